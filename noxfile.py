@@ -1,0 +1,103 @@
+"""What can be done with the repository: `nox --list` tells, `nox -s NAME` does it.
+
+Every environment takes torch first, at the version of constraints.txt, so that nothing else can pull another one in.
+Where torch comes from is pip's matter: PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL and their like pass through.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import nox
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # nox brings it
+
+nox.needs_version = ">=2024.4.15"
+nox.options.sessions = ["tests", "lint", "types"]
+nox.options.reuse_venv = "yes"
+
+ROOT = Path(__file__).parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+SPARSE = PROJECT["optional-dependencies"]["sparse"]
+PINS = ("-c", str(ROOT / "constraints.txt"))
+
+
+def install(session: nox.Session, *packages: str) -> None:
+    """Install torch, then the packages, all at the tested versions."""
+    session.install(*PINS, "torch")
+    session.install(*PINS, *packages)
+
+
+@nox.session
+def train(session: nox.Session) -> None:
+    """Install what a user needs and run the main job; arguments after `--` go to it."""
+    install(session, "-e", ".")
+    session.run("python", "-m", "gat_pyg.run", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the whole suite; with torch_scatter and torch_sparse where a ready wheel can be had, without compiling."""
+    install(session, "-e", ".[dev]")
+    for package in SPARSE:
+        # 1 is pip's "no such wheel": then the plain torch paths are what is tested, and the summary says so
+        session.install("--only-binary", ":all:", *PINS, package, success_codes=[0, 1], silent=True)
+    session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session
+def tests_sparse(session: nox.Session) -> None:
+    """Run the whole suite with torch_scatter and torch_sparse, built from source where no ready wheel can be had."""
+    install(session, "-e", ".[dev]", "ninja", "setuptools", "wheel")
+    session.install("--no-build-isolation", *PINS, *SPARSE)
+    session.run("python", "-c", "import torch_scatter, torch_sparse")
+    session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style, format and the floors."""
+    session.install(*PINS, "ruff", "import-linter")
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check", "--diff")
+    session.run("lint-imports", env={"PYTHONPATH": "src"})
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check the types of src, strictly."""
+    install(session, "-e", ".", "mypy")
+    session.run("mypy", *session.posargs)
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """Build the wheel and the sdist, install each in a clean environment and run the command from another directory."""
+    with tempfile.TemporaryDirectory() as folder:
+        dist = Path(folder, "dist")
+        session.install(*PINS, "build")
+        session.run("python", "-m", "build", "--outdir", str(dist))
+        for built in (next(dist.glob("*.whl")), next(dist.glob("*.tar.gz"))):
+            elsewhere = Path(folder, built.suffix.lstrip("."))
+            elsewhere.mkdir()
+            session.run("python", "-m", "venv", str(elsewhere / "venv"))
+            scripts = elsewhere / "venv" / ("Scripts" if sys.platform == "win32" else "bin")
+            for package in ("torch", str(built)):
+                session.run(str(scripts / "python"), "-m", "pip", "install", "-q", *PINS, package, external=True)
+            with session.chdir(elsewhere):
+                session.run(str(scripts / "gat-pyg"), *session.posargs, external=True)
+
+
+@nox.session
+def minimums(session: nox.Session) -> None:
+    """Run the whole suite with the lowest versions that pyproject.toml allows."""
+    lowest = [re.sub(r">=([^,;]+).*", r"==\1", requirement) for requirement in PROJECT["dependencies"]]
+    session.install(*lowest)
+    session.install("-e", ".[dev]", *lowest)
+    session.run("python", "-m", "pytest", *session.posargs)
