@@ -66,7 +66,7 @@ def lint(session: nox.Session) -> None:
     session.install(*PINS, "ruff", "import-linter")
     session.run("ruff", "check")
     session.run("ruff", "format", "--check", "--diff")
-    session.run("lint-imports", env={"PYTHONPATH": "src"})
+    session.run("lint-imports", "--no-logo", env={"PYTHONPATH": "src"})
 
 
 @nox.session
