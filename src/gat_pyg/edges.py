@@ -1,0 +1,272 @@
+"""The neighbourhoods of a graph: its edges grouped by dst, checked once and remembered for every layer and epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+from torch_geometric import EdgeIndex
+from torch_geometric.index import index2ptr, ptr2index
+from torch_geometric.typing import SparseTensor, torch_sparse
+from torch_geometric.utils import add_self_loops as append_self_loops
+from torch_geometric.utils import is_torch_sparse_tensor, remove_self_loops, to_edge_index
+
+Flow: TypeAlias = Literal["source_to_target", "target_to_source"]
+
+_INT32_MAX = torch.iinfo(torch.int32).max
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """The edges of a graph in CSR form by dst: row i holds the neighbourhood that dst i attends over.
+
+    Ids are int32 where N and E allow, else int64, on the device of the graph. Edges of one neighbourhood keep the
+    caller's order, so the structure is the same every time.
+
+    Attributes:
+        index: `[2, E]`, src and dst of every edge in the caller's order.
+        rowptr: `[N_dst + 1]`, int64; the neighbourhood of dst i is at `rowptr[i]:rowptr[i + 1]`.
+        src: `[E]`, grouped by dst.
+        dst: `[E]`, ascending.
+        perm: `[E]`, the place in the caller's order of each grouped edge; None where the two orders are one.
+        num_src: N_src.
+        num_dst: N_dst.
+
+    Example:
+        >>> edges = Edges.from_index(torch.tensor([[0, 1, 2], [1, 0, 1]]), num_src=3, num_dst=3)
+        >>> edges.rowptr.tolist(), edges.src.tolist(), edges.perm.tolist()
+        ([0, 1, 3, 3], [1, 0, 2], [1, 0, 2])
+    """
+
+    index: Tensor
+    rowptr: Tensor
+    src: Tensor
+    dst: Tensor
+    perm: Tensor | None
+    num_src: int
+    num_dst: int
+
+    @classmethod
+    def from_index(cls, index: Tensor, num_src: int, num_dst: int) -> Edges:
+        """Group an edge list `[2, E]` of (src, dst) by dst.
+
+        Costs a stable radix sort, O(E), and one device sync for the checks.
+
+        Raises:
+            ValueError: if the ids are not integers or the shape is not `(2, E)`.
+            IndexError: if an id is outside `[0, N)`.
+        """
+        check_edge_index(index)
+        _check_ids(index[0], num_src, "src")
+        _check_ids(index[1], num_dst, "dst")
+        index = index.detach().to(_id_dtype(num_src, num_dst, index.size(1)))
+        dst, perm = torch.sort(index[1], stable=True)
+        perm = perm.to(index.dtype)
+        return cls(index, index2ptr(dst.long(), num_dst), index[0].index_select(0, perm), dst, perm, num_src, num_dst)
+
+    @classmethod
+    def from_csr(cls, rowptr: Tensor, src: Tensor, num_src: int) -> Edges:
+        """Take edges that are grouped by dst already, as sparse matrices hold them: nothing is sorted.
+
+        Raises:
+            IndexError: if a src is outside `[0, num_src)`.
+        """
+        num_dst = rowptr.numel() - 1
+        _check_ids(src, num_src, "src")
+        src = src.detach().to(_id_dtype(num_src, num_dst, src.numel()))
+        dst = ptr2index(rowptr, output_size=src.numel()).to(src.dtype)
+        return cls(torch.stack([src, dst]), rowptr.detach().long(), src, dst, None, num_src, num_dst)
+
+    @property
+    def num_edges(self) -> int:
+        """E, with the self-loops that were added."""
+        return self.src.numel()
+
+    @cached_property
+    def transpose(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The CSC form, by src: `(colptr [N_src + 1], dst [E], place of each edge in the order grouped by dst [E])`.
+
+        Built when first asked for. An undirected graph shares colptr and dst with rowptr and src.
+        """
+        src, place = torch.sort(self.src, stable=True)
+        colptr, dst = index2ptr(src.long(), self.num_src), self.dst.index_select(0, place)
+        if torch.equal(colptr, self.rowptr) and torch.equal(dst, self.src):
+            colptr, dst = self.rowptr, self.src
+        return colptr, dst, place.to(src.dtype)
+
+    def group(self, per_edge: Tensor) -> Tensor:
+        """`[E, ...]` from the caller's order to the order grouped by dst."""
+        return per_edge if self.perm is None else per_edge.index_select(0, self.perm)
+
+    def ungroup(self, per_edge: Tensor) -> Tensor:
+        """`[E, ...]` from the order grouped by dst to the caller's order."""
+        return per_edge if self.perm is None else per_edge.index_select(0, self._inverse)
+
+    @cached_property
+    def _inverse(self) -> Tensor:
+        assert self.perm is not None
+        return torch.argsort(self.perm)
+
+
+def _id_dtype(num_src: int, num_dst: int, num_edges: int) -> torch.dtype:
+    return torch.int32 if max(num_src, num_dst, num_edges) <= _INT32_MAX else torch.int64
+
+
+def check_edge_index(edge_index: Tensor) -> None:
+    """Check what can be seen of an edge list without reading an id, so without a device sync.
+
+    Raises:
+        ValueError: if the ids are not integers or the shape is not `(2, E)`.
+    """
+    if edge_index.is_floating_point() or edge_index.is_complex() or edge_index.dtype == torch.bool:
+        raise ValueError(f"edge_index has dtype {edge_index.dtype}, expected integers. Did you mean edge_index.long()?")
+    if edge_index.dim() != 2 or edge_index.size(0) != 2:
+        hint = " Did you mean edge_index.t()?" if edge_index.dim() == 2 and edge_index.size(1) == 2 else ""
+        raise ValueError(f"edge_index has shape {tuple(edge_index.shape)}, expected (2, E).{hint}")
+
+
+def _check_ids(ids: Tensor, num_nodes: int, side: str) -> None:
+    if ids.numel() == 0:
+        return
+    low, high = torch.stack(torch.aminmax(ids)).tolist()
+    if low < 0:
+        raise IndexError(f"edge_index holds the {side} id {low}, expected ids of at least 0. Was it padded with -1?")
+    if high >= num_nodes:
+        raise IndexError(
+            f"edge_index holds the {side} id {high}, but there are {num_nodes} {side} nodes (0 to {num_nodes - 1}). "
+            f"Give x one row for every node, or pass size=(num_src, num_dst)."
+        )
+
+
+# The structures already built: graph -> (state of its ids, {how it was asked for -> (adjacency with loops, Edges)}).
+# Nothing in a value may hold the key, or it would never be freed.
+_REMEMBERED = WeakTensorKeyDictionary()
+
+
+def neighbourhoods(
+    adjacency: Tensor | SparseTensor,
+    num_src: int,
+    num_dst: int,
+    *,
+    add_self_loops: bool = False,
+    flow: Flow = "source_to_target",
+) -> tuple[Tensor | SparseTensor, Edges]:
+    """The neighbourhoods of a graph, and the adjacency they are in the order of (with loops, where they were asked for).
+
+    With `add_self_loops`, the graph's own loops give way to one for each of the first min(N_src, N_dst) nodes, as in
+    PyG: the neighbourhood of i includes i. The result is remembered for as long as the graph lives, by the identity
+    and version of its index tensors, so every layer and epoch share one; an in-place change makes it anew. (A write that
+    torch cannot see, through NumPy's view of the memory or `.data`, needs a new tensor.)
+
+    Args:
+        adjacency: an edge list `[2, E]`, `EdgeIndex`, or the transposed adjacency matrix `[N_dst, N_src]` as
+            `SparseTensor` or torch.sparse COO, CSR or CSC.
+        num_src: N_src.
+        num_dst: N_dst.
+        add_self_loops: whether each node attends to itself.
+        flow: which row of an edge list is src: "source_to_target" the first, "target_to_source" the second.
+
+    Raises:
+        ValueError: if the ids are not integers, the shape is not `(2, E)`, a matrix is not `[N_dst, N_src]`, or
+            a matrix is asked to flow from target to source.
+        IndexError: if an id is outside `[0, N)`.
+    """
+    owner, ids = _index_tensors(adjacency)
+    if owner.is_inference():  # has no version to watch
+        return _build(adjacency, num_src, num_dst, add_self_loops, flow)
+    state = [(part._version, part.data_ptr(), part.shape) for part in ids]
+    known_state, built = _REMEMBERED.get(owner, (None, {}))
+    if known_state != state:
+        built = {}
+        _REMEMBERED[owner] = (state, built)
+    asked = (type(adjacency), num_src, num_dst, add_self_loops, flow)
+    if asked not in built:
+        looped, edges = _build(adjacency, num_src, num_dst, add_self_loops, flow)
+        built[asked] = (looped if add_self_loops else None, edges)
+    looped, edges = built[asked]
+    return adjacency if looped is None else looped, edges
+
+
+def _index_tensors(adjacency: Tensor | SparseTensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The tensor whose life is the graph's, and those that hold its ids."""
+    if isinstance(adjacency, SparseTensor):
+        col = adjacency.storage.col()
+        return col, (col, adjacency.storage.rowptr())
+    if isinstance(adjacency, EdgeIndex):
+        adjacency = adjacency.as_tensor()
+    if adjacency.layout == torch.sparse_coo:
+        return adjacency, (adjacency._indices(),)
+    if adjacency.layout == torch.sparse_csr:
+        return adjacency, (adjacency.crow_indices(), adjacency.col_indices())
+    if adjacency.layout == torch.sparse_csc:
+        return adjacency, (adjacency.ccol_indices(), adjacency.row_indices())
+    return adjacency, (adjacency,)
+
+
+def _build(adjacency: Any, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow) -> tuple[Any, Edges]:
+    # Lightning validates in inference mode; what is built there must serve training too.
+    with torch.inference_mode(False), torch.no_grad():
+        if isinstance(adjacency, SparseTensor):
+            return _from_sparse_tensor(adjacency, num_src, num_dst, add_self_loops, flow)
+        if is_torch_sparse_tensor(adjacency):
+            return _from_torch_sparse(adjacency, num_src, num_dst, add_self_loops, flow)
+        return _from_edge_list(adjacency, num_src, num_dst, add_self_loops, flow)
+
+
+def _from_edge_list(
+    adjacency: Tensor, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow
+) -> tuple[Tensor, Edges]:
+    def build(edge_list: Tensor) -> Edges:
+        edge_list = edge_list.as_tensor() if isinstance(edge_list, EdgeIndex) else edge_list
+        return Edges.from_index(edge_list if flow == "source_to_target" else edge_list.flip(0), num_src, num_dst)
+
+    if not add_self_loops:
+        return adjacency, build(adjacency)
+    check_edge_index(adjacency)
+    adjacency, _ = remove_self_loops(adjacency)
+    adjacency, _ = append_self_loops(adjacency, num_nodes=min(num_src, num_dst))
+    return adjacency, build(adjacency)
+
+
+def _from_sparse_tensor(
+    adjacency: SparseTensor, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow
+) -> tuple[SparseTensor, Edges]:
+    _check_matrix(tuple(adjacency.sparse_sizes()), num_src, num_dst, flow)
+    if add_self_loops:
+        adjacency = torch_sparse.set_diag(adjacency)
+    rowptr, col, _ = adjacency.csr()
+    return adjacency, Edges.from_csr(rowptr, col, num_src)
+
+
+def _from_torch_sparse(
+    adjacency: Tensor, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow
+) -> tuple[Tensor, Edges]:
+    _check_matrix(tuple(adjacency.shape[:2]), num_src, num_dst, flow)
+    if adjacency.layout == torch.sparse_csc:  # the CSR of the transpose: same edges, same order, loops stay loops
+        adjacency, edges = _with_loops(adjacency.t(), add_self_loops), None
+        (src, dst), _ = to_edge_index(adjacency)
+        return adjacency.t(), Edges.from_index(torch.stack([src, dst]), num_src, num_dst)
+    adjacency = _with_loops(adjacency.coalesce() if adjacency.layout == torch.sparse_coo else adjacency, add_self_loops)
+    (dst, src), _ = to_edge_index(adjacency)
+    return adjacency, Edges.from_csr(index2ptr(dst, num_dst), src, num_src)
+
+
+def _with_loops(adjacency: Tensor, add_self_loops: bool) -> Tensor:
+    if not add_self_loops:
+        return adjacency
+    adjacency, _ = remove_self_loops(adjacency)
+    adjacency, _ = append_self_loops(adjacency)
+    return adjacency
+
+
+def _check_matrix(shape: tuple[int, ...], num_src: int, num_dst: int, flow: Flow) -> None:
+    if flow == "target_to_source":
+        raise ValueError("a sparse adjacency holds dst by src, flow='target_to_source' is for edge lists. Pass adj.t().")
+    if shape != (num_dst, num_src):
+        raise ValueError(
+            f"the adjacency has shape {shape}, expected (N_dst, N_src) = {(num_dst, num_src)}. Did you mean adj.t()?"
+        )
