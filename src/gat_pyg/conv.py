@@ -1,0 +1,769 @@
+"""The layers: PyG's arguments, call, parameter names and results around the operation of `gat_pyg.attention`."""
+
+# PyG compiles this module's source into templates and TorchScript. So: no `__all__`, no postponed annotations, typing's
+# Optional, Tuple and Union instead of `X | None`, and the `# propagate_type` and `# edge_updater_type` comments.
+
+import math
+import typing
+from typing import Any, Optional, Tuple, Union
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch_geometric import EdgeIndex, is_compiling
+from torch_geometric.nn.conv import MessagePassing
+from torch_geometric.nn.dense.linear import Linear
+from torch_geometric.nn.inits import glorot, zeros
+from torch_geometric.typing import Adj, NoneType, OptPairTensor, OptTensor, PairTensor, Size, SparseTensor, torch_sparse
+from torch_geometric.utils import add_self_loops, is_sparse, is_torch_sparse_tensor, remove_self_loops, softmax
+from torch_geometric.utils.sparse import set_sparse_value
+
+from gat_pyg.attention import BACKENDS, attend
+from gat_pyg.edges import Edges, neighbourhoods
+
+if typing.TYPE_CHECKING:
+    from typing import overload
+else:
+    from torch.jit import _overload_method as overload
+
+
+class DotProduct(nn.Module):
+    r"""Scaled dot-product scores (Vaswani et al., NeurIPS 2017), a mechanism for `GATConv` without parameters.
+
+    .. math::
+        e_{ij} = \langle \mathbf{W} h_i, \mathbf{W} h_j \rangle / \sqrt{C}
+
+    Example:
+        >>> DotProduct()(torch.ones(5, 2, 4), torch.ones(5, 2, 4)).shape
+        torch.Size([5, 2])
+    """
+
+    def forward(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor = None) -> Tensor:
+        """`[E, H, C]` of each edge's dst and src to scores `[E, H]`; edge features play no part."""
+        return (x_dst * x_src).sum(dim=-1) / math.sqrt(x_src.size(-1))
+
+
+class DynamicAttention(nn.Module):
+    r"""GATv2's scores (Brody et al., ICLR 2022), a mechanism for `GATConv`; it has one W where `GATv2Conv` has two.
+
+    .. math::
+        e_{ij} = \vec{\mathbf{a}}^T \mathrm{LeakyReLU}(\mathbf{W} h_i + \mathbf{W} h_j + \mathbf{W}_e u_{ij})
+
+    Args:
+        heads: H.
+        out_channels: C.
+        edge_dim: the number of edge features, if any.
+        negative_slope: of the LeakyReLU.
+
+    Example:
+        >>> DynamicAttention(heads=2, out_channels=4)(torch.ones(5, 2, 4), torch.ones(5, 2, 4)).shape
+        torch.Size([5, 2])
+    """
+
+    def __init__(
+        self, heads: int, out_channels: int, edge_dim: Optional[int] = None, negative_slope: float = 0.2
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.out_channels = out_channels
+        self.negative_slope = negative_slope
+        self.att = Parameter(torch.empty(1, heads, out_channels))
+        self.lin_edge = None if edge_dim is None else _glorot_linear(edge_dim, heads * out_channels)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew, Glorot uniform."""
+        glorot(self.att)
+        if self.lin_edge is not None:
+            self.lin_edge.reset_parameters()
+
+    def forward(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor = None) -> Tensor:
+        """`[E, H, C]` of each edge's dst and src, and its features `[E, D]`, to scores `[E, H]`."""
+        x_edge: OptTensor = None
+        if edge_attr is not None and self.lin_edge is not None:
+            x_edge = self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels)
+        return _dynamic_score(x_dst, x_src, x_edge, self.att, self.negative_slope)
+
+
+def _glorot_linear(in_channels: int, out_channels: int, bias: bool = False) -> Linear:
+    return Linear(in_channels, out_channels, bias=bias, weight_initializer="glorot")
+
+
+def _dynamic_score(x_dst: Tensor, x_src: Tensor, x_edge: OptTensor, att: Tensor, negative_slope: float) -> Tensor:
+    x = x_dst + x_src if x_edge is None else x_dst + x_src + x_edge
+    return (F.leaky_relu(x, negative_slope) * att).sum(dim=-1)
+
+
+class _AttentionConv(MessagePassing):
+    """What the layers share: their options, the choice of the way a call takes, self-loops, and the end of a forward."""
+
+    def _set_options(
+        self,
+        in_channels: Union[int, Tuple[int, int]],
+        out_channels: int,
+        heads: int,
+        concat: bool,
+        negative_slope: float,
+        dropout: float,
+        add_self_loops: bool,
+        edge_dim: Optional[int],
+        fill_value: Union[float, Tensor, str],
+        residual: bool,
+        backend: str,
+    ) -> None:
+        for name, value in (("out_channels", out_channels), ("heads", heads)):
+            if value < 1:
+                raise ValueError(f"{name} is {value}, expected at least 1.")
+        if not 0.0 <= dropout <= 1.0:
+            raise ValueError(f"dropout is {dropout}, expected a probability in [0, 1].")
+        if backend not in BACKENDS:
+            raise ValueError(f"backend is {backend!r}, expected one of {', '.join(map(repr, BACKENDS))}.")
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.heads = heads
+        self.concat = concat
+        self.negative_slope = negative_slope
+        self.dropout = dropout
+        self.add_self_loops = add_self_loops
+        self.edge_dim = edge_dim
+        self.fill_value = fill_value
+        self.residual = residual
+        self.backend = backend
+
+    def _needs_messages(self, x: Any, edge_index: Any, edge_attr: OptTensor) -> bool:
+        """Whether a compiler, an explainer, a hook, a subclass or another aggregation needs each message by itself."""
+        return (
+            is_compiling()
+            or torch.jit.is_tracing()
+            or self.explain is True
+            or self.decomposed_layers > 1
+            or self.aggr not in ("add", "sum")
+            or (self.flow == "target_to_source" and not isinstance(x, Tensor))
+            or any(getattr(self, hooks) for hooks in _HOOKS)
+            or any(getattr(self, step).__module__ != module for step, module in _STEPS.items())
+            or (is_sparse(edge_index) and (self.edge_dim is not None or edge_attr is not None))
+        )
+
+    def _attend(
+        self,
+        x: OptPairTensor,
+        score: OptPairTensor,
+        edge_index: Any,
+        edge_attr: OptTensor,
+        size: Size,
+        negative_slope: float,
+    ) -> Tuple[Tensor, Any, Tensor]:
+        """The whole operation: output `[N_dst, H, C]`, the adjacency with loops, and alpha `[E, H]` in its order."""
+        num_src, num_dst = _graph_size(x, edge_index, size)
+        adjacency, edges = neighbourhoods(
+            edge_index, num_src, num_dst, add_self_loops=self.add_self_loops, flow=self.flow
+        )
+        if edge_attr is not None:
+            edge_attr = self._features_with_loops(edge_index, edge_attr, edges)
+        out, alpha = attend(
+            x[0],
+            score[0],
+            score[1],
+            edges,
+            score_edge=self._edge_score(x, edges, edge_attr),
+            negative_slope=negative_slope,
+            dropout=self.dropout if self.training else 0.0,
+            backend=self.backend,
+        )
+        return out, adjacency, alpha
+
+    def _edge_score(self, x: OptPairTensor, edges: Edges, edge_attr: OptTensor) -> OptTensor:
+        raise NotImplementedError
+
+    def _features_with_loops(self, edge_index: Tensor, edge_attr: Tensor, edges: Edges) -> Tensor:
+        """The features `[E, D]` of the edges attended over: those of the graph's own loops out, of the added ones in."""
+        if edge_attr.size(0) != edge_index.size(1):
+            raise ValueError(f"edge_attr has {edge_attr.size(0)} rows, expected one per edge, E = {edge_index.size(1)}.")
+        if self.add_self_loops:
+            edge_index = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+            num_loops = min(edges.num_src, edges.num_dst)
+            if edges.num_edges < edge_index.size(1) + num_loops:
+                edge_index, edge_attr = remove_self_loops(edge_index, edge_attr)
+            _, edge_attr = add_self_loops(edge_index, edge_attr, fill_value=self.fill_value, num_nodes=num_loops)
+        return edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
+
+    def _replace_loops(self, edge_index: Tensor, edge_attr: OptTensor, num_nodes: int) -> Tuple[Tensor, OptTensor]:
+        """Self-loops for PyG's message passing on a tensor, dense or sparse."""
+        if not torch.jit.is_scripting():
+            if edge_attr is not None and is_torch_sparse_tensor(edge_index):
+                raise NotImplementedError(
+                    "edge_attr with add_self_loops needs an edge list, and edge_index is a sparse matrix. "
+                    "Pass edge_index of shape (2, E), or add_self_loops=False."
+                )
+            if edge_index.layout == torch.sparse_csc:  # PyG has no loops for it
+                edge_index = edge_index.to_sparse_csr()
+        edge_index, edge_attr = remove_self_loops(edge_index, edge_attr)
+        return add_self_loops(edge_index, edge_attr, fill_value=self.fill_value, num_nodes=num_nodes)
+
+    def _set_diag(self, adjacency: SparseTensor) -> SparseTensor:
+        """Self-loops for PyG's message passing on a `SparseTensor`."""
+        if self.edge_dim is not None:
+            raise NotImplementedError(
+                "edge_dim with add_self_loops needs an edge list, and edge_index is a SparseTensor. "
+                "Pass edge_index of shape (2, E), or add_self_loops=False."
+            )
+        return torch_sparse.set_diag(adjacency)
+
+    def _finish(self, out: Tensor, res: OptTensor) -> Tensor:
+        """Equation (5) or (6), then the skip connection and the bias."""
+        out = out.flatten(1) if self.concat else out.mean(dim=1)
+        if res is not None:
+            out = out + res
+        if self.bias is not None:
+            out = out + self.bias
+        return out
+
+    def message(self, x_j: Tensor, alpha: Tensor) -> Tensor:
+        """A term of equation (4): `[E, H, C]` of each edge's src, weighted by `[E, H]`."""
+        return alpha.unsqueeze(-1) * x_j
+
+    def __repr__(self) -> str:
+        return f"{self.__class__.__name__}({self.in_channels}, {self.out_channels}, heads={self.heads})"
+
+
+_STEPS = {
+    "edge_update": __name__,
+    "message": __name__,
+    "aggregate": MessagePassing.__module__,
+    "update": MessagePassing.__module__,
+}
+_HOOKS = tuple(
+    f"_{step}_forward_{when}" for step in ("propagate", "edge_update", "message", "aggregate") for when in ("pre_hooks", "hooks")
+)
+
+
+def _graph_size(x: OptPairTensor, edge_index: Any, size: Size) -> Tuple[int, int]:
+    """N_src and N_dst, from the rows of x and, where there is none for dst, from the size that the graph declares."""
+    num_src = x[0].size(0)
+    if is_sparse(edge_index):
+        size = (edge_index.size(1), edge_index.size(0))
+    elif isinstance(edge_index, EdgeIndex):
+        size = edge_index.sparse_size()
+    declared = (None, None) if size is None else tuple(size)
+    num_dst = x[1].size(0) if x[1] is not None else declared[1] or num_src
+    if declared[0] not in (None, num_src) or declared[1] not in (None, num_dst):
+        raise ValueError(f"x has {num_src} src and {num_dst} dst rows, but the graph's size is {declared}.")
+    return num_src, num_dst
+
+
+def _check_features(x: Any, in_channels: Union[int, Tuple[int, int]]) -> None:
+    both = x if isinstance(x, (tuple, list)) else (x, x)
+    widths = in_channels if isinstance(in_channels, (tuple, list)) else (in_channels, in_channels)
+    for side, part, width in zip(("src", "dst"), both, widths):
+        if part is None:
+            continue
+        if part.dim() != 2:
+            raise ValueError(f"x ({side}) has shape {tuple(part.shape)}, expected (N, F): static graphs are not supported.")
+        if width not in (-1, part.size(1)):
+            raise ValueError(f"x ({side}) has {part.size(1)} features, expected in_channels = {width}.")
+
+
+class GATConv(_AttentionConv):
+    r"""The graph attentional layer of Veličković et al. (ICLR 2018), a drop-in for `torch_geometric.nn.GATConv`.
+
+    .. math::
+        h'_i = \Big\Vert_{k=1}^{H} \sum_{j \in \mathcal{N}_i} \alpha_{ij}^k \mathbf{W}^k h_j, \qquad
+        \alpha_{ij} = \mathrm{softmax}_j\big(\mathrm{LeakyReLU}(\vec{\mathbf{a}}^T
+        [\mathbf{W} h_i \Vert \mathbf{W} h_j])\big)
+
+    equations (3) to (5); with `concat=False` the heads are averaged, equation (6). Arguments, call, state dict, initial
+    weights for a seed, edge order and returned attention are those of PyG's layer.
+
+    Args:
+        in_channels: F, or (F_src, F_dst) for a bipartite graph with two weight matrices; -1 to take it from the first x.
+        out_channels: C.
+        heads: H, the paper's K.
+        concat: whether to concatenate the heads or to average them.
+        negative_slope: of the LeakyReLU.
+        dropout: the probability that an attention coefficient is dropped in training.
+        add_self_loops: whether every node attends to itself. Loops that the graph has give way to the added ones.
+        edge_dim: the number of edge features; their score is added inside the LeakyReLU.
+        fill_value: the edge features of added loops: a number, a tensor, or how to reduce those of the edges that point
+            to the node ("mean", "add", "min", "max", "mul").
+        bias: whether to add a learnable bias.
+        residual: whether to add a learnable linear skip connection.
+        mechanism: how an edge is scored: "additive", the paper's; "constant", 1 / |N_i| without parameters (Const-GAT);
+            or a module that maps `(x_dst [E, H, C], x_src [E, H, C], edge_attr)` to scores `[E, H]`, such as
+            `DotProduct` and `DynamicAttention`.
+        backend: of `gat_pyg.attention.attend`.
+        **kwargs: of `torch_geometric.nn.conv.MessagePassing`.
+
+    Raises:
+        ValueError: if an argument is out of range.
+
+    Cost: O(N F H C + E H C) time; for the backward, two `[E, H, C]` of memory. Neighbourhoods are built once per
+    graph and shared by all layers and epochs. Under torch.compile, torch.export and TorchScript, with an explainer, a
+    message passing hook or an overridden step, the layer runs PyG's message passing instead, with the same results.
+
+    Example:
+        >>> conv = GATConv(16, 8, heads=2)
+        >>> x, edge_index = torch.randn(3, 16), torch.tensor([[0, 1], [1, 2]])
+        >>> conv(x, edge_index).shape
+        torch.Size([3, 16])
+        >>> out, (edge_index, alpha) = conv(x, edge_index, return_attention_weights=True)
+        >>> edge_index.tolist(), alpha.shape
+        ([[0, 1, 0, 1, 2], [1, 2, 0, 1, 2]], torch.Size([5, 2]))
+    """
+
+    def __init__(
+        self,
+        in_channels: Union[int, Tuple[int, int]],
+        out_channels: int,
+        heads: int = 1,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        add_self_loops: bool = True,
+        edge_dim: Optional[int] = None,
+        fill_value: Union[float, Tensor, str] = "mean",
+        bias: bool = True,
+        residual: bool = False,
+        *,
+        mechanism: Union[str, nn.Module] = "additive",
+        backend: str = "auto",
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("aggr", "add")
+        super().__init__(node_dim=0, **kwargs)
+        self._set_options(
+            in_channels,
+            out_channels,
+            heads,
+            concat,
+            negative_slope,
+            dropout,
+            add_self_loops,
+            edge_dim,
+            fill_value,
+            residual,
+            backend,
+        )
+        if isinstance(mechanism, str) and mechanism not in ("additive", "constant"):
+            raise ValueError(f"mechanism is {mechanism!r}, expected 'additive', 'constant' or a module.")
+        if mechanism == "constant" and edge_dim is not None:
+            raise ValueError(f"edge_dim is {edge_dim}, but constant attention has no score for edge features to act on.")
+        self.mechanism = mechanism if isinstance(mechanism, nn.Module) else None
+
+        self.lin = self.lin_src = self.lin_dst = None
+        if isinstance(in_channels, int):
+            self.lin = _glorot_linear(in_channels, heads * out_channels)
+        else:
+            self.lin_src = _glorot_linear(in_channels[0], heads * out_channels)
+            self.lin_dst = _glorot_linear(in_channels[1], heads * out_channels)
+
+        additive = mechanism == "additive"
+        self.register_parameter("att_src", Parameter(torch.empty(1, heads, out_channels)) if additive else None)
+        self.register_parameter("att_dst", Parameter(torch.empty(1, heads, out_channels)) if additive else None)
+        additive = additive and edge_dim is not None
+        self.lin_edge = _glorot_linear(edge_dim, heads * out_channels) if additive and edge_dim is not None else None
+        self.register_parameter("att_edge", Parameter(torch.empty(1, heads, out_channels)) if additive else None)
+
+        total_channels = out_channels * (heads if concat else 1)
+        dst_channels = in_channels if isinstance(in_channels, int) else in_channels[1]
+        self.res = _glorot_linear(dst_channels, total_channels) if residual else None
+        self.register_parameter("bias", Parameter(torch.empty(total_channels)) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew: Glorot uniform, biases zero."""
+        super().reset_parameters()
+        for lin in (self.lin, self.lin_src, self.lin_dst, self.lin_edge, self.res):
+            if lin is not None:
+                lin.reset_parameters()
+        glorot(self.att_src)
+        glorot(self.att_dst)
+        glorot(self.att_edge)
+        zeros(self.bias)
+        if hasattr(self.mechanism, "reset_parameters"):
+            self.mechanism.reset_parameters()
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        # PyG up to 2.4 stored the one W of a layer for one node type twice, as lin_src and lin_dst.
+        old = [f"{prefix}{name}.weight" for name in ("lin_src", "lin_dst")]
+        if self.lin is not None and old[0] in state_dict and f"{prefix}lin.weight" not in state_dict:
+            weight = state_dict.pop(old[0])
+            if not torch.equal(weight, state_dict.pop(old[1], weight)):
+                raise ValueError(
+                    f"{old[0]} and {old[1]} differ, so the checkpoint is of a layer with two weight matrices, and "
+                    f"in_channels={self.in_channels} has one. Use in_channels=({self.in_channels}, {self.in_channels})."
+                )
+            state_dict[f"{prefix}lin.weight"] = weight
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    @overload
+    def forward(
+        self,
+        x: Union[Tensor, OptPairTensor],
+        edge_index: Adj,
+        edge_attr: OptTensor = None,
+        size: Size = None,
+        return_attention_weights: NoneType = None,
+    ) -> Tensor:
+        pass
+
+    @overload
+    def forward(  # noqa: F811
+        self,
+        x: Union[Tensor, OptPairTensor],
+        edge_index: Tensor,
+        edge_attr: OptTensor = None,
+        size: Size = None,
+        return_attention_weights: bool = None,
+    ) -> Tuple[Tensor, Tuple[Tensor, Tensor]]:
+        pass
+
+    @overload
+    def forward(  # noqa: F811
+        self,
+        x: Union[Tensor, OptPairTensor],
+        edge_index: SparseTensor,
+        edge_attr: OptTensor = None,
+        size: Size = None,
+        return_attention_weights: bool = None,
+    ) -> Tuple[Tensor, SparseTensor]:
+        pass
+
+    def forward(  # noqa: F811
+        self,
+        x: Union[Tensor, OptPairTensor],
+        edge_index: Adj,
+        edge_attr: OptTensor = None,
+        size: Size = None,
+        return_attention_weights: Optional[bool] = None,
+    ) -> Union[Tensor, Tuple[Tensor, Tuple[Tensor, Tensor]], Tuple[Tensor, SparseTensor]]:
+        """Attend over every neighbourhood.
+
+        Args:
+            x: `[N, F]`, or `(x_src [N_src, F_src], x_dst [N_dst, F_dst] or None)` for a bipartite graph.
+            edge_index: `[2, E]`, `EdgeIndex`, or the transposed adjacency `[N_dst, N_src]` as `SparseTensor` or
+                torch.sparse COO, CSR or CSC.
+            edge_attr: `[E, D]` or `[E]`.
+            size: (N_src, N_dst), where x does not tell.
+            return_attention_weights: whether to return alpha too, as `(out, (edge_index, alpha [E, H]))`, and after
+                dropout in training. A `SparseTensor` comes back with alpha as its values.
+
+        Returns:
+            `[N_dst, H C]`, or `[N_dst, C]` with `concat=False`.
+
+        Raises:
+            ValueError: if a shape or dtype does not fit.
+            IndexError: if an id in `edge_index` has no row in x.
+            NotImplementedError: for edge features and self-loops on a sparse adjacency.
+        """
+        H, C = self.heads, self.out_channels
+        if not torch.jit.is_scripting():
+            _check_features(x, self.in_channels)
+
+        res: OptTensor = None
+        if isinstance(x, Tensor):
+            if self.res is not None:
+                res = self.res(x)
+            if self.lin is not None:
+                x_src = x_dst = self.lin(x).view(-1, H, C)
+            else:
+                assert self.lin_src is not None and self.lin_dst is not None
+                x_src = self.lin_src(x).view(-1, H, C)
+                x_dst = self.lin_dst(x).view(-1, H, C)
+        else:
+            x_src, x_dst = x
+            if x_dst is not None and self.res is not None:
+                res = self.res(x_dst)
+            if self.lin is not None:
+                x_src = self.lin(x_src).view(-1, H, C)
+                if x_dst is not None:
+                    x_dst = self.lin(x_dst).view(-1, H, C)
+            else:
+                assert self.lin_src is not None and self.lin_dst is not None
+                x_src = self.lin_src(x_src).view(-1, H, C)
+                if x_dst is not None:
+                    x_dst = self.lin_dst(x_dst).view(-1, H, C)
+
+        # a^T [W h_i || W h_j] = a_dst . W h_i + a_src . W h_j; constant attention scores 0.
+        if self.att_src is not None and self.att_dst is not None:
+            alpha_src = (x_src * self.att_src).sum(dim=-1)
+            alpha_dst = None if x_dst is None else (x_dst * self.att_dst).sum(dim=-1)
+        else:
+            alpha_src = x_src.new_zeros(x_src.size(0), H)
+            alpha_dst = None
+
+        if not torch.jit.is_scripting():
+            if not self._needs_messages(x, edge_index, edge_attr):
+                score = (alpha_src, alpha_dst)
+                slope = self.negative_slope if self.mechanism is None else 1.0
+                out, adjacency, alpha = self._attend((x_src, x_dst), score, edge_index, edge_attr, size, slope)
+                out = self._finish(out, res)
+                return (out, _attention(adjacency, alpha)) if return_attention_weights else out
+
+        if self.add_self_loops:
+            num_nodes = x_src.size(0) if x_dst is None else min(x_src.size(0), x_dst.size(0))
+            num_nodes = min(size) if size is not None else num_nodes
+            if isinstance(edge_index, Tensor):
+                edge_index, edge_attr = self._replace_loops(edge_index, edge_attr, num_nodes)
+            elif isinstance(edge_index, SparseTensor):
+                edge_index = self._set_diag(edge_index)
+
+        score: OptTensor = None
+        if self.mechanism is not None:
+            assert x_dst is not None
+            i, j = (1, 0) if self.flow == "source_to_target" else (0, 1)
+            score = self.mechanism(self._lift(x_dst, edge_index, i), self._lift(x_src, edge_index, j), edge_attr)
+
+        # edge_updater_type: (alpha: OptPairTensor, edge_attr: OptTensor, score: OptTensor)
+        alpha = self.edge_updater(edge_index, alpha=(alpha_src, alpha_dst), edge_attr=edge_attr, score=score, size=size)
+
+        # propagate_type: (x: OptPairTensor, alpha: Tensor)
+        out = self._finish(self.propagate(edge_index, x=(x_src, x_dst), alpha=alpha, size=size), res)
+
+        if not torch.jit.is_scripting():
+            return (out, _attention(edge_index, alpha)) if return_attention_weights else out
+        if isinstance(return_attention_weights, bool):
+            if isinstance(edge_index, Tensor):
+                return out, (edge_index, alpha)
+            elif isinstance(edge_index, SparseTensor):
+                return out, edge_index.set_value(alpha, layout="coo")
+        return out
+
+    def edge_update(
+        self,
+        alpha_j: Tensor,
+        alpha_i: OptTensor,
+        edge_attr: OptTensor,
+        score: OptTensor,
+        index: Tensor,
+        ptr: OptTensor,
+        dim_size: Optional[int],
+    ) -> Tensor:
+        """Equations (1) to (3): the scores of each edge's ends, `[E, H]`, to alpha `[E, H]`."""
+        alpha = alpha_j if alpha_i is None else alpha_j + alpha_i
+        if index.numel() == 0:
+            return alpha
+        if score is not None:
+            alpha = alpha + score
+        else:
+            if edge_attr is not None and self.lin_edge is not None:
+                alpha = alpha + self._edge_term(edge_attr)
+            alpha = F.leaky_relu(alpha, self.negative_slope)
+        alpha = softmax(alpha, index, ptr, dim_size)
+        return F.dropout(alpha, p=self.dropout, training=self.training)
+
+    def _edge_score(self, x: OptPairTensor, edges: Edges, edge_attr: OptTensor) -> OptTensor:
+        if self.mechanism is not None:
+            return _score_ends(self.mechanism, x, edges, edge_attr)
+        return None if edge_attr is None or self.lin_edge is None else self._edge_term(edge_attr)
+
+    def _edge_term(self, edge_attr: Tensor) -> Tensor:
+        """a_edge . W_edge e_ij: `[E, D]` or `[E]` to `[E, H]`."""
+        assert self.lin_edge is not None
+        if edge_attr.dim() == 1:
+            edge_attr = edge_attr.view(-1, 1)
+        return (self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels) * self.att_edge).sum(dim=-1)
+
+
+def _score_ends(score: Any, x: OptPairTensor, edges: Edges, edge_attr: OptTensor) -> Tensor:
+    """The score of every edge in the caller's order from the features of both ends: `[E, H]`."""
+    src, dst = edges.index
+    if x[1] is None:
+        raise ValueError("x is (x_src, None), but this mechanism scores both ends of an edge. Pass (x_src, x_dst).")
+    return score(x[1].index_select(0, dst), x[0].index_select(0, src), edge_attr)
+
+
+def _attention(adjacency: Any, alpha: Tensor) -> Any:
+    """What PyG's layers return for `return_attention_weights`."""
+    if isinstance(adjacency, SparseTensor):
+        return adjacency.set_value(alpha, layout="coo")
+    if is_torch_sparse_tensor(adjacency):
+        return set_sparse_value(adjacency, alpha), alpha
+    return adjacency, alpha
+
+
+class GATv2Conv(_AttentionConv):
+    r"""The GATv2 layer of Brody et al. (ICLR 2022), a drop-in for `torch_geometric.nn.GATv2Conv`.
+
+    .. math::
+        h'_i = \Big\Vert_{k=1}^{H} \sum_{j \in \mathcal{N}_i} \alpha_{ij}^k \mathbf{W}_l^k h_j, \qquad
+        \alpha_{ij} = \mathrm{softmax}_j\big(\vec{\mathbf{a}}^T \mathrm{LeakyReLU}(\mathbf{W}_r h_i + \mathbf{W}_l h_j)\big)
+
+    Args:
+        share_weights: whether W_l and W_r are one matrix.
+        in_channels, out_channels, heads, concat, negative_slope, dropout, add_self_loops, edge_dim, fill_value, bias,
+            residual, backend, **kwargs: as in `GATConv`; `bias` is of both matrices too.
+
+    Raises:
+        ValueError: if an argument is out of range.
+
+    Cost: as `GATConv`, and two more `[E, H, C]`.
+
+    Example:
+        >>> GATv2Conv(16, 8, heads=2)(torch.randn(3, 16), torch.tensor([[0, 1], [1, 2]])).shape
+        torch.Size([3, 16])
+    """
+
+    def __init__(
+        self,
+        in_channels: Union[int, Tuple[int, int]],
+        out_channels: int,
+        heads: int = 1,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        add_self_loops: bool = True,
+        edge_dim: Optional[int] = None,
+        fill_value: Union[float, Tensor, str] = "mean",
+        bias: bool = True,
+        share_weights: bool = False,
+        residual: bool = False,
+        *,
+        backend: str = "auto",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(node_dim=0, **kwargs)
+        self._set_options(
+            in_channels,
+            out_channels,
+            heads,
+            concat,
+            negative_slope,
+            dropout,
+            add_self_loops,
+            edge_dim,
+            fill_value,
+            residual,
+            backend,
+        )
+        self.share_weights = share_weights
+
+        src_channels, dst_channels = (in_channels,) * 2 if isinstance(in_channels, int) else in_channels
+        self.lin_l = _glorot_linear(src_channels, heads * out_channels, bias)
+        self.lin_r = self.lin_l if share_weights else _glorot_linear(dst_channels, heads * out_channels, bias)
+        self.att = Parameter(torch.empty(1, heads, out_channels))
+        self.lin_edge = None if edge_dim is None else _glorot_linear(edge_dim, heads * out_channels)
+        total_channels = out_channels * (heads if concat else 1)
+        self.res = _glorot_linear(dst_channels, total_channels) if residual else None
+        self.register_parameter("bias", Parameter(torch.empty(total_channels)) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew: Glorot uniform, biases zero."""
+        super().reset_parameters()
+        for lin in (self.lin_l, self.lin_r, self.lin_edge, self.res):
+            if lin is not None:
+                lin.reset_parameters()
+        glorot(self.att)
+        zeros(self.bias)
+
+    @overload
+    def forward(
+        self,
+        x: Union[Tensor, PairTensor],
+        edge_index: Adj,
+        edge_attr: OptTensor = None,
+        return_attention_weights: NoneType = None,
+    ) -> Tensor:
+        pass
+
+    @overload
+    def forward(  # noqa: F811
+        self,
+        x: Union[Tensor, PairTensor],
+        edge_index: Tensor,
+        edge_attr: OptTensor = None,
+        return_attention_weights: bool = None,
+    ) -> Tuple[Tensor, Tuple[Tensor, Tensor]]:
+        pass
+
+    @overload
+    def forward(  # noqa: F811
+        self,
+        x: Union[Tensor, PairTensor],
+        edge_index: SparseTensor,
+        edge_attr: OptTensor = None,
+        return_attention_weights: bool = None,
+    ) -> Tuple[Tensor, SparseTensor]:
+        pass
+
+    def forward(  # noqa: F811
+        self,
+        x: Union[Tensor, PairTensor],
+        edge_index: Adj,
+        edge_attr: OptTensor = None,
+        return_attention_weights: Optional[bool] = None,
+    ) -> Union[Tensor, Tuple[Tensor, Tuple[Tensor, Tensor]], Tuple[Tensor, SparseTensor]]:
+        """Attend over every neighbourhood; arguments, result and errors as in `GATConv.forward`, for both ends' x."""
+        H, C = self.heads, self.out_channels
+        if not torch.jit.is_scripting():
+            _check_features(x, self.in_channels)
+            if not isinstance(x, Tensor) and x[1] is None:
+                raise ValueError("x is (x_src, None), but GATv2 scores both ends of an edge. Pass (x_src, x_dst).")
+            if edge_attr is not None and self.lin_edge is None:
+                raise ValueError("edge_attr was given to a layer without edge features. Pass edge_dim to GATv2Conv.")
+
+        res: OptTensor = None
+        if isinstance(x, Tensor):
+            if self.res is not None:
+                res = self.res(x)
+            x_l = self.lin_l(x).view(-1, H, C)
+            x_r = x_l if self.share_weights else self.lin_r(x).view(-1, H, C)
+        else:
+            if self.res is not None:
+                res = self.res(x[1])
+            x_l = self.lin_l(x[0]).view(-1, H, C)
+            x_r = self.lin_r(x[1]).view(-1, H, C)
+
+        if not torch.jit.is_scripting():
+            if not self._needs_messages(x, edge_index, edge_attr):
+                score = (x_l.new_zeros(x_l.size(0), H), None)
+                out, adjacency, alpha = self._attend((x_l, x_r), score, edge_index, edge_attr, None, 1.0)
+                out = self._finish(out, res)
+                return (out, _attention(adjacency, alpha)) if return_attention_weights else out
+
+        if self.add_self_loops:
+            num_nodes = min(x_l.size(0), x_r.size(0))
+            if isinstance(edge_index, Tensor):
+                edge_index, edge_attr = self._replace_loops(edge_index, edge_attr, num_nodes)
+            elif isinstance(edge_index, SparseTensor):
+                edge_index = self._set_diag(edge_index)
+
+        # edge_updater_type: (x: PairTensor, edge_attr: OptTensor)
+        alpha = self.edge_updater(edge_index, x=(x_l, x_r), edge_attr=edge_attr)
+
+        # propagate_type: (x: PairTensor, alpha: Tensor)
+        out = self._finish(self.propagate(edge_index, x=(x_l, x_r), alpha=alpha), res)
+
+        if not torch.jit.is_scripting():
+            return (out, _attention(edge_index, alpha)) if return_attention_weights else out
+        if isinstance(return_attention_weights, bool):
+            if isinstance(edge_index, Tensor):
+                return out, (edge_index, alpha)
+            elif isinstance(edge_index, SparseTensor):
+                return out, edge_index.set_value(alpha, layout="coo")
+        return out
+
+    def edge_update(
+        self,
+        x_j: Tensor,
+        x_i: Tensor,
+        edge_attr: OptTensor,
+        index: Tensor,
+        ptr: OptTensor,
+        dim_size: Optional[int],
+    ) -> Tensor:
+        """The features of each edge's ends, `[E, H, C]`, to alpha `[E, H]`."""
+        alpha = softmax(self._score(x_i, x_j, edge_attr), index, ptr, dim_size)
+        return F.dropout(alpha, p=self.dropout, training=self.training)
+
+    def _edge_score(self, x: OptPairTensor, edges: Edges, edge_attr: OptTensor) -> OptTensor:
+        return _score_ends(self._score, x, edges, edge_attr)
+
+    def _score(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor) -> Tensor:
+        x_edge: OptTensor = None
+        if edge_attr is not None and self.lin_edge is not None:
+            if edge_attr.dim() == 1:
+                edge_attr = edge_attr.view(-1, 1)
+            x_edge = self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels)
+        return _dynamic_score(x_dst, x_src, x_edge, self.att, self.negative_slope)
