@@ -1,0 +1,317 @@
+"""What a run leaves behind: its Result, one JSON line, and its trained model, one safetensors file."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.metadata
+import inspect
+import json
+import os
+import platform
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+MODEL, RESULT, CONFIG, CHECKPOINT, METRICS = (
+    "model.safetensors",
+    "result.json",
+    "config.yaml",
+    "last.ckpt",
+    "metrics.csv",
+)
+PACKAGES = ("gat_pyg", "torch", "torch_geometric", "lightning", "torch_scatter")
+REBUILT = ("gat_pyg.", "torch_geometric.nn.models.", "torch_geometric.nn.conv.")  # what `load` may build by its name
+
+
+# One run is one line ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came out of one run: one line of ``results.jsonl``.
+
+    ``value`` and ``val`` are the test and the validation score of the weights that were kept: accuracy in percent, or
+    micro-F1 as a fraction. ``seconds`` is the training alone, without reading data and without the test.
+
+    >>> line = Result("GAT", "cora", "accuracy", 83.1, 0, 812, 711, 82.0, 9.2, 0.011, 92373).to_json()
+    >>> Result.from_json(line).value
+    83.1
+    """
+
+    method: str
+    dataset: str
+    metric: str  # "accuracy" in percent, or "micro_f1"
+    value: float
+    seed: int
+    epochs: int
+    best_epoch: int  # counted from 1, the epoch whose weights were tested
+    val: float
+    seconds: float
+    seconds_per_epoch: float
+    parameters: int
+    versions: Mapping[str, str | None] | None = None
+    device: str = "cpu"
+    config_hash: str = ""
+    run_dir: str = ""
+    timestamp: str = ""  # UTC, ISO 8601
+
+    def to_json(self) -> str:
+        """One line of JSON, without the line break."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, line: str) -> Result:
+        """The Result that ``to_json`` wrote; fields that a later version added are left out.
+
+        Raises ValueError when the line is not a whole Result.
+        """
+        found = json.loads(line)
+        known = {field.name for field in fields(cls)}
+        try:
+            return cls(**{key: value for key, value in found.items() if key in known})
+        except (AttributeError, TypeError) as error:
+            raise ValueError(f"not a Result ({error}), expected a JSON object with the fields of Result.") from error
+
+
+def versions() -> dict[str, str | None]:
+    """The versions a number depends on; None for what is not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """Twelve hex digits, the same for the same settings whatever their order.
+
+    >>> config_hash({"a": 1, "b": [2]}) == config_hash({"b": [2], "a": 1})
+    True
+    """
+    text = json.dumps(config, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def append(result: Result, path: str | Path) -> None:
+    """Add ``result`` to the file at ``path`` as one line, whoever else adds to it at the same time.
+
+    The line goes out in one write under a lock on the file. A line that an earlier writer left torn (a full disk, a
+    lost machine) stays as it is, and the new one begins on a line of its own.
+
+    Raises OSError when the line cannot be written whole; the file is then as it was before.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = (result.to_json() + "\n").encode()
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+    try:
+        with _locked(descriptor):
+            end = os.lseek(descriptor, 0, os.SEEK_END)
+            if end:
+                os.lseek(descriptor, end - 1, os.SEEK_SET)
+                line = line if os.read(descriptor, 1) == b"\n" else b"\n" + line
+            os.lseek(descriptor, end, os.SEEK_SET)
+            try:
+                written = os.write(descriptor, line)
+            except OSError:
+                written = -1
+            if written != len(line):
+                os.ftruncate(descriptor, end)
+                raise OSError(f"{path} took {max(written, 0)} of {len(line)} bytes. Is the disk full?")
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read(path: str | Path) -> list[Result]:
+    """The results in the file at ``path``, in the order they came; a torn line is left out with a warning."""
+    results: list[Result] = []
+    for number, line in enumerate(Path(path).read_bytes().splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            results.append(Result.from_json(line.decode()))
+        except ValueError as error:
+            start = line[:40].decode(errors="replace")
+            message = f"{path}, line {number} is torn or not a Result and was left out: {start!r}... ({error})"
+            warnings.warn(message, stacklevel=2)
+    return results
+
+
+@contextmanager
+def _locked(descriptor: int) -> Iterator[None]:
+    """Wait until this process alone holds the open file; the system lets go of it should the process die."""
+    if sys.platform == "win32":
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        msvcrt.locking(descriptor, msvcrt.LK_LOCK, 1)
+        try:
+            yield
+        finally:
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield  # closing the file unlocks it
+
+
+def try_lock(path: Path) -> int | None:
+    """Hold the file at ``path`` for as long as this process lives, or None when another process holds it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        if sys.platform == "win32":
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def write_whole(path: str | Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` fill a file beside ``path``, then put it there in one step: a reader meets the old or the new.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "note.txt"
+    >>> write_whole(path, lambda file: file.write_text("whole"))
+    >>> path.read_text()
+    'whole'
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        write(beside)
+        with beside.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+# The trained model --------------------------------------------------------------------------------------------------
+
+
+def save_model(path: str | Path, model: nn.Module, target: str, arguments: Mapping[str, Any], **facts: Any) -> None:
+    """Write the weights of ``model`` with what rebuilds it: ``target``, the class's name, and its ``arguments``.
+
+    The file is safetensors: numbers and a JSON text, nothing that could run. ``facts`` (JSON too) go into that text.
+    """
+    about = {"target": target, "arguments": dict(arguments), **facts}
+    # a state dict may hold one tensor twice, which safetensors refuses
+    tensors = {key: value.detach().cpu().clone().contiguous() for key, value in _tensors(model).items()}
+    metadata = {"gat_pyg": json.dumps(about, ensure_ascii=False)}
+    write_whole(path, lambda beside: safetensors.torch.save_file(tensors, beside, metadata))
+
+
+def load(run_dir: str | Path, model: nn.Module | None = None) -> nn.Module:
+    """The trained model of a run, with its best weights and in eval mode, on the CPU.
+
+    Nothing in the folder is ever run: the weights are plain numbers, and the class is built by its name only where it
+    is an ``nn.Module`` of gat_pyg or one of PyG's models or layers. For any other, give a ``model`` of the same shapes.
+
+    Raises FileNotFoundError when ``run_dir`` is not the folder of a finished run, and ValueError when the file is
+    truncated, the class is not one to be built by name, or its shapes differ from those saved.
+
+    >>> load("nowhere")
+    Traceback (most recent call last):
+    FileNotFoundError: nowhere is not a run folder: it does not exist. Give the folder that a run named at its end.
+    """
+    path = _model_file(Path(run_dir))
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get("gat_pyg", "null"))
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ValueError(
+            f"{path} cannot be read: {error}. It is truncated or of another kind. Copy it again, or train again."
+        ) from error
+    if model is None:
+        model = _rebuild(path, about)
+    _fill(model, tensors, path)
+    return model.eval()
+
+
+def _model_file(folder: Path) -> Path:
+    path = folder / MODEL
+    if path.is_file():
+        return path
+    if not folder.exists():
+        why = "it does not exist. Give the folder that a run named at its end"
+    elif inner := sorted(child.parent.name for child in folder.glob(f"*/{MODEL}")):
+        why = f"it holds the runs {', '.join(inner[:10])}. Give one of these"
+    elif (folder / CONFIG).is_file() and not (folder / RESULT).is_file():
+        why = f"it has no {MODEL} since its run is not finished. Finish it by ckpt_path=last"
+    else:
+        why = f"it has no {MODEL}. Give the folder that a run named at its end"
+    raise FileNotFoundError(f"{folder} is not a run folder: {why}.")
+
+
+def _rebuild(path: Path, about: Any) -> nn.Module:
+    """A fresh model of the class and arguments that the file names, if the class is one of ``REBUILT``."""
+    if not isinstance(about, dict) or not {"target", "arguments"} <= about.keys():
+        raise ValueError(f"{path} does not say of which class its model is. Give it: load(run_dir, model=...).")
+    target = str(about["target"])
+    home, _, name = target.rpartition(".")
+    found: object = None
+    if f"{home}.".startswith((*REBUILT, "torch_geometric.nn.")):
+        with suppress(ImportError):
+            found = getattr(importlib.import_module(home), name, None)
+    if not inspect.isclass(found) or not issubclass(found, nn.Module) or not found.__module__.startswith(REBUILT):
+        raise ValueError(
+            f"{path} names the class {target}, expected one of gat_pyg or one of torch_geometric.nn's models and "
+            "layers; no other is built by its name alone. Build it yourself: load(run_dir, model=...)."
+        )
+    try:
+        return found(**about["arguments"])
+    except Exception as error:
+        raise ValueError(
+            f"{path} asks for {target}(**{about['arguments']}), which this version cannot build: {error}. "
+            "Build it yourself: load(run_dir, model=...)."
+        ) from error
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
+
+
+def _fill(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+    if different := differing(_tensors(model), tensors):
+        raise ValueError(
+            f"{path} does not fit {type(model).__name__}: {different}. Give the model that was trained: "
+            "load(run_dir, model=...) with the arguments in the run's config.yaml."
+        )
+    model.load_state_dict(tensors, strict=False)
+
+
+def differing(model: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> str:
+    """The first difference between the names and shapes of two state dicts in words, or an empty text.
+
+    >>> differing(nn.Linear(2, 7).state_dict(), nn.Linear(2, 3).state_dict())
+    'weight has shape (7, 2) in the model and (3, 2) in the file'
+    """
+    for key, value in model.items():
+        if key not in saved:
+            return f"{key} {tuple(value.shape)} of the model is not in the file"
+        if value.shape != saved[key].shape:
+            return f"{key} has shape {tuple(value.shape)} in the model and {tuple(saved[key].shape)} in the file"
+    for key in saved:
+        if key not in model:
+            return f"{key} {tuple(saved[key].shape)} of the file is not in the model"
+    return ""

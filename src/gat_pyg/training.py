@@ -1,0 +1,630 @@
+"""How a model learns: the transductive and the inductive setup, the paper's stopping rule, exact resume; for Lightning."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import inspect
+import io
+import pickle
+import random
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+from torch.utils.data.distributed import DistributedSampler
+from torch_geometric.data import Batch, Data
+from torch_geometric.loader import DataLoader
+
+from .results import differing, write_whole
+
+if TYPE_CHECKING:
+    from .data import Split, Task
+
+Criterion = Literal["both", "accuracy", "loss"]
+SCORES = ("accuracy", "micro_f1")  # in percent, a fraction; a run has one of them
+UNITS = {"accuracy": " %", "micro_f1": ""}
+
+
+# The two setups -----------------------------------------------------------------------------------------------------
+
+
+class NodeClassifier(LightningModule):
+    """What both setups share: the call of the model, loss and score over nodes, and Adam with L2.
+
+    ``model`` is any module called ``model(x, edge_index)``, ``model(x, edge_index, edge_attr=...)`` where it takes edge
+    features and the graph has some, or ``model(x)`` where it takes no edges. It gives logits [N, K].
+
+    With whole-numbered ``y`` [N] the loss is the cross-entropy and the score the accuracy in percent. With float ``y``
+    [N, K] of 0 and 1 the loss is the sigmoid cross-entropy averaged over the labels, then the nodes, and the score
+    micro-F1 (2 TP / (2 TP + FP + FN), positive where the logit is above 0). Unknown labels, -1 or NaN, count in
+    neither.
+    Validation and test pool their sums over all graphs and all processes before they divide.
+
+    ``weight_decay`` is the paper's L2 on all variables, biases too: exactly ``Adam(weight_decay=...)``.
+    Logs ``train_loss``, ``val_loss`` and ``val_accuracy`` or ``val_micro_f1``, and the like for the test.
+    """
+
+    def __init__(self, model: nn.Module, lr: float = 0.005, weight_decay: float = 0.0) -> None:
+        super().__init__()
+        self.model = model
+        self.lr = lr
+        self.weight_decay = weight_decay
+        takes = inspect.signature(getattr(model, "_orig_mod", model).forward).parameters
+        self._takes_edges = "edge_index" in takes
+        self._takes_edge_attr = "edge_attr" in takes and bool(getattr(model, "supports_edge_attr", True))
+        self._sums: Tensor | None = None
+
+    def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
+        """The rows of the logits [N, K], and of ``data.y``, that ``split`` is about."""
+        raise NotImplementedError
+
+    def forward(self, data: Data) -> Tensor:
+        """The logits [N, K] of a graph's nodes."""
+        if not self._takes_edges:
+            return self.model(data.x)  # type: ignore[no-any-return]
+        if self._takes_edge_attr and data.edge_attr is not None:
+            return self.model(data.x, data.edge_index, edge_attr=data.edge_attr)  # type: ignore[no-any-return]
+        return self.model(data.x, data.edge_index)  # type: ignore[no-any-return]
+
+    def training_step(self, data: Data, batch_idx: int) -> Tensor:
+        """The loss of a batch of graphs."""
+        out, y = self.labelled(self(data), data, "train")
+        loss = node_loss(out, y)
+        self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(y), sync_dist=self._shared())
+        return loss
+
+    def validation_step(self, data: Data, batch_idx: int) -> None:
+        """Add a batch to the sums of the validation."""
+        self._count(*self.labelled(self(data), data, "val"))
+
+    def test_step(self, data: Data, batch_idx: int) -> None:
+        """Add a batch to the sums of the test."""
+        self._count(*self.labelled(self(data), data, "test"))
+
+    def on_validation_epoch_end(self) -> None:
+        """Turn the sums into ``val_loss`` and the score."""
+        self._log_sums("val")
+
+    def on_test_epoch_end(self) -> None:
+        """Turn the sums into ``test_loss`` and the score."""
+        self._log_sums("test")
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Adam, with L2 on all variables."""
+        return torch.optim.Adam(self.parameters(), lr=self.lr, weight_decay=self.weight_decay)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Raise ValueError when the checkpoint is of a model of other shapes."""
+        if different := differing(self.state_dict(), checkpoint["state_dict"]):
+            raise ValueError(
+                f"The checkpoint does not fit this model: {different}. Resume with the settings that the run was "
+                "started with (config.yaml beside the checkpoint), or start anew without ckpt_path."
+            )
+
+    def _shared(self) -> bool:
+        return self.trainer.world_size > 1
+
+    def _count(self, out: Tensor, y: Tensor) -> None:
+        sums = node_sums(out, y)
+        self._sums = sums if self._sums is None else self._sums + sums
+
+    def _log_sums(self, split: str) -> None:
+        sums, self._sums = self._sums, None
+        assert sums is not None
+        if self._shared():
+            sums = self.trainer.strategy.reduce(sums, reduce_op="sum")
+        loss, score, name = score_of(sums.tolist())
+        self.log_dict({f"{split}_loss": loss, f"{split}_{name}": score}, batch_size=1, rank_zero_only=False)
+
+
+class Transductive(NodeClassifier):
+    """One graph whose masks say which nodes are for training, validation and test; one step is the whole graph.
+
+    >>> import gat_pyg.data, lightning, torch_geometric.nn
+    >>> task = gat_pyg.data.digits()
+    >>> module = Transductive(torch_geometric.nn.GCN(64, 16, 2, 10), lr=0.005, weight_decay=5e-4)
+    >>> lightning.Trainer(callbacks=[PaperStopping()]).fit(module, datamodule=TaskData(task))  # doctest: +SKIP
+    """
+
+    def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
+        """The rows under the mask of ``split``."""
+        mask = data[f"{split}_mask"]
+        return out[mask], data.y[mask]
+
+
+class Inductive(NodeClassifier):
+    """Graphs of their own for training, validation and test; a step is a batch of whole graphs."""
+
+    def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
+        """All rows: a batch belongs to one split as a whole."""
+        return out, data.y
+
+
+def node_loss(out: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+    """Cross-entropy where ``y`` is [N] int64, sigmoid cross-entropy where it is [N, K] float; unknown labels left out.
+
+    The mean is over the known labels, so that K labels of N nodes, all known, are averaged over labels, then nodes.
+    A batch without any known label gives 0, not NaN.
+
+    >>> node_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, float("nan")]]))
+    tensor(0.6931)
+    """
+    if y.is_floating_point():
+        known = ~y.isnan()
+        loss = F.binary_cross_entropy_with_logits(out, y.nan_to_num(), weight=known.to(out.dtype), reduction="sum")
+        size = known.sum()
+    else:
+        loss = F.cross_entropy(out, y, ignore_index=-1, reduction="sum")
+        size = (y >= 0).sum()
+    return loss / size.clamp(min=1) if reduction == "mean" else loss
+
+
+def node_sums(out: Tensor, y: Tensor) -> Tensor:
+    """What a pooled score needs: (loss, known, correct), or (loss, known, TP, FP, FN) with many labels per node."""
+    wide = torch.float32 if out.device.type == "mps" else torch.float64  # counts are whole up to 2^24 and 2^53
+    loss = node_loss(out, y, reduction="sum").to(wide)
+    if y.is_floating_point():
+        known, positive, true = ~y.isnan(), out > 0, y == 1
+        counts = [known.sum(), (positive & true).sum(), (positive & (y == 0)).sum(), (~positive & true).sum()]
+    else:
+        known = y >= 0
+        counts = [known.sum(), ((out.argmax(-1) == y) & known).sum()]
+    return torch.stack([loss, *(count.to(wide) for count in counts)])
+
+
+def score_of(sums: Sequence[float]) -> tuple[float, float, str]:
+    """The loss, the score and the score's name from the sums of ``node_sums``.
+
+    >>> score_of([1.0, 4.0, 3.0])
+    (0.25, 75.0, 'accuracy')
+    >>> score_of([1.0, 4.0, 1.0, 1.0, 1.0])
+    (0.25, 0.5, 'micro_f1')
+    """
+    loss, known, right = sums[0], max(sums[1], 1.0), sums[2]
+    if len(sums) == 3:
+        return loss / known, 100.0 * right / known, "accuracy"
+    return loss / known, 2 * right / max(2 * right + sums[3] + sums[4], 1.0), "micro_f1"
+
+
+# Data ---------------------------------------------------------------------------------------------------------------
+
+
+class TaskData(LightningDataModule):
+    """A task's graphs as Lightning takes them: ``trainer.fit(module, datamodule=TaskData(task))``.
+
+    Training graphs are shuffled; their order follows from ``seed`` and the epoch alone, so that a resumed run sees the
+    same. Validation and test batches are put together once. Over several processes each takes its share of the graphs:
+    for training some are repeated where the number does not divide, for validation and test none is counted twice.
+    """
+
+    def __init__(self, task: Task, batch_size: int = 1, seed: int = 0) -> None:
+        super().__init__()
+        self.task = task
+        self.batch_size = batch_size
+        self.seed = seed
+
+    def train_dataloader(self) -> DataLoader | Batches:
+        """The one graph, or shuffled batches."""
+        if self.task.transductive:
+            return Batches(self.task.train)
+        rank, world = self._place()
+        sampler: DistributedSampler[Data] = DistributedSampler(self.task.train, world, rank, seed=self.seed)  # type: ignore[arg-type]
+        # a generator of its own: what the loader draws must not shift the dropout of the epoch
+        return DataLoader(self.task.train, self.batch_size, sampler=sampler, generator=torch.Generator())
+
+    def val_dataloader(self) -> Batches:
+        """The one graph, or this process's share of the validation graphs."""
+        return self._share(self.task.val)
+
+    def test_dataloader(self) -> Batches:
+        """The one graph, or this process's share of the test graphs."""
+        return self._share(self.task.test)
+
+    def transfer_batch_to_device(self, batch: Data, device: torch.device, dataloader_idx: int) -> Data:
+        """Move a batch once: a graph that is there already stays the same object, with what is remembered of it."""
+        return batch if batch.x.device == device else batch.to(device)
+
+    def _share(self, graphs: list[Data]) -> Batches:
+        if self.task.transductive:
+            return Batches(graphs)
+        rank, world = self._place()
+        share = graphs[rank::world]
+        if len(share) < -(-len(graphs) // world):  # all processes need as many batches: their forwards may communicate
+            share = [*share, _unlabelled(graphs[0])]
+        size = self.batch_size
+        return Batches([Batch.from_data_list(share[start : start + size]) for start in range(0, len(share), size)])
+
+    def _place(self) -> tuple[int, int]:
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+
+
+class Batches:
+    """The same batches every epoch; they are moved to a device once and keep what is remembered of their edges."""
+
+    def __init__(self, batches: Sequence[Data]) -> None:
+        self._batches = [copy.copy(data) for data in batches]  # the tensors are shared until a batch is moved
+
+    def __iter__(self) -> Iterator[Data]:
+        return iter(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+def _unlabelled(data: Data) -> Data:
+    data = copy.copy(data)
+    data.y = torch.full_like(data.y, float("nan") if data.y.is_floating_point() else -1)
+    return data
+
+
+# When to stop -------------------------------------------------------------------------------------------------------
+
+
+class PaperStopping(Callback):
+    """The stopping rule of the paper's code: patience on the validation score and loss, ties count.
+
+    After each validation, with ``criterion="both"``::
+
+        if score >= best_score or loss <= best_loss:
+            if both: keep these weights
+            raise both bests; wait = 0
+        else:
+            wait += 1; stop at wait == patience
+
+    With ``"accuracy"`` (the score, whichever it is) or ``"loss"`` only that one is looked at, and a new best or a tie
+    keeps the weights. At the end of the fit the module has the weights kept last, in ``best_epoch`` (counted from 1).
+
+    It reads what the module logged as ``val_loss`` and as ``score``, by default ``val_accuracy`` or ``val_micro_f1``.
+    The weights are kept in memory, on the device; they and all else of its state are in Lightning's checkpoints.
+    NaN is never an improvement.
+
+    Raises ValueError for a patience below 1 or an unknown criterion.
+
+    >>> rule = PaperStopping(patience=2)
+    >>> [rule.update(score, loss) for score, loss in [(70.0, 1.0), (71.0, 1.1), (70.0, 0.9)]]
+    [True, False, False]
+    >>> rule.best_score, rule.best_loss, rule.wait
+    (71.0, 0.9, 0)
+    """
+
+    def __init__(self, patience: int = 100, criterion: Criterion = "both", score: str | None = None) -> None:
+        if patience < 1:
+            raise ValueError(f"patience is {patience}, expected at least 1 epoch.")
+        if criterion not in get_args(Criterion):
+            raise ValueError(f"criterion is {criterion!r}, expected one of {', '.join(get_args(Criterion))}.")
+        self.patience = patience
+        self.criterion = criterion
+        self.score = score
+        self.epoch = 0  # validations so far
+        self.wait = 0
+        self.best_score = float("-inf")
+        self.best_loss = float("inf")
+        self.best_epoch = 0  # whose weights are kept; 0: none yet
+        self.kept_score = float("nan")
+        self.kept_loss = float("nan")
+        self.weights: dict[str, Tensor] = {}
+
+    def update(self, score: float, loss: float) -> bool:
+        """Take in one epoch; True when its weights are those to keep."""
+        self.epoch += 1
+        by_score, by_loss = score >= self.best_score, loss <= self.best_loss
+        better = {"both": by_score or by_loss, "accuracy": by_score, "loss": by_loss}[self.criterion]
+        keep = by_score and by_loss if self.criterion == "both" else better
+        if better:
+            self.best_score = max(self.best_score, score)  # in this order NaN never becomes the best
+            self.best_loss = min(self.best_loss, loss)
+            self.wait = 0
+        else:
+            self.wait += 1
+        if keep:
+            self.best_epoch, self.kept_score, self.kept_loss = self.epoch, score, loss
+        return keep
+
+    @property
+    def left(self) -> int:
+        """How many epochs without improvement are left before the stop."""
+        return self.patience - self.wait
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Apply the rule to what the validation logged."""
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        metrics = trainer.callback_metrics
+        name = self.score or next((f"val_{score}" for score in SCORES if f"val_{score}" in metrics), "val_accuracy")
+        if name not in metrics or "val_loss" not in metrics:
+            logged = ", ".join(metrics) or "nothing"
+            raise ValueError(f"PaperStopping needs val_loss and {name}, but the module logged {logged}.")
+        if self.update(float(metrics[name]), float(metrics["val_loss"])):
+            self._keep(pl_module)
+        if self.left <= 0:
+            trainer.should_stop = True
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Bring kept weights to the device, and stop at once when a resumed run had come to its end."""
+        self.weights = {key: value.to(pl_module.device) for key, value in self.weights.items()}
+        if self.left <= 0:
+            trainer.should_stop = True
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the weights kept last back into the module."""
+        if self.weights:
+            pl_module.load_state_dict(self.weights, strict=False)
+        elif self.epoch:
+            rank_zero_warn(
+                f"None of {self.epoch} epochs was kept, since the validation loss or score was NaN in all. The weights "
+                "are those of the last epoch. A smaller lr may help."
+            )
+
+    @torch.no_grad()
+    def _keep(self, module: LightningModule) -> None:
+        state = {key: value for key, value in module.state_dict().items() if isinstance(value, Tensor)}
+        if self.weights.keys() != state.keys():
+            self.weights = {key: value.clone() for key, value in state.items()}
+        else:
+            for key, value in state.items():
+                self.weights[key].copy_(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of the rule's state, for the checkpoint."""
+        return {key: getattr(self, key) for key in _RULE}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint's state."""
+        for key in _RULE:
+            setattr(self, key, state_dict[key])
+
+
+_RULE = ("epoch", "wait", "best_score", "best_loss", "best_epoch", "kept_score", "kept_loss", "weights")
+
+
+# Resume -------------------------------------------------------------------------------------------------------------
+
+
+class Resumable(Callback):
+    """Makes a run that was killed at any moment end like one that was not: ``trainer.fit(..., ckpt_path=path)``.
+
+    Before each epoch all sources of chance (torch on all devices, numpy, Python) are seeded from ``seed``, the
+    process's rank and the epoch's number, so that an epoch's dropout does not depend on how one came to it. After an epoch the
+    checkpoint at ``path`` is replaced in one step if ``every`` seconds have gone by since the last one; a write
+    that takes long is made less often, so that writing stays below a twentieth of the time. What a kill costs is the
+    epochs since then, which are redone. With ``path=None`` nothing is written.
+
+    Needs data whose order does not come from the global generator: ``TaskData``, or a graph as a whole.
+    """
+
+    def __init__(self, path: str | Path | None, seed: int = 0, every: float = 30.0) -> None:
+        if not 0 <= seed < 2**32:
+            raise ValueError(f"seed is {seed}, expected a number from 0 to 2^32 - 1.")
+        self.path = path
+        self.seed = seed
+        self.every = every
+        self._before = 0.0  # seconds of training before this process
+        self._start = self._due = float("inf")
+        self._end: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training so far, those before a resume included."""
+        now = time.perf_counter() if self._end is None else self._end
+        return self._before + max(now - self._start, 0.0)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock."""
+        self._start, self._end = time.perf_counter(), None
+        self._due = self._start + self.every
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Seed the epoch."""
+        seed_epoch(self.seed, trainer.global_rank, trainer.current_epoch)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the checkpoint if it is due; the first process's clock decides."""
+        due = self.path is not None and time.perf_counter() >= self._due
+        if trainer.world_size > 1:
+            due = trainer.strategy.broadcast(due)
+        if due and self.path is not None:
+            start = time.perf_counter()
+            trainer.save_checkpoint(self.path)
+            now = time.perf_counter()
+            self._due = now + max(self.every, 20 * (now - start))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop the clock."""
+        self._end = time.perf_counter()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The seconds so far, for the checkpoint."""
+        return {"seconds": self.seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint's seconds."""
+        self._before = state_dict["seconds"]
+
+
+def seed_epoch(seed: int, rank: int, epoch: int) -> None:
+    """Seed torch (all devices), numpy and Python for one epoch of one process. Takes about 50 us on a CPU."""
+    words = np.random.SeedSequence([seed, rank, epoch]).generate_state(3)
+    torch.manual_seed(int(words[0]))
+    np.random.seed(words[1])
+    random.seed(int(words[2]))
+
+
+class SafeCheckpoints(TorchCheckpointIO):
+    """Checkpoints that are never half written and never run code: a plugin for ``Trainer(plugins=[...])``.
+
+    Raises ValueError when a file is truncated, is no checkpoint of a training, or would run code on load.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Write beside ``path``, then put the file there in one step."""
+        write_whole(path, lambda beside: torch.save(checkpoint, beside))
+
+    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Read tensors and plain values only, on the CPU, whatever the caller would allow."""
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"There is no checkpoint {path}. Give the path of one, or leave out ckpt_path.")
+        try:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            if "Unsupported" in str(error):
+                reason = str(error).partition("Unsupported")[2].splitlines()[0]
+                raise ValueError(
+                    f"{path} would run code on load (unsupported{reason}), and nothing of it was run. Expected tensors "
+                    "and plain values, as this package's runs write them. Do not trust the file."
+                ) from error
+            raise ValueError(f"{path} {_BROKEN} ({str(error).splitlines()[0]})") from error
+        except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+            raise ValueError(f"{path} {_BROKEN} ({str(error).splitlines()[0]})") from error
+        if not isinstance(found, dict) or not {"state_dict", "loops", "optimizer_states"} <= found.keys():
+            raise ValueError(f"{path} is no checkpoint of a training: expected the last.ckpt of a run.")
+        return found
+
+
+_BROKEN = "cannot be read: it is truncated or no checkpoint. Take an older copy, or start anew without ckpt_path."
+
+
+class MetricsFile(Callback):
+    """One line of ``metrics.csv`` per epoch: the epoch, counted from 1, and everything that was logged.
+
+    Whole lines are appended about once a second, and before each checkpoint, so that a checkpoint never knows of an
+    epoch that the file lacks. A resumed run cuts off the lines that it will write again.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._rows = 0
+        self._columns: list[str] = []
+        self._buffer = io.StringIO()
+        self._flushed = float("-inf")
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the lines that the checkpoint knows of."""
+        if not trainer.is_global_zero or not self.path.is_file():
+            return
+        lines = self.path.read_bytes().splitlines(keepends=True)[: self._rows + 1]
+        if self._rows == 0 or len(lines) < self._rows + 1:
+            lines = []  # a run from the start, or a checkpoint from elsewhere
+        self._columns = next(csv.reader([lines[0].decode()]), []) if lines else []
+        write_whole(self.path, lambda beside: beside.write_bytes(b"".join(lines)))
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Add the epoch's line."""
+        self._rows += 1
+        if not trainer.is_global_zero:
+            return
+        values = {key: float(value) for key, value in trainer.callback_metrics.items()}
+        writer = csv.writer(self._buffer, lineterminator="\n")
+        if not self._columns:
+            self._columns = ["epoch", *sorted(values)]
+            writer.writerow(self._columns)
+        row = {"epoch": trainer.current_epoch + 1, **values}
+        writer.writerow([row.get(column, "") for column in self._columns])
+        if time.monotonic() - self._flushed > 1.0:
+            self._flush()
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Write the lines that the checkpoint will know of."""
+        self._flush()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the last lines."""
+        self._flush()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Write what there is."""
+        self._flush()
+
+    def _flush(self) -> None:
+        self._flushed = time.monotonic()
+        if text := self._buffer.getvalue():
+            self._buffer = io.StringIO()
+            with self.path.open("ab", buffering=0) as file:
+                file.write(text.encode())
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many lines there are, for the checkpoint."""
+        return {"rows": self._rows}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on behind a checkpoint's lines."""
+        self._rows = state_dict["rows"]
+
+
+# What one sees meanwhile --------------------------------------------------------------------------------------------
+
+
+class Progress(Callback):
+    """One line that tells epoch, loss, validation score and the patience left.
+
+    On a terminal it is rewritten a few times a second; elsewhere a new line comes every ``every`` seconds.
+    """
+
+    def __init__(self, title: str, every: float = 10.0) -> None:
+        self.title = title
+        self._live = sys.stderr.isatty()
+        self._period = 0.2 if self._live else every
+        self._next = 0.0
+        self._speed: tuple[float, int] = (0.0, 0)
+        self._shown: Mapping[str, float] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock."""
+        now = time.monotonic()
+        self._next = now + self._period
+        self._speed = now, trainer.current_epoch
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Tell how far a long epoch has come."""
+        if trainer.num_training_batches > 1 and trainer.is_global_zero and time.monotonic() >= self._next:
+            batch = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+            self._show(trainer, f" batch {batch}/{trainer.num_training_batches}")
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Tell how an epoch went."""
+        if trainer.is_global_zero and time.monotonic() >= self._next:
+            self._shown = {key: float(value) for key, value in trainer.callback_metrics.items()}
+            self._show(trainer, "")
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Clear the line."""
+        if self._live and trainer.is_global_zero:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def _show(self, trainer: Trainer, batch: str) -> None:
+        parts = [f"{self.title}: epoch {trainer.current_epoch + 1}{batch}"]
+        if "train_loss" in self._shown:
+            parts.append(f"loss {self._shown['train_loss']:.4f}")
+        parts += [f"val {told(name, self._shown[f'val_{name}'])}" for name in SCORES if f"val_{name}" in self._shown]
+        for rule in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(rule, PaperStopping):
+                parts.append(f"patience left {rule.left}/{rule.patience}")
+        now = time.monotonic()
+        start, first = self._speed
+        if trainer.current_epoch > first:
+            parts.append(f"{_seconds((now - start) / (trainer.current_epoch - first))} per epoch")
+        text = ", ".join(parts)
+        print(f"\r\x1b[K{text}" if self._live else text, end="" if self._live else "\n", file=sys.stderr, flush=True)
+        self._next = now + self._period
+
+
+def told(name: str, score: float) -> str:
+    """A score in words.
+
+    >>> told("accuracy", 83.14), told("micro_f1", 0.9731)
+    ('accuracy 83.1 %', 'micro-F1 0.973')
+    """
+    return f"accuracy {score:.1f} %" if name == "accuracy" else f"{name.replace('_f1', '-F1')} {score:.3f}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
