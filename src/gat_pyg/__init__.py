@@ -3,10 +3,20 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .attention import attend as attend
+from .conv import GATConv as GATConv
+from .conv import GATv2Conv as GATv2Conv
+from .models import GAT as GAT
+from .models import attention_of as attention_of
+
 if TYPE_CHECKING:
     from .results import load as load
+    from .training import Inductive as Inductive
+    from .training import PaperStopping as PaperStopping
+    from .training import Transductive as Transductive
 
-_LAZY = {"load": "results"}  # public name -> the file that defines it, read when the name is first used
+# Public name -> the file that defines it, read when the name is first used: Lightning alone takes seconds to import.
+_LAZY = {"load": "results", "Inductive": "training", "PaperStopping": "training", "Transductive": "training"}
 
 
 def __getattr__(name: str) -> Any:

@@ -19,8 +19,8 @@ from torch_geometric.typing import Adj, NoneType, OptPairTensor, OptTensor, Pair
 from torch_geometric.utils import add_self_loops, is_sparse, is_torch_sparse_tensor, remove_self_loops, softmax
 from torch_geometric.utils.sparse import set_sparse_value
 
-from gat_pyg.attention import BACKENDS, attend
-from gat_pyg.edges import Edges, neighbourhoods
+from .attention import BACKENDS, Backend, attend
+from .edges import Edges, neighbourhoods
 
 if typing.TYPE_CHECKING:
     from typing import overload
@@ -96,7 +96,7 @@ def _dynamic_score(x_dst: Tensor, x_src: Tensor, x_edge: OptTensor, att: Tensor,
 
 
 class _AttentionConv(MessagePassing):
-    """What the layers share: their options, the choice of the way a call takes, self-loops, and the end of a forward."""
+    """What the layers share: options, the choice of the way a call takes, self-loops, and the end of a forward."""
 
     def _set_options(
         self,
@@ -110,7 +110,7 @@ class _AttentionConv(MessagePassing):
         edge_dim: Optional[int],
         fill_value: Union[float, Tensor, str],
         residual: bool,
-        backend: str,
+        backend: Backend,
     ) -> None:
         for name, value in (("out_channels", out_channels), ("heads", heads)):
             if value < 1:
@@ -177,9 +177,11 @@ class _AttentionConv(MessagePassing):
         raise NotImplementedError
 
     def _features_with_loops(self, edge_index: Tensor, edge_attr: Tensor, edges: Edges) -> Tensor:
-        """The features `[E, D]` of the edges attended over: those of the graph's own loops out, of the added ones in."""
+        """The features `[E, D]` of the edges attended over: without the graph's own loops, with the added ones."""
         if edge_attr.size(0) != edge_index.size(1):
-            raise ValueError(f"edge_attr has {edge_attr.size(0)} rows, expected one per edge, E = {edge_index.size(1)}.")
+            raise ValueError(
+                f"edge_attr has {edge_attr.size(0)} rows, expected one per edge, E = {edge_index.size(1)}."
+            )
         if self.add_self_loops:
             edge_index = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
             num_loops = min(edges.num_src, edges.num_dst)
@@ -233,9 +235,11 @@ _STEPS = {
     "aggregate": MessagePassing.__module__,
     "update": MessagePassing.__module__,
 }
-_HOOKS = tuple(
-    f"_{step}_forward_{when}" for step in ("propagate", "edge_update", "message", "aggregate") for when in ("pre_hooks", "hooks")
-)
+_HOOKS = [
+    f"_{step}_forward_{when}"
+    for step in ("propagate", "edge_update", "message", "aggregate")
+    for when in ("pre_hooks", "hooks")
+]
 
 
 def _graph_size(x: OptPairTensor, edge_index: Any, size: Size) -> Tuple[int, int]:
@@ -255,11 +259,13 @@ def _graph_size(x: OptPairTensor, edge_index: Any, size: Size) -> Tuple[int, int
 def _check_features(x: Any, in_channels: Union[int, Tuple[int, int]]) -> None:
     both = x if isinstance(x, (tuple, list)) else (x, x)
     widths = in_channels if isinstance(in_channels, (tuple, list)) else (in_channels, in_channels)
-    for side, part, width in zip(("src", "dst"), both, widths):
+    for side, part, width in zip(("src", "dst"), both, widths, strict=True):
         if part is None:
             continue
         if part.dim() != 2:
-            raise ValueError(f"x ({side}) has shape {tuple(part.shape)}, expected (N, F): static graphs are not supported.")
+            raise ValueError(
+                f"x ({side}) has shape {tuple(part.shape)}, expected (N, F): static graphs are not supported."
+            )
         if width not in (-1, part.size(1)):
             raise ValueError(f"x ({side}) has {part.size(1)} features, expected in_channels = {width}.")
 
@@ -276,7 +282,7 @@ class GATConv(_AttentionConv):
     weights for a seed, edge order and returned attention are those of PyG's layer.
 
     Args:
-        in_channels: F, or (F_src, F_dst) for a bipartite graph with two weight matrices; -1 to take it from the first x.
+        in_channels: F, or (F_src, F_dst) for a bipartite graph with two weight matrices; -1: as in the first x.
         out_channels: C.
         heads: H, the paper's K.
         concat: whether to concatenate the heads or to average them.
@@ -326,7 +332,7 @@ class GATConv(_AttentionConv):
         residual: bool = False,
         *,
         mechanism: Union[str, nn.Module] = "additive",
-        backend: str = "auto",
+        backend: Backend = "auto",
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("aggr", "add")
@@ -347,7 +353,9 @@ class GATConv(_AttentionConv):
         if isinstance(mechanism, str) and mechanism not in ("additive", "constant"):
             raise ValueError(f"mechanism is {mechanism!r}, expected 'additive', 'constant' or a module.")
         if mechanism == "constant" and edge_dim is not None:
-            raise ValueError(f"edge_dim is {edge_dim}, but constant attention has no score for edge features to act on.")
+            raise ValueError(
+                f"edge_dim is {edge_dim}, but constant attention has no score for edge features to act on."
+            )
         self.mechanism = mechanism if isinstance(mechanism, nn.Module) else None
 
         self.lin = self.lin_src = self.lin_dst = None
@@ -380,8 +388,9 @@ class GATConv(_AttentionConv):
         glorot(self.att_dst)
         glorot(self.att_edge)
         zeros(self.bias)
-        if hasattr(self.mechanism, "reset_parameters"):
-            self.mechanism.reset_parameters()
+        reset_mechanism = getattr(self.mechanism, "reset_parameters", None)
+        if reset_mechanism is not None:
+            reset_mechanism()
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         # PyG up to 2.4 stored the one W of a layer for one node type twice, as lin_src and lin_dst.
@@ -494,9 +503,9 @@ class GATConv(_AttentionConv):
 
         if not torch.jit.is_scripting():
             if not self._needs_messages(x, edge_index, edge_attr):
-                score = (alpha_src, alpha_dst)
+                ends = (alpha_src, alpha_dst)
                 slope = self.negative_slope if self.mechanism is None else 1.0
-                out, adjacency, alpha = self._attend((x_src, x_dst), score, edge_index, edge_attr, size, slope)
+                out, adjacency, alpha = self._attend((x_src, x_dst), ends, edge_index, edge_attr, size, slope)
                 out = self._finish(out, res)
                 return (out, _attention(adjacency, alpha)) if return_attention_weights else out
 
@@ -587,7 +596,8 @@ class GATv2Conv(_AttentionConv):
 
     .. math::
         h'_i = \Big\Vert_{k=1}^{H} \sum_{j \in \mathcal{N}_i} \alpha_{ij}^k \mathbf{W}_l^k h_j, \qquad
-        \alpha_{ij} = \mathrm{softmax}_j\big(\vec{\mathbf{a}}^T \mathrm{LeakyReLU}(\mathbf{W}_r h_i + \mathbf{W}_l h_j)\big)
+        \alpha_{ij} = \mathrm{softmax}_j\big(\vec{\mathbf{a}}^T
+        \mathrm{LeakyReLU}(\mathbf{W}_r h_i + \mathbf{W}_l h_j)\big)
 
     Args:
         share_weights: whether W_l and W_r are one matrix.
@@ -619,7 +629,7 @@ class GATv2Conv(_AttentionConv):
         share_weights: bool = False,
         residual: bool = False,
         *,
-        backend: str = "auto",
+        backend: Backend = "auto",
         **kwargs: Any,
     ) -> None:
         super().__init__(node_dim=0, **kwargs)
@@ -717,8 +727,8 @@ class GATv2Conv(_AttentionConv):
 
         if not torch.jit.is_scripting():
             if not self._needs_messages(x, edge_index, edge_attr):
-                score = (x_l.new_zeros(x_l.size(0), H), None)
-                out, adjacency, alpha = self._attend((x_l, x_r), score, edge_index, edge_attr, None, 1.0)
+                ends = (x_l.new_zeros(x_l.size(0), H), None)
+                out, adjacency, alpha = self._attend((x_l, x_r), ends, edge_index, edge_attr, None, 1.0)
                 out = self._finish(out, res)
                 return (out, _attention(adjacency, alpha)) if return_attention_weights else out
 

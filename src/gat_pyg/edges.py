@@ -155,12 +155,12 @@ def neighbourhoods(
     add_self_loops: bool = False,
     flow: Flow = "source_to_target",
 ) -> tuple[Tensor | SparseTensor, Edges]:
-    """The neighbourhoods of a graph, and the adjacency they are in the order of (with loops, where they were asked for).
+    """The neighbourhoods of a graph, and the adjacency whose order they refer to: with loops, where asked for.
 
     With `add_self_loops`, the graph's own loops give way to one for each of the first min(N_src, N_dst) nodes, as in
     PyG: the neighbourhood of i includes i. The result is remembered for as long as the graph lives, by the identity
-    and version of its index tensors, so every layer and epoch share one; an in-place change makes it anew. (A write that
-    torch cannot see, through NumPy's view of the memory or `.data`, needs a new tensor.)
+    and version of its index tensors, so every layer and epoch share one; an in-place change makes it anew. A write
+    that torch cannot see, through NumPy's view of the memory or `.data`, needs a new tensor.
 
     Args:
         adjacency: an edge list `[2, E]`, `EdgeIndex`, or the transposed adjacency matrix `[N_dst, N_src]` as
@@ -247,7 +247,7 @@ def _from_torch_sparse(
 ) -> tuple[Tensor, Edges]:
     _check_matrix(tuple(adjacency.shape[:2]), num_src, num_dst, flow)
     if adjacency.layout == torch.sparse_csc:  # the CSR of the transpose: same edges, same order, loops stay loops
-        adjacency, edges = _with_loops(adjacency.t(), add_self_loops), None
+        adjacency = _with_loops(adjacency.t(), add_self_loops)
         (src, dst), _ = to_edge_index(adjacency)
         return adjacency.t(), Edges.from_index(torch.stack([src, dst]), num_src, num_dst)
     adjacency = _with_loops(adjacency.coalesce() if adjacency.layout == torch.sparse_coo else adjacency, add_self_loops)
@@ -265,7 +265,9 @@ def _with_loops(adjacency: Tensor, add_self_loops: bool) -> Tensor:
 
 def _check_matrix(shape: tuple[int, ...], num_src: int, num_dst: int, flow: Flow) -> None:
     if flow == "target_to_source":
-        raise ValueError("a sparse adjacency holds dst by src, flow='target_to_source' is for edge lists. Pass adj.t().")
+        raise ValueError(
+            "a sparse adjacency holds dst by src, flow='target_to_source' is for edge lists. Pass adj.t()."
+        )
     if shape != (num_dst, num_src):
         raise ValueError(
             f"the adjacency has shape {shape}, expected (N_dst, N_src) = {(num_dst, num_src)}. Did you mean adj.t()?"

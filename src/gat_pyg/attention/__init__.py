@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gat_pyg.attention import reference, segment
-from gat_pyg.edges import Edges
+from ..edges import Edges
+from . import reference, segment
 
 Backend: TypeAlias = Literal["auto", "segment", "reference"]
 

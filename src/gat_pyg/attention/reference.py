@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gat_pyg.edges import Edges
+from ..edges import Edges
 
 
 def attend(

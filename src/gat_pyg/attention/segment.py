@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.typing import WITH_TORCH_SCATTER, torch_scatter
 
-from gat_pyg.edges import Edges
+from ..edges import Edges
 
 
 def attend(

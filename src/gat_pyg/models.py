@@ -1,0 +1,288 @@
+"""Graph attention networks: stacks of the layer as the paper has them, and the attention of any model."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch_geometric.data import Data
+
+from .attention import attend
+from .conv import GATConv
+from .edges import neighbourhoods
+
+_PLANETOID = {"hidden_channels": (8,), "heads": (8, 1), "dropout": 0.6}
+_PPI = {"in_channels": 50, "out_channels": 121, "hidden_channels": (256, 256), "heads": (4, 4, 6)}
+
+# Section 3.3 of the paper.
+PRESETS: dict[str, dict[str, Any]] = {
+    "cora": {"in_channels": 1433, "out_channels": 7, **_PLANETOID},
+    "citeseer": {"in_channels": 3703, "out_channels": 6, **_PLANETOID},
+    "pubmed": {"in_channels": 500, "out_channels": 3, **_PLANETOID, "heads": (8, 8)},
+    "ppi": {**_PPI, "residual": (False, True, False)},
+    "const_ppi": {**_PPI, "residual": (False, True, False), "mechanism": "constant"},
+}
+
+
+class GAT(nn.Module):
+    r"""A graph attention network (Veličković et al., ICLR 2018): layers of multi-head attention with ELU between.
+
+    Hidden layers concatenate their heads, equation (5); the last one averages them and has no activation, equation (6).
+    In training, dropout acts on every layer's input and on the attention coefficients.
+
+    With `reproduction=True` the layers are those of the authors' code, which the paper's text leaves out in part: every
+    head draws its own input dropout and its own Glorot weights, both score maps have a bias, W h is dropped once more
+    after it was scored, and a skip connection is the dropped input, through a projection with a bias per head where
+    the widths differ.
+
+    Args:
+        in_channels: F, the number of input features.
+        hidden_channels: C of each hidden layer; as many as there are hidden layers, none for a single layer.
+        out_channels: K, the number of classes or labels.
+        heads: H of each layer, the last one included.
+        dropout: p, of the layers' inputs and of the attention coefficients.
+        residual: which layers have a skip connection: one bool for each, or one for all hidden layers after the first.
+        mechanism: "additive", or "constant" for Const-GAT; other mechanisms as in `GATConv`.
+        negative_slope: of the LeakyReLU.
+        edge_dim: the number of edge features, if any.
+        reproduction: whether to use the authors' form of the layer.
+        **kwargs: of `GATConv`.
+
+    Raises:
+        ValueError: if the lists do not fit each other or an argument is out of range.
+
+    Example:
+        >>> model = GAT(16, [8], 7, heads=[8, 1], dropout=0.6)
+        >>> model(torch.randn(3, 16), torch.tensor([[0, 1], [1, 2]])).shape
+        torch.Size([3, 7])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: Sequence[int],
+        out_channels: int,
+        heads: Sequence[int],
+        dropout: float = 0.0,
+        residual: Sequence[bool] | bool = False,
+        mechanism: str | nn.Module = "additive",
+        negative_slope: float = 0.2,
+        edge_dim: int | None = None,
+        reproduction: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        depth = len(hidden_channels) + 1
+        if isinstance(residual, bool):
+            residual = [residual and 0 < layer < depth - 1 for layer in range(depth)]
+        for name, given in (("heads", heads), ("residual", residual)):
+            if len(given) != depth:
+                raise ValueError(
+                    f"{name} has {len(given)} entries, expected {depth}: one for each of the {depth - 1} hidden layers "
+                    f"and one for the output layer."
+                )
+        if not 0.0 <= dropout <= 1.0:
+            raise ValueError(f"dropout is {dropout}, expected a probability in [0, 1].")
+        if reproduction and (edge_dim is not None or mechanism not in ("additive", "constant") or kwargs):
+            raise ValueError(
+                "reproduction=True is the authors' layer: it has no edge features, other mechanisms or options."
+            )
+        self.dropout = dropout
+        self.reproduction = reproduction
+        self.supports_edge_attr = edge_dim is not None
+        self.convs = nn.ModuleList()
+        for layer, (C, H) in enumerate(zip([*hidden_channels, out_channels], heads, strict=True)):
+            options: dict[str, Any] = {
+                "heads": H,
+                "concat": layer < depth - 1,
+                "negative_slope": negative_slope,
+                "dropout": dropout,
+                "residual": bool(residual[layer]),
+                "mechanism": mechanism,
+            }
+            if reproduction:
+                self.convs.append(AuthorsConv(in_channels, C, **options))
+            else:
+                self.convs.append(GATConv(in_channels, C, edge_dim=edge_dim, **options, **kwargs))
+            in_channels = C * H
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> GAT:
+        """A network of the paper: "cora", "citeseer", "pubmed", "ppi" or "const_ppi", with `changes` to its arguments.
+
+        Raises:
+            ValueError: if there is no such network.
+
+        Example:
+            >>> sum(p.numel() for p in GAT.preset("cora", reproduction=True).parameters())
+            92391
+        """
+        if name not in PRESETS:
+            raise ValueError(f"there is no preset {name!r}, expected one of {', '.join(PRESETS)}.")
+        return cls(**{**PRESETS[name], **changes})
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew."""
+        for conv in self.convs:
+            conv.reset_parameters()  # type: ignore[operator]
+
+    def forward(self, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None) -> Tensor:
+        """`[N, F]` to logits `[N, K]`; `edge_index` and `edge_attr` as in `GATConv`."""
+        for layer, conv in enumerate(self.convs):
+            x = x if layer == 0 else F.elu(x)
+            if not self.reproduction:  # there, every head drops its own
+                x = F.dropout(x, self.dropout, self.training)
+            x = conv(x, edge_index, edge_attr)
+        return x
+
+
+class AuthorsConv(nn.Module):
+    r"""The layer of the authors' code, head by head; `GAT` with `reproduction=True` is made of it.
+
+    For each head, with its own draw of dropout D in training:
+
+    .. math::
+        z = \mathbf{W} D(h), \qquad
+        e_{ij} = \mathrm{LeakyReLU}(\vec{a}_{dst}^T z_i + b_{dst} + \vec{a}_{src}^T z_j + b_{src}), \qquad
+        h'_i = \sum_j D(\alpha_{ij})\, D(z_j) + b + \mathrm{skip}(D(h_i))
+
+    Arguments as in `GATConv`. Memory: in training every head has its own copy of the dropped input, `[H, N, F]`.
+
+    Example:
+        >>> AuthorsConv(16, 8, heads=2)(torch.randn(3, 16), torch.tensor([[0, 1], [1, 2]])).shape
+        torch.Size([3, 16])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        heads: int = 1,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        residual: bool = False,
+        mechanism: str | nn.Module = "additive",
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.out_channels = out_channels
+        self.concat = concat
+        self.negative_slope = negative_slope
+        self.dropout = dropout
+        self.residual = residual
+        self.weight = Parameter(torch.empty(heads, in_channels, out_channels))
+        self.bias = Parameter(torch.empty(heads, out_channels))
+        additive = mechanism == "additive"
+        self.att_src = Parameter(torch.empty(heads, out_channels)) if additive else None
+        self.att_dst = Parameter(torch.empty(heads, out_channels)) if additive else None
+        self.bias_src = Parameter(torch.empty(heads)) if additive else None
+        self.bias_dst = Parameter(torch.empty(heads)) if additive else None
+        project = residual and in_channels != out_channels
+        self.res_weight = Parameter(torch.empty(heads, in_channels, out_channels)) if project else None
+        self.res_bias = Parameter(torch.empty(heads, out_channels)) if project else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew: Glorot uniform for each head, biases zero."""
+        for weight in (self.weight, self.res_weight, self.att_src, self.att_dst):
+            if weight is not None:
+                fan_out = weight.size(2) if weight.dim() == 3 else 1
+                bound = math.sqrt(6 / (weight.size(1) + fan_out))
+                nn.init.uniform_(weight, -bound, bound)
+        for bias in (self.bias, self.res_bias, self.bias_src, self.bias_dst):
+            if bias is not None:
+                nn.init.zeros_(bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Any,
+        edge_attr: Tensor | None = None,
+        return_attention_weights: bool | None = None,
+    ) -> Any:
+        """`[N, F]` to `[N, H C]`, or `[N, C]` where the heads are averaged; attention returned as by `GATConv`."""
+        looped, edges = neighbourhoods(edge_index, x.size(0), x.size(0), add_self_loops=True)
+        dropped = self._drop(x.expand(self.heads, *x.shape))  # [H, N, F]
+        z = self._project(dropped, self.weight)  # [N, H, C]
+        score_src, score_dst = self._score(z, self.att_src, self.bias_src), self._score(z, self.att_dst, self.bias_dst)
+        out, alpha = attend(
+            self._drop(z),
+            score_src,
+            score_dst,
+            edges,
+            negative_slope=self.negative_slope,
+            dropout=self.dropout if self.training else 0.0,
+        )
+        out = out + self.bias
+        if self.res_weight is not None and self.res_bias is not None:
+            out = out + self._project(dropped, self.res_weight) + self.res_bias
+        elif self.residual:
+            out = out + dropped.transpose(0, 1)
+        out = out.flatten(1) if self.concat else out.mean(1)
+        return (out, (looped, alpha)) if return_attention_weights else out
+
+    def _score(self, z: Tensor, att: Tensor | None, bias: Tensor | None) -> Tensor | None:
+        return None if att is None or bias is None else (z * att).sum(-1) + bias  # [N, H]
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training) if self.dropout > 0.0 else x
+
+    def _project(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Every head's features by its own weights: `[H, N, F]` and `[H, F, C]` to `[N, H, C]`."""
+        if x.stride(0) == 0:  # nothing was dropped, so all heads have the same features
+            return torch.mm(x[0], weight.transpose(0, 1).flatten(1)).view(-1, *weight.shape[::2])
+        return torch.bmm(x, weight).transpose(0, 1)
+
+
+@torch.no_grad()
+def attention_of(model: nn.Module, data: Data) -> list[tuple[Any, Tensor]]:
+    """The attention coefficients of every layer of a model, ours or PyG's: those it has without dropout.
+
+    Args:
+        model: any module whose layers take `return_attention_weights`.
+        data: a graph with `x`, `edge_index` and, where the model takes them, `edge_attr`.
+
+    Returns:
+        For each attention layer in the order they run, `(edge_index [2, E], alpha [E, H])`: the graph's edges in their
+        order without its own self-loops, then the loops that the layer adds.
+
+    Raises:
+        ValueError: if no layer gives its attention.
+
+    Example:
+        >>> data = Data(x=torch.randn(3, 16), edge_index=torch.tensor([[0, 1], [1, 2]]))
+        >>> [alpha.shape for _, alpha in attention_of(GAT(16, [8], 7, heads=[8, 1]), data)]
+        [torch.Size([5, 8]), torch.Size([5, 1])]
+    """
+    found: list[tuple[Any, Tensor]] = []
+
+    def ask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return args, {**kwargs, "return_attention_weights": True}
+
+    def take(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+        out, attention = output
+        found.append(attention)
+        return out
+
+    layers = [m for m in model.modules() if "return_attention_weights" in inspect.signature(m.forward).parameters]
+    handles = [layer.register_forward_pre_hook(ask, with_kwargs=True) for layer in layers]
+    handles += [layer.register_forward_hook(take, with_kwargs=True) for layer in layers]
+    was_training = model.training
+    try:
+        model.eval()
+        options = {} if data.edge_attr is None else {"edge_attr": data.edge_attr}
+        model(data.x, data.edge_index, **options)
+    finally:
+        model.train(was_training)
+        for handle in handles:
+            handle.remove()
+    if not found:
+        raise ValueError(f"no layer of {type(model).__name__} takes return_attention_weights: there is no attention.")
+    return found
