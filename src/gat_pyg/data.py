@@ -285,6 +285,48 @@ def _nearest(x: Tensor, k: int) -> Tensor:
     return cast(Tensor, to_undirected(torch.stack([src.flatten(), dst.flatten()]), num_nodes=N))
 
 
+# Planted: generated -------------------------------------------------------------------------------------------------
+
+
+def planted(graphs: int = 20, nodes: int = 100, labels: int = 16, degree: int = 4, seed: int = 0) -> Task:
+    """Graphs in which each node's labels are planted at one node nearby, told from the others by its salience.
+
+    ``x`` [N, 1 + K] is a node's salience, drawn from the exponential distribution, and ``labels`` bits of its own; its
+    labels ``y`` [N, K] are the bits of the most salient node within two steps, itself included. A mean over neighbours
+    blurs those bits (how frequent each bit is differs from graph to graph, and that is what a mean still tells);
+    attention finds them, since the score a_src . W h_j of equation (3) may grow with the salience of j. So with two
+    layers GAT > Const-GAT > MLP in micro-F1, by at least 0.25 and 0.05, within 30 epochs: seconds on one core.
+
+    Edges are undirected, drawn at random, ``degree`` to a node on average. ``graphs`` graphs are for training, a
+    quarter as many for validation and for testing each (at least one). Everything is determined by ``seed``.
+
+    Raises ValueError when a number is too small.
+
+    >>> planted().train[0]
+    Data(x=[100, 17], edge_index=[2, ...], y=[100, 16])
+    """
+    if min(graphs, nodes, labels) < 1 or degree < 0:
+        raise ValueError(f"planted: {graphs=}, {nodes=}, {labels=}, {degree=}: expected at least 1, and a degree >= 0.")
+    generator = torch.Generator().manual_seed(seed)
+    held = max(1, graphs // 4)
+    drawn = [_plant(nodes, labels, degree, generator) for _ in range(graphs + 2 * held)]
+    train, val, test = drawn[:graphs], drawn[graphs:-held], drawn[-held:]
+    return Task("planted", train, val, test, num_features=1 + labels, num_classes=labels, multilabel=True)
+
+
+def _plant(N: int, K: int, degree: int, generator: torch.Generator) -> Data:
+    pairs, _ = remove_self_loops(torch.randint(N, (2, N * degree // 2), generator=generator))
+    edge_index = to_undirected(pairs, num_nodes=N)
+    salience = -torch.log1p(-torch.rand(N, generator=generator))
+    frequency = 0.7 * torch.rand(K, generator=generator)  # of each bit in this graph
+    bits = (torch.rand(N, K, generator=generator) < frequency).float()
+    by_salience = salience.argsort(stable=True)
+    highest = by_salience.argsort()  # the rank of the most salient node seen so far: itself
+    for _ in range(2):
+        highest = highest.scatter_reduce(0, edge_index[1], highest[edge_index[0]], "amax")
+    return Data(torch.cat([salience[:, None], bits], 1), edge_index, y=bits[by_salience[highest]])
+
+
 # Raw files: where they are, how they come ---------------------------------------------------------------------------
 
 
@@ -526,8 +568,10 @@ def _read_ppi(folder: Path, split: str, x: Tensor) -> Iterator[Data]:
     y, graph = _npy(folder / f"{split}_labels.npy").float(), _npy(folder / f"{split}_graph_id.npy")
     path = folder / f"{split}_graph.json"
     with _reading(path), path.open() as file:
-        links = json.load(file)["links"]
-        edge_index = torch.tensor([[link["source"] for link in links], [link["target"] for link in links]])
+        stored = json.load(file)
+        ends = [[link[end] for link in stored["links"]] for end in ("source", "target")]
+        edge_index = torch.tensor(ends if stored.get("directed") else [ends[0] + ends[1], ends[1] + ends[0]])
+        del stored, ends
     with _reading(folder):
         if not len(x) == len(y) == len(graph) or (graph.diff() < 0).any():
             raise ValueError(
@@ -537,9 +581,9 @@ def _read_ppi(folder: Path, split: str, x: Tensor) -> Iterator[Data]:
         edge_index = coalesce(edge_index, num_nodes=len(x), sort_by_row=False)
         edge_index = edge_index[:, graph[edge_index[0]] == graph[edge_index[1]]]
         sizes = torch.unique_consecutive(graph, return_counts=True)[1].tolist()
-        ends = torch.tensor(sizes).cumsum(0)
-        edges = torch.bincount(torch.bucketize(edge_index[1], ends, right=True), minlength=len(sizes)).tolist()
-    cut = (torch.split(x.float(), sizes), torch.split(y, sizes), torch.split(edge_index, edges, dim=1), ends)
+        last = torch.tensor(sizes).cumsum(0)  # one past the last node of each graph
+        edges = torch.bincount(torch.bucketize(edge_index[1], last, right=True), minlength=len(sizes)).tolist()
+    cut = (torch.split(x.float(), sizes), torch.split(y, sizes), torch.split(edge_index, edges, dim=1), last)
     for X, Y, own, end in zip(*cut, strict=True):
         yield Data(X.clone(), own - (end - len(X)), y=Y.clone())
 
@@ -699,9 +743,9 @@ def _tidy(data: Any, split: int, name: str) -> Data:
             tidy.edge_attr = tidy.edge_attr[:, None]  # [E, 1]
     known = _known(tidy.y)
     for key in MASKS:
-        mask = data.get(key)
-        if mask is None:
+        if data.get(key) is None:
             continue
+        mask = torch.as_tensor(data[key])
         if mask.dim() == 2:
             if not 0 <= split < mask.size(1):
                 raise ValueError(f"{name}: {key} has {mask.size(1)} columns, split={split} is none of them.")
