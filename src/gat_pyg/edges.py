@@ -175,36 +175,42 @@ def neighbourhoods(
             a matrix is asked to flow from target to source.
         IndexError: if an id is outside `[0, N)`.
     """
-    owner, ids = _index_tensors(adjacency)
+    owner = _owner(adjacency)
     if owner.is_inference():  # has no version to watch
         return _build(adjacency, num_src, num_dst, add_self_loops, flow)
-    state = [(part._version, part.data_ptr(), part.shape) for part in ids]
-    known_state, built = _REMEMBERED.get(owner, (None, {}))
-    if known_state != state:
+    known, built = _REMEMBERED.get(owner, (None, {}))
+    if known != _state(adjacency):
         built = {}
-        _REMEMBERED[owner] = (state, built)
     asked = (type(adjacency), num_src, num_dst, add_self_loops, flow)
     if asked not in built:
         looped, edges = _build(adjacency, num_src, num_dst, add_self_loops, flow)
         built[asked] = (looped if add_self_loops else None, edges)
+        _REMEMBERED[owner] = (_state(adjacency), built)  # read again: PyG's tools touch the version of a COO matrix
     looped, edges = built[asked]
     return adjacency if looped is None else looped, edges
 
 
-def _index_tensors(adjacency: Tensor | SparseTensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The tensor whose life is the graph's, and those that hold its ids."""
+def _owner(adjacency: Tensor | SparseTensor) -> Tensor:
+    """The tensor that lives as long as the graph does."""
     if isinstance(adjacency, SparseTensor):
-        col = adjacency.storage.col()
-        return col, (col, adjacency.storage.rowptr())
-    if isinstance(adjacency, EdgeIndex):
-        adjacency = adjacency.as_tensor()
-    if adjacency.layout == torch.sparse_coo:
-        return adjacency, (adjacency._indices(),)
-    if adjacency.layout == torch.sparse_csr:
-        return adjacency, (adjacency.crow_indices(), adjacency.col_indices())
-    if adjacency.layout == torch.sparse_csc:
-        return adjacency, (adjacency.ccol_indices(), adjacency.row_indices())
-    return adjacency, (adjacency,)
+        col: Tensor = adjacency.storage.col()
+        return col
+    return adjacency.as_tensor() if isinstance(adjacency, EdgeIndex) else adjacency
+
+
+def _state(adjacency: Tensor | SparseTensor) -> list[tuple[int, int, torch.Size]]:
+    """What changes with the ids of a graph."""
+    if isinstance(adjacency, SparseTensor):
+        ids = [adjacency.storage.rowptr(), adjacency.storage.col()]
+    elif adjacency.layout == torch.sparse_coo:
+        ids = [adjacency._indices()]
+    elif adjacency.layout == torch.sparse_csr:
+        ids = [adjacency.crow_indices(), adjacency.col_indices()]
+    elif adjacency.layout == torch.sparse_csc:
+        ids = [adjacency.ccol_indices(), adjacency.row_indices()]
+    else:
+        ids = [_owner(adjacency)]
+    return [(part._version, part.data_ptr(), part.shape) for part in ids]
 
 
 def _build(adjacency: Any, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow) -> tuple[Any, Edges]:
@@ -221,7 +227,13 @@ def _from_edge_list(
     adjacency: Tensor, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow
 ) -> tuple[Tensor, Edges]:
     def build(edge_list: Tensor) -> Edges:
-        edge_list = edge_list.as_tensor() if isinstance(edge_list, EdgeIndex) else edge_list
+        if isinstance(edge_list, EdgeIndex):
+            by_dst = edge_list.is_sorted_by_col if flow == "source_to_target" else edge_list.is_sorted_by_row
+            edge_list = edge_list.as_tensor()
+            if by_dst:
+                src, dst = edge_list if flow == "source_to_target" else edge_list.flip(0)
+                _check_ids(dst, num_dst, "dst")
+                return Edges.from_csr(index2ptr(dst, num_dst), src, num_src)
         return Edges.from_index(edge_list if flow == "source_to_target" else edge_list.flip(0), num_src, num_dst)
 
     if not add_self_loops:

@@ -41,7 +41,7 @@ def attend(
             alpha_i = alpha_i * keep[j]
         out.append((alpha_i[:, :, None] * x[src[j]]).sum(0))  # (4)
         alpha = alpha.index_put((j,), alpha_i)
-    return torch.stack(out) if out else x.new_zeros(0, *x.shape[1:]), alpha
+    return torch.stack(out) if out else x[:0], alpha
 
 
 def concat_heads(out: Tensor) -> Tensor:

@@ -1,0 +1,189 @@
+"""The structure: grouped right, checked once, shared while nothing changes and never served stale."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from torch_geometric import EdgeIndex
+from torch_geometric.utils import add_self_loops, remove_self_loops
+
+from gat_pyg.edges import _REMEMBERED, Edges, neighbourhoods
+from graphs import BIPARTITE, LOOPS, RANDOM, REPEATED, SQUARE, ZOO, Graph
+
+LAYOUTS = {"coo": torch.Tensor.coalesce, "csr": torch.Tensor.to_sparse_csr, "csc": torch.Tensor.to_sparse_csc}
+
+
+def adjacency(graph: Graph, layout: str) -> torch.Tensor:
+    """The transposed adjacency [N_dst, N_src] without repeated edges."""
+    size = (graph.num_dst, graph.num_src)
+    ones = torch.ones(graph.index.size(1))
+    matrix = torch.sparse_coo_tensor(graph.index.flip(0), ones, size).coalesce()
+    return LAYOUTS[layout](
+        torch.sparse_coo_tensor(matrix.indices(), torch.ones(matrix._nnz()), size, is_coalesced=True)
+    )
+
+
+def pairs(index: torch.Tensor) -> list[tuple[int, int]]:
+    return sorted(map(tuple, index.t().tolist()))
+
+
+def test_by_hand() -> None:
+    edges = Edges.from_index(torch.tensor([[2, 0, 1, 0], [0, 2, 0, 0]]), num_src=3, num_dst=4)
+    assert edges.rowptr.tolist() == [0, 3, 3, 4, 4]  # 0 hears 2, 1, 0 in the caller's order; 1 and 3 hear nobody
+    assert edges.src.tolist() == [2, 1, 0, 0]
+    assert edges.dst.tolist() == [0, 0, 0, 2]
+    assert edges.perm is not None and edges.perm.tolist() == [0, 2, 3, 1]
+    colptr, dst, place = edges.transpose
+    assert colptr.tolist() == [0, 2, 3, 4] and dst.tolist() == [0, 2, 0, 0] and place.tolist() == [2, 3, 1, 0]
+
+
+@pytest.mark.parametrize("graph", ZOO, ids=str)
+def test_rows_are_scipys(graph: Graph) -> None:
+    edges = Edges.from_index(graph.index, graph.num_src, graph.num_dst)
+    src, dst = graph.index.numpy()
+    ids = np.arange(1, src.size + 1)
+    for matrix, ptr in (
+        (scipy.sparse.coo_array((ids, (dst, src)), shape=(graph.num_dst, graph.num_src)), edges.rowptr),
+        (scipy.sparse.coo_array((ids, (src, dst)), shape=(graph.num_src, graph.num_dst)), edges.transpose[0]),
+    ):
+        counts = np.bincount(matrix.coords[0], minlength=matrix.shape[0])
+        assert ptr.tolist() == [0, *np.cumsum(counts).tolist()]
+    assert edges.src.dtype == edges.dst.dtype == torch.int32
+    assert torch.equal(edges.index[:, edges.perm.long()], torch.stack([edges.src, edges.dst]))
+    assert torch.equal(edges.ungroup(edges.group(torch.arange(edges.num_edges))), torch.arange(edges.num_edges))
+    _, dst_by_src, place = edges.transpose
+    assert torch.equal(edges.dst[place.long()], dst_by_src)
+    assert (edges.src[place.long()].diff() >= 0).all()
+
+
+def test_undirected_graph_shares_memory() -> None:
+    both = torch.cat([RANDOM.index, RANDOM.index.flip(0)], 1)
+    edges = Edges.from_index(torch.unique(both, dim=1), RANDOM.num_src, RANDOM.num_dst)
+    assert edges.transpose[0] is edges.rowptr and edges.transpose[1] is edges.src
+
+
+@pytest.mark.parametrize("graph", SQUARE, ids=str)
+@pytest.mark.parametrize("loops", [False, True])
+def test_loops_are_pygs(graph: Graph, loops: bool) -> None:
+    looped, edges = neighbourhoods(graph.index, graph.num_src, graph.num_dst, add_self_loops=loops)
+    expected = graph.index
+    if loops:
+        expected, _ = add_self_loops(remove_self_loops(graph.index)[0], num_nodes=graph.num_src)
+    assert torch.equal(looped, expected) and torch.equal(edges.index.long(), expected)
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, "EdgeIndex", "sorted EdgeIndex", "int32", "SparseTensor", "reverse"])
+@pytest.mark.parametrize("graph", [LOOPS, RANDOM], ids=str)
+@pytest.mark.parametrize("loops", [False, True])
+def test_every_adjacency_type_means_the_same(graph: Graph, layout: str, loops: bool) -> None:
+    sizes = (graph.num_src, graph.num_dst)
+    index = torch.unique(graph.index, dim=1).contiguous()
+    flow = "source_to_target"
+    if layout in LAYOUTS:
+        given = adjacency(graph, layout)
+    elif layout == "SparseTensor":
+        torch_sparse = pytest.importorskip("torch_sparse", reason="SparseTensor is torch_sparse's")
+        given = torch_sparse.SparseTensor.from_edge_index(index, sparse_sizes=sizes).t()
+    elif layout.endswith("EdgeIndex"):
+        given = EdgeIndex(index, sparse_size=sizes, sort_order="row")
+        given = given.sort_by("col").values if layout.startswith("sorted") else given
+    elif layout == "int32":
+        given = index.int()
+    else:
+        given, flow = index.flip(0), "target_to_source"
+    _, expected = neighbourhoods(index, *sizes, add_self_loops=loops)
+    _, edges = neighbourhoods(given, *sizes, add_self_loops=loops, flow=flow)
+    assert torch.equal(edges.rowptr, expected.rowptr)
+    assert pairs(edges.index) == pairs(expected.index) == pairs(torch.stack([edges.src, edges.dst]))
+    if layout in ("coo", "csr", "SparseTensor") or (layout == "sorted EdgeIndex" and not loops):
+        assert edges.perm is None  # what comes sorted is not sorted again
+
+
+def test_all_layers_and_epochs_share_one() -> None:
+    index = RANDOM.index.clone()
+    _, first = neighbourhoods(index, 40, 40, add_self_loops=True)
+    assert neighbourhoods(index, 40, 40, add_self_loops=True)[1] is first
+    assert neighbourhoods(index, 40, 40)[1] is not first
+    assert neighbourhoods(index, 41, 41, add_self_loops=True)[1] is not first
+    assert neighbourhoods(index.clone(), 40, 40, add_self_loops=True)[1] is not first
+
+
+@pytest.mark.parametrize("layout", ["dense", *LAYOUTS])
+def test_it_is_forgotten_with_the_graph(layout: str) -> None:
+    index = RANDOM.index.int() if layout == "dense" else adjacency(RANDOM, layout)  # int32: no copy on the way
+    gc.collect()
+    before = len(_REMEMBERED)
+    edges = [weakref.ref(neighbourhoods(index, 40, 40, add_self_loops=loops)[1]) for loops in (False, True)]
+    assert len(_REMEMBERED) == before + 1 and all(ref() is not None for ref in edges)
+    del index
+    gc.collect()
+    assert len(_REMEMBERED) == before and all(ref() is None for ref in edges)
+
+
+def test_a_change_in_place_is_seen() -> None:
+    index = REPEATED.index.clone()
+    neighbourhoods(index, 3, 3)
+    index[0, 0] = 2
+    assert torch.equal(neighbourhoods(index, 3, 3)[1].index.long(), index)
+    index.t()[0] = torch.tensor([0, 1])  # through a view
+    assert torch.equal(neighbourhoods(index, 3, 3)[1].index.long(), index)
+    index.resize_(2, 2)
+    assert torch.equal(neighbourhoods(index, 3, 3)[1].index.long(), index)
+    index.data = torch.tensor([[1], [2]])
+    assert torch.equal(neighbourhoods(index, 3, 3)[1].index.long(), index)
+
+
+def test_what_inference_mode_built_serves_training() -> None:
+    index = RANDOM.index.clone()
+    with torch.inference_mode():
+        _, edges = neighbourhoods(index, 40, 40, add_self_loops=True)
+    x = torch.randn(40, 3, requires_grad=True)
+    x.index_select(0, edges.src).sum().backward()  # an inference tensor cannot be saved for this
+    assert x.grad is not None
+    with torch.inference_mode():
+        own = RANDOM.index.clone()
+        assert torch.equal(neighbourhoods(own, 40, 40)[1].index.long(), own)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (torch.zeros(7, 2, dtype=torch.long), r"shape \(7, 2\), expected \(2, E\)\. Did you mean edge_index\.t\(\)\?"),
+        (torch.zeros(3, 7, dtype=torch.long), r"shape \(3, 7\), expected \(2, E\)\.$"),
+        (torch.zeros(2, dtype=torch.long), r"shape \(2,\), expected \(2, E\)"),
+        (torch.zeros(2, 7), r"dtype torch\.float32, expected integers\. Did you mean edge_index\.long\(\)\?"),
+        (torch.zeros(2, 7, dtype=torch.bool), r"dtype torch\.bool, expected integers"),
+    ],
+)
+@pytest.mark.parametrize("loops", [False, True])
+def test_edge_list_of_another_form(index: torch.Tensor, message: str, loops: bool) -> None:
+    with pytest.raises(ValueError, match=message):
+        neighbourhoods(index, 7, 7, add_self_loops=loops)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ([[0, -1], [1, 1]], r"the src id -1, expected ids of at least 0"),
+        ([[0, 1], [1, -2]], r"the dst id -2"),
+        ([[0, 5], [1, 1]], r"the src id 5, but there are 5 src nodes \(0 to 4\)"),
+        ([[0, 1], [1, 3]], r"the dst id 3, but there are 3 dst nodes"),
+    ],
+)
+@pytest.mark.parametrize("loops", [False, True])
+def test_ids_without_a_node(index: list[list[int]], message: str, loops: bool) -> None:
+    with pytest.raises(IndexError, match=message):
+        neighbourhoods(torch.tensor(index), BIPARTITE.num_src, BIPARTITE.num_dst, add_self_loops=loops)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_matrix_of_another_shape(layout: str) -> None:
+    with pytest.raises(ValueError, match=r"shape \(3, 5\), expected \(N_dst, N_src\) = \(5, 3\)\. Did you mean adj"):
+        neighbourhoods(adjacency(BIPARTITE, layout), 3, 5)
+    with pytest.raises(ValueError, match="flow='target_to_source' is for edge lists"):
+        neighbourhoods(adjacency(LOOPS, layout), 3, 3, flow="target_to_source")
