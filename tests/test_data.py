@@ -1,0 +1,754 @@
+"""The data sets against scikit-learn's and PyG's own readings; bad input against the error it must give."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import zipfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from sklearn.metrics.pairwise import euclidean_distances
+from sklearn.neighbors import NearestNeighbors
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.datasets import PPI, KarateClub, Planetoid
+from torch_geometric.io import fs, read_planetoid_data
+from torch_geometric.nn import GATConv
+from torch_geometric.transforms import NormalizeFeatures
+
+from gat_pyg import data as gat_data
+from gat_pyg.data import KEYS, MASKS, Task, data_root, digits, from_dataset, from_file, planetoid, planted, ppi
+
+NAMES = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
+
+real = pytest.mark.skipif("GAT_PYG_DATA" not in os.environ, reason="GAT_PYG_DATA names no folder with the real data")
+
+
+def edges_of(edge_index: Tensor) -> set[tuple[int, int]]:
+    return set(map(tuple, edge_index.t().tolist()))
+
+
+def ring(N: int = 12, K: int = 3, **others: Any) -> Data:
+    """A small labelled graph that is in order."""
+    nodes = torch.arange(N)
+    return Data(x=torch.eye(N), edge_index=torch.stack([nodes, nodes.roll(1)]), y=nodes % K, **others)
+
+
+def nodes(N: int, *chosen: int) -> Tensor:
+    return torch.zeros(N, dtype=torch.bool).index_fill_(0, torch.tensor(chosen, dtype=torch.long), True)
+
+
+# Digits -------------------------------------------------------------------------------------------------------------
+
+
+def test_digits_are_those_of_scikit_learn():
+    task, bunch = digits(), load_digits()
+    assert torch.equal(task.train[0].x * 16, torch.tensor(bunch.data, dtype=torch.float))
+    assert torch.equal(task.train[0].y, torch.tensor(bunch.target))
+
+
+@pytest.mark.parametrize("k", [1, 5])
+def test_digits_graph_is_that_of_the_nearest_neighbours(k: int):
+    pixels, edges = load_digits().data, edges_of(digits(k).train[0].edge_index)
+    near, _ = NearestNeighbors(n_neighbors=k).fit(pixels).kneighbors()  # [N, k], oneself left out
+    square = euclidean_distances(pixels, squared=True).round()
+    reach = (near[:, -1] ** 2).round()  # squared distance of the k-th neighbour
+    np.fill_diagonal(square, np.inf)
+    must = {(int(i), int(j)) for i, j in np.argwhere(square < reach[:, None])}
+    may = {(int(i), int(j)) for i, j in np.argwhere(square <= np.maximum(reach[:, None], reach[None]))}
+    assert must <= edges <= may  # between the two lie ties alone
+    assert edges == {(dst, src) for src, dst in edges}
+
+
+def test_ties_go_to_the_lower_number():
+    corners = torch.tensor([[0.0, 0.0], [0.0, 2.0], [2.0, 0.0], [2.0, 2.0]], dtype=torch.float64)
+    assert edges_of(gat_data._nearest(corners, 1)) == {(0, 1), (1, 0), (0, 2), (2, 0), (1, 3), (3, 1)}
+
+
+def test_digits_split_is_20_per_class_500_1000_and_the_same_every_time():
+    first, again = digits().train[0], digits().train[0]
+    assert first.y[first.train_mask].bincount().tolist() == [20] * 10
+    assert [int(first[key].sum()) for key in MASKS] == [200, 500, 1000]
+    assert all(torch.equal(first[key], again[key]) for key in MASKS)
+    assert first.train_mask.nonzero()[:5].flatten().tolist() == [10, 21, 26, 27, 34]  # on every machine
+
+
+# Learning: the two generated or embedded sets tell methods apart ----------------------------------------------------
+
+
+class Tiny(nn.Module):
+    """Two layers of PyG's GATConv; with ``mechanism="constant"`` every score stays zero; or without any edge."""
+
+    def __init__(self, mechanism: str, F: int, C: int, K: int, dropout: float = 0.0):
+        super().__init__()
+        self.mlp, self.dropout = mechanism == "none", dropout
+        if self.mlp:
+            self.layers = nn.ModuleList([nn.Linear(F, 4 * C), nn.Linear(4 * C, K)])
+            return
+        self.layers = nn.ModuleList([GATConv(F, C, 4, dropout=dropout), GATConv(4 * C, K, 4, False, dropout=dropout)])
+        if mechanism == "constant":
+            for layer in self.layers:
+                for vector in (layer.att_src, layer.att_dst):
+                    nn.init.zeros_(vector.requires_grad_(False))
+
+    def forward(self, data: Data) -> Tensor:
+        x, edges = data.x, () if self.mlp else (data.edge_index,)
+        x = F.elu(self.layers[0](F.dropout(x, self.dropout, self.training), *edges))
+        return self.layers[1](F.dropout(x, self.dropout, self.training), *edges)
+
+
+@pytest.fixture
+def one_thread():
+    """Tensors this small are slower on many threads, much slower where others use the cores too."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def micro_f1(task: Task, mechanism: str, seed: int) -> float:
+    torch.manual_seed(seed)
+    model = Tiny(mechanism, task.num_features, 32, task.num_classes)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
+    for _ in range(30):
+        for batch in task.loader("train", batch_size=2):
+            optimizer.zero_grad()
+            F.binary_cross_entropy_with_logits(model(batch), batch.y).backward()
+            optimizer.step()
+    with torch.no_grad():
+        batch = Batch.from_data_list(task.test)
+        found, true = model(batch) > 0, batch.y > 0
+    return 2 * int((found & true).sum()) / int(found.sum() + true.sum())
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_planted_tells_gat_from_const_gat_from_mlp():
+    gat, const, mlp = (micro_f1(planted(), kind, seed=0) for kind in ("additive", "constant", "none"))
+    assert gat > const + 0.3 > mlp + 0.4, (gat, const, mlp)
+    assert gat > 0.9
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_gat_on_digits_beats_an_mlp():
+    data = digits().train[0]
+
+    def accuracy(mechanism: str) -> float:
+        torch.manual_seed(0)
+        model = Tiny(mechanism, 64, 8, 10, dropout=0.5)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
+        for _ in range(100):
+            optimizer.zero_grad()
+            F.cross_entropy(model(data)[data.train_mask], data.y[data.train_mask]).backward()
+            optimizer.step()
+        with torch.no_grad():
+            hit = model.eval()(data).argmax(1) == data.y
+        return float(hit[data.test_mask].float().mean())
+
+    gat, mlp = accuracy("additive"), accuracy("none")
+    assert gat > 0.95, gat
+    assert gat > mlp + 0.03, (gat, mlp)
+
+
+# Planted ------------------------------------------------------------------------------------------------------------
+
+
+def test_planted_labels_are_the_bits_of_the_most_salient_node_within_two_steps():
+    for data in planted(graphs=3, nodes=40, seed=7).train:
+        near = torch.eye(40)
+        near[data.edge_index[1], data.edge_index[0]] = 1
+        near = near @ near > 0  # within two steps
+        leader = data.x[:, 0].expand(40, 40).where(near, -torch.ones(1)).argmax(1)
+        assert torch.equal(data.y, data.x[leader, 1:])
+        assert edges_of(data.edge_index) == edges_of(data.edge_index.flip(0))
+
+
+def test_planted_is_determined_by_its_seed():
+    one, same, other = planted(seed=3), planted(seed=3), planted(seed=4)
+    assert [len(graphs) for graphs in (one.train, one.val, one.test)] == [20, 5, 5]
+    for key in ("x", "edge_index", "y"):
+        assert all(torch.equal(a[key], b[key]) for a, b in zip(one.test, same.test, strict=True))
+    assert not torch.equal(one.test[0].x, other.test[0].x)
+
+
+def test_planted_refuses_numbers_that_make_no_graph():
+    with pytest.raises(ValueError, match=r"planted: graphs=0, .*expected at least 1"):
+        planted(graphs=0)
+
+
+# Planetoid ----------------------------------------------------------------------------------------------------------
+
+
+@real
+@pytest.mark.parametrize("name", NAMES)
+def test_planetoid_equals_pygs_reading(name: str, tmp_path: Path):
+    raw = Path("Planetoid", NAMES[name], "raw")
+    shutil.copytree(data_root() / raw, tmp_path / raw)
+    task = planetoid(name, tmp_path)
+    assert os.listdir(tmp_path / raw.parent) == ["raw"]  # nothing was written beside
+    expected = Planetoid(str(tmp_path / "Planetoid"), NAMES[name], transform=NormalizeFeatures())
+    for key in ("x", "y", "edge_index", *MASKS):
+        assert torch.equal(task.train[0][key], expected[0][key]), key
+    assert (task.num_features, task.num_classes) == (expected.num_features, expected.num_classes)
+    assert task.transductive
+    assert not task.multilabel
+
+
+@pytest.fixture
+def tiny_citeseer(tmp_path: Path) -> Path:
+    """A data set in Planetoid's form, 560 nodes of which two have no line in test.index; its root."""
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "Planetoid" / "CiteSeer" / "raw"
+    folder.mkdir(parents=True)
+    test = np.setdiff1d(np.arange(540, 560), [545, 551])
+    rng.shuffle(test)
+    allx = scipy.sparse.random(540, 7, 0.4, "csr", np.float32, rng)
+    ally = np.eye(3, dtype=np.int32)[rng.integers(3, size=540)]
+    graph: defaultdict[int, list[int]] = defaultdict(list)
+    for src, dst in rng.integers(560, size=(900, 2)).tolist():
+        graph[src].append(dst)
+    parts = {
+        "x": allx[:9],
+        "y": ally[:9],
+        "allx": allx,
+        "ally": ally,
+        "tx": scipy.sparse.random(18, 7, 0.4, "csr", np.float32, rng),
+        "ty": np.asfortranarray(np.eye(3, dtype=np.int32)[rng.integers(3, size=18)]),
+        "graph": graph,
+    }
+    for part, content in parts.items():
+        (folder / f"ind.citeseer.{part}").write_bytes(pickle.dumps(content, protocol=4))
+    (folder / "ind.citeseer.test.index").write_text("".join(f"{node}\n" for node in test))
+    return tmp_path
+
+
+def raw_file(root: Path, part: str) -> Path:
+    return root / "Planetoid" / "CiteSeer" / "raw" / f"ind.citeseer.{part}"
+
+
+def test_a_data_set_in_planetoids_form_is_read_as_pyg_reads_it(tiny_citeseer: Path):
+    found = planetoid("CiteSeer", tiny_citeseer).train[0]
+    expected = NormalizeFeatures()(read_planetoid_data(str(raw_file(tiny_citeseer, "x").parent), "citeseer"))
+    for key in ("x", "y", "edge_index", *MASKS):
+        assert torch.equal(found[key], expected[key]), key
+    assert not found.x[545].any()
+    assert not found.test_mask[[545, 551]].any()
+
+
+class Gadget:
+    """Pickles to a call of ``function``, or to an object with a state of its own."""
+
+    def __init__(self, function: Any, *args: Any, state: Any = None):
+        self.call = (function, args) if state is None else (function, args, state)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def hostile(marker: Path) -> dict[str, bytes]:
+    """Pickles that would leave ``marker`` behind, or call something, if their wishes came true."""
+    touch, code = f"touch {marker}", f"open({str(marker)!r}, 'w')"
+    inner = pickle.dumps(Gadget(os.system, touch))
+    array = scipy.sparse.csr_matrix(np.eye(2))
+    array.extra = Gadget(os.system, touch)
+    return {
+        "os.system": inner,
+        "builtins.eval": pickle.dumps(Gadget(eval, code)),
+        "builtins.exec": pickle.dumps(Gadget(exec, code)),
+        "builtins.getattr": b"c__builtin__\ngetattr\n.",
+        "subprocess.Popen": pickle.dumps(Gadget(subprocess.Popen, ["touch", str(marker)])),
+        "numpy.load": pickle.dumps(Gadget(np.load, str(marker), None, True)),
+        "numpy.save": pickle.dumps(Gadget(np.save, str(marker), 1)),
+        "numpy.fromfile": b"cnumpy\nfromfile\n(S'/etc/hostname'\ntR.",
+        "scipy.io": b"cscipy.io\nloadmat\n(S'/etc/hostname'\ntR.",
+        "scipy.sparse.load_npz": b"cscipy.sparse\nload_npz\n(S'/etc/hostname'\ntR.",
+        "torch.load": b"ctorch\nload\n(S'/etc/hostname'\ntR.",
+        "pickle.loads": pickle.dumps(Gadget(pickle.loads, inner)),
+        "dotted name": b"\x80\x04\x8c\x05numpy\x8c\x0dndarray.tofile\x93.",
+        "dotted module": b"\x80\x04\x8c\x05numpy\x8c\x12lib.npyio.os.system\x93.",
+        "old instance": f"(S'{touch}'\nios\nsystem\n.".encode(),
+        "in a state": pickle.dumps(array),
+        "a class with a state": pickle.dumps(Gadget(Path, "x", state={"a": 1})),
+        "setstate on an allowed class": b"\x80\x02cnumpy\nndarray\n}X\x01\x00\x00\x00aK\x01sb.",
+        "allowed class called": b"\x80\x02cnumpy\nndarray\n(K\x05tR.",
+        "slots on an allowed class": b"\x80\x02cnumpy\nndarray\nN}X\x04\x00\x00\x00readK\x01s\x86b.",
+        "an array of objects": pickle.dumps(np.array([Gadget(os.system, touch)], dtype=object)),
+        "an extension": b"\x80\x02\x82\x01.",
+        "a persistent id": b"\x80\x02X\x01\x00\x00\x00aQ.",
+    }
+
+
+@pytest.mark.parametrize("gadget", hostile(Path("x")))
+@pytest.mark.parametrize("part", ["allx", "graph"])
+def test_a_hostile_pickle_runs_nothing(gadget: str, part: str, tiny_citeseer: Path, tmp_path: Path):
+    marker = tmp_path / "it_ran"
+    path = raw_file(tiny_citeseer, part)
+    path.write_bytes(hostile(marker)[gadget])
+    with pytest.raises(ValueError, match="cannot be read") as caught:
+        planetoid("citeseer", tiny_citeseer)
+    assert not marker.exists()
+    if gadget.split(".")[0] in ("os", "builtins", "subprocess", "numpy", "scipy", "torch", "pickle"):
+        assert "which no Planetoid file holds; nothing was run" in str(caught.value)
+        assert str(path) in str(caught.value)
+    raw_file(tiny_citeseer, part).unlink()  # and the stand-ins are as they were
+    shutil.copy(raw_file(tiny_citeseer, "x"), tmp_path / "again")
+    assert gat_data._unpickle(tmp_path / "again").shape == (9, 7)
+
+
+@pytest.mark.parametrize("part", ["x", "ally", "tx", "graph", "test.index"])
+def test_a_truncated_raw_file_is_named(part: str, tiny_citeseer: Path):
+    path = raw_file(tiny_citeseer, part)
+    whole = path.read_bytes()
+    for size in {0, 1, len(whole) // 3, len(whole) // 2, len(whole) - 3}:
+        path.write_bytes(whole[:size])
+        with pytest.raises(ValueError, match=r"cannot be read.*truncated.*Delete it") as caught:
+            planetoid("citeseer", tiny_citeseer)
+        assert str(path.parent) in str(caught.value)
+
+
+def test_an_unknown_planetoid_names_the_known_ones():
+    with pytest.raises(ValueError, match="'karate' is not a Planetoid data set: expected cora, citeseer or pubmed"):
+        planetoid("karate")
+
+
+# Where raw files come from ------------------------------------------------------------------------------------------
+
+
+def test_the_root_is_the_argument_then_the_variable_then_the_cache(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GAT_PYG_DATA", "/somewhere")
+    assert data_root("/here") == Path("/here")
+    assert data_root() == Path("/somewhere")
+    monkeypatch.delenv("GAT_PYG_DATA")
+    assert data_root() == Path("~/.cache/gat_pyg").expanduser()
+
+
+def test_planetoid_is_fetched_where_pyg_fetches_it(tiny_citeseer: Path, tmp_path: Path, monkeypatch: Any):
+    monkeypatch.setattr(Planetoid, "url", str(raw_file(tiny_citeseer, "x").parent))
+    fresh = tmp_path / "fresh"
+    assert torch.equal(planetoid("citeseer", fresh).train[0].x, planetoid("citeseer", tiny_citeseer).train[0].x)
+    assert len(list((fresh / "Planetoid" / "CiteSeer").rglob("*"))) == 1 + 8  # raw/, its files, and no leftovers
+    raw_file(fresh, "graph").unlink()
+    before = raw_file(fresh, "x").stat().st_mtime_ns
+    planetoid("citeseer", fresh)  # fetches what is missing, and that alone
+    assert raw_file(fresh, "x").stat().st_mtime_ns == before
+
+
+def test_a_download_that_breaks_off_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def cut(source: str, folder: str) -> None:
+        Path(folder, source.rpartition("/")[2]).write_bytes(b"half a fi")
+        if source.endswith("allx"):
+            raise TimeoutError("the line went dead")
+
+    monkeypatch.setattr(fs, "cp", cut)
+    with pytest.raises(FileNotFoundError, match="the line went dead"):
+        planetoid("cora", tmp_path)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("name", ["cora", "ppi"])
+def test_without_a_network_the_error_says_where_the_files_go(name: str, tmp_path: Path, monkeypatch: Any):
+    monkeypatch.setattr(Planetoid, "url", "http://127.0.0.1:9/data")
+    monkeypatch.setattr(PPI, "url", "http://127.0.0.1:9/ppi.zip")
+    folder = tmp_path / ("Planetoid/Cora/raw" if name == "cora" else "PPI/raw")
+    with pytest.raises(FileNotFoundError, match="use dataset=digits, which needs no network") as caught:
+        ppi(tmp_path) if name == "ppi" else planetoid(name, tmp_path)
+    assert f"Put the raw files in {folder}" in str(caught.value)
+    assert ("ind.cora.allx" if name == "cora" else "valid_graph.json") in str(caught.value)
+
+
+# PPI ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny_ppi(tmp_path: Path) -> Path:
+    """Six small graphs in PPI's form, with a constant feature and an unknown label; their root."""
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "PPI" / "raw"
+    folder.mkdir(parents=True)
+    for split, sizes in {"train": (9, 5), "valid": (4, 3), "test": (6,)}.items():
+        N, graph = sum(sizes), np.repeat(np.arange(len(sizes)) + 3, sizes)
+        links = [(int(i), int(j)) for i, j in rng.integers(N, size=(60, 2)) if graph[i] == graph[j]]
+        links += [(i, i) for i in range(N)] + links[:3]
+        both = [{"source": i, "target": j} for i, j in links + [(j, i) for i, j in links]]
+        nodes = [{"id": i} for i in range(N)]
+        stored = {"directed": True, "multigraph": False, "graph": {}, "nodes": nodes, "links": both}
+        (folder / f"{split}_graph.json").write_text(json.dumps(stored))
+        x = rng.normal(3.0, 2.0, size=(N, 4))
+        x[:, 2] = 0.1  # does not sum exactly
+        y = rng.integers(2, size=(N, 6)).astype(np.float32)
+        y[0, :] = np.nan if split == "valid" else 1
+        for part, content in {"feats": x, "labels": y, "graph_id": graph}.items():
+            np.save(folder / f"{split}_{part}.npy", content)
+    return tmp_path
+
+
+def test_ppi_is_read_as_pyg_reads_it_and_standardised_on_the_training_nodes(tiny_ppi: Path):
+    task = ppi(tiny_ppi)
+    assert os.listdir(tiny_ppi / "PPI") == ["raw"]  # nothing was written beside
+    raw = {split: np.load(tiny_ppi / "PPI" / "raw" / f"{split}_feats.npy") for split in ("train", "valid", "test")}
+    scaler = StandardScaler().fit(raw["train"])
+    for split, file in {"train": "train", "val": "valid", "test": "test"}.items():
+        found, expected = task.graphs(split), PPI(str(tiny_ppi / "PPI"), split)
+        assert len(found) == len(expected)
+        x = torch.cat([data.x for data in found])
+        torch.testing.assert_close(x, torch.tensor(scaler.transform(raw[file]), dtype=torch.float))
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one.y.nan_to_num(7), other.y.nan_to_num(7))
+            assert edges_of(one.edge_index) == edges_of(other.edge_index)
+            assert one.num_edges == other.num_edges
+    assert (task.num_features, task.num_classes, task.multilabel, task.transductive) == (4, 6, True, False)
+    assert task.val[0].y[0].isnan().all()
+
+
+def test_ppi_reads_links_given_once_or_twice(tiny_ppi: Path):
+    twice = ppi(tiny_ppi)
+    for path in (tiny_ppi / "PPI" / "raw").glob("*.json"):
+        stored = json.loads(path.read_text())
+        once = [link for link in stored["links"] if link["source"] <= link["target"]]
+        path.write_text(json.dumps({**stored, "directed": False, "links": once}))
+    for one, other in zip(ppi(tiny_ppi).train, twice.train, strict=True):
+        assert torch.equal(one.edge_index, other.edge_index)
+
+
+def test_ppi_is_fetched_where_pyg_fetches_it(tiny_ppi: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with zipfile.ZipFile(tmp_path / "ppi.zip", "w") as archive:
+        for path in (tiny_ppi / "PPI" / "raw").iterdir():
+            archive.write(path, path.name)
+    monkeypatch.setattr(PPI, "url", (tmp_path / "ppi.zip").as_uri())
+    found = ppi(tmp_path / "fresh")
+    assert torch.equal(found.test[0].x, ppi(tiny_ppi).test[0].x)
+    assert len(list((tmp_path / "fresh" / "PPI").rglob("*"))) == 1 + 12
+
+
+@pytest.mark.parametrize("file", ["train_feats.npy", "valid_labels.npy", "test_graph.json"])
+def test_a_truncated_ppi_file_is_named(file: str, tiny_ppi: Path):
+    path = tiny_ppi / "PPI" / "raw" / file
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=f"{file} cannot be read.*truncated"):
+        ppi(tiny_ppi)
+
+
+def test_a_pickle_among_ppis_arrays_is_refused(tiny_ppi: Path):
+    np.save(tiny_ppi / "PPI" / "raw" / "test_labels.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match=r"test_labels.npy cannot be read.*allow_pickle=False"):
+        ppi(tiny_ppi)
+
+
+@real
+def test_ppi_has_the_published_sizes():
+    task = ppi()
+    found = [
+        (len(g), sum(d.num_nodes for d in g), sum(d.num_edges for d in g)) for g in (task.train, task.val, task.test)
+    ]
+    assert found == [(20, 44906, 1226368), (2, 6514, 198920), (2, 5524, 161976)]
+    assert (task.num_features, task.num_classes, task.multilabel) == (50, 121, True)
+    raw = [np.load(data_root() / "PPI" / "raw" / f"{split}_feats.npy") for split in ("train", "test")]
+    expected = StandardScaler().fit(raw[0]).transform(raw[1])
+    torch.testing.assert_close(torch.cat([d.x for d in task.test]), torch.tensor(expected, dtype=torch.float))
+    for data in task.train + task.val + task.test:
+        src, dst = data.edge_index
+        both = torch.stack([src * data.num_nodes + dst, dst * data.num_nodes + src]).sort(1).values
+        assert torch.equal(both[0], both[1])  # undirected
+        assert not (src == dst).any()
+
+
+# A graph of one's own -----------------------------------------------------------------------------------------------
+
+
+def masks(N: int = 12) -> dict[str, Tensor]:
+    return {"train_mask": nodes(N, 0, 1, 2), "val_mask": nodes(N, 3, 4), "test_mask": nodes(N, 5, 6, 7)}
+
+
+@pytest.mark.parametrize("form", ["data.pt", "dict.pt", "list.pt", "arrays.npz"])
+def test_a_saved_graph_comes_back(form: str, tmp_path: Path):
+    data, path = ring(edge_attr=torch.rand(12, 2), **masks()), tmp_path / form
+    if form.endswith("npz"):
+        np.savez(path, note="left alone", **{key: data[key].numpy() for key in KEYS})
+    else:
+        torch.save({"data": data, "dict": data.to_dict(), "list": [data]}[path.stem], path)
+    task = from_file(path)
+    assert (task.name, task.num_features, task.num_classes, task.edge_dim) == (path.stem, 12, 3, 2)
+    for key in KEYS:
+        assert torch.equal(task.train[0][key], data[key]), key
+
+
+def test_saved_graphs_of_a_list_are_drawn_from(tmp_path: Path):
+    torch.save([ring(N) for N in (5, 6, 7, 8, 9)], tmp_path / "rings.pt")
+    with pytest.raises(ValueError, match=r"x has shape .*, expected"):
+        from_file(tmp_path / "rings.pt", val=1, test=1)
+
+
+def test_a_pt_file_that_would_run_code_is_refused(tmp_path: Path):
+    marker = tmp_path / "it_ran"
+    for content in (Gadget(os.system, f"touch {marker}"), ring(extra=Gadget(os.system, f"touch {marker}"))):
+        torch.save(content, tmp_path / "mine.pt")
+        with pytest.raises(ValueError, match=r"cannot be read: it asks for posix.system.*would run code") as caught:
+            from_file(tmp_path / "mine.pt")
+        assert "weights_only" not in str(caught.value)  # torch's advice to trust the file is not passed on
+    (tmp_path / "mine.pt").write_bytes(pickle.dumps(Gadget(os.system, f"touch {marker}")))
+    with pytest.raises(ValueError, match="cannot be read"):
+        from_file(tmp_path / "mine.pt")
+    assert not marker.exists()
+
+
+def test_an_npz_file_with_a_pickle_is_refused(tmp_path: Path):
+    marker = tmp_path / "it_ran"
+    x = np.array([Gadget(os.system, f"touch {marker}")], dtype=object)
+    np.savez(tmp_path / "mine.npz", x=x, edge_index=np.zeros((2, 0), int), y=np.zeros(1, int))
+    with pytest.raises(ValueError, match=r"cannot be read: Object arrays.*would run code"):
+        from_file(tmp_path / "mine.npz")
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("suffix", ["pt", "npz"])
+def test_a_truncated_file_is_named(suffix: str, tmp_path: Path):
+    path = tmp_path / f"mine.{suffix}"
+    torch.save(ring(), path) if suffix == "pt" else np.savez(path, x=np.eye(3))
+    whole = path.read_bytes()
+    for size in (0, 10, len(whole) // 2, len(whole) - 10):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ValueError, match=rf"mine.{suffix} cannot be read: .*truncated"):
+            from_file(path)
+
+
+def test_a_file_that_is_not_there_or_not_known_or_lacks_a_key(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match=r"none.pt does not exist"):
+        from_file(tmp_path / "none.pt")
+    with pytest.raises(ValueError, match=r"ends in '.csv', expected .pt"):
+        from_file(tmp_path / "mine.csv")
+    np.savez(tmp_path / "mine.npz", x=np.eye(3), edges=np.zeros((2, 0), int))
+    with pytest.raises(ValueError, match="has no edge_index and no y; its keys are x, edges"):
+        from_file(tmp_path / "mine.npz")
+    torch.save(torch.eye(3), tmp_path / "mine.pt")
+    with pytest.raises(ValueError, match="mine is a Tensor, expected a PyG Dataset"):
+        from_file(tmp_path / "mine.pt")
+
+
+# Any data set of PyG's ----------------------------------------------------------------------------------------------
+
+
+def test_a_pyg_data_set_of_one_graph_gets_the_masks_it_lacks():
+    club = KarateClub()  # has a train_mask with one node per class
+    task = from_dataset(club, val=10, test=15)
+    data = task.train[0]
+    assert task.name == "karateclub"
+    assert torch.equal(data.train_mask, club[0].train_mask)
+    assert [int(data[key].sum()) for key in MASKS] == [4, 10, 15]
+    assert "val_mask" not in club[0]  # the caller's graph stays as it was
+    again, other = from_dataset(club, val=10, test=15), from_dataset(club, val=10, test=15, seed=1)
+    assert torch.equal(data.test_mask, again.train[0].test_mask)
+    assert not torch.equal(data.test_mask, other.train[0].test_mask)
+
+
+def test_a_split_takes_so_many_of_each_class_and_labelled_nodes_only():
+    data = ring(60, 4)
+    data.y[::7] = -1
+    found = from_dataset(data, per_class=3, val=10, test=20).train[0]
+    assert found.y[found.train_mask].bincount().tolist() == [3, 3, 3, 3]
+    assert [int(found[key].sum()) for key in MASKS] == [12, 10, 20]
+    assert not any((found[key] & (data.y < 0)).any() for key in MASKS)
+    assert not (found.train_mask & found.val_mask | found.test_mask & (found.train_mask | found.val_mask)).any()
+
+
+def test_of_several_splits_one_is_taken():
+    several = {key: torch.stack([mask, mask.roll(1), mask.roll(2)], 1) for key, mask in masks().items()}
+    several["test_mask"] = nodes(12, 11)  # one for all splits
+    for split in (0, 2):
+        data = from_dataset(ring(**several), "ring", split=split).train[0]
+        assert torch.equal(data.train_mask, several["train_mask"][:, split])
+        assert torch.equal(data.test_mask, several["test_mask"])
+    with pytest.raises(ValueError, match=r"ring: train_mask has 3 columns, split=3 is none of them"):
+        from_dataset(ring(**several), "ring", split=3)
+
+
+def test_labels_of_every_kind():
+    column = from_dataset(ring(**masks()).update({"y": ring().y[:, None].float()}))  # y [N, 1]
+    assert torch.equal(column.train[0].y, ring().y)
+    floats = ring().y.double()
+    floats[[0, 9]] = float("nan")
+    unknown = from_dataset(ring(**masks()).update({"y": floats})).train[0]
+    assert unknown.y.tolist() == [-1, 1, 2, 0, 1, 2, 0, 1, 2, -1, 1, 2]
+    assert unknown.train_mask.nonzero().flatten().tolist() == [1, 2]  # node 0 has no label to train on
+    many = torch.eye(12)[:, :5]
+    many[3, 1] = float("nan")
+    task = from_dataset(ring(**masks()).update({"y": many}))
+    assert (task.multilabel, task.num_classes, task.train[0].y.dtype) == (True, 5, torch.float32)
+    assert task.train[0].y[3, 1].isnan()
+
+
+def test_many_labels_without_masks_are_split_by_number():
+    data = ring(60).update({"y": torch.eye(60)[:, :5]})
+    data.y[1] = float("nan")
+    found = from_dataset(data, per_class=4, val=10, test=20).train[0]
+    assert [int(found[key].sum()) for key in MASKS] == [20, 10, 20]
+    assert not any(found[key][1] for key in MASKS)
+
+
+def test_several_graphs_are_drawn_from_or_come_split():
+    graphs = [ring(12).update({"x": torch.full((12, 3), float(i))}) for i in range(8)]
+    task = from_dataset(graphs, "rings", val=2, test=3)
+    drawn = [[int(data.x[0, 0]) for data in part] for part in (task.train, task.val, task.test)]
+    assert [len(part) for part in drawn] == [3, 2, 3]
+    assert sorted(drawn[0] + drawn[1] + drawn[2]) == list(range(8))
+    for given in ({"train": graphs[:4], "val": graphs[4:5], "test": graphs[5:]}, (graphs[:4], graphs[4:5], graphs[5:])):
+        split = from_dataset(given, "rings")
+        assert [len(part) for part in (split.train, split.val, split.test)] == [4, 1, 3]
+        assert not split.transductive
+    with pytest.raises(ValueError, match="rings has 8 graphs, of which val=500 and test=1000"):
+        from_dataset(graphs, "rings")
+
+
+def test_the_split_of_an_ogb_data_set_is_kept():
+    class Ogb(list):  # type: ignore[type-arg]
+        def get_idx_split(self) -> dict[str, Tensor]:
+            return {"train": torch.tensor([4, 0]), "valid": torch.tensor([1]), "test": torch.tensor([2, 3])}
+
+    found = from_dataset(Ogb([ring()])).train[0]
+    assert [found[key].nonzero().flatten().tolist() for key in MASKS] == [[0, 4], [1], [2, 3]]
+
+
+def test_edge_attr_of_one_number_and_whole_numbers_become_floats():
+    data = ring(edge_attr=torch.arange(12), **masks())
+    data.x = data.x.long()
+    task = from_dataset(data)
+    assert task.edge_dim == 1
+    assert torch.equal(task.train[0].edge_attr, torch.arange(12.0)[:, None])
+    assert task.train[0].x.dtype == torch.float32
+
+
+# Loaders ------------------------------------------------------------------------------------------------------------
+
+
+def test_loaders():
+    task = digits()
+    assert task.loader("val")[0] is task.val[0]
+    many = planted(graphs=6)
+    assert sum(batch.num_graphs for batch in many.loader("train", batch_size=4)) == 6
+    torch.manual_seed(0)
+    orders = [[float(batch.x[0, 0]) for batch in many.loader("train")] for _ in range(5)]
+    assert len({tuple(order) for order in orders}) > 1  # shuffled
+    assert [float(batch.x[0, 0]) for batch in many.loader("test")] == [float(data.x[0, 0]) for data in many.test]
+
+
+# Bad input ----------------------------------------------------------------------------------------------------------
+
+
+def changed(**values: Any) -> Data:
+    data = ring(**masks())
+    for key, value in values.items():
+        data[key] = value
+    return data
+
+
+def with_value(tensor: Tensor, value: float) -> Tensor:
+    tensor = tensor.clone()
+    tensor.view(-1)[5] = value
+    return tensor
+
+
+EDGES, X, Y = ring().edge_index, ring().x, ring().y
+FIVE = {"edge_index": EDGES[:, :7]}
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "transposed": (
+        {"edge_index": EDGES[:, :7].t()},
+        r"edge_index has shape \(7, 2\), expected \(2, E\). Did you mean edge_",
+    ),
+    "one row": ({"edge_index": EDGES[0]}, r"edge_index has shape \(12,\), expected \(2, E\)\.$"),
+    "float edges": ({"edge_index": EDGES.float()}, r"edge_index is torch.float32, expected int64. Did you mean .*long"),
+    "negative": ({"edge_index": with_value(EDGES, -1)}, "edge_index holds -1, expected nodes from 0 to 11"),
+    "beyond N": ({"edge_index": with_value(EDGES, 12)}, r"edge_index holds 12, but x has 12 rows \(nodes 0 to 11\)"),
+    "no edges": ({"edge_index": None}, "edge_index is missing. Give the edges"),
+    "no x": ({"x": None}, "x is missing. Give the nodes features"),
+    "no y": ({"y": None}, "y is missing. Give every node a label"),
+    "NaN": ({"x": with_value(X, float("nan"))}, "x is NaN or infinite at node 0"),
+    "infinite": ({"x": with_value(X, float("inf"))}, "x is NaN or infinite at node 0"),
+    "x of one axis": ({"x": X[0]}, r"x has shape \(12,\), expected \(N, "),
+    "sparse x": ({"x": X.to_sparse()}, r"x is torch.sparse_coo, expected a dense tensor. Use x.to_dense\(\)"),
+    "edge_attr short": ({"edge_attr": torch.ones(11, 2)}, r"edge_attr has shape \(11, 2\), expected \(12, 2\)"),
+    "edge_attr 1-D short": ({"edge_attr": torch.ones(11)}, r"edge_attr has shape \(11, 1\), expected \(12, 1\)"),
+    "edge_attr NaN": ({"edge_attr": torch.full((12, 1), torch.nan)}, "edge_attr is not of finite floats"),
+    "y short": (
+        {"y": Y[:11], **{key: mask[:11] for key, mask in masks().items()}},
+        r"y is torch.int64 of shape \(11,\), ex",
+    ),
+    "label below": ({"y": with_value(Y, -7)}, "y holds the label -7, expected 0 to 2, or -1 where it is unknown"),
+    "label beyond": ({"y": with_value(Y, 10**9)}, "y holds the label 1000000000, but there are 12 nodes"),
+    "quantities": ({"y": Y + 0.5}, "y holds 0.5..., expected whole numbers"),
+    "no labels": ({"y": torch.full((12,), -1)}, "no node has a known label"),
+    "counts": ({"y": torch.full((12, 4), 2.0)}, "y holds other values than 0, 1 and NaN"),
+    "overlap": ({"val_mask": nodes(12, 2, 3)}, "train_mask and val_mask overlap in 1 nodes"),
+    "overlap of test": ({"test_mask": nodes(12, 0, 1, 9)}, "train_mask and test_mask overlap in 2 nodes"),
+    "empty": ({"val_mask": nodes(12)}, "val_mask is empty, expected at least one node"),
+    "mask short": ({"val_mask": nodes(11, 3)}, r"val_mask is torch.bool of shape \(11,\), expected a bool, 0 or 1"),
+    "numbers": ({"val_mask": torch.arange(12)}, "val_mask is torch.int64 .*Are these node numbers"),
+    "too few of a class": (
+        {"train_mask": None},
+        r"per_class=20 .* in class 0 \(\d\), 1 \(\d\), 2 \(\d\). Choose a smaller",
+    ),
+    "too few": (
+        {"test_mask": None},
+        "test_mask asks for 1000 nodes, but only 7 labelled ones are left. Choose smaller",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_says_what_came_and_what_was_expected(case: str):
+    values, message = BAD[case]
+    with pytest.raises(ValueError, match=message) as caught:
+        from_dataset(changed(**values), "mine")
+    assert str(caught.value).startswith("mine")
+
+
+def test_graphs_that_do_not_agree():
+    widths = [ring(), ring(), ring().update({"x": torch.ones(12, 5)}), ring()]
+    with pytest.raises(ValueError, match=r"mine, train graph 1: x has shape \(12, 5\), expected \(N, 12\)"):
+        from_dataset((widths[:1] + widths[2:3], widths[:1], widths[:1]), "mine")
+    attributed = ring(edge_attr=torch.ones(12, 1))
+    with pytest.raises(ValueError, match="mine, val graph 0: some graphs have edge_attr and others have none"):
+        from_dataset(([attributed], [ring()], [attributed]), "mine")
+    unknown = ring().update({"y": torch.full((12,), -1)})
+    with pytest.raises(ValueError, match="mine: all labels of the test graphs are unknown"):
+        from_dataset(([ring()], [ring()], [unknown]), "mine")
+    with pytest.raises(ValueError, match="mine: there is no graph in test"):
+        from_dataset(([ring()], [ring()], []), "mine")
+
+
+def test_what_is_no_graph():
+    with pytest.raises(ValueError, match=r"mine holds a HeteroData, expected .*to_homogeneous"):
+        from_dataset([HeteroData()], "mine")
+    with pytest.raises(ValueError, match="mine is a str, expected a PyG Dataset"):
+        from_dataset("cora", "mine")
+    with pytest.raises(ValueError, match="mine is a mapping of train, valid, expected train, val and test"):
+        from_dataset({"train": [], "valid": []}, "mine")
+    with pytest.raises(ValueError, match="mine has no graph"):
+        from_dataset([], "mine")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"val_mask": None}, "val_mask is missing. Give it, or have it drawn"),
+        ({"val_mask": nodes(12, 3).long()}, r"val_mask is torch.int64 \(12,\), expected torch.bool \(12,\)"),
+        ({"y": with_value(ring().y, -1)}, "test_mask holds nodes with unknown labels"),
+        ({"y": ring().y.float()}, r"y is torch.float32 of shape \(12,\), expected torch.int64 of shape \(12,\)"),
+        ({"y": with_value(ring().y, 3)}, "y holds the label 3, expected 0 to 2"),
+        ({"x": ring().x.long()}, r"x is torch.int64, expected floats. Use x.float\(\)"),
+    ],
+)
+def test_a_task_made_by_hand_is_checked_too(values: dict[str, Any], message: str):
+    data = [changed(**values)]
+    with pytest.raises(ValueError, match=message):
+        Task("mine", data, data, data, num_features=12, num_classes=3)
