@@ -22,6 +22,7 @@ from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.datasets import PPI, KarateClub, Planetoid
 from torch_geometric.io import fs, read_planetoid_data
@@ -561,6 +562,19 @@ def test_a_split_takes_so_many_of_each_class_and_labelled_nodes_only():
     assert not (found.train_mask & found.val_mask | found.test_mask & (found.train_mask | found.val_mask)).any()
 
 
+def test_a_split_of_negative_size_is_refused():
+    with pytest.raises(ValueError, match="ring: val_mask asks for -1 nodes"):
+        from_dataset(ring(60), "ring", per_class=2, val=-1, test=5)
+    with pytest.raises(ValueError, match="ring: per_class=-1 asks for"):
+        from_dataset(ring(60), "ring", per_class=-1, val=5, test=5)
+
+
+def test_pygs_edge_index_is_an_edge_index():
+    data = ring(**masks())
+    data.edge_index = EdgeIndex(data.edge_index, sparse_size=(12, 12))
+    assert torch.equal(from_dataset(data).train[0].edge_index, ring().edge_index)
+
+
 def test_of_several_splits_one_is_taken():
     several = {key: torch.stack([mask, mask.roll(1), mask.roll(2)], 1) for key, mask in masks().items()}
     several["test_mask"] = nodes(12, 11)  # one for all splits
@@ -686,6 +700,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "label below": ({"y": with_value(Y, -7)}, "y holds the label -7, expected 0 to 2, or -1 where it is unknown"),
     "label beyond": ({"y": with_value(Y, 10**9)}, "y holds the label 1000000000, but there are 12 nodes"),
     "quantities": ({"y": Y + 0.5}, "y holds 0.5..., expected whole numbers"),
+    "y of one number": ({"y": torch.tensor(1)}, r"y has shape \(\), expected \(N,\), or \(N, K\)"),
     "no labels": ({"y": torch.full((12,), -1)}, "no node has a known label"),
     "counts": ({"y": torch.full((12, 4), 2.0)}, "y holds other values than 0, 1 and NaN"),
     "overlap": ({"val_mask": nodes(12, 2, 3)}, "train_mask and val_mask overlap in 1 nodes"),
@@ -697,6 +712,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"train_mask": None},
         r"per_class=20 .* in class 0 \(\d\), 1 \(\d\), 2 \(\d\). Choose a smaller",
     ),
+    "edge_attr of one number": ({"edge_attr": torch.tensor(1.0)}, r"edge_attr has shape \(\), expected \(12, 0\)"),
     "too few": (
         {"test_mask": None},
         "test_mask asks for 1000 nodes, but only 7 labelled ones are left. Choose smaller",
@@ -722,6 +738,8 @@ def test_graphs_that_do_not_agree():
     unknown = ring().update({"y": torch.full((12,), -1)})
     with pytest.raises(ValueError, match="mine: all labels of the test graphs are unknown"):
         from_dataset(([ring()], [ring()], [unknown]), "mine")
+    with pytest.raises(ValueError, match="mine: there is no graph in val"):
+        from_dataset(([ring()], [], []), "mine")
     with pytest.raises(ValueError, match="mine: there is no graph in test"):
         from_dataset(([ring()], [ring()], []), "mine")
 

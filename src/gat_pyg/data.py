@@ -74,7 +74,7 @@ class Task:
 
     def graphs(self, split: Split) -> list[Data]:
         """The graphs of ``"train"``, ``"val"`` or ``"test"``."""
-        return {"train": self.train, "val": self.val, "test": self.test}[split]
+        return cast(list[Data], getattr(self, split))
 
     def loader(self, split: Split, batch_size: int = 1) -> DataLoader | list[Data]:
         """Batches of ``split`` for one epoch: the one graph itself, or ``batch_size`` graphs at a time.
@@ -219,7 +219,7 @@ def _known(y: Tensor) -> Tensor:
 
 def _draw_masks(data: Data, K: int, per_class: int, val: int, test: int, seed: int, name: str) -> None:
     """Give ``data`` the masks it lacks, drawn among the labelled nodes that no mask of its own holds."""
-    order = torch.randperm(data.x.size(0), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(data.y), generator=torch.Generator().manual_seed(seed))
     free = _known(data.y)
     for key in MASKS:
         if key in data:
@@ -230,7 +230,7 @@ def _draw_masks(data: Data, K: int, per_class: int, val: int, test: int, seed: i
         order = order[free[order]]
         if key == "train_mask" and data.y.dim() == 1:
             labels = [order[data.y[order] == label][:per_class] for label in range(K)]
-            few = [f"{label} ({len(nodes)})" for label, nodes in enumerate(labels) if len(nodes) < per_class]
+            few = [f"{label} ({len(nodes)})" for label, nodes in enumerate(labels) if len(nodes) != per_class]
             if few:
                 raise ValueError(
                     f"{name}: per_class={per_class} asks for more labelled nodes than there are in class "
@@ -239,7 +239,7 @@ def _draw_masks(data: Data, K: int, per_class: int, val: int, test: int, seed: i
             chosen = torch.cat(labels)
         else:
             chosen = order[:size]
-            if len(chosen) < size:
+            if len(chosen) != size:
                 raise ValueError(
                     f"{name}: {key} asks for {size} nodes, but only {len(chosen)} labelled ones are left. "
                     f"Choose smaller per_class, val and test, or give {key}."
@@ -415,7 +415,9 @@ def _read_planetoid(folder: Path, name: str) -> Data:
     for part in PARTS:
         path = folder / f"ind.{name}.{part}"
         with _reading(path):
-            raw[part] = _lines(path) if part == "test.index" else _unpickle(path)
+            raw[part] = (
+                _unpickle(path) if part != "test.index" else torch.tensor([int(i) for i in path.read_text().split()])
+            )
     with _reading(folder):
         return _assemble(raw)
 
@@ -442,10 +444,6 @@ def _assemble(raw: Mapping[str, Any]) -> Data:
     for key, nodes in zip(MASKS, (torch.arange(train), torch.arange(train, train + 500), test), strict=True):
         data[key] = torch.zeros(N, dtype=torch.bool).index_fill_(0, nodes, True)
     return data
-
-
-def _lines(path: Path) -> Tensor:
-    return torch.tensor([int(line) for line in path.read_text().split()])
 
 
 class _Made:
@@ -694,25 +692,17 @@ def from_dataset(
     N = sum(len(data.y) for data in every)
     if not multilabel and N < K:
         raise ValueError(f"{name}: y holds the label {K - 1}, but there are {N} nodes. Number the classes from 0.")
-    if len(every) == 1:
+    if len(parts) == 1 and len(every) == 1:
         if (idx := getattr(dataset, "get_idx_split", None)) is not None:
             _ogb_masks(every[0], idx())
         _draw_masks(every[0], K, per_class, val, test, seed, name)
         parts = [every, every, every]
     elif len(parts) == 1:
         parts = _draw_graphs(every, val, test, seed, name)
-    edge_attr = every[0].edge_attr
-    train, val_graphs, test_graphs = parts
-    return Task(
-        name,
-        train,
-        val_graphs,
-        test_graphs,
-        num_features=every[0].x.size(-1) if every[0].x.dim() else 0,
-        num_classes=K,
-        multilabel=multilabel,
-        edge_dim=None if edge_attr is None or edge_attr.dim() < 2 else edge_attr.size(1),
+    F, D = (
+        tensor.size(-1) if tensor is not None and tensor.dim() else 0 for tensor in (every[0].x, every[0].edge_attr)
     )
+    return Task(name, parts[0], parts[1], parts[2], F, K, multilabel, D if every[0].edge_attr is not None else None)
 
 
 def _parts(dataset: Any, name: str) -> list[list[Any]]:
@@ -762,14 +752,14 @@ def _tidy(data: Any, split: int, name: str) -> Data:
 def _labels(y: Tensor, name: str) -> Tensor:
     """[N, K] float32 with NaN, or [N] int64 with -1, where a label is unknown."""
     y = y.squeeze(1) if y.dim() == 2 and y.size(1) == 1 else y
-    if y.dim() != 1:
+    if y.dim() == 2:
         return y.float()
-    unknown = y.isnan()
-    if (y[~unknown] != y[~unknown].round()).any() if y.is_floating_point() else False:
-        raise ValueError(
-            f"{name}: y holds {float(y[~unknown][0])}..., expected whole numbers: classes, not quantities."
-        )
-    return y.masked_fill(unknown, -1).long()
+    if y.dim() != 1:
+        raise ValueError(f"{name}: y has shape {tuple(y.shape)}, expected (N,), or (N, K) for many labels per node.")
+    known = y[~y.isnan()]
+    if y.is_floating_point() and (known != known.round()).any():
+        raise ValueError(f"{name}: y holds {float(known[0])}..., expected whole numbers: classes, not quantities.")
+    return y.masked_fill(y.isnan(), -1).long()
 
 
 def _draw_graphs(graphs: list[Data], val: int, test: int, seed: int, name: str) -> list[list[Data]]:
