@@ -57,6 +57,7 @@ from .training import (
 )
 
 RUN_DIR = "GAT_PYG_RUN_DIR"  # tells the processes that Lightning starts which folder the first one took
+LOCK = ".lock"
 NUMBERS = ("dataset", "model", "training", "split")  # the settings that decide what is learnt: they make the hash
 QUIET = (  # what Lightning says of itself, and of a loader that is right here as it is
     r".*LeafSpec.* is deprecated",
@@ -92,27 +93,19 @@ def config_folder() -> Path:
 
 def job(config: DictConfig) -> float:
     """Train and test with the seeds ``seed``, ``seed + 1``, ...; the mean validation score."""
-    _check(config)
-    folder, locks = run_folder(config)
-    try:
-        with _quiet():
-            task = build_task(config)
-            results = []
-            for seed in range(config.seed, config.seed + config.runs):
-                inner = seed_folder(folder, config, seed)
-                result = finished(inner, config.results)
-                if result is None:
-                    result = one_run(config, task, seed, inner)
-                if _rank() == 0:
-                    print(summary(result, config))
-                results.append(result)
+    with run_folder(config) as folder, _quiet():
+        _check(config)
+        task = build_task(config)
+        results = []
+        for seed in range(config.seed, config.seed + config.runs):
+            inner = seed_folder(folder, config, seed)
+            result = finished(inner, config.results) or one_run(config, task, seed, inner)
+            results.append(result)
+            if _rank() == 0:
+                print(summary(result, config), flush=True)
         if _rank() == 0 and len(results) > 1:
             print(summary_of_all(results, folder))
         return statistics.fmean(result.val for result in results)
-    finally:
-        os.environ.pop(RUN_DIR, None)
-        for lock in locks:
-            os.close(lock)
 
 
 # One run ------------------------------------------------------------------------------------------------------------
@@ -122,7 +115,6 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
     """Train with one seed, test the weights kept last, and leave everything in ``folder``."""
     first = _rank() == 0
     if first:
-        folder.mkdir(parents=True, exist_ok=True)
         own = OmegaConf.merge(config, {"seed": seed, "runs": 1, "ckpt_path": None})
         write_whole(folder / CONFIG, lambda beside: OmegaConf.save(own, beside, resolve=True))
     seed_everything(seed, workers=True, verbose=False)
@@ -147,11 +139,11 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
         method=method,
         dataset=task.name,
         metric=name,
-        value=scores[f"test_{name}"],
+        value=round(scores[f"test_{name}"], 5),  # Lightning logs float32
         seed=seed,
         epochs=stopping.epoch,
         best_epoch=stopping.best_epoch,
-        val=stopping.kept_score,
+        val=round(stopping.kept_score, 5),
         seconds=round(resumable.seconds, 3),
         seconds_per_epoch=round(resumable.seconds / max(stopping.epoch, 1), 6),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -248,23 +240,35 @@ def build_logger(settings: DictConfig, folder: Path) -> Any:
 # Where a run lives --------------------------------------------------------------------------------------------------
 
 
-def run_folder(config: DictConfig) -> tuple[Path, list[int]]:
-    """The folder of this job, and the lock that keeps others out of it while this process lives.
+@contextmanager
+def run_folder(config: DictConfig) -> Iterator[Path]:
+    """The folder of this job, which no other process takes meanwhile; one that holds nothing afterwards goes.
 
     It is Hydra's (``hydra.run.dir``), which must not hold a run yet. With ``ckpt_path=last`` it is that folder if it
     holds a run, else the newest folder in ``outputs`` with an unfinished run of the same settings.
     """
     given = Path(HydraConfig.get().runtime.output_dir)
     if _rank() > 0:
-        return Path(os.environ.get(RUN_DIR, given)), []
-    folder, lock = _resumed(config, given) if config.ckpt_path == "last" else _fresh(given)
-    if folder != given:
-        with suppress(OSError):
-            given.rmdir()  # Hydra made it for this job; it goes only if it is empty
-    os.environ[RUN_DIR] = str(folder)
-    if not (folder / CONFIG).is_file():
-        write_whole(folder / CONFIG, lambda beside: OmegaConf.save(_plain(config), beside))
-    return folder, [lock]
+        yield Path(os.environ.get(RUN_DIR, given))
+        return
+    folder = given
+    try:
+        folder, lock = _resumed(config, given) if config.ckpt_path == "last" else _fresh(given)
+        os.environ[RUN_DIR] = str(folder)
+        if not (folder / CONFIG).is_file():
+            write_whole(folder / CONFIG, lambda beside: OmegaConf.save(_plain(config), beside))
+        try:
+            yield folder
+        finally:
+            (folder / LOCK).unlink(missing_ok=True)
+            os.close(lock)
+            os.environ.pop(RUN_DIR)
+            if {path.name for path in folder.iterdir()} == {CONFIG}:
+                (folder / CONFIG).unlink()  # nothing was done: the settings alone are no run
+    finally:
+        for empty in {given, folder}:
+            with suppress(OSError):
+                empty.rmdir()  # refused unless it is empty
 
 
 def _fresh(folder: Path) -> tuple[Path, int]:
@@ -273,7 +277,7 @@ def _fresh(folder: Path) -> tuple[Path, int]:
             f"{folder} holds a run already, which would be lost. Choose another hydra.run.dir, "
             "or finish that run by ckpt_path=last."
         )
-    lock = try_lock(folder / ".lock")
+    lock = try_lock(folder / LOCK)
     if lock is None:
         raise ValueError(f"{folder} is in use by another process. Choose another hydra.run.dir.")
     return folder, lock
@@ -294,7 +298,7 @@ def _resumed(config: DictConfig, given: Path) -> tuple[Path, int]:
         candidates = [folder.absolute() for folder in same if not _complete(folder, config)]
         candidates.sort(key=lambda folder: (folder / CONFIG).stat().st_mtime, reverse=True)
     for folder in candidates:
-        lock = try_lock(folder / ".lock")
+        lock = try_lock(folder / LOCK)
         if lock is not None:
             print(f"Resuming the run in {_told(folder)}", file=sys.stderr)
             return folder, lock
@@ -435,6 +439,8 @@ def _rank() -> int:
 
 def _check(config: DictConfig) -> None:
     """Raise ValueError for settings that cannot work, before anything is written."""
+    if not 0 <= config.seed < 2**32:
+        raise ValueError(f"seed is {config.seed}, expected a number from 0 to 2^32 - 1.")
     if config.runs < 1:
         raise ValueError(f"runs is {config.runs}, expected at least 1.")
     if config.ckpt_path not in (None, "last") and config.runs > 1:

@@ -1,4 +1,4 @@
-"""How a model learns: the transductive and the inductive setup, the paper's stopping rule, exact resume; for Lightning."""
+"""How a model learns: the transductive and the inductive setup, the paper's stopping rule, exact resume."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class NodeClassifier(LightningModule):
         takes = inspect.signature(getattr(model, "_orig_mod", model).forward).parameters
         self._takes_edges = "edge_index" in takes
         self._takes_edge_attr = "edge_attr" in takes and bool(getattr(model, "supports_edge_attr", True))
-        self._sums: Tensor | None = None
+        self._sums: dict[str, Tensor] = {}  # per split, since the last time they were told
 
     def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
         """The rows of the logits [N, K], and of ``data.y``, that ``split`` is about."""
@@ -80,24 +80,29 @@ class NodeClassifier(LightningModule):
         """The loss of a batch of graphs."""
         out, y = self.labelled(self(data), data, "train")
         loss = node_loss(out, y)
-        self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(y), sync_dist=self._shared())
+        size = known(y).sum()
+        self._add("train", torch.stack([loss.detach() * size, size.to(loss.dtype)]))
         return loss
 
     def validation_step(self, data: Data, batch_idx: int) -> None:
         """Add a batch to the sums of the validation."""
-        self._count(*self.labelled(self(data), data, "val"))
+        self._add("val", node_sums(*self.labelled(self(data), data, "val")))
 
     def test_step(self, data: Data, batch_idx: int) -> None:
         """Add a batch to the sums of the test."""
-        self._count(*self.labelled(self(data), data, "test"))
+        self._add("test", node_sums(*self.labelled(self(data), data, "test")))
 
     def on_validation_epoch_end(self) -> None:
-        """Turn the sums into ``val_loss`` and the score."""
-        self._log_sums("val")
+        """Turn the sums into ``train_loss``, ``val_loss`` and the score."""
+        metrics = self._scores("val")
+        if "train" in self._sums:
+            loss, size = self._pooled("train")
+            metrics["train_loss"] = loss / max(size, 1.0)
+        self.log_dict(metrics, batch_size=1, sync_dist=self._shared())
 
     def on_test_epoch_end(self) -> None:
         """Turn the sums into ``test_loss`` and the score."""
-        self._log_sums("test")
+        self.log_dict(self._scores("test"), batch_size=1, sync_dist=self._shared())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam, with L2 on all variables."""
@@ -114,17 +119,19 @@ class NodeClassifier(LightningModule):
     def _shared(self) -> bool:
         return self.trainer.world_size > 1
 
-    def _count(self, out: Tensor, y: Tensor) -> None:
-        sums = node_sums(out, y)
-        self._sums = sums if self._sums is None else self._sums + sums
+    def _add(self, split: str, sums: Tensor) -> None:
+        self._sums[split] = self._sums[split] + sums if split in self._sums else sums
 
-    def _log_sums(self, split: str) -> None:
-        sums, self._sums = self._sums, None
-        assert sums is not None
+    def _pooled(self, split: str) -> list[float]:
+        """The sums since the last call, over all processes."""
+        sums = self._sums.pop(split)
         if self._shared():
             sums = self.trainer.strategy.reduce(sums, reduce_op="sum")
-        loss, score, name = score_of(sums.tolist())
-        self.log_dict({f"{split}_loss": loss, f"{split}_{name}": score}, batch_size=1, rank_zero_only=False)
+        return sums.tolist()
+
+    def _scores(self, split: str) -> dict[str, float]:
+        loss, score, name = score_of(self._pooled(split))
+        return {f"{split}_loss": loss, f"{split}_{name}": score}
 
 
 class Transductive(NodeClassifier):
@@ -160,13 +167,16 @@ def node_loss(out: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
     tensor(0.6931)
     """
     if y.is_floating_point():
-        known = ~y.isnan()
-        loss = F.binary_cross_entropy_with_logits(out, y.nan_to_num(), weight=known.to(out.dtype), reduction="sum")
-        size = known.sum()
+        weight = known(y).to(out.dtype)
+        loss = F.binary_cross_entropy_with_logits(out, y.nan_to_num(), weight=weight, reduction="sum")
     else:
         loss = F.cross_entropy(out, y, ignore_index=-1, reduction="sum")
-        size = (y >= 0).sum()
-    return loss / size.clamp(min=1) if reduction == "mean" else loss
+    return loss / known(y).sum().clamp(min=1) if reduction == "mean" else loss
+
+
+def known(y: Tensor) -> Tensor:
+    """Which labels are known: [N, K] where ``y`` is float, [N] where it is whole-numbered."""
+    return ~y.isnan() if y.is_floating_point() else y >= 0
 
 
 def node_sums(out: Tensor, y: Tensor) -> Tensor:
@@ -174,11 +184,10 @@ def node_sums(out: Tensor, y: Tensor) -> Tensor:
     wide = torch.float32 if out.device.type == "mps" else torch.float64  # counts are whole up to 2^24 and 2^53
     loss = node_loss(out, y, reduction="sum").to(wide)
     if y.is_floating_point():
-        known, positive, true = ~y.isnan(), out > 0, y == 1
-        counts = [known.sum(), (positive & true).sum(), (positive & (y == 0)).sum(), (~positive & true).sum()]
+        positive, true = out > 0, y == 1
+        counts = [known(y).sum(), (positive & true).sum(), (positive & (y == 0)).sum(), (~positive & true).sum()]
     else:
-        known = y >= 0
-        counts = [known.sum(), ((out.argmax(-1) == y) & known).sum()]
+        counts = [known(y).sum(), (out.argmax(-1) == y).sum()]
     return torch.stack([loss, *(count.to(wide) for count in counts)])
 
 
@@ -190,10 +199,10 @@ def score_of(sums: Sequence[float]) -> tuple[float, float, str]:
     >>> score_of([1.0, 4.0, 1.0, 1.0, 1.0])
     (0.25, 0.5, 'micro_f1')
     """
-    loss, known, right = sums[0], max(sums[1], 1.0), sums[2]
+    loss, size, right = sums[0], max(sums[1], 1.0), sums[2]
     if len(sums) == 3:
-        return loss / known, 100.0 * right / known, "accuracy"
-    return loss / known, 2 * right / max(2 * right + sums[3] + sums[4], 1.0), "micro_f1"
+        return loss / size, 100.0 * right / size, "accuracy"
+    return loss / size, 2 * right / max(2 * right + sums[3] + sums[4], 1.0), "micro_f1"
 
 
 # Data ---------------------------------------------------------------------------------------------------------------
@@ -394,10 +403,10 @@ class Resumable(Callback):
     """Makes a run that was killed at any moment end like one that was not: ``trainer.fit(..., ckpt_path=path)``.
 
     Before each epoch all sources of chance (torch on all devices, numpy, Python) are seeded from ``seed``, the
-    process's rank and the epoch's number, so that an epoch's dropout does not depend on how one came to it. After an epoch the
-    checkpoint at ``path`` is replaced in one step if ``every`` seconds have gone by since the last one; a write
-    that takes long is made less often, so that writing stays below a twentieth of the time. What a kill costs is the
-    epochs since then, which are redone. With ``path=None`` nothing is written.
+    process's rank and the epoch's number, so that an epoch's dropout does not depend on how one came to it. After
+    an epoch the checkpoint at ``path`` is replaced in one step if ``every`` seconds have gone by since the last one; a
+    write that takes long is made less often, so that writing stays below a twentieth of the time. What a kill costs is
+    the epochs since then, which are redone. With ``path=None`` nothing is written.
 
     Needs data whose order does not come from the global generator: ``TaskData``, or a graph as a whole.
     """
@@ -528,7 +537,7 @@ class MetricsFile(Callback):
             self._columns = ["epoch", *sorted(values)]
             writer.writerow(self._columns)
         row = {"epoch": trainer.current_epoch + 1, **values}
-        writer.writerow([row.get(column, "") for column in self._columns])
+        writer.writerow([f"{row[column]:.7g}" if column in row else "" for column in self._columns])
         if time.monotonic() - self._flushed > 1.0:
             self._flush()
 
