@@ -386,7 +386,7 @@ def tiny_ppi(tmp_path: Path) -> Path:
         stored = {"directed": True, "multigraph": False, "graph": {}, "nodes": nodes, "links": both}
         (folder / f"{split}_graph.json").write_text(json.dumps(stored))
         x = rng.normal(3.0, 2.0, size=(N, 4))
-        x[:, 2] = 123456.7  # constant, yet rounding leaves it a variance of 2e-22
+        x[:, 2] = 0.1
         y = rng.integers(2, size=(N, 6)).astype(np.float32)
         y[0, :] = np.nan if split == "valid" else 1
         for part, content in {"feats": x, "labels": y, "graph_id": graph}.items():
@@ -410,6 +410,14 @@ def test_ppi_is_read_as_pyg_reads_it_and_standardised_on_the_training_nodes(tiny
             assert one.num_edges == other.num_edges
     assert (task.num_features, task.num_classes, task.multilabel, task.transductive) == (4, 6, True, False)
     assert task.val[0].y[0].isnan().all()
+
+
+def test_a_constant_feature_is_not_blown_up_by_rounding():
+    x = torch.tensor([[0.1, 1 / 3, 123456.7]], dtype=torch.float64).repeat(1001, 1)
+    assert x.var(0, correction=0).any()  # not quite zero
+    mean, scale = gat_data._standard(x)
+    assert scale.tolist() == StandardScaler().fit(x.numpy()).scale_.tolist() == [1.0, 1.0, 1.0]
+    torch.testing.assert_close(mean, x[0])
 
 
 def test_ppi_reads_links_given_once_or_twice(tiny_ppi: Path):
