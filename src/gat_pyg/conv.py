@@ -190,6 +190,15 @@ class _AttentionConv(MessagePassing):
             _, edge_attr = add_self_loops(edge_index, edge_attr, fill_value=self.fill_value, num_nodes=num_loops)
         return edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
 
+    def _as_pyg_takes_it(self, edge_index: Tensor) -> Tensor:
+        """PyG's message passing has no CSC, and a wrong gradient for int32 ids (PyG 2.8.1 with torch 2.13)."""
+        if not torch.jit.is_scripting():
+            if edge_index.layout == torch.sparse_csc:
+                return edge_index.to_sparse_csr()
+            if edge_index.layout != torch.strided:
+                return edge_index
+        return edge_index.long()
+
     def _replace_loops(self, edge_index: Tensor, edge_attr: OptTensor, num_nodes: int) -> Tuple[Tensor, OptTensor]:
         """Self-loops for PyG's message passing on a tensor, dense or sparse."""
         if not torch.jit.is_scripting():
@@ -198,8 +207,6 @@ class _AttentionConv(MessagePassing):
                     "edge_attr with add_self_loops needs an edge list, and edge_index is a sparse matrix. "
                     "Pass edge_index of shape (2, E), or add_self_loops=False."
                 )
-            if edge_index.layout == torch.sparse_csc:  # PyG has no loops for it
-                edge_index = edge_index.to_sparse_csr()
         edge_index, edge_attr = remove_self_loops(edge_index, edge_attr)
         return add_self_loops(edge_index, edge_attr, fill_value=self.fill_value, num_nodes=num_nodes)
 
@@ -509,6 +516,8 @@ class GATConv(_AttentionConv):
                 out = self._finish(out, res)
                 return (out, _attention(adjacency, alpha)) if return_attention_weights else out
 
+        if isinstance(edge_index, Tensor):
+            edge_index = self._as_pyg_takes_it(edge_index)
         if self.add_self_loops:
             num_nodes = x_src.size(0) if x_dst is None else min(x_src.size(0), x_dst.size(0))
             num_nodes = min(size) if size is not None else num_nodes
@@ -732,6 +741,8 @@ class GATv2Conv(_AttentionConv):
                 out = self._finish(out, res)
                 return (out, _attention(adjacency, alpha)) if return_attention_weights else out
 
+        if isinstance(edge_index, Tensor):
+            edge_index = self._as_pyg_takes_it(edge_index)
         if self.add_self_loops:
             num_nodes = min(x_l.size(0), x_r.size(0))
             if isinstance(edge_index, Tensor):

@@ -1,0 +1,692 @@
+"""The layers: PyG's own layers are the oracle, for results, gradients and everything that people do with a layer."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from torch import Tensor, nn
+from torch_geometric import EdgeIndex
+from torch_geometric.explain import AttentionExplainer, Explainer, GNNExplainer
+from torch_geometric.typing import SparseTensor
+
+import gat_pyg.conv
+from gat_pyg import GATConv, GATv2Conv
+from gat_pyg.conv import DotProduct, DynamicAttention
+from graphs import BIPARTITE, LOOPS, NO_EDGES, RANDOM, SQUARE, WIDE, Graph
+from laws import assert_close
+from test_edges import adjacency
+
+LAYERS = {"GATConv": GATConv, "GATv2Conv": GATv2Conv}
+FILLS = ["mean", "add", "min", "max", "mul", 2.0, torch.tensor([1.0, 2.0, 3.0])]
+
+both_layers = pytest.mark.parametrize("name", LAYERS)
+
+
+@pytest.fixture(autouse=True)
+def float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def no_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test fail that does not take the operation as a whole."""
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("the layer ran PyG's message passing")
+
+    monkeypatch.setattr(gat_pyg.conv, "softmax", refuse)
+
+
+@pytest.fixture
+def no_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test fail that does not take PyG's message passing."""
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("the layer ran the operation")
+
+    monkeypatch.setattr(gat_pyg.conv, "attend", refuse)
+
+
+def pair(name: str, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    """PyG's layer and ours, made with the same seed: weights, names, order and repr must agree already."""
+    torch.manual_seed(0)
+    theirs = getattr(pyg, name)(*args, **kwargs)
+    torch.manual_seed(0)
+    ours = LAYERS[name](*args, **kwargs)
+    assert repr(ours) == repr(theirs)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    for key, value in theirs.state_dict().items():
+        assert type(ours.state_dict()[key]) is type(value)
+        if -1 not in (args[0] if isinstance(args[0], tuple) else args[:1]):
+            assert torch.equal(ours.state_dict()[key], value), key
+    return theirs, ours
+
+
+def x_of(graph: Graph, channels: int = 5, side: str = "src") -> Tensor:
+    generator = torch.Generator().manual_seed(int(side == "dst"))
+    return torch.randn(graph.num_src if side == "src" else graph.num_dst, channels, generator=generator)
+
+
+def run(layer: Any, x: Any, edge_index: Any, edge_attr: Tensor | None = None, **kwargs: Any) -> dict[str, Any]:
+    """Everything a call gives: output, attention, its order, and the gradients of inputs and parameters by name."""
+    inputs = {"x": x} if isinstance(x, Tensor) else dict(zip(("x_src", "x_dst"), x, strict=True))
+    inputs["edge_attr"] = edge_attr
+    inputs = {k: v.detach().clone().requires_grad_() for k, v in inputs.items() if v is not None}
+    args = inputs["x"] if "x" in inputs else (inputs["x_src"], inputs.get("x_dst"))
+    if "edge_attr" in inputs:
+        kwargs["edge_attr"] = inputs["edge_attr"]
+    layer.zero_grad()
+    torch.manual_seed(1)
+    out, attention = layer(args, edge_index, return_attention_weights=True, **kwargs)
+    torch.manual_seed(1)
+    assert torch.equal(layer(args, edge_index, return_attention_weights=False, **kwargs), out)
+    answer: dict[str, Any] = {"out": out}
+    if isinstance(attention, tuple):
+        answer["order"], answer["alpha"] = attention
+    else:
+        row, col, answer["alpha"] = attention.coo()
+        answer["order"] = torch.stack([row, col])
+    weight = torch.arange(1.0, out.numel() + 1).view_as(out).sin()
+    ((out * weight).sum() + answer["alpha"].square().sum()).backward()
+    leaves = {**inputs, **dict(layer.named_parameters())}
+    return answer | {f"grad {k}": torch.zeros_like(v) if v.grad is None else v.grad.clone() for k, v in leaves.items()}
+
+
+def assert_same(ours: dict[str, Any], theirs: dict[str, Any], case: str) -> None:
+    assert ours.keys() == theirs.keys(), case
+    for key, value in theirs.items():
+        if key == "order":
+            assert type(ours[key]) is type(value), case
+            assert ours[key].layout == value.layout and ours[key].dtype == value.dtype, case
+            assert torch.equal(ours[key].to_dense(), value.to_dense()), f"{case} {key}"
+        else:
+            assert_close(ours[key], value, f"{case} {key}")
+
+
+# Against PyG --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("graph", SQUARE, ids=str)
+@both_layers
+@pytest.mark.usefixtures("no_messages")
+def test_all_options(name: str, graph: Graph) -> None:
+    x = x_of(graph)
+    for heads, concat, loops, bias, residual, dropout in itertools.product(
+        (1, 3), (True, False), (True, False), (True, False), (True, False), (0.0, 0.5)
+    ):
+        options = {"heads": heads, "concat": concat, "add_self_loops": loops, "bias": bias}
+        options |= {"residual": residual, "dropout": dropout, "negative_slope": 0.1}
+        theirs, ours = pair(name, 5, 4, **options)
+        assert_same(run(ours, x, graph.index), run(theirs, x, graph.index), f"{graph} {options}")
+
+
+@pytest.mark.parametrize("fill_value", FILLS, ids=str)
+@pytest.mark.parametrize("graph", SQUARE, ids=str)
+@both_layers
+@pytest.mark.usefixtures("no_messages")
+def test_edge_features(name: str, graph: Graph, fill_value: Any) -> None:
+    x, edge_attr = x_of(graph), torch.randn(graph.index.size(1), 3)
+    for heads, loops in itertools.product((1, 3), (True, False)):
+        options = {"heads": heads, "add_self_loops": loops, "edge_dim": 3, "fill_value": fill_value}
+        theirs, ours = pair(name, 5, 4, **options)
+        assert_same(run(ours, x, graph.index, edge_attr), run(theirs, x, graph.index, edge_attr), f"{graph} {options}")
+    theirs, ours = pair(name, 5, 4, edge_dim=1, fill_value=2.0)
+    assert_same(run(ours, x, graph.index, edge_attr[:, 0]), run(theirs, x, graph.index, edge_attr[:, 0]), "one feature")
+    theirs, ours = pair(name, 5, 4, edge_dim=3)
+    assert_same(run(ours, x, graph.index), run(theirs, x, graph.index), "no features given")
+
+
+@pytest.mark.parametrize("graph", [BIPARTITE, WIDE, RANDOM], ids=str)
+@both_layers
+@pytest.mark.usefixtures("no_messages")
+def test_bipartite(name: str, graph: Graph) -> None:
+    for loops, residual, in_channels in itertools.product((True, False), (True, False), ((5, 6), (5, 5), 5)):
+        width = 5 if in_channels == 5 else in_channels[1]
+        x = x_of(graph), x_of(graph, width, "dst")
+        theirs, ours = pair(name, in_channels, 4, heads=2, add_self_loops=loops, residual=residual)
+        assert_same(run(ours, x, graph.index), run(theirs, x, graph.index), f"{graph} {loops} {in_channels}")
+        if name == "GATConv":
+            size = (graph.num_src, graph.num_dst)
+            assert_same(run(ours, x, graph.index, size=size), run(theirs, x, graph.index, size=size), f"{graph} size")
+
+
+@pytest.mark.usefixtures("no_messages")
+def test_src_alone() -> None:
+    for loops, in_channels in itertools.product((True, False), (5, (5, 6))):
+        theirs, ours = pair("GATConv", in_channels, 4, heads=2, add_self_loops=loops)
+        x = x_of(BIPARTITE), None
+        for size in ((5, 3), (5, 5), None):
+            index = BIPARTITE.index if size else RANDOM.index % 5
+            assert_same(run(ours, x, index, size=size), run(theirs, x, index, size=size), f"{loops} {size}")
+    with pytest.raises(ValueError, match=r"x is \(x_src, None\), but GATv2 scores both ends"):
+        GATv2Conv(5, 4)((x_of(BIPARTITE), None), BIPARTITE.index)
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr", "SparseTensor", "EdgeIndex", "sorted EdgeIndex", "int32"])
+@pytest.mark.parametrize("graph", [RANDOM, LOOPS, NO_EDGES, BIPARTITE], ids=str)
+@both_layers
+@pytest.mark.usefixtures("no_messages")
+def test_every_adjacency_type(name: str, graph: Graph, layout: str) -> None:
+    index = torch.unique(graph.index, dim=1).contiguous()
+    if layout in ("coo", "csr"):
+        given: Any = adjacency(graph, layout).double()
+    elif layout == "SparseTensor":
+        torch_sparse = pytest.importorskip("torch_sparse", reason="SparseTensor is torch_sparse's")
+        given = torch_sparse.SparseTensor.from_edge_index(index, sparse_sizes=(graph.num_src, graph.num_dst)).t()
+    elif layout.endswith("EdgeIndex"):
+        given = EdgeIndex(index, sparse_size=(graph.num_src, graph.num_dst), sort_order="row")
+        given = given.sort_by("col").values if layout.startswith("sorted") else given
+    else:
+        given = index.int()
+    x: Any = x_of(graph) if graph is not BIPARTITE else (x_of(graph), x_of(graph, 6, "dst"))
+    for loops in (True, False):
+        theirs, ours = pair(name, 5 if graph is not BIPARTITE else (5, 6), 4, heads=2, add_self_loops=loops)
+        if graph is BIPARTITE and loops and layout in ("coo", "csr"):
+            continue  # PyG builds a square matrix there and fails
+        if layout == "int32":  # PyG's gradient is wrong there without loops, so its answer for int64 is the oracle
+            answer, expected = run(ours, x, given), run(theirs, x, index)
+            assert answer.pop("order").dtype == (torch.int64 if loops else torch.int32)
+            del expected["order"]
+            assert_same(answer, expected, f"{graph} {loops}")
+        else:
+            assert_same(run(ours, x, given), run(theirs, x, given), f"{graph} {layout} {loops}")
+
+
+@both_layers
+@pytest.mark.parametrize("loops", [True, False])
+@pytest.mark.usefixtures("no_operation")
+def test_int32_by_messages(name: str, loops: bool) -> None:
+    _, ours = pair(name, 5, 4, heads=2, add_self_loops=loops)
+    with ours.register_message_forward_hook(lambda *_: None):
+        assert_same(run(ours, x_of(RANDOM), RANDOM.index.int()), run(ours, x_of(RANDOM), RANDOM.index), f"{loops}")
+
+
+@both_layers
+@pytest.mark.parametrize("loops", [True, False])
+def test_csc_which_pyg_refuses(name: str, loops: bool) -> None:
+    theirs, ours = pair(name, 5, 4, heads=2, add_self_loops=loops)
+    x = x_of(RANDOM)
+    expected = theirs(x, adjacency(RANDOM, "csr").double(), return_attention_weights=True)
+    out, (attention, alpha) = ours(x, adjacency(RANDOM, "csc").double(), return_attention_weights=True)
+    assert_close(out, expected[0])
+    assert attention.layout == torch.sparse_csc
+    assert_close(attention.to_dense(), expected[1][0].to_dense())
+    assert torch.equal(attention.values(), alpha)
+    with ours.register_message_forward_hook(lambda *_: None):
+        assert_close(ours(x, adjacency(RANDOM, "csc").double()), expected[0])
+
+
+@both_layers
+def test_target_to_source(name: str) -> None:
+    for loops in (True, False):
+        theirs, ours = pair(name, 5, 4, heads=2, flow="target_to_source", add_self_loops=loops)
+        x, index = x_of(RANDOM), RANDOM.index
+        assert_same(run(ours, x, index), run(theirs, x, index), f"{loops}")
+        assert_close(ours(x, index), LAYERS[name].forward(_as_forward(ours), x, index.flip(0)))
+        theirs, ours = pair(name, (5, 5), 4, heads=2, flow="target_to_source", add_self_loops=loops)
+        assert_same(run(ours, (x, x), index), run(theirs, (x, x), index), f"{loops} two weights")
+
+
+def _as_forward(layer: Any) -> Any:
+    turned = copy.deepcopy(layer)
+    turned.flow = "source_to_target"
+    return turned
+
+
+@both_layers
+def test_lazy_sizes(name: str) -> None:
+    x, edge_attr = (x_of(BIPARTITE), x_of(BIPARTITE, 6, "dst")), torch.randn(5, 3)
+    layers = pair(name, (-1, -1), 4, heads=2, edge_dim=-1, residual=True)
+    for layer in layers:
+        torch.manual_seed(2)
+        layer(x, BIPARTITE.index, edge_attr=edge_attr)
+    theirs, ours = layers
+    assert_same(run(ours, x, BIPARTITE.index, edge_attr), run(theirs, x, BIPARTITE.index, edge_attr), "lazy")
+
+
+def test_features_on_a_sparse_adjacency() -> None:
+    torch_sparse = pytest.importorskip("torch_sparse", reason="SparseTensor is torch_sparse's")
+    x, index = x_of(RANDOM), torch.unique(RANDOM.index, dim=1)
+    edge_attr = torch.randn(index.size(1), 3)
+    adj = torch_sparse.SparseTensor.from_edge_index(index, edge_attr, sparse_sizes=(40, 40)).t()
+    theirs, ours = pair("GATConv", 5, 4, heads=2, edge_dim=3, add_self_loops=False)
+    assert_same(run(ours, x, adj), run(theirs, x, adj), "features as values")
+    assert_close(ours(x, adj), ours(x, index, edge_attr))
+    _, ours = pair("GATConv", 5, 4, edge_dim=3)
+    with pytest.raises(NotImplementedError, match=r"edge_index is a SparseTensor\. Pass edge_index of shape \(2, E\)"):
+        ours(x, adj)
+    with pytest.raises(NotImplementedError, match=r"edge_index is a sparse matrix\. Pass edge_index of shape \(2, E\)"):
+        ours(x, adjacency(RANDOM, "csr").double(), edge_attr)
+
+
+@both_layers
+def test_checkpoints_go_both_ways(name: str) -> None:
+    for in_channels in (5, (5, 6)):
+        theirs, ours = pair(name, in_channels, 4, heads=2, edge_dim=3, residual=True)
+        for source, target in ((theirs, ours), (ours, theirs)):
+            source.reset_parameters()
+            target.load_state_dict(source.state_dict())
+            assert all(torch.equal(v, source.state_dict()[k]) for k, v in target.state_dict().items())
+
+
+def test_checkpoint_of_an_old_pyg() -> None:
+    model = nn.Sequential(GATConv(5, 4, heads=2))
+    new = {k: torch.randn_like(v) for k, v in model.state_dict().items()}
+    old = {k: v for k, v in new.items() if k != "0.lin.weight"}
+    old |= {"0.lin_src.weight": new["0.lin.weight"], "0.lin_dst.weight": new["0.lin.weight"]}
+    model.load_state_dict(old)
+    assert all(torch.equal(v, new[k]) for k, v in model.state_dict().items())
+    old["0.lin_dst.weight"] = old["0.lin_dst.weight"] + 1
+    with pytest.raises(ValueError, match=r"two weight matrices.*Use in_channels=\(5, 5\)"):
+        model.load_state_dict(old)
+
+
+# Mechanisms ---------------------------------------------------------------------------------------------------------
+
+
+class Negative(nn.Module):
+    """A mechanism of a user: no parameters, any score."""
+
+    def forward(self, x_dst: Tensor, x_src: Tensor, edge_attr: Tensor | None = None) -> Tensor:
+        score = -(x_dst - x_src).square().sum(-1)
+        return score if edge_attr is None else score + edge_attr.sum(-1, keepdim=True)
+
+
+MECHANISMS = {
+    "constant": lambda: "constant",
+    "dot": DotProduct,
+    "gatv2": lambda: DynamicAttention(2, 4, edge_dim=3),
+    "own": Negative,
+}
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_both_ways_agree_for_every_mechanism(mechanism: str) -> None:
+    x, edge_attr = x_of(RANDOM), torch.randn(RANDOM.index.size(1), 3)
+    for loops, dropout in itertools.product((True, False), (0.0, 0.5)):
+        conv = GATConv(5, 4, heads=2, mechanism=MECHANISMS[mechanism](), dropout=dropout, add_self_loops=loops)
+        whole = run(conv, x, RANDOM.index, edge_attr)
+        with conv.register_message_forward_hook(lambda *_: None):
+            assert_same(run(conv, x, RANDOM.index, edge_attr), whole, f"{mechanism} {loops}")
+
+
+def test_constant_attention_is_the_mean() -> None:
+    conv = GATConv(5, 4, heads=2, mechanism="constant", bias=False)
+    assert [name for name, _ in conv.named_parameters()] == ["lin.weight"]
+    mean = pyg.SimpleConv(aggr="mean", combine_root="self_loop")
+    index = RANDOM.index[:, RANDOM.index[0] != RANDOM.index[1]]
+    assert_close(conv(x_of(RANDOM), index), mean(conv.lin(x_of(RANDOM)), index))
+
+
+def test_dynamic_attention_is_gatv2_with_shared_weights() -> None:
+    v2 = pyg.GATv2Conv(5, 4, heads=2, edge_dim=3, share_weights=True, bias=False)
+    conv = GATConv(5, 4, heads=2, mechanism=DynamicAttention(2, 4, edge_dim=3), edge_dim=3, bias=False)
+    conv.lin.weight.data = v2.lin_l.weight.data
+    conv.mechanism.load_state_dict({"att": v2.att.data, "lin_edge.weight": v2.lin_edge.weight.data})
+    edge_attr = torch.randn(RANDOM.index.size(1), 3)
+    assert_close(conv(x_of(RANDOM), RANDOM.index, edge_attr), v2(x_of(RANDOM), RANDOM.index, edge_attr))
+
+
+def test_dot_product_is_torchs_attention() -> None:
+    conv = GATConv(5, 4, heads=2, mechanism=DotProduct(), bias=False)
+    index = torch.cartesian_prod(torch.arange(6), torch.arange(6)).t()
+    z = conv.lin(torch.randn(6, 5)).view(6, 2, 4).transpose(0, 1)
+    expected = nn.functional.scaled_dot_product_attention(z, z, z).transpose(0, 1).flatten(1)
+    conv.lin = nn.Identity()
+    conv.in_channels = 8
+    assert_close(conv(z.transpose(0, 1).flatten(1), index), expected)
+
+
+# What people do with a layer ----------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    """Two layers, as users write them."""
+
+    def __init__(self, layer: Any, first: Any = 5, second: Any = 8) -> None:
+        super().__init__()
+        self.first = layer(first, 4, heads=2)
+        self.second = layer(second, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+class Calls(nn.Module):
+    """The calls that TorchScript tells apart by type."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+        out = self.conv(x, edge_index)
+        pair = self.conv((x, x), edge_index)
+        _, attention = self.conv(x, edge_index, return_attention_weights=True)
+        return out, pair, attention
+
+
+class CallsWithFeatures(nn.Module):
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        return self.conv(x, edge_index, edge_attr)
+
+
+class CallsWithSparse(nn.Module):
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Tensor, adj: SparseTensor) -> Tensor:
+        return self.conv(x, adj)
+
+
+@both_layers
+def test_the_fast_template_is_compiled(name: str) -> None:
+    conv = LAYERS[name](5, 4)
+    for step in ("propagate", "edge_updater"):
+        assert getattr(conv, step).__module__.startswith(f"gat_pyg.conv_{name}_{step}")
+
+
+@both_layers
+@pytest.mark.usefixtures("no_operation")
+def test_torchscript(name: str) -> None:
+    theirs, ours = pair(name, 5, 4, heads=2, residual=True)
+    x, index = x_of(RANDOM), RANDOM.index
+    out, both, (order, alpha) = torch.jit.script(Calls(ours))(x, index)
+    expected, attention = theirs(x, index, return_attention_weights=True)
+    for answer in (out, both):
+        assert_close(answer, expected)
+    assert torch.equal(order, attention[0])
+    assert_close(alpha, attention[1])
+    theirs, ours = pair(name, 5, 4, heads=2, edge_dim=3)
+    edge_attr = torch.randn(index.size(1), 3)
+    assert_close(torch.jit.script(CallsWithFeatures(ours))(x, index, edge_attr), theirs(x, index, edge_attr))
+
+
+@both_layers
+def test_torchscript_of_a_sparse_tensor(name: str) -> None:
+    torch_sparse = pytest.importorskip("torch_sparse", reason="SparseTensor is torch_sparse's")
+
+    theirs, ours = pair(name, 5, 4, heads=2)
+    adj = torch_sparse.SparseTensor.from_edge_index(torch.unique(RANDOM.index, dim=1), sparse_sizes=(40, 40)).t()
+    assert_close(torch.jit.script(CallsWithSparse(ours))(x_of(RANDOM), adj), theirs(x_of(RANDOM), adj))
+
+
+@pytest.mark.parametrize("mechanism", ["constant", "dot", "gatv2"])
+@pytest.mark.usefixtures("no_operation")
+def test_torchscript_of_a_mechanism(mechanism: str) -> None:
+    conv = GATConv(5, 4, heads=2, mechanism=MECHANISMS[mechanism]())
+    scripted = torch.jit.script(CallsWithFeatures(conv))
+    edge_attr = torch.randn(RANDOM.index.size(1), 3)
+    with conv.register_message_forward_hook(lambda *_: None):
+        expected = conv(x_of(RANDOM), RANDOM.index, edge_attr)
+    assert_close(scripted(x_of(RANDOM), RANDOM.index, edge_attr), expected)
+
+
+@both_layers
+def test_compile_without_a_graph_break(name: str) -> None:
+    model, reference = Net(LAYERS[name]), Net(getattr(pyg, name))
+    reference.load_state_dict(model.state_dict())
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x = x_of(RANDOM).requires_grad_()
+    out = compiled(x, RANDOM.index)
+    assert_close(out, reference(x, RANDOM.index))
+    (ours,), (theirs,) = (torch.autograd.grad(o.square().sum(), x) for o in (out, reference(x, RANDOM.index)))
+    assert_close(ours, theirs)
+
+
+@both_layers
+def test_compile_with_inductor(name: str) -> None:
+    model = Net(LAYERS[name]).float()
+    torch._dynamo.reset()
+    x = x_of(RANDOM).float()
+    with torch.no_grad():
+        assert_close(torch.compile(model, fullgraph=True)(x, RANDOM.index), model(x, RANDOM.index))
+
+
+@both_layers
+def test_export_with_dynamic_shapes(name: str) -> None:
+    model = Net(LAYERS[name])
+    shapes = {"x": {0: torch.export.Dim("N", min=2)}, "edge_index": {1: torch.export.Dim("E", min=2)}}
+    program = torch.export.export(model, (x_of(RANDOM), RANDOM.index), dynamic_shapes=shapes)
+    for graph in (RANDOM, LOOPS, SQUARE[4]):
+        assert_close(program.module()(x_of(graph), graph.index), model(x_of(graph), graph.index))
+
+
+@both_layers
+@pytest.mark.usefixtures("no_messages")
+def test_to_hetero(name: str) -> None:
+    metadata = (
+        ["paper", "author"],
+        [("paper", "cites", "paper"), ("author", "writes", "paper"), ("paper", "by", "author")],
+    )
+    x = {"paper": torch.randn(6, 5), "author": torch.randn(4, 5)}
+    index = {
+        edge: torch.randint(4, (2, 9), generator=torch.Generator().manual_seed(i)) for i, edge in enumerate(metadata[1])
+    }
+
+    def layer(module: Any) -> Any:
+        return lambda channels, out, heads=1: module(channels, out, heads=heads, add_self_loops=False)
+
+    torch.manual_seed(0)
+    theirs = pyg.to_hetero(Net(layer(getattr(pyg, name)), (-1, -1), (-1, -1)), metadata)
+    ours = pyg.to_hetero(Net(layer(LAYERS[name]), (-1, -1), (-1, -1)), metadata)
+    ours(x, index)
+    theirs(x, index)
+    theirs.load_state_dict(ours.state_dict())
+    for kind, out in ours(x, index).items():
+        assert_close(out, theirs(x, index)[kind])
+
+
+@both_layers
+@pytest.mark.usefixtures("no_messages")
+def test_hetero_conv(name: str) -> None:
+    x = {"paper": torch.randn(6, 5), "author": torch.randn(4, 7)}
+    index = {
+        ("author", "writes", "paper"): torch.tensor([[0, 1, 3], [5, 5, 0]]),
+        ("paper", "cites", "paper"): RANDOM.index % 6,
+        ("paper", "by", "author"): torch.tensor([[5, 5, 0], [0, 1, 3]]),
+    }
+    convs = []
+    for module in (getattr(pyg, name), LAYERS[name]):
+        torch.manual_seed(0)
+        by_type = {
+            (src, by, dst): module((x[src].size(1), x[dst].size(1)), 4, heads=2, add_self_loops=src == dst)
+            for src, by, dst in index
+        }
+        convs.append(pyg.HeteroConv(by_type))
+    for kind, out in convs[1](x, index).items():
+        assert_close(out, convs[0](x, index)[kind])
+
+
+@both_layers
+def test_copies_and_pickles(name: str) -> None:
+    conv = LAYERS[name](5, 4, heads=2, edge_dim=3)
+    x, edge_attr = x_of(RANDOM), torch.randn(RANDOM.index.size(1), 3)
+    expected = conv(x, RANDOM.index, edge_attr)
+    for twin in (copy.deepcopy(conv), pickle.loads(pickle.dumps(conv))):
+        assert torch.equal(twin(x, RANDOM.index, edge_attr), expected)
+
+
+@both_layers
+@pytest.mark.usefixtures("no_messages")
+def test_autocast_and_half_precision(name: str) -> None:
+    theirs, ours = pair(name, 5, 4, heads=2)
+    theirs, ours, x = theirs.float(), ours.float(), x_of(RANDOM).float()
+    exact = ours(x, RANDOM.index).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = ours(x, RANDOM.index)
+        assert out.dtype == theirs(x, RANDOM.index).dtype
+        assert_close(out.bfloat16(), exact)
+    theirs, ours = theirs.bfloat16(), ours.bfloat16()
+    out = ours(x.bfloat16(), RANDOM.index)
+    assert out.dtype == theirs(x.bfloat16(), RANDOM.index).dtype == torch.bfloat16
+    assert_close(out, exact)
+
+
+@both_layers
+def test_attention_explainer(name: str) -> None:
+    masks = []
+    for module in (getattr(pyg, name), LAYERS[name]):
+        torch.manual_seed(0)
+        explainer = Explainer(
+            Net(module),
+            AttentionExplainer(),
+            explanation_type="model",
+            edge_mask_type="object",
+            model_config={"mode": "multiclass_classification", "task_level": "node", "return_type": "raw"},
+        )
+        masks.append(explainer(x_of(LOOPS), LOOPS.index).edge_mask)
+    assert_close(masks[1], masks[0])
+
+
+@both_layers
+def test_gnn_explainer(name: str) -> None:
+    masks = []
+    for module in (getattr(pyg, name), LAYERS[name]):
+        torch.manual_seed(0)
+        explainer = Explainer(
+            Net(module),
+            GNNExplainer(epochs=5),
+            explanation_type="model",
+            node_mask_type="attributes",
+            edge_mask_type="object",
+            model_config={"mode": "multiclass_classification", "task_level": "node", "return_type": "raw"},
+        )
+        explanation = explainer(x_of(RANDOM), RANDOM.index, index=3)
+        masks.append((explanation.edge_mask, explanation.node_mask))
+    for ours, theirs in zip(masks[1], masks[0], strict=True):
+        assert ours.any()
+        assert_close(ours, theirs)
+
+
+@both_layers
+@pytest.mark.usefixtures("no_messages")
+def test_double_backward(name: str) -> None:
+    theirs, ours = pair(name, 5, 4, heads=2)
+    answers = []
+    for layer in (ours, theirs):
+        x = x_of(RANDOM).requires_grad_()
+        (grad,) = torch.autograd.grad(layer(x, RANDOM.index).square().sum(), x, create_graph=True)
+        answers.append(torch.autograd.grad(grad.square().sum(), [x, *layer.parameters()]))
+    for a, b in zip(*answers, strict=True):
+        assert_close(a, b)
+
+
+@pytest.mark.usefixtures("no_operation")
+@pytest.mark.parametrize("step", ["propagate", "edge_update", "message", "aggregate"])
+@pytest.mark.parametrize("when", ["pre_hook", "hook"])
+def test_a_hook_sees_each_message(step: str, when: str) -> None:
+    conv, seen = GATConv(5, 4), []
+    handle = getattr(conv, f"register_{step}_forward_{when}")(lambda *args: seen.append(args))
+    conv(x_of(RANDOM), RANDOM.index)
+    handle.remove()
+    assert len(seen) == 1
+
+
+@pytest.mark.usefixtures("no_operation")
+def test_an_overridden_step_is_called() -> None:
+    class Doubled(GATConv):
+        def message(self, x_j: Tensor, alpha: Tensor) -> Tensor:
+            return 2 * alpha.unsqueeze(-1) * x_j
+
+    class Uniform(GATConv):
+        def edge_update(self, alpha_j: Tensor, index: Tensor) -> Tensor:
+            return torch.ones_like(alpha_j)
+
+    class Negated(GATConv):
+        def update(self, inputs: Tensor) -> Tensor:
+            return -inputs
+
+    torch.manual_seed(0)
+    plain = pyg.GATConv(5, 4, bias=False)
+    for own, expected in ((Doubled, 2), (Negated, -1)):
+        torch.manual_seed(0)
+        assert_close(own(5, 4, bias=False)(x_of(RANDOM), RANDOM.index), expected * plain(x_of(RANDOM), RANDOM.index))
+    torch.manual_seed(0)
+    conv = Uniform(5, 4, bias=False, add_self_loops=False)
+    total = pyg.SimpleConv(aggr="sum")(conv.lin(x_of(RANDOM)), RANDOM.index)
+    assert_close(conv(x_of(RANDOM), RANDOM.index), total)
+    for aggr in ("max", "mean"):
+        theirs, ours = pair("GATConv", 5, 4, aggr=aggr)
+        assert_close(ours(x_of(RANDOM), RANDOM.index), theirs(x_of(RANDOM), RANDOM.index))
+
+
+# Bad input ----------------------------------------------------------------------------------------------------------
+
+
+@both_layers
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": 0}, "heads is 0, expected at least 1"),
+        ({"out_channels": -3}, "out_channels is -3, expected at least 1"),
+        ({"dropout": 1.2}, "dropout is 1.2, expected a probability in [0, 1]"),
+        ({"dropout": -0.1}, "dropout is -0.1"),
+        ({"backend": "dense"}, "backend is 'dense', expected one of 'auto'"),
+    ],
+)
+def test_option_out_of_range(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        LAYERS[name](**{"in_channels": 5, "out_channels": 4, **options})
+
+
+def test_mechanism_that_is_none() -> None:
+    with pytest.raises(ValueError, match="mechanism is 'sum', expected 'additive', 'constant' or a module"):
+        GATConv(5, 4, mechanism="sum")
+    with pytest.raises(ValueError, match="edge_dim is 3, but constant attention has no score"):
+        GATConv(5, 4, mechanism="constant", edge_dim=3)
+    with pytest.raises(ValueError, match=r"x is \(x_src, None\), but this mechanism scores both ends"):
+        GATConv(5, 4, mechanism=DotProduct())((x_of(RANDOM), None), RANDOM.index)
+
+
+@both_layers
+@pytest.mark.parametrize(
+    ("x", "index", "edge_attr", "error", "message"),
+    [
+        (torch.zeros(40, 6), None, None, ValueError, r"x \(src\) has 6 features, expected in_channels = 5"),
+        (torch.zeros(2, 40, 5), None, None, ValueError, r"x \(src\) has shape \(2, 40, 5\), expected \(N, F\)"),
+        (
+            None,
+            RANDOM.index.t(),
+            None,
+            ValueError,
+            r"shape \(300, 2\), expected \(2, E\)\. Did you mean edge_index\.t\(\)",
+        ),
+        (None, RANDOM.index.float(), None, ValueError, r"dtype torch\.float32, expected integers"),
+        (None, RANDOM.index - 1, None, IndexError, r"the src id -1, expected ids of at least 0"),
+        (None, RANDOM.index + 5, None, IndexError, r"the src id 44, but there are 40 src nodes"),
+        (None, None, torch.zeros(7, 3), ValueError, r"edge_attr has 7 rows, expected one per edge, E = 300"),
+    ],
+    ids=["width", "three-dimensional", "transposed", "float", "negative", "beyond N", "edge_attr"],
+)
+def test_call_that_does_not_fit(name: str, x: Any, index: Any, edge_attr: Any, error: Any, message: str) -> None:
+    conv = LAYERS[name](5, 4, edge_dim=3)
+    with pytest.raises(error, match=message):
+        conv(x_of(RANDOM) if x is None else x, RANDOM.index if index is None else index, edge_attr)
+
+
+def test_size_that_does_not_fit() -> None:
+    conv = GATConv(5, 4)
+    x = x_of(BIPARTITE), x_of(BIPARTITE, 5, "dst")
+    with pytest.raises(ValueError, match=r"x has 5 src and 3 dst rows, but the graph's size is \(5, 4\)"):
+        conv(x, BIPARTITE.index, size=(5, 4))
+    with pytest.raises(ValueError, match=r"x has 5 src and 3 dst rows, but the graph's size is \(4, 3\)"):
+        conv(x, EdgeIndex(BIPARTITE.index % 3, sparse_size=(4, 3)))
+    with pytest.raises(ValueError, match="edge_attr was given to a layer without edge features"):
+        GATv2Conv(5, 4)(x_of(RANDOM), RANDOM.index, torch.zeros(300, 3))
