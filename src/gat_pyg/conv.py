@@ -95,6 +95,15 @@ def _dynamic_score(x_dst: Tensor, x_src: Tensor, x_edge: OptTensor, att: Tensor,
     return (F.leaky_relu(x, negative_slope) * att).sum(dim=-1)
 
 
+def check_layer(heads: int, out_channels: int, dropout: float) -> None:
+    """Raise ValueError where a layer's size or dropout is out of range."""
+    for name, value in (("heads", heads), ("out_channels", out_channels)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}, expected at least 1.")
+    if not 0.0 <= dropout <= 1.0:
+        raise ValueError(f"dropout is {dropout}, expected a probability in [0, 1].")
+
+
 class _AttentionConv(MessagePassing):
     """What the layers share: options, the choice of the way a call takes, self-loops, and the end of a forward."""
 
@@ -112,11 +121,7 @@ class _AttentionConv(MessagePassing):
         residual: bool,
         backend: Backend,
     ) -> None:
-        for name, value in (("out_channels", out_channels), ("heads", heads)):
-            if value < 1:
-                raise ValueError(f"{name} is {value}, expected at least 1.")
-        if not 0.0 <= dropout <= 1.0:
-            raise ValueError(f"dropout is {dropout}, expected a probability in [0, 1].")
+        check_layer(heads, out_channels, dropout)
         if backend not in BACKENDS:
             raise ValueError(f"backend is {backend!r}, expected one of {', '.join(map(repr, BACKENDS))}.")
         self.in_channels = in_channels

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from torch_geometric.data import Data
 
 from .attention import attend
-from .conv import GATConv
+from .conv import GATConv, check_layer
 from .edges import neighbourhoods
 
 _PLANETOID = {"hidden_channels": (8,), "heads": (8, 1), "dropout": 0.6}
@@ -87,8 +87,6 @@ class GAT(nn.Module):
                     f"{name} has {len(given)} entries, expected {depth}: one for each of the {depth - 1} hidden layers "
                     f"and one for the output layer."
                 )
-        if not 0.0 <= dropout <= 1.0:
-            raise ValueError(f"dropout is {dropout}, expected a probability in [0, 1].")
         if reproduction and (edge_dim is not None or mechanism not in ("additive", "constant") or kwargs):
             raise ValueError(
                 "reproduction=True is the authors' layer: it has no edge features, other mechanisms or options."
@@ -171,6 +169,7 @@ class AuthorsConv(nn.Module):
         mechanism: str | nn.Module = "additive",
     ) -> None:
         super().__init__()
+        check_layer(heads, out_channels, dropout)
         self.heads = heads
         self.out_channels = out_channels
         self.concat = concat

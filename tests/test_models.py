@@ -1,0 +1,185 @@
+"""The networks: the paper's sizes, the authors' code as a dense transcription, PyG's layers as a stack."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from gat_pyg import GAT, attention_of
+from gat_pyg.models import PRESETS, AuthorsConv
+from graphs import ISOLATED, RANDOM, Graph
+from laws import assert_close
+
+
+def data_of(graph: Graph, channels: int = 16) -> Data:
+    generator = torch.Generator().manual_seed(0)
+    return Data(x=torch.randn(graph.num_src, channels, generator=generator), edge_index=graph.index)
+
+
+@pytest.mark.parametrize(
+    ("name", "authors", "ours"),
+    [
+        ("cora", 92_391, 92_373),  # ours have no score biases: 18 and 18 fewer, and 32 on Pubmed,
+        ("citeseer", 237_604, 237_586),
+        ("pubmed", 33_832, 33_779),  # where the averaged heads share one bias: 21 fewer again
+        ("ppi", 2_901_150, 2_899_493),
+    ],
+)
+def test_the_papers_networks_have_the_papers_sizes(name: str, authors: int, ours: int) -> None:
+    assert sum(p.numel() for p in GAT.preset(name, reproduction=True).parameters()) == authors
+    assert sum(p.numel() for p in GAT.preset(name).parameters()) == ours
+
+
+def test_const_gat_has_no_attention_parameters() -> None:
+    gat = {name for name, _ in GAT.preset("ppi").named_parameters()}
+    const = {name for name, _ in GAT.preset("const_ppi").named_parameters()}
+    assert gat - const == {f"convs.{layer}.att_{side}" for layer in range(3) for side in ("src", "dst")}
+    assert const < gat
+
+
+@pytest.mark.parametrize("reproduction", [False, True])
+@pytest.mark.parametrize("mechanism", ["additive", "constant"])
+def test_every_parameter_gets_a_gradient(mechanism: str, reproduction: bool) -> None:
+    model = GAT(16, [4, 4, 6], 3, [2, 2, 3, 2], 0.2, residual=True, mechanism=mechanism, reproduction=reproduction)
+    data = data_of(RANDOM)
+    F.cross_entropy(model(data.x, data.edge_index), torch.arange(40) % 3).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.any(), name
+
+
+def authors_head(seq: Tensor, bias_mat: Tensor, conv: AuthorsConv, k: int) -> Tensor:
+    """The authors' `attn_head` with dropout off, in their names, for one graph without the batch axis."""
+    seq_fts = seq @ conv.weight[k]
+    logits = torch.zeros(len(seq), len(seq))
+    if conv.att_src is not None and conv.att_dst is not None:
+        assert conv.bias_src is not None and conv.bias_dst is not None
+        f_1 = seq_fts @ conv.att_dst[k][:, None] + conv.bias_dst[k]
+        f_2 = seq_fts @ conv.att_src[k][:, None] + conv.bias_src[k]
+        logits = f_1 + f_2.t()
+    coefs = torch.softmax(F.leaky_relu(logits, 0.2) + bias_mat, -1)
+    ret = coefs @ seq_fts + conv.bias[k]
+    if conv.res_weight is not None and conv.res_bias is not None:
+        return ret + seq @ conv.res_weight[k] + conv.res_bias[k]
+    return ret + seq if conv.residual else ret
+
+
+@pytest.mark.parametrize("graph", [RANDOM, ISOLATED], ids=str)
+@pytest.mark.parametrize("mechanism", ["additive", "constant"])
+def test_reproduction_is_the_authors_network(graph: Graph, mechanism: str) -> None:
+    index = torch.unique(graph.index, dim=1)
+    model = GAT(16, [4, 8], 3, [2, 2, 5], residual=[False, True, False], mechanism=mechanism, reproduction=True)
+    identity = GAT(8, [8], 3, [2, 2], residual=[True, False], reproduction=True)  # widths agree: no projection
+    assert identity.convs[0].res_weight is None
+    adjacency = torch.eye(graph.num_dst)
+    adjacency[index[1], index[0]] = 1
+    bias_mat = -1e9 * (1 - adjacency)
+    for net in (model, identity):
+        for parameter in net.parameters():
+            nn.init.normal_(parameter)
+        x = torch.randn(graph.num_src, 16 if net is model else 8)
+        h = x
+        for layer, conv in enumerate(net.convs):
+            heads = [authors_head(h, bias_mat, conv, k) for k in range(conv.heads)]
+            h = F.elu(torch.cat(heads, -1)) if layer < len(net.convs) - 1 else sum(heads) / conv.heads
+        assert_close(net(x, index) / h.abs().max(), h / h.abs().max())
+
+
+def test_reproduction_drops_for_each_head_alone() -> None:
+    conv = AuthorsConv(64, 4, heads=8, dropout=0.6, mechanism="constant", concat=True)
+    conv.weight.data[:] = conv.weight.data[0]  # all heads alike: only chance tells them apart
+    loop = torch.empty(2, 0, dtype=torch.long)
+    x = torch.randn(1, 64)
+    heads = conv(x, loop).view(8, 4)
+    assert len({tuple(head.tolist()) for head in heads}) > 1
+    conv.eval()
+    heads = conv(x, loop).view(8, 4)
+    assert_close(heads, heads[:1].expand(8, 4))
+    # Input, attention and value are each kept with 0.4, so a lone node's own value comes through with 0.4 ^ 2.
+    conv.train()
+    nn.init.ones_(conv.weight)
+    through = torch.stack([conv(torch.ones(1, 64), loop).view(8, 4) != 0 for _ in range(500)])
+    kept = through.double().mean().item()
+    assert abs(kept - 0.16) < 4 * math.sqrt(0.16 * 0.84 / (500 * 8))  # the attention is one draw per head
+
+
+def test_reproduction_draws_every_head_by_glorot() -> None:
+    authors, ours = GAT.preset("ppi", reproduction=True).convs[0], GAT.preset("ppi").convs[0]
+    for weight, fan in ((authors.weight, 50 + 256), (ours.lin.weight, 50 + 4 * 256)):
+        bound = math.sqrt(6 / fan)
+        assert 0.99 * bound < weight.abs().max() <= bound
+    assert authors.att_src.abs().max() <= math.sqrt(6 / 257)
+    assert not any(bias.any() for bias in (authors.bias, authors.bias_src, authors.bias_dst))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_stack_of_pygs_layers(training: bool) -> None:
+    torch.manual_seed(0)
+    ours = GAT(16, [8, 8], 3, [4, 4, 6], dropout=0.5, residual=[False, True, False], edge_dim=2)
+    torch.manual_seed(0)
+    stack = nn.ModuleList(
+        [
+            pyg.GATConv(16, 8, 4, dropout=0.5, edge_dim=2),
+            pyg.GATConv(32, 8, 4, dropout=0.5, edge_dim=2, residual=True),
+            pyg.GATConv(32, 3, 6, concat=False, dropout=0.5, edge_dim=2),
+        ]
+    )
+    data, edge_attr = data_of(RANDOM), torch.randn(RANDOM.index.size(1), 2)
+    ours.train(training), stack.train(training)
+    torch.manual_seed(1)
+    out = ours(data.x, data.edge_index, edge_attr)
+    torch.manual_seed(1)
+    x = data.x
+    for layer, conv in enumerate(stack):
+        x = conv(F.dropout(F.elu(x) if layer else x, 0.5, training), data.edge_index, edge_attr)
+    assert_close(out, x)
+
+
+def test_attention_of_our_model_and_of_pygs() -> None:
+    data = data_of(RANDOM)
+    ours, theirs = GAT(16, [8], 3, [4, 1], dropout=0.6), pyg.GAT(16, 8, 2, 3, heads=4, dropout=0.6)
+    authors = GAT(16, [8], 3, [4, 2], dropout=0.6, reproduction=True)
+    for model, heads in ((ours, [4, 1]), (theirs, [4, 4]), (authors, [4, 2])):
+        model.train()
+        found = attention_of(model, data)
+        assert [alpha.size(1) for _, alpha in found] == heads
+        for index, alpha in found:
+            own = data.edge_index[:, data.edge_index[0] != data.edge_index[1]]
+            assert torch.equal(index, torch.cat([own, torch.arange(40).expand(2, -1)], 1))
+            mass = torch.zeros(40, alpha.size(1)).index_add(0, index[1], alpha)
+            assert_close(mass, torch.ones_like(mass))
+            assert not alpha.requires_grad
+        assert model.training
+        assert isinstance(model(data.x, data.edge_index), Tensor)  # nothing is left behind on the layers
+    _, (_, alpha) = theirs.eval().convs[0](data.x, data.edge_index, return_attention_weights=True)
+    assert torch.equal(attention_of(theirs, data)[0][1], alpha)
+    with pytest.raises(ValueError, match="no layer of MLP takes return_attention_weights"):
+        attention_of(pyg.MLP([16, 3]), data)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": [8]}, r"heads has 1 entries, expected 2: one for each of the 1 hidden layers"),
+        ({"residual": [True]}, r"residual has 1 entries, expected 2"),
+        ({"dropout": 1.5}, r"dropout is 1\.5, expected a probability in \[0, 1\]"),
+        ({"heads": [8, 0]}, r"heads is 0, expected at least 1"),
+        ({"heads": [8, 0], "reproduction": True}, r"heads is 0, expected at least 1"),
+        ({"reproduction": True, "edge_dim": 2}, r"no edge features, other mechanisms or options"),
+        ({"mechanism": "sum"}, r"mechanism is 'sum', expected 'additive', 'constant' or a module"),
+    ],
+)
+def test_what_does_not_fit(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GAT(**{"in_channels": 16, "hidden_channels": [8], "out_channels": 3, "heads": [8, 1], **options})
+
+
+def test_unknown_preset() -> None:
+    with pytest.raises(ValueError, match=f"no preset 'reddit', expected one of {', '.join(PRESETS)}"):
+        GAT.preset("reddit")
