@@ -67,19 +67,21 @@ QUIET = (  # what Lightning says of itself, and of a loader that is right here a
 
 def main() -> None:
     """The console script ``gat-pyg``: what can go wrong is told in a message, and the exit status is 1."""
-    full = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    asked = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands errors on; here they are told in our own way
     try:
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(job)()
     except Exception as error:
-        message = None if full else _message(error)
+        message = None if asked == "1" else _message(error)
         if message is None:
             traceback.print_exc()
         else:
             print(f"gat-pyg: {message}\n(HYDRA_FULL_ERROR=1 shows where.)", file=sys.stderr)
         sys.exit(1)
     finally:
-        os.environ["HYDRA_FULL_ERROR"] = "1" if full else "0"
+        os.environ.pop("HYDRA_FULL_ERROR")
+        if asked is not None:
+            os.environ["HYDRA_FULL_ERROR"] = asked
 
 
 def config_folder() -> Path:

@@ -8,6 +8,7 @@ import inspect
 import io
 import pickle
 import random
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -227,7 +228,8 @@ class TaskData(LightningDataModule):
         if self.task.transductive:
             return Batches(self.task.train)
         rank, world = self._place()
-        sampler: DistributedSampler[Data] = DistributedSampler(self.task.train, world, rank, seed=self.seed)  # type: ignore[arg-type]
+        seed = int(np.random.SeedSequence(self.seed).generate_state(1)[0])  # far apart: the sampler adds the epoch
+        sampler = DistributedSampler[Data](self.task.train, world, rank, seed=seed)  # type: ignore[arg-type]
         # a generator of its own: what the loader draws must not shift the dropout of the epoch
         return DataLoader(self.task.train, self.batch_size, sampler=sampler, generator=torch.Generator())
 
@@ -406,7 +408,7 @@ class Resumable(Callback):
     process's rank and the epoch's number, so that an epoch's dropout does not depend on how one came to it. After
     an epoch the checkpoint at ``path`` is replaced in one step if ``every`` seconds have gone by since the last one; a
     write that takes long is made less often, so that writing stays below a twentieth of the time. What a kill costs is
-    the epochs since then, which are redone. With ``path=None`` nothing is written.
+    the epochs since then, which are redone. ``every=0`` writes after each epoch, ``path=None`` never.
 
     Needs data whose order does not come from the global generator: ``TaskData``, or a graph as a whole.
     """
@@ -445,7 +447,7 @@ class Resumable(Callback):
             start = time.perf_counter()
             trainer.save_checkpoint(self.path)
             now = time.perf_counter()
-            self._due = now + max(self.every, 20 * (now - start))
+            self._due = now + (self.every and max(self.every, 20 * (now - start)))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock."""
@@ -485,15 +487,14 @@ class SafeCheckpoints(TorchCheckpointIO):
         try:
             found = torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
-            if "Unsupported" in str(error):
-                reason = str(error).partition("Unsupported")[2].splitlines()[0]
+            if asked := re.search(r"GLOBAL ([\w.]+)", str(error)):
                 raise ValueError(
-                    f"{path} would run code on load (unsupported{reason}), and nothing of it was run. Expected tensors "
-                    "and plain values, as this package's runs write them. Do not trust the file."
+                    f"{path} would run code on load: it asks for {asked[1]}. Nothing of it was run. Expected "
+                    "tensors and plain values, as this package's runs write them. Do not trust the file."
                 ) from error
-            raise ValueError(f"{path} {_BROKEN} ({str(error).splitlines()[0]})") from error
+            raise ValueError(f"{path} {_BROKEN}") from error
         except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-            raise ValueError(f"{path} {_BROKEN} ({str(error).splitlines()[0]})") from error
+            raise ValueError(f"{path} {_BROKEN}") from error
         if not isinstance(found, dict) or not {"state_dict", "loops", "optimizer_states"} <= found.keys():
             raise ValueError(f"{path} is no checkpoint of a training: expected the last.ckpt of a run.")
         return found

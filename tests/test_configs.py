@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.utils import get_object
+from omegaconf import DictConfig, OmegaConf
+from torch_geometric.data import Data
+
+from gat_pyg.data import Task
+from gat_pyg.run import build_logger, build_model, build_task, build_trainer, config_folder
+from gat_pyg.training import Inductive
+
+CONF = config_folder()
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
+
+
+def names(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def folder() -> Iterator[None]:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        yield
+
+
+def task(edge_dim: int | None = None) -> Task:
+    data = Data(torch.randn(6, 5), torch.randint(6, (2, 12)), y=torch.rand(6, 3).round())
+    if edge_dim is not None:
+        data.edge_attr = torch.randn(12, edge_dim)
+    return Task("tiny", [data], [data.clone()], [data.clone()], 5, 3, multilabel=True, edge_dim=edge_dim)
+
+
+def learns(config: DictConfig, task: Task) -> None:
+    """The model of these settings is built for the task, and every parameter of it receives a gradient."""
+    model, *_ = build_model(config.model, task)
+    module = Inductive(model.train(), config.training.lr, config.training.weight_decay)
+    out = module(task.train[0])
+    assert out.shape == (6, 3)
+    out.square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("model", names("model"))
+@pytest.mark.parametrize("dataset", [*names("dataset"), "of_ones_own"])
+def test_every_model_goes_with_every_data_set(model: str, dataset: str):
+    own = {"of_ones_own": ["dataset=file", "dataset.path=x.npz"], "file": ["dataset=file", "dataset.path=x.npz"]}
+    config = compose("config", [f"model={model}", *own.get(dataset, [f"dataset={dataset}"])])
+    OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    learns(config, task())
+    assert callable(get_object(config.dataset._target_))
+
+
+@pytest.mark.parametrize("model", ["gat", "const_gat"])
+def test_edge_features_reach_the_model(model: str):
+    config = compose("config", [f"model={model}"])
+    if model == "gat":
+        learns(config, task(edge_dim=2))
+
+
+@pytest.mark.parametrize("experiment", names("experiment"))
+def test_an_experiment_is_its_model_on_its_data(experiment: str):
+    model, _, dataset = experiment.rpartition("_")
+    config = compose("config", [f"experiment={experiment}"])
+    same = compose("config", [f"model={model}", f"dataset={dataset}"])
+    assert config == same
+    learns(config, task())
+
+
+@pytest.mark.parametrize("numbers", names("experiment/numbers"))
+def test_numbers_are_those_of_a_model_and_a_data_set_that_exist(numbers: str):
+    model, _, dataset = numbers.rpartition("_")
+    assert model in names("model")
+    assert dataset in names("dataset")
+
+
+# Section 3.3 of the paper: heads, C, dropout, L2, learning rate, batch, what the stop looks at; parameters.
+PAPER = {
+    "gat_cora": ((1433, 7), [8], [8, 1], 0.6, 5e-4, 0.005, 1, "both", 92373),
+    "gat_citeseer": ((3703, 6), [8], [8, 1], 0.6, 5e-4, 0.005, 1, "accuracy", 237586),
+    "gat_pubmed": ((500, 3), [8], [8, 8], 0.6, 1e-3, 0.01, 1, "both", None),
+    "gat_ppi": ((50, 121), [256, 256], [4, 4, 6], 0.0, 0.0, 0.005, 2, "both", None),
+    "const_gat_ppi": ((50, 121), [256, 256], [4, 4, 6], 0.0, 0.0, 0.005, 2, "both", None),
+}
+
+
+@pytest.mark.parametrize("experiment", PAPER)
+def test_the_papers_numbers(experiment: str):
+    sizes, hidden, heads, dropout, l2, lr, batch, criterion, parameters = PAPER[experiment]
+    config = compose("config", [f"experiment={experiment}"])
+    model, training = config.model, config.training
+    assert (model.hidden_channels, model.heads, model.dropout) == (hidden, heads, dropout)
+    assert (training.weight_decay, training.lr, training.batch_size, training.criterion) == (l2, lr, batch, criterion)
+    assert (training.patience, config.trainer.max_epochs) == (100, 100_000)
+    assert (model.residual == [False, True, False]) == ("ppi" in experiment)
+    assert (model.get("mechanism") == "constant") == ("const" in experiment)
+    if parameters is not None:
+        like = Task(
+            "like",
+            *[
+                [Data(torch.zeros(1, sizes[0]), torch.zeros(2, 0, dtype=torch.long), y=torch.zeros(1, sizes[1]))]
+                for _ in range(3)
+            ],
+            *sizes,
+            multilabel=True,
+        )
+        built, *_ = build_model(model, like)
+        assert sum(parameter.numel() for parameter in built.parameters()) == parameters
+
+
+@pytest.mark.parametrize("dataset", ["digits", "planted"])
+def test_data_sets_that_need_no_files(dataset: str):
+    built = build_task(compose("config", [f"dataset={dataset}"]))
+    assert (built.name, built.transductive) == (dataset, dataset == "digits")
+
+
+@pytest.mark.parametrize("trainer", names("trainer"))
+def test_trainers(trainer: str, tmp_path: Path):
+    config = compose("config", [f"trainer={trainer}", "training.max_epochs=7"])
+    if config.trainer.accelerator == "gpu" and not torch.cuda.is_available():
+        config.trainer.accelerator = "cpu"  # the rest of it is built all the same
+        config.trainer.devices = 1
+    built = build_trainer(config, tmp_path, [])
+    assert built.max_epochs == 7
+    assert built.world_size == (2 if trainer == "ddp_cpu" else 1)
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("logger", names("logger"))
+def test_loggers(logger: str, tmp_path: Path):
+    settings = compose("config", [f"logger={logger}"]).logger
+    try:
+        built = build_logger(settings, tmp_path)
+    except ValueError as error:
+        assert f"Run: python -m pip install {logger}" in str(error)  # noqa: PT017 (whether it is raised is the machine's)
+    else:
+        assert built is False if logger == "csv" else Path(built.save_dir) == tmp_path

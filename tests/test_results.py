@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import nn
+from torch_geometric.nn import GCN
+
+from gat_pyg import load
+from gat_pyg.results import Result, append, config_hash, read, save_model, try_lock, write_whole
+
+text = st.text(max_size=20)
+number = st.floats(allow_nan=False)
+count = st.integers(0, 2**40)
+results = st.builds(
+    Result,
+    text,
+    text,
+    st.sampled_from(["accuracy", "micro_f1"]),
+    number,
+    count,
+    count,
+    count,
+    number,
+    number,
+    number,
+    count,
+    versions=st.dictionaries(text, st.none() | text, max_size=3),
+    run_dir=text,
+)
+
+
+def one(seed: int = 0, **fields: object) -> Result:
+    result = Result("GAT", "cora", "accuracy", 83.0, seed, 500, 400, 82.0, 9.0, 0.018, 92373)
+    return dataclasses.replace(result, **fields)
+
+
+# Lines --------------------------------------------------------------------------------------------------------------
+
+
+@given(results)
+def test_a_result_comes_back_from_its_one_line(result: Result):
+    line = result.to_json()
+    assert "\n" not in line
+    assert Result.from_json(line) == result
+
+
+def test_a_later_field_is_left_out_and_a_missing_one_named():
+    assert Result.from_json(json.dumps({**dataclasses.asdict(one()), "later": 1})) == one()
+    with pytest.raises(ValueError, match=r"missing.*'value'"):
+        Result.from_json(json.dumps({k: v for k, v in dataclasses.asdict(one()).items() if k != "value"}))
+    with pytest.raises(ValueError, match="not a Result"):
+        Result.from_json("3")
+
+
+def test_what_is_appended_is_read_in_order(tmp_path: Path):
+    path = tmp_path / "new" / "results.jsonl"
+    for seed in range(3):
+        append(one(seed), path)
+    assert read(path) == [one(0), one(1), one(2)]
+
+
+@pytest.mark.parametrize("cut", [1, 20, 100])
+def test_a_torn_line_is_named_and_loses_no_other(tmp_path: Path, cut: int):
+    path = tmp_path / "results.jsonl"
+    append(one(0), path)
+    append(one(1), path)
+    path.write_bytes(path.read_bytes()[:-cut])  # cut=1: the line is whole, its end is not
+    if cut > 1:
+        with pytest.warns(UserWarning, match=r"results\.jsonl, line 2 is torn"):
+            assert read(path) == [one(0)]
+    append(one(2), path)
+    if cut == 1:
+        assert read(path) == [one(0), one(1), one(2)]
+    else:
+        with pytest.warns(UserWarning, match="line 2 is torn"):
+            assert read(path) == [one(0), one(2)]
+
+
+def _append_many(path: Path, first: int, times: int) -> None:
+    for seed in range(first, first + times):
+        append(one(seed, method="x" * 5000), path)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
+def test_processes_that_append_at_once_lose_and_tear_nothing(tmp_path: Path):
+    path, start = tmp_path / "results.jsonl", multiprocessing.get_context("fork")
+    writers = [start.Process(target=_append_many, args=(path, 100 * i, 25)) for i in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert sorted(result.seed for result in read(path)) == [100 * i + k for i in range(4) for k in range(25)]
+
+
+def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "results.jsonl"
+    append(one(0), path)
+    whole, write = path.read_bytes(), os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, line: write(descriptor, line[:7]))
+    with pytest.raises(OSError, match=r"took 7 of \d+ bytes. Is the disk full"):
+        append(one(1), path)
+    assert path.read_bytes() == whole
+
+
+def test_the_hash_is_of_the_settings_and_not_of_their_order():
+    assert config_hash({"a": {"b": 1, "c": 2}}) == config_hash({"a": {"c": 2, "b": 1}})
+    assert config_hash({"a": 1}) != config_hash({"a": 2})
+
+
+def test_a_lock_is_held_by_one(tmp_path: Path):
+    first = try_lock(tmp_path / ".lock")
+    assert first is not None
+    assert try_lock(tmp_path / ".lock") is None
+    os.close(first)
+    again = try_lock(tmp_path / ".lock")
+    assert again is not None
+    os.close(again)
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path):
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def fail(beside: Path) -> None:
+        beside.write_text("ne")
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        write_whole(path, fail)
+    assert [child.name for child in tmp_path.iterdir()] == ["file"]
+    assert path.read_text() == "old"
+
+
+# Trained models -----------------------------------------------------------------------------------------------------
+
+ARGUMENTS = {"in_channels": 3, "hidden_channels": 4, "num_layers": 2, "out_channels": 5}
+TARGET = "torch_geometric.nn.GCN"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_model(tmp_path / "model.safetensors", GCN(**ARGUMENTS), TARGET, ARGUMENTS, dataset="cora")
+    return tmp_path
+
+
+def test_a_saved_model_comes_back_in_eval_mode(tmp_path: Path):
+    model = GCN(**ARGUMENTS, dropout=0.5, norm="batch_norm")
+    save_model(tmp_path / "model.safetensors", model, TARGET, {**ARGUMENTS, "dropout": 0.5, "norm": "batch_norm"})
+    again = load(tmp_path)
+    assert type(again) is GCN
+    assert not again.training
+    assert model.state_dict().keys() == again.state_dict().keys()
+    assert all(torch.equal(value, again.state_dict()[key]) for key, value in model.state_dict().items())
+
+
+def test_shared_weights_come_back(tmp_path: Path):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    save_model(tmp_path / "model.safetensors", model, "elsewhere.Model", {})
+    again = load(tmp_path, model=nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    assert torch.equal(again[1].weight, model[0].weight)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "os.system",
+        "builtins.eval",
+        "gat_pyg.run.main",  # ours, but no model
+        "gat_pyg.run.os.system",  # reached through ours
+        "gat_pyg.results.nn.Sequential",
+        "torch_geometric.nn.sequential.Sequential",  # its arguments become source code
+        "torch_geometric.data.Data",
+        "torch.nn.Linear",
+        "torch_geometric.nn.Nothing",
+        "nowhere",
+    ],
+)
+def test_no_other_class_is_built_by_its_name(folder: Path, target: str):
+    save_model(folder / "model.safetensors", GCN(**ARGUMENTS), target, ARGUMENTS)
+    with pytest.raises(ValueError, match=rf"names the class {target}, expected .*Build it yourself: load"):
+        load(folder)
+    assert isinstance(load(folder, model=GCN(**ARGUMENTS)), GCN)
+
+
+def test_loading_runs_nothing(folder: Path):
+    class Bomb:
+        def __reduce__(self) -> object:
+            return os.mkdir, (str(folder / "run"),)
+
+    (folder / "model.safetensors").write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(ValueError, match="cannot be read"):
+        load(folder)
+    assert not (folder / "run").exists()
+
+
+@pytest.mark.parametrize("left", [0, 4, 100, -8])
+def test_a_truncated_file_says_so(folder: Path, left: int):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:left])
+    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read: .*It is truncated or of another kind"):
+        load(folder)
+
+
+def test_other_shapes_are_named(folder: Path):
+    wide = GCN(**{**ARGUMENTS, "hidden_channels": 7})
+    before = wide.convs[0].bias.detach().clone()
+    with pytest.raises(ValueError, match=r"convs\.0\.bias has shape \(7,\) in the model and \(4,\) in the file"):
+        load(folder, model=wide)
+    assert torch.equal(wide.convs[0].bias, before)
+    with pytest.raises(ValueError, match=r"norms\.0\.module\.weight \(4,\) of the model is not in the file"):
+        load(folder, model=GCN(**ARGUMENTS, norm="batch_norm"))
+
+
+def test_arguments_of_another_version_are_named(folder: Path):
+    save_model(folder / "model.safetensors", GCN(**ARGUMENTS), TARGET, {**ARGUMENTS, "jk": "unheard"})
+    with pytest.raises(ValueError, match=r"asks for torch_geometric\.nn\.GCN.*which this version cannot build"):
+        load(folder)
+
+
+def test_a_file_of_elsewhere_needs_a_model(tmp_path: Path):
+    model = nn.Linear(2, 2)
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="does not say of which class"):
+        load(tmp_path)
+    assert torch.equal(load(tmp_path, model=nn.Linear(2, 2)).weight, model.weight)
+
+
+def test_what_is_no_run_folder_says_what_to_give(folder: Path, tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match="nowhere is not a run folder: it does not exist"):
+        load(tmp_path / "nowhere")
+    (tmp_path / "job").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"job is not a run folder: it has no model\.safetensors\. Give"):
+        load(tmp_path / "job")
+    (tmp_path / "job" / "config.yaml").touch()
+    with pytest.raises(FileNotFoundError, match=r"run is not finished\. Finish it by ckpt_path=last"):
+        load(tmp_path / "job")
+    (tmp_path / "job" / "seed-3").mkdir()
+    (folder / "model.safetensors").rename(tmp_path / "job" / "seed-3" / "model.safetensors")
+    with pytest.raises(FileNotFoundError, match=r"it holds the runs seed-3\. Give one of these"):
+        load(tmp_path / "job")

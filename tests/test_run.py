@@ -1,0 +1,358 @@
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from safetensors.torch import load_file
+
+import gat_pyg.run
+from gat_pyg import load
+from gat_pyg.data import digits
+from gat_pyg.results import Result, read, try_lock
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
+
+Command = Callable[..., str]
+SMALL = ("model=mlp", "model.hidden_channels=8", "training.lr=0.05")
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory of its own, one thread, and nothing left behind in the environment."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield tmp_path
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run the command in this process; what it printed, or what it complained of when ``fails``."""
+
+    def run(*arguments: str, fails: bool = False) -> str:
+        monkeypatch.setattr(sys, "argv", ["gat-pyg", *arguments])
+        if not fails:
+            gat_pyg.run.main()
+            return capsys.readouterr().out
+        with pytest.raises(SystemExit) as stopped:
+            gat_pyg.run.main()
+        assert stopped.value.code == 1
+        complaint = capsys.readouterr().err
+        assert "Traceback" not in complaint
+        return complaint
+
+    return run
+
+
+def outside(*arguments: str) -> subprocess.Popen[str]:
+    """The command in a process of its own."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
+    line = [sys.executable, "-m", "gat_pyg.run", *arguments]
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def runs(folder: str = "outputs") -> list[Path]:
+    return sorted(path.parent for path in Path(folder).rglob("model.safetensors"))
+
+
+# What a run leaves --------------------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_its_settings_metrics_weights_and_one_line(command: Command):
+    told = command(*SMALL, "seed=5", "training.max_epochs=20")
+    (folder,) = runs()
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.yaml",
+        "metrics.csv",
+        "model.safetensors",
+        "result.json",
+    ]
+    assert sorted(path.name for path in Path("outputs").iterdir()) == sorted([folder.name, "results.jsonl"])
+    (result,) = read("outputs/results.jsonl")
+    assert result == Result.from_json((folder / "result.json").read_text())
+    assert (result.method, result.dataset, result.metric, result.seed, result.epochs) == (
+        "MLP",
+        "digits",
+        "accuracy",
+        5,
+        20,
+    )
+    assert result.versions is not None
+    assert result.versions["torch"] == torch.__version__
+    assert Path(result.run_dir) == folder.absolute()
+    settings = OmegaConf.load(folder / "config.yaml")
+    assert (settings.seed, settings.training.max_epochs, settings.results) == (5, 20, "outputs/results.jsonl")
+    with (folder / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["epoch"]) for row in rows] == list(range(1, 21))
+    assert float(rows[result.best_epoch - 1]["val_accuracy"]) == pytest.approx(result.val)
+    for words in ("digits", "MLP", "20, best", f"accuracy {result.value:.1f} %", str(folder), "outputs/results.jsonl"):
+        assert words in told
+
+
+@pytest.mark.parametrize("model", ["mlp", "gat", "const_gat"])
+def test_a_trained_model_comes_back_with_its_score(command: Command, model: str):
+    command(f"model={model}", "training.max_epochs=6", "training.lr=0.05")
+    (result,) = read("outputs/results.jsonl")
+    trained, data = load(result.run_dir), digits().test[0]
+    with torch.no_grad():
+        out = trained(data.x) if model == "mlp" else trained(data.x, data.edge_index)
+    right = (out.argmax(1) == data.y)[data.test_mask]
+    assert 100 * right.float().mean().item() == pytest.approx(result.value, abs=1e-4)
+
+
+def test_several_seeds_each_leave_their_line_and_a_mean(command: Command):
+    told = command(*SMALL, "runs=3", "seed=4", "training.max_epochs=5")
+    results = read("outputs/results.jsonl")
+    assert [result.seed for result in results] == [4, 5, 6]
+    assert [path.name for path in runs()] == ["seed-4", "seed-5", "seed-6"]
+    assert len({result.config_hash for result in results}) == 1
+    values = [result.value for result in results]
+    assert f"3 runs: test accuracy {np.mean(values):.1f} ± {np.std(values, ddof=1):.1f} %" in told
+    command(*SMALL, "seed=5", "training.max_epochs=5")
+    again = read("outputs/results.jsonl")[-1]
+    assert (again.value, again.config_hash) == (results[1].value, results[1].config_hash)  # the seed alone decides
+
+
+def test_the_hash_tells_settings_apart(command: Command):
+    for lr in ("0.05", "0.06"):
+        command(*SMALL, "training.max_epochs=1", f"training.lr={lr}")
+    assert len({result.config_hash for result in read("outputs/results.jsonl")}) == 2
+
+
+def test_multirun(command: Command):
+    command("-m", *SMALL, "training.max_epochs=2", "seed=1,2")
+    assert [result.seed for result in read("outputs/results.jsonl")] == [1, 2]
+    assert [path.name for path in runs()] == ["0", "1"]
+
+
+def test_a_graph_of_ones_own_and_a_class_of_pyg(command: Command):
+    draw = np.random.default_rng(0)
+    np.savez("mine.npz", x=draw.random((60, 4)), y=draw.integers(0, 3, 60), edge_index=draw.integers(0, 60, (2, 200)))
+    command("dataset=file", "dataset.path=mine.npz", "split.val=10", "split.per_class=5", "split.test=10", *SMALL[1:2], SMALL[0], "training.max_epochs=2")  # fmt: skip
+    command("dataset._target_=torch_geometric.datasets.FakeDataset", "+dataset.num_graphs=9", "+dataset.task=node", "split.val=2", "split.test=2", *SMALL, "training.max_epochs=2")  # fmt: skip
+    assert [result.dataset for result in read("outputs/results.jsonl")] == ["mine", "fakedataset"]
+
+
+def test_ones_own_settings_add_to_those_that_are_there(command: Command, place: Path):
+    (place / "own" / "experiment").mkdir(parents=True)
+    (place / "own" / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /model: mlp\ntraining:\n  max_epochs: 3\n"
+    )
+    command("--config-dir", "own", "experiment=mine")
+    (result,) = read("outputs/results.jsonl")
+    assert (result.method, result.epochs) == ("MLP", 3)
+
+
+def test_tensorboard_writes_beside_the_metrics(command: Command):
+    pytest.importorskip("tensorboard")
+    command(*SMALL, "training.max_epochs=3", "logger=tensorboard")
+    (folder,) = runs()
+    assert list(folder.glob("events.out.tfevents*"))
+    assert (folder / "metrics.csv").is_file()
+
+
+# What goes wrong is told, and nothing is lost -----------------------------------------------------------------------
+
+
+def test_an_unknown_data_set_names_the_known_ones(command: Command):
+    said = command("dataset=coral", fails=True)
+    assert re.search(r"dataset=coral is unknown\. Known are: citeseer, cora, digits, .*, pubmed\.", said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["training.learning_rate=1"], r"Key 'learning_rate' is not in struct"),
+        (["runs=0"], r"runs is 0, expected at least 1\."),
+        (["seed=-1"], r"seed is -1, expected a number from 0 to 2\^32 - 1\."),
+        (["training.patience=0"], r"patience is 0, expected at least 1 epoch\."),
+        (["training.criterion=f1"], r"criterion is 'f1', expected one of both, accuracy, loss\."),
+        (["ckpt_path=x.ckpt", "runs=2"], r"ckpt_path=x\.ckpt is one checkpoint, but runs=2\."),
+        (["ckpt_path=x.ckpt"], r"There is no checkpoint x\.ckpt\."),
+        (["ckpt_path=last"], r"There is no unfinished run with these settings in outputs\."),
+        (["dataset=file", "dataset.path=x.npz"], r"x\.npz does not exist\."),
+        (["trainer=ddp_cpu"], r"digits is one graph, which 2 processes cannot share out among them\."),
+        (["trainer=ddp_cpu", "-m"], r"Several processes cannot go with --multirun"),
+        (["model._target_=pathlib.Path", "~model.hidden_channels", "~model.num_layers", "~model.dropout", "~model.norm", "~model.act"], r"expected a torch\.nn\.Module"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_told_and_leaves_no_folder(command: Command, arguments: list[str], message: str):
+    assert re.search(message, command("model=mlp", *arguments, fails=True))
+    assert not [path for path in Path("outputs").rglob("*") if path.is_file()] if Path("outputs").exists() else True
+
+
+def test_a_folder_that_cannot_be_written_is_named(command: Command, place: Path):
+    (place / "file").touch()
+    said = command("model=mlp", "hydra.run.dir=file/run", fails=True)
+    assert re.search(r"file/run: Not a directory\. Choose a folder that can be written: hydra\.run\.dir=", said)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission_is_named(command: Command, place: Path):
+    (place / "sealed").mkdir(mode=0o500)
+    assert re.search(r"sealed/run: Permission denied", command("model=mlp", "hydra.run.dir=sealed/run", fails=True))
+
+
+def test_a_folder_with_a_run_is_not_written_over(command: Command):
+    command(*SMALL, "training.max_epochs=2", "hydra.run.dir=mine")
+    before = {path: path.read_bytes() for path in Path("mine").iterdir()}
+    said = command(*SMALL, "training.max_epochs=2", "hydra.run.dir=mine", fails=True)
+    assert re.search(r"mine holds a run already, which would be lost\.", said)
+    assert {path: path.read_bytes() for path in Path("mine").iterdir()} == before
+    said = command(*SMALL, "training.max_epochs=3", "hydra.run.dir=mine", "ckpt_path=last", fails=True)
+    assert "started with other settings: training.max_epochs was 2, is 3" in said
+    assert {path: path.read_bytes() for path in Path("mine").iterdir()} == before
+
+
+def test_a_folder_in_use_is_left_alone(command: Command, place: Path):
+    (place / "mine").mkdir()
+    lock = try_lock(place / "mine" / ".lock")
+    assert lock is not None
+    assert "mine is in use by another process" in command("model=mlp", "hydra.run.dir=mine", fails=True)
+    os.close(lock)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04half a file"])
+def test_a_broken_checkpoint_is_told(command: Command, place: Path, content: bytes):
+    (place / "broken.ckpt").write_bytes(content)
+    said = command("model=mlp", "ckpt_path=broken.ckpt", fails=True)
+    assert re.search(r"broken\.ckpt cannot be read: it is truncated or no checkpoint", said)
+
+
+def test_our_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def bug(*arguments: object) -> None:
+        torch.zeros(2) + torch.zeros(3)
+
+    monkeypatch.setattr(gat_pyg.run, "build_task", bug)
+    monkeypatch.setattr(sys, "argv", ["gat-pyg"])
+    with pytest.raises(SystemExit):
+        gat_pyg.run.main()
+    assert "Traceback" in capsys.readouterr().err
+
+
+# Killed and resumed -------------------------------------------------------------------------------------------------
+
+LONG = (*SMALL, "training.max_epochs=400", "training.patience=60", "checkpoint_every=0.1", "model.dropout=0.3")
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def kill_in_training(process: subprocess.Popen[str], folder: Path, chance: random.Random) -> bool:
+    """Kill -9 at a random moment after the process wrote its own first checkpoint; False if it ended before."""
+
+    def written() -> float:
+        found = list(folder.rglob("last.ckpt"))
+        return max((path.stat().st_mtime for path in found), default=0.0)
+
+    before = written()
+    while process.poll() is None and written() == before:
+        time.sleep(0.005)
+    time.sleep(chance.random() * 0.3)
+    ended = process.poll() is not None
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    return not ended
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is a POSIX signal")
+def test_a_killed_run_ends_like_one_that_was_not(command: Command):
+    command(*LONG, "outputs=whole")
+    chance, kills = random.Random(os.getpid()), 0
+    for _ in range(3):
+        arguments = (*LONG, "outputs=killed", *(["ckpt_path=last"] if kills else []))
+        kills += kill_in_training(outside(*arguments), Path("killed"), chance)
+    assert kills
+    if not runs("killed"):
+        command(*LONG, "outputs=killed", "ckpt_path=last")
+    (whole,), (killed,) = runs("whole"), runs("killed")
+    assert len(list(Path("killed").iterdir())) == 2  # one folder, one file of results: none was left empty
+    assert (whole / "metrics.csv").read_text() == (killed / "metrics.csv").read_text()
+    one, other = (read(f"{place}/results.jsonl")[0] for place in ("whole", "killed"))
+    assert (one.epochs, one.best_epoch, one.val, one.value) == (other.epochs, other.best_epoch, other.val, other.value)
+    assert weights(whole).keys() == weights(killed).keys()
+    assert all(torch.equal(value, weights(killed)[key]) for key, value in weights(whole).items())
+
+
+def test_a_job_of_several_seeds_goes_on_with_the_first_unfinished(command: Command, monkeypatch: pytest.MonkeyPatch):
+    one_run = gat_pyg.run.one_run
+
+    def dies(config: object, task: object, seed: int, folder: Path) -> Result:
+        if seed == 1:
+            raise KeyboardInterrupt
+        return one_run(config, task, seed, folder)  # type: ignore[arg-type]
+
+    arguments = (*SMALL, "training.max_epochs=4", "runs=3")
+    monkeypatch.setattr(gat_pyg.run, "one_run", dies)
+    with pytest.raises(KeyboardInterrupt):
+        command(*arguments)
+    monkeypatch.setattr(gat_pyg.run, "one_run", one_run)
+    first = read("outputs/results.jsonl")
+    told = command(*arguments, "ckpt_path=last")
+    results = read("outputs/results.jsonl")
+    assert [result.seed for result in results] == [0, 1, 2]
+    assert results[:1] == first
+    assert "3 runs: test" in told
+    assert "no unfinished run" in command(*arguments, "ckpt_path=last", fails=True)
+
+
+def test_a_result_that_did_not_reach_the_shared_file_is_added_once(command: Command):
+    arguments = (*SMALL, "training.max_epochs=2", "hydra.run.dir=mine")
+    command(*arguments)
+    (result,) = read("outputs/results.jsonl")
+    Path("outputs/results.jsonl").unlink()
+    for _ in range(2):
+        assert "digits" in command(*arguments, "ckpt_path=last")
+        assert read("outputs/results.jsonl") == [result]
+
+
+# Two processes ------------------------------------------------------------------------------------------------------
+
+
+def test_two_processes_train_one_model_and_leave_one_run(place: Path):
+    process = outside("dataset=planted", "dataset.graphs=6", "trainer=ddp_cpu", "trainer.devices=2", "model=mlp", "runs=2", "training.max_epochs=3")  # fmt: skip
+    told, complaints = process.communicate(timeout=120)
+    assert process.returncode == 0, complaints
+    assert "2 runs: test micro-F1" in told
+    assert told.count("data set    planted") == 2
+    assert "Warning" not in complaints, complaints
+    first, second = read("outputs/results.jsonl")
+    assert (first.seed, second.seed, first.epochs) == (0, 1, 3)
+    assert first.device.startswith("2 x cpu")
+    assert len(list(Path("outputs").iterdir())) == 2
+    (job,) = (path for path in Path("outputs").iterdir() if path.is_dir())
+    assert sorted(path.name for path in job.iterdir()) == ["config.yaml", "seed-0", "seed-1"]
+
+
+def test_as_a_command_it_says_only_what_is_useful(place: Path):
+    process = outside(*SMALL, "training.max_epochs=3")
+    told, complaints = process.communicate(timeout=120)
+    assert complaints == ""
+    assert [line.split("  ")[0] for line in told.splitlines() if line] == [
+        "data set",
+        "model",
+        "epochs",
+        "validation",
+        "test",
+        "seconds",
+        "files",
+        "results",
+    ]
+    assert json.loads((Path("outputs") / "results.jsonl").read_text())["epochs"] == 3

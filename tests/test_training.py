@@ -1,0 +1,580 @@
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+from sklearn.metrics import accuracy_score, f1_score
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import GAT, GCN, MLP
+
+from gat_pyg.data import Task
+from gat_pyg.training import (
+    Inductive,
+    MetricsFile,
+    PaperStopping,
+    Progress,
+    Resumable,
+    SafeCheckpoints,
+    TaskData,
+    Transductive,
+    node_loss,
+    node_sums,
+    score_of,
+    seed_epoch,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated"),
+    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Graphs this small are slower on many threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def graph(N: int, K: int, seed: int, multilabel: bool = False, **others: Any) -> Data:
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.rand(N, K, generator=draw).round() if multilabel else torch.randint(K, (N,), generator=draw)
+    edge_index = torch.randint(N, (2, 3 * N), generator=draw)
+    return Data(torch.randn(N, 6, generator=draw), edge_index, y=y, **others)
+
+
+def one_graph(multilabel: bool = False) -> Task:
+    data = graph(30, 3, 0, multilabel)
+    for i, key in enumerate(("train_mask", "val_mask", "test_mask")):
+        data[key] = torch.arange(30) % 3 == i
+    return Task("one", [data], [data], [data], 6, 3, multilabel)
+
+
+def many_graphs(multilabel: bool = True) -> Task:
+    graphs = [graph(5 + i, 3, i, multilabel) for i in range(11)]
+    return Task("many", graphs[:5], graphs[5:8], graphs[8:], 6, 3, multilabel)
+
+
+TASKS: dict[str, Callable[[], Task]] = {
+    "one graph": one_graph,
+    "one graph, many labels": lambda: one_graph(True),
+    "many graphs": lambda: many_graphs(False),
+    "many graphs, many labels": many_graphs,
+}
+
+
+def setup(task: Task) -> LightningModule:
+    torch.manual_seed(0)
+    kind = Transductive if task.transductive else Inductive
+    return kind(GAT(6, 4, 2, 3, heads=2, dropout=0.5), lr=0.01, weight_decay=5e-4)
+
+
+def trainer(*callbacks: Callback, epochs: int = 5, **arguments: Any) -> Trainer:
+    return Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        callbacks=list(callbacks),
+        **arguments,
+    )
+
+
+# Loss and score -----------------------------------------------------------------------------------------------------
+
+
+def test_loss_and_score_by_hand():
+    out = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 3.0]])
+    y = torch.tensor([0, 1, -1])
+    assert node_loss(out, y).item() == pytest.approx((math.log(2) + math.log(1 + math.exp(2))) / 2)
+    assert score_of(node_sums(out, y).tolist())[1:] == (50.0, "accuracy")
+    y = torch.tensor([[1.0, float("nan")], [0.0, float("nan")], [1.0, 1.0]])
+    # positive: (1, 0), wrong; (2, 1), right; missed: (0, 0) and (2, 0), whose logits are 0 and not above
+    loss = (math.log(2) + math.log(1 + math.exp(2)) + math.log(2) + math.log(1 + math.exp(-3))) / 4
+    assert node_loss(out, y).item() == pytest.approx(loss)
+    assert score_of(node_sums(out, y).tolist()) == (pytest.approx(loss), 2 / (2 + 1 + 2), "micro_f1")
+
+
+@given(st.integers(0, 1000), st.floats(0, 1), st.integers(1, 4))
+@settings(deadline=None, max_examples=50)
+def test_pooled_scores_are_those_of_scikit_learn(seed: int, unknown: float, batches: int):
+    draw = torch.Generator().manual_seed(seed)
+    out = torch.randn(24, 5, generator=draw)
+    hidden = torch.rand(24, 5, generator=draw) < unknown
+    y = torch.rand(24, 5, generator=draw).round()
+    y = y.masked_fill(hidden, float("nan"))
+    sums = sum(node_sums(a, b) for a, b in zip(out.chunk(batches), y.chunk(batches), strict=True))
+    loss, score, _ = score_of(sums.tolist())
+    if not hidden.all():
+        assert score == pytest.approx(f1_score(y[~hidden].numpy(), (out > 0)[~hidden].numpy(), zero_division=0.0))
+        assert loss == pytest.approx(F.binary_cross_entropy_with_logits(out[~hidden], y[~hidden]).item(), rel=1e-5)
+    classes = torch.randint(5, (24,), generator=draw).masked_fill(hidden[:, 0], -1)
+    sums = sum(node_sums(a, b) for a, b in zip(out.chunk(batches), classes.chunk(batches), strict=True))
+    known = classes >= 0
+    if known.any():
+        accuracy = accuracy_score(classes[known].numpy(), out.argmax(1)[known].numpy())
+        assert score_of(sums.tolist())[1] == pytest.approx(100 * accuracy)
+
+
+def test_many_labels_are_averaged_over_labels_then_nodes():
+    out, y = torch.randn(7, 4), torch.rand(7, 4).round()
+    each = F.binary_cross_entropy_with_logits(out, y, reduction="none")
+    torch.testing.assert_close(node_loss(out, y), each.mean(1).mean(0))
+
+
+@pytest.mark.parametrize("y", [torch.tensor([-1, -1]), torch.full((2, 3), float("nan"))])
+def test_a_batch_without_a_known_label_moves_nothing(y: Tensor):
+    out = torch.randn(2, 3, requires_grad=True)
+    loss = node_loss(out, y)
+    loss.backward()
+    assert loss.item() == 0
+    assert out.grad is not None
+    assert not out.grad.any()
+
+
+def test_an_unknown_label_gets_no_gradient():
+    out = torch.randn(2, 2, requires_grad=True)
+    node_loss(out, torch.tensor([[1.0, float("nan")], [0.0, 1.0]])).backward()
+    assert out.grad is not None
+    assert (out.grad == 0).tolist() == [[False, True], [False, False]]
+
+
+class Seen(nn.Module):
+    """Notes how it was called."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
+        self.seen = edge_attr
+        return x
+
+
+def test_the_model_gets_what_it_takes():
+    data = graph(5, 3, 0, edge_attr=torch.ones(15, 2))
+    model = Seen()
+    assert torch.equal(Inductive(model)(data), data.x)
+    assert model.seen is data.edge_attr
+    mlp = MLP([6, 4, 3], norm=None).eval()
+    torch.testing.assert_close(Inductive(mlp)(data), mlp(data.x))
+    gcn = GCN(6, 4, 2, 3).eval()  # takes an edge_attr by name, and refuses it
+    torch.testing.assert_close(Inductive(gcn)(data), gcn(data.x, data.edge_index))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_scores_that_are_logged_are_those_of_the_whole_split(name: str):
+    task = TASKS[name]()
+    module, rule = setup(task), PaperStopping()
+    fitted = trainer(rule, epochs=3)
+    fitted.fit(module, datamodule=TaskData(task, batch_size=2))
+    assert {"train_loss", "val_loss"} < fitted.callback_metrics.keys()
+    scores = fitted.test(module, datamodule=TaskData(task, batch_size=2), verbose=False)[0]
+    batch = Batch.from_data_list(task.test)
+    rows = batch.test_mask if task.transductive else torch.ones(len(batch.x), dtype=torch.bool)
+    with torch.no_grad():
+        out, y = module.eval()(batch)[rows], batch.y[rows]
+    if task.multilabel:
+        expected = f1_score(y.flatten().numpy(), (out > 0).flatten().numpy())
+        assert scores["test_micro_f1"] == pytest.approx(expected, rel=1e-6)
+    else:
+        assert scores["test_accuracy"] == pytest.approx(100 * accuracy_score(y.numpy(), out.argmax(1).numpy()))
+    assert scores["test_loss"] == pytest.approx(node_loss(out, y).item(), rel=1e-5)
+
+
+def test_l2_acts_on_biases_too():
+    module = Transductive(GCN(6, 4, 2, 3), lr=0.1, weight_decay=5e-4)
+    optimizer = module.configure_optimizers()
+    assert type(optimizer) is torch.optim.Adam
+    assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [(0.1, 5e-4)]
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(module.parameters()))
+
+
+def test_an_epoch_is_that_of_a_bare_loop():
+    task = one_graph()
+    module = setup(task)
+    resumable = Resumable(None, seed=3)
+    trainer(resumable, epochs=4).fit(module, datamodule=TaskData(task))
+    bare, data = setup(task).model, task.train[0]
+    optimizer = torch.optim.Adam(bare.parameters(), lr=0.01, weight_decay=5e-4)
+    for epoch in range(4):
+        seed_epoch(3, 0, epoch)
+        optimizer.zero_grad()
+        out = bare(data.x, data.edge_index)[data.train_mask]
+        (F.cross_entropy(out, data.y[data.train_mask], reduction="sum") / 10).backward()
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(bare.parameters(), module.model.parameters(), strict=True))
+
+
+# Data ---------------------------------------------------------------------------------------------------------------
+
+
+class Place:
+    def __init__(self, rank: int, world: int) -> None:
+        self.global_rank, self.world_size = rank, world
+
+
+def test_the_one_graph_is_the_same_object_every_epoch():
+    task = one_graph()
+    loader = TaskData(task).train_dataloader()
+    first, second = next(iter(loader)), next(iter(loader))
+    assert first is second
+    assert first.edge_index is task.train[0].edge_index  # so that what is remembered of its edges stays
+    assert len(loader) == 1
+
+
+def test_the_order_of_training_graphs_follows_from_seed_and_epoch():
+    def order(seed: int, epoch: int) -> list[int]:
+        loader = TaskData(many_graphs(), seed=seed).train_dataloader()
+        loader.sampler.set_epoch(epoch)
+        return [len(data.x) for data in loader]
+
+    before = torch.random.get_rng_state()
+    assert order(0, 1) == order(0, 1)
+    assert torch.equal(before, torch.random.get_rng_state())  # the epoch's dropout is left alone
+    assert len({tuple(order(seed, epoch)) for seed in range(3) for epoch in range(3)}) > 5
+    assert sorted(order(5, 5)) == [5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_over_processes_no_validation_graph_counts_twice(world: int, multilabel: bool):
+    task, model = many_graphs(multilabel), GCN(6, 4, 2, 3).eval()
+    data = [TaskData(task, batch_size=2) for _ in range(world)]
+    for rank, part in enumerate(data):
+        part.trainer = Place(rank, world)
+    shares = [list(part.val_dataloader()) for part in data]
+    assert len({len(share) for share in shares}) == 1  # as many batches on each
+    whole = Batch.from_data_list(task.val)
+    with torch.no_grad():
+        sums = sum(node_sums(model(b.x, b.edge_index), b.y) for share in shares for b in share)
+        expected = node_sums(model(whole.x, whole.edge_index), whole.y)
+    torch.testing.assert_close(sums, expected, rtol=1e-5, atol=0.0)  # the losses are float32
+    graphs = [len(batch.x) for part in data for batch in part.train_dataloader()]
+    assert sum(graphs) >= sum(len(data.x) for data in task.train)
+
+
+# The stopping rule --------------------------------------------------------------------------------------------------
+
+
+def oracle(epochs: list[tuple[float, float]], patience: int) -> tuple[int, int]:
+    """The loop of the authors' code: (epochs run, epoch kept)."""
+    vacc_mx, vlss_mn, curr_step, kept = 0.0, float("inf"), 0, 0
+    for epoch, (vacc, vlss) in enumerate(epochs, start=1):
+        if vacc >= vacc_mx or vlss <= vlss_mn:
+            if vacc >= vacc_mx and vlss <= vlss_mn:
+                kept = epoch
+            vacc_mx = max((vacc, vacc_mx))
+            vlss_mn = min((vlss, vlss_mn))
+            curr_step = 0
+        else:
+            curr_step += 1
+            if curr_step == patience:
+                return epoch, kept
+    return len(epochs), kept
+
+
+few = st.integers(0, 4).map(float)  # few values, so that ties come often
+epochs_of = st.lists(st.tuples(few, few), min_size=1, max_size=40)
+
+
+@given(epochs_of, st.integers(1, 5))
+def test_the_rule_is_the_authors_rule(epochs: list[tuple[float, float]], patience: int):
+    rule = PaperStopping(patience)
+    for score, loss in epochs:
+        rule.update(score, loss)
+        if rule.left <= 0:
+            break
+    assert (rule.epoch, rule.best_epoch) == oracle(epochs, patience)
+
+
+@given(epochs_of, st.integers(1, 5), st.integers(0, 40))
+def test_the_rule_goes_on_from_its_state(epochs: list[tuple[float, float]], patience: int, cut: int):
+    whole, before, after = (PaperStopping(patience) for _ in range(3))
+    for score, loss in epochs:
+        whole.update(score, loss)
+    for score, loss in epochs[:cut]:
+        before.update(score, loss)
+    after.load_state_dict(before.state_dict())
+    for score, loss in epochs[cut:]:
+        after.update(score, loss)
+    assert str(after.state_dict()) == str(whole.state_dict())
+
+
+@given(epochs_of, st.sampled_from(["accuracy", "loss"]))
+def test_a_single_criterion_looks_at_one_and_keeps_the_last_best(epochs: list[tuple[float, float]], criterion: Any):
+    rule, column = PaperStopping(100, criterion), 0 if criterion == "accuracy" else 1
+    for score, loss in epochs:
+        rule.update(score, loss)
+    values = [epoch[column] for epoch in epochs]
+    best = max(values) if criterion == "accuracy" else min(values)
+    assert rule.best_epoch == max(i for i, value in enumerate(values, start=1) if value == best)
+    assert rule.wait == len(epochs) - rule.best_epoch
+
+
+def test_nan_is_no_improvement():
+    rule, nan = PaperStopping(3), float("nan")
+    kept = [rule.update(*epoch) for epoch in [(1.0, 1.0), (nan, nan), (nan, 2.0), (0.5, nan)]]
+    assert kept == [True, False, False, False]
+    assert (rule.best_score, rule.best_loss, rule.wait) == (1.0, 1.0, 3)
+
+
+class Scripted(BoringModel):
+    """Its weight is the epoch's number, its validation what a list says."""
+
+    def __init__(self, epochs: list[tuple[float, float]]) -> None:
+        super().__init__()
+        self.epochs = epochs
+        self.weight = nn.Parameter(torch.zeros(()))
+
+    def on_train_epoch_end(self) -> None: ...
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        with torch.no_grad():
+            self.weight.fill_(self.current_epoch + 1)
+        return 0 * self.layer(batch).sum()
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        score, loss = self.epochs[self.current_epoch]
+        self.log_dict({"val_loss": loss, "val_accuracy": score})
+
+    def on_validation_epoch_end(self) -> None: ...
+
+
+SCRIPT = [(1.0, 3.0), (2.0, 2.0), (1.0, 1.0), (2.0, 1.0), (3.0, 1.5), (2.0, 1.5), (2.0, 1.5), (9.0, 0.0)]
+
+
+def test_training_stops_by_the_rule_with_the_weights_kept_last():
+    module, rule = Scripted(SCRIPT), PaperStopping(patience=2)
+    fitted = trainer(rule, epochs=8, limit_train_batches=1, limit_val_batches=1)
+    fitted.fit(module)
+    assert (rule.epoch, rule.best_epoch) == oracle(SCRIPT, 2) == (7, 4)
+    assert fitted.current_epoch == 7
+    assert module.weight.item() == 4.0
+    assert (rule.kept_score, rule.kept_loss) == (2.0, 1.0)
+
+
+def test_at_the_last_epoch_too_the_weights_kept_are_put_back():
+    module = Scripted(SCRIPT)
+    trainer(PaperStopping(), epochs=3, limit_train_batches=1, limit_val_batches=1).fit(module)
+    assert module.weight.item() == 2.0
+
+
+def test_nothing_kept_is_said():
+    nan = float("nan")
+    fitted = trainer(PaperStopping(), epochs=2, limit_train_batches=1, limit_val_batches=1)
+    with pytest.warns(UserWarning, match="None of 2 epochs was kept, since the validation loss or score was NaN"):
+        fitted.fit(Scripted([(1.0, nan)] * 2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"patience": 0}, "patience is 0, expected at least 1"),
+        ({"criterion": "f1"}, "criterion is 'f1', expected one of both, accuracy, loss"),
+    ],
+)
+def test_a_rule_that_cannot_be_is_refused(arguments: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        PaperStopping(**arguments)
+
+
+def test_a_module_that_logs_something_else_is_told():
+    with pytest.raises(ValueError, match=r"needs val_loss and val_auc, but the module logged .*val_accuracy"):
+        trainer(PaperStopping(score="val_auc"), limit_train_batches=1, limit_val_batches=1).fit(Scripted(SCRIPT))
+
+
+# Resume -------------------------------------------------------------------------------------------------------------
+
+
+class Kill(Callback):
+    """Ends the fit in the middle of an epoch, as a kill would: nothing is saved on the way out."""
+
+    def __init__(self, epoch: int, hook: str) -> None:
+        self.epoch, self.hook = epoch, hook
+
+    def _die(self, hook: str, trainer: Trainer) -> None:
+        if hook == self.hook and trainer.current_epoch == self.epoch:
+            raise InterruptedError
+
+    def on_train_epoch_start(self, trainer: Trainer, *args: Any) -> None:
+        self._die("start", trainer)
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        self._die("batch", trainer)
+
+    def on_validation_start(self, trainer: Trainer, *args: Any) -> None:
+        self._die("validation", trainer)
+
+
+def resumed(name: str, folder: Path, kills: list[tuple[int, str]], saved: float) -> tuple[LightningModule, Any]:
+    """A run that is killed again and again; the checkpoint may be of some epochs ago."""
+    path, task = folder / "last.ckpt", TASKS[name]()
+    for kill in [*kills, None]:
+        rule = PaperStopping(patience=6)
+        callbacks = [rule, MetricsFile(folder / "metrics.csv"), Resumable(path, seed=1, every=saved)]
+        fitted = trainer(*callbacks, *([Kill(*kill)] if kill else []), epochs=40, plugins=[SafeCheckpoints()])
+        torch.manual_seed(len(folder.name))  # chance before the first epoch must not matter
+        module = setup(task)
+        torch.rand(7)
+        checkpoint = path if path.exists() else None
+        try:
+            fitted.fit(module, datamodule=TaskData(task, batch_size=2, seed=1), ckpt_path=checkpoint)
+            assert kill is None
+        except InterruptedError:
+            pass
+    return module, rule
+
+
+KILLS = [(3, "start"), (4, "batch"), (4, "validation"), (8, "batch"), (9, "start"), (9, "start")]
+
+
+@pytest.mark.parametrize("saved", [0.0, 0.05, 1e9], ids=["each epoch", "some epochs", "never"])
+@pytest.mark.parametrize("name", TASKS)
+def test_a_run_that_was_killed_ends_like_one_that_was_not(tmp_path: Path, name: str, saved: float):
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "killed").mkdir()
+    whole, rule = resumed(name, tmp_path / "whole", [], saved=1e9)
+    killed, again = resumed(name, tmp_path / "killed", KILLS, saved)
+    assert rule.epoch > 10
+    assert (again.epoch, again.best_epoch, again.kept_loss) == (rule.epoch, rule.best_epoch, rule.kept_loss)
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), killed.parameters(), strict=True))
+    metrics = [(tmp_path / run / "metrics.csv").read_text() for run in ("whole", "killed")]
+    assert metrics[0] == metrics[1]
+    rows = list(csv.DictReader(io.StringIO(metrics[0])))
+    assert [int(row["epoch"]) for row in rows] == list(range(1, rule.epoch + 1))
+    assert all(math.isfinite(float(value)) for row in rows for value in row.values())
+
+
+def test_a_run_that_had_stopped_does_not_go_on(tmp_path: Path):
+    task, path = one_graph(), tmp_path / "last.ckpt"
+    rule = PaperStopping(patience=3)
+    trainer(rule, Resumable(path, every=0), epochs=50).fit(setup(task), datamodule=TaskData(task))
+    module, again = setup(task), PaperStopping(patience=3)
+    trainer(again, Resumable(path, every=0), epochs=50, plugins=[SafeCheckpoints()]).fit(
+        module, datamodule=TaskData(task), ckpt_path=path
+    )
+    assert (again.epoch, again.best_epoch) == (rule.epoch, rule.best_epoch)
+    assert all(torch.equal(value, rule.weights[key]) for key, value in module.state_dict().items())
+
+
+def test_seconds_add_up_over_a_resume(tmp_path: Path):
+    resumable = Resumable(tmp_path / "last.ckpt")
+    resumable.load_state_dict({"seconds": 5.0})
+    assert resumable.seconds == 5.0
+    trainer(resumable, epochs=1).fit(setup(one_graph()), datamodule=TaskData(one_graph()))
+    assert 5.0 < resumable.seconds < 15.0
+    assert resumable.seconds == resumable.seconds  # the clock has stopped
+
+
+def test_a_seed_that_cannot_be_is_refused():
+    with pytest.raises(ValueError, match=r"seed is -1, expected a number from 0 to 2\^32 - 1"):
+        Resumable(None, seed=-1)
+
+
+# Checkpoints --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    path, task = tmp_path / "last.ckpt", one_graph()
+    rule = PaperStopping()
+    trainer(rule, Resumable(path, every=0), epochs=2, plugins=[SafeCheckpoints()]).fit(
+        setup(task), datamodule=TaskData(task)
+    )
+    return path
+
+
+def refit(path: Path, module: LightningModule | None = None) -> None:
+    task = one_graph()
+    fitted = trainer(PaperStopping(), Resumable(None), epochs=3, plugins=[SafeCheckpoints()])
+    fitted.fit(module or setup(task), datamodule=TaskData(task), ckpt_path=path)
+
+
+def test_a_checkpoint_holds_tensors_and_plain_values_only(checkpoint: Path):
+    assert torch.load(checkpoint, weights_only=True)["callbacks"]["PaperStopping"]["epoch"] == 2
+    refit(checkpoint)
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(checkpoint: Path):
+    made = checkpoint.parent / "made"
+
+    class Bomb:
+        def __reduce__(self) -> object:
+            return os.mkdir, (str(made),)
+
+    found = torch.load(checkpoint, weights_only=True)
+    torch.save({**found, "extra": Bomb()}, checkpoint)
+    with pytest.raises(ValueError, match=r"last\.ckpt would run code on load: it asks for \w+\.mkdir\. Nothing"):
+        refit(checkpoint)
+    checkpoint.write_bytes(pickle.dumps(Bomb(), protocol=2))
+    with pytest.raises(ValueError, match=r"last\.ckpt (would run code|cannot be read)"):
+        refit(checkpoint)  # what torch.load says of such a file differs by version
+    assert not made.exists()
+
+
+@pytest.mark.parametrize("left", [0, 10, 1000, -1, -1000])
+def test_a_truncated_checkpoint_says_so(checkpoint: Path, left: int):
+    checkpoint.write_bytes(checkpoint.read_bytes()[:left])
+    with pytest.raises(ValueError, match=r"last\.ckpt cannot be read: it is truncated or no checkpoint"):
+        refit(checkpoint)
+
+
+def test_a_checkpoint_of_another_shape_says_so(checkpoint: Path):
+    other = Transductive(GAT(6, 5, 2, 3, heads=1))
+    with pytest.raises(ValueError, match=r"does not fit this model: model\.convs\.0\.\w+ has shape .* in the file"):
+        refit(checkpoint, other)
+
+
+def test_what_is_no_checkpoint_says_so(checkpoint: Path):
+    torch.save({"state_dict": {}}, checkpoint)
+    with pytest.raises(ValueError, match="is no checkpoint of a training"):
+        refit(checkpoint)
+    checkpoint.unlink()
+    with pytest.raises(FileNotFoundError, match=r"There is no checkpoint .*last\.ckpt"):
+        refit(checkpoint)
+
+
+def test_a_write_that_dies_leaves_the_last_checkpoint_whole(checkpoint: Path, monkeypatch: pytest.MonkeyPatch):
+    before = checkpoint.read_bytes()
+
+    def die(found: Any, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", die)
+    with pytest.raises(KeyboardInterrupt):
+        SafeCheckpoints().save_checkpoint({}, checkpoint)
+    assert checkpoint.read_bytes() == before
+    assert [path.name for path in checkpoint.parent.iterdir()] == ["last.ckpt"]
+
+
+# What one sees ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_progress_tells_epoch_loss_score_and_patience(name: str, capsys: pytest.CaptureFixture[str]):
+    task = TASKS[name]()
+    callbacks = [PaperStopping(patience=50), Progress("mine", every=0.0)]
+    trainer(*callbacks, epochs=2).fit(setup(task), datamodule=TaskData(task, batch_size=2))
+    score = r"micro-F1 0\.\d{3}" if task.multilabel else r"accuracy \d+\.\d %"
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert re.fullmatch(
+        rf"mine: epoch 2, loss \d\.\d{{4}}, val {score}, patience left 50/50, [\d.]+ m?s per epoch", last
+    ), last
