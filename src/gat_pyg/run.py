@@ -21,7 +21,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
-from hydra.utils import get_class, get_object, instantiate
+from hydra.utils import get_object, instantiate
 from lightning import Trainer, seed_everything
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
@@ -171,7 +171,7 @@ def build_task(config: DictConfig) -> Task:
     the class's name in ``data_root``.
     """
     settings = config.dataset
-    target = get_object(settings._target_)
+    target = _located("dataset", settings._target_)
     given: dict[str, Any] = {}
     takes = inspect.signature(target).parameters
     if inspect.isclass(target) and "root" in takes and settings.get("root") is None:
@@ -187,7 +187,9 @@ def build_model(settings: DictConfig, task: Task) -> tuple[nn.Module, str, dict[
     """A fresh model for the task, the name of its class, its arguments, and the method's name."""
     arguments = cast(dict[str, Any], OmegaConf.to_container(settings, resolve=True))
     target = str(arguments.pop("_target_"))
-    made = get_class(target)
+    made = _located("model", target)
+    if not inspect.isclass(made) or not issubclass(made, nn.Module):
+        raise ValueError(f"model._target_={target} is no torch.nn.Module, expected the class of one.")
     method = str(arguments.pop("method", made.__name__))
     takes = inspect.signature(made).parameters
     anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
@@ -195,10 +197,21 @@ def build_model(settings: DictConfig, task: Task) -> tuple[nn.Module, str, dict[
     if task.edge_dim is not None and ("edge_dim" in takes or (anything and getattr(made, "supports_edge_attr", False))):
         sizes["edge_dim"] = task.edge_dim
     arguments = {key: value for key, value in sizes.items() if key in takes or anything} | arguments
-    model = instantiate({"_target_": target, **arguments}, _convert_="all")
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model._target_={target} gave a {type(model).__name__}, expected a torch.nn.Module.")
+    try:
+        model = instantiate({"_target_": target, **arguments}, _convert_="all")
+    except HydraException as error:
+        if not isinstance(error.__cause__, (TypeError, ValueError)):
+            raise
+        raise ValueError(f"model._target_={target}: {error.__cause__} Its settings: {arguments}.") from error
     return model, target, arguments, method
+
+
+def _located(group: str, target: str) -> Any:
+    try:
+        return get_object(target)
+    except Exception as error:
+        message = f"{group}._target_={target} cannot be found. Give the dotted name of something that can be imported."
+        raise ValueError(message) from error
 
 
 def build_trainer(config: DictConfig, folder: Path, callbacks: Sequence[Any]) -> Trainer:
@@ -224,7 +237,7 @@ def build_logger(settings: DictConfig, folder: Path) -> Any:
     target = settings.get("_target_")
     if target is None:
         return False
-    takes = inspect.signature(get_class(target)).parameters
+    takes = inspect.signature(_located("logger", target)).parameters
     place = next((key for key in ("save_dir", "log_dir") if key in takes and key not in settings), None)
     try:
         return instantiate(settings, **({place: str(folder)} if place else {}))
@@ -256,6 +269,8 @@ def run_folder(config: DictConfig) -> Iterator[Path]:
     folder = given
     try:
         folder, lock = _resumed(config, given) if config.ckpt_path == "last" else _fresh(given)
+        if folder != given:
+            _drop(given)
         os.environ[RUN_DIR] = str(folder)
         if not (folder / CONFIG).is_file():
             write_whole(folder / CONFIG, lambda beside: OmegaConf.save(_plain(config), beside))
@@ -268,9 +283,13 @@ def run_folder(config: DictConfig) -> Iterator[Path]:
             if {path.name for path in folder.iterdir()} == {CONFIG}:
                 (folder / CONFIG).unlink()  # nothing was done: the settings alone are no run
     finally:
-        for empty in {given, folder}:
-            with suppress(OSError):
-                empty.rmdir()  # refused unless it is empty
+        _drop(given)
+        _drop(folder)
+
+
+def _drop(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()  # refused unless it is empty
 
 
 def _fresh(folder: Path) -> tuple[Path, int]:
