@@ -304,7 +304,7 @@ class Negative(nn.Module):
 
 MECHANISMS = {
     "constant": lambda: "constant",
-    "dot": DotProduct,
+    "dot": lambda: "dot",
     "gatv2": lambda: DynamicAttention(2, 4, edge_dim=3),
     "own": Negative,
 }
@@ -330,7 +330,7 @@ def test_constant_attention_is_the_mean() -> None:
 
 def test_dynamic_attention_is_gatv2_with_shared_weights() -> None:
     v2 = pyg.GATv2Conv(5, 4, heads=2, edge_dim=3, share_weights=True, bias=False)
-    conv = GATConv(5, 4, heads=2, mechanism=DynamicAttention(2, 4, edge_dim=3), edge_dim=3, bias=False)
+    conv = GATConv(5, 4, heads=2, mechanism="gatv2", edge_dim=3, bias=False)
     conv.lin.weight.data = v2.lin_l.weight.data
     conv.mechanism.load_state_dict({"att": v2.att.data, "lin_edge.weight": v2.lin_edge.weight.data})
     edge_attr = torch.randn(RANDOM.index.size(1), 3)
@@ -399,6 +399,7 @@ def test_the_fast_template_is_compiled(name: str) -> None:
     conv = LAYERS[name](5, 4)
     for step in ("propagate", "edge_updater"):
         assert getattr(conv, step).__module__.startswith(f"gat_pyg.conv_{name}_{step}")
+    assert not conv.fuse  # message_and_aggregate is not defined: the operation lives in forward
 
 
 @both_layers
@@ -647,7 +648,9 @@ def test_option_out_of_range(name: str, options: dict[str, Any], message: str) -
 
 
 def test_mechanism_that_is_none() -> None:
-    with pytest.raises(ValueError, match="mechanism is 'sum', expected 'additive', 'constant' or a module"):
+    with pytest.raises(
+        ValueError, match="mechanism is 'sum', expected 'additive', 'constant', 'dot', 'gatv2' or a module"
+    ):
         GATConv(5, 4, mechanism="sum")
     with pytest.raises(ValueError, match="edge_dim is 3, but constant attention has no score"):
         GATConv(5, 4, mechanism="constant", edge_dim=3)

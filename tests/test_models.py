@@ -44,8 +44,17 @@ def test_const_gat_has_no_attention_parameters() -> None:
     assert const < gat
 
 
-@pytest.mark.parametrize("reproduction", [False, True])
-@pytest.mark.parametrize("mechanism", ["additive", "constant"])
+@pytest.mark.parametrize(
+    ("mechanism", "reproduction"),
+    [
+        ("additive", False),
+        ("additive", True),
+        ("constant", False),
+        ("constant", True),
+        ("dot", False),
+        ("gatv2", False),
+    ],
+)
 def test_every_parameter_gets_a_gradient(mechanism: str, reproduction: bool) -> None:
     model = GAT(16, [4, 4, 6], 3, [2, 2, 3, 2], 0.2, residual=True, mechanism=mechanism, reproduction=reproduction)
     data = data_of(RANDOM)
@@ -172,7 +181,7 @@ def test_attention_of_our_model_and_of_pygs() -> None:
         ({"heads": [8, 0]}, r"heads is 0, expected at least 1"),
         ({"heads": [8, 0], "reproduction": True}, r"heads is 0, expected at least 1"),
         ({"reproduction": True, "edge_dim": 2}, r"no edge features, other mechanisms or options"),
-        ({"mechanism": "sum"}, r"mechanism is 'sum', expected 'additive', 'constant' or a module"),
+        ({"mechanism": "sum"}, r"mechanism is 'sum', expected 'additive', 'constant', 'dot', 'gatv2' or a module"),
     ],
 )
 def test_what_does_not_fit(options: dict[str, Any], message: str) -> None:

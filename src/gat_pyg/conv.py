@@ -307,8 +307,8 @@ class GATConv(_AttentionConv):
         bias: whether to add a learnable bias.
         residual: whether to add a learnable linear skip connection.
         mechanism: how an edge is scored: "additive", the paper's; "constant", 1 / |N_i| without parameters (Const-GAT);
-            or a module that maps `(x_dst [E, H, C], x_src [E, H, C], edge_attr)` to scores `[E, H]`, such as
-            `DotProduct` and `DynamicAttention`.
+            "dot" for `DotProduct`, "gatv2" for `DynamicAttention`; or a module that maps
+            `(x_dst [E, H, C], x_src [E, H, C], edge_attr)` to scores `[E, H]`.
         backend: of `gat_pyg.attention.attend`.
         **kwargs: of `torch_geometric.nn.conv.MessagePassing`.
 
@@ -362,8 +362,14 @@ class GATConv(_AttentionConv):
             residual,
             backend,
         )
-        if isinstance(mechanism, str) and mechanism not in ("additive", "constant"):
-            raise ValueError(f"mechanism is {mechanism!r}, expected 'additive', 'constant' or a module.")
+        if mechanism == "dot":
+            mechanism = DotProduct()
+        elif mechanism == "gatv2":
+            mechanism = DynamicAttention(heads, out_channels, edge_dim, negative_slope)
+        elif isinstance(mechanism, str) and mechanism not in ("additive", "constant"):
+            raise ValueError(
+                f"mechanism is {mechanism!r}, expected 'additive', 'constant', 'dot', 'gatv2' or a module."
+            )
         if mechanism == "constant" and edge_dim is not None:
             raise ValueError(
                 f"edge_dim is {edge_dim}, but constant attention has no score for edge features to act on."
