@@ -301,6 +301,23 @@ def test_a_killed_run_ends_like_one_that_was_not(command: Command):
     assert all(torch.equal(value, weights(killed)[key]) for key, value in weights(whole).items())
 
 
+def test_a_run_that_was_interrupted_says_how_to_go_on(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    handler = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        patch.setattr(gat_pyg.run.PaperStopping, "on_validation_end", interrupt)
+        with pytest.raises(SystemExit):
+            command(*SMALL, "training.max_epochs=2")
+    signal.signal(signal.SIGINT, handler)  # Lightning ignores it from then on
+    assert re.search(r"Stopped in outputs/\S+\. The same command with ckpt_path=last", capsys.readouterr().err)
+    command(*SMALL, "training.max_epochs=2", "ckpt_path=last")
+    assert [result.epochs for result in read("outputs/results.jsonl")] == [2]
+
+
 def test_a_job_of_several_seeds_goes_on_with_the_first_unfinished(command: Command, monkeypatch: pytest.MonkeyPatch):
     one_run = gat_pyg.run.one_run
 

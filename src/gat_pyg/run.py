@@ -134,7 +134,14 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
     module = setup(model, config.training.lr, config.training.weight_decay)
     data = TaskData(task, config.training.batch_size, seed)
     with _deterministic():
-        trainer.fit(module, datamodule=data, ckpt_path=_checkpoint(config, folder))
+        try:
+            trainer.fit(module, datamodule=data, ckpt_path=_checkpoint(config, folder))
+        except (KeyboardInterrupt, SystemExit):  # Lightning turns the one into the other
+            if first:
+                print(
+                    f"\nStopped in {_told(folder)}. The same command with ckpt_path=last finishes it.", file=sys.stderr
+                )
+            raise
         scores = trainer.test(module, datamodule=data, verbose=False)[0]
     name = "micro_f1" if task.multilabel else "accuracy"
     result = Result(
@@ -276,12 +283,14 @@ def run_folder(config: DictConfig) -> Iterator[Path]:
             write_whole(folder / CONFIG, lambda beside: OmegaConf.save(_plain(config), beside))
         try:
             yield folder
+        except Exception:
+            if {path.name for path in folder.iterdir()} == {CONFIG, LOCK}:
+                (folder / CONFIG).unlink()  # it failed before anything was done: the settings alone are no run
+            raise
         finally:
             (folder / LOCK).unlink(missing_ok=True)
             os.close(lock)
             os.environ.pop(RUN_DIR)
-            if {path.name for path in folder.iterdir()} == {CONFIG}:
-                (folder / CONFIG).unlink()  # nothing was done: the settings alone are no run
     finally:
         _drop(given)
         _drop(folder)
