@@ -142,8 +142,13 @@ def test_what_inference_mode_built_serves_training() -> None:
     index = RANDOM.index.clone()
     with torch.inference_mode():
         _, edges = neighbourhoods(index, 40, 40, add_self_loops=True)
+        parts = [edges.src, edges.dst, edges.perm, *edges.wide, edges.transpose[1], edges.transpose[2]]
+        edges.ungroup(edges.src)
     x = torch.randn(40, 3, requires_grad=True)
-    x.index_select(0, edges.src).sum().backward()  # an inference tensor cannot be saved for this
+    for ids in parts:
+        x.index_select(0, ids % 40).sum().backward()  # an inference tensor cannot be saved for this
+        assert not ids.is_inference()
+    assert not edges.ungroup(edges.src).is_inference()
     assert x.grad is not None
     with torch.inference_mode():
         own = RANDOM.index.clone()

@@ -87,16 +87,23 @@ class Edges:
         return self.src.numel()
 
     @cached_property
+    def wide(self) -> tuple[Tensor, Tensor]:
+        """src and dst, grouped by dst, as int64: on a CPU torch adds rows up to four times faster by those."""
+        with torch.inference_mode(False):
+            return self.src.long(), self.dst.long()
+
+    @cached_property
     def transpose(self) -> tuple[Tensor, Tensor, Tensor]:
         """The CSC form, by src: `(colptr [N_src + 1], dst [E], place of each edge in the order grouped by dst [E])`.
 
         Built when first asked for. An undirected graph shares colptr and dst with rowptr and src.
         """
-        src, place = torch.sort(self.src, stable=True)
-        colptr, dst = index2ptr(src.long(), self.num_src), self.dst.index_select(0, place)
-        if torch.equal(colptr, self.rowptr) and torch.equal(dst, self.src):
-            colptr, dst = self.rowptr, self.src
-        return colptr, dst, place.to(src.dtype)
+        with torch.inference_mode(False):
+            src, place = torch.sort(self.src, stable=True)
+            colptr, dst = index2ptr(src.long(), self.num_src), self.dst.index_select(0, place)
+            if torch.equal(colptr, self.rowptr) and torch.equal(dst, self.src):
+                colptr, dst = self.rowptr, self.src
+            return colptr, dst, place.to(src.dtype)
 
     def group(self, per_edge: Tensor) -> Tensor:
         """`[E, ...]` from the caller's order to the order grouped by dst."""
@@ -109,7 +116,8 @@ class Edges:
     @cached_property
     def _inverse(self) -> Tensor:
         assert self.perm is not None
-        return torch.argsort(self.perm)
+        with torch.inference_mode(False):
+            return torch.argsort(self.perm)
 
 
 def _id_dtype(num_src: int, num_dst: int, num_edges: int) -> torch.dtype:
