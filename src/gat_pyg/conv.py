@@ -315,9 +315,9 @@ class GATConv(_AttentionConv):
     Raises:
         ValueError: if an argument is out of range.
 
-    Cost: O(N F H C + E H C) time; for the backward, two `[E, H, C]` of memory. Neighbourhoods are built once per
-    graph and shared by all layers and epochs. Under torch.compile, torch.export and TorchScript, with an explainer, a
-    message passing hook or an overridden step, the layer runs PyG's message passing instead, with the same results.
+    Cost: O(N F H C + E H C) time; memory for `[N, H C]` and a few `[E, H]`. Neighbourhoods are built once per graph and
+    shared by all layers and epochs. Under torch.compile, torch.export and TorchScript, with an explainer, a message
+    passing hook or an overridden step, the layer runs PyG's message passing instead, with the same results.
 
     Example:
         >>> conv = GATConv(16, 8, heads=2)
@@ -596,7 +596,7 @@ class GATConv(_AttentionConv):
 
 def _score_ends(score: Any, x: OptPairTensor, edges: Edges, edge_attr: OptTensor) -> Tensor:
     """The score of every edge in the caller's order from the features of both ends: `[E, H]`."""
-    src, dst = edges.index
+    src, dst = edges.index.long()  # gradients add up by these, see Edges.wide
     if x[1] is None:
         raise ValueError("x is (x_src, None), but this mechanism scores both ends of an edge. Pass (x_src, x_dst).")
     return score(x[1].index_select(0, dst), x[0].index_select(0, src), edge_attr)
@@ -627,7 +627,7 @@ class GATv2Conv(_AttentionConv):
     Raises:
         ValueError: if an argument is out of range.
 
-    Cost: as `GATConv`, and two more `[E, H, C]`.
+    Cost: as `GATConv`, and a few `[E, H, C]` for the scores.
 
     Example:
         >>> GATv2Conv(16, 8, heads=2)(torch.randn(3, 16), torch.tensor([[0, 1], [1, 2]])).shape

@@ -39,8 +39,8 @@ def attend(
     is zero; with none of them attention is constant, 1 / |N_i|. Any other mechanism hands in its scores as
     `score_edge` with `negative_slope=1`. A dst without neighbours gets zeros.
 
-    Sums are in float32 or wider whatever the dtype of `x`, and the same bits every time on a CPU. Differentiable
-    twice. Memory: `segment`, the only fast backend, keeps a few `[E, H]` and two `[E, H, C]` for the backward.
+    Sums are in float32 or wider whatever the dtype of `x`, and the same bits every time on a CPU. Differentiable any
+    number of times. Memory: a few `[E, H]` and no `[E, H, C]`, forward and backward.
 
     Args:
         x: `[N_src, H, C]`, the transformed features W h.
