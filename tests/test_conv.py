@@ -323,6 +323,15 @@ def test_both_ways_agree_for_every_mechanism(mechanism: str) -> None:
             assert_same(run(conv, x, RANDOM.index, edge_attr), whole, f"{mechanism} {loops}")
 
 
+def test_one_edge_feature_without_an_axis() -> None:
+    conv = GATConv(5, 4, heads=2, mechanism="gatv2", edge_dim=1)
+    edge_attr = torch.randn(RANDOM.index.size(1))
+    expected = conv(x_of(RANDOM), RANDOM.index, edge_attr[:, None])
+    assert_close(conv(x_of(RANDOM), RANDOM.index, edge_attr), expected)
+    with conv.register_message_forward_hook(lambda *_: None):
+        assert_close(conv(x_of(RANDOM), RANDOM.index, edge_attr), expected)
+
+
 def test_constant_attention_is_the_mean() -> None:
     conv = GATConv(5, 4, heads=2, mechanism="constant", bias=False)
     assert [name for name, _ in conv.named_parameters()] == ["lin.weight"]
@@ -655,6 +664,9 @@ def test_mechanism_that_is_none() -> None:
         ValueError, match="mechanism is 'sum', expected 'additive', 'constant', 'dot', 'gatv2' or a module"
     ):
         GATConv(5, 4, mechanism="sum")
+    for other in (DotProduct, {"_target_": "x"}, 3):
+        with pytest.raises(ValueError, match="expected 'additive', 'constant', 'dot', 'gatv2' or a module"):
+            GATConv(5, 4, mechanism=other)
     with pytest.raises(ValueError, match="edge_dim is 3, but constant attention has no score"):
         GATConv(5, 4, mechanism="constant", edge_dim=3)
     with pytest.raises(ValueError, match=r"x is \(x_src, None\), but this mechanism scores both ends"):
@@ -678,8 +690,20 @@ def test_mechanism_that_is_none() -> None:
         (None, RANDOM.index - 1, None, IndexError, r"the src id -1, expected ids of at least 0"),
         (None, RANDOM.index + 5, None, IndexError, r"the src id 44, but there are 40 src nodes"),
         (None, None, torch.zeros(7, 3), ValueError, r"edge_attr has 7 rows, expected one per edge, E = 300"),
+        (None, None, torch.zeros(300, 2), ValueError, r"edge_attr has 2 features, expected edge_dim = 3"),
+        (None, None, torch.zeros(300), ValueError, r"edge_attr has 1 features, expected edge_dim = 3"),
     ],
-    ids=["width", "three-dimensional", "transposed", "float", "negative", "beyond N", "edge_attr"],
+    ids=[
+        "width",
+        "three-dimensional",
+        "transposed",
+        "float",
+        "negative",
+        "beyond N",
+        "edge_attr",
+        "edge width",
+        "edge number",
+    ],
 )
 def test_call_that_does_not_fit(name: str, x: Any, index: Any, edge_attr: Any, error: Any, message: str) -> None:
     conv = LAYERS[name](5, 4, edge_dim=3)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import multiprocessing
 import os
 import pickle
@@ -19,7 +20,7 @@ from gat_pyg import load
 from gat_pyg.results import Result, append, config_hash, read, save_model, try_lock, write_whole
 
 text = st.text(max_size=20)
-number = st.floats(allow_nan=False)
+number = st.floats(allow_nan=False, allow_infinity=False)
 count = st.integers(0, 2**40)
 results = st.builds(
     Result,
@@ -52,6 +53,12 @@ def test_a_result_comes_back_from_its_one_line(result: Result):
     line = result.to_json()
     assert "\n" not in line
     assert Result.from_json(line) == result
+
+
+def test_a_score_that_is_nan_is_null_in_the_line():
+    line = Result("GAT", "cora", "accuracy", 10.0, 0, 3, 0, float("nan"), 1.0, 0.3, 9).to_json()
+    assert json.loads(line)["val"] is None
+    assert math.isnan(Result.from_json(line).val)
 
 
 def test_a_later_field_is_left_out_and_a_missing_one_named():

@@ -187,6 +187,9 @@ class _AttentionConv(MessagePassing):
             raise ValueError(
                 f"edge_attr has {edge_attr.size(0)} rows, expected one per edge, E = {edge_index.size(1)}."
             )
+        width = 1 if edge_attr.dim() == 1 else edge_attr.size(1)
+        if self.edge_dim not in (None, -1, width):
+            raise ValueError(f"edge_attr has {width} features, expected edge_dim = {self.edge_dim}.")
         if self.add_self_loops:
             edge_index = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
             num_loops = min(edges.num_src, edges.num_dst)
@@ -366,7 +369,7 @@ class GATConv(_AttentionConv):
             mechanism = DotProduct()
         elif mechanism == "gatv2":
             mechanism = DynamicAttention(heads, out_channels, edge_dim, negative_slope)
-        elif isinstance(mechanism, str) and mechanism not in ("additive", "constant"):
+        elif not isinstance(mechanism, nn.Module) and mechanism not in ("additive", "constant"):
             raise ValueError(
                 f"mechanism is {mechanism!r}, expected 'additive', 'constant', 'dot', 'gatv2' or a module."
             )
@@ -540,6 +543,8 @@ class GATConv(_AttentionConv):
         score: OptTensor = None
         if self.mechanism is not None:
             assert x_dst is not None
+            if edge_attr is not None and edge_attr.dim() == 1:
+                edge_attr = edge_attr.view(-1, 1)
             i, j = (1, 0) if self.flow == "source_to_target" else (0, 1)
             score = self.mechanism(self._lift(x_dst, edge_index, i), self._lift(x_src, edge_index, j), edge_attr)
 

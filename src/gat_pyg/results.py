@@ -70,8 +70,9 @@ class Result:
     timestamp: str = ""  # UTC, ISO 8601
 
     def to_json(self) -> str:
-        """One line of JSON, without the line break."""
-        return json.dumps(asdict(self), ensure_ascii=False)
+        """One line of JSON, without the line break; a score that is NaN is null."""
+        values = {key: None if value != value else value for key, value in asdict(self).items()}
+        return json.dumps(values, ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def from_json(cls, line: str) -> Result:
@@ -82,6 +83,7 @@ class Result:
         found = json.loads(line)
         known = {field.name for field in fields(cls)}
         try:
+            found |= {key: float("nan") for key in ("value", "val") if found.get(key, 0) is None}
             return cls(**{key: value for key, value in found.items() if key in known})
         except (AttributeError, TypeError) as error:
             raise ValueError(f"not a Result ({error}), expected a JSON object with the fields of Result.") from error
@@ -249,7 +251,7 @@ def load(run_dir: str | Path, model: nn.Module | None = None) -> nn.Module:
 
 
 def _model_file(folder: Path) -> Path:
-    path = folder / MODEL
+    path = folder if folder.name == MODEL else folder / MODEL
     if path.is_file():
         return path
     if not folder.exists():
@@ -267,7 +269,10 @@ def _rebuild(path: Path, about: Any) -> nn.Module:
     """A fresh model of the class and arguments that the file names, if the class is one of ``REBUILT``."""
     if not isinstance(about, dict) or not {"target", "arguments"} <= about.keys():
         raise ValueError(f"{path} does not say of which class its model is. Give it: load(run_dir, model=...).")
-    target = str(about["target"])
+    return _built(path, str(about["target"]), about["arguments"])
+
+
+def _built(path: Path, target: str, arguments: Mapping[str, Any]) -> nn.Module:
     home, _, name = target.rpartition(".")
     found: object = None
     if f"{home}.".startswith((*REBUILT, "torch_geometric.nn.")):
@@ -278,11 +283,16 @@ def _rebuild(path: Path, about: Any) -> nn.Module:
             f"{path} names the class {target}, expected one of gat_pyg or one of torch_geometric.nn's models and "
             "layers; no other is built by its name alone. Build it yourself: load(run_dir, model=...)."
         )
+    arguments = dict(arguments)
+    for key, value in arguments.items():
+        if isinstance(value, dict) and "_target_" in value:  # a module inside, such as a mechanism
+            inner = {name: part for name, part in value.items() if name != "_target_"}
+            arguments[key] = _built(path, str(value["_target_"]), inner)
     try:
-        return found(**about["arguments"])
+        return found(**arguments)
     except Exception as error:
         raise ValueError(
-            f"{path} asks for {target}(**{about['arguments']}), which this version cannot build: {error}. "
+            f"{path} asks for {target}(**{arguments}), which this version cannot build: {error}. "
             "Build it yourself: load(run_dir, model=...)."
         ) from error
 
