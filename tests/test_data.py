@@ -735,6 +735,19 @@ def test_bad_input_says_what_came_and_what_was_expected(case: str):
     with pytest.raises(ValueError, match=message) as caught:
         from_dataset(changed(**values), "mine")
     assert str(caught.value).startswith("mine")
+    graph = {
+        "transposed",
+        "float edges",
+        "negative",
+        "beyond N",
+        "NaN",
+        "edge_attr short",
+        "label below",
+        "label beyond",
+    }
+    if case in graph:  # what is wrong with the graph is told before what is wrong with a split of it
+        with pytest.raises(ValueError, match=message):
+            from_dataset(changed(**values, **dict.fromkeys(masks())), "mine")
 
 
 def test_graphs_that_do_not_agree():

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -108,7 +108,16 @@ class Task:
                 raise ValueError(f"{self.name}: all labels of the {split} graphs are unknown, expected at least one.")
 
 
-def _check_graph(task: Task, data: Data, where: str) -> None:
+class _Form(NamedTuple):
+    """What the graphs of a task have in common, before there is the task."""
+
+    num_features: int
+    num_classes: int
+    multilabel: bool
+    edge_dim: int | None
+
+
+def _check_graph(task: Task | _Form, data: Data, where: str) -> None:
     """Raise ValueError unless x, edge_index, edge_attr and y are what ``Task`` promises."""
     _check_present(data, where)
     _check_x(task, data.x, where)
@@ -130,7 +139,7 @@ _HINTS = {
 }
 
 
-def _check_x(task: Task, x: Tensor, where: str) -> None:
+def _check_x(task: Task | _Form, x: Tensor, where: str) -> None:
     if x.layout != torch.strided:
         raise ValueError(f"{where}: x is {x.layout}, expected a dense tensor. Use x.to_dense().")
     if x.dim() != 2 or x.size(1) != task.num_features:
@@ -158,7 +167,7 @@ def _check_edge_index(edge_index: Tensor, N: int, where: str) -> None:
         raise ValueError(f"{where}: edge_index holds {high}, but x has {N} rows (nodes 0 to {N - 1}). {hint}")
 
 
-def _check_edge_attr(task: Task, data: Data, where: str) -> None:
+def _check_edge_attr(task: Task | _Form, data: Data, where: str) -> None:
     edge_attr, E = data.edge_attr, data.edge_index.size(1)
     if edge_attr is None and task.edge_dim is None:
         return
@@ -175,7 +184,7 @@ def _check_edge_attr(task: Task, data: Data, where: str) -> None:
         )
 
 
-def _check_y(task: Task, y: Tensor, N: int, where: str) -> None:
+def _check_y(task: Task | _Form, y: Tensor, N: int, where: str) -> None:
     K, multilabel = task.num_classes, task.multilabel
     shape, dtype = ((N, K), torch.float32) if multilabel else ((N,), torch.int64)
     if tuple(y.shape) != shape or y.dtype != dtype:
@@ -692,17 +701,20 @@ def from_dataset(
     N = sum(len(data.y) for data in every)
     if not multilabel and N < K:
         raise ValueError(f"{name}: y holds the label {K - 1}, but there are {N} nodes. Number the classes from 0.")
+    F, D = (
+        tensor.size(-1) if tensor is not None and tensor.dim() else 1 for tensor in (every[0].x, every[0].edge_attr)
+    )
+    form = _Form(F, K, multilabel, D if every[0].edge_attr is not None else None)
     if len(parts) == 1 and len(every) == 1:
+        if K:
+            _check_graph(form, every[0], name)  # before a split is drawn from what is wrong
         if (idx := getattr(dataset, "get_idx_split", None)) is not None:
             _ogb_masks(every[0], idx())
         _draw_masks(every[0], K, per_class, val, test, seed, name)
         parts = [every, every, every]
     elif len(parts) == 1:
         parts = _draw_graphs(every, val, test, seed, name)
-    F, D = (
-        tensor.size(-1) if tensor is not None and tensor.dim() else 1 for tensor in (every[0].x, every[0].edge_attr)
-    )
-    return Task(name, parts[0], parts[1], parts[2], F, K, multilabel, D if every[0].edge_attr is not None else None)
+    return Task(name, parts[0], parts[1], parts[2], *form)
 
 
 def _parts(dataset: Any, name: str) -> list[list[Any]]:
