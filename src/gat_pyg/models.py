@@ -79,9 +79,16 @@ class GAT(nn.Module):
     ) -> None:
         super().__init__()
         depth = len(hidden_channels) + 1
+        if residual is True and depth < 3:
+            raise ValueError(
+                "residual is True, a skip connection for each hidden layer after the first, but there is no such "
+                "layer. Name the layers: residual=[True, False]."
+            )
         if isinstance(residual, bool):
             residual = [residual and 0 < layer < depth - 1 for layer in range(depth)]
         for name, given in (("heads", heads), ("residual", residual)):
+            if isinstance(given, int):
+                raise ValueError(f"{name} is {given}, expected a list with one entry per layer: {[given] * depth}.")
             if len(given) != depth:
                 raise ValueError(
                     f"{name} has {len(given)} entries, expected {depth}: one for each of the {depth - 1} hidden layers "
@@ -271,6 +278,8 @@ def attention_of(model: nn.Module, data: Data) -> list[tuple[Any, Tensor]]:
         return out
 
     layers = [m for m in model.modules() if "return_attention_weights" in inspect.signature(m.forward).parameters]
+    if not layers:
+        raise ValueError(f"no layer of {type(model).__name__} takes return_attention_weights: there is no attention.")
     handles = [layer.register_forward_pre_hook(ask, with_kwargs=True) for layer in layers]
     handles += [layer.register_forward_hook(take, with_kwargs=True) for layer in layers]
     was_training = model.training
@@ -282,6 +291,4 @@ def attention_of(model: nn.Module, data: Data) -> list[tuple[Any, Tensor]]:
         model.train(was_training)
         for handle in handles:
             handle.remove()
-    if not found:
-        raise ValueError(f"no layer of {type(model).__name__} takes return_attention_weights: there is no attention.")
     return found
