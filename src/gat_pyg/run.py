@@ -23,11 +23,13 @@ from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from hydra.utils import get_object, instantiate
 from lightning import Trainer, seed_everything
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
+from . import models
 from .data import Task, data_root, from_dataset
 from .results import (
     CHECKPOINT,
@@ -124,16 +126,16 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
     stopping = PaperStopping(config.training.patience, config.training.criterion)
     resumable = Resumable(folder / CHECKPOINT, seed, config.checkpoint_every)
     callbacks = [stopping, MetricsFile(folder / METRICS), resumable, Progress(f"{task.name}, seed {seed}")]
-    trainer = build_trainer(config, folder, callbacks)
-    if task.transductive and trainer.world_size > 1:
-        raise ValueError(
-            f"{task.name} is one graph, which {trainer.world_size} processes cannot share out among them. "
-            "Use trainer=cpu or trainer=gpu."
-        )
     setup = Transductive if task.transductive else Inductive
     module = setup(model, config.training.lr, config.training.weight_decay)
     data = TaskData(task, config.training.batch_size, seed)
     with _deterministic():
+        trainer = build_trainer(config, folder, callbacks)
+        if task.transductive and trainer.world_size > 1:
+            raise ValueError(
+                f"{task.name} is one graph, which {trainer.world_size} processes cannot share out among them. "
+                "Use trainer=cpu or trainer=gpu."
+            )
         try:
             trainer.fit(module, datamodule=data, ckpt_path=_checkpoint(config, folder))
         except (KeyboardInterrupt, SystemExit):  # Lightning turns the one into the other
@@ -197,7 +199,8 @@ def build_model(settings: DictConfig, task: Task) -> tuple[nn.Module, str, dict[
     made = _located("model", target)
     if not inspect.isclass(made) or not issubclass(made, nn.Module):
         raise ValueError(f"model._target_={target} is no torch.nn.Module, expected the class of one.")
-    method = str(arguments.pop("method", made.__name__))
+    namesake = hasattr(models, made.__name__) and not made.__module__.startswith("gat_pyg.")
+    method = str(arguments.pop("method", f"PyG's {made.__name__}" if namesake else made.__name__))
     takes = inspect.signature(made).parameters
     anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
     sizes = {"in_channels": task.num_features, "out_channels": task.num_classes}
@@ -396,7 +399,8 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 def _numbers(config: DictConfig) -> dict[str, Any]:
     plain = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
     plain["dataset"].pop("root", None)  # where the files lie changes nothing
-    return {key: plain[key] for key in NUMBERS}
+    shared = {key: plain["trainer"].get(key) for key in ("devices", "num_nodes", "precision")}  # the batch, the bits
+    return {**{key: plain[key] for key in NUMBERS}, "trainer": shared}
 
 
 # What is told -------------------------------------------------------------------------------------------------------
@@ -453,6 +457,8 @@ def _message(error: Exception) -> str | None:
         return f"{group}={name} is unknown. Known are: {', '.join(error.options)}."
     if isinstance(error, HydraException) and isinstance(error.__cause__, Exception):
         return _message(error.__cause__) or str(error)
+    if isinstance(error, MisconfigurationException):
+        return f"{error} On this machine trainer=cpu may be what works."
     if isinstance(error, (HydraException, OmegaConfBaseException)):
         return str(error)
     if isinstance(error, OSError) and error.filename is not None:
@@ -469,10 +475,12 @@ def _rank() -> int:
 
 def _check(config: DictConfig) -> None:
     """Raise ValueError for settings that cannot work, before anything is written."""
-    if not 0 <= config.seed < 2**32:
-        raise ValueError(f"seed is {config.seed}, expected a number from 0 to 2^32 - 1.")
     if config.runs < 1:
         raise ValueError(f"runs is {config.runs}, expected at least 1.")
+    if not 0 <= config.seed <= 2**32 - config.runs:
+        raise ValueError(f"seed is {config.seed} with runs={config.runs}, expected seeds from 0 to 2^32 - 1.")
+    if config.trainer.max_epochs == 0:
+        raise ValueError("training.max_epochs is 0, expected at least 1: without an epoch there is nothing to test.")
     if config.ckpt_path not in (None, "last") and config.runs > 1:
         raise ValueError(f"ckpt_path={config.ckpt_path} is one checkpoint, but runs={config.runs}. Use runs=1.")
     several = config.trainer.get("strategy") is not None

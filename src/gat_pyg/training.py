@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 Criterion = Literal["both", "accuracy", "loss"]
 SCORES = ("accuracy", "micro_f1")  # in percent, a fraction; a run has one of them
-UNITS = {"accuracy": " %", "micro_f1": ""}
 
 
 # The two setups -----------------------------------------------------------------------------------------------------
@@ -592,8 +591,7 @@ class Progress(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
-        now = time.monotonic()
-        self._next = now + self._period
+        self._next = now = time.monotonic()  # the first epoch is told at once
         self._speed = now, trainer.current_epoch
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
@@ -620,7 +618,8 @@ class Progress(Callback):
         parts += [f"val {told(name, self._shown[f'val_{name}'])}" for name in SCORES if f"val_{name}" in self._shown]
         for rule in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(rule, PaperStopping):
-                parts.append(f"patience left {rule.left}/{rule.patience}")
+                full = -(-10 * rule.left // rule.patience)
+                parts.append(f"patience left [{'#' * full}{'.' * (10 - full)}] {rule.left}/{rule.patience}")
         now = time.monotonic()
         start, first = self._speed
         if trainer.current_epoch > first:
