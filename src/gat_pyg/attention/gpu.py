@@ -722,13 +722,17 @@ class _Tile(NamedTuple):
 
 
 def _tile(heads: int, channels: int, degree: float, long_rows: bool) -> _Tile:
-    """A slab of heads of up to 256 numbers, 1024 numbers a warp; loads run ahead only where rows are long enough."""
+    """A slab of heads of up to 256 numbers, or one wider head; 1024 numbers a warp.
+
+    Loads run ahead, through shared memory, where rows are long enough for it and the tiles fit.
+    """
     block_c = triton.next_power_of_2(max(1, channels))
     block_h = min(triton.next_power_of_2(heads), max(1, 256 // block_c))
     warps = min(16, max(1, block_c // 256))
     block_e = max(1, 1024 * warps // (block_h * block_c))
     block_e = min(block_e, max(4, triton.next_power_of_2(round(degree))))
-    return _Tile(block_e, block_h, block_c, warps, 3 if long_rows or degree > 2 * block_e else 1)
+    ahead = (long_rows or degree > 2 * block_e) and warps <= 8
+    return _Tile(block_e, block_h, block_c, warps, 3 if ahead else 1)
 
 
 class _Walk:

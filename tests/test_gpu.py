@@ -1,0 +1,551 @@
+"""The CUDA kernels against the reference, in Triton's interpreter (TRITON_INTERPRET=1) or on a GPU, and as compiled.
+
+The compiled code is looked at without a GPU, but not in the interpreter's process.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+tl = pytest.importorskip("triton.language")
+
+from gat_pyg.attention import gpu, reference  # noqa: E402
+from gat_pyg.edges import Edges  # noqa: E402
+from graphs import BATCH, BIPARTITE, RANDOM, STAR_IN, ZOO, Graph, random  # noqa: E402
+from laws import TOLERANCE, assert_close, edges_of, inputs  # noqa: E402
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+ON_CUDA = torch.cuda.is_available() and not INTERPRETED
+DEVICE = "cuda" if ON_CUDA else "cpu"
+
+runs = pytest.mark.skipif(not (INTERPRETED or ON_CUDA), reason="needs TRITON_INTERPRET=1 or a GPU")
+on_cuda = pytest.mark.skipif(not ON_CUDA, reason="needs a GPU, and not the interpreter")
+compiles = pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
+
+HALF = [torch.float16, torch.bfloat16]
+SEED = 0x9E3779B97F4A7C15 - 2**64  # both words of the key are in use
+Tensors = dict[str, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _unwritten_is_nan() -> Iterator[None]:
+    """What torch.empty gives is NaN, so that nothing passes that was not written."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(8).isnan().all() and torch.ones(8).new_empty(8).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+# The mask of attention dropout, by NumPy alone.
+
+
+def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
+    """Philox4x32-10 of Salmon et al. (SC 2011): four words of 32 bits for each counter `[n, 4]`."""
+    c0, c1, c2, c3 = counter.astype(np.uint64).T
+    k0, k1 = key
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    for _ in range(10):
+        first, second = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
+        c0, c1, c2, c3 = (
+            (second >> half) ^ c1 ^ np.uint64(k0),
+            second & low,
+            (first >> half) ^ c3 ^ np.uint64(k1),
+            first & low,
+        )
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return np.stack([c0, c1, c2, c3], 1)
+
+
+def keep_mask(num_edges: int, heads: int, p: float, first: int = 0) -> Tensor:
+    """k `[E, H]` in the caller's order: 0, or 1 / (1 - p) where word h % 4 of (edge, h // 4) is at least p 2^32."""
+    edge, head = (
+        grid.ravel() for grid in np.meshgrid(np.arange(first, first + num_edges), np.arange(heads), indexing="ij")
+    )
+    counter = np.stack([edge & 0xFFFFFFFF, edge >> 32, head // 4, 0 * head], 1)
+    words = philox(counter, (SEED & 0xFFFFFFFF, (SEED >> 32) & 0xFFFFFFFF))
+    word = words[np.arange(head.size), head % 4].astype(np.int64).reshape(num_edges, heads)
+    return torch.from_numpy(word >= math.floor(p * 2**32)).double() / (1.0 - p)
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "words"),  # of Random123's kat_vectors
+    [
+        ((0, 0, 0, 0), (0, 0), "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            "d16cfe09 94fdcceb 5001e420 24126ea1",
+        ),
+    ],
+)
+def test_philox_gives_the_known_answers(counter: tuple[int, ...], key: tuple[int, int], words: str) -> None:
+    assert " ".join(f"{word:08x}" for word in philox(np.array([counter]), key)[0]) == words
+
+
+# Against the reference.
+
+
+def on_device(edges: Edges) -> Edges:
+    """The same edges where the kernels run."""
+    moved = {name: value.to(DEVICE) for name, value in vars(edges).items() if isinstance(value, Tensor)}
+    return replace(edges, **moved)
+
+
+def leaves_of(graph: Graph, heads: int, channels: int, names: str) -> Tensors:
+    x, score_src, score_dst = inputs(graph, heads, channels)
+    generator = torch.Generator().manual_seed(2)
+    everything = {
+        "x": x,
+        "score_src": score_src,
+        "score_dst": score_dst,
+        "score_edge": torch.randn(graph.index.size(1), heads, generator=generator, dtype=torch.float64),
+        "x_dst": torch.randn(graph.num_dst, heads, channels, generator=generator, dtype=torch.float64),
+        "att": torch.randn(heads, channels, generator=generator, dtype=torch.float64),
+    }
+    return {name: everything[name] for name in names.split()}
+
+
+def by_reference(graph: Graph, leaves: Tensors, direction: Tensor, dropout: float = 0.0) -> Tensors:
+    """The output and every gradient, in float64."""
+    edges = edges_of(graph)
+    leaves = {name: leaf.clone().requires_grad_() for name, leaf in leaves.items()}
+    x, slope, score_edge = leaves["x"], 0.2, leaves.get("score_edge")
+    if "x_dst" in leaves:
+        x_src, x_dst = x[graph.index[0]], leaves["x_dst"][graph.index[1]]
+        if "att" in leaves:
+            score_edge = (leaves["att"] * F.leaky_relu(x_src + x_dst, slope)).sum(-1)
+        else:
+            score_edge = (x_src * x_dst).sum(-1) / math.sqrt(x.size(2))
+        slope = 1.0
+    keep = keep_mask(edges.num_edges, x.size(1), dropout) if dropout else None
+    out, _ = reference.attend(x, leaves.get("score_src"), leaves.get("score_dst"), edges, score_edge, slope, keep)
+    (out * direction).sum().backward()
+    # Nothing to differentiate on a graph without edges: no gradient is a zero one.
+    grads = {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
+    return {"out": out.detach(), **grads}
+
+
+def by_kernels(
+    edges: Edges,
+    leaves: Tensors,
+    direction: Tensor,
+    dropout: float = 0.0,
+    saved: bool = True,
+    dtype: torch.dtype = torch.float32,
+) -> Tensors:
+    """The same by the kernels: `saved` is the mode that keeps the output for the backward."""
+    wide = torch.float32
+    own = {k: v.to(DEVICE, dtype if k in ("x", "x_dst", "att") else wide) for k, v in leaves.items()}
+    direction = direction.to(DEVICE, dtype)
+    how = (edges, 0.2, dropout, torch.tensor(SEED, device=DEVICE) if dropout else None)
+    if "x_dst" in own:
+        args = (own["x"], own["x_dst"], own.get("att"), *how)
+        out, lse = gpu.forward_pair(*args)
+        grads = dict(zip(("x", "x_dst", "att"), gpu.backward_pair(direction, *args, out, lse), strict=True))
+    else:
+        args = (own["x"], own.get("score_src"), own.get("score_dst"), own.get("score_edge"), *how)
+        out, lse, out_plus, mass_plus = gpu.forward(*args, saved)
+        assert (out_plus is None) == (mass_plus is None) == (not saved)
+        kept = (out if saved else None, lse, out_plus, mass_plus)
+        results = gpu.backward(direction, *args, *kept, "score_edge" in own)
+        grads = dict(zip(("x", "score_src", "score_dst", "score_edge"), results, strict=True))
+    assert lse.isfinite().all() and lse.dtype == wide
+    assert {name for name, grad in grads.items() if grad is not None} == set(own)
+    return {"out": out.cpu()} | {name: grad.cpu() for name, grad in grads.items() if grad is not None}
+
+
+def assert_same(answer: Tensors, truth: Tensors, case: str) -> None:
+    assert answer.keys() == truth.keys()
+    for name, expected in truth.items():
+        assert_close(answer[name], expected.to(answer[name].dtype), f"{case} {name}")
+
+
+def check(graph: Graph, heads: int, channels: int, names: str, dropout: float = 0.0) -> None:
+    leaves = leaves_of(graph, heads, channels, names)
+    direction = torch.randn(graph.num_dst, heads, channels, generator=torch.Generator().manual_seed(3)).double()
+    truth = by_reference(graph, leaves, direction, dropout)
+    edges = on_device(edges_of(graph))
+    for saved in (True, False) if "x_dst" not in leaves else (True,):
+        answer = by_kernels(edges, leaves, direction, dropout, saved)
+        assert_same(answer, truth, f"{graph} {heads}x{channels} {names} dropout {dropout} saved {saved}")
+
+
+ADDITIVE = "x score_src score_dst score_edge"
+PAIRS = ["x x_dst att", "x x_dst"]
+
+
+@runs
+@pytest.mark.parametrize("graph", ZOO, ids=str)
+def test_every_graph(graph: Graph) -> None:
+    check(graph, 3, 5, ADDITIVE, dropout=0.3)
+    check(graph, 3, 5, "x")
+    for pair in PAIRS:
+        check(graph, 3, 5, pair)
+
+
+@runs
+@pytest.mark.parametrize("names", ["x score_src score_dst", "x score_src", "x score_dst", "x score_edge", "x"])
+def test_every_term_may_be_missing(names: str) -> None:
+    check(BATCH, 2, 3, names)
+    check(BIPARTITE, 2, 3, names, dropout=0.5)
+
+
+SMALL = random(7, 6, 25)
+
+
+@runs
+@pytest.mark.parametrize(
+    ("heads", "channels"),
+    [
+        (1, 1),
+        (8, 8),  # the paper's hidden layers
+        (1, 121),  # PPI's labels
+        (5, 7),  # heads and channels both masked, two draws of dropout for a row
+        (3, 100),  # more heads than one slab holds, and the last slab is masked
+        (2, 300),  # a head wider than a slab: two warps
+        (70, 4),
+    ],
+)
+def test_odd_sizes(heads: int, channels: int) -> None:
+    check(SMALL, heads, channels, ADDITIVE, dropout=0.3)
+    for pair in PAIRS:
+        check(SMALL, heads, channels, pair, dropout=0.3)
+
+
+@runs
+def test_no_channels_and_no_heads() -> None:
+    for heads, channels in ((0, 4), (2, 0)):
+        check(SMALL, heads, channels, ADDITIVE)
+
+
+@runs
+def test_dropout_of_everything() -> None:
+    for names in (ADDITIVE, *PAIRS):
+        leaves = leaves_of(SMALL, 3, 4, names)
+        answer = by_kernels(on_device(edges_of(SMALL)), leaves, torch.ones(6, 3, 4), dropout=1.0)
+        assert not any(value.any() for value in answer.values())
+
+
+# Rows that are split.
+
+
+def stairs(*degrees: int) -> Graph:
+    """dst i hears `degrees[i]` edges, from few src, in a shuffled order."""
+    dst = torch.arange(len(degrees)).repeat_interleave(torch.tensor(degrees))
+    dst = dst[torch.randperm(dst.numel(), generator=torch.Generator().manual_seed(0))]
+    return Graph("stairs", torch.stack([torch.arange(dst.numel()) % 5, dst]), 5, len(degrees))
+
+
+def turned(graph: Graph) -> Graph:
+    return Graph(f"{graph} turned", graph.index.flip(0), graph.num_dst, graph.num_src)
+
+
+class Spy:
+    """A kernel that counts its launches."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.launches = kernel, 0
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        self.launches += 1
+        return self.kernel[grid]
+
+
+@runs
+@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("turn", [False, True], ids=["dst", "src"])
+def test_long_rows_are_split(names: str, turn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    split = 8 if INTERPRETED else gpu.SPLIT
+    monkeypatch.setattr(gpu, "SPLIT", split)
+    spies = {name: Spy(getattr(gpu, name)) for name in ("_merge_kernel", "_sum_kernel")}
+    for name, spy in spies.items():
+        monkeypatch.setattr(gpu, name, spy)
+    # just below, at and above one, two and many parts; a row with no edges
+    graph = stairs(split - 1, split, split + 1, 0, 2 * split, 2 * split + 1, 3, 21 * split + 5)
+    graph = turned(graph) if turn else graph
+    edges = on_device(edges_of(graph))
+    side, other = ("src", "dst") if turn else ("dst", "src")
+    cut = gpu.parts(edges, side)
+    assert cut is not None and cut.rows.tolist() == [2, 4, 5, 7] and cut.first.tolist() == [0, 2, 4, 7, 29]
+    assert gpu.parts(edges, other) is not None  # five rows share all of the edges
+    leaves = leaves_of(graph, 3, 5, names)
+    direction = torch.randn(graph.num_dst, 3, 5, generator=torch.Generator().manual_seed(3)).double()
+    truth = by_reference(graph, leaves, direction, 0.3)
+    for saved in (True, False):
+        answer = by_kernels(edges, leaves, direction, 0.3, saved)
+        assert_same(answer, truth, f"{graph} {names} saved {saved}")
+    assert spies["_merge_kernel"].launches == 2 and spies["_sum_kernel"].launches >= 2
+
+
+@runs
+def test_the_split_size_itself() -> None:
+    graph = stairs(gpu.SPLIT, gpu.SPLIT + 1)
+    for one, cut in ((graph, gpu.parts(on_device(edges_of(graph)), "dst")), (turned(graph), None)):
+        if cut is not None:
+            assert cut.rows.tolist() == [1] and cut.start.diff().tolist() == [gpu.SPLIT]
+        check(one, 2, 3, ADDITIVE)
+
+
+@runs
+def test_parts_live_as_long_as_their_edges() -> None:
+    edges = on_device(edges_of(stairs(gpu.SPLIT + 1)))
+    known = len(gpu._PARTS)
+    assert gpu.parts(edges, "dst") is gpu.parts(edges, "dst")
+    assert len(gpu._PARTS) == known + 1
+    del edges
+    gc.collect()
+    assert len(gpu._PARTS) == known
+
+
+# Numbers and memory.
+
+
+@runs
+@pytest.mark.parametrize("offset", [1e4, -1e4, 1e30, -1e30])
+def test_no_score_overflows(offset: float) -> None:
+    leaves = leaves_of(SMALL, 2, 3, "x score_src score_dst")
+    leaves["score_src"] += offset
+    for saved in (True, False):
+        answer = by_kernels(on_device(edges_of(SMALL)), leaves, torch.ones(6, 2, 3), 0.0, saved)
+        assert all(value.isfinite().all() for value in answer.values())
+
+
+@runs
+def test_minus_infinity_masks_an_edge() -> None:
+    edges = on_device(edges_of(STAR_IN))
+    leaves = leaves_of(STAR_IN, 2, 3, ADDITIVE)
+    leaves["score_edge"][2:] = -torch.inf
+    direction = torch.ones(9, 2, 3).double()
+    truth = by_reference(STAR_IN, leaves, direction)
+    for saved in (True, False):
+        assert_same(by_kernels(edges, leaves, direction, 0.0, saved), truth, f"saved {saved}")
+        everywhere = {**leaves, "score_edge": torch.full_like(leaves["score_edge"], -torch.inf)}
+        assert not any(value.any() for value in by_kernels(edges, everywhere, direction, 0.0, saved).values())
+
+
+@triton.jit
+def _offset_kernel(p_ids, p_offsets, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    o_i = tl.arange(0, BLOCK)
+    tl.store(p_offsets + o_i, gpu._offset(tl.load(p_ids + o_i), WIDTH))
+
+
+@runs
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_offsets_pass_2_to_the_31(dtype: torch.dtype) -> None:
+    ids = torch.tensor([0, 1, 2_449_028, 2**31 - 1], dtype=dtype)  # the third is ogbn-products' last node
+    offsets = torch.empty(4, dtype=torch.int64, device=DEVICE)
+    _offset_kernel[(1,)](ids.to(DEVICE), offsets, WIDTH=1024, BLOCK=4)
+    assert offsets.tolist() == [int(i) * 1024 for i in ids]
+
+
+@triton.jit
+def _keep_kernel(p_seed, p_ids, p_keep, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr):
+    i_edge, i_h = tl.load(p_ids + tl.arange(0, BLOCK_E)), tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
+    b_keep = gpu._keep(p_seed, i_edge, i_h, 1 << 31, 2.0, BLOCK_E, BLOCK_H)
+    tl.store(p_keep + tl.arange(0, BLOCK_E)[:, None] * 8 + i_h[None, :], b_keep)
+
+
+@runs
+@pytest.mark.parametrize("block", [1, 2, 4, 8])
+@pytest.mark.parametrize("first", [0, 2**32 - 2])
+def test_dropout_is_philox(block: int, first: int) -> None:
+    """However many heads a slab has; and an edge's id has 64 bits."""
+    keep = torch.empty(4, 8, device=DEVICE)
+    ids = torch.arange(first, first + 4, device=DEVICE)
+    _keep_kernel[(8 // block,)](torch.tensor(SEED, device=DEVICE), ids, keep, BLOCK_E=4, BLOCK_H=block)
+    assert_close(keep.cpu().double(), keep_mask(4, 8, 0.5, first))
+
+
+@runs
+@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+def test_wide_ids_and_the_same_bits_every_time(names: str) -> None:
+    leaves, direction = leaves_of(RANDOM, 2, 3, names), torch.randn(40, 2, 3)
+    edges = on_device(edges_of(RANDOM))
+    first = by_kernels(edges, leaves, direction, 0.3)
+    assert edges.src.dtype == torch.int32 and edges.perm is not None
+    wide = replace(edges, src=edges.src.long(), dst=edges.dst.long(), perm=edges.perm.long())
+    for again in (edges, wide):
+        for name, value in by_kernels(again, leaves, direction, 0.3).items():
+            assert torch.equal(value, first[name]), name
+
+
+@runs
+@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+def test_strides_do_not_matter(names: str) -> None:
+    leaves, direction = leaves_of(SMALL, 2, 3, names), torch.randn(6, 2, 3)
+    edges = on_device(edges_of(SMALL))
+    dense = by_kernels(edges, leaves, direction)
+
+    def strided(tensor: Tensor) -> Tensor:
+        tensor = torch.stack([tensor, tensor], -1).transpose(0, 1)[..., 0].transpose(0, 1)
+        assert not tensor.is_contiguous()
+        return tensor
+
+    for name, value in by_kernels(edges, {k: strided(v) for k, v in leaves.items()}, strided(direction)).items():
+        assert torch.equal(value, dense[name]), name
+
+
+def test_without_triton_the_import_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    spec = importlib.util.spec_from_file_location("gat_pyg.attention.gpu_alone", gpu.__file__)
+    assert spec is not None and spec.loader is not None
+    with pytest.raises(ImportError, match="need Triton.*backend='segment'"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+# On a GPU alone.
+
+
+@on_cuda
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+def test_half_precision(names: str, dtype: torch.dtype) -> None:
+    graph = stairs(40, 3, gpu.SPLIT + 1)
+    leaves = {k: v.to(dtype).double() for k, v in leaves_of(graph, 8, 8, names).items()}
+    direction = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(3)).to(dtype).double()
+    truth = by_reference(graph, leaves, direction, 0.3)
+    answer = by_kernels(on_device(edges_of(graph)), leaves, direction, 0.3, dtype=dtype)
+    assert answer["out"].dtype == answer["x"].dtype == dtype
+    for name, expected in truth.items():  # a sum of many rounded terms, by its size
+        error = (answer[name].double() - expected).norm() / expected.norm()
+        assert error < TOLERANCE[dtype], f"{name}: {error:.2e}"
+
+
+@on_cuda
+@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+def test_captured_in_a_graph(names: str) -> None:
+    graph = stairs(40, 3, gpu.SPLIT + 1)
+    leaves = {k: v.float().cuda() for k, v in leaves_of(graph, 8, 8, names).items()}
+    direction, seed = torch.randn(3, 8, 8, device="cuda"), torch.tensor(SEED, device="cuda")
+    edges = on_device(edges_of(graph))
+
+    def step() -> list[Tensor]:
+        if "x_dst" in leaves:
+            args = (leaves["x"], leaves["x_dst"], leaves.get("att"), edges, 0.2, 0.3, seed)
+            kept = gpu.forward_pair(*args)
+            grads = gpu.backward_pair(direction, *args, *kept)
+        else:
+            args = (*leaves.values(), edges, 0.2, 0.3, seed)
+            kept = gpu.forward(*args, True)
+            grads = gpu.backward(direction, *args, *kept, True)
+        return [kept[0], *(grad for grad in grads if grad is not None)]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()  # compiles, and finds the long rows
+    torch.cuda.current_stream().wait_stream(stream)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        results = step()
+    seed.add_(1)  # another mask on replay
+    leaves["x"].neg_()
+    captured.replay()
+    for result, expected in zip(results, step(), strict=True):
+        assert torch.equal(result, expected)
+
+
+@on_cuda
+def test_on_the_current_stream() -> None:
+    leaves, direction = leaves_of(RANDOM, 8, 8, ADDITIVE), torch.randn(40, 8, 8)
+    edges = on_device(edges_of(RANDOM))
+    expected = by_kernels(edges, leaves, direction)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)  # what runs on another stream would not wait for this
+        answer = by_kernels(edges, leaves, direction)
+    for name, value in answer.items():
+        assert torch.equal(value, expected[name]), name
+
+
+# As compiled for sm_90.
+
+FORWARD = "x score_src score_dst ptr src perm out lse out_plus mass_plus"
+PARTS = "part_row part_start parts"
+KERNELS = {
+    "forward": ("_forward_kernel", FORWARD),
+    "forward, dropout and long rows": ("_forward_kernel", f"{FORWARD} seed {PARTS} parts_h"),
+    "forward, GATv2": ("_forward_kernel", "x x_dst att ptr src perm out lse"),
+    "forward, product": ("_forward_kernel", "x x_dst ptr src perm out lse"),
+    "backward": (
+        "_backward_kernel",
+        "grad x score_src score_dst lse mean ptr dst place perm grad_x grad_src",
+    ),
+    "backward, dropout and long rows": (
+        "_backward_kernel",
+        f"grad x score_src score_dst lse g ptr dst place perm seed grad_x {PARTS}",
+    ),
+    "backward of dst, GATv2": (
+        "_backward_pair_dst_kernel",
+        "grad x x_dst att out lse weights ptr src perm grad_x_dst grad_att",
+    ),
+    "backward of dst, product": ("_backward_pair_dst_kernel", "grad x x_dst out lse weights ptr src perm grad_x_dst"),
+    "backward of src, GATv2": ("_backward_pair_src_kernel", "grad x x_dst att weights ptr dst place grad_x"),
+    "backward of src, product": ("_backward_pair_src_kernel", "grad x x_dst weights ptr dst place grad_x"),
+}
+OF_X = {"x", "x_dst", "att", "grad", "out", "out_plus", "grad_x", "grad_x_dst"}
+IDS = {"src", "dst", "place", "perm"}
+WIDE_IDS = {"ptr", "part_row", "part_start", "seed"}
+
+
+def machine_code(kernel: Any, given: str, dtype: str, tile: Any, heads: int, channels: int, folder: Path) -> str:
+    """The SASS of a kernel that is given some of its pointers."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    constants = {"H": heads, "C": channels, "SPLIT": gpu.SPLIT, "STAGES": tile.stages, **tile.blocks}
+    warps = constants.pop("num_warps")
+    signature, values, aligned = {}, {}, {}
+    for place, name in enumerate(kernel.arg_names):
+        pointer = name.removeprefix("p_")
+        if name in constants or (name.startswith("p_") and pointer not in given.split()):
+            signature[name], values[(place,)] = "constexpr", constants.get(name)
+        elif name.startswith("p_"):
+            element = (
+                dtype if pointer in OF_X else "i32" if pointer in IDS else "i64" if pointer in WIDE_IDS else "fp32"
+            )
+            signature[name], aligned[(place,)] = f"*{element}", [["tt.divisibility", 16]]
+        else:
+            signature[name] = {"num_parts": "i32", "threshold": "i64"}.get(name, "fp32")
+    source = ASTSource(kernel, signature, values, aligned)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(compiled.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    return subprocess.run([tool, "-sass", cubin], capture_output=True, text=True, check=True).stdout
+
+
+@compiles
+@pytest.mark.parametrize(("dtype", "size"), [("fp32", 4), ("bf16", 2)])
+@pytest.mark.parametrize(("heads", "channels", "degree"), [(8, 8, 15), (8, 8, 50), (3, 32, 14), (4, 256, 15)])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_no_spills_and_wide_loads(
+    kernel: str, heads: int, channels: int, degree: int, dtype: str, size: int, tmp_path: Path
+) -> None:
+    name, given = KERNELS[kernel]
+    tile = gpu._tile(heads, channels, degree, False)
+    code = machine_code(getattr(gpu, name), given, dtype, tile, heads, channels, tmp_path)
+    assert not re.findall(r"\b(?:STL|LDL)\b", code)  # registers that spilled to local memory
+    loads = re.findall(r"\b(?:LDG\.E|LDGSTS\.E\.BYPASS)(?:\.\w+)*?\.128\b", code)
+    gathers = 2 if name == "_backward_pair_src_kernel" else 1
+    at_least = gathers * tile.edges * tile.heads * tile.channels * size // (16 * 32 * tile.warps)
+    assert len(loads) >= at_least, f"{len(loads)} loads of 16 bytes, of {at_least} a thread"
