@@ -25,6 +25,7 @@ nox.options.reuse_venv = "yes"
 ROOT = Path(__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SPARSE = PROJECT["optional-dependencies"]["sparse"]
+TRITON = "triton==3.7.1"  # not in constraints.txt: torch's CUDA builds each pin their own
 PINS = ("-c", str(ROOT / "constraints.txt"))
 
 
@@ -58,6 +59,15 @@ def tests_sparse(session: nox.Session) -> None:
     session.install("--no-build-isolation", *PINS, *SPARSE)
     session.run("python", "-c", "import torch_scatter, torch_sparse")
     session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session
+def interpret(session: nox.Session) -> None:
+    """Test the CUDA kernels without a GPU: in Triton's interpreter, then what they compile to (Linux)."""
+    install(session, "-e", ".[dev]", TRITON)
+    for interpreted in ("1", "0"):  # one process cannot do both
+        env = {"TRITON_INTERPRET": interpreted}
+        session.run("python", "-m", "pytest", "tests/test_gpu.py", *session.posargs, env=env)
 
 
 @nox.session

@@ -9,7 +9,7 @@ are `[edges, heads, channels]`. What is None has no code in the compiled kernel.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,7 +26,9 @@ except ImportError as error:
         "Install torch for CUDA, or take backend='segment'."
     ) from error
 
-SPLIT = 512  # edges; a longer row is split
+Side: TypeAlias = Literal["dst", "src"]  # whose rows: CSR or CSC
+
+SPLIT = 256  # edges; a longer row is split
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -106,24 +108,21 @@ def _leaky(b_z, slope):
 
 
 @triton.jit
-def _keep(p_seed, i_edge, i_h, threshold, keep_scale, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr):
-    """Attention dropout `[edges, heads]`: word h % 4 of Philox(seed; edge, h // 4), 0 below the threshold."""
-    seed = tl.load(p_seed)
+def _keep(p_seed, i_edge, threshold, keep_scale, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr):
+    """Attention dropout k `[edges, heads]`: 0 where word h % 4 of Philox(seed; edge, h // 4) is below the threshold."""
     i_edge = i_edge.to(tl.int64)
+    low, high = (i_edge & 0xFFFFFFFF).to(tl.uint32)[:, None], (i_edge >> 32).to(tl.uint32)[:, None]
+    i_head = tl.program_id(1) * BLOCK_H
     if BLOCK_H % 4 == 0:  # a draw serves four heads
-        o_four = tl.min(i_h, 0) // 4 + tl.arange(0, BLOCK_H // 4)
+        i_four = (i_head // 4 + tl.arange(0, BLOCK_H // 4)).to(tl.uint32)[None, :]
         zero = tl.zeros([BLOCK_E, BLOCK_H // 4], tl.uint32)
-        low = zero + (i_edge & 0xFFFFFFFF).to(tl.uint32)[:, None]
-        high = zero + (i_edge >> 32).to(tl.uint32)[:, None]
-        r0, r1, r2, r3 = tl.philox(seed, low, high, zero + o_four.to(tl.uint32)[None, :], zero)
-        b_word = tl.reshape(tl.join(tl.join(r0, r2), tl.join(r1, r3)), [BLOCK_E, BLOCK_H])
+        w0, w1, w2, w3 = tl.philox(tl.load(p_seed), zero + low, zero + high, zero + i_four, zero)
+        b_word = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), [BLOCK_E, BLOCK_H])
     else:
+        i_h = (i_head + tl.arange(0, BLOCK_H))[None, :]
         zero = tl.zeros([BLOCK_E, BLOCK_H], tl.uint32)
-        low = zero + (i_edge & 0xFFFFFFFF).to(tl.uint32)[:, None]
-        high = zero + (i_edge >> 32).to(tl.uint32)[:, None]
-        r0, r1, r2, r3 = tl.philox(seed, low, high, zero + (i_h // 4).to(tl.uint32)[None, :], zero)
-        o_word = (i_h % 4)[None, :]
-        b_word = tl.where(o_word < 2, tl.where(o_word == 0, r0, r1), tl.where(o_word == 2, r2, r3))
+        w0, w1, w2, w3 = tl.philox(tl.load(p_seed), zero + low, zero + high, zero + (i_h // 4).to(tl.uint32), zero)
+        b_word = tl.where(i_h % 4 < 2, tl.where(i_h % 4 == 0, w0, w1), tl.where(i_h % 4 == 2, w2, w3))
     return tl.where(b_word >= threshold, keep_scale, 0.0)
 
 
@@ -214,7 +213,7 @@ def _forward_kernel(
         b_mass = b_mass * b_shrink + tl.sum(b_exp, 0)
         b_w = b_exp
         if p_seed is not None:
-            b_w *= _keep(p_seed, i_edge, i_h, threshold, keep_scale, BLOCK_E, BLOCK_H)
+            b_w *= _keep(p_seed, i_edge, threshold, keep_scale, BLOCK_E, BLOCK_H)
         b_out = b_out * b_shrink[:, None] + tl.sum(b_w[:, :, None] * b_x, 0)
         if p_out_plus is not None:
             b_mass_plus = b_mass_plus * b_shrink + tl.sum(tl.where(b_z > 0.0, b_exp, 0.0), 0)
@@ -465,7 +464,7 @@ def _backward_kernel(
             b_grad = tl.load(p_grad + o_grad, mask=m_ehc, other=0.0).to(tl.float32)
             b_keep = tl.full([BLOCK_E, BLOCK_H], 1.0, tl.float32)
             if p_seed is not None:
-                b_keep = _keep(p_seed, i_edge, i_h, threshold, keep_scale, BLOCK_E, BLOCK_H)
+                b_keep = _keep(p_seed, i_edge, threshold, keep_scale, BLOCK_E, BLOCK_H)
             b_grad_x += tl.sum((b_alpha * b_keep)[:, :, None] * b_grad, 0)
             b_g = b_keep * tl.sum(b_grad * b_x, 2)
             if p_g is not None:
@@ -584,7 +583,7 @@ def _backward_pair_dst_kernel(
         b_w = b_alpha
         if p_seed is not None:
             i_edge = _edge(p_perm, start + o_e, m_e)
-            b_keep = _keep(p_seed, i_edge, i_h, threshold, keep_scale, BLOCK_E, BLOCK_H)
+            b_keep = _keep(p_seed, i_edge, threshold, keep_scale, BLOCK_E, BLOCK_H)
             b_w *= b_keep
             b_g *= b_keep
         b_grad_e = b_alpha * (b_g - b_mean)
@@ -678,10 +677,10 @@ class _Parts(NamedTuple):
     first: Tensor  # [S + 1], the parts of rows[k] are first[k]:first[k + 1]
 
 
-_PARTS: WeakKeyDictionary[Edges, dict[str, _Parts | None]] = WeakKeyDictionary()
+_PARTS: WeakKeyDictionary[Edges, dict[Side, _Parts | None]] = WeakKeyDictionary()
 
 
-def parts(edges: Edges, side: str) -> _Parts | None:
+def parts(edges: Edges, side: Side) -> _Parts | None:
     """The parts of long rows by "dst" or by "src", None where no row is long; made with a device sync, once."""
     known = _PARTS.setdefault(edges, {})
     if side not in known:
@@ -738,7 +737,7 @@ def _tile(heads: int, channels: int, degree: float, long_rows: bool) -> _Tile:
 class _Walk:
     """A launch over the rows of one side, and over the parts of its long rows."""
 
-    def __init__(self, edges: Edges, side: str, heads: int, channels: int) -> None:
+    def __init__(self, edges: Edges, side: Side, heads: int, channels: int) -> None:
         self.ptr = edges.rowptr if side == "dst" else edges.transpose[0]
         self.parts = parts(edges, side)
         self.heads, self.channels = heads, channels
