@@ -403,18 +403,7 @@ def test_strides_do_not_matter(names: str) -> None:
         assert torch.equal(value, dense[name]), name
 
 
-def test_without_triton_the_import_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "triton", None)
-    spec = importlib.util.spec_from_file_location("gat_pyg.attention.gpu_alone", gpu.__file__)
-    assert spec is not None and spec.loader is not None
-    with pytest.raises(ImportError, match="need Triton.*backend='segment'"):
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
-
-
-# On a GPU alone.
-
-
-@on_cuda
+@runs
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
 def test_half_precision(names: str, dtype: torch.dtype) -> None:
@@ -427,6 +416,17 @@ def test_half_precision(names: str, dtype: torch.dtype) -> None:
     for name, expected in truth.items():  # a sum of many rounded terms, by its size
         error = (answer[name].double() - expected).norm() / expected.norm()
         assert error < TOLERANCE[dtype], f"{name}: {error:.2e}"
+
+
+def test_without_triton_the_import_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    spec = importlib.util.spec_from_file_location("gat_pyg.attention.gpu_alone", gpu.__file__)
+    assert spec is not None and spec.loader is not None
+    with pytest.raises(ImportError, match="need Triton.*backend='segment'"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+# On a GPU alone.
 
 
 @on_cuda
@@ -504,48 +504,91 @@ KERNELS = {
 }
 OF_X = {"x", "x_dst", "att", "grad", "out", "out_plus", "grad_x", "grad_x_dst"}
 IDS = {"src", "dst", "place", "perm"}
-WIDE_IDS = {"ptr", "part_row", "part_start", "seed"}
+WIDE_IDS = {"ptr", "part_row", "part_start", "seed", "rows", "first"}
 
 
-def machine_code(kernel: Any, given: str, dtype: str, tile: Any, heads: int, channels: int, folder: Path) -> str:
+def machine_code(name: str, given: str, dtype: str, folder: Path, num_warps: int, **constants: int) -> str:
     """The SASS of a kernel that is given some of its pointers."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    constants = {"H": heads, "C": channels, "SPLIT": gpu.SPLIT, "STAGES": tile.stages, **tile.blocks}
-    warps = constants.pop("num_warps")
+    kernel = getattr(gpu, name)
     signature, values, aligned = {}, {}, {}
-    for place, name in enumerate(kernel.arg_names):
-        pointer = name.removeprefix("p_")
-        if name in constants or (name.startswith("p_") and pointer not in given.split()):
-            signature[name], values[(place,)] = "constexpr", constants.get(name)
-        elif name.startswith("p_"):
+    for place, argument in enumerate(kernel.arg_names):
+        pointer = argument.removeprefix("p_")
+        if argument in constants or (argument.startswith("p_") and pointer not in given.split()):
+            signature[argument], values[(place,)] = "constexpr", constants.get(argument)
+        elif argument.startswith("p_"):
+            element = "fp32"
             element = (
-                dtype if pointer in OF_X else "i32" if pointer in IDS else "i64" if pointer in WIDE_IDS else "fp32"
+                dtype if pointer in OF_X else "i32" if pointer in IDS else "i64" if pointer in WIDE_IDS else element
             )
-            signature[name], aligned[(place,)] = f"*{element}", [["tt.divisibility", 16]]
+            signature[argument], aligned[(place,)] = f"*{element}", [["tt.divisibility", 16]]
         else:
-            signature[name] = {"num_parts": "i32", "threshold": "i64"}.get(name, "fp32")
+            signature[argument] = {"num_parts": "i32", "num_dst": "i32", "threshold": "i64"}.get(argument, "fp32")
     source = ASTSource(kernel, signature, values, aligned)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps})
     cubin = folder / "kernel.cubin"
     cubin.write_bytes(compiled.asm["cubin"])
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     return subprocess.run([tool, "-sass", cubin], capture_output=True, text=True, check=True).stdout
 
 
+def assert_no_spills(code: str) -> None:
+    """No register went to local memory."""
+    assert "EXIT" in code and not re.findall(r"\b(?:STL|LDL)\b", code)
+
+
 @compiles
-@pytest.mark.parametrize(("dtype", "size"), [("fp32", 4), ("bf16", 2)])
-@pytest.mark.parametrize(("heads", "channels", "degree"), [(8, 8, 15), (8, 8, 50), (3, 32, 14), (4, 256, 15)])
+@pytest.mark.parametrize(
+    ("heads", "channels", "degree", "dtype", "size"),
+    [(8, 8, 15, "fp32", 4), (8, 8, 490, "bf16", 2), (3, 32, 14, "bf16", 2), (4, 256, 28, "fp32", 4)],
+)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_no_spills_and_wide_loads(
     kernel: str, heads: int, channels: int, degree: int, dtype: str, size: int, tmp_path: Path
 ) -> None:
     name, given = KERNELS[kernel]
-    tile = gpu._tile(heads, channels, degree, False)
-    code = machine_code(getattr(gpu, name), given, dtype, tile, heads, channels, tmp_path)
-    assert not re.findall(r"\b(?:STL|LDL)\b", code)  # registers that spilled to local memory
+    tile = gpu._tile(heads, channels, degree)
+    constants = {"H": heads, "C": channels, "SPLIT": gpu.SPLIT, "STAGES": tile.stages, **tile.blocks}
+    code = machine_code(name, given, dtype, tmp_path, **constants)
+    assert_no_spills(code)
     loads = re.findall(r"\b(?:LDG\.E|LDGSTS\.E\.BYPASS)(?:\.\w+)*?\.128\b", code)
     gathers = 2 if name == "_backward_pair_src_kernel" else 1
     at_least = gathers * tile.edges * min(heads, tile.heads) * tile.channels * size // (16 * 32 * tile.warps)
     assert len(loads) >= at_least, f"{len(loads)} loads of 16 bytes, of {at_least} a thread"
+
+
+SCORES = "score_src score_dst score_edge lse"
+MEMORY = f"{SCORES} mean g ptr dst place perm grad_src grad_edge {PARTS}"
+TILE = {"BLOCK_E": 16, "BLOCK_H": 8, "BLOCK_C": 8, "num_warps": 1}
+REST = {
+    "merge": ("_merge_kernel", "parts parts_h rows first out lse out_plus mass_plus", TILE),
+    "sum": ("_sum_kernel", "parts rows first wide narrow", {"WIDE": 64, "NARROW": 8, "BLOCK_E": 8, "BLOCK_W": 256}),
+    "mean": ("_mean_kernel", "grad out out_plus mass_plus mean grad_dst", TILE),
+    "mean of g": ("_segment_mean_kernel", f"g {SCORES} ptr src perm mean grad_dst", TILE),
+    "mean of g, long rows": (
+        "_segment_mean_kernel",
+        f"g {SCORES} ptr src perm rows mean grad_dst",
+        {**TILE, "BLOCK_E": 512, "num_warps": 8},
+    ),
+    "backward, second pass": ("_backward_kernel", MEMORY, {**TILE, "C": 0, "BLOCK_C": 1}),
+}
+
+
+@compiles
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("kernel", REST)
+def test_no_spills_in_the_rest(kernel: str, stages: int, tmp_path: Path) -> None:
+    name, given, constants = REST[kernel]
+    constants = {"H": 8, "C": 8, "SPLIT": gpu.SPLIT, "STAGES": stages, "num_warps": 4} | constants
+    assert_no_spills(machine_code(name, given, "bf16", tmp_path, **constants))
+
+
+@compiles
+def test_a_wide_head_fits_in_shared_memory(tmp_path: Path) -> None:
+    given = "grad x x_dst att weights ptr dst place grad_x"  # of all kernels the one with most to hold
+    for channels in (2048, 4096):
+        tile = gpu._tile(1, channels, 1000)
+        constants = {"H": 1, "C": channels, "SPLIT": gpu.SPLIT, "STAGES": tile.stages, **tile.blocks}
+        assert_no_spills(machine_code("_backward_pair_src_kernel", given, "fp32", tmp_path, **constants))

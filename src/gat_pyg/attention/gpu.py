@@ -180,8 +180,8 @@ def _forward_kernel(
     b_att = _row(p_att, o_hc, m_hc)
 
     b_top = tl.full([BLOCK_H], float("-inf"), tl.float32)
-    b_mass = tl.zeros([BLOCK_H], tl.float32)
-    b_mass_plus = tl.zeros([BLOCK_H], tl.float32)
+    b_mass = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)  # summed over edges at the end
+    b_mass_plus = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)
     b_out = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
     b_out_plus = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
     for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
@@ -210,16 +210,17 @@ def _forward_kernel(
         b_shrink = tl.exp2((b_top - b_base) * LOG2E)
         b_exp = tl.exp2((b_e - b_base[None, :]) * LOG2E)
         b_top = b_top_new
-        b_mass = b_mass * b_shrink + tl.sum(b_exp, 0)
+        b_mass = b_mass * b_shrink[None, :] + b_exp
         b_w = b_exp
         if p_seed is not None:
             b_w *= _keep(p_seed, i_edge, threshold, keep_scale, BLOCK_E, BLOCK_H)
         b_out = b_out * b_shrink[:, None] + tl.sum(b_w[:, :, None] * b_x, 0)
         if p_out_plus is not None:
-            b_mass_plus = b_mass_plus * b_shrink + tl.sum(tl.where(b_z > 0.0, b_exp, 0.0), 0)
+            b_mass_plus = b_mass_plus * b_shrink[None, :] + tl.where(b_z > 0.0, b_exp, 0.0)
             b_w = tl.where(b_z > 0.0, b_w, 0.0)
             b_out_plus = b_out_plus * b_shrink[:, None] + tl.sum(b_w[:, :, None] * b_x, 0)
 
+    b_mass, b_mass_plus = tl.sum(b_mass, 0), tl.sum(b_mass_plus, 0)
     b_mass = tl.where(b_mass == 0.0, 1.0, b_mass)
     b_lse = b_top + tl.log2(b_mass) * LN2
     b_out /= b_mass[:, None]
@@ -374,9 +375,9 @@ def _segment_mean_kernel(
     o_row_h = _offset(i_row, H) + i_h
     b_d, b_lse = _row(p_score_dst, o_row_h, m_h), _row(p_lse, o_row_h, m_h)
 
-    b_mean = tl.zeros([BLOCK_H], tl.float32)
-    b_mean_plus = tl.zeros([BLOCK_H], tl.float32)
-    b_mass_plus = tl.zeros([BLOCK_H], tl.float32)
+    b_mean = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)  # summed over edges at the end
+    b_mean_plus = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)
+    b_mass_plus = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)
     for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
         o_e = o_first + tl.arange(0, BLOCK_E)
         m_e = o_e < count
@@ -388,10 +389,11 @@ def _segment_mean_kernel(
         b_z += _gather(p_score_edge, _edge(p_perm, start + o_e, m_e), i_h, m_eh, H)
         b_alpha = _alpha(b_z, b_lse, slope, m_eh)
         b_alpha_plus = tl.where(b_z > 0.0, b_alpha, 0.0)
-        b_mean += tl.sum(b_alpha * b_g, 0)
-        b_mean_plus += tl.sum(b_alpha_plus * b_g, 0)
-        b_mass_plus += tl.sum(b_alpha_plus, 0)
+        b_mean += b_alpha * b_g
+        b_mean_plus += b_alpha_plus * b_g
+        b_mass_plus += b_alpha_plus
 
+    b_mean, b_mean_plus, b_mass_plus = tl.sum(b_mean, 0), tl.sum(b_mean_plus, 0), tl.sum(b_mass_plus, 0)
     tl.store(p_mean + o_row_h, b_mean, mask=m_h & is_ours)
     if p_grad_dst is not None:
         tl.store(p_grad_dst + o_row_h, (1.0 - slope) * (b_mean_plus - b_mean * b_mass_plus), mask=m_h & is_ours)
@@ -445,7 +447,7 @@ def _backward_kernel(
     b_s = _row(p_score_src, o_row_h, m_h)
     b_x = _row(p_x, o_row, m_hc)
 
-    b_grad_src = tl.zeros([BLOCK_H], tl.float32)
+    b_grad_src = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)  # summed over edges at the end
     b_grad_x = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
     for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
         o_e = o_first + tl.arange(0, BLOCK_E)
@@ -473,7 +475,7 @@ def _backward_kernel(
             b_g = _gather(p_g, i_place, i_h, m_eh, H)
         if p_mean is not None:
             b_grad_z = b_alpha * (b_g - _gather(p_mean, i_dst, i_h, m_eh, H)) * tl.where(b_z > 0.0, 1.0, slope)
-            b_grad_src += tl.sum(b_grad_z, 0)
+            b_grad_src += b_grad_z
             if p_grad_edge is not None:
                 tl.store(p_grad_edge + _offset(i_edge, H)[:, None] + i_h[None, :], b_grad_z, mask=m_eh)
 
@@ -482,6 +484,7 @@ def _backward_kernel(
         if p_parts is not None:
             tl.store(p_parts + _offset(tl.program_id(0), H * C + H) + o_hc, b_grad_x, mask=m_hc & is_part)
     if p_grad_src is not None:
+        b_grad_src = tl.sum(b_grad_src, 0)
         tl.store(p_grad_src + o_row_h, b_grad_src, mask=m_h & is_whole)
         if p_parts is not None:
             tl.store(p_parts + _offset(tl.program_id(0), H * C + H) + H * C + i_h, b_grad_src, mask=m_h & is_part)
@@ -720,18 +723,17 @@ class _Tile(NamedTuple):
         }
 
 
-def _tile(heads: int, channels: int, degree: float, long_rows: bool) -> _Tile:
-    """A slab of heads of up to 256 numbers, or one wider head; 1024 numbers a warp.
+def _tile(heads: int, channels: int, degree: float) -> _Tile:
+    """A slab of heads of up to 256 numbers, or one wider head; 1024 numbers a warp, less for short rows.
 
-    Loads run ahead, through shared memory, where rows are long enough for it and the tiles fit.
+    Loads run ahead, through shared memory, where rows are long enough to gain by it and the tiles fit.
     """
     block_c = triton.next_power_of_2(max(1, channels))
     block_h = min(triton.next_power_of_2(heads), max(1, 256 // block_c))
     warps = min(16, max(1, block_c // 256))
     block_e = max(1, 1024 * warps // (block_h * block_c))
     block_e = min(block_e, max(4, triton.next_power_of_2(round(degree))))
-    ahead = (long_rows or degree > 2 * block_e) and warps <= 8
-    return _Tile(block_e, block_h, block_c, warps, 3 if ahead else 1)
+    return _Tile(block_e, block_h, block_c, warps, 3 if degree > 4 * block_e and warps <= 8 else 1)
 
 
 class _Walk:
@@ -743,7 +745,8 @@ class _Walk:
         self.heads, self.channels = heads, channels
         self.num_rows = self.ptr.numel() - 1
         self.num_parts = 0 if self.parts is None else self.parts.row.numel()
-        self.tile = _tile(heads, channels, edges.num_edges / self.num_rows, self.parts is not None)
+        mostly_parts = 4 * SPLIT * self.num_parts > edges.num_edges
+        self.tile = _tile(heads, channels, SPLIT if mostly_parts else edges.num_edges / self.num_rows)
 
     @property
     def items(self) -> int:
@@ -857,7 +860,7 @@ def _forward(
             p_mass_plus=mass_plus,
             p_parts=held,
             p_parts_h=held_h,
-            slope=negative_slope,
+            slope=float(negative_slope),
             scale=channels**-0.5,
             **_drop(dropout, seed),
             **walk.arguments,
@@ -924,7 +927,7 @@ def backward(
         if not scored:
             _over_src(edges, terms, negative_slope, heads, channels, p_grad=grad, p_grad_x=grad_x, **drop)
         elif saved:
-            tile = _tile(heads, channels, num_edges, False)
+            tile = _tile(heads, channels, num_dst)
             _mean_kernel[(triton.cdiv(num_dst, tile.edges), triton.cdiv(heads, tile.heads))](
                 grad,
                 out,
@@ -933,7 +936,7 @@ def backward(
                 mean,
                 grad_dst,
                 num_dst,
-                negative_slope,
+                float(negative_slope),
                 H=heads,
                 C=channels,
                 **tile.blocks,
@@ -983,7 +986,7 @@ def _over_src(
         p_grad_src=p_grad_src,
         p_grad_edge=p_grad_edge,
         p_parts=held,
-        slope=negative_slope,
+        slope=float(negative_slope),
         **drop,
         **walk.arguments,
     )
@@ -1001,10 +1004,10 @@ def _segment_mean(
 ) -> None:
     """Launch the pass over `[E, H]` by dst; long rows by a launch of their own, in wide programs and not in parts."""
     cut = parts(edges, "dst")
-    tile = _tile(heads, 1, edges.num_edges / edges.num_dst, False)
+    tile = _tile(heads, 1, edges.num_edges / edges.num_dst)
     launches: list[tuple[Tensor | None, int, int, int, int]] = [(None, edges.num_dst, tile.edges, tile.stages, 1)]
     if cut is not None:
-        launches.append((cut.rows, cut.rows.numel(), 8192 // tile.heads, 1, 8))
+        launches.append((cut.rows, cut.rows.numel(), 4096 // tile.heads, 3, 8))
     for rows, number, block_e, stages, warps in launches:
         _segment_mean_kernel[(number, triton.cdiv(heads, tile.heads))](
             p_g=g,
@@ -1015,7 +1018,7 @@ def _segment_mean(
             p_rows=rows,
             p_mean=mean,
             p_grad_dst=grad_dst,
-            slope=negative_slope,
+            slope=float(negative_slope),
             H=heads,
             SPLIT=SPLIT,
             BLOCK_E=block_e,
@@ -1063,7 +1066,7 @@ def backward_pair(
     held_dst, held_src = by_dst.hold(heads * channels), by_src.hold(heads * channels)
     held_att = None if att is None else x.new_empty(by_dst.items, heads, channels, dtype=torch.float32)
     shared = {"p_grad": grad, "p_x": x, "p_x_dst": x_dst, "p_att": att, "p_weights": weights}
-    shared |= {"slope": negative_slope, "scale": channels**-0.5}
+    shared |= {"slope": float(negative_slope), "scale": channels**-0.5}
     _, dst, place = edges.transpose
     with torch.cuda.device_of(x):
         _backward_pair_dst_kernel[(by_dst.items, by_dst.slabs)](
