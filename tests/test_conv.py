@@ -294,6 +294,33 @@ def test_checkpoint_of_an_old_pyg() -> None:
         model.load_state_dict(old)
 
 
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("bipartite", [False, True])
+@both_layers
+@pytest.mark.usefixtures("no_messages")
+def test_sparse_features_are_dense_ones(
+    name: str, bipartite: bool, residual: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, channels = (WIDE, (5, 6)) if bipartite else (RANDOM, 5)
+    layer = LAYERS[name](channels, 4, heads=3, residual=residual, add_self_loops=not bipartite)
+    both = [x_of(graph).relu(), x_of(graph, 6, "dst").relu()]
+    sparse = [x.to_sparse_csr() for x in both]
+    dense = run(layer, tuple(both) if bipartite else both[0], graph.index)
+    monkeypatch.setattr(Tensor, "to_dense", None)  # nothing is made dense
+    ours = run(layer, tuple(sparse) if bipartite else sparse[0], graph.index)
+    monkeypatch.undo()
+    for key in ("grad x", "grad x_src", "grad x_dst"):
+        if key in dense:
+            dense[key] = dense[key] * (ours[key].to_dense() != 0)
+            ours[key] = ours[key].to_dense()
+            assert ours[key].any(), key
+    assert_same(ours, dense, f"{name} {bipartite=}")
+    lazy = LAYERS[name]((-1, -1) if bipartite else -1, 4, add_self_loops=not bipartite)
+    assert lazy(tuple(sparse) if bipartite else sparse[0], graph.index).shape == (graph.num_dst, 4)
+    with pytest.raises(ValueError, match=r"has 5 features, expected in_channels = 9"):
+        LAYERS[name](9, 4)(sparse[0], graph.index)
+
+
 # Mechanisms ---------------------------------------------------------------------------------------------------------
 
 

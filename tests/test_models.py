@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from gat_pyg import GAT, attention_of
+from gat_pyg.features import SparseFeatures
 from gat_pyg.models import PRESETS, AuthorsConv
 from graphs import ISOLATED, RANDOM, Graph
 from laws import assert_close
@@ -148,6 +149,63 @@ def test_a_stack_of_pygs_layers(training: bool) -> None:
     for layer, conv in enumerate(stack):
         x = conv(F.dropout(F.elu(x) if layer else x, 0.5, training), data.edge_index, edge_attr)
     assert_close(out, x)
+
+
+@pytest.mark.parametrize("reproduction", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_sparse_features_are_dense_ones(reproduction: bool, training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    index, x = RANDOM.index, F.threshold(torch.rand(40, 16), 0.8, 0.0)
+    model = GAT(16, [8, 8, 4], 3, [2, 2, 4, 2], 0.5 * training, [True, True, True, True], reproduction=reproduction)
+    if training:  # the same draws for both: each head drops by what the first one drew
+        kept = {}
+
+        def drop(x: SparseFeatures, p: float, *times: int) -> SparseFeatures:
+            keep = kept.setdefault("keep", torch.rand(*times, 40, 16) < 0.5)
+            return SparseFeatures(x, x.content * 2 * keep.expand(*times, 40, 16)[..., dense != 0])
+
+        def drop_dense(x: Tensor, p: float, training: bool = True) -> Tensor:
+            return x * 2 * kept["keep"] if x.shape[-2:] == (40, 16) and x.equal(dense.expand_as(x)) else x
+
+        dense = x
+        monkeypatch.setattr(SparseFeatures, "dropped", drop)
+        monkeypatch.setattr(F, "dropout", drop_dense)
+    answers = []
+    for features in (x.to_sparse_csr(), x):
+        model.zero_grad()
+        with monkeypatch.context() as patch:
+            patch.setattr(Tensor, "to_dense", None)  # nothing is made dense
+            out = model(features, index)
+        out.square().sum().backward()
+        answers.append({"out": out, **{name: p.grad for name, p in model.named_parameters()}})
+    for name, sparse in answers[0].items():
+        assert_close(sparse / answers[1][name].abs().max(), answers[1][name] / answers[1][name].abs().max(), name)
+
+
+def test_seeds_mapped_over_sparse_features() -> None:
+    models = [GAT(16, [4], 3, [2, 2], dropout=0.5) for _ in range(3)]
+    parameters, _ = torch.func.stack_module_state(models)  # type: ignore[arg-type]
+    x = SparseFeatures(F.threshold(torch.rand(40, 16), 0.8, 0.0).to_sparse_csr())
+
+    def loss(parameters: dict[str, Tensor]) -> Tensor:
+        out: Tensor = torch.func.functional_call(models[0], parameters, (x, RANDOM.index))
+        return out.square().sum()
+
+    gradients = torch.func.vmap(torch.func.grad(loss), randomness="different")(parameters)
+    assert all(gradients[name].shape == stacked.shape for name, stacked in parameters.items())
+    for model in models:
+        model.eval()
+    mapped = torch.func.vmap(loss)(parameters)
+    assert_close(mapped, torch.stack([model(x, RANDOM.index).square().sum() for model in models]))
+
+
+def test_reproduction_drops_the_non_zeros_of_each_head() -> None:
+    conv = AuthorsConv(64, 4, heads=8, dropout=0.6, mechanism="constant")
+    nn.init.ones_(conv.weight)
+    loop, x = torch.empty(2, 0, dtype=torch.long), torch.zeros(1, 64)
+    x[0, 7] = 1
+    through = torch.stack([conv(x.to_sparse_csr(), loop).view(8, 4) != 0 for _ in range(500)])
+    kept = through.double().mean().item()  # input, attention and value are each kept with 0.4
+    assert abs(kept - 0.064) < 4 * math.sqrt(0.064 * 0.936 / (500 * 8))
 
 
 def test_attention_of_our_model_and_of_pygs() -> None:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch_geometric import EdgeIndex, is_compiling
 from torch_geometric.nn.conv import MessagePassing
-from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.nn.inits import glorot, zeros
 from torch_geometric.typing import Adj, NoneType, OptPairTensor, OptTensor, PairTensor, Size, SparseTensor, torch_sparse
 from torch_geometric.utils import add_self_loops, is_sparse, is_torch_sparse_tensor, remove_self_loops, softmax
@@ -21,6 +20,7 @@ from torch_geometric.utils.sparse import set_sparse_value
 
 from .attention import BACKENDS, Backend, attend
 from .edges import Edges, neighbourhoods
+from .features import Linear
 
 if typing.TYPE_CHECKING:
     from typing import overload
@@ -470,7 +470,8 @@ class GATConv(_AttentionConv):
         """Attend over every neighbourhood.
 
         Args:
-            x: `[N, F]`, or `(x_src [N_src, F_src], x_dst [N_dst, F_dst] or None)` for a bipartite graph.
+            x: `[N, F]`, or `(x_src [N_src, F_src], x_dst [N_dst, F_dst] or None)` for a bipartite graph; each dense, or
+                torch.sparse CSR where few features are not zero.
             edge_index: `[2, E]`, `EdgeIndex`, or the transposed adjacency `[N_dst, N_src]` as `SparseTensor` or
                 torch.sparse COO, CSR or CSC.
             edge_attr: `[E, D]` or `[E]`.

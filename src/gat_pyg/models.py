@@ -16,6 +16,7 @@ from torch_geometric.data import Data
 from .attention import attend
 from .conv import GATConv, check_layer
 from .edges import neighbourhoods
+from .features import SparseFeatures, dropout, is_sparse_features, linear
 
 _PLANETOID = {"hidden_channels": (8,), "heads": (8, 1), "dropout": 0.6}
 _PPI = {"in_channels": 50, "out_channels": 121, "hidden_channels": (256, 256), "heads": (4, 4, 6)}
@@ -34,7 +35,8 @@ class GAT(nn.Module):
     r"""A graph attention network (Veličković et al., ICLR 2018): layers of multi-head attention with ELU between.
 
     Hidden layers concatenate their heads, equation (5); the last one averages them and has no activation, equation (6).
-    In training, dropout acts on every layer's input and on the attention coefficients.
+    In training, dropout acts on every layer's input and on the attention coefficients. Input features may be a
+    torch.sparse CSR matrix: then it acts on the non-zeros, which comes to the same, and nothing is made dense.
 
     With `reproduction=True` the layers are those of the authors' code, which the paper's text leaves out in part: every
     head draws its own input dropout and its own Glorot weights, both score maps have a bias, W h is dropped once more
@@ -138,11 +140,11 @@ class GAT(nn.Module):
             conv.reset_parameters()  # type: ignore[operator]
 
     def forward(self, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None) -> Tensor:
-        """`[N, F]` to logits `[N, K]`; `edge_index` and `edge_attr` as in `GATConv`."""
+        """`[N, F]`, dense or torch.sparse CSR, to logits `[N, K]`; `edge_index` and `edge_attr` as in `GATConv`."""
         for layer, conv in enumerate(self.convs):
             x = x if layer == 0 else F.elu(x)
             if not self.reproduction:  # there, every head drops its own
-                x = F.dropout(x, self.dropout, self.training)
+                x = dropout(x, self.dropout, self.training)
             x = conv(x, edge_index, edge_attr)
         return x
 
@@ -157,7 +159,8 @@ class AuthorsConv(nn.Module):
         e_{ij} = \mathrm{LeakyReLU}(\vec{a}_{dst}^T z_i + b_{dst} + \vec{a}_{src}^T z_j + b_{src}), \qquad
         h'_i = \sum_j D(\alpha_{ij})\, D(z_j) + b + \mathrm{skip}(D(h_i))
 
-    Arguments as in `GATConv`. Memory: in training every head has its own copy of the dropped input, `[H, N, F]`.
+    Arguments as in `GATConv`. Memory: in training every head has its own copy of the dropped input, `[H, N, F]`, or of
+    its non-zeros where x is sparse.
 
     Example:
         >>> AuthorsConv(16, 8, heads=2)(torch.randn(3, 16), torch.tensor([[0, 1], [1, 2]])).shape
@@ -215,7 +218,7 @@ class AuthorsConv(nn.Module):
     ) -> Any:
         """`[N, F]` to `[N, H C]`, or `[N, C]` where the heads are averaged; attention returned as by `GATConv`."""
         looped, edges = neighbourhoods(edge_index, x.size(0), x.size(0), add_self_loops=True)
-        dropped = self._drop(x.expand(self.heads, *x.shape))  # [H, N, F]
+        dropped = self._drop_for_each_head(x)  # [H, N, F]
         z = self._project(dropped, self.weight)  # [N, H, C]
         score_src, score_dst = self._score(z, self.att_src, self.bias_src), self._score(z, self.att_dst, self.bias_dst)
         out, alpha = attend(
@@ -230,7 +233,7 @@ class AuthorsConv(nn.Module):
         if self.res_weight is not None and self.res_bias is not None:
             out = out + self._project(dropped, self.res_weight) + self.res_bias
         elif self.residual:
-            out = out + dropped.transpose(0, 1)
+            out = out + self._dense(dropped)
         out = out.flatten(1) if self.concat else out.mean(1)
         return (out, (looped, alpha)) if return_attention_weights else out
 
@@ -240,11 +243,26 @@ class AuthorsConv(nn.Module):
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout > 0.0 else x
 
+    def _drop_for_each_head(self, x: Tensor) -> Tensor:
+        if not is_sparse_features(x):
+            return self._drop(x.expand(self.heads, *x.shape))
+        x = SparseFeatures(x)
+        return x.dropped(self.dropout, self.heads) if self.training and self.dropout > 0.0 else x
+
     def _project(self, x: Tensor, weight: Tensor) -> Tensor:
         """Every head's features by its own weights: `[H, N, F]` and `[H, F, C]` to `[N, H, C]`."""
-        if x.stride(0) == 0:  # nothing was dropped, so all heads have the same features
-            return torch.mm(x[0], weight.transpose(0, 1).flatten(1)).view(-1, *weight.shape[::2])
-        return torch.bmm(x, weight).transpose(0, 1)
+        if (x.content.dim() == 1) if isinstance(x, SparseFeatures) else (x.stride(0) == 0):  # all heads have the same
+            wide = weight.transpose(0, 1).flatten(1)  # [F, H C]
+            out = linear(x, wide) if isinstance(x, SparseFeatures) else torch.mm(x[0], wide)
+            return out.view(-1, *weight.shape[::2])
+        return (linear(x, weight) if isinstance(x, SparseFeatures) else torch.bmm(x, weight)).transpose(0, 1)
+
+    def _dense(self, x: Tensor) -> Tensor:
+        """Every head's features as they are, `[N, H, F]`; of a sparse x, where that is no larger than the output."""
+        if not isinstance(x, SparseFeatures):
+            return x.transpose(0, 1)
+        one = torch.eye(x.size(1), dtype=x.dtype, device=x.device)
+        return self._project(x, one.expand(self.heads, -1, -1))
 
 
 @torch.no_grad()

@@ -1,0 +1,273 @@
+"""Sparse node features: a matrix [N, F] of which the non-zeros alone are dropped out, weighted and summed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn.dense.linear as dense
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+from torch_geometric.index import index2ptr, ptr2index
+
+_INT32_MAX = torch.iinfo(torch.int32).max
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """Where the non-zeros of a matrix `[rows, columns]` are, row by row (CSR); ids are int32 where they fit.
+
+    Attributes:
+        rowptr: `[rows + 1]`; row i holds the non-zeros `rowptr[i]:rowptr[i + 1]`.
+        col: `[nnz]`, the column of each.
+        num_cols: the number of columns.
+
+    Example:
+        >>> pattern = Pattern.of(torch.tensor([[0.0, 2.0, 3.0], [0.0, 0.0, 4.0]]).to_sparse_csr())
+        >>> pattern.rowptr.tolist(), pattern.col.tolist()
+        ([0, 2, 3], [1, 2, 2])
+        >>> transpose, place = pattern.transpose
+        >>> transpose.rowptr.tolist(), transpose.col.tolist(), place.tolist()
+        ([0, 0, 1, 3], [0, 0, 1], [0, 1, 2])
+    """
+
+    rowptr: Tensor
+    col: Tensor
+    num_cols: int
+    _copies: dict[int, Pattern] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, x: Tensor) -> Pattern:
+        """The pattern of a torch.sparse CSR matrix, remembered for as long as the matrix lives and is not changed."""
+        rowptr, col = x.crow_indices(), x.col_indices()
+        if x.is_inference():  # has no version to watch
+            return cls._made(rowptr, col, x.size(1))
+        state = [(ids._version, ids.data_ptr(), ids.shape) for ids in (rowptr, col)]
+        if _REMEMBERED.get(x, (None,))[0] != state:
+            _REMEMBERED[x] = state, cls._made(rowptr, col, x.size(1))
+        pattern: Pattern = _REMEMBERED[x][1]
+        return pattern
+
+    @classmethod
+    def _made(cls, rowptr: Tensor, col: Tensor, num_cols: int) -> Pattern:
+        # Lightning validates in inference mode; what is made there must serve training too.
+        with torch.inference_mode(False):
+            wide = max(rowptr.numel(), col.numel(), num_cols) > _INT32_MAX
+            dtype = torch.int64 if wide else torch.int32
+            return cls(rowptr.detach().to(dtype, copy=True), col.detach().to(dtype, copy=True), num_cols)
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows."""
+        return self.rowptr.numel() - 1
+
+    @cached_property
+    def row(self) -> Tensor:
+        """`[nnz]`, the row of each non-zero."""
+        with torch.inference_mode(False):
+            row: Tensor = ptr2index(self.rowptr, output_size=self.col.numel())
+            return row
+
+    @cached_property
+    def transpose(self) -> tuple[Pattern, Tensor]:
+        """The pattern of the transpose, and the place here of each of its non-zeros `[nnz]`."""
+        with torch.inference_mode(False):
+            col, place = torch.sort(self.col, stable=True)
+            rowptr = index2ptr(col.long(), self.num_cols).to(col.dtype)
+            return Pattern(rowptr, self.row.index_select(0, place).to(col.dtype), self.num_rows), place
+
+    def copies(self, n: int) -> Pattern:
+        """The pattern of n such matrices along the diagonal of a larger one."""
+        if n not in self._copies:
+            with torch.inference_mode(False):
+                nnz, wide = self.col.numel(), n * max(self.col.numel(), self.num_rows, self.num_cols) > _INT32_MAX
+                number = torch.arange(n, device=self.col.device, dtype=torch.int64 if wide else self.col.dtype)[:, None]
+                rowptr = torch.cat([self.rowptr[:1].to(number.dtype), (self.rowptr[1:] + nnz * number).flatten()])
+                self._copies[n] = Pattern(rowptr, (self.col + self.num_cols * number).flatten(), n * self.num_cols)
+        return self._copies[n]
+
+
+# The patterns already read: matrix -> (state of its ids, Pattern). Nothing in a value may hold the key.
+_REMEMBERED = WeakTensorKeyDictionary()
+
+
+class SparseFeatures(Tensor):
+    """A sparse matrix `[N, F]` on its way to a layer: a pattern that never changes and values that dropout does.
+
+    It tells its shape, dtype and device, and `Linear` takes it. Where a torch.sparse CSR matrix shares its pattern with
+    nothing, this one does, and its values may be those that `torch.func` maps over.
+
+    Example:
+        >>> x = SparseFeatures(torch.eye(3).to_sparse_csr())
+        >>> x.shape, x.content
+        (torch.Size([3, 3]), tensor([1., 1., 1.]))
+    """
+
+    pattern: Pattern
+    content: Tensor  # [nnz], or [H, nnz] of H matrices with one pattern
+
+    @staticmethod
+    def __new__(cls, x: Tensor, content: Tensor | None = None) -> SparseFeatures:
+        """From a CSR matrix, or from one of these and other values."""
+        own: SparseFeatures = Tensor._make_wrapper_subclass(cls, x.shape, dtype=x.dtype, device=x.device)
+        own.pattern = x.pattern if isinstance(x, SparseFeatures) else Pattern.of(x)
+        if content is None:
+            content = x.content if isinstance(x, SparseFeatures) else x.values()
+        own.content = content
+        return own
+
+    def dropped(self, p: float, *times: int) -> SparseFeatures:
+        """Dropout of the values, drawn H times where `times` is H: then the values are `[H, nnz]`."""
+        content = self.content.expand(*times, *self.content.shape)
+        keep = torch.rand(content.shape, device=content.device) >= p  # on a CPU far faster than Bernoulli's
+        return SparseFeatures(self, content * (keep.to(content.dtype) * (1.0 / (1.0 - p) if p < 1.0 else 0.0)))
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise NotImplementedError(f"{func} of sparse features: only dropout and the layers' Linear take them.")
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"SparseFeatures({tuple(self.shape)}, nnz={self.pattern.col.numel()})"
+
+
+def is_sparse_features(x: Any) -> bool:
+    """Whether x is a torch.sparse CSR matrix or `SparseFeatures`."""
+    return isinstance(x, SparseFeatures) or (isinstance(x, Tensor) and x.layout == torch.sparse_csr)
+
+
+def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
+    """Feature dropout on a dense `[N, F]` or, on the non-zeros alone, a sparse one: a zero stays zero either way.
+
+    Example:
+        >>> x = dropout(torch.eye(3).to_sparse_csr(), p=0.5)
+        >>> set(x.content.tolist()) <= {0.0, 2.0}
+        True
+    """
+    if not is_sparse_features(x):
+        return F.dropout(x, p, training)
+    x = SparseFeatures(x)
+    return x.dropped(p) if training and p > 0.0 else x
+
+
+class Linear(dense.Linear):  # type: ignore[misc]
+    """PyG's Linear, for sparse features too: of those, the rows of W^T are weighted and summed.
+
+    Example:
+        >>> lin, x = Linear(3, 2), torch.eye(3)
+        >>> torch.equal(lin(x.to_sparse_csr()), lin(x))
+        True
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[N, F]`, dense or sparse, to dense `[N, F']`."""
+        if not torch.jit.is_scripting():  # noqa: SIM102  # TorchScript leaves out such a branch alone
+            if is_sparse_features(x):
+                out = linear(SparseFeatures(x), self.weight.t())
+                return out if self.bias is None else out + self.bias.to(out.dtype)
+        return F.linear(x, self.weight, self.bias)
+
+
+def linear(x: SparseFeatures, weight: Tensor) -> Tensor:
+    """x W, `[N, F]` and `[F, D]` to `[N, D]`, or all H products of `[H, N, F]` and `[H, F, D]`.
+
+    Sums are in the dtype of the weights; under autocast the result is in its dtype, as of a dense x.
+    Differentiable any number of times in the values and in the weights, the same bits every time; `torch.func.vmap`
+    maps over both, with one kernel for all.
+    """
+    sums = _Sums.apply if x.content.dim() == 1 else torch.func.vmap(_Sums.apply, in_dims=(0, 0, None))
+    out: Tensor = sums(x.content, weight, x.pattern)
+    device = weight.device.type
+    return out.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else out
+
+
+# Two sums over the non-zeros, each the derivative of the other:
+#   out_i = sum_k v_k W_col(k) over row i     and     p_k = <left_row(k), right_col(k)>.
+
+
+class _Sums(torch.autograd.Function):
+    """Values `[nnz]` and rows `[columns, D]`, summed over each row of the pattern: `[rows, D]`."""
+
+    @staticmethod
+    def forward(values: Tensor, weight: Tensor, pattern: Pattern) -> Tensor:
+        return F.embedding_bag(
+            pattern.col,
+            weight.contiguous(),
+            pattern.rowptr,
+            mode="sum",
+            per_sample_weights=values.contiguous(),
+            include_last_offset=True,
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Pattern], output: Tensor) -> None:
+        values, weight, ctx.pattern = inputs
+        ctx.save_for_backward(values, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        values, weight = ctx.saved_tensors
+        grad_values = _Products.apply(grad, weight, ctx.pattern) if ctx.needs_input_grad[0] else None
+        grad_weight = None
+        if ctx.needs_input_grad[1]:
+            transpose, place = ctx.pattern.transpose
+            grad_weight = _Sums.apply(values.index_select(0, place), grad, transpose)
+        return grad_values, grad_weight, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, values: Tensor, weight: Tensor, pattern: Pattern) -> tuple[Tensor, int]:
+        n = info.batch_size
+        if in_dims[0] is None:  # one matrix, wider rows
+            weight = weight.movedim(in_dims[1], 1)
+            out: Tensor = _Sums.apply(values, weight.flatten(1), pattern)
+            return out.unflatten(1, (n, -1)), 1
+        out = _Sums.apply(
+            *(_batched(t, dim, n) for t, dim in zip((values, weight), in_dims, strict=False)), pattern.copies(n)
+        )
+        return out.unflatten(0, (n, -1)), 0
+
+
+class _Products(torch.autograd.Function):
+    """The inner products of rows `[rows, D]` and `[columns, D]` at the non-zeros of the pattern: `[nnz]`."""
+
+    @staticmethod
+    def forward(left: Tensor, right: Tensor, pattern: Pattern) -> Tensor:
+        step = max(1, _BLOCK // max(1, left.size(1)))
+        ends = zip(pattern.row.split(step), pattern.col.split(step), strict=True)
+        parts = [(left.index_select(0, row) * right.index_select(0, col)).sum(-1) for row, col in ends]
+        return torch.cat(parts)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Pattern], output: Tensor) -> None:
+        left, right, ctx.pattern = inputs
+        ctx.save_for_backward(left, right)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        left, right = ctx.saved_tensors
+        grad_left = _Sums.apply(grad, right, ctx.pattern) if ctx.needs_input_grad[0] else None
+        grad_right = None
+        if ctx.needs_input_grad[1]:
+            transpose, place = ctx.pattern.transpose
+            grad_right = _Sums.apply(grad.index_select(0, place), left, transpose)
+        return grad_left, grad_right, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, left: Tensor, right: Tensor, pattern: Pattern) -> tuple[Tensor, int]:
+        n = info.batch_size
+        out: Tensor = _Products.apply(
+            *(_batched(t, dim, n) for t, dim in zip((left, right), in_dims, strict=False)), pattern.copies(n)
+        )
+        return out.unflatten(0, (n, -1)), 0
+
+
+_BLOCK = 1 << 22  # numbers gathered at a time
+
+
+def _batched(t: Tensor, dim: int | None, n: int) -> Tensor:
+    """The mapped axis in front, folded into the rows."""
+    return (t.expand(n, *t.shape) if dim is None else t.movedim(dim, 0)).flatten(0, 1)

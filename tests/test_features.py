@@ -1,0 +1,150 @@
+"""Sparse features: the same as dense ones, results and gradients, for whatever is mapped over them."""
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gat_pyg.features import Linear, Pattern, SparseFeatures, dropout, linear
+from laws import assert_close
+
+
+def bag_of_words(rows: int = 7, columns: int = 5, density: float = 0.4, dtype: torch.dtype = torch.float64) -> Tensor:
+    """A dense matrix with few non-zeros, of which one row and one column have none."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(rows, columns, generator=generator, dtype=torch.float64) + 0.5
+    x[torch.rand(rows, columns, generator=generator) >= density] = 0
+    x[rows // 2 :][:1], x[:, columns // 2] = 0, 0
+    return x.to(dtype)
+
+
+SIZES = [
+    (7, 5, 0.4),
+    (1, 1, 1.0),
+    (0, 5, 0.5),
+    (3, 1, 0.5),
+    (33, 129, 0.05),
+    (4, 6, 0.0),
+]  # odd, none, wide, no non-zero
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_sparse_is_dense(size: tuple[int, int, float], dtype: torch.dtype) -> None:
+    dense = bag_of_words(*size, dtype=dtype)
+    lin = Linear(size[1], 3).to(dtype)
+    answers = []
+    for x in (dense.clone(), dense.to_sparse_csr()):
+        lin.zero_grad()
+        out = lin(x.requires_grad_())
+        (out * torch.arange(1.0, 1.0 + out.numel()).view_as(out).sin()).sum().backward()
+        assert x.grad is not None and lin.weight.grad is not None and lin.bias.grad is not None
+        answers.append((out, x.grad, lin.weight.grad.clone(), lin.bias.grad.clone()))
+    for name, one, other in zip(("out", "x", "weight", "bias"), *answers, strict=True):
+        if name == "x":  # at the non-zeros alone
+            one, other = one * (dense != 0), other.to_dense()
+        assert_close(other, one, f"{size} {name}")
+
+
+def test_differentiable_any_number_of_times() -> None:
+    x = SparseFeatures(bag_of_words().to_sparse_csr())
+    values, weight = x.content.clone().requires_grad_(), torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    inputs = (values, weight)
+    assert torch.autograd.gradcheck(lambda v, w: linear(SparseFeatures(x, v), w), inputs)
+    assert torch.autograd.gradgradcheck(lambda v, w: linear(SparseFeatures(x, v), w), inputs)
+
+
+@pytest.mark.parametrize("in_dims", [(0, None), (None, 0), (0, 0), (1, 2)], ids=str)
+def test_mapped_over_values_and_weights(in_dims: tuple[int | None, int | None]) -> None:
+    x = SparseFeatures(bag_of_words().to_sparse_csr())
+    shapes = ((x.content.numel(),), (5, 3))
+    full = [
+        shape if dim is None else (*shape[:dim], 4, *shape[dim:]) for shape, dim in zip(shapes, in_dims, strict=True)
+    ]
+    values, weight = (torch.randn(shape, dtype=torch.float64) for shape in full)
+
+    def law(values: Tensor, weight: Tensor) -> Tensor:
+        return linear(SparseFeatures(x, values), weight).sin().sum()
+
+    for f in (law, torch.func.grad(law), torch.func.grad(law, argnums=1)):
+        mapped = torch.func.vmap(f, in_dims)(values, weight)
+        one_by_one = [
+            f(*(t if dim is None else t.select(dim, i) for t, dim in zip((values, weight), in_dims, strict=True)))
+            for i in range(4)
+        ]
+        assert_close(mapped, torch.stack(one_by_one))
+
+
+def test_every_map_draws_its_own_dropout() -> None:
+    x = SparseFeatures(torch.ones(20, 20).to_sparse_csr())
+    drawn = torch.func.vmap(lambda _: dropout(x, 0.5).content, randomness="different")(torch.zeros(3))
+    assert drawn.shape == (3, 400) and len({tuple(one.tolist()) for one in drawn}) == 3
+
+
+def test_dropout_is_that_of_a_dense_matrix() -> None:
+    x, p, times = bag_of_words(), 0.6, 2000
+    drawn = torch.stack([dropout(x.to_sparse_csr(), p).content for _ in range(times)])
+    assert torch.equal(drawn.ne(0).any(0), torch.ones(int(x.count_nonzero()), dtype=torch.bool))
+    kept = drawn[drawn != 0].view(-1)
+    assert_close(kept, (x[x != 0] / (1 - p)).expand_as(drawn)[drawn != 0])
+    assert abs(kept.numel() / drawn.numel() - 0.4) < 4 * math.sqrt(0.4 * 0.6 / drawn.numel())
+    assert not dropout(x.to_sparse_csr(), 1.0).content.any()
+    assert dropout(x.to_sparse_csr(), 0.6, training=False).content.equal(x[x != 0])
+    torch.manual_seed(0)
+    dense = dropout(x, p)
+    torch.manual_seed(0)
+    assert torch.equal(dense, F.dropout(x, p))
+
+
+def test_a_pattern_is_made_once_and_never_stale() -> None:
+    x = bag_of_words().to_sparse_csr()
+    pattern = Pattern.of(x)
+    assert Pattern.of(x) is pattern is dropout(x, 0.5).pattern  # type: ignore[attr-defined]
+    assert pattern.transpose is pattern.transpose and pattern.copies(3) is pattern.copies(3)
+    x.values().mul_(2)  # the pattern is not the values
+    assert Pattern.of(x) is not None and SparseFeatures(x).content.equal(x.values())
+    first = x.col_indices()[0].item()
+    x.col_indices()[0] = 2 if first != 2 else 0
+    assert Pattern.of(x) is not pattern and Pattern.of(x).col[0] != first
+    gone = weakref.ref(Pattern.of(x))
+    del x
+    gc.collect()
+    assert gone() is None
+
+
+def test_made_in_inference_mode_it_serves_training() -> None:
+    x, lin = bag_of_words().to_sparse_csr(), Linear(5, 3).double()
+    with torch.inference_mode():
+        lin(x)
+        lin(bag_of_words().to_sparse_csr())
+    lin(x).sum().backward()
+    assert lin.weight.grad is not None and lin.weight.grad.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_and_narrow_weights(dtype: torch.dtype) -> None:
+    dense = bag_of_words(dtype=torch.float32)
+    lin = Linear(5, 3)
+    with torch.autocast("cpu", dtype):
+        assert_close(lin(dense.to_sparse_csr()), lin(dense))
+    assert_close(lin.to(dtype)(dense.to(dtype).to_sparse_csr()), lin(dense.to(dtype)))
+
+
+def test_lazy_and_bare() -> None:
+    lin = Linear(-1, 3, bias=False)
+    assert lin(bag_of_words(dtype=torch.float32).to_sparse_csr()).shape == (7, 3)
+    assert lin.weight.shape == (3, 5)
+
+
+def test_nothing_else_is_computed_with_them() -> None:
+    x = SparseFeatures(bag_of_words().to_sparse_csr())
+    assert repr(x) == f"SparseFeatures((7, 5), nnz={x.content.numel()})"
+    assert (x.size(0), x.dim(), x.dtype, x.device.type) == (7, 2, torch.float64, "cpu")
+    with pytest.raises(NotImplementedError, match=r"aten\.add\.Tensor of sparse features: only dropout and the layers"):
+        x + 1
