@@ -19,8 +19,8 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 import gat_pyg.run
-from gat_pyg import load
-from gat_pyg.data import digits
+from gat_pyg import GAT, load
+from gat_pyg.data import digits, from_file
 from gat_pyg.results import Result, read, try_lock
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
@@ -167,6 +167,44 @@ def test_a_graph_of_ones_own_and_a_class_of_pyg(command: Command):
     assert [result.dataset for result in read("outputs/results.jsonl")] == ["mine", "fakedataset"]
 
 
+@pytest.mark.parametrize("reproduction", ["false", "true"])
+def test_few_non_zeros_are_a_sparse_matrix(command: Command, monkeypatch: pytest.MonkeyPatch, reproduction: str):
+    draw = np.random.default_rng(0)
+    x = draw.random((60, 30)) * (draw.random((60, 30)) < 0.1)
+    np.savez("mine.npz", x=x, y=draw.integers(0, 3, 60), edge_index=draw.integers(0, 60, (2, 200)))
+    arguments = ("dataset=file", "dataset.path=mine.npz", "split.per_class=5", "split.val=10", "split.test=10")
+    arguments += ("model=gat", f"model.reproduction={reproduction}", "training.max_epochs=2")
+    layouts = []
+    forward = GAT.forward
+
+    def spy(self: GAT, x: torch.Tensor, edge_index: torch.Tensor, edge_attr: None = None) -> torch.Tensor:
+        layouts.append(x.layout)
+        return forward(self, x, edge_index, edge_attr)
+
+    monkeypatch.setattr(GAT, "forward", spy)
+    for sparse, layout in (("auto", torch.sparse_csr), ("true", torch.sparse_csr), ("false", torch.strided)):
+        layouts.clear()
+        command(*arguments, f"training.sparse={sparse}", f"outputs=sparse-{sparse}")
+        assert set(layouts) == {layout}  # in training, validation and test
+        (folder,) = runs(f"sparse-{sparse}")
+        task = from_file("mine.npz", 5, 10, 10)
+        model = load(folder)  # and it takes features of both kinds
+        data = task.test[0]
+        out = model(data.x.to_sparse_csr(), data.edge_index)
+        torch.testing.assert_close(out, model(data.x, data.edge_index))
+        (result,) = read(f"sparse-{sparse}/results.jsonl")
+        right = (out.argmax(1) == data.y)[data.test_mask].double().mean().item()
+        assert result.value == pytest.approx(100 * right)
+
+
+def test_that_features_are_sparse_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    np.savez("mine.npz", x=np.eye(60), y=np.arange(60) % 3, edge_index=[range(59), range(1, 60)])
+    split = ("split.per_class=5", "split.val=10", "split.test=10")
+    monkeypatch.setattr(sys, "argv", ["x", "dataset=file", "dataset.path=mine.npz", *split, "training.max_epochs=1"])
+    gat_pyg.run.main()
+    assert "mine: 1.7 % of the features are not 0, so they are a sparse matrix\n" in capsys.readouterr().err
+
+
 def test_ones_own_settings_add_to_those_that_are_there(command: Command, place: Path):
     (place / "own" / "experiment").mkdir(parents=True)
     (place / "own" / "experiment" / "mine.yaml").write_text(
@@ -208,6 +246,8 @@ def test_an_unknown_data_set_names_the_known_ones(command: Command):
         ),
         (["training.patience=0"], r"patience is 0, expected at least 1 epoch\."),
         (["training.criterion=f1"], r"criterion is 'f1', expected one of both, accuracy, loss\."),
+        (["training.sparse=perhaps"], r"training\.sparse is 'perhaps', expected auto, true or false\."),
+        (["training.sparse=true"], r"training\.sparse is true, but digits with MLP cannot do that: .*sparse=auto\."),
         (["ckpt_path=x.ckpt", "runs=2"], r"ckpt_path=x\.ckpt is one checkpoint, but runs=2\."),
         (["ckpt_path=x.ckpt"], r"There is no checkpoint x\.ckpt\."),
         (["ckpt_path=last"], r"There is no unfinished run with these settings in outputs\."),

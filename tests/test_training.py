@@ -17,12 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loggers import CSVLogger
 from sklearn.metrics import accuracy_score, f1_score
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GAT, GCN, MLP
 
 from gat_pyg.data import Task
+from gat_pyg.models import GAT as GAT_PYG
 from gat_pyg.training import (
     Inductive,
     MetricsFile,
@@ -36,6 +38,7 @@ from gat_pyg.training import (
     node_sums,
     score_of,
     seed_epoch,
+    sparse_pays,
 )
 
 pytestmark = [
@@ -198,6 +201,29 @@ def test_scores_that_are_logged_are_those_of_the_whole_split(name: str):
     assert scores["test_loss"] == pytest.approx(node_loss(out, y).item(), rel=1e-5)
 
 
+def test_a_logger_and_callbacks_get_what_is_told(tmp_path: Path):
+    task = one_graph()
+    fitted = trainer(PaperStopping(), epochs=3, log_every_n_steps=1)
+    fitted.loggers = [CSVLogger(tmp_path, name="", version="")]
+    seen: list[dict[str, float]] = []
+
+    class See(Callback):
+        def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            seen.append({key: float(value) for key, value in trainer.callback_metrics.items()})
+
+    fitted.callbacks.append(See())
+    fitted.fit(setup(task), datamodule=TaskData(task))
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
+    assert [(row["epoch"], row["step"]) for row in rows] == [("0", "1"), ("1", "2"), ("2", "3")]
+    for row, metrics in zip(rows, seen, strict=True):
+        assert metrics.keys() == {"train_loss", "val_loss", "val_accuracy"}
+        assert {key: pytest.approx(value) for key, value in metrics.items()} == {k: float(row[k]) for k in metrics}
+    assert fitted.validate(setup(task), datamodule=TaskData(task), verbose=False)[0].keys() == {
+        "val_loss",
+        "val_accuracy",
+    }
+
+
 def test_l2_acts_on_biases_too():
     module = Transductive(GCN(6, 4, 2, 3), lr=0.1, weight_decay=5e-4)
     optimizer = module.configure_optimizers()
@@ -237,6 +263,21 @@ def test_the_one_graph_is_the_same_object_every_epoch():
     assert first is second
     assert first.edge_index is task.train[0].edge_index  # so that what is remembered of its edges stays
     assert len(loader) == 1
+
+
+@pytest.mark.parametrize(("density", "pays"), [(0.1, True), (0.4, False)])
+def test_sparse_features_where_they_pay(density: float, pays: bool):
+    task = one_graph()
+    x = torch.zeros(180)
+    x[: int(180 * density)] = 1
+    task.train[0].x = x.view(30, 6)
+    assert sparse_pays(task, sparse_model := GAT_PYG(6, [2], 3, [2, 1])) is pays
+    assert not sparse_pays(task, GAT(6, 4, 2, 3)) and not sparse_pays(task, sparse_model, "cuda")
+    assert not sparse_pays(many_graphs(), sparse_model)
+    data = TaskData(task, sparse=True)
+    (graph,), (again,) = data.train_dataloader(), data.val_dataloader()
+    assert graph is again and graph.x.layout == torch.sparse_csr and torch.equal(graph.x.to_dense(), task.train[0].x)
+    assert task.train[0].x.layout == torch.strided
 
 
 def test_the_order_of_training_graphs_follows_from_seed_and_epoch():

@@ -123,7 +123,8 @@ class SparseFeatures(Tensor):
         """Dropout of the values, drawn H times where `times` is H: then the values are `[H, nnz]`."""
         content = self.content.expand(*times, *self.content.shape)
         keep = torch.rand(content.shape, device=content.device) >= p  # on a CPU far faster than Bernoulli's
-        return SparseFeatures(self, content * (keep.to(content.dtype) * (1.0 / (1.0 - p) if p < 1.0 else 0.0)))
+        scale = 1.0 / (1.0 - p) if p < 1.0 else 0.0
+        return SparseFeatures(self, content * keep.to(content.dtype).mul_(scale))
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 

@@ -65,6 +65,8 @@ class GAT(nn.Module):
         torch.Size([3, 7])
     """
 
+    supports_sparse_features = True
+
     def __init__(
         self,
         in_channels: int,

@@ -55,15 +55,18 @@ from .training import (
     SafeCheckpoints,
     TaskData,
     Transductive,
+    sparse_pays,
+    takes_sparse,
     told,
 )
 
 RUN_DIR = "GAT_PYG_RUN_DIR"  # tells the processes that Lightning starts which folder the first one took
 LOCK = ".lock"
 NUMBERS = ("dataset", "model", "training", "split")  # the settings that decide what is learnt: they make the hash
-QUIET = (  # what Lightning says of itself, and of a loader that is right here as it is
+QUIET = (  # what Lightning and torch say of themselves, and of a loader that is right here as it is
     r".*LeafSpec.* is deprecated",
     r"The '(train|val|test)_dataloader' does not have many workers",
+    r"Sparse CSR tensor support is in beta state",
 )
 
 
@@ -128,9 +131,9 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
     callbacks = [stopping, MetricsFile(folder / METRICS), resumable, Progress(f"{task.name}, seed {seed}")]
     setup = Transductive if task.transductive else Inductive
     module = setup(model, config.training.lr, config.training.weight_decay)
-    data = TaskData(task, config.training.batch_size, seed)
     with _deterministic():
         trainer = build_trainer(config, folder, callbacks)
+        data = TaskData(task, config.training.batch_size, seed, _sparse(config, task, model, trainer))
         if task.transductive and trainer.world_size > 1:
             raise ValueError(
                 f"{task.name} is one graph, which {trainer.world_size} processes cannot share out among them. "
@@ -171,6 +174,24 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
         append(result, config.results)
         (folder / CHECKPOINT).unlink(missing_ok=True)
     return result
+
+
+def _sparse(config: DictConfig, task: Task, model: nn.Module, trainer: Trainer) -> bool:
+    """Whether the features are to be a sparse matrix, as ``training.sparse`` says."""
+    asked = config.training.sparse
+    if asked not in (True, False, "auto"):
+        raise ValueError(f"training.sparse is {asked!r}, expected auto, true or false.")
+    if asked is True and not (task.transductive and takes_sparse(model)):
+        raise ValueError(
+            f"training.sparse is true, but {task.name} with {type(model).__name__} cannot do that: it needs a single "
+            "graph and a model that takes sparse features, such as gat_pyg.models.GAT. Use training.sparse=auto."
+        )
+    sparse = sparse_pays(task, model, trainer.strategy.root_device.type) if asked == "auto" else bool(asked)
+    if sparse and _rank() == 0:
+        x = task.train[0].x
+        share = 100 * int(x.count_nonzero()) / max(x.numel(), 1)
+        print(f"{task.name}: {share:.1f} % of the features are not 0, so they are a sparse matrix", file=sys.stderr)
+    return sparse
 
 
 def build_task(config: DictConfig) -> Task:
