@@ -197,6 +197,23 @@ def test_few_non_zeros_are_a_sparse_matrix(command: Command, monkeypatch: pytest
         assert result.value == pytest.approx(100 * right)
 
 
+def test_how_it_is_computed_is_no_part_of_what_is_learnt(command: Command, monkeypatch: pytest.MonkeyPatch):
+    compiled = []
+
+    def compile(self: torch.nn.Module, *args: object, **kwargs: object) -> None:
+        compiled.append(self)
+        self._compiled_call_impl = torch.compile(self._call_impl, backend="eager")  # in less time than by Inductor
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compile)
+    command(*SMALL, "training.max_epochs=2")
+    assert not compiled
+    command(*SMALL, "training.max_epochs=2", "training.compile=true", "training.cuda_graphs=false")
+    assert len(compiled) == 1
+    one, other = read("outputs/results.jsonl")
+    assert (one.value, one.config_hash) == (other.value, other.config_hash)
+    assert all(load(folder)(torch.ones(1, 64)).shape == (1, 10) for folder in runs())
+
+
 def test_that_features_are_sparse_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     np.savez("mine.npz", x=np.eye(60), y=np.arange(60) % 3, edge_index=[range(59), range(1, 60)])
     split = ("split.per_class=5", "split.val=10", "split.test=10")
@@ -246,8 +263,11 @@ def test_an_unknown_data_set_names_the_known_ones(command: Command):
         ),
         (["training.patience=0"], r"patience is 0, expected at least 1 epoch\."),
         (["training.criterion=f1"], r"criterion is 'f1', expected one of both, accuracy, loss\."),
-        (["training.sparse=perhaps"], r"training\.sparse is 'perhaps', expected auto, true or false\."),
+        (["training.sparse=perhaps"], r"training\.sparse is 'perhaps', expected auto, true, false\."),
         (["training.sparse=true"], r"training\.sparse is true, but digits with MLP cannot do that: .*sparse=auto\."),
+        (["training.compile=auto"], r"training\.compile is 'auto', expected true, false\."),
+        (["training.cuda_graphs=true"], r"cuda_graphs is true, but the device is a cpu\."),
+        (["training.cuda_graphs=true", "dataset=planted"], r"cuda_graphs is true, but planted has many graphs\."),
         (["ckpt_path=x.ckpt", "runs=2"], r"ckpt_path=x\.ckpt is one checkpoint, but runs=2\."),
         (["ckpt_path=x.ckpt"], r"There is no checkpoint x\.ckpt\."),
         (["ckpt_path=last"], r"There is no unfinished run with these settings in outputs\."),

@@ -6,7 +6,9 @@ import math
 import os
 import pickle
 import re
+import types
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,18 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 from sklearn.metrics import accuracy_score, f1_score
-from torch import Tensor, nn
+from torch import Tensor, is_tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GAT, GCN, MLP
 
+from gat_pyg import edges, training
 from gat_pyg.data import Task
+from gat_pyg.features import SparseFeatures
 from gat_pyg.models import GAT as GAT_PYG
 from gat_pyg.training import (
+    Captured,
     Inductive,
     MetricsFile,
     PaperStopping,
@@ -246,6 +253,178 @@ def test_an_epoch_is_that_of_a_bare_loop():
         (F.cross_entropy(out, data.y[data.train_mask], reduction="sum") / 10).backward()
         optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(bare.parameters(), module.model.parameters(), strict=True))
+
+
+# What a step costs -------------------------------------------------------------------------------------------------
+
+
+WAITS = ("nonzero", "_local_scalar_dense", "equal", "is_nonzero", "masked_select", "unique", "item", "bincount")
+
+
+class Ops(TorchDispatchMode):
+    """Which operations a piece of code runs, of those that make the CPU wait for a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        by_mask = name.startswith("index") and any(t.dtype == torch.bool for t in tree_leaves(args) if is_tensor(t))
+        if by_mask or name.startswith(WAITS) or name.startswith("_unique"):
+            self.waits.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("name", TASKS)
+def test_a_step_never_waits_for_the_device(name: str, sparse: bool):
+    task = TASKS[name]()
+    kind = Transductive if task.transductive else Inductive
+    module = kind(GAT_PYG(6, [4, 4], 3, [2, 2, 1], dropout=0.5, residual=[False, True, False]))
+    (data, *_) = TaskData(task, sparse=sparse and task.transductive).train_dataloader()
+    data.x = SparseFeatures(data.x) if sparse and task.transductive else data.x  # which Ops cannot look into
+    module._loss(data)[0].backward()  # neighbourhoods, patterns and rows are found at the first step
+    with Ops() as ops:
+        module._loss(data)[0].backward()
+    assert not ops.waits
+    with Ops() as ops:
+        data.y[data.y == data.y]
+    assert ops.waits  # it would be seen
+
+
+@pytest.mark.parametrize("name", ["one graph", "many graphs"])
+def test_neighbourhoods_are_built_once_for_all_layers(name: str, monkeypatch: pytest.MonkeyPatch):
+    task, built = TASKS[name](), []
+    build = edges._build
+    monkeypatch.setattr(edges, "_build", lambda *args: built.append(args) or build(*args))
+    kind = Transductive if task.transductive else Inductive
+    module = kind(GAT_PYG(6, [4, 4], 3, [2, 2, 1]))
+    trainer(epochs=3).fit(module, datamodule=TaskData(task, batch_size=2))
+    # 5 graphs are 3 batches, new in each of 3 epochs, and 3 graphs are 2 batches for validation, which stay
+    assert len(built) == (1 if task.transductive else 3 * 3 + 2)
+
+
+class FakeGraph:
+    """A CUDA graph on a CPU: a replay computes anew and leaves the results in the same memory."""
+
+    replays = 0
+
+    def replay(self) -> None:
+        FakeGraph.replays += 1
+        for held, new in zip(self.captured.results, self.captured.compute(), strict=True):
+            if held is not None:
+                held.copy_(new)
+
+
+class FakeCaptured(Captured):
+    def __init__(self, compute: Callable[[], tuple[Tensor, ...]]) -> None:
+        super().__init__(compute)
+        self.compute, self.graph.captured = compute, self
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a capture needs of torch.cuda, on the CPU."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", torch.get_rng_state)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", torch.set_rng_state)
+    stream = types.SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph: nullcontext())
+    monkeypatch.setattr(training, "Captured", FakeCaptured)
+    monkeypatch.setattr(Transductive, "_why_not_captured", lambda self: None)
+    monkeypatch.setattr(FakeGraph, "replays", 0)
+
+
+def trained(task: Task, cuda_graphs: Any, epochs: int = 4) -> tuple[dict[str, Tensor], list[float]]:
+    module, rule = setup(task), PaperStopping()
+    module.cuda_graphs = cuda_graphs
+    module.model.idle = nn.Parameter(torch.ones(2))  # without a gradient, it stays as it is
+    fitted = trainer(rule, Resumable(None, seed=3), epochs=epochs, gradient_clip_val=0.5)
+    fitted.fit(module, datamodule=TaskData(task))
+    assert module._step is None
+    return module.state_dict(), [rule.best_loss, float(fitted.callback_metrics["train_loss"])]
+
+
+@pytest.mark.parametrize("multilabel", [False, True])
+@pytest.mark.usefixtures("cuda")
+def test_a_captured_step_is_a_step(multilabel: bool):
+    task = one_graph(multilabel)
+    plain, captured = trained(task, False), trained(task, True)
+    assert FakeGraph.replays == 4
+    assert plain[1] == captured[1]
+    assert all(torch.equal(value, captured[0][key]) for key, value in plain[0].items())
+    assert torch.equal(plain[0]["model.idle"], torch.ones(2))
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_graph_of_many_edges_is_not_captured(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(training, "SMALL", 89)
+    trained(one_graph(), "auto")
+    assert FakeGraph.replays == 0
+    monkeypatch.setattr(training, "SMALL", 90)
+    trained(one_graph(), "auto")
+    assert FakeGraph.replays == 4
+
+
+@pytest.mark.usefixtures("cuda")
+def test_what_cannot_be_captured_runs_without(monkeypatch: pytest.MonkeyPatch):
+    def refuse(graph: FakeGraph) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    plain = trained(one_graph(), False)
+    monkeypatch.setattr(torch.cuda, "graph", refuse)
+    with pytest.warns(UserWarning, match=r"runs without a CUDA graph, which could not be captured: operation not perm"):
+        fallen = trained(one_graph(), "auto")
+    assert plain[1] == fallen[1]
+    assert all(torch.equal(value, fallen[0][key]) for key, value in plain[0].items())
+
+
+def test_why_there_is_no_cuda_graph():
+    module = setup(one_graph())
+    module.cuda_graphs = True
+    with pytest.raises(
+        ValueError, match=r"cuda_graphs is true, but the device is a cpu\. Use cuda_graphs=auto or false"
+    ):
+        trainer().fit(module, datamodule=TaskData(one_graph()))
+
+    def why(model: nn.Module | None = None, precision: str = "32-true", **changes: int) -> str | None:
+        module = Transductive(GCN(6, 4, 2, 3) if model is None else model)
+        strategy = types.SimpleNamespace(root_device=torch.device("cuda"))
+        facts = {"world_size": 1, "accumulate_grad_batches": 1, **changes}
+        module._trainer = types.SimpleNamespace(strategy=strategy, precision=precision, **facts)
+        return module._why_not_captured()
+
+    assert why() is None
+    assert why(world_size=2) == "there are 2 processes"
+    assert why(accumulate_grad_batches=2) == "gradients are accumulated over several steps"
+    assert why(precision="16-mixed") == "precision is 16-mixed, whose casts and scales are not captured"
+    compiled = GCN(6, 4, 2, 3)
+    compiled.compile()
+    assert why(compiled) == why(torch.compile(GCN(6, 4, 2, 3))) == "the model is compiled"
+
+
+@pytest.mark.parametrize("name", ["one graph", "many graphs, many labels"])
+def test_a_compiled_model_takes_the_same_steps(name: str):
+    states = []
+    for compiled in (False, True):
+        task, model = TASKS[name](), GAT_PYG(6, [4], 3, [2, 2]).double()  # in float32, Adam makes much of rounding
+        for data in {id(data): data for data in (*task.train, *task.val)}.values():
+            data.x = data.x.double()
+        for parameter in model.parameters():
+            nn.init.normal_(parameter, generator=torch.Generator().manual_seed(parameter.numel()))
+        if compiled:
+            model.compile(backend="aot_eager", fullgraph=True)
+        kind = Transductive if task.transductive else Inductive
+        module = kind(model, lr=0.01)
+        trainer(epochs=2).fit(module, datamodule=TaskData(task, batch_size=2))
+        states.append(module.state_dict())
+    assert states[0].keys() == states[1].keys()
+    for key, value in states[0].items():
+        torch.testing.assert_close(states[1][key], value)
 
 
 # Data ---------------------------------------------------------------------------------------------------------------

@@ -63,6 +63,11 @@ from .training import (
 RUN_DIR = "GAT_PYG_RUN_DIR"  # tells the processes that Lightning starts which folder the first one took
 LOCK = ".lock"
 NUMBERS = ("dataset", "model", "training", "split")  # the settings that decide what is learnt: they make the hash
+HOW = {  # the settings of ``training`` that decide how fast it is learnt, and their values
+    "sparse": ("auto", True, False),
+    "compile": (True, False),
+    "cuda_graphs": ("auto", True, False),
+}
 QUIET = (  # what Lightning and torch say of themselves, and of a loader that is right here as it is
     r".*LeafSpec.* is deprecated",
     r"The '(train|val|test)_dataloader' does not have many workers",
@@ -129,8 +134,7 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
     stopping = PaperStopping(config.training.patience, config.training.criterion)
     resumable = Resumable(folder / CHECKPOINT, seed, config.checkpoint_every)
     callbacks = [stopping, MetricsFile(folder / METRICS), resumable, Progress(f"{task.name}, seed {seed}")]
-    setup = Transductive if task.transductive else Inductive
-    module = setup(model, config.training.lr, config.training.weight_decay)
+    module = build_module(config, task, model)
     with _deterministic():
         trainer = build_trainer(config, folder, callbacks)
         data = TaskData(task, config.training.batch_size, seed, _sparse(config, task, model, trainer))
@@ -179,12 +183,11 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
 def _sparse(config: DictConfig, task: Task, model: nn.Module, trainer: Trainer) -> bool:
     """Whether the features are to be a sparse matrix, as ``training.sparse`` says."""
     asked = config.training.sparse
-    if asked not in (True, False, "auto"):
-        raise ValueError(f"training.sparse is {asked!r}, expected auto, true or false.")
     if asked is True and not (task.transductive and takes_sparse(model)):
         raise ValueError(
             f"training.sparse is true, but {task.name} with {type(model).__name__} cannot do that: it needs a single "
-            "graph and a model that takes sparse features, such as gat_pyg.models.GAT. Use training.sparse=auto."
+            "graph and a model that takes sparse features, such as gat_pyg.models.GAT, and is not compiled. "
+            "Use training.sparse=auto."
         )
     sparse = sparse_pays(task, model, trainer.strategy.root_device.type) if asked == "auto" else bool(asked)
     if sparse and _rank() == 0:
@@ -235,6 +238,20 @@ def build_model(settings: DictConfig, task: Task) -> tuple[nn.Module, str, dict[
             raise
         raise ValueError(f"model._target_={target}: {error.__cause__} Its settings: {arguments}.") from error
     return model, target, arguments, method
+
+
+def build_module(config: DictConfig, task: Task, model: nn.Module) -> Transductive | Inductive:
+    """The setup that the task asks for, with the model compiled where ``training.compile`` says so."""
+    training = config.training
+    if training.compile:
+        model.compile()
+    if task.transductive:
+        return Transductive(model, training.lr, training.weight_decay, training.cuda_graphs)
+    if training.cuda_graphs is True:
+        raise ValueError(
+            f"training.cuda_graphs is true, but {task.name} has many graphs. Use training.cuda_graphs=auto."
+        )
+    return Inductive(model, training.lr, training.weight_decay)
 
 
 def _located(group: str, target: str) -> Any:
@@ -420,6 +437,7 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 def _numbers(config: DictConfig) -> dict[str, Any]:
     plain = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
     plain["dataset"].pop("root", None)  # where the files lie changes nothing
+    plain["training"] = {key: value for key, value in plain["training"].items() if key not in HOW}
     shared = {key: plain["trainer"].get(key) for key in ("devices", "num_nodes", "precision")}  # the batch, the bits
     return {**{key: plain[key] for key in NUMBERS}, "trainer": shared}
 
@@ -500,6 +518,9 @@ def _check(config: DictConfig) -> None:
         raise ValueError(f"runs is {config.runs}, expected at least 1.")
     if not 0 <= config.seed <= 2**32 - config.runs:
         raise ValueError(f"seed is {config.seed} with runs={config.runs}, expected seeds from 0 to 2^32 - 1.")
+    for key, known in HOW.items():
+        if (value := config.training[key]) not in known:
+            raise ValueError(f"training.{key} is {value!r}, expected {', '.join(map(str, known)).lower()}.")
     if config.trainer.max_epochs == 0:
         raise ValueError("training.max_epochs is 0, expected at least 1: without an epoch there is nothing to test.")
     if config.ckpt_path not in (None, "last") and config.runs > 1:

@@ -11,7 +11,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -23,6 +23,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.utils.data.distributed import DistributedSampler
+from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
@@ -78,11 +79,15 @@ class NodeClassifier(LightningModule):
 
     def training_step(self, data: Data, batch_idx: int) -> Tensor:
         """The loss of a batch of graphs."""
-        out, y = self.labelled(self(data), data, "train")
-        loss = node_loss(out, y)
-        size = known(y).sum()
-        self._add("train", torch.stack([loss.detach() * size, size.to(loss.dtype)]))
+        loss, sums = self._loss(data)
+        self._add("train", sums)
         return loss
+
+    def _loss(self, data: Data) -> tuple[Tensor, Tensor]:
+        """The loss of a batch, and what the epoch adds up: (loss, known)."""
+        out, y = self.labelled(self(data), data, "train")
+        loss, size = node_loss(out, y), known(y).sum()
+        return loss, torch.stack([loss.detach() * size, size.to(loss.dtype)])
 
     def validation_step(self, data: Data, batch_idx: int) -> None:
         """Add a batch to the sums of the validation."""
@@ -147,16 +152,100 @@ class NodeClassifier(LightningModule):
 class Transductive(NodeClassifier):
     """One graph whose masks say which nodes are for training, validation and test; one step is the whole graph.
 
+    With ``cuda_graphs="auto"``, forward and backward on a GPU are captured as a CUDA graph at the first step and then
+    replayed, with the same results: a small graph of nodes leaves a GPU waiting for Python otherwise. Not so with
+    several processes, mixed precision, a compiled model or over a million edges. ``True`` is for any number of edges
+    and raises ValueError where it cannot be. Should the capture fail, a warning says why and training goes on without.
+
     >>> import gat_pyg.data, lightning, torch_geometric.nn
     >>> task = gat_pyg.data.digits()
     >>> module = Transductive(torch_geometric.nn.GCN(64, 16, 2, 10), lr=0.005, weight_decay=5e-4)
     >>> lightning.Trainer(callbacks=[PaperStopping()]).fit(module, datamodule=TaskData(task))  # doctest: +SKIP
     """
 
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 0.005,
+        weight_decay: float = 0.0,
+        cuda_graphs: bool | Literal["auto"] = "auto",
+    ) -> None:
+        super().__init__(model, lr, weight_decay)
+        self.cuda_graphs = cuda_graphs
+        self._step: tuple[Data, Captured | None] | None = None
+
     def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
         """The rows under the mask of ``split``."""
-        mask = data[f"{split}_mask"]
-        return out[mask], data.y[mask]
+        rows = rows_of(data[f"{split}_mask"])
+        return out.index_select(0, rows), data.y.index_select(0, rows)
+
+    def setup(self, stage: str) -> None:
+        """Raise ValueError where a CUDA graph is asked for that cannot be."""
+        if stage == "fit" and self.cuda_graphs is True and (why := self._why_not_captured()):
+            raise ValueError(f"cuda_graphs is true, but {why}. Use cuda_graphs=auto or false.")
+
+    def training_step(self, data: Data, batch_idx: int) -> Tensor:
+        """The loss of the graph; where a CUDA graph is replayed, the gradients come with it."""
+        if self._step is None or self._step[0] is not data:
+            self._step = data, self._captured(data)
+        if (captured := self._step[1]) is None:
+            return super().training_step(data, batch_idx)
+        loss, sums, *_ = captured()
+        self._add("train", sums.clone())
+        return loss
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Backpropagation, or the gradients that the CUDA graph has left."""
+        if self._step is None or (captured := self._step[1]) is None:
+            super().backward(loss, *args, **kwargs)
+            return
+        for parameter, grad in zip(self._learnt(), captured.results[2:], strict=True):
+            parameter.grad = grad
+
+    def on_train_end(self) -> None:
+        """Let go of the CUDA graph and its memory."""
+        self._step = None
+
+    def _captured(self, data: Data) -> Captured | None:
+        """Forward and backward as a CUDA graph, or None where there is to be none."""
+        small = self.cuda_graphs is True or data.edge_index.size(1) <= SMALL
+        if self.cuda_graphs is False or not small or self._why_not_captured():
+            return None
+
+        def step() -> tuple[Tensor, ...]:
+            loss, sums = self._loss(data)
+            return loss.detach(), sums, *torch.autograd.grad(loss, self._learnt(), allow_unused=True)
+
+        try:
+            return Captured(step)
+        except Exception as error:  # whatever the driver, or an operation that cannot be captured, may raise
+            rank_zero_warn(f"The training step runs without a CUDA graph, which could not be captured: {error}")
+            return None
+
+    def _why_not_captured(self) -> str | None:
+        trainer = self.trainer
+        if trainer.strategy.root_device.type != "cuda":
+            return f"the device is a {trainer.strategy.root_device.type}"
+        if trainer.world_size > 1:
+            return f"there are {trainer.world_size} processes"
+        if trainer.accumulate_grad_batches > 1:
+            return "gradients are accumulated over several steps"
+        if not str(trainer.precision).endswith("-true"):
+            return f"precision is {trainer.precision}, whose casts and scales are not captured"
+        if is_compiled(self.model):
+            return "the model is compiled"
+        return None
+
+    def _learnt(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
+
+SMALL = 1_000_000  # edges; with more, launching kernels takes little of the time, and the memory is worth more
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether ``torch.compile(model)`` or ``model.compile()`` was called."""
+    return hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
 
 
 class Inductive(NodeClassifier):
@@ -165,6 +254,55 @@ class Inductive(NodeClassifier):
     def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
         """All rows: a batch belongs to one split as a whole."""
         return out, data.y
+
+
+def rows_of(mask: Tensor) -> Tensor:
+    """The rows under a mask, found once as long as it lives: ``out[mask]`` makes a GPU wait in each step.
+
+    >>> rows_of(torch.tensor([True, False, True]))
+    tensor([0, 2])
+    """
+    if mask.is_inference():  # has no version to watch
+        return mask.nonzero().squeeze(1)
+    if _ROWS.get(mask, (None,))[0] != mask._version:
+        with torch.inference_mode(False):
+            _ROWS[mask] = mask._version, mask.nonzero().squeeze(1)
+    rows: Tensor = _ROWS[mask][1]
+    return rows
+
+
+_ROWS = WeakTensorKeyDictionary()
+
+
+class Captured:
+    """A computation as a CUDA graph: captured once, then replayed by a single launch.
+
+    ``compute`` takes all its inputs from the same memory every time and gives tensors; ``results`` hold what the last
+    replay gave. Chance comes from the device's default generator as it does without a graph, so that seeding it before
+    a replay gives the numbers that it would give there. The generator is left as it was.
+
+    Raises what the driver or an operation that cannot be captured raises.
+    """
+
+    def __init__(self, compute: Callable[[], tuple[Tensor, ...]]) -> None:
+        self.graph = torch.cuda.CUDAGraph()
+        before = torch.cuda.get_rng_state()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(3):  # what is built, chosen or compiled at the first calls is so before the capture
+                    compute()
+            torch.cuda.current_stream().wait_stream(stream)
+            with torch.cuda.graph(self.graph):
+                self.results = compute()
+        finally:
+            torch.cuda.set_rng_state(before)
+
+    def __call__(self) -> tuple[Tensor, ...]:
+        """Replay it."""
+        self.graph.replay()
+        return self.results
 
 
 def node_loss(out: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
@@ -294,8 +432,8 @@ def sparse_pays(task: Task, model: nn.Module, device: str = "cpu") -> bool:
 
 
 def takes_sparse(model: nn.Module) -> bool:
-    """Whether a model says that its x may be a torch.sparse CSR matrix."""
-    return bool(getattr(model, "supports_sparse_features", False))
+    """Whether a model says that its x may be a torch.sparse CSR matrix; compiled, it may not."""
+    return bool(getattr(model, "supports_sparse_features", False)) and not is_compiled(model)
 
 
 class Batches:
