@@ -12,8 +12,9 @@ import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
+import gat_pyg.features
 from gat_pyg import GAT, attention_of
-from gat_pyg.features import SparseFeatures
+from gat_pyg.features import SparseFeatures, dropout
 from gat_pyg.models import PRESETS, AuthorsConv
 from graphs import ISOLATED, RANDOM, Graph
 from laws import assert_close
@@ -147,38 +148,37 @@ def test_a_stack_of_pygs_layers(training: bool) -> None:
     torch.manual_seed(1)
     x = data.x
     for layer, conv in enumerate(stack):
-        x = conv(F.dropout(F.elu(x) if layer else x, 0.5, training), data.edge_index, edge_attr)
+        x = conv(dropout(F.elu(x) if layer else x, 0.5, training), data.edge_index, edge_attr)
     assert_close(out, x)
 
 
 @pytest.mark.parametrize("reproduction", [False, True])
 @pytest.mark.parametrize("training", [False, True])
 def test_sparse_features_are_dense_ones(reproduction: bool, training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    index, x = RANDOM.index, F.threshold(torch.rand(40, 16), 0.8, 0.0)
+    index, x = RANDOM.index, F.threshold(torch.rand(40, 16).double(), 0.8, 0.0)
     model = GAT(16, [8, 8, 4], 3, [2, 2, 4, 2], 0.5 * training, [True, True, True, True], reproduction=reproduction)
-    if training:  # the same draws for both: each head drops by what the first one drew
-        kept = {}
+    model.double()
+    nnz = int(x.count_nonzero())
 
-        def drop(x: SparseFeatures, p: float, *times: int) -> SparseFeatures:
-            keep = kept.setdefault("keep", torch.rand(*times, 40, 16) < 0.5)
-            return SparseFeatures(x, x.content * 2 * keep.expand(*times, 40, 16)[..., dense != 0])
+    def keep(values: Tensor, p: float) -> Tensor:
+        """The same draws for both."""
+        sparse = values.size(-1) == nnz
+        shape = (*values.shape[:-1], 40, 16) if sparse else values.shape
+        drawn = 2 * torch.rand(shape, generator=torch.Generator().manual_seed(0)).round()
+        return (drawn[..., x != 0] if sparse else drawn).to(values.dtype)
 
-        def drop_dense(x: Tensor, p: float, training: bool = True) -> Tensor:
-            return x * 2 * kept["keep"] if x.shape[-2:] == (40, 16) and x.equal(dense.expand_as(x)) else x
-
-        dense = x
-        monkeypatch.setattr(SparseFeatures, "dropped", drop)
-        monkeypatch.setattr(F, "dropout", drop_dense)
+    monkeypatch.setattr(gat_pyg.features, "_keep", keep)
     answers = []
     for features in (x.to_sparse_csr(), x):
         model.zero_grad()
+        torch.manual_seed(0)
         with monkeypatch.context() as patch:
             patch.setattr(Tensor, "to_dense", None)  # nothing is made dense
             out = model(features, index)
         out.square().sum().backward()
         answers.append({"out": out, **{name: p.grad for name, p in model.named_parameters()}})
-    for name, sparse in answers[0].items():
-        assert_close(sparse / answers[1][name].abs().max(), answers[1][name] / answers[1][name].abs().max(), name)
+    for name, dense in answers[1].items():
+        assert_close(answers[0][name] / dense.abs().max(), dense / dense.abs().max(), name)
 
 
 def test_seeds_mapped_over_sparse_features() -> None:

@@ -243,7 +243,7 @@ class AuthorsConv(nn.Module):
         return None if att is None or bias is None else (z * att).sum(-1) + bias  # [N, H]
 
     def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training) if self.dropout > 0.0 else x
+        return dropout(x, self.dropout, self.training)
 
     def _drop_for_each_head(self, x: Tensor) -> Tensor:
         if not is_sparse_features(x):
