@@ -97,8 +97,9 @@ _REMEMBERED = WeakTensorKeyDictionary()
 class SparseFeatures(Tensor):
     """A sparse matrix `[N, F]` on its way to a layer: a pattern that never changes and values that dropout does.
 
-    It tells its shape, dtype and device, and `Linear` takes it. Where a torch.sparse CSR matrix shares its pattern with
-    nothing, this one does, and its values may be those that `torch.func` maps over.
+    It tells its shape, dtype and device, and `Linear` takes it. Unlike a torch.sparse CSR matrix it shares its pattern
+    with others, and `torch.func` may map over its values. Within `torch.func.grad` torch cannot read a CSR matrix: make
+    one of these of it outside.
 
     Example:
         >>> x = SparseFeatures(torch.eye(3).to_sparse_csr())
@@ -181,7 +182,7 @@ class Linear(dense.Linear):  # type: ignore[misc]
 def linear(x: SparseFeatures, weight: Tensor) -> Tensor:
     """x W, `[N, F]` and `[F, D]` to `[N, D]`, or all H products of `[H, N, F]` and `[H, F, D]`.
 
-    Sums are in the dtype of the weights; under autocast the result is in its dtype, as of a dense x.
+    Sums are in the dtype of the weights or wider; under autocast the result is in its dtype, as of a dense x.
     Differentiable any number of times in the values and in the weights, the same bits every time; `torch.func.vmap`
     maps over both, with one kernel for all.
     """

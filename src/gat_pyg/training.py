@@ -104,13 +104,13 @@ class NodeClassifier(LightningModule):
             loss, size = self._pooled("train")
             metrics["train_loss"] = loss / max(size, 1.0)
         if self.trainer.state.fn != "fit":
-            self.log_dict(metrics, batch_size=1)
+            self.log_dict(metrics, batch_size=1, sync_dist=self._shared())
         elif not self.trainer.sanity_checking:
             self._tell(metrics)
 
     def on_test_epoch_end(self) -> None:
         """Turn the sums into ``test_loss`` and the score."""
-        self.log_dict(self._scores("test"), batch_size=1)  # they are the same on all processes
+        self.log_dict(self._scores("test"), batch_size=1, sync_dist=self._shared())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam, with L2 on all variables."""
