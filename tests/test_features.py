@@ -33,16 +33,20 @@ SIZES = [
 ]  # odd, none, wide, no non-zero
 
 
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_sparse_is_dense(size: tuple[int, int, float], dtype: torch.dtype) -> None:
-    dense = bag_of_words(*size, dtype=dtype)
-    lin = Linear(size[1], 3).to(dtype)
+def test_sparse_is_dense(size: tuple[int, int, float], dtype: torch.dtype, device: str) -> None:
+    dense = bag_of_words(*size, dtype=dtype).to(device)
+    lin = Linear(size[1], 3).to(device, dtype)
     answers = []
     for x in (dense.clone(), dense.to_sparse_csr()):
         lin.zero_grad()
         out = lin(x.requires_grad_())
-        (out * torch.arange(1.0, 1.0 + out.numel()).view_as(out).sin()).sum().backward()
+        (out * torch.arange(1.0, 1.0 + out.numel(), device=device).view_as(out).sin()).sum().backward()
         assert x.grad is not None and lin.weight.grad is not None and lin.bias.grad is not None
         answers.append((out, x.grad, lin.weight.grad.clone(), lin.bias.grad.clone()))
     for name, one, other in zip(("out", "x", "weight", "bias"), *answers, strict=True):

@@ -7,7 +7,7 @@ import os
 import pickle
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -96,10 +96,10 @@ def setup(task: Task) -> LightningModule:
     return kind(GAT(6, 4, 2, 3, heads=2, dropout=0.5), lr=0.01, weight_decay=5e-4)
 
 
-def trainer(*callbacks: Callback, epochs: int = 5, **arguments: Any) -> Trainer:
+def trainer(*callbacks: Callback, epochs: int = 5, accelerator: str = "cpu", **arguments: Any) -> Trainer:
     return Trainer(
         max_epochs=epochs,
-        accelerator="cpu",
+        accelerator=accelerator,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -318,8 +318,8 @@ class FakeGraph:
 
 
 class FakeCaptured(Captured):
-    def __init__(self, compute: Callable[[], tuple[Tensor, ...]]) -> None:
-        super().__init__(compute)
+    def __init__(self, compute: Callable[[], tuple[Tensor, ...]], buffers: Sequence[Tensor] = ()) -> None:
+        super().__init__(compute, buffers)
         self.compute, self.graph.captured = compute, self
 
 
@@ -339,14 +339,15 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeGraph, "replays", 0)
 
 
-def trained(task: Task, cuda_graphs: Any, epochs: int = 4) -> tuple[dict[str, Tensor], list[float]]:
-    module, rule = setup(task), PaperStopping()
-    module.cuda_graphs = cuda_graphs
-    module.model.idle = nn.Parameter(torch.ones(2))  # without a gradient, it stays as it is
-    fitted = trainer(rule, Resumable(None, seed=3), epochs=epochs, gradient_clip_val=0.5)
+def trained(task: Task, cuda_graphs: Any, accelerator: str = "cpu") -> tuple[dict[str, Tensor], list[float]]:
+    torch.manual_seed(0)
+    model = GAT(6, 4, 2, 3, heads=2, dropout=0.5, norm="batch_norm")  # whose steps change buffers
+    model.idle = nn.Parameter(torch.ones(2))  # without a gradient, it stays as it is
+    module, rule = Transductive(model, 0.01, 5e-4, cuda_graphs), PaperStopping()
+    fitted = trainer(rule, Resumable(None, seed=3), epochs=4, gradient_clip_val=0.5, accelerator=accelerator)
     fitted.fit(module, datamodule=TaskData(task))
-    assert module._step is None
-    return module.state_dict(), [rule.best_loss, float(fitted.callback_metrics["train_loss"])]
+    assert not module._captured
+    return module.cpu().state_dict(), [rule.best_loss, float(fitted.callback_metrics["train_loss"])]
 
 
 @pytest.mark.parametrize("multilabel", [False, True])
@@ -354,10 +355,24 @@ def trained(task: Task, cuda_graphs: Any, epochs: int = 4) -> tuple[dict[str, Te
 def test_a_captured_step_is_a_step(multilabel: bool):
     task = one_graph(multilabel)
     plain, captured = trained(task, False), trained(task, True)
-    assert FakeGraph.replays == 4
+    assert FakeGraph.replays == 2 * 4  # training and validation
     assert plain[1] == captured[1]
     assert all(torch.equal(value, captured[0][key]) for key, value in plain[0].items())
     assert torch.equal(plain[0]["model.idle"], torch.ones(2))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_a_captured_step_is_a_step_on_a_gpu(multilabel: bool, monkeypatch: pytest.MonkeyPatch):
+    captured = []
+    call = Captured.__call__
+    monkeypatch.setattr(Captured, "__call__", lambda self: captured.append(self) or call(self))
+    task = one_graph(multilabel)
+    plain, replayed = trained(task, False, "gpu"), trained(task, True, "gpu")
+    assert len(captured) == 2 * 4
+    assert plain[1] == pytest.approx(replayed[1], rel=1e-5)
+    for key, value in plain[0].items():
+        torch.testing.assert_close(replayed[0][key], value, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("cuda")
@@ -367,7 +382,7 @@ def test_a_graph_of_many_edges_is_not_captured(monkeypatch: pytest.MonkeyPatch):
     assert FakeGraph.replays == 0
     monkeypatch.setattr(training, "SMALL", 90)
     trained(one_graph(), "auto")
-    assert FakeGraph.replays == 4
+    assert FakeGraph.replays == 2 * 4
 
 
 @pytest.mark.usefixtures("cuda")

@@ -152,10 +152,11 @@ class NodeClassifier(LightningModule):
 class Transductive(NodeClassifier):
     """One graph whose masks say which nodes are for training, validation and test; one step is the whole graph.
 
-    With ``cuda_graphs="auto"``, forward and backward on a GPU are captured as a CUDA graph at the first step and then
-    replayed, with the same results: a small graph of nodes leaves a GPU waiting for Python otherwise. Not so with
-    several processes, mixed precision, a compiled model or over a million edges. ``True`` is for any number of edges
-    and raises ValueError where it cannot be. Should the capture fail, a warning says why and training goes on without.
+    With ``cuda_graphs="auto"``, a training step's forward and backward and a validation are captured on a GPU as CUDA
+    graphs in the first epoch and then replayed, with the same results: a small graph of nodes leaves a GPU waiting for
+    Python otherwise. Not so with several processes, mixed precision, a compiled model or over a million edges. ``True``
+    is for any number of edges and raises ValueError where it cannot be. Should a capture fail, a warning says why and
+    training goes on without.
 
     >>> import gat_pyg.data, lightning, torch_geometric.nn
     >>> task = gat_pyg.data.digits()
@@ -172,7 +173,7 @@ class Transductive(NodeClassifier):
     ) -> None:
         super().__init__(model, lr, weight_decay)
         self.cuda_graphs = cuda_graphs
-        self._step: tuple[Data, Captured | None] | None = None
+        self._captured: dict[Split, tuple[Data, Captured | None]] = {}
 
     def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
         """The rows under the mask of ``split``."""
@@ -186,9 +187,12 @@ class Transductive(NodeClassifier):
 
     def training_step(self, data: Data, batch_idx: int) -> Tensor:
         """The loss of the graph; where a CUDA graph is replayed, the gradients come with it."""
-        if self._step is None or self._step[0] is not data:
-            self._step = data, self._captured(data)
-        if (captured := self._step[1]) is None:
+
+        def step() -> tuple[Tensor, ...]:
+            loss, sums = self._loss(data)
+            return loss.detach(), sums, *torch.autograd.grad(loss, self._learnt(), allow_unused=True)
+
+        if (captured := self._capture("train", data, step)) is None:
             return super().training_step(data, batch_idx)
         loss, sums, *_ = captured()
         self._add("train", sums.clone())
@@ -196,31 +200,43 @@ class Transductive(NodeClassifier):
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Backpropagation, or the gradients that the CUDA graph has left."""
-        if self._step is None or (captured := self._step[1]) is None:
+        _, captured = self._captured.get("train", (None, None))
+        if captured is None:
             super().backward(loss, *args, **kwargs)
             return
         for parameter, grad in zip(self._learnt(), captured.results[2:], strict=True):
             parameter.grad = grad
 
-    def on_train_end(self) -> None:
-        """Let go of the CUDA graph and its memory."""
-        self._step = None
-
-    def _captured(self, data: Data) -> Captured | None:
-        """Forward and backward as a CUDA graph, or None where there is to be none."""
-        small = self.cuda_graphs is True or data.edge_index.size(1) <= SMALL
-        if self.cuda_graphs is False or not small or self._why_not_captured():
-            return None
+    def validation_step(self, data: Data, batch_idx: int) -> None:
+        """Add the graph to the sums of the validation."""
 
         def step() -> tuple[Tensor, ...]:
-            loss, sums = self._loss(data)
-            return loss.detach(), sums, *torch.autograd.grad(loss, self._learnt(), allow_unused=True)
+            return (node_sums(*self.labelled(self(data), data, "val")),)
 
-        try:
-            return Captured(step)
-        except Exception as error:  # whatever the driver, or an operation that cannot be captured, may raise
-            rank_zero_warn(f"The training step runs without a CUDA graph, which could not be captured: {error}")
-            return None
+        fitting = self.trainer.state.fn == "fit" and not self.trainer.sanity_checking
+        if fitting and (captured := self._capture("val", data, step)) is not None:
+            self._add("val", captured()[0].clone())
+        else:
+            super().validation_step(data, batch_idx)
+
+    def on_train_end(self) -> None:
+        """Let go of the CUDA graphs and their memory."""
+        self._captured.clear()
+
+    def _capture(self, split: Split, data: Data, step: Callable[[], tuple[Tensor, ...]]) -> Captured | None:
+        """A step as a CUDA graph, captured at the first call, or None where there is to be none."""
+        known, captured = self._captured.get(split, (None, None))
+        if known is data:
+            return captured
+        captured = None
+        small = self.cuda_graphs is True or data.edge_index.size(1) <= SMALL
+        if self.cuda_graphs is not False and small and not self._why_not_captured():
+            try:
+                captured = Captured(step, list(self.buffers()))
+            except Exception as error:  # whatever the driver, or an operation that cannot be captured, may raise
+                rank_zero_warn(f"The {split} step runs without a CUDA graph, which could not be captured: {error}")
+        self._captured[split] = data, captured
+        return captured
 
     def _why_not_captured(self) -> str | None:
         trainer = self.trainer
@@ -279,14 +295,15 @@ class Captured:
 
     ``compute`` takes all its inputs from the same memory every time and gives tensors; ``results`` hold what the last
     replay gave. Chance comes from the device's default generator as it does without a graph, so that seeding it before
-    a replay gives the numbers that it would give there. The generator is left as it was.
+    a replay gives the numbers that it would give there. The generator is left as it was, and so is what ``compute``
+    changes beside its results, the ``buffers``.
 
     Raises what the driver or an operation that cannot be captured raises.
     """
 
-    def __init__(self, compute: Callable[[], tuple[Tensor, ...]]) -> None:
+    def __init__(self, compute: Callable[[], tuple[Tensor, ...]], buffers: Sequence[Tensor] = ()) -> None:
         self.graph = torch.cuda.CUDAGraph()
-        before = torch.cuda.get_rng_state()
+        before, held = torch.cuda.get_rng_state(), [buffer.clone() for buffer in buffers]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         try:
@@ -298,6 +315,8 @@ class Captured:
                 self.results = compute()
         finally:
             torch.cuda.set_rng_state(before)
+            for buffer, was in zip(buffers, held, strict=True):
+                buffer.copy_(was)
 
     def __call__(self) -> tuple[Tensor, ...]:
         """Replay it."""
