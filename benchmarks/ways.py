@@ -112,7 +112,7 @@ def ours(problem: Problem, backend: Any) -> Way:
     case = problem.case
     if not case.F:
         x, src, dst = problem.given.values()
-        forward = lambda: attend(x, src, dst, problem.edges, backend=backend)[0]  # noqa: E731
+        forward = lambda: attend(x, src, dst, problem.edges, backend=backend)  # noqa: E731
         return way(forward, problem.given, problem.grad)
     x = problem.given["x"].to_sparse_csr() if case.sparse else None
     layer = getattr(conv, case.kind)(case.F, case.C, case.H, backend=backend)

@@ -3,8 +3,27 @@
 from __future__ import annotations
 
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from torch import Tensor
+
+import gat_pyg.conv
+from gat_pyg.attention.dropout import draw_seed, keep_mask
+
+
+@pytest.fixture
+def one_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyG's layers, and our way through its messages, drop the coefficients that the operation does."""
+
+    def dropout(alpha: Tensor, p: float, training: bool) -> Tensor:
+        drops = training and p > 0.0
+        return alpha * keep_mask(draw_seed(alpha.device), *alpha.shape, p, alpha.dtype) if drops else alpha
+
+    for module in (pyg.conv.gat_conv, pyg.conv.gatv2_conv, gat_pyg.conv):
+        monkeypatch.setattr(module, "F", SimpleNamespace(dropout=dropout, leaky_relu=F.leaky_relu))
 
 
 def _found(package: str) -> str:
@@ -17,5 +36,5 @@ def _found(package: str) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say which of the two optional libraries the tests ran with."""
-    terminalreporter.write_line(", ".join(_found(package) for package in ("torch_scatter", "torch_sparse")))
+    """Say which of the optional libraries the tests ran with."""
+    terminalreporter.write_line(", ".join(_found(package) for package in ("torch_scatter", "torch_sparse", "numba")))

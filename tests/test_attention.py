@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -14,7 +15,8 @@ from gat_pyg.edges import Edges
 from graphs import BATCH, BIPARTITE, CHAIN, LOOPS, RANDOM, REPEATED, STAR_IN, ZOO, Graph, random
 from laws import assert_close, edges_of, inputs
 
-BACKENDS = ["reference", "segment", "auto"]
+BACKENDS = ["reference", "segment", "fused"]
+weighted = functools.partial(attend, return_attention_weights=True)
 DTYPES = [torch.float64, torch.float32]
 
 
@@ -28,7 +30,7 @@ def scatter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def backend(name: str) -> laws.Attend:
-    return lambda *args, **kwargs: attend(*args, backend=name, **kwargs)
+    return lambda *args, **kwargs: attend(*args, backend=name, return_attention_weights=True, **kwargs)
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -37,10 +39,10 @@ def test_by_hand(name: str) -> None:
     edges = Edges.from_index(torch.tensor([[1, 2, 0], [0, 0, 1]]), 3, 3)
     x = torch.tensor([[[1.0]], [[4.0]], [[8.0]]])
     score_src = torch.tensor([[0.0], [0.0], [math.log(3.0)]])
-    out, alpha = attend(x, score_src, torch.zeros(3, 1), edges, backend=name)
+    out, alpha = weighted(x, score_src, torch.zeros(3, 1), edges, backend=name)
     assert_close(alpha, torch.tensor([[0.25], [0.75], [1.0]]))
     assert_close(out, torch.tensor([[[7.0]], [[1.0]], [[0.0]]]))
-    _, alpha = attend(x, -score_src, None, edges, negative_slope=0.5, backend=name)  # a negative score is halved
+    _, alpha = weighted(x, -score_src, None, edges, negative_slope=0.5, backend=name)  # a negative score is halved
     assert_close(alpha, torch.tensor([[math.sqrt(3.0)], [1.0], [1.0 + math.sqrt(3.0)]]) / (1.0 + math.sqrt(3.0)))
 
 
@@ -70,7 +72,7 @@ def test_laws(name: str) -> None:
 @pytest.mark.parametrize(("heads", "channels"), [(1, 1), (3, 5), (8, 8), (1, 121)])  # single, odd, the paper's two
 @pytest.mark.parametrize("graph", ZOO, ids=str)
 @pytest.mark.usefixtures("scatter")
-def test_segment_is_the_reference(graph: Graph, heads: int, channels: int, dtype: torch.dtype) -> None:
+def test_every_backend_is_the_reference(graph: Graph, heads: int, channels: int, dtype: torch.dtype) -> None:
     edges = edges_of(graph)
     x, score_src, score_dst = inputs(graph, heads, channels, dtype)
     score_edge = torch.randn(edges.num_edges, heads, dtype=dtype)
@@ -82,20 +84,21 @@ def test_segment_is_the_reference(graph: Graph, heads: int, channels: int, dtype
         (None,) * 3,
     ):
         answers = {}
-        for name in ("segment", "reference"):
+        for name in BACKENDS:
             leaves = {"x": x, "score_src": terms[0], "score_dst": terms[1], "score_edge": terms[2]}
             leaves = {k: v.clone().requires_grad_() for k, v in leaves.items() if v is not None}
             args = [leaves.get(k) for k in ("x", "score_src", "score_dst")]
             torch.manual_seed(0)
-            out, alpha = attend(
+            out, alpha = weighted(
                 *args, edges, score_edge=leaves.get("score_edge"), dropout=0.3, backend=name, negative_slope=0.1
             )
             (out * direction).sum().backward()
             answers[name] = {"out": out.detach(), "alpha": alpha.detach()}
             # Nothing to differentiate on a graph without edges: no gradient is a zero one.
             answers[name] |= {k: torch.zeros_like(v) if v.grad is None else v.grad for k, v in leaves.items()}
-        for key, truth in answers["reference"].items():
-            assert_close(answers["segment"][key], truth, f"{graph} {key}")
+        for name in ("segment", "fused"):
+            for key, truth in answers["reference"].items():
+                assert_close(answers[name][key], truth, f"{graph} {name} {key}")
 
 
 @pytest.mark.parametrize("graph", ZOO, ids=str)
@@ -106,7 +109,7 @@ def test_reference_is_the_dense_form(graph: Graph) -> None:
         (graph.index[1], graph.index[0]), torch.ones(graph.index.size(1), dtype=torch.float64), accumulate=True
     )
     dense, _ = reference.attend_dense(x, score_src, score_dst, count)
-    out, _ = attend(x, score_src, score_dst, edges_of(graph), backend="reference")
+    out, _ = weighted(x, score_src, score_dst, edges_of(graph), backend="reference")
     assert_close(out, dense, f"{graph}")
     assert reference.concat_heads(out).shape == (graph.num_dst, 12) and reference.mean_heads(out).shape == (
         graph.num_dst,
@@ -128,7 +131,7 @@ def test_softmax_is_pygs() -> None:
 def test_no_score_overflows(name: str, offset: float) -> None:
     x, score_src, score_dst = inputs(RANDOM, dtype=torch.float32)
     score_src.requires_grad_()
-    out, alpha = attend(x, score_src + offset, score_dst, edges_of(RANDOM), backend=name)
+    out, alpha = weighted(x, score_src + offset, score_dst, edges_of(RANDOM), backend=name)
     out.sum().backward()
     assert alpha.isfinite().all() and out.isfinite().all() and score_src.grad is not None
     assert score_src.grad.isfinite().all()
@@ -140,11 +143,11 @@ def test_minus_infinity_masks_an_edge() -> None:
     x, score_src, score_dst = inputs(STAR_IN)
     score_edge = torch.zeros(8, 3, dtype=torch.float64)
     score_edge[2:] = -torch.inf
-    _, alpha = attend(x, score_src, score_dst, edges, score_edge=score_edge)
+    _, alpha = weighted(x, score_src, score_dst, edges, score_edge=score_edge)
     kept = Edges.from_index(STAR_IN.index[:, :2], 9, 9)
-    assert_close(alpha[:2], attend(x, score_src, score_dst, kept)[1])
+    assert_close(alpha[:2], weighted(x, score_src, score_dst, kept)[1])
     assert not alpha[2:].any()
-    out, alpha = attend(x, score_src, score_dst, edges, score_edge=score_edge.fill_(-torch.inf))
+    out, alpha = weighted(x, score_src, score_dst, edges, score_edge=score_edge.fill_(-torch.inf))
     assert not alpha.any() and not out.any()
 
 
@@ -157,19 +160,20 @@ def test_twice_differentiable(name: str) -> None:
     edges = edges_of(graph)
 
     def run(x: torch.Tensor, s: torch.Tensor, d: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return attend(x, s, d, edges, score_edge=u, backend=name)
+        return weighted(x, s, d, edges, score_edge=u, backend=name)
 
     assert torch.autograd.gradcheck(run, (*leaves, score_edge))
     assert torch.autograd.gradgradcheck(run, (*leaves, score_edge))
 
 
+@pytest.mark.parametrize("name", ["segment", "fused"])
 @pytest.mark.usefixtures("scatter")
-def test_vmap_is_a_loop() -> None:
+def test_vmap_is_a_loop(name: str) -> None:
     edges = edges_of(RANDOM)
     x, score_src, score_dst = (torch.stack([inputs(RANDOM, seed=s)[k] for s in range(3)]) for k in range(3))
 
     def run(x: torch.Tensor, s: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
-        return attend(x, s, d, edges)[0]
+        return attend(x, s, d, edges, backend=name)
 
     def grad(x: torch.Tensor, s: torch.Tensor, d: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return torch.func.grad(lambda *leaves: run(*leaves).square().sum(), argnums=(0, 1, 2))(x, s, d)
@@ -190,28 +194,29 @@ def test_vmap_is_a_loop() -> None:
 def test_half_precision_sums_in_float32(dtype: torch.dtype) -> None:
     star = random(4000, 1, 4000)
     x, score_src, score_dst = inputs(star, dtype=dtype)
-    out, alpha = attend(x.abs(), score_src, score_dst, edges_of(star))
-    exact, _ = attend(x.abs().double(), score_src.double(), score_dst.double(), edges_of(star))
+    out, alpha = weighted(x.abs(), score_src, score_dst, edges_of(star))
+    exact, _ = weighted(x.abs().double(), score_src.double(), score_dst.double(), edges_of(star))
     assert out.dtype == alpha.dtype == dtype
     assert_close(out, exact.to(dtype))  # 4000 terms added up in half precision would be off by far more
-    assert attend(x, score_src.float(), score_dst.float(), edges_of(star))[0].dtype == torch.float32
+    assert attend(x, score_src.float(), score_dst.float(), edges_of(star)).dtype == torch.float32
 
 
 def test_dropout_keeps_one_in_two_and_scales() -> None:
     x, score_src, score_dst = inputs(RANDOM)
-    _, alpha = attend(x, score_src, score_dst, edges_of(RANDOM))
-    drawn = torch.stack([attend(x, score_src, score_dst, edges_of(RANDOM), dropout=0.4)[1] for _ in range(300)])
+    _, alpha = weighted(x, score_src, score_dst, edges_of(RANDOM))
+    drawn = torch.stack([weighted(x, score_src, score_dst, edges_of(RANDOM), dropout=0.4)[1] for _ in range(300)])
     kept = drawn != 0
     assert_close(drawn[kept], (alpha / 0.6).expand_as(drawn)[kept])
     n = kept.numel()
     assert abs(kept.double().mean() - 0.6) < 4 * math.sqrt(0.24 / n)  # four standard deviations
-    out, alpha = attend(x, score_src, score_dst, edges_of(RANDOM), dropout=1.0)
+    out, alpha = weighted(x, score_src, score_dst, edges_of(RANDOM), dropout=1.0)
     assert not out.any() and not alpha.any()
 
 
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", ["segment", "fused"])
 @pytest.mark.usefixtures("scatter")
-def test_the_same_bits_every_time(threads: int) -> None:
+def test_the_same_bits_every_time(name: str, threads: int) -> None:
     graph = random(500, 500, 20_000)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -219,7 +224,7 @@ def test_the_same_bits_every_time(threads: int) -> None:
         runs = []
         for _ in range(5):
             leaves = [t.requires_grad_() for t in inputs(graph, 4, 16, torch.float32)]
-            out, _ = attend(*leaves, edges_of(graph))
+            out = attend(*leaves, edges_of(graph), backend=name)
             out.square().sum().backward()
             runs.append([out, *(leaf.grad for leaf in leaves)])
         for again in runs[1:]:
@@ -238,7 +243,7 @@ def test_the_same_bits_every_time(threads: int) -> None:
         ({"score_edge": torch.zeros(4, 3)}, r"score_edge has shape \(4, 3\), expected \(5, 3\)"),
         ({"dropout": 1.5}, r"dropout is 1\.5, expected a probability in \[0, 1\]"),
         ({"dropout": -0.1}, r"dropout is -0\.1"),
-        ({"backend": "dense"}, r"backend is 'dense', expected one of 'auto', 'segment', 'reference'"),
+        ({"backend": "dense"}, r"backend is 'dense', expected one of 'auto', 'fused', 'segment', 'reference'"),
     ],
 )
 def test_what_does_not_fit(changes: dict[str, object], message: str) -> None:

@@ -54,7 +54,8 @@ def no_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("the layer ran the operation")
 
-    monkeypatch.setattr(gat_pyg.conv, "attend", refuse)
+    for operation in ("attend", "attend_pairs", "attend_edge_index"):
+        monkeypatch.setattr(gat_pyg.conv, operation, refuse)
 
 
 def pair(name: str, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -121,7 +122,7 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any], case: str) -> None
 
 @pytest.mark.parametrize("graph", SQUARE, ids=str)
 @both_layers
-@pytest.mark.usefixtures("no_messages")
+@pytest.mark.usefixtures("no_messages", "one_mask")
 def test_all_options(name: str, graph: Graph) -> None:
     x = x_of(graph)
     for heads, concat, loops, bias, residual, dropout in itertools.product(
@@ -341,6 +342,7 @@ MECHANISMS = {
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.usefixtures("one_mask")
 def test_both_ways_agree_for_every_mechanism(mechanism: str) -> None:
     x, edge_attr = x_of(RANDOM), torch.randn(RANDOM.index.size(1), 3)
     for loops, dropout in itertools.product((True, False), (0.0, 0.5)):

@@ -130,6 +130,7 @@ def test_reproduction_draws_every_head_by_glorot() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
+@pytest.mark.usefixtures("one_mask")
 def test_a_stack_of_pygs_layers(training: bool) -> None:
     torch.manual_seed(0)
     ours = GAT(16, [8, 8], 3, [4, 4, 6], dropout=0.5, residual=[False, True, False], edge_dim=2)

@@ -18,9 +18,9 @@ from torch_geometric.typing import Adj, NoneType, OptPairTensor, OptTensor, Pair
 from torch_geometric.utils import add_self_loops, is_sparse, is_torch_sparse_tensor, remove_self_loops, softmax
 from torch_geometric.utils.sparse import set_sparse_value
 
-from .attention import BACKENDS, Backend, attend
+from .attention import BACKENDS, Backend, attend, attend_edge_index, attend_pairs
 from .edges import Edges, neighbourhoods
-from .features import Linear
+from .features import Linear, SparseFeatures, is_sparse_features, linear
 
 if typing.TYPE_CHECKING:
     from typing import overload
@@ -136,10 +136,10 @@ class _AttentionConv(MessagePassing):
         self.residual = residual
         self.backend = backend
 
-    def _needs_messages(self, x: Any, edge_index: Any, edge_attr: OptTensor) -> bool:
+    def _needs_messages(self, x: Any, edge_index: Any, edge_attr: OptTensor, weights: Optional[bool]) -> bool:
         """Whether a compiler, an explainer, a hook, a subclass or another aggregation needs each message by itself."""
         return (
-            is_compiling()
+            (is_compiling() and not self._compiles(edge_index, edge_attr, weights))
             or torch.jit.is_tracing()
             or self.explain is True
             or self.decomposed_layers > 1
@@ -150,6 +150,18 @@ class _AttentionConv(MessagePassing):
             or (is_sparse(edge_index) and (self.edge_dim is not None or edge_attr is not None))
         )
 
+    def _compiles(self, edge_index: Any, edge_attr: OptTensor, weights: Optional[bool]) -> bool:
+        """Whether a compiler is given the operation as one operator; messages are what it is given otherwise."""
+        return (
+            self.backend in ("auto", "fused")
+            and isinstance(edge_index, Tensor)
+            and not isinstance(edge_index, EdgeIndex)
+            and edge_index.layout == torch.strided
+            and edge_attr is None
+            and not weights
+            and self._scores_by_kernel()
+        )
+
     def _attend(
         self,
         x: OptPairTensor,
@@ -158,25 +170,46 @@ class _AttentionConv(MessagePassing):
         edge_attr: OptTensor,
         size: Size,
         negative_slope: float,
-    ) -> Tuple[Tensor, Any, Tensor]:
+        weights: Optional[bool],
+    ) -> Tuple[Tensor, Any, Any]:
         """The whole operation: output `[N_dst, H, C]`, the adjacency with loops, and alpha `[E, H]` in its order."""
         num_src, num_dst = _graph_size(x, edge_index, size)
+        dropout = self.dropout if self.training else 0.0
+        pair = self._pair(x, edge_attr)
+        if is_compiling():
+            graph = (num_dst, self.add_self_loops, self.flow)
+            if pair is None:
+                out = attend_edge_index("additive", (x[0], *score), edge_index, graph, negative_slope, dropout)
+            else:
+                out = attend_edge_index("pair", (x[0], x[1], pair[0]), edge_index, graph, pair[1], dropout)
+            return out, None, None
         adjacency, edges = neighbourhoods(
             edge_index, num_src, num_dst, add_self_loops=self.add_self_loops, flow=self.flow
         )
-        if edge_attr is not None:
-            edge_attr = self._features_with_loops(edge_index, edge_attr, edges)
-        out, alpha = attend(
-            x[0],
-            score[0],
-            score[1],
-            edges,
-            score_edge=self._edge_score(x, edges, edge_attr),
-            negative_slope=negative_slope,
-            dropout=self.dropout if self.training else 0.0,
-            backend=self.backend,
-        )
+        options: Any = {
+            "dropout": dropout,
+            "backend": self.backend,
+            "return_attention_weights": bool(weights),
+        }
+        if pair is not None:
+            result = attend_pairs(x[0], x[1], pair[0], edges, negative_slope=pair[1], **options)
+        else:
+            if edge_attr is not None:
+                edge_attr = self._features_with_loops(edge_index, edge_attr, edges)
+            edge_score = self._edge_score(x, edges, edge_attr)
+            result = attend(
+                x[0], score[0], score[1], edges, score_edge=edge_score, negative_slope=negative_slope, **options
+            )
+        out, alpha = result if isinstance(result, tuple) else (result, None)
         return out, adjacency, alpha
+
+    def _scores_by_kernel(self) -> bool:
+        """Whether, without edge features, the operation knows the scores."""
+        return True
+
+    def _pair(self, x: OptPairTensor, edge_attr: OptTensor) -> Optional[Tuple[OptTensor, float]]:
+        """`attend_pairs`'s att `[H, C]` and slope, where that is how edges are scored."""
+        return None
 
     def _edge_score(self, x: OptPairTensor, edges: Edges, edge_attr: OptTensor) -> OptTensor:
         raise NotImplementedError
@@ -234,6 +267,8 @@ class _AttentionConv(MessagePassing):
             out = out + res
         if self.bias is not None:
             out = out + self.bias
+        elif self.concat and res is None and not torch.jit.is_scripting():
+            out = out.clone()  # the backward pass needs the operation's own output: what is returned may be written to
         return out
 
     def message(self, x_j: Tensor, alpha: Tensor) -> Tensor:
@@ -515,6 +550,16 @@ class GATConv(_AttentionConv):
                 if x_dst is not None:
                     x_dst = self.lin_dst(x_dst).view(-1, H, C)
 
+        if not torch.jit.is_scripting():
+            if not self._needs_messages(x, edge_index, edge_attr, return_attention_weights):
+                ends = self._end_scores(x, x_src, x_dst)
+                slope = self.negative_slope if self.mechanism is None else 1.0
+                out, adjacency, alpha = self._attend(
+                    (x_src, x_dst), ends, edge_index, edge_attr, size, slope, return_attention_weights
+                )
+                out = self._finish(out, res)
+                return (out, _attention(adjacency, alpha)) if return_attention_weights else out
+
         # a^T [W h_i || W h_j] = a_dst . W h_i + a_src . W h_j; constant attention scores 0.
         if self.att_src is not None and self.att_dst is not None:
             alpha_src = (x_src * self.att_src).sum(dim=-1)
@@ -522,14 +567,6 @@ class GATConv(_AttentionConv):
         else:
             alpha_src = x_src.new_zeros(x_src.size(0), H)
             alpha_dst = None
-
-        if not torch.jit.is_scripting():
-            if not self._needs_messages(x, edge_index, edge_attr):
-                ends = (alpha_src, alpha_dst)
-                slope = self.negative_slope if self.mechanism is None else 1.0
-                out, adjacency, alpha = self._attend((x_src, x_dst), ends, edge_index, edge_attr, size, slope)
-                out = self._finish(out, res)
-                return (out, _attention(adjacency, alpha)) if return_attention_weights else out
 
         if isinstance(edge_index, Tensor):
             edge_index = self._as_pyg_takes_it(edge_index)
@@ -587,6 +624,43 @@ class GATConv(_AttentionConv):
         alpha = softmax(alpha, index, ptr, dim_size)
         return F.dropout(alpha, p=self.dropout, training=self.training)
 
+    def _end_scores(self, x: Any, x_src: Tensor, x_dst: OptTensor) -> OptPairTensor:
+        """a_src . W h_j and a_dst . W h_i, `[N, H]` each: the two halves of a^T [W h_i || W h_j]."""
+        if self.att_src is None or self.att_dst is None:
+            return None, None
+        lin, width = self.lin, self.heads * self.out_channels
+        if (
+            isinstance(x, Tensor)
+            and lin is not None
+            and _plain(lin)
+            and (is_sparse_features(x) or x.size(1) <= 4 * width)
+        ):
+            # a . (W h) = (a W) . h: two columns a head more in the product, instead of several passes over [N, H, C]
+            both = torch.cat([self.att_src, self.att_dst])  # [2, H, C]
+            weight = lin.weight.view(self.heads, self.out_channels, -1)
+            folded = torch.einsum("ehc,hcf->ehf", both, weight).flatten(0, 1)
+            scores = linear(SparseFeatures(x), folded.t()) if is_sparse_features(x) else F.linear(x, folded)
+            return scores[:, : self.heads], scores[:, self.heads :]
+        return (
+            (x_src * self.att_src).sum(dim=-1),
+            None if x_dst is None else (x_dst * self.att_dst).sum(dim=-1),
+        )
+
+    def _scores_by_kernel(self) -> bool:
+        return self.mechanism is None or _known(self.mechanism)
+
+    def _pair(self, x: OptPairTensor, edge_attr: OptTensor) -> Optional[Tuple[OptTensor, float]]:
+        if self.mechanism is None or not _known(self.mechanism):
+            return None
+        if x[1] is None:
+            raise ValueError(_ONE_END)
+        if isinstance(self.mechanism, DotProduct):
+            return None, 1.0
+        assert isinstance(self.mechanism, DynamicAttention)
+        if edge_attr is not None and self.mechanism.lin_edge is not None:
+            return None
+        return self.mechanism.att[0], self.mechanism.negative_slope
+
     def _edge_score(self, x: OptPairTensor, edges: Edges, edge_attr: OptTensor) -> OptTensor:
         if self.mechanism is not None:
             return _score_ends(self.mechanism, x, edges, edge_attr)
@@ -600,11 +674,31 @@ class GATConv(_AttentionConv):
         return (self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels) * self.att_edge).sum(dim=-1)
 
 
+def _plain(lin: Any) -> bool:
+    """Whether a layer's Linear does x W^T and nothing more."""
+    hooked = lin._forward_hooks or lin._forward_pre_hooks
+    return (
+        type(lin) is Linear
+        and lin.bias is None
+        and not hooked
+        and not torch.is_autocast_enabled(lin.weight.device.type)
+    )
+
+
+_ONE_END = "x is (x_src, None), but this mechanism scores both ends of an edge. Pass (x_src, x_dst)."
+
+
+def _known(mechanism: nn.Module) -> bool:
+    """Whether a mechanism is one of this file's as it stands, which the operation knows without calling it."""
+    hooked = mechanism._forward_hooks or mechanism._forward_pre_hooks
+    return type(mechanism) in (DotProduct, DynamicAttention) and not hooked
+
+
 def _score_ends(score: Any, x: OptPairTensor, edges: Edges, edge_attr: OptTensor) -> Tensor:
     """The score of every edge in the caller's order from the features of both ends: `[E, H]`."""
     src, dst = edges.index.long()  # gradients add up by these, see Edges.wide
     if x[1] is None:
-        raise ValueError("x is (x_src, None), but this mechanism scores both ends of an edge. Pass (x_src, x_dst).")
+        raise ValueError(_ONE_END)
     return score(x[1].index_select(0, dst), x[0].index_select(0, src), edge_attr)
 
 
@@ -752,9 +846,11 @@ class GATv2Conv(_AttentionConv):
             x_r = self.lin_r(x[1]).view(-1, H, C)
 
         if not torch.jit.is_scripting():
-            if not self._needs_messages(x, edge_index, edge_attr):
-                ends = (x_l.new_zeros(x_l.size(0), H), None)
-                out, adjacency, alpha = self._attend((x_l, x_r), ends, edge_index, edge_attr, None, 1.0)
+            if not self._needs_messages(x, edge_index, edge_attr, return_attention_weights):
+                ends = (None, None)
+                out, adjacency, alpha = self._attend(
+                    (x_l, x_r), ends, edge_index, edge_attr, None, 1.0, return_attention_weights
+                )
                 out = self._finish(out, res)
                 return (out, _attention(adjacency, alpha)) if return_attention_weights else out
 
@@ -794,6 +890,11 @@ class GATv2Conv(_AttentionConv):
         """The features of each edge's ends, `[E, H, C]`, to alpha `[E, H]`."""
         alpha = softmax(self._score(x_i, x_j, edge_attr), index, ptr, dim_size)
         return F.dropout(alpha, p=self.dropout, training=self.training)
+
+    def _pair(self, x: OptPairTensor, edge_attr: OptTensor) -> Optional[Tuple[OptTensor, float]]:
+        if edge_attr is not None and self.lin_edge is not None:
+            return None
+        return self.att[0], self.negative_slope
 
     def _edge_score(self, x: OptPairTensor, edges: Edges, edge_attr: OptTensor) -> OptTensor:
         return _score_ends(self._score, x, edges, edge_attr)

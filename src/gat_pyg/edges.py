@@ -105,6 +105,13 @@ class Edges:
                 colptr, dst = self.rowptr, self.src
             return colptr, dst, place.to(src.dtype)
 
+    @cached_property
+    def ids_by_src(self) -> Tensor:
+        """`[E]`, the place in the caller's order of each edge of the CSC form."""
+        place = self.transpose[2]
+        with torch.inference_mode(False):
+            return place if self.perm is None else self.perm.index_select(0, place)
+
     def group(self, per_edge: Tensor) -> Tensor:
         """`[E, ...]` from the caller's order to the order grouped by dst."""
         return per_edge if self.perm is None else per_edge.index_select(0, self.perm)

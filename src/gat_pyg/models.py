@@ -223,14 +223,16 @@ class AuthorsConv(nn.Module):
         dropped = self._drop_for_each_head(x)  # [H, N, F]
         z = self._project(dropped, self.weight)  # [N, H, C]
         score_src, score_dst = self._score(z, self.att_src, self.bias_src), self._score(z, self.att_dst, self.bias_dst)
-        out, alpha = attend(
+        result = attend(
             self._drop(z),
             score_src,
             score_dst,
             edges,
             negative_slope=self.negative_slope,
             dropout=self.dropout if self.training else 0.0,
+            return_attention_weights=bool(return_attention_weights),
         )
+        out, alpha = result if isinstance(result, tuple) else (result, None)
         out = out + self.bias
         if self.res_weight is not None and self.res_bias is not None:
             out = out + self._project(dropped, self.res_weight) + self.res_bias

@@ -6,6 +6,8 @@ Letters: `x` is W h, `[N_src, H, C]`; `score_src` and `score_dst` are a_src . W 
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -42,6 +44,14 @@ def attend(
         out.append((alpha_i[:, :, None] * x[src[j]]).sum(0))  # (4)
         alpha = alpha.index_put((j,), alpha_i)
     return torch.stack(out) if out else x[:0], alpha
+
+
+def pair_score(x: Tensor, x_dst: Tensor, att: Tensor | None, edges: Edges, negative_slope: float = 0.2) -> Tensor:
+    """GATv2's score att . LeakyReLU(x_i + x_j) of every edge, or without att <x_i, x_j> / sqrt(C): `[E, H]`."""
+    x_i, x_j = x_dst[edges.index[1].long()], x[edges.index[0].long()]
+    if att is None:
+        return (x_i * x_j).sum(-1) / math.sqrt(x.size(-1))
+    return (att * F.leaky_relu(x_i + x_j, negative_slope)).sum(-1)
 
 
 def concat_heads(out: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ it is missing, plain torch does the same.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,14 +29,26 @@ def attend(
     keep: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Equations (1) to (4) on all edges at once; arguments and results as in `reference.attend`."""
-    e = score(x, score_src, score_dst, edges, score_edge, negative_slope)  # [E, H]
-    alpha = segment_softmax(e, edges)
-    if keep is not None:
-        alpha = alpha * edges.group(keep)
+    alpha = weights(x, score_src, score_dst, edges, score_edge, negative_slope, keep)
     src, dst = edges.wide
     dtype = torch.promote_types(x.dtype, alpha.dtype)
     out: Tensor = _WeightedSum.apply(alpha.to(dtype), x.to(dtype), src, dst, edges.num_dst)
     return out, edges.ungroup(alpha)
+
+
+def weights(
+    x: Tensor,
+    score_src: Tensor | None,
+    score_dst: Tensor | None,
+    edges: Edges,
+    score_edge: Tensor | None,
+    negative_slope: float,
+    keep: Tensor | None,
+) -> Tensor:
+    """k_ij alpha_ij, equations (1) to (3): `[E, H]`, grouped by dst."""
+    e = score(x, score_src, score_dst, edges, score_edge, negative_slope)  # [E, H]
+    alpha = segment_softmax(e, edges)
+    return alpha if keep is None else alpha * edges.group(keep)
 
 
 def score(
@@ -55,6 +68,15 @@ def score(
         return x.new_zeros(edges.num_edges, x.size(1), dtype=torch.promote_types(x.dtype, torch.float32))
     z = sum(terms[1:], start=terms[0])
     return F.leaky_relu(z.to(torch.promote_types(z.dtype, torch.float32)), negative_slope)
+
+
+def pair_score(x: Tensor, x_dst: Tensor, att: Tensor | None, edges: Edges, negative_slope: float) -> Tensor:
+    """The scores of `reference.pair_score`, `[E, H]` in the caller's order; makes a few `[E, H, C]`."""
+    src, dst = edges.index.long()  # gradients add up by these, see Edges.wide
+    x_i, x_j = x_dst.index_select(0, dst), x.index_select(0, src)
+    if att is None:
+        return (x_i * x_j).sum(-1) / math.sqrt(x.size(-1))
+    return (F.leaky_relu(x_i + x_j, negative_slope) * att).sum(-1)
 
 
 def segment_softmax(e: Tensor, edges: Edges) -> Tensor:
@@ -112,7 +134,7 @@ class _Segment(torch.autograd.Function):
     ) -> tuple[Tensor, int]:
         batch = in_dims[0]
         if batch is None or any(dim is not None for dim in in_dims[1:]):
-            raise NotImplementedError(_NOT_OVER_THE_GRAPH)
+            raise NotImplementedError(NOT_OVER_THE_GRAPH)
         return _Segment.apply(per_edge.movedim(batch, -1), rowptr, dst, reduce), -1
 
 
@@ -194,7 +216,7 @@ def _blocks(x: Tensor, num_edges: int, buffers: int) -> Iterator[tuple[slice, li
 def _into_heads(batch_size: int, in_dims: tuple[int | None, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
     """Fold the mapped axis of `[rows, H, ...]` into H: to the graph, a batch of features is more heads."""
     if any(dim is not None for dim in in_dims[2:]):
-        raise NotImplementedError(_NOT_OVER_THE_GRAPH)
+        raise NotImplementedError(NOT_OVER_THE_GRAPH)
     return tuple(
         (t.unsqueeze(1).expand(-1, batch_size, *[-1] * (t.dim() - 1)) if dim is None else t.movedim(dim, 1)).flatten(
             1, 2
@@ -203,4 +225,4 @@ def _into_heads(batch_size: int, in_dims: tuple[int | None, ...], *tensors: Tens
     )
 
 
-_NOT_OVER_THE_GRAPH = "vmap maps over features and parameters, not over the graph."
+NOT_OVER_THE_GRAPH = "vmap maps over features and parameters, not over the graph."

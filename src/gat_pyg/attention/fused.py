@@ -1,0 +1,396 @@
+"""The fused operation as torch sees it: gradients, torch.compile, torch.export and torch.func around the kernels.
+
+The kernels are those of `cpu` (Numba) and `gpu` (Triton). Two autograd functions call them, the second being the first
+one's backward; what is asked beyond that, derivatives of derivatives, `segment` answers. For a compiler, which sees
+tensors alone and runs nothing while it traces, the same two are operators of torch's on an edge list.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..edges import Edges, Flow, neighbourhoods
+from . import segment
+from .dropout import keep_mask
+
+Kind: TypeAlias = Literal["additive", "pair"]
+
+# The operands of a call, and the axis of each that holds the heads:
+#   additive: x [N_src, H, C], score_src [N_src, H], score_dst [N_dst, H], score_edge [E, H]
+#   pair:     x [N_src, H, C], x_dst [N_dst, H, C], att [H, C], nothing
+Operands: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
+HEADS = {"additive": (1, 1, 1, 1), "pair": (1, 1, 0, 1)}
+
+# A graph: its Edges, or, for a compiler, (num_dst, add_self_loops, flow) beside an edge list.
+Graph: TypeAlias = Edges | tuple[int, bool, Flow]
+
+
+def result_dtype(*operands: Tensor | None) -> torch.dtype:
+    """The widest dtype of the operands."""
+    dtypes = [operand.dtype for operand in operands if operand is not None]
+    return functools.reduce(torch.promote_types, dtypes)
+
+
+def cannot(x: Tensor | None, *others: Tensor | None) -> str | None:
+    """Why the kernels cannot serve these operands, or None where they can."""
+    assert x is not None
+    dtypes = [operand.dtype for operand in (x, *others) if operand is not None]
+    if any(dtype not in _DTYPES for dtype in dtypes):
+        return f"x has dtype {x.dtype}, and the kernels know {', '.join(map(str, _DTYPES))}"
+    if x.device.type == "cpu":
+        return None if find_spec("numba") else "numba is not installed. `pip install numba`"
+    if x.device.type != "cuda":
+        return f"x is on {x.device}, and there are kernels for cpu and cuda"
+    if torch.float64 in dtypes:
+        return "the CUDA kernels sum in float32, and float64 came"
+    return None if find_spec("triton") else "triton is not installed. torch's builds for CUDA bring it"
+
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def attend(
+    kind: Kind,
+    operands: Operands,
+    seed: Tensor | None,
+    graph: Graph,
+    edge_index: Tensor | None,
+    negative_slope: float,
+    dropout: float,
+) -> Tensor:
+    """O `[N_dst, H, C]`; the arguments as in `gat_pyg.attention.attend`, with a seed where there is dropout."""
+    scored = kind == "additive" and any(t is not None and t.requires_grad for t in operands[1:])
+    speed = scored and torch.is_grad_enabled() and keeps_output(operands[0], graph, edge_index)
+    if isinstance(graph, Edges):
+        out: Tensor = _Attend.apply(*operands, seed, edge_index, graph, kind, negative_slope, dropout, speed)[0]
+    else:
+        out = _attend_op(*operands, seed, edge_index, *graph, kind, negative_slope, dropout, speed)[0]
+    return out
+
+
+def keeps_output(x: Tensor, graph: Graph, edge_index: Tensor | None) -> bool:
+    """Whether the backward pass is given O and O+ ("speed") or finds D by a scratch of [E, H] ("memory").
+
+    The one costs N H C to write and read twice, the other E H; d edges a row decide.
+    """
+    if x.device.type == "cpu":
+        return True
+    num_edges = graph.num_edges if isinstance(graph, Edges) else edge_index.size(1)  # type: ignore[union-attr]
+    return x.size(2) * x.element_size() * x.size(0) < 6.7 * num_edges
+
+
+class _Attend(torch.autograd.Function):
+    """`(O, what normalised the softmax, O+, A+)`, of which the last three are for the backward pass."""
+
+    @staticmethod
+    def forward(*args: Any) -> tuple[Tensor, ...]:
+        return _forward(*args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        *tensors, graph, kind, negative_slope, dropout, speed = inputs
+        ctx.save_for_backward(*tensors, *(output if speed or kind == "pair" else (None, output[1], None, None)))
+        ctx.options = (graph, kind, negative_slope, dropout)
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 11
+        edge_grad = ctx.needs_input_grad[3]
+        grads = _AttendBackward.apply(grad, *ctx.saved_tensors, *ctx.options, edge_grad)
+        kept = [g if needed else None for g, needed in zip(grads, ctx.needs_input_grad[:4], strict=True)]
+        return *kept, *(None,) * 7
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], int]:
+        *operands, seed, edge_index, graph, kind, negative_slope, dropout, speed = args
+        if in_dims[5] is not None:
+            raise NotImplementedError(segment.NOT_OVER_THE_GRAPH)
+        seed = _one_seed(seed, in_dims[4])
+        folded = _fold(info.batch_size, HEADS[kind], in_dims, operands)
+        out = _Attend.apply(*folded, seed, edge_index, graph, kind, negative_slope, dropout, speed)
+        return tuple(t.unflatten(1, (info.batch_size, -1)) for t in out), 1
+
+
+class _AttendBackward(torch.autograd.Function):
+    """The gradients of the operands, `[0]` in place of one that is not there."""
+
+    @staticmethod
+    def forward(*args: Any) -> tuple[Tensor, ...]:
+        return _backward(*args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        *tensors, graph, kind, negative_slope, dropout, _ = inputs
+        ctx.save_for_backward(*tensors[:7])  # grad, operands, seed, edge_index
+        ctx.options = (graph, kind, negative_slope, dropout)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad, *operands, seed, edge_index = ctx.saved_tensors
+        graph, kind, negative_slope, dropout = ctx.options
+        there = [at for at, operand in enumerate(operands) if operand is not None]
+
+        def first(grad: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+            def plain(*given: Tensor) -> Tensor:
+                full: list[Any] = [None] * 4
+                for at, operand in zip(there, given, strict=True):
+                    full[at] = operand
+                edges = _edges(full[0], graph, edge_index)
+                return _plain(kind, full, edges, negative_slope, seed, dropout)
+
+            pull: Any = torch.func.vjp(plain, *given)[1]
+            pulled: tuple[Tensor, ...] = pull(grad)
+            return pulled
+
+        given = [operands[at] for at in there]
+        outer = [torch.zeros_like(operands[at]) if grads[at].numel() == 0 else grads[at] for at in there]
+        pull: Any = torch.func.vjp(first, grad, *given)[1]
+        found = pull(tuple(outer))
+        result: list[Tensor | None] = [found[0], *[None] * 15]
+        for at, value in zip(there, found[1:], strict=True):
+            result[1 + at] = value
+        return tuple(result)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        grad, *operands, seed, edge_index, out, norm, plus, mass, graph, kind, slope, dropout, edge_grad = args
+        axes = HEADS[kind]
+        folded = _fold(
+            info.batch_size,
+            (1, *axes, 1, 1, 1, 1),
+            (*in_dims[:5], *in_dims[7:11]),
+            [grad, *operands, out, norm, plus, mass],
+        )
+        grads = _AttendBackward.apply(
+            *folded[:5], _one_seed(seed, in_dims[5]), edge_index, *folded[5:], graph, kind, slope, dropout, edge_grad
+        )
+        return tuple(
+            g.unflatten(axis, (info.batch_size, -1)) if g.dim() > 1 else g.expand(info.batch_size, 0)
+            for g, axis in zip(grads, axes, strict=True)
+        ), tuple(axis if g.dim() > 1 else 0 for g, axis in zip(grads, axes, strict=True))
+
+
+def _plain(
+    kind: Kind,
+    operands: Any,
+    edges: Edges,
+    negative_slope: float,
+    seed: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    """The same by `segment`, differentiable any number of times."""
+    x, first, second, third = operands
+    wide = torch.promote_types(result_dtype(*operands), torch.float32)
+    keep = None if seed is None else keep_mask(seed, edges.num_edges, x.size(1), dropout, wide)
+    if kind == "pair":
+        e = segment.pair_score(x, first, second, edges, negative_slope)
+        out, _ = segment.attend(x, None, None, edges, e, 1.0, keep)
+    else:
+        out, _ = segment.attend(x, first, second, edges, third, negative_slope, keep)
+    return out.to(result_dtype(*operands))
+
+
+# --- vmap: to the graph, a batch of features or of models is more heads. ---
+
+
+def _fold(batch_size: int, axes: tuple[int, ...], in_dims: Any, tensors: Any) -> list[Tensor | None]:
+    folded: list[Tensor | None] = []
+    for tensor, axis, dim in zip(tensors, axes, in_dims, strict=False):
+        if tensor is None:
+            folded.append(None)
+        elif dim is None:
+            shape = [-1] * tensor.dim()
+            folded.append(
+                tensor.unsqueeze(axis).expand(*shape[:axis], batch_size, *shape[axis:]).flatten(axis, axis + 1)
+            )
+        else:
+            folded.append(tensor.movedim(dim, axis).flatten(axis, axis + 1))
+    return folded
+
+
+def _one_seed(seed: Tensor | None, dim: int | None) -> Tensor | None:
+    """Each element of a batch has its own heads, so one seed gives each its own mask."""
+    if seed is None:
+        return None
+    if dim is None:
+        raise NotImplementedError(
+            "vmap with randomness='same' would need one mask for all; pass randomness='different'."
+        )
+    return seed.select(dim, 0)
+
+
+# --- The kernels. ---
+
+
+def _kernels(x: Tensor) -> ModuleType:
+    if x.device.type == "cuda":
+        from . import gpu
+
+        return gpu
+    from . import cpu
+
+    return cpu
+
+
+def _edges(x: Tensor, graph: Graph, edge_index: Tensor | None) -> Edges:
+    if isinstance(graph, Edges):
+        return graph
+    num_dst, add_self_loops, flow = graph
+    assert edge_index is not None
+    return neighbourhoods(edge_index, x.size(0), num_dst, add_self_loops=add_self_loops, flow=flow)[1]
+
+
+def _forward(
+    x: Tensor,
+    first: Tensor | None,
+    second: Tensor | None,
+    third: Tensor | None,
+    seed: Tensor | None,
+    edge_index: Tensor | None,
+    graph: Graph,
+    kind: Kind,
+    negative_slope: float,
+    dropout: float,
+    speed: bool,
+) -> tuple[Tensor, ...]:
+    edges, kernels = _edges(x, graph, edge_index), _kernels(x)
+    if kind == "pair":
+        found = kernels.forward_pair(x, first, second, edges, negative_slope, dropout, seed)
+    else:
+        found = kernels.forward(x, first, second, third, edges, negative_slope, dropout, seed, speed)
+    out, norm, plus, mass = (*found, None, None)[:4]
+    heads = x.size(1)
+    return (
+        out.to(result_dtype(x, first, second, third)),
+        norm,
+        norm.new_empty(0, heads, x.size(2)) if plus is None else plus,
+        norm.new_empty(0, heads) if mass is None else mass,
+    )
+
+
+def _backward(
+    grad: Tensor,
+    x: Tensor,
+    first: Tensor | None,
+    second: Tensor | None,
+    third: Tensor | None,
+    seed: Tensor | None,
+    edge_index: Tensor | None,
+    out: Tensor | None,
+    norm: Tensor,
+    plus: Tensor | None,
+    mass: Tensor | None,
+    graph: Graph,
+    kind: Kind,
+    negative_slope: float,
+    dropout: float,
+    edge_grad: bool,
+) -> tuple[Tensor, ...]:
+    edges, kernels = _edges(x, graph, edge_index), _kernels(x)
+    found: tuple[Tensor | None, ...]
+    if kind == "pair":
+        found = kernels.backward_pair(grad, x, first, second, edges, negative_slope, dropout, seed, out, norm)
+    else:
+        found = kernels.backward(
+            grad, x, first, second, third, edges, negative_slope, dropout, seed, out, norm, plus, mass, edge_grad
+        )
+    return tuple(
+        grad.new_empty(0) if g is None or operand is None else g.to(operand.dtype)
+        for g, operand in zip((*found, None)[:4], (x, first, second, third), strict=True)
+    )
+
+
+# --- The same as operators. ---
+
+
+@torch.library.custom_op("gat_pyg::attend", mutates_args=())
+def _attend_op(
+    x: Tensor,
+    first: Tensor | None,
+    second: Tensor | None,
+    third: Tensor | None,
+    seed: Tensor | None,
+    edge_index: Tensor,
+    num_dst: int,
+    add_self_loops: bool,
+    flow: str,
+    kind: str,
+    negative_slope: float,
+    dropout: float,
+    speed: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    graph: Any = (num_dst, add_self_loops, flow)
+    found: Any = _forward(x, first, second, third, seed, edge_index, graph, kind, negative_slope, dropout, speed)  # type: ignore[arg-type]
+    return found  # type: ignore[no-any-return]
+
+
+@_attend_op.register_fake
+def _(x, first, second, third, seed, edge_index, num_dst, add_self_loops, flow, kind, negative_slope, dropout, speed):  # type: ignore[no-untyped-def]
+    dtype = result_dtype(x, first, second, third)
+    wide = torch.promote_types(dtype, torch.float32)
+    kept = num_dst if speed else 0
+    return (
+        x.new_empty(num_dst, x.size(1), x.size(2), dtype=dtype),
+        x.new_empty(num_dst, x.size(1), *((2,) if x.device.type == "cpu" else ()), dtype=wide),
+        x.new_empty(kept, x.size(1), x.size(2), dtype=wide if x.device.type == "cpu" else x.dtype),
+        x.new_empty(kept, x.size(1), dtype=wide),
+    )
+
+
+@torch.library.custom_op("gat_pyg::attend_backward", mutates_args=())
+def _attend_backward_op(
+    grad: Tensor,
+    x: Tensor,
+    first: Tensor | None,
+    second: Tensor | None,
+    third: Tensor | None,
+    seed: Tensor | None,
+    edge_index: Tensor,
+    out: Tensor | None,
+    norm: Tensor,
+    plus: Tensor | None,
+    mass: Tensor | None,
+    num_dst: int,
+    add_self_loops: bool,
+    flow: str,
+    kind: str,
+    negative_slope: float,
+    dropout: float,
+    edge_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    graph: Any = (num_dst, add_self_loops, flow)
+    found: Any = _backward(
+        grad, x, first, second, third, seed, edge_index, out, norm, plus, mass,
+        graph, kind, negative_slope, dropout, edge_grad,  # type: ignore[arg-type]
+    )  # fmt: skip
+    return found  # type: ignore[no-any-return]
+
+
+@_attend_backward_op.register_fake
+def _(grad, x, first, second, third, seed, edge_index, *rest):  # type: ignore[no-untyped-def]
+    return tuple(grad.new_empty(0) if t is None else t.new_empty(t.shape) for t in (x, first, second, third))
+
+
+def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *operands, seed, edge_index, num_dst, add_self_loops, flow, kind, negative_slope, dropout, speed = inputs
+    kept = output if speed or kind == "pair" else (None, output[1], None, None)
+    ctx.save_for_backward(*operands, seed, edge_index, *kept)
+    ctx.options = (num_dst, add_self_loops, flow, kind, negative_slope, dropout)
+
+
+def _operator_backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    grads = _attend_backward_op(grad.contiguous(), *ctx.saved_tensors, *ctx.options, ctx.needs_input_grad[3])
+    kept = [g if needed else None for g, needed in zip(grads, ctx.needs_input_grad[:4], strict=True)]
+    return *kept, *(None,) * 9
+
+
+_attend_op.register_autograd(_operator_backward, setup_context=_keep_for_backward)
