@@ -23,7 +23,7 @@ def one_mask(monkeypatch: pytest.MonkeyPatch) -> None:
         return alpha * keep_mask(draw_seed(alpha.device), *alpha.shape, p, alpha.dtype) if drops else alpha
 
     for module in (pyg.conv.gat_conv, pyg.conv.gatv2_conv, gat_pyg.conv):
-        monkeypatch.setattr(module, "F", SimpleNamespace(dropout=dropout, leaky_relu=F.leaky_relu))
+        monkeypatch.setattr(module, "F", SimpleNamespace(**{**vars(F), "dropout": dropout}))
 
 
 def _found(package: str) -> str:

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from gat_pyg.attention import BACKENDS
-
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -113,7 +111,6 @@ def test_no_row_where_ours_gives_other_bits_or_does_not_run(
     def broken(problem: Any) -> Any:
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setitem(BACKENDS, "fused", BACKENDS["segment"])
     for way, message in ((trembling, "bias does not have the same bits"), (broken, "RuntimeError: no such kernel")):
         monkeypatch.setitem(bench.WAYS, "auto", way)
         assert run(bench, tmp_path, "cora")[0] == 1

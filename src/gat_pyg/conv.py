@@ -18,7 +18,7 @@ from torch_geometric.typing import Adj, NoneType, OptPairTensor, OptTensor, Pair
 from torch_geometric.utils import add_self_loops, is_sparse, is_torch_sparse_tensor, remove_self_loops, softmax
 from torch_geometric.utils.sparse import set_sparse_value
 
-from .attention import BACKENDS, Backend, attend, attend_edge_index, attend_pairs
+from .attention import BACKENDS, Backend, attend, attend_edge_index, attend_pairs, fuses
 from .edges import Edges, neighbourhoods
 from .features import Linear, SparseFeatures, is_sparse_features, linear
 
@@ -139,7 +139,7 @@ class _AttentionConv(MessagePassing):
     def _needs_messages(self, x: Any, edge_index: Any, edge_attr: OptTensor, weights: Optional[bool]) -> bool:
         """Whether a compiler, an explainer, a hook, a subclass or another aggregation needs each message by itself."""
         return (
-            (is_compiling() and not self._compiles(edge_index, edge_attr, weights))
+            (is_compiling() and not self._compiles(x, edge_index, edge_attr, weights))
             or torch.jit.is_tracing()
             or self.explain is True
             or self.decomposed_layers > 1
@@ -150,10 +150,10 @@ class _AttentionConv(MessagePassing):
             or (is_sparse(edge_index) and (self.edge_dim is not None or edge_attr is not None))
         )
 
-    def _compiles(self, edge_index: Any, edge_attr: OptTensor, weights: Optional[bool]) -> bool:
+    def _compiles(self, x: Any, edge_index: Any, edge_attr: OptTensor, weights: Optional[bool]) -> bool:
         """Whether a compiler is given the operation as one operator; messages are what it is given otherwise."""
         return (
-            self.backend in ("auto", "fused")
+            fuses(self.backend, x if isinstance(x, Tensor) else x[0])
             and isinstance(edge_index, Tensor)
             and not isinstance(edge_index, EdgeIndex)
             and edge_index.layout == torch.strided

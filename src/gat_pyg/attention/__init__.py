@@ -125,12 +125,12 @@ def attend(
             raise ValueError(f"{name} has shape {tuple(score.shape)}, expected {(rows, heads)}.")
     seed = draw_seed(x.device) if dropout > 0.0 else None
     operands = (x, score_src, score_dst, score_edge)
-    fuses = _fuses(backend, *operands)
-    if fuses and not return_attention_weights:
+    kernel = fuses(backend, *operands)
+    if kernel and not return_attention_weights:
         return fused.attend("additive", operands, seed, edges, None, negative_slope, dropout)
     dtype = fused.result_dtype(*operands)
     keep = None if seed is None else keep_mask(seed, edges.num_edges, heads, dropout, _wide(dtype))
-    if fuses:
+    if kernel:
         out = fused.attend("additive", operands, seed, edges, None, negative_slope, dropout)
         alpha = edges.ungroup(segment.weights(x, score_src, score_dst, edges, score_edge, negative_slope, keep))
     else:
@@ -228,14 +228,14 @@ def attend_pairs(
         raise ValueError(f"att has shape {tuple(att.shape)}, expected {tuple(x.shape[1:])}.")
     seed = draw_seed(x.device) if dropout > 0.0 else None
     operands = (x, x_dst, att, None)
-    fuses = _fuses(backend, *operands)
-    if fuses and not return_attention_weights:
+    kernel = fuses(backend, *operands)
+    if kernel and not return_attention_weights:
         return fused.attend("pair", operands, seed, edges, None, negative_slope, dropout)
     dtype = fused.result_dtype(*operands)
     keep = None if seed is None else keep_mask(seed, edges.num_edges, x.size(1), dropout, _wide(dtype))
     plain = reference if backend == "reference" else segment
     score = plain.pair_score(x, x_dst, att, edges, negative_slope)
-    if fuses:
+    if kernel:
         out = fused.attend("pair", operands, seed, edges, None, negative_slope, dropout)
         alpha = edges.ungroup(segment.weights(x, None, None, edges, score, 1.0, keep))
     else:
@@ -267,7 +267,8 @@ def attend_edge_index(
     return fused.attend(kind, (x, first, second, None), seed, graph, edge_index, negative_slope, dropout)
 
 
-def _fuses(backend: Backend, *operands: Tensor | None) -> bool:
+def fuses(backend: Backend, *operands: Tensor | None) -> bool:
+    """Whether the kernels serve these operands, x first, for a backend; ValueError where "fused" has to and cannot."""
     if backend not in ("auto", "fused"):
         return False
     reason = fused.cannot(*operands)

@@ -1261,7 +1261,7 @@ def _tensor(values: np.ndarray, rows: int, *shape: int) -> Tensor:
 def _drop(seed: Tensor | None, dropout: float, dtype: np.dtype[Any]) -> tuple[Any, ...]:
     """Key, threshold and scale: an edge is kept if its random word reaches the threshold."""
     scale = dtype.type(1 / (1 - dropout)) if dropout < 1 else dtype.type(0)
-    return np.uint64(0 if seed is None else seed.item() % 2**64), np.uint64(math.floor(dropout * 2**32)), scale
+    return np.uint64(0 if seed is None else int(seed.numpy()) % 2**64), np.uint64(math.floor(dropout * 2**32)), scale
 
 
 def _tile(channels: int) -> tuple[int, ...]:

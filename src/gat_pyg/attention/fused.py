@@ -8,8 +8,6 @@ tensors alone and runs nothing while it traces, the same two are operators of to
 from __future__ import annotations
 
 import functools
-from importlib.util import find_spec
-from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -43,15 +41,24 @@ def cannot(x: Tensor | None, *others: Tensor | None) -> str | None:
     dtypes = [operand.dtype for operand in (x, *others) if operand is not None]
     if any(dtype not in _DTYPES for dtype in dtypes):
         return f"x has dtype {x.dtype}, and the kernels know {', '.join(map(str, _DTYPES))}"
-    if x.device.type == "cpu":
-        return None if find_spec("numba") else "numba is not installed. `pip install numba`"
-    if x.device.type != "cuda":
-        return f"x is on {x.device}, and there are kernels for cpu and cuda"
-    if torch.float64 in dtypes:
+    if x.device.type == "cuda" and torch.float64 in dtypes:
         return "the CUDA kernels sum in float32, and float64 came"
-    return None if find_spec("triton") else "triton is not installed. torch's builds for CUDA bring it"
+    missing: str | None = _missing(x.device.type)
+    return missing
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _missing(device: str) -> str | None:
+    """Why there are no kernels for a kind of device; asked of the machine once."""
+    if device not in _WHY:
+        try:
+            _WHY[device] = None if _kernels(device) else f"there are kernels for cpu and cuda, and x is on {device}"
+        except ImportError as error:  # not installed, or not with this NumPy
+            _WHY[device] = str(error)
+    return _WHY[device]
+
+
+_WHY: dict[str, str | None] = {}
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -231,14 +238,16 @@ def _one_seed(seed: Tensor | None, dim: int | None) -> Tensor | None:
 # --- The kernels. ---
 
 
-def _kernels(x: Tensor) -> ModuleType:
-    if x.device.type == "cuda":
+def _kernels(device: str) -> Any:
+    if device == "cuda":
         from . import gpu
 
         return gpu
-    from . import cpu
+    if device == "cpu":
+        from . import cpu
 
-    return cpu
+        return cpu
+    return None
 
 
 def _edges(x: Tensor, graph: Graph, edge_index: Tensor | None) -> Edges:
@@ -262,7 +271,7 @@ def _forward(
     dropout: float,
     speed: bool,
 ) -> tuple[Tensor, ...]:
-    edges, kernels = _edges(x, graph, edge_index), _kernels(x)
+    edges, kernels = _edges(x, graph, edge_index), _kernels(x.device.type)
     if kind == "pair":
         found = kernels.forward_pair(x, first, second, edges, negative_slope, dropout, seed)
     else:
@@ -295,7 +304,7 @@ def _backward(
     dropout: float,
     edge_grad: bool,
 ) -> tuple[Tensor, ...]:
-    edges, kernels = _edges(x, graph, edge_index), _kernels(x)
+    edges, kernels = _edges(x, graph, edge_index), _kernels(x.device.type)
     found: tuple[Tensor | None, ...]
     if kind == "pair":
         found = kernels.backward_pair(grad, x, first, second, edges, negative_slope, dropout, seed, out, norm)
