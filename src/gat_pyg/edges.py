@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -89,7 +91,7 @@ class Edges:
     @cached_property
     def wide(self) -> tuple[Tensor, Tensor]:
         """src and dst, grouped by dst, as int64: on a CPU torch adds rows up to four times faster by those."""
-        with torch.inference_mode(False):
+        with _outside():
             return self.src.long(), self.dst.long()
 
     @cached_property
@@ -98,7 +100,7 @@ class Edges:
 
         Built when first asked for. An undirected graph shares colptr and dst with rowptr and src.
         """
-        with torch.inference_mode(False):
+        with _outside():
             src, place = torch.sort(self.src, stable=True)
             colptr, dst = index2ptr(src.long(), self.num_src), self.dst.index_select(0, place)
             if torch.equal(colptr, self.rowptr) and torch.equal(dst, self.src):
@@ -109,7 +111,7 @@ class Edges:
     def ids_by_src(self) -> Tensor:
         """`[E]`, the place in the caller's order of each edge of the CSC form."""
         place = self.transpose[2]
-        with torch.inference_mode(False):
+        with _outside():
             return place if self.perm is None else self.perm.index_select(0, place)
 
     def group(self, per_edge: Tensor) -> Tensor:
@@ -123,8 +125,15 @@ class Edges:
     @cached_property
     def _inverse(self) -> Tensor:
         assert self.perm is not None
-        with torch.inference_mode(False):
+        with _outside():
             return torch.argsort(self.perm)
+
+
+@contextmanager
+def _outside() -> Iterator[None]:
+    """Out of inference mode and of torch.func's transforms: what is remembered has to serve everyone else too."""
+    with torch._C._DisableFuncTorch(), torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def _id_dtype(num_src: int, num_dst: int, num_edges: int) -> torch.dtype:
@@ -229,8 +238,7 @@ def _state(adjacency: Tensor | SparseTensor) -> list[tuple[int, int, torch.Size]
 
 
 def _build(adjacency: Any, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow) -> tuple[Any, Edges]:
-    # Lightning validates in inference mode; what is built there must serve training too.
-    with torch.inference_mode(False), torch.no_grad():
+    with _outside():
         if isinstance(adjacency, SparseTensor):
             return _from_sparse_tensor(adjacency, num_src, num_dst, add_self_loops, flow)
         if is_torch_sparse_tensor(adjacency):

@@ -28,7 +28,30 @@ def threshold(p: float) -> int:
 
 
 def keep_mask(seed: Tensor, num_edges: int, heads: int, p: float, dtype: torch.dtype = torch.float32) -> Tensor:
-    """k_ij in the caller's edge order, `[E, H]`: 0, or 1 / (1 - p) with probability 1 - p."""
+    """k_ij in the caller's edge order, `[E, H]`: 0, or 1 / (1 - p) with probability 1 - p.
+
+    Where `torch.func.vmap` maps over seeds, the first one is for all, and each has heads of its own.
+    """
+    mask: Tensor = _KeepMask.apply(seed, num_edges, heads, p, dtype)
+    return mask
+
+
+class _KeepMask(torch.autograd.Function):
+    @staticmethod
+    def forward(seed: Tensor, num_edges: int, heads: int, p: float, dtype: torch.dtype) -> Tensor:
+        return _mask(seed, num_edges, heads, p, dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, seed: Tensor, num_edges: int, heads: int, *rest: Any) -> tuple[Tensor, int]:
+        mask = keep_mask(seed.select(in_dims[0], 0), num_edges, info.batch_size * heads, *rest)
+        return mask.unflatten(1, (info.batch_size, heads)), 1
+
+
+def _mask(seed: Tensor, num_edges: int, heads: int, p: float, dtype: torch.dtype) -> Tensor:
     edge = torch.arange(num_edges, device=seed.device).unsqueeze(1)
     group = torch.arange((heads + 3) // 4, device=seed.device)
     words = torch.stack(_philox(seed, edge, group), dim=-1).flatten(1)[:, :heads]

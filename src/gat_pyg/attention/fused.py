@@ -39,8 +39,9 @@ def cannot(x: Tensor | None, *others: Tensor | None) -> str | None:
     """Why the kernels cannot serve these operands, or None where they can."""
     assert x is not None
     dtypes = [operand.dtype for operand in (x, *others) if operand is not None]
-    if any(dtype not in _DTYPES for dtype in dtypes):
-        return f"x has dtype {x.dtype}, and the kernels know {', '.join(map(str, _DTYPES))}"
+    for dtype in dtypes:
+        if dtype not in _DTYPES:
+            return f"an operand has dtype {dtype}, and the kernels know {', '.join(map(str, _DTYPES))}"
     if x.device.type == "cuda" and torch.float64 in dtypes:
         return "the CUDA kernels sum in float32, and float64 came"
     missing: str | None = _missing(x.device.type)
@@ -72,6 +73,10 @@ def attend(
     dropout: float,
 ) -> Tensor:
     """O `[N_dst, H, C]`; the arguments as in `gat_pyg.attention.attend`, with a seed where there is dropout."""
+    dtype = result_dtype(*operands)
+    if operands[0].device.type == "cpu" and dtype in (torch.float16, torch.bfloat16):  # <dO, O> of the unrounded O
+        wide = tuple(None if t is None else t.float() for t in operands)
+        return attend(kind, wide, seed, graph, edge_index, negative_slope, dropout).to(dtype)  # type: ignore[arg-type]
     scored = kind == "additive" and any(t is not None and t.requires_grad for t in operands[1:])
     speed = scored and torch.is_grad_enabled() and keeps_output(operands[0], graph, edge_index)
     if isinstance(graph, Edges):
@@ -121,8 +126,10 @@ class _Attend(torch.autograd.Function):
         *operands, seed, edge_index, graph, kind, negative_slope, dropout, speed = args
         if in_dims[5] is not None:
             raise NotImplementedError(segment.NOT_OVER_THE_GRAPH)
-        seed = _one_seed(seed, in_dims[4])
+        if seed is not None and in_dims[4] is None:
+            return _one_by_one(_Attend, info.batch_size, in_dims, args)
         folded = _fold(info.batch_size, HEADS[kind], in_dims, operands)
+        seed = None if seed is None else seed.select(in_dims[4], 0)
         out = _Attend.apply(*folded, seed, edge_index, graph, kind, negative_slope, dropout, speed)
         return tuple(t.unflatten(1, (info.batch_size, -1)) for t in out), 1
 
@@ -171,6 +178,10 @@ class _AttendBackward(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         grad, *operands, seed, edge_index, out, norm, plus, mass, graph, kind, slope, dropout, edge_grad = args
         axes = HEADS[kind]
+        if seed is not None and in_dims[5] is None:
+            stacked, _ = _one_by_one(_AttendBackward, info.batch_size, in_dims, args)
+            return stacked, (0,) * len(stacked)
+        seed = None if seed is None else seed.select(in_dims[5], 0)
         folded = _fold(
             info.batch_size,
             (1, *axes, 1, 1, 1, 1),
@@ -178,7 +189,7 @@ class _AttendBackward(torch.autograd.Function):
             [grad, *operands, out, norm, plus, mass],
         )
         grads = _AttendBackward.apply(
-            *folded[:5], _one_seed(seed, in_dims[5]), edge_index, *folded[5:], graph, kind, slope, dropout, edge_grad
+            *folded[:5], seed, edge_index, *folded[5:], graph, kind, slope, dropout, edge_grad
         )
         return tuple(
             g.unflatten(axis, (info.batch_size, -1)) if g.dim() > 1 else g.expand(info.batch_size, 0)
@@ -224,15 +235,13 @@ def _fold(batch_size: int, axes: tuple[int, ...], in_dims: Any, tensors: Any) ->
     return folded
 
 
-def _one_seed(seed: Tensor | None, dim: int | None) -> Tensor | None:
-    """Each element of a batch has its own heads, so one seed gives each its own mask."""
-    if seed is None:
-        return None
-    if dim is None:
-        raise NotImplementedError(
-            "vmap with randomness='same' would need one mask for all; pass randomness='different'."
-        )
-    return seed.select(dim, 0)
+def _one_by_one(function: Any, batch_size: int, in_dims: Any, args: Any) -> tuple[tuple[Tensor, ...], int]:
+    """Where one seed is for the whole batch, so is its mask: heads of their own would have masks of their own."""
+    each = []
+    for at in range(batch_size):
+        own = (t if dim is None else t.select(dim, at) for t, dim in zip(args, in_dims, strict=True))
+        each.append(function.apply(*own))
+    return tuple(torch.stack(parts) for parts in zip(*each, strict=True)), 0
 
 
 # --- The kernels. ---
@@ -346,7 +355,7 @@ def _attend_op(
 def _(x, first, second, third, seed, edge_index, num_dst, add_self_loops, flow, kind, negative_slope, dropout, speed):  # type: ignore[no-untyped-def]
     dtype = result_dtype(x, first, second, third)
     wide = torch.promote_types(dtype, torch.float32)
-    kept = num_dst if speed else 0
+    kept = num_dst if speed and kind == "additive" else 0
     return (
         x.new_empty(num_dst, x.size(1), x.size(2), dtype=dtype),
         x.new_empty(num_dst, x.size(1), *((2,) if x.device.type == "cpu" else ()), dtype=wide),

@@ -61,19 +61,23 @@ def score(
 ) -> Tensor:
     """e_ij = LeakyReLU(s_j + d_i + u_ij), equations (1) and (3): `[E, H]`, grouped by dst, in float32 or wider."""
     src, dst = edges.wide
-    terms = [] if score_src is None else [score_src.index_select(0, src)]
-    terms += [] if score_dst is None else [score_dst.index_select(0, dst)]
-    terms += [] if score_edge is None else [edges.group(score_edge)]
+    terms = [] if score_src is None else [_widened(score_src).index_select(0, src)]
+    terms += [] if score_dst is None else [_widened(score_dst).index_select(0, dst)]
+    terms += [] if score_edge is None else [edges.group(_widened(score_edge))]
     if not terms:
         return x.new_zeros(edges.num_edges, x.size(1), dtype=torch.promote_types(x.dtype, torch.float32))
     z = sum(terms[1:], start=terms[0])
-    return F.leaky_relu(z.to(torch.promote_types(z.dtype, torch.float32)), negative_slope)
+    return F.leaky_relu(z, negative_slope)
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def pair_score(x: Tensor, x_dst: Tensor, att: Tensor | None, edges: Edges, negative_slope: float) -> Tensor:
     """The scores of `reference.pair_score`, `[E, H]` in the caller's order; makes a few `[E, H, C]`."""
     src, dst = edges.index.long()  # gradients add up by these, see Edges.wide
-    x_i, x_j = x_dst.index_select(0, dst), x.index_select(0, src)
+    x_i, x_j = _widened(x_dst).index_select(0, dst), _widened(x).index_select(0, src)
     if att is None:
         return (x_i * x_j).sum(-1) / math.sqrt(x.size(-1))
     return (F.leaky_relu(x_i + x_j, negative_slope) * att).sum(-1)
@@ -86,7 +90,8 @@ def segment_softmax(e: Tensor, edges: Edges) -> Tensor:
     """
     _, dst = edges.wide
     exp = (e - segment_max(e, edges).index_select(0, dst)).exp()
-    total = segment_sum(exp, edges).clamp(min=torch.finfo(e.dtype).tiny)  # at least 1 unless all are -inf
+    total = segment_sum(exp, edges)
+    total = total.masked_fill(total == 0.0, 1.0)  # all are -inf; else it is at least 1
     return exp / total.index_select(0, dst)
 
 

@@ -1,0 +1,944 @@
+"""The fused operation on a CPU: every way through the kernels and what is around them, against the plain backends."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import math
+import mmap
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("numba", reason="numba is not installed")
+
+import gat_pyg.attention
+import gat_pyg.edges as edges_module
+from gat_pyg import GATConv, GATv2Conv
+from gat_pyg.attention import attend, attend_pairs, cpu, dropout, fused
+from gat_pyg.attention.dropout import keep_mask
+from gat_pyg.edges import Edges
+from graphs import BATCH, BIPARTITE, COMPLETE, RANDOM, STAR_IN, ZOO, Graph, random
+from laws import assert_close, edges_of, inputs
+
+ADDITIVE = "x score_src score_dst score_edge"
+CONSTANT = "x"
+PAIRS = ["x x_dst att", "x x_dst"]
+LAYERS = {"GATConv": GATConv, "GATv2Conv": GATv2Conv}
+MEMORY = pytest.mark.parametrize("speed", [True, False], ids=["speed", "memory"])
+Tensors = dict[str, Tensor]
+
+
+def leaves_of(graph: Graph, heads: int, channels: int, names: str, dtype: torch.dtype = torch.float64) -> Tensors:
+    x, score_src, score_dst = inputs(graph, heads, channels)
+    generator = torch.Generator().manual_seed(2)
+    everything = {
+        "x": x,
+        "score_src": score_src,
+        "score_dst": score_dst,
+        "score_edge": torch.randn(graph.index.size(1), heads, generator=generator, dtype=torch.float64),
+        "x_dst": torch.randn(graph.num_dst, heads, channels, generator=generator, dtype=torch.float64),
+        "att": torch.randn(heads, channels, generator=generator, dtype=torch.float64),
+    }
+    return {name: everything[name].to(dtype) for name in names.split()}
+
+
+def direction_of(graph: Graph, heads: int, channels: int) -> Tensor:
+    return torch.randn(graph.num_dst, heads, channels, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+def call(leaves: Tensors, edges: Edges, backend: str = "fused", **options: Any) -> Tensor:
+    """The output of the operation that has these operands; a mask is that of seed 0."""
+    torch.manual_seed(0)
+    if "x_dst" in leaves:
+        return attend_pairs(leaves["x"], leaves["x_dst"], leaves.get("att"), edges, backend=backend, **options)
+    terms = (leaves.get("score_src"), leaves.get("score_dst"))
+    return attend(leaves["x"], *terms, edges, score_edge=leaves.get("score_edge"), backend=backend, **options)
+
+
+def answer(leaves: Tensors, edges: Edges, direction: Tensor, backend: str = "fused", **options: Any) -> Tensors:
+    """The output and every gradient by name."""
+    leaves = {name: leaf.detach().clone().requires_grad_() for name, leaf in leaves.items()}
+    out = call(leaves, edges, backend, **options)
+    out.backward(direction.to(out.dtype))
+    # Nothing to differentiate on a graph without edges: no gradient is a zero one.
+    grads = {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
+    return {"out": out.detach(), **grads}
+
+
+def assert_same(found: Tensors, truth: Tensors, case: str) -> None:
+    assert found.keys() == truth.keys()
+    for name, expected in truth.items():
+        assert_close(found[name], expected.to(found[name].dtype), f"{case} {name}")
+
+
+class Spy:
+    """A function, or a kernel, that keeps the arguments of its calls."""
+
+    def __init__(self, function: Any) -> None:
+        self.function, self.calls = function, []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append(args)
+        return self.function(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.function, name)
+
+
+def spy(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> Spy:
+    watched = Spy(getattr(module, name))
+    monkeypatch.setattr(module, name, watched)
+    return watched
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+# --- Dropout. ---
+
+
+class Counter:
+    """The first two words of a counter as `_philox` asks an edge for them."""
+
+    def __init__(self, word: int) -> None:
+        self.word = word
+
+    def __and__(self, low: int) -> Tensor:
+        return torch.tensor(self.word & low)
+
+    def __rshift__(self, bits: int) -> Tensor:
+        return torch.tensor(self.word)
+
+
+@pytest.mark.parametrize(
+    ("word", "known"),  # of Random123's kat_vectors, philox4x32 with 10 rounds
+    [(0, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"), (0xFFFFFFFF, "408f276d 41c83b0e a20bc7c6 6d5451fd")],
+)
+def test_philox_gives_the_known_answers(word: int, known: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # In use the last word of a counter is always zero, and no edge's number is negative.
+    monkeypatch.setattr(torch, "zeros_like", lambda group: torch.full_like(group, word))
+    key: Any = torch.tensor(-1 if word else 0)
+    edge: Any = Counter(word)
+    words = dropout._philox(key, edge, torch.tensor(word))
+    assert " ".join(f"{int(w):08x}" for w in words) == known
+
+
+P = 0.3
+SEEDS = [torch.tensor(s) for s in (0, 1, 2**62 + 12345)]
+
+
+def test_one_minus_p_is_kept() -> None:
+    for seed in SEEDS:
+        for p in (0.001, P, 0.6, 0.999):
+            kept = keep_mask(seed, 20_000, 7, p, torch.float64) != 0
+            assert abs(kept.double().mean() - (1 - p)) < 4 * math.sqrt(p * (1 - p) / kept.numel()), (seed, p)
+    mask = keep_mask(SEEDS[0], 500, 3, P, torch.float64)
+    assert_close(mask[mask != 0], torch.full_like(mask[mask != 0], 1 / (1 - P)))
+    assert (keep_mask(SEEDS[0], 500, 3, 0.0) == 1).all() and not keep_mask(SEEDS[0], 500, 3, 1.0).any()
+
+
+@pytest.mark.parametrize("between", ["heads", "edges", "seeds", "groups of four"])
+def test_coefficients_are_dropped_independently(between: str) -> None:
+    one = keep_mask(SEEDS[0], 40_000, 8, P) != 0
+    other = keep_mask(SEEDS[1], 40_000, 8, P) != 0
+    pairs = {
+        "heads": (one[:, 0], one[:, 1]),
+        "edges": (one[:-1].flatten(), one[1:].flatten()),
+        "seeds": (one.flatten(), other.flatten()),
+        "groups of four": (one[:, :4].flatten(), one[:, 4:].flatten()),
+    }
+    first, second = pairs[between]
+    counts = torch.bincount(first.long() * 2 + second.long(), minlength=4).double()
+    expected = torch.tensor([P * P, P * (1 - P), P * (1 - P), (1 - P) ** 2]) * counts.sum()
+    chi_square = ((counts - expected) ** 2 / expected).sum()
+    assert chi_square < 24.3  # of 3 degrees of freedom, at 4 standard deviations (two sides: 6.3e-5, here 2.2e-5)
+
+
+def masks_by_kernel(index: Tensor, edges: Edges, heads: int, p: float) -> Tensor:
+    """k_ij as the kernels draw it: constant attention over eight one-hot src tells each edge's coefficient."""
+    x = torch.eye(8, dtype=torch.float64)[:, None].expand(8, heads, 8)
+    torch.manual_seed(0)
+    out = attend(x, None, None, edges, dropout=p, backend="fused")  # [N_dst, H, 8]
+    return 8 * out[index[1], :, index[0]]
+
+
+@pytest.mark.parametrize("heads", [1, 3, 5, 8])
+@pytest.mark.parametrize("order", ["shuffled", "sorted", "grouped"])
+def test_the_kernels_mask_is_keep_mask(heads: int, order: str) -> None:
+    index = torch.stack([torch.arange(40) % 8, torch.arange(40) // 8])
+    if order == "shuffled":
+        index = index[:, torch.randperm(40, generator=torch.Generator().manual_seed(0))]
+    edges = Edges.from_index(index, 8, 5)
+    if order == "grouped":
+        edges = Edges.from_csr(torch.arange(0, 41, 8), index[0], 8)
+        assert edges.perm is None
+    torch.manual_seed(0)
+    seed = dropout.draw_seed(torch.device("cpu"))
+    for p in (1e-9, 0.5, 1 - 1e-9, 1.0):
+        expected = keep_mask(seed, 40, heads, p, torch.float64)
+        assert_close(masks_by_kernel(index, edges, heads, p), expected, f"{order} {p}")
+    graph = Graph(order, index, 8, 5)
+    for names in (ADDITIVE, *PAIRS):
+        leaves, direction = leaves_of(graph, heads, 5, names), direction_of(graph, heads, 5)
+        truth = answer(leaves, edges, direction, "reference", dropout=0.5)
+        assert_same(answer(leaves, edges, direction, dropout=0.5), truth, f"{order} {heads} {names}")
+
+
+def test_the_mask_is_of_the_callers_order() -> None:
+    """Where edges lie in memory changes with the names of their dst, and no coefficient changes with it."""
+    x = inputs(RANDOM, 3, 5)[0]
+    src, dst = RANDOM.index
+    new = torch.randperm(40, generator=torch.Generator().manual_seed(0))
+    one, renamed = edges_of(RANDOM), Edges.from_index(torch.stack([src, new[dst]]), 40, 40)
+    assert one.perm is not None and renamed.perm is not None and not torch.equal(one.perm, renamed.perm)
+    assert torch.equal(call({"x": x}, renamed, dropout=0.5)[new], call({"x": x}, one, dropout=0.5))
+
+
+# --- Both ways to remember what the backward pass needs. ---
+
+
+@MEMORY
+@pytest.mark.parametrize("graph", [BIPARTITE, BATCH, RANDOM, random(30, 7, 200)], ids=str)
+@pytest.mark.parametrize("names", [ADDITIVE, "x score_src score_dst", "x score_src", "x score_dst", "x score_edge"])
+def test_both_memory_modes(names: str, graph: Graph, speed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "keeps_output", lambda *_: speed)
+    backward, dense, normalise = (spy(monkeypatch, cpu, name) for name in ("backward", "_dense", "_normalise"))
+    edges, leaves, direction = edges_of(graph), leaves_of(graph, 3, 5, names), direction_of(graph, 3, 5)
+    for p in (0.0, 0.3):
+        truth = answer(leaves, edges, direction, "segment", dropout=p)
+        assert_same(answer(leaves, edges, direction, dropout=p), truth, f"{graph} {names} {p} speed {speed}")
+    kept = [args[9:13] for args in backward.calls]
+    assert len(kept) == 2 and all(norm is not None for _, norm, _, _ in kept)
+    assert all((t is not None) == speed for out, _, plus, mass in kept for t in (out, plus, mass))
+    assert len(dense.calls) == (2 if speed else 0) and len(normalise.calls) == (0 if speed else 2)
+
+
+def test_scores_without_a_gradient_and_a_gradient_of_one_alone() -> None:
+    edges, leaves, direction = edges_of(BIPARTITE), leaves_of(BIPARTITE, 3, 5, ADDITIVE), direction_of(BIPARTITE, 3, 5)
+    truth = answer(leaves, edges, direction, "segment", dropout=0.3)
+    for wanted in leaves:
+        alone = {name: leaf.clone().requires_grad_(name == wanted) for name, leaf in leaves.items()}
+        call(alone, edges, dropout=0.3).backward(direction)
+        assert_close(alone[wanted].grad, truth[wanted], wanted)
+        assert all(leaf.grad is None for name, leaf in alone.items() if name != wanted)
+
+
+# --- Rows of several pieces. ---
+
+
+def stairs(*degrees: int) -> Graph:
+    """dst i hears `degrees[i]` edges, from few src, in a shuffled order."""
+    dst = torch.arange(len(degrees)).repeat_interleave(torch.tensor(degrees))
+    dst = dst[torch.randperm(dst.numel(), generator=torch.Generator().manual_seed(0))]
+    return Graph("stairs", torch.stack([torch.arange(dst.numel()) * 7 % 600, dst]), 600, len(degrees))
+
+
+def turned(graph: Graph) -> Graph:
+    return Graph(f"{graph} turned", graph.index.flip(0), graph.num_dst, graph.num_src)
+
+
+def star(points: int) -> Graph:
+    """Node 0 hears all others, and all others hear it."""
+    others = torch.arange(1, points + 1)
+    index = torch.cat([torch.stack([others, 0 * others]), torch.stack([0 * others, others])], 1)
+    return Graph("star", index, points + 1, points + 1)
+
+
+STAIRS = stairs(cpu.SPLIT - 1, cpu.SPLIT, cpu.SPLIT + 1, 0, 2 * cpu.SPLIT + 1, 3)
+LONG = {"dst": (STAIRS, [2, 4], []), "src": (turned(STAIRS), [], [2, 4]), "both": (star(cpu.SPLIT + 1), [0], [0])}
+
+
+@pytest.mark.parametrize("side", LONG)
+@pytest.mark.parametrize("names", [ADDITIVE, CONSTANT, *PAIRS])
+def test_long_rows(names: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, by_dst, by_src = LONG[side]
+    edges = edges_of(graph)
+    assert cpu._pieces(edges, "dst").long.tolist() == by_dst and cpu._pieces(edges, "src").long.tolist() == by_src
+    if side == "dst":
+        pieces = cpu._pieces(edges, "dst")
+        split = cpu.SPLIT
+        assert np.diff(pieces.bounds).tolist() == [split - 1, split, split, 1, 0, split, split, 1, 3]
+        assert pieces.row.tolist() == [0, 1, 2, 2, 3, 4, 4, 4, 5] and pieces.slots == 6 + 5
+    merges = [spy(monkeypatch, cpu, name) for name in ("_merge", "_merge_sums")]
+    leaves, direction = leaves_of(graph, 3, 5, names), direction_of(graph, 3, 5)
+    for p in (0.0, 0.3):
+        truth = answer(leaves, edges, direction, "segment", dropout=p)
+        for speed in (True, False) if names == ADDITIVE else (True,):
+            monkeypatch.setattr(fused, "keeps_output", lambda *_, speed=speed: speed)
+            assert_same(answer(leaves, edges, direction, dropout=p), truth, f"{graph} {names} {p} speed {speed}")
+    assert bool(merges[0].calls) == bool(by_dst)
+    assert bool(merges[1].calls) == bool(by_src or "x_dst" in names)
+
+
+def test_a_piece_may_be_masked_as_a_whole() -> None:
+    graph = stairs(2 * cpu.SPLIT + 1, 2 * cpu.SPLIT)
+    edges = edges_of(graph)
+    assert cpu._pieces(edges, "dst").long.tolist() == [0, 1]
+    leaves, direction = leaves_of(graph, 3, 5, ADDITIVE), direction_of(graph, 3, 5)
+    grouped = edges.group(leaves["score_edge"]).clone()
+    grouped[: cpu.SPLIT] = -torch.inf  # the first piece of row 0
+    grouped[2 * cpu.SPLIT + 1 :] = -torch.inf  # row 1
+    leaves["score_edge"] = edges.ungroup(grouped)
+    kept = leaves["score_edge"][:, 0].isfinite()
+    without = Edges.from_index(graph.index[:, kept], graph.num_src, graph.num_dst)
+    truth = answer({**leaves, "score_edge": leaves["score_edge"][kept]}, without, direction, "segment")
+    found = answer(leaves, edges, direction)
+    assert not found["out"][1].any() and not found["score_edge"][~kept].any()
+    assert_same({**found, "score_edge": found["score_edge"][kept]}, truth, "masked")
+
+
+@pytest.mark.parametrize("backend", ["fused", "segment"])
+def test_a_row_masked_as_a_whole_has_no_gradient(backend: str) -> None:
+    leaves, edges = leaves_of(STAR_IN, 3, 5, ADDITIVE), edges_of(STAR_IN)
+    leaves["score_edge"].fill_(-torch.inf)
+    found = answer(leaves, edges, direction_of(STAR_IN, 3, 5), backend, dropout=0.3)
+    assert not any(value.any() for value in found.values()), {k: v.isnan().sum().item() for k, v in found.items()}
+
+
+@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+def test_no_heads_and_no_channels(names: str) -> None:
+    edges = edges_of(BIPARTITE)
+    for heads, channels in ((0, 4), (2, 0)):
+        leaves, direction = leaves_of(BIPARTITE, heads, channels, names), direction_of(BIPARTITE, heads, channels)
+        truth = answer(leaves, edges, direction, "segment")
+        assert_same(answer(leaves, edges, direction), truth, f"{names} {heads}x{channels}")
+
+
+# --- Offsets beyond 2^31. ---
+
+BY_NODE = {"x_", "s_", "d_", "x_dst_", "grad_", "out_", "out_plus_", "out", "out_plus", "norm", "mass_plus", "stats_"}
+BY_NODE |= {"stats", "delta", "grad_x_", "grad_s", "grad_d", "grad_dst_", "grad_src_"}
+BY_ID = {"src_", "dst_", "row", "slot"}
+
+
+def far(values: np.ndarray, rows: int, first: int) -> np.ndarray:
+    """The same rows, from `first` on, of an array whose other rows are never touched and cost no memory."""
+    width = values.size // rows
+    size = (first + rows) * width
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    try:
+        whole = np.frombuffer(mmap.mmap(-1, size * values.itemsize, flags=flags), values.dtype, size)
+    except OSError as error:
+        pytest.skip(f"no room for addresses: {error}")
+    whole[first * width :] = values
+    return whole
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MAP_PRIVATE") or sys.maxsize < 2**33, reason="needs mmap of 64 bits")
+@MEMORY
+@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kernel again with the nodes renamed to a place where row times width needs more than 31 bits."""
+    if "x_dst" in names and not speed:
+        pytest.skip("has one mode")
+    graph, channels, first = COMPLETE, (1 << 16) + 5, 1 << 15  # whole tiles, and a part of one
+    assert first * channels > 2**31
+    monkeypatch.setattr(fused, "keeps_output", lambda *_: speed)
+    run, seen = cpu._run, []
+
+    def run_twice(kernel: Any, dtype: Any, bounds: Any, work: int, *args: Any) -> None:
+        named = list(inspect.signature(kernel.py_func).parameters)[3:]
+        assert len(named) == len(args)
+        moved = list(args)
+        for at, (name, value) in enumerate(zip(named, args, strict=True)):
+            if isinstance(value, np.ndarray) and value.size:
+                if name in BY_NODE:
+                    moved[at] = far(value, graph.num_src, first)
+                elif name in BY_ID:
+                    moved[at] = value + value.dtype.type(first)
+        run(kernel, dtype, bounds, work, *args)
+        pieces = (first, first + bounds.size - 1) if kernel is cpu._dense else (0, bounds.size - 1)
+        kernel(*pieces, np.zeros((10, cpu.SPLIT), dtype), *moved)
+        for name, there, here in zip(named, moved, args, strict=True):
+            if isinstance(here, np.ndarray) and name not in BY_ID:
+                assert np.array_equal(there[there.size - here.size :], here), f"{kernel.__name__} {name}"
+        assert any(a is not b and a.size > 2**31 for a, b in zip(moved, args, strict=True) if isinstance(a, np.ndarray))
+        seen.append(kernel.__name__)
+
+    def run_near(kernel: Any, *rest: Any) -> None:
+        # Their arrays are [N, H] and [E, H], and they index by NumPy's own int64.
+        (run if kernel in (cpu._normalise, cpu._collect) else run_twice)(kernel, *rest)
+
+    monkeypatch.setattr(cpu, "_run", run_near)
+    leaves = leaves_of(graph, 1, channels, names, torch.float32)
+    edges = edges_of(graph)
+    assert edges.src.dtype == torch.int32  # the ids themselves are short
+    answer(leaves, edges, torch.ones(5, 1, channels), dropout=0.3)
+    if names == ADDITIVE:
+        assert seen == (["_forward", "_dense", "_backward"] if speed else ["_forward", "_backward"])
+    else:
+        assert seen == ["_forward_pair", "_backward_pair_dst", "_backward_pair_src"]
+
+
+# --- Scores of the features of both ends. ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("graph", ZOO, ids=str)
+def test_pairs_are_the_reference(graph: Graph, dtype: torch.dtype) -> None:
+    edges = edges_of(graph)
+    for names in PAIRS:
+        for (heads, channels), p in {(3, 5): 0.3, (1, 1): 0.0, (8, 8): 0.0}.items():
+            leaves, direction = leaves_of(graph, heads, channels, names), direction_of(graph, heads, channels)
+            options = {"negative_slope": 0.1, "dropout": p}
+            truth = answer(leaves, edges, direction, "reference", **options)
+            own = {name: leaf.to(dtype) for name, leaf in leaves.items()}
+            if dtype == torch.float32:  # the truth is of what was rounded
+                truth = answer(
+                    {k: v.double() for k, v in own.items()}, edges, direction.float(), "reference", **options
+                )
+            for backend in ("fused", "segment"):
+                found = answer(own, edges, direction, backend, **options)
+                assert found["out"].dtype == dtype
+                assert_same(found, truth, f"{graph} {names} {heads}x{channels} {backend}")
+
+
+@pytest.mark.parametrize("att", [True, False], ids=["att", "dot"])
+def test_pairs_of_one_x(att: bool) -> None:
+    edges, leaves = edges_of(RANDOM), leaves_of(RANDOM, 3, 5, "x x_dst att")
+    grads = []
+    for backend in ("fused", "reference"):
+        x, a = leaves["x"].clone().requires_grad_(), leaves["att"].clone().requires_grad_()
+        out = attend_pairs(x, x, a if att else None, edges, backend=backend)
+        out.square().sum().backward()
+        grads.append({"out": out.detach(), "x": x.grad} | ({"att": a.grad} if att else {}))
+    assert_same(*grads, "shared")
+
+
+@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+def test_twice_differentiable_with_dropout(names: str) -> None:
+    graph = random(4, 3, 9)
+    leaves, edges = leaves_of(graph, 2, 3, names), edges_of(graph)
+
+    def run(*values: Tensor) -> Tensor:
+        return call(dict(zip(leaves, values, strict=True)), edges, dropout=0.4)
+
+    values = tuple(leaf.requires_grad_() for leaf in leaves.values())
+    assert torch.autograd.gradcheck(run, values)
+    assert torch.autograd.gradgradcheck(run, values)
+
+
+@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+def test_the_same_bits_for_any_number_of_threads(
+    names: str, monkeypatch: pytest.MonkeyPatch, two_threads: None
+) -> None:
+    graph = random(400, 300, 9000)
+    row = Graph("row", torch.stack([torch.arange(cpu.SPLIT + 9) % 400, torch.zeros(cpu.SPLIT + 9).long()]), 400, 300)
+    graph = Graph("random with a long row", torch.cat([graph.index, row.index], 1), 400, 300)
+    edges = edges_of(graph)
+    assert cpu._pieces(edges, "dst").long.tolist() == [0]
+    leaves, direction = leaves_of(graph, 4, 5, names, torch.float32), direction_of(graph, 4, 5)
+    monkeypatch.setattr(cpu, "SMALL", 1)
+    submits: list[Any] = []
+    submit = ThreadPoolExecutor.submit
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", lambda *args: submits.append(args) or submit(*args))
+    runs, started = [], []
+    for threads in (2, 2, 1, 3):
+        torch.set_num_threads(threads)
+        submits.clear()
+        runs.append(answer(leaves, edges, direction, dropout=0.3))
+        started.append(len(submits))
+    assert started == [3, 3, 0, 6]  # three kernels; the caller is a thread too
+    for again in runs[1:]:
+        for name, value in again.items():
+            assert torch.equal(value, runs[0][name]), name
+
+
+def test_the_arguments_of_pairs_that_do_not_fit() -> None:
+    leaves, edges = leaves_of(BIPARTITE, 3, 4, "x x_dst att"), edges_of(BIPARTITE)
+    with pytest.raises(ValueError, match=r"x_dst has shape \(5, 3, 4\), expected \(3, 3, 4\)"):
+        attend_pairs(leaves["x"], leaves["x"], leaves["att"], edges)
+    with pytest.raises(ValueError, match=r"att has shape \(1, 3, 4\), expected \(3, 4\)"):
+        attend_pairs(leaves["x"], leaves["x_dst"], leaves["att"][None], edges)
+
+
+# --- What a tensor may look like. ---
+
+
+def odd_layouts(leaf: Tensor) -> dict[str, Tensor]:
+    """The same numbers, laid out in other ways."""
+    wide = leaf.new_full((*leaf.shape[:-1], 2 * leaf.size(-1)), torch.nan)
+    wide[..., ::2] = leaf
+    offset = torch.cat([leaf.new_full((3,), torch.nan), leaf.flatten()])[3:].view_as(leaf)
+    return {"strided": wide[..., ::2], "transposed": leaf.mT.contiguous().mT, "offset": offset}
+
+
+@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+def test_odd_layouts(names: str) -> None:
+    edges, leaves, direction = edges_of(BIPARTITE), leaves_of(BIPARTITE, 3, 4, names), direction_of(BIPARTITE, 3, 4)
+    truth = answer(leaves, edges, direction, "reference", dropout=0.3)
+    for layout in ("strided", "transposed", "offset"):
+        odd = {name: odd_layouts(leaf)[layout].requires_grad_() for name, leaf in leaves.items()}
+        out = call(odd, edges, dropout=0.3)
+        out.backward(odd_layouts(direction)[layout])
+        found = {"out": out.detach()} | {name: leaf.grad for name, leaf in odd.items()}
+        assert_same(found, truth, f"{layout} {names}")
+
+
+@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+def test_expanded_operands_and_gradients(names: str) -> None:
+    edges = edges_of(BIPARTITE)
+    leaves = {name: leaf[:1] for name, leaf in leaves_of(BIPARTITE, 3, 4, names).items()}
+    rows = {"x": 5, "score_src": 5, "score_dst": 3, "score_edge": 5, "x_dst": 3, "att": 3}
+    results = []
+    for backend in ("fused", "reference"):
+        own = {name: leaf.clone().requires_grad_() for name, leaf in leaves.items()}
+        expanded = {name: leaf.expand(rows[name], *leaf.shape[1:]) for name, leaf in own.items()}
+        out = call(expanded, edges, backend, dropout=0.3)
+        out.sum().backward()  # the gradient is one number, expanded
+        results.append({"out": out.detach()} | {name: leaf.grad for name, leaf in own.items()})
+    assert_same(*results, names)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+def test_half_precision(names: str, dtype: torch.dtype) -> None:
+    edges, leaves = edges_of(RANDOM), leaves_of(RANDOM, 3, 5, names, dtype)
+    direction = direction_of(RANDOM, 3, 5).to(dtype)
+    truth = answer({k: v.double() for k, v in leaves.items()}, edges, direction, "reference", dropout=0.3)
+    found = answer(leaves, edges, direction, dropout=0.3)
+    assert all(value.dtype == dtype for value in found.values())
+    assert_same(found, truth, f"{names}")
+
+
+@pytest.mark.parametrize("names", [ADDITIVE, PAIRS[0]])  # each is compiled for these ids alone
+def test_wide_ids(names: str) -> None:
+    narrow = edges_of(RANDOM)
+    ids = {name: getattr(narrow, name).long() for name in ("index", "src", "dst", "perm")}
+    wide = replace(narrow, **ids)
+    assert narrow.src.dtype == torch.int32 and wide.transpose[2].dtype == torch.int64
+    leaves, direction = leaves_of(RANDOM, 3, 5, names), direction_of(RANDOM, 3, 5)
+    found, truth = (answer(leaves, edges, direction, dropout=0.3) for edges in (wide, narrow))
+    assert all(torch.equal(found[name], truth[name]) for name in truth)
+
+
+@pytest.mark.parametrize(
+    ("of_x", "of_others", "of_out"),
+    [
+        (torch.float32, torch.float64, torch.float64),
+        (torch.float64, torch.float32, torch.float64),
+        (torch.bfloat16, torch.float32, torch.float32),
+        (torch.bfloat16, torch.float16, torch.float32),
+    ],
+)
+@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+def test_mixed_dtypes(names: str, of_x: torch.dtype, of_others: torch.dtype, of_out: torch.dtype) -> None:
+    edges, leaves = edges_of(BIPARTITE), leaves_of(BIPARTITE, 3, 5, names)
+    leaves = {name: leaf.to(of_x if name == "x" else of_others) for name, leaf in leaves.items()}
+    direction = direction_of(BIPARTITE, 3, 5).to(of_out).double()
+    truth = answer({k: v.double() for k, v in leaves.items()}, edges, direction, "reference", dropout=0.3)
+    found = answer(leaves, edges, direction, dropout=0.3)
+    assert found["out"].dtype == of_out and all(found[name].dtype == leaf.dtype for name, leaf in leaves.items())
+    assert_same(found, truth, f"{names} {of_x} {of_others}")
+
+
+# --- torch.func. ---
+
+
+@pytest.mark.parametrize("backend", ["fused", "segment"])
+@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+def test_vmap_and_grad(names: str, backend: str) -> None:
+    edges, direction = edges_of(BIPARTITE), direction_of(BIPARTITE, 3, 4)
+    batch = [{k: v + n for k, v in leaves_of(BIPARTITE, 3, 4, names).items()} for n in range(3)]
+    stacked = {name: torch.stack([leaves[name] for leaves in batch]) for name in batch[0]}
+
+    def loss(leaves: Tensors) -> Tensor:
+        return (call(leaves, edges, backend) * direction).sum()
+
+    truths = [answer(leaves, edges, direction, "segment") for leaves in batch]
+    out = torch.vmap(lambda leaves: call(leaves, edges, backend), randomness="different")(stacked)
+    grads = torch.vmap(torch.func.grad(loss), randomness="different")(stacked)
+    for n, truth in enumerate(truths):
+        alone = torch.func.grad(loss)(batch[n])
+        assert_close(out[n], truth["out"], f"{names} {n}")
+        for name, grad in alone.items():
+            assert_close(grad, truth[name], f"{names} {n} {name} alone")
+            assert_close(grads[name][n], truth[name], f"{names} {n} {name}")
+
+
+def test_vmap_gives_each_its_own_mask() -> None:
+    edges = edges_of(COMPLETE)
+    x = torch.eye(5, dtype=torch.float64)[:, None].repeat(1, 20, 1)  # tells each edge's coefficient
+    weight = torch.randn(4, 5, 20, 5, dtype=torch.float64)
+
+    def run(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        out = attend(x, None, None, edges, dropout=0.5, backend="fused")
+        return (out * weight).sum(), out
+
+    torch.manual_seed(0)
+    grads, outs = torch.vmap(torch.func.grad(run, has_aux=True), randomness="different")(x.expand(4, 5, 20, 5), weight)
+    masks = 5 * outs != 0
+    n = masks[0].numel()
+    assert all(abs(mask.double().mean() - 0.5) < 4 * math.sqrt(0.25 / n) for mask in masks)
+    for one in range(4):
+        for other in range(one):
+            agree = (masks[one] == masks[other]).double().mean()
+            assert abs(agree - 0.5) < 4 * math.sqrt(0.25 / n), (one, other)
+    # the backward pass has the masks of the forward pass: the output is linear in x
+    assert_close((grads * x).sum((1, 2, 3)), (outs * weight).sum((1, 2, 3)))
+    _, same = torch.vmap(run, randomness="same")(x.expand(4, 5, 20, 5), weight)
+    assert (same == same[0]).all() and (same == 0).any()  # one seed, one mask
+    with pytest.raises(RuntimeError, match="randomness"):
+        torch.vmap(run)(x.expand(4, 5, 20, 5), weight)
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+def test_the_second_derivative_has_the_same_masks_under_vmap(dropout_p: float) -> None:
+    edges, leaves = edges_of(BIPARTITE), leaves_of(BIPARTITE, 2, 3, "x score_src")
+    direction = direction_of(BIPARTITE, 2, 3)
+    edges.wide, edges.transpose  # noqa: B018  # known before, see test_nothing_of_a_transform_is_remembered
+    scores = torch.stack([leaves["score_src"], -leaves["score_src"], 2 * leaves["score_src"]])
+    step = torch.randn(scores.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+    def slope(s: Tensor) -> Tensor:
+        def loss(s: Tensor) -> Tensor:
+            return (attend(leaves["x"], s, None, edges, dropout=dropout_p, backend="fused") * direction).sum()
+
+        return torch.func.grad(loss)(s)
+
+    def slopes(s: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return torch.vmap(slope, randomness="different")(s)
+
+    torch.manual_seed(0)
+    second = torch.vmap(lambda s, v: torch.func.grad(lambda s: (slope(s) * v).sum())(s), randomness="different")(
+        scores, step
+    )  # the Hessian is symmetric: this is H v
+    eps = 1e-6
+    expected = (slopes(scores + eps * step) - slopes(scores - eps * step)) / (2 * eps)
+    # a central difference is exact to eps^2 and to rounding over eps: seven figures
+    assert torch.allclose(second, expected, rtol=1e-6, atol=1e-7), (second - expected).abs().max()
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+def test_a_jacobian_is_of_one_forward_pass(names: str, dropout_p: float) -> None:
+    """Only the gradient of the output is a batch: there is one mask, of the one forward pass."""
+    leaves, edges = leaves_of(BIPARTITE, 2, 3, names), edges_of(BIPARTITE)
+    fused_one, truth = (
+        torch.func.jacrev(lambda x, b=b: call({**leaves, "x": x}, edges, b, dropout=dropout_p))(leaves["x"])
+        for b in ("fused", "segment")
+    )
+    assert_close(fused_one, truth, names)
+
+
+@pytest.mark.parametrize("backend", ["fused", "segment"])
+@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+def test_nothing_of_a_transform_is_remembered(names: str, backend: str) -> None:
+    """What Edges remember is made when first asked for, which may be within a derivative of a derivative."""
+    leaves, direction = leaves_of(BIPARTITE, 3, 4, names), direction_of(BIPARTITE, 3, 4)
+
+    def by_autograd(edges: Edges) -> Tensor:
+        x = leaves["x"].clone().requires_grad_()
+        out = call({**leaves, "x": x}, edges, backend)
+        (grad,) = torch.autograd.grad((out * direction).sum() + out.square().sum(), x, create_graph=True)
+        return torch.autograd.grad(grad.square().sum(), x)[0]
+
+    def by_func(edges: Edges) -> Tensor:
+        def loss(x: Tensor) -> Tensor:
+            out = call({**leaves, "x": x}, edges, backend)
+            return (out * direction).sum() + out.square().sum()
+
+        return torch.func.grad(lambda x: torch.func.grad(loss)(x).square().sum())(leaves["x"])
+
+    answers = []
+    for twice in (by_autograd, by_func):
+        edges = edges_of(BIPARTITE)
+        answers += [twice(edges), twice(edges)]
+    for found in answers[1:]:
+        assert_close(found, answers[0])
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_nothing_of_a_transform_is_remembered_of_a_graph(name: str) -> None:
+    layer, x, index = LAYERS[name](5, 4), torch.randn(40, 5), RANDOM.index.clone()
+
+    def slope(x: Tensor) -> Tensor:
+        return torch.func.grad(lambda x: layer(x, index).square().sum())(x)
+
+    first, again = (torch.func.grad(lambda x: slope(x).square().sum())(x) for _ in range(2))
+    assert torch.equal(first, again)
+
+
+def test_vmap_over_layers() -> None:
+    layers = [GATConv(5, 4, heads=2) for _ in range(3)]
+    x, index = torch.randn(40, 5), RANDOM.index.clone()
+    params, buffers = torch.func.stack_module_state(layers)
+    base = GATConv(5, 4, heads=2)
+
+    def run(params: Tensors, buffers: Tensors) -> Tensor:
+        return torch.func.functional_call(base, (params, buffers), (x, index))
+
+    outs = torch.vmap(run)(params, buffers)
+    grads = torch.vmap(torch.func.grad(lambda p, b: run(p, b).square().sum()))(params, buffers)
+    for n, layer in enumerate(layers):
+        out = layer(x, index)
+        assert_close(outs[n], out, f"layer {n}")
+        out.square().sum().backward()
+        for name, parameter in layer.named_parameters():
+            assert parameter.grad is not None
+            scale = parameter.grad.abs().max()  # of sums over all nodes
+            assert_close(grads[name][n] / scale, parameter.grad / scale, f"layer {n} {name}")
+
+
+# --- When it cannot serve. ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"x": torch.complex64},
+            "an operand has dtype torch.complex64, and the kernels know torch.float32, torch.float64",
+        ),
+        ({"x": torch.int64}, "an operand has dtype torch.int64"),
+        ({"score_src": torch.complex128}, "dtype torch.complex128"),
+        ({"score_edge": torch.int32}, "dtype torch.int32"),
+    ],
+)
+def test_what_the_kernels_do_not_know(changes: dict[str, torch.dtype], reason: str) -> None:
+    leaves = leaves_of(BIPARTITE, 3, 4, ADDITIVE)
+    leaves |= {name: leaves[name].to(dtype) for name, dtype in changes.items()}
+    assert reason in str(fused.cannot(*leaves.values()))
+    with pytest.raises(ValueError, match=f"backend='fused' cannot serve: .*{reason}.*backend='auto'"):
+        call(leaves, edges_of(BIPARTITE))
+
+
+def test_a_device_without_kernels() -> None:
+    x = torch.empty(5, 3, 4, device="meta")
+    reason = str(fused.cannot(x))
+    assert "x is on meta" in reason and "there are kernels for cpu and cuda" in reason
+    with pytest.raises(ValueError, match=f"backend='fused' cannot serve: {reason}"):
+        attend(x, None, None, edges_of(BIPARTITE), backend="fused")
+
+
+@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+def test_without_numba(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    edges, leaves, direction = edges_of(BIPARTITE), leaves_of(BIPARTITE, 3, 4, names), direction_of(BIPARTITE, 3, 4)
+    truth = answer(leaves, edges, direction, "auto", dropout=0.3)
+    monkeypatch.setitem(sys.modules, "numba", None)  # as where it is not installed
+    monkeypatch.delitem(sys.modules, cpu.__name__)
+    monkeypatch.delattr(gat_pyg.attention, "cpu")
+    monkeypatch.setattr(fused, "_WHY", {}, raising=False)
+    monkeypatch.setattr(fused, "_forward", None)  # would fail
+    assert_same(answer(leaves, edges, direction, "auto", dropout=0.3), truth, names)
+    with pytest.raises(ValueError, match="cannot serve: .*numba"):
+        call(leaves, edges)
+
+
+def test_no_folder_for_the_code(tmp_path: Path) -> None:
+    """Where nothing can be written the kernels are compiled all the same."""
+    package = Path(fused.__file__).parent.parent
+    shutil.copytree(package, tmp_path / "gat_pyg", ignore=shutil.ignore_patterns("__pycache__", "*.npz"))
+    for folder in ("gat_pyg", "gat_pyg/attention"):
+        (tmp_path / folder / "__pycache__").write_text("a file, where root could write to a folder without leave")
+    nowhere = "/dev/null/nowhere" if os.path.exists("/dev/null") else str(tmp_path / "gat_pyg/__pycache__/nowhere")
+    places = dict.fromkeys(("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "IPYTHONDIR", "LOCALAPPDATA"), nowhere)
+    environment = os.environ | places | {"PYTHONPATH": str(tmp_path), "PYTHONWARNINGS": "ignore"}
+    code = """
+        import logging
+        logging.basicConfig(level=logging.INFO)
+        import torch
+        from gat_pyg.attention import attend, cpu
+        from gat_pyg.edges import Edges
+        edges = Edges.from_index(torch.tensor([[1, 2], [0, 0]]), num_src=3, num_dst=1)
+        x = torch.tensor([[[0.0]], [[2.0]], [[4.0]]])
+        print(cpu.__file__, attend(x, None, None, edges, backend="fused").item())
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(tmp_path / "gat_pyg/attention/cpu.py"), "3.0"]
+    assert "the kernels are compiled anew in every process" in done.stderr and "kept in memory alone" in done.stderr
+
+
+# --- Graphs that change, processes and threads. ---
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_graph_changed_in_place(name: str) -> None:
+    layer, x = LAYERS[name](5, 4, backend="fused"), torch.randn(40, 5)
+    index = RANDOM.index.clone()
+    before = layer(x, index)
+    index[0] = index[0].flip(0)
+    after = layer(x, index)
+    assert not torch.equal(after, before)
+    assert torch.equal(after, layer(x, index.clone()))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_forked_process(monkeypatch: pytest.MonkeyPatch, two_threads: None) -> None:
+    monkeypatch.setattr(cpu, "SMALL", 1)
+    leaves, edges = leaves_of(RANDOM, 3, 5, ADDITIVE, torch.float32), edges_of(RANDOM)
+    direction = direction_of(RANDOM, 3, 5)
+    truth = answer(leaves, edges, direction)
+    assert cpu._POOL  # the parent's threads, of which the child has none
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: a process of several threads is forked
+        child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            found = answer(leaves, edges, direction)
+            status = 0 if cpu._POOL and all(torch.equal(found[k], truth[k]) for k in truth) else 2
+        finally:
+            os._exit(status)
+    for _ in range(600):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.05)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        pytest.fail("the child hangs")
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert torch.equal(answer(leaves, edges, direction)["x"], truth["x"])  # the parent goes on
+
+
+def test_two_callers_at_once(monkeypatch: pytest.MonkeyPatch, two_threads: None) -> None:
+    monkeypatch.setattr(cpu, "SMALL", 1)
+    graph = random(300, 300, 3000)
+    cases = [(leaves_of(graph, 3, 5, names), names) for names in (ADDITIVE, PAIRS[0])]
+    direction = direction_of(graph, 3, 5)
+    truths = [answer(leaves, edges_of(graph), direction, "segment") for leaves, _ in cases]
+    shared, found, start = edges_of(graph), [[], []], threading.Barrier(2)
+
+    def caller(n: int) -> None:
+        start.wait()
+        for _ in range(10):
+            found[n].append(answer(cases[n][0], shared, direction))
+
+    callers = [threading.Thread(target=caller, args=(n,)) for n in range(2)]
+    for one in callers:
+        one.start()
+    for one in callers:
+        one.join(60)
+        assert not one.is_alive()
+    for n in range(2):
+        assert len(found[n]) == 10
+        for again in found[n]:
+            assert_same(again, truths[n], cases[n][1])
+
+
+# --- Compilers. ---
+
+
+class Net(nn.Module):
+    def __init__(self, name: str, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first = LAYERS[name](5, 4, heads=2, dropout=dropout)
+        self.second = LAYERS[name](8, 3, add_self_loops=False)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+def operators(module: torch.fx.GraphModule) -> list[str]:
+    return [str(node.target) for node in module.graph.nodes if str(node.target).startswith("gat_pyg")]
+
+
+def results(model: Callable[..., Tensor], net: nn.Module, x: Tensor, index: Tensor) -> Tensors:
+    torch.manual_seed(0)
+    net.zero_grad()
+    x = x.clone().requires_grad_()
+    out = model(x, index)
+    out.sin().sum().backward()
+    return {"out": out.detach(), "x": x.grad} | {name: p.grad.clone() for name, p in net.named_parameters()}
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+@pytest.mark.parametrize("name", LAYERS)
+def test_compiled(name: str, dropout_p: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    seen: list[list[str]] = []
+
+    def keep(module: torch.fx.GraphModule, _: Any) -> Any:
+        seen.append(operators(module))
+        return make_boxed_func(module.forward)
+
+    torch._dynamo.reset()
+    net, x, index = Net(name, dropout_p).double(), torch.randn(40, 5).double(), RANDOM.index.clone()
+    compiled = torch.compile(net, fullgraph=True, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))
+    found = results(compiled, net, x, index)
+    assert seen == [["gat_pyg.attend.default"] * 2, ["gat_pyg.attend_backward.default"] * 2]
+    assert_same(found, results(net, net, x, index), name)
+    built = spy(monkeypatch, edges_module, "_build")
+    for _ in range(3):
+        assert torch.equal(results(compiled, net, x, index)["x"], found["x"])
+    assert not built.calls
+    new = index.clone()
+    for _ in range(3):
+        results(compiled, net, x, new)
+    assert len(built.calls) == 2  # with loops and without
+    new[0] = new[0].flip(0)
+    assert_same(results(compiled, net, x, new), results(net, net, x, new.clone()), "changed in place")
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_exported(name: str) -> None:
+    net, x, index = Net(name).eval(), torch.randn(40, 5), RANDOM.index
+    program = torch.export.export(net, (x, index))
+    assert operators(program.graph_module) == ["gat_pyg.attend.default"] * 2
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    assert_close(torch.export.load(file).module()(x, index), net(x, index))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+@pytest.mark.parametrize("names", ["x score_src score_dst", "x score_src score_dst score_edge", "x", *PAIRS])
+def test_the_operators_are_what_torch_expects(names: str, p: float) -> None:
+    leaves = {name: leaf.requires_grad_() for name, leaf in leaves_of(BIPARTITE, 2, 3, names).items()}
+    order = ("x", "x_dst", "att", "") if "x_dst" in names else ("x", "score_src", "score_dst", "score_edge")
+    operands = [leaves.get(name) for name in order]
+    kind = "pair" if "x_dst" in names else "additive"
+    seed = torch.tensor(7) if p else None
+    rest = (3, False, "source_to_target", kind, 0.2, p)
+    for speed in (True, False) if kind == "additive" else (False,):
+        args = (*operands, seed, BIPARTITE.index, *rest, speed)
+        found = torch.library.opcheck(torch.ops.gat_pyg.attend.default, args)
+        assert set(found.values()) == {"SUCCESS"}, found
+        out, *kept = torch.ops.gat_pyg.attend(*args)
+        kept = kept if speed or kind == "pair" else [kept[0], None, None]  # as `_keep_for_backward`
+        detached = [None if t is None else t.detach() for t in (out, *operands)]
+        kept = [None if t is None else t.detach() for t in kept]
+        saved = (detached[0] if speed or kind == "pair" else None, *kept)
+        torch.library.opcheck(
+            torch.ops.gat_pyg.attend_backward.default,
+            (
+                torch.ones_like(out).detach(),
+                *detached[1:],
+                seed,
+                BIPARTITE.index,
+                *saved,
+                *rest,
+                "score_edge" in leaves,
+            ),
+            test_utils=("test_schema", "test_faketensor"),
+        )
