@@ -68,6 +68,7 @@ LARGE = ("reddit", "products")
 CASES = [
     Case("cora", "cora", 1433, 8, 8, x_grad=False, special=True),
     Case("cora-sparse", "cora", 1433, 8, 8, x_grad=False, sparse=True),
+    Case("cora-trained", "cora", 1433, 8, 8, x_grad=False, sparse=True, dropout=0.6),
     Case("cora-alone-8x8", "cora", 0, 8, 8),
     Case("citeseer", "citeseer", 3703, 8, 8, x_grad=False),
     Case("pubmed", "pubmed", 500, 8, 8, x_grad=False),
@@ -294,6 +295,7 @@ def measure(problem: Problem, options: argparse.Namespace) -> tuple[list[dict[st
             if device.type == "cuda":
                 torch.cuda.empty_cache()
     del right
+    problem.p = case.dropout
     for name, made in ready.items():
         rows[name] |= {"forward": [], "step": []}
         rows[name]["peak_bytes"] = None if "CUDA graph" in name else peak(made.step, device)

@@ -13,7 +13,7 @@ import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch_geometric.utils import add_self_loops
 
-from gat_pyg import conv
+from gat_pyg import conv, features
 from gat_pyg.attention import attend
 from gat_pyg.edges import Edges, neighbourhoods
 
@@ -30,11 +30,13 @@ class Case:
     x_grad: bool = True
     kind: str = "GATConv"
     sparse: bool = False  # x is given to ours as torch.sparse CSR
+    dropout: float = 0.0  # of x, before the layer, when it is timed
     special: bool = False  # compile PyG's layer too, and replay CUDA graphs
 
     def __str__(self) -> str:
         what = f"{self.F} → {self.H}×{self.C}" if self.F else f"attention alone {self.H}×{self.C}"
-        return f"{what}{', GATv2' * (self.kind == 'GATv2Conv')}{', sparse x' * self.sparse}"
+        kind = ", GATv2" * (self.kind == "GATv2Conv") + ", sparse x" * self.sparse
+        return what + kind + ", with its dropout" * (self.dropout > 0)
 
 
 class Problem:
@@ -43,6 +45,7 @@ class Problem:
     def __init__(self, case: Case, index: Tensor, x: Tensor | None, N: int) -> None:
         torch.manual_seed(0)
         self.case, self.N, device = case, N, index.device
+        self.p = 0.0  # the dropout of x: none where answers are compared
         self.looped, _ = add_self_loops(index, num_nodes=N)
         self.index = index if case.F else self.looped
         if case.F:
@@ -104,8 +107,8 @@ def of_layer(
 ) -> Way:
     layer.to(problem.grad.device).load_state_dict(problem.weights)
     call, dense = layer if call is None else call, problem.given["x"]
-    x = dense if x is None else x
-    return way(lambda: call(x, index), {"x": dense, **dict(layer.named_parameters())}, problem.grad)
+    x, drop = (dense, F.dropout) if x is None else (x, features.dropout)
+    return way(lambda: call(drop(x, problem.p), index), {"x": dense, **dict(layer.named_parameters())}, problem.grad)
 
 
 def ours(problem: Problem, backend: Any) -> Way:
