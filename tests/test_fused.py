@@ -942,3 +942,19 @@ def test_the_operators_are_what_torch_expects(names: str, p: float) -> None:
             ),
             test_utils=("test_schema", "test_faketensor"),
         )
+
+
+@pytest.mark.parametrize("degree", [2, 12, 40, cpu.SPLIT + 1])  # within half a tile, a tile, several, several pieces
+def test_a_score_that_is_no_number_is_not_lost(degree: int) -> None:
+    edges = Edges.from_index(torch.stack([torch.arange(degree), torch.zeros(degree, dtype=torch.long)]), degree, 2)
+    x, bad = torch.randn(degree, 1, 3), torch.zeros(degree, 1)
+    for at in {0, 1, degree // 2, degree - 1}:
+        score = bad.clone()
+        score[at] = torch.nan
+        for fill in (0.0, -torch.inf):  # among numbers, and alone
+            scores = torch.full_like(bad, fill) + score
+            out = attend(x, scores, None, edges, backend="fused")
+            assert out[0].isnan().all() and not out[1].any(), (degree, at, fill)
+        node = x.clone()
+        node[at] = torch.nan
+        assert attend_pairs(node, torch.ones(2, 1, 3), None, edges, backend="fused")[0].isnan().all()

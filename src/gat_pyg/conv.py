@@ -353,9 +353,11 @@ class GATConv(_AttentionConv):
     Raises:
         ValueError: if an argument is out of range.
 
-    Cost: O(N F H C + E H C) time; memory for `[N, H C]` and a few `[E, H]`. Neighbourhoods are built once per graph and
-    shared by all layers and epochs. Under torch.compile, torch.export and TorchScript, with an explainer, a message
-    passing hook or an overridden step, the layer runs PyG's message passing instead, with the same results.
+    Cost: O(N F H C + E H C) time; memory for a few `[N, H C]`, and for a few `[E, H]` where attention is returned.
+    Neighbourhoods are built once per graph and shared by all layers and epochs. Under torch.compile and torch.export
+    the operation is one operator. Under TorchScript, with an explainer, a message passing hook or an overridden step,
+    and for a compiler where edge features, returned attention or a mechanism of one's own ask for it, the layer runs
+    PyG's message passing instead, whatever the backend: the same results, but dropout is drawn as PyG draws it.
 
     Example:
         >>> conv = GATConv(16, 8, heads=2)
@@ -676,9 +678,10 @@ class GATConv(_AttentionConv):
 
 def _plain(lin: Any) -> bool:
     """Whether a layer's Linear does x W^T and nothing more."""
-    hooked = lin._forward_hooks or lin._forward_pre_hooks
+    hooked = lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks or lin._backward_pre_hooks
     return (
-        type(lin) is Linear
+        "forward" not in vars(lin)
+        and type(lin) is Linear
         and lin.bias is None
         and not hooked
         and not torch.is_autocast_enabled(lin.weight.device.type)
@@ -727,7 +730,7 @@ class GATv2Conv(_AttentionConv):
     Raises:
         ValueError: if an argument is out of range.
 
-    Cost: as `GATConv`, and a few `[E, H, C]` for the scores.
+    Cost: as `GATConv`; with edge features or returned attention also a few `[E, H, C]` for the scores.
 
     Example:
         >>> GATv2Conv(16, 8, heads=2)(torch.randn(3, 16), torch.tensor([[0, 1], [1, 2]])).shape

@@ -487,10 +487,12 @@ def _softmax(x: Any, n: int) -> Any:
     for k in range(0, n, LANES):
         tops = _larger(tops, _load(x, k, LANES, None))
     top = _max(tops)
-    if top == -np.inf:
+    if top == -np.inf:  # all are -inf; or a NaN was lost on the way to the largest
+        total = _number(x, 0)
         for k in range((n + LANES - 1) // LANES * LANES):
-            x[k] = 0.0
-        return top, _number(x, 0)
+            x[k] = 0.0 if x[k] == -np.inf else np.nan
+            total += x[k]
+        return top + total, total
     one = _splat(x, 1.0, LANES)
     total = _splat(x, 0.0, LANES)
     for k in range(0, n, LANES):
@@ -854,12 +856,12 @@ def _merge(
             for p in range(first[q], first[q + 1]):
                 top = max(top, norm[2 * (p * heads + h)])
             total = norm.dtype.type(0)
-            if top > -np.inf:
-                for p in range(first[q], first[q + 1]):
+            for p in range(first[q], first[q + 1]):
+                if norm[2 * (p * heads + h)] != -np.inf:  # a NaN is not, and goes on
                     total += np.exp(norm[2 * (p * heads + h)] - top + norm[2 * (p * heads + h) + 1])
             at = long[q] * heads + h
-            log_sum = np.log(total) if total > 0 else total
-            norm[2 * at] = top if total > 0 else total
+            log_sum = np.log(total) if total != 0 else total
+            norm[2 * at] = top if total != 0 else total
             norm[2 * at + 1] = log_sum
             for c in range(at * channels, (at + 1) * channels):
                 out[c] = 0.0
@@ -867,7 +869,9 @@ def _merge(
                     out_plus[c] = 0.0
             if out_plus.size:
                 mass_plus[at] = 0.0
-            for p in range(first[q], first[q + 1]) if total > 0 else range(0):
+            for p in range(first[q], first[q + 1]):
+                if norm[2 * (p * heads + h)] == -np.inf:
+                    continue
                 share = np.exp(norm[2 * (p * heads + h)] - top + norm[2 * (p * heads + h) + 1] - log_sum)
                 for c in range(channels):
                     out[at * channels + c] += share * out[(p * heads + h) * channels + c]
@@ -1266,4 +1270,4 @@ def _drop(seed: Tensor | None, dropout: float, dtype: np.dtype[Any]) -> tuple[An
 
 def _tile(channels: int) -> tuple[int, ...]:
     """The width of a tile as `_width_of` reads it: 8 to 64 floats, a head's, or what the registers hold twice."""
-    return (0,) * next((log for log in (3, 4, 5) if channels <= 1 << log), 6)
+    return (0,) * next((power for power in (3, 4, 5) if channels <= 1 << power), 6)

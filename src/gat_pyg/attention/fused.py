@@ -8,6 +8,7 @@ tensors alone and runs nothing while it traces, the same two are operators of to
 from __future__ import annotations
 
 import functools
+import logging
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -18,6 +19,8 @@ from . import segment
 from .dropout import keep_mask
 
 Kind: TypeAlias = Literal["additive", "pair"]
+
+log = logging.getLogger(__name__)
 
 # The operands of a call, and the axis of each that holds the heads:
 #   additive: x [N_src, H, C], score_src [N_src, H], score_dst [N_dst, H], score_edge [E, H]
@@ -56,10 +59,11 @@ def _missing(device: str) -> str | None:
             _WHY[device] = None if _kernels(device) else f"there are kernels for cpu and cuda, and x is on {device}"
         except ImportError as error:  # not installed, or not with this NumPy
             _WHY[device] = str(error)
+            log.warning("backend='auto' is 'segment' on %s: %s", device, error)
     return _WHY[device]
 
 
-_WHY: dict[str, str | None] = {}
+_WHY: dict[str, str | None] = {}  # kind of device -> why it has no kernels
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
