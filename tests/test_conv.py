@@ -19,6 +19,7 @@ from torch_geometric.typing import SparseTensor
 
 import gat_pyg.conv
 from gat_pyg import GATConv, GATv2Conv
+from gat_pyg.attention.fused import is_spent
 from gat_pyg.conv import DotProduct, DynamicAttention
 from graphs import BIPARTITE, LOOPS, NO_EDGES, RANDOM, SQUARE, WIDE, Graph
 from laws import assert_close
@@ -750,3 +751,42 @@ def test_size_that_does_not_fit() -> None:
         conv(x, EdgeIndex(BIPARTITE.index % 3, sparse_size=(4, 3)))
     with pytest.raises(ValueError, match="edge_attr was given to a layer without edge features"):
         GATv2Conv(5, 4)(x_of(RANDOM), RANDOM.index, torch.zeros(300, 3))
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_output_is_finished_in_place_where_nobody_needs_it(
+    bias: bool, residual: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same to the last bit, and what comes out may be written to either way."""
+    torch.manual_seed(0)
+    layer = GATConv(3, 70, heads=2, bias=bias, residual=residual)  # a head of 560 bytes, more than 32 for an edge
+    x, index, direction = torch.randn(4, 3), torch.tensor([[0, 1, 2], [1, 2, 2]]), torch.randn(4, 140)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    results = []
+    for allowed in (True, False):
+        spent = []
+
+        def asked(out: Tensor, allowed: bool = allowed, spent: list[bool] = spent) -> bool:
+            spent.append(is_spent(out))
+            return allowed and spent[-1]
+
+        monkeypatch.setattr(gat_pyg.conv, "is_spent", asked)
+        leaf = x.clone().requires_grad_()
+        out = layer(leaf, index)
+        result = out.detach().clone()
+        assert spent == [True]
+        out.mul_(2.0)
+        results.append([result, *torch.autograd.grad((out * direction).sum(), [leaf, *layer.parameters()])])
+    for here, elsewhere in zip(*results, strict=True):
+        assert torch.equal(here, elsewhere)
+
+
+def test_bias_alone_may_be_mapped_over() -> None:
+    """Nothing is written in place into what is not mapped over."""
+    layer, x, biases = GATConv(3, 70, heads=2), torch.randn(4, 3), torch.randn(5, 140)
+    index = torch.tensor([[0, 1, 2], [1, 2, 2]])
+    mapped = torch.func.vmap(lambda bias: torch.func.functional_call(layer, {"bias": bias}, (x, index)))(biases)
+    expected = layer(x, index) - layer.bias + biases[:, None]
+    assert_close(mapped, expected)

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from gat_pyg.attention.dropout import keep_mask
+from gat_pyg.attention.fused import _Keep
 from gat_pyg.features import Linear, Pattern, SparseFeatures, dropout, linear
 from laws import assert_close
 
@@ -90,6 +92,20 @@ def test_every_map_draws_its_own_dropout() -> None:
     assert drawn.shape == (3, 400) and len({tuple(one.tolist()) for one in drawn}) == 3
 
 
+@pytest.mark.parametrize("kernel", [True, False])
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 4100])
+def test_a_mask_is_that_of_attention(size: int, kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four heads; each of several models has the one that it has alone, however they are mapped over."""
+    if not kernel:
+        monkeypatch.setattr("gat_pyg.attention.fused._missing", lambda _: "none here")
+    seeds = torch.tensor([[3, 2**62 + 1], [4, 5], [3, 6]])
+    for dtype in (torch.float32, torch.float64):
+        expected = torch.stack([keep_mask(s, -(-size // 4), 4, 0.4, dtype).flatten()[:size] for s in seeds.view(-1)])
+        assert torch.equal(_Keep.apply(seeds[0, 0], size, 0.4, dtype), expected[0])
+        mapped = torch.vmap(torch.vmap(lambda seed: _Keep.apply(seed, size, 0.4, dtype)))  # noqa: B023
+        assert torch.equal(mapped(seeds).flatten(0, 1), expected)
+
+
 @pytest.mark.parametrize("sparse", [False, True])
 def test_dropout_keeps_its_share_and_scales_it(sparse: bool) -> None:
     x, p, times = bag_of_words(), 0.6, 2000
@@ -107,6 +123,12 @@ def test_dropout_keeps_its_share_and_scales_it(sparse: bool) -> None:
     assert abs((drawn != 0).double().mean().item() - (1 - p)) < share
     assert not drop(1.0).any()
     assert dropout(given, p, training=False) is given is dropout(given, 0.0)
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.2, float("nan")])
+def test_dropout_outside_0_and_1_is_refused(p: float) -> None:
+    with pytest.raises(ValueError, match=rf"dropout is {p}, expected a probability in \[0, 1\]\."):
+        dropout(torch.ones(2, 3), p)
 
 
 def test_a_pattern_is_made_once_and_never_stale() -> None:

@@ -168,7 +168,7 @@ def test_sparse_features_are_dense_ones(reproduction: bool, training: bool, monk
         drawn = 2 * torch.rand(shape, generator=torch.Generator().manual_seed(0)).round()
         return (drawn[..., x != 0] if sparse else drawn).to(values.dtype)
 
-    monkeypatch.setattr(gat_pyg.features, "_keep", keep)
+    monkeypatch.setattr(gat_pyg.features, "keep", keep)
     answers = []
     for features in (x.to_sparse_csr(), x):
         model.zero_grad()

@@ -19,6 +19,7 @@ from torch_geometric.utils import add_self_loops, is_sparse, is_torch_sparse_ten
 from torch_geometric.utils.sparse import set_sparse_value
 
 from .attention import BACKENDS, Backend, attend, attend_edge_index, attend_pairs, fuses
+from .attention.fused import is_spent
 from .edges import Edges, neighbourhoods
 from .features import Linear, SparseFeatures, is_sparse_features, linear
 
@@ -260,16 +261,20 @@ class _AttentionConv(MessagePassing):
             )
         return torch_sparse.set_diag(adjacency)
 
-    def _finish(self, out: Tensor, res: OptTensor) -> Tensor:
-        """Equation (5) or (6), then the skip connection and the bias."""
-        out = out.flatten(1) if self.concat else out.mean(dim=1)
+    def _finish(self, out: Tensor, res: OptTensor, spent: bool = False) -> Tensor:
+        """Equation (5) or (6), then the skip connection and the bias; in place where nobody else needs the values."""
+        if not self.concat:
+            out = out.mean(dim=1)
+        shape = out.size()
         if res is not None:
-            out = out + res
+            res = res.view(shape)
+            out = out.add_(res) if spent and out.dtype == res.dtype else out + res
         if self.bias is not None:
-            out = out + self.bias
-        elif self.concat and res is None and not torch.jit.is_scripting():
+            bias = self.bias.view(shape[1:])
+            out = out.add_(bias) if spent and out.dtype == bias.dtype else out + bias
+        elif self.concat and res is None and not spent and not torch.jit.is_scripting():
             out = out.clone()  # the backward pass needs the operation's own output: what is returned may be written to
-        return out
+        return out.flatten(1)
 
     def message(self, x_j: Tensor, alpha: Tensor) -> Tensor:
         """A term of equation (4): `[E, H, C]` of each edge's src, weighted by `[E, H]`."""
@@ -559,7 +564,7 @@ class GATConv(_AttentionConv):
                 out, adjacency, alpha = self._attend(
                     (x_src, x_dst), ends, edge_index, edge_attr, size, slope, return_attention_weights
                 )
-                out = self._finish(out, res)
+                out = self._finish(out, res, not is_compiling() and is_spent(out))
                 return (out, _attention(adjacency, alpha)) if return_attention_weights else out
 
         # a^T [W h_i || W h_j] = a_dst . W h_i + a_src . W h_j; constant attention scores 0.
@@ -854,7 +859,7 @@ class GATv2Conv(_AttentionConv):
                 out, adjacency, alpha = self._attend(
                     (x_l, x_r), ends, edge_index, edge_attr, None, 1.0, return_attention_weights
                 )
-                out = self._finish(out, res)
+                out = self._finish(out, res, not is_compiling() and is_spent(out))
                 return (out, _attention(adjacency, alpha)) if return_attention_weights else out
 
         if isinstance(edge_index, Tensor):

@@ -118,9 +118,9 @@ class Edges:
         """`[E, ...]` from the caller's order to the order grouped by dst."""
         return per_edge if self.perm is None else per_edge.index_select(0, self.perm)
 
-    def ungroup(self, per_edge: Tensor) -> Tensor:
-        """`[E, ...]` from the order grouped by dst to the caller's order."""
-        return per_edge if self.perm is None else per_edge.index_select(0, self._inverse)
+    def ungroup(self, per_edge: Tensor, axis: int = 0) -> Tensor:
+        """`[E, ...]` from the order grouped by dst to the caller's order; the edges are along `axis`."""
+        return per_edge if self.perm is None else per_edge.index_select(axis, self._inverse)
 
     @cached_property
     def _inverse(self) -> Tensor:

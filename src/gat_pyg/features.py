@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.index import index2ptr, ptr2index
 
+from .attention.fused import keep
+
 _INT32_MAX = torch.iinfo(torch.int32).max
 
 
@@ -82,12 +84,21 @@ class Pattern:
     def copies(self, n: int) -> Pattern:
         """The pattern of n such matrices along the diagonal of a larger one."""
         if n not in self._copies:
+            transpose, place = self.transpose
             with torch.inference_mode(False):
-                nnz, wide = self.col.numel(), n * max(self.col.numel(), self.num_rows, self.num_cols) > _INT32_MAX
-                number = torch.arange(n, device=self.col.device, dtype=torch.int64 if wide else self.col.dtype)[:, None]
-                rowptr = torch.cat([self.rowptr[:1].to(number.dtype), (self.rowptr[1:] + nnz * number).flatten()])
-                self._copies[n] = Pattern(rowptr, (self.col + self.num_cols * number).flatten(), n * self.num_cols)
+                made = self._diagonal(n)
+                number = torch.arange(n, device=place.device)[:, None]
+                # that of the whole is of those of the parts, so that nothing is sorted
+                vars(made)["transpose"] = transpose._diagonal(n), (place + place.numel() * number).flatten()
+            self._copies.clear()  # of a stack of models that grows smaller one size is in use at a time
+            self._copies[n] = made
         return self._copies[n]
+
+    def _diagonal(self, n: int) -> Pattern:
+        nnz, wide = self.col.numel(), n * max(self.col.numel(), self.num_rows, self.num_cols) > _INT32_MAX
+        number = torch.arange(n, device=self.col.device, dtype=torch.int64 if wide else self.col.dtype)[:, None]
+        rowptr = torch.cat([self.rowptr[:1].to(number.dtype), (self.rowptr[1:] + nnz * number).flatten()])
+        return Pattern(rowptr, (self.col + self.num_cols * number).flatten(), n * self.num_cols)
 
 
 # The patterns already read: matrix -> (state of its ids, Pattern). Nothing in a value may hold the key.
@@ -123,7 +134,7 @@ class SparseFeatures(Tensor):
     def dropped(self, p: float, *times: int) -> SparseFeatures:
         """Dropout of the values, drawn H times where `times` is H: then the values are `[H, nnz]`."""
         content = self.content.expand(*times, *self.content.shape)
-        return SparseFeatures(self, content * _keep(content, p))
+        return SparseFeatures(self, content * keep(content, p))
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -143,22 +154,23 @@ def is_sparse_features(x: Any) -> bool:
 def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """Feature dropout on a dense `[N, F]` or, on the non-zeros alone, a sparse one: a zero stays zero either way.
 
+    What is dropped follows from a seed, as in `attention.dropout`; in compiled code torch draws it.
+
+    Raises:
+        ValueError: if p is outside [0, 1].
+
     Example:
         >>> x = dropout(torch.eye(3).to_sparse_csr(), p=0.5)
         >>> set(x.content.tolist()) <= {0.0, 2.0}
         True
     """
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"dropout is {p}, expected a probability in [0, 1].")
     if not training or p == 0.0:
         return x
     if is_sparse_features(x):
         return SparseFeatures(x).dropped(p)
-    return x * _keep(x, p) if x.device.type == "cpu" else F.dropout(x, p)
-
-
-def _keep(x: Tensor, p: float) -> Tensor:
-    """0 with probability p, else 1 / (1 - p), for each number in x; on a CPU in a third of the time of F.dropout."""
-    keep = torch.rand(x.shape, device=x.device) >= p
-    return keep.to(x.dtype).mul_(1.0 / (1.0 - p) if p < 1.0 else 0.0)
+    return F.dropout(x, p) if torch.compiler.is_compiling() else x * keep(x, p)
 
 
 class Linear(dense.Linear):  # type: ignore[misc]
@@ -228,11 +240,7 @@ class _Sums(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, values: Tensor, weight: Tensor, pattern: Pattern) -> tuple[Tensor, int]:
         n = info.batch_size
-        if in_dims[0] is None:  # one matrix, wider rows
-            weight = weight.movedim(in_dims[1], 1)
-            out: Tensor = _Sums.apply(values, weight.flatten(1), pattern)
-            return out.unflatten(1, (n, -1)), 1
-        out = _Sums.apply(
+        out: Tensor = _Sums.apply(
             *(_batched(t, dim, n) for t, dim in zip((values, weight), in_dims, strict=False)), pattern.copies(n)
         )
         return out.unflatten(0, (n, -1)), 0

@@ -1,9 +1,12 @@
 """The fused operation on a CPU, compiled by Numba: one gather of the features forward, one of the gradient backward.
 
-Every kernel works through rows: the neighbourhood of a dst forward, the edges out of a src backward. Scores, softmax
-and dropout of a row are made in buffers that a core's cache holds; then each head's features are summed, a tile of them
-at a time in vector registers, while the rows of the edges to come are prefetched. A row of more than `SPLIT` edges is
-several pieces, merged in a fixed order. No result depends on the number of threads.
+Every kernel works through rows: the neighbourhood of a dst forward, the edges out of a src backward; and through a few
+heads at a time, which are the lanes of a vector. The scores, softmax and dropout of a row are made edge by edge for all
+these heads at once, in buffers that a core's cache holds. Then the features are summed in vector registers, narrow
+heads together and of wide ones a tile at a time, while the rows of the edges to come are prefetched. A row of more than
+`SPLIT` edges is several pieces, merged in a fixed order. Several models on one graph lie one behind the other, and each
+is computed as if it were alone: in a kernel `x_` is the array of all and `x` the numbers of the one that it is called
+for. No result depends on the number of threads.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import operator
 import os
 import threading
 import time
@@ -23,6 +27,8 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import njit, types
+from numba.core.imputils import lower_builtin
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, models, register_model
 from torch import Tensor
 
@@ -31,11 +37,14 @@ from ..edges import Edges
 SPLIT = 1024  # edges of a piece: its buffers stay in a core's L2
 AHEAD = 16  # edges between the one that is summed and the one that is prefetched
 SMALL = 1 << 21  # numbers gathered, about a millisecond, below which one thread is as fast as several
+NARROW = 16  # features of a head below which the heads of a vector are summed together
+LANES = 16  # numbers of a buffer that are computed at once
+DRAWN = 16  # calls of the random generator that are made at once
 
 log = logging.getLogger(__name__)
 
 
-# --- Vectors of floats as values of Numba: a tile of a row, held in registers. ---
+# --- Vectors of floats as values of Numba, with + - * between them, held in registers. ---
 
 
 class Vector(types.Type):  # type: ignore[misc]
@@ -52,54 +61,86 @@ class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
         super().__init__(manager, vector, ir.VectorType(manager.lookup(vector.dtype).get_value_type(), vector.width))
 
 
-_I32 = ir.IntType(32)
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
-def _lanes(values: list[int]) -> ir.Constant:
+def _arithmetic(function: Any, instruction: str) -> None:
+    """`function` of two vectors, or of a number and a vector; a product and a sum may be rounded as one."""
+
+    @infer_global(function)
+    class _Template(AbstractTemplate):  # type: ignore[misc]
+        def generic(self, args: Any, kwargs: Any) -> Any:
+            x, y = args
+            if isinstance(y, Vector) and (x == y or x == y.dtype):
+                return signature(y, x, y)
+            return None
+
+    @lower_builtin(function, types.Float, Vector)
+    @lower_builtin(function, Vector, Vector)
+    def _lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        x, y = args
+        if not isinstance(signature.args[0], Vector):
+            x = _splat_value(builder, x, signature.args[1].width)
+        return getattr(builder, instruction)(x, y, flags=("contract",))
+
+
+_arithmetic(operator.add, "fadd")
+_arithmetic(operator.sub, "fsub")
+_arithmetic(operator.mul, "fmul")
+
+
+def _indices(values: Any) -> ir.Constant:
+    values = list(values)
     return ir.Constant(ir.VectorType(_I32, len(values)), values)
+
+
+def _splat_value(builder: Any, value: Any, width: int) -> Any:
+    one = builder.insert_element(
+        ir.Constant(ir.VectorType(value.type, width), ir.Undefined), value, ir.Constant(_I32, 0)
+    )
+    return builder.shuffle_vector(one, one, _indices([0] * width))
 
 
 def _at(builder: Any, pointer: Any, offset: Any, target: Any) -> Any:
     return builder.bitcast(builder.gep(pointer, [offset]), target.as_pointer())
 
 
+def _width(width: Any) -> int:
+    """A literal; a tuple with as many items as its binary logarithm; or a pair of tuples, the second its second factor.
+
+    So a kernel is compiled for each width in use. (A literal asked of the caller, `numba.literally`, would be looked
+    for anew at every call, for 0.1 s.)
+    """
+    if isinstance(width, types.IntegerLiteral):
+        return int(width.literal_value)
+    if len(width) == 2 and isinstance(width[0], types.BaseTuple):
+        return (1 << len(width[0])) * len(width[1])
+    return 1 << len(width)
+
+
 @intrinsic
-def _given(context: Any, flag: Any, pointer: Any) -> Any:
-    """The pointer, or None where the flag is None: known when compiled."""
+def _given(context: Any, flag: Any, value: Any) -> Any:
+    """The value, or None where the flag is None: known when compiled."""
     if flag is types.none:
-        return types.none(flag, pointer), lambda context, *_: context.get_dummy_value()
-    return pointer(flag, pointer), lambda context, builder, signature, args: args[1]
-
-
-@intrinsic(prefer_literal=True)
-def _number(context: Any, pointer: Any, value: Any) -> Any:
-    """An integer as a number of the pointer's type."""
-    dtype = pointer.dtype
-    return dtype(pointer, value), lambda context, *_: ir.Constant(
-        context.get_value_type(dtype), float(value.literal_value)
-    )
+        return types.none(flag, value), lambda context, *_: context.get_dummy_value()
+    return value(flag, value), lambda context, builder, signature, args: args[1]
 
 
 @intrinsic
-def _shift(context: Any, pointer: Any, offset: Any) -> Any:
-    """A pointer some numbers further on."""
-    return pointer(pointer, offset), lambda context, builder, signature, args: builder.gep(args[0], [args[1]])
-
-
-@intrinsic
-def _data(context: Any, array: Any) -> Any:
-    """The numbers of an array without the array: an index asks for no sign, and a call counts no references."""
+def _data(context: Any, array: Any, offset: Any) -> Any:
+    """The numbers of an array from `offset` on, without the array: an index asks for no sign, and a call counts no
+    references. None of None."""
     if array is types.none:
-        return array(array), lambda context, *_: context.get_dummy_value()
+        return array(array, offset), lambda context, *_: context.get_dummy_value()
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return context.make_array(signature.args[0])(context, builder, args[0]).data
+        return builder.gep(context.make_array(signature.args[0])(context, builder, args[0]).data, [args[1]])
 
-    return types.CPointer(array.dtype)(array), codegen
+    return types.CPointer(array.dtype)(array, types.int64), codegen
 
 
 def _llvm(builder: Any, name: str, vector: Vector, kind: Any) -> Any:
-    """LLVM's intrinsic function on tiles in memory."""
+    """LLVM's intrinsic function on vectors in memory."""
     name = f"llvm.{name}.v{vector.width}f{vector.dtype.bitwidth}.p0"
     known = builder.module.globals.get(name)
     return ir.Function(builder.module, kind, name) if known is None else known
@@ -107,29 +148,13 @@ def _llvm(builder: Any, name: str, vector: Vector, kind: Any) -> Any:
 
 def _mask(builder: Any, count: Any, width: int) -> Any:
     """The first `count` lanes."""
-    every = _splat_value(builder, builder.trunc(count, _I32), width)
-    return builder.icmp_signed("<", _lanes(list(range(width))), every)
-
-
-def _splat_value(builder: Any, value: Any, width: int) -> Any:
-    one = builder.insert_element(
-        ir.Constant(ir.VectorType(value.type, width), ir.Undefined), value, ir.Constant(_I32, 0)
-    )
-    return builder.shuffle_vector(one, one, _lanes([0] * width))
-
-
-def _width_of(width: Any) -> int:
-    """A literal; or a tuple with as many items as its binary logarithm: a kernel is compiled for each width in use.
-
-    (A literal asked of the caller, `numba.literally`, would be looked for anew at every call, for 0.1 s.)
-    """
-    return width.literal_value if isinstance(width, types.IntegerLiteral) else 1 << len(width)
+    return builder.icmp_signed("<", _indices(range(width)), _splat_value(builder, builder.trunc(count, _I32), width))
 
 
 @intrinsic(prefer_literal=True)
 def _splat(context: Any, array: Any, value: Any, width: Any) -> Any:
-    """A tile of one number, of the dtype of `array`."""
-    vector = Vector(array.dtype, _width_of(width))
+    """A vector of one number, of the dtype of `array`."""
+    vector = Vector(array.dtype, _width(width))
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _splat_value(builder, args[1], vector.width)
@@ -140,7 +165,7 @@ def _splat(context: Any, array: Any, value: Any, width: Any) -> Any:
 @intrinsic(prefer_literal=True)
 def _load(context: Any, array: Any, offset: Any, width: Any, count: Any) -> Any:
     """`array[offset : offset + width]`; with a `count`, zeros after so many."""
-    vector = Vector(array.dtype, _width_of(width))
+    vector = Vector(array.dtype, _width(width))
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         tile = context.get_value_type(vector)
@@ -177,29 +202,8 @@ def _store(context: Any, array: Any, offset: Any, vector: Any, count: Any) -> An
 
 
 @intrinsic
-def _scaled(context: Any, weight: Any, x: Any, total: Any) -> Any:
-    """`total + weight * x` for a number and two tiles."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        weight = _splat_value(builder, args[0], x.width)
-        return builder.fadd(builder.fmul(weight, args[1], flags=("contract",)), args[2], flags=("contract",))
-
-    return total(x.dtype, x, total), codegen
-
-
-@intrinsic
-def _product(context: Any, x: Any, y: Any, total: Any) -> Any:
-    """`total + x * y` for tiles."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fadd(builder.fmul(args[0], args[1], flags=("contract",)), args[2], flags=("contract",))
-
-    return total(x, y, total), codegen
-
-
-@intrinsic
 def _larger(context: Any, x: Any, y: Any) -> Any:
-    """The larger of two tiles, lane by lane."""
+    """The larger of two vectors, lane by lane."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.select(builder.fcmp_ordered(">", *args), *args)
@@ -209,7 +213,7 @@ def _larger(context: Any, x: Any, y: Any) -> Any:
 
 @intrinsic
 def _leaky(context: Any, x: Any, at: Any, slope: Any) -> Any:
-    """`x * (1 if at > 0 else slope)` for tiles: LeakyReLU(x) where `at` is x, its derivative where x is 1."""
+    """`x * (1 if at > 0 else slope)`: LeakyReLU(x) where `at` is x, its derivative where x is 1."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         positive = builder.fcmp_ordered(">", args[1], ir.Constant(args[1].type, None))
@@ -218,41 +222,114 @@ def _leaky(context: Any, x: Any, at: Any, slope: Any) -> Any:
     return x(x, at, x.dtype), codegen
 
 
-def _halves(builder: Any, tile: Any, join: Callable[[Any, Any], Any]) -> Any:
-    """A tile to one number: its halves are joined until one lane is left."""
-    width = tile.type.count
-    while width > 1:
-        width //= 2
-        low, high = _lanes(list(range(width))), _lanes(list(range(width, 2 * width)))
-        tile = join(builder.shuffle_vector(tile, tile, low), builder.shuffle_vector(tile, tile, high))
-    return builder.extract_element(tile, ir.Constant(_I32, 0))
+@intrinsic(prefer_literal=True)
+def _replaced(context: Any, x: Any, old: Any, new: Any) -> Any:
+    """`x`, with one number in place of another."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        old, new = (_splat_value(builder, number, x.width) for number in args[1:])
+        return builder.select(builder.fcmp_ordered("==", args[0], old), new, args[0])
+
+    return x(x, x.dtype, x.dtype), codegen
+
+
+@intrinsic
+def _inverse(context: Any, x: Any) -> Any:
+    """1 / x, and 0 of 0."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        zero, one = ir.Constant(args[0].type, None), ir.Constant(args[0].type, [1.0] * x.width)
+        return builder.select(builder.fcmp_ordered("==", args[0], zero), zero, builder.fdiv(one, args[0]))
+
+    return x(x), codegen
 
 
 @intrinsic
 def _sum(context: Any, vector: Any) -> Any:
-    """The sum of a tile."""
-    return vector.dtype(vector), lambda context, builder, signature, args: _halves(builder, args[0], builder.fadd)
-
-
-@intrinsic
-def _max(context: Any, vector: Any) -> Any:
-    """The largest number of a tile."""
+    """The sum of a vector: halves are added until one lane is left."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _halves(builder, args[0], lambda x, y: builder.select(builder.fcmp_ordered(">", x, y), x, y))
+        return builder.extract_element(_halved(builder, args[0], 1), ir.Constant(_I32, 0))
 
     return vector.dtype(vector), codegen
 
 
+def _halved(builder: Any, x: Any, width: int) -> Any:
+    while x.type.count > width:
+        half = x.type.count // 2
+        low, high = (_indices(range(start, start + half)) for start in (0, half))
+        x = builder.fadd(builder.shuffle_vector(x, x, low), builder.shuffle_vector(x, x, high))
+    return x
+
+
+@intrinsic(prefer_literal=True)
+def _folded(context: Any, vector: Any, width: Any) -> Any:
+    """The sums of the lanes that are `width` lanes apart."""
+    target = Vector(vector.dtype, _width(width))
+    return target(vector, width), lambda context, builder, signature, args: _halved(builder, args[0], target.width)
+
+
+@intrinsic(prefer_literal=True)
+def _repeated(context: Any, vector: Any, width: Any) -> Any:
+    """The vector again and again, up to a width."""
+    target = Vector(vector.dtype, _width(width))
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.shuffle_vector(args[0], args[0], _indices(lane % vector.width for lane in range(target.width)))
+
+    return target(vector, width), codegen
+
+
+@intrinsic(prefer_literal=True)
+def _per_feature(context: Any, vector: Any, width: Any) -> Any:
+    """A number for each head to one for each of its features: each lane as often as fills a width."""
+    target = Vector(vector.dtype, _width(width))
+    each = target.width // vector.width
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.shuffle_vector(args[0], args[0], _indices(lane // each for lane in range(target.width)))
+
+    return target(vector, width), codegen
+
+
+@intrinsic(prefer_literal=True)
+def _per_head(context: Any, vector: Any, width: Any) -> Any:
+    """A number for each feature to one for each head: the sums of neighbouring lanes."""
+    target = Vector(vector.dtype, _width(width))
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        x, each = args[0], vector.width // target.width
+        while each > 1:
+            half, zero = (each + 1) // 2, ir.Constant(x.type, None)
+            lanes = [(head * each, lane) for head in range(target.width) for lane in range(half)]
+            low = _indices(start + lane for start, lane in lanes)
+            high = _indices(start + half + lane if half + lane < each else x.type.count for start, lane in lanes)
+            x = builder.fadd(builder.shuffle_vector(x, zero, low), builder.shuffle_vector(x, zero, high))
+            each = half
+        return x
+
+    return target(vector, width), codegen
+
+
+@intrinsic
+def _zipped(context: Any, x: Any, y: Any) -> Any:
+    """The lanes of two vectors in turns."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.shuffle_vector(*args, _indices(lane // 2 + lane % 2 * x.width for lane in range(2 * x.width)))
+
+    return Vector(x.dtype, 2 * x.width)(x, y), codegen
+
+
 @intrinsic(prefer_literal=True)
 def _prefetch(context: Any, array: Any, offset: Any, width: Any) -> Any:
-    """Ask for the cache lines of a tile."""
+    """Ask for the cache lines of a vector."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _at(builder, args[0], args[1], ir.IntType(8))
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
         ask = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind)
-        for byte in range(0, _width_of(width) * array.dtype.bitwidth // 8, 64):
+        for byte in range(0, _width(width) * array.dtype.bitwidth // 8, 64):
             line = builder.gep(pointer, [ir.Constant(_I32, byte)])
             builder.call(ask, [line, ir.Constant(_I32, 0), ir.Constant(_I32, 3), ir.Constant(_I32, 1)])
         return context.get_dummy_value()
@@ -260,9 +337,43 @@ def _prefetch(context: Any, array: Any, offset: Any, width: Any) -> Any:
     return types.void(array, offset, width), codegen
 
 
+@intrinsic(prefer_literal=True)
+def _turn(context: Any, vector: Any, which: Any) -> Any:
+    """One of the two vectors that `_zipped` has put together."""
+    target, first = Vector(vector.dtype, vector.width // 2), which.literal_value
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.shuffle_vector(args[0], args[0], _indices(range(first, vector.width, 2)))
+
+    return target(vector, which), codegen
+
+
+@intrinsic(prefer_literal=True)
+def _number(context: Any, pointer: Any, value: Any) -> Any:
+    """An integer as a number of the pointer's type."""
+    dtype = pointer.dtype
+    return dtype(pointer, value), lambda context, *_: ir.Constant(
+        context.get_value_type(dtype), float(value.literal_value)
+    )
+
+
+@intrinsic
+def _part(context: Any, array: Any, model: Any, models: Any) -> Any:
+    """The numbers of one of several models, which share an array evenly, as `_data` gives them."""
+    if array is types.none:
+        return array(array, model, models), lambda context, *_: context.get_dummy_value()
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        struct = context.make_array(signature.args[0])(context, builder, args[0])
+        size = builder.sdiv(struct.nitems, args[2])
+        return builder.gep(struct.data, [builder.mul(size, args[1])])
+
+    return types.CPointer(array.dtype)(array, types.int64, types.int64), codegen
+
+
 @intrinsic
 def _exp(context: Any, vector: Any) -> Any:
-    """exp of a tile, to 2 units in the last place of a float32; 0 below -87."""
+    """exp of a vector, to 2 units in the last place of a float32; 0 below -87."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         tile = args[0].type
@@ -315,6 +426,7 @@ class _Pieces(NamedTuple):
     slot: np.ndarray
     long: np.ndarray
     first: np.ndarray
+    most: int  # edges of a piece
 
     @property
     def slots(self) -> int:
@@ -324,18 +436,20 @@ class _Pieces(NamedTuple):
 
 def _divide(pointer: np.ndarray) -> _Pieces:
     num_rows = pointer.size - 1
-    pieces = np.maximum(1, -(-np.diff(pointer) // SPLIT))
+    degree = np.diff(pointer)
+    pieces = np.maximum(1, -(-degree // SPLIT))
+    most = min(int(degree.max(initial=0)), SPLIT)
     rows = np.arange(num_rows, dtype=np.int32 if pointer.size < 2**31 else np.int64)
     long = np.flatnonzero(pieces > 1)
     first = num_rows + np.concatenate([[0], np.cumsum(pieces[long])])
     if not long.size:
-        return _Pieces(pointer, rows, rows, long, first)
+        return _Pieces(pointer, rows, rows, long, first, most)
     row = np.repeat(rows, pieces)
     start = np.concatenate([[0], np.cumsum(pieces)[:-1]])
     bounds = np.append(pointer[row] + SPLIT * (np.arange(row.size) - start[row]), pointer[-1])
     slot = row.copy()
     slot[pieces[row] > 1] = np.arange(num_rows, first[-1])
-    return _Pieces(bounds, row, slot, long, first)
+    return _Pieces(bounds, row, slot, long, first, most)
 
 
 _DIVIDED: WeakKeyDictionary[Edges, dict[str, _Pieces]] = WeakKeyDictionary()
@@ -361,38 +475,53 @@ if hasattr(os, "register_at_fork"):  # a child has none of its parent's threads
     os.register_at_fork(before=_POOL_LOCK.acquire, after_in_parent=_POOL_LOCK.release, after_in_child=_forget)
 
 
-def _run(kernel: Any, dtype: np.dtype[Any], bounds: np.ndarray, work: int, *args: Any) -> None:
-    """Call `kernel(first, last, buffers, *args)` for ranges of pieces, on as many threads as torch has.
+class _Job(NamedTuple):
+    """What there is to do: the pieces of `bounds` for each of some models, and room for the buffers of one piece."""
 
-    `work` is how many numbers there are to gather. The kernels give up the GIL and the threads are Python's: Numba's
-    own would be one more pool beside torch's, and not each kind of it survives a fork or two callers at once, as
-    autograd's threads may be. A piece is summed by one thread, so its bits do not depend on their number.
+    bounds: np.ndarray
+    models: int
+    room: int  # numbers of a buffer
+    gathers: int  # numbers that are read or made in all, about
+
+
+def _run(kernel: Any, dtype: np.dtype[Any], job: _Job, *args: Any) -> None:
+    """Call `kernel(first, last, buffers, names, model, models, *args)` for ranges of pieces, on torch's many threads.
+
+    The kernels give up the GIL and the threads are Python's: Numba's own would be one more pool beside torch's, and
+    not each kind of it survives a fork or two callers at once, as autograd's threads may be. A piece is summed by one
+    thread, so its bits do not depend on their number.
     """
-    misses, start = _misses(kernel), time.perf_counter()
-    _share_out(kernel, dtype, bounds, work, *args)
-    if _misses(kernel) > misses:
+    known, start = len(kernel.overloads), time.perf_counter()
+    _share_out(kernel, dtype, job, *args)
+    if len(kernel.overloads) > known and _COMPILED.get(kernel, 0) != (
+        misses := sum(kernel.stats.cache_misses.values())
+    ):
+        _COMPILED[kernel] = misses
         seconds, folder = time.perf_counter() - start, kernel.stats.cache_path or "memory alone"
         log.info("compiled %s for %s in %.1f s, kept in %s", kernel.__name__, dtype, seconds, folder)
 
 
-def _misses(kernel: Any) -> int:
-    """How often the kernel was compiled in this process."""
-    return sum(kernel.stats.cache_misses.values())
+_COMPILED: dict[Any, int] = {}  # how often a kernel was compiled in this process, and not read from the disk
 
 
-def _share_out(kernel: Any, dtype: np.dtype[Any], bounds: np.ndarray, work: int, *args: Any) -> None:
-    pieces, threads = bounds.size - 1, torch.get_num_threads()
-    if threads == 1 or work < SMALL:
-        kernel(0, pieces, np.zeros((10, SPLIT), dtype), *args)
+def _share_out(kernel: Any, dtype: np.dtype[Any], job: _Job, *args: Any) -> None:
+    bounds, models, threads = job.bounds, job.models, torch.get_num_threads()
+    pieces = bounds.size - 1
+    if threads == 1 or job.gathers < SMALL:
+        buffers, names = _buffers(job, dtype)
+        for model in range(models):
+            kernel(0, pieces, buffers, names, model, models, *args)
         return
     cost = bounds + np.arange(bounds.size)  # an edge and a piece cost about the same to begin with
-    cuts = np.searchsorted(cost, np.linspace(cost[0], cost[-1], 4 * threads + 1)[1:-1]).tolist()
-    ranges, turn = list(itertools.pairwise([0, *cuts, pieces])), itertools.count()
+    cuts = np.searchsorted(cost, np.linspace(cost[0], cost[-1], -(-4 * threads // models) + 1)[1:-1]).tolist()
+    ranges = list(itertools.product(range(models), itertools.pairwise([0, *cuts, pieces])))
+    turn = itertools.count()
 
     def share() -> None:
-        buffers = np.zeros((10, SPLIT), dtype)
+        buffers, names = _buffers(job, dtype)
         while (at := next(turn)) < len(ranges):
-            kernel(*ranges[at], buffers, *args)
+            model, part = ranges[at]
+            kernel(*part, buffers, names, model, models, *args)
 
     with _POOL_LOCK:
         if not _POOL:
@@ -401,6 +530,11 @@ def _share_out(kernel: Any, dtype: np.dtype[Any], bounds: np.ndarray, work: int,
     share()
     for helper in helpers:
         helper.result()
+
+
+def _buffers(job: _Job, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Room for a piece: seven numbers for each edge and lane, and the edges' names."""
+    return np.empty((7, job.room), dtype), np.empty(job.room, np.int64)
 
 
 def _inline(function: Callable[..., Any]) -> Any:
@@ -421,267 +555,365 @@ def _compiled(function: Callable[..., Any]) -> Any:
 # --- Dropout: Philox4x32-10 (Salmon et al., SC 2011), as attention/dropout.py has it. ---
 
 
-@_inline
-def _philox(key: Any, edge: Any, group: Any) -> Any:
-    low = np.uint64(0xFFFFFFFF)
-    half = np.uint64(32)
-    c0, c1, c2, c3 = np.uint64(edge) & low, np.uint64(edge) >> half, np.uint64(group), np.uint64(0)
-    k0, k1 = key & low, key >> half
-    for _ in range(10):
-        p0, p1 = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
-        c0, c1, c2, c3 = (p1 >> half) ^ c1 ^ k0, p1 & low, (p0 >> half) ^ c3 ^ k1, p0 & low
-        k0 = (k0 + np.uint64(0x9E3779B9)) & low
-        k1 = (k1 + np.uint64(0xBB67AE85)) & low
-    return c0, c1, c2, c3
+@intrinsic(prefer_literal=True)
+def _draw(context: Any, keep: Any, at: Any, names: Any, k: Any, drop: Any, model: Any, quad: Any, lanes: Any) -> Any:
+    """k_ij, 0 or 1 / (1 - p), of `DRAWN` fours of (edge, head) from edge `names[k]` on, to `keep[at:]`.
+
+    A four holds the heads 4 q to 4 q + 3 of an edge: they are the words that Philox makes of the model's key and of the
+    counter (edge, q). Where there are less than four heads, the other words are left out.
+    """
+    heads = _width(lanes)
+    fours, words = max(1, heads // 4), min(4, heads)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        keep, at, names, k, drop, model, quad, _ = args
+        wide = ir.VectorType(_I64, DRAWN)
+
+        def const(value: int) -> ir.Constant:
+            return ir.Constant(wide, [value] * DRAWN)
+
+        def splat(value: Any) -> Any:
+            return _splat_value(builder, value, DRAWN)
+
+        low, half = const(0xFFFFFFFF), const(32)
+        keys, threshold, scale = (builder.extract_value(drop, item) for item in range(3))
+        keys = context.make_array(signature.args[4][0])(context, builder, keys).data
+        key = splat(builder.load(builder.gep(keys, [model])))
+        found = ir.VectorType(_I64, DRAWN // fours)
+        edge = builder.load(_at(builder, names, k, found), align=8)
+        edge = builder.shuffle_vector(edge, edge, _indices(lane // fours for lane in range(DRAWN)))
+        c0, c1, c3 = builder.and_(edge, low), builder.lshr(edge, half), const(0)
+        c2 = builder.add(splat(quad), ir.Constant(wide, [lane % fours for lane in range(DRAWN)]))
+        k0, k1 = builder.and_(key, low), builder.lshr(key, half)
+        for _ in range(10):
+            p0 = builder.mul(builder.and_(c0, low), const(0xD2511F53))
+            p1 = builder.mul(builder.and_(c2, low), const(0xCD9E8D57))
+            c0, c1 = builder.xor(builder.xor(builder.lshr(p1, half), c1), k0), p1
+            c2, c3 = builder.xor(builder.xor(builder.lshr(p0, half), c3), k1), p0
+            k0, k1 = builder.add(k0, const(0x9E3779B9)), builder.add(k1, const(0xBB67AE85))
+        narrow = ir.VectorType(_I32, DRAWN)
+        drawn = [builder.trunc(word, narrow) for word in (c0, c1, c2, c3)[:words]]
+        while len(drawn) > 1:  # words 0 and 2, and 1 and 3, then both
+            half_of = len(drawn) // 2
+            count = drawn[0].type.count
+            turns = _indices(lane // 2 + lane % 2 * count for lane in range(2 * count))
+            drawn = [builder.shuffle_vector(drawn[w], drawn[w + half_of], turns) for w in range(half_of)]
+        total = drawn[0].type.count
+        every = _splat_value(builder, builder.trunc(threshold, _I32), total)
+        tile = ir.VectorType(scale.type, total)
+        kept = builder.icmp_unsigned(">=", drawn[0], every)
+        value = builder.select(kept, _splat_value(builder, scale, total), ir.Constant(tile, None))
+        builder.store(value, _at(builder, keep, at, tile), align=scale.type.get_abi_alignment(context.target_data))
+        return context.get_dummy_value()
+
+    return types.void(keep, types.int64, names, types.int64, drop, types.int64, types.int64, lanes), codegen
 
 
 @_inline
-def _draw(keep: Any, group: int, begin: int, n: int, ids: Any, named: bool, drop: Any) -> None:
-    """k_ij, 0 or 1 / (1 - p), of n edges for the four heads of a group: `[4, SPLIT]`."""
-    key, threshold, scale = drop
+def _draw_row(
+    keep: Any, names: Any, begin: int, n: int, ids: Any, drop: Any, model: int, head: int, lanes: Any
+) -> None:
+    """k_ij of n edges for the heads of a vector, `head` the first of them."""
     for k in range(n):
-        r0, r1, r2, r3 = _philox(key, np.int64(ids[begin + k]) if named else np.int64(begin + k), group)
-        keep[k] = scale if r0 >= threshold else 0.0
-        keep[SPLIT + k] = scale if r1 >= threshold else 0.0
-        keep[2 * SPLIT + k] = scale if r2 >= threshold else 0.0
-        keep[3 * SPLIT + k] = scale if r3 >= threshold else 0.0
+        names[k] = np.int64(begin + k) if ids is None else np.int64(ids[begin + k])
+    heads = 1 << len(lanes)
+    step = DRAWN // max(1, heads // 4)
+    for k in range(0, n, step):
+        _draw(keep, k * heads, names, k, drop, model, head // 4, lanes)
 
 
-# --- Steps that the kernels share, on the buffers of a piece: one number for each of its edges. ---
-
-LANES = 16  # scores of a tile
-
-
-@_inline
-def _times(x: Any, y: Any, n: int) -> None:
-    """x *= y."""
-    for k in range(0, n, LANES):
-        product = _product(_load(x, k, LANES, None), _load(y, k, LANES, None), _splat(x, 0.0, LANES))
-        _store(x, k, product, None)
+@_compiled
+def _keep(first: int, last: int, buffers: Any, names: Any, model: int, models: int, drop: Any, keep_: Any,
+          four: Any) -> None:  # fmt: skip
+    """k of four heads for the edges `DRAWN` times `first` to `last`."""
+    keep, chosen = _part(keep_, model, models), _data(names, 0)
+    for tile in range(first, last):
+        for k in range(DRAWN):
+            names[k] = tile * DRAWN + k
+        _draw(keep, tile * DRAWN * 4, chosen, 0, drop, model, 0, four)
 
 
-@_inline
-def _dot(x: Any, y: Any, n: int) -> Any:
-    """<x, y>."""
-    total = _splat(x, 0.0, LANES)
-    for k in range(0, n, LANES):
-        total = _product(_load(x, k, LANES, None), _load(y, k, LANES, None), total)
-    return _sum(total)
+# --- Steps that the kernels share. A buffer holds a number for each edge of a piece and each head of a vector. ---
 
 
 @_inline
-def _exponentials(x: Any, n: int) -> None:
-    """x = exp(x), and 0 from there to the end of the tile."""
-    for k in range(n, (n + LANES - 1) // LANES * LANES):
-        x[k] = -np.inf
-    for k in range(0, n, LANES):
-        _store(x, k, _exp(_load(x, k, LANES, None)), None)
+def _close(buffer: Any, n: int, value: Any) -> None:
+    """What comes after n numbers, up to the next multiple of `LANES`, is `value`."""
+    _store(buffer, n // LANES * LANES, _splat(buffer, value, LANES), None)
 
 
 @_inline
-def _softmax(x: Any, n: int) -> Any:
-    """Equation (2): x to its softmax, and 0 to the end of the tile; returns m = max x and log sum exp(x - m)."""
-    for k in range(n, (n + LANES - 1) // LANES * LANES):
-        x[k] = -np.inf
-    tops = _splat(x, -np.inf, LANES)
-    for k in range(0, n, LANES):
-        tops = _larger(tops, _load(x, k, LANES, None))
-    top = _max(tops)
-    if top == -np.inf:  # all are -inf; or a NaN was lost on the way to the largest
-        total = _number(x, 0)
-        for k in range((n + LANES - 1) // LANES * LANES):
-            x[k] = 0.0 if x[k] == -np.inf else np.nan
-            total += x[k]
-        return top + total, total
-    one = _splat(x, 1.0, LANES)
-    total = _splat(x, 0.0, LANES)
-    for k in range(0, n, LANES):
-        exp = _exp(_scaled(-top, one, _load(x, k, LANES, None)))
-        _store(x, k, exp, None)
-        total = _product(exp, one, total)
-    share = 1 / _sum(total)
-    for k in range(0, n, LANES):
-        _store(x, k, _scaled(share, _load(x, k, LANES, None), _splat(x, 0.0, LANES)), None)
-    return top, np.log(_sum(total))
+def _softmax(weight: Any, positive: Any, keep: Any, n: int, tops: Any, lanes: Any) -> Any:
+    """The scores of a piece to k_ij exp(e_ij - max e), of which `positive` keeps those it has a 1 for.
+
+    Returns the inverse of the denominator of equation (2), and the share of it that `positive` has.
+    """
+    high = _repeated(_replaced(tops, -np.inf, 0.0), LANES)
+    total, mass = _splat(weight, 0.0, LANES), _splat(weight, 0.0, LANES)
+    for f in range(0, n << len(lanes), LANES):
+        alpha = _exp(_load(weight, f, LANES, None) - high)
+        total = total + alpha
+        kept = alpha
+        if keep is not None:
+            kept = alpha * _load(keep, f, LANES, None)
+        _store(weight, f, kept, None)
+        if positive is not None:
+            ones = _load(positive, f, LANES, None)
+            mass = mass + alpha * ones
+            _store(positive, f, kept * ones, None)
+    share = _inverse(_folded(total, lanes))
+    return share, _folded(mass, lanes) * share
 
 
 @_inline
-def _weigh(x: Any, row: int, at: int, ids: Any, begin: int, n: int, end: int, weight: Any, positive: Any,
-           out: Any, out_plus: Any, o: int, tile: Any, count: Any) -> None:  # fmt: skip
-    """Equation (4) for a tile: the sum of `weight` times the rows `ids` of x, and that of `positive` times them."""
-    total = _splat(x, 0.0, tile)
-    plus = _splat(x, 0.0, tile)
+def _remember(norm: Any, at: int, tops: Any, share: Any, whole: bool, twice: Any) -> None:
+    """What normalises a softmax: (max, 1 / denominator), (0, 0) where nothing has a weight; of a piece (-inf, 0)."""
+    tops = tops + (share - share)  # a NaN in the scores is in the share alone
+    if whole:
+        tops = _replaced(tops, -np.inf, 0.0)
+    _store(norm, 2 * at, _zipped(tops, share), twice)
+
+
+@_inline
+def _weigh(x: Any, row: int, at: int, ids: Any, begin: int, n: int, end: int, weight: Any, positive: Any, h: int,
+           heads: int, share: Any, out: Any, out_plus: Any, o: int, tile: Any, count: Any) -> None:  # fmt: skip
+    """Equation (4) for a tile of a head: the sum of `weight` times the rows `ids` of x, and that of `positive` times
+    them, both times `share`."""
+    total, plus = _splat(x, 0.0, tile), _splat(x, 0.0, tile)
     for k in range(n):
         _prefetch(x, np.int64(ids[min(begin + k + AHEAD, end)]) * row + at, tile)
         values = _load(x, np.int64(ids[begin + k]) * row + at, tile, count)
-        total = _scaled(weight[k], values, total)
+        total = total + weight[k * heads + h] * values
         if out_plus is not None:
-            plus = _scaled(positive[k], values, plus)
-    _store(out, o, total, count)
+            plus = plus + positive[k * heads + h] * values
+    _store(out, o, share * total, count)
     if out_plus is not None:
-        _store(out_plus, o, plus, count)
+        _store(out_plus, o, share * plus, count)
 
 
 # --- Additive and constant attention. ---
 
 
 @_compiled
-def _forward(first: int, last: int, buffers: Any, bounds: Any, row: Any, slot: Any, src_: Any, ids_: Any,
-             x_: Any, s_: Any, d_: Any, u_: Any, heads: int, channels: int, slope: Any, drop: Any,
-             out_: Any, norm: Any, out_plus_: Any, mass_plus: Any, tile: Any) -> None:  # fmt: skip
+def _forward(first: int, last: int, buffers: Any, names: Any, model: int, models: int, bounds: Any, row: Any, slot: Any,
+             src_: Any, ids_: Any, x_: Any, s_: Any, d_: Any, u_: Any, heads: int, channels: int, slope: Any, drop: Any,
+             out_: Any, norm_: Any, out_plus_: Any, mass_plus_: Any,
+             lanes: Any, narrow: Any, tile: Any, ragged: Any) -> None:  # fmt: skip
     """Equations (1) to (4) for some pieces, with O+ and A+ where `out_plus` is given."""
-    width = 1 << len(tile)
-    by_src, by_dst, by_edge, named, dropping = s_.size > 0, d_.size > 0, u_.size > 0, ids_.size > 0, drop[1] > 0
-    src, ids, x, s, d, u, out = _data(src_), _data(ids_), _data(x_), _data(s_), _data(d_), _data(u_), _data(out_)
-    out_plus = _data(out_plus_)
-    keeps, weight, positive = _data(buffers[:4]), _data(buffers[4]), _data(buffers[5])
-    end = src_.size - 1
-    for v in range(first, last):
-        begin, n, i, o = bounds[v], bounds[v + 1] - bounds[v], np.int64(row[v]), np.int64(slot[v])
-        for h in range(heads):
-            if dropping and h % 4 == 0:
-                _draw(keeps, h // 4, begin, n, ids, named, drop)
+    G, width, end = 1 << len(lanes), 1 << len(tile), src_.size - 1
+    src, ids = _data(src_, 0), _data(ids_, 0)
+    x, s, d, u = _part(x_, model, models), _part(s_, model, models), _part(d_, model, models), _part(u_, model, models)
+    out, norm = _part(out_, model, models), _part(norm_, model, models)
+    out_plus, mass_plus = _part(out_plus_, model, models), _part(mass_plus_, model, models)
+    keep, weight, shares = _given(drop, _data(buffers[0], 0)), _data(buffers[1], 0), _data(buffers[2], 0)
+    positive, chosen = _given(out_plus_, _data(buffers[3], 0)), _data(names, 0)
+    one = _splat(x, 1.0, lanes)
+    for head in range(0, heads, G):
+        count, many = _given(ragged, heads - head), _given(ragged, (heads - head) * channels)
+        for v in range(first, last):
+            begin, n, i, o = bounds[v], bounds[v + 1] - bounds[v], np.int64(row[v]), np.int64(slot[v])
+            if drop is not None:
+                _draw_row(keep, chosen, begin, n, ids, drop, model, head, lanes)
+            own, tops = _splat(x, 0.0, lanes), _splat(x, -np.inf, lanes)
+            if d_ is not None:
+                own = _load(d, i * heads + head, lanes, count)
+            _close(weight, n * G, -np.inf)
+            if out_plus_ is not None:
+                _close(positive, n * G, 0.0)
             for k in range(n):
-                z = _number(x, 0)
-                if by_src:
-                    z += s[np.int64(src[begin + k]) * heads + h]
-                if by_dst:
-                    z += d[i * heads + h]
-                if by_edge:
-                    z += u[(np.int64(ids[begin + k]) if named else np.int64(begin + k)) * heads + h]
-                weight[k] = z
-            for k in range(0, n, LANES):  # (3), without a branch on the sign, which nobody can predict
-                values = _load(weight, k, LANES, None)
-                _store(weight, k, _leaky(values, values, slope), None)
+                z = own
+                if s_ is not None:
+                    z = z + _load(s, np.int64(src[begin + k]) * heads + head, lanes, count)
+                if u_ is not None:
+                    edge = np.int64(begin + k) if ids_ is None else np.int64(ids[begin + k])
+                    z = z + _load(u, edge * heads + head, lanes, count)
+                e = _leaky(z, z, slope)  # (3)
+                tops = _larger(tops, e)
+                _store(weight, k * G, e, None)
                 if out_plus_ is not None:
-                    _store(positive, k, _leaky(_splat(x, 1.0, LANES), values, _number(x, 0)), None)
-            top, log_sum = _softmax(weight, n)  # (2)
-            norm[2 * (o * heads + h)] = 0.0 if top == -np.inf and o == i else top
-            norm[2 * (o * heads + h) + 1] = log_sum
+                    _store(positive, k * G, _leaky(one, z, _number(x, 0)), None)
+            share, mass = _softmax(weight, positive, keep, n, tops, lanes)  # (2)
+            _remember(norm, o * heads + head, tops, share, o == i, _given(ragged, 2 * (heads - head)))
             if out_plus_ is not None:
-                mass_plus[o * heads + h] = _dot(weight, positive, n)
-            if dropping:
-                _times(weight, _shift(keeps, h % 4 * SPLIT), n)
-            if out_plus_ is not None:
-                _times(positive, weight, n)
-            at, to, whole = h * channels, o * heads * channels, channels // width * width
-            for c in range(at, at + whole, width):
-                _weigh(x, heads * channels, c, src, begin, n, end, weight, positive, out, out_plus, to + c, tile, None)
-            if whole < channels:
-                _weigh(x, heads * channels, at + whole, src, begin, n, end, weight, positive,
-                       out, out_plus, to + at + whole, tile, channels - whole)  # fmt: skip
+                _store(mass_plus, o * heads + head, mass, count)
+            at, to = head * channels, (o * heads + head) * channels
+            if narrow is not None:
+                total, plus = _splat(x, 0.0, narrow), _splat(x, 0.0, narrow)
+                for k in range(n):
+                    _prefetch(x, np.int64(src[min(begin + k + AHEAD, end)]) * heads * channels + at, narrow)
+                    values = _load(x, np.int64(src[begin + k]) * heads * channels + at, narrow, many)
+                    total = total + _per_feature(_load(weight, k * G, lanes, None), narrow) * values
+                    if out_plus_ is not None:
+                        plus = plus + _per_feature(_load(positive, k * G, lanes, None), narrow) * values
+                scale = _per_feature(share, narrow)
+                _store(out, to, scale * total, many)
+                if out_plus_ is not None:
+                    _store(out_plus, to, scale * plus, many)
+            else:
+                _store(shares, 0, share, None)
+                whole = channels // width * width
+                for h in range(min(G, heads - head)):
+                    for c in range(h * channels, h * channels + whole, width):
+                        _weigh(x, heads * channels, at + c, src, begin, n, end, weight, positive, h, G, shares[h],
+                               out, out_plus, to + c, tile, None)  # fmt: skip
+                    if whole < channels:
+                        c = h * channels + whole
+                        _weigh(x, heads * channels, at + c, src, begin, n, end, weight, positive, h, G, shares[h],
+                               out, out_plus, to + c, tile, channels - whole)  # fmt: skip
 
 
 @_compiled
-def _dense(first: int, last: int, buffers: Any, grad_: Any, out_: Any, out_plus_: Any, mass_plus: Any,
-           heads: int, channels: int, slope: Any, stats: Any, grad_d: Any, tile: Any) -> None:  # fmt: skip
-    """For some dst, D = <dO, O> as the fourth of their `stats`, and grad d = (1 - slope)(<dO, O+> - D A+)."""
-    width = 1 << len(tile)
-    grad, out, out_plus = _data(grad_), _data(out_), _data(out_plus_)
+def _dense(first: int, last: int, buffers: Any, names: Any, model: int, models: int, grad_: Any, d_: Any, norm_: Any,
+           out_: Any, out_plus_: Any, mass_plus_: Any, heads: int, channels: int, slope: Any, stats_: Any, grad_d_: Any,
+           lanes: Any, narrow: Any, tile: Any, ragged: Any) -> None:  # fmt: skip
+    """For some dst (d, max, 1 / sum, D) as their `stats`, D = <dO, O>; and grad d = (1 - slope)(<dO, O+> - D A+)."""
+    G, width = 1 << len(lanes), 1 << len(tile)
+    grad, d, norm = _part(grad_, model, models), _part(d_, model, models), _part(norm_, model, models)
+    out, out_plus = _part(out_, model, models), _part(out_plus_, model, models)
+    mass_plus, stats, grad_d = (
+        _part(mass_plus_, model, models), _part(stats_, model, models), _part(grad_d_, model, models))  # fmt: skip
+    products, pluses = _data(buffers[0], 0), _data(buffers[1], 0)
+    zero = _splat(grad, 0.0, lanes)
+    pair = (lanes, (0, 0))
     for i in range(first, last):
-        for h in range(heads):
-            product, plus = _splat(grad, 0.0, tile), _splat(grad, 0.0, tile)
-            at, whole = (i * heads + h) * channels, channels // width * width
-            for c in range(at, at + whole, width):
-                values = _load(grad, c, tile, None)
-                product = _product(values, _load(out, c, tile, None), product)
-                plus = _product(values, _load(out_plus, c, tile, None), plus)
-            if whole < channels:
-                values = _load(grad, at + whole, tile, channels - whole)
-                product = _product(values, _load(out, at + whole, tile, channels - whole), product)
-                plus = _product(values, _load(out_plus, at + whole, tile, channels - whole), plus)
-            delta = _sum(product)
-            stats[(4 * i + 3) * heads + h] = delta
-            grad_d[i * heads + h] = (1 - slope) * (_sum(plus) - delta * mass_plus[i * heads + h])
+        for head in range(0, heads, G):
+            count, many = _given(ragged, heads - head), _given(ragged, (heads - head) * channels)
+            here, q = i * heads + head, 4 * i * heads + head
+            both = _load(norm, 2 * here, pair, _given(ragged, 2 * (heads - head)))
+            own = zero
+            if d_ is not None:
+                own = _load(d, here, lanes, count)
+            product = zero
+            if out_ is not None:
+                plus = zero
+                at = here * channels
+                if narrow is not None:
+                    values = _load(grad, at, narrow, many)
+                    product = _per_head(values * _load(out, at, narrow, many), lanes)
+                    plus = _per_head(values * _load(out_plus, at, narrow, many), lanes)
+                else:
+                    whole = channels // width * width
+                    for h in range(min(G, heads - head)):
+                        c = at + h * channels
+                        sums, more = _splat(grad, 0.0, tile), _splat(grad, 0.0, tile)
+                        for b in range(c, c + whole, width):
+                            wide = _load(grad, b, tile, None)
+                            sums = sums + wide * _load(out, b, tile, None)
+                            more = more + wide * _load(out_plus, b, tile, None)
+                        if whole < channels:
+                            b = c + whole
+                            wide = _load(grad, b, tile, channels - whole)
+                            sums = sums + wide * _load(out, b, tile, channels - whole)
+                            more = more + wide * _load(out_plus, b, tile, channels - whole)
+                        products[h] = _sum(sums)
+                        pluses[h] = _sum(more)
+                    product, plus = _load(products, 0, lanes, None), _load(pluses, 0, lanes, None)
+                change = (_number(grad, 1) - slope) * (plus - product * _load(mass_plus, here, lanes, count))
+                _store(grad_d, here, change, count)
+            _store(stats, q, own, count)
+            _store(stats, q + heads, _turn(both, 0), count)
+            _store(stats, q + 2 * heads, _turn(both, 1), count)
+            _store(stats, q + 3 * heads, product, count)
 
 
 @_inline
-def _gather(grad: Any, row: int, at: int, ids: Any, begin: int, n: int, end: int, weight: Any, product: Any,
-            x: Any, own: int, out: Any, o: int, tile: Any, count: Any) -> None:  # fmt: skip
-    """grad x_j = sum_i k_ij alpha_ij dO_i for a tile, and the tile's share of <dO_i, x_j>."""
+def _weigh_back(grad: Any, row: int, at: int, ids: Any, begin: int, n: int, end: int, weight: Any, product: Any, h: int,
+                heads: int, x: Any, own: int, out: Any, o: int, tile: Any, count: Any) -> None:  # fmt: skip
+    """grad x_j = sum_i k_ij alpha_ij dO_i for a tile of a head, and the tile's share of <dO_i, x_j>."""
     total = _splat(grad, 0.0, tile)
     mine = _load(x, own, tile, count)
     for k in range(n):
         _prefetch(grad, np.int64(ids[min(begin + k + AHEAD, end)]) * row + at, tile)
         values = _load(grad, np.int64(ids[begin + k]) * row + at, tile, count)
-        total = _scaled(weight[k], values, total)
+        total = total + weight[k * heads + h] * values
         if product is not None:
-            product[k] += _sum(_product(mine, values, _splat(grad, 0.0, tile)))
+            product[k * heads + h] += _sum(mine * values)
     _store(out, o, total, count)
 
 
 @_compiled
-def _backward(first: int, last: int, buffers: Any, bounds: Any, row: Any, slot: Any, dst_: Any, place_: Any, ids_: Any,
-              grad_: Any, x_: Any, s_: Any, u_: Any, stats_: Any, heads: int, channels: int, slope: Any, drop: Any,
-              grad_x_: Any, grad_s: Any, per_edge_: Any, scored: Any, tile: Any) -> None:  # fmt: skip
-    """grad x and grad s of some pieces of src rows, in one gather of dO; `stats` holds (d, m, log sum, D) of every dst.
+def _backward(first: int, last: int, buffers: Any, names: Any, model: int, models: int, bounds: Any, row: Any,
+              slot: Any, dst_: Any, place_: Any, ids_: Any, grad_: Any, x_: Any, s_: Any, u_: Any, stats_: Any,
+              heads: int, channels: int, slope: Any, drop: Any, grad_x_: Any, grad_s_: Any, per_edge_: Any,
+              scored: Any, lanes: Any, narrow: Any, tile: Any, ragged: Any) -> None:  # fmt: skip
+    """grad x and grad s of some pieces of src rows, in one gather of dO; `stats` has (d, max, 1 / sum, D) of each dst.
 
     With `grad_s`, `per_edge` is given dz_ij LeakyReLU'(z_ij), grouped by dst, where it is wanted. Without, D is not
     known yet, and `per_edge` is given g_ij = k_ij <dO_i, x_j>. `scored` is None for constant attention: then grad x is
     all there is.
     """
-    width = 1 << len(tile)
-    by_src, by_edge, named, dropping = s_.size > 0, u_.size > 0, ids_.size > 0, drop[1] > 0
-    summed, kept = grad_s.size > 0, per_edge_.size > 0
-    dst, place, ids, grad, x, s, u = (
-        _data(dst_), _data(place_), _data(ids_), _data(grad_), _data(x_), _data(s_), _data(u_))  # fmt: skip
-    stats, grad_x, per_edge = _data(stats_), _data(grad_x_), _data(per_edge_)
-    keeps, weight, alpha = _data(buffers[:4]), _data(buffers[4]), _data(buffers[5])
-    factor, delta, top = _data(buffers[6]), _data(buffers[7]), _data(buffers[8])
-    product = _given(scored, _data(buffers[9]))
-    end = dst_.size - 1
-    for v in range(first, last):
-        begin, n, j, o = bounds[v], bounds[v + 1] - bounds[v], np.int64(row[v]), np.int64(slot[v])
-        for h in range(heads):
-            if dropping and h % 4 == 0:
-                _draw(keeps, h // 4, begin, n, ids, named, drop)
-            keep = _shift(keeps, h % 4 * SPLIT)
+    G, width, end = 1 << len(lanes), 1 << len(tile), dst_.size - 1
+    dst, place, ids = _data(dst_, 0), _data(place_, 0), _data(ids_, 0)
+    grad, x, stats = _part(grad_, model, models), _part(x_, model, models), _part(stats_, model, models)
+    s, u, grad_x = _part(s_, model, models), _part(u_, model, models), _part(grad_x_, model, models)
+    grad_s, per_edge = _part(grad_s_, model, models), _part(per_edge_, model, models)
+    keep, alpha, weight = _given(drop, _data(buffers[0], 0)), _data(buffers[1], 0), _data(buffers[2], 0)
+    factor, delta, share = _data(buffers[3], 0), _data(buffers[4], 0), _data(buffers[5], 0)
+    product, chosen = _given(scored, _data(buffers[6], 0)), _data(names, 0)
+    one = _splat(x, 1.0, lanes)
+    for head in range(0, heads, G):
+        count, many = _given(ragged, heads - head), _given(ragged, (heads - head) * channels)
+        for v in range(first, last):
+            begin, n, j, o = bounds[v], bounds[v + 1] - bounds[v], np.int64(row[v]), np.int64(slot[v])
+            if drop is not None:
+                _draw_row(keep, chosen, begin, n, ids, drop, model, head, lanes)
+            own = _splat(x, 0.0, lanes)
+            if s_ is not None:
+                own = _load(s, j * heads + head, lanes, count)
             for k in range(n):
-                q = np.int64(dst[begin + k]) * 4 * heads + h
-                z = stats[q]
-                if by_src:
-                    z += s[j * heads + h]
-                if by_edge:
-                    z += u[(np.int64(ids[begin + k]) if named else np.int64(begin + k)) * heads + h]
-                alpha[k] = z
-                top[k] = -stats[q + heads]
-                factor[k] = -stats[q + 2 * heads]
-                delta[k] = -stats[q + 3 * heads]
-            for k in range(0, n, LANES):
-                values, one = _load(alpha, k, LANES, None), _number(x, 1)
+                q = np.int64(dst[begin + k]) * 4 * heads + head
+                z = own + _load(stats, q, lanes, count)
+                if u_ is not None:
+                    edge = np.int64(begin + k) if ids_ is None else np.int64(ids[begin + k])
+                    z = z + _load(u, edge * heads + head, lanes, count)
                 # rounded as in the forward pass, so that no score is above the largest
-                below = _scaled(one, _leaky(values, values, slope), _load(top, k, LANES, None))
-                _store(alpha, k, _scaled(one, below, _load(factor, k, LANES, None)), None)
-                _store(factor, k, _leaky(_splat(x, 1.0, LANES), values, slope), None)
-            _exponentials(alpha, n)
-            for k in range(0, n, LANES):
-                _store(weight, k, _load(alpha, k, LANES, None), None)
+                _store(alpha, k * G, _leaky(z, z, slope) - _load(stats, q + heads, lanes, count), None)
+                _store(factor, k * G, _leaky(one, z, slope), None)
+                _store(share, k * G, _load(stats, q + 2 * heads, lanes, count), None)
+                _store(delta, k * G, _load(stats, q + 3 * heads, lanes, count), None)
+            for f in range(0, n * G, LANES):
+                values = _exp(_load(alpha, f, LANES, None)) * _load(share, f, LANES, None)
+                _store(alpha, f, values, None)
+                if drop is not None:
+                    values = values * _load(keep, f, LANES, None)
+                _store(weight, f, values, None)
+            at, to, mine = head * channels, (o * heads + head) * channels, (j * heads + head) * channels
+            if narrow is not None:
+                total, inner = _splat(x, 0.0, narrow), _load(x, mine, narrow, many)
+                for k in range(n):
+                    _prefetch(grad, np.int64(dst[min(begin + k + AHEAD, end)]) * heads * channels + at, narrow)
+                    outer = _load(grad, np.int64(dst[begin + k]) * heads * channels + at, narrow, many)
+                    total = total + _per_feature(_load(weight, k * G, lanes, None), narrow) * outer
+                    if scored is not None:
+                        _store(product, k * G, _per_head(inner * outer, lanes), None)
+                _store(grad_x, to, total, many)
+            else:
                 if scored is not None:
-                    _store(product, k, _splat(alpha, 0.0, LANES), None)
-            if dropping:
-                _times(weight, keep, n)
-            at, to, own, whole = h * channels, o * heads * channels, j * heads * channels, channels // width * width
-            for c in range(at, at + whole, width):
-                _gather(grad, heads * channels, c, dst, begin, n, end, weight, product,
-                        x, own + c, grad_x, to + c, tile, None)  # fmt: skip
-            if whole < channels:
-                _gather(grad, heads * channels, at + whole, dst, begin, n, end, weight, product,
-                        x, own + at + whole, grad_x, to + at + whole, tile, channels - whole)  # fmt: skip
+                    for f in range(0, n * G, LANES):
+                        _store(product, f, _splat(x, 0.0, LANES), None)
+                whole = channels // width * width
+                for h in range(min(G, heads - head)):
+                    for c in range(h * channels, h * channels + whole, width):
+                        _weigh_back(grad, heads * channels, at + c, dst, begin, n, end, weight, product, h, G,
+                                    x, mine + c, grad_x, to + c, tile, None)  # fmt: skip
+                    if whole < channels:
+                        c = h * channels + whole
+                        _weigh_back(grad, heads * channels, at + c, dst, begin, n, end, weight, product, h, G,
+                                    x, mine + c, grad_x, to + c, tile, channels - whole)  # fmt: skip
             if scored is not None:
-                if dropping:
-                    _times(product, keep, n)
-                if summed:
-                    _times(alpha, factor, n)
-                    for k in range(0, n, LANES):  # de = alpha (g - D) LeakyReLU'(z)
-                        g = _scaled(_number(x, 1), _load(product, k, LANES, None), _load(delta, k, LANES, None))
-                        _store(product, k, _product(g, _load(alpha, k, LANES, None), _splat(alpha, 0.0, LANES)), None)
-                    total = _number(x, 0)
-                    for k in range(n):
-                        total += product[k]
-                    grad_s[o * heads + h] = total
-                if kept:
-                    for k in range(n):
-                        per_edge[np.int64(place[begin + k]) * heads + h] = product[k]
+                sums = _splat(x, 0.0, lanes)
+                for k in range(n):
+                    change = _load(product, k * G, lanes, None)
+                    if drop is not None:
+                        change = change * _load(keep, k * G, lanes, None)
+                    if grad_s_ is not None:  # de = alpha (g - D) LeakyReLU'(z)
+                        change = _load(alpha, k * G, lanes, None) * (change - _load(delta, k * G, lanes, None))
+                        change = change * _load(factor, k * G, lanes, None)
+                        sums = sums + change
+                    if per_edge_ is not None:
+                        _store(per_edge, np.int64(place[begin + k]) * heads + head, change, count)
+                if grad_s_ is not None:
+                    _store(grad_s, o * heads + head, sums, count)
 
 
 # --- Attention whose score needs the features of both ends: GATv2's, and the scaled dot product. ---
@@ -689,201 +921,225 @@ def _backward(first: int, last: int, buffers: Any, bounds: Any, row: Any, slot: 
 
 @_inline
 def _score(x: Any, own: Any, mine: int, att: Any, a: int, row: int, at: int, ids: Any, begin: int, n: int, end: int,
-           e: Any, slope: Any, grad: Any, product: Any, tile: Any, count: Any) -> None:  # fmt: skip
+           e: Any, h: int, heads: int, slope: Any, grad: Any, product: Any, tile: Any, count: Any) -> None:  # fmt: skip
     """A tile's share of att . LeakyReLU(x_j + x_i), or of <x_i, x_j>; and with `product` of <dO_i, x_j>."""
     tile_i = _load(own, mine, tile, count)
     if att is not None:
         weights = _load(att, a, tile, count)
     if product is not None:
         change = _load(grad, mine, tile, count)
-    zero = _splat(x, 0.0, tile)
     for k in range(n):
         _prefetch(x, np.int64(ids[min(begin + k + AHEAD, end)]) * row + at, tile)
         values = _load(x, np.int64(ids[begin + k]) * row + at, tile, count)
         if product is not None:
-            product[k] += _sum(_product(change, values, zero))
+            product[k * heads + h] += _sum(change * values)
         if att is not None:
-            values = _scaled(_number(x, 1), values, tile_i)
-            e[k] += _sum(_product(weights, _leaky(values, values, slope), zero))
+            values = values + tile_i
+            e[k * heads + h] += _sum(weights * _leaky(values, values, slope))
         else:
-            e[k] += _sum(_product(tile_i, values, zero))
+            e[k * heads + h] += _sum(tile_i * values)
 
 
 @_inline
-def _spread(x: Any, own: Any, mine: int, att: Any, row: int, at: int, ids: Any, begin: int, n: int, de: Any, slope: Any,
-            out: Any, o: int, tile: Any, count: Any) -> None:  # fmt: skip
+def _spread(x: Any, own: Any, mine: int, att: Any, row: int, at: int, ids: Any, begin: int, n: int, de: Any, h: int,
+            heads: int, slope: Any, out: Any, o: int, tile: Any, count: Any) -> None:  # fmt: skip
     """A tile of sum de_ij LeakyReLU'(x_j + x_i), or of sum de_ij x_j, over the other ends of a row's edges."""
     tile_i = _load(own, mine, tile, count)
-    one = _splat(x, 1.0, tile)
-    total = _splat(x, 0.0, tile)
+    one, total = _splat(x, 1.0, tile), _splat(x, 0.0, tile)
     for k in range(n):
         values = _load(x, np.int64(ids[begin + k]) * row + at, tile, count)
         if att is not None:
-            values = _leaky(one, _scaled(_number(x, 1), values, tile_i), slope)
-        total = _scaled(de[k], values, total)
+            values = _leaky(one, values + tile_i, slope)
+        total = total + de[k * heads + h] * values
     _store(out, o, total, count)
 
 
 @_compiled
-def _forward_pair(first: int, last: int, buffers: Any, bounds: Any, row: Any, slot: Any, src_: Any, ids_: Any,
-                  x_: Any, x_dst_: Any, att_: Any, heads: int, channels: int, slope: Any, scale: Any, drop: Any,
-                  out_: Any, norm: Any, tile: Any) -> None:  # fmt: skip
+def _forward_pair(first: int, last: int, buffers: Any, names: Any, model: int, models: int, bounds: Any, row: Any,
+                  slot: Any, src_: Any, ids_: Any, x_: Any, x_dst_: Any, att_: Any, heads: int, channels: int,
+                  slope: Any, scale: Any, drop: Any, out_: Any, norm_: Any,
+                  lanes: Any, tile: Any, ragged: Any) -> None:  # fmt: skip
     """The scores of some pieces, `scale` times, then equations (2) and (4)."""
-    width = 1 << len(tile)
-    named, dropping = ids_.size > 0, drop[1] > 0
-    src, ids, x, x_dst, att, out = _data(src_), _data(ids_), _data(x_), _data(x_dst_), _data(att_), _data(out_)
-    keeps, weight = _data(buffers[:4]), _data(buffers[4])
-    end = src_.size - 1
-    for v in range(first, last):
-        begin, n, i, o = bounds[v], bounds[v + 1] - bounds[v], np.int64(row[v]), np.int64(slot[v])
-        for h in range(heads):
-            if dropping and h % 4 == 0:
-                _draw(keeps, h // 4, begin, n, ids, named, drop)
-            at, to, mine, whole = h * channels, o * heads * channels, i * heads * channels, channels // width * width
+    G, width, end = 1 << len(lanes), 1 << len(tile), src_.size - 1
+    src, ids = _data(src_, 0), _data(ids_, 0)
+    x, x_dst, att = _part(x_, model, models), _part(x_dst_, model, models), _part(att_, model, models)
+    out, norm = _part(out_, model, models), _part(norm_, model, models)
+    keep, weight, shares = _given(drop, _data(buffers[0], 0)), _data(buffers[1], 0), _data(buffers[2], 0)
+    chosen, whole = _data(names, 0), channels // width * width
+    for head in range(0, heads, G):
+        for v in range(first, last):
+            begin, n, i, o = bounds[v], bounds[v + 1] - bounds[v], np.int64(row[v]), np.int64(slot[v])
+            if drop is not None:
+                _draw_row(keep, chosen, begin, n, ids, drop, model, head, lanes)
+            at, to, mine = head * channels, (o * heads + head) * channels, (i * heads + head) * channels
+            for f in range(0, n * G, LANES):
+                _store(weight, f, _splat(x, 0.0, LANES), None)
+            for h in range(min(G, heads - head)):
+                for c in range(h * channels, h * channels + whole, width):
+                    _score(x, x_dst, mine + c, att, at + c, heads * channels, at + c, src, begin, n, end,
+                           weight, h, G, slope, None, None, tile, None)  # fmt: skip
+                if whole < channels:
+                    c = h * channels + whole
+                    _score(x, x_dst, mine + c, att, at + c, heads * channels, at + c, src, begin, n, end,
+                           weight, h, G, slope, None, None, tile, channels - whole)  # fmt: skip
+            tops = _splat(x, -np.inf, lanes)
             for k in range(n):
-                weight[k] = 0.0
-            for c in range(at, at + whole, width):
-                _score(x, x_dst, mine + c, att, c, heads * channels, c, src, begin, n, end, weight, slope,
-                       None, None, tile, None)  # fmt: skip
-            if whole < channels:
-                c = at + whole
-                _score(x, x_dst, mine + c, att, c, heads * channels, c, src, begin, n, end, weight, slope,
-                       None, None, tile, channels - whole)  # fmt: skip
-            for k in range(n):
-                weight[k] *= scale
-            top, log_sum = _softmax(weight, n)  # (2)
-            norm[2 * (o * heads + h)] = 0.0 if top == -np.inf and o == i else top
-            norm[2 * (o * heads + h) + 1] = log_sum
-            if dropping:
-                _times(weight, _shift(keeps, h % 4 * SPLIT), n)
-            for c in range(at, at + whole, width):
-                _weigh(x, heads * channels, c, src, begin, n, end, weight, None, out, None, to + c, tile, None)
-            if whole < channels:
-                c = at + whole
-                _weigh(x, heads * channels, c, src, begin, n, end, weight, None,
-                       out, None, to + c, tile, channels - whole)  # fmt: skip
+                e = scale * _load(weight, k * G, lanes, None)
+                tops = _larger(tops, e)
+                _store(weight, k * G, e, None)
+            for f in range(n * G, (n * G + LANES - 1) // LANES * LANES):
+                weight[f] = -np.inf
+            share, _ = _softmax(weight, None, keep, n, tops, lanes)  # (2)
+            _remember(norm, o * heads + head, tops, share, o == i, _given(ragged, 2 * (heads - head)))
+            _store(shares, 0, share, None)
+            for h in range(min(G, heads - head)):
+                for c in range(h * channels, h * channels + whole, width):
+                    _weigh(x, heads * channels, at + c, src, begin, n, end, weight, None, h, G, shares[h],
+                           out, None, to + c, tile, None)  # fmt: skip
+                if whole < channels:
+                    c = h * channels + whole
+                    _weigh(x, heads * channels, at + c, src, begin, n, end, weight, None, h, G, shares[h],
+                           out, None, to + c, tile, channels - whole)  # fmt: skip
 
 
 @_compiled
-def _backward_pair_dst(first: int, last: int, buffers: Any, bounds: Any, row: Any, slot: Any, src_: Any, ids_: Any,
-                       grad_: Any, x_: Any, x_dst_: Any, att_: Any, norm: Any, delta: Any,
-                       heads: int, channels: int, slope: Any, scale: Any, drop: Any,
-                       weights: Any, changes: Any, grad_dst_: Any, tile: Any) -> None:  # fmt: skip
+def _backward_pair_dst(first: int, last: int, buffers: Any, names: Any, model: int, models: int, bounds: Any, row: Any,
+                       slot: Any, src_: Any, ids_: Any, grad_: Any, x_: Any, x_dst_: Any, att_: Any, norm_: Any,
+                       delta_: Any, heads: int, channels: int, slope: Any, scale: Any, drop: Any,
+                       weights_: Any, changes_: Any, grad_dst_: Any,
+                       lanes: Any, tile: Any, ragged: Any) -> None:  # fmt: skip
     """k_ij alpha_ij and de_ij = alpha_ij (g_ij - D_i) of some pieces, grouped by dst, and the `_spread` of each dst."""
-    width = 1 << len(tile)
-    named, dropping = ids_.size > 0, drop[1] > 0
-    src, ids, grad, x, x_dst, att, grad_dst = (
-        _data(src_), _data(ids_), _data(grad_), _data(x_), _data(x_dst_), _data(att_), _data(grad_dst_))  # fmt: skip
-    keeps, alpha, product = _data(buffers[:4]), _data(buffers[4]), _data(buffers[5])
-    end = src_.size - 1
-    for v in range(first, last):
-        begin, n, i, o = bounds[v], bounds[v + 1] - bounds[v], np.int64(row[v]), np.int64(slot[v])
-        for h in range(heads):
-            if dropping and h % 4 == 0:
-                _draw(keeps, h // 4, begin, n, ids, named, drop)
-            keep = _shift(keeps, h % 4 * SPLIT)
-            at, to, mine, whole = h * channels, o * heads * channels, i * heads * channels, channels // width * width
+    G, width, end = 1 << len(lanes), 1 << len(tile), src_.size - 1
+    src, ids, grad = _data(src_, 0), _data(ids_, 0), _part(grad_, model, models)
+    x, x_dst, att = _part(x_, model, models), _part(x_dst_, model, models), _part(att_, model, models)
+    norm, deltas, grad_dst = (
+        _part(norm_, model, models), _part(delta_, model, models), _part(grad_dst_, model, models))  # fmt: skip
+    weights, changes = _part(weights_, model, models), _part(changes_, model, models)
+    keep, alpha, product = _given(drop, _data(buffers[0], 0)), _data(buffers[1], 0), _data(buffers[2], 0)
+    chosen, whole, pair = _data(names, 0), channels // width * width, (lanes, (0, 0))
+    for head in range(0, heads, G):
+        count, twice = _given(ragged, heads - head), _given(ragged, 2 * (heads - head))
+        for v in range(first, last):
+            begin, n, i, o = bounds[v], bounds[v + 1] - bounds[v], np.int64(row[v]), np.int64(slot[v])
+            if drop is not None:
+                _draw_row(keep, chosen, begin, n, ids, drop, model, head, lanes)
+            at, to, mine = head * channels, (o * heads + head) * channels, (i * heads + head) * channels
+            for f in range(0, n * G, LANES):
+                _store(alpha, f, _splat(x, 0.0, LANES), None)
+                _store(product, f, _splat(x, 0.0, LANES), None)
+            for h in range(min(G, heads - head)):
+                for c in range(h * channels, h * channels + whole, width):
+                    _score(x, x_dst, mine + c, att, at + c, heads * channels, at + c, src, begin, n, end,
+                           alpha, h, G, slope, grad, product, tile, None)  # fmt: skip
+                if whole < channels:
+                    c = h * channels + whole
+                    _score(x, x_dst, mine + c, att, at + c, heads * channels, at + c, src, begin, n, end,
+                           alpha, h, G, slope, grad, product, tile, channels - whole)  # fmt: skip
+            both, delta = (
+                _load(norm, 2 * (i * heads + head), pair, twice),
+                _load(deltas, i * heads + head, lanes, count),
+            )
+            top, share = _turn(both, 0), _turn(both, 1)
             for k in range(n):
-                alpha[k] = 0.0
-                product[k] = 0.0
-            for c in range(at, at + whole, width):
-                _score(x, x_dst, mine + c, att, c, heads * channels, c, src, begin, n, end, alpha, slope,
-                       grad, product, tile, None)  # fmt: skip
-            if whole < channels:
-                c = at + whole
-                _score(x, x_dst, mine + c, att, c, heads * channels, c, src, begin, n, end, alpha, slope,
-                       grad, product, tile, channels - whole)  # fmt: skip
-            for k in range(n):
-                alpha[k] = alpha[k] * scale - norm[2 * (i * heads + h)] - norm[2 * (i * heads + h) + 1]
-            _exponentials(alpha, n)
-            if dropping:
-                _times(product, keep, n)
-            for k in range(n):
-                weights[(begin + k) * heads + h] = alpha[k] * keep[k] if dropping else alpha[k]
-                product[k] = alpha[k] * (product[k] - delta[i * heads + h]) * scale
-                changes[(begin + k) * heads + h] = product[k]
-            for c in range(at, at + whole, width):
-                _spread(x, x_dst, mine + c, att, heads * channels, c, src, begin, n, product, slope,
-                        grad_dst, to + c, tile, None)  # fmt: skip
-            if whole < channels:
-                c = at + whole
-                _spread(x, x_dst, mine + c, att, heads * channels, c, src, begin, n, product, slope,
-                        grad_dst, to + c, tile, channels - whole)  # fmt: skip
+                value = share * _exp(scale * _load(alpha, k * G, lanes, None) - top)
+                change = _load(product, k * G, lanes, None)
+                kept = value
+                if drop is not None:
+                    mask = _load(keep, k * G, lanes, None)
+                    kept = value * mask
+                    change = change * mask
+                change = scale * (value * (change - delta))
+                _store(product, k * G, change, None)
+                _store(weights, (begin + k) * heads + head, kept, count)
+                _store(changes, (begin + k) * heads + head, change, count)
+            for h in range(min(G, heads - head)):
+                for c in range(h * channels, h * channels + whole, width):
+                    _spread(x, x_dst, mine + c, att, heads * channels, at + c, src, begin, n, product, h, G, slope,
+                            grad_dst, to + c, tile, None)  # fmt: skip
+                if whole < channels:
+                    c = h * channels + whole
+                    _spread(x, x_dst, mine + c, att, heads * channels, at + c, src, begin, n, product, h, G, slope,
+                            grad_dst, to + c, tile, channels - whole)  # fmt: skip
 
 
 @_compiled
-def _backward_pair_src(first: int, last: int, buffers: Any, bounds: Any, row: Any, slot: Any, dst_: Any, place: Any,
-                       grad_: Any, x_: Any, x_dst_: Any, att_: Any, weights: Any, changes: Any,
-                       heads: int, channels: int, slope: Any, grad_x_: Any, grad_src_: Any,
-                       tile: Any) -> None:  # fmt: skip
+def _backward_pair_src(first: int, last: int, buffers: Any, names: Any, model: int, models: int, bounds: Any, row: Any,
+                       slot: Any, dst_: Any, place_: Any, grad_: Any, x_: Any, x_dst_: Any, att_: Any, weights_: Any,
+                       changes_: Any, heads: int, channels: int, slope: Any, grad_x_: Any, grad_src_: Any,
+                       lanes: Any, tile: Any, ragged: Any) -> None:  # fmt: skip
     """sum k_ij alpha_ij dO_i of some pieces of src rows, and the `_spread` of each src."""
-    width = 1 << len(tile)
-    dst, grad, x, x_dst, att = _data(dst_), _data(grad_), _data(x_), _data(x_dst_), _data(att_)
-    grad_x, grad_src = _data(grad_x_), _data(grad_src_)
-    weight, change = _data(buffers[4]), _data(buffers[5])
-    end = dst_.size - 1
-    for v in range(first, last):
-        begin, n, j, o = bounds[v], bounds[v + 1] - bounds[v], np.int64(row[v]), np.int64(slot[v])
-        for h in range(heads):
+    G, width, end = 1 << len(lanes), 1 << len(tile), dst_.size - 1
+    dst, place, grad = _data(dst_, 0), _data(place_, 0), _part(grad_, model, models)
+    x, x_dst, att = _part(x_, model, models), _part(x_dst_, model, models), _part(att_, model, models)
+    weights, changes = _part(weights_, model, models), _part(changes_, model, models)
+    grad_x, grad_src = _part(grad_x_, model, models), _part(grad_src_, model, models)
+    weight, change, whole = _data(buffers[0], 0), _data(buffers[1], 0), channels // width * width
+    for head in range(0, heads, G):
+        count = _given(ragged, heads - head)
+        for v in range(first, last):
+            begin, n, j, o = bounds[v], bounds[v + 1] - bounds[v], np.int64(row[v]), np.int64(slot[v])
             for k in range(n):
-                edge = np.int64(place[begin + k]) * heads + h
-                weight[k] = weights[edge]
-                change[k] = changes[edge]
-            at, to, mine, whole = h * channels, o * heads * channels, j * heads * channels, channels // width * width
-            for c in range(at, at + whole, width):
-                _weigh(grad, heads * channels, c, dst, begin, n, end, weight, None, grad_x, None, to + c, tile, None)
-                _spread(x_dst, x, mine + c, att, heads * channels, c, dst, begin, n, change, slope,
-                        grad_src, to + c, tile, None)  # fmt: skip
-            if whole < channels:
-                c = at + whole
-                _weigh(grad, heads * channels, c, dst, begin, n, end, weight, None,
-                       grad_x, None, to + c, tile, channels - whole)  # fmt: skip
-                _spread(x_dst, x, mine + c, att, heads * channels, c, dst, begin, n, change, slope,
-                        grad_src, to + c, tile, channels - whole)  # fmt: skip
+                edge = np.int64(place[begin + k]) * heads + head
+                _store(weight, k * G, _load(weights, edge, lanes, count), None)
+                _store(change, k * G, _load(changes, edge, lanes, count), None)
+            at, to, mine = head * channels, (o * heads + head) * channels, (j * heads + head) * channels
+            for h in range(min(G, heads - head)):
+                for c in range(h * channels, h * channels + whole, width):
+                    _weigh(grad, heads * channels, at + c, dst, begin, n, end, weight, None, h, G, _number(x, 1),
+                           grad_x, None, to + c, tile, None)  # fmt: skip
+                    _spread(x_dst, x, mine + c, att, heads * channels, at + c, dst, begin, n, change, h, G, slope,
+                            grad_src, to + c, tile, None)  # fmt: skip
+                if whole < channels:
+                    c = h * channels + whole
+                    _weigh(grad, heads * channels, at + c, dst, begin, n, end, weight, None, h, G, _number(x, 1),
+                           grad_x, None, to + c, tile, channels - whole)  # fmt: skip
+                    _spread(x_dst, x, mine + c, att, heads * channels, at + c, dst, begin, n, change, h, G, slope,
+                            grad_src, to + c, tile, channels - whole)  # fmt: skip
 
 
 # --- The sums of long rows from those of their pieces. ---
 
 
 @_compiled
-def _merge(
-    long: Any, first: Any, out: Any, norm: Any, out_plus: Any, mass_plus: Any, heads: int, channels: int
-) -> None:
+def _merge(model: int, models: int, long: Any, first: Any, out_: Any, norm_: Any, out_plus_: Any, mass_plus_: Any,
+           heads: int, channels: int) -> None:  # fmt: skip
     """The outputs of long rows from those of their pieces, each weighted by its share of the softmax's denominator."""
+    out, norm = _part(out_, model, models), _part(norm_, model, models)
+    out_plus, mass_plus = _part(out_plus_, model, models), _part(mass_plus_, model, models)
     for q in range(long.size):
         for h in range(heads):
-            top = norm.dtype.type(-np.inf)
+            top = norm_.dtype.type(-np.inf)
             for p in range(first[q], first[q + 1]):
                 top = max(top, norm[2 * (p * heads + h)])
-            total = norm.dtype.type(0)
+            total = norm_.dtype.type(0)
             for p in range(first[q], first[q + 1]):
                 if norm[2 * (p * heads + h)] != -np.inf:  # a NaN is not, and goes on
-                    total += np.exp(norm[2 * (p * heads + h)] - top + norm[2 * (p * heads + h) + 1])
+                    total += np.exp(norm[2 * (p * heads + h)] - top) / norm[2 * (p * heads + h) + 1]
             at = long[q] * heads + h
-            log_sum = np.log(total) if total != 0 else total
-            norm[2 * at] = top if total != 0 else total
-            norm[2 * at + 1] = log_sum
+            norm[2 * at] = top if top != -np.inf else 0.0
+            norm[2 * at + 1] = 1 / total if total != 0 else total
             for c in range(at * channels, (at + 1) * channels):
                 out[c] = 0.0
-                if out_plus.size:
+                if out_plus_ is not None:
                     out_plus[c] = 0.0
-            if out_plus.size:
+            if out_plus_ is not None:
                 mass_plus[at] = 0.0
             for p in range(first[q], first[q + 1]):
                 if norm[2 * (p * heads + h)] == -np.inf:
                     continue
-                share = np.exp(norm[2 * (p * heads + h)] - top + norm[2 * (p * heads + h) + 1] - log_sum)
+                share = np.exp(norm[2 * (p * heads + h)] - top) / (norm[2 * (p * heads + h) + 1] * total)
                 for c in range(channels):
                     out[at * channels + c] += share * out[(p * heads + h) * channels + c]
-                    if out_plus.size:
+                    if out_plus_ is not None:
                         out_plus[at * channels + c] += share * out_plus[(p * heads + h) * channels + c]
-                if out_plus.size:
+                if out_plus_ is not None:
                     mass_plus[at] += share * mass_plus[p * heads + h]
 
 
 @_compiled
-def _merge_sums(long: Any, first: Any, sums: Any, row: int) -> None:
+def _merge_sums(model: int, models: int, long: Any, first: Any, sums_: Any, row: int) -> None:
     """The sums of long rows from those of their pieces, in order."""
+    sums = _part(sums_, model, models)
     for q in range(long.size):
         for c in range(row):
             total = sums[first[q] * row + c]
@@ -893,53 +1149,117 @@ def _merge_sums(long: Any, first: Any, sums: Any, row: int) -> None:
 
 
 @_compiled
-def _normalise(first: int, last: int, buffers: Any, rowptr: Any, src: Any, ids: Any, s: Any, d: Any, u: Any, norm: Any,
-               heads: int, slope: Any, per_edge: Any, grad_d: Any) -> None:  # fmt: skip
+def _normalise(first: int, last: int, buffers: Any, names: Any, model: int, models: int, rowptr: Any, src_: Any,
+               ids_: Any, s_: Any, u_: Any, stats_: Any, heads: int, slope: Any, per_edge_: Any, grad_d_: Any,
+               lanes: Any, ragged: Any) -> None:  # fmt: skip
     """g_ij in `per_edge` to dz_ij LeakyReLU'(z_ij), by D_i = sum_j alpha_ij g_ij; and its sum, grad d."""
-    longest = 0
+    src, ids, stats = _data(src_, 0), _data(ids_, 0), _part(stats_, model, models)
+    s, u = _part(s_, model, models), _part(u_, model, models)
+    per_edge, grad_d = _part(per_edge_, model, models), _part(grad_d_, model, models)
+    one, zero = _splat(stats, 1.0, lanes), _splat(stats, 0.0, lanes)
     for i in range(first, last):
-        longest = max(longest, rowptr[i + 1] - rowptr[i])
-    alpha = np.empty((longest + LANES - 1) // LANES * LANES, norm.dtype)
-    factor = np.empty(longest, norm.dtype)
-    for i in range(first, last):
-        begin, n = rowptr[i], rowptr[i + 1] - rowptr[i]
-        for h in range(heads):
-            for k in range(n):
-                z = norm.dtype.type(0)
-                if s.size:
-                    z += s[np.int64(src[begin + k]) * heads + h]
-                if d.size:
-                    z += d[i * heads + h]
-                if u.size:
-                    z += u[(np.int64(ids[begin + k]) if ids.size else np.int64(begin + k)) * heads + h]
-                factor[k] = 1.0 if z > 0 else slope
-                alpha[k] = z * factor[k] - norm[2 * (i * heads + h)] - norm[2 * (i * heads + h) + 1]
-            _exponentials(_data(alpha), n)
-            delta = norm.dtype.type(0)
-            for k in range(n):
-                delta += alpha[k] * per_edge[(begin + k) * heads + h]
-            total = norm.dtype.type(0)
-            for k in range(n):
-                de = alpha[k] * (per_edge[(begin + k) * heads + h] - delta) * factor[k]
-                per_edge[(begin + k) * heads + h] = de
-                total += de
-            grad_d[i * heads + h] = total
+        for head in range(0, heads, 1 << len(lanes)):
+            count, q = _given(ragged, heads - head), 4 * i * heads + head
+            own, top = _load(stats, q, lanes, count), _load(stats, q + heads, lanes, count)
+            share, delta, total = _load(stats, q + 2 * heads, lanes, count), zero, zero
+            for turn in range(2):  # D is known after the first
+                for p in range(rowptr[i], rowptr[i + 1]):
+                    z = own
+                    if s_ is not None:
+                        z = z + _load(s, np.int64(src[p]) * heads + head, lanes, count)
+                    if u_ is not None:
+                        edge = np.int64(p) if ids_ is None else np.int64(ids[p])
+                        z = z + _load(u, edge * heads + head, lanes, count)
+                    alpha = share * _exp(_leaky(z, z, slope) - top)
+                    g = _load(per_edge, p * heads + head, lanes, count)
+                    if turn == 0:
+                        delta = delta + alpha * g
+                    else:
+                        change = alpha * (g - delta) * _leaky(one, z, slope)
+                        total = total + change
+                        _store(per_edge, p * heads + head, change, count)
+            _store(grad_d, i * heads + head, total, count)
 
 
 @_compiled
-def _collect(
-    first: int, last: int, buffers: Any, colptr: Any, place: Any, per_edge: Any, heads: int, grad_s: Any
-) -> None:
+def _collect(first: int, last: int, buffers: Any, names: Any, model: int, models: int, colptr: Any, place_: Any,
+             per_edge_: Any, heads: int, grad_s_: Any, lanes: Any, ragged: Any) -> None:  # fmt: skip
     """grad s_j = sum_i dz_ij LeakyReLU'(z_ij)."""
+    place, per_edge, grad_s = _data(place_, 0), _part(per_edge_, model, models), _part(grad_s_, model, models)
     for j in range(first, last):
-        for h in range(heads):
-            total = grad_s.dtype.type(0)
+        for head in range(0, heads, 1 << len(lanes)):
+            count, total = _given(ragged, heads - head), _splat(per_edge, 0.0, lanes)
             for t in range(colptr[j], colptr[j + 1]):
-                total += per_edge[np.int64(place[t]) * heads + h]
-            grad_s[j * heads + h] = total
+                total = total + _load(per_edge, np.int64(place[t]) * heads + head, lanes, count)
+            _store(grad_s, j * heads + head, total, count)
 
 
-# --- The functions that attention/fused.py calls. ---
+# --- The functions that attention/fused.py calls. Each operand may have an axis of models in front. ---
+
+
+class _Shape(NamedTuple):
+    """The sizes of a call, and what the kernels are compiled for."""
+
+    dtype: np.dtype[Any]
+    batch: tuple[int, ...]  # (models,), or none
+    heads: int
+    channels: int
+    lanes: tuple[int, ...]  # heads of a vector, as `_width` reads it: those that are computed at once
+    narrow: Any  # the features of all these heads, where they are summed together, else None
+    tile: tuple[int, ...]  # features of a head that are summed at once, where they are not
+    ragged: bool | None  # True where the last vector of heads is not full, else None
+
+    @classmethod
+    def of(cls, x: Tensor, *others: Tensor | None, narrow: bool = True) -> _Shape:
+        *batch, _, heads, channels = x.shape
+        narrow = narrow and 0 < channels < NARROW
+        most = 16 if narrow and channels <= 8 else 8
+        lanes = (0,) * math.ceil(math.log2(max(1, min(heads, most))))
+        return cls(
+            _dtype(x, *others),
+            tuple(batch),
+            heads,
+            channels,
+            lanes,
+            (lanes, (0,) * channels) if narrow else None,
+            (0,) * next((power for power in (3, 4, 5) if channels <= 1 << power), 6),
+            True if heads % (1 << len(lanes)) else None,
+        )
+
+    @property
+    def models(self) -> int:
+        return math.prod(self.batch)
+
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        return self.lanes, self.narrow, self.tile, self.ragged
+
+    def job(self, bounds: np.ndarray, most: int, edges: Edges) -> _Job:
+        work = self.models * edges.num_edges * self.heads * self.channels
+        return _Job(bounds, self.models, (most << len(self.lanes)) + 4 * DRAWN, work)
+
+    def flat(self, tensor: Tensor | None) -> Any:
+        """The numbers of a tensor as a vector; None of None."""
+        if tensor is None:
+            return None
+        wide = torch.float64 if self.dtype == np.float64 else torch.float32
+        return tensor.detach().to(wide).contiguous().view(-1).numpy()
+
+    def empty(self, rows: int, *row: int) -> np.ndarray:
+        """Room for results, by NumPy: it asks for huge pages where that is large, and the first write costs less."""
+        return np.empty((self.models, rows, *row), self.dtype).reshape(-1)
+
+    def tensor(self, values: Any, rows: int, *row: int) -> Tensor:
+        each = self.models * math.prod(row)
+        shaped = values.reshape(*self.batch, values.size // each if each else rows, *row)
+        return torch.from_numpy(shaped[:, :rows] if self.batch else shaped[:rows])  # no view of a tensor
+
+    def drop(self, seed: Tensor | None, dropout: float) -> Any:
+        """Keys of the models, threshold and scale: an edge is kept if its random word reaches the threshold."""
+        if seed is None or dropout == 0.0:
+            return None
+        scale = self.dtype.type(1 / (1 - dropout)) if dropout < 1 else self.dtype.type(0)
+        return seed.contiguous().view(-1).numpy(), np.int64(min(math.floor(dropout * 2**32), 2**32 - 1)), scale
 
 
 def forward(
@@ -953,43 +1273,42 @@ def forward(
     seed: Tensor | None,
     plus: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """O `[N_dst, H, C]`, the softmax's (max, log-sum) `[N_dst, H, 2]`, and O+ and A+ where `plus` asks for them."""
-    dtype = _dtype(x, score_src, score_dst, score_edge)
-    heads, channels = x.shape[1:]
+    """O `[N_dst, H, C]`, the softmax's (max, 1 / denominator) `[N_dst, H, 2]`, and O+ and A+ where `plus` asks so."""
+    shape = _Shape.of(x, score_src, score_dst, score_edge)
+    heads, channels = shape.heads, shape.channels
     pieces = _pieces(edges, "dst")
-    out = _empty(pieces.slots, heads * channels, dtype=dtype)
-    norm = _empty(pieces.slots, heads * 2, dtype=dtype)
-    out_plus = _empty(pieces.slots if plus else 0, heads * channels, dtype=dtype)
-    mass_plus = _empty(pieces.slots if plus else 0, heads, dtype=dtype)
+    out, norm = shape.empty(pieces.slots, heads, channels), shape.empty(pieces.slots, heads, 2)
+    out_plus = shape.empty(pieces.slots, heads, channels) if plus else None
+    mass_plus = shape.empty(pieces.slots, heads) if plus else None
     _run(
         _forward,
-        dtype,
-        pieces.bounds,
-        edges.num_edges * heads * channels,
+        shape.dtype,
+        shape.job(pieces.bounds, pieces.most, edges),
         pieces.bounds,
         pieces.row,
         pieces.slot,
         edges.src.numpy(),
         _ids(edges),
-        *(_flat(t, dtype) for t in (x, score_src, score_dst, score_edge)),
+        *(shape.flat(t) for t in (x, score_src, score_dst, score_edge)),
         heads,
         channels,
-        dtype.type(negative_slope),
-        _drop(seed, dropout, dtype),
+        shape.dtype.type(negative_slope),
+        shape.drop(seed, dropout),
         out,
         norm,
-        out_plus if plus else None,
+        out_plus,
         mass_plus,
-        _tile(channels),
+        *shape.layout,
     )
     if pieces.long.size:
-        _merge(pieces.long, pieces.first, out, norm, out_plus, mass_plus, heads, channels)
+        for model in range(shape.models):
+            _merge(model, shape.models, pieces.long, pieces.first, out, norm, out_plus, mass_plus, heads, channels)
     rows = edges.num_dst
     return (
-        _tensor(out, rows, heads, channels),
-        _tensor(norm, rows, heads, 2),
-        _tensor(out_plus, rows, heads, channels) if plus else None,
-        _tensor(mass_plus, rows, heads) if plus else None,
+        shape.tensor(out, rows, heads, channels),
+        shape.tensor(norm, rows, heads, 2),
+        None if out_plus is None else shape.tensor(out_plus, rows, heads, channels),
+        None if mass_plus is None else shape.tensor(mass_plus, rows, heads),
     )
 
 
@@ -1010,89 +1329,108 @@ def backward(
     edge_grad: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of x and the scores; by D and grad d in one dense pass where O and O+ were kept."""
-    dtype = _dtype(x, score_src, score_dst, score_edge)
-    heads, channels = x.shape[1:]
+    shape = _Shape.of(x, score_src, score_dst, score_edge)
+    heads, channels = shape.heads, shape.channels
     colptr, dst, place = edges.transpose
     pieces = _pieces(edges, "src")
     scored = not (score_src is None and score_dst is None and score_edge is None)
     speed = scored and out is not None
-    slope, drop, width = dtype.type(negative_slope), _drop(seed, dropout, dtype), _tile(channels)
-    flat_grad, flat_x, flat_norm = _flat(grad, dtype), _flat(x, dtype), _flat(norm, dtype)
-    s, d, u = (_flat(t, dtype) for t in (score_src, score_dst, score_edge))
-    names = dropout > 0 or score_edge is not None
+    slope, drop = shape.dtype.type(negative_slope), shape.drop(seed, dropout)
+    flat_grad, flat_x, flat_norm = shape.flat(grad), shape.flat(x), shape.flat(norm)
+    s, d, u = (shape.flat(t) for t in (score_src, score_dst, score_edge))
+    names = drop is not None or u is not None
     rows = np.arange(edges.num_dst + 1)
-    work = edges.num_edges * heads * channels
 
-    grad_x = _empty(pieces.slots, heads * channels, dtype=dtype)
-    grad_s = _empty(pieces.slots if scored else 0, heads, dtype=dtype)
-    grad_d = _empty(edges.num_dst if scored else 0, heads, dtype=dtype)
-    per_edge = _empty(edges.num_edges if scored and (edge_grad or not speed) else 0, heads, dtype=dtype)
-    stats = torch.zeros(edges.num_dst, 4, heads, dtype=norm.dtype)
-    if score_dst is not None:
-        stats[:, 0] = score_dst
-    stats[:, 1:3] = norm.transpose(1, 2)
-    flat_stats = _flat(stats, dtype)
-    if speed:
-        flat = (_flat(t, dtype) for t in (out, out_plus, mass_plus))
-        _run(_dense, dtype, rows, edges.num_dst * heads * channels,
-             flat_grad, *flat, heads, channels, slope, flat_stats, grad_d, width)  # fmt: skip
+    grad_x, stats = shape.empty(pieces.slots, heads, channels), shape.empty(edges.num_dst, 4, heads)
+    grad_s = shape.empty(pieces.slots, heads) if scored else None
+    grad_d = shape.empty(edges.num_dst, heads) if scored else None
+    per_edge = shape.empty(edges.num_edges, heads) if scored and (edge_grad or not speed) else None
+    kept = (shape.flat(t) if speed else None for t in (out, out_plus, mass_plus))
+    _run(
+        _dense,
+        shape.dtype,
+        shape.job(rows, 1, edges),
+        flat_grad,
+        d,
+        flat_norm,
+        *kept,
+        heads,
+        channels,
+        slope,
+        stats,
+        grad_d,
+        *shape.layout,
+    )
     _run(
         _backward,
-        dtype,
-        pieces.bounds,
-        work,
+        shape.dtype,
+        shape.job(pieces.bounds, pieces.most, edges),
         pieces.bounds,
         pieces.row,
         pieces.slot,
         dst.numpy(),
         place.numpy(),
-        edges.ids_by_src.numpy() if names else place[:0].numpy(),
+        edges.ids_by_src.numpy() if names else None,
         flat_grad,
         flat_x,
         s,
         u,
-        flat_stats,
+        stats,
         heads,
         channels,
         slope,
         drop,
         grad_x,
-        grad_s if speed else grad_s[:0],
+        grad_s if speed else None,
         per_edge,
         True if scored else None,
-        width,
+        *shape.layout,
     )
     if scored and not speed:
         rowptr = edges.rowptr.numpy()
         _run(
             _normalise,
-            dtype,
-            rowptr,
-            work,
+            shape.dtype,
+            shape.job(rowptr, 1, edges),
             rowptr,
             edges.src.numpy(),
             _ids(edges),
             s,
-            d,
             u,
-            flat_norm,
+            stats,
             heads,
             slope,
             per_edge,
             grad_d,
+            shape.lanes,
+            shape.ragged,
         )
         if score_src is not None:
-            _run(_collect, dtype, colptr.numpy(), work, colptr.numpy(), place.numpy(), per_edge, heads, grad_s)
+            by_src = colptr.numpy()
+            job, layout = shape.job(by_src, 1, edges), (shape.lanes, shape.ragged)
+            _run(_collect, shape.dtype, job, by_src, place.numpy(), per_edge, heads, grad_s, *layout)
     if pieces.long.size:
-        _merge_sums(pieces.long, pieces.first, grad_x, heads * channels)
-        if speed:
-            _merge_sums(pieces.long, pieces.first, grad_s, heads)
+        for model in range(shape.models):
+            _merge_sums(model, shape.models, pieces.long, pieces.first, grad_x, heads * channels)
+            if speed:
+                _merge_sums(model, shape.models, pieces.long, pieces.first, grad_s, heads)
+    axis = len(shape.batch)
     return (
-        _tensor(grad_x, edges.num_src, heads, channels),
-        None if score_src is None else _tensor(grad_s, edges.num_src, heads),
-        None if score_dst is None else _tensor(grad_d, edges.num_dst, heads),
-        edges.ungroup(_tensor(per_edge, edges.num_edges, heads)) if edge_grad else None,
+        shape.tensor(grad_x, edges.num_src, heads, channels),
+        None if score_src is None else shape.tensor(grad_s, edges.num_src, heads),
+        None if score_dst is None else shape.tensor(grad_d, edges.num_dst, heads),
+        edges.ungroup(shape.tensor(per_edge, edges.num_edges, heads), axis) if edge_grad else None,
     )
+
+
+def keep(seed: Tensor, size: int, dropout: float, dtype: torch.dtype) -> Tensor:
+    """`[size]`, or `[S, size]` for seeds `[S]`: 0, or 1 / (1 - p), by the words of the counters (0, 0), (1, 0), ..."""
+    shape = _Shape.of(torch.empty(*seed.shape, size, 4, 0, dtype=dtype))
+    tiles = -(-size // (4 * DRAWN))
+    made = shape.empty(tiles, 4 * DRAWN)
+    job = _Job(np.arange(tiles + 1), shape.models, DRAWN, 8 * made.size)
+    _run(_keep, shape.dtype, job, shape.drop(seed, dropout), made, (0, 0))
+    return torch.from_numpy(made).view(*seed.shape, -1).narrow(-1, 0, size)
 
 
 def forward_pair(
@@ -1104,38 +1442,36 @@ def forward_pair(
     dropout: float,
     seed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """O and (max, log-sum) for e_ij = att . LeakyReLU(x_j + x_i) or, without `att`, <x_i, x_j> / sqrt(C)."""
-    dtype = _dtype(x, x_dst, att)
-    heads, channels = x.shape[1:]
+    """O and (max, 1 / denominator) for e_ij = att . LeakyReLU(x_j + x_i) or, without `att`, <x_i, x_j> / sqrt(C)."""
+    shape = _Shape.of(x, x_dst, att, narrow=False)
+    heads, channels = shape.heads, shape.channels
     pieces = _pieces(edges, "dst")
-    out = _empty(pieces.slots, heads * channels, dtype=dtype)
-    norm = _empty(pieces.slots, heads * 2, dtype=dtype)
-    none = np.empty(0, dtype)
+    out, norm = shape.empty(pieces.slots, heads, channels), shape.empty(pieces.slots, heads, 2)
     _run(
         _forward_pair,
-        dtype,
-        pieces.bounds,
-        edges.num_edges * heads * channels,
+        shape.dtype,
+        shape.job(pieces.bounds, pieces.most, edges),
         pieces.bounds,
         pieces.row,
         pieces.slot,
         edges.src.numpy(),
         _ids(edges),
-        _flat(x, dtype),
-        _flat(x_dst, dtype),
-        None if att is None else _flat(att, dtype),
+        *(shape.flat(t) for t in (x, x_dst, att)),
         heads,
         channels,
-        dtype.type(negative_slope),
-        dtype.type(1.0 if att is not None else max(channels, 1) ** -0.5),
-        _drop(seed, dropout, dtype),
+        shape.dtype.type(negative_slope),
+        shape.dtype.type(1.0 if att is not None else max(channels, 1) ** -0.5),
+        shape.drop(seed, dropout),
         out,
         norm,
-        _tile(channels),
+        shape.lanes,
+        shape.tile,
+        shape.ragged,
     )
     if pieces.long.size:
-        _merge(pieces.long, pieces.first, out, norm, none, none, heads, channels)
-    return _tensor(out, edges.num_dst, heads, channels), _tensor(norm, edges.num_dst, heads, 2)
+        for model in range(shape.models):
+            _merge(model, shape.models, pieces.long, pieces.first, out, norm, None, None, heads, channels)
+    return shape.tensor(out, edges.num_dst, heads, channels), shape.tensor(norm, edges.num_dst, heads, 2)
 
 
 def backward_pair(
@@ -1157,21 +1493,19 @@ def backward_pair(
     grad x_j = att A_j + sum_i k alpha dO_i and grad att = sum_i x_i B_i + sum_j x_j A_j: nothing is kept of an edge
     but two numbers a head.
     """
-    dtype = _dtype(x, x_dst, att)
-    heads, channels = x.shape[1:]
+    shape = _Shape.of(x, x_dst, att, narrow=False)
+    heads, channels = shape.heads, shape.channels
     _, dst, place = edges.transpose
     by_dst, by_src = _pieces(edges, "dst"), _pieces(edges, "src")
-    slope, width, work = dtype.type(negative_slope), _tile(channels), edges.num_edges * heads * channels
-    g, flat_x, flat_x_dst = _flat(grad, dtype), _flat(x, dtype), _flat(x_dst, dtype)
-    flat_att = None if att is None else _flat(att, dtype)
-    delta = _flat((grad.to(norm.dtype) * out.to(norm.dtype)).sum(-1), dtype)
-    weights, changes = _empty(edges.num_edges, heads, dtype=dtype), _empty(edges.num_edges, heads, dtype=dtype)
-    flat_dst = _empty(by_dst.slots, heads * channels, dtype=dtype)
+    slope = shape.dtype.type(negative_slope)
+    g, flat_x, flat_x_dst, flat_att = (shape.flat(t) for t in (grad, x, x_dst, att))
+    delta = shape.flat((grad.to(norm.dtype) * out.to(norm.dtype)).sum(-1))
+    weights, changes = shape.empty(edges.num_edges, heads), shape.empty(edges.num_edges, heads)
+    flat_dst = shape.empty(by_dst.slots, heads, channels)
     _run(
         _backward_pair_dst,
-        dtype,
-        by_dst.bounds,
-        work,
+        shape.dtype,
+        shape.job(by_dst.bounds, by_dst.most, edges),
         by_dst.bounds,
         by_dst.row,
         by_dst.slot,
@@ -1181,24 +1515,25 @@ def backward_pair(
         flat_x,
         flat_x_dst,
         flat_att,
-        _flat(norm, dtype),
+        shape.flat(norm),
         delta,
         heads,
         channels,
         slope,
-        dtype.type(1.0 if att is not None else max(channels, 1) ** -0.5),
-        _drop(seed, dropout, dtype),
+        shape.dtype.type(1.0 if att is not None else max(channels, 1) ** -0.5),
+        shape.drop(seed, dropout),
         weights,
         changes,
         flat_dst,
-        width,
+        shape.lanes,
+        shape.tile,
+        shape.ragged,
     )
-    flat_grad, flat_src = (_empty(by_src.slots, heads * channels, dtype=dtype) for _ in range(2))
+    flat_grad, flat_src = (shape.empty(by_src.slots, heads, channels) for _ in range(2))
     _run(
         _backward_pair_src,
-        dtype,
-        by_src.bounds,
-        work,
+        shape.dtype,
+        shape.job(by_src.bounds, by_src.most, edges),
         by_src.bounds,
         by_src.row,
         by_src.slot,
@@ -1215,21 +1550,22 @@ def backward_pair(
         slope,
         flat_grad,
         flat_src,
-        width,
+        shape.lanes,
+        shape.tile,
+        shape.ragged,
     )
-    if by_dst.long.size:
-        _merge_sums(by_dst.long, by_dst.first, flat_dst, heads * channels)
-    if by_src.long.size:
-        _merge_sums(by_src.long, by_src.first, flat_grad, heads * channels)
-        _merge_sums(by_src.long, by_src.first, flat_src, heads * channels)
-    grad_x = _tensor(flat_grad, edges.num_src, heads, channels)
-    spread_src = _tensor(flat_src, edges.num_src, heads, channels)
-    spread_dst = _tensor(flat_dst, edges.num_dst, heads, channels)
+    for pieces, sums in ((by_dst, (flat_dst,)), (by_src, (flat_grad, flat_src))):
+        for model, each in itertools.product(range(shape.models if pieces.long.size else 0), sums):
+            _merge_sums(model, shape.models, pieces.long, pieces.first, each, heads * channels)
+    grad_x = shape.tensor(flat_grad, edges.num_src, heads, channels)
+    spread_src = shape.tensor(flat_src, edges.num_src, heads, channels)
+    spread_dst = shape.tensor(flat_dst, edges.num_dst, heads, channels)
     if att is None:
         return grad_x.add_(spread_src), spread_dst, None
     wide = att.to(grad_x.dtype)
-    grad_att = torch.einsum("nhc,nhc->hc", x.to(wide.dtype), spread_src)
-    grad_att += torch.einsum("nhc,nhc->hc", x_dst.to(wide.dtype), spread_dst)
+    grad_att = torch.einsum("...nhc,...nhc->...hc", x.to(wide.dtype), spread_src)
+    grad_att += torch.einsum("...nhc,...nhc->...hc", x_dst.to(wide.dtype), spread_dst)
+    wide = wide.unsqueeze(-3)
     return grad_x.addcmul_(spread_src, wide), spread_dst.mul_(wide), grad_att
 
 
@@ -1238,36 +1574,6 @@ def _dtype(*tensors: Tensor | None) -> np.dtype[Any]:
     return np.dtype(np.float64 if any(t is not None and t.dtype == torch.float64 for t in tensors) else np.float32)
 
 
-def _flat(tensor: Tensor | None, dtype: np.dtype[Any]) -> np.ndarray:
-    """The numbers of a tensor as a vector; none of None."""
-    if tensor is None:
-        return np.empty(0, dtype)
-    wide = torch.float64 if dtype == np.float64 else torch.float32
-    flat: np.ndarray = tensor.detach().to(wide).contiguous().view(-1).numpy()
-    return flat
-
-
-def _ids(edges: Edges) -> np.ndarray:
-    """The place in the caller's order of each edge; nothing where that is its own."""
-    ids: np.ndarray = (edges.src[:0] if edges.perm is None else edges.perm).numpy()
-    return ids
-
-
-def _empty(rows: int, row: int, dtype: np.dtype[Any]) -> np.ndarray:
-    """Room for results, by NumPy: it asks for huge pages where that is large, and first writing there costs less."""
-    return np.empty(rows * row, dtype)
-
-
-def _tensor(values: np.ndarray, rows: int, *shape: int) -> Tensor:
-    return torch.from_numpy(values)[: rows * math.prod(shape)].view(rows, *shape)
-
-
-def _drop(seed: Tensor | None, dropout: float, dtype: np.dtype[Any]) -> tuple[Any, ...]:
-    """Key, threshold and scale: an edge is kept if its random word reaches the threshold."""
-    scale = dtype.type(1 / (1 - dropout)) if dropout < 1 else dtype.type(0)
-    return np.uint64(0 if seed is None else int(seed.numpy()) % 2**64), np.uint64(math.floor(dropout * 2**32)), scale
-
-
-def _tile(channels: int) -> tuple[int, ...]:
-    """The width of a tile as `_width_of` reads it: 8 to 64 floats, a head's, or what the registers hold twice."""
-    return (0,) * next((power for power in (3, 4, 5) if channels <= 1 << power), 6)
+def _ids(edges: Edges) -> Any:
+    """The place in the caller's order of each edge; None where that is its own."""
+    return None if edges.perm is None else edges.perm.numpy()

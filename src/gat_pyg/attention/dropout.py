@@ -4,11 +4,17 @@ The generator is Philox4x32-10 (Salmon et al., Parallel Random Numbers: As Easy 
 seed; its counter is (edge, head // 4), the edge by its place in the caller's order, and head % 4 says which of its
 four words is the head's. So every backend draws the same mask, in whatever order it meets the edges, and again in the
 backward pass, without keeping it.
+
+Several models on one graph (`torch.func.vmap`) may be one call with all their heads side by side. Then each has a seed
+and counts its heads from zero, so that it draws what it would draw alone.
 """
 
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,8 +24,74 @@ _LOW = 0xFFFFFFFF
 
 
 def draw_seed(device: torch.device) -> Tensor:
-    """A seed from torch's generator on the device, 64-bit, without a sync."""
-    return torch.randint(2**63 - 1, (), device=device)
+    """A seed from torch's generator on the device, or from the stream of `keyed`: 63 bits, without a sync."""
+    if torch.compiler.is_compiling() or (stream := _STREAMS.current) is None or _may_be_run_again():
+        return torch.randint(2**63 - 1, (), device=device)
+    return stream.draw()
+
+
+def _may_be_run_again() -> bool:
+    """Whether `torch.utils.checkpoint` may be the caller: it stores no values, by hooks or by `no_grad`."""
+    hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    return (hooked or not torch.is_grad_enabled()) and not torch._C._are_functorch_transforms_active()
+
+
+@contextmanager
+def keyed(key: Tensor) -> Iterator[None]:
+    """Within it, the n-th seed that this thread draws depends on n and the key alone, not on torch's generator.
+
+    The key is int64 without dimensions, on the device of what is dropped out. `torch.func.vmap` may map over it: then
+    each of the models that are mapped over has the seeds that it would have by itself. Compiled code draws as ever, and
+    so does code that is not mapped over where tensors are saved by hooks or no gradient is recorded: it may be that
+    `torch.utils.checkpoint` runs it again in the backward pass, with torch's generator as it was and no key.
+
+    Example:
+        >>> with keyed(torch.tensor(7)):
+        ...     first, second = draw_seed(torch.device("cpu")), draw_seed(torch.device("cpu"))
+        >>> with keyed(torch.tensor(7)):
+        ...     again = draw_seed(torch.device("cpu"))
+        >>> bool(first == again), bool(first == second)
+        (True, False)
+    """
+    before, _STREAMS.current = _STREAMS.current, _Stream(key)
+    try:
+        yield
+    finally:
+        _STREAMS.current = before
+
+
+class _Stream:
+    """SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): steps of the golden ratio, each number then mixed."""
+
+    def __init__(self, key: Tensor) -> None:
+        self.key = key
+        self.drawn = 0
+
+    def draw(self) -> Tensor:
+        self.drawn += 1
+        word = self.key + _wrapped(self.drawn * 0x9E3779B97F4A7C15)
+        word = (word ^ _shifted(word, 30)) * _wrapped(0xBF58476D1CE4E5B9)
+        word = (word ^ _shifted(word, 27)) * _wrapped(0x94D049BB133111EB)
+        seed: Tensor = (word ^ _shifted(word, 31)) & (2**63 - 1)
+        return seed
+
+
+def _shifted(word: Tensor, by: int) -> Tensor:
+    """Shifted to the right as an unsigned number is."""
+    mask: int = 2 ** (64 - by) - 1
+    return (word >> by) & mask
+
+
+def _wrapped(number: int) -> int:
+    """The int64 of the same 64 bits."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+class _Streams(threading.local):
+    current: _Stream | None = None
+
+
+_STREAMS = _Streams()
 
 
 def threshold(p: float) -> int:
@@ -30,7 +102,7 @@ def threshold(p: float) -> int:
 def keep_mask(seed: Tensor, num_edges: int, heads: int, p: float, dtype: torch.dtype = torch.float32) -> Tensor:
     """k_ij in the caller's edge order, `[E, H]`: 0, or 1 / (1 - p) with probability 1 - p.
 
-    Where `torch.func.vmap` maps over seeds, the first one is for all, and each has heads of its own.
+    Seeds `[S]` give the masks of S models side by side: H is the number of all their heads, H // S each.
     """
     mask: Tensor = _KeepMask.apply(seed, num_edges, heads, p, dtype)
     return mask
@@ -47,15 +119,17 @@ class _KeepMask(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, seed: Tensor, num_edges: int, heads: int, *rest: Any) -> tuple[Tensor, int]:
-        mask = keep_mask(seed.select(in_dims[0], 0), num_edges, info.batch_size * heads, *rest)
+        seeds = seed.movedim(in_dims[0], 0).flatten()
+        mask = keep_mask(seeds, num_edges, info.batch_size * heads, *rest)
         return mask.unflatten(1, (info.batch_size, heads)), 1
 
 
 def _mask(seed: Tensor, num_edges: int, heads: int, p: float, dtype: torch.dtype) -> Tensor:
-    edge = torch.arange(num_edges, device=seed.device).unsqueeze(1)
-    group = torch.arange((heads + 3) // 4, device=seed.device)
-    words = torch.stack(_philox(seed, edge, group), dim=-1).flatten(1)[:, :heads]
-    kept = (words >= threshold(p)).to(dtype)
+    each = heads // seed.numel()
+    edge = torch.arange(num_edges, device=seed.device).view(-1, 1, 1)
+    group = torch.arange((each + 3) // 4, device=seed.device)
+    words = torch.stack(_philox(seed.view(-1, 1), edge, group), dim=-1)  # [E, S, H / S / 4, 4]
+    kept = (words.flatten(2)[..., :each].flatten(1) >= threshold(p)).to(dtype)
     return kept / (1.0 - p) if p < 1.0 else kept
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..edges import Edges, Flow, neighbourhoods
 from . import segment
-from .dropout import keep_mask
+from .dropout import draw_seed, keep_mask
 
 Kind: TypeAlias = Literal["additive", "pair"]
 
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 # The operands of a call, and the axis of each that holds the heads:
 #   additive: x [N_src, H, C], score_src [N_src, H], score_dst [N_dst, H], score_edge [E, H]
 #   pair:     x [N_src, H, C], x_dst [N_dst, H, C], att [H, C], nothing
+# Several models on one graph have one more axis in front of each, and of the seed.
 Operands: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
 HEADS = {"additive": (1, 1, 1, 1), "pair": (1, 1, 0, 1)}
 
@@ -81,7 +82,9 @@ def attend(
     if operands[0].device.type == "cpu" and dtype in (torch.float16, torch.bfloat16):  # <dO, O> of the unrounded O
         wide = tuple(None if t is None else t.float() for t in operands)
         return attend(kind, wide, seed, graph, edge_index, negative_slope, dropout).to(dtype)  # type: ignore[arg-type]
-    scored = kind == "additive" and any(t is not None and t.requires_grad for t in operands[1:])
+    # what torch.func maps over does not tell whether a gradient will be asked for
+    mapped = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    scored = kind == "additive" and any(t is not None and (t.requires_grad or mapped) for t in operands[1:])
     speed = scored and torch.is_grad_enabled() and keeps_output(operands[0], graph, edge_index)
     if isinstance(graph, Edges):
         out: Tensor = _Attend.apply(*operands, seed, edge_index, graph, kind, negative_slope, dropout, speed)[0]
@@ -93,12 +96,20 @@ def attend(
 def keeps_output(x: Tensor, graph: Graph, edge_index: Tensor | None) -> bool:
     """Whether the backward pass is given O and O+ ("speed") or finds D by a scratch of [E, H] ("memory").
 
-    The one costs N H C to write and read twice, the other E H; d edges a row decide.
+    The one costs N H C to write and read twice, the other E H and, on a CPU, its exponentials; d edges a row decide.
+    A compiler for a CPU is given "speed", so that what it makes serves any N and E.
     """
     if x.device.type == "cpu":
-        return True
+        return not isinstance(graph, Edges) or x.size(2) * x.element_size() * x.size(0) < 32 * graph.num_edges
     num_edges = graph.num_edges if isinstance(graph, Edges) else edge_index.size(1)  # type: ignore[union-attr]
     return x.size(2) * x.element_size() * x.size(0) < 6.7 * num_edges
+
+
+def is_spent(out: Tensor) -> bool:
+    """Whether an output of `attend` may be written over: backward needs no value of it, and nothing is mapped over."""
+    node: Any = out.grad_fn
+    mapped = torch._C._are_functorch_transforms_active()
+    return not mapped and getattr(node, "_forward_cls", None) is _Attend and not node.keeps_output
 
 
 class _Attend(torch.autograd.Function):
@@ -113,6 +124,7 @@ class _Attend(torch.autograd.Function):
         *tensors, graph, kind, negative_slope, dropout, speed = inputs
         ctx.save_for_backward(*tensors, *(output if speed or kind == "pair" else (None, output[1], None, None)))
         ctx.options = (graph, kind, negative_slope, dropout)
+        ctx.keeps_output = speed or kind == "pair"
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
 
@@ -120,22 +132,16 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return (None,) * 11
-        edge_grad = ctx.needs_input_grad[3]
-        grads = _AttendBackward.apply(grad, *ctx.saved_tensors, *ctx.options, edge_grad)
+        # its own derivative, or a transform of it, is seldom asked for
+        wrapped = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+        run: Any = _AttendBackward.apply if wrapped else _backward
+        grads = run(grad, *ctx.saved_tensors, *ctx.options, ctx.needs_input_grad[3])
         kept = [g if needed else None for g, needed in zip(grads, ctx.needs_input_grad[:4], strict=True)]
         return *kept, *(None,) * 7
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], int]:
-        *operands, seed, edge_index, graph, kind, negative_slope, dropout, speed = args
-        if in_dims[5] is not None:
-            raise NotImplementedError(segment.NOT_OVER_THE_GRAPH)
-        if seed is not None and in_dims[4] is None:
-            return _one_by_one(_Attend, info.batch_size, in_dims, args)
-        folded = _fold(info.batch_size, HEADS[kind], in_dims, operands)
-        seed = None if seed is None else seed.select(in_dims[4], 0)
-        out = _Attend.apply(*folded, seed, edge_index, graph, kind, negative_slope, dropout, speed)
-        return tuple(t.unflatten(1, (info.batch_size, -1)) for t in out), 1
+        return _each_model(_Attend, info.batch_size, in_dims, args, x=0, edge_index=5)
 
 
 class _AttendBackward(torch.autograd.Function):
@@ -179,26 +185,8 @@ class _AttendBackward(torch.autograd.Function):
         return tuple(result)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        grad, *operands, seed, edge_index, out, norm, plus, mass, graph, kind, slope, dropout, edge_grad = args
-        axes = HEADS[kind]
-        if seed is not None and in_dims[5] is None:
-            stacked, _ = _one_by_one(_AttendBackward, info.batch_size, in_dims, args)
-            return stacked, (0,) * len(stacked)
-        seed = None if seed is None else seed.select(in_dims[5], 0)
-        folded = _fold(
-            info.batch_size,
-            (1, *axes, 1, 1, 1, 1),
-            (*in_dims[:5], *in_dims[7:11]),
-            [grad, *operands, out, norm, plus, mass],
-        )
-        grads = _AttendBackward.apply(
-            *folded[:5], seed, edge_index, *folded[5:], graph, kind, slope, dropout, edge_grad
-        )
-        return tuple(
-            g.unflatten(axis, (info.batch_size, -1)) if g.dim() > 1 else g.expand(info.batch_size, 0)
-            for g, axis in zip(grads, axes, strict=True)
-        ), tuple(axis if g.dim() > 1 else 0 for g, axis in zip(grads, axes, strict=True))
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], int]:
+        return _each_model(_AttendBackward, info.batch_size, in_dims, args, x=1, edge_index=6)
 
 
 def _plain(
@@ -210,6 +198,10 @@ def _plain(
     dropout: float,
 ) -> Tensor:
     """The same by `segment`, differentiable any number of times."""
+    if operands[0].dim() == 4:
+        heads = [_to_heads(operand, axis) for operand, axis in zip(operands, HEADS[kind], strict=True)]
+        made: Any = _to_models(_plain(kind, heads, edges, negative_slope, seed, dropout), 1, operands[0].size(0))
+        return made  # type: ignore[no-any-return]
     x, first, second, third = operands
     wide = torch.promote_types(result_dtype(*operands), torch.float32)
     keep = None if seed is None else keep_mask(seed, edges.num_edges, x.size(1), dropout, wide)
@@ -221,31 +213,70 @@ def _plain(
     return out.to(result_dtype(*operands))
 
 
-# --- vmap: to the graph, a batch of features or of models is more heads. ---
+# --- Dropout of features, by the same generator. ---
 
 
-def _fold(batch_size: int, axes: tuple[int, ...], in_dims: Any, tensors: Any) -> list[Tensor | None]:
-    folded: list[Tensor | None] = []
-    for tensor, axis, dim in zip(tensors, axes, in_dims, strict=False):
-        if tensor is None:
-            folded.append(None)
-        elif dim is None:
-            shape = [-1] * tensor.dim()
-            folded.append(
-                tensor.unsqueeze(axis).expand(*shape[:axis], batch_size, *shape[axis:]).flatten(axis, axis + 1)
-            )
-        else:
-            folded.append(tensor.movedim(dim, axis).flatten(axis, axis + 1))
-    return folded
+def keep(x: Tensor, p: float) -> Tensor:
+    """0 with probability p, else 1 / (1 - p), for each number in x: `keep_mask`'s of size / 4 edges and four heads.
+
+    The seed is drawn from torch's generator; where `torch.func.vmap` draws one for each of several models, each has the
+    mask that it would have alone.
+    """
+    mask: Tensor = _Keep.apply(draw_seed(x.device), x.numel(), p, torch.promote_types(x.dtype, torch.float32))
+    return mask.view(x.shape).to(x.dtype)
 
 
-def _one_by_one(function: Any, batch_size: int, in_dims: Any, args: Any) -> tuple[tuple[Tensor, ...], int]:
-    """Where one seed is for the whole batch, so is its mask: heads of their own would have masks of their own."""
-    each = []
-    for at in range(batch_size):
-        own = (t if dim is None else t.select(dim, at) for t, dim in zip(args, in_dims, strict=True))
-        each.append(function.apply(*own))
-    return tuple(torch.stack(parts) for parts in zip(*each, strict=True)), 0
+class _Keep(torch.autograd.Function):
+    @staticmethod
+    def forward(seed: Tensor, size: int, p: float, dtype: torch.dtype) -> Tensor:
+        device = seed.device.type
+        if _missing(device) is None and not (device == "cuda" and dtype == torch.float64):
+            made: Tensor = _kernels(device).keep(seed, size, p, dtype)
+            return made
+        four = keep_mask(seed, -(-size // 4), 4 * seed.numel(), p, dtype)
+        each: Tensor = four.unflatten(1, (*seed.shape, 4)).movedim(0, -2).flatten(-2)
+        return each.narrow(-1, 0, size)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, seed: Tensor, size: int, *rest: Any) -> tuple[Tensor, int]:
+        made: Tensor = _Keep.apply(seed.movedim(in_dims[0], 0).flatten(), size, *rest)
+        return made.unflatten(0, (info.batch_size, *seed.shape[1:])), 0
+
+
+# --- vmap: a batch of features or of models is an axis in front of every operand, and of the seed. ---
+
+
+def _each_model(
+    function: Any, batch_size: int, in_dims: Any, args: Any, x: int, edge_index: int
+) -> tuple[tuple[Tensor, ...], int]:
+    """`function` of every model with its own seed, or all with the one there is; `x`, `edge_index`: which argument.
+
+    Where x has an axis of models already, the two become one.
+    """
+    if in_dims[edge_index] is not None:
+        raise NotImplementedError(segment.NOT_OVER_THE_GRAPH)
+    nested = args[x].dim() - (in_dims[x] is not None) == 4
+    given = []
+    for at, (arg, dim) in enumerate(zip(args, in_dims, strict=True)):
+        if isinstance(arg, Tensor) and at != edge_index:
+            arg = arg.expand(batch_size, *arg.shape) if dim is None else arg.movedim(dim, 0)
+            arg = arg.flatten(0, 1) if nested else arg
+        given.append(arg)
+    found = function.apply(*given)
+    return tuple(t.unflatten(0, (batch_size, -1)) if nested else t for t in found), 0
+
+
+def _to_heads(tensor: Tensor | None, axis: int) -> Tensor | None:
+    """The models as more heads: `[S, ..., H, ...]` to `[..., S H, ...]`."""
+    return None if tensor is None else tensor.movedim(0, axis).flatten(axis, axis + 1)
+
+
+def _to_models(tensor: Tensor | None, axis: int, models: int) -> Tensor | None:
+    return None if tensor is None else tensor.unflatten(axis, (models, -1)).movedim(axis, 0)
 
 
 # --- The kernels. ---
@@ -268,7 +299,7 @@ def _edges(x: Tensor, graph: Graph, edge_index: Tensor | None) -> Edges:
         return graph
     num_dst, add_self_loops, flow = graph
     assert edge_index is not None
-    return neighbourhoods(edge_index, x.size(0), num_dst, add_self_loops=add_self_loops, flow=flow)[1]
+    return neighbourhoods(edge_index, x.size(-3), num_dst, add_self_loops=add_self_loops, flow=flow)[1]
 
 
 def _forward(
@@ -284,18 +315,25 @@ def _forward(
     dropout: float,
     speed: bool,
 ) -> tuple[Tensor, ...]:
-    edges, kernels = _edges(x, graph, edge_index), _kernels(x.device.type)
+    device = x.device.type
+    if device == "cuda" and x.dim() == 4:
+        operands = (x, first, second, third)
+        folded = (_to_heads(t, axis) for t, axis in zip(operands, HEADS[kind], strict=True))
+        given: Any = (*folded, seed, edge_index, graph, kind, negative_slope, dropout, speed)
+        made = _forward(*given)
+        return tuple(_to_models(t, 1, x.size(0)) for t in made)  # type: ignore[misc]
+    edges, kernels = _edges(x, graph, edge_index), _kernels(device)
     if kind == "pair":
         found = kernels.forward_pair(x, first, second, edges, negative_slope, dropout, seed)
     else:
         found = kernels.forward(x, first, second, third, edges, negative_slope, dropout, seed, speed)
     out, norm, plus, mass = (*found, None, None)[:4]
-    heads = x.size(1)
+    *models, _, heads, channels = x.shape
     return (
         out.to(result_dtype(x, first, second, third)),
         norm,
-        norm.new_empty(0, heads, x.size(2)) if plus is None else plus,
-        norm.new_empty(0, heads) if mass is None else mass,
+        norm.new_empty(*models, 0, heads, channels) if plus is None else plus,
+        norm.new_empty(*models, 0, heads) if mass is None else mass,
     )
 
 
@@ -317,7 +355,18 @@ def _backward(
     dropout: float,
     edge_grad: bool,
 ) -> tuple[Tensor, ...]:
-    edges, kernels = _edges(x, graph, edge_index), _kernels(x.device.type)
+    device = x.device.type
+    models = x.shape[:-3]
+    if device == "cuda" and models:
+        operands = zip((grad, x, first, second, third), (1, *HEADS[kind]), strict=True)
+        kept = (_to_heads(t, 1) for t in (out, norm, plus, mass))
+        folded = (_to_heads(t, axis) for t, axis in operands)
+        given: Any = (*folded, seed, edge_index, *kept, graph, kind, negative_slope, dropout, edge_grad)
+        made = _backward(*given)
+        back = (_to_models(t, axis, *models) if t.dim() > 1 else t.expand(*models, 0)
+                for t, axis in zip(made, HEADS[kind], strict=True))  # fmt: skip
+        return tuple(back)  # type: ignore[arg-type]
+    edges, kernels = _edges(x, graph, edge_index), _kernels(device)
     found: tuple[Tensor | None, ...]
     if kind == "pair":
         found = kernels.backward_pair(grad, x, first, second, edges, negative_slope, dropout, seed, out, norm)
@@ -326,7 +375,7 @@ def _backward(
             grad, x, first, second, third, edges, negative_slope, dropout, seed, out, norm, plus, mass, edge_grad
         )
     return tuple(
-        grad.new_empty(0) if g is None or operand is None else g.to(operand.dtype)
+        grad.new_empty(*models, 0) if g is None or operand is None else g.to(operand.dtype)
         for g, operand in zip((*found, None)[:4], (x, first, second, third), strict=True)
     )
 

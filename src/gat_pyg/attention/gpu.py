@@ -3,6 +3,9 @@
 A program takes one work item: the edges of a row, that is of one dst (CSR) or of one src (CSC), for a slab of heads.
 A row of more than `SPLIT` edges is several items, whose partial results a second launch merges in their order.
 
+Where the seed of dropout is `[S]`, the heads are those of S models side by side, H // S each: model m is heads
+m H / S up to (m + 1) H / S and drops what it would drop alone with `seed[m]`. A seed `[]` or `[1]` is of one model.
+
 In the kernels `p_` is a pointer, `i_` an id, `o_` an offset, `m_` a mask and `b_` a value that the program holds; tiles
 are `[edges, heads, channels]`. What is None has no code in the compiled kernel.
 """
@@ -108,22 +111,56 @@ def _leaky(b_z, slope):
 
 
 @triton.jit
-def _keep(p_seed, i_edge, threshold, keep_scale, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr):
-    """Attention dropout k `[edges, heads]`: 0 where word h % 4 of Philox(seed; edge, h // 4) is below the threshold."""
+def _keep(
+    p_seed,
+    i_edge,
+    threshold,
+    keep_scale,
+    H: tl.constexpr,
+    MODELS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    """Attention dropout k `[edges, heads]`: 0 where word h % 4 of Philox(seed; edge, h // 4) is below the threshold.
+
+    The heads are those of `MODELS` models side by side: h counts within its model, whose own the seed is.
+    """
     i_edge = i_edge.to(tl.int64)
     low, high = (i_edge & 0xFFFFFFFF).to(tl.uint32)[:, None], (i_edge >> 32).to(tl.uint32)[:, None]
     i_head = tl.program_id(1) * BLOCK_H
-    if BLOCK_H % 4 == 0:  # a draw serves four heads
-        i_four = (i_head // 4 + tl.arange(0, BLOCK_H // 4)).to(tl.uint32)[None, :]
+    LOCAL: tl.constexpr = H // MODELS
+    if BLOCK_H % 4 == 0 and (MODELS == 1 or LOCAL % 4 == 0):  # a draw serves four heads
+        b_seed, i_four = _of_model(p_seed, i_head // 4 + tl.arange(0, BLOCK_H // 4), LOCAL // 4, MODELS)
         zero = tl.zeros([BLOCK_E, BLOCK_H // 4], tl.uint32)
-        w0, w1, w2, w3 = tl.philox(tl.load(p_seed), zero + low, zero + high, zero + i_four, zero)
+        w0, w1, w2, w3 = tl.philox(b_seed, zero + low, zero + high, zero + i_four.to(tl.uint32)[None, :], zero)
         b_word = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), [BLOCK_E, BLOCK_H])
     else:
-        i_h = (i_head + tl.arange(0, BLOCK_H))[None, :]
+        b_seed, i_h = _of_model(p_seed, i_head + tl.arange(0, BLOCK_H), LOCAL, MODELS)
+        i_h = i_h[None, :]
         zero = tl.zeros([BLOCK_E, BLOCK_H], tl.uint32)
-        w0, w1, w2, w3 = tl.philox(tl.load(p_seed), zero + low, zero + high, zero + (i_h // 4).to(tl.uint32), zero)
+        w0, w1, w2, w3 = tl.philox(b_seed, zero + low, zero + high, zero + (i_h // 4).to(tl.uint32), zero)
         b_word = tl.where(i_h % 4 < 2, tl.where(i_h % 4 == 0, w0, w1), tl.where(i_h % 4 == 2, w2, w3))
     return tl.where(b_word >= threshold, keep_scale, 0.0)
+
+
+@triton.jit
+def _of_model(p_seed, i_all, EACH: tl.constexpr, MODELS: tl.constexpr):
+    """The seed of the model that each of `i_all` belongs to, `EACH` to a model, and its number within that model."""
+    if MODELS == 1:
+        return tl.load(p_seed), i_all
+    else:
+        i_model = tl.minimum(i_all // EACH, MODELS - 1)  # the last slab may go beyond the last head
+        return tl.load(p_seed + i_model)[None, :], i_all - i_model * EACH
+
+
+@triton.jit(do_not_specialize=["size", "threshold"])
+def _keep_kernel(p_seed, p_keep, size, threshold, keep_scale, BLOCK: tl.constexpr):
+    """k of `size` numbers of each model, as of four heads and size / 4 edges."""
+    i_model = tl.program_id(2).to(tl.int64)
+    i_four = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    b_keep = _keep(p_seed + i_model, i_four, threshold, keep_scale, 4, 1, BLOCK, 4)
+    o_keep = i_four[:, None] * 4 + tl.arange(0, 4)[None, :]
+    tl.store(p_keep + i_model * size + o_keep, b_keep, o_keep < size)
 
 
 # Forward.
@@ -156,6 +193,7 @@ def _forward_kernel(
     keep_scale,
     H: tl.constexpr,
     C: tl.constexpr,
+    MODELS: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -213,7 +251,7 @@ def _forward_kernel(
         b_mass = b_mass * b_shrink[None, :] + b_exp
         b_w = b_exp
         if p_seed is not None:
-            b_w *= _keep(p_seed, i_edge, threshold, keep_scale, BLOCK_E, BLOCK_H)
+            b_w *= _keep(p_seed, i_edge, threshold, keep_scale, H, MODELS, BLOCK_E, BLOCK_H)
         b_out = b_out * b_shrink[:, None] + tl.sum(b_w[:, :, None] * b_x, 0)
         if p_out_plus is not None:
             b_mass_plus = b_mass_plus * b_shrink[None, :] + tl.where(b_z > 0.0, b_exp, 0.0)
@@ -426,6 +464,7 @@ def _backward_kernel(
     keep_scale,
     H: tl.constexpr,
     C: tl.constexpr,
+    MODELS: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -466,7 +505,7 @@ def _backward_kernel(
             b_grad = tl.load(p_grad + o_grad, mask=m_ehc, other=0.0).to(tl.float32)
             b_keep = tl.full([BLOCK_E, BLOCK_H], 1.0, tl.float32)
             if p_seed is not None:
-                b_keep = _keep(p_seed, i_edge, threshold, keep_scale, BLOCK_E, BLOCK_H)
+                b_keep = _keep(p_seed, i_edge, threshold, keep_scale, H, MODELS, BLOCK_E, BLOCK_H)
             b_grad_x += tl.sum((b_alpha * b_keep)[:, :, None] * b_grad, 0)
             b_g = b_keep * tl.sum(b_grad * b_x, 2)
             if p_g is not None:
@@ -546,6 +585,7 @@ def _backward_pair_dst_kernel(
     keep_scale,
     H: tl.constexpr,
     C: tl.constexpr,
+    MODELS: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -586,7 +626,7 @@ def _backward_pair_dst_kernel(
         b_w = b_alpha
         if p_seed is not None:
             i_edge = _edge(p_perm, start + o_e, m_e)
-            b_keep = _keep(p_seed, i_edge, threshold, keep_scale, BLOCK_E, BLOCK_H)
+            b_keep = _keep(p_seed, i_edge, threshold, keep_scale, H, MODELS, BLOCK_E, BLOCK_H)
             b_w *= b_keep
             b_g *= b_keep
         b_grad_e = b_alpha * (b_g - b_mean)
@@ -796,11 +836,12 @@ class _Walk:
 
 def _drop(dropout: float, seed: Tensor | None) -> dict[str, Any]:
     """What the kernels need for dropout: a coefficient is kept where its random word is at least the threshold."""
-    if dropout == 0.0:
-        return {"p_seed": None, "threshold": 0, "keep_scale": 1.0}
+    if dropout == 0.0 or seed is None:
+        return {"p_seed": None, "threshold": 0, "keep_scale": 1.0, "MODELS": 1}
+    shared = {"p_seed": seed.contiguous(), "MODELS": seed.numel()}
     if dropout == 1.0:
-        return {"p_seed": seed, "threshold": 0, "keep_scale": 0.0}
-    return {"p_seed": seed, "threshold": int(dropout * 2**32), "keep_scale": 1.0 / (1.0 - dropout)}
+        return {**shared, "threshold": 0, "keep_scale": 0.0}
+    return {**shared, "threshold": int(dropout * 2**32), "keep_scale": 1.0 / (1.0 - dropout)}
 
 
 def _contiguous(*tensors: Tensor | None) -> list[Any]:
@@ -1026,6 +1067,16 @@ def _segment_mean(
             STAGES=stages,
             num_warps=warps,
         )
+
+
+def keep(seed: Tensor, size: int, dropout: float, dtype: torch.dtype) -> Tensor:
+    """`[size]`, or `[S, size]` for seeds `[S]`: 0, or 1 / (1 - p), by the words of the counters (0, 0), (1, 0), ..."""
+    made = torch.empty(*seed.shape, size, dtype=dtype, device=seed.device)
+    if made.numel():
+        drop = _drop(dropout, seed)
+        with torch.cuda.device_of(seed):
+            _keep_kernel[(triton.cdiv(size, 1024), 1, drop.pop("MODELS"))](p_keep=made, size=size, BLOCK=256, **drop)
+    return made
 
 
 def forward_pair(
