@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+
+from gat_pyg.data import digits
+from gat_pyg.models import GAT, PRESETS
 
 
 @pytest.fixture
@@ -127,3 +131,47 @@ def test_generated_graphs_have_the_size_asked_for(bench: ModuleType) -> None:
     assert 200 < degree.max() < 400 and degree.median() < 20
     back = (dst * 1000 + src).sort().values
     assert torch.equal(back, src * 1000 + dst)
+
+
+# Many seeds ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    import seeds
+
+    monkeypatch.setattr(seeds.data, "planetoid", lambda name: replace(digits(), name=name))
+    return seeds
+
+
+def told(seeds: int, accuracy: float) -> dict[str, Any]:
+    return {"seeds": seeds, "seconds": 2.0 * seeds, "epochs": 9.0, "accuracies": [accuracy] * seeds, "peak_mib": 7.0}
+
+
+@pytest.mark.parametrize(("single", "status"), [(83.5, 0), (79.0, 1)])
+def test_no_row_of_a_way_with_another_accuracy(
+    many: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, single: float, status: int
+) -> None:
+    monkeypatch.setattr(many, "command", lambda name, n, *how: told(n, 83.0 if "vectorize=on" in how else single))
+    monkeypatch.setattr(many, "bare", lambda task, n, *limits: told(n, 84.0))
+    assert many.main([f"--out={tmp_path}/it.json"]) == status
+    record = json.loads((tmp_path / "it.json").read_text())
+    ways = {way: found["seeds"] for way, found in record["ways"].items() if "times" in found}
+    expected = {"trained as one": 100, "one by one": 10, "bare loop, PyG's layer": 3}
+    assert ways == {way: n for way, n in expected.items() if way != "one by one" or status == 0}
+    assert record["wrong"] == ([] if status == 0 else ["one by one: 79.0 %"])
+
+
+def test_an_epoch_of_stacks(many: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(many, "GAT", SimpleNamespace(preset=lambda name: GAT(64, [4], 10, [2, 1])))
+    assert many.main(["--stacks", "1", "3", "--epochs", "1", f"--out={tmp_path}/it.json"]) == 0
+    rows = json.loads((tmp_path / "it.json").read_text())["stacks"]
+    assert [row["stack"] for row in rows] == [1, 3] and all(row["ms"] > 0 for row in rows)
+
+
+def test_pygs_loop_stops_by_the_rule(many: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = many.data.planetoid("cora")
+    monkeypatch.setitem(PRESETS, "cora", {"hidden_channels": (4,), "heads": (2, 1), "dropout": 0.0})
+    found = many.bare(task, seeds=2, max_epochs=12, patience=100)
+    assert found["epochs"] == 12 and len(found["accuracies"]) == 2 and min(found["accuracies"]) > 20

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +69,9 @@ def outside(*arguments: str, threads: str | None = "1") -> subprocess.Popen[str]
     if threads is None:
         del environment["OMP_NUM_THREADS"]
     line = [sys.executable, "-m", "gat_pyg.run", *arguments]
-    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
 
 
 def runs(folder: str = "outputs") -> list[Path]:
@@ -135,16 +139,81 @@ def test_a_trained_model_comes_back_with_its_score(command: Command, model: str)
 
 
 def test_several_seeds_each_leave_their_line_and_a_mean(command: Command):
-    told = command(*SMALL, "runs=3", "seed=4", "training.max_epochs=5")
+    small = (*SMALL, "model.dropout=0.0", "training.max_epochs=5")  # PyG's dropout is drawn for all seeds at once
+    told = command(*small, "runs=3", "seed=4")
     results = read("outputs/results.jsonl")
     assert [result.seed for result in results] == [4, 5, 6]
     assert [path.name for path in runs()] == ["seed-4", "seed-5", "seed-6"]
     assert len({result.config_hash for result in results}) == 1
     values = [result.value for result in results]
     assert f"3 runs: test accuracy {np.mean(values):.1f} ± {np.std(values, ddof=1):.1f} %" in told
-    command(*SMALL, "seed=5", "training.max_epochs=5")
+    command(*small, "seed=5")
     again = read("outputs/results.jsonl")[-1]
     assert (again.value, again.config_hash) == (results[1].value, results[1].config_hash)  # the seed alone decides
+
+
+@pytest.mark.parametrize("model", ["gat", "mlp"])
+def test_seeds_together_leave_what_they_leave_one_by_one(command: Command, model: str):
+    arguments = (f"model={model}", "model.dropout=0.0", "runs=4", "training.max_epochs=40", "training.patience=5")
+    told = {}
+    for vectorize, size in (("off", "auto"), ("auto", "auto"), ("on", 3)):
+        how = (f"vectorize={vectorize}", f"seeds_per_pass={size}", f"outputs={vectorize}")
+        told[vectorize] = command(*arguments, *how)
+    last = {vectorize: text.splitlines()[-1].partition("%),")[0] for vectorize, text in told.items()}
+    assert last["off"] == last["auto"] == last["on"]  # mean, deviation, and the score of the averaged prediction
+    assert re.fullmatch(
+        r"seed 0: \d+ epochs, best \d+, validation accuracy \d+\.\d %, test accuracy \d+\.\d %",
+        told["auto"].splitlines()[0],
+    )
+    single = read("off/results.jsonl")
+    for place in ("auto", "on"):
+        for one, other in zip(single, read(f"{place}/results.jsonl"), strict=True):
+            assert other.seconds > 0
+            differ = ("seconds", "seconds_per_epoch", "run_dir", "timestamp")
+            assert replace(other, **{key: getattr(one, key) for key in differ}) == one
+        for a, b in zip(runs("off"), runs(place), strict=True):
+            assert sorted(path.name for path in a.iterdir()) == sorted(path.name for path in b.iterdir())
+            assert OmegaConf.load(a / "config.yaml").seed == OmegaConf.load(b / "config.yaml").seed
+            for key, value in weights(a).items():
+                torch.testing.assert_close(weights(b)[key], value, rtol=1e-3, atol=1e-4)
+            rows = [csv.DictReader((folder / "metrics.csv").read_text().splitlines()) for folder in (a, b)]
+            for one, other in zip(*rows, strict=True):
+                assert one.keys() == other.keys()
+                assert [float(other[key]) for key in one] == pytest.approx([float(one[key]) for key in one], rel=1e-3)
+
+
+def test_the_averaged_prediction_is_that_of_the_stack(command: Command):
+    told = command("model=gat", "runs=3", "training.max_epochs=8")
+    (folder,) = {path.parent for path in runs()}
+    stack, data = load(folder, seed="all"), digits().test[0]
+    with torch.no_grad():
+        out = stack(data.x, data.edge_index)  # [S, N, K]
+        for seed in range(3):
+            torch.testing.assert_close(load(folder, seed=seed)(data.x, data.edge_index), out[seed])
+    right = (out.softmax(-1).mean(0).argmax(-1) == data.y)[data.test_mask].double().mean().item()
+    assert f"(averaged prediction {100 * right:.1f} %)" in told
+
+
+def test_what_is_not_trained_together_is_told(command: Command, monkeypatch: pytest.MonkeyPatch):
+    def says(*arguments: str) -> str:
+        said: list[str] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(gat_pyg.run, "say", said.append)
+            command(*SMALL, "runs=2", "training.max_epochs=1", *arguments)
+        return "\n".join(said)
+
+    assert says() == says("vectorize=off") == says("dataset=planted", "dataset.graphs=6") == ""
+    compiles = ("training.compile=true", "training.max_epochs=1")
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: None)
+    assert says(*compiles) == "digits: 2 runs one by one, since training.compile is true"
+    norm = ("model.norm=batch_norm", "+model.norm_kwargs.momentum=null")
+    assert re.fullmatch(
+        r"digits: 2 runs one by one, since MLP cannot be stacked: torch\.func\.vmap cannot stack it \(.*\.item\(\).*\)",
+        says(*norm),
+    )
+    assert "since gradients would be clipped over all seeds" in says("+trainer.gradient_clip_val=1.0")
+    assert "whose scale would be that of all seeds" in says("+trainer.precision=bf16-mixed")
+    assert len(read("outputs/results.jsonl")) == 2 * 7
 
 
 def test_the_hash_tells_settings_apart(command: Command):
@@ -254,6 +323,17 @@ def test_an_unknown_data_set_names_the_known_ones(command: Command):
     ("arguments", "message"),
     [
         (["training.learning_rate=1"], r"Key 'learning_rate' is not in struct"),
+        (["vectorize=perhaps"], r"vectorize is 'perhaps', expected auto, on or off\."),
+        (["seeds_per_pass=0"], r"seeds_per_pass is 0, expected auto or a number of seeds, at least 1\."),
+        (["vectorize=on", "runs=2", "dataset=planted"], r"vectorize is on, but planted has many graphs\. Use vector"),
+        (
+            ["vectorize=on", "runs=2", "logger=tensorboard"],
+            r"vectorize is on, but .*TensorBoardLogger is told of one run",
+        ),
+        (
+            ["vectorize=on", "runs=2", "model.norm=batch_norm", "+model.norm_kwargs.momentum=null"],
+            r"vectorize is on, but MLP cannot be stacked: torch\.func\.vmap cannot stack it",
+        ),
         (["runs=0"], r"runs is 0, expected at least 1\."),
         (["seed=-1"], r"seed is -1 with runs=1, expected seeds from 0 to 2\^32 - 1\."),
         (["seed=4294967295", "runs=2"], r"seed is 4294967295 with runs=2"),
@@ -409,7 +489,7 @@ def test_a_job_of_several_seeds_goes_on_with_the_first_unfinished(command: Comma
             raise KeyboardInterrupt
         return one_run(config, task, seed, folder)  # type: ignore[arg-type]
 
-    arguments = (*SMALL, "training.max_epochs=4", "runs=3")
+    arguments = (*SMALL, "training.max_epochs=4", "runs=3", "vectorize=off")
     monkeypatch.setattr(gat_pyg.run, "one_run", dies)
     with pytest.raises(KeyboardInterrupt):
         command(*arguments)
@@ -421,6 +501,69 @@ def test_a_job_of_several_seeds_goes_on_with_the_first_unfinished(command: Comma
     assert results[:1] == first
     assert "3 runs: test" in told
     assert "no unfinished run" in command(*arguments, "ckpt_path=last", fails=True)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is a POSIX signal")
+def test_seeds_trained_together_go_on_after_a_kill(command: Command):
+    many = (*SMALL, "runs=5", "seeds_per_pass=3", "training.max_epochs=150", "checkpoint_every=0.1")
+    command(*many, "outputs=whole")
+    assert kill_in_training(outside(*many, "outputs=killed"), Path("killed"), random.Random(os.getpid()))
+    command(*many, "outputs=killed", "ckpt_path=last")
+    (folder,) = {path.parent for path in runs("killed")}
+    left = {path.name for path in folder.iterdir() if not path.name.endswith(".part")}  # a kill may leave one
+    assert left == {"config.yaml", *(f"seed-{seed}" for seed in range(5))}
+    for whole, killed in zip(runs("whole"), runs("killed"), strict=True):
+        assert (whole / "metrics.csv").read_text() == (killed / "metrics.csv").read_text()
+        assert all(torch.equal(value, weights(killed)[key]) for key, value in weights(whole).items())
+    results = [sorted(read(f"{place}/results.jsonl"), key=lambda result: result.seed) for place in ("whole", "killed")]
+    for one, other in zip(*results, strict=True):
+        assert (one.seed, one.epochs, one.best_epoch, one.value) == (
+            other.seed,
+            other.epochs,
+            other.best_epoch,
+            other.value,
+        )
+
+
+def test_a_pass_that_was_done_is_not_done_again(command: Command, monkeypatch: pytest.MonkeyPatch):
+    passes: list[list[int]] = []
+    one_pass = gat_pyg.run.one_pass
+
+    def dies(config: object, task: object, seeds: list[int], *others: object) -> None:
+        passes.append(list(seeds))
+        if len(passes) == 2:
+            raise KeyboardInterrupt  # before the second pass has a checkpoint: there is that of the first
+        one_pass(config, task, seeds, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(gat_pyg.run, "one_pass", dies)
+    many = (*SMALL, "runs=4", "seeds_per_pass=2", "training.max_epochs=2", "checkpoint_every=0")
+    with pytest.raises(KeyboardInterrupt):
+        command(*many)
+    assert len(list(Path("outputs").glob("*/last.ckpt"))) == 1
+    command(*many, "ckpt_path=last")
+    assert passes == [[0, 1], [2, 3], [2, 3]]
+    assert not list(Path("outputs").glob("*/last.ckpt"))
+
+
+def test_memory_that_does_not_suffice_is_shared_by_fewer_seeds(command: Command, monkeypatch: pytest.MonkeyPatch):
+    said: list[str] = []
+    passes: list[list[int]] = []
+    one_pass = gat_pyg.run.one_pass
+
+    def small(config: object, task: object, seeds: list[int], *others: object) -> None:
+        passes.append(seeds)
+        if len(seeds) > 2:
+            raise RuntimeError(
+                "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 byte"
+            )
+        one_pass(config, task, seeds, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(gat_pyg.run, "one_pass", small)
+    monkeypatch.setattr(gat_pyg.seeds, "say", said.append)
+    command(*SMALL, "runs=5", "training.max_epochs=2")
+    assert passes == [[0, 1, 2, 3, 4], [0, 1, 2], [0, 1], [2, 3], [4]]
+    assert said == [f"Memory does not suffice for {n} seeds at once: going on with {m}" for n, m in ((5, 3), (3, 2))]
+    assert len(read("outputs/results.jsonl")) == 5
 
 
 def test_a_result_that_did_not_reach_the_shared_file_is_added_once(command: Command):
@@ -452,6 +595,52 @@ def test_two_processes_train_one_model_and_leave_one_run(place: Path):
     assert len(list(Path("outputs").iterdir())) == 2
     (job,) = (path for path in Path("outputs").iterdir() if path.is_dir())
     assert sorted(path.name for path in job.iterdir()) == ["config.yaml", "seed-0", "seed-1"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is a POSIX signal")
+def test_two_processes_share_the_seeds_of_one_graph(command: Command):
+    seeds = (*SMALL, "model.dropout=0.0", "runs=5", "training.max_epochs=60", "checkpoint_every=0")
+    command(*seeds, "outputs=one")
+    two = (*seeds, "trainer=ddp_cpu", "trainer.devices=2", "outputs=two")
+    process = outside(*two)
+    while process.poll() is None and len(list(Path("two").rglob("*last.ckpt"))) < 2:
+        time.sleep(0.005)
+    kill(process)
+    for folder in Path("two").glob("*/seed-0"):
+        assert not (folder / "result.json").is_file()  # it was killed in the middle
+    process = outside(*two, "ckpt_path=last")
+    told, complaints = process.communicate(timeout=200)
+    assert process.returncode == 0, complaints
+    assert "Warning" not in complaints, complaints
+    assert told.startswith("seed 0: 60 epochs") and "5 runs: test accuracy" in told
+    found = [{result.seed: result.value for result in read(f"{place}/results.jsonl")} for place in ("one", "two")]
+    assert found[0] == found[1] and len(found[0]) == 5
+    (folder,) = {path.parent for path in runs("two")}
+    left = {path.name for path in folder.iterdir() if not path.name.endswith(".part")}
+    assert left == {"config.yaml", *(f"seed-{seed}" for seed in range(5))}
+
+
+def test_processes_from_outside_do_not_share_seeds(command: Command, monkeypatch: pytest.MonkeyPatch):
+    launched = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in (launched | {"TORCHELASTIC_RUN_ID": "1"}).items():
+        monkeypatch.setenv(name, value)
+    two = ("trainer=ddp_cpu", "trainer.devices=2", "runs=2", "vectorize=on")
+    assert "vectorize is on, but its processes were started from outside" in command(*SMALL, *two, fails=True)
+
+
+def test_a_checkpoint_of_one_run_is_none_of_many(tmp_path: Path):
+    checkpoint = {"state_dict": {}, "loops": {}, "optimizer_states": [], "callbacks": {}}
+    torch.save(checkpoint, tmp_path / "last.ckpt")
+    with pytest.raises(ValueError, match=r"last\.ckpt is a checkpoint of one run, expected one of many seeds"):
+        gat_pyg.run._seeds_of(tmp_path / "last.ckpt")
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """The process and those that it started."""
+    assert process.poll() is None
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
 
 
 def test_as_a_command_it_says_only_what_is_useful(place: Path):

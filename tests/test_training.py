@@ -152,6 +152,12 @@ def test_many_labels_are_averaged_over_labels_then_nodes():
     torch.testing.assert_close(node_loss(out, y), each.mean(1).mean(0))
 
 
+def test_the_loss_is_as_wide_as_the_logits():
+    out, y = torch.randn(7, 4, dtype=torch.float64), torch.rand(7, 4).round()
+    expected = F.binary_cross_entropy_with_logits(out, y.double())
+    torch.testing.assert_close(node_loss(out, y), expected)
+
+
 @pytest.mark.parametrize("y", [torch.tensor([-1, -1]), torch.full((2, 3), float("nan"))])
 def test_a_batch_without_a_known_label_moves_nothing(y: Tensor):
     out = torch.randn(2, 3, requires_grad=True)

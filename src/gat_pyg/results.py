@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
 import importlib.metadata
@@ -15,11 +16,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import safetensors.torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+
+from .stack import Stack
 
 if sys.platform == "win32":
     import msvcrt
@@ -222,8 +225,11 @@ def save_model(path: str | Path, model: nn.Module, target: str, arguments: Mappi
     write_whole(path, lambda beside: safetensors.torch.save_file(tensors, beside, metadata))
 
 
-def load(run_dir: str | Path, model: nn.Module | None = None) -> nn.Module:
+def load(run_dir: str | Path, model: nn.Module | None = None, seed: int | Literal["all"] | None = None) -> nn.Module:
     """The trained model of a run, with its best weights and in eval mode, on the CPU.
+
+    Of a folder with the runs of several seeds, ``seed=3`` gives one model and ``seed="all"`` the stack of them, whose
+    call gives logits [S, N, K] in the order of the seeds: ``load(folder, seed="all")(x, edge_index)``.
 
     Nothing in the folder is ever run: the weights are plain numbers, and the class is built by its name only where it
     is an ``nn.Module`` of gat_pyg or one of PyG's models or layers. For any other, give a ``model`` of the same shapes.
@@ -235,7 +241,13 @@ def load(run_dir: str | Path, model: nn.Module | None = None) -> nn.Module:
     Traceback (most recent call last):
     FileNotFoundError: nowhere is not a run folder: it does not exist. Give the folder that a run named at its end.
     """
-    path = _model_file(Path(run_dir))
+    folder = Path(run_dir)
+    if seed == "all":
+        inner = sorted(folder.glob(f"seed-*/{MODEL}"), key=lambda path: int(path.parent.name.removeprefix("seed-")))
+        if not inner:
+            raise FileNotFoundError(f"{folder} holds no runs of several seeds. Leave out seed, or give their folder.")
+        return Stack([load(path, copy.deepcopy(model)) for path in inner]).eval()
+    path = _model_file(folder if seed is None else folder / f"seed-{seed}")
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("gat_pyg", "null"))
@@ -257,7 +269,7 @@ def _model_file(folder: Path) -> Path:
     if not folder.exists():
         why = "it does not exist. Give the folder that a run named at its end"
     elif inner := sorted(child.parent.name for child in folder.glob(f"*/{MODEL}")):
-        why = f"it holds the runs {', '.join(inner[:10])}. Give one of these"
+        why = f"it holds the runs {', '.join(inner[:10])}. Give one of these, or seed=3 or seed='all' beside it"
     elif (folder / CONFIG).is_file() and not (folder / RESULT).is_file():
         why = f"it has no {MODEL} since its run is not finished. Finish it by ckpt_path=last"
     else:

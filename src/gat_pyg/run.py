@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import logging
 import os
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import hydra
 import torch
@@ -22,12 +23,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from hydra.utils import get_object, instantiate
-from lightning import Trainer, seed_everything
+from lightning import Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 
 from . import models
 from .data import Task, data_root, from_dataset
@@ -40,11 +42,27 @@ from .results import (
     Result,
     append,
     config_hash,
+    load,
     read,
     save_model,
     try_lock,
     versions,
     write_whole,
+)
+from .seeds import (
+    EachMetrics,
+    EachProgress,
+    EachStopping,
+    Fit,
+    Outcome,
+    Stacked,
+    free_memory,
+    in_passes,
+    outcomes,
+    say,
+    seeded,
+    trial,
+    why_not_by,
 )
 from .training import (
     Inductive,
@@ -55,6 +73,8 @@ from .training import (
     SafeCheckpoints,
     TaskData,
     Transductive,
+    node_sums,
+    score_of,
     sparse_pays,
     takes_sparse,
     told,
@@ -63,11 +83,14 @@ from .training import (
 RUN_DIR = "GAT_PYG_RUN_DIR"  # tells the processes that Lightning starts which folder the first one took
 LOCK = ".lock"
 NUMBERS = ("dataset", "model", "training", "split")  # the settings that decide what is learnt: they make the hash
+FREE = ("ckpt_path", "checkpoint_every", "vectorize", "seeds_per_pass")  # what a resumed run may have otherwise
 HOW = {  # the settings of ``training`` that decide how fast it is learnt, and their values
     "sparse": ("auto", True, False),
     "compile": (True, False),
     "cuda_graphs": ("auto", True, False),
 }
+VECTORIZE = {"auto": "auto", "on": True, True: True, "off": False, False: False}
+Built: TypeAlias = tuple[nn.Module, str, dict[str, Any], str]  # a model, its class's name, its arguments, the method
 QUIET = (  # what Lightning and torch say of themselves, and of a loader that is right here as it is
     r".*LeafSpec.* is deprecated",
     r"The '(train|val|test)_dataloader' does not have many workers",
@@ -79,6 +102,7 @@ def main() -> None:
     """The console script ``gat-pyg``: what can go wrong is told in a message, and the exit status is 1."""
     asked = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands errors on; here they are told in our own way
+    keep_memory()
     try:
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(job)()
     except Exception as error:
@@ -92,6 +116,21 @@ def main() -> None:
         os.environ.pop("HYDRA_FULL_ERROR")
         if asked is not None:
             os.environ["HYDRA_FULL_ERROR"] = asked
+
+
+def keep_memory() -> None:
+    """Let glibc keep memory that is freed for what is asked next.
+
+    It gives large pieces back, and the pages of the next one are made anew: up to a fifth of an epoch of many seeds.
+    """
+    if sys.platform == "linux":
+        with suppress(AttributeError):  # another C library
+            mallopt = ctypes.CDLL(None).mallopt
+            mallopt(_M_MMAP_MAX, 0)
+            mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 def config_folder() -> Path:
@@ -108,15 +147,16 @@ def job(config: DictConfig) -> float:
     with run_folder(config) as folder, _quiet():
         _check(config)
         task = build_task(config)
+        together = all_at_once(config, task, folder)
         results = []
         for seed in range(config.seed, config.seed + config.runs):
             inner = seed_folder(folder, config, seed)
             result = finished(inner, config.results) or one_run(config, task, seed, inner)
             results.append(result)
             if _rank() == 0:
-                print(summary(result, config), flush=True)
+                print(line(result) if together else summary(result, config), flush=True)
         if _rank() == 0 and len(results) > 1:
-            print(summary_of_all(results, folder))
+            print(summary_of_all(results, folder, averaged(config, task, folder)))
         return statistics.fmean(result.val for result in results)
 
 
@@ -125,12 +165,10 @@ def job(config: DictConfig) -> float:
 
 def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
     """Train with one seed, test the weights kept last, and leave everything in ``folder``."""
-    first = _rank() == 0
-    if first:
-        own = OmegaConf.merge(config, {"seed": seed, "runs": 1, "ckpt_path": None})
-        write_whole(folder / CONFIG, lambda beside: OmegaConf.save(own, beside, resolve=True))
-    seed_everything(seed, workers=True, verbose=False)
-    model, target, arguments, method = build_model(config.model, task)
+    if _rank() == 0:
+        save_config(config, seed, folder)
+    built = seeded(seed, lambda: build_model(config.model, task))
+    model = built[0]
     stopping = PaperStopping(config.training.patience, config.training.criterion)
     resumable = Resumable(folder / CHECKPOINT, seed, config.checkpoint_every)
     callbacks = [stopping, MetricsFile(folder / METRICS), resumable, Progress(f"{task.name}, seed {seed}")]
@@ -143,41 +181,238 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
                 f"{task.name} is one graph, which {trainer.world_size} processes cannot share out among them. "
                 "Use trainer=cpu or trainer=gpu."
             )
-        try:
+        with _resumable(folder):
             trainer.fit(module, datamodule=data, ckpt_path=_checkpoint(config, folder))
-        except (KeyboardInterrupt, SystemExit):  # Lightning turns the one into the other
-            if first:
-                print(
-                    f"\nStopped in {_told(folder)}. The same command with ckpt_path=last finishes it.", file=sys.stderr
-                )
-            raise
         scores = trainer.test(module, datamodule=data, verbose=False)[0]
     name = "micro_f1" if task.multilabel else "accuracy"
+    score, rule = scores[f"test_{name}"], stopping
+    outcome = Outcome(seed, name, score, rule.kept_score, rule.epoch, rule.best_epoch, resumable.seconds)
+    return leave(config, task, outcome, built, _device(trainer), folder)
+
+
+def save_config(config: DictConfig, seed: int, folder: Path) -> None:
+    """Write the settings of one seed's run."""
+    own = OmegaConf.merge(config, {"seed": seed, "runs": 1, "ckpt_path": None})
+    write_whole(folder / CONFIG, lambda beside: OmegaConf.save(own, beside, resolve=True))
+
+
+def leave(config: DictConfig, task: Task, outcome: Outcome, built: Built, device: str, folder: Path) -> Result:
+    """Leave the trained model and the Result of one seed's run."""
+    model, target, arguments, method = built
     result = Result(
         method=method,
         dataset=task.name,
-        metric=name,
-        value=round(scores[f"test_{name}"], 5),  # Lightning logs float32
-        seed=seed,
-        epochs=stopping.epoch,
-        best_epoch=stopping.best_epoch,
-        val=round(stopping.kept_score, 5),
-        seconds=round(resumable.seconds, 3),
-        seconds_per_epoch=round(resumable.seconds / max(stopping.epoch, 1), 6),
+        metric=outcome.metric,
+        value=round(outcome.value, 5),  # Lightning logs float32
+        seed=outcome.seed,
+        epochs=outcome.epochs,
+        best_epoch=outcome.best_epoch,
+        val=round(outcome.val, 5),
+        seconds=round(outcome.seconds, 3),
+        seconds_per_epoch=round(outcome.seconds / max(outcome.epochs, 1), 6),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         versions=versions(),
-        device=_device(trainer),
+        device=device,
         config_hash=config_hash(_numbers(config)),
         run_dir=str(folder),
         timestamp=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
-    if first:
-        facts = {"method": method, "dataset": task.name, "metric": name, "multilabel": task.multilabel}
+    if _rank() == 0:
+        facts = {"method": method, "dataset": task.name, "metric": outcome.metric, "multilabel": task.multilabel}
         save_model(folder / MODEL, model, target, arguments, **facts)
         write_whole(folder / RESULT, lambda beside: beside.write_text(result.to_json() + "\n", encoding="utf-8"))
         append(result, config.results)
         (folder / CHECKPOINT).unlink(missing_ok=True)
     return result
+
+
+@contextmanager
+def _resumable(folder: Path) -> Iterator[None]:
+    """Say how to go on where a training is interrupted."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):  # Lightning turns the one into the other
+        if _rank() == 0:
+            say(f"\nStopped in {_told(folder)}. The same command with ckpt_path=last finishes it.")
+        raise
+
+
+# All runs at once ---------------------------------------------------------------------------------------------------
+
+
+def all_at_once(config: DictConfig, task: Task, folder: Path) -> bool:
+    """Train the seeds that are not finished as one, as ``vectorize`` says; whether that is so.
+
+    Each leaves in its folder what a run of its own does.
+    """
+    seeds = range(config.seed, config.seed + config.runs)
+    todo = [seed for seed in seeds if not (seed_folder(folder, config, seed) / RESULT).is_file()]
+    asked = VECTORIZE[config.vectorize]
+    if asked is False or config.runs == 1 or not todo:
+        return False
+    with _deterministic():
+        why_not, fit, sparse = _why_one_by_one(config, task), None, False
+        if why_not is None:
+            trainer = build_trainer(config, folder, [])
+            why_not = _why_not_here(trainer) or why_not_by(trainer)
+        if why_not is None:
+            built = [seeded(seed, lambda: build_model(config.model, task)) for seed in (todo * 2)[:2]]
+            sparse = _sparse(config, task, built[0][0], trainer)
+            (graph,) = TaskData(task, sparse=sparse).train_dataloader()
+            fit = trial([model for model, *_ in built], graph, trainer.strategy.root_device)
+            why_not = fit.why_not and f"{type(built[0][0]).__name__} cannot be stacked: {fit.why_not}"
+        if why_not is not None and asked is True:
+            raise ValueError(f"vectorize is on, but {why_not}. Use vectorize=auto or off.")
+        if why_not is not None or fit is None:
+            if task.transductive and _rank() == 0:
+                say(f"{task.name}: {config.runs} runs one by one, since {why_not}")
+            return False
+        devices = getattr(trainer.strategy, "parallel_devices", None) or [trainer.strategy.root_device]
+    devices = devices[: len(seeds)]
+    places = [Place(rank, len(devices), device) for rank, device in enumerate(devices)]
+    if len(places) == 1:
+        one_share(places[0], config, task, folder, sparse, fit)
+    else:  # nothing is told between them, so each is a process of its own
+        spawn(_share, (places, _plain(config), folder, sparse, fit), nprocs=len(places))
+    return True
+
+
+class Place(NamedTuple):
+    """Where a share of the seeds is trained: on the n-th of some devices."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def checkpoint(self) -> str:
+        """The name of its checkpoint in the job's folder."""
+        return CHECKPOINT if self.rank == 0 else f"{self.rank}.{CHECKPOINT}"
+
+
+def _share(rank: int, places: list[Place], config: DictConfig, folder: Path, sparse: bool, fit: Fit) -> None:
+    """A process of its own with its share of the seeds; on a CPU, with its share of the cores."""
+    place = places[rank]
+    if place.device.type == "cpu":
+        torch.set_num_threads(max(1, torch.get_num_threads() // place.world))
+    else:
+        torch.cuda.set_device(place.device)
+    keep_memory()
+    with _quiet():
+        one_share(place, config, build_task(config), folder, sparse, fit)
+
+
+def one_share(place: Place, config: DictConfig, task: Task, folder: Path, sparse: bool, fit: Fit) -> None:
+    """Train every n-th seed that is not finished, as many at once as fit the memory."""
+    seeds = range(config.seed + place.rank, config.seed + config.runs, place.world)
+    path = folder / place.checkpoint
+
+    def left() -> list[int]:
+        return [seed for seed in seeds if not (seed_folder(folder, config, seed) / RESULT).is_file()]
+
+    resumed = path if config.ckpt_path == "last" and path.is_file() else None
+    if resumed is not None:
+        its = set(_seeds_of(resumed))
+        if not its <= set(seeds) or its.isdisjoint(left()):  # they were divided otherwise, or this pass is done
+            resumed = None
+
+    def some_or_resumed(some: list[int]) -> None:
+        nonlocal resumed
+        checkpoint, resumed = resumed, None
+        one_pass(config, task, some if checkpoint is None else _seeds_of(checkpoint), folder, sparse, place, checkpoint)
+
+    size = config.seeds_per_pass
+    if size == "auto":
+        free = free_memory(place.device)
+        shared = free if free is None or place.device.type != "cpu" else free // place.world
+        size = fit.seeds(place.device, max(len(left()), 1), shared)
+    with _deterministic():
+        in_passes(left, int(size), some_or_resumed)
+    path.unlink(missing_ok=True)
+
+
+def one_pass(
+    config: DictConfig,
+    task: Task,
+    seeds: Sequence[int],
+    folder: Path,
+    sparse: bool,
+    place: Place,
+    checkpoint: Path | None = None,
+) -> None:
+    """Train these seeds as one, test the weights kept last of each, and leave everything in their folders."""
+    built = {seed: seeded(seed, lambda: build_model(config.model, task)) for seed in seeds}
+    folders = {seed: seed_folder(folder, config, seed) for seed in seeds}
+    for seed in seeds:
+        save_config(config, seed, folders[seed])
+    training = config.training
+    models = [model for model, *_ in built.values()]
+    module = Stacked(models, seeds, training.lr, training.weight_decay, training.cuda_graphs)
+    stopping = EachStopping(seeds, training.patience, training.criterion)
+    title = f"{task.name}, seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{task.name}, seed {seeds[0]}"
+    callbacks = [
+        EachMetrics({seed: folders[seed] / METRICS for seed in seeds}, stopping),
+        stopping,
+        Resumable(folder / place.checkpoint, seeds[0], config.checkpoint_every),
+        *([EachProgress(title, stopping)] if place.rank == 0 else []),
+    ]
+    alone = (
+        {} if place.world == 1 else {"strategy": "auto", "devices": [place.device.index] if place.device.index else 1}
+    )
+    trainer, data = build_trainer(config, folder, callbacks, **alone), TaskData(task, sparse=sparse)
+    with _resumable(folder):
+        trainer.fit(module, datamodule=data, ckpt_path=checkpoint)
+    trainer.test(module, datamodule=data, verbose=False)
+    for row, outcome in enumerate(outcomes(module, stopping)):
+        if not (folders[outcome.seed] / RESULT).is_file():
+            model = module.model[row].cpu()
+            leave(config, task, outcome, (model, *built[outcome.seed][1:]), _device(trainer), folders[outcome.seed])
+
+
+def _seeds_of(checkpoint: Path) -> list[int]:
+    """The seeds of the pass that a checkpoint is of."""
+    found = SafeCheckpoints().load_checkpoint(checkpoint)
+    rules = found["callbacks"].get("EachStopping", {}).get("rules")
+    if rules is None:
+        raise ValueError(f"{checkpoint} is a checkpoint of one run, expected one of many seeds.")
+    return list(rules)
+
+
+def _why_one_by_one(config: DictConfig, task: Task) -> str | None:
+    """Why the settings do not let seeds be trained as one, or None."""
+    if not task.transductive:
+        return f"{task.name} has many graphs"
+    if config.training.compile:
+        return "training.compile is true"
+    if config.logger.get("_target_") is not None:
+        return f"{config.logger._target_} is told of one run at a time"
+    return None
+
+
+def _why_not_here(trainer: Trainer) -> str | None:
+    """Why the trainer's devices cannot share out seeds, or None."""
+    cluster = getattr(trainer.strategy, "cluster_environment", None)
+    if trainer.num_nodes > 1 or (cluster is not None and cluster.creates_processes_externally):
+        return "its processes were started from outside, and seeds are divided among those of one machine"
+    return None
+
+
+@torch.no_grad()
+def averaged(config: DictConfig, task: Task, folder: Path) -> float:
+    """The test score of the averaged prediction: the mean of the probabilities that all trained models give."""
+    seeds = range(config.seed, config.seed + config.runs)
+    sums: Any = 0
+    means: list[Any] = [0.0 for _ in task.test]
+    setup = Transductive if task.transductive else Inductive
+    module = setup(build_model(config.model, task)[0]).eval()
+    for seed in seeds:
+        load(seed_folder(folder, config, seed), module.model)
+        for at, data in enumerate(task.test):
+            out = module(data).double()
+            means[at] = means[at] + (out.sigmoid() if task.multilabel else out.softmax(-1)) / len(seeds)
+    for mean, data in zip(means, task.test, strict=True):
+        sums = sums + node_sums(*module.labelled(mean.logit() if task.multilabel else mean.log(), data, "test"))
+    return score_of(sums.tolist())[1]
 
 
 def _sparse(config: DictConfig, task: Task, model: nn.Module, trainer: Trainer) -> bool:
@@ -216,7 +451,7 @@ def build_task(config: DictConfig) -> Task:
     return found if isinstance(found, Task) else from_dataset(found, target.__name__.lower(), **config.split)
 
 
-def build_model(settings: DictConfig, task: Task) -> tuple[nn.Module, str, dict[str, Any], str]:
+def build_model(settings: DictConfig, task: Task) -> Built:
     """A fresh model for the task, the name of its class, its arguments, and the method's name."""
     arguments = cast(dict[str, Any], OmegaConf.to_container(settings, resolve=True))
     target = str(arguments.pop("_target_"))
@@ -262,10 +497,11 @@ def _located(group: str, target: str) -> Any:
         raise ValueError(message) from error
 
 
-def build_trainer(config: DictConfig, folder: Path, callbacks: Sequence[Any]) -> Trainer:
+def build_trainer(config: DictConfig, folder: Path, callbacks: Sequence[Any], **changes: Any) -> Trainer:
     """Lightning's trainer as ``trainer`` and ``logger`` say; what would cost time in each epoch is off."""
     trainer = instantiate(
         config.trainer,
+        **changes,
         callbacks=list(callbacks),
         logger=build_logger(config.logger, folder),
         plugins=[SafeCheckpoints()],
@@ -426,7 +662,7 @@ def _settings(config: Any) -> dict[str, Any]:
             flat[name] = value
 
     walk(OmegaConf.to_container(config), "")
-    return {key: value for key, value in flat.items() if key not in ("ckpt_path", "checkpoint_every")}
+    return {key: value for key, value in flat.items() if key not in FREE}
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
@@ -460,13 +696,20 @@ def summary(result: Result, config: DictConfig) -> str:
     return "\n".join(f"{key:<12}{value}" for key, value in lines.items()) + "\n"
 
 
-def summary_of_all(results: Sequence[Result], folder: Path) -> str:
-    """Mean ± std over the seeds."""
+def line(result: Result) -> str:
+    """What came out of one seed of many, in one line."""
+    val, test = told(result.metric, result.val), told(result.metric, result.value)
+    return f"seed {result.seed}: {result.epochs} epochs, best {result.best_epoch}, validation {val}, test {test}"
+
+
+def summary_of_all(results: Sequence[Result], folder: Path, together: float) -> str:
+    """Mean ± std over the seeds, and the score of their averaged prediction."""
     name, n = results[0].metric, len(results)
     scores = [result.value for result in results]
     mean, std = statistics.fmean(scores), statistics.stdev(scores)
     spread = f"accuracy {mean:.1f} ± {std:.1f} %" if name == "accuracy" else f"micro-F1 {mean:.3f} ± {std:.3f}"
     seconds = statistics.fmean(result.seconds for result in results)
+    spread += f" (averaged prediction {told(name, together).split(' ', 1)[1]})"
     return f"{results[0].dataset}, {n} runs: test {spread}, {seconds:.1f} seconds a run, in {_told(folder)}"
 
 
@@ -518,6 +761,11 @@ def _check(config: DictConfig) -> None:
         raise ValueError(f"runs is {config.runs}, expected at least 1.")
     if not 0 <= config.seed <= 2**32 - config.runs:
         raise ValueError(f"seed is {config.seed} with runs={config.runs}, expected seeds from 0 to 2^32 - 1.")
+    if config.vectorize not in VECTORIZE:
+        raise ValueError(f"vectorize is {config.vectorize!r}, expected auto, on or off.")
+    size = config.seeds_per_pass
+    if size != "auto" and (not isinstance(size, int) or size < 1):
+        raise ValueError(f"seeds_per_pass is {size!r}, expected auto or a number of seeds, at least 1.")
     for key, known in HOW.items():
         if (value := config.training[key]) not in known:
             raise ValueError(f"training.{key} is {value!r}, expected {', '.join(map(str, known)).lower()}.")

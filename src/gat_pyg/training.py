@@ -27,6 +27,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
+from .attention.dropout import keyed
 from .results import differing, write_whole
 
 if TYPE_CHECKING:
@@ -60,9 +61,7 @@ class NodeClassifier(LightningModule):
         self.model = model
         self.lr = lr
         self.weight_decay = weight_decay
-        takes = inspect.signature(getattr(model, "_orig_mod", model).forward).parameters
-        self._takes_edges = "edge_index" in takes
-        self._takes_edge_attr = "edge_attr" in takes and bool(getattr(model, "supports_edge_attr", True))
+        self._look_at(model)
         self._sums: dict[str, Tensor] = {}  # per split, since the last time they were told
 
     def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
@@ -71,11 +70,21 @@ class NodeClassifier(LightningModule):
 
     def forward(self, data: Data) -> Tensor:
         """The logits [N, K] of a graph's nodes."""
+        return self._given(self.model, data)
+
+    def _look_at(self, model: nn.Module) -> None:
+        """Find out what the model takes."""
+        takes = inspect.signature(getattr(model, "_orig_mod", model).forward).parameters
+        self._takes_edges = "edge_index" in takes
+        self._takes_edge_attr = "edge_attr" in takes and bool(getattr(model, "supports_edge_attr", True))
+
+    def _given(self, model: Callable[..., Tensor], data: Data) -> Tensor:
+        """What the model gives for what it takes of the data."""
         if not self._takes_edges:
-            return self.model(data.x)  # type: ignore[no-any-return]
+            return model(data.x)
         if self._takes_edge_attr and data.edge_attr is not None:
-            return self.model(data.x, data.edge_index, edge_attr=data.edge_attr)  # type: ignore[no-any-return]
-        return self.model(data.x, data.edge_index)  # type: ignore[no-any-return]
+            return model(data.x, data.edge_index, edge_attr=data.edge_attr)
+        return model(data.x, data.edge_index)
 
     def training_step(self, data: Data, batch_idx: int) -> Tensor:
         """The loss of a batch of graphs."""
@@ -85,24 +94,23 @@ class NodeClassifier(LightningModule):
 
     def _loss(self, data: Data) -> tuple[Tensor, Tensor]:
         """The loss of a batch, and what the epoch adds up: (loss, known)."""
-        out, y = self.labelled(self(data), data, "train")
-        loss, size = node_loss(out, y), known(y).sum()
-        return loss, torch.stack([loss.detach() * size, size.to(loss.dtype)])
+        return train_sums(*self.labelled(self(data), data, "train"))
 
     def validation_step(self, data: Data, batch_idx: int) -> None:
         """Add a batch to the sums of the validation."""
-        self._add("val", node_sums(*self.labelled(self(data), data, "val")))
+        self._add("val", self._counts(data, "val"))
 
     def test_step(self, data: Data, batch_idx: int) -> None:
         """Add a batch to the sums of the test."""
-        self._add("test", node_sums(*self.labelled(self(data), data, "test")))
+        self._add("test", self._counts(data, "test"))
+
+    def _counts(self, data: Data, split: Split) -> Tensor:
+        """What a pooled score needs of a batch."""
+        return node_sums(*self.labelled(self(data), data, split))
 
     def on_validation_epoch_end(self) -> None:
         """Turn the sums into ``train_loss``, ``val_loss`` and the score."""
-        metrics = self._scores("val")
-        if "train" in self._sums:
-            loss, size = self._pooled("train")
-            metrics["train_loss"] = loss / max(size, 1.0)
+        metrics = self._metrics("train", "val")
         if self.trainer.state.fn != "fit":
             self.log_dict(metrics, batch_size=1, sync_dist=self._shared())
         elif not self.trainer.sanity_checking:
@@ -110,7 +118,7 @@ class NodeClassifier(LightningModule):
 
     def on_test_epoch_end(self) -> None:
         """Turn the sums into ``test_loss`` and the score."""
-        self.log_dict(self._scores("test"), batch_size=1, sync_dist=self._shared())
+        self.log_dict(self._metrics("test"), batch_size=1, sync_dist=self._shared())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam, with L2 on all variables."""
@@ -137,16 +145,16 @@ class NodeClassifier(LightningModule):
     def _add(self, split: str, sums: Tensor) -> None:
         self._sums[split] = self._sums[split] + sums if split in self._sums else sums
 
-    def _pooled(self, split: str) -> list[float]:
-        """The sums since the last call, over all processes."""
-        sums = self._sums.pop(split)
-        if self._shared():
-            sums = self.trainer.strategy.reduce(sums, reduce_op="sum")
-        return sums.tolist()
+    def _metrics(self, *splits: str) -> dict[str, float]:
+        """What is told of some splits since the last call."""
+        return metrics_of(self._pooled(*splits))
 
-    def _scores(self, split: str) -> dict[str, float]:
-        loss, score, name = score_of(self._pooled(split))
-        return {f"{split}_loss": loss, f"{split}_{name}": score}
+    def _pooled(self, *splits: str) -> dict[str, Any]:
+        """The sums of some splits since the last call, over all processes, as lists."""
+        sums = {split: self._sums.pop(split) for split in splits if split in self._sums}
+        if self._shared():
+            sums = {split: self.trainer.strategy.reduce(values, reduce_op="sum") for split, values in sums.items()}
+        return {split: values.tolist() for split, values in sums.items()}
 
 
 class Transductive(NodeClassifier):
@@ -174,11 +182,35 @@ class Transductive(NodeClassifier):
         super().__init__(model, lr, weight_decay)
         self.cuda_graphs = cuda_graphs
         self._captured: dict[Split, tuple[Data, Captured | None]] = {}
+        self._key: Tensor | None = None  # of this epoch's chance
 
     def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
         """The rows under the mask of ``split``."""
         rows = rows_of(data[f"{split}_mask"])
-        return out.index_select(0, rows), data.y.index_select(0, rows)
+        return out.index_select(-2, rows), data.y.index_select(0, rows)
+
+    def begin_epoch(self, seed: int, epoch: int) -> None:
+        """Let the dropout of gat_pyg's layers depend on the seed and the epoch alone; ``Resumable`` says both.
+
+        Then it is the same in a process of its own, in a stack of many seeds, and replayed as a CUDA graph.
+        """
+        self._hold(torch.tensor(key_of(seed, epoch)))
+
+    def _hold(self, key: Tensor) -> None:
+        if self._key is None or (self._key.shape, self._key.device) != (key.shape, self.device):
+            self._key = key.to(self.device)
+        else:
+            self._key.copy_(key)  # where a CUDA graph reads it
+
+    def forward(self, data: Data) -> Tensor:
+        """The logits [N, K] of the graph's nodes."""
+        if self._key is None or not self.training:
+            return super().forward(data)
+        return self._drawn(self.model, data, self._key)
+
+    def _drawn(self, model: Callable[..., Tensor], data: Data, key: Tensor) -> Tensor:
+        with keyed(key):
+            return self._given(model, data)
 
     def setup(self, stage: str) -> None:
         """Raise ValueError where a CUDA graph is asked for that cannot be."""
@@ -211,7 +243,7 @@ class Transductive(NodeClassifier):
         """Add the graph to the sums of the validation."""
 
         def step() -> tuple[Tensor, ...]:
-            return (node_sums(*self.labelled(self(data), data, "val")),)
+            return (self._counts(data, "val"),)
 
         fitting = self.trainer.state.fn == "fit" and not self.trainer.sanity_checking
         if fitting and (captured := self._capture("val", data, step)) is not None:
@@ -220,8 +252,9 @@ class Transductive(NodeClassifier):
             super().validation_step(data, batch_idx)
 
     def on_train_end(self) -> None:
-        """Let go of the CUDA graphs and their memory."""
+        """Let go of the CUDA graphs and their memory, and of the last epoch's key: what comes has its own chance."""
         self._captured.clear()
+        self._key = None
 
     def _capture(self, split: Split, data: Data, step: Callable[[], tuple[Tensor, ...]]) -> Captured | None:
         """A step as a CUDA graph, captured at the first call, or None where there is to be none."""
@@ -324,6 +357,12 @@ class Captured:
         return self.results
 
 
+def train_sums(out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss of a batch, and what the epoch adds up: (loss, known)."""
+    loss, size = node_loss(out, y), known(y).sum()
+    return loss, torch.stack([loss.detach() * size, size.to(loss.dtype)])
+
+
 def node_loss(out: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
     """Cross-entropy where ``y`` is [N] int64, sigmoid cross-entropy where it is [N, K] float; unknown labels left out.
 
@@ -335,7 +374,8 @@ def node_loss(out: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
     """
     if y.is_floating_point():
         weight = known(y).to(out.dtype)
-        loss = F.binary_cross_entropy_with_logits(out, y.nan_to_num(), weight=weight, reduction="sum")
+        true = y.nan_to_num().to(torch.promote_types(out.dtype, y.dtype))  # else torch rounds float64 logits to float32
+        loss = F.binary_cross_entropy_with_logits(out, true, weight=weight, reduction="sum")
     else:
         loss = F.cross_entropy(out, y, ignore_index=-1, reduction="sum")
     return loss / known(y).sum().clamp(min=1) if reduction == "mean" else loss
@@ -370,6 +410,22 @@ def score_of(sums: Sequence[float]) -> tuple[float, float, str]:
     if len(sums) == 3:
         return loss / size, 100.0 * right / size, "accuracy"
     return loss / size, 2 * right / max(2 * right + sums[3] + sums[4], 1.0), "micro_f1"
+
+
+def metrics_of(sums: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """What is told of an epoch, from the sums of each split; in float32, as Lightning keeps it.
+
+    >>> metrics_of({"train": [1.0, 4.0], "val": [1.0, 4.0, 3.0]})
+    {'train_loss': 0.25, 'val_loss': 0.25, 'val_accuracy': 75.0}
+    """
+    metrics = {}
+    for split, values in sums.items():
+        if split == "train":
+            metrics["train_loss"] = values[0] / max(values[1], 1.0)
+        else:
+            metrics[f"{split}_loss"], score, name = score_of(values)
+            metrics[f"{split}_{name}"] = score
+    return {name: float(np.float32(value)) for name, value in metrics.items()}
 
 
 # Data ---------------------------------------------------------------------------------------------------------------
@@ -633,6 +689,8 @@ class Resumable(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Seed the epoch."""
         seed_epoch(self.seed, trainer.global_rank, trainer.current_epoch, pl_module.device.type)
+        if isinstance(pl_module, Transductive):
+            pl_module.begin_epoch(self.seed, trainer.current_epoch)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the checkpoint if it is due; the first process's clock decides."""
@@ -667,6 +725,12 @@ def seed_epoch(seed: int, rank: int, epoch: int, device: str = "cpu") -> None:
         torch.manual_seed(int(words[0]))
     np.random.seed(words[1])
     random.seed(int(words[2]))
+
+
+def key_of(seed: int, epoch: int) -> int:
+    """What the masks of an epoch follow from: 63 bits that seed and epoch decide, in 8 us."""
+    *_, low, high = map(int, np.random.SeedSequence([seed, 0, epoch]).generate_state(5))
+    return low | (high & 0x7FFFFFFF) << 32
 
 
 class SafeCheckpoints(TorchCheckpointIO):
@@ -728,15 +792,17 @@ class MetricsFile(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Add the epoch's line."""
+        if trainer.is_global_zero:
+            self.add(trainer.current_epoch + 1, {key: float(value) for key, value in trainer.callback_metrics.items()})
+
+    def add(self, epoch: int, values: Mapping[str, float]) -> None:
+        """Add an epoch's line."""
         self._rows += 1
-        if not trainer.is_global_zero:
-            return
-        values = {key: float(value) for key, value in trainer.callback_metrics.items()}
         writer = csv.writer(self._buffer, lineterminator="\n")
         if not self._columns:
             self._columns = ["epoch", *sorted(values)]
             writer.writerow(self._columns)
-        row = {"epoch": trainer.current_epoch + 1, **values}
+        row = {"epoch": epoch, **values}
         writer.writerow([f"{row[column]:.7g}" if column in row else "" for column in self._columns])
         if time.monotonic() - self._flushed > 1.0:
             self._flush()
@@ -808,7 +874,8 @@ class Progress(Callback):
         if self._live and trainer.is_global_zero:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
-    def _show(self, trainer: Trainer, batch: str) -> None:
+    def parts(self, trainer: Trainer, batch: str) -> list[str]:
+        """What the line tells."""
         parts = [f"{self.title}: epoch {trainer.current_epoch + 1}{batch}"]
         if "train_loss" in self._shown:
             parts.append(f"loss {self._shown['train_loss']:.4f}")
@@ -817,13 +884,20 @@ class Progress(Callback):
             if isinstance(rule, PaperStopping):
                 full = -(-10 * rule.left // rule.patience)
                 parts.append(f"patience left [{'#' * full}{'.' * (10 - full)}] {rule.left}/{rule.patience}")
-        now = time.monotonic()
+        return parts
+
+    def seconds_per_epoch(self, trainer: Trainer) -> float | None:
+        """How long an epoch took since the start, or None in the first."""
         start, first = self._speed
-        if trainer.current_epoch > first:
-            parts.append(f"{_seconds((now - start) / (trainer.current_epoch - first))} per epoch")
+        return (time.monotonic() - start) / (trainer.current_epoch - first) if trainer.current_epoch > first else None
+
+    def _show(self, trainer: Trainer, batch: str) -> None:
+        parts = self.parts(trainer, batch)
+        if (seconds := self.seconds_per_epoch(trainer)) is not None:
+            parts.append(f"{_seconds(seconds)} per epoch")
         text = ", ".join(parts)
         print(f"\r\x1b[K{text}" if self._live else text, end="" if self._live else "\n", file=sys.stderr, flush=True)
-        self._next = now + self._period
+        self._next = time.monotonic() + self._period
 
 
 def told(name: str, score: float) -> str:

@@ -1,0 +1,722 @@
+"""Seeds trained as one are what each would be alone."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import os
+import re
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import Callback, Trainer
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.data import Data
+from torch_geometric.nn import GAT as PYG_GAT
+from torch_geometric.nn import GCN, MLP
+
+from gat_pyg import seeds as together
+from gat_pyg.attention.dropout import draw_seed, keyed
+from gat_pyg.conv import GATConv
+from gat_pyg.data import Task, digits, planetoid
+from gat_pyg.models import GAT
+from gat_pyg.seeds import (
+    EachMetrics,
+    EachProgress,
+    EachStopping,
+    Fit,
+    Outcome,
+    Peak,
+    Stacked,
+    free_memory,
+    in_passes,
+    out_of_memory,
+    outcomes,
+    seeded,
+    train,
+    trial,
+)
+from gat_pyg.stack import Stack
+from gat_pyg.training import PaperStopping, Resumable, SafeCheckpoints, TaskData, Transductive, key_of
+from test_training import FakeGraph, Kill, cuda  # noqa: F401 (a fixture)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated"),
+    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
+]
+
+Make = Callable[[], nn.Module]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Graphs this small are slower on many threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def small(multilabel: bool = False) -> Task:
+    draw = torch.Generator().manual_seed(0)
+    y = torch.randint(3, (60,), generator=draw)
+    x = F.one_hot(y, 6) + 1.5 * torch.randn(60, 6, generator=draw)
+    y = F.one_hot(y, 3).float() if multilabel else y
+    data = Data(x, torch.randint(60, (2, 200), generator=draw), y=y)
+    for i, key in enumerate(("train_mask", "val_mask", "test_mask")):
+        data[key] = torch.arange(60) % 3 == i
+    return Task("small", [data], [data], [data], 6, 3, multilabel)
+
+
+def in_float64(task: Task) -> Task:
+    data = copy.copy(task.train[0])
+    data.x = data.x.double()
+    return Task(task.name, [data], [data], [data], task.num_features, task.num_classes, task.multilabel)
+
+
+class Dropped(nn.Module):
+    """A perceptron whose dropout is a function of the seeds that it draws, as that of this package's layers is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.first, self.last):
+            x = layer(F.elu(self.drop(x)))
+        return x
+
+    def drop(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        word = draw_seed(x.device) + torch.arange(x.numel()).view_as(x) * 0x1E3779B97F4A7C15
+        for shift, by in ((30, 0x3F58476D1CE4E5B9), (27, 0x14D049BB133111EB)):
+            word = (word ^ word >> shift) * by
+        return x * 2.0 * (word >> 40 & 1)
+
+
+class Masks(Dropped):
+    """What it drops, as it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(x) + 0 * self.first.bias[0]
+
+
+MAKES: dict[str, Make] = {
+    "GAT": lambda: GAT(6, [4], 3, [2, 1]),
+    "the authors' GAT": lambda: GAT(6, [4, 8], 3, [2, 1, 2], residual=[False, True, False], reproduction=True),
+    "GATv2": lambda: GAT(6, [4], 3, [2, 1], mechanism="gatv2"),
+    "Const-GAT": lambda: GAT(6, [4], 3, [2, 1], mechanism="constant"),
+    "PyG's GAT": lambda: PYG_GAT(6, 4, 2, 3, heads=2),
+    # without the bias before it, which it takes away: there Adam makes much of rounding
+    "GCN with batch norm": lambda: GCN(6, 4, 2, 3, norm="batch_norm", bias=False),
+    "MLP": lambda: MLP([6, 4, 3], norm=None, dropout=0.0),
+    "drawn seeds": Dropped,
+}
+
+
+def trainer(*callbacks: Callback, epochs: int, **arguments: Any) -> Trainer:
+    return Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        callbacks=list(callbacks),
+        plugins=[SafeCheckpoints()],
+        **arguments,
+    )
+
+
+class Trajectory(Callback):
+    """The weights of each seed after each epoch in which it was running."""
+
+    def __init__(self) -> None:
+        self.weights: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self.left_at: list[int] = []  # the epochs at which seeds left
+
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        stacked = isinstance(pl_module, Stacked)
+        for row, seed in enumerate(pl_module.seeds if stacked else [pl_module.seed]):
+            state = pl_module.model.weights() if stacked else pl_module.model.state_dict()
+            own = {key: (value[row] if stacked else value).detach().clone() for key, value in state.items()}
+            self.weights[seed, trainer.current_epoch] = own
+
+
+class Leave(EachStopping):
+    """Seeds leave at given epochs alone, however few they are."""
+
+    def __init__(self, *arguments: Any, epochs: Sequence[int] = (), **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.epochs = epochs
+        self.left_at: list[int] = []
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        before = len(pl_module.seeds)
+        self.leave = 0.0 if trainer.current_epoch in self.epochs else 2.0
+        super().on_train_epoch_end(trainer, pl_module)
+        if len(pl_module.seeds) < before:
+            self.left_at.append(trainer.current_epoch)
+
+
+Found = tuple[dict[int, Outcome], dict[int, dict[str, Tensor]], Trajectory]
+
+
+def alone(
+    make: Make, task: Task, seeds: Sequence[int], epochs: int, patience: int = 100, sparse: bool = False
+) -> Found:
+    """Each seed in a run of its own."""
+    found, weights, trajectory = {}, {}, Trajectory()
+    for seed in seeds:
+        module = Transductive(seeded(seed, make), 0.01, 5e-4)
+        module.seed = seed
+        rule, data = PaperStopping(patience), TaskData(task, sparse=sparse)
+        fitted = trainer(rule, Resumable(None, seed), trajectory, epochs=epochs)
+        fitted.fit(module, datamodule=data)
+        (scores,) = fitted.test(module, datamodule=data, verbose=False)
+        name = "micro_f1" if task.multilabel else "accuracy"
+        value, val = scores[f"test_{name}"], rule.kept_score
+        found[seed] = Outcome(seed, name, value, val, rule.epoch, rule.best_epoch, 0.0)
+        weights[seed] = {key: value.clone() for key, value in module.model.state_dict().items()}
+    return found, weights, trajectory
+
+
+def stacked(
+    make: Make,
+    task: Task,
+    seeds: Sequence[int],
+    epochs: int,
+    patience: int = 100,
+    sparse: bool = False,
+    leave: Sequence[int] | None = None,
+) -> Found:
+    """All seeds at once."""
+    module = Stacked([seeded(seed, make) for seed in seeds], seeds, 0.01, 5e-4)
+    stopping = EachStopping(seeds, patience) if leave is None else Leave(seeds, patience, epochs=leave)
+    data, trajectory = TaskData(task, sparse=sparse), Trajectory()
+    fitted = trainer(stopping, Resumable(None, seeds[0]), trajectory, epochs=epochs)
+    fitted.fit(module, datamodule=data)
+    fitted.test(module, datamodule=data, verbose=False)
+    trajectory.left_at = getattr(stopping, "left_at", [])
+    found = {outcome.seed: outcome for outcome in outcomes(module, stopping)}
+    return found, {seed: module.model[row].state_dict() for row, seed in enumerate(module.seeds)}, trajectory
+
+
+def assert_same(one: Found, other: Found, atol: float = 1e-10) -> None:
+    """Same outcomes, same weights kept, and the same weights after each epoch that both have."""
+    assert one[0].keys() == other[0].keys()
+    for seed, outcome in one[0].items():
+        a, b = outcome, other[0][seed]
+        assert (a.epochs, a.best_epoch, a.metric) == (b.epochs, b.best_epoch, b.metric), seed
+        assert (a.value, a.val) == pytest.approx((b.value, b.val), rel=1e-6, nan_ok=True), seed
+    pairs = [((seed, "kept"), own, other[1][seed]) for seed, own in one[1].items()]
+    shared = one[2].weights.keys() & other[2].weights.keys()
+    assert len(shared) >= max(outcome.epochs for outcome in one[0].values())
+    pairs += [(key, one[2].weights[key], other[2].weights[key]) for key in shared]
+    for where, a, b in pairs:
+        for key, value in a.items():
+            off = (value.double() - b[key].double()).abs().max().item()
+            assert off <= atol, f"{key} of seed and epoch {where} is off by {off:.1e}"
+
+
+# As each would be alone ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def float64():
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("multilabel", [False, True])
+@pytest.mark.parametrize("name", MAKES)
+def test_every_step_is_that_of_the_seed_alone(name: str, multilabel: bool):
+    task = in_float64(small(multilabel))
+    seeds = [3, 0, 7]
+    with float64():
+        assert_same(alone(MAKES[name], task, seeds, 12), stacked(MAKES[name], task, seeds, 12))
+
+
+def cora() -> Task:
+    if "GAT_PYG_DATA" not in os.environ:
+        pytest.skip("GAT_PYG_DATA is not set")
+    return planetoid("cora")
+
+
+REAL: dict[str, tuple[Callable[[], Task], Make, bool]] = {
+    "digits": (digits, lambda: GAT(64, [8], 10, [8, 1]), False),
+    "cora": (cora, lambda: GAT.preset("cora", dropout=0.0), True),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_thirty_epochs_of_five_seeds_on_real_graphs(name: str):
+    load, make, sparse = REAL[name]
+    task = in_float64(load())
+    with float64():
+        assert_same(*(run(make, task, range(5), 30, sparse=sparse) for run in (alone, stacked)))
+
+
+@pytest.mark.parametrize("leave", [None, range(1000), range(1, 1000, 7), [31, 33, 55]], ids=str)
+def test_each_stops_when_it_would_and_the_rest_go_on(leave: Sequence[int] | None):
+    task, make = in_float64(small()), MAKES["GAT"]
+    with float64():
+        one = alone(make, task, range(6), 300, patience=5)
+        assert len({outcome.epochs for outcome in one[0].values()}) > 3
+        other = stacked(make, task, range(6), 300, patience=5, leave=leave)
+    assert_same(one, other)
+    assert other[2].left_at or leave is None
+
+
+# Chance -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_stream_of_a_key_is_splitmix64():
+    device = torch.device("cpu")
+    with keyed(torch.tensor(1234567)):  # the first five words of the seed 1234567, as the authors' C code gives them
+        words = [int(draw_seed(device)) for _ in range(5)]
+    known = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
+    assert words == [word % 2**63 for word in known]
+
+
+def test_within_a_key_each_draws_its_own_and_torchs_generator_stays():
+    device, before = torch.device("cpu"), torch.get_rng_state()
+
+    def draw(key: Tensor) -> Tensor:
+        with keyed(key):
+            first = draw_seed(device)
+            with keyed(key + 1):
+                other = draw_seed(device)
+            return torch.stack([first, other, draw_seed(device)])
+
+    keys = torch.tensor([0, 5, 2**63 - 1])
+    together = torch.func.vmap(draw)(keys)
+    assert torch.equal(together, torch.stack([draw(key) for key in keys]))
+    assert together.unique().numel() == 9
+    assert torch.equal(before, torch.get_rng_state())
+    draw_seed(device)
+    assert not torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_is_run_again_in_the_backward_pass_drops_the_same(reentrant: bool):
+    """torch.utils.checkpoint restores torch's generator, and knows of no key."""
+    torch.manual_seed(0)
+    layer, index = GATConv(5, 4, heads=2, dropout=0.5), torch.randint(9, (2, 30))
+    x = torch.randn(9, 5, requires_grad=True)
+    torch.manual_seed(1)
+    expected = layer(x, index)
+    torch.manual_seed(1)
+    with keyed(torch.tensor(7)):
+        by_key, again = layer(x, index), checkpoint(layer, x, index, use_reentrant=reentrant)
+    assert torch.equal(again, expected) and not torch.equal(by_key, expected)
+    direction = torch.randn(9, 8)
+    wanted = torch.autograd.grad((expected * direction).sum(), [x, *layer.parameters()])
+    (again * direction).sum().backward()
+    for one, own in zip(wanted, [x, *layer.parameters()], strict=True):
+        assert torch.equal(one, own.grad)
+
+
+def test_after_a_fit_chance_is_drawn_anew():
+    task, module = small(), Transductive(GAT(6, [4], 3, [2, 1], dropout=0.5))
+    trainer(Resumable(None, 0), epochs=2).fit(module, datamodule=TaskData(task))
+    module.train()
+    assert not torch.equal(module(task.train[0]), module(task.train[0]))
+
+
+def test_keys_of_seeds_and_epochs_are_far_apart():
+    keys = {key_of(seed, epoch) for seed in range(50) for epoch in range(50)}
+    assert len(keys) == 2500 and max(keys) < 2**63
+    bits = torch.tensor(sorted(keys))[:, None] >> torch.arange(63) & 1
+    assert (bits.float().mean(0) - 0.5).abs().max() < 5 * 0.5 / 50
+
+
+class AttentionDropped(nn.Module):
+    """Dropout of attention coefficients alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = GATConv(6, 4, heads=3, dropout=0.5), GATConv(12, 3, dropout=0.5)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.last(F.elu(self.first(x, edge_index)), edge_index)
+        return out
+
+
+DRAWS: dict[str, tuple[Make, bool]] = {
+    "drawn seeds": (Dropped, False),
+    "attention dropout": (AttentionDropped, False),
+    "GAT": (lambda: GAT(6, [4], 3, [2, 1], dropout=0.5), False),
+    "GAT, sparse features": (lambda: GAT(6, [4], 3, [2, 1], dropout=0.5), True),
+    "the authors' GAT": (lambda: GAT(6, [4], 3, [2, 1], dropout=0.5, reproduction=True), False),
+    "GATv2": (lambda: GAT(6, [4], 3, [2, 1], dropout=0.5, mechanism="gatv2"), False),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_with_dropout_too_a_seed_depends_on_itself_alone(name: str):
+    (make, sparse), task = DRAWS[name], in_float64(small())
+    with float64():
+        whole = stacked(make, task, range(5), 40, patience=8, sparse=sparse, leave=())
+        epochs = [outcome.epochs for outcome in whole[0].values()]
+        for order in ([4, 2, 0, 1, 3], [3], [1, 4]):
+            leave = range(0, 100, 3) if len(order) > 2 else ()
+            other = stacked(make, task, order, 40, patience=8, sparse=sparse, leave=leave)
+            part = tuple({key: value for key, value in found.items() if key in order} for found in whole[:2])
+            assert_same((*part, whole[2]), other)
+        assert_same(alone(make, task, range(5), 40, patience=8, sparse=sparse), whole)
+    assert len(set(epochs)) > 1
+
+
+def test_masks_of_different_seeds_are_independent():
+    seeds, p = 40, 0.5
+    module = Stacked([Masks() for _ in range(seeds)], range(seeds))
+    module.train()
+    module.begin_epoch(0, 3)
+    data = Data(torch.ones(200, 50), y=torch.zeros(200, dtype=torch.long))
+    kept = (module(data) > 0).double().flatten(1)  # [S, n]
+    n = kept.size(1)
+    assert ((kept.mean(1) - p).abs() < 5 * (p * (1 - p) / n) ** 0.5).all()
+    together = torch.corrcoef(kept) * n**0.5  # each is standard normal where the masks are independent
+    pairs = together[torch.ones_like(together).tril(-1) > 0]
+    assert pairs.abs().max() < 5 and pairs.square().mean().item() == pytest.approx(1.0, abs=0.25)
+    module.begin_epoch(0, 4)
+    again = (module(data) > 0).double().flatten(1)
+    assert (torch.corrcoef(torch.cat([kept, again]))[:seeds, seeds:].abs() * n**0.5).max() < 5
+
+
+# Killed and resumed -------------------------------------------------------------------------------------------------
+
+KILLS = [(3, "start"), (14, "batch"), (14, "validation"), (19, "batch"), (22, "start"), (22, "start")]
+
+
+def resumed(folder: Path, kills: Sequence[tuple[int, str]], saved: float) -> tuple[list[Outcome], Stacked]:
+    """Seeds trained as one that are killed again and again; the checkpoint may be of some epochs ago."""
+    path, task, seeds = folder / "last.ckpt", small(), range(6)
+    for kill in [*kills, None]:
+        stopping = EachStopping(seeds, patience=6)
+        files = EachMetrics({seed: folder / f"{seed}.csv" for seed in seeds}, stopping)
+        callbacks = [files, stopping, Resumable(path, 0, every=saved), *([Kill(*kill)] if kill else [])]
+        fitted = trainer(*callbacks, epochs=60)
+        module = Stacked([seeded(seed, MAKES["PyG's GAT"]) for seed in seeds], seeds, 0.01, 5e-4)
+        torch.rand(7)
+        try:
+            fitted.fit(module, datamodule=TaskData(task), ckpt_path=path if path.exists() else None)
+            assert kill is None
+        except InterruptedError:
+            pass
+    fitted.test(module, datamodule=TaskData(task), verbose=False)
+    return outcomes(module, stopping), module
+
+
+@pytest.mark.parametrize("saved", [0.0, 0.02, 1e9], ids=["each epoch", "some epochs", "never"])
+def test_seeds_that_were_killed_end_like_those_that_were_not(tmp_path: Path, saved: float):
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "killed").mkdir()
+    whole, module = resumed(tmp_path / "whole", [], 1e9)
+    epochs = sorted(outcome.epochs for outcome in whole)
+    assert epochs[1] < 20 and epochs[-1] > 22  # killed before and after some had left
+    killed, again = resumed(tmp_path / "killed", KILLS, saved)
+    for one, other in zip(whole, killed, strict=True):
+        assert replace(other, seconds=one.seconds) == one
+    assert all(torch.equal(value, again.model.weights()[key]) for key, value in module.model.weights().items())
+    for outcome in whole:
+        texts = [(tmp_path / run / f"{outcome.seed}.csv").read_text() for run in ("whole", "killed")]
+        assert texts[0] == texts[1]
+        rows = list(csv.DictReader(texts[0].splitlines()))
+        assert [int(row["epoch"]) for row in rows] == list(range(1, outcome.epochs + 1))
+        assert float(rows[outcome.best_epoch - 1]["val_accuracy"]) == pytest.approx(outcome.val)
+    if saved == 0.0:  # it had stopped, and does not go on
+        same, _ = resumed(tmp_path / "killed", [], 0.0)
+        assert [outcome.epochs for outcome in same] == [outcome.epochs for outcome in whole]
+
+
+def test_a_checkpoint_of_other_seeds_is_refused(tmp_path: Path):
+    resumed(tmp_path, [], 0.0)
+    module = Stacked([MAKES["PyG's GAT"]()], [77])
+    fitted = trainer(EachStopping([77]), epochs=2)
+    with pytest.raises(ValueError, match=r"is of the seeds \[.*\], this stack of \[77\]\. Resume with the settings"):
+        fitted.fit(module, datamodule=TaskData(small()), ckpt_path=tmp_path / "last.ckpt")
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize("name", ["GAT", "GCN with batch norm", "drawn seeds"])
+def test_a_captured_step_of_a_stack_is_a_step(name: str, monkeypatch: pytest.MonkeyPatch):
+    task, make = small(), MAKES[name]
+    replayed = stacked(make, task, range(5), 60, patience=5, leave=range(100))
+    assert FakeGraph.replays == 2 * max(outcome.epochs for outcome in replayed[0].values()) and replayed[2].left_at
+    monkeypatch.setattr(Transductive, "_why_not_captured", lambda self: "it is not to be")
+    assert_same(stacked(make, task, range(5), 60, patience=5, leave=range(100)), replayed, atol=0.0)
+
+
+# Memory -------------------------------------------------------------------------------------------------------------
+
+
+def test_passes_give_what_all_at_once_gives():
+    make, task, told = MAKES["GAT"], small(), []
+    for size in (5, 2, 1):
+        found, stack = train(
+            make, task, range(5), patience=5, max_epochs=30, seeds_per_pass=size, progress=False, accelerator="cpu"
+        )
+        assert [one.seed for one in found] == [0, 1, 2, 3, 4] and len(stack) == 5 and not stack.training
+        told.append([(one.epochs, one.best_epoch, one.val, one.value) for one in found])
+        with torch.no_grad():
+            out = stack(task.test[0].x, task.test[0].edge_index)  # [S, N, K]
+        right = (out.argmax(-1) == task.test[0].y)[:, task.test[0].test_mask].double().mean(1) * 100
+        assert right.tolist() == pytest.approx([one.value for one in found])
+    assert told[0] == told[1] == told[2]
+
+
+def test_what_a_seed_takes_is_what_its_step_takes():
+    task, make = digits(), lambda: GAT(64, [8], 10, [8, 1], dropout=0.6)
+    fit = trial([make(), make()], task.train[0])
+    assert fit.why_not is None
+    for seeds in (4, 12):
+        module = Stacked([make() for _ in range(seeds)], range(seeds))
+        weights = sum(value.nbytes for value in module.model.weights().values())
+        with Peak() as peak:
+            module._loss(task.train[0])[0].backward()
+            module.zero_grad()
+            peak.start_over()
+            module._loss(task.train[0])[0].backward()
+        assert 0.7 * seeds * fit.each < peak.bytes + 4 * weights <= 1.05 * seeds * fit.each
+
+
+def test_passes_stay_within_the_memory_there_is(monkeypatch: pytest.MonkeyPatch):
+    task, sizes = digits(), []
+    make = lambda: GAT(64, [8], 10, [8, 1], dropout=0.6)  # noqa: E731
+    limit = 10 * trial([make(), make()], task.train[0]).each
+    monkeypatch.setattr(together, "free_memory", lambda device: limit)
+    monkeypatch.setattr(
+        together, "in_passes", lambda left, size, one_pass: sizes.append(size) or in_passes(left, size, one_pass)
+    )
+    peaks = {}
+    for per_pass in ("auto", 12):
+        with Peak() as peak:
+            found, _ = train(
+                make, task, range(12), max_epochs=3, seeds_per_pass=per_pass, progress=False, accelerator="cpu"
+            )
+        peaks[per_pass] = peak.bytes
+        assert len(found) == 12
+    assert sizes == [6, 12] and peaks["auto"] < limit < peaks[12]
+
+
+def test_the_peak_is_of_what_lives_at_once():
+    with Peak() as peak:
+        a = torch.zeros(1000)
+        a = a + 1
+        a.add_(1)
+        a[:10].t()
+        del a
+        torch.ones(500)
+    assert peak.bytes == 8000
+
+
+def test_what_a_kernel_makes_outside_of_torch_counts():
+    here = torch.zeros(1000)
+    with Peak() as peak:
+        made = torch.from_numpy(np.zeros(500))
+        here.sum(), made.view(5, 100)
+        peak.start_over()
+        again = torch.from_numpy(np.zeros(2000))
+        here.sum(), made.view(5, 100), again.view(5, 400)
+    assert peak.bytes == 4 + 16000
+
+
+def test_the_output_of_attention_is_part_of_what_a_seed_takes():
+    n, channels = 1000, 40
+    data = Data(torch.randn(n, 6), torch.randint(n, (2, 30 * n)), y=torch.zeros(n, dtype=torch.long))
+    data.train_mask = data.val_mask = torch.arange(n) < 9
+    fit = trial([GATConv(6, channels) for _ in range(2)], data)
+    assert fit.why_not is None
+    assert fit.each > 5 * n * channels * 4  # W h, O and O+, and the gradients of O and W h
+
+
+@pytest.mark.parametrize(("free", "wanted", "size"), [(1000, 100, 8), (10, 100, 1), (10**9, 5, 5), (500, 6, 3)])
+def test_passes_are_even_and_fit_the_memory(free: int, wanted: int, size: int):
+    assert Fit(each=100).seeds(torch.device("cpu"), wanted, free) == size
+
+
+def test_memory_that_is_free_heeds_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    free = free_memory(torch.device("cpu"))
+    assert free is None or free > 0
+    for name, number in (("memory.max", 5000), ("memory.current", 1000)):
+        (tmp_path / name).write_text(f"{number}\n")
+    monkeypatch.setattr(together, "_GROUPS", (("memory.max", "memory.current", lambda: iter([tmp_path])),))
+    assert free_memory(torch.device("cpu")) == 4000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory(torch.device("cpu")) != 4000
+
+
+def test_where_memory_runs_out_half_as_many_go_on(capsys: pytest.CaptureFixture[str]):
+    done: list[int] = []
+    sizes: list[int] = []
+
+    def one_pass(seeds: list[int]) -> None:
+        sizes.append(len(seeds))
+        if len(seeds) > 2:
+            torch.empty(2**62 // len(seeds), dtype=torch.uint8)  # which no machine has
+        done.extend(seeds)
+
+    in_passes(lambda: [seed for seed in range(7) if seed not in done], 7, one_pass)
+    assert done == list(range(7)) and sizes == [7, 4, 2, 2, 2, 1]
+    told = capsys.readouterr().err.splitlines()
+    assert told == [f"Memory does not suffice for {n} seeds at once: going on with {m}" for n, m in ((7, 4), (4, 2))]
+
+
+def test_other_errors_and_a_single_seeds_memory_are_raised():
+    def fails(error: Exception) -> Callable[[list[int]], object]:
+        def one_pass(seeds: list[int]) -> object:
+            raise error
+
+        return one_pass
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        in_passes(lambda: [1, 2], 2, fails(RuntimeError("a bug")))
+    for error in (MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("not enough memory: 1")):
+        assert out_of_memory(error)
+        with pytest.raises(type(error)):
+            in_passes(lambda: [1, 2], 2, fails(error))
+
+
+# What cannot be stacked ---------------------------------------------------------------------------------------------
+
+
+class Branching(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if self.weight.sum() > 0 else -super().forward(x)
+
+
+class Remembering(nn.Linear):
+    """Reads what is no parameter of its own, so that in a stack the first one's serves all."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.scale = float(torch.rand(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: Branching(6, 3), r"torch\.func\.vmap cannot stack it \(.*data-dependent control flow"),
+        (lambda: Remembering(6, 3), "in a stack it does not give what it gives by itself"),
+        (lambda: GCN(6, 4, 2, 3, norm="batch_norm", norm_kwargs={"momentum": None}), r"calling \.item\(\)"),
+        (lambda: GCN(-1, 4, 2, 3), "torch.func.vmap cannot stack it"),
+    ],
+)
+def test_a_model_that_cannot_be_stacked_says_why(make: Make, why: str):
+    task = small()
+    fit = trial([seeded(seed, make) for seed in (0, 1)], task.train[0])
+    assert fit.why_not is not None and re.search(why, fit.why_not), fit.why_not
+    with pytest.raises(ValueError, match=rf"cannot be stacked: (?s:.)*{why}.*Train its seeds one by one"):
+        train(make, task, range(2), progress=False, accelerator="cpu")
+
+
+def test_models_of_different_shapes_are_no_stack():
+    with pytest.raises(ValueError, match=r"model 1 of the stack has weight \(4, 2\), expected weight \(3, 2\)"):
+        Stack([nn.Linear(2, 3), nn.Linear(2, 4)])
+    with pytest.raises(ValueError, match=r"model 1 of the stack has no bias, expected bias \(3,\) as in the first"):
+        Stack([nn.Linear(2, 3), nn.Linear(2, 3, bias=False)])
+    with pytest.raises(ValueError, match="there is no model to stack"):
+        Stack([])
+
+
+def test_a_model_of_a_stack_is_a_model_of_its_own():
+    models = [nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)) for _ in range(3)]
+    models[0][0].bias.requires_grad_(False)
+    stack = Stack(models)
+    with Peak() as peak:
+        stack[0]
+        peak.start_over()
+        taken = stack[1]
+    assert peak.bytes == sum(value.nbytes for value in taken.state_dict().values())  # no copy of the others
+    assert [type(value) for value in taken.parameters()] == [nn.Parameter] * 4
+    assert not taken[0].bias.requires_grad and taken[0].weight.requires_grad
+    for key, value in models[1].state_dict().items():
+        assert torch.equal(taken.state_dict()[key], value)
+        taken.state_dict()[key].zero_()
+        assert torch.equal(stack.weights()[key][1], value)
+    with pytest.raises(IndexError):
+        stack[3]
+
+
+def test_many_graphs_are_no_task_for_a_stack():
+    graphs = small().train
+    task = Task("many", graphs, [copy.copy(graphs[0])], [copy.copy(graphs[0])], 6, 3)
+    with pytest.raises(ValueError, match="many has many graphs, and seeds are stacked on one"):
+        train(MAKES["MLP"], task)
+
+
+def test_processes_that_would_each_train_all_seeds_are_refused():
+    with pytest.raises(ValueError, match=r"The trainer has 2 processes, expected one: each would train all seeds\."):
+        train(MAKES["MLP"], small(), devices=2, strategy="ddp", accelerator="cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"seeds": []}, r"seeds are \[\], expected at least one, from 0 to 2\^32 - 1, and none twice\."),
+        ({"seeds": [3, 3]}, r"seeds are \[3, 3\], expected"),
+        ({"seeds": [0, -1]}, r"seeds are \[0, -1\], expected"),
+        ({"seeds": [2**32]}, r"seeds are \[4294967296\], expected"),
+        ({"seeds_per_pass": 0}, r"seeds_per_pass is 0, expected 'auto' or a number of seeds, at least 1\."),
+        ({"gradient_clip_val": 1.0}, "Seeds cannot be trained as one: gradients would be clipped over all seeds"),
+        ({"precision": "bf16-mixed"}, "precision is bf16-mixed, whose scale would be that of all seeds"),
+    ],
+)
+def test_what_would_not_train_each_alone_is_refused(arguments: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        train(MAKES["MLP"], small(), **{"accelerator": "cpu", "max_epochs": 1, **arguments})
+
+
+# What one sees ------------------------------------------------------------------------------------------------------
+
+
+def test_progress_tells_seeds_spread_and_time(capsys: pytest.CaptureFixture[str]):
+    stopping, seeds = EachStopping(range(6), patience=4), range(6)
+    module = Stacked([seeded(seed, MAKES["GAT"]) for seed in seeds], seeds, 0.01)
+    trainer(stopping, EachProgress("mine", stopping, every=0.0), epochs=40).fit(module, datamodule=TaskData(small()))
+    lines = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"mine: epoch 1, 6 running, 0 stopped, val accuracy \d+\.\d to \d+\.\d %", lines[0]), lines[0]
+    for line in lines[1:-1]:
+        assert re.fullmatch(
+            r"mine: epoch \d+, \d running, \d stopped, val accuracy \d+\.\d to \d+\.\d %, at least \d+ s left, "
+            r"[\d.]+ m?s per epoch",
+            line,
+        ), line
+    running = [int(re.search(r"(\d) running", line)[1]) for line in lines]
+    assert running == sorted(running, reverse=True) and len(set(running)) > 2
+
+
+def test_nan_is_told_and_leaves_the_last_weights():
+    class Broken(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * float("nan")
+
+    stopping = EachStopping([3, 4], patience=3)
+    module = Stacked([Broken(6, 3), Broken(6, 3)], [3, 4])
+    with pytest.warns(UserWarning, match=r"Seeds 3, 4: no epoch was kept, since the validation loss or score was NaN"):
+        trainer(stopping, epochs=9).fit(module, datamodule=TaskData(small()))
+    assert [rule.epoch for rule in stopping.rules.values()] == [9, 9]  # their accuracy is a tie each time
+    assert module.model.weights()["weight"].isnan().all()
+
+
+def test_a_setup_of_one_model_is_refused():
+    with pytest.raises(TypeError, match=r"Transductive is no stack of seeds, expected gat_pyg\.seeds\.Stacked"):
+        trainer(EachStopping([0]), epochs=1).fit(Transductive(MAKES["MLP"]()), datamodule=TaskData(small()))
