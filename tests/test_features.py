@@ -86,6 +86,46 @@ def test_mapped_over_values_and_weights(in_dims: tuple[int | None, int | None]) 
         assert_close(mapped, torch.stack(one_by_one))
 
 
+@pytest.mark.parametrize("size", [*SIZES, (40, 70, 0.9)], ids=str)  # more non-zeros than are drawn at a time
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_kernel_and_torch_give_the_same(
+    size: tuple[int, int, float], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One matrix or several, dropped out alike, each way; several as each by itself."""
+    x = SparseFeatures(bag_of_words(*size, dtype=dtype).to_sparse_csr())
+    for channels in (1, 7, 64, 70):
+        weight = torch.randn(3, size[1], channels, dtype=dtype, requires_grad=True)
+        back = torch.randn(3, size[0], channels, dtype=dtype)
+        seeds = torch.tensor([3, 2**62 + 1, 5])
+
+        def both(dropped: SparseFeatures, weight: Tensor, back: Tensor) -> list[Tensor]:
+            out = linear(dropped, weight)
+            return [out, *torch.autograd.grad(out, weight, back.expand_as(out))]
+
+        def drawn(seed: Tensor) -> SparseFeatures:
+            dropped = x.dropped(0.6)
+            dropped.seed = seed
+            return dropped
+
+        together = both(drawn(seeds), weight, back)
+        for model, seed in enumerate(seeds):
+            alone = both(drawn(seed), weight[model], back[model])
+            for whole, one in zip(together, alone, strict=True):
+                assert torch.equal(whole[model], one)
+            shared = both(drawn(seed), weight, back)
+            assert all(torch.equal(whole[model], one) for whole, one in zip(shared, alone, strict=True))
+        shared = both(drawn(seeds), weight[0], back)
+        assert torch.equal(shared[0][2], both(drawn(seeds[2]), weight[0], back[2])[0])
+        with monkeypatch.context() as patch:
+            patch.setattr("gat_pyg.features.weighted_rows", lambda *_: None)
+            for ours, theirs in zip(together, both(drawn(seeds), weight, back), strict=True):
+                assert_close(ours, theirs)
+        dense = torch.zeros(3, size[0] * size[1], dtype=dtype)
+        at = torch.sparse_csr_tensor(x.pattern.rowptr, x.pattern.col, torch.ones_like(x.kept), x.shape).to_dense()
+        dense[:, at.flatten() != 0] = drawn(seeds).content
+        assert_close(together[0], dense.view(3, *x.shape) @ weight)
+
+
 def test_every_map_draws_its_own_dropout() -> None:
     x = SparseFeatures(torch.ones(20, 20).to_sparse_csr())
     drawn = torch.func.vmap(lambda _: dropout(x, 0.5).content, randomness="different")(torch.zeros(3))

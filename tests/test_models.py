@@ -106,12 +106,12 @@ def test_reproduction_drops_for_each_head_alone() -> None:
     conv = AuthorsConv(64, 4, heads=8, dropout=0.6, mechanism="constant", concat=True)
     conv.weight.data[:] = conv.weight.data[0]  # all heads alike: only chance tells them apart
     loop = torch.empty(2, 0, dtype=torch.long)
-    x = torch.randn(1, 64)
-    heads = conv(x, loop).view(8, 4)
-    assert len({tuple(head.tolist()) for head in heads}) > 1
+    x = torch.randn(20, 64)
+    heads = conv(x, loop).view(20, 8, 4).transpose(0, 1)
+    assert len({tuple(head.flatten().tolist()) for head in heads}) == 8
     conv.eval()
-    heads = conv(x, loop).view(8, 4)
-    assert_close(heads, heads[:1].expand(8, 4))
+    heads = conv(x, loop).view(20, 8, 4).transpose(0, 1)
+    assert_close(heads, heads[:1].expand(8, 20, 4))
     # Input, attention and value are each kept with 0.4, so a lone node's own value comes through with 0.4 ^ 2.
     conv.train()
     nn.init.ones_(conv.weight)
@@ -159,16 +159,18 @@ def test_sparse_features_are_dense_ones(reproduction: bool, training: bool, monk
     index, x = RANDOM.index, F.threshold(torch.rand(40, 16).double(), 0.8, 0.0)
     model = GAT(16, [8, 8, 4], 3, [2, 2, 4, 2], 0.5 * training, [True, True, True, True], reproduction=reproduction)
     model.double()
-    nnz = int(x.count_nonzero())
 
     def keep(values: Tensor, p: float) -> Tensor:
         """The same draws for both."""
-        sparse = values.size(-1) == nnz
-        shape = (*values.shape[:-1], 40, 16) if sparse else values.shape
-        drawn = 2 * torch.rand(shape, generator=torch.Generator().manual_seed(0)).round()
-        return (drawn[..., x != 0] if sparse else drawn).to(values.dtype)
+        drawn = 2 * torch.rand(values.shape, generator=torch.Generator().manual_seed(0)).round()
+        return drawn.to(values.dtype)
+
+    def dropped(features: SparseFeatures, p: float, *times: int) -> SparseFeatures:
+        drawn = keep(x.expand(*times, *x.shape), p)
+        return SparseFeatures(features, features.content * drawn[..., x != 0])
 
     monkeypatch.setattr(gat_pyg.features, "keep", keep)
+    monkeypatch.setattr(SparseFeatures, "dropped", dropped)
     answers = []
     for features in (x.to_sparse_csr(), x):
         model.zero_grad()

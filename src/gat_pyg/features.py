@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,7 +14,8 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.index import index2ptr, ptr2index
 
-from .attention.fused import keep
+from .attention.dropout import draw_seed
+from .attention.fused import keep, kept, weighted_rows
 
 _INT32_MAX = torch.iinfo(torch.int32).max
 
@@ -119,22 +121,37 @@ class SparseFeatures(Tensor):
     """
 
     pattern: Pattern
-    content: Tensor  # [nnz], or [H, nnz] of H matrices with one pattern
+    kept: Tensor  # [nnz] before dropout, or [H, nnz] of H matrices with one pattern
+    seed: Tensor | None  # of the dropout, or [H]
+    p: float
 
     @staticmethod
     def __new__(cls, x: Tensor, content: Tensor | None = None) -> SparseFeatures:
         """From a CSR matrix, or from one of these and other values."""
         own: SparseFeatures = Tensor._make_wrapper_subclass(cls, x.shape, dtype=x.dtype, device=x.device)
         own.pattern = x.pattern if isinstance(x, SparseFeatures) else Pattern.of(x)
+        own.seed, own.p = (x.seed, x.p) if isinstance(x, SparseFeatures) and content is None else (None, 0.0)
         if content is None:
-            content = x.content if isinstance(x, SparseFeatures) else x.values()
-        own.content = content
+            content = x.kept if isinstance(x, SparseFeatures) else x.values()
+        own.kept = content
         return own
 
+    @property
+    def content(self) -> Tensor:
+        """The values `[nnz]`, or `[H, nnz]` of several; what `Linear` does without, as it drops out while it sums."""
+        return self.kept if self.seed is None else _dropped(self.kept, self.seed, self.p)
+
+    @property
+    def several(self) -> bool:
+        """Whether these are H matrices with one pattern."""
+        return self.kept.dim() > 1 or (self.seed is not None and self.seed.dim() > 0)
+
     def dropped(self, p: float, *times: int) -> SparseFeatures:
-        """Dropout of the values, drawn H times where `times` is H: then the values are `[H, nnz]`."""
-        content = self.content.expand(*times, *self.content.shape)
-        return SparseFeatures(self, content * keep(content, p))
+        """Dropout of the values, drawn H times where `times` is H: then these are H matrices."""
+        own = SparseFeatures(self, self.content)
+        seeds = [draw_seed(self.device) for _ in range(math.prod(times))]
+        own.seed, own.p = torch.stack(seeds).view(times), p
+        return own
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -198,21 +215,35 @@ def linear(x: SparseFeatures, weight: Tensor) -> Tensor:
     Differentiable any number of times in the values and in the weights, the same bits every time; `torch.func.vmap`
     maps over both, with one kernel for all.
     """
-    sums = _Sums.apply if x.content.dim() == 1 else torch.func.vmap(_Sums.apply, in_dims=(0, 0, None))
-    out: Tensor = sums(x.content, weight, x.pattern)
+    out: Tensor = _Sums.apply(x.kept, weight, x.seed, x.pattern, x.p, False)
     device = weight.device.type
     return out.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else out
 
 
-# Two sums over the non-zeros, each the derivative of the other:
+# Two sums over the non-zeros, each the derivative of the other, of one matrix or of several with one pattern:
 #   out_i = sum_k v_k W_col(k) over row i     and     p_k = <left_row(k), right_col(k)>.
 
 
 class _Sums(torch.autograd.Function):
-    """Values `[nnz]` and rows `[columns, D]`, summed over each row of the pattern: `[rows, D]`."""
+    """X W `[rows, D]`, or X^T W `[columns, D]` if `back`, of the matrix with these values, dropped out by the seed.
+
+    Values, weight and seed may have an axis in front.
+    """
 
     @staticmethod
-    def forward(values: Tensor, weight: Tensor, pattern: Pattern) -> Tensor:
+    def forward(values: Tensor, weight: Tensor, seed: Tensor | None, pattern: Pattern, p: float, back: bool) -> Tensor:
+        out = weighted_rows(values, weight, seed, p, (pattern.rowptr, pattern.col, pattern.num_cols), back)
+        if out is not None:
+            return out
+        if seed is not None:
+            return _Sums.forward(_dropped(values, seed, p), weight, None, pattern, p, back)
+        if batch := values.shape[:-1] or weight.shape[:-2]:
+            values, weight = (t.expand(*batch, *t.shape[-own:]).flatten(0, 1) for t, own in ((values, 1), (weight, 2)))
+            made = _Sums.forward(values, weight, None, pattern.copies(*batch), p, back)
+            return made.view(*batch, -1, weight.size(-1))
+        if back:
+            pattern, place = pattern.transpose
+            values = values.index_select(0, place)
         return F.embedding_bag(
             pattern.col,
             weight.contiguous(),
@@ -223,38 +254,38 @@ class _Sums(torch.autograd.Function):
         )
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Pattern], output: Tensor) -> None:
-        values, weight, ctx.pattern = inputs
-        ctx.save_for_backward(values, weight)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.pattern, ctx.p, ctx.back = inputs
+        ctx.save_for_backward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        values, weight = ctx.saved_tensors
-        grad_values = _Products.apply(grad, weight, ctx.pattern) if ctx.needs_input_grad[0] else None
-        grad_weight = None
+        values, weight, seed = ctx.saved_tensors
+        grad_values = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            products = _Products.apply(*((weight, grad) if ctx.back else (grad, weight)), ctx.pattern)
+            products = products if seed is None else _dropped(products, seed, ctx.p)
+            grad_values = products.sum_to_size(values.shape)
         if ctx.needs_input_grad[1]:
-            transpose, place = ctx.pattern.transpose
-            grad_weight = _Sums.apply(values.index_select(0, place), grad, transpose)
-        return grad_values, grad_weight, None
+            made = _Sums.apply(values, grad, seed, ctx.pattern, ctx.p, not ctx.back)
+            grad_weight = made.sum_to_size(weight.shape)
+        return grad_values, grad_weight, None, None, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, values: Tensor, weight: Tensor, pattern: Pattern) -> tuple[Tensor, int]:
-        n = info.batch_size
-        out: Tensor = _Sums.apply(
-            *(_batched(t, dim, n) for t, dim in zip((values, weight), in_dims, strict=False)), pattern.copies(n)
-        )
-        return out.unflatten(0, (n, -1)), 0
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        return _each(_Sums, info.batch_size, in_dims, args, (1, 2, 0))
 
 
 class _Products(torch.autograd.Function):
-    """The inner products of rows `[rows, D]` and `[columns, D]` at the non-zeros of the pattern: `[nnz]`."""
+    """The inner products of rows `[rows, D]` and `[columns, D]` at the non-zeros: `[nnz]`; or with an axis in front."""
 
     @staticmethod
     def forward(left: Tensor, right: Tensor, pattern: Pattern) -> Tensor:
-        step = max(1, _BLOCK // max(1, left.size(1)))
+        batch = left.shape[:-2] or right.shape[:-2]
+        step = max(1, _BLOCK // max(1, left.size(-1) * math.prod(batch)))
         ends = zip(pattern.row.split(step), pattern.col.split(step), strict=True)
-        parts = [(left.index_select(0, row) * right.index_select(0, col)).sum(-1) for row, col in ends]
-        return torch.cat(parts)
+        parts = [(left.index_select(-2, row) * right.index_select(-2, col)).sum(-1) for row, col in ends]
+        return torch.cat(parts, -1)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Pattern], output: Tensor) -> None:
@@ -264,25 +295,40 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         left, right = ctx.saved_tensors
-        grad_left = _Sums.apply(grad, right, ctx.pattern) if ctx.needs_input_grad[0] else None
-        grad_right = None
+        grad_left = grad_right = None
+        if ctx.needs_input_grad[0]:
+            grad_left = _Sums.apply(grad, right, None, ctx.pattern, 0.0, False).sum_to_size(left.shape)
         if ctx.needs_input_grad[1]:
-            transpose, place = ctx.pattern.transpose
-            grad_right = _Sums.apply(grad.index_select(0, place), left, transpose)
+            grad_right = _Sums.apply(grad, left, None, ctx.pattern, 0.0, True).sum_to_size(right.shape)
         return grad_left, grad_right, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, left: Tensor, right: Tensor, pattern: Pattern) -> tuple[Tensor, int]:
-        n = info.batch_size
-        out: Tensor = _Products.apply(
-            *(_batched(t, dim, n) for t, dim in zip((left, right), in_dims, strict=False)), pattern.copies(n)
-        )
-        return out.unflatten(0, (n, -1)), 0
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        return _each(_Products, info.batch_size, in_dims, args, (2, 2))
+
+
+def _each(function: Any, n: int, in_dims: Any, args: Any, dims: tuple[int, ...]) -> tuple[Tensor, int]:
+    """`function` of all n. Its first arguments have so many `dims` each, and one more where they are several already:
+    then both axes become one.
+    """
+    given, rest = args[: len(dims)], args[len(dims) :]
+    front = [t if dim is None else t.movedim(dim, 0) for t, dim in zip(given, in_dims, strict=False)]
+    inner = [
+        t is not None and t.dim() - own > (dim is not None) for t, dim, own in zip(given, in_dims, dims, strict=False)
+    ]
+    if not any(inner):
+        return function.apply(*front, *rest), 0
+    m = next(t.size(-own - 1) for t, own, there in zip(front, dims, inner, strict=True) if there)
+    for at, (t, own, there) in enumerate(zip(front, dims, inner, strict=True)):
+        if t is not None:
+            t = t if there else t.unsqueeze(t.dim() - own)
+            front[at] = t.expand(n, m, *t.shape[t.dim() - own :]).flatten(0, 1)
+    out: Tensor = function.apply(*front, *rest)
+    return out.unflatten(0, (n, m)), 0
+
+
+def _dropped(values: Tensor, seed: Tensor, p: float) -> Tensor:
+    return values * kept(seed, values.size(-1), p, values.dtype)
 
 
 _BLOCK = 1 << 22  # numbers gathered at a time
-
-
-def _batched(t: Tensor, dim: int | None, n: int) -> Tensor:
-    """The mapped axis in front, folded into the rows."""
-    return (t.expand(n, *t.shape) if dim is None else t.movedim(dim, 0)).flatten(0, 1)

@@ -255,7 +255,7 @@ class AuthorsConv(nn.Module):
 
     def _project(self, x: Tensor, weight: Tensor) -> Tensor:
         """Every head's features by its own weights: `[H, N, F]` and `[H, F, C]` to `[N, H, C]`."""
-        if (x.content.dim() == 1) if isinstance(x, SparseFeatures) else (x.stride(0) == 0):  # all heads have the same
+        if (not x.several) if isinstance(x, SparseFeatures) else (x.stride(0) == 0):  # all heads have the same
             wide = weight.transpose(0, 1).flatten(1)  # [F, H C]
             out = linear(x, wide) if isinstance(x, SparseFeatures) else torch.mm(x[0], wide)
             return out.view(-1, *weight.shape[::2])

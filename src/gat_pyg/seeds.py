@@ -47,7 +47,7 @@ from .training import (
 T = TypeVar("T")
 
 LEAVE = 0.1  # the share of the stack that has to have stopped before those leave it: a smaller stack costs a copy
-ROOM = {"cpu": 1 << 29}  # bytes of a pass that are enough: beyond, a CPU gains nothing
+ROOM = {"cpu": 1 << 30}  # bytes of a pass that are enough: beyond, a CPU gains nothing
 SHARE = 0.8  # of the free memory, for what is estimated
 
 

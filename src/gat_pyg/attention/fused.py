@@ -222,8 +222,13 @@ def keep(x: Tensor, p: float) -> Tensor:
     The seed is drawn from torch's generator; where `torch.func.vmap` draws one for each of several models, each has the
     mask that it would have alone.
     """
-    mask: Tensor = _Keep.apply(draw_seed(x.device), x.numel(), p, torch.promote_types(x.dtype, torch.float32))
-    return mask.view(x.shape).to(x.dtype)
+    return kept(draw_seed(x.device), x.numel(), p, x.dtype).view(x.shape)
+
+
+def kept(seed: Tensor, size: int, p: float, dtype: torch.dtype) -> Tensor:
+    """`[size]`, or `[S, size]` for seeds `[S]`: the mask of `keep` that follows from a seed."""
+    mask: Tensor = _Keep.apply(seed, size, p, torch.promote_types(dtype, torch.float32))
+    return mask.to(dtype)
 
 
 class _Keep(torch.autograd.Function):
@@ -245,6 +250,23 @@ class _Keep(torch.autograd.Function):
     def vmap(info: Any, in_dims: Any, seed: Tensor, size: int, *rest: Any) -> tuple[Tensor, int]:
         made: Tensor = _Keep.apply(seed.movedim(in_dims[0], 0).flatten(), size, *rest)
         return made.unflatten(0, (info.batch_size, *seed.shape[1:])), 0
+
+
+# --- Sums over the non-zeros of a sparse matrix. ---
+
+
+def weighted_rows(
+    values: Tensor, weight: Tensor, seed: Tensor | None, p: float, pattern: tuple[Tensor, Tensor, int], back: bool
+) -> Tensor | None:
+    """X W, or X^T W if ``back``, of the CSR matrix with these values, by a kernel for CPUs; None where there is none.
+
+    With a seed, the values are dropped out as by `keep`. ``values`` `[nnz]`, ``weight`` `[columns, D]`, or `[rows, D]`
+    if ``back``, and ``seed`` may have an axis in front: of several matrices with one pattern (rowptr, col, columns).
+    """
+    if weight.device.type != "cpu" or torch.compiler.is_compiling() or _missing("cpu") is not None:
+        return None
+    made: Tensor = _kernels("cpu").weighted_rows(values, weight, seed, p, pattern, back)
+    return made.to(result_dtype(values, weight))
 
 
 # --- vmap: a batch of features or of models is an axis in front of every operand, and of the seed. ---
