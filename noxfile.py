@@ -27,6 +27,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 SPARSE = PROJECT["optional-dependencies"]["sparse"]
 TRITON = "triton==3.7.1"  # not in constraints.txt: torch's CUDA builds each pin their own
 PINS = ("-c", str(ROOT / "constraints.txt"))
+PYTEST = ("python", "-m", "pytest", "-n", "auto")  # on all cores
 
 
 def install(session: nox.Session, *packages: str) -> None:
@@ -49,7 +50,7 @@ def tests(session: nox.Session) -> None:
     for package in SPARSE:
         # 1 is pip's "no such wheel": then the plain torch paths are what is tested, and the summary says so
         session.install("--only-binary", ":all:", *PINS, package, success_codes=[0, 1], silent=True)
-    session.run("python", "-m", "pytest", *session.posargs)
+    session.run(*PYTEST, *session.posargs)
 
 
 @nox.session
@@ -58,7 +59,7 @@ def tests_sparse(session: nox.Session) -> None:
     install(session, "-e", ".[dev]", "ninja", "setuptools", "wheel")
     session.install("--no-build-isolation", *PINS, *SPARSE)
     session.run("python", "-c", "import torch_scatter, torch_sparse")
-    session.run("python", "-m", "pytest", *session.posargs)
+    session.run(*PYTEST, *session.posargs)
 
 
 @nox.session
@@ -67,7 +68,7 @@ def interpret(session: nox.Session) -> None:
     install(session, "-e", ".[dev]", TRITON)
     for interpreted in ("1", "0"):  # one process cannot do both
         env = {"TRITON_INTERPRET": interpreted}
-        session.run("python", "-m", "pytest", "tests/test_gpu.py", *session.posargs, env=env)
+        session.run(*PYTEST, "tests/test_gpu.py", *session.posargs, env=env)
 
 
 @nox.session
@@ -110,4 +111,4 @@ def minimums(session: nox.Session) -> None:
     lowest = [re.sub(r">=([^,;]+).*", r"==\1", requirement) for requirement in PROJECT["dependencies"]]
     session.install(*lowest)
     session.install("-e", ".[dev]", *lowest)
-    session.run("python", "-m", "pytest", *session.posargs)
+    session.run(*PYTEST, *session.posargs)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import Tensor
 
 import gat_pyg.conv
 from gat_pyg.attention.dropout import draw_seed, keep_mask
+
+
+def pytest_configure() -> None:
+    """Let the processes of pytest-xdist share the cores."""
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    torch.set_num_threads(max(1, torch.get_num_threads() // processes))
 
 
 @pytest.fixture

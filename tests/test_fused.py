@@ -247,13 +247,13 @@ def test_both_memory_modes(names: str, graph: Graph, speed: bool, monkeypatch: p
     monkeypatch.setattr(fused, "keeps_output", lambda *_: speed)
     backward, dense, normalise = (spy(monkeypatch, cpu, name) for name in ("backward", "_dense", "_normalise"))
     edges, leaves, direction = edges_of(graph), leaves_of(graph, 3, 5, names), direction_of(graph, 3, 5)
-    for p in (0.0, 0.3):
+    for p in (0.0, 0.3) if names == ADDITIVE else (0.3,):
         truth = answer(leaves, edges, direction, "segment", dropout=p)
         assert_same(answer(leaves, edges, direction, dropout=p), truth, f"{graph} {names} {p} speed {speed}")
     kept = [args[9:13] for args in backward.calls]
-    assert len(kept) == 2 and all(norm is not None for _, norm, _, _ in kept)
+    assert len(kept) == (2 if names == ADDITIVE else 1) and all(norm is not None for _, norm, _, _ in kept)
     assert all((t is not None) == speed for out, _, plus, mass in kept for t in (out, plus, mass))
-    assert len(dense.calls) == 2 and len(normalise.calls) == (0 if speed else 2)
+    assert len(dense.calls) == len(kept) and len(normalise.calls) == (0 if speed else len(kept))
 
 
 def test_scores_without_a_gradient_and_a_gradient_of_one_alone() -> None:
@@ -421,7 +421,8 @@ def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.M
 def test_pairs_are_the_reference(graph: Graph, dtype: torch.dtype) -> None:
     edges = edges_of(graph)
     for names in PAIRS:
-        for (heads, channels), p in {(3, 5): 0.3, (1, 1): 0.0, (8, 8): 0.0}.items():
+        sizes = {(3, 5): 0.3, (1, 1): 0.0, (8, 8): 0.0} if graph is RANDOM else {(3, 5): 0.3}
+        for (heads, channels), p in sizes.items():
             leaves, direction = leaves_of(graph, heads, channels, names), direction_of(graph, heads, channels)
             options = {"negative_slope": 0.1, "dropout": p}
             truth = answer(leaves, edges, direction, "reference", **options)
@@ -508,7 +509,7 @@ def odd_layouts(leaf: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
 def test_odd_layouts(names: str) -> None:
-    edges, leaves, direction = edges_of(BIPARTITE), leaves_of(BIPARTITE, 3, 4, names), direction_of(BIPARTITE, 3, 4)
+    edges, leaves, direction = edges_of(BIPARTITE), leaves_of(BIPARTITE, 3, 5, names), direction_of(BIPARTITE, 3, 5)
     truth = answer(leaves, edges, direction, "reference", dropout=0.3)
     for layout in ("strided", "transposed", "offset"):
         odd = {name: odd_layouts(leaf)[layout].requires_grad_() for name, leaf in leaves.items()}
@@ -521,7 +522,7 @@ def test_odd_layouts(names: str) -> None:
 @pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
 def test_expanded_operands_and_gradients(names: str) -> None:
     edges = edges_of(BIPARTITE)
-    leaves = {name: leaf[:1] for name, leaf in leaves_of(BIPARTITE, 3, 4, names).items()}
+    leaves = {name: leaf[:1] for name, leaf in leaves_of(BIPARTITE, 3, 5, names).items()}
     rows = {"x": 5, "score_src": 5, "score_dst": 3, "score_edge": 5, "x_dst": 3, "att": 3}
     results = []
     for backend in ("fused", "reference"):
@@ -581,8 +582,8 @@ def test_mixed_dtypes(names: str, of_x: torch.dtype, of_others: torch.dtype, of_
 @pytest.mark.parametrize("backend", ["fused", "segment"])
 @pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
 def test_vmap_and_grad(names: str, backend: str) -> None:
-    edges, direction = edges_of(BIPARTITE), direction_of(BIPARTITE, 3, 4)
-    batch = [{k: v + n for k, v in leaves_of(BIPARTITE, 3, 4, names).items()} for n in range(3)]
+    edges, direction = edges_of(BIPARTITE), direction_of(BIPARTITE, 3, 5)
+    batch = [{k: v + n for k, v in leaves_of(BIPARTITE, 3, 5, names).items()} for n in range(3)]
     stacked = {name: torch.stack([leaves[name] for leaves in batch]) for name in batch[0]}
 
     def loss(leaves: Tensors) -> Tensor:
@@ -935,7 +936,7 @@ def test_exported(name: str) -> None:
 @pytest.mark.parametrize("p", [0.0, 0.5])
 @pytest.mark.parametrize("names", ["x score_src score_dst", "x score_src score_dst score_edge", "x", *PAIRS])
 def test_the_operators_are_what_torch_expects(names: str, p: float) -> None:
-    leaves = {name: leaf.requires_grad_() for name, leaf in leaves_of(BIPARTITE, 2, 3, names).items()}
+    leaves = {name: leaf.requires_grad_() for name, leaf in leaves_of(BIPARTITE, 3, 5, names).items()}
     order = ("x", "x_dst", "att", "") if "x_dst" in names else ("x", "score_src", "score_dst", "score_edge")
     operands = [leaves.get(name) for name in order]
     kind = "pair" if "x_dst" in names else "additive"
