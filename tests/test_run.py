@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lightning import LightningModule, Trainer
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
@@ -545,6 +546,44 @@ def test_a_pass_that_was_done_is_not_done_again(command: Command, monkeypatch: p
     assert not list(Path("outputs").glob("*/last.ckpt"))
 
 
+def test_a_pass_that_was_too_large_is_done_in_smaller_ones(command: Command, monkeypatch: pytest.MonkeyPatch):
+    many = (*SMALL, "model.dropout=0.0", "runs=3", "training.max_epochs=4", "checkpoint_every=0")
+    command(*many, "outputs=whole")
+    keep = gat_pyg.seeds.EachStopping.on_train_epoch_end
+
+    def dies(self: gat_pyg.seeds.EachStopping, trainer: Trainer, module: LightningModule) -> None:
+        keep(self, trainer, module)
+        if trainer.current_epoch == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gat_pyg.seeds.EachStopping, "on_train_epoch_end", dies)
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            command(*many, "outputs=killed")
+    assert list(Path("killed").glob("*/last.ckpt"))
+    passes: list[int] = []
+    one_pass = gat_pyg.run.one_pass
+    monkeypatch.setattr(gat_pyg.run, "one_pass", lambda *given: (passes.append(len(given[2])), one_pass(*given)))
+    command(*many, "outputs=killed", "ckpt_path=last", "seeds_per_pass=2")
+    assert passes == [2, 1]
+    found = [
+        {one.seed: (one.value, one.epochs) for one in read(f"{place}/results.jsonl")} for place in ("whole", "killed")
+    ]
+    assert found[0] == found[1] and len(found[0]) == 3
+
+
+def test_where_there_is_room_for_one_they_go_one_by_one(command: Command, monkeypatch: pytest.MonkeyPatch):
+    said: list[str] = []
+    monkeypatch.setattr(gat_pyg.seeds, "ROOM", {"cpu": 1})
+    monkeypatch.setattr(gat_pyg.run, "say", said.append)
+    command(*SMALL, "runs=2", "training.max_epochs=2")
+    (line,) = said
+    assert re.fullmatch(
+        r"digits: 2 runs one by one, since a seed takes \d+ MiB, and there is room for one at a time", line
+    )
+    assert len(read("outputs/results.jsonl")) == 2
+
+
 def test_memory_that_does_not_suffice_is_shared_by_fewer_seeds(command: Command, monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
     passes: list[list[int]] = []
@@ -599,7 +638,7 @@ def test_two_processes_train_one_model_and_leave_one_run(place: Path):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is a POSIX signal")
 def test_two_processes_share_the_seeds_of_one_graph(command: Command):
-    seeds = (*SMALL, "model.dropout=0.0", "runs=5", "training.max_epochs=200", "checkpoint_every=0")
+    seeds = (*SMALL, "model.dropout=0.0", "runs=5", "training.max_epochs=100", "checkpoint_every=0")
     command(*seeds, "outputs=one")
     two = (*seeds, "trainer=ddp_cpu", "trainer.devices=2", "outputs=two")
     process = outside(*two)
@@ -612,7 +651,7 @@ def test_two_processes_share_the_seeds_of_one_graph(command: Command):
     told, complaints = process.communicate(timeout=200)
     assert process.returncode == 0, complaints
     assert "Warning" not in complaints, complaints
-    assert told.startswith("seed 0: 200 epochs") and "5 runs: test accuracy" in told
+    assert told.startswith("seed 0: 100 epochs") and "5 runs: test accuracy" in told
     found = [{result.seed: result.value for result in read(f"{place}/results.jsonl")} for place in ("one", "two")]
     assert found[0] == found[1] and len(found[0]) == 5
     (folder,) = {path.parent for path in runs("two")}

@@ -319,8 +319,8 @@ def _each(function: Any, n: int, in_dims: Any, args: Any, dims: tuple[int, ...])
     if not any(inner):
         return function.apply(*front, *rest), 0
     m = next(t.size(-own - 1) for t, own, there in zip(front, dims, inner, strict=True) if there)
-    for at, (t, own, there) in enumerate(zip(front, dims, inner, strict=True)):
-        if t is not None:
+    for at, (t, dim, own, there) in enumerate(zip(front, in_dims, dims, inner, strict=False)):
+        if dim is not None or there:  # what has neither axis is shared
             t = t if there else t.unsqueeze(t.dim() - own)
             front[at] = t.expand(n, m, *t.shape[t.dim() - own :]).flatten(0, 1)
     out: Tensor = function.apply(*front, *rest)

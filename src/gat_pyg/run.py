@@ -121,7 +121,7 @@ def main() -> None:
 def keep_memory() -> None:
     """Let glibc keep memory that is freed for what is asked next.
 
-    It gives large pieces back, and the pages of the next one are made anew: up to a fifth of an epoch of many seeds.
+    It gives large pieces back, and the pages of the next one are made anew.
     """
     if sys.platform == "linux":
         with suppress(AttributeError):  # another C library
@@ -261,6 +261,9 @@ def all_at_once(config: DictConfig, task: Task, folder: Path) -> bool:
             (graph,) = TaskData(task, sparse=sparse).train_dataloader()
             fit = trial([model for model, *_ in built], graph, trainer.strategy.root_device)
             why_not = fit.why_not and f"{type(built[0][0]).__name__} cannot be stacked: {fit.why_not}"
+            choice = why_not is None and asked == config.seeds_per_pass == "auto"
+            if choice and fit.seeds(trainer.strategy.root_device, config.runs) == 1:
+                why_not = f"a seed takes {fit.each >> 20} MiB, and there is room for one at a time"
         if why_not is not None and asked is True:
             raise ValueError(f"vectorize is on, but {why_not}. Use vectorize=auto or off.")
         if why_not is not None or fit is None:
@@ -313,7 +316,8 @@ def one_share(place: Place, config: DictConfig, task: Task, folder: Path, sparse
     resumed = path if config.ckpt_path == "last" and path.is_file() else None
     if resumed is not None:
         its = set(_seeds_of(resumed))
-        if not its <= set(seeds) or its.isdisjoint(left()):  # they were divided otherwise, or this pass is done
+        too_many = config.seeds_per_pass != "auto" and len(its) > config.seeds_per_pass
+        if too_many or not its <= set(seeds) or its.isdisjoint(left()):  # divided otherwise, or this pass is done
             resumed = None
 
     def some_or_resumed(some: list[int]) -> None:

@@ -376,8 +376,17 @@ def free_memory(device: torch.device) -> int | None:
     for limit, used, groups in _GROUPS:
         for folder in groups():
             with suppress(OSError, ValueError):  # no such file; "max", which is no number
-                found.append(max(int((folder / limit).read_text()) - int((folder / used).read_text()), 1))
+                taken = int((folder / used).read_text()) - _cached(folder)
+                found.append(max(int((folder / limit).read_text()) - taken, 1))
     return min(found, default=None)
+
+
+def _cached(folder: Path) -> int:
+    """The bytes that a control group uses for files, and that it gives back when they are needed."""
+    with suppress(OSError, ValueError):
+        lines = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return sum(int(lines.get(f"{state}_file", 0)) for state in ("active", "inactive"))
+    return 0
 
 
 def _group_folders(root: str, controller: str) -> Callable[[], Iterator[Path]]:
@@ -471,6 +480,8 @@ def why_not_by(trainer: Trainer) -> str | None:
         return "gradients would be clipped over all seeds"
     if not str(trainer.precision).endswith("-true"):
         return f"precision is {trainer.precision}, whose scale would be that of all seeds"
+    if trainer.check_val_every_n_epoch != 1:
+        return f"validation is every {trainer.check_val_every_n_epoch} epochs, and the rule of each looks at every one"
     return None
 
 
@@ -560,7 +571,7 @@ def train(
         max_epochs: where a seed ends that has not stopped.
         seeds_per_pass: how many to train at once; "auto" asks the device for its memory.
         progress: whether to tell how it goes.
-        **trainer: of Lightning's Trainer, for a single device.
+        **trainer: of Lightning's Trainer, for a single device; its callbacks come before those of the stack.
 
     Raises:
         ValueError: if the task has many graphs, the model cannot be stacked, the trainer would treat seeds as one or
@@ -593,6 +604,7 @@ def train(
         "num_sanity_val_steps": 0,
         **trainer,
     }
+    given = options.pop("callbacks", None) or []
     alone = Trainer(**options)
     if alone.world_size > 1:
         raise ValueError(f"The trainer has {alone.world_size} processes, expected one: each would train all seeds.")
@@ -610,7 +622,8 @@ def train(
     def one_pass(some: list[int]) -> None:
         module = Stacked(models(some), some, lr, weight_decay)
         stopping = EachStopping(some, patience, criterion)
-        callbacks: list[Callback] = [stopping, Resumable(None, some[0])]
+        callbacks: list[Callback] = [given] if isinstance(given, Callback) else list(given)
+        callbacks += [stopping, Resumable(None, some[0])]
         callbacks += [EachProgress(f"{task.name}, {len(some)} seeds", stopping)] if progress else []
         data = TaskData(task, sparse=sparse)
         loop = Trainer(max_epochs=max_epochs, callbacks=callbacks, **options)
