@@ -111,11 +111,12 @@ def test_kernel_and_torch_give_the_same(
         for model, seed in enumerate(seeds):
             alone = both(drawn(seed), weight[model], back[model])
             for whole, one in zip(together, alone, strict=True):
-                assert torch.equal(whole[model], one)
+                assert_close(whole[model], one)
             shared = both(drawn(seed), weight, back)
-            assert all(torch.equal(whole[model], one) for whole, one in zip(shared, alone, strict=True))
+            assert all(torch.equal(whole[model], one[model]) for whole, one in zip(together, shared, strict=True))
         shared = both(drawn(seeds), weight[0], back)
-        assert torch.equal(shared[0][2], both(drawn(seeds[2]), weight[0], back[2])[0])
+        assert torch.equal(shared[0][0], together[0][0])
+        assert_close(shared[0][2], both(drawn(seeds[2]), weight[0], back[2])[0])
         with monkeypatch.context() as patch:
             patch.setattr("gat_pyg.features.weighted_rows", lambda *_: None)
             for ours, theirs in zip(together, both(drawn(seeds), weight, back), strict=True):

@@ -258,12 +258,14 @@ class _Keep(torch.autograd.Function):
 def weighted_rows(
     values: Tensor, weight: Tensor, seed: Tensor | None, p: float, pattern: tuple[Tensor, Tensor, int], back: bool
 ) -> Tensor | None:
-    """X W, or X^T W if ``back``, of the CSR matrix with these values, by a kernel for CPUs; None where there is none.
+    """X W, or X^T W if ``back``, of several CSR matrices with one pattern (rowptr, col, columns), by a kernel for CPUs.
 
     With a seed, the values are dropped out as by `keep`. ``values`` `[nnz]`, ``weight`` `[columns, D]`, or `[rows, D]`
-    if ``back``, and ``seed`` may have an axis in front: of several matrices with one pattern (rowptr, col, columns).
+    if ``back``, and ``seed``: at least one of them has an axis in front. None of a single matrix, where torch's threads
+    are faster than ours beside them, and where there is no kernel.
     """
-    if weight.device.type != "cpu" or torch.compiler.is_compiling() or _missing("cpu") is not None:
+    several = values.dim() > 1 or weight.dim() > 2 or (seed is not None and seed.dim() > 0)
+    if not several or weight.device.type != "cpu" or torch.compiler.is_compiling() or _missing("cpu") is not None:
         return None
     made: Tensor = _kernels("cpu").weighted_rows(values, weight, seed, p, pattern, back)
     return made.to(result_dtype(values, weight))
