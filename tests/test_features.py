@@ -103,8 +103,8 @@ def test_kernel_and_torch_give_the_same(
             return [out, *torch.autograd.grad(out, weight, back.expand_as(out))]
 
         def drawn(seed: Tensor) -> SparseFeatures:
-            dropped = x.dropped(0.6)
-            dropped.seed = seed
+            dropped = SparseFeatures(x)
+            dropped.seed, dropped.p = seed, 0.6
             return dropped
 
         together = both(drawn(seeds), weight, back)

@@ -150,7 +150,12 @@ class SparseFeatures(Tensor):
         """Dropout of the values, drawn H times where `times` is H: then these are H matrices."""
         own = SparseFeatures(self, self.content)
         seeds = [draw_seed(self.device) for _ in range(math.prod(times))]
-        own.seed, own.p = torch.stack(seeds).view(times), p
+        seed = torch.stack(seeds).view(times)
+        several = bool(times) or torch._C._are_functorch_transforms_active()
+        if several and self.device.type == "cpu":  # drawn where they are summed; else once for all sums
+            own.seed, own.p = seed, p
+        else:
+            own.kept = _dropped(own.kept, seed, p)
         return own
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
