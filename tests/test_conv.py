@@ -167,6 +167,16 @@ def test_bipartite(name: str, graph: Graph) -> None:
 
 
 @pytest.mark.usefixtures("no_messages")
+@pytest.mark.parametrize("options", [{}, {"residual": True}, {"mechanism": "dot"}, {"concat": False}], ids=str)
+@pytest.mark.parametrize("width", [5, (5, 5)], ids=["one W", "two"])
+def test_the_first_rows_of_one_x_may_be_those_of_dst(width: Any, options: dict[str, Any]) -> None:
+    conv, x = GATConv(width, 4, heads=2, **options).double(), x_of(WIDE).repeat(3, 1)
+    few, size = (RANDOM.index % 6)[:, RANDOM.index[1] % 6 < 2], (6, 2)
+    assert_close(conv(x, few, size=size), conv((x, x[:2]), few))
+    with pytest.raises(ValueError, match=r"6 src and 6 dst rows, but the graph's size is \(6, 7\)"):
+        conv(x, few, size=(6, 7))
+
+
 def test_src_alone() -> None:
     for loops, in_channels in itertools.product((True, False), (5, (5, 6))):
         theirs, ours = pair("GATConv", in_channels, 4, heads=2, add_self_loops=loops)

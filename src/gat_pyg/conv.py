@@ -517,7 +517,7 @@ class GATConv(_AttentionConv):
             edge_index: `[2, E]`, `EdgeIndex`, or the transposed adjacency `[N_dst, N_src]` as `SparseTensor` or
                 torch.sparse COO, CSR or CSC.
             edge_attr: `[E, D]` or `[E]`.
-            size: (N_src, N_dst), where x does not tell.
+            size: (N_src, N_dst), where x does not tell. Of one x for both, the first N_dst rows are those of dst.
             return_attention_weights: whether to return alpha too, as `(out, (edge_index, alpha [E, H]))`, and after
                 dropout in training. A `SparseTensor` comes back with alpha as its values.
 
@@ -543,6 +543,9 @@ class GATConv(_AttentionConv):
                 assert self.lin_src is not None and self.lin_dst is not None
                 x_src = self.lin_src(x).view(-1, H, C)
                 x_dst = self.lin_dst(x).view(-1, H, C)
+            if size is not None and size[1] < x_src.size(0):
+                x_dst = x_dst[: size[1]]
+                res = None if res is None else res[: size[1]]
         else:
             x_src, x_dst = x
             if x_dst is not None and self.res is not None:
@@ -647,7 +650,7 @@ class GATConv(_AttentionConv):
             weight = lin.weight.view(self.heads, self.out_channels, -1)
             folded = torch.einsum("ehc,hcf->ehf", both, weight).flatten(0, 1)
             scores = linear(SparseFeatures(x), folded.t()) if is_sparse_features(x) else F.linear(x, folded)
-            return scores[:, : self.heads], scores[:, self.heads :]
+            return scores[:, : self.heads], scores[: None if x_dst is None else x_dst.size(0), self.heads :]
         return (
             (x_src * self.att_src).sum(dim=-1),
             None if x_dst is None else (x_dst * self.att_dst).sum(dim=-1),
