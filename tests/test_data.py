@@ -28,9 +28,11 @@ from torch_geometric.datasets import PPI, KarateClub, Planetoid
 from torch_geometric.io import fs, read_planetoid_data
 from torch_geometric.nn import GATConv
 from torch_geometric.transforms import NormalizeFeatures
+from torch_geometric.utils import k_hop_subgraph
 
 from gat_pyg import data as gat_data
-from gat_pyg.data import KEYS, MASKS, Task, data_root, digits, from_dataset, from_file, planetoid, planted, ppi
+from gat_pyg.data import KEYS, MASKS, Task, data_root, digits, from_dataset, from_file, near, planetoid, planted, ppi
+from graphs import CHAIN, SQUARE, Graph
 
 NAMES = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 
@@ -792,3 +794,27 @@ def test_a_task_made_by_hand_is_checked_too(values: dict[str, Any], message: str
     data = [changed(**values)]
     with pytest.raises(ValueError, match=message):
         Task("mine", data, data, data, num_features=12, num_classes=3)
+
+
+@pytest.mark.parametrize("graph", [g for g in SQUARE if g.num_src > 1], ids=str)
+@pytest.mark.parametrize("num_hops", [0, 1, 3])
+def test_what_nodes_see_is_what_pyg_reaches_from_them(graph: Graph, num_hops: int):
+    N, E = graph.num_src, graph.index.size(1)
+    data = Data(x=torch.arange(N).float().view(-1, 1), edge_index=graph.index, edge_attr=torch.arange(E).float())
+    nodes = torch.tensor([N - 1, 0])
+    part = near(data, nodes, num_hops)
+    assert set(part.n_id[: part.num_sampled_nodes[0]].tolist()) == set(nodes.tolist())
+    for hop in range(num_hops + 1):
+        reached = k_hop_subgraph(nodes, hop, graph.index, num_nodes=N)[0]
+        assert set(part.n_id[: sum(part.num_sampled_nodes[: hop + 1])].tolist()) == set(reached.tolist())
+        into = torch.isin(graph.index[1], reached).nonzero().flatten() if hop < num_hops else part.e_id
+        assert set(part.e_id[: sum(part.num_sampled_edges[: hop + 1])].tolist()) == set(into.tolist())
+    assert part.n_id[part.edge_index].equal(graph.index[:, part.e_id])
+    assert part.x.flatten().equal(part.n_id.float()) and part.edge_attr.equal(part.e_id.float())
+
+
+def test_what_nodes_see_has_its_rows_of_sparse_features():
+    x = torch.eye(7)[:, [3, 1, 4, 0]]
+    data, sparse = (Data(x=x, edge_index=CHAIN.index) for x in (x, x.to_sparse_csr()))
+    nodes = torch.tensor([4, 2])
+    assert near(sparse, nodes, 2).x.to_dense().equal(near(data, nodes, 2).x)

@@ -14,9 +14,10 @@ from torch_geometric.data import Data
 
 import gat_pyg.features
 from gat_pyg import GAT, attention_of
+from gat_pyg.data import near
 from gat_pyg.features import SparseFeatures, dropout
 from gat_pyg.models import PRESETS, AuthorsConv
-from graphs import ISOLATED, RANDOM, Graph
+from graphs import CHAIN, ISOLATED, LOOPS, RANDOM, REPEATED, Graph, random, union
 from laws import assert_close
 
 
@@ -257,3 +258,47 @@ def test_what_does_not_fit(options: dict[str, Any], message: str) -> None:
 def test_unknown_preset() -> None:
     with pytest.raises(ValueError, match=f"no preset 'reddit', expected one of {', '.join(PRESETS)}"):
         GAT.preset("reddit")
+
+
+SEEING: dict[str, dict[str, Any]] = {
+    "one layer": {"hidden_channels": [], "heads": [2]},
+    "skips": {"residual": [False, True, True]},
+    "authors": {"residual": [False, True, True], "reproduction": True},
+    "edges": {"edge_dim": 3},
+    "constant": {"mechanism": "constant"},
+    "dot": {"mechanism": "dot"},
+    "gatv2": {"mechanism": "gatv2"},
+    "no loops": {"add_self_loops": False},
+}
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("more", [0, 2], ids="{} hops too many".format)
+@pytest.mark.parametrize("options", SEEING.values(), ids=SEEING)
+def test_nodes_get_from_what_they_see_what_the_whole_graph_gives_them(options: dict[str, Any], more: int, sparse: bool):
+    graph = union(CHAIN, LOOPS, ISOLATED, REPEATED, random(30, 30, 60))
+    torch.manual_seed(0)
+    model = GAT(**{"in_channels": 5, "hidden_channels": [4, 4], "out_channels": 3, "heads": [2, 2, 3], **options})
+    x, edge_attr = torch.randn(graph.num_src, 5).relu(), torch.randn(graph.index.size(1), 3)
+    data = Data(x=x.double(), edge_index=graph.index, edge_attr=edge_attr.double() if "edge_dim" in options else None)
+    data.x = data.x.to_sparse_csr() if sparse else data.x
+    part = near(data, torch.tensor([4, 0, 9, 17, 25]), model.double().num_hops + more)
+    hops = {"num_sampled_nodes_per_hop": part.num_sampled_nodes, "num_sampled_edges_per_hop": part.num_sampled_edges}
+    found = []
+    for given, told, rows in ((data, {}, part.n_id[:5]), (part, hops, slice(5))):
+        model.zero_grad()
+        out = model(given.x, given.edge_index, given.edge_attr, **told)
+        assert len(out) == (sum(part.num_sampled_nodes[: more + 1]) if told else graph.num_src)
+        out[rows].square().sum().backward()
+        found.append((out[rows], [p.grad for p in model.parameters()]))
+    (whole, gradients), (seen, others) = found
+    assert_close(seen, whole)
+    for gradient, other in zip(gradients, others, strict=True):
+        assert_close(other, gradient)
+
+
+def test_a_model_asks_for_as_many_hops_as_it_has_layers():
+    model = GAT(4, [4, 4], 3, [1, 1, 1])
+    with pytest.raises(ValueError, match="nodes of 3 hops and edges of 2, expected at least the edges of 3 hops"):
+        model(torch.ones(2, 4), RANDOM.index[:, :0], None, [1, 1, 0], [0, 0])
+    assert GAT(4, [4], 3, [1, 1], flow="target_to_source").num_hops is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import pickle
@@ -216,6 +217,53 @@ def _check_masks(task: Task, data: Data) -> None:
         common = int((data[first] & data[second]).sum())
         if common:
             raise ValueError(f"{task.name}: {first} and {second} overlap in {common} nodes, expected none in common.")
+
+
+def near(data: Data, nodes: Tensor, num_hops: int) -> Data:
+    """The part of a graph that some nodes see from so many hops: what `NeighborLoader` gives with all neighbours.
+
+    The nodes come first, then those of hop 1, 2, ..., each in their order, and the edges into each hop in the same way.
+    Their numbers are in ``num_sampled_nodes`` and ``num_sampled_edges``, where they were in ``n_id`` and ``e_id``.
+
+    >>> path = Data(x=torch.arange(5.0).view(-1, 1), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]]))
+    >>> part = near(path, torch.tensor([3]), num_hops=2)
+    >>> part.n_id.tolist(), part.edge_index.tolist(), part.num_sampled_nodes, part.num_sampled_edges
+    ([3, 2, 1], [[1, 2], [0, 1]], [1, 1, 1], [1, 1])
+    """
+    src, dst = data.edge_index
+    hop = torch.full((data.num_nodes or 0,), num_hops + 1, device=dst.device)
+    hop[nodes] = 0
+    for k in range(num_hops):
+        seen = src[hop[dst] <= k]
+        hop[seen] = hop[seen].clamp(max=k + 1)
+    n_id, e_id = _by_hop(hop, num_hops), _by_hop(hop[dst], num_hops - 1)
+    place = torch.empty_like(hop)
+    place[n_id] = torch.arange(n_id.numel(), device=hop.device)
+    part = copy.copy(data)
+    for key, value in data:
+        if key == "edge_index":
+            part[key] = place[value[:, e_id]]
+        elif isinstance(value, Tensor) and data.is_node_attr(key):
+            part[key] = _rows(value, n_id)
+        elif isinstance(value, Tensor) and data.is_edge_attr(key):
+            part[key] = value[e_id]
+    part.n_id, part.e_id = n_id, e_id
+    part.num_sampled_nodes = hop[n_id].bincount(minlength=num_hops + 1).tolist()
+    part.num_sampled_edges = hop[dst[e_id]].bincount(minlength=num_hops).tolist()
+    return part
+
+
+def _rows(value: Tensor, index: Tensor) -> Tensor:
+    if value.layout == torch.sparse_csr:
+        value = value.to_sparse_coo().index_select(0, index).coalesce()
+        return value.to_sparse_csr()
+    return value.index_select(0, index)
+
+
+def _by_hop(hop: Tensor, last: int) -> Tensor:
+    """Which are of some hop, those of hop 0 first."""
+    hop, order = hop.sort(stable=True)
+    return order[: int((hop <= last).sum())]
 
 
 def _known(y: Tensor) -> Tensor:

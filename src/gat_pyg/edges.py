@@ -214,6 +214,36 @@ def neighbourhoods(
     return adjacency if looped is None else looped, edges
 
 
+def first_edges(edge_index: Tensor, edge_attr: Tensor | None, count: int) -> tuple[Tensor, Tensor | None]:
+    """The first of a graph's edges and their features, the very same tensor of ids each time.
+
+    Raises:
+        ValueError: if the graph is no edge list `[2, E]`.
+
+    >>> edge_index = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    >>> first_edges(edge_index, None, 2)[0] is first_edges(edge_index, None, 2)[0]
+    True
+    """
+    if not isinstance(edge_index, Tensor) or is_torch_sparse_tensor(edge_index):
+        raise ValueError("edge_index is a sparse matrix, but edges are numbered per hop: pass an edge list (2, E).")
+    if count == edge_index.size(1):
+        return edge_index, edge_attr
+    edge_attr = None if edge_attr is None else edge_attr[:count]
+    if torch.compiler.is_compiling() or edge_index.is_inference():
+        return edge_index[:, :count], edge_attr
+    known, made = _FIRST.get(edge_index, (None, {}))
+    if known != _state(edge_index):
+        made = {}
+    if count not in made:
+        with _outside():
+            made[count] = edge_index[:, :count].clone()  # a view would hold the key
+        _FIRST[edge_index] = _state(edge_index), made
+    return made[count], edge_attr
+
+
+_FIRST = WeakTensorKeyDictionary()
+
+
 def _owner(adjacency: Tensor | SparseTensor) -> Tensor:
     """The tensor that lives as long as the graph does."""
     if isinstance(adjacency, SparseTensor):

@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 
 from .attention import attend
 from .conv import GATConv, check_layer
-from .edges import neighbourhoods
+from .edges import first_edges, neighbourhoods
 from .features import SparseFeatures, dropout, is_sparse_features, linear
 
 _PLANETOID = {"hidden_channels": (8,), "heads": (8, 1), "dropout": 0.6}
@@ -37,6 +37,9 @@ class GAT(nn.Module):
     Hidden layers concatenate their heads, equation (5); the last one averages them and has no activation, equation (6).
     In training, dropout acts on every layer's input and on the attention coefficients. Input features may be a
     torch.sparse CSR matrix: then it acts on the non-zeros, which comes to the same, and nothing is made dense.
+
+    With the numbers of nodes and edges per hop that a batch of PyG's `NeighborLoader` tells, each layer leaves out what
+    no later one looks at, and the output has the rows of hop 0, the batch's own nodes.
 
     With `reproduction=True` the layers are those of the authors' code, which the paper's text leaves out in part: every
     head draws its own input dropout and its own Glorot weights, both score maps have a bias, W h is dropped once more
@@ -141,13 +144,41 @@ class GAT(nn.Module):
         for conv in self.convs:
             conv.reset_parameters()  # type: ignore[operator]
 
-    def forward(self, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None) -> Tensor:
-        """`[N, F]`, dense or torch.sparse CSR, to logits `[N, K]`; `edge_index` and `edge_attr` as in `GATConv`."""
+    @property
+    def num_hops(self) -> int | None:
+        """How far away nodes may be that a row of the output depends on; None where edges run from target to source."""
+        forward = all(getattr(conv, "flow", "source_to_target") == "source_to_target" for conv in self.convs)
+        return len(self.convs) if forward else None
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Any,
+        edge_attr: Tensor | None = None,
+        num_sampled_nodes_per_hop: Sequence[int] | None = None,
+        num_sampled_edges_per_hop: Sequence[int] | None = None,
+    ) -> Tensor:
+        """`[N, F]`, dense or torch.sparse CSR, to logits `[N, K]`; `edge_index` and `edge_attr` as in `GATConv`.
+
+        Raises:
+            ValueError: if there are numbers per hop, and fewer hops than layers.
+        """
+        nodes, edges = list(num_sampled_nodes_per_hop or ()), list(num_sampled_edges_per_hop or ())
+        if edges and not len(self.convs) <= len(edges) == len(nodes) - 1:
+            raise ValueError(
+                f"There are nodes of {len(nodes)} hops and edges of {len(edges)}, expected at least the edges of "
+                f"{len(self.convs)} hops, one a layer, and the nodes of one hop more."
+            )
         for layer, conv in enumerate(self.convs):
             x = x if layer == 0 else F.elu(x)
             if not self.reproduction:  # there, every head drops its own
                 x = dropout(x, self.dropout, self.training)
-            x = conv(x, edge_index, edge_attr)
+            if edges:
+                hops = len(edges) - layer
+                edge_index, edge_attr = first_edges(edge_index, edge_attr, sum(edges[:hops]))
+                x = conv(x, edge_index, edge_attr, size=(x.size(0), sum(nodes[:hops])))
+            else:
+                x = conv(x, edge_index, edge_attr)
         return x
 
 
@@ -216,13 +247,16 @@ class AuthorsConv(nn.Module):
         x: Tensor,
         edge_index: Any,
         edge_attr: Tensor | None = None,
+        size: tuple[int, int] | None = None,
         return_attention_weights: bool | None = None,
     ) -> Any:
-        """`[N, F]` to `[N, H C]`, or `[N, C]` where the heads are averaged; attention returned as by `GATConv`."""
-        looped, edges = neighbourhoods(edge_index, x.size(0), x.size(0), add_self_loops=True)
+        """`[N, F]` to `[N, H C]`, or `[N, C]` where the heads are averaged; size and attention as of `GATConv`."""
+        num_dst = x.size(0) if size is None else size[1]
+        looped, edges = neighbourhoods(edge_index, x.size(0), num_dst, add_self_loops=True)
         dropped = self._drop_for_each_head(x)  # [H, N, F]
         z = self._project(dropped, self.weight)  # [N, H, C]
-        score_src, score_dst = self._score(z, self.att_src, self.bias_src), self._score(z, self.att_dst, self.bias_dst)
+        score_src = self._score(z, self.att_src, self.bias_src)
+        score_dst = self._score(z[:num_dst], self.att_dst, self.bias_dst)
         result = attend(
             self._drop(z),
             score_src,
@@ -235,9 +269,9 @@ class AuthorsConv(nn.Module):
         out, alpha = result if isinstance(result, tuple) else (result, None)
         out = out + self.bias
         if self.res_weight is not None and self.res_bias is not None:
-            out = out + self._project(dropped, self.res_weight) + self.res_bias
+            out = out + self._project(dropped, self.res_weight)[:num_dst] + self.res_bias
         elif self.residual:
-            out = out + self._dense(dropped)
+            out = out + self._dense(dropped)[:num_dst]
         out = out.flatten(1) if self.concat else out.mean(1)
         return (out, (looped, alpha)) if return_attention_weights else out
 
