@@ -388,7 +388,7 @@ def test_with_dropout_too_a_seed_depends_on_itself_alone(name: str):
             assert_part(order, stacked(make, task, order, 40, patience=8, sparse=sparse, leave=leave))
         some = range(5) if thorough else [0, 3]
         assert_part(some, alone(make, task, some, 40, patience=8, sparse=sparse))
-    assert len(set(epochs)) > 1
+    assert len(set(epochs)) > 1 or not thorough
 
 
 def test_masks_of_different_seeds_are_independent():
@@ -498,10 +498,10 @@ def test_what_a_seed_takes_is_what_its_step_takes():
         module = Stacked([make() for _ in range(seeds)], range(seeds))
         weights = sum(value.nbytes for value in module.model.weights().values())
         with Peak() as peak:
-            module._loss(task.train[0])[0].backward()
-            module.zero_grad()
-            peak.start_over()
-            module._loss(task.train[0])[0].backward()
+            for _ in range(2):
+                module.zero_grad()
+                peak.start_over()
+                module._loss(task.train[0])[0].backward()
         assert 0.7 * seeds * fit.each < peak.bytes + 4 * weights <= 1.05 * seeds * fit.each
 
 
@@ -549,7 +549,7 @@ def test_what_a_kernel_makes_outside_of_torch_counts():
 def test_the_output_of_attention_is_part_of_what_a_seed_takes():
     n, channels = 1000, 40
     data = Data(torch.randn(n, 6), torch.randint(n, (2, 30 * n)), y=torch.zeros(n, dtype=torch.long))
-    data.train_mask = data.val_mask = torch.arange(n) < 9
+    data.train_mask = data.val_mask = data.test_mask = torch.arange(n) < 9
     fit = trial([GATConv(6, channels) for _ in range(2)], data)
     assert fit.why_not is None
     assert fit.each > 5 * n * channels * 4  # W h, O and O+, and the gradients of O and W h

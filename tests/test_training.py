@@ -47,6 +47,7 @@ from gat_pyg.training import (
     seed_epoch,
     sparse_pays,
 )
+from laws import assert_close
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated"),
@@ -299,6 +300,46 @@ def test_a_step_never_waits_for_the_device(name: str, sparse: bool):
     assert ops.waits  # it would be seen
 
 
+class Rows(nn.Linear):
+    num_hops = 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: GAT_PYG(6, [4], 3, [2, 1]),
+        lambda: GAT_PYG(6, [4, 4], 3, [2, 2, 1], reproduction=True),
+        lambda: Rows(6, 3),
+    ],
+    ids=["GAT", "authors", "no edges"],
+)
+def test_a_step_on_what_is_seen_is_one_on_the_whole_graph(make: Callable[[], nn.Module]):
+    N = 400
+    data = graph(N, 3, seed=0)
+    data.x, data.edge_index = data.x.double(), data.edge_index[:, :300]
+    data.train_mask, data.val_mask, data.test_mask = (torch.arange(N) % 20 == k for k in range(3))
+    module, found = Transductive(make().double()), []
+    for num_hops in (None, module._num_hops):
+        module._num_hops = num_hops
+        module._parts.clear()
+        module.zero_grad()
+        loss, sums = module._loss(data)
+        loss.backward()
+        counts = [module._counts(data, split) for split in ("val", "test")]
+        found.append([loss, sums, *counts, *(p.grad for p in module.parameters())])
+        assert (module._seen(data, "train").num_nodes < N) is (num_hops is not None)
+        assert module._seen(data, "train") is module._seen(data, "train")
+    for whole, seen in zip(*found, strict=True):
+        assert_close(seen, whole)
+
+
+def test_where_nearly_all_is_seen_the_graph_stays_whole():
+    (data,) = TaskData(one_graph()).train_dataloader()
+    module = Transductive(GAT_PYG(6, [4], 3, [2, 1]))
+    data.train_mask = torch.ones_like(data.train_mask)
+    assert module._seen(data, "train") is data
+
+
 @pytest.mark.parametrize("name", ["one graph", "many graphs"])
 def test_neighbourhoods_are_built_once_for_all_layers(name: str, monkeypatch: pytest.MonkeyPatch):
     task, built = TASKS[name](), []
@@ -307,8 +348,9 @@ def test_neighbourhoods_are_built_once_for_all_layers(name: str, monkeypatch: py
     kind = Transductive if task.transductive else Inductive
     module = kind(GAT_PYG(6, [4, 4], 3, [2, 2, 1]))
     trainer(epochs=3).fit(module, datamodule=TaskData(task, batch_size=2))
-    # 5 graphs are 3 batches, new in each of 3 epochs, and 3 graphs are 2 batches for validation, which stay
-    assert len(built) == (1 if task.transductive else 3 * 3 + 2)
+    # 3 layers see less each, of training and of validation nodes, in all epochs; 5 graphs are 3 batches, new in each of
+    # 3 epochs, and 3 graphs are 2 batches for validation, which stay
+    assert len(built) == (3 * 2 if task.transductive else 3 * 3 + 2)
 
 
 class FakeGraph:

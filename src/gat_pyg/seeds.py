@@ -94,10 +94,12 @@ class Stacked(Transductive):
 
     def _loss(self, data: Data) -> tuple[Tensor, Tensor]:
         """The sum of the losses, and what the epoch adds up for each: (loss, known) [S, 2]."""
+        data = self._seen(data, "train")
         loss, sums = vmap(train_sums, (0, None))(*self.labelled(self(data), data, "train"))
         return loss.sum(), sums
 
     def _counts(self, data: Data, split: Any) -> Tensor:
+        data = self._seen(data, split)
         sums: Tensor = vmap(node_sums, (0, None))(*self.labelled(self(data), data, split))
         return sums
 
@@ -488,7 +490,7 @@ def why_not_by(trainer: Trainer) -> str | None:
 def trial(models: Sequence[nn.Module], data: Data, device: torch.device | str = "cpu") -> Fit:
     """Try two models or more on the data as a stack.
 
-    Each has to give what it gives by itself, and training steps have to run. A step's peak of memory by the number of
+    Each has to give what it gives by itself, and an epoch and a test have to run. Their peak of memory by the number of
     models is more than a seed will take beside others, who share a part; weights and optimizer come on top.
     """
     try:
@@ -500,13 +502,17 @@ def trial(models: Sequence[nn.Module], data: Data, device: torch.device | str = 
                 alone = module._given(copy.deepcopy(model).to(device).eval(), data)
                 if not torch.allclose(one, alone, rtol=0.01, atol=0.01 * float(alone.abs().max()), equal_nan=True):
                     return Fit("in a stack it does not give what it gives by itself")
-        module.train()
         module.begin_epoch(0, 0)
         with Peak() as peak:
-            module._loss(data)[0].backward()  # what is built or compiled at the first step is no part of it
-            module.zero_grad()
-            peak.start_over()
-            module._loss(data)[0].backward()
+            for _ in range(2):  # what is built or compiled at first is no part of it
+                peak.start_over()
+                module.train()
+                module._loss(data)[0].backward()
+                module.zero_grad()
+                module.eval()
+                with torch.no_grad():
+                    for split in ("val", "test"):
+                        module._counts(data, split)
     except Exception as error:
         if out_of_memory(error):
             return Fit(f"memory does not suffice for {len(models)} seeds")

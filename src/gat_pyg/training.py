@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -28,10 +28,8 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
 from .attention.dropout import keyed
+from .data import Split, Task, near
 from .results import differing, write_whole
-
-if TYPE_CHECKING:
-    from .data import Split, Task
 
 Criterion = Literal["both", "accuracy", "loss"]
 SCORES = ("accuracy", "micro_f1")  # in percent, a fraction; a run has one of them
@@ -77,14 +75,24 @@ class NodeClassifier(LightningModule):
         takes = inspect.signature(getattr(model, "_orig_mod", model).forward).parameters
         self._takes_edges = "edge_index" in takes
         self._takes_edge_attr = "edge_attr" in takes and bool(getattr(model, "supports_edge_attr", True))
+        self._takes_hops = {"num_sampled_nodes_per_hop", "num_sampled_edges_per_hop"} <= takes.keys()
+        self._num_hops: int | None = getattr(model, "num_hops", None)
 
     def _given(self, model: Callable[..., Tensor], data: Data) -> Tensor:
         """What the model gives for what it takes of the data."""
         if not self._takes_edges:
             return model(data.x)
+        options: dict[str, Any] = {}
         if self._takes_edge_attr and data.edge_attr is not None:
-            return model(data.x, data.edge_index, edge_attr=data.edge_attr)
-        return model(data.x, data.edge_index)
+            options["edge_attr"] = data.edge_attr
+        if self._takes_hops and "num_sampled_nodes" in data:
+            options["num_sampled_nodes_per_hop"] = data.num_sampled_nodes
+            options["num_sampled_edges_per_hop"] = data.num_sampled_edges
+        return model(data.x, data.edge_index, **options)
+
+    def _seen(self, data: Data, split: Split) -> Data:
+        """The part of the graph that ``split`` needs."""
+        return data
 
     def training_step(self, data: Data, batch_idx: int) -> Tensor:
         """The loss of a batch of graphs."""
@@ -94,6 +102,7 @@ class NodeClassifier(LightningModule):
 
     def _loss(self, data: Data) -> tuple[Tensor, Tensor]:
         """The loss of a batch, and what the epoch adds up: (loss, known)."""
+        data = self._seen(data, "train")
         return train_sums(*self.labelled(self(data), data, "train"))
 
     def validation_step(self, data: Data, batch_idx: int) -> None:
@@ -106,6 +115,7 @@ class NodeClassifier(LightningModule):
 
     def _counts(self, data: Data, split: Split) -> Tensor:
         """What a pooled score needs of a batch."""
+        data = self._seen(data, split)
         return node_sums(*self.labelled(self(data), data, split))
 
     def on_validation_epoch_end(self) -> None:
@@ -160,6 +170,11 @@ class NodeClassifier(LightningModule):
 class Transductive(NodeClassifier):
     """One graph whose masks say which nodes are for training, validation and test; one step is the whole graph.
 
+    A model that tells ``num_hops``, how far away nodes may be that a row of its output depends on, is given only what
+    the labelled nodes of a split see; with ``num_sampled_nodes_per_hop`` and ``num_sampled_edges_per_hop``, as PyG's
+    models have them, each of its layers leaves out what no later one looks at. Loss, gradients and scores are those of
+    the whole graph.
+
     With ``cuda_graphs="auto"``, a training step's forward and backward and a validation are captured on a GPU as CUDA
     graphs in the first epoch and then replayed, with the same results: a small graph of nodes leaves a GPU waiting for
     Python otherwise. Not so with several processes, mixed precision, a compiled model or over a million edges. ``True``
@@ -181,6 +196,7 @@ class Transductive(NodeClassifier):
     ) -> None:
         super().__init__(model, lr, weight_decay)
         self.cuda_graphs = cuda_graphs
+        self._parts: dict[Split, tuple[Data, Data]] = {}  # a graph and what is seen of it
         self._captured: dict[Split, tuple[Data, Captured | None]] = {}
         self._key: Tensor | None = None  # of this epoch's chance
 
@@ -188,6 +204,18 @@ class Transductive(NodeClassifier):
         """The rows under the mask of ``split``."""
         rows = rows_of(data[f"{split}_mask"])
         return out.index_select(-2, rows), data.y.index_select(0, rows)
+
+    def _seen(self, data: Data, split: Split) -> Data:
+        """What the labelled nodes see, where that is less than ``SEEN`` of the work; found once."""
+        known, part = self._parts.get(split, (None, data))
+        if known is not data:
+            part = data
+            if self._num_hops is not None and type(data.x) is type(data.edge_index) is Tensor:
+                with torch.inference_mode(False), torch.no_grad():
+                    part = near(data, rows_of(data[f"{split}_mask"]), self._num_hops)
+                part = part if _is_less(part, data) else data
+            self._parts[split] = data, part
+        return part
 
     def begin_epoch(self, seed: int, epoch: int) -> None:
         """Let the dropout of gat_pyg's layers depend on the seed and the epoch alone; ``Resumable`` says both.
@@ -287,6 +315,18 @@ class Transductive(NodeClassifier):
 
     def _learnt(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
+
+SEEN = 0.75  # of the rows and edges of all layers; where more are seen, the copy of the features is not worth it
+
+
+def _is_less(part: Data, data: Data) -> bool:
+    """Whether the layers of a model go through less than ``SEEN`` of a graph's rows and edges, the last hop first."""
+    nodes, edges = part.num_sampled_nodes, part.num_sampled_edges
+    layers = range(len(edges), 0, -1)
+    work = sum(sum(nodes[: hop + 1]) + sum(edges[:hop]) for hop in layers) or sum(nodes)
+    whole = (data.x.size(0) + data.edge_index.size(1)) * len(layers) or data.x.size(0)
+    return bool(work < SEEN * whole)
 
 
 SMALL = 1_000_000  # edges; with more, launching kernels takes little of the time, and the memory is worth more
