@@ -6,6 +6,7 @@ import math
 import os
 import pickle
 import re
+import signal
 import types
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -706,13 +707,32 @@ class Kill(Callback):
         self._die("validation", trainer)
 
 
-def resumed(name: str, folder: Path, kills: list[tuple[int, str]], saved: float) -> tuple[LightningModule, Any]:
+class Ask(Kill):
+    """Asks the process to end in the middle of an epoch."""
+
+    times = 1
+
+    def _die(self, hook: str, trainer: Trainer) -> None:
+        try:
+            super()._die(hook, trainer)
+        except InterruptedError:
+            for _ in range(self.times):
+                signal.raise_signal(signal.SIGINT)
+
+
+class Insist(Ask):
+    times = 2
+
+
+def resumed(
+    name: str, folder: Path, kills: list[tuple[int, str]], saved: float, kind: type[Kill] = Kill
+) -> tuple[LightningModule, Any]:
     """A run that is killed again and again; the checkpoint may be of some epochs ago."""
     path, task = folder / "last.ckpt", TASKS[name]()
     for kill in [*kills, None]:
         rule = PaperStopping(patience=6)
         callbacks = [rule, MetricsFile(folder / "metrics.csv"), Resumable(path, seed=1, every=saved)]
-        fitted = trainer(*callbacks, *([Kill(*kill)] if kill else []), epochs=40, plugins=[SafeCheckpoints()])
+        fitted = trainer(*callbacks, *([kind(*kill)] if kill else []), epochs=40, plugins=[SafeCheckpoints()])
         torch.manual_seed(len(folder.name))  # chance before the first epoch must not matter
         module = setup(task)
         torch.rand(7)
@@ -720,8 +740,9 @@ def resumed(name: str, folder: Path, kills: list[tuple[int, str]], saved: float)
         try:
             fitted.fit(module, datamodule=TaskData(task, batch_size=2, seed=1), ckpt_path=checkpoint)
             assert kill is None
-        except InterruptedError:
+        except (InterruptedError, SystemExit):
             pass
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     return module, rule
 
 
@@ -743,6 +764,27 @@ def test_a_run_that_was_killed_ends_like_one_that_was_not(tmp_path: Path, name: 
     rows = list(csv.DictReader(io.StringIO(metrics[0])))
     assert [int(row["epoch"]) for row in rows] == list(range(1, rule.epoch + 1))
     assert all(math.isfinite(float(value)) for row in rows for value in row.values())
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_run_that_is_asked_to_end_goes_on_behind_its_epoch(tmp_path: Path, name: str):
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "asked").mkdir()
+    whole, rule = resumed(name, tmp_path / "whole", [], saved=1e9)
+    asked, again = resumed(name, tmp_path / "asked", [(3, "start"), (4, "batch"), (5, "validation")], 1e9, Ask)
+    assert torch.load(tmp_path / "asked" / "last.ckpt")["callbacks"]["PaperStopping"]["epoch"] == 6
+    assert (again.epoch, again.best_epoch, again.kept_loss) == (rule.epoch, rule.best_epoch, rule.kept_loss)
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), asked.parameters(), strict=True))
+    metrics = [(tmp_path / run / "metrics.csv").read_text() for run in ("whole", "asked")]
+    assert metrics[0] == metrics[1]
+
+
+def test_a_run_that_is_asked_twice_does_not_wait(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    callbacks = [Resumable(tmp_path / "last.ckpt"), Insist(2, "start")]
+    with pytest.raises(SystemExit, match="130"):
+        trainer(*callbacks).fit(setup(one_graph()), datamodule=TaskData(one_graph()))
+    assert capsys.readouterr().err == "\nEnding after this epoch; Ctrl-C again does not wait.\n"
+    assert not (tmp_path / "last.ckpt").exists()
 
 
 def test_a_run_that_had_stopped_does_not_go_on(tmp_path: Path):

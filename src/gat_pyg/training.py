@@ -9,10 +9,14 @@ import io
 import pickle
 import random
 import re
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -20,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from torch import Tensor, nn
 from torch.utils.data.distributed import DistributedSampler
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -702,6 +706,9 @@ class Resumable(Callback):
     write that takes long is made less often, so that writing stays below a twentieth of the time. What a kill costs is
     the epochs since then, which are redone. ``every=0`` writes after each epoch, ``path=None`` never.
 
+    SIGINT (Ctrl-C) and SIGTERM wait for the end of the epoch: its checkpoint is written, and SystemExit(128 + signal)
+    raised. A second SIGINT does not wait. With ``path=None``, or in another thread than the first, they are left alone.
+
     Needs data whose order does not come from the global generator: ``TaskData``, or a graph as a whole.
     """
 
@@ -714,6 +721,8 @@ class Resumable(Callback):
         self._before = 0.0  # seconds of training before this process
         self._start = self._due = float("inf")
         self._end: float | None = None
+        self._status: int | None = None  # to exit with after this epoch, as a signal asked
+        self._signals = ExitStack()
 
     @property
     def seconds(self) -> float:
@@ -722,9 +731,12 @@ class Resumable(Callback):
         return self._before + max(now - self._start, 0.0)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock."""
+        """Start the clock, and take the signals."""
         self._start, self._end = time.perf_counter(), None
         self._due = self._start + self.every
+        self._status = None
+        if self.path is not None:
+            self._signals.enter_context(handled(self._wait))
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Seed the epoch."""
@@ -733,19 +745,37 @@ class Resumable(Callback):
             pl_module.begin_epoch(self.seed, trainer.current_epoch)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the checkpoint if it is due; the first process's clock decides."""
-        due = self.path is not None and time.perf_counter() >= self._due
+        """Write the checkpoint if it is due, and exit if that was asked; the first process decides."""
+        status = self._status
+        due = self.path is not None and (status is not None or time.perf_counter() >= self._due)
         if trainer.world_size > 1:
-            due = trainer.strategy.broadcast(due)
+            due, status = trainer.strategy.broadcast((due, status))
         if due and self.path is not None:
             start = time.perf_counter()
             trainer.save_checkpoint(self.path)
             now = time.perf_counter()
             self._due = now + (self.every and max(self.every, 20 * (now - start)))
+        if status is not None:
+            raise SystemExit(status)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop the clock."""
+        """Stop the clock, and give the signals back."""
         self._end = time.perf_counter()
+        self._signals.close()
+        if self._status is not None:  # it came after the last epoch
+            raise SystemExit(self._status)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Give the signals back."""
+        self._signals.close()
+
+    def _wait(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self._status is not None:
+            raise SystemExit(128 + number)
+        self._status = 128 + number
+        if number == signal.SIGINT:
+            with suppress(RuntimeError):  # in the middle of another line
+                rank_zero_only(print)("\nEnding after this epoch; Ctrl-C again does not wait.", file=sys.stderr)
 
     def state_dict(self) -> dict[str, Any]:
         """The seconds so far, for the checkpoint."""
@@ -754,6 +784,21 @@ class Resumable(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint's seconds."""
         self._before = state_dict["seconds"]
+
+
+@contextmanager
+def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Let ``handler`` have SIGINT and SIGTERM, but for what is ignored; a thread other than the first cannot."""
+    first = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if first}
+    before = {number: own for number, own in before.items() if own not in (None, signal.SIG_IGN)}
+    try:
+        for number in before:
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number, own in before.items():
+            signal.signal(number, own)
 
 
 def seed_epoch(seed: int, rank: int, epoch: int, device: str = "cpu") -> None:
