@@ -7,8 +7,9 @@ import csv
 import functools
 import os
 import re
+import signal
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -638,6 +639,19 @@ def test_a_model_that_cannot_be_stacked_says_why(make: Make, why: str):
     assert fit.why_not is not None and re.search(why, fit.why_not), fit.why_not
     with pytest.raises(ValueError, match=rf"cannot be stacked: (?s:.)*{why}.*Train its seeds one by one"):
         train(make, task, range(2), progress=False, accelerator="cpu")
+
+
+def test_an_interrupt_that_a_compiler_loses_is_no_fault_of_the_model():
+    class Losing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            with suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            raise SystemError
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            trial([Losing(6, 3), Losing(6, 3)], small().train[0])
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_models_of_different_shapes_are_no_stack():

@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import signal
 import statistics
 import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -36,6 +38,7 @@ from .training import (
     Resumable,
     TaskData,
     Transductive,
+    handled,
     key_of,
     metrics_of,
     node_sums,
@@ -487,6 +490,24 @@ def why_not_by(trainer: Trainer) -> str | None:
     return None
 
 
+@contextmanager
+def _heeded() -> Iterator[None]:
+    """Interrupt what is within it, and at its end once more: a compiler's callbacks may lose what is raised in them."""
+    came: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    try:
+        with handled(interrupt):
+            yield
+    finally:
+        if came:
+            signal.raise_signal(came[0])
+
+
+@_heeded()
 def trial(models: Sequence[nn.Module], data: Data, device: torch.device | str = "cpu") -> Fit:
     """Try two models or more on the data as a stack.
 
