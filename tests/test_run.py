@@ -482,6 +482,42 @@ def test_a_run_that_was_interrupted_says_how_to_go_on(
     assert [result.epochs for result in read("outputs/results.jsonl")] == [2]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_before_the_training_ends_it_in_a_line(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
+):
+    before = signal.getsignal(number)
+    with monkeypatch.context() as patch:
+        patch.setattr(gat_pyg.run, "build_task", lambda config: signal.raise_signal(number))
+        with pytest.raises(SystemExit, match=str(128 + number)):
+            command(*SMALL, "training.max_epochs=2")
+    again = r"The same command with ckpt_path=last begins it anew, since no epoch was done\."
+    assert re.fullmatch(rf"\nStopped in outputs/\S+\. {again}\n", capsys.readouterr().err)
+    assert signal.getsignal(number) is before
+    command(*SMALL, "training.max_epochs=2", "ckpt_path=last")
+    assert [result.epochs for result in read("outputs/results.jsonl")] == [2]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.parametrize(("number", "seeds"), [(signal.SIGINT, 1), (signal.SIGTERM, 3)], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_leaves_a_checkpoint_to_go_on_from(command: Command, number: signal.Signals, seeds: int):
+    many = ("training.max_epochs=300", "training.lr=0.02", f"runs={seeds}")  # over in less than checkpoint_every
+    command(*many, "outputs=whole")
+    process = outside(*many, "outputs=ended")
+    while process.poll() is None and not list(Path("ended").rglob("metrics.csv")):
+        time.sleep(0.005)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert re.search(r"Stopped in ended/\S+\. The same command with ckpt_path=last finishes it\.\n$", said)
+    assert "Traceback" not in said and not runs("ended") and len(list(Path("ended").rglob("last.ckpt"))) == 1
+    command(*many, "outputs=ended", "ckpt_path=last")
+    for whole, ended in zip(runs("whole"), runs("ended"), strict=True):
+        assert (whole / "metrics.csv").read_text() == (ended / "metrics.csv").read_text()
+        assert all(torch.equal(value, weights(ended)[key]) for key, value in weights(whole).items())
+
+
 def test_a_job_of_several_seeds_goes_on_with_the_first_unfinished(command: Command, monkeypatch: pytest.MonkeyPatch):
     one_run = gat_pyg.run.one_run
 

@@ -14,7 +14,9 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
+from multiprocessing import active_children
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import hydra
@@ -73,6 +75,7 @@ from .training import (
     SafeCheckpoints,
     TaskData,
     Transductive,
+    handled,
     node_sums,
     score_of,
     sparse_pays,
@@ -99,12 +102,16 @@ QUIET = (  # what Lightning and torch say of themselves, and of a loader that is
 
 
 def main() -> None:
-    """The console script ``gat-pyg``: what can go wrong is told in a message, and the exit status is 1."""
+    """The console script ``gat-pyg``: what can go wrong is told in a message, and the exit status is 1.
+
+    SIGINT (Ctrl-C) and SIGTERM end it with 128 + their number, in a training after the epoch and its checkpoint.
+    """
     asked = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands errors on; here they are told in our own way
     keep_memory()
     try:
-        hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(job)()
+        with handled(_end):
+            hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(job)()
     except Exception as error:
         message = None if asked == "1" else _message(error)
         if message is None:
@@ -116,6 +123,10 @@ def main() -> None:
         os.environ.pop("HYDRA_FULL_ERROR")
         if asked is not None:
             os.environ["HYDRA_FULL_ERROR"] = asked
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def keep_memory() -> None:
@@ -144,7 +155,7 @@ def config_folder() -> Path:
 
 def job(config: DictConfig) -> float:
     """Train and test with the seeds ``seed``, ``seed + 1``, ...; the mean validation score."""
-    with run_folder(config) as folder, _quiet():
+    with run_folder(config) as folder, _resumable(folder), _quiet():
         _check(config)
         task = build_task(config)
         together = all_at_once(config, task, folder)
@@ -181,8 +192,7 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
                 f"{task.name} is one graph, which {trainer.world_size} processes cannot share out among them. "
                 "Use trainer=cpu or trainer=gpu."
             )
-        with _resumable(folder):
-            trainer.fit(module, datamodule=data, ckpt_path=_checkpoint(config, folder))
+        trainer.fit(module, datamodule=data, ckpt_path=_checkpoint(config, folder))
         scores = trainer.test(module, datamodule=data, verbose=False)[0]
     name = "micro_f1" if task.multilabel else "accuracy"
     score, rule = scores[f"test_{name}"], stopping
@@ -228,13 +238,24 @@ def leave(config: DictConfig, task: Task, outcome: Outcome, built: Built, device
 
 @contextmanager
 def _resumable(folder: Path) -> Iterator[None]:
-    """Say how to go on where a training is interrupted."""
+    """Say how to go on where a run is interrupted."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):  # Lightning turns the one into the other
+        others = active_children()  # of other devices, whose checkpoints are to be written too
+        for process in others:
+            process.terminate()
+        for process in others:
+            process.join()
         if _rank() == 0:
-            say(f"\nStopped in {_told(folder)}. The same command with ckpt_path=last finishes it.")
+            how = "finishes it" if _begun(folder) else "begins it anew, since no epoch was done"
+            say(f"\nStopped in {_told(folder)}. The same command with ckpt_path=last {how}.")
         raise
+
+
+def _begun(folder: Path) -> bool:
+    """Whether there is something to go on from: a checkpoint, or a seed that is finished."""
+    return any(True for name in (f"*{CHECKPOINT}", RESULT) for _ in folder.rglob(name))
 
 
 # All runs at once ---------------------------------------------------------------------------------------------------
@@ -301,7 +322,7 @@ def _share(rank: int, places: list[Place], config: DictConfig, folder: Path, spa
     else:
         torch.cuda.set_device(place.device)
     keep_memory()
-    with _quiet():
+    with handled(_end), _quiet():
         one_share(place, config, build_task(config), folder, sparse, fit)
 
 
@@ -364,8 +385,7 @@ def one_pass(
         {} if place.world == 1 else {"strategy": "auto", "devices": [place.device.index] if place.device.index else 1}
     )
     trainer, data = build_trainer(config, folder, callbacks, **alone), TaskData(task, sparse=sparse)
-    with _resumable(folder):
-        trainer.fit(module, datamodule=data, ckpt_path=checkpoint)
+    trainer.fit(module, datamodule=data, ckpt_path=checkpoint)
     trainer.test(module, datamodule=data, verbose=False)
     for row, outcome in enumerate(outcomes(module, stopping)):
         if not (folders[outcome.seed] / RESULT).is_file():
@@ -611,7 +631,7 @@ def _resumed(config: DictConfig, given: Path) -> tuple[Path, int]:
     for folder in candidates:
         lock = try_lock(folder / LOCK)
         if lock is not None:
-            print(f"Resuming the run in {_told(folder)}", file=sys.stderr)
+            print(f"Resuming the run in {_told(folder)}{'' if _begun(folder) else ' from its start'}", file=sys.stderr)
             return folder, lock
     if candidates:
         raise ValueError(f"The run in {candidates[0]} is still going on in another process. Let it end, or stop it.")
