@@ -92,6 +92,22 @@ HOW = {  # the settings of ``training`` that decide how fast it is learnt, and t
     "compile": (True, False),
     "cuda_graphs": ("auto", True, False),
 }
+LEAST = {  # the least value of each number among the settings, which is whole where this one is
+    "runs": 1,
+    "seed": 0,
+    "checkpoint_every": 0.0,
+    "training.lr": 0.0,
+    "training.weight_decay": 0.0,
+    "training.batch_size": 1,
+    "training.patience": 1,
+    "training.max_epochs": 1,
+    "trainer.max_epochs": 1,
+    "split.per_class": 0,
+    "split.val": 0,
+    "split.test": 0,
+    "split.seed": 0,
+    "split.split": 0,
+}
 VECTORIZE = {"auto": "auto", "on": True, True: True, "off": False, False: False}
 Built: TypeAlias = tuple[nn.Module, str, dict[str, Any], str]  # a model, its class's name, its arguments, the method
 QUIET = (  # what Lightning and torch say of themselves, and of a loader that is right here as it is
@@ -781,9 +797,12 @@ def _rank() -> int:
 
 def _check(config: DictConfig) -> None:
     """Raise ValueError for settings that cannot work, before anything is written."""
-    if config.runs < 1:
-        raise ValueError(f"runs is {config.runs}, expected at least 1.")
-    if not 0 <= config.seed <= 2**32 - config.runs:
+    for name, least in LEAST.items():
+        value = OmegaConf.select(config, name)
+        whole = isinstance(least, int)
+        if type(value) not in ((int,) if whole else (int, float)) or not value >= least:
+            raise ValueError(f"{name} is {value!r}, expected a {'whole ' if whole else ''}number, at least {least:g}.")
+    if config.seed > 2**32 - config.runs:
         raise ValueError(f"seed is {config.seed} with runs={config.runs}, expected seeds from 0 to 2^32 - 1.")
     if config.vectorize not in VECTORIZE:
         raise ValueError(f"vectorize is {config.vectorize!r}, expected auto, on or off.")
@@ -793,8 +812,6 @@ def _check(config: DictConfig) -> None:
     for key, known in HOW.items():
         if (value := config.training[key]) not in known:
             raise ValueError(f"training.{key} is {value!r}, expected {', '.join(map(str, known)).lower()}.")
-    if config.trainer.max_epochs == 0:
-        raise ValueError("training.max_epochs is 0, expected at least 1: without an epoch there is nothing to test.")
     if config.ckpt_path not in (None, "last") and config.runs > 1:
         raise ValueError(f"ckpt_path={config.ckpt_path} is one checkpoint, but runs={config.runs}. Use runs=1.")
     several = config.trainer.get("strategy") is not None
