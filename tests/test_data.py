@@ -542,6 +542,12 @@ def test_a_file_that_is_not_there_or_not_known_or_lacks_a_key(tmp_path: Path):
     np.savez(tmp_path / "mine.npz", x=np.eye(3), edges=np.zeros((2, 0), int))
     with pytest.raises(ValueError, match="has no edge_index and no y; its keys are x, edges"):
         from_file(tmp_path / "mine.npz")
+    np.savez(tmp_path / "mine.npz", x=np.eye(3), edge_index=np.zeros((2, 0), int), y=["a", "b", "a"])
+    with pytest.raises(ValueError, match=r"mine\.npz: y is of <U1, expected numbers\. Give each class a number: numpy"):
+        from_file(tmp_path / "mine.npz")
+    torch.save({"x": "abc", "edge_index": [[], []], "y": []}, tmp_path / "mine.pt")
+    with pytest.raises(ValueError, match=r"mine\.pt: x is of str, expected numbers\.$"):
+        from_file(tmp_path / "mine.pt")
     torch.save(torch.eye(3), tmp_path / "mine.pt")
     with pytest.raises(ValueError, match="mine is a Tensor, expected a PyG Dataset"):
         from_file(tmp_path / "mine.pt")
@@ -699,7 +705,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no y": ({"y": None}, "y is missing. Give every node a label"),
     "NaN": ({"x": with_value(X, float("nan"))}, "x is NaN or infinite at node 0"),
     "infinite": ({"x": with_value(X, float("inf"))}, "x is NaN or infinite at node 0"),
-    "x of one axis": ({"x": X[0]}, r"x has shape \(12,\), expected \(N, "),
+    "x of one axis": ({"x": X[0]}, r"x has shape \(12,\), expected \(N, F\), a row for each node\. .*x\[:, None\]"),
     "sparse x": ({"x": X.to_sparse()}, r"x is torch.sparse_coo, expected a dense tensor. Use x.to_dense\(\)"),
     "edge_attr short": ({"edge_attr": torch.ones(11, 2)}, r"edge_attr has shape \(11, 2\), expected \(12, 2\)"),
     "edge_attr 1-D short": ({"edge_attr": torch.ones(11)}, r"edge_attr has shape \(11, 1\), expected \(12, 1\)"),
@@ -721,12 +727,12 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "numbers": ({"val_mask": torch.arange(12)}, "val_mask is torch.int64 .*Are these node numbers"),
     "too few of a class": (
         {"train_mask": None},
-        r"per_class=20 .* in class 0 \(\d\), 1 \(\d\), 2 \(\d\). Choose a smaller",
+        r"per_class=20 .* in class 0 \(\d\), 1 \(\d\), 2 \(\d\). Choose a smaller per_class \(split\.per_class",
     ),
     "edge_attr of one number": ({"edge_attr": torch.tensor(1.0)}, r"edge_attr has shape \(\), expected \(12, 1\)"),
     "too few": (
         {"test_mask": None},
-        "test_mask asks for 1000 nodes, but only 7 labelled ones are left. Choose smaller",
+        "test_mask asks for 1000 nodes, but only 7 labelled ones are left. Choose smaller .*split\\.\\*",
     ),
 }
 

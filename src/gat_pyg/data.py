@@ -143,7 +143,10 @@ _HINTS = {
 def _check_x(task: Task | _Form, x: Tensor, where: str) -> None:
     if x.layout != torch.strided:
         raise ValueError(f"{where}: x is {x.layout}, expected a dense tensor. Use x.to_dense().")
-    if x.dim() != 2 or x.size(1) != task.num_features:
+    if x.dim() != 2:
+        hint = " Of one feature a node, give x[:, None]." if x.dim() == 1 else ""
+        raise ValueError(f"{where}: x has shape {tuple(x.shape)}, expected (N, F), a row for each node.{hint}")
+    if x.size(1) != task.num_features:
         raise ValueError(f"{where}: x has shape {tuple(x.shape)}, expected (N, {task.num_features}).")
     if not x.is_floating_point():
         raise ValueError(f"{where}: x is {x.dtype}, expected floats. Use x.float().")
@@ -291,7 +294,8 @@ def _draw_masks(data: Data, K: int, per_class: int, val: int, test: int, seed: i
             if few:
                 raise ValueError(
                     f"{name}: per_class={per_class} asks for more labelled nodes than there are in class "
-                    f"{', '.join(few[:5])}. Choose a smaller per_class, or give train_mask."
+                    f"{', '.join(few[:5])}. Choose a smaller per_class (split.per_class in the command), or give "
+                    "train_mask."
                 )
             chosen = torch.cat(labels)
         else:
@@ -299,7 +303,7 @@ def _draw_masks(data: Data, K: int, per_class: int, val: int, test: int, seed: i
             if len(chosen) != size:
                 raise ValueError(
                     f"{name}: {key} asks for {size} nodes, but only {len(chosen)} labelled ones are left. "
-                    f"Choose smaller per_class, val and test, or give {key}."
+                    f"Choose smaller per_class, val and test (split.* in the command), or give {key}."
                 )
         data[key] = torch.zeros_like(free)
         data[key][chosen] = True
@@ -691,8 +695,17 @@ def from_file(
             raise ValueError(
                 f"{path} has no {' and no '.join(lacking)}; its keys are {keys}. Expected x, edge_index and y."
             )
-        found = Data(**{key: torch.as_tensor(found[key]) for key in KEYS if key in found})
+        found = Data(**{key: _numbers(found[key], f"{path}: {key}") for key in KEYS if key in found})
     return from_dataset(found, path.stem, per_class, val, test, seed, split)
+
+
+def _numbers(values: Any, where: str) -> Tensor:
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = getattr(values, "dtype", type(values).__name__)
+        hint = " Give each class a number: numpy.unique(y, return_inverse=True)[1]." if where.endswith("y") else ""
+        raise ValueError(f"{where} is of {kind}, expected numbers.{hint}") from error
 
 
 def _load_npz(path: Path) -> dict[str, Any]:
@@ -827,7 +840,7 @@ def _draw_graphs(graphs: list[Data], val: int, test: int, seed: int, name: str) 
     if val + test >= len(graphs) or min(val, test) < 1:
         raise ValueError(
             f"{name} has {len(graphs)} graphs, of which val={val} and test={test} are to be drawn and at least one be "
-            "left for training. Choose val and test as numbers of graphs, or give three data sets."
+            "left for training. Choose val and test (split.* in the command) as numbers of graphs, or give three sets."
         )
     order = torch.randperm(len(graphs), generator=torch.Generator().manual_seed(seed)).tolist()
     held = [sorted(order[:val]), sorted(order[val : val + test])]
