@@ -689,6 +689,13 @@ def test_many_graphs_are_no_task_for_a_stack():
         train(MAKES["MLP"], task)
 
 
+def test_one_model_for_all_seeds_is_refused():
+    model = MAKES["MLP"]()
+    for make in (lambda: model, lambda: nn.Sequential(model)):
+        with pytest.raises(ValueError, match=r"make_model\(\) gave the weights that it had given before"):
+            train(make, small(), range(2), accelerator="cpu")
+
+
 def test_processes_that_would_each_train_all_seeds_are_refused():
     with pytest.raises(ValueError, match=r"The trainer has 2 processes, expected one: each would train all seeds\."):
         train(MAKES["MLP"], small(), devices=2, strategy="ddp", accelerator="cpu")

@@ -601,8 +601,8 @@ def train(
         **trainer: of Lightning's Trainer, for a single device; its callbacks come before those of the stack.
 
     Raises:
-        ValueError: if the task has many graphs, the model cannot be stacked, the trainer would treat seeds as one or
-            start processes, or a number is none that can be: the message says why.
+        ValueError: if the task has many graphs, the models are one and the same or cannot be stacked, the trainer would
+            treat seeds as one or start processes, or a number is none that can be: the message says why.
 
     Example:
         >>> import gat_pyg.data, gat_pyg.models
@@ -639,6 +639,8 @@ def train(
         raise ValueError(f"Seeds cannot be trained as one: {why_not}. Train them one by one.")
     device = alone.strategy.root_device
     tried = models((seeds * 2)[:2])
+    if {id(weight) for weight in tried[0].parameters()} & {id(weight) for weight in tried[1].parameters()}:
+        raise ValueError("make_model() gave the weights that it had given before, expected a fresh model at each call.")
     sparse = sparse_pays(task, tried[0], device.type)
     fit = trial(tried, next(iter(TaskData(task, sparse=sparse).train_dataloader())), device)
     if fit.why_not:
