@@ -252,6 +252,10 @@ def test_what_is_no_run_folder_says_what_to_give(folder: Path, tmp_path: Path):
     (tmp_path / "job" / "config.yaml").touch()
     with pytest.raises(FileNotFoundError, match=r"run is not finished\. Finish it by ckpt_path=last"):
         load(tmp_path / "job")
+    (tmp_path / "jobs" / "first").mkdir(parents=True)
+    (tmp_path / "jobs" / "first" / "model.safetensors").touch()
+    with pytest.raises(FileNotFoundError, match=r"it holds the runs first\. Give one of these\.$"):
+        load(tmp_path / "jobs")
     (tmp_path / "job" / "seed-3").mkdir()
     (folder / "model.safetensors").rename(tmp_path / "job" / "seed-3" / "model.safetensors")
     with pytest.raises(

@@ -269,7 +269,9 @@ def _model_file(folder: Path) -> Path:
     if not folder.exists():
         why = "it does not exist. Give the folder that a run named at its end"
     elif inner := sorted(child.parent.name for child in folder.glob(f"*/{MODEL}")):
-        why = f"it holds the runs {', '.join(inner[:10])}. Give one of these, or seed=3 or seed='all' beside it"
+        seeds = all(name.startswith("seed-") for name in inner)
+        beside = f", or seed={inner[0].removeprefix('seed-')} or seed='all' beside it" if seeds else ""
+        why = f"it holds the runs {', '.join(inner[:10])}. Give one of these{beside}"
     elif (folder / CONFIG).is_file() and not (folder / RESULT).is_file():
         why = f"it has no {MODEL} since its run is not finished. Finish it by ckpt_path=last"
     else:
