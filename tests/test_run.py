@@ -528,6 +528,28 @@ def test_a_signal_leaves_a_checkpoint_to_go_on_from(command: Command, number: si
         assert all(torch.equal(value, weights(ended)[key]) for key, value in weights(whole).items())
 
 
+def test_a_multirun_goes_on_with_what_is_unfinished_and_what_was_not_begun(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    one_run = gat_pyg.run.one_run
+
+    def dies(config: object, task: object, seed: int, folder: Path) -> Result:
+        if seed == 2:
+            raise KeyboardInterrupt
+        return one_run(config, task, seed, folder)  # type: ignore[arg-type]
+
+    arguments = ("-m", *SMALL, "training.max_epochs=2", "seed=1,2,3")
+    monkeypatch.setattr(gat_pyg.run, "one_run", dies)
+    with pytest.raises(KeyboardInterrupt):
+        command(*arguments)
+    monkeypatch.setattr(gat_pyg.run, "one_run", one_run)
+    for _ in range(2):
+        told = command(*arguments, "ckpt_path=last")
+        assert re.findall(r"seed (\d)", told)[-3:] == ["1", "2", "3"]
+        assert [result.seed for result in read("outputs/results.jsonl")] == [1, 2, 3]
+        assert [path.name for path in runs()] == ["0", "1", "2"]
+
+
 def test_a_job_of_several_seeds_goes_on_with_the_first_unfinished(command: Command, monkeypatch: pytest.MonkeyPatch):
     one_run = gat_pyg.run.one_run
 

@@ -584,7 +584,8 @@ def run_folder(config: DictConfig) -> Iterator[Path]:
     """The folder of this job, which no other process takes meanwhile; one that holds nothing afterwards goes.
 
     It is Hydra's (``hydra.run.dir``), which must not hold a run yet. With ``ckpt_path=last`` it is that folder if it
-    holds a run, else the newest folder in ``outputs`` with an unfinished run of the same settings.
+    holds a run, else the newest folder in ``outputs`` with an unfinished run of the same settings. In a multirun, where
+    there is no such one, it is the newest with a finished run, which is not done again, else Hydra's.
     """
     given = Path(HydraConfig.get().runtime.output_dir)
     if _rank() > 0:
@@ -641,13 +642,20 @@ def _resumed(config: DictConfig, given: Path) -> tuple[Path, int]:
         candidates = [given]
     else:
         every = [path.parent for pattern in ("*", "*/*") for path in Path(config.outputs).glob(f"{pattern}/{CONFIG}")]
+        every.sort(key=lambda folder: (folder / CONFIG).stat().st_mtime, reverse=True)
         same = [folder for folder in every if not _changes(_settings(OmegaConf.load(folder / CONFIG)), wanted)]
         candidates = [folder.absolute() for folder in same if not _complete(folder, config)]
-        candidates.sort(key=lambda folder: (folder / CONFIG).stat().st_mtime, reverse=True)
+        if not candidates and HydraConfig.get().mode == RunMode.MULTIRUN:
+            if not same:
+                return _fresh(given)
+            candidates = [same[0].absolute()]
     for folder in candidates:
         lock = try_lock(folder / LOCK)
         if lock is not None:
-            print(f"Resuming the run in {_told(folder)}{'' if _begun(folder) else ' from its start'}", file=sys.stderr)
+            if _complete(folder, config):
+                say(f"The run in {_told(folder)} is finished")
+            else:
+                say(f"Resuming the run in {_told(folder)}{'' if _begun(folder) else ' from its start'}")
             return folder, lock
     if candidates:
         raise ValueError(f"The run in {candidates[0]} is still going on in another process. Let it end, or stop it.")
