@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ import torch
 from lightning import LightningModule, Trainer
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch_geometric.data import Data
 
 import gat_pyg.run
 from gat_pyg import GAT, load
@@ -137,6 +140,32 @@ def test_a_trained_model_comes_back_with_its_score(command: Command, model: str)
     assert not torch.are_deterministic_algorithms_enabled()  # the run's setting ends with the run
     right = (out.argmax(1) == data.y)[data.test_mask]
     assert 100 * right.float().mean().item() == pytest.approx(result.value, abs=1e-4)
+
+
+class Prior(nn.Module):
+    """A method that fits itself: the class that most training nodes have, and chance."""
+
+    def __init__(self, in_channels: int, out_channels: int, **others: Any) -> None:
+        super().__init__()
+        self.register_buffer("logits", torch.zeros(out_channels))
+
+    def fit(self, data: Data) -> None:
+        self.logits += data.y[data.train_mask].bincount(minlength=len(self.logits)) + torch.rand(()).log()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits.expand(len(x), -1)
+
+
+def test_a_method_that_fits_itself_leaves_what_a_training_leaves(command: Command):
+    command("model=mlp", f"model._target_={__name__}.Prior", "runs=2")
+    results, data = read("outputs/results.jsonl"), digits().test[0]
+    assert [(one.method, one.epochs, one.seed) for one in results] == [("Prior", 0, 0), ("Prior", 0, 1)]
+    logits = [load(one.run_dir, model=Prior(64, 10)).logits for one in results]
+    assert not logits[0].equal(logits[1])  # each seed has its chance
+    right = (data.y == logits[0].argmax()).double() * 100
+    for one in results:
+        assert one.value == pytest.approx(right[data.test_mask].mean().item(), abs=1e-4)
+        assert one.val == pytest.approx(right[data.val_mask].mean().item(), abs=1e-4)
 
 
 def test_several_seeds_each_leave_their_line_and_a_mean(command: Command):

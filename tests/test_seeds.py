@@ -91,6 +91,17 @@ class Dropped(nn.Module):
         return x * 2.0 * (word >> 40 & 1)
 
 
+class Smoothed(nn.Linear):
+    """Ridge on the weight alone, and a penalty on outputs that differ along an edge."""
+
+    def decayed_parameters(self) -> list[nn.Parameter]:
+        return [self.weight]
+
+    def penalty(self, out: Tensor, data: Data) -> Tensor:
+        src, dst = data.edge_index
+        return 0.1 * (out[src] - out[dst]).square().mean()
+
+
 class Masks(Dropped):
     """What it drops, as it is."""
 
@@ -108,6 +119,7 @@ MAKES: dict[str, Make] = {
     "GCN with batch norm": lambda: GCN(6, 4, 2, 3, norm="batch_norm", bias=False),
     "MLP": lambda: MLP([6, 4, 3], norm=None, dropout=0.0),
     "drawn seeds": Dropped,
+    "a penalty": lambda: Smoothed(6, 3),
 }
 
 

@@ -247,6 +247,31 @@ def test_l2_acts_on_biases_too():
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(module.parameters()))
 
 
+class Smoothed(nn.Linear):
+    def decayed_parameters(self) -> list[nn.Parameter]:
+        return [self.weight]
+
+    def penalty(self, out: Tensor, data: Data) -> Tensor:
+        src, dst = data.edge_index
+        return (out[src] - out[dst]).square().mean()
+
+
+def test_a_model_says_what_decays_and_what_is_added_to_the_loss():
+    data = one_graph().train[0]
+    model = Smoothed(6, 3)
+    module, bare = Transductive(model, lr=0.1, weight_decay=0.3), Transductive(nn.Linear(6, 3))
+    bare.model.load_state_dict(model.state_dict())
+    loss, sums = module._loss(data)
+    plain, plain_sums = bare._loss(data)
+    assert loss.item() == pytest.approx((plain + model.penalty(model(data.x), data)).item())
+    assert sums.equal(plain_sums)  # what is told is the loss of the labels
+    groups = module.configure_optimizers().param_groups
+    assert [(group["params"], group["weight_decay"]) for group in groups] == [
+        ([model.weight], 0.3),
+        ([model.bias], 0.0),
+    ]
+
+
 def test_an_epoch_is_that_of_a_bare_loop():
     task = one_graph()
     module = setup(task)

@@ -9,9 +9,10 @@ import os
 import platform
 import statistics
 import sys
+import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from multiprocessing import active_children
@@ -32,6 +33,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 from torch.multiprocessing.spawn import spawn
+from torch_geometric.data import Batch, Data
 
 from . import models
 from .data import Task, data_root, from_dataset
@@ -208,11 +210,18 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
                 f"{task.name} is one graph, which {trainer.world_size} processes cannot share out among them. "
                 "Use trainer=cpu or trainer=gpu."
             )
-        trainer.fit(module, datamodule=data, ckpt_path=_checkpoint(config, folder))
-        scores = trainer.test(module, datamodule=data, verbose=False)[0]
-    name = "micro_f1" if task.multilabel else "accuracy"
-    score, rule = scores[f"test_{name}"], stopping
-    outcome = Outcome(seed, name, score, rule.kept_score, rule.epoch, rule.best_epoch, resumable.seconds)
+        name = "micro_f1" if task.multilabel else "accuracy"
+        fit: Callable[[Data], None] | None = getattr(model, "fit", None)
+        if fit is not None:  # a method of its own, without epochs
+            start = time.perf_counter()
+            fit(task.train[0] if task.transductive else Batch.from_data_list(task.train))
+            seconds = time.perf_counter() - start
+            val = trainer.validate(module, datamodule=data, verbose=False)[0][f"val_{name}"]
+        else:
+            trainer.fit(module, datamodule=data, ckpt_path=_checkpoint(config, folder))
+            seconds, val = resumable.seconds, stopping.kept_score
+        score = trainer.test(module, datamodule=data, verbose=False)[0][f"test_{name}"]
+    outcome = Outcome(seed, name, score, val, stopping.epoch, stopping.best_epoch, seconds)
     return leave(config, task, outcome, built, _device(trainer), folder)
 
 

@@ -98,7 +98,10 @@ class Stacked(Transductive):
     def _loss(self, data: Data) -> tuple[Tensor, Tensor]:
         """The sum of the losses, and what the epoch adds up for each: (loss, known) [S, 2]."""
         data = self._seen(data, "train")
-        loss, sums = vmap(train_sums, (0, None))(*self.labelled(self(data), data, "train"))
+        out = self(data)
+        loss, sums = vmap(train_sums, (0, None))(*self.labelled(out, data, "train"))
+        if self._penalty is not None:
+            loss = loss + vmap(self._penalty, (0, None), randomness="different")(out, data)
         return loss.sum(), sums
 
     def _counts(self, data: Data, split: Any) -> Tensor:
@@ -514,6 +517,8 @@ def trial(models: Sequence[nn.Module], data: Data, device: torch.device | str = 
     Each has to give what it gives by itself, and an epoch and a test have to run. Their peak of memory by the number of
     models is more than a seed will take beside others, who share a part; weights and optimizer come on top.
     """
+    if hasattr(models[0], "fit"):
+        return Fit("it fits itself")
     try:
         module = Stacked(models, range(len(models))).to(device)
         data = data.clone().to(device)

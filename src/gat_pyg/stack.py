@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -59,6 +59,11 @@ class Stack(nn.Module):
     def supports_sparse_features(self) -> bool:
         """Whether the models take x as a torch.sparse CSR matrix."""
         return bool(getattr(self.models, "supports_sparse_features", False))
+
+    def decayed_parameters(self) -> Iterable[nn.Parameter]:
+        """Those of the models' parameters that they name as subject to weight decay: all, where they name none."""
+        own: Iterable[nn.Parameter] = getattr(self.models, "decayed_parameters", self.models.parameters)()
+        return own
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """What each of the models gives for the same arguments."""

@@ -54,7 +54,8 @@ class NodeClassifier(LightningModule):
     neither.
     Validation and test pool their sums over all graphs and all processes before they divide.
 
-    ``weight_decay`` is the paper's L2 on all variables, biases too: exactly ``Adam(weight_decay=...)``.
+    ``weight_decay`` is the paper's L2 on all variables, biases too: exactly ``Adam(weight_decay=...)``. It acts on the
+    model's ``decayed_parameters()`` alone where it has such; its ``penalty(out, data)`` is added to the training loss.
     Logs ``train_loss``, ``val_loss`` and ``val_accuracy`` or ``val_micro_f1``, and the like for the test.
     """
 
@@ -81,6 +82,7 @@ class NodeClassifier(LightningModule):
         self._takes_edge_attr = "edge_attr" in takes and bool(getattr(model, "supports_edge_attr", True))
         self._takes_hops = {"num_sampled_nodes_per_hop", "num_sampled_edges_per_hop"} <= takes.keys()
         self._num_hops: int | None = getattr(model, "num_hops", None)
+        self._penalty: Callable[[Tensor, Data], Tensor] | None = getattr(model, "penalty", None)
 
     def _given(self, model: Callable[..., Tensor], data: Data) -> Tensor:
         """What the model gives for what it takes of the data."""
@@ -107,7 +109,9 @@ class NodeClassifier(LightningModule):
     def _loss(self, data: Data) -> tuple[Tensor, Tensor]:
         """The loss of a batch, and what the epoch adds up: (loss, known)."""
         data = self._seen(data, "train")
-        return train_sums(*self.labelled(self(data), data, "train"))
+        out = self(data)
+        loss, sums = train_sums(*self.labelled(out, data, "train"))
+        return (loss if self._penalty is None else loss + self._penalty(out, data)), sums
 
     def validation_step(self, data: Data, batch_idx: int) -> None:
         """Add a batch to the sums of the validation."""
@@ -135,8 +139,12 @@ class NodeClassifier(LightningModule):
         self.log_dict(self._metrics("test"), batch_size=1, sync_dist=self._shared())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam, with L2 on all variables."""
-        return torch.optim.Adam(self.parameters(), lr=self.lr, weight_decay=self.weight_decay)
+        """Adam, with L2 on all variables or on those that the model names."""
+        decayed = getattr(self.model, "decayed_parameters", self.parameters)
+        groups = [{"params": list(decayed())}]
+        if others := [own for own in self.parameters() if all(own is not one for one in groups[0]["params"])]:
+            groups.append({"params": others, "weight_decay": 0.0})  # type: ignore[dict-item]
+        return torch.optim.Adam(groups, lr=self.lr, weight_decay=self.weight_decay)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Raise ValueError when the checkpoint is of a model of other shapes."""
