@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import functools
+import logging
 import os
 import re
 import signal
@@ -748,6 +749,17 @@ def test_progress_tells_seeds_spread_and_time(capsys: pytest.CaptureFixture[str]
         ), line
     running = [int(re.search(r"(\d) running", line)[1]) for line in lines]
     assert running == sorted(running, reverse=True) and len(set(running)) > 2
+
+
+def test_lightning_does_not_speak_of_itself():
+    said = logging.Handler()
+    said.emit = lambda record: pytest.fail(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("lightning.pytorch")
+    log.addHandler(said)
+    try:
+        train(MAKES["MLP"], small(), range(2), max_epochs=1, progress=False, accelerator="cpu")
+    finally:
+        log.removeHandler(said)
 
 
 def test_nan_is_told_and_leaves_the_last_weights():

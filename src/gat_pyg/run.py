@@ -11,7 +11,6 @@ import statistics
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
@@ -63,6 +62,7 @@ from .seeds import (
     free_memory,
     in_passes,
     outcomes,
+    quiet,
     say,
     seeded,
     trial,
@@ -112,11 +112,6 @@ LEAST = {  # the least value of each number among the settings, which is whole w
 }
 VECTORIZE = {"auto": "auto", "on": True, True: True, "off": False, False: False}
 Built: TypeAlias = tuple[nn.Module, str, dict[str, Any], str]  # a model, its class's name, its arguments, the method
-QUIET = (  # what Lightning and torch say of themselves, and of a loader that is right here as it is
-    r".*LeafSpec.* is deprecated",
-    r"The '(train|val|test)_dataloader' does not have many workers",
-    r"Sparse CSR tensor support is in beta state",
-)
 
 
 def main() -> None:
@@ -173,7 +168,7 @@ def config_folder() -> Path:
 
 def job(config: DictConfig) -> float:
     """Train and test with the seeds ``seed``, ``seed + 1``, ...; the mean validation score."""
-    with run_folder(config) as folder, _resumable(folder), _quiet():
+    with run_folder(config) as folder, _resumable(folder), quiet():
         _check(config)
         task = build_task(config)
         together = all_at_once(config, task, folder)
@@ -347,7 +342,7 @@ def _share(rank: int, places: list[Place], config: DictConfig, folder: Path, spa
     else:
         torch.cuda.set_device(place.device)
     keep_memory()
-    with handled(_end), _quiet():
+    with handled(_end), quiet():
         one_share(place, config, build_task(config), folder, sparse, fit)
 
 
@@ -834,24 +829,6 @@ def _check(config: DictConfig) -> None:
     several = config.trainer.get("strategy") is not None
     if several and HydraConfig.get().mode == RunMode.MULTIRUN:
         raise ValueError("Several processes cannot go with --multirun: start the runs one by one, without -m.")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Lightning's banners and tips from the screen; its warnings stay, but for those in ``QUIET``."""
-    names = ("lightning.pytorch", "lightning.fabric", "lightning")
-    loggers = {name: logging.getLogger(name) for name in names}
-    levels = {name: logger.level for name, logger in loggers.items()}
-    with warnings.catch_warnings():
-        for message in QUIET:
-            warnings.filterwarnings("ignore", message)
-        try:
-            for logger in loggers.values():
-                logger.setLevel(logging.WARNING)
-            yield
-        finally:
-            for name, logger in loggers.items():
-                logger.setLevel(levels[name])
 
 
 @contextmanager

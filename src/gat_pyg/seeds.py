@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import logging
 import signal
 import statistics
 import sys
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -52,6 +54,12 @@ T = TypeVar("T")
 LEAVE = 0.1  # the share of the stack that has to have stopped before those leave it: a smaller stack costs a copy
 ROOM = {"cpu": 1 << 30}  # bytes of a pass that are enough: beyond, a CPU gains nothing
 SHARE = 0.8  # of the free memory, for what is estimated
+
+QUIET = (  # what Lightning and torch say of themselves, and of a loader that is right here as it is
+    r".*LeafSpec.* is deprecated",
+    r"The '(train|val|test)_dataloader' does not have many workers",
+    r"Sparse CSR tensor support is in beta state",
+)
 
 
 # The stack as Lightning sees it -------------------------------------------------------------------------------------
@@ -574,6 +582,25 @@ def outcomes(module: Stacked, stopping: EachStopping) -> list[Outcome]:
     return found
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep Lightning's banners and tips from the screen; its warnings stay, but for those in ``QUIET``."""
+    names = ("lightning.pytorch", "lightning.fabric", "lightning")
+    loggers = {name: logging.getLogger(name) for name in names}
+    levels = {name: logger.level for name, logger in loggers.items()}
+    with warnings.catch_warnings():
+        for message in QUIET:
+            warnings.filterwarnings("ignore", message)
+        try:
+            for logger in loggers.values():
+                logger.setLevel(logging.WARNING)
+            yield
+        finally:
+            for name, logger in loggers.items():
+                logger.setLevel(levels[name])
+
+
+@quiet()
 def train(
     make_model: Callable[[], nn.Module],
     task: Task,
