@@ -727,7 +727,7 @@ def test_two_processes_train_one_model_and_leave_one_run(place: Path):
     assert (first.seed, second.seed, first.epochs) == (0, 1, 3)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = 1 if cores == 1 else cores // 2  # they share the cores
-    assert re.fullmatch(rf"2 x cpu \S+, {threads} threads", first.device)
+    assert re.fullmatch(rf"2 x cpu \S+, {threads} threads?", first.device)
     assert len(list(Path("outputs").iterdir())) == 2
     (job,) = (path for path in Path("outputs").iterdir() if path.is_dir())
     assert sorted(path.name for path in job.iterdir()) == ["config.yaml", "seed-0", "seed-1"]

@@ -742,8 +742,9 @@ def test_progress_tells_seeds_spread_and_time(capsys: pytest.CaptureFixture[str]
     lines = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"mine: epoch 1, 6 running, 0 stopped, val accuracy \d+\.\d to \d+\.\d %", lines[0]), lines[0]
     for line in lines[1:-1]:
+        assert " to " not in line or len({*re.findall(r"(\S+) to (\S+) %", line)[0]}) == 2
         assert re.fullmatch(
-            r"mine: epoch \d+, \d running, \d stopped, val accuracy \d+\.\d to \d+\.\d %, at least \d+ s left, "
+            r"mine: epoch \d+, \d running, \d stopped, val accuracy (\d+\.\d to )?\d+\.\d %, at least \d+ s left, "
             r"[\d.]+ m?s per epoch",
             line,
         ), line

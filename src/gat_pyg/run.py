@@ -781,7 +781,8 @@ def _device(trainer: Trainer) -> str:
     processes = f"{trainer.world_size} x " if trainer.world_size > 1 else ""
     if device.type == "cuda":
         return f"{processes}{torch.cuda.get_device_name(device)}"
-    return f"{processes}{device.type} {platform.machine()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{processes}{device.type} {platform.machine()}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def _message(error: Exception) -> str | None:

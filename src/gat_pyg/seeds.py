@@ -335,7 +335,8 @@ class EachProgress(Progress):
             if running and f"val_{name}" in running[0][1]:
                 scores = [own[f"val_{name}"] for _, own in running]
                 low, high = told(name, min(scores)), told(name, max(scores))
-                parts.append(f"val {low.removesuffix(' %')} to {high.split(' ', 1)[1]}")
+                spread = low if low == high else f"{low.removesuffix(' %')} to {high.split(' ', 1)[1]}"
+                parts.append(f"val {spread}")
         if running and (seconds := self.seconds_per_epoch(trainer)):
             epochs = max(rule.left for rule, _ in running)  # each better epoch adds to it
             epochs = min(epochs, trainer.max_epochs - trainer.current_epoch - 1) if trainer.max_epochs else epochs
