@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import os
 import random
 import re
@@ -321,6 +322,17 @@ def test_that_features_are_sparse_is_told(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(sys, "argv", ["x", "dataset=file", "dataset.path=mine.npz", *split, "training.max_epochs=1"])
     gat_pyg.run.main()
     assert "mine: 1.7 % of the features are not 0, so they are a sparse matrix\n" in capsys.readouterr().err
+
+
+def test_that_kernels_are_compiled_is_told_once(command: Command, monkeypatch: pytest.MonkeyPatch):
+    said: list[str] = []
+    build_task = gat_pyg.run.build_task
+    log = logging.getLogger("gat_pyg.attention.cpu")
+    monkeypatch.setattr(gat_pyg.run, "say", said.append)
+    monkeypatch.setattr(gat_pyg.run, "build_task", lambda config: (log.info("1"), log.info("2"), build_task(config))[2])
+    command(*SMALL, "training.max_epochs=1")
+    assert said == ["Compiling the kernels for their first use"]
+    assert not log.filters and log.level == logging.NOTSET
 
 
 def test_ones_own_settings_add_to_those_that_are_there(command: Command, place: Path):

@@ -168,7 +168,7 @@ def config_folder() -> Path:
 
 def job(config: DictConfig) -> float:
     """Train and test with the seeds ``seed``, ``seed + 1``, ...; the mean validation score."""
-    with run_folder(config) as folder, _resumable(folder), quiet():
+    with run_folder(config) as folder, _resumable(folder), quiet(), _compiling_told():
         _check(config)
         task = build_task(config)
         together = all_at_once(config, task, folder)
@@ -830,6 +830,28 @@ def _check(config: DictConfig) -> None:
     several = config.trainer.get("strategy") is not None
     if several and HydraConfig.get().mode == RunMode.MULTIRUN:
         raise ValueError("Several processes cannot go with --multirun: start the runs one by one, without -m.")
+
+
+@contextmanager
+def _compiling_told() -> Iterator[None]:
+    """Say once that kernels are compiled, since that takes seconds."""
+    log = logging.getLogger("gat_pyg.attention.cpu")
+    level = log.level
+
+    def first(record: logging.LogRecord) -> bool:
+        log.removeFilter(first)
+        if _rank() == 0:
+            say("Compiling the kernels for their first use")
+        return True
+
+    log.addFilter(first)
+    log.setLevel(logging.INFO)
+    log.disabled = False  # Hydra disables all that there are
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeFilter(first)
 
 
 @contextmanager

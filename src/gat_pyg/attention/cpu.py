@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import njit, types
+from numba.core import event
 from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, models, register_model
@@ -491,20 +492,6 @@ def _run(kernel: Any, dtype: np.dtype[Any], job: _Job, *args: Any) -> None:
     not each kind of it survives a fork or two callers at once, as autograd's threads may be. A piece is summed by one
     thread, so its bits do not depend on their number.
     """
-    known, start = len(kernel.overloads), time.perf_counter()
-    _share_out(kernel, dtype, job, *args)
-    if len(kernel.overloads) > known and _COMPILED.get(kernel, 0) != (
-        misses := sum(kernel.stats.cache_misses.values())
-    ):
-        _COMPILED[kernel] = misses
-        seconds, folder = time.perf_counter() - start, kernel.stats.cache_path or "memory alone"
-        log.info("compiled %s for %s in %.1f s, kept in %s", kernel.__name__, dtype, seconds, folder)
-
-
-_COMPILED: dict[Any, int] = {}  # how often a kernel was compiled in this process, and not read from the disk
-
-
-def _share_out(kernel: Any, dtype: np.dtype[Any], job: _Job, *args: Any) -> None:
     bounds, models, threads = job.bounds, job.models, torch.get_num_threads()
     pieces = bounds.size - 1
     if threads == 1 or job.gathers < SMALL:
@@ -546,10 +533,34 @@ def _compiled(function: Callable[..., Any]) -> Any:
     """Compile for the types of a call when first called, and keep the code on disk where there is a folder for it."""
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:
-        return njit(cache=True, **options)(function)
+        kernel = njit(cache=True, **options)(function)
     except RuntimeError as error:  # no folder to write to
         log.info("%s: the kernels are compiled anew in every process", error)
-        return njit(**options)(function)
+        kernel = njit(**options)(function)
+    _TOLD.kernels.add(kernel)
+    return kernel
+
+
+class _Told(event.Listener):  # type: ignore[misc]
+    """Logs when a kernel is compiled, and not read from the disk."""
+
+    def __init__(self) -> None:
+        self.kernels: set[Any] = set()
+        self.start = 0.0
+
+    def on_start(self, made: Any) -> None:
+        if (kernel := made.data["dispatcher"]) in self.kernels:
+            self.start = time.perf_counter()
+            log.info("compiling %s", kernel.__name__)
+
+    def on_end(self, made: Any) -> None:
+        if (kernel := made.data["dispatcher"]) in self.kernels:
+            seconds, folder = time.perf_counter() - self.start, kernel.stats.cache_path or "memory alone"
+            log.info("compiled %s in %.1f s, kept in %s", kernel.__name__, seconds, folder)
+
+
+_TOLD = _Told()
+event.register("numba:compile", _TOLD)
 
 
 # --- Dropout: Philox4x32-10 (Salmon et al., SC 2011), as attention/dropout.py has it. ---
