@@ -806,3 +806,77 @@ def test_as_a_command_it_says_only_what_is_useful(place: Path):
         "results",
     ]
     assert json.loads((Path("outputs") / "results.jsonl").read_text())["epochs"] == 3
+
+
+# A table ------------------------------------------------------------------------------------------------------------
+
+TABLE = ("methods=[mlp,'gat model.heads=[2,1]']", "datasets=[digits,planted]", "runs=2", "training.max_epochs=2")
+
+
+def lines_of(path: str = "outputs/results.jsonl") -> list[tuple[str, str, int, float]]:
+    return sorted((one.method, one.dataset, one.seed, one.value) for one in read(path))
+
+
+def test_a_table_is_every_method_on_every_data_set_and_nothing_is_done_twice(command: Command):
+    told = command(*TABLE)
+    assert "All 4 cells are done, in outputs/table" in told
+    cells = {path.name for path in Path("outputs/table").iterdir()}
+    assert cells == {"digits_mlp", "digits_gat_2-1", "planted_mlp", "planted_gat_2-1"}
+    lines = lines_of()
+    assert [line[:3] for line in lines] == [
+        (method, data, seed) for method in ("GAT", "MLP") for data in ("digits", "planted") for seed in (0, 1)
+    ]
+    kept = OmegaConf.load("outputs/table/planted_gat_2-1/config.yaml")
+    assert (kept.model.heads, kept.training.batch_size) == ([2, 1], 2)  # the table's, and planted's own
+    command(*TABLE)
+    assert lines_of() == lines
+    command(*TABLE, "runs=3")  # a third seed for each
+    assert len(lines_of()) == 12 and set(lines) < set(lines_of())
+
+
+def test_a_cell_that_fails_leaves_the_others(command: Command):
+    told = command("methods=[mlp,'gat model.heads=[2]']", *TABLE[1:], fails=True)
+    assert "heads has 1 entries, expected 2" in told and "2 of 4 cells failed: digits_gat_2, planted_gat_2" in told
+    assert [line[:2] for line in lines_of()] == [("MLP", "digits")] * 2 + [("MLP", "planted")] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("datasets=digits",), r"methods is None, expected a list such as methods=\[gat,gcn\]"),
+        (("methods=gat", "datasets=[]"), r"datasets is \[\], expected a list such as datasets=\[cora,citeseer\]"),
+        (("methods=gat", "datasets=digits", "model=mlp"), "model=mlp is for a single run. In a table, use methods="),
+        (("methods=gat", "datasets=digits", "runs=0"), "runs is 0, expected a whole number, at least 1"),
+        (("methods=cat", "datasets=digits"), "model=cat is unknown. Known are: .*gat"),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused(command: Command, arguments: tuple[str, ...], message: str):
+    assert re.search(message, command(*arguments, fails=True))
+    assert not Path("outputs/table").exists()
+
+
+def test_a_cell_is_not_finished_with_other_settings(command: Command):
+    command(*TABLE)
+    (Path("outputs/table/digits_mlp/seed-1") / "result.json").unlink()
+    told = command(*TABLE, "training.lr=0.7", fails=True)
+    assert "digits_mlp was begun with other settings: training.lr was 0.005, is 0.7" in told
+
+
+def test_a_table_killed_twice_and_filled_by_two_is_the_table(command: Command):
+    table = ("methods=[mlp,'mlp model.hidden_channels=9']", "datasets=digits", "runs=6", "vectorize=off")
+    table += ("training.max_epochs=30", "checkpoint_every=0", "trainer.accelerator=cpu")
+    command(*table, "outputs=whole")
+
+    for done in (2, 5):  # killed when so many lines are there
+        writers = [outside(*table), outside(*table)]
+        while not Path("outputs/results.jsonl").is_file() or len(lines_of()) < done:
+            assert all(writer.poll() in (None, 0) for writer in writers)
+            time.sleep(0.005)
+        for writer in writers:
+            os.killpg(writer.pid, signal.SIGKILL)
+            writer.communicate()
+    writers = [outside(*table), outside(*table)]
+    for writer in writers:
+        _, complaint = writer.communicate(timeout=120)
+        assert writer.returncode == 0, complaint
+    assert lines_of() == lines_of("whole/results.jsonl") and len(lines_of()) == 12

@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 import platform
+import re
 import statistics
 import sys
 import time
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 import hydra
 import torch
+from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
@@ -167,8 +169,16 @@ def config_folder() -> Path:
 
 
 def job(config: DictConfig) -> float:
-    """Train and test with the seeds ``seed``, ``seed + 1``, ...; the mean validation score."""
-    with run_folder(config) as folder, _resumable(folder), quiet(), _compiling_told():
+    """All methods of a table, or one with the seeds ``seed``, ``seed + 1``, ...; its mean validation score."""
+    if config.methods is not None or config.datasets is not None:
+        return table(config)
+    with run_folder(config) as folder:
+        return all_runs(config, folder)
+
+
+def all_runs(config: DictConfig, folder: Path) -> float:
+    """Train and test with each seed, and tell what came out; the mean validation score."""
+    with _resumable(folder), quiet(), _compiling_told():
         _check(config)
         task = build_task(config)
         together = all_at_once(config, task, folder)
@@ -182,6 +192,110 @@ def job(config: DictConfig) -> float:
         if _rank() == 0 and len(results) > 1:
             print(summary_of_all(results, folder, averaged(config, task, folder)))
         return statistics.fmean(result.val for result in results)
+
+
+# A table ------------------------------------------------------------------------------------------------------------
+
+
+def table(config: DictConfig) -> float:
+    """Every method on every data set, each with its seeds; nan, since scores of several data sets have no mean.
+
+    A cell of the table is a folder of its own, which one process at a time works on: several may fill one table. What
+    is finished is not done again, what was interrupted goes on, and a cell that fails leaves the others alone.
+    """
+    cells = _cells(config)
+    runtime = HydraConfig.get().runtime
+    folder = Path(config.outputs).absolute() / (runtime.choices.get("experiment") or "table")  # the same each time
+    _drop(Path(runtime.output_dir))
+    failed: dict[str, Exception] = {}
+    start, done_before = time.perf_counter(), _runs_done(cells, folder)
+    while todo := [name for name in cells if name not in failed and not _complete(folder / name, cells[name])]:
+        mine = False
+        for name in todo:
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            lock = try_lock(folder / name / LOCK)
+            if lock is None:
+                continue
+            mine = True
+            try:
+                if not _complete(folder / name, cells[name]):  # by another process meanwhile
+                    _begin(cells[name], folder / name)
+                    all_runs(cells[name], folder / name)
+            except Exception as error:
+                failed[name] = error
+                say(f"{name} failed: {_message(error) or traceback.format_exc()}")
+            finally:
+                os.close(lock)
+            say(_so_far(cells, folder, done_before, time.perf_counter() - start))
+        if not mine:  # other processes have all that is left
+            time.sleep(PAUSE)
+    for name, own in cells.items():  # a process that was killed between its file and the shared one
+        if name not in failed:
+            for seed in range(own.seed, own.seed + own.runs):
+                finished(seed_folder(folder / name, own, seed), own.results)
+    if failed:
+        raise ValueError(
+            f"{len(failed)} of {len(cells)} cells failed: {', '.join(failed)}. The same command tries again."
+        )
+    print(f"All {len(cells)} cells are done, in {_told(folder)}; their lines are in {_told(Path(config.results))}")
+    return float("nan")
+
+
+def _cells(config: DictConfig) -> dict[str, DictConfig]:
+    """The settings of each cell, by its name: those of the model on the data set, then the table's own, then yours."""
+    given = [override for override in HydraConfig.get().overrides.task if not override.startswith(TABLE)]
+    if clash := [override for override in given if override.startswith(("model=", "dataset="))]:
+        raise ValueError(f"{clash[0]} is for a single run. In a table, use methods=[...] and datasets=[...].")
+    lists = {}
+    for name in ("methods", "datasets"):
+        lists[name] = [config[name]] if isinstance(config[name], str) else list(config[name] or ())
+        if not lists[name]:
+            raise ValueError(f"{name} is {config[name]}, expected a list such as {name}=[{TABLES[name]}].")
+    cells = {}
+    for dataset in lists["datasets"]:
+        for method in lists["methods"]:
+            model, *own = method.split()
+            settings = [f"dataset={dataset}", f"model={model}", *own, *given, "ckpt_path=last"]
+            made = compose("config", overrides=settings)
+            said = [part.rpartition("=")[2] for part in own if not part.startswith("runs=")]
+            cells["_".join([dataset, model, *(re.sub(r"[^\w.]+", "-", word).strip("-") for word in said)])] = made
+            _check(made)
+    return cells
+
+
+def _begin(config: DictConfig, folder: Path) -> None:
+    """Write the settings of a cell; ValueError where it was begun with others."""
+    if (folder / CONFIG).is_file():
+        old, new = (_settings(each) for each in (OmegaConf.load(folder / CONFIG), _plain(config)))
+        if changed := _changes({**old, "runs": 0}, {**new, "runs": 0}):
+            raise ValueError(
+                f"{folder} was begun with other settings: {changed}. Choose other outputs=..., or remove the folder."
+            )
+    write_whole(folder / CONFIG, lambda beside: OmegaConf.save(_plain(config), beside))
+
+
+def _runs_done(cells: Mapping[str, DictConfig], folder: Path) -> int:
+    def seeds(name: str, own: DictConfig) -> Iterator[Path]:
+        return (seed_folder(folder / name, own, seed) for seed in range(own.seed, own.seed + own.runs))
+
+    return sum((inner / RESULT).is_file() for name, own in cells.items() for inner in seeds(name, own))
+
+
+def _so_far(cells: Mapping[str, DictConfig], folder: Path, before: int, seconds: float) -> str:
+    """How far the table is, in runs, and when it will be done if the rest takes as long as what was done."""
+    done, runs = _runs_done(cells, folder), sum(own.runs for own in cells.values())
+    whole = sum(_complete(folder / name, own) for name, own in cells.items())
+    left = f", about {_minutes(seconds * (runs - done) / (done - before))} left" if done > before else ""
+    return f"[{whole} of {len(cells)} cells, {done} of {runs} runs, {_minutes(seconds)}{left}]"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+PAUSE = 5.0  # seconds between looks at what others work on
+TABLE = ("experiment=", "+experiment=", "methods=", "datasets=", "ckpt_path=")  # what is asked of a table, not a cell
+TABLES = {"methods": "gat,gcn", "datasets": "cora,citeseer"}
 
 
 # One run ------------------------------------------------------------------------------------------------------------
