@@ -249,6 +249,20 @@ def test_a_data_set_in_planetoids_form_is_read_as_pyg_reads_it(tiny_citeseer: Pa
     assert not found.test_mask[[545, 551]].any()
 
 
+def test_listed_links_without_loops_and_repetitions_are_the_edges(tiny_citeseer: Path, tiny_ppi: Path):
+    listed = gat_data.listed_links("citeseer", tiny_citeseer)
+    assert [links.shape for links in listed] == [(2, 900)]
+    tasks = {"citeseer": planetoid("citeseer", tiny_citeseer), "ppi": ppi(tiny_ppi)}
+    listed += gat_data.listed_links("ppi", tiny_ppi)
+    first = {"citeseer": [listed[0]], "ppi": listed[1:]}
+    for name, task in tasks.items():
+        graphs = task.train if task.transductive else task.train + task.val + task.test
+        left = sum(len({(i, j) for i, j in edges_of(links) if i != j}) for links in first[name])
+        assert left == sum(data.num_edges for data in graphs)
+    raw = json.loads((tiny_ppi / "PPI" / "raw" / "valid_graph.json").read_text())["links"]
+    assert listed[2].t().tolist() == [[link["source"], link["target"]] for link in raw]
+
+
 class Gadget:
     """Pickles to a call of ``function``, or to an object with a state of its own."""
 

@@ -33,6 +33,7 @@ SPLITS: tuple[Split, ...] = ("train", "val", "test")
 MASKS = tuple(f"{split}_mask" for split in SPLITS)
 KEYS = ("x", "edge_index", "edge_attr", "y", *MASKS)
 PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")  # of each Planetoid set
+PPI_SPLITS = ("train", "valid", "test")  # as its files name them
 PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}  # name -> folder
 
 
@@ -460,15 +461,19 @@ def planetoid(name: str, root: str | Path | None = None) -> Task:
     if name.lower() not in PLANETOID:
         raise ValueError(f"{name!r} is not a Planetoid data set: expected cora, citeseer or pubmed.")
     name = name.lower()
+    folder = _planetoid_folder(name, root)
+    data = NormalizeFeatures()(_read_planetoid(folder, name))
+    return Task(name, [data], [data], [data], data.x.size(1), int(data.y.max()) + 1)
+
+
+def _planetoid_folder(name: str, root: str | Path | None) -> Path:
     files = [f"ind.{name}.{part}" for part in PARTS]
 
     def fetch(folder: str, missing: Sequence[str]) -> None:
         for file in missing:
             fs.cp(f"{Planetoid.url}/{file}", folder)
 
-    folder = _raw_folder(data_root(root) / "Planetoid" / PLANETOID[name] / "raw", files, fetch, PLANETOID[name])
-    data = NormalizeFeatures()(_read_planetoid(folder, name))
-    return Task(name, [data], [data], [data], data.x.size(1), int(data.y.max()) + 1)
+    return _raw_folder(data_root(root) / "Planetoid" / PLANETOID[name] / "raw", files, fetch, PLANETOID[name])
 
 
 def _read_planetoid(folder: Path, name: str) -> Data:
@@ -496,15 +501,18 @@ def _assemble(raw: Mapping[str, Any]) -> Data:
     x[:first], y[:first] = raw["allx"], raw["ally"]
     x[test], y[test] = raw["tx"], raw["ty"]
 
-    degrees = torch.tensor([len(neighbours) for neighbours in raw["graph"].values()])
-    src = torch.tensor(list(raw["graph"])).repeat_interleave(degrees)
-    dst = torch.tensor([node for neighbours in raw["graph"].values() for node in neighbours])
-    edge_index, _ = remove_self_loops(torch.stack([src, dst]))
+    edge_index, _ = remove_self_loops(_links(raw["graph"]))
     data = Data(x, coalesce(edge_index, num_nodes=N, sort_by_row=False), y=y.argmax(1))
     train = raw["y"].size(0)
     for key, nodes in zip(MASKS, (torch.arange(train), torch.arange(train, train + 500), test), strict=True):
         data[key] = torch.zeros(N, dtype=torch.bool).index_fill_(0, nodes, True)
     return data
+
+
+def _links(graph: Mapping[int, Sequence[int]]) -> Tensor:
+    degrees = torch.tensor([len(neighbours) for neighbours in graph.values()])
+    dst = torch.tensor([node for neighbours in graph.values() for node in neighbours])
+    return torch.stack([torch.tensor(list(graph)).repeat_interleave(degrees), dst])
 
 
 class _Made:
@@ -599,19 +607,21 @@ def ppi(root: str | Path | None = None) -> Task:
     >>> len(task.train), task.num_classes  # doctest: +SKIP
     (20, 121)
     """
-    raw_splits = ("train", "valid", "test")
-    files = [
-        f"{split}_{part}" for split in raw_splits for part in ("feats.npy", "graph_id.npy", "graph.json", "labels.npy")
-    ]
+    folder = _ppi_folder(root)
+    features = {split: _npy(folder / f"{split}_feats.npy").double() for split in PPI_SPLITS}
+    mean, scale = _standard(features["train"])
+    train, val, test = (list(_read_ppi(folder, split, (features[split] - mean) / scale)) for split in PPI_SPLITS)
+    return Task("ppi", train, val, test, mean.numel(), train[0].y.size(1), multilabel=True)
+
+
+def _ppi_folder(root: str | Path | None) -> Path:
+    parts = ("feats.npy", "graph_id.npy", "graph.json", "labels.npy")
 
     def fetch(folder: str, missing: Sequence[str]) -> None:
         extract_zip(download_url(PPI.url, folder), folder)
 
-    folder = _raw_folder(data_root(root) / "PPI" / "raw", files, fetch, "PPI")
-    features = {split: _npy(folder / f"{split}_feats.npy").double() for split in raw_splits}
-    mean, scale = _standard(features["train"])
-    train, val, test = (list(_read_ppi(folder, split, (features[split] - mean) / scale)) for split in raw_splits)
-    return Task("ppi", train, val, test, mean.numel(), train[0].y.size(1), multilabel=True)
+    files = [f"{split}_{part}" for split in PPI_SPLITS for part in parts]
+    return _raw_folder(data_root(root) / "PPI" / "raw", files, fetch, "PPI")
 
 
 def _standard(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -625,12 +635,7 @@ def _standard(x: Tensor) -> tuple[Tensor, Tensor]:
 def _read_ppi(folder: Path, split: str, x: Tensor) -> Iterator[Data]:
     """The graphs of one split, cut from its one file along graph_id; each keeps its own nodes' order."""
     y, graph = _npy(folder / f"{split}_labels.npy").float(), _npy(folder / f"{split}_graph_id.npy")
-    path = folder / f"{split}_graph.json"
-    with _reading(path), path.open() as file:
-        stored = json.load(file)
-        ends = [[link[end] for link in stored["links"]] for end in ("source", "target")]
-        edge_index = torch.tensor(ends if stored.get("directed") else [ends[0] + ends[1], ends[1] + ends[0]])
-        del stored, ends
+    edge_index = _ppi_links(folder / f"{split}_graph.json")
     with _reading(folder):
         if not len(x) == len(y) == len(graph) or (graph.diff() < 0).any():
             raise ValueError(
@@ -647,9 +652,30 @@ def _read_ppi(folder: Path, split: str, x: Tensor) -> Iterator[Data]:
         yield Data(X.clone(), own - (end - len(X)), y=Y.clone())
 
 
+def _ppi_links(path: Path) -> Tensor:
+    with _reading(path), path.open() as file:
+        stored = json.load(file)
+        ends = [[link[end] for link in stored["links"]] for end in ("source", "target")]
+        return torch.tensor(ends if stored.get("directed") else [ends[0] + ends[1], ends[1] + ends[0]])
+
+
 def _npy(path: Path) -> Tensor:
     with _reading(path):
         return torch.from_numpy(np.load(path, allow_pickle=False))
+
+
+def listed_links(name: str, root: str | Path | None = None) -> list[Tensor]:
+    """The links [2, L] as the files of ``"cora"``, ``"citeseer"``, ``"pubmed"`` or ``"ppi"`` list them.
+
+    In both directions, with loops, and with repeated ones as often as they come: what `planetoid` and `ppi` leave out.
+    PPI's are of its three files, for training, validation and testing.
+    """
+    if name == "ppi":
+        folder = _ppi_folder(root)
+        return [_ppi_links(folder / f"{split}_graph.json") for split in PPI_SPLITS]
+    path = _planetoid_folder(name, root) / f"ind.{name}.graph"
+    with _reading(path):
+        return [_links(cast(dict[int, list[int]], _unpickle(path)))]
 
 
 # One's own graphs ---------------------------------------------------------------------------------------------------
