@@ -1,0 +1,1 @@
+"""What runs have left, set beside what the paper printed: tables, figures, pages."""

@@ -1,0 +1,213 @@
+"""Tables as Markdown, as LaTeX and as one HTML page: the same numbers in each."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+from typing import TypeVar
+
+from .tables import Cell, Table
+
+_Part = TypeVar("_Part")
+TITLE = "Graph Attention Networks: results beside the paper's"
+
+
+# Markdown -----------------------------------------------------------------------------------------------------------
+
+
+def markdown(tables: Sequence[Table]) -> str:
+    """A Markdown document; where numbers come from is in its last tables."""
+    return "\n\n".join([f"# {TITLE}", *map(markdown_table, tables)]) + "\n"
+
+
+def markdown_table(table: Table) -> str:
+    """One table with its caption as a heading and its notes as a list.
+
+    >>> print(markdown_table(Table("t", "A table.", (("", "method"), ("Cora", "here")), ((Cell("GCN*"), Cell("81")),))))
+    ## A table.
+    <BLANKLINE>
+    | method | Cora here |
+    |---|---|
+    | GCN\\* | 81 |
+    """
+    heads = [f"{group} {name}".strip() for group, name in table.columns]
+    rows = [heads, ["---"] * len(heads), *([cell.text for cell in row] for row in table.rows)]
+    lines = ["| " + " | ".join(map(_markdown, row)) + " |" for row in rows]
+    lines[1] = lines[1].replace(" ", "")
+    notes = [f"- {_markdown(note)}" for note in table.notes]
+    return "\n\n".join(part for part in (f"## {_markdown(table.caption)}", "\n".join(lines), "\n".join(notes)) if part)
+
+
+def _markdown(text: str) -> str:
+    return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", " ".join(text.split()))
+
+
+# LaTeX --------------------------------------------------------------------------------------------------------------
+
+
+def latex(tables: Sequence[Table]) -> str:
+    """A whole LaTeX document in the style of booktabs; each table in it stands by itself."""
+    begin = [r"\documentclass{article}", *(rf"\usepackage{name}" for name in _PACKAGES), r"\begin{document}"]
+    section = [rf"\section*{{{_latex(TITLE)}}}"]
+    return "\n\n".join(["\n".join(begin), *section, *map(latex_table, tables), r"\end{document}"]) + "\n"
+
+
+_PACKAGES = ("[T1]{fontenc}", "{booktabs}", "{adjustbox}")
+
+
+def latex_table(table: Table) -> str:
+    r"""One table with its caption above and its notes below; needs ``\usepackage{booktabs,adjustbox}``.
+
+    >>> print(latex_table(Table("t", "A table.", (("", "method"), ("Cora", "here")), ((Cell("a_b"), Cell("−0.2")),))))
+    \begin{table}[htbp]
+    \centering
+    \caption{A table.}
+    \label{tab:t}
+    \begin{adjustbox}{max width=\textwidth}
+    \begin{tabular}{ll}
+    \toprule
+     & Cora \\
+    \cmidrule(lr){2-2}
+    method & here \\
+    \midrule
+    a\_b & $-$0.2 \\
+    \bottomrule
+    \end{tabular}
+    \end{adjustbox}
+    \end{table}
+    """
+    head = [_latex_row([name for _, name in table.columns])]
+    if any(group for group, _ in table.columns):
+        head = [*_latex_groups(table), *head]
+    notes = [rf"\par\smallskip\footnotesize\raggedright {_latex(note)}" for note in table.notes]
+    return "\n".join(
+        [
+            r"\begin{table}[htbp]",
+            r"\centering",
+            rf"\caption{{{_latex(table.caption)}}}",
+            rf"\label{{tab:{table.name}}}",
+            r"\begin{adjustbox}{max width=\textwidth}",
+            rf"\begin{{tabular}}{{{_latex_columns(table)}}}",
+            r"\toprule",
+            *head,
+            r"\midrule",
+            *(_latex_row([cell.text for cell in row]) for row in table.rows),
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{adjustbox}",
+            *notes,
+            r"\end{table}",
+        ]
+    )
+
+
+def _latex_columns(table: Table) -> str:
+    """Each column's kind: one line, or a paragraph where a cell is long."""
+    long = (any(len(row[n].text) > 60 for row in table.rows) for n in range(len(table.columns)))
+    return "".join(r"p{0.6\textwidth}" if one else "l" for one in long)
+
+
+def _latex_groups(table: Table) -> list[str]:
+    cells, rules, start = [], "", 1
+    for group, its in itertools.groupby(table.columns, key=lambda column: column[0]):
+        width = len(list(its))
+        if group:
+            cells.append(_latex(group) if width == 1 else rf"\multicolumn{{{width}}}{{c}}{{{_latex(group)}}}")
+            rules += rf"\cmidrule(lr){{{start}-{start + width - 1}}}"
+        else:
+            cells += [""] * width
+        start += width
+    return [" & ".join(cells) + r" \\", rules]
+
+
+def _latex_row(texts: Iterable[str]) -> str:
+    row = " & ".join(map(_latex, texts))
+    return (r"\relax" if row.startswith("[") else "") + row + r" \\"  # a row's end would take a [ for its option
+
+
+_LATEX = {
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"$<$",
+    ">": r"$>$",
+    "|": r"$|$",
+    "±": r"$\pm$",
+    "−": r"$-$",
+    "×": r"$\times$",
+    "≤": r"$\leq$",
+    "–": "--",
+    "—": "---",
+    "“": "``",
+    "”": "''",
+    '"': r"\textquotedbl{}",
+}
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(sign, sign) for sign in " ".join(text.split()))
+
+
+# HTML ---------------------------------------------------------------------------------------------------------------
+
+
+def html(tables: Sequence[Table]) -> str:
+    """One page that needs nothing else; where a number comes from shows when the pointer rests on it."""
+    body = "\n".join(map(html_table, tables))
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(TITLE)}</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<h1>{escape(TITLE)}</h1>
+<p>Rest the pointer on a number to see the lines it comes from.</p>
+{body}
+</body>
+</html>
+"""
+
+
+_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 14px/1.5 system-ui, sans-serif; max-width: 84rem; margin: 2rem auto; padding: 0 1rem; }
+section { overflow-x: auto; margin: 2.5rem 0; }
+h2 { font-size: 1.1rem; }
+table { border-collapse: collapse; border-top: 2px solid; border-bottom: 2px solid; }
+th, td { padding: 0.15rem 0.6rem; text-align: left; font-variant-numeric: tabular-nums; }
+td { white-space: nowrap; }
+td.long { white-space: normal; min-width: 20rem; }
+thead { border-bottom: 1px solid; }
+td[title] { cursor: help; }
+li { max-width: 50rem; }
+"""
+
+
+def html_table(table: Table) -> str:
+    """One table as a section with its caption and notes."""
+    head = _html_row([name for _, name in table.columns], lambda name: f'<th scope="col">{escape(name)}</th>')
+    if any(group for group, _ in table.columns):
+        groups = [(group, len(list(its))) for group, its in itertools.groupby(table.columns, key=lambda one: one[0])]
+        head = _html_row(groups, lambda one: f'<th scope="colgroup" colspan="{one[1]}">{escape(one[0])}</th>') + head
+    body = "\n".join(_html_row(row, _html_cell) for row in table.rows)
+    notes = "".join(f"<li>{escape(note)}</li>" for note in table.notes)
+    return (
+        f'<section id="{escape(table.name)}">\n<h2>{escape(table.caption)}</h2>\n<table>\n<thead>{head}</thead>\n'
+        f"<tbody>\n{body}\n</tbody>\n</table>\n" + (f"<ul>{notes}</ul>\n" if notes else "") + "</section>"
+    )
+
+
+def _html_row(parts: Iterable[_Part], form: Callable[[_Part], str]) -> str:
+    return "<tr>" + "".join(map(form, parts)) + "</tr>"
+
+
+def _html_cell(cell: Cell) -> str:
+    title = f' title="{escape(cell.source)}"' if cell.source else ""
+    long = ' class="long"' if len(cell.text) > 60 else ""
+    return f"<td{long}{title}>{escape(cell.text)}</td>"

@@ -1,0 +1,471 @@
+"""The report: its numbers against hand-made runs and scipy, its formats against each other, its errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import html as htmllib
+import math
+import os
+import re
+import statistics
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch_geometric.data import Data
+
+from gat_pyg.data import Task, digits
+from gat_pyg.report.__main__ import data_counts, main
+from gat_pyg.report.counts import Counts, counted
+from gat_pyg.report.formats import html, latex, latex_table, markdown
+from gat_pyg.report.runs import Key, Line, gathered, lines_of, permutation_test
+from gat_pyg.report.tables import (
+    ABLATION,
+    NAMES,
+    NONE,
+    Cell,
+    Table,
+    data_notes,
+    data_table,
+    edges_note,
+    published,
+    ranges,
+    signed,
+    tables,
+)
+from gat_pyg.results import Result, append
+
+real = pytest.mark.skipif("GAT_PYG_DATA" not in os.environ, reason="GAT_PYG_DATA names no folder with the real data")
+
+
+def one(method: str = "GAT", dataset: str = "cora", value: float = 83.0, seed: int = 0, **others: object) -> Result:
+    metric = "micro_f1" if dataset in ("ppi", "planted") else "accuracy"
+    result = Result(method, dataset, metric, value, seed, 500, 400, 82.0, 9.0, 0.018, 92373, device="cpu")
+    return dataclasses.replace(result, **{"config_hash": "aa", "timestamp": "2026-01-01T00:00:00+00:00", **others})
+
+
+def at(results: list[Result], file: str = "results.jsonl") -> list[Line]:
+    return [Line(result, file, number) for number, result in enumerate(results, start=1)]
+
+
+def by_hand() -> list[Line]:
+    """GAT and GCN-64* on Cora with three seeds, Const-GAT and GAT on PPI with two, a form of the ablation."""
+    scores = {"GAT": (83.0, 84.0, 82.0), "GCN-64*": (81.0, 81.5, 80.5), "GAT: score bias": (83.0, 83.5, 84.0)}
+    found = [one(method, "cora", value, seed) for method, its in scores.items() for seed, value in enumerate(its)]
+    for method, its in {"GAT": (0.97, 0.98), "Const-GAT": (0.93, 0.94)}.items():
+        found += [one(method, "ppi", value, seed, seconds=100.0 + seed) for seed, value in enumerate(its)]
+    return at(found)
+
+
+def named(lines: list[Line], name: str, counts: dict[str, Counts | str] | None = None) -> Table:
+    (table,) = (table for table in tables(lines, counts) if table.name == name)
+    return table
+
+
+def row_of(table: Table, first: str) -> list[str]:
+    (row,) = (row for row in table.rows if row[0].text == first)
+    return [cell.text for cell in row]
+
+
+# The runs -----------------------------------------------------------------------------------------------------------
+
+
+def test_mean_and_deviation_are_of_the_newest_setting_and_the_newest_line_of_each_seed():
+    early, late, last = (f"2026-01-0{day}T00:00:00+00:00" for day in (1, 2, 3))
+    lines = at(
+        [
+            one(value=10.0, seed=0, config_hash="old", timestamp=early),
+            one(value=80.0, seed=0, config_hash="new", timestamp=early),
+            one(value=20.0, seed=1, config_hash="old", timestamp=late),
+            one(value=84.0, seed=1, config_hash="new", timestamp=last),
+            one(value=82.0, seed=0, config_hash="new", timestamp=late),  # instead of the second line
+        ]
+    )
+    new, old = gathered(lines)[Key("GAT", "cora", "accuracy")]
+    assert (new.setting, new.values, [line.number for line in new.lines]) == ("new", [82.0, 84.0], [5, 4])
+    assert (new.mean, new.std) == (83.0, statistics.stdev([82.0, 84.0]))
+    assert (old.setting, old.values) == ("old", [10.0, 20.0])
+    table = named(lines, "table2")
+    assert row_of(table, "GAT")[1:4] == ["83.0 ± 1.4 (2)", "83.0 ± 0.7 (100)", "0.0"]
+    assert any("config_hash new" in note and "old (2 runs)" in note for note in table.notes)
+
+
+@given(st.permutations(range(8)))
+def test_the_order_of_lines_does_not_matter(order: list[int]):
+    results = [
+        one(seed=number % 2, config_hash="ab"[number // 4], timestamp=f"2026-01-0{number + 1}T00:00:00+00:00")
+        for number in range(8)
+    ]
+    found = gathered(at([results[number] for number in order]))
+    (runs,) = found.values()
+    assert [one.setting for one in runs] == ["b", "a"]
+    assert [[line.result for line in one.lines] for one in runs] == [results[6:], results[2:4]]
+
+
+# Significance -------------------------------------------------------------------------------------------------------
+
+scores = st.lists(st.integers(790, 850).map(lambda tenths: tenths / 10), min_size=2, max_size=5)
+
+
+@given(scores, scores)
+def test_of_few_runs_p_is_that_of_every_permutation(first: list[float], second: list[float]):
+    p = permutation_test(first, second)
+    assert 0 < p <= 1
+    assert permutation_test(second, first) == pytest.approx(p)
+    assert permutation_test([v + 5 for v in first], [v + 5 for v in second]) == pytest.approx(p)
+    assert permutation_test([v / 100 for v in first], [v / 100 for v in second]) == pytest.approx(p)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_of_few_runs_p_is_scipys(seed: int):
+    rng = np.random.default_rng(seed)
+    first, second = rng.normal(83, 0.7, 5), rng.normal(82.3, 0.5, 4 + seed % 3)
+    expected = scipy.stats.permutation_test(
+        (first, second),
+        lambda x, y, axis: abs(scipy.stats.ttest_ind(x, y, axis=axis, equal_var=False).statistic),
+        n_resamples=np.inf,
+        alternative="greater",  # of the absolute t: scipy's own two-sided p doubles the smaller tail
+        vectorized=True,
+    ).pvalue
+    assert permutation_test(first.tolist(), second.tolist()) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.1, 0.2])
+def test_of_many_runs_p_is_welchs(gap: float):
+    rng = np.random.default_rng(0)
+    first, second = rng.normal(83, 0.7, 100).round(1), rng.normal(83 - gap, 0.5, 100).round(1)
+    expected = scipy.stats.ttest_ind(first, second, equal_var=False).pvalue
+    error = 4 * math.sqrt(expected * (1 - expected) / 9999) + 0.005  # of drawing, and of the t distribution
+    assert abs(permutation_test(first.tolist(), second.tolist()) - expected) < error
+
+
+def test_p_where_nothing_varies_or_too_little_was_run():
+    assert permutation_test([83.0] * 4, [83.0] * 4) == 1
+    assert permutation_test([0.1 + 0.2] * 4, [0.3] * 4) == 1  # equal but for rounding
+    assert permutation_test([83.0] * 4, [82.0] * 4) == 2 / 70
+    assert math.isnan(permutation_test([83.0], [82.0, 81.0]))
+    assert math.isnan(permutation_test([83.0, math.nan], [82.0, 81.0]))
+
+
+def test_a_score_that_is_nan_is_shown_and_not_compared():
+    lines = at([one(value=value, seed=seed) for seed, value in enumerate((83.0, math.nan))])
+    assert row_of(named(lines, "table2"), "GAT")[1:4] == ["NaN (2)", "83.0 ± 0.7 (100)", NONE]
+
+
+def test_significance_is_told_beside_both_scores():
+    table = named(by_hand(), "significance")
+    assert row_of(table, "Cora") == ["Cora", "83.0 ± 1.0 (3)", "GCN-64*", "81.0 ± 0.5 (3)", "+2.0", "0.1000"]
+    assert row_of(table, "PPI")[4:] == ["+0.040", "0.3333"]
+    assert row_of(table, "Pubmed")[3:] == [NONE] * 3
+    assert any("not paired" in note for note in table.notes)
+
+
+# The tables ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_of_hand_made_runs():
+    table = named(by_hand(), "table2")
+    assert row_of(table, "GAT")[:7] == [
+        "GAT",
+        "83.0 ± 1.0 (3)",
+        "83.0 ± 0.7 (100)",
+        "0.0",
+        NONE,
+        "72.5 ± 0.7 (100)",
+        NONE,
+    ]
+    assert row_of(table, "GCN-64*")[1:4] == ["81.0 ± 0.5 (3)", "81.4 ± 0.5 (100)", "−0.4"]
+    assert row_of(named(by_hand(), "table3"), "GAT") == ["GAT", "0.975 ± 0.007 (2)", "0.973 ± 0.002 (10)", "+0.002"]
+
+
+def test_every_method_of_the_paper_has_its_row_in_the_papers_order():
+    table2, table3 = named([], "table2"), named([], "table3")
+    assert " ".join(row[0].text for row in table2.rows) == (
+        "MLP ManiReg SemiEmb LP DeepWalk ICA Planetoid Chebyshev GCN MoNet GCN-64* GAT"
+    )
+    assert [row[0].text for row in table3.rows[-3:]] == ["GraphSAGE*", "Const-GAT", "GAT"]
+    assert row_of(table2, "MoNet") == ["MoNet", NONE, "81.7 ± 0.5", NONE, NONE, NONE, NONE, NONE, "78.8 ± 0.3", NONE]
+    assert len(published()) == 11 * 4 + 12 * 3 + 9
+
+
+def test_a_method_that_the_paper_does_not_have_follows_and_one_of_other_data_is_among_the_runs():
+    lines = at([one("GATv2"), one("MLP", "digits"), one("GAT: loops")])
+    assert [row[0].text for row in named(lines, "table2").rows][-2:] == ["GAT", "GATv2"]
+    assert row_of(named(lines, "table2"), "GATv2")[1:4] == ["83.0 (1)", NONE, NONE]
+    assert row_of(named(lines, "runs"), "MLP")[1:4] == ["digits", "aa", "no"]
+
+
+def test_the_ablation_stands_beside_gat_with_its_seconds():
+    table = named(by_hand(), "ablation")
+    assert [[cell.text for cell in row] for row in table.rows] == [
+        ["Cora", "GAT", "83.0 ± 1.0 (3)", NONE, NONE, "9.0"],
+        ["Cora", "score bias", "83.5 ± 0.5 (3)", "+0.5", "0.7000", "9.0"],
+    ]
+    without = named(at([one("GAT: score bias")]), "ablation")
+    assert [cell.text for cell in without.rows[0]] == ["Cora", "score bias", "83.0 (1)", NONE, NONE, "9.0"]
+    empty = named(at([one()]), "ablation")
+    assert not empty.rows and ABLATION in empty.notes[-1]
+
+
+def test_every_number_of_ours_names_its_lines():
+    lines = by_hand()
+    sources = [row[1].source for row in named(lines, "table2").rows]
+    assert sources.count("no lines") == 10
+    assert "results.jsonl, lines 1–3; config_hash aa" in sources
+    places = [cell.text for row in named(lines, "runs").rows for cell in row[-1:]]
+    told = [
+        range(int(low), int(high or low) + 1)
+        for low, high in re.findall(r"(\d+)(?:–(\d+))?", "; ".join(places).replace("[1]", ""))
+    ]
+    assert sorted(number for numbers in told for number in numbers) == [line.number for line in lines]
+    assert [[cell.text for cell in row] for row in named(lines, "files").rows] == [["[1]", "results.jsonl", "13"]]
+
+
+@given(st.sets(st.integers(0, 60)))
+def test_ranges_hold_each_number_once(numbers: set[int]):
+    parts = [part.split("–") for part in ranges(numbers).split(", ")] if numbers else []
+    assert [n for part in parts for n in range(int(part[0]), int(part[-1]) + 1)] == sorted(numbers)
+
+
+def test_a_difference_that_rounds_to_nothing_has_no_sign():
+    assert [signed(value, "accuracy") for value in (-0.04, 0.04, 0.06, -1.0)] == ["0.0", "0.0", "+0.1", "−1.0"]
+
+
+# Table 1 ------------------------------------------------------------------------------------------------------------
+
+
+def test_counts_by_hand():
+    # 0 - 1 listed twice over, 1 - 2, a loop at 2; node 3 has no neighbours
+    links = torch.tensor([[0, 1, 0, 1, 1, 2, 2, 2], [1, 0, 1, 0, 2, 1, 2, 2]])
+    edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    masks = {f"{split}_mask": torch.arange(4) == node for node, split in enumerate(("train", "val", "test"))}
+    data = Data(torch.eye(4), edge_index, y=torch.tensor([0, 1, 1, 0]), **masks)
+    found = counted(Task("cora", [data], [data], [data], 4, 2), [links])
+    expected = Counts(
+        dataset="cora",
+        transductive=True,
+        multilabel=False,
+        graphs={"all": 1, "train": 1, "val": 1, "test": 1},
+        nodes=4,
+        edges=2,
+        features=4,
+        classes=2,
+        split={"train": 1, "val": 1, "test": 1},
+        unknown={"train": 0, "val": 0, "test": 0},
+        listed=8,
+        loops=2,
+        looped=1,
+    )
+    assert found == expected
+    note = edges_note(found, printed=4)
+    assert "the paper's 4 is half" in note
+    assert "1 links that are listed more than once and 1 loops" in note
+    assert "2 edges are left, 2 × 2 = 4 directed" in note
+
+
+def test_unknown_labels_of_graphs_are_counted_and_told():
+    known, unknown = torch.tensor([[0.0, 1.0]]), torch.full((1, 2), math.nan)
+    nothing = torch.empty(2, 0, dtype=torch.long)
+
+    def graph(*y: torch.Tensor) -> Data:
+        return Data(torch.ones(len(y), 3), nothing, y=torch.cat(y))
+
+    task = Task("ppi", [graph(known)], [graph(known, unknown)], [graph(known)], 3, 2, multilabel=True)
+    found = counted(task, [nothing] * 3)
+    assert found.unknown == {"train": 0, "val": 1, "test": 0}
+    assert (found.nodes, found.edges, found.graphs["all"]) == (4, 0, 3)
+    (note,) = named([], "table3", {"ppi": found}).notes
+    assert note == (
+        "The labels of 1 of the 2 validation nodes of PPI are unknown here and left out; "
+        "test scores are of all test nodes."
+    )
+    assert "not the files that it used" in " ".join(data_notes("ppi", found))
+
+
+def test_data_that_is_not_at_hand_is_told_in_its_place():
+    table = data_table({"cora": "no files"})
+    assert table.notes == ("Cora was not counted: no files",)
+    assert {row[1] for row in table.rows} == {Cell(NONE, "no files")}
+    assert [row[2].text for row in table.rows[:3]] == ["Transductive", "2708 (1 graph)", "5429"]
+
+
+@real
+def test_table_1_of_the_real_citation_networks():
+    found = {name: data_counts(name, None) for name in ("cora", "citeseer", "pubmed")}
+    table = data_table(found)
+    different = [row[0].text for row in table.rows if any(row[n].text != row[n + 1].text for n in (1, 3, 5))]
+    assert different == ["# Edges"]
+    for name, (repeated, loops) in {"cora": (151, 0), "citeseer": (56, 124), "pubmed": (11, 3)}.items():
+        one = found[name]
+        assert isinstance(one, Counts)
+        assert one.loops == 2 * loops
+        assert one.edges + loops + repeated == published()["1", "edges", name].mean == one.listed / 2
+
+
+@real
+def test_table_1_of_the_real_proteins():
+    one = data_counts("ppi", None)
+    assert isinstance(one, Counts)
+    assert (one.nodes, one.edges, one.split["train"], one.split["test"]) == (56944, 793632, 44906, 5524)
+    assert (one.listed, one.looped) == (2 * one.edges + one.nodes, one.nodes)
+    assert "25084 more" in data_notes("ppi", one)[0]
+
+
+# The formats --------------------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """What a page shows: its cells, and every tag with its attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.cells: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag != "meta":
+            self.open.append(tag)
+        if tag == "td":
+            self.cells.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "td":
+            self.cells[-1] += data
+
+
+def awkward() -> Table:
+    text = r"a_b & 50% of $x$ #1 {y} ~ ^ \z <td> | `c` *d* [e] “f” ± − – — ≤ × \"g\""
+    row = (Cell(text, source="<\"'&>"), Cell("[1] 2"))
+    return Table("awkward", text, (("", text), ("group", "b")), (row, row[::-1]), (text,))
+
+
+def test_html_is_whole_and_reaches_for_nothing():
+    text = html([*tables(by_hand(), {"cora": "<no files>"}), awkward()])
+    page = Page(text)
+    assert page.open == []
+    assert not re.search(r"https?:|//|url\(|@import", text)
+    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "img", "iframe", "a"})
+    assert awkward().rows[0][0].text in page.cells
+    assert "<\"'&>" in [attributes.get("title") for _, attributes in page.tags]
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids)) == 8
+
+
+def test_latex_escapes_what_latex_would_take_for_its_own():
+    text = latex_table(awkward())
+    row = text.split(r"\midrule" + "\n")[1].splitlines()
+    assert row[0].startswith(
+        r"a\_b \& 50\% of \$x\$ \#1 \{y\} \textasciitilde{} \textasciicircum{} \textbackslash{}z $<$td$>$ $|$ `c`"
+    )
+    assert r"``f'' $\pm$ $-$ -- --- $\leq$ $\times$ \textbackslash{}\textquotedbl{}g" in row[0]
+    assert row[1].startswith(r"\relax[1] 2 & ")
+    assert r"\cmidrule(lr){2-2}" in text
+
+
+def test_latex_is_balanced_and_each_row_has_a_cell_for_each_column():
+    text = latex([*tables(by_hand(), {}), awkward()])
+    bare = re.sub(r"\\[&%$#_{}]", "", text)
+    assert bare.count("{") == bare.count("}") and bare.count("$") % 2 == 0
+    assert re.findall(r"\\begin{(\w+)}", text).count("table") == 8
+    assert text.count(r"\begin") == text.count(r"\end{")
+    assert text.isascii()
+    for kind, body in re.findall(r"\\begin{tabular}{((?:l|p{[^}]*})+)}(.*?)\\end{tabular}", text, re.DOTALL):
+        width = len(re.findall(r"l|p{", kind))
+        for row in body.splitlines():
+            if row.endswith(r"\\") and "multicolumn" not in row:
+                assert re.sub(r"\\&", "", row).count("&") == width - 1
+
+
+def test_the_three_formats_hold_the_same_cells():
+    found = [*tables(by_hand(), dict.fromkeys(NAMES, "none")), awkward()]
+    expected = [cell.text for table in found for row in table.rows for cell in row]
+    assert Page(html(found)).cells == expected
+    rows = [line for line in markdown(found).splitlines() if line.startswith("| ")]
+    heads = [row for row in rows if "---" not in row]
+    cells = [re.sub(r"\\(.)", r"\1", cell) for row in heads for cell in re.split(r" ?(?<!\\)\| ?", row)[1:-1]]
+    count = 0
+    for table in found:
+        head = [f"{group} {name}".strip() for group, name in table.columns]
+        body = [cell.text for row in table.rows for cell in row]
+        assert cells[count : count + len(head) + len(body)] == head + body
+        count += len(head) + len(body)
+    numbers = re.compile(r"\d+(?:\.\d+)?")
+    bodies = re.findall(r"\\midrule\n(.*?)\\bottomrule", latex(found), re.DOTALL)
+    assert numbers.findall(" ".join(bodies)) == numbers.findall(" ".join(expected))
+
+
+# The command --------------------------------------------------------------------------------------------------------
+
+
+def write_lines(path: Path, lines: list[Line]) -> Path:
+    for line in lines:
+        append(line.result, path)
+    return path
+
+
+def test_the_command_writes_three_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = write_lines(tmp_path / "results.jsonl", by_hand())
+    assert main([str(path), str(path), "--out", str(tmp_path / "new" / "out"), "--no-data"]) == 0
+    assert capsys.readouterr().out.startswith("13 lines of results are in ")
+    files = {file.name: file.read_text(encoding="utf-8") for file in (tmp_path / "new" / "out").iterdir()}
+    assert sorted(files) == ["report.html", "report.md", "report.tex"]
+    assert all("83.0" in text for text in files.values())
+    assert "Table 1" not in files["report.md"]
+    titles = [attributes.get("title") or "" for _, attributes in Page(files["report.html"]).tags]
+    assert any(f"{path}, lines 1–3; config_hash aa" in htmllib.unescape(title) for title in titles)
+
+
+def test_line_numbers_are_those_of_the_file(tmp_path: Path):
+    path = tmp_path / "results.jsonl"
+    path.write_text("\n" + one().to_json() + "\n\n" + one(seed=1).to_json() + "\n")
+    assert [line.number for line in lines_of(path)] == [2, 4]
+
+
+def test_data_that_cannot_be_read_leaves_the_other_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def no_network(name: str, root: Path) -> Task:
+        raise FileNotFoundError(f"{name}: x not found in {root}")
+
+    monkeypatch.setattr("gat_pyg.report.__main__.planetoid", no_network)
+    monkeypatch.setattr("gat_pyg.report.__main__.ppi", functools.partial(no_network, "ppi"))
+    path = write_lines(tmp_path / "results.jsonl", by_hand())
+    assert main([str(path), "--out", str(tmp_path), "--data-root", "there"]) == 0
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "Cora was not counted: cora: x not found in there" in text
+    assert "83.0 ± 1.0 (3)" in text
+
+
+def test_bad_input_is_an_error_that_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    whole = write_lines(tmp_path / "whole.jsonl", by_hand())
+    torn = tmp_path / "torn.jsonl"
+    torn.write_bytes(whole.read_bytes()[:-40])
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n")
+    wrong = {
+        tmp_path / "none.jsonl": "none.jsonl does not exist. Give the results.jsonl",
+        tmp_path: "is a folder. Give the results.jsonl",
+        torn: r"torn.jsonl, line 13 is torn or not a Result: .*Delete that line, or train that seed again",
+        empty: "empty.jsonl holds no line of results. Train first: gat-pyg",
+    }
+    for path, message in wrong.items():
+        assert main([str(whole), str(path), "--out", str(tmp_path / "out"), "--no-data"]) == 1
+        assert re.search(f"^gat_pyg.report: .*{message}", capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
+    assert main([str(whole), "--out", str(whole), "--no-data"]) == 1
+    assert "Choose another: --out FOLDER." in capsys.readouterr().err
+
+
+def test_digits_are_counted_too():
+    assert counted(digits(), []).split == {"train": 200, "val": 500, "test": 1000}
