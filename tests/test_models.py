@@ -16,7 +16,7 @@ import gat_pyg.features
 from gat_pyg import GAT, attention_of
 from gat_pyg.data import near
 from gat_pyg.features import SparseFeatures, dropout
-from gat_pyg.models import PRESETS, AuthorsConv
+from gat_pyg.models import AUTHORS, PRESETS, AuthorsConv
 from graphs import CHAIN, ISOLATED, LOOPS, RANDOM, REPEATED, Graph, random, union
 from laws import assert_close
 
@@ -101,6 +101,31 @@ def test_reproduction_is_the_authors_network(graph: Graph, mechanism: str) -> No
             heads = [authors_head(h, bias_mat, conv, k) for k in range(conv.heads)]
             h = F.elu(torch.cat(heads, -1)) if layer < len(net.convs) - 1 else sum(heads) / conv.heads
         assert_close(net(x, index) / h.abs().max(), h / h.abs().max())
+
+
+@pytest.mark.parametrize("switch", [None, *AUTHORS])
+def test_without_a_switch_of_the_authors_a_layer_is_pygs(switch: str | None) -> None:
+    of_authors = () if switch is None else (switch,)
+    conv = AuthorsConv(16, 8, heads=2, residual=True, of_authors=of_authors)
+    plain = gat_pyg.GATConv(16, 8, heads=2, residual=True)
+    weights = {
+        "lin.weight": conv.weight.mT.flatten(0, 1),
+        "bias": conv.bias.flatten(),
+        "att_src": conv.att_src[None],
+        "att_dst": conv.att_dst[None],
+        "res.weight": conv.res_weight.mT.flatten(0, 1),
+    }
+    plain.load_state_dict(weights)
+    data = data_of(RANDOM)
+    assert_close(conv(data.x, data.edge_index), plain(data.x, data.edge_index))
+    names = {name for name, _ in conv.named_parameters()}
+    assert ("bias_src" in names) is (switch == "score_bias") and ("res_bias" in names) is (switch == "skip")
+    wide = AuthorsConv(16, 64, heads=8, of_authors=of_authors)
+    bound = 6 / (16 + 64 * (1 if switch == "init" else 8))
+    assert wide.weight.abs().max().item() == pytest.approx(bound**0.5, rel=1e-2)
+    wide.dropout = 0.5
+    drawn = wide._drop_for_each_head(torch.ones(40, 16))
+    assert drawn.equal(drawn[:1].expand_as(drawn)) is (switch != "input_dropout")
 
 
 def test_reproduction_drops_for_each_head_alone() -> None:
@@ -246,7 +271,8 @@ def test_attention_of_our_model_and_of_pygs() -> None:
         ({"dropout": 1.5}, r"dropout is 1\.5, expected a probability in \[0, 1\]"),
         ({"heads": [8, 0]}, r"heads is 0, expected at least 1"),
         ({"heads": [8, 0], "reproduction": True}, r"heads is 0, expected at least 1"),
-        ({"reproduction": True, "edge_dim": 2}, r"no edge features, other mechanisms or options"),
+        ({"reproduction": True, "edge_dim": 2}, r"no edge features, no other mechanisms and no further options"),
+        ({"reproduction": ["bias"]}, r"reproduction names bias, expected some of input_dropout, value_dropout, score_"),
         ({"mechanism": "sum"}, r"mechanism is 'sum', expected 'additive', 'constant', 'dot', 'gatv2' or a module"),
     ],
 )

@@ -21,6 +21,8 @@ from .features import SparseFeatures, dropout, is_sparse_features, linear
 _PLANETOID = {"hidden_channels": (8,), "heads": (8, 1), "dropout": 0.6}
 _PPI = {"in_channels": 50, "out_channels": 121, "hidden_channels": (256, 256), "heads": (4, 4, 6)}
 
+AUTHORS = ("input_dropout", "value_dropout", "score_bias", "init", "skip")  # what their code has, and the text has not
+
 # Section 3.3 of the paper.
 PRESETS: dict[str, dict[str, Any]] = {
     "cora": {"in_channels": 1433, "out_channels": 7, **_PLANETOID},
@@ -42,9 +44,9 @@ class GAT(nn.Module):
     no later one looks at, and the output has the rows of hop 0, the batch's own nodes.
 
     With `reproduction=True` the layers are those of the authors' code, which the paper's text leaves out in part: every
-    head draws its own input dropout and its own Glorot weights, both score maps have a bias, W h is dropped once more
-    after it was scored, and a skip connection is the dropped input, through a projection with a bias per head where
-    the widths differ.
+    head draws its own input dropout ("input_dropout") and its own Glorot weights ("init"), both score maps have a bias
+    ("score_bias"), W h is dropped once more after it was scored ("value_dropout"), and a skip connection is the dropped
+    input, through a projection with a bias per head where the widths differ ("skip"). A list of these takes some alone.
 
     Args:
         in_channels: F, the number of input features.
@@ -56,7 +58,7 @@ class GAT(nn.Module):
         mechanism: "additive", "constant" for Const-GAT, "dot" or "gatv2"; a module, as in `GATConv`, serves all layers.
         negative_slope: of the LeakyReLU.
         edge_dim: the number of edge features, if any.
-        reproduction: whether to use the authors' form of the layer.
+        reproduction: whether to use the authors' form of the layer, or what of it.
         **kwargs: of `GATConv`.
 
     Raises:
@@ -81,7 +83,7 @@ class GAT(nn.Module):
         mechanism: str | nn.Module = "additive",
         negative_slope: float = 0.2,
         edge_dim: int | None = None,
-        reproduction: bool = False,
+        reproduction: bool | Sequence[str] = False,
         **kwargs: Any,
     ) -> None:
         super().__init__()
@@ -101,12 +103,14 @@ class GAT(nn.Module):
                     f"{name} has {len(given)} entries, expected {depth}: one for each of the {depth - 1} hidden layers "
                     f"and one for the output layer."
                 )
-        if reproduction and (edge_dim is not None or mechanism not in ("additive", "constant") or kwargs):
+        of_authors = AUTHORS if reproduction is True else tuple(reproduction or ())
+        if of_authors and (edge_dim is not None or mechanism not in ("additive", "constant") or kwargs):
             raise ValueError(
-                "reproduction=True is the authors' layer: it has no edge features, other mechanisms or options."
+                f"reproduction={reproduction} is the authors' layer: it has no edge features, no other mechanisms and "
+                "no further options."
             )
         self.dropout = dropout
-        self.reproduction = reproduction
+        self.reproduction = bool(of_authors)
         self.supports_edge_attr = edge_dim is not None
         self.convs = nn.ModuleList()
         for layer, (C, H) in enumerate(zip([*hidden_channels, out_channels], heads, strict=True)):
@@ -118,8 +122,8 @@ class GAT(nn.Module):
                 "residual": bool(residual[layer]),
                 "mechanism": mechanism,
             }
-            if reproduction:
-                self.convs.append(AuthorsConv(in_channels, C, **options))
+            if of_authors:
+                self.convs.append(AuthorsConv(in_channels, C, **options, of_authors=of_authors))
             else:
                 self.convs.append(GATConv(in_channels, C, edge_dim=edge_dim, **options, **kwargs))
             in_channels = C * H
@@ -192,8 +196,8 @@ class AuthorsConv(nn.Module):
         e_{ij} = \mathrm{LeakyReLU}(\vec{a}_{dst}^T z_i + b_{dst} + \vec{a}_{src}^T z_j + b_{src}), \qquad
         h'_i = \sum_j D(\alpha_{ij})\, D(z_j) + b + \mathrm{skip}(D(h_i))
 
-    Arguments as in `GATConv`. Memory: in training every head has its own copy of the dropped input, `[H, N, F]`, or of
-    its non-zeros where x is sparse.
+    Arguments as in `GATConv`; `of_authors` names what is done in their way, and the rest is done as in `GATConv`. In
+    training every head has its own copy of the dropped input, `[H, N, F]`, or of its non-zeros where x is sparse.
 
     Example:
         >>> AuthorsConv(16, 8, heads=2)(torch.randn(3, 16), torch.tensor([[0, 1], [1, 2]])).shape
@@ -210,9 +214,13 @@ class AuthorsConv(nn.Module):
         dropout: float = 0.0,
         residual: bool = False,
         mechanism: str | nn.Module = "additive",
+        of_authors: Sequence[str] = AUTHORS,
     ) -> None:
         super().__init__()
         check_layer(heads, out_channels, dropout)
+        if unknown := [name for name in of_authors if name not in AUTHORS]:
+            raise ValueError(f"reproduction names {', '.join(unknown)}, expected some of {', '.join(AUTHORS)}.")
+        self.of_authors = tuple(of_authors)
         self.heads = heads
         self.out_channels = out_channels
         self.concat = concat
@@ -224,19 +232,23 @@ class AuthorsConv(nn.Module):
         additive = mechanism == "additive"
         self.att_src = Parameter(torch.empty(heads, out_channels)) if additive else None
         self.att_dst = Parameter(torch.empty(heads, out_channels)) if additive else None
-        self.bias_src = Parameter(torch.empty(heads)) if additive else None
-        self.bias_dst = Parameter(torch.empty(heads)) if additive else None
-        project = residual and in_channels != out_channels
+        biased = additive and "score_bias" in of_authors
+        self.bias_src = Parameter(torch.empty(heads)) if biased else None
+        self.bias_dst = Parameter(torch.empty(heads)) if biased else None
+        project = residual and (in_channels != out_channels or "skip" not in of_authors)
         self.res_weight = Parameter(torch.empty(heads, in_channels, out_channels)) if project else None
-        self.res_bias = Parameter(torch.empty(heads, out_channels)) if project else None
+        self.res_bias = Parameter(torch.empty(heads, out_channels)) if project and "skip" in of_authors else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw every parameter anew: Glorot uniform for each head, biases zero."""
+        """Draw every parameter anew: Glorot uniform, for each head or over all of them, biases zero."""
         for weight in (self.weight, self.res_weight, self.att_src, self.att_dst):
             if weight is not None:
-                fan_out = weight.size(2) if weight.dim() == 3 else 1
-                bound = math.sqrt(6 / (weight.size(1) + fan_out))
+                if "init" in self.of_authors:
+                    fans = weight.size(1) + (weight.size(2) if weight.dim() == 3 else 1)
+                else:  # of W [H C, F] and a [H, C]
+                    fans = weight.size(1) + weight.size(0) * (weight.size(2) if weight.dim() == 3 else 1)
+                bound = math.sqrt(6 / fans)
                 nn.init.uniform_(weight, -bound, bound)
         for bias in (self.bias, self.res_bias, self.bias_src, self.bias_dst):
             if bias is not None:
@@ -258,7 +270,7 @@ class AuthorsConv(nn.Module):
         score_src = self._score(z, self.att_src, self.bias_src)
         score_dst = self._score(z[:num_dst], self.att_dst, self.bias_dst)
         result = attend(
-            self._drop(z),
+            self._drop(z) if "value_dropout" in self.of_authors else z,
             score_src,
             score_dst,
             edges,
@@ -268,24 +280,30 @@ class AuthorsConv(nn.Module):
         )
         out, alpha = result if isinstance(result, tuple) else (result, None)
         out = out + self.bias
-        if self.res_weight is not None and self.res_bias is not None:
-            out = out + self._project(dropped, self.res_weight)[:num_dst] + self.res_bias
+        if self.res_weight is not None:
+            out = out + self._project(dropped, self.res_weight)[:num_dst]
+            out = out if self.res_bias is None else out + self.res_bias
         elif self.residual:
             out = out + self._dense(dropped)[:num_dst]
         out = out.flatten(1) if self.concat else out.mean(1)
         return (out, (looped, alpha)) if return_attention_weights else out
 
     def _score(self, z: Tensor, att: Tensor | None, bias: Tensor | None) -> Tensor | None:
-        return None if att is None or bias is None else (z * att).sum(-1) + bias  # [N, H]
+        if att is None:
+            return None
+        score = (z * att).sum(-1)  # [N, H]
+        return score if bias is None else score + bias
 
     def _drop(self, x: Tensor) -> Tensor:
         return dropout(x, self.dropout, self.training)
 
     def _drop_for_each_head(self, x: Tensor) -> Tensor:
+        each = "input_dropout" in self.of_authors
         if not is_sparse_features(x):
-            return self._drop(x.expand(self.heads, *x.shape))
+            return self._drop(x.expand(self.heads, *x.shape)) if each else self._drop(x).expand(self.heads, *x.shape)
         x = SparseFeatures(x)
-        return x.dropped(self.dropout, self.heads) if self.training and self.dropout > 0.0 else x
+        heads = (self.heads,) if each else ()
+        return x.dropped(self.dropout, *heads) if self.training and self.dropout > 0.0 else x
 
     def _project(self, x: Tensor, weight: Tensor) -> Tensor:
         """Every head's features by its own weights: `[H, N, F]` and `[H, F, C]` to `[N, H, C]`."""
