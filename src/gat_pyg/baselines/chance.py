@@ -1,8 +1,8 @@
 """Random: labels drawn as often as the training nodes have them, whatever the node.
 
-The row is of Hamilton, Ying and Leskovec, Inductive Representation Learning on Large Graphs (NeurIPS 2017), who do not
-tell how it was drawn. On PPI these draws are to be expected at 0.398 in micro-F1 where they report 0.396, the tosses of
-a fair coin at 0.375; scikit-learn calls it `DummyClassifier(strategy="stratified")`.
+The row is of Hamilton, Ying and Leskovec, Inductive Representation Learning on Large Graphs (NeurIPS 2017), whose text
+does not tell how it was drawn. On PPI these draws are to be expected at 0.398 in micro-F1 where they report 0.396; the
+fair coins in a script of theirs at 0.375. scikit-learn calls it `DummyClassifier(strategy="stratified")`.
 """
 
 from __future__ import annotations
