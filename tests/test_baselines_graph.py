@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.utils import get_laplacian, to_dense_adj
+
+from gat_pyg.baselines.deepwalk import DeepWalk, Walks
+from gat_pyg.baselines.ica import ICA
+from gat_pyg.baselines.lp import LP
+from gat_pyg.baselines.manireg import ManiReg
+from gat_pyg.baselines.semiemb import SemiEmb
+from gat_pyg.data import data_root, digits, planetoid
+from gat_pyg.run import config_folder
+from gat_pyg.stack import Stack
+from graphs import SQUARE, Graph
+
+METHODS = {"LP", "ICA", "ManiReg", "DeepWalk", "SemiEmb", "Planetoid"}  # as the paper's Table 2 calls them
+
+
+def two_cliques(size: int = 6) -> Data:
+    """Two cliques, a class each, joined by one edge; a node of each is for training and one for validation."""
+    own = torch.combinations(torch.arange(size)).t()
+    edges = torch.cat([own, own + size, torch.tensor([[0], [size]])], 1)
+    y = torch.arange(2).repeat_interleave(size)
+    x = torch.eye(2 * size).roll(1, 1)[:, : 2 * size - 2]
+    data = Data(torch.cat([x, F.one_hot(y)], 1), torch.cat([edges, edges.flip(0)], 1), y=y)
+    for split, place in (("train", 1), ("val", 2)):
+        data[f"{split}_mask"] = torch.zeros(2 * size, dtype=torch.bool)
+        data[f"{split}_mask"][[place, place + size]] = True
+    return data
+
+
+def makes(name: str, task: str = "digits", **sizes: int) -> nn.Module:
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        settings = dict(compose("config", [f"model={name}", f"dataset={task}"]).model)
+    assert settings.pop("method") in METHODS
+    model: nn.Module = instantiate(settings, **sizes, _convert_="all")
+    return model
+
+
+def accuracy(out: Tensor, data: Data, split: str = "test") -> float:
+    rows = data[f"{split}_mask"]
+    return 100 * float((out.argmax(1) == data.y)[rows].float().mean())
+
+
+def fitted(model: nn.Module, data: Data, seed: int = 0) -> Tensor:
+    torch.manual_seed(seed)
+    model.fit(data)
+    with torch.no_grad():
+        return predicted(model, data)
+
+
+def predicted(model: nn.Module, data: Data) -> Tensor:
+    return model(data.x) if isinstance(model, DeepWalk) else model(data.x, data.edge_index)
+
+
+FITTED = {
+    "lp": lambda F, K, N=0: LP(K, N),
+    "ica": lambda F, K, N=0: ICA(F, K, N),
+    "deepwalk": lambda F, K, N=0: DeepWalk(K, N, embedding_dim=16, context_size=2, walks_per_node=50, lr=0.1),
+}
+
+
+# What all methods that fit themselves have in common ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_two_cliques_are_told_apart(name: str):
+    data = two_cliques()
+    out = fitted(FITTED[name](12, 2), data)
+    assert out.shape == (12, 2) and not out.requires_grad
+    assert (out.argmax(1) == data.y).all()
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_a_seed_decides_everything(name: str):
+    data, make = two_cliques(), FITTED[name]
+    assert torch.equal(fitted(make(12, 2), data, seed=3), fitted(make(12, 2), data, seed=3))
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_labels_of_other_nodes_are_not_read(name: str):
+    data, make = two_cliques(), FITTED[name]
+    blind = data.clone()
+    blind.y = data.y.masked_fill(~(data.train_mask | data.val_mask), -1)
+    assert torch.equal(fitted(make(12, 2), data), fitted(make(12, 2), blind))
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_what_was_fitted_is_in_the_state_dict(name: str):
+    data, make = two_cliques(), FITTED[name]
+    model = make(12, 2)
+    out = fitted(model, data)
+    other = make(12, 2, 12)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(predicted(other, data), out)
+    assert torch.equal(predicted(Stack([model, other])[1], data), out)
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_a_class_without_training_nodes_is_never_told(name: str):
+    data = two_cliques()
+    assert not (fitted(FITTED[name](12, 3), data).argmax(1) == 2).any()
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_many_labels_per_node_are_refused(name: str):
+    data = two_cliques()
+    data.y = torch.rand(12, 2).round()
+    with pytest.raises(ValueError, match=r"y has shape \(12, 2\), expected \(N,\)"):
+        FITTED[name](12, 2).fit(data)
+
+
+@pytest.mark.parametrize("name", ["ica", "deepwalk"])
+def test_without_scikit_learn_it_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(__import__("sys").modules, "sklearn.linear_model", None)
+    with pytest.raises(ImportError, match=r"pip install 'gat_pyg\[baselines\]'"):
+        FITTED[name](12, 2).fit(two_cliques())
+
+
+# LP -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("graph", [g for g in SQUARE if g.num_src > 1], ids=str)
+def test_lp_is_the_solution_of_zhus_linear_system(graph: Graph):
+    N = graph.num_src
+    both = torch.cat([graph.index, graph.index.flip(0)], 1)
+    data = Data(edge_index=both, y=torch.arange(N) % 2, train_mask=torch.arange(N) < 2)
+    model = LP(2, normalize=False)
+    model.fit(data)
+    W = to_dense_adj(both, max_num_nodes=N)[0].double()
+    L = W.sum(1).diag() - W
+    known, labels = data.train_mask, F.one_hot(data.y, 2).double()
+    f = labels.clone()
+    f[~known] = -torch.linalg.pinv(L[~known][:, ~known]) @ L[~known][:, known] @ labels[known]
+    f[f.sum(1) < 1e-9] = 0.5  # out of reach of the labels
+    torch.testing.assert_close(model(None, both).exp().double(), f, atol=1e-5, rtol=0)
+
+
+def test_lp_gives_each_class_its_share_of_the_unlabelled_mass():
+    star = torch.tensor([[0, 1, 0, 2, 0, 3, 3, 4], [1, 0, 2, 0, 3, 0, 4, 3]])
+    data = Data(edge_index=star, y=torch.tensor([-1, 0, 0, -1, 1]), train_mask=torch.tensor([0, 1, 1, 0, 1]).bool())
+    model = LP(2, normalize=False)
+    model.fit(data)
+    f = model(None, star).exp()
+    torch.testing.assert_close(f[[0, 3]], torch.tensor([[4 / 5, 1 / 5], [2 / 5, 3 / 5]]))
+    model.normalize = True
+    g = f * torch.tensor([2 / 3 / (6 / 5), 1 / 3 / (4 / 5)])
+    torch.testing.assert_close(model(None, star).exp()[[0, 3]], (g / g.sum(1, keepdim=True))[[0, 3]])
+
+
+# ICA ----------------------------------------------------------------------------------------------------------------
+
+
+def test_ica_keeps_labels_and_counts_neighbours():
+    data = two_cliques()
+    model = ICA(12, 2, num_iterations=1)
+    fitted(model, data)
+    with torch.no_grad():
+        first = model.by_features(data.x).log_softmax(1)
+        classes = F.one_hot(torch.where(data.train_mask, data.y, first.argmax(1)), 2).float()
+        counts = to_dense_adj(data.edge_index)[0].t() @ classes
+        expected = first + model.by_links(counts).log_softmax(1)
+        torch.testing.assert_close(model(data.x, data.edge_index), expected)
+
+
+def test_ica_fits_scikit_learns_probabilities():
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    data = two_cliques()
+    for K in (2, 3):
+        data.y = torch.arange(12) % K
+        data.train_mask = torch.arange(12) < 8
+        data.val_mask = ~data.train_mask
+        model = ICA(12, K, strengths=((10.0,), (1.0,)))
+        fitted(model, data)
+        oracle = linear_model.LogisticRegression(C=10.0, max_iter=1000).fit(data.x[:8].numpy(), data.y[:8].numpy())
+        own = model.by_features(data.x).softmax(1).detach().double()
+        torch.testing.assert_close(
+            own, torch.from_numpy(oracle.predict_proba(data.x.numpy())).double(), atol=1e-4, rtol=0
+        )
+
+
+# The regularisers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("graph", [g for g in SQUARE if g.num_src], ids=str)
+def test_manireg_is_the_trace_of_the_laplacian(graph: Graph):
+    N = graph.num_src
+    both = torch.cat([graph.index, graph.index.flip(0)], 1)
+    out = torch.randn(N, 3, dtype=torch.double)
+    index, weight = get_laplacian(both, dtype=torch.double, num_nodes=N)
+    L = to_dense_adj(index, edge_attr=weight, max_num_nodes=N)[0]
+    expected = 2 * 0.5 * (out.t() @ L @ out).trace() / max(both.size(1), 1)
+    torch.testing.assert_close(ManiReg(4, 3, gamma=0.5).penalty(out, Data(edge_index=both)), expected)
+
+
+@pytest.mark.parametrize("model", [ManiReg(5, 3), SemiEmb(5, 8, 3)], ids=["manireg", "semiemb"])
+def test_a_penalty_has_gradients_and_none_without_edges(model: nn.Module):
+    x = torch.randn(6, 5)
+    data = Data(x, torch.tensor([[0, 1, 2, 2], [1, 0, 3, 2]]))
+    model.penalty(model(x), data).backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+    data.edge_index = torch.empty(2, 0, dtype=torch.long)
+    assert not model.penalty(model(x), data).any()
+
+
+def test_semiemb_pulls_along_edges_and_pushes_others_a_margin_apart():
+    data = Data(edge_index=torch.tensor([[0, 1], [1, 0]]))
+    same, far = torch.zeros(2, 2), torch.tensor([[0.0, 0.0], [3.0, 4.0]])
+    assert float(SemiEmb(3, 8, 2, gamma=2.0, margin=1.5).penalty(same, data)) == pytest.approx(2.0 * 1.5**2)
+    torch.manual_seed(0)
+    r = torch.randint(2, (2,))
+    torch.manual_seed(0)
+    apart = [1.5**2 if i == r[i] else 0.0 for i in range(2)]
+    penalty = SemiEmb(3, 8, 2, gamma=2.0, margin=1.5).penalty(far, data)
+    assert float(penalty) == pytest.approx(2.0 * (25.0 + sum(apart) / 2))
+
+
+@pytest.mark.parametrize("make", [lambda: ManiReg(5, 3), lambda: SemiEmb(5, 8, 3)], ids=["manireg", "semiemb"])
+def test_regularised_models_can_be_stacked_and_take_sparse_features(make):
+    models = [make().eval() for _ in range(2)]
+    x = torch.randn(6, 5).relu()
+    out = Stack(models).eval()(x)
+    for model, own in zip(models, out, strict=True):
+        torch.testing.assert_close(own, model(x))
+        torch.testing.assert_close(own, model(x.to_sparse_csr()))
+    data = Data(x, torch.tensor([[0, 1, 2], [1, 0, 3]]))
+    penalties = torch.func.vmap(lambda own: models[0].penalty(own, data), randomness="different")(out)
+    assert penalties.shape == (2,)
+
+
+def test_manireg_decays_its_weights_alone():
+    model = ManiReg(5, 3)
+    assert [id(parameter) for parameter in model.decayed_parameters()] == [id(model.lin.weight)]
+
+
+# DeepWalk -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("graph", [g for g in SQUARE if g.num_src], ids=str)
+def test_walks_go_along_edges_and_stay_where_there_is_none(graph: Graph):
+    steps = set(zip(*graph.index.tolist(), strict=True))
+    leaves = {src for src, _ in steps}
+    for walk in Walks(graph.index, graph.num_src)(torch.arange(graph.num_src).repeat(3), 7).tolist():
+        assert all((a, b) in steps or (a == b and a not in leaves) for a, b in pairwise(walk))
+
+
+def test_walks_take_each_edge_equally_often():
+    torch.manual_seed(0)
+    walks = Walks(torch.tensor([[0, 0, 0, 0], [1, 2, 3, 3]]), 4)(torch.zeros(4000, dtype=torch.long), 2)
+    share = walks[:, 1].bincount(minlength=4) / 4000
+    torch.testing.assert_close(share, torch.tensor([0.0, 0.25, 0.25, 0.5]), atol=0.03, rtol=0)  # 4 standard deviations
+
+
+# On real data -------------------------------------------------------------------------------------------------------
+
+
+def cora() -> Data:
+    if not (Path(data_root()) / "Planetoid" / "Cora" / "raw").is_dir():
+        pytest.skip("Cora is not there")
+    return planetoid("cora").train[0]
+
+
+@pytest.mark.parametrize(("name", "published", "tolerance"), [("lp", 68.0, 1.5), ("ica", 75.1, 3.0)])
+def test_cora_is_as_good_as_published(name: str, published: float, tolerance: float):
+    data = cora()
+    model = makes(name, "cora", **({} if name == "lp" else {"in_channels": 1433}), out_channels=7)
+    assert accuracy(fitted(model, data), data) > published - tolerance
+
+
+def test_the_settings_fit_the_data_that_needs_no_files():
+    task = digits()
+    data = task.train[0]
+    assert accuracy(fitted(makes("lp", out_channels=10), data), data) > 90
