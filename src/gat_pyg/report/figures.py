@@ -6,6 +6,7 @@ or PDF by the path's ending. What there is tens of thousands of, edges and dots,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +74,7 @@ def attention_figure(
     weight, order = weight.sort()  # the thickest above the others
     dense = max(len(weight), 1) ** 0.5
     widest, opaque = min(max(150 / dense, 0.8), 2.5), min(max(25 / dense, 0.05), 0.5)  # points, of 1
-    most = float(weight[-1]) if len(weight) else 1.0
+    most = float(weight[-1]) or 1.0 if len(weight) else 1.0
     lines = list(place[ends.t()[order]].numpy())
     axes.add_collection(
         LineCollection(
@@ -82,14 +83,14 @@ def attention_figure(
     )
     colour = colours(len(seen.classes))
     dot = min(max(30_000 / seen.num_nodes, 2.5), 60.0)  # points squared
-    shade = [UNKNOWN if k < 0 else colour[k] for k in seen.y.tolist()]
+    shade = [UNKNOWN if k < 0 else colour[k] for k in seen.shown.tolist()]
     axes.scatter(place[:, 0], place[:, 1], s=dot, c=shade, linewidths=0, rasterized=seen.num_nodes > 5000, zorder=2)
     axes.autoscale_view()
 
-    shown = [(name, shade) for k, (name, shade) in enumerate(zip(seen.classes, colour, strict=True)) if k in seen.y]
-    shown += [("unknown", UNKNOWN)] if (seen.y < 0).any() else []
-    dots = [Line2D([], [], marker="o", ls="", ms=8, mew=0, color=shade, label=name) for name, shade in shown]
-    title = "class" if data.y is not None else "predicted class"
+    there = sorted(set(seen.shown.tolist()), key=lambda k: (k < 0, k))
+    named = [("unknown", UNKNOWN) if k < 0 else (seen.classes[k], colour[k]) for k in there]
+    dots = [Line2D([], [], marker="o", ls="", ms=8, mew=0, color=shade, label=name) for name, shade in named]
+    title = "class" if seen.shown is seen.y else "predicted class"
     columns = 1 + len(dots) // 24
     figure.legend(handles=dots, loc="outside right upper", title=title, ncols=columns, frameon=False)
     thick = [
@@ -114,28 +115,27 @@ def entropy_figure(
     seen = Attended.of(model, data, classes)
     layers = [(entropies(*pair, seen.num_nodes), sizes(pair[0], seen.num_nodes)) for pair in seen.layers]
     columns = min(max(found.size(1) for found, _ in layers), 4)
-    rows = [(number, head) for number, (found, _) in enumerate(layers) for head in range(found.size(1))]
-    lines: list[list[tuple[int, int]]] = []
-    for row in rows:  # a layer begins a line of its own
-        if not lines or lines[-1][0][0] != row[0] or len(lines[-1]) == columns:
-            lines.append([])
-        lines[-1].append(row)
+    lines = [  # of panels; a layer begins a line of its own
+        [(number, head) for head in range(first, min(first + columns, found.size(1)))]
+        for number, (found, _) in enumerate(layers)
+        for first in range(0, found.size(1), columns)
+    ]
     figure = _figure(2.0 + 2.2 * columns, 0.9 + 1.7 * len(lines))
     grid = figure.subplots(len(lines), columns, sharex=True, sharey=True, squeeze=False)
-    largest = max((float(size.max()) for _, size in layers), default=1.0)
-    edges = torch.linspace(0, max(float(torch.tensor(largest).log()), 0.7), 41).numpy()
+    largest = max(float(size.max()) for _, size in layers)
+    bins = torch.linspace(0, 1.001 * math.log(max(largest, 2)), 41).numpy()  # log(largest) itself is in the last
     for line, axes_of_line in zip(lines, grid, strict=True):
         for axes in axes_of_line[len(line) :]:
             axes.set_visible(False)
         for (number, head), axes in zip(line, axes_of_line, strict=False):
             found, size = layers[number]
             several = size > 1
-            axes.hist(size[several].log().numpy(), edges, color="#c8c8c8", label="uniform attention")
+            axes.hist(size[several].log().numpy(), bins, color="#c8c8c8", label="uniform attention")
             axes.hist(
-                found[several, head].numpy(), edges, histtype="step", lw=1.4, color=_BLUE, label="the head's attention"
+                found[several, head].numpy(), bins, histtype="step", lw=1.4, color=_BLUE, label="the head's attention"
             )
             below = float((size[several].log() - found[several, head]).mean()) if several.any() else 0.0
-            note = f"mean {below:.3f} nats\nbelow uniform"
+            note = f"mean {below:.4f} nats\nbelow uniform"
             axes.text(0.98, 0.95, note, transform=axes.transAxes, ha="right", va="top", fontsize=8, color=_BLUE)
             axes.set_title(f"layer {number + 1}, head {head + 1}", fontsize=9)
             axes.tick_params(labelbottom=True)
@@ -156,6 +156,7 @@ def degree_figure(
     seen = Attended.of(model, data, classes)
     figure = _figure(1.5 + 4.0 * len(seen.layers), 4.0)
     panels = figure.subplots(1, len(seen.layers), sharex=True, sharey=True, squeeze=False)[0]
+    most = max(2.0, *(float(sizes(edge_index, seen.num_nodes).max()) for edge_index, _ in seen.layers))
     for number, ((edge_index, alpha), axes) in enumerate(zip(seen.layers, panels, strict=True)):
         size = sizes(edge_index, seen.num_nodes)
         top = scatter(alpha, edge_index[1], dim=0, dim_size=seen.num_nodes, reduce="max").mean(-1)
@@ -165,7 +166,10 @@ def degree_figure(
         middle = [float(values[among == count].median()) for count in distinct]
         axes.plot(distinct, middle, color=_ORANGE, lw=1.6, label="median")
         axes.plot(distinct, 1 / distinct, color=_INK, ls="--", lw=1.2, label="uniform")
-        axes.set(xscale="log", yscale="log", xlabel="neighbours attended over", title=f"layer {number + 1}")
+        axes.set(xscale="log", yscale="log", xlim=(0.9, 1.1 * most), ylim=(0.9 / most, 1.1))
+        axes.set(xlabel="neighbours attended over", title=f"layer {number + 1}")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_major_formatter("{x:g}")
         _plain(axes)
     panels[0].set_ylabel("largest coefficient, mean of heads")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
@@ -211,25 +215,28 @@ def neighbourhood_figure(
     panels = figure.subplots(lines, columns, squeeze=False).flatten()
     for axes in panels[len(nodes) :]:
         axes.set_visible(False)
+    there: set[int] = set()
     for node, axes in zip(nodes, panels, strict=False):
         mine = (edge_index[1] == node).nonzero().view(-1)
         mine = mine[mean[mine].argsort(descending=True)][:largest]
         src = edge_index[0, mine].tolist()
-        rows = range(len(src))
-        axes.barh(rows, mean[mine].numpy(), color=[colour[seen.y[j]] for j in src])
+        rows, of = range(len(src)), seen.shown[src].tolist()
+        there.update(of)
+        axes.barh(rows, mean[mine].numpy(), color=[colour[k] for k in of])
         axes.set_yticks(rows, [f"{j} (itself)" if j == node else str(j) for j in src])
         axes.set_ylim(most - 0.4, -0.6)
         if size[node]:
             axes.axvline(1 / float(size[node]), color=_INK, ls="--", lw=1.2)
-        of = "unknown class" if seen.y[node] < 0 else seen.classes[seen.y[node]]
+        title = "unknown class" if seen.shown[node] < 0 else seen.classes[seen.shown[node]]
         among = f"the largest {len(src)} of {int(size[node])} neighbours" if len(src) < size[node] else "all neighbours"
-        axes.set_title(f"node {node}, {of}\n{among}", fontsize=9)
+        axes.set_title(f"node {node}, {title}\n{among}", fontsize=9)
         _plain(axes)
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles: list[Any] = [Patch(color=shade, label=name) for name, shade in zip(seen.classes, colour, strict=False)]
-    handles = [*handles[:12], Line2D([], [], color=_INK, ls="--", lw=1.2, label="uniform")]
+    names = [*seen.classes, "unknown"]
+    handles: list[Any] = [Patch(color=colour[k], label=names[k]) for k in sorted(there)]
+    handles.append(Line2D([], [], color=_INK, ls="--", lw=1.2, label="uniform"))
     figure.supxlabel("coefficient, mean of heads", fontsize=10)
     figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 8), frameon=False)
     return _written(figure, path)

@@ -48,7 +48,7 @@ def attention_page(
         ImportError: where scikit-learn is missing and no layout is given.
         ValueError: if an argument does not fit the model or the graph.
 
-    Cost: about 5 MB for Pubmed's 44,324 edges and 16 heads: 3 bytes for each edge, each way and each head.
+    Cost: about 6 MB for Pubmed's 44,324 edges and 16 heads: 3 bytes for each edge, each way and each head.
     """
     seen = Attended.of(model, data, classes)
     place = places(seen, layout, seed)
