@@ -62,7 +62,19 @@ def test_edge_features_reach_the_model():
     learns(compose("config", ["model=gat"]), task(edge_dim=2))
 
 
-@pytest.mark.parametrize("experiment", names("experiment"))
+TABLES = [name for name in names("experiment") if "methods" in OmegaConf.load(CONF / "experiment" / f"{name}.yaml")]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_of_models_that_exist_on_data_sets_that_exist(name: str):
+    table = compose("config", [f"experiment={name}"])
+    assert set(table.datasets) <= set(names("dataset")) and table.runs > 1
+    methods = [[method] if isinstance(method, str) else method for method in table.methods]
+    for model, *settings in methods:
+        learns(compose("config", [f"model={model}", *settings]), task())
+
+
+@pytest.mark.parametrize("experiment", [name for name in names("experiment") if name not in TABLES])
 def test_an_experiment_is_its_model_on_its_data(experiment: str):
     model, _, dataset = experiment.rpartition("_")
     config = compose("config", [f"experiment={experiment}"])

@@ -254,8 +254,8 @@ def _cells(config: DictConfig) -> dict[str, DictConfig]:
     cells = {}
     for dataset in lists["datasets"]:
         for method in lists["methods"]:
-            model, *own = method.split()
-            settings = [f"dataset={dataset}", f"model={model}", *own, *given, "ckpt_path=last"]
+            model, *own = method.split() if isinstance(method, str) else method
+            settings = [f"dataset={dataset}", f"model={model}", f"runs={config.runs}", *own, *given, "ckpt_path=last"]
             made = compose("config", overrides=settings)
             said = [part.rpartition("=")[2] for part in own if not part.startswith("runs=")]
             cells["_".join([dataset, model, *(re.sub(r"[^\w.]+", "-", word).strip("-") for word in said)])] = made
@@ -621,6 +621,8 @@ def build_model(settings: DictConfig, task: Task) -> Built:
     takes = inspect.signature(made).parameters
     anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
     sizes = {"in_channels": task.num_features, "out_channels": task.num_classes}
+    if task.transductive and "num_nodes" in takes:  # what is kept for each node
+        sizes["num_nodes"] = task.train[0].num_nodes
     if task.edge_dim is not None and ("edge_dim" in takes or (anything and getattr(made, "supports_edge_attr", False))):
         sizes["edge_dim"] = task.edge_dim
     arguments = {key: value for key, value in sizes.items() if key in takes or anything} | arguments
