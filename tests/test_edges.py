@@ -12,7 +12,7 @@ import torch
 from torch_geometric import EdgeIndex
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
-from gat_pyg.edges import _REMEMBERED, Edges, neighbourhoods
+from gat_pyg.edges import _REMEMBERED, Edges, neighbourhoods, once_per_graph
 from graphs import BIPARTITE, LOOPS, RANDOM, REPEATED, SQUARE, ZOO, Graph
 
 LAYOUTS = {"coo": torch.Tensor.coalesce, "csr": torch.Tensor.to_sparse_csr, "csc": torch.Tensor.to_sparse_csc}
@@ -153,6 +153,27 @@ def test_what_inference_mode_built_serves_training() -> None:
     with torch.inference_mode():
         own = RANDOM.index.clone()
         assert torch.equal(neighbourhoods(own, 40, 40)[1].index.long(), own)
+
+
+def test_whatever_is_made_of_a_graph_is_made_once_and_goes_with_it() -> None:
+    @once_per_graph
+    def loops(edge_index: torch.Tensor, num_nodes: int, scale: float = 1.0) -> list[torch.Tensor]:
+        return [scale * add_self_loops(edge_index, num_nodes=num_nodes)[0]]
+
+    index = RANDOM.index.clone()
+    with torch.inference_mode():
+        first = loops(index, 40)
+    assert loops(index, 40) is first and not first[0].is_inference()
+    assert loops(index, 41) is not first and loops(index, 40, scale=2.0) is not first
+    assert loops(index, 40) is first and loops(index.clone(), 40) is not first
+    index[0, 0] = 7
+    assert loops(index, 40) is not first and loops(index, 40)[0][0, 0] == 7
+    made = weakref.ref(loops(index, 40)[0])
+    del index, first
+    gc.collect()
+    assert made() is None
+    with torch.inference_mode():
+        assert loops(RANDOM.index.clone(), 40)[0].shape == (2, 340)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from functools import cached_property, wraps
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from torch_geometric.typing import SparseTensor, torch_sparse
 from torch_geometric.utils import add_self_loops as append_self_loops
 from torch_geometric.utils import is_torch_sparse_tensor, remove_self_loops, to_edge_index
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Flow: TypeAlias = Literal["source_to_target", "target_to_source"]
 
 _INT32_MAX = torch.iinfo(torch.int32).max
@@ -214,6 +216,36 @@ def neighbourhoods(
     return adjacency if looped is None else looped, edges
 
 
+def once_per_graph(make: Callable[Concatenate[Tensor, P], T]) -> Callable[Concatenate[Tensor, P], T]:
+    """`make(edge_index, ...)`, remembered for as long as the graph lives and is not changed, as `neighbourhoods` are.
+
+    The other arguments are hashable, and nothing in what is made may hold the tensor `edge_index` itself.
+
+    >>> num_edges = once_per_graph(lambda edge_index: [edge_index.size(1)])
+    >>> edge_index = torch.tensor([[0, 1], [1, 2]])
+    >>> num_edges(edge_index), num_edges(edge_index) is num_edges(edge_index)
+    ([2], True)
+    """
+    remembered = WeakTensorKeyDictionary()
+
+    @wraps(make)
+    def made_once(edge_index: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if torch.compiler.is_compiling() or (owner := _owner(edge_index)).is_inference():  # has no version to watch
+            return make(edge_index, *args, **kwargs)
+        known, made = remembered.get(owner, (None, {}))
+        if known != _state(edge_index):
+            made = {}
+        asked = (type(edge_index), args, *kwargs.items())
+        if asked not in made:
+            with _outside():
+                made[asked] = make(edge_index, *args, **kwargs)
+            remembered[owner] = _state(edge_index), made
+        found: T = made[asked]
+        return found
+
+    return made_once
+
+
 def first_edges(edge_index: Tensor, edge_attr: Tensor | None, count: int) -> tuple[Tensor, Tensor | None]:
     """The first of a graph's edges and their features, the very same tensor of ids each time.
 
@@ -228,20 +260,12 @@ def first_edges(edge_index: Tensor, edge_attr: Tensor | None, count: int) -> tup
         raise ValueError("edge_index is a sparse matrix, but edges are numbered per hop: pass an edge list (2, E).")
     if count == edge_index.size(1):
         return edge_index, edge_attr
-    edge_attr = None if edge_attr is None else edge_attr[:count]
-    if torch.compiler.is_compiling() or edge_index.is_inference():
-        return edge_index[:, :count], edge_attr
-    known, made = _FIRST.get(edge_index, (None, {}))
-    if known != _state(edge_index):
-        made = {}
-    if count not in made:
-        with _outside():
-            made[count] = edge_index[:, :count].clone()  # a view would hold the key
-        _FIRST[edge_index] = _state(edge_index), made
-    return made[count], edge_attr
+    return _first(edge_index, count), None if edge_attr is None else edge_attr[:count]
 
 
-_FIRST = WeakTensorKeyDictionary()
+@once_per_graph
+def _first(edge_index: Tensor, count: int) -> Tensor:
+    return edge_index[:, :count].clone()  # a view would hold the key
 
 
 def _owner(adjacency: Tensor | SparseTensor) -> Tensor:
