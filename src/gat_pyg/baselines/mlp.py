@@ -1,0 +1,69 @@
+"""The multilayer perceptron: a classifier of each node by its features alone.
+
+Kipf & Welling (ICLR 2017), whose numbers the paper's Table 2 quotes, train it as their GCN and without biases
+(`bias=False`); here it has biases by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from torch import Tensor, nn
+from torch_geometric.nn.resolver import activation_resolver
+
+from ..features import Linear, dropout
+
+
+class MLP(nn.Module):
+    r"""Layers that see no edge, with dropout before each.
+
+    .. math::
+        \mathbf{X}^{(l+1)} = \sigma\left(\mathbf{X}^{(l)} \mathbf{W}^{(l)} + \mathbf{b}^{(l)}\right)
+
+    Args:
+        in_channels: F, the number of input features.
+        hidden_channels: of each layer but the last.
+        out_channels: K, the number of classes or labels.
+        num_layers: how many there are.
+        dropout: p, of the layers' inputs.
+        act: the name of the activation between layers; the last one has none.
+        bias: whether layers have one.
+
+    Example:
+        >>> import torch
+        >>> MLP(16, 8, 7)(torch.randn(3, 16)).shape
+        torch.Size([3, 7])
+    """
+
+    supports_sparse_features = True
+    num_hops = 0
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int = 2,
+        dropout: float = 0.0,
+        act: str = "relu",
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        sizes = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
+        self.lins = nn.ModuleList(
+            Linear(F, C, bias, weight_initializer="glorot", bias_initializer="zeros") for F, C in pairwise(sizes)
+        )
+        self.act = activation_resolver(act)
+        self.dropout = dropout
+
+    def decayed_parameters(self) -> Iterator[nn.Parameter]:
+        """The first layer's, as Kipf & Welling have it."""
+        return self.lins[0].parameters()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[N, F]`, dense or torch.sparse CSR, to logits `[N, K]`."""
+        for layer, lin in enumerate(self.lins):
+            x = self.act(x) if layer > 0 else x
+            x = lin(dropout(x, self.dropout, self.training))
+        return x
