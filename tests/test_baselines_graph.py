@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from itertools import pairwise
+import copy
 from pathlib import Path
 
 import pytest
@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.utils import get_laplacian, to_dense_adj
 
-from gat_pyg.baselines.deepwalk import DeepWalk, Walks
+from gat_pyg.baselines.deepwalk import DeepWalk
 from gat_pyg.baselines.ica import ICA
 from gat_pyg.baselines.lp import LP
 from gat_pyg.baselines.manireg import ManiReg
+from gat_pyg.baselines.planetoid import Planetoid
 from gat_pyg.baselines.semiemb import SemiEmb
 from gat_pyg.data import data_root, digits, planetoid
 from gat_pyg.run import config_folder
@@ -59,13 +60,16 @@ def fitted(model: nn.Module, data: Data, seed: int = 0) -> Tensor:
 
 
 def predicted(model: nn.Module, data: Data) -> Tensor:
-    return model(data.x) if isinstance(model, DeepWalk) else model(data.x, data.edge_index)
+    return model(data.x) if isinstance(model, (DeepWalk, Planetoid)) else model(data.x, data.edge_index)
 
 
+SMALL = {"embedding_dim": 16, "walk_length": 10, "context_size": 2, "batch_size": 16, "pretrain_steps": 50, "lr": 0.05}
 FITTED = {
     "lp": lambda F, K, N=0: LP(K, N),
     "ica": lambda F, K, N=0: ICA(F, K, N),
     "deepwalk": lambda F, K, N=0: DeepWalk(K, N, embedding_dim=16, context_size=2, walks_per_node=50, lr=0.1),
+    "planetoid": lambda F, K, N=0: Planetoid(F, K, N, **SMALL),
+    "planetoid-i": lambda F, K, N=0: Planetoid(F, K, N, inductive=True, **SMALL),
 }
 
 
@@ -82,16 +86,20 @@ def test_two_cliques_are_told_apart(name: str):
 
 @pytest.mark.parametrize("name", FITTED)
 def test_a_seed_decides_everything(name: str):
-    data, make = two_cliques(), FITTED[name]
-    assert torch.equal(fitted(make(12, 2), data, seed=3), fitted(make(12, 2), data, seed=3))
+    data, outs = two_cliques(), []
+    for _ in range(2):
+        torch.manual_seed(3)
+        outs.append(fitted(FITTED[name](12, 2), data))
+    assert torch.equal(*outs)
 
 
 @pytest.mark.parametrize("name", FITTED)
 def test_labels_of_other_nodes_are_not_read(name: str):
-    data, make = two_cliques(), FITTED[name]
-    blind = data.clone()
-    blind.y = data.y.masked_fill(~(data.train_mask | data.val_mask), -1)
-    assert torch.equal(fitted(make(12, 2), data), fitted(make(12, 2), blind))
+    data, model = two_cliques(), FITTED[name](12, 2)
+    again = copy.deepcopy(model)
+    out = fitted(model, data)
+    data.y = data.y.masked_fill(~(data.train_mask | data.val_mask), -1)
+    assert torch.equal(fitted(again, data), out)
 
 
 @pytest.mark.parametrize("name", FITTED)
@@ -99,13 +107,13 @@ def test_what_was_fitted_is_in_the_state_dict(name: str):
     data, make = two_cliques(), FITTED[name]
     model = make(12, 2)
     out = fitted(model, data)
-    other = make(12, 2, 12)
+    other = make(12, 2, 12).eval()
     other.load_state_dict(model.state_dict())
     assert torch.equal(predicted(other, data), out)
     assert torch.equal(predicted(Stack([model, other])[1], data), out)
 
 
-@pytest.mark.parametrize("name", FITTED)
+@pytest.mark.parametrize("name", ["lp", "ica", "deepwalk"])
 def test_a_class_without_training_nodes_is_never_told(name: str):
     data = two_cliques()
     assert not (fitted(FITTED[name](12, 3), data).argmax(1) == 2).any()
@@ -117,13 +125,6 @@ def test_many_labels_per_node_are_refused(name: str):
     data.y = torch.rand(12, 2).round()
     with pytest.raises(ValueError, match=r"y has shape \(12, 2\), expected \(N,\)"):
         FITTED[name](12, 2).fit(data)
-
-
-@pytest.mark.parametrize("name", ["ica", "deepwalk"])
-def test_without_scikit_learn_it_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(__import__("sys").modules, "sklearn.linear_model", None)
-    with pytest.raises(ImportError, match=r"pip install 'gat_pyg\[baselines\]'"):
-        FITTED[name](12, 2).fit(two_cliques())
 
 
 # LP -----------------------------------------------------------------------------------------------------------------
@@ -170,22 +171,6 @@ def test_ica_keeps_labels_and_counts_neighbours():
         counts = to_dense_adj(data.edge_index)[0].t() @ classes
         expected = first + model.by_links(counts).log_softmax(1)
         torch.testing.assert_close(model(data.x, data.edge_index), expected)
-
-
-def test_ica_fits_scikit_learns_probabilities():
-    linear_model = pytest.importorskip("sklearn.linear_model")
-    data = two_cliques()
-    for K in (2, 3):
-        data.y = torch.arange(12) % K
-        data.train_mask = torch.arange(12) < 8
-        data.val_mask = ~data.train_mask
-        model = ICA(12, K, strengths=((10.0,), (1.0,)))
-        fitted(model, data)
-        oracle = linear_model.LogisticRegression(C=10.0, max_iter=1000).fit(data.x[:8].numpy(), data.y[:8].numpy())
-        own = model.by_features(data.x).softmax(1).detach().double()
-        torch.testing.assert_close(
-            own, torch.from_numpy(oracle.predict_proba(data.x.numpy())).double(), atol=1e-4, rtol=0
-        )
 
 
 # The regularisers ---------------------------------------------------------------------------------------------------
@@ -242,22 +227,30 @@ def test_manireg_decays_its_weights_alone():
     assert [id(parameter) for parameter in model.decayed_parameters()] == [id(model.lin.weight)]
 
 
-# DeepWalk -----------------------------------------------------------------------------------------------------------
+# Planetoid ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("graph", [g for g in SQUARE if g.num_src], ids=str)
-def test_walks_go_along_edges_and_stay_where_there_is_none(graph: Graph):
-    steps = set(zip(*graph.index.tolist(), strict=True))
-    leaves = {src for src, _ in steps}
-    for walk in Walks(graph.index, graph.num_src)(torch.arange(graph.num_src).repeat(3), 7).tolist():
-        assert all((a, b) in steps or (a == b and a not in leaves) for a, b in pairwise(walk))
+def test_the_inductive_variant_classifies_nodes_by_their_features_alone():
+    data = two_cliques()
+    model = Planetoid(12, 2, inductive=True, **SMALL)
+    out = fitted(model, data)
+    torch.testing.assert_close(model(data.x[3:5]), out[3:5])
+    torch.testing.assert_close(model(data.x.to_sparse_csr()), out)
 
 
-def test_walks_take_each_edge_equally_often():
-    torch.manual_seed(0)
-    walks = Walks(torch.tensor([[0, 0, 0, 0], [1, 2, 3, 3]]), 4)(torch.zeros(4000, dtype=torch.long), 2)
-    share = walks[:, 1].bincount(minlength=4) / 4000
-    torch.testing.assert_close(share, torch.tensor([0.0, 0.25, 0.25, 0.5]), atol=0.03, rtol=0)  # 4 standard deviations
+def test_planetoid_keeps_the_weights_that_did_best_on_validation_nodes(monkeypatch: pytest.MonkeyPatch):
+    states, script = [], [5, 9, 9, 2]
+
+    def right(self: Planetoid, data: Data, x: Tensor) -> int:
+        states.append({name: value.clone() for name, value in self.state_dict().items()})
+        return script[len(states) - 1]
+
+    monkeypatch.setattr(Planetoid, "_right", right)
+    model = Planetoid(12, 2, steps=4, **SMALL)
+    model.fit(two_cliques())
+    assert len(states) == 4 and not model.training
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, states[2][name]) and not torch.equal(value, states[1][name])
 
 
 # On real data -------------------------------------------------------------------------------------------------------

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.index import index2ptr
-from torch_geometric.utils import sort_edge_index
+
+from ..regression import regress
+from ..walks import Walks, skip_gram_loss
 
 
 class DeepWalk(nn.Module):
@@ -93,67 +94,25 @@ class DeepWalk(nn.Module):
         return out
 
     def _embed(self, edge_index: Tensor, N: int) -> None:
-        start = torch.empty(2, N, self.z.size(1), device=edge_index.device)
-        z, c = (nn.Parameter(vectors.uniform_(-0.5, 0.5) / len(vectors[0]) ** 0.5) for vectors in start)
+        start = torch.empty(2, N, self.z.size(1), device=edge_index.device).uniform_(-0.5, 0.5)
+        z, c = (nn.Parameter(vectors / self.z.size(1) ** 0.5) for vectors in start)
         optimizer = torch.optim.Adam([z, c], lr=self.lr)
         batches = [b for _ in range(self.walks_per_node) for b in torch.randperm(N).split(self.batch_size)]
-        place = torch.arange(self.walk_length)
-        apart = (place - place[:, None]).abs()
-        near = ((apart > 0) & (apart <= self.context_size)).to(z.device)  # [T, T]
         walk = Walks(edge_index, N)
         for step, nodes in enumerate(batches):
             optimizer.param_groups[0]["lr"] = self.lr * (1 - step / len(batches))
-            walks = walk(nodes.to(z.device), self.walk_length)  # [B, T]
-            ends, others = z[walks], c[torch.randint(N, (_SHARED,), device=z.device)]
-            on = F.logsigmoid(ends @ c[walks].mT)[:, near].mean()
-            off = F.logsigmoid(-ends @ others.t()).mean()
+            walks = walk(nodes.to(z.device), self.walk_length)
             optimizer.zero_grad()
-            (-on - self.num_negative_samples * off).backward()
+            skip_gram_loss(z, c, walks, self.context_size, self.num_negative_samples).backward()
             optimizer.step()
         self.z = nn.Parameter(z.detach())
 
     @torch.no_grad()
     def _classify(self, data: Data) -> None:
-        try:
-            from sklearn.linear_model import LogisticRegression
-        except ImportError as error:
-            raise ImportError(
-                "DeepWalk classifies by scikit-learn's logistic regression. pip install 'gat_pyg[baselines]'."
-            ) from error
-        z, y = self.z.cpu().numpy(), data.y.cpu().numpy()
-        train, val = data.train_mask.cpu().numpy(), data.val_mask.cpu().numpy()
-        tried = [LogisticRegression(C=C, max_iter=1000).fit(z[train], y[train]) for C in self.strengths]
-        best = max(tried, key=lambda found: float(found.score(z[val], y[val])))
-        weight, bias = (torch.from_numpy(value).to(self.z) for value in (best.coef_, best.intercept_))
-        if len(bias) == 1:  # of two classes, the second's
-            weight, bias = torch.cat([-weight, weight]) / 2, torch.cat([-bias, bias]) / 2
-        self.lin.weight.zero_()[best.classes_] = weight
-        self.lin.bias.fill_(-1e9)[best.classes_] = bias  # a class without training nodes is never told
-
-
-class Walks:
-    """Uniform random walks on a graph with N nodes; a walk that cannot go on stays where it is.
-
-    Example:
-        >>> walk = Walks(torch.tensor([[0, 1], [1, 2]]), 3)
-        >>> walk(torch.tensor([0, 2]), 4)
-        tensor([[0, 1, 2, 2],
-                [2, 2, 2, 2]])
-    """
-
-    def __init__(self, edge_index: Tensor, N: int) -> None:
-        src, dst = sort_edge_index(edge_index, num_nodes=N)
-        stay = src.new_zeros(1)  # where there is no edge at all
-        self.rowptr, self.col = index2ptr(src, N), torch.cat([dst, stay])
-
-    def __call__(self, nodes: Tensor, walk_length: int) -> Tensor:
-        """The walks `[B, walk_length]` that start at nodes `[B]`; torch's generator draws the steps."""
-        walk = [nodes]
-        for _ in range(walk_length - 1):
-            first, degree = self.rowptr[walk[-1]], self.rowptr.diff()[walk[-1]]
-            step = self.col[first + (torch.rand(nodes.shape, device=nodes.device) * degree).long()]
-            walk.append(torch.where(degree > 0, step, walk[-1]))
-        return torch.stack(walk, 1)
-
-
-_SHARED = 200  # negative samples in a step
+        best, kept = -1, self.lin.state_dict()
+        for strength in self.strengths:
+            regress(self.lin, self.z[data.train_mask], data.y[data.train_mask], strength)
+            right = int((self(None).argmax(1) == data.y)[data.val_mask].sum())
+            if right > best:
+                best, kept = right, copy.deepcopy(self.lin.state_dict())
+        self.lin.load_state_dict(kept)

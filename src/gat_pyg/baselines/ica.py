@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.utils import scatter
+
+from ..regression import regress
 
 
 class ICA(nn.Module):
@@ -73,14 +75,15 @@ class ICA(nn.Module):
             raise ValueError(f"y has shape {tuple(data.y.shape)}, expected (N,): ICA gives each node one class.")
         known = torch.where(data.train_mask, data.y, self.labels.size(1))
         self.labels = F.one_hot(known, self.labels.size(1) + 1)[:, :-1].float()
+        train, y = data.train_mask, data.y[data.train_mask]
         best, kept = -1, self.state_dict()
-        for features, links in itertools.product(*self.strengths):
-            _regress(self.by_features, data.x, data, features)
-            first = self._settled(self.by_features(data.x))
-            _regress(self.by_links, _counts(first, data.edge_index), data, links)
-            right = self(data.x, data.edge_index).argmax(1) == data.y
-            if (score := int(right[data.val_mask].sum())) > best:
-                best, kept = score, {name: value.clone() for name, value in self.state_dict().items()}
+        for of_features, of_links in itertools.product(*self.strengths):
+            regress(self.by_features, data.x[train], y, of_features)
+            counts = _counts(self._settled(self.by_features(data.x)), data.edge_index)
+            regress(self.by_links, counts[train], y, of_links)
+            right = int((self(data.x, data.edge_index).argmax(1) == data.y)[data.val_mask].sum())
+            if right > best:
+                best, kept = right, copy.deepcopy(self.state_dict())
         self.load_state_dict(kept)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -101,22 +104,3 @@ class ICA(nn.Module):
 def _counts(classes: Tensor, edge_index: Tensor) -> Tensor:
     counts: Tensor = scatter(classes[edge_index[0]], edge_index[1], dim_size=classes.size(0))
     return counts  # [N, K]
-
-
-def _regress(into: nn.Linear, x: Tensor, data: Data, strength: float) -> None:
-    """Fit a logistic regression of x `[N, D]` to the classes of the training nodes; a class without any is never told.
-
-    Raises:
-        ImportError: if scikit-learn is not installed.
-    """
-    try:
-        from sklearn.linear_model import LogisticRegression
-    except ImportError as error:
-        raise ImportError("ICA fits scikit-learn's logistic regression. pip install 'gat_pyg[baselines]'.") from error
-    rows: Any = data.train_mask
-    found = LogisticRegression(C=strength, max_iter=1000).fit(x[rows].cpu().numpy(), data.y[rows].cpu().numpy())
-    weight, bias = (torch.from_numpy(value).to(into.weight) for value in (found.coef_, found.intercept_))
-    if len(bias) == 1:  # of two classes, the second's
-        weight, bias = torch.cat([-weight, weight]) / 2, torch.cat([-bias, bias]) / 2
-    into.weight.zero_()[found.classes_] = weight
-    into.bias.fill_(-1e9)[found.classes_] = bias

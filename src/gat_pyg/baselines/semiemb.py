@@ -11,7 +11,7 @@ from ..features import Linear, dropout
 
 
 class SemiEmb(nn.Module):
-    r"""The network of "Deep Learning via Semi-Supervised Embedding", regularised at its output ("OutputNN" there).
+    r"""The network of "Deep Learning via Semi-Supervised Embedding", regularised at its output, the first mode there.
 
     A perceptron with one hidden layer of ReLUs gives logits f, and to the loss on labelled nodes is added, over the
     edges and as many pairs (i, r) of the same i and a node r drawn anew in each step,
@@ -21,8 +21,8 @@ class SemiEmb(nn.Module):
             + \sum_{(i, r)} \max(0, m - \lVert f_i - f_r \rVert)^2 \Big)
 
     The original takes turns between a labelled example, an edge and a random pair, by stochastic gradients; here each
-    step has all of them. gamma, m and the hidden layer are left open there: m is 1, as there, dropout and the width
-    are those of the table's other networks, and gamma was chosen on the validation nodes of Cora, Citeseer and Pubmed,
+    step has all of them. gamma, m and the hidden layer are left open there: m is 1, width and dropout are much as in
+    the table's other networks, and gamma was chosen on the validation nodes of Cora, Citeseer and Pubmed,
     among 0.1, 1 and 10, for all three at once.
 
     Args:

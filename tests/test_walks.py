@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from gat_pyg.walks import Walks, skip_gram_loss
+from graphs import SQUARE, Graph
+
+
+@pytest.mark.parametrize("graph", [g for g in SQUARE if g.num_src], ids=str)
+def test_walks_go_along_edges_and_stay_where_there_is_none(graph: Graph):
+    steps = set(zip(*graph.index.tolist(), strict=True))
+    leaves = {src for src, _ in steps}
+    for walk in Walks(graph.index, graph.num_src)(torch.arange(graph.num_src).repeat(3), 7).tolist():
+        assert all((a, b) in steps or (a == b and a not in leaves) for a, b in pairwise(walk))
+
+
+def test_walks_take_each_edge_equally_often():
+    torch.manual_seed(0)
+    walks = Walks(torch.tensor([[0, 0, 0, 0], [1, 2, 3, 3]]), 4)(torch.zeros(4000, dtype=torch.long), 2)
+    share = walks[:, 1].bincount(minlength=4) / 4000
+    torch.testing.assert_close(share, torch.tensor([0.0, 0.25, 0.25, 0.5]), atol=0.03, rtol=0)  # 4 standard deviations
+
+
+def test_skip_gram_loss_by_hand(monkeypatch: pytest.MonkeyPatch):
+    z, c = torch.randn(2, 4, 3, dtype=torch.double)
+    walks = torch.tensor([[0, 1, 3], [2, 2, 0]])
+    drawn = torch.tensor([3, 0])
+    monkeypatch.setattr(torch, "randint", lambda *args, **kwargs: drawn)
+    pairs = [(0, 1), (1, 0), (1, 3), (3, 1), (2, 2), (2, 2), (2, 0), (0, 2)]
+    meet = torch.stack([(z[v] @ c[u]).sigmoid().log() for v, u in pairs]).mean()
+    miss = torch.stack([(-z[v] @ c[r]).sigmoid().log() for v in walks.flatten() for r in drawn]).mean()
+    torch.testing.assert_close(skip_gram_loss(z, c, walks, 1, 5), -meet - 5 * miss)
+
+
+def test_skip_gram_loss_has_gradients_and_a_seed_decides_it():
+    z, c = (torch.randn(4, 3, requires_grad=True) for _ in range(2))
+    losses = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        losses.append(skip_gram_loss(z, c, torch.tensor([[0, 1, 3]]), 2, 5))
+    assert torch.equal(*losses)
+    losses[0].backward()
+    assert z.grad is not None and c.grad is not None and z.grad[0].any() and c.grad[3].any()
