@@ -69,7 +69,7 @@ TABLES = [name for name in names("experiment") if "methods" in OmegaConf.load(CO
 def test_a_table_is_of_models_that_exist_on_data_sets_that_exist(name: str):
     table = compose("config", [f"experiment={name}"])
     assert set(table.datasets) <= set(names("dataset")) and table.runs > 1
-    methods = [[method] if isinstance(method, str) else method for method in table.methods]
+    methods = [method.split() if isinstance(method, str) else method for method in table.methods]
     for model, *settings in methods:
         learns(compose("config", [f"model={model}", *settings]), task())
 

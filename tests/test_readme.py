@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ def test_there_are_examples():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_composes(command):
-    options = [word.split(",")[0] for word in command.split() if "=" in word]
+    words = [word for word in shlex.split(command) if "=" in word]
+    options = [word if "[" in word else word.split(",")[0] for word in words]  # a list, or the first of a sweep
     with initialize_config_dir(str(config_folder()), version_base=None):
         config = compose("config", options)
     assert config.dataset._target_
