@@ -258,6 +258,12 @@ def test_weights_start_as_glorots():
     assert not MLP(5, 4, 3).lins[0].bias.any()
 
 
+def test_an_edge_to_no_node():
+    for model in (Chebyshev(5, 4, 3), MoNet(5, 4, 3), GCN(5, 4, 3)):
+        with pytest.raises((RuntimeError, IndexError), match="out of bounds|inconsistent with indices"):
+            model(torch.ones(4, 5), torch.tensor([[0], [4]]))
+
+
 def test_an_order_that_is_none():
     with pytest.raises(ValueError, match=r"order is 0, expected at least 1\. An MLP is what sees no neighbour\."):
         Chebyshev(5, 4, 3, order=0)

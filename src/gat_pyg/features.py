@@ -225,6 +225,22 @@ def linear(x: SparseFeatures, weight: Tensor) -> Tensor:
     return out.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else out
 
 
+def adjacency(edge_index: Tensor, edge_weight: Tensor, num_nodes: int) -> SparseFeatures:
+    """The matrix `[N, N]` of weighted edges, rows by dst: its `linear` sums over neighbours. Repeated edges add up.
+
+    Raises:
+        RuntimeError: if an id is outside of `[0, N)`.
+
+    Example:
+        >>> matrix = adjacency(torch.tensor([[0, 1], [2, 2]]), torch.tensor([1.0, 10.0]), 3)
+        >>> linear(matrix, torch.tensor([[1.0], [2.0], [3.0]])).flatten()
+        tensor([ 0.,  0., 21.])
+    """
+    size = (num_nodes, num_nodes)
+    matrix = torch.sparse_coo_tensor(edge_index.flip(0), edge_weight, size, check_invariants=True)
+    return SparseFeatures(matrix.to_sparse_csr())
+
+
 # Two sums over the non-zeros, each the derivative of the other, of one matrix or of several with one pattern:
 #   out_i = sum_k v_k W_col(k) over row i     and     p_k = <left_row(k), right_col(k)>.
 

@@ -1,8 +1,8 @@
 """The graph convolutional network of Kipf & Welling (ICLR 2017), with 64 hidden features also the paper's GCN-64*.
 
-As in their code there are no biases, and weight decay acts on the first layer alone. Theirs stops when the validation
-loss, L2 included, is above its mean over the last ten epochs, and keeps the last weights; here the patience of their
-text, ten epochs without a lower validation loss, ends the training, and the best weights are kept.
+As in their code there are no biases, and weight decay acts on the first layer alone. That code stops when the
+validation loss, L2 included, is above its mean over the last ten epochs, and tests the last weights; here it is as
+their text says, after ten epochs without a lower validation loss, and the best weights are tested.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.nn.resolver import activation_resolver
-from torch_geometric.utils import to_torch_csr_tensor
 
 from ..edges import once_per_graph
-from ..features import Linear, SparseFeatures, dropout, linear
+from ..features import Linear, SparseFeatures, adjacency, dropout, linear
 
 
 class GCN(nn.Module):
@@ -69,10 +68,10 @@ class GCN(nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # the sparse products are kernels already
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """`[N, F]`, dense or torch.sparse CSR, and `[2, E]` to logits `[N, K]`."""
-        adjacency = normalised(edge_index, x.size(0), x.dtype)
+        matrix = normalised(edge_index, x.size(0), x.dtype)
         for layer, lin in enumerate(self.lins):
             x = self.act(x) if layer > 0 else x
-            x = linear(adjacency, lin(dropout(x, self.dropout, self.training)))
+            x = linear(matrix, lin(dropout(x, self.dropout, self.training)))
         return x
 
 
@@ -80,4 +79,4 @@ class GCN(nn.Module):
 def normalised(edge_index: Tensor, num_nodes: int, dtype: torch.dtype) -> SparseFeatures:
     r"""The matrix :math:`\hat{\mathbf{A}}` `[N, N]` of a graph, rows by dst; of repeated edges the weights add up."""
     looped, weight = gcn_norm(edge_index, None, num_nodes, dtype=dtype)
-    return SparseFeatures(to_torch_csr_tensor(looped.flip(0), weight, (num_nodes, num_nodes)))
+    return adjacency(looped, weight, num_nodes)

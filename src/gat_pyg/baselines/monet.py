@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn.inits import glorot
 from torch_geometric.nn.resolver import activation_resolver
-from torch_geometric.utils import add_remaining_self_loops, degree, to_torch_csr_tensor
+from torch_geometric.utils import add_remaining_self_loops, degree
 
 from ..edges import once_per_graph
-from ..features import Linear, SparseFeatures, dropout, linear
+from ..features import Linear, SparseFeatures, adjacency, dropout, linear
 
 
 class MoNet(nn.Module):
@@ -105,5 +105,5 @@ def coordinates(edge_index: Tensor, num_nodes: int, dtype: torch.dtype) -> tuple
     """The matrix `[N, N]` of the mean over a neighbourhood with its node, and 1/√d of dst and src per edge `[E, 2]`."""
     looped, _ = add_remaining_self_loops(edge_index, num_nodes=num_nodes)
     d = degree(looped[1], num_nodes, dtype)
-    mean = SparseFeatures(to_torch_csr_tensor(looped.flip(0), 1 / d[looped[1]], (num_nodes, num_nodes)))
+    mean = adjacency(looped, 1 / d[looped[1]], num_nodes)
     return mean, d.rsqrt()[torch.stack([mean.pattern.row, mean.pattern.col], 1).long()]
