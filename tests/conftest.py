@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -17,7 +18,9 @@ from gat_pyg.attention.dropout import draw_seed, keep_mask
 
 
 def pytest_configure() -> None:
-    """Let the processes of pytest-xdist share the cores."""
+    """Let the processes of pytest-xdist share the cores, and Ctrl-C do what it does in a terminal."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's way with what it starts in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(max(1, torch.get_num_threads() // processes))
 

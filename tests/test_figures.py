@@ -16,7 +16,7 @@ import torch_geometric.nn as pyg
 from matplotlib.collections import LineCollection
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.typing import SparseTensor
+from torch_geometric.utils import to_torch_csr_tensor
 
 import gat_pyg.report
 from gat_pyg import GAT, attention_of
@@ -205,7 +205,7 @@ def test_bad_input() -> None:
     data, net = data_of(RANDOM), model()
     several = data.clone()
     several.y = torch.zeros(40, 2)
-    matrix = Data(x=data.x, edge_index=SparseTensor.from_edge_index(data.edge_index, sparse_sizes=(40, 40)))
+    matrix = Data(x=data.x, edge_index=to_torch_csr_tensor(data.edge_index, size=(40, 40)))
 
     class Pooled(nn.Module):
         def __init__(self) -> None:
@@ -217,7 +217,7 @@ def test_bad_input() -> None:
 
     for message, call in {
         r"y has shape \(40, 2\), expected \(40,\)": lambda: entropy_figure(net, several),
-        "edge_index is a SparseTensor, expected a dense tensor": lambda: entropy_figure(net, matrix),
+        "edge_index is a torch.sparse_csr, expected a dense tensor": lambda: entropy_figure(net, matrix),
         "the graph has no nodes": lambda: entropy_figure(net, Data(x=data.x[:0], edge_index=data.edge_index[:, :0])),
         r"Pooled gives shape \(3,\), expected \(40, K\)": lambda: entropy_figure(Pooled(), data),
         "no layer of Linear takes return_attention_weights": lambda: entropy_figure(nn.Linear(16, 3), data),

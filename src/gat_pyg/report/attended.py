@@ -112,7 +112,8 @@ class Attended:
 def _check(data: Data) -> None:
     edge_index, N = data.edge_index, data.num_nodes
     if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
-        raise ValueError(f"edge_index is a {type(edge_index).__name__}, expected a dense tensor [2, E].")
+        kind = edge_index.layout if isinstance(edge_index, Tensor) else type(edge_index).__name__
+        raise ValueError(f"edge_index is a {kind}, expected a dense tensor [2, E].")
     if not N:
         raise ValueError("the graph has no nodes, expected at least one.")
     if data.y is not None and data.y.shape != (N,):
