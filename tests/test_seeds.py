@@ -93,14 +93,14 @@ class Dropped(nn.Module):
 
 
 class Smoothed(nn.Linear):
-    """Ridge on the weight alone, and a penalty on outputs that differ along an edge."""
+    """Ridge on the weight alone, and a penalty on it and on outputs that differ along an edge."""
 
     def decayed_parameters(self) -> list[nn.Parameter]:
         return [self.weight]
 
     def penalty(self, out: Tensor, data: Data) -> Tensor:
         src, dst = data.edge_index
-        return 0.1 * (out[src] - out[dst]).square().mean()
+        return 0.1 * (out[src] - out[dst]).square().mean() + 0.01 * self.weight.abs().sum()
 
 
 class Masks(Dropped):

@@ -359,6 +359,21 @@ def test_a_step_on_what_is_seen_is_one_on_the_whole_graph(make: Callable[[], nn.
         assert_close(seen, whole)
 
 
+def test_what_is_seen_follows_the_graph():
+    data = graph(400, 3, seed=0)
+    data.edge_index = data.edge_index[:, :300]
+    data.train_mask = torch.arange(400) % 20 == 0
+    module = Transductive(GAT_PYG(6, [4], 3, [2, 1]))
+    first = module._seen(data, "train")
+    data.x.mul_(2)
+    second = module._seen(data, "train")
+    assert second.x.equal(2 * first.x)
+    data.train_mask = torch.arange(400) % 20 == 1
+    assert module._seen(data, "train").n_id[0] == 1
+    data.x.requires_grad_()
+    assert module._seen(data, "train") is data
+
+
 def test_where_nearly_all_is_seen_the_graph_stays_whole():
     (data,) = TaskData(one_graph()).train_dataloader()
     module = Transductive(GAT_PYG(6, [4], 3, [2, 1]))

@@ -227,7 +227,8 @@ def near(data: Data, nodes: Tensor, num_hops: int) -> Data:
     """The part of a graph that some nodes see from so many hops: what `NeighborLoader` gives with all neighbours.
 
     The nodes come first, then those of hop 1, 2, ..., each in their order, and the edges into each hop in the same way.
-    Their numbers are in ``num_sampled_nodes`` and ``num_sampled_edges``, where they were in ``n_id`` and ``e_id``.
+    Their numbers are in ``num_sampled_nodes`` and ``num_sampled_edges``, where they were in ``n_id`` and ``e_id``; the
+    features are copied.
 
     >>> path = Data(x=torch.arange(5.0).view(-1, 1), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]]))
     >>> part = near(path, torch.tensor([3]), num_hops=2)
@@ -251,6 +252,8 @@ def near(data: Data, nodes: Tensor, num_hops: int) -> Data:
             part[key] = _rows(value, n_id)
         elif isinstance(value, Tensor) and data.is_edge_attr(key):
             part[key] = value[e_id]
+    if "num_nodes" in data:
+        part.num_nodes = n_id.numel()
     part.n_id, part.e_id = n_id, e_id
     part.num_sampled_nodes = hop[n_id].bincount(minlength=num_hops + 1).tolist()
     part.num_sampled_edges = hop[dst[e_id]].bincount(minlength=num_hops).tolist()

@@ -41,7 +41,7 @@ class GAT(nn.Module):
     torch.sparse CSR matrix: then it acts on the non-zeros, which comes to the same, and nothing is made dense.
 
     With the numbers of nodes and edges per hop that a batch of PyG's `NeighborLoader` tells, each layer leaves out what
-    no later one looks at, and the output has the rows of hop 0, the batch's own nodes.
+    no later one looks at; with as many hops as layers the output has the rows of hop 0, the batch's own nodes.
 
     With `reproduction=True` the layers are those of the authors' code, which the paper's text leaves out in part: every
     head draws its own input dropout ("input_dropout") and its own Glorot weights ("init"), both score maps have a bias
@@ -103,7 +103,8 @@ class GAT(nn.Module):
                     f"{name} has {len(given)} entries, expected {depth}: one for each of the {depth - 1} hidden layers "
                     f"and one for the output layer."
                 )
-        of_authors = AUTHORS if reproduction is True else tuple(reproduction or ())
+        some = [reproduction] if isinstance(reproduction, str) else reproduction or ()
+        of_authors = AUTHORS if some is True else tuple(some)
         if of_authors and (edge_dim is not None or mechanism not in ("additive", "constant") or kwargs):
             raise ValueError(
                 f"reproduction={reproduction} is the authors' layer: it has no edge features, no other mechanisms and "

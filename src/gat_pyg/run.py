@@ -34,7 +34,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 from torch.multiprocessing.spawn import spawn
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Data
 
 from . import models
 from .data import Task, data_root, from_dataset
@@ -48,7 +48,6 @@ from .results import (
     append,
     config_hash,
     load,
-    read,
     save_model,
     try_lock,
     versions,
@@ -207,6 +206,8 @@ def table(config: DictConfig) -> float:
     runtime = HydraConfig.get().runtime
     folder = Path(config.outputs).absolute() / (runtime.choices.get("experiment") or "table")  # the same each time
     _drop(Path(runtime.output_dir))
+    for name, own in cells.items():
+        _check_begun(own, folder / name)
     failed: dict[str, Exception] = {}
     start, done_before = time.perf_counter(), _runs_done(cells, folder)
     while todo := [name for name in cells if name not in failed and not _complete(folder / name, cells[name])]:
@@ -246,6 +247,12 @@ def _cells(config: DictConfig) -> dict[str, DictConfig]:
     given = [override for override in HydraConfig.get().overrides.task if not override.startswith(TABLE)]
     if clash := [override for override in given if override.startswith(("model=", "dataset="))]:
         raise ValueError(f"{clash[0]} is for a single run. In a table, use methods=[...] and datasets=[...].")
+    file = config_folder() / "experiment" / f"{HydraConfig.get().runtime.choices.get('experiment')}.yaml"
+    if file.is_file() and (more := {*OmegaConf.load(file)} - {"methods", "datasets", "runs"}):
+        raise ValueError(
+            f"{file} has {', '.join(sorted(map(str, more)))}, which no cell would get. Name such settings with each "
+            "method, or on the command line."
+        )
     lists = {}
     for name in ("methods", "datasets"):
         lists[name] = [config[name]] if isinstance(config[name], str) else list(config[name] or ())
@@ -257,20 +264,29 @@ def _cells(config: DictConfig) -> dict[str, DictConfig]:
             model, *own = method.split() if isinstance(method, str) else method
             settings = [f"dataset={dataset}", f"model={model}", f"runs={config.runs}", *own, *given, "ckpt_path=last"]
             made = compose("config", overrides=settings)
+            if made.trainer.get("strategy") is not None:
+                raise ValueError("A table is of runs in one process each. Leave out trainer=ddp or ddp_cpu.")
+            made.methods = model  # it is a cell
             said = [part.rpartition("=")[2] for part in own if not part.startswith("runs=")]
-            cells["_".join([dataset, model, *(re.sub(r"[^\w.]+", "-", word).strip("-") for word in said)])] = made
+            name = "_".join([dataset, model, *(re.sub(r"[^\w.]+", "-", word).strip("-") for word in said)])
+            if name in cells:
+                raise ValueError(f"Two methods make the cell {name}. Tell them apart by +model.method=...")
+            cells[name] = made
             _check(made)
     return cells
 
 
-def _begin(config: DictConfig, folder: Path) -> None:
-    """Write the settings of a cell; ValueError where it was begun with others."""
+def _check_begun(config: DictConfig, folder: Path) -> None:
+    """Raise ValueError where a cell was begun with other settings than these."""
     if (folder / CONFIG).is_file():
         old, new = (_settings(each) for each in (OmegaConf.load(folder / CONFIG), _plain(config)))
         if changed := _changes({**old, "runs": 0}, {**new, "runs": 0}):
             raise ValueError(
                 f"{folder} was begun with other settings: {changed}. Choose other outputs=..., or remove the folder."
             )
+
+
+def _begin(config: DictConfig, folder: Path) -> None:
     write_whole(folder / CONFIG, lambda beside: OmegaConf.save(_plain(config), beside))
 
 
@@ -322,8 +338,12 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
         name = "micro_f1" if task.multilabel else "accuracy"
         fit: Callable[[Data], None] | None = getattr(model, "fit", None)
         if fit is not None:  # a method of its own, without epochs
+            if not task.transductive:
+                raise ValueError(f"{type(model).__name__} fits itself on one graph, and {task.name} has many.")
+            device = trainer.strategy.root_device
+            model.to(device)
             start = time.perf_counter()
-            fit(task.train[0] if task.transductive else Batch.from_data_list(task.train))
+            fit(task.train[0].clone().to(device))
             seconds = time.perf_counter() - start
             val = trainer.validate(module, datamodule=data, verbose=False)[0][f"val_{name}"]
         else:
@@ -786,17 +806,18 @@ def _resumed(config: DictConfig, given: Path) -> tuple[Path, int]:
 
 
 def seed_folder(folder: Path, config: DictConfig, seed: int) -> Path:
-    """The folder of one seed: the job's own, or one inside it when there are several."""
-    return folder if config.runs == 1 else folder / f"seed-{seed}"
+    """The folder of one seed: the job's own, or one inside it when there may be several."""
+    return folder if config.runs == 1 and config.methods is None else folder / f"seed-{seed}"
 
 
 def finished(folder: Path, results: str) -> Result | None:
     """The Result of a run that has come to its end, or None; if it did not reach the shared file, it is added there."""
     if not (folder / RESULT).is_file():
         return None
-    result = Result.from_json((folder / RESULT).read_text(encoding="utf-8"))
+    text = (folder / RESULT).read_text(encoding="utf-8").strip()
+    result = Result.from_json(text)
     if _rank() == 0:
-        if not Path(results).is_file() or result not in read(results):
+        if not Path(results).is_file() or text not in Path(results).read_text(encoding="utf-8").splitlines():
             append(result, results)
         (folder / CHECKPOINT).unlink(missing_ok=True)
     return result

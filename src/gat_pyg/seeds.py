@@ -109,7 +109,7 @@ class Stacked(Transductive):
         out = self(data)
         loss, sums = vmap(train_sums, (0, None))(*self.labelled(out, data, "train"))
         if self._penalty is not None:
-            loss = loss + vmap(self._penalty, (0, None), randomness="different")(out, data)
+            loss = loss + self.model.each(lambda model, out: model.method("penalty", out, data), out)
         return loss.sum(), sums
 
     def _counts(self, data: Data, split: Any) -> Tensor:

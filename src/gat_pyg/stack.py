@@ -71,10 +71,13 @@ class Stack(nn.Module):
         return out
 
     def each(self, call: Callable[..., Any], *mapped: Tensor) -> Any:
-        """`call(model, *own)` for each of the models, own being its row of each tensor in `mapped`."""
+        """`call(model, *own)` for each of the models, own being its row of each tensor in `mapped`.
+
+        `model.method(name, ...)` calls another method than its forward.
+        """
 
         def one(weights: dict[str, Tensor], *own: Tensor) -> Any:
-            return call(lambda *args, **kwargs: functional_call(self.models, weights, args, kwargs), *own)
+            return call(_Weighted(self.models, weights), *own)
 
         return vmap(one, randomness="different")(_tensors(self.models), *mapped)
 
@@ -95,6 +98,29 @@ class Stack(nn.Module):
         for name, value in _tensors(self.models).items():
             value.grad = None
             value.data = torch.stack([one[name] for one in weights]).to(value.device)
+
+
+class _Weighted:
+    """A model with other weights than its own."""
+
+    def __init__(self, model: nn.Module, weights: dict[str, Tensor]) -> None:
+        self.model, self.weights = model, weights
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return functional_call(self.model, self.weights, args, kwargs)
+
+    def method(self, name: str, *args: Any) -> Any:
+        weights = {f"model.{key}": value for key, value in self.weights.items()}
+        return functional_call(_Method(self.model, name), weights, args)
+
+
+class _Method(nn.Module):
+    def __init__(self, model: nn.Module, name: str) -> None:
+        super().__init__()
+        self.model, self.name = model, name
+
+    def forward(self, *args: Any) -> Any:
+        return getattr(self.model, self.name)(*args)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

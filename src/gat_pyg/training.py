@@ -91,10 +91,11 @@ class NodeClassifier(LightningModule):
         options: dict[str, Any] = {}
         if self._takes_edge_attr and data.edge_attr is not None:
             options["edge_attr"] = data.edge_attr
-        if self._takes_hops and "num_sampled_nodes" in data:
-            options["num_sampled_nodes_per_hop"] = data.num_sampled_nodes
-            options["num_sampled_edges_per_hop"] = data.num_sampled_edges
-        return model(data.x, data.edge_index, **options)
+        return model(data.x, data.edge_index, **options, **self._hops(data))
+
+    def _hops(self, data: Data) -> dict[str, Any]:
+        """The numbers of nodes and edges per hop, where the model is to know them."""
+        return {}
 
     def _seen(self, data: Data, split: Split) -> Data:
         """The part of the graph that ``split`` needs."""
@@ -208,7 +209,7 @@ class Transductive(NodeClassifier):
     ) -> None:
         super().__init__(model, lr, weight_decay)
         self.cuda_graphs = cuda_graphs
-        self._parts: dict[Split, tuple[Data, Data]] = {}  # a graph and what is seen of it
+        self._parts: dict[Split, tuple[list[Tensor], list[tuple[int, int]], Data]] = {}  # what is seen, and of what
         self._captured: dict[Split, tuple[Data, Captured | None]] = {}
         self._key: Tensor | None = None  # of this epoch's chance
 
@@ -219,15 +220,31 @@ class Transductive(NodeClassifier):
 
     def _seen(self, data: Data, split: Split) -> Data:
         """What the labelled nodes see, where that is less than ``SEEN`` of the work; found once."""
-        known, part = self._parts.get(split, (None, data))
-        if known is not data:
-            part = data
-            if self._num_hops is not None and type(data.x) is type(data.edge_index) is Tensor:
-                with torch.inference_mode(False), torch.no_grad():
-                    part = near(data, rows_of(data[f"{split}_mask"]), self._num_hops)
-                part = part if _is_less(part, data) else data
-            self._parts[split] = data, part
+        mask = data[f"{split}_mask"]
+        given = [value for value in (data.x, data.edge_index, data.edge_attr, data.y, mask) if value is not None]
+        if self._num_hops is None or self._penalty is not None or is_compiled(self.model):
+            return data
+        if any(type(value) is not Tensor or value.requires_grad or value.is_inference() for value in given):
+            return data
+        state = [(id(value), value._version) for value in given]
+        _, known, part = self._parts.get(split, ([], [], data))
+        if state != known:
+            with torch.inference_mode(False), torch.no_grad():
+                part = near(data, rows_of(mask), self._num_hops)
+            part = part if _is_less(part, data) else data
+            self._parts[split] = given, state, part  # an id is that of a tensor for as long as it lives
         return part
+
+    def _hops(self, data: Data) -> dict[str, Any]:
+        """The numbers per hop of what ``_seen`` gave: of another's batch, rows and masks would not fit."""
+        if not self._takes_hops or all(data is not part for *_, part in self._parts.values()):
+            return {}
+        if "num_sampled_nodes" not in data:
+            return {}
+        return {
+            "num_sampled_nodes_per_hop": data.num_sampled_nodes,
+            "num_sampled_edges_per_hop": data.num_sampled_edges,
+        }
 
     def begin_epoch(self, seed: int, epoch: int) -> None:
         """Let the dropout of gat_pyg's layers depend on the seed and the epoch alone; ``Resumable`` says both.
@@ -292,8 +309,9 @@ class Transductive(NodeClassifier):
             super().validation_step(data, batch_idx)
 
     def on_train_end(self) -> None:
-        """Let go of the CUDA graphs and their memory, and of the last epoch's key: what comes has its own chance."""
+        """Let go of the CUDA graphs, of what was seen and of the last epoch's key: what comes has its own chance."""
         self._captured.clear()
+        self._parts.clear()
         self._key = None
 
     def _capture(self, split: Split, data: Data, step: Callable[[], tuple[Tensor, ...]]) -> Captured | None:
