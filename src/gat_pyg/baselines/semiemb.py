@@ -22,8 +22,7 @@ class SemiEmb(nn.Module):
 
     The original takes turns between a labelled example, an edge and a random pair, by stochastic gradients; here each
     step has all of them. gamma, m and the hidden layer are left open there: m is 1, width and dropout are much as in
-    the table's other networks, and gamma was chosen on the validation nodes of Cora, Citeseer and Pubmed,
-    among 0.1, 1 and 10, for all three at once.
+    the table's other networks, and gamma was chosen on the validation nodes of each data set, among 0.1, 1 and 10.
 
     Args:
         in_channels: F, the number of input features.
