@@ -237,9 +237,8 @@ class Transductive(NodeClassifier):
 
     def _hops(self, data: Data) -> dict[str, Any]:
         """The numbers per hop of what ``_seen`` gave: of another's batch, rows and masks would not fit."""
-        if not self._takes_hops or all(data is not part for *_, part in self._parts.values()):
-            return {}
-        if "num_sampled_nodes" not in data:
+        ours = any(data is part and data.x is not given[0] for given, _, part in self._parts.values())
+        if not self._takes_hops or not ours:
             return {}
         return {
             "num_sampled_nodes_per_hop": data.num_sampled_nodes,
