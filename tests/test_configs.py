@@ -71,7 +71,7 @@ def test_a_table_is_of_models_that_exist_on_data_sets_that_exist(name: str):
     assert set(table.datasets) <= set(names("dataset")) and table.runs > 1
     methods = [method.split() if isinstance(method, str) else method for method in table.methods]
     for model, *settings in methods:
-        learns(compose("config", [f"model={model}", *settings]), task())
+        learns(compose("config", [f"model={model}", f"dataset={table.datasets[0]}", *settings]), task())
 
 
 @pytest.mark.parametrize("experiment", [name for name in names("experiment") if name not in TABLES])

@@ -181,7 +181,27 @@ def test_a_table_of_hand_made_runs():
         NONE,
     ]
     assert row_of(table, "GCN-64*")[1:4] == ["81.0 ± 0.5 (3)", "81.4 ± 0.5 (100)", "−0.4"]
-    assert row_of(named(by_hand(), "table3"), "GAT") == ["GAT", "0.975 ± 0.007 (2)", "0.973 ± 0.002 (10)", "+0.002"]
+    assert row_of(named(by_hand(), "table3"), "GAT")[1:] == ["0.975 ± 0.007 (2)", "0.973 ± 0.002 (10)", "+0.002", NONE]
+
+
+def test_of_the_forms_of_a_row_the_one_with_the_best_validation_score_stands():
+    low, high = [one("Chebyshev (K = 2)", value=82.0, val=79.0), one("Chebyshev (K = 3)", value=81.0, val=80.0)]
+    for lines in (at([low, high]), at([high, low])):
+        table = named(lines, "table2")
+        assert row_of(table, "Chebyshev")[1] == "81.0 (1)" and len(table.rows) == 12
+        assert table.notes == (
+            "Chebyshev on Cora is Chebyshev (K = 3), by the mean validation scores: Chebyshev (K = 3) 80.0, "
+            "Chebyshev (K = 2) 79.0.",
+        )
+        assert [row_of(named(lines, "runs"), each.method)[3] for each in (low, high)] == ["no", "yes"]
+
+
+def test_what_was_trained_as_gat_stands_beside_the_original():
+    lines = at([one("GraphSAGE-mean", "ppi", 0.6), one("GraphSAGE-mean, trained as GAT", "ppi", 0.9)])
+    table = named(lines, "table3")
+    assert table.columns[-1] == ("PPI", "trained as GAT") and len(table.rows) == 9
+    assert row_of(table, "GraphSAGE-mean")[1:] == ["0.600 (1)", "0.598", "+0.002", "0.900 (1)"]
+    assert named(lines, "table2").columns[-1] == ("Pubmed", "difference")
 
 
 def test_every_method_of_the_paper_has_its_row_in_the_papers_order():
@@ -204,8 +224,14 @@ def test_a_method_that_the_paper_does_not_have_follows_and_one_of_other_data_is_
 def test_the_ablation_stands_beside_gat_with_its_seconds():
     table = named(by_hand(), "ablation")
     assert [[cell.text for cell in row] for row in table.rows] == [
-        ["Cora", "GAT", "83.0 ± 1.0 (3)", NONE, NONE, "9.0"],
+        ["Cora", "GAT in Table 2", "83.0 ± 1.0 (3)", NONE, NONE, "9.0"],
         ["Cora", "score bias", "83.5 ± 0.5 (3)", "+0.5", "0.7000", "9.0"],
+    ]
+    text = named(at([one("GAT: skip"), one("GAT: text", value=80.0), one("GAT", value=82.0)]), "ablation")
+    assert [[cell.text for cell in row][1:4] for row in text.rows] == [
+        ["text", "80.0 (1)", NONE],
+        ["skip", "83.0 (1)", "+3.0"],
+        ["GAT in Table 2", "82.0 (1)", "+2.0"],
     ]
     without = named(at([one("GAT: score bias")]), "ablation")
     assert [cell.text for cell in without.rows[0]] == ["Cora", "score bias", "83.0 (1)", NONE, NONE, "9.0"]

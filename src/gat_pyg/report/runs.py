@@ -47,6 +47,11 @@ class Runs:
         return self.lines[0].result.config_hash
 
     @property
+    def method(self) -> str:
+        """What was trained."""
+        return self.lines[0].result.method
+
+    @property
     def newest(self) -> str:
         """When the last of the runs ended."""
         return max(line.result.timestamp for line in self.lines)
@@ -65,6 +70,11 @@ class Runs:
     def std(self) -> float:
         """Its sample standard deviation over the seeds; NaN of a single one."""
         return float(np.std(self.values, ddof=1)) if len(self.lines) > 1 else math.nan
+
+    @property
+    def val(self) -> float:
+        """The mean validation score, by which one of several forms is chosen."""
+        return statistics.fmean(line.result.val for line in self.lines)
 
     @property
     def seconds(self) -> float:
@@ -119,9 +129,24 @@ def gathered(lines: Iterable[Line]) -> dict[Key, list[Runs]]:
     return {key: sorted(runs, key=lambda one: one.newest, reverse=True) for key, runs in sorted(found.items())}
 
 
+def row_of(method: str) -> str:
+    """The row of a table that a method is in: a method may be a form of it.
+
+    >>> row_of("Chebyshev (K = 2)"), row_of("GAT")
+    ('Chebyshev', 'GAT')
+    """
+    return method.partition(" (")[0]
+
+
+def forms(runs: Mapping[Key, Sequence[Runs]], key: Key) -> list[Runs]:
+    """The newest setting of each form of a row, the best mean validation score first."""
+    found = [its[0] for one, its in runs.items() if one._replace(method=row_of(one.method)) == key]
+    return sorted(found, key=lambda one: one.val, reverse=True)
+
+
 def shown(runs: Mapping[Key, Sequence[Runs]], key: Key) -> Runs | None:
-    """The runs that stand in a table: those of the newest setting."""
-    return runs[key][0] if key in runs else None
+    """The runs that stand in a row: of its forms the one that does best on the validation nodes."""
+    return next(iter(forms(runs, key)), None)
 
 
 # Chance -------------------------------------------------------------------------------------------------------------

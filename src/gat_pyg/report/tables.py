@@ -12,10 +12,12 @@ from importlib import resources
 from typing import NamedTuple, TypeAlias
 
 from .counts import Counts
-from .runs import Key, Line, Runs, gathered, permutation_test, shown
+from .runs import Key, Line, Runs, forms, gathered, permutation_test, row_of, shown
 
 NAMES = {"cora": "Cora", "citeseer": "Citeseer", "pubmed": "Pubmed", "ppi": "PPI"}
 ABLATION = "GAT: "  # how the method of a run of the ablation begins
+TEXT = ABLATION + "text"  # what its other rows are compared with
+AS_GAT = ", trained as GAT"  # how the method of a run of Table 3's second column ends
 NONE = "—"
 Gathered: TypeAlias = Mapping[Key, Sequence[Runs]]
 
@@ -49,10 +51,11 @@ class Scores(NamedTuple):
     datasets: tuple[str, ...]
     metric: str
     rival: str  # the method that shows what attention gives
+    as_gat: bool = False  # whether it has a column of methods that were trained as GAT is
 
 
 TABLE2 = Scores("2", "Test accuracy in percent", ("cora", "citeseer", "pubmed"), "accuracy", "GCN-64*")
-TABLE3 = Scores("3", "Test micro-F1", ("ppi",), "micro_f1", "Const-GAT")
+TABLE3 = Scores("3", "Test micro-F1", ("ppi",), "micro_f1", "Const-GAT", as_gat=True)
 
 
 class Printed(NamedTuple):
@@ -102,8 +105,8 @@ def tables(lines: Sequence[Line], counts: Mapping[str, Counts | str] | None = No
 def score_table(scores: Scores, runs: Gathered, notes: Iterable[str] = ()) -> Table:
     """Table 2 or 3: for each method our mean ± std (runs), the printed number and the difference."""
     methods = [row for table, row, _ in published() if table == scores.number]
-    ours = [key.method for key in runs if key.dataset in scores.datasets and key.metric == scores.metric]
-    methods += [method for method in ours if not method.startswith(ABLATION)]
+    ours = [row_of(key.method) for key in runs if key.dataset in scores.datasets and key.metric == scores.metric]
+    methods += [method for method in ours if not method.startswith(ABLATION) and not method.endswith(AS_GAT)]
     rows = []
     for method in dict.fromkeys(methods):
         row = [Cell(method)]
@@ -115,15 +118,28 @@ def score_table(scores: Scores, runs: Gathered, notes: Iterable[str] = ()) -> Ta
                 paper_cell(paper, scores.metric),
                 difference_cell(here.mean if here else math.nan, paper.mean if paper else math.nan, scores.metric),
             ]
+            if scores.as_gat:
+                row.append(ours_cell(shown(runs, Key(method + AS_GAT, dataset, scores.metric)), scores.metric))
         rows.append(tuple(row))
-    columns = [(NAMES[dataset], name) for dataset in scores.datasets for name in ("here", "paper", "difference")]
+    names = ["here", "paper", "difference"] + [AS_GAT.removeprefix(", ")] * scores.as_gat
+    columns = [(NAMES[dataset], name) for dataset in scores.datasets for name in names]
     return Table(
         name=f"table{scores.number}",
         caption=f"Table {scores.number} of the paper. {scores.caption}, mean ± standard deviation (runs).",
         columns=(("", "Method"), *columns),
         rows=tuple(rows),
-        notes=(*notes, *_settings_notes(scores, runs)),
+        notes=(*notes, *_forms_notes(scores, runs), *_settings_notes(scores, runs)),
     )
+
+
+def _forms_notes(scores: Scores, runs: Gathered) -> Iterable[str]:
+    """Which of a row's forms stands in it, and by how much it did better on the validation nodes."""
+    rows = {key._replace(method=row_of(key.method)): None for key in runs if key.metric == scores.metric}
+    for key in rows:
+        its = forms(runs, key) if key.dataset in scores.datasets else []
+        if len(its) > 1:
+            told = ", ".join(f"{one.method} {spread(one.val, math.nan, key.metric)}" for one in its)
+            yield f"{key.method} on {NAMES[key.dataset]} is {its[0].method}, by the mean validation scores: {told}."
 
 
 def ours_cell(runs: Runs | None, metric: str) -> Cell:
@@ -216,31 +232,34 @@ def p_cell(first: Runs | None, second: Runs | None) -> Cell:
 
 
 def ablation_table(runs: Gathered) -> Table:
-    """From the paper's form to the authors' code, one switch at a time: score, difference from GAT, p, seconds."""
+    """From the paper's text to the authors' code, one switch at a time: score, difference from the text, p, seconds."""
     rows = []
     for scores in (TABLE2, TABLE3):
         for dataset in scores.datasets:
             keys = [key for key in runs if (key.dataset, key.metric) == (dataset, scores.metric)]
             switched = [key for key in keys if key.method.startswith(ABLATION)]
-            base = shown(runs, Key("GAT", dataset, scores.metric))
-            if not switched:
-                continue
-            if base is not None:
-                nothing = (Cell(NONE), Cell(NONE))
-                rows.append((Cell(NAMES[dataset]), Cell("GAT"), ours_cell(base, scores.metric), *nothing, _cost(base)))
-            for key in switched:
-                one = runs[key][0]
-                difference = difference_cell(one.mean, base.mean if base else math.nan, scores.metric)
-                form = Cell(key.method.removeprefix(ABLATION))
-                score = ours_cell(one, scores.metric)
-                rows.append((Cell(NAMES[dataset]), form, score, difference, p_cell(one, base), _cost(one)))
+            gat = Key("GAT", dataset, scores.metric)
+            base = gat._replace(method=TEXT) if gat._replace(method=TEXT) in runs else gat
+            others = [key for key in (*switched, gat) if key != base and key in runs] if switched else []
+            for key in [base] * (base in runs and bool(switched)) + others:
+                one, first = runs[key][0], runs[base][0] if base in runs and key != base else None
+                rows.append(
+                    (
+                        Cell(NAMES[dataset]),
+                        Cell(f"GAT in Table {scores.number}" if key == gat else key.method.removeprefix(ABLATION)),
+                        ours_cell(one, scores.metric),
+                        difference_cell(one.mean, first.mean if first else math.nan, scores.metric),
+                        p_cell(one, first) if key != base else Cell(NONE),
+                        _cost(one),
+                    )
+                )
     return Table(
         name="ablation",
-        caption="The paper's form against the authors' code, one switch at a time.",
+        caption="The paper's text against the authors' code, one switch at a time.",
         columns=tuple(("", name) for name in ("Data set", "form", "test", "difference", "p", "seconds a run")),
         rows=tuple(rows),
         notes=(
-            "Difference and p (as above, of each row alone) are from GAT, the setting that stands in Tables 2 and 3.",
+            "Difference and p (as above, of each row alone) are from the data set's first row.",
             *([] if rows else [f"There are no lines of it: their method is “{ABLATION}<switch>”."]),
         ),
     )
@@ -365,7 +384,7 @@ def runs_table(runs: Gathered, lines: Sequence[Line]) -> Table:
                     Cell(key.method),
                     Cell(NAMES.get(key.dataset, key.dataset)),
                     Cell(one.setting or NONE),
-                    Cell("yes" if one is its[0] and _stands(key) else "no"),
+                    Cell("yes" if _stands(one, key, runs) else "no"),
                     Cell(spread(one.mean, one.std, key.metric), source_of(one)),
                     Cell(ranges([result.seed for result in results])),
                     Cell(f"{statistics.fmean(result.epochs for result in results):.0f}"),
@@ -398,9 +417,13 @@ def runs_table(runs: Gathered, lines: Sequence[Line]) -> Table:
     )
 
 
-def _stands(key: Key) -> bool:
-    """Whether a key has a place in the tables above."""
-    return any(key.dataset in scores.datasets and key.metric == scores.metric for scores in (TABLE2, TABLE3))
+def _stands(one: Runs, key: Key, runs: Gathered) -> bool:
+    """Whether runs have a place in the tables above."""
+    if not any(key.dataset in scores.datasets and key.metric == scores.metric for scores in (TABLE2, TABLE3)):
+        return False
+    return one is (
+        runs[key][0] if key.method.startswith(ABLATION) else shown(runs, key._replace(method=row_of(key.method)))
+    )
 
 
 def files_table(lines: Sequence[Line]) -> Table:
