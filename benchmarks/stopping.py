@@ -5,7 +5,7 @@
 
 Each rule keeps the weights that do best by its own measure on the validation nodes, so their scores there say nothing
 about which rule is better. Here a rule sees one half of them and the weights that it keeps are scored on the other, and
-the other way round; no test node is looked at. The rule with the best mean over all data sets is the one to take.
+the other way round; no test node is looked at. The rule with the best mean over all data sets is taken, for all alike.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import logging
 import platform
 import statistics
 import sys
@@ -57,7 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")
     keep_memory()
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     rows: list[dict[str, Any]] = []
     print("| data set | rule | on the half that it saw | **on the other half** | epochs |\n|---|---|---|---|---|")
     for name in options.datasets:

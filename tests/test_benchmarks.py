@@ -175,3 +175,23 @@ def test_pygs_loop_stops_by_the_rule(many: ModuleType, monkeypatch: pytest.Monke
     monkeypatch.setitem(PRESETS, "cora", {"hidden_channels": (4,), "heads": (2, 1), "dropout": 0.0})
     found = many.bare(task, seeds=2, max_epochs=12, patience=100)
     assert found["epochs"] == 12 and len(found["accuracies"]) == 2 and min(found["accuracies"]) > 20
+
+
+# Which rule to stop by ----------------------------------------------------------------------------------------------
+
+
+def test_a_rule_is_scored_on_validation_nodes_that_it_does_not_see(
+    many: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import stopping
+
+    task = digits()
+    one, other = stopping.halves(task)
+    assert torch.equal(one.val[0].val_mask, other.test[0].test_mask)
+    assert not (one.val[0].val_mask & one.test[0].test_mask).any()
+    assert torch.equal(one.val[0].val_mask | one.test[0].test_mask, task.val[0].val_mask)
+    assert torch.equal(one.train[0].train_mask, task.train[0].train_mask)
+    monkeypatch.setattr(stopping.GAT, "preset", lambda name, **_: GAT(64, [4], 10, [2, 1]))
+    assert stopping.main(["--datasets=cora", "--seeds=2", "--max-epochs=2", f"--out={tmp_path}/it.json"]) == 0
+    rows = json.loads((tmp_path / "it.json").read_text())["rows"]
+    assert [row["rule"] for row in rows] == ["both", "accuracy", "loss"] and len(rows[0]["scores"]) == 4
