@@ -6,6 +6,7 @@ from sklearn.dummy import DummyClassifier
 from sklearn.metrics import f1_score
 
 from gat_pyg.baselines.chance import Chance
+from gat_pyg.stack import Stack
 from gat_pyg.training import node_loss
 
 
@@ -44,3 +45,5 @@ def test_it_says_the_same_each_time_and_another_model_something_else():
     assert not torch.equal(other(x), out)
     other.load_state_dict(chance.state_dict())
     assert torch.equal(other(x), out)
+    other.seed += 1
+    assert torch.equal(Stack([chance, other]).eval()(x), torch.stack([out, other(x)]))

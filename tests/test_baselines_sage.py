@@ -10,12 +10,15 @@ from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 from torch_geometric.nn.aggr import LSTMAggregation
 
+from gat_pyg.baselines import sage
 from gat_pyg.baselines.sage import AGGREGATORS, GraphSAGE, SampledConv, sample
 from gat_pyg.data import planted
+from gat_pyg.stack import Stack
 from gat_pyg.training import node_loss
 from graphs import COMPLETE, ISOLATED, SQUARE, STAR_IN, Graph, graph, random
 from laws import assert_close, edges_of
 
+SEED = torch.tensor(7)
 WIDTH = {"gcn": None, "mean": None, "lstm": 6, "pool": 6}
 
 
@@ -38,7 +41,7 @@ def x_of(graph: Graph) -> Tensor:
 
 @pytest.mark.parametrize("graph", SQUARE, ids=str)
 def test_every_neighbour_drawn_is_one(graph: Graph):
-    drawn = sample(edges_of(graph), 7)
+    drawn = sample(edges_of(graph), 7, SEED)
     assert drawn.shape == (graph.num_dst, 7)
     neighbours = [set(graph.index[0][graph.index[1] == i].tolist()) for i in range(graph.num_dst)]
     for own, found in zip(neighbours, drawn.tolist(), strict=True):
@@ -47,8 +50,7 @@ def test_every_neighbour_drawn_is_one(graph: Graph):
 
 @pytest.mark.parametrize("graph", [STAR_IN, random(40, 40, 300)], ids=str)
 def test_draws_are_uniform_and_independent(graph: Graph):
-    torch.manual_seed(0)
-    drawn = sample(edges_of(graph), 40_000)
+    drawn = sample(edges_of(graph), 40_000, SEED)
     hub = int(graph.index[1].bincount(minlength=graph.num_dst).argmax())
     share = graph.index[0][graph.index[1] == hub].bincount(minlength=graph.num_src).double()  # a repeated edge twice
     expected = (share / share.sum())[share > 0]
@@ -61,10 +63,10 @@ def test_draws_are_uniform_and_independent(graph: Graph):
 
 
 def test_no_draw_is_past_the_last_neighbour(monkeypatch: pytest.MonkeyPatch):
-    most = torch.tensor(1.0 - 2.0**-24)  # the largest number that torch.rand gives
-    monkeypatch.setattr(torch, "rand", lambda *size, **_: most.expand(size))
+    most = torch.tensor(1.0 - 2.0**-24)  # the largest number that `uniform` gives
+    monkeypatch.setattr(sage, "uniform", lambda seed, *size: most.expand(size))
     degree = torch.arange(1, 3000)
-    drawn = sample(edges_of(graph("hubs", list(itertools.zip_longest(range(2999), [], fillvalue=0)), 2999)), 1)
+    drawn = sample(edges_of(graph("hubs", list(itertools.zip_longest(range(2999), [], fillvalue=0)), 2999)), 1, SEED)
     assert drawn[0].item() == 2998
     assert ((most * degree).long() == degree - 1).all()
 
@@ -104,7 +106,7 @@ def test_all_neighbours_drawn_once_are_pygs_layer(aggr: str):
 def test_draws_of_any_number_are_pygs_layer_on_the_edges_drawn(aggr: str):
     graph = random(40, 40, 300)
     own, x = layer(aggr), x_of(graph)
-    drawn = sample(edges_of(graph), 5)
+    drawn = sample(edges_of(graph), 5, SEED)
     known = (drawn < 40).all(1)
     own_too = torch.cat([drawn, torch.arange(40)[:, None]], 1) if aggr == "gcn" else drawn
     edge_index = torch.stack([own_too.flatten(), torch.arange(40).repeat_interleave(own_too.size(1))])
@@ -115,7 +117,7 @@ def test_draws_of_any_number_are_pygs_layer_on_the_edges_drawn(aggr: str):
 @pytest.mark.parametrize("aggr", AGGREGATORS)
 def test_a_node_without_neighbours_has_zeros_for_them(aggr: str):
     own, x = layer(aggr), x_of(ISOLATED)
-    out = own(x, sample(edges_of(ISOLATED), 3))
+    out = own(x, sample(edges_of(ISOLATED), 3, SEED))
     alone = [1, 3, 4, 5]
     if aggr == "gcn":
         expected = own.lin_l(x[alone] / 4)
@@ -171,6 +173,18 @@ def test_training_draws_afresh_and_evaluation_as_the_weights_say():
     assert not torch.equal(other.eval()(x, graph.index), out)
     other.load_state_dict(net.state_dict())
     assert torch.equal(other(x, graph.index), out)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # embedding_bag is called for one after the other
+@pytest.mark.parametrize("aggr", AGGREGATORS)
+def test_trained_models_are_called_as_one(aggr: str):
+    graph = random(40, 40, 300)
+    x, nets = x_of(graph), [model(aggr).eval(), model(aggr).eval()]
+    nets[1].seed += 1
+    out = Stack(nets)(x, graph.index)
+    assert not torch.equal(out[0], out[1])
+    for net, own in zip(nets, out, strict=True):
+        assert_close(own, net(x, graph.index))
 
 
 @pytest.mark.parametrize("aggr", AGGREGATORS)

@@ -133,6 +133,19 @@ def _mask(seed: Tensor, num_edges: int, heads: int, p: float, dtype: torch.dtype
     return kept / (1.0 - p) if p < 1.0 else kept
 
 
+def uniform(seed: Tensor, rows: int, columns: int) -> Tensor:
+    """Numbers from [0, 1), `[rows, columns]`, which follow from the seed alone: the same on every device.
+
+    Example:
+        >>> u = uniform(torch.tensor(7), 1000, 10)
+        >>> bool(u.min() >= 0), bool(u.max() < 1), round(float(u.mean()), 1)
+        (True, True, 0.5)
+    """
+    row = torch.arange(rows, device=seed.device)[:, None]
+    words = _philox(seed, row, torch.arange((columns + 3) // 4, device=seed.device))
+    return (torch.stack(words, dim=-1).flatten(1)[:, :columns] >> 8).float() * 2**-24
+
+
 def _philox(seed: Tensor, edge: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     c0, c1, c2, c3 = edge & _LOW, edge >> 32, group, torch.zeros_like(group)
     k0, k1 = seed & _LOW, (seed >> 32) & _LOW

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from ..attention.dropout import uniform
+
 
 class Chance(nn.Module):
     r"""A bias for each label, at which the cross-entropy is least, and in evaluation noise on top:
@@ -20,7 +22,7 @@ class Chance(nn.Module):
 
     So a label is drawn, z > 0, with probability sigmoid(b_k), and is the largest of all with probability
     softmax(b)_k. The draws follow from a seed that is drawn as the model is made and kept with its weights: a graph has
-    the same logits each time. Training by the loss of all graphs at once finds the shares of the labels.
+    the same logits each time, on every device. Training by the loss of all graphs at once finds the labels' shares.
 
     Args:
         out_channels: K, the number of classes or labels.
@@ -41,6 +43,5 @@ class Chance(nn.Module):
         """Logits `[N, K]` for x `[N, F]`, of which N alone counts."""
         if self.training:
             return self.bias.expand(x.size(0), -1)
-        draws = torch.Generator(x.device).manual_seed(int(self.seed))
-        E = torch.empty(x.size(0), 1 + self.bias.size(0), device=x.device).exponential_(generator=draws)
+        E = -(1 - uniform(self.seed, x.size(0), 1 + self.bias.size(0))).log()
         return self.bias + (E[:, :1] / E[:, 1:]).log()

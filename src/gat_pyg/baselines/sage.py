@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..attention.dropout import draw_seed, uniform
 from ..edges import Edges, neighbourhoods
 from ..features import dropout
 
@@ -36,7 +37,8 @@ class GraphSAGE(nn.Module):
 
     "mean" and "lstm" are what they say, "pool" is the maximum of ReLU(W h_j + b), and "gcn" has W_2 alone and a mean
     that includes h_i. A node without neighbours has S_k rows of zeros for them. In evaluation the draws follow from a
-    seed that is drawn as the model is made and kept with its weights: a graph has the same logits each time.
+    seed that is drawn as the model is made and kept with its weights: a graph has the same logits each time, on every
+    device.
 
     Args:
         in_channels: F, the number of input features.
@@ -84,10 +86,10 @@ class GraphSAGE(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """`[N, F]` and `[2, E]`, src above dst, to logits `[N, K]`."""
         _, edges = neighbourhoods(edge_index, x.size(0), x.size(0))
-        draws = None if self.training else torch.Generator(x.device).manual_seed(int(self.seed))
         for k, (conv, num) in enumerate(zip(self.convs, self.num_neighbors, strict=True)):
             x = x if k == 0 else x.relu()
-            x = conv(dropout(x, self.dropout, self.training), sample(edges, num, draws))
+            seed = draw_seed(x.device) if self.training else self.seed + k
+            x = conv(dropout(x, self.dropout, self.training), sample(edges, num, seed))
         out: Tensor = self.lin(F.normalize(x))
         return out
 
@@ -145,18 +147,18 @@ def read(lstm: nn.LSTM, x: Tensor, drawn: Tensor) -> Tensor:
     return h
 
 
-def sample(edges: Edges, num: int, generator: torch.Generator | None = None) -> Tensor:
-    """`[N, num]`: neighbours of each node, drawn uniformly with replacement; N for a node that has none.
+def sample(edges: Edges, num: int, seed: Tensor) -> Tensor:
+    """`[N, num]`: neighbours of each node, drawn uniformly with replacement by a seed; N for a node that has none.
 
     Example:
         >>> _, edges = neighbourhoods(torch.tensor([[0, 2], [1, 1]]), 3, 3)
-        >>> drawn = sample(edges, 4)
+        >>> drawn = sample(edges, 4, torch.tensor(7))
         >>> drawn[::2].tolist(), set(drawn[1].tolist()) <= {0, 2}
         ([[3, 3, 3, 3], [3, 3, 3, 3]], True)
     """
     src, _ = edges.wide
     degree = edges.rowptr.diff()[:, None]
-    place = (torch.rand(edges.num_dst, num, device=src.device, generator=generator) * degree).long()  # below the degree
+    place = (uniform(seed, edges.num_dst, num) * degree).long()  # below the degree
     place = torch.where(degree > 0, edges.rowptr[:-1, None] + place, edges.num_edges)
     return F.pad(src, (0, 1), value=edges.num_src)[place]
 
