@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Sequence
 
 import torch
@@ -77,13 +76,15 @@ class ICA(nn.Module):
         self.labels = F.one_hot(known, self.labels.size(1) + 1)[:, :-1].float()
         train, y = data.train_mask, data.y[data.train_mask]
         best, kept = -1, self.state_dict()
-        for of_features, of_links in itertools.product(*self.strengths):
+        by_features, by_links = self.strengths
+        for of_features in by_features:
             regress(self.by_features, data.x[train], y, of_features)
             counts = _counts(self._settled(self.by_features(data.x)), data.edge_index)
-            regress(self.by_links, counts[train], y, of_links)
-            right = int((self(data.x, data.edge_index).argmax(1) == data.y)[data.val_mask].sum())
-            if right > best:
-                best, kept = right, copy.deepcopy(self.state_dict())
+            for of_links in by_links:
+                regress(self.by_links, counts[train], y, of_links)
+                right = int((self(data.x, data.edge_index).argmax(1) == data.y)[data.val_mask].sum())
+                if right > best:
+                    best, kept = right, copy.deepcopy(self.state_dict())
         self.load_state_dict(kept)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
