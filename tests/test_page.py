@@ -88,10 +88,17 @@ def test_every_graph_has_a_page(graph: Graph, net: nn.Module, tmp_path: Path) ->
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["page.html"]
 
 
+class Scored(nn.Module):
+    def forward(self, x: Tensor, edge_index: Tensor, return_attention_weights: bool | None = None) -> Any:
+        return x[:, :3], (edge_index, torch.full((edge_index.size(1), 1), 1.5))
+
+
 def test_bad_input_writes_nothing(tmp_path: Path) -> None:
     data = data_of(RANDOM)
     with pytest.raises(ValueError, match=r"layout has shape \(3, 2\), expected finite numbers \[40, 2\]"):
         attention_page(model(), data, tmp_path / "page.html", layout=torch.zeros(3, 2))
+    with pytest.raises(ValueError, match="coefficients of layer 1 lie between 1.5 and 1.5, expected 0 to 1"):
+        attention_page(Scored(), data, tmp_path / "page.html")
     assert not list(tmp_path.iterdir())
 
 

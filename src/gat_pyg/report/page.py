@@ -67,10 +67,18 @@ def _content(seen: Attended, place: Tensor, title: str) -> dict[str, Any]:
     span = float((high - low).max()) or 1.0
     lists: list[Tensor] = []
     layers = []
-    for edge_index, alpha in seen.layers:
+    for layer, (edge_index, alpha) in enumerate(seen.layers, start=1):
+        least, most = alpha.aminmax() if alpha.numel() else (alpha.new_zeros(()), alpha.new_ones(()))
+        if not (least >= 0 and most <= 1.001):  # a softmax that was rounded
+            raise ValueError(
+                f"The coefficients of layer {layer} lie between {least:.3g} and {most:.3g}, expected 0 to 1: a page "
+                "shows shares of attention. Let the model return them after its softmax."
+            )
         known = next((n for n, found in enumerate(lists) if torch.equal(found, edge_index)), len(lists))
         lists += [edge_index] if known == len(lists) else []
-        layers.append({"list": known, "heads": alpha.size(1), "alpha": _text((alpha.t() * SCALE).round(), "<u2")})
+        layers.append(
+            {"list": known, "heads": alpha.size(1), "alpha": _text((alpha.t().clamp(max=1) * SCALE).round(), "<u2")}
+        )
     return {
         "title": title,
         "classes": seen.classes,
