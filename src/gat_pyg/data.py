@@ -105,7 +105,7 @@ class Task:
             known = False
             for number, data in enumerate(self.graphs(split)):
                 _check_graph(self, data, f"{self.name}, {split} graph {number}")
-                known = known or bool(_known(data.y).any())
+                known = known or bool(any_known(data.y).any())
             if not known:
                 raise ValueError(f"{self.name}: all labels of the {split} graphs are unknown, expected at least one.")
 
@@ -206,7 +206,7 @@ def _check_y(task: Task | _Form, y: Tensor, N: int, where: str) -> None:
 
 def _check_masks(task: Task, data: Data) -> None:
     """Raise ValueError unless the three masks are disjoint, not empty and hold known labels only."""
-    N, known = data.x.size(0), _known(data.y)
+    N, known = data.x.size(0), any_known(data.y)
     for key in MASKS:
         mask = data.get(key)
         if mask is None:
@@ -273,7 +273,7 @@ def _by_hop(hop: Tensor, last: int) -> Tensor:
     return order[: int((hop <= last).sum())]
 
 
-def _known(y: Tensor) -> Tensor:
+def any_known(y: Tensor) -> Tensor:
     """Which nodes have a label, or at least one: [N] bool."""
     return ~y.isnan().all(1) if y.dim() == 2 else y >= 0
 
@@ -284,7 +284,7 @@ def _known(y: Tensor) -> Tensor:
 def _draw_masks(data: Data, K: int, per_class: int, val: int, test: int, seed: int, name: str) -> None:
     """Give ``data`` the masks it lacks, drawn among the labelled nodes that no mask of its own holds."""
     order = torch.randperm(len(data.y), generator=torch.Generator().manual_seed(seed))
-    free = _known(data.y)
+    free = any_known(data.y)
     for key in MASKS:
         if key in data:
             free &= ~data[key]
@@ -833,7 +833,7 @@ def _tidy(data: Any, split: int, name: str) -> Data:
         tidy.edge_attr = data.edge_attr.float()
         if tidy.edge_attr.dim() == 1:
             tidy.edge_attr = tidy.edge_attr[:, None]  # [E, 1]
-    known = _known(tidy.y)
+    known = any_known(tidy.y)
     for key in MASKS:
         if data.get(key) is None:
             continue
@@ -879,4 +879,4 @@ def _draw_graphs(graphs: list[Data], val: int, test: int, seed: int, name: str) 
 def _ogb_masks(data: Data, index: Mapping[str, Tensor]) -> None:
     """The split that comes with a data set of OGB, as masks."""
     for key, part in zip(MASKS, ("train", "valid", "test"), strict=True):
-        data[key] = torch.zeros(len(data.y), dtype=torch.bool).index_fill_(0, index[part], True) & _known(data.y)
+        data[key] = torch.zeros(len(data.y), dtype=torch.bool).index_fill_(0, index[part], True) & any_known(data.y)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from ..data import SPLITS, Split, Task
+from ..data import SPLITS, Split, Task, any_known
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def counted(task: Task, links: Sequence[Tensor]) -> Counts:
     graphs = task.graphs("train") if task.transductive else [data for split in SPLITS for data in task.graphs(split)]
     sizes: dict[str, int] = {split: len(task.graphs(split)) for split in SPLITS}
     masks = {split: torch.cat([_of(task, data, split) for data in task.graphs(split)]) for split in SPLITS}
-    known = {split: torch.cat([_known(data.y) for data in task.graphs(split)]) for split in SPLITS}
+    known = {split: torch.cat([any_known(data.y) for data in task.graphs(split)]) for split in SPLITS}
     loops = [src[src == dst] for src, dst in links]
     return Counts(
         dataset=task.name,
@@ -66,10 +66,6 @@ def counted(task: Task, links: Sequence[Tensor]) -> Counts:
 def _of(task: Task, data: Data, split: Split) -> Tensor:
     mask: Tensor = data[f"{split}_mask"] if task.transductive else torch.ones(data.x.size(0), dtype=torch.bool)
     return mask
-
-
-def _known(y: Tensor) -> Tensor:
-    return ~y.isnan().all(1) if y.dim() == 2 else y >= 0
 
 
 def _pairs(edge_index: Tensor) -> int:
