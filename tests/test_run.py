@@ -775,7 +775,9 @@ def test_two_processes_share_the_seeds_of_one_graph(command: Command):
 
 def test_processes_from_outside_do_not_share_seeds(command: Command, monkeypatch: pytest.MonkeyPatch):
     launched = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
-    for name, value in (launched | {"TORCHELASTIC_RUN_ID": "1"}).items():
+    for name, value in (
+        launched | {"TORCHELASTIC_RUN_ID": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    ).items():
         monkeypatch.setenv(name, value)
     two = ("trainer=ddp_cpu", "trainer.devices=2", "runs=2", "vectorize=on")
     assert "vectorize is on, but its processes were started from outside" in command(*SMALL, *two, fails=True)

@@ -582,7 +582,7 @@ def test_the_order_of_training_graphs_follows_from_seed_and_epoch():
 @pytest.mark.parametrize("multilabel", [False, True])
 def test_over_processes_no_validation_graph_counts_twice(world: int, multilabel: bool):
     task, model = many_graphs(multilabel), GCN(6, 4, 2, 3).eval()
-    data = [TaskData(task, batch_size=2) for _ in range(world)]
+    data = [TaskData(task, batch_size=4) for _ in range(world)]
     for rank, part in enumerate(data):
         part.trainer = Place(rank, world)
     shares = [list(part.val_dataloader()) for part in data]

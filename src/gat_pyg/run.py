@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from multiprocessing import active_children
 from pathlib import Path
 from types import FrameType
@@ -28,11 +28,13 @@ from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from hydra.utils import get_object, instantiate
 from lightning import Trainer
+from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment  # type: ignore[attr-defined]
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import nn
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import spawn
 from torch_geometric.data import Data
 
@@ -90,6 +92,7 @@ RUN_DIR = "GAT_PYG_RUN_DIR"  # tells the processes that Lightning starts which f
 LOCK = ".lock"
 NUMBERS = ("dataset", "model", "training", "split")  # the settings that decide what is learnt: they make the hash
 FREE = ("ckpt_path", "checkpoint_every", "vectorize", "seeds_per_pass")  # what a resumed run may have otherwise
+WHERE = ("accelerator", "devices", "num_nodes", "strategy", "deterministic")  # and those of ``trainer``
 HOW = {  # the settings of ``training`` that decide how fast it is learnt, and their values
     "sparse": ("auto", True, False),
     "compile": (True, False),
@@ -728,8 +731,12 @@ def run_folder(config: DictConfig) -> Iterator[Path]:
     there is no such one, it is the newest with a finished run, which is not done again, else Hydra's.
     """
     given = Path(HydraConfig.get().runtime.output_dir)
+    store = _store()
     if _rank() > 0:
-        yield Path(os.environ.get(RUN_DIR, given))
+        folder = Path(os.environ.get(RUN_DIR) or (store.get(RUN_DIR).decode() if store else given))
+        if folder != given:
+            _drop(given)
+        yield folder
         return
     folder = given
     try:
@@ -737,6 +744,8 @@ def run_folder(config: DictConfig) -> Iterator[Path]:
         if folder != given:
             _drop(given)
         os.environ[RUN_DIR] = str(folder)
+        if store is not None:
+            store.set(RUN_DIR, str(folder))
         if not (folder / CONFIG).is_file():
             write_whole(folder / CONFIG, lambda beside: OmegaConf.save(_plain(config), beside))
         try:
@@ -752,6 +761,18 @@ def run_folder(config: DictConfig) -> Iterator[Path]:
     finally:
         _drop(given)
         _drop(folder)
+
+
+def _store() -> Store | None:
+    """Where processes that torchrun or SLURM started can tell one another something, before they train together."""
+    launchers = (TorchElasticEnvironment, SLURMEnvironment)
+    place = next((launcher() for launcher in launchers if launcher.detect()), None)
+    if place is None or place.world_size() == 1:
+        return None
+    hosts = place.global_rank() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    wait = timedelta(seconds=60)
+    store = TCPStore(place.main_address, place.main_port, place.world_size(), hosts, wait, False, multi_tenant=True)
+    return PrefixStore(f"gat_pyg/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
 def _drop(folder: Path) -> None:
@@ -851,7 +872,8 @@ def _settings(config: Any) -> dict[str, Any]:
             flat[name] = value
 
     walk(OmegaConf.to_container(config), "")
-    return {key: value for key, value in flat.items() if key not in FREE}
+    free = {*FREE, *(f"trainer.{key}" for key in WHERE)}
+    return {key: value for key, value in flat.items() if key not in free}
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

@@ -102,10 +102,16 @@ class NodeClassifier(LightningModule):
         return data
 
     def training_step(self, data: Data, batch_idx: int) -> Tensor:
-        """The loss of a batch of graphs."""
+        """The loss of a batch of graphs; over several processes so scaled that DDP's mean is that of all graphs."""
         loss, sums = self._loss(data)
         self._add("train", sums)
-        return loss
+        return self._weighed(loss, sums[..., 1]) if self._shared() else loss
+
+    def _weighed(self, loss: Tensor, size: Tensor) -> Tensor:
+        """The mean over ``size`` labels, of n such in all W processes together, times W size / n."""
+        n = size.clone()
+        torch.distributed.all_reduce(n)
+        return loss * (self.trainer.world_size * size / n.clamp(min=1))
 
     def _loss(self, data: Data) -> tuple[Tensor, Tensor]:
         """The loss of a batch, and what the epoch adds up: (loss, known)."""
@@ -154,6 +160,8 @@ class NodeClassifier(LightningModule):
                 f"The checkpoint does not fit this model: {different}. Resume with the settings that the run was "
                 "started with (config.yaml beside the checkpoint), or start anew without ckpt_path."
             )
+        if self._trainer is not None:  # Lightning does so after loading, which would round float64 to float32
+            self.trainer.precision_plugin.convert_module(self)
 
     def _tell(self, metrics: dict[str, float]) -> None:
         """What ``self.log_dict`` does with an epoch's metrics, at a tenth of its time: 0.1 ms."""
@@ -504,8 +512,9 @@ class TaskData(LightningDataModule):
     """A task's graphs as Lightning takes them: ``trainer.fit(module, datamodule=TaskData(task))``.
 
     Training graphs are shuffled; their order follows from ``seed`` and the epoch alone, so that a resumed run sees the
-    same. Validation and test batches are put together once. Over several processes each takes its share of the graphs:
-    for training some are repeated where the number does not divide, for validation and test none is counted twice.
+    same. Validation and test batches are put together once. Over several processes each takes its share of every step's
+    ``batch_size`` graphs, so that a step is the same over any number of them; no graph is repeated or counted twice.
+    Raises ValueError where there are more processes than graphs in a step.
 
     With ``sparse`` the features of the one graph of a transductive task are a torch.sparse CSR matrix, for a model that
     takes such a one; ``sparse_pays`` tells where that is faster.
@@ -527,10 +536,16 @@ class TaskData(LightningDataModule):
         if self._whole is not None:
             return self._whole
         rank, world = self._place()
+        if self.batch_size < world:
+            raise ValueError(
+                f"batch_size is {self.batch_size}, the graphs of a step over all processes, and there are {world} of "
+                f"them. Give each a graph, with batch_size={world} or more, or start fewer."
+            )
         seed = int(np.random.SeedSequence(self.seed).generate_state(1)[0])  # far apart: the sampler adds the epoch
-        sampler = DistributedSampler[Data](self.task.train, world, rank, seed=seed)  # type: ignore[arg-type]
+        sampler = Shares(self.task.train, self.batch_size, rank, world, seed)
+        graphs = [*self.task.train, _nobody(self.task.train[0])]
         # a generator of its own: what the loader draws must not shift the dropout of the epoch
-        return DataLoader(self.task.train, self.batch_size, sampler=sampler, generator=torch.Generator())
+        return DataLoader(graphs, sampler.each, sampler=sampler, generator=torch.Generator())
 
     def val_dataloader(self) -> Batches:
         """The one graph, or this process's share of the validation graphs."""
@@ -541,7 +556,14 @@ class TaskData(LightningDataModule):
         return self._share(self.task.test)
 
     def transfer_batch_to_device(self, batch: Data, device: torch.device, dataloader_idx: int) -> Data:
-        """Move a batch once: a graph that is there already stays the same object, with what is remembered of it."""
+        """Move a batch once: a graph that is there already stays the same object, with what is remembered of it.
+
+        Where the trainer's precision is another than float32, as "64-true", it is that of the graph, too.
+        """
+        if self.trainer and self.trainer.precision in ("64-true", "16-true", "bf16-true"):
+            dtype = self.trainer.precision_plugin.convert_input(torch.empty(0)).dtype
+            if batch.x.dtype != dtype:
+                batch = batch.apply(lambda value: value.to(dtype) if value.is_floating_point() else value)
         return batch if batch.x.device == device else batch.to(device)
 
     def _share(self, graphs: list[Data]) -> Batches:
@@ -550,8 +572,8 @@ class TaskData(LightningDataModule):
         rank, world = self._place()
         share = graphs[rank::world]
         if len(share) < -(-len(graphs) // world):  # all processes need as many batches: their forwards may communicate
-            share = [*share, _unlabelled(graphs[0])]
-        size = self.batch_size
+            share = [*share, _nobody(graphs[0])]
+        size = -(-self.batch_size // world)
         return Batches([Batch.from_data_list(share[start : start + size]) for start in range(0, len(share), size)])
 
     def _place(self) -> tuple[int, int]:
@@ -593,10 +615,39 @@ class Batches:
         return len(self._batches)
 
 
-def _unlabelled(data: Data) -> Data:
-    data = copy.copy(data)
-    data.y = torch.full_like(data.y, float("nan") if data.y.is_floating_point() else -1)
-    return data
+class Shares(DistributedSampler[Data]):
+    """One process's part of the steps: of each step's graphs, which seed and epoch decide, every ``world``-th.
+
+    Where a step has too few for all, the index N stands for a graph of nobody, so that all take as many steps.
+
+    >>> [list(Shares(range(5), 2, rank, 2, seed=0)) for rank in (0, 1)]
+    [[4, 1, 2], [0, 3, 5]]
+    """
+
+    def __init__(self, graphs: Sequence[Any], batch_size: int, rank: int, world: int, seed: int) -> None:
+        super().__init__(graphs, world, rank, seed=seed)  # type: ignore[arg-type]
+        self.num_graphs = len(graphs)
+        self.batch_size = batch_size  # of all processes together
+        self.each = -(-batch_size // world)
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.randperm(
+            self.num_graphs, generator=torch.Generator().manual_seed(self.seed + self.epoch)
+        ).tolist()
+        for start in range(0, self.num_graphs, self.batch_size):
+            own = order[start : start + self.batch_size][self.rank :: self.num_replicas]
+            size = self.each if start + self.batch_size < self.num_graphs else 1
+            yield from [*own, *[self.num_graphs] * (size - len(own))]
+
+    def __len__(self) -> int:
+        return self.each * -(-self.num_graphs // self.batch_size)
+
+
+def _nobody(data: Data) -> Data:
+    """A graph like this one with one node, whose labels are unknown, and no edge to another."""
+    one = data.subgraph(torch.tensor([0]))
+    one.y = torch.full_like(one.y, float("nan") if one.y.is_floating_point() else -1)
+    return one
 
 
 # When to stop -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,150 @@
+"""Several processes that train one model: the steps, the stop and the scores of a single one."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gat_pyg.data import planted
+from gat_pyg.results import Result, read
+from gat_pyg.training import Shares, TaskData
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are started and stopped by POSIX signals")
+
+EXACT = ("dataset=planted", "dataset.graphs=14", "dataset.nodes=40", "model=gat", "+trainer.precision=64-true")
+STEPS = ("training.batch_size=3", "training.lr=0.02", "training.patience=6", "training.max_epochs=40")
+
+
+def started(*line: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
+
+
+def command(outputs: Path, *arguments: str, world: int = 1) -> subprocess.Popen[str]:
+    several = ("trainer=ddp_cpu", f"trainer.devices={world}") if world > 1 else ()
+    return started(sys.executable, "-m", "gat_pyg.run", *EXACT, *STEPS, *several, *arguments, f"outputs={outputs}")
+
+
+def ended(process: subprocess.Popen[str], status: int = 0) -> None:
+    _, complaints = process.communicate(timeout=240)
+    assert process.returncode == status, complaints
+    assert "Warning" not in complaints, complaints
+
+
+def left(outputs: Path) -> tuple[Result, dict[str, Tensor]]:
+    (result,) = read(outputs / "results.jsonl")
+    return result, load_file(Path(result.run_dir) / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    outputs = tmp_path_factory.mktemp("alone")
+    ended(command(outputs))
+    result, _ = left(outputs)
+    assert 20 < 4 * result.epochs < 160  # of the 10 training graphs, four steps an epoch; the rule stopped it
+    return outputs
+
+
+def same(outputs: Path, alone: Path) -> None:
+    (result, weights), (expected, its) = left(outputs), left(alone)
+    assert (result.epochs, result.best_epoch, result.value, result.val) == (
+        expected.epochs,
+        expected.best_epoch,
+        expected.value,
+        expected.val,
+    )
+    assert weights.keys() == its.keys()
+    for name, value in weights.items():
+        assert value.dtype == torch.float64
+        torch.testing.assert_close(value, its[name], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_take_the_steps_of_one_process(world: int, alone: Path, tmp_path: Path):
+    ended(command(tmp_path, world=world))
+    same(tmp_path, alone)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_another_number_of_ranks_goes_on_from_a_checkpoint(before: int, after: int, alone: Path, tmp_path: Path):
+    process = command(tmp_path, "checkpoint_every=0", world=before)
+    wait(lambda: any(tmp_path.rglob("last.ckpt")), process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert not list(tmp_path.rglob("result.json"))
+    ended(command(tmp_path, "checkpoint_every=0", "ckpt_path=last", world=after))
+    assert len(list(tmp_path.glob("*_planted"))) == 1
+    same(tmp_path, alone)
+
+
+def test_two_machines_leave_one_folder(alone: Path, tmp_path: Path):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=0"]
+    launcher += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{29400 + os.getpid() % 1000}", "--rdzv-id=gat"]
+    run = ["-m", "gat_pyg.run", *EXACT, *STEPS, "trainer=ddp_cpu", "trainer.devices=1", "+trainer.num_nodes=2"]
+    machines = [started(*launcher, *run, f"outputs={tmp_path}") for _ in range(2)]
+    for machine in machines:
+        _, complaints = machine.communicate(timeout=240)
+        assert machine.returncode == 0, complaints
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
+    same(tmp_path, alone)
+
+
+def wait(until: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 120) -> None:
+    start = time.perf_counter()
+    while not until():
+        assert process.poll() is None and time.perf_counter() - start < seconds, process.communicate()[1]
+        time.sleep(0.01)
+
+
+# Each rank's share --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("batch_size", [4, 5, 11])
+def test_a_step_has_the_same_graphs_over_any_number_of_ranks(world: int, batch_size: int):
+    def steps(world: int) -> list[list[int]]:
+        shares = [Shares(range(11), batch_size, rank, world, seed=3) for rank in range(world)]
+        each = -(-batch_size // world)
+        parts = [[list(share)[start : start + each] for start in range(0, len(list(share)), each)] for share in shares]
+        assert {len(part) for part in parts} == {-(-11 // batch_size)}
+        assert all(-(-len(share) // each) == len(parts[0]) for share in shares)
+        together = [list(itertools.chain(*step)) for step in zip(*parts, strict=True)]
+        return [sorted(index for index in step if index < 11) for step in together]
+
+    assert steps(world) == steps(1)
+    assert sorted(itertools.chain(*steps(world))) == list(range(11))
+
+
+def test_who_has_no_graph_has_one_of_nobody():
+    task = planted(graphs=14, nodes=40)
+    data = TaskData(task, batch_size=3)
+    data.trainer = Place(2, 3)
+    *_, last = data.train_dataloader()  # of 10 graphs, the fourth step has one
+    assert isinstance(last, Data) and last.num_nodes == 1 and last.y.isnan().all()
+    assert last.x.shape[1:] == task.train[0].x.shape[1:]
+
+
+def test_more_ranks_than_graphs_in_a_step_are_refused():
+    data = TaskData(planted(graphs=14, nodes=40), batch_size=2)
+    data.trainer = Place(0, 3)
+    with pytest.raises(ValueError, match="batch_size is 2, the graphs of a step over all processes, and there are 3"):
+        data.train_dataloader()
+
+
+class Place:
+    def __init__(self, rank: int, world: int) -> None:
+        self.global_rank, self.world_size = rank, world
