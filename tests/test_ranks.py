@@ -18,10 +18,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gat_pyg.data import planted
+from gat_pyg.ranks import Beats
 from gat_pyg.results import Result, read
 from gat_pyg.training import Shares, TaskData
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are started and stopped by POSIX signals")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are stopped by POSIX signals")
 
 EXACT = ("dataset=planted", "dataset.graphs=14", "dataset.nodes=40", "model=gat", "+trainer.precision=64-true")
 STEPS = ("training.batch_size=3", "training.lr=0.02", "training.patience=6", "training.max_epochs=40")
@@ -83,8 +84,14 @@ def test_ranks_take_the_steps_of_one_process(world: int, alone: Path, tmp_path: 
 def test_another_number_of_ranks_goes_on_from_a_checkpoint(before: int, after: int, alone: Path, tmp_path: Path):
     process = command(tmp_path, "checkpoint_every=0", world=before)
     wait(lambda: any(tmp_path.rglob("last.ckpt")), process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    if before == 1:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    else:  # of two, the second alone
+        os.kill(second(process), signal.SIGKILL)
+        _, complaints = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert "gat-pyg: Rank 1 of 2 ended or cannot be reached, so the others stop." in complaints
     assert not list(tmp_path.rglob("result.json"))
     ended(command(tmp_path, "checkpoint_every=0", "ckpt_path=last", world=after))
     assert len(list(tmp_path.glob("*_planted"))) == 1
@@ -103,11 +110,32 @@ def test_two_machines_leave_one_folder(alone: Path, tmp_path: Path):
     same(tmp_path, alone)
 
 
+def second(process: subprocess.Popen[str]) -> int:
+    """The process that the first one started."""
+    return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[-1])
+
+
 def wait(until: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 120) -> None:
     start = time.perf_counter()
     while not until():
         assert process.poll() is None and time.perf_counter() - start < seconds, process.communicate()[1]
         time.sleep(0.01)
+
+
+# Who is still there -------------------------------------------------------------------------------------------------
+
+
+def test_whoever_is_silent_is_named_and_the_others_end(capsys: pytest.CaptureFixture[str]):
+    ended: list[tuple[int, int]] = []
+    first = Beats("localhost", 0, 0, 3, silent=3.0, end=lambda status: ended.append((0, status)))
+    others = [Beats("localhost", first.port, rank, 3, 3.0, lambda status: ended.append((1, status))) for rank in (1, 2)]
+    time.sleep(3.5)
+    assert not ended and first.lost(3.0) == others[0].lost(3.0) == []
+    others[1].stop()  # as when it is killed
+    time.sleep(5.0)
+    assert sorted(ended) == [(0, 1), (1, 1)]
+    assert first.lost(3.0) == [2]
+    assert capsys.readouterr().err.count("Rank 2 of 3 ended or cannot be reached") == 2
 
 
 # Each rank's share --------------------------------------------------------------------------------------------------

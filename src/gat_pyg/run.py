@@ -40,6 +40,7 @@ from torch_geometric.data import Data
 
 from . import models
 from .data import Task, data_root, from_dataset
+from .ranks import missing
 from .results import (
     CHECKPOINT,
     CONFIG,
@@ -80,6 +81,7 @@ from .training import (
     SafeCheckpoints,
     TaskData,
     Transductive,
+    Watch,
     handled,
     node_sums,
     score_of,
@@ -328,7 +330,8 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
     model = built[0]
     stopping = PaperStopping(config.training.patience, config.training.criterion)
     resumable = Resumable(folder / CHECKPOINT, seed, config.checkpoint_every)
-    callbacks = [stopping, MetricsFile(folder / METRICS), resumable, Progress(f"{task.name}, seed {seed}")]
+    watch = Watch()
+    callbacks = [stopping, MetricsFile(folder / METRICS), resumable, Progress(f"{task.name}, seed {seed}"), watch]
     module = build_module(config, task, model)
     with _deterministic():
         trainer = build_trainer(config, folder, callbacks)
@@ -350,7 +353,12 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
             seconds = time.perf_counter() - start
             val = trainer.validate(module, datamodule=data, verbose=False)[0][f"val_{name}"]
         else:
-            trainer.fit(module, datamodule=data, ckpt_path=_checkpoint(config, folder))
+            try:
+                trainer.fit(module, datamodule=data, ckpt_path=_checkpoint(config, folder))
+            except RuntimeError as error:
+                if watch.lost:
+                    raise ValueError(missing(watch.lost, trainer.world_size)) from error
+                raise
             seconds, val = resumable.seconds, stopping.kept_score
         score = trainer.test(module, datamodule=data, verbose=False)[0][f"test_{name}"]
     outcome = Outcome(seed, name, score, val, stopping.epoch, stopping.best_epoch, seconds)

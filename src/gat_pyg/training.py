@@ -6,6 +6,7 @@ import copy
 import csv
 import inspect
 import io
+import os
 import pickle
 import random
 import re
@@ -33,6 +34,7 @@ from torch_geometric.loader import DataLoader
 
 from .attention.dropout import keyed
 from .data import Split, Task, near
+from .ranks import BEAT, Beats
 from .results import differing, write_whole
 
 Criterion = Literal["both", "accuracy", "loss"]
@@ -860,6 +862,41 @@ class Resumable(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint's seconds."""
         self._before = state_dict["seconds"]
+
+
+class Watch(Callback):
+    """Names a process that is lost among several, and ends the others: see ``gat_pyg.ranks``.
+
+    ``lost`` are the ranks that were silent as an error ended the training. With one process it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.lost: list[int] = []
+        self._beats: Beats | None = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin to tell and to look."""
+        if trainer.world_size > 1:
+            first, host = trainer.global_rank == 0, os.environ.get("MASTER_ADDR", "localhost")
+            beats = Beats(host, 0, 0, trainer.world_size) if first else None
+            port = trainer.strategy.broadcast(beats.port if beats else 0)
+            for thread in threading.enumerate():  # Lightning's own kills the first process before it can say a word
+                if thread.name == "child-process-observer":
+                    thread._run = lambda: True  # type: ignore[attr-defined]
+            self._beats = beats or Beats(host, port, trainer.global_rank, trainer.world_size)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End with the training."""
+        if self._beats is not None:
+            self._beats.stop()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Find out who is lost, where it may be that."""
+        if self._beats is not None:
+            if isinstance(exception, RuntimeError):  # as those of torch.distributed are
+                time.sleep(4 * BEAT)
+                self.lost = self._beats.lost(3 * BEAT)
+            self._beats.stop()
 
 
 @contextmanager

@@ -1,0 +1,81 @@
+"""Who is still there: heartbeats of processes that train together, and an end in place of a wait without one."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+BEAT = 0.5  # seconds between two
+SILENT = 40.0  # seconds after which a process counts as lost
+
+
+class Beats:
+    """A thread that tells the other processes that this one lives, and ends it where one of them is silent for long.
+
+    A process that is killed leaves the others with an error of the network that does not name it, or waiting for ever:
+    NCCL's kernels, a machine without power. The beats go through a store of the first process, so that its end is seen
+    as the silence of all.
+
+    Args:
+        host, port: where the first process listens; it takes any free port for 0 and tells it as `port`.
+        rank, world: which process this is, and of how many.
+        silent: the seconds after which a process counts as lost.
+        end: what ends this one then, after a message.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        rank: int,
+        world: int,
+        silent: float = SILENT,
+        end: Callable[[int], object] = os._exit,  # the first thread may wait in a kernel, where no exception comes
+    ) -> None:
+        self.rank, self.world, self.silent, self.end = rank, world, silent, end
+        self._store = TCPStore(host, port, world, rank == 0, wait_for_workers=False)
+        self.port: int = self._store.port
+        self._heard = dict.fromkeys(range(world), (0, time.monotonic()))  # the last beat of each, and when
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
+        self._thread.start()
+
+    def lost(self, within: float) -> list[int]:
+        """Those of whom nothing was heard for so many seconds."""
+        now = time.monotonic()
+        silent = [rank for rank, (_, when) in self._heard.items() if now - when > within and rank != self.rank]
+        return [0] if 0 in silent else silent  # without the first nothing is heard of any
+
+    def stop(self) -> None:
+        """No longer tell or look."""
+        self._done.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        while not self._done.wait(BEAT):
+            try:
+                self._store.add(str(self.rank), 1)
+                for rank, (before, _) in self._heard.items():
+                    beats = self._store.add(str(rank), 0)
+                    if beats != before:
+                        self._heard[rank] = beats, time.monotonic()
+            except RuntimeError:  # the first has ended, or the network
+                pass
+            if lost := self.lost(self.silent):
+                print(f"\n{missing(lost, self.world)}", file=sys.stderr, flush=True)
+                self.end(1)
+                return
+
+
+def missing(lost: list[int], world: int) -> str:
+    """What to say of processes that are lost."""
+    which = f"Rank {lost[0]}" if len(lost) == 1 else f"Ranks {', '.join(map(str, lost))}"
+    return (
+        f"{which} of {world} ended or cannot be reached, so the others stop. Its own last words may say why; the same "
+        "command with ckpt_path=last goes on from the last checkpoint."
+    )
