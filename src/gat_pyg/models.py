@@ -174,17 +174,62 @@ class GAT(nn.Module):
                 f"There are nodes of {len(nodes)} hops and edges of {len(edges)}, expected at least the edges of "
                 f"{len(self.convs)} hops, one a layer, and the nodes of one hop more."
             )
-        for layer, conv in enumerate(self.convs):
-            x = x if layer == 0 else F.elu(x)
-            if not self.reproduction:  # there, every head drops its own
-                x = dropout(x, self.dropout, self.training)
+        for layer in range(len(self.convs)):
+            size = None
             if edges:
                 hops = len(edges) - layer
                 edge_index, edge_attr = first_edges(edge_index, edge_attr, sum(edges[:hops]))
-                x = conv(x, edge_index, edge_attr, size=(x.size(0), sum(nodes[:hops])))
-            else:
-                x = conv(x, edge_index, edge_attr)
+                size = (x.size(0), sum(nodes[:hops]))
+            x = self._layer(layer, x, edge_index, edge_attr, size)
         return x
+
+    def _layer(self, layer: int, x: Tensor, edge_index: Any, edge_attr: Tensor | None, size: Any = None) -> Tensor:
+        x = x if layer == 0 else F.elu(x)
+        if not self.reproduction:  # there, every head drops its own
+            x = dropout(x, self.dropout, self.training)
+        out: Tensor = self.convs[layer](x, edge_index, edge_attr, size=size)
+        return out
+
+    @torch.no_grad()
+    def inference(
+        self, loader: Any, device: torch.device | str | None = None, embedding_device: torch.device | str = "cpu"
+    ) -> Tensor:
+        """The logits `[N, K]` of a whole graph, one layer after the other, in the memory of a batch of nodes.
+
+        Equal to calling the model on the graph, but for rounding. Beside a batch it holds the input and the output of
+        one layer, on `embedding_device`, whatever the depth. Arguments as of PyG's models.
+
+        Args:
+            loader: batches of all nodes with all their neighbours, one hop away, from PyG's `NeighborLoader` or
+                `NodeLoader`: `NodeLoader(data, gat_pyg.sampling.TorchSampler(edge_index, N, [-1]), batch_size=1024)`.
+            device: where batches are computed; that of the model if None.
+            embedding_device: where all nodes' features are kept.
+
+        Raises:
+            ValueError: if the model is in training mode, or the loader leaves out nodes or goes further than one hop.
+        """
+        if self.training:
+            raise ValueError("The model is in training mode, and would drop out. Call model.eval() first.")
+        device = next(self.parameters()).device if device is None else device
+        given: Tensor = loader.data.x.to(embedding_device)
+        for layer in range(len(self.convs)):
+            out: Tensor | None = None
+            seen = 0
+            for batch in loader:
+                n = batch.batch_size
+                edge_index, edge_attr = batch.edge_index.to(device), batch.edge_attr
+                edge_attr = None if edge_attr is None else edge_attr.to(device)
+                x = given[batch.n_id.to(given.device)].to(device)
+                if seen == 0 and layer == 0 and edge_index.numel() and int(edge_index[1].max()) >= n:
+                    raise ValueError("The loader goes further than one hop. Give it num_neighbors=[-1].")
+                made = self._layer(layer, x, edge_index, edge_attr, (x.size(0), n)).to(embedding_device)
+                out = made.new_empty(given.size(0), made.size(1)) if out is None else out
+                out[batch.n_id[:n].to(out.device)] = made
+                seen += n
+            if out is None or seen != given.size(0):
+                raise ValueError(f"The loader gives {seen} of {given.size(0)} nodes. Leave out its input_nodes.")
+            given = out
+        return given
 
 
 class AuthorsConv(nn.Module):

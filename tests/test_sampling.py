@@ -1,0 +1,144 @@
+"""Neighbours drawn in plain torch: every set of them as often as any other, and PyG's batches of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch_geometric.data import Data
+from torch_geometric.loader import NeighborLoader, NodeLoader
+from torch_geometric.sampler import NodeSamplerInput
+from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
+from torch_geometric.utils import k_hop_subgraph
+
+from gat_pyg import GAT
+from gat_pyg.edges import Edges
+from gat_pyg.sampling import TorchSampler, draw
+from graphs import SQUARE, Graph, random
+from laws import assert_close
+
+
+def sampled(graph: Graph, seeds: list[int], num_neighbors: list[int]) -> object:
+    sampler = TorchSampler(graph.index, graph.num_dst, num_neighbors)
+    return sampler.sample_from_nodes(NodeSamplerInput(None, torch.tensor(seeds, dtype=torch.long)))
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 4])
+def test_every_set_of_neighbours_is_as_likely(num: int):
+    torch.manual_seed(0)
+    rowptr = torch.tensor([0, 2, 7])  # the second node has five
+    place, whose = draw(rowptr, torch.ones(20_000, dtype=torch.long), num)
+    assert torch.equal(whose, torch.arange(20_000).repeat_interleave(num))
+    found = [tuple(sorted(some)) for some in place.view(-1, num).tolist()]
+    sets = list(itertools.combinations(range(2, 7), num))
+    assert set(found) == set(sets)
+    assert chisquare([found.count(some) for some in sets]).pvalue > 0.001
+
+
+@pytest.mark.parametrize("graph", SQUARE, ids=str)
+@pytest.mark.parametrize("num", [0, 1, 2, 5, -1])
+def test_in_edges_are_drawn_once_and_as_many_as_there_are(graph: Graph, num: int):
+    edges = Edges.from_index(graph.index, graph.num_dst, graph.num_dst)
+    nodes = torch.arange(graph.num_dst).flip(0)
+    place, whose = draw(edges.rowptr, nodes, num)
+    assert place.unique().numel() == place.numel()
+    assert torch.equal(edges.dst[place].long(), nodes[whose])
+    degree = edges.rowptr.diff()[nodes]
+    assert torch.equal(whose.bincount(minlength=graph.num_dst), degree if num < 0 else degree.clamp(max=num))
+
+
+@pytest.mark.parametrize("graph", SQUARE, ids=str)
+@pytest.mark.parametrize("num_neighbors", [[-1, -1], [2, 1], [0, 3], [3, 3, 3]])
+def test_a_batch_is_edges_of_the_graph_hop_by_hop(graph: Graph, num_neighbors: list[int]):
+    seeds = list(range(0, graph.num_dst, 2))
+    out = sampled(graph, seeds, num_neighbors)
+    ordered = Edges.from_index(graph.index, graph.num_dst, graph.num_dst)
+    assert torch.equal(out.node[out.row], ordered.src[out.edge].long())
+    assert torch.equal(out.node[out.col], ordered.dst[out.edge].long())
+    assert out.node[: len(seeds)].tolist() == seeds and out.node.unique().numel() == out.node.numel()
+    nodes, edges = [0, *itertools.accumulate(out.num_sampled_nodes)], [0, *itertools.accumulate(out.num_sampled_edges)]
+    for hop in range(len(num_neighbors)):
+        row, col = out.row[edges[hop] : edges[hop + 1]], out.col[edges[hop] : edges[hop + 1]]
+        assert ((col >= nodes[hop]) & (col < nodes[hop + 1])).all() and (row < nodes[hop + 2]).all()
+    again = sampled(graph, seeds, [-1] * len(num_neighbors))  # what an earlier batch noted is gone
+    if num_neighbors == [-1, -1]:
+        near, *_ = k_hop_subgraph(seeds, 2, graph.index, num_nodes=graph.num_dst) if seeds else (torch.tensor([]),)
+        assert sorted(again.node.tolist()) == near.tolist() and torch.equal(again.edge, out.edge)
+
+
+@pytest.mark.skipif(not (WITH_PYG_LIB or WITH_TORCH_SPARSE), reason="PyG's own sampler needs pyg-lib or torch_sparse")
+def test_a_loader_gives_what_pygs_gives():
+    graph = random(60, 60, 400)
+    data = Data(torch.randn(60, 3), graph.index, edge_attr=torch.arange(400.0), y=torch.arange(60))
+    options = {"input_nodes": torch.arange(5, 25), "batch_size": 6}
+    ours = list(NodeLoader(data, TorchSampler(graph.index, 60, [-1, -1]), **options))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = list(NeighborLoader(data, [-1, -1], **options))
+    assert len(ours) == len(theirs) == 4
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.batch_size == other.batch_size and set(other.keys()) <= set(one.keys())
+        assert torch.equal(one.input_id, other.input_id)
+        assert torch.equal(one.n_id[: one.batch_size], other.n_id[: other.batch_size])
+        assert sorted(one.n_id.tolist()) == sorted(other.n_id.tolist())
+        if WITH_PYG_LIB:
+            assert one.num_sampled_nodes == other.num_sampled_nodes and one.num_sampled_edges == other.num_sampled_edges
+        assert sorted(one.edge_attr.tolist()) == sorted(other.edge_attr.tolist())
+        assert torch.equal(one.edge_attr.long(), one.e_id) and torch.equal(one.y, one.n_id)
+        assert torch.equal(graph.index[:, one.e_id], one.n_id[one.edge_index])
+
+
+@pytest.mark.parametrize("num_neighbors", [[], [3, -2]])
+def test_bad_numbers_are_refused(num_neighbors: list[int]):
+    with pytest.raises(ValueError, match="expected a number for each hop, or -1 for all neighbours"):
+        TorchSampler(torch.zeros(2, 0, dtype=torch.long), 3, num_neighbors)
+
+
+# One layer after the other ------------------------------------------------------------------------------------------
+
+MODELS = {
+    "GAT": {},
+    "skips": {"hidden_channels": [4, 8], "heads": [2, 1, 2], "residual": [False, True, True]},
+    "authors' form": {"reproduction": True},
+    "edge features": {"edge_dim": 1},
+    "GATv2's": {"mechanism": "gatv2"},
+}
+
+
+@pytest.mark.parametrize("how", MODELS)
+@pytest.mark.parametrize("batch_size", [1, 7, 100])
+def test_layer_by_layer_gives_what_the_whole_graph_gives(how: str, batch_size: int):
+    torch.manual_seed(0)
+    graph = random(40, 40, 300)
+    data = Data(torch.randn(40, 6), graph.index, edge_attr=torch.randn(300, 1) if how == "edge features" else None)
+    model = GAT(6, out_channels=3, **{"hidden_channels": [4], "heads": [2, 1], "dropout": 0.6, **MODELS[how]}).eval()
+    model, data = model.double(), data.apply(lambda value: value.double() if value.is_floating_point() else value)
+    loader = NodeLoader(data, TorchSampler(graph.index, 40, [-1]), batch_size=batch_size, shuffle=True)
+    assert_close(model.inference(loader), model(data.x, data.edge_index, data.edge_attr))
+
+
+def test_a_loader_or_a_model_that_will_not_do_is_refused():
+    graph = random(40, 40, 300)
+    data, model = Data(torch.randn(40, 6), graph.index), GAT(6, [4], 3, [2, 1])
+    sampler = TorchSampler(graph.index, 40, [-1])
+    with pytest.raises(ValueError, match=r"in training mode, and would drop out. Call model.eval\(\) first"):
+        model.inference(NodeLoader(data, sampler, batch_size=8))
+    with pytest.raises(ValueError, match="The loader gives 5 of 40 nodes. Leave out its input_nodes"):
+        model.eval().inference(NodeLoader(data, sampler, torch.arange(5), batch_size=8))
+    with pytest.raises(ValueError, match="further than one hop"):
+        model.inference(NodeLoader(data, TorchSampler(graph.index, 40, [-1, -1]), batch_size=8))
+
+
+def test_the_benchmark_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    import sampling
+
+    small = ["--nodes=3000", "--edges=20000", "--batches=2", "--rounds=1", f"--out={tmp_path}/it.json"]
+    assert sampling.main(small) == 0
+    record = json.loads((tmp_path / "it.json").read_text())
+    assert record["wrong"] == [] and {row["sampler"] for row in record["rows"]} >= {"ours"}
