@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from lightning import Trainer
 from scipy.stats import chisquare
+from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader, NodeLoader
 from torch_geometric.sampler import NodeSamplerInput
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 from torch_geometric.utils import k_hop_subgraph
 
+import gat_pyg.run
 from gat_pyg import GAT
+from gat_pyg.data import Task
 from gat_pyg.edges import Edges
+from gat_pyg.results import read
 from gat_pyg.sampling import TorchSampler, draw
+from gat_pyg.training import PaperStopping, Resumable, TaskData, Transductive
 from graphs import SQUARE, Graph, random
 from laws import assert_close
 
@@ -132,6 +141,99 @@ def test_a_loader_or_a_model_that_will_not_do_is_refused():
         model.eval().inference(NodeLoader(data, sampler, torch.arange(5), batch_size=8))
     with pytest.raises(ValueError, match="further than one hop"):
         model.inference(NodeLoader(data, TorchSampler(graph.index, 40, [-1, -1]), batch_size=8))
+
+
+# Training -----------------------------------------------------------------------------------------------------------
+
+
+def trained(data: TaskData, **options: Any) -> tuple[Transductive, PaperStopping]:
+    torch.manual_seed(0)
+    module = Transductive(GAT(6, [4], 3, [2, 1]).double(), lr=0.05)
+    rule = PaperStopping()
+    Trainer(callbacks=[rule, Resumable(None)], logger=False, enable_checkpointing=False, **QUIET, **options).fit(
+        module, datamodule=data
+    )
+    return module, rule
+
+
+QUIET: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+
+
+def one_graph() -> Task:
+    graph, generator = random(60, 60, 400), torch.Generator().manual_seed(1)
+    masks = {f"{split}_mask": torch.arange(60) % 3 == place for place, split in enumerate(("train", "val", "test"))}
+    x = torch.randn(60, 6, generator=generator, dtype=torch.float64)
+    data = Data(x, graph.index, y=torch.arange(60) % 7 % 3, **masks)
+    return Task("one", [data], [data], [data], 6, 3)
+
+
+def test_all_neighbours_of_all_seeds_give_the_steps_and_the_test_of_the_whole_graph():
+    task = one_graph()
+    (whole, rule), (batch, its) = (
+        trained(data, max_epochs=6) for data in (TaskData(task), TaskData(task, batch_size=60, num_neighbors=[-1, -1]))
+    )
+    assert (rule.best_epoch, rule.kept_score) == (its.best_epoch, its.kept_score)
+    assert rule.kept_loss == pytest.approx(its.kept_loss)
+    for one, other in zip(whole.parameters(), batch.parameters(), strict=True):
+        torch.testing.assert_close(other, one, rtol=0, atol=1e-10)
+    scores = [
+        Trainer(logger=False, **QUIET).test(batch, datamodule=data, verbose=False)[0]
+        for data in (TaskData(task), TaskData(task, batch_size=7, num_neighbors=[2, 2]))
+    ]
+    assert scores[0] == pytest.approx(scores[1])
+
+
+def test_an_epoch_has_each_seed_once_in_an_order_of_its_own():
+    task = one_graph()
+    data = TaskData(task, batch_size=7, num_neighbors=[2, 2])
+    loader, orders = data.train_dataloader(), []
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)
+        orders.append([node for batch in loader for node in batch.n_id[: batch.batch_size].tolist()])
+        assert sorted(orders[-1]) == list(range(0, 60, 3))
+    assert orders[0] != orders[1] != orders[2]
+    assert [node for batch in data.val_dataloader() for node in batch.n_id[: batch.batch_size].tolist()] == list(
+        range(1, 60, 3)
+    )
+
+
+def test_draws_follow_from_the_seed():
+    def weights(num: int) -> list[Tensor]:
+        module, _ = trained(TaskData(one_graph(), batch_size=7, num_neighbors=[num, num]), max_epochs=2)
+        return list(module.parameters())
+
+    for one, again in zip(weights(2), weights(2), strict=True):
+        assert torch.equal(one, again)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["loader.num_neighbors=[4]"], r"loader.num_neighbors is \[4\], expected 2 numbers: one for each hop"),
+        (["dataset=planted"], r"num_neighbors is \[10, 10\], but planted has many graphs: take them whole"),
+        (["loader.batch_size=0"], "loader.batch_size is 0, expected a whole number, at least 1"),
+        (["training.sparse=true"], "training.sparse is true, but batches of seed nodes have dense features"),
+        (["runs=2", "vectorize=on"], "vectorize is on, but each draws its own batches"),
+    ],
+)
+def test_settings_that_will_not_do_are_refused(
+    settings: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.setattr(sys, "argv", ["gat-pyg", "loader=neighbor", *settings, f"outputs={tmp_path}"])
+    with pytest.raises(SystemExit):
+        gat_pyg.run.main()
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_the_command_trains_by_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", ["gat-pyg", "loader=neighbor", "training.max_epochs=8", f"outputs={tmp_path}"])
+    gat_pyg.run.main()
+    (result,) = read(tmp_path / "results.jsonl")
+    assert result.value > 85 and result.epochs == 8
 
 
 def test_the_benchmark_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -110,6 +110,8 @@ LEAST = {  # the least value of each number among the settings, which is whole w
     "training.patience": 1,
     "training.max_epochs": 1,
     "trainer.max_epochs": 1,
+    "loader.batch_size": 1,
+    "loader.num_workers": 0,
     "split.per_class": 0,
     "split.val": 0,
     "split.test": 0,
@@ -335,7 +337,7 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
     module = build_module(config, task, model)
     with _deterministic():
         trainer = build_trainer(config, folder, callbacks)
-        data = TaskData(task, config.training.batch_size, seed, _sparse(config, task, model, trainer))
+        data = _data(config, task, model, trainer, seed)
         if task.transductive and trainer.world_size > 1:
             raise ValueError(
                 f"{task.name} is one graph, which {trainer.world_size} processes cannot share out among them. "
@@ -573,6 +575,8 @@ def _why_one_by_one(config: DictConfig, task: Task) -> str | None:
         return f"{task.name} has many graphs"
     if config.training.compile:
         return "training.compile is true"
+    if config.loader.num_neighbors is not None:
+        return "each draws its own batches"
     if config.logger.get("_target_") is not None:
         return f"{config.logger._target_} is told of one run at a time"
     return None
@@ -602,6 +606,21 @@ def averaged(config: DictConfig, task: Task, folder: Path) -> float:
     for mean, data in zip(means, task.test, strict=True):
         sums = sums + node_sums(*module.labelled(mean.logit() if task.multilabel else mean.log(), data, "test"))
     return score_of(sums.tolist())[1]
+
+
+def _data(config: DictConfig, task: Task, model: nn.Module, trainer: Trainer, seed: int) -> TaskData:
+    """The graphs as ``loader`` says."""
+    loader = config.loader
+    if loader.num_neighbors is None:
+        return TaskData(task, config.training.batch_size, seed, _sparse(config, task, model, trainer))
+    if config.training.sparse is True:
+        raise ValueError("training.sparse is true, but batches of seed nodes have dense features. Use loader=full.")
+    hops, wanted = len(loader.num_neighbors), getattr(model, "num_hops", None)
+    if wanted not in (None, 0, hops):
+        raise ValueError(
+            f"loader.num_neighbors is {loader.num_neighbors}, expected {wanted} numbers: one for each hop of the model."
+        )
+    return TaskData(task, loader.batch_size, seed, False, list(loader.num_neighbors), loader.num_workers)
 
 
 def _sparse(config: DictConfig, task: Task, model: nn.Module, trainer: Trainer) -> bool:
@@ -894,7 +913,9 @@ def _numbers(config: DictConfig) -> dict[str, Any]:
     plain["dataset"].pop("root", None)  # where the files lie changes nothing
     plain["training"] = {key: value for key, value in plain["training"].items() if key not in HOW}
     shared = {key: plain["trainer"].get(key) for key in ("devices", "num_nodes", "precision")}  # the batch, the bits
-    return {**{key: plain[key] for key in NUMBERS}, "trainer": shared}
+    loader = {key: value for key, value in plain["loader"].items() if key != "num_workers"}
+    drawn = {"loader": loader} if loader["num_neighbors"] is not None else {}
+    return {**{key: plain[key] for key in NUMBERS}, "trainer": shared, **drawn}
 
 
 # What is told -------------------------------------------------------------------------------------------------------
@@ -979,6 +1000,8 @@ def _check(config: DictConfig) -> None:
     """Raise ValueError for settings that cannot work, before anything is written."""
     for name, least in LEAST.items():
         value = OmegaConf.select(config, name)
+        if name.startswith("loader.") and config.loader.num_neighbors is None:
+            continue
         whole = isinstance(least, int)
         if type(value) not in ((int,) if whole else (int, float)) or not value >= least:
             raise ValueError(f"{name} is {value!r}, expected a {'whole ' if whole else ''}number, at least {least:g}.")

@@ -30,12 +30,16 @@ from torch import Tensor, nn
 from torch.utils.data.distributed import DistributedSampler
 from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.data import Batch, Data
-from torch_geometric.loader import DataLoader
+from torch_geometric.loader import DataLoader, NodeLoader
+from torch_geometric.nn.models.basic_gnn import BasicGNN
+from torch_geometric.sampler import BaseSampler, NeighborSampler
+from torch_geometric.typing import WITH_PYG_LIB
 
 from .attention.dropout import keyed
 from .data import Split, Task, near
 from .ranks import BEAT, Beats
 from .results import differing, write_whole
+from .sampling import TorchSampler
 
 Criterion = Literal["both", "accuracy", "loss"]
 SCORES = ("accuracy", "micro_f1")  # in percent, a fraction; a run has one of them
@@ -224,12 +228,16 @@ class Transductive(NodeClassifier):
         self._key: Tensor | None = None  # of this epoch's chance
 
     def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
-        """The rows under the mask of ``split``."""
+        """The rows under the mask of ``split``; of a batch of seed nodes, those."""
+        if is_sampled(data):
+            return out[: data.batch_size], data.y[: data.batch_size]
         rows = rows_of(data[f"{split}_mask"])
         return out.index_select(-2, rows), data.y.index_select(0, rows)
 
     def _seen(self, data: Data, split: Split) -> Data:
         """What the labelled nodes see, where that is less than ``SEEN`` of the work; found once."""
+        if is_sampled(data):
+            return data
         mask = data[f"{split}_mask"]
         given = [value for value in (data.x, data.edge_index, data.edge_attr, data.y, mask) if value is not None]
         if self._num_hops is None or self._penalty is not None or is_compiled(self.model):
@@ -248,7 +256,7 @@ class Transductive(NodeClassifier):
     def _hops(self, data: Data) -> dict[str, Any]:
         """The numbers per hop of what ``_seen`` gave: of another's batch, rows and masks would not fit."""
         ours = any(data is part and data.x is not given[0] for given, _, part in self._parts.values())
-        if not self._takes_hops or not ours:
+        if not self._takes_hops or not (ours or (is_sampled(data) and "num_sampled_edges" in data)):
             return {}
         return {
             "num_sampled_nodes_per_hop": data.num_sampled_nodes,
@@ -258,7 +266,8 @@ class Transductive(NodeClassifier):
     def begin_epoch(self, seed: int, epoch: int) -> None:
         """Let the dropout of gat_pyg's layers depend on the seed and the epoch alone; ``Resumable`` says both.
 
-        Then it is the same in a process of its own, in a stack of many seeds, and replayed as a CUDA graph.
+        Then it is the same in a process of its own, in a stack of many seeds, and replayed as a CUDA graph. Of several
+        steps in an epoch each would drop the same, so batches of seed nodes draw from torch's generator.
         """
         self._hold(torch.tensor(key_of(seed, epoch)))
 
@@ -270,7 +279,7 @@ class Transductive(NodeClassifier):
 
     def forward(self, data: Data) -> Tensor:
         """The logits [N, K] of the graph's nodes."""
-        if self._key is None or not self.training:
+        if self._key is None or not self.training or is_sampled(data):
             return super().forward(data)
         return self._drawn(self.model, data, self._key)
 
@@ -317,6 +326,19 @@ class Transductive(NodeClassifier):
         else:
             super().validation_step(data, batch_idx)
 
+    def test_step(self, data: Data | NodeLoader, batch_idx: int) -> None:
+        """Add the graph, whole or in batches, to the sums of the test."""
+        if not isinstance(data, NodeLoader):
+            super().test_step(data, batch_idx)
+            return
+        whole: Data = data.data
+        layer_by_layer = getattr(self.model, "inference", None)
+        if layer_by_layer is None or isinstance(self.model, BasicGNN):  # PyG's takes no loader but its own
+            super().test_step(copy.copy(whole).to(self.device), batch_idx)
+            return
+        out, rows = layer_by_layer(data), rows_of(whole.test_mask)
+        self._add("test", node_sums(out[rows], whole.y[rows]).to(self.device))
+
     def on_train_end(self) -> None:
         """Let go of the CUDA graphs, of what was seen and of the last epoch's key: what comes has its own chance."""
         self._captured.clear()
@@ -325,6 +347,8 @@ class Transductive(NodeClassifier):
 
     def _capture(self, split: Split, data: Data, step: Callable[[], tuple[Tensor, ...]]) -> Captured | None:
         """A step as a CUDA graph, captured at the first call, or None where there is to be none."""
+        if is_sampled(data):
+            return None
         known, captured = self._captured.get(split, (None, None))
         if known is data:
             return captured
@@ -354,6 +378,11 @@ class Transductive(NodeClassifier):
 
     def _learnt(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
+
+def is_sampled(data: Data) -> bool:
+    """Whether these are seed nodes with neighbours that were drawn, as PyG's loaders give them."""
+    return "batch_size" in data and "n_id" in data
 
 
 SEEN = 0.75  # of the rows and edges of all layers; where more are seen, the copy of the features is not worth it
@@ -520,10 +549,28 @@ class TaskData(LightningDataModule):
 
     With ``sparse`` the features of the one graph of a transductive task are a torch.sparse CSR matrix, for a model that
     takes such a one; ``sparse_pays`` tells where that is faster.
+
+    With ``num_neighbors`` a step of training and validation on a single graph is a batch of ``batch_size`` seeds with
+    neighbours drawn at random, so many of each hop (-1: all), by pyg-lib where it is installed, else by
+    ``gat_pyg.sampling``. The test is of the whole graph, one layer after the other where the model has ``inference``.
     """
 
-    def __init__(self, task: Task, batch_size: int = 1, seed: int = 0, sparse: bool = False) -> None:
+    def __init__(
+        self,
+        task: Task,
+        batch_size: int = 1,
+        seed: int = 0,
+        sparse: bool = False,
+        num_neighbors: Sequence[int] | None = None,
+        num_workers: int = 0,
+    ) -> None:
         super().__init__()
+        if num_neighbors is not None and not task.transductive:
+            raise ValueError(
+                f"num_neighbors is {list(num_neighbors)}, but {task.name} has many graphs: take them whole."
+            )
+        self.num_neighbors = num_neighbors
+        self.num_workers = num_workers
         self.task = task
         self.batch_size = batch_size
         self.seed = seed
@@ -533,8 +580,10 @@ class TaskData(LightningDataModule):
             data.x = data.x.to_sparse_csr() if sparse else data.x
             self._whole = Batches([data])
 
-    def train_dataloader(self) -> DataLoader | Batches:
-        """The one graph, or shuffled batches."""
+    def train_dataloader(self) -> DataLoader | Batches | NodeLoader:
+        """The one graph, batches of its seed nodes, or of shuffled graphs."""
+        if self.num_neighbors is not None:
+            return self._seeds("train")
         if self._whole is not None:
             return self._whole
         rank, world = self._place()
@@ -549,19 +598,23 @@ class TaskData(LightningDataModule):
         # a generator of its own: what the loader draws must not shift the dropout of the epoch
         return DataLoader(graphs, sampler.each, sampler=sampler, generator=torch.Generator())
 
-    def val_dataloader(self) -> Batches:
-        """The one graph, or this process's share of the validation graphs."""
-        return self._share(self.task.val)
+    def val_dataloader(self) -> Batches | NodeLoader:
+        """The one graph, batches of its seed nodes, or this process's share of the validation graphs."""
+        return self._share(self.task.val) if self.num_neighbors is None else self._seeds("val")
 
     def test_dataloader(self) -> Batches:
-        """The one graph, or this process's share of the test graphs."""
-        return self._share(self.task.test)
+        """The one graph, or the loader of all its nodes as one batch, or this process's share of the test graphs."""
+        if self.num_neighbors is None:
+            return self._share(self.task.test)
+        return Batches([NodeLoader(self._graph, self._sampler([-1]), batch_size=self.batch_size)])
 
     def transfer_batch_to_device(self, batch: Data, device: torch.device, dataloader_idx: int) -> Data:
         """Move a batch once: a graph that is there already stays the same object, with what is remembered of it.
 
         Where the trainer's precision is another than float32, as "64-true", it is that of the graph, too.
         """
+        if isinstance(batch, NodeLoader):
+            return batch
         if self.trainer and self.trainer.precision in ("64-true", "16-true", "bf16-true"):
             dtype = self.trainer.precision_plugin.convert_input(torch.empty(0)).dtype
             if batch.x.dtype != dtype:
@@ -577,6 +630,31 @@ class TaskData(LightningDataModule):
             share = [*share, _nobody(graphs[0])]
         size = -(-self.batch_size // world)
         return Batches([Batch.from_data_list(share[start : start + size]) for start in range(0, len(share), size)])
+
+    @property
+    def _graph(self) -> Data:
+        """What batches are cut out of."""
+        given: Data = self.task.train[0]
+        data = Data(given.x, given.edge_index, given.edge_attr, given.y)
+        for split in ("train", "val", "test"):
+            data[f"{split}_mask"] = given[f"{split}_mask"]
+        return data
+
+    def _sampler(self, num_neighbors: Sequence[int]) -> BaseSampler:
+        data = self._graph
+        if WITH_PYG_LIB:
+            return NeighborSampler(data, list(num_neighbors))
+        return TorchSampler(data.edge_index, data.x.size(0), num_neighbors)
+
+    def _seeds(self, split: Split) -> NodeLoader:
+        """Batches of seed nodes; those of training in an order that seed and epoch decide."""
+        assert self.num_neighbors is not None
+        nodes = self._graph[f"{split}_mask"].nonzero().view(-1)
+        seed = int(np.random.SeedSequence(self.seed).generate_state(1)[0])
+        places: Any = range(nodes.numel())
+        order: DistributedSampler[int] = DistributedSampler(places, 1, 0, shuffle=split == "train", seed=seed)
+        options = {"sampler": order, "num_workers": self.num_workers, "generator": torch.Generator().manual_seed(seed)}
+        return NodeLoader(self._graph, self._sampler(self.num_neighbors), nodes, batch_size=self.batch_size, **options)
 
     def _place(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
@@ -607,10 +685,10 @@ def takes_sparse(model: nn.Module) -> bool:
 class Batches:
     """The same batches every epoch; they are moved to a device once and keep what is remembered of their edges."""
 
-    def __init__(self, batches: Sequence[Data]) -> None:
+    def __init__(self, batches: Sequence[Data | NodeLoader]) -> None:
         self._batches = [copy.copy(data) for data in batches]  # the tensors are shared until a batch is moved
 
-    def __iter__(self) -> Iterator[Data]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self._batches)
 
     def __len__(self) -> int:
