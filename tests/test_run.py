@@ -411,7 +411,7 @@ def test_an_unknown_data_set_names_the_known_ones(command: Command):
         (["ckpt_path=x.ckpt"], r"There is no checkpoint x\.ckpt\."),
         (["ckpt_path=last"], r"There is no unfinished run with these settings in outputs\."),
         (["dataset=file", "dataset.path=x.npz"], r"x\.npz does not exist\."),
-        (["trainer=ddp_cpu"], r"digits is one graph, which 2 processes cannot share out among them\."),
+        (["trainer=ddp_cpu"], "digits is one graph, which 2 processes cannot share out among them as a whole"),
         (["model._target_=torch.nn.Linear"], r"model\._target_=torch\.nn\.Linear: .*unexpected keyword"),
         (["model._target_=gat_pyg.data.Task"], r"model\._target_=gat_pyg\.data\.Task is no torch\.nn\.Module"),
         (["model._target_=gat_pyg.models.Gat"], r"model\._target_=gat_pyg\.models\.Gat cannot be found\."),

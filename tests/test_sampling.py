@@ -192,9 +192,41 @@ def test_an_epoch_has_each_seed_once_in_an_order_of_its_own():
         orders.append([node for batch in loader for node in batch.n_id[: batch.batch_size].tolist()])
         assert sorted(orders[-1]) == list(range(0, 60, 3))
     assert orders[0] != orders[1] != orders[2]
-    assert [node for batch in data.val_dataloader() for node in batch.n_id[: batch.batch_size].tolist()] == list(
-        range(1, 60, 3)
-    )
+    val = [node for batch in data.val_dataloader() for node in batch.n_id[: batch.batch_size].tolist()]
+    assert sorted(val) == list(range(1, 60, 3))
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("batch_size", [12, 24])
+def test_over_processes_each_seed_counts_once_and_a_step_has_the_same(world: int, batch_size: int):
+    task = one_graph()
+    task.train[0].train_mask[:] = torch.arange(60) < 26  # 26 seeds: a last step of two
+    model = GAT(6, [4], 3, [2, 1]).double()
+
+    def steps(world: int) -> list[list[Data]]:
+        shares = [TaskData(task, batch_size, num_neighbors=[-1, -1]) for _ in range(world)]
+        for rank, share in enumerate(shares):
+            share.trainer = Place(rank, world)
+        return list(zip(*(share.train_dataloader() for share in shares), strict=True))
+
+    for alone, step in zip(steps(1), steps(world), strict=True):
+        seeds = [set(batch.n_id[: batch.batch_size].tolist()) for batch in (*alone, *step)]
+        assert sum(map(len, seeds[1:])) == len(seeds[0]) and set().union(*seeds[1:]) == seeds[0]
+        module = Transductive(model)
+        (loss, sums), *parts = (module._loss(batch) for batch in (*alone, *step))
+        assert_close(sum(own * its[1] for own, its in parts) / sums[1], loss)
+
+
+def test_a_step_that_cannot_be_shared_out_is_refused():
+    data = TaskData(one_graph(), 8, num_neighbors=[-1, -1])
+    data.trainer = Place(0, 3)
+    with pytest.raises(ValueError, match="batch_size is 8, the seed nodes of a step over all processes.*multiple: 9"):
+        data.train_dataloader()
+
+
+class Place:
+    def __init__(self, rank: int, world: int) -> None:
+        self.global_rank, self.world_size = rank, world
 
 
 def test_draws_follow_from_the_seed():

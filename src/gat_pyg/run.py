@@ -338,10 +338,10 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
     with _deterministic():
         trainer = build_trainer(config, folder, callbacks)
         data = _data(config, task, model, trainer, seed)
-        if task.transductive and trainer.world_size > 1:
+        if task.transductive and trainer.world_size > 1 and data.num_neighbors is None:
             raise ValueError(
-                f"{task.name} is one graph, which {trainer.world_size} processes cannot share out among them. "
-                "Use trainer=cpu or trainer=gpu."
+                f"{task.name} is one graph, which {trainer.world_size} processes cannot share out among them as a "
+                "whole. Use loader=neighbor for batches of its nodes, or trainer=cpu or trainer=gpu."
             )
         name = "micro_f1" if task.multilabel else "accuracy"
         fit: Callable[[Data], None] | None = getattr(model, "fit", None)

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, get_args
@@ -32,7 +33,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader, NodeLoader
 from torch_geometric.nn.models.basic_gnn import BasicGNN
-from torch_geometric.sampler import BaseSampler, NeighborSampler
+from torch_geometric.sampler import BaseSampler, NeighborSampler, SamplerOutput
 from torch_geometric.typing import WITH_PYG_LIB
 
 from .attention.dropout import keyed
@@ -647,14 +648,27 @@ class TaskData(LightningDataModule):
         return TorchSampler(data.edge_index, data.x.size(0), num_neighbors)
 
     def _seeds(self, split: Split) -> NodeLoader:
-        """Batches of seed nodes; those of training in an order that seed and epoch decide."""
+        """This process's share of the seed nodes in batches, in an order that seed and epoch decide."""
         assert self.num_neighbors is not None
+        rank, world = self._place()
+        if self.batch_size % world:
+            raise ValueError(
+                f"batch_size is {self.batch_size}, the seed nodes of a step over all processes, and there are {world} "
+                f"of them. Make it a multiple: {-(-self.batch_size // world) * world}."
+            )
         nodes = self._graph[f"{split}_mask"].nonzero().view(-1)
         seed = int(np.random.SeedSequence(self.seed).generate_state(1)[0])
-        places: Any = range(nodes.numel())
-        order: DistributedSampler[int] = DistributedSampler(places, 1, 0, shuffle=split == "train", seed=seed)
-        options = {"sampler": order, "num_workers": self.num_workers, "generator": torch.Generator().manual_seed(seed)}
-        return NodeLoader(self._graph, self._sampler(self.num_neighbors), nodes, batch_size=self.batch_size, **options)
+        share = Shares(nodes, self.batch_size, rank, world, seed)
+        return NodeLoader(
+            self._graph,
+            self._sampler(self.num_neighbors),
+            torch.cat([nodes, nodes[:1]]),  # the last is nobody's, who has none in the last step
+            batch_size=share.each,
+            sampler=share,
+            transform_sampler_output=partial(_without, nodes.numel()),
+            num_workers=self.num_workers,
+            generator=torch.Generator().manual_seed(seed),
+        )
 
     def _place(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
@@ -721,6 +735,14 @@ class Shares(DistributedSampler[Data]):
 
     def __len__(self) -> int:
         return self.each * -(-self.num_graphs // self.batch_size)
+
+
+def _without(number: int, out: SamplerOutput) -> SamplerOutput:
+    """A batch that tells of no seed where its only one has this number."""
+    seeds, time = out.metadata
+    if seeds.tolist() == [number]:
+        out.metadata = seeds[:0], time
+    return out
 
 
 def _nobody(data: Data) -> Data:
