@@ -496,11 +496,16 @@ def masks(N: int = 12) -> dict[str, Tensor]:
     return {"train_mask": nodes(N, 0, 1, 2), "val_mask": nodes(N, 3, 4), "test_mask": nodes(N, 5, 6, 7)}
 
 
-@pytest.mark.parametrize("form", ["data.pt", "dict.pt", "list.pt", "arrays.npz"])
+@pytest.mark.parametrize("form", ["data.pt", "dict.pt", "list.pt", "arrays.npz", "folder"])
 def test_a_saved_graph_comes_back(form: str, tmp_path: Path):
     data, path = ring(edge_attr=torch.rand(12, 2), **masks()), tmp_path / form
     if form.endswith("npz"):
         np.savez(path, note="left alone", **{key: data[key].numpy() for key in KEYS})
+    elif form == "folder":
+        path.mkdir()
+        for key in KEYS:
+            np.save(path / f"{key}.npy", data[key].numpy())
+        (path / "readme.txt").write_text("left alone")
     else:
         torch.save({"data": data, "dict": data.to_dict(), "list": [data]}[path.stem], path)
     task = from_file(path)

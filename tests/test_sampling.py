@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
+import subprocess
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning import Trainer
@@ -266,6 +269,46 @@ def test_the_command_trains_by_batches(tmp_path: Path, monkeypatch: pytest.Monke
     gat_pyg.run.main()
     (result,) = read(tmp_path / "results.jsonl")
     assert result.value > 85 and result.epochs == 8
+
+
+SMALL_MEMORY = """
+import re, resource, sys
+from pathlib import Path
+import gat_pyg.run
+used = int(re.search(r"VmData:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+resource.setrlimit(resource.RLIMIT_DATA, (used + {room}, used + {room}))
+try:
+    bytearray({features})
+except MemoryError:
+    sys.argv = ["gat-pyg", "dataset=file", "dataset.path=big", "loader=neighbor", "training.max_epochs=1"]
+else:
+    sys.exit("there is room for the features")
+gat_pyg.run.main()
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits the memory as Linux counts it")
+def test_features_that_exceed_the_memory_stay_on_disk(tmp_path: Path):
+    N, F, room = 50_000, 4000, 500 * 2**20  # 763 MiB of features; torch's own buffers need some hundred
+    folder = tmp_path / "big"
+    folder.mkdir()
+    x = np.lib.format.open_memmap(folder / "x.npy", mode="w+", dtype=np.float32, shape=(N, F))  # a file of holes
+    generator = np.random.default_rng(0)
+    y = generator.integers(0, 3, N)
+    x[np.arange(0, N, 100), y[::100]] = 1.0
+    np.save(folder / "y.npy", y)
+    np.save(folder / "edge_index.npy", generator.integers(0, N, (2, 2 * N)))
+    del x
+    process = subprocess.run(
+        [sys.executable, "-c", SMALL_MEMORY.format(room=room, features=4 * N * F)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.returncode == 0, process.stderr
+    (result,) = read(tmp_path / "outputs" / "results.jsonl")
+    assert result.epochs == 1
 
 
 def test_the_benchmark_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -141,6 +142,9 @@ _HINTS = {
 }
 
 
+CHECKED = 2**24  # numbers at a time
+
+
 def _check_x(task: Task | _Form, x: Tensor, where: str) -> None:
     if x.layout != torch.strided:
         raise ValueError(f"{where}: x is {x.layout}, expected a dense tensor. Use x.to_dense().")
@@ -151,8 +155,11 @@ def _check_x(task: Task | _Form, x: Tensor, where: str) -> None:
         raise ValueError(f"{where}: x has shape {tuple(x.shape)}, expected (N, {task.num_features}).")
     if not x.is_floating_point():
         raise ValueError(f"{where}: x is {x.dtype}, expected floats. Use x.float().")
-    if not x.isfinite().all():
-        row = int((~x.isfinite()).any(1).nonzero()[0])
+    rows = max(1, CHECKED // max(1, x.size(1)))
+    for start, part in zip(range(0, x.size(0), rows), x.split(rows), strict=True):  # of what may not fit into memory
+        if part.isfinite().all():
+            continue
+        row = start + int((~part.isfinite()).any(1).nonzero()[0])
         raise ValueError(f"{where}: x is NaN or infinite at node {row}. Replace such values, for instance by 0.")
 
 
@@ -687,9 +694,12 @@ def listed_links(name: str, root: str | Path | None = None) -> list[Tensor]:
 def from_file(
     path: str | Path, per_class: int = 20, val: int = 500, test: int = 1000, seed: int = 0, split: int = 0
 ) -> Task:
-    """A graph of one's own, from a ``.pt`` file (torch.save) or a ``.npz`` file (numpy.savez).
+    """A graph of one's own, from a ``.pt`` file (torch.save), a ``.npz`` file (numpy.savez) or a folder (numpy.save).
 
-    ``.pt`` holds a PyG ``Data``, a list of them, or a dict of tensors; ``.npz`` holds arrays. Read are ``x`` [N, F],
+    ``.pt`` holds a PyG ``Data``, a list of them, or a dict of tensors; ``.npz`` holds arrays; a folder has a file for
+    each, ``x.npy`` and so on. Those are mapped into memory and not read as a whole: with ``loader=neighbor`` a graph
+    may have more features than memory, and processes on one machine share them. They must not be written to; x has to
+    be float32, else it is converted in memory. Read are ``x`` [N, F],
     ``edge_index`` [2, E], ``y`` [N] or [N, K] and, where present, ``edge_attr`` [E] or [E, D] and ``train_mask``,
     ``val_mask``, ``test_mask`` [N]; other keys are left alone. The rest is as in ``from_dataset``.
 
@@ -705,14 +715,16 @@ def from_file(
     Task(name='ring', num_features=6, num_classes=2, multilabel=False, edge_dim=None)
     """
     path = Path(path).expanduser()
-    if path.suffix not in (".pt", ".npz"):
-        raise ValueError(f"{path} ends in {path.suffix!r}, expected .pt (torch.save) or .npz (numpy.savez).")
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist. Give the path of a .pt or .npz file.")
+    if path.suffix not in (".pt", ".npz") and not path.is_dir():
+        raise ValueError(
+            f"{path} ends in {path.suffix!r}, expected .pt (torch.save), .npz (numpy.savez), or a folder of .npy files."
+        )
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist. Give the path of a .pt or .npz file, or of a folder.")
     try:
-        found = _load_pt(path) if path.suffix == ".pt" else _load_npz(path)
+        found = _load_folder(path) if path.is_dir() else _load_pt(path) if path.suffix == ".pt" else _load_npz(path)
     except Exception as error:
-        reason = str(error).split("\n")[0] if path.suffix == ".npz" else _refused(error)
+        reason = _refused(error) if path.suffix == ".pt" else str(error).split("\n")[0]
         raise ValueError(
             f"{path} cannot be read: {reason} It is truncated, or holds more than tensors and would run code. "
             "Save a Data or a dict of tensors by torch.save, or arrays of numbers by numpy.savez."
@@ -740,6 +752,15 @@ def _numbers(values: Any, where: str) -> Tensor:
 def _load_npz(path: Path) -> dict[str, Any]:
     with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         return {key: arrays[key] if key in KEYS else None for key in arrays.files}
+
+
+def _load_folder(path: Path) -> dict[str, Any]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nor is it to be
+        return {
+            file.stem: torch.from_numpy(np.load(file, mmap_mode="r", allow_pickle=False)) if file.stem in KEYS else None
+            for file in sorted(path.glob("*.npy"))
+        }
 
 
 def _load_pt(path: Path) -> Any:
