@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -136,6 +137,16 @@ def test_whoever_is_silent_is_named_and_the_others_end(capsys: pytest.CaptureFix
     assert sorted(ended) == [(0, 1), (1, 1)]
     assert first.lost(3.0) == [2]
     assert capsys.readouterr().err.count("Rank 2 of 3 ended or cannot be reached") == 2
+
+
+def test_a_store_that_does_not_answer_is_the_silence_of_the_first(monkeypatch: pytest.MonkeyPatch):
+    ended: list[int] = []
+    first = Beats("localhost", 0, 0, 2)
+    other = Beats("localhost", first.port, 1, 2, silent=2.0, end=ended.append)
+    monkeypatch.setattr(other, "_store", SimpleNamespace(add=lambda *_: time.sleep(60)))  # as without power there
+    time.sleep(4.0)
+    assert ended == [1] and other.lost(2.0) == [0]
+    first.stop()
 
 
 # Each rank's share --------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ SILENT = 40.0  # seconds after which a process counts as lost
 
 
 class Beats:
-    """A thread that tells the other processes that this one lives, and ends it where one of them is silent for long.
+    """Threads that tell the other processes that this one lives, and end it where one of them is silent for long.
 
     A process that is killed leaves the others with an error of the network that does not name it, or waiting for ever:
     NCCL's kernels, a machine without power. The beats go through a store of the first process, so that its end is seen
@@ -42,8 +42,8 @@ class Beats:
         self.port: int = self._store.port
         self._heard = dict.fromkeys(range(world), (0, time.monotonic()))  # the last beat of each, and when
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
-        self._thread.start()
+        for work in (self._beat, self._look):  # the one may wait for a store that does not answer
+            threading.Thread(target=work, name="heartbeats", daemon=True).start()
 
     def lost(self, within: float) -> list[int]:
         """Those of whom nothing was heard for so many seconds."""
@@ -54,7 +54,6 @@ class Beats:
     def stop(self) -> None:
         """No longer tell or look."""
         self._done.set()
-        self._thread.join()
 
     def _beat(self) -> None:
         while not self._done.wait(BEAT):
@@ -64,8 +63,11 @@ class Beats:
                     beats = self._store.add(str(rank), 0)
                     if beats != before:
                         self._heard[rank] = beats, time.monotonic()
-            except RuntimeError:  # the first has ended, or the network
-                pass
+            except RuntimeError:  # the first has ended, or the network: it will be missed
+                continue
+
+    def _look(self) -> None:
+        while not self._done.wait(BEAT):
             if lost := self.lost(self.silent):
                 print(f"\n{missing(lost, self.world)}", file=sys.stderr, flush=True)
                 self.end(1)
