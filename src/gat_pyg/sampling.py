@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,14 +41,16 @@ class TorchSampler(BaseSampler):  # type: ignore[misc]
     """
 
     def __init__(self, edge_index: Tensor, num_nodes: int, num_neighbors: Sequence[int]) -> None:
-        if not num_neighbors or min(num_neighbors) < -1:
-            raise ValueError(
-                f"num_neighbors is {list(num_neighbors)}, expected a number for each hop, or -1 for all neighbours."
-            )
+        self.num_neighbors = _numbers(num_neighbors)
         edges = Edges.from_index(edge_index, num_nodes, num_nodes)
-        self.num_neighbors = list(num_neighbors)
         self.rowptr, self.src, self.perm = edges.rowptr, edges.src, edges.perm
         self._local = torch.full((num_nodes,), -1)  # the place in a batch of each node that is in it
+
+    def of(self, num_neighbors: Sequence[int]) -> TorchSampler:
+        """Other numbers on the same graph, whose order by dst is shared."""
+        other = copy.copy(self)
+        other.num_neighbors = _numbers(num_neighbors)
+        return other
 
     @property
     def edge_permutation(self) -> Tensor | None:
@@ -89,6 +92,14 @@ class TorchSampler(BaseSampler):  # type: ignore[misc]
     def sample_from_edges(self, index: Any, neg_sampling: Any = None) -> SamplerOutput:
         """Not there: raises NotImplementedError."""
         raise NotImplementedError("Edges are not sampled: use PyG's NeighborSampler, with pyg-lib or torch_sparse.")
+
+
+def _numbers(num_neighbors: Sequence[int]) -> list[int]:
+    if not num_neighbors or min(num_neighbors) < -1:
+        raise ValueError(
+            f"num_neighbors is {list(num_neighbors)}, expected a number for each hop, or -1 for all neighbours."
+        )
+    return list(num_neighbors)
 
 
 def draw(rowptr: Tensor, nodes: Tensor, num: int) -> tuple[Tensor, Tensor]:

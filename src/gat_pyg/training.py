@@ -575,6 +575,7 @@ class TaskData(LightningDataModule):
         self.task = task
         self.batch_size = batch_size
         self.seed = seed
+        self._drawer: TorchSampler | None = None
         self._whole: Batches | None = None
         if task.transductive:
             data = copy.copy(task.train[0])
@@ -645,7 +646,8 @@ class TaskData(LightningDataModule):
         data = self._graph
         if WITH_PYG_LIB:
             return NeighborSampler(data, list(num_neighbors))
-        return TorchSampler(data.edge_index, data.x.size(0), num_neighbors)
+        self._drawer = self._drawer or TorchSampler(data.edge_index, data.x.size(0), num_neighbors)
+        return self._drawer.of(num_neighbors)  # the edges are put in order once
 
     def _seeds(self, split: Split) -> NodeLoader:
         """This process's share of the seed nodes in batches, in an order that seed and epoch decide."""
