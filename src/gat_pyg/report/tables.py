@@ -238,10 +238,11 @@ def ablation_table(runs: Gathered) -> Table:
         for dataset in scores.datasets:
             keys = [key for key in runs if (key.dataset, key.metric) == (dataset, scores.metric)]
             switched = [key for key in keys if key.method.startswith(ABLATION)]
+            if not switched:
+                continue
             gat = Key("GAT", dataset, scores.metric)
             base = gat._replace(method=TEXT) if gat._replace(method=TEXT) in runs else gat
-            others = [key for key in (*switched, gat) if key != base and key in runs] if switched else []
-            for key in [base] * (base in runs and bool(switched)) + others:
+            for key in sorted((*switched, *[gat] * (gat in runs)), key=lambda key: key != base):  # base first
                 one, first = runs[key][0], runs[base][0] if base in runs and key != base else None
                 rows.append(
                     (
@@ -249,7 +250,7 @@ def ablation_table(runs: Gathered) -> Table:
                         Cell(f"GAT in Table {scores.number}" if key == gat else key.method.removeprefix(ABLATION)),
                         ours_cell(one, scores.metric),
                         difference_cell(one.mean, first.mean if first else math.nan, scores.metric),
-                        p_cell(one, first) if key != base else Cell(NONE),
+                        p_cell(one, first),
                         _cost(one),
                     )
                 )
