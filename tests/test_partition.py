@@ -1,0 +1,85 @@
+"""Parts of a graph: every node in one, none empty, the same every time, and few edges between those of METIS."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch_geometric.utils import grid, to_undirected
+
+import gat_pyg.partition
+from gat_pyg.partition import WITH_METIS, Method, edge_cut, partition
+from graphs import SQUARE, Graph, random
+
+METIS = pytest.param("metis", marks=pytest.mark.skipif(not WITH_METIS, reason="pymetis is not installed"))
+METHODS = ["auto", "ranges", METIS]
+
+
+def shuffled_grid(side: int) -> Tensor:
+    """A grid whose nodes are numbered at random."""
+    edge_index, _ = grid(side, side)
+    return torch.randperm(side * side, generator=torch.Generator().manual_seed(0))[to_undirected(edge_index)]
+
+
+def test_a_chain_by_hand():
+    chain = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6]])
+    assert partition(chain, 7, 3, "ranges").tolist() == [0, 0, 0, 1, 1, 2, 2]
+    assert edge_cut(chain, partition(chain, 7, 3, "ranges")) == pytest.approx(2 / 6)
+    assert edge_cut(chain, torch.zeros(7, dtype=torch.long)) == edge_cut(chain[:, :0], torch.arange(7)) == 0.0
+    assert edge_cut(chain, torch.arange(7)) == 1.0
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("graph", [graph for graph in SQUARE if graph.num_dst], ids=str)
+def test_every_node_is_in_one_part_and_none_is_empty(graph: Graph, method: Method):
+    N = graph.num_dst
+    for num_parts in {1, 2, min(N, 3), N // 2, N - 1, N} & set(range(1, N + 1)):
+        part = partition(graph.index, N, num_parts, method)
+        assert part.shape == (N,) and part.dtype == torch.int64
+        assert part.unique().tolist() == list(range(num_parts))
+        assert torch.equal(part, partition(graph.index, N, num_parts, method))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@settings(max_examples=40, deadline=None)
+@given(N=st.integers(1, 300), degree=st.integers(0, 6), share=st.floats(0, 1), seed=st.integers(0, 9))
+def test_parts_of_any_number_are_none_empty(method: Method, N: int, degree: int, share: float, seed: int):
+    num_parts = max(1, round(share * N))
+    sizes = partition(random(N, N, N * degree, seed).index, N, num_parts, method).bincount()
+    assert len(sizes) == num_parts and sizes.min() >= 1
+    if method == "ranges":
+        assert sizes.max() - sizes.min() <= 1
+
+
+@pytest.mark.skipif(not WITH_METIS, reason="pymetis is not installed")
+@pytest.mark.parametrize("num_parts", [2, 7, 16])
+def test_metis_cuts_few_edges_of_a_shuffled_grid(num_parts: int):
+    edge_index = shuffled_grid(40)
+    ranges, metis = (partition(edge_index, 1600, num_parts, method) for method in ("ranges", "metis"))
+    assert edge_cut(edge_index, metis) < 0.2 * edge_cut(edge_index, ranges)
+    assert metis.bincount().max() <= 1.05 * 1600 / num_parts + 1
+    assert torch.equal(partition(edge_index, 1600, num_parts), metis)  # is what auto means
+    one_way = edge_index[:, edge_index[0] < edge_index[1]].int()  # 32 bits, loops and repeated edges change nothing
+    messy = torch.cat([one_way, one_way[:, ::2], torch.arange(9).expand(2, 9)], 1)
+    assert torch.equal(partition(messy, 1600, num_parts, "metis"), metis)
+
+
+def test_without_pymetis_auto_is_ranges(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gat_pyg.partition, "WITH_METIS", False)
+    edge_index = shuffled_grid(4)
+    assert torch.equal(partition(edge_index, 16, 3), partition(edge_index, 16, 3, "ranges"))
+    with pytest.raises(ImportError, match=r"METIS needs pymetis. Run: python -m pip install 'gat_pyg\[metis\]'"):
+        partition(edge_index, 16, 3, "metis")
+
+
+@pytest.mark.parametrize("num_parts", [-1, 0, 4])
+def test_a_number_of_parts_that_cannot_be_is_refused(num_parts: int):
+    with pytest.raises(ValueError, match=f"num_parts is {num_parts}, expected 1 to 3, the number of nodes"):
+        partition(torch.tensor([[0], [1]]), 3, num_parts)
+
+
+def test_another_method_is_refused():
+    with pytest.raises(ValueError, match="method is 'louvain', expected one of auto, metis, ranges"):
+        partition(torch.tensor([[0], [1]]), 3, 2, "louvain")
