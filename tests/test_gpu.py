@@ -124,8 +124,10 @@ def leaves_of(graph: Graph, heads: int, channels: int, names: str) -> Tensors:
     return {name: everything[name] for name in names.split()}
 
 
-def by_reference(graph: Graph, leaves: Tensors, direction: Tensor, dropout: float = 0.0) -> Tensors:
-    """The output and every gradient, in float64."""
+def by_reference(
+    graph: Graph, leaves: Tensors, direction: Tensor, dropout: float = 0.0, order: Tensor | None = None
+) -> Tensors:
+    """The output and every gradient, in float64; the mask's rows in some `order`."""
     edges = edges_of(graph)
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in leaves.items()}
     x, slope, score_edge = leaves["x"], 0.2, leaves.get("score_edge")
@@ -137,6 +139,7 @@ def by_reference(graph: Graph, leaves: Tensors, direction: Tensor, dropout: floa
             score_edge = (x_src * x_dst).sum(-1) / math.sqrt(x.size(2))
         slope = 1.0
     keep = keep_mask(edges.num_edges, x.size(1), dropout) if dropout else None
+    keep = keep if keep is None or order is None else keep[order]
     out, _ = reference.attend(x, leaves.get("score_src"), leaves.get("score_dst"), edges, score_edge, slope, keep)
     (out * direction).sum().backward()
     # Nothing to differentiate on a graph without edges: no gradient is a zero one.
@@ -457,11 +460,24 @@ def test_dropout_is_philox(block: int, first: int) -> None:
 
 
 @runs
+@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+def test_dropout_calls_edges_by_their_names(names: str) -> None:
+    leaves, direction = leaves_of(SMALL, 3, 5, names), torch.randn(SMALL.num_dst, 3, 5).double()
+    order = torch.randperm(SMALL.index.size(1), generator=torch.Generator().manual_seed(4))
+    edges = on_device(replace(edges_of(SMALL), names=order.int()))
+    truth = by_reference(SMALL, leaves, direction, 0.3, order)
+    assert_same(by_kernels(edges, leaves, direction, 0.3), truth, names)
+
+
+@runs
 @pytest.mark.parametrize("size", [1, 63, 4100])
 def test_dropout_of_features_is_that_of_four_heads(size: int) -> None:
     seeds = torch.tensor(SEEDS[:3], device=DEVICE)
     for seed in (seeds, seeds[0]):
         kept = gpu.keep(seed, size, 0.3, torch.float32)
+        names = torch.arange(-(-size // 4), device=DEVICE).flip(0)
+        turned = gpu.keep(seed, 4 * len(names), 0.3, torch.float32, names).view(*seed.shape, -1, 4).flip(-2)
+        assert torch.equal(turned.flatten(-2)[..., :size], kept)
         expected = [dropout.keep_mask(one, -(-size // 4), 4, 0.3).flatten()[:size] for one in seed.view(-1)]
         assert torch.equal(kept.view(-1, size), torch.stack(expected))
 
@@ -575,22 +591,22 @@ FORWARD = "x score_src score_dst ptr src perm out lse out_plus mass_plus"
 PARTS = "part_row part_start parts"
 KERNELS = {
     "forward": ("_forward_kernel", FORWARD),
-    "forward, dropout and long rows": ("_forward_kernel", f"{FORWARD} seed {PARTS} parts_h"),
-    "forward, GATv2": ("_forward_kernel", "x x_dst att ptr src perm out lse"),
-    "forward, product": ("_forward_kernel", "x x_dst ptr src perm out lse"),
+    "forward, dropout and long rows": ("_forward_kernel", f"{FORWARD} seed names {PARTS} parts_h"),
+    "forward, GATv2": ("_forward_kernel", "x x_dst att ptr src out lse"),
+    "forward, product": ("_forward_kernel", "x x_dst ptr src out lse"),
     "backward": (
         "_backward_kernel",
         "grad x score_src score_dst lse mean ptr dst place perm grad_x grad_src",
     ),
     "backward, dropout and long rows": (
         "_backward_kernel",
-        f"grad x score_src score_dst lse g ptr dst place perm seed grad_x {PARTS}",
+        f"grad x score_src score_dst lse g ptr dst place perm seed names grad_x {PARTS}",
     ),
     "backward of dst, GATv2": (
         "_backward_pair_dst_kernel",
-        "grad x x_dst att out lse weights ptr src perm grad_x_dst grad_att",
+        "grad x x_dst att out lse weights ptr src grad_x_dst grad_att",
     ),
-    "backward of dst, product": ("_backward_pair_dst_kernel", "grad x x_dst out lse weights ptr src perm grad_x_dst"),
+    "backward of dst, product": ("_backward_pair_dst_kernel", "grad x x_dst out lse weights ptr src grad_x_dst"),
     "backward of src, GATv2": ("_backward_pair_src_kernel", "grad x x_dst att weights ptr dst place grad_x"),
     "backward of src, product": ("_backward_pair_src_kernel", "grad x x_dst weights ptr dst place grad_x"),
 }
@@ -598,11 +614,11 @@ DROPS = {kernel: KERNELS[kernel] for kernel in KERNELS if "dropout" in kernel} |
     # not in KERNELS: with dropout one register is spilled at 256 channels of float32, for one model or many
     "backward of dst, GATv2 with dropout": (
         "_backward_pair_dst_kernel",
-        "grad x x_dst att out lse weights ptr src perm seed grad_x_dst grad_att",
+        "grad x x_dst att out lse weights ptr src seed names grad_x_dst grad_att",
     ),
 }
 OF_X = {"x", "x_dst", "att", "grad", "out", "out_plus", "grad_x", "grad_x_dst"}
-IDS = {"src", "dst", "place", "perm"}
+IDS = {"src", "dst", "place", "perm", "names"}
 WIDE_IDS = {"ptr", "part_row", "part_start", "seed", "rows", "first"}
 
 

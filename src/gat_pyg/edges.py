@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
@@ -39,6 +39,7 @@ class Edges:
         perm: `[E]`, the place in the caller's order of each grouped edge; None where the two orders are one.
         num_src: N_src.
         num_dst: N_dst.
+        names: `[E]`, what dropout calls each edge in the caller's order; None where that is its place there.
 
     Example:
         >>> edges = Edges.from_index(torch.tensor([[0, 1, 2], [1, 0, 1]]), num_src=3, num_dst=3)
@@ -53,6 +54,7 @@ class Edges:
     perm: Tensor | None
     num_src: int
     num_dst: int
+    names: Tensor | None = None
 
     @classmethod
     def from_index(cls, index: Tensor, num_src: int, num_dst: int) -> Edges:
@@ -115,6 +117,23 @@ class Edges:
         place = self.transpose[2]
         with _outside():
             return place if self.perm is None else self.perm.index_select(0, place)
+
+    @property
+    def drawn(self) -> int | Tensor:
+        """What a mask in the caller's order is drawn for: how many edges, or what dropout calls each."""
+        return self.num_edges if self.names is None else self.names
+
+    @cached_property
+    def names_by_dst(self) -> Tensor | None:
+        """`[E]`, what dropout calls each grouped edge; None where that is its place."""
+        with _outside():
+            return self.perm if self.names is None else self.group(self.names)
+
+    @cached_property
+    def names_by_src(self) -> Tensor:
+        """`[E]`, what dropout calls each edge of the CSC form."""
+        with _outside():
+            return self.ids_by_src if self.names is None else self.names.index_select(0, self.ids_by_src)
 
     def group(self, per_edge: Tensor) -> Tensor:
         """`[E, ...]` from the caller's order to the order grouped by dst."""
@@ -210,10 +229,37 @@ def neighbourhoods(
     asked = (type(adjacency), num_src, num_dst, add_self_loops, flow)
     if asked not in built:
         looped, edges = _build(adjacency, num_src, num_dst, add_self_loops, flow)
+        if owner in _NAMES:
+            edges = replace(edges, names=_NAMES[owner][1][add_self_loops])
         built[asked] = (looped if add_self_loops else None, edges)
         _REMEMBERED[owner] = (_state(adjacency), built)  # read again: PyG's tools touch the version of a COO matrix
     looped, edges = built[asked]
     return adjacency if looped is None else looped, edges
+
+
+# What dropout calls the edges of a part of a graph: edge_index -> (as given, [without added loops, with them]).
+_NAMES = WeakTensorKeyDictionary()
+
+
+def name_edges(edge_index: Tensor, names: Tensor, looped: Tensor) -> None:
+    """Let dropout call the edges of a part of a graph what it calls them in the whole graph: by their places there.
+
+    Args:
+        edge_index: `[2, E]`, of the part.
+        names: `[E]`, the place of each in the whole.
+        looped: the same where self-loops are added: of the edges that are no loops, then of those of each dst.
+
+    Example:
+        >>> edge_index = torch.tensor([[0, 1], [1, 0]])
+        >>> name_edges(edge_index, torch.tensor([7, 5]), torch.tensor([7, 5, 9, 10]))
+        >>> neighbourhoods(edge_index, 2, 2)[1].names_by_dst.tolist()
+        [5, 7]
+    """
+    known, _ = _NAMES.get(edge_index, (None, ()))
+    if known is not names:
+        most = max(int(ids.max()) if ids.numel() else 0 for ids in (names, looped))
+        _NAMES[edge_index] = names, [ids.to(_id_dtype(0, 0, most)) for ids in (names, looped)]
+        _REMEMBERED.pop(edge_index, None)
 
 
 def once_per_graph(make: Callable[Concatenate[Tensor, P], T]) -> Callable[Concatenate[Tensor, P], T]:

@@ -316,7 +316,7 @@ class AuthorsConv(nn.Module):
         score_src = self._score(z, self.att_src, self.bias_src)
         score_dst = self._score(z[:num_dst], self.att_dst, self.bias_dst)
         result = attend(
-            self._drop(z) if "value_dropout" in self.of_authors else z,
+            self._drop(z.flatten(1)).view_as(z) if "value_dropout" in self.of_authors else z,
             score_src,
             score_dst,
             edges,

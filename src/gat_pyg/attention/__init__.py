@@ -129,7 +129,7 @@ def attend(
     if kernel and not return_attention_weights:
         return fused.attend("additive", operands, seed, edges, None, negative_slope, dropout)
     dtype = fused.result_dtype(*operands)
-    keep = None if seed is None else keep_mask(seed, edges.num_edges, heads, dropout, _wide(dtype))
+    keep = None if seed is None else keep_mask(seed, edges.drawn, heads, dropout, _wide(dtype))
     if kernel:
         out = fused.attend("additive", operands, seed, edges, None, negative_slope, dropout)
         alpha = edges.ungroup(segment.weights(x, score_src, score_dst, edges, score_edge, negative_slope, keep))
@@ -232,7 +232,7 @@ def attend_pairs(
     if kernel and not return_attention_weights:
         return fused.attend("pair", operands, seed, edges, None, negative_slope, dropout)
     dtype = fused.result_dtype(*operands)
-    keep = None if seed is None else keep_mask(seed, edges.num_edges, x.size(1), dropout, _wide(dtype))
+    keep = None if seed is None else keep_mask(seed, edges.drawn, x.size(1), dropout, _wide(dtype))
     plain = reference if backend == "reference" else segment
     score = plain.pair_score(x, x_dst, att, edges, negative_slope)
     if kernel:

@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from llvmlite import ir
 from numba import njit, types
 from numba.core import event
@@ -622,15 +623,15 @@ def _draw(context: Any, keep: Any, at: Any, names: Any, k: Any, drop: Any, model
 
 @_inline
 def _draw_row(
-    keep: Any, names: Any, begin: int, n: int, ids: Any, drop: Any, model: int, head: int, lanes: Any
+    keep: Any, at: int, chosen: Any, begin: int, n: int, names: Any, drop: Any, model: int, head: int, lanes: Any
 ) -> None:
-    """k_ij of n edges for the heads of a vector, `head` the first of them."""
+    """k_ij of n edges for the heads of a vector, `head` the first of them, to `keep[at:]`."""
     for k in range(n):
-        names[k] = np.int64(begin + k) if ids is None else np.int64(ids[begin + k])
+        chosen[k] = np.int64(begin + k) if names is None else np.int64(names[begin + k])
     heads = 1 << len(lanes)
     step = DRAWN // max(1, heads // 4)
     for k in range(0, n, step):
-        _draw(keep, k * heads, names, k, drop, model, head // 4, lanes)
+        _draw(keep, at + k * heads, chosen, k, drop, model, head // 4, lanes)
 
 
 @_compiled
@@ -639,9 +640,7 @@ def _keep(first: int, last: int, buffers: Any, names: Any, model: int, models: i
     """k of four heads for the edges `DRAWN` times `first` to `last`."""
     keep, chosen = _part(keep_, model, models), _data(names, 0)
     for tile in range(first, last):
-        for k in range(DRAWN):
-            names[k] = tile * DRAWN + k
-        _draw(keep, tile * DRAWN * 4, chosen, 0, drop, model, 0, four)
+        _draw_row(keep, tile * DRAWN * 4, chosen, tile * DRAWN, DRAWN, _data(drop[3], 0), drop, model, 0, four)
 
 
 # --- Steps that the kernels share. A buffer holds a number for each edge of a piece and each head of a vector. ---
@@ -724,7 +723,7 @@ def _forward(first: int, last: int, buffers: Any, names: Any, model: int, models
         for v in range(first, last):
             begin, n, i, o = bounds[v], bounds[v + 1] - bounds[v], np.int64(row[v]), np.int64(slot[v])
             if drop is not None:
-                _draw_row(keep, chosen, begin, n, ids, drop, model, head, lanes)
+                _draw_row(keep, 0, chosen, begin, n, _data(drop[3], 0), drop, model, head, lanes)
             own, tops = _splat(x, 0.0, lanes), _splat(x, -np.inf, lanes)
             if d_ is not None:
                 own = _load(d, i * heads + head, lanes, count)
@@ -867,7 +866,7 @@ def _backward(first: int, last: int, buffers: Any, names: Any, model: int, model
         for v in range(first, last):
             begin, n, j, o = bounds[v], bounds[v + 1] - bounds[v], np.int64(row[v]), np.int64(slot[v])
             if drop is not None:
-                _draw_row(keep, chosen, begin, n, ids, drop, model, head, lanes)
+                _draw_row(keep, 0, chosen, begin, n, _data(drop[3], 0), drop, model, head, lanes)
             own = _splat(x, 0.0, lanes)
             if s_ is not None:
                 own = _load(s, j * heads + head, lanes, count)
@@ -1062,12 +1061,12 @@ def _spread(x: Any, own: Any, mine: int, att: Any, row: int, at: int, ids: Any, 
 
 @_compiled
 def _forward_pair(first: int, last: int, buffers: Any, names: Any, model: int, models: int, bounds: Any, row: Any,
-                  slot: Any, src_: Any, ids_: Any, x_: Any, x_dst_: Any, att_: Any, heads: int, channels: int,
+                  slot: Any, src_: Any, x_: Any, x_dst_: Any, att_: Any, heads: int, channels: int,
                   slope: Any, scale: Any, drop: Any, out_: Any, norm_: Any,
                   lanes: Any, tile: Any, ragged: Any) -> None:  # fmt: skip
     """The scores of some pieces, `scale` times, then equations (2) and (4)."""
     G, width, end = 1 << len(lanes), 1 << len(tile), src_.size - 1
-    src, ids = _data(src_, 0), _data(ids_, 0)
+    src = _data(src_, 0)
     x, x_dst, att = _part(x_, model, models), _part(x_dst_, model, models), _part(att_, model, models)
     out, norm = _part(out_, model, models), _part(norm_, model, models)
     keep, weight, shares = _given(drop, _data(buffers[0], 0)), _data(buffers[1], 0), _data(buffers[2], 0)
@@ -1076,7 +1075,7 @@ def _forward_pair(first: int, last: int, buffers: Any, names: Any, model: int, m
         for v in range(first, last):
             begin, n, i, o = bounds[v], bounds[v + 1] - bounds[v], np.int64(row[v]), np.int64(slot[v])
             if drop is not None:
-                _draw_row(keep, chosen, begin, n, ids, drop, model, head, lanes)
+                _draw_row(keep, 0, chosen, begin, n, _data(drop[3], 0), drop, model, head, lanes)
             at, to, mine = head * channels, (o * heads + head) * channels, (i * heads + head) * channels
             for f in range(0, n * G, LANES):
                 _store(weight, f, _splat(x, 0.0, LANES), None)
@@ -1110,13 +1109,13 @@ def _forward_pair(first: int, last: int, buffers: Any, names: Any, model: int, m
 
 @_compiled
 def _backward_pair_dst(first: int, last: int, buffers: Any, names: Any, model: int, models: int, bounds: Any, row: Any,
-                       slot: Any, src_: Any, ids_: Any, grad_: Any, x_: Any, x_dst_: Any, att_: Any, norm_: Any,
+                       slot: Any, src_: Any, grad_: Any, x_: Any, x_dst_: Any, att_: Any, norm_: Any,
                        delta_: Any, heads: int, channels: int, slope: Any, scale: Any, drop: Any,
                        weights_: Any, changes_: Any, grad_dst_: Any,
                        lanes: Any, tile: Any, ragged: Any) -> None:  # fmt: skip
     """k_ij alpha_ij and de_ij = alpha_ij (g_ij - D_i) of some pieces, grouped by dst, and the `_spread` of each dst."""
     G, width, end = 1 << len(lanes), 1 << len(tile), src_.size - 1
-    src, ids, grad = _data(src_, 0), _data(ids_, 0), _part(grad_, model, models)
+    src, grad = _data(src_, 0), _part(grad_, model, models)
     x, x_dst, att = _part(x_, model, models), _part(x_dst_, model, models), _part(att_, model, models)
     norm, deltas, grad_dst = (
         _part(norm_, model, models), _part(delta_, model, models), _part(grad_dst_, model, models))  # fmt: skip
@@ -1128,7 +1127,7 @@ def _backward_pair_dst(first: int, last: int, buffers: Any, names: Any, model: i
         for v in range(first, last):
             begin, n, i, o = bounds[v], bounds[v + 1] - bounds[v], np.int64(row[v]), np.int64(slot[v])
             if drop is not None:
-                _draw_row(keep, chosen, begin, n, ids, drop, model, head, lanes)
+                _draw_row(keep, 0, chosen, begin, n, _data(drop[3], 0), drop, model, head, lanes)
             at, to, mine = head * channels, (o * heads + head) * channels, (i * heads + head) * channels
             for f in range(0, n * G, LANES):
                 _store(alpha, f, _splat(x, 0.0, LANES), None)
@@ -1360,12 +1359,13 @@ class _Shape(NamedTuple):
         shaped = values.reshape(*self.batch, values.size // each if each else rows, *row)
         return torch.from_numpy(shaped[:, :rows] if self.batch else shaped[:rows])  # no view of a tensor
 
-    def drop(self, seed: Tensor | None, dropout: float) -> Any:
-        """Keys of the models, threshold and scale: an edge is kept if its random word reaches the threshold."""
+    def drop(self, seed: Tensor | None, dropout: float, names: Tensor | None = None) -> Any:
+        """Keys of the models, threshold, scale, names: an edge is kept if its random word reaches the threshold."""
         if seed is None or dropout == 0.0:
             return None
         scale = self.dtype.type(1 / (1 - dropout)) if dropout < 1 else self.dtype.type(0)
-        return seed.contiguous().view(-1).numpy(), np.int64(min(math.floor(dropout * 2**32), 2**32 - 1)), scale
+        keys, least = seed.contiguous().view(-1).numpy(), np.int64(min(math.floor(dropout * 2**32), 2**32 - 1))
+        return keys, least, scale, None if names is None else names.numpy()
 
 
 def forward(
@@ -1399,7 +1399,7 @@ def forward(
         heads,
         channels,
         shape.dtype.type(negative_slope),
-        shape.drop(seed, dropout),
+        shape.drop(seed, dropout, edges.names_by_dst),
         out,
         norm,
         out_plus,
@@ -1441,10 +1441,9 @@ def backward(
     pieces = _pieces(edges, "src")
     scored = not (score_src is None and score_dst is None and score_edge is None)
     speed = scored and out is not None
-    slope, drop = shape.dtype.type(negative_slope), shape.drop(seed, dropout)
+    slope, drop = shape.dtype.type(negative_slope), shape.drop(seed, dropout, edges.names_by_src)
     flat_grad, flat_x, flat_norm = shape.flat(grad), shape.flat(x), shape.flat(norm)
     s, d, u = (shape.flat(t) for t in (score_src, score_dst, score_edge))
-    names = drop is not None or u is not None
     rows = np.arange(edges.num_dst + 1)
 
     grad_x, stats = shape.empty(pieces.slots, heads, channels), shape.empty(edges.num_dst, 4, heads)
@@ -1476,7 +1475,7 @@ def backward(
         pieces.slot,
         dst.numpy(),
         place.numpy(),
-        edges.ids_by_src.numpy() if names else None,
+        None if u is None else edges.ids_by_src.numpy(),
         flat_grad,
         flat_x,
         s,
@@ -1529,13 +1528,16 @@ def backward(
     )
 
 
-def keep(seed: Tensor, size: int, dropout: float, dtype: torch.dtype) -> Tensor:
-    """`[size]`, or `[S, size]` for seeds `[S]`: 0, or 1 / (1 - p), by the words of the counters (0, 0), (1, 0), ..."""
+def keep(seed: Tensor, size: int, dropout: float, dtype: torch.dtype, names: Tensor | None = None) -> Tensor:
+    """`[size]`, or `[S, size]` for seeds `[S]`: 0, or 1 / (1 - p), by the words of the counters (0, 0), (1, 0), ...;
+    with `names` `[size / 4]` by those of (names[0], 0), (names[1], 0), ...
+    """
     shape = _Shape.of(torch.empty(*seed.shape, size, 4, 0, dtype=dtype))
     tiles = -(-size // (4 * DRAWN))
     made = shape.empty(tiles, 4 * DRAWN)
     job = _Job(np.arange(tiles + 1), shape.models, DRAWN, 8 * made.size)
-    _run(_keep, shape.dtype, job, shape.drop(seed, dropout), made, (0, 0))
+    names = names if names is None else F.pad(names, (0, tiles * DRAWN - names.numel()))
+    _run(_keep, shape.dtype, job, shape.drop(seed, dropout, names), made, (0, 0))
     return torch.from_numpy(made).view(*seed.shape, -1).narrow(-1, 0, size)
 
 
@@ -1596,13 +1598,12 @@ def forward_pair(
         pieces.row,
         pieces.slot,
         edges.src.numpy(),
-        _ids(edges),
         *(shape.flat(t) for t in (x, x_dst, att)),
         heads,
         channels,
         shape.dtype.type(negative_slope),
         shape.dtype.type(1.0 if att is not None else max(channels, 1) ** -0.5),
-        shape.drop(seed, dropout),
+        shape.drop(seed, dropout, edges.names_by_dst),
         out,
         norm,
         shape.lanes,
@@ -1651,7 +1652,6 @@ def backward_pair(
         by_dst.row,
         by_dst.slot,
         edges.src.numpy(),
-        _ids(edges),
         g,
         flat_x,
         flat_x_dst,
@@ -1662,7 +1662,7 @@ def backward_pair(
         channels,
         slope,
         shape.dtype.type(1.0 if att is not None else max(channels, 1) ** -0.5),
-        shape.drop(seed, dropout),
+        shape.drop(seed, dropout, edges.names_by_dst),
         weights,
         changes,
         flat_dst,

@@ -87,8 +87,44 @@ def _wrapped(number: int) -> int:
     return (number + 2**63) % 2**64 - 2**63
 
 
+@contextmanager
+def rows_of_whole(rows: Tensor, num_rows: int, sizes: tuple[int, ...]) -> Iterator[None]:
+    """Within it, feature dropout drops of x `[..., n, F]` what it would of these rows of `[..., num_rows, F]`.
+
+    Args:
+        rows: `[N]`, which rows of the whole; the first n are those of an x with n.
+        num_rows: how many the whole has.
+        sizes: the n that there are.
+    """
+    before, _STREAMS.part = _STREAMS.part, (rows, num_rows, sizes)
+    try:
+        yield
+    finally:
+        _STREAMS.part = before
+
+
+def fours(shape: torch.Size) -> tuple[Tensor, Tensor] | None:
+    """Which fours of the whole's numbers the rows of x `[..., n, F]` begin in and go on to `[R, fours]`, and where in
+    the first of them `[R]`; None outside of `rows_of_whole`.
+
+    Raises:
+        ValueError: if x has other rows.
+    """
+    if (part := _STREAMS.part) is None or torch.compiler.is_compiling():
+        return None
+    rows, num_rows, sizes = part
+    *several, n, width = shape
+    if n not in sizes:
+        raise ValueError(f"x has {n} rows to drop out, expected those of a part of a graph: {sizes}.")
+    copies = torch.arange(math.prod(several), device=rows.device)
+    first = ((copies[:, None] * num_rows + rows[:n]) * width).flatten()
+    count = (width + (6 if width % 4 else 0)) // 4
+    return (first // 4)[:, None] + torch.arange(count, device=rows.device), first % 4
+
+
 class _Streams(threading.local):
     current: _Stream | None = None
+    part: tuple[Tensor, int, tuple[int, ...]] | None = None
 
 
 _STREAMS = _Streams()
@@ -99,34 +135,36 @@ def threshold(p: float) -> int:
     return math.floor(p * 2**32)
 
 
-def keep_mask(seed: Tensor, num_edges: int, heads: int, p: float, dtype: torch.dtype = torch.float32) -> Tensor:
+def keep_mask(seed: Tensor, edges: int | Tensor, heads: int, p: float, dtype: torch.dtype = torch.float32) -> Tensor:
     """k_ij in the caller's edge order, `[E, H]`: 0, or 1 / (1 - p) with probability 1 - p.
 
-    Seeds `[S]` give the masks of S models side by side: H is the number of all their heads, H // S each.
+    `edges` is their number, or what each is called `[E]` where that is not its place. Seeds `[S]` give the masks of S
+    models side by side: H is the number of all their heads, H // S each.
     """
-    mask: Tensor = _KeepMask.apply(seed, num_edges, heads, p, dtype)
+    mask: Tensor = _KeepMask.apply(seed, edges, heads, p, dtype)
     return mask
 
 
 class _KeepMask(torch.autograd.Function):
     @staticmethod
-    def forward(seed: Tensor, num_edges: int, heads: int, p: float, dtype: torch.dtype) -> Tensor:
-        return _mask(seed, num_edges, heads, p, dtype)
+    def forward(seed: Tensor, edges: int | Tensor, heads: int, p: float, dtype: torch.dtype) -> Tensor:
+        return _mask(seed, edges, heads, p, dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
         ctx.mark_non_differentiable(output)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, seed: Tensor, num_edges: int, heads: int, *rest: Any) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: Any, seed: Tensor, edges: Any, heads: int, *rest: Any) -> tuple[Tensor, int]:
         seeds = seed.movedim(in_dims[0], 0).flatten()
-        mask = keep_mask(seeds, num_edges, info.batch_size * heads, *rest)
+        mask = keep_mask(seeds, edges, info.batch_size * heads, *rest)
         return mask.unflatten(1, (info.batch_size, heads)), 1
 
 
-def _mask(seed: Tensor, num_edges: int, heads: int, p: float, dtype: torch.dtype) -> Tensor:
+def _mask(seed: Tensor, edges: int | Tensor, heads: int, p: float, dtype: torch.dtype) -> Tensor:
     each = heads // seed.numel()
-    edge = torch.arange(num_edges, device=seed.device).view(-1, 1, 1)
+    edge = torch.arange(edges, device=seed.device) if isinstance(edges, int) else edges.long()
+    edge = edge.view(-1, 1, 1)
     group = torch.arange((each + 3) // 4, device=seed.device)
     words = torch.stack(_philox(seed.view(-1, 1), edge, group), dim=-1)  # [E, S, H / S / 4, 4]
     kept = (words.flatten(2)[..., :each].flatten(1) >= threshold(p)).to(dtype)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..edges import Edges, Flow, neighbourhoods
 from . import segment
-from .dropout import draw_seed, keep_mask
+from .dropout import draw_seed, fours, keep_mask
 
 Kind: TypeAlias = Literal["additive", "pair"]
 
@@ -204,7 +204,7 @@ def _plain(
         return made  # type: ignore[no-any-return]
     x, first, second, third = operands
     wide = torch.promote_types(result_dtype(*operands), torch.float32)
-    keep = None if seed is None else keep_mask(seed, edges.num_edges, x.size(1), dropout, wide)
+    keep = None if seed is None else keep_mask(seed, edges.drawn, x.size(1), dropout, wide)
     if kind == "pair":
         e = segment.pair_score(x, first, second, edges, negative_slope)
         out, _ = segment.attend(x, None, None, edges, e, 1.0, keep)
@@ -220,25 +220,32 @@ def keep(x: Tensor, p: float) -> Tensor:
     """0 with probability p, else 1 / (1 - p), for each number in x: `keep_mask`'s of size / 4 edges and four heads.
 
     The seed is drawn from torch's generator; where `torch.func.vmap` draws one for each of several models, each has the
-    mask that it would have alone.
+    mask that it would have alone. Within `rows_of_whole` it is that of those rows.
     """
-    return kept(draw_seed(x.device), x.numel(), p, x.dtype).view(x.shape)
+    seed = draw_seed(x.device)
+    if (found := fours(x.shape)) is None:
+        return kept(seed, x.numel(), p, x.dtype).view(x.shape)
+    names, start = found
+    mask = kept(seed, 4 * names.numel(), p, x.dtype, names.flatten()).view(len(names), 4 * names.size(1))
+    if x.size(-1) % 4:
+        mask = mask.gather(1, start[:, None] + torch.arange(x.size(-1), device=x.device))
+    return mask.view(x.shape)
 
 
-def kept(seed: Tensor, size: int, p: float, dtype: torch.dtype) -> Tensor:
-    """`[size]`, or `[S, size]` for seeds `[S]`: the mask of `keep` that follows from a seed."""
-    mask: Tensor = _Keep.apply(seed, size, p, torch.promote_types(dtype, torch.float32))
+def kept(seed: Tensor, size: int, p: float, dtype: torch.dtype, names: Tensor | None = None) -> Tensor:
+    """`[size]`, or `[S, size]` for seeds `[S]`: the mask of `keep` that follows from a seed, or these fours of it."""
+    mask: Tensor = _Keep.apply(seed, size, p, torch.promote_types(dtype, torch.float32), names)
     return mask.to(dtype)
 
 
 class _Keep(torch.autograd.Function):
     @staticmethod
-    def forward(seed: Tensor, size: int, p: float, dtype: torch.dtype) -> Tensor:
+    def forward(seed: Tensor, size: int, p: float, dtype: torch.dtype, names: Tensor | None) -> Tensor:
         device = seed.device.type
         if _missing(device) is None and not (device == "cuda" and dtype == torch.float64):
-            made: Tensor = _kernels(device).keep(seed, size, p, dtype)
+            made: Tensor = _kernels(device).keep(seed, size, p, dtype, names)
             return made
-        four = keep_mask(seed, -(-size // 4), 4 * seed.numel(), p, dtype)
+        four = keep_mask(seed, -(-size // 4) if names is None else names, 4 * seed.numel(), p, dtype)
         each: Tensor = four.unflatten(1, (*seed.shape, 4)).movedim(0, -2).flatten(-2)
         return each.narrow(-1, 0, size)
 

@@ -85,12 +85,12 @@ def _row(p_rows, o_row, m_row):
 
 
 @triton.jit
-def _edge(p_perm, i_place, m_e):
-    """The caller's ids of edges that stand at `i_place` in the order grouped by dst."""
-    if p_perm is None:
+def _edge(p_ids, i_place, m_e):
+    """The caller's ids of edges that stand at `i_place` in the order grouped by dst, or what dropout calls them."""
+    if p_ids is None:
         return i_place
     else:
-        return tl.load(p_perm + i_place, mask=m_e, other=0)
+        return tl.load(p_ids + i_place, mask=m_e, other=0)
 
 
 @triton.jit
@@ -154,11 +154,12 @@ def _of_model(p_seed, i_all, EACH: tl.constexpr, MODELS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["size", "threshold"])
-def _keep_kernel(p_seed, p_keep, size, threshold, keep_scale, BLOCK: tl.constexpr):
+def _keep_kernel(p_seed, p_names, p_keep, size, threshold, keep_scale, BLOCK: tl.constexpr):
     """k of `size` numbers of each model, as of four heads and size / 4 edges."""
     i_model = tl.program_id(2).to(tl.int64)
     i_four = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    b_keep = _keep(p_seed + i_model, i_four, threshold, keep_scale, 4, 1, BLOCK, 4)
+    i_name = _edge(p_names, i_four, i_four * 4 < size)
+    b_keep = _keep(p_seed + i_model, i_name, threshold, keep_scale, 4, 1, BLOCK, 4)
     o_keep = i_four[:, None] * 4 + tl.arange(0, 4)[None, :]
     tl.store(p_keep + i_model * size + o_keep, b_keep, o_keep < size)
 
@@ -180,6 +181,7 @@ def _forward_kernel(
     p_part_row,
     p_part_start,
     p_seed,
+    p_names,
     p_out,
     p_lse,
     p_out_plus,
@@ -251,7 +253,8 @@ def _forward_kernel(
         b_mass = b_mass * b_shrink[None, :] + b_exp
         b_w = b_exp
         if p_seed is not None:
-            b_w *= _keep(p_seed, i_edge, threshold, keep_scale, H, MODELS, BLOCK_E, BLOCK_H)
+            i_name = _edge(p_names, start + o_e, m_e)
+            b_w *= _keep(p_seed, i_name, threshold, keep_scale, H, MODELS, BLOCK_E, BLOCK_H)
         b_out = b_out * b_shrink[:, None] + tl.sum(b_w[:, :, None] * b_x, 0)
         if p_out_plus is not None:
             b_mass_plus = b_mass_plus * b_shrink[None, :] + tl.where(b_z > 0.0, b_exp, 0.0)
@@ -454,6 +457,7 @@ def _backward_kernel(
     p_part_row,
     p_part_start,
     p_seed,
+    p_names,
     p_grad_x,
     p_grad_src,
     p_grad_edge,
@@ -505,7 +509,7 @@ def _backward_kernel(
             b_grad = tl.load(p_grad + o_grad, mask=m_ehc, other=0.0).to(tl.float32)
             b_keep = tl.full([BLOCK_E, BLOCK_H], 1.0, tl.float32)
             if p_seed is not None:
-                b_keep = _keep(p_seed, i_edge, threshold, keep_scale, H, MODELS, BLOCK_E, BLOCK_H)
+                b_keep = _keep(p_seed, _edge(p_names, i_place, m_e), threshold, keep_scale, H, MODELS, BLOCK_E, BLOCK_H)
             b_grad_x += tl.sum((b_alpha * b_keep)[:, :, None] * b_grad, 0)
             b_g = b_keep * tl.sum(b_grad * b_x, 2)
             if p_g is not None:
@@ -571,10 +575,10 @@ def _backward_pair_dst_kernel(
     p_weights,
     p_ptr,
     p_src,
-    p_perm,
     p_part_row,
     p_part_start,
     p_seed,
+    p_names,
     p_grad_x_dst,
     p_grad_att,
     p_parts,
@@ -625,8 +629,8 @@ def _backward_pair_dst_kernel(
         b_alpha = _alpha(b_e, b_lse, 1.0, m_eh)
         b_w = b_alpha
         if p_seed is not None:
-            i_edge = _edge(p_perm, start + o_e, m_e)
-            b_keep = _keep(p_seed, i_edge, threshold, keep_scale, H, MODELS, BLOCK_E, BLOCK_H)
+            i_name = _edge(p_names, start + o_e, m_e)
+            b_keep = _keep(p_seed, i_name, threshold, keep_scale, H, MODELS, BLOCK_E, BLOCK_H)
             b_w *= b_keep
             b_g *= b_keep
         b_grad_e = b_alpha * (b_g - b_mean)
@@ -834,11 +838,11 @@ class _Walk:
         )
 
 
-def _drop(dropout: float, seed: Tensor | None) -> dict[str, Any]:
+def _drop(dropout: float, seed: Tensor | None, names: Tensor | None = None) -> dict[str, Any]:
     """What the kernels need for dropout: a coefficient is kept where its random word is at least the threshold."""
     if dropout == 0.0 or seed is None:
-        return {"p_seed": None, "threshold": 0, "keep_scale": 1.0, "MODELS": 1}
-    shared = {"p_seed": seed.contiguous(), "MODELS": seed.numel()}
+        return {"p_seed": None, "p_names": None, "threshold": 0, "keep_scale": 1.0, "MODELS": 1}
+    shared = {"p_seed": seed.contiguous(), "p_names": names, "MODELS": seed.numel()}
     if dropout == 1.0:
         return {**shared, "threshold": 0, "keep_scale": 0.0}
     return {**shared, "threshold": int(dropout * 2**32), "keep_scale": 1.0 / (1.0 - dropout)}
@@ -903,7 +907,7 @@ def _forward(
             p_parts_h=held_h,
             slope=float(negative_slope),
             scale=channels**-0.5,
-            **_drop(dropout, seed),
+            **_drop(dropout, seed, edges.names_by_dst),
             **walk.arguments,
         )
         if walk.parts is not None:
@@ -959,7 +963,7 @@ def backward(
                 result.zero_()
         return grad_x, grad_src, grad_dst, grad_edge
 
-    drop = _drop(dropout, seed)
+    drop = _drop(dropout, seed, edges.names_by_dst)
     by_src = {"p_grad_src": grad_src, "p_grad_edge": grad_edge}
     scored = score_src is not None or score_dst is not None or edge_grad
     saved = out is not None and (out_plus is not None or score_dst is None)
@@ -1069,11 +1073,13 @@ def _segment_mean(
         )
 
 
-def keep(seed: Tensor, size: int, dropout: float, dtype: torch.dtype) -> Tensor:
-    """`[size]`, or `[S, size]` for seeds `[S]`: 0, or 1 / (1 - p), by the words of the counters (0, 0), (1, 0), ..."""
+def keep(seed: Tensor, size: int, dropout: float, dtype: torch.dtype, names: Tensor | None = None) -> Tensor:
+    """`[size]`, or `[S, size]` for seeds `[S]`: 0, or 1 / (1 - p), by the words of the counters (0, 0), (1, 0), ...;
+    with `names` `[size / 4]` by those of (names[0], 0), (names[1], 0), ...
+    """
     made = torch.empty(*seed.shape, size, dtype=dtype, device=seed.device)
     if made.numel():
-        drop = _drop(dropout, seed)
+        drop = _drop(dropout, seed, names)
         with torch.cuda.device_of(seed):
             _keep_kernel[(triton.cdiv(size, 1024), 1, drop.pop("MODELS"))](p_keep=made, size=size, BLOCK=256, **drop)
     return made
@@ -1124,12 +1130,11 @@ def backward_pair(
             p_out=out,
             p_lse=lse,
             p_src=edges.src,
-            p_perm=edges.perm,
             p_grad_x_dst=grad_x_dst,
             p_grad_att=held_att,
             p_parts=held_dst,
             **shared,
-            **_drop(dropout, seed),
+            **_drop(dropout, seed, edges.names_by_dst),
             **by_dst.arguments,
         )
         by_dst.sum(held_dst, grad_x_dst)
