@@ -363,6 +363,9 @@ def test_an_unknown_data_set_names_the_known_ones(command: Command):
     assert re.search(r"dataset=coral is unknown\. Known are: citeseer, cora, digits, .*, pubmed\.", said)
 
 
+HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -411,7 +414,9 @@ def test_an_unknown_data_set_names_the_known_ones(command: Command):
         (["ckpt_path=x.ckpt"], r"There is no checkpoint x\.ckpt\."),
         (["ckpt_path=last"], r"There is no unfinished run with these settings in outputs\."),
         (["dataset=file", "dataset.path=x.npz"], r"x\.npz does not exist\."),
-        (["trainer=ddp_cpu"], "digits is one graph, which 2 processes cannot share out among them as a whole"),
+        (["trainer=ddp_cpu"], "digits is one graph, which 2 processes do not share out among them by themselves"),
+        ([*HALO, "dataset=planted"], r"trainer\.strategy is halo, which divides a single graph"),
+        ([*HALO, "training.sparse=true"], r"training\.sparse is true, but trainer\.strategy=halo fetches dense rows"),
         (["model._target_=torch.nn.Linear"], r"model\._target_=torch\.nn\.Linear: .*unexpected keyword"),
         (["model._target_=gat_pyg.data.Task"], r"model\._target_=gat_pyg\.data\.Task is no torch\.nn\.Module"),
         (["model._target_=gat_pyg.models.Gat"], r"model\._target_=gat_pyg\.models\.Gat cannot be found\."),

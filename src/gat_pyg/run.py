@@ -83,6 +83,7 @@ from .training import (
     Transductive,
     Watch,
     handled,
+    is_divided,
     node_sums,
     score_of,
     sparse_pays,
@@ -338,10 +339,10 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
     with _deterministic():
         trainer = build_trainer(config, folder, callbacks)
         data = _data(config, task, model, trainer, seed)
-        if task.transductive and trainer.world_size > 1 and data.num_neighbors is None:
+        if task.transductive and trainer.world_size > 1 and data.num_neighbors is None and not is_divided(trainer):
             raise ValueError(
-                f"{task.name} is one graph, which {trainer.world_size} processes cannot share out among them as a "
-                "whole. Use loader=neighbor for batches of its nodes, or trainer=cpu or trainer=gpu."
+                f"{task.name} is one graph, which {trainer.world_size} processes do not share out among them by "
+                f"themselves. Use trainer.strategy=halo for parts of it, or loader=neighbor for batches of its nodes."
             )
         name = "micro_f1" if task.multilabel else "accuracy"
         fit: Callable[[Data], None] | None = getattr(model, "fit", None)
@@ -611,6 +612,11 @@ def averaged(config: DictConfig, task: Task, folder: Path) -> float:
 def _data(config: DictConfig, task: Task, model: nn.Module, trainer: Trainer, seed: int) -> TaskData:
     """The graphs as ``loader`` says."""
     loader = config.loader
+    if is_divided(trainer) and (loader.num_neighbors or config.training.compile or not task.transductive):
+        raise ValueError(
+            "trainer.strategy is halo, which divides a single graph: it takes loader=full, training.compile=false and "
+            f"no data set of many graphs, as {task.name} may be. For those, use trainer.strategy=ddp."
+        )
     if loader.num_neighbors is None:
         return TaskData(task, config.training.batch_size, seed, _sparse(config, task, model, trainer))
     if config.training.sparse is True:
@@ -626,6 +632,10 @@ def _data(config: DictConfig, task: Task, model: nn.Module, trainer: Trainer, se
 def _sparse(config: DictConfig, task: Task, model: nn.Module, trainer: Trainer) -> bool:
     """Whether the features are to be a sparse matrix, as ``training.sparse`` says."""
     asked = config.training.sparse
+    if is_divided(trainer) and asked == "auto":
+        return False  # rows of the features are fetched
+    if asked is True and is_divided(trainer):
+        raise ValueError("training.sparse is true, but trainer.strategy=halo fetches dense rows. Use auto or false.")
     if asked is True and not (task.transductive and takes_sparse(model)):
         raise ValueError(
             f"training.sparse is true, but {task.name} with {type(model).__name__} cannot do that: it needs a single "

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -38,6 +38,7 @@ from torch_geometric.typing import WITH_PYG_LIB
 
 from .attention.dropout import keyed
 from .data import Split, Task, near
+from .halo import HaloStrategy, divided
 from .ranks import BEAT, Beats
 from .results import differing, write_whole
 from .sampling import TorchSampler
@@ -144,13 +145,13 @@ class NodeClassifier(LightningModule):
         """Turn the sums into ``train_loss``, ``val_loss`` and the score."""
         metrics = self._metrics("train", "val")
         if self.trainer.state.fn != "fit":
-            self.log_dict(metrics, batch_size=1, sync_dist=self._shared())
+            self._log(metrics)
         elif not self.trainer.sanity_checking:
             self._tell(metrics)
 
     def on_test_epoch_end(self) -> None:
         """Turn the sums into ``test_loss`` and the score."""
-        self.log_dict(self._metrics("test"), batch_size=1, sync_dist=self._shared())
+        self._log(self._metrics("test"))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam, with L2 on all variables or on those that the model names."""
@@ -169,6 +170,10 @@ class NodeClassifier(LightningModule):
             )
         if self._trainer is not None:  # Lightning does so after loading, which would round float64 to float32
             self.trainer.precision_plugin.convert_module(self)
+
+    def _log(self, metrics: dict[str, float]) -> None:
+        """Log what all processes have alike, as it is: a mean over them would round."""
+        self.log_dict(metrics, batch_size=1, sync_dist=True, reduce_fx="max")
 
     def _tell(self, metrics: dict[str, float]) -> None:
         """What ``self.log_dict`` does with an epoch's metrics, at a tenth of its time: 0.1 ms."""
@@ -237,7 +242,7 @@ class Transductive(NodeClassifier):
 
     def _seen(self, data: Data, split: Split) -> Data:
         """What the labelled nodes see, where that is less than ``SEEN`` of the work; found once."""
-        if is_sampled(data):
+        if is_sampled(data) or "part" in data:
             return data
         mask = data[f"{split}_mask"]
         given = [value for value in (data.x, data.edge_index, data.edge_attr, data.y, mask) if value is not None]
@@ -279,10 +284,11 @@ class Transductive(NodeClassifier):
             self._key.copy_(key)  # where a CUDA graph reads it
 
     def forward(self, data: Data) -> Tensor:
-        """The logits [N, K] of the graph's nodes."""
-        if self._key is None or not self.training or is_sampled(data):
-            return super().forward(data)
-        return self._drawn(self.model, data, self._key)
+        """The logits [N, K] of the graph's nodes, or of those of this process's part."""
+        with data.part.joined(self.model, data.edge_index) if "part" in data else nullcontext():
+            if self._key is None or not self.training or is_sampled(data):
+                return super().forward(data)
+            return self._drawn(self.model, data, self._key)
 
     def _drawn(self, model: Callable[..., Tensor], data: Data, key: Tensor) -> Tensor:
         with keyed(key):
@@ -379,6 +385,11 @@ class Transductive(NodeClassifier):
 
     def _learnt(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
+
+def is_divided(trainer: Trainer) -> bool:
+    """Whether the processes have parts of one graph."""
+    return isinstance(getattr(trainer, "strategy", None), HaloStrategy)
 
 
 def is_sampled(data: Data) -> bool:
@@ -551,6 +562,9 @@ class TaskData(LightningDataModule):
     With ``sparse`` the features of the one graph of a transductive task are a torch.sparse CSR matrix, for a model that
     takes such a one; ``sparse_pays`` tells where that is faster.
 
+    With a trainer whose strategy is "halo", each process has its part of the graph and a step is that of one process
+    with the whole: see ``gat_pyg.halo``. Features are dense there.
+
     With ``num_neighbors`` a step of training and validation on a single graph is a batch of ``batch_size`` seeds with
     neighbours drawn at random, so many of each hop (-1: all), by pyg-lib where it is installed, else by
     ``gat_pyg.sampling``. The test is of the whole graph, one layer after the other where the model has ``inference``.
@@ -577,6 +591,7 @@ class TaskData(LightningDataModule):
         self.seed = seed
         self._drawer: TorchSampler | None = None
         self._whole: Batches | None = None
+        self._part: Batches | None = None
         if task.transductive:
             data = copy.copy(task.train[0])
             data.x = data.x.to_sparse_csr() if sparse else data.x
@@ -587,7 +602,7 @@ class TaskData(LightningDataModule):
         if self.num_neighbors is not None:
             return self._seeds("train")
         if self._whole is not None:
-            return self._whole
+            return self._single()
         rank, world = self._place()
         if self.batch_size < world:
             raise ValueError(
@@ -625,13 +640,29 @@ class TaskData(LightningDataModule):
 
     def _share(self, graphs: list[Data]) -> Batches:
         if self._whole is not None:
-            return self._whole
+            return self._single()
         rank, world = self._place()
         share = graphs[rank::world]
         if len(share) < -(-len(graphs) // world):  # all processes need as many batches: their forwards may communicate
             share = [*share, _nobody(graphs[0])]
         size = -(-self.batch_size // world)
         return Batches([Batch.from_data_list(share[start : start + size]) for start in range(0, len(share), size)])
+
+    def _single(self) -> Batches:
+        """The one graph, or this process's part of it."""
+        assert self._whole is not None
+        if self.trainer is None or not is_divided(self.trainer):
+            return self._whole
+        if self._part is None:
+            (rank, world), N = self._place(), self.task.train[0].x.size(0)
+            part, fetched = divided(self._graph, rank, world, self.trainer.strategy.root_device)
+            self._part = Batches([part])
+            rank_zero_only(print)(
+                f"{self.task.name}: {N:,} nodes in {world} parts; {fetched:,} rows, {100 * fetched / N:.1f} % of them, "
+                "are fetched from other processes before each layer",
+                file=sys.stderr,
+            )
+        return self._part
 
     @property
     def _graph(self) -> Data:
