@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gat_pyg.attention.dropout import keep_mask
-from gat_pyg.attention.fused import _Keep
+from gat_pyg.attention.dropout import keep_mask, keyed, rows_of_whole
+from gat_pyg.attention.fused import kept
 from gat_pyg.features import Linear, Pattern, SparseFeatures, dropout, linear
 from laws import assert_close
 
@@ -142,9 +142,24 @@ def test_a_mask_is_that_of_attention(size: int, kernel: bool, monkeypatch: pytes
     seeds = torch.tensor([[3, 2**62 + 1], [4, 5], [3, 6]])
     for dtype in (torch.float32, torch.float64):
         expected = torch.stack([keep_mask(s, -(-size // 4), 4, 0.4, dtype).flatten()[:size] for s in seeds.view(-1)])
-        assert torch.equal(_Keep.apply(seeds[0, 0], size, 0.4, dtype), expected[0])
-        mapped = torch.vmap(torch.vmap(lambda seed: _Keep.apply(seed, size, 0.4, dtype)))  # noqa: B023
+        assert torch.equal(kept(seeds[0, 0], size, 0.4, dtype), expected[0])
+        mapped = torch.vmap(torch.vmap(lambda seed: kept(seed, size, 0.4, dtype)))  # noqa: B023
         assert torch.equal(mapped(seeds).flatten(0, 1), expected)
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+@pytest.mark.parametrize("width", [1, 4, 7])
+def test_rows_of_a_whole_are_dropped_as_there(width: int, kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not kernel:
+        monkeypatch.setattr("gat_pyg.attention.fused._missing", lambda _: "none here")
+    x, rows = torch.ones(2, 50, width), torch.randperm(50)[:20]
+    with keyed(torch.tensor(5)):
+        whole = dropout(x, 0.5)
+    for part in (rows, rows[:8]):
+        with keyed(torch.tensor(5)), rows_of_whole(rows, 50, (20, 8)):
+            assert torch.equal(dropout(x[:, part], 0.5), whole[:, part])
+    with rows_of_whole(rows, 50, (20, 8)), pytest.raises(ValueError, match="x has 9 rows to drop out, expected"):
+        dropout(x[:, :9], 0.5)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
