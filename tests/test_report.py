@@ -196,6 +196,12 @@ def test_of_the_forms_of_a_row_the_one_with_the_best_validation_score_stands():
         assert [row_of(named(lines, "runs"), each.method)[3] for each in (low, high)] == ["no", "yes"]
 
 
+def test_rows_that_were_not_trained_in_float32_are_told():
+    fast = "cpu x86_64, 1 thread, bf16-mixed"
+    lines = at([one(seed=0, device=fast), one(seed=1, device=fast), one("GCN", device="cpu x86_64, 2 threads")])
+    assert "In bf16-mixed precision, not in float32: GAT on Cora." in named(lines, "table2").notes
+
+
 def test_what_was_trained_as_gat_stands_beside_the_original():
     lines = at([one("GraphSAGE-mean", "ppi", 0.6), one("GraphSAGE-mean, trained as GAT", "ppi", 0.9)])
     table = named(lines, "table3")

@@ -975,12 +975,12 @@ def _told(path: Path) -> str:
 
 
 def _device(trainer: Trainer) -> str:
-    device = trainer.strategy.root_device
+    device, precision = trainer.strategy.root_device, "" if trainer.precision == "32-true" else f", {trainer.precision}"
     processes = f"{trainer.world_size} x " if trainer.world_size > 1 else ""
     if device.type == "cuda":
-        return f"{processes}{torch.cuda.get_device_name(device)}"
+        return f"{processes}{torch.cuda.get_device_name(device)}{precision}"
     threads = torch.get_num_threads()
-    return f"{processes}{device.type} {platform.machine()}, {threads} thread{'s' if threads > 1 else ''}"
+    return f"{processes}{device.type} {platform.machine()}, {threads} thread{'s' if threads > 1 else ''}{precision}"
 
 
 def _message(error: Exception) -> str | None:

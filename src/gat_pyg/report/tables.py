@@ -128,7 +128,7 @@ def score_table(scores: Scores, runs: Gathered, notes: Iterable[str] = ()) -> Ta
         caption=f"Table {scores.number} of the paper. {scores.caption}, mean ± standard deviation (runs).",
         columns=(("", "Method"), *columns),
         rows=tuple(rows),
-        notes=(*notes, *_forms_notes(scores, runs), *_settings_notes(scores, runs)),
+        notes=(*notes, *_forms_notes(scores, runs), *_settings_notes(scores, runs), *_precision_notes(scores, runs)),
     )
 
 
@@ -169,6 +169,18 @@ def _settings_notes(scores: Scores, runs: Gathered) -> Iterable[str]:
                 f"{key.method} on {NAMES[key.dataset]} has lines of several settings. The newest one's are shown, "
                 f"config_hash {its[0].setting or 'none'}; the others are {others}, see the runs below."
             )
+
+
+def _precision_notes(scores: Scores, runs: Gathered) -> Iterable[str]:
+    """Which rows were not trained in float32, as the command adds to the device."""
+    rows: dict[str, list[str]] = {}
+    for key, its in runs.items():
+        if key.dataset in scores.datasets and key.metric == scores.metric:
+            for precision in sorted({line.result.device.rpartition(", ")[2] for line in its[0].lines}):
+                if precision.endswith(("-mixed", "-true")):
+                    rows.setdefault(precision, []).append(f"{key.method} on {NAMES[key.dataset]}")
+    for precision, methods in rows.items():
+        yield f"In {precision} precision, not in float32: {', '.join(methods)}."
 
 
 def unknown_note(ppi: Counts | None) -> str:
