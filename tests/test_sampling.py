@@ -271,6 +271,15 @@ def test_the_command_trains_by_batches(tmp_path: Path, monkeypatch: pytest.Monke
     assert result.value > 85 and result.epochs == 8
 
 
+@pytest.mark.parametrize("model", ["gat", "gcn"])  # with and without a way of its own, one layer after the other
+def test_the_test_is_in_the_precision_of_the_training(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    settings = ["loader=neighbor", f"model={model}", "+trainer.precision=64-true", "training.max_epochs=1"]
+    monkeypatch.setattr(sys, "argv", ["gat-pyg", *settings, f"outputs={tmp_path}"])
+    gat_pyg.run.main()
+    (result,) = read(tmp_path / "results.jsonl")
+    assert 0 < result.value <= 100
+
+
 SMALL_MEMORY = """
 import re, resource, sys
 from pathlib import Path

@@ -210,7 +210,8 @@ class GAT(nn.Module):
         """
         if self.training:
             raise ValueError("The model is in training mode, and would drop out. Call model.eval() first.")
-        device = next(self.parameters()).device if device is None else device
+        weight = next(self.parameters())
+        device = weight.device if device is None else device
         given: Tensor = loader.data.x.to(embedding_device)
         for layer in range(len(self.convs)):
             out: Tensor | None = None
@@ -218,8 +219,8 @@ class GAT(nn.Module):
             for batch in loader:
                 n = batch.batch_size
                 edge_index, edge_attr = batch.edge_index.to(device), batch.edge_attr
-                edge_attr = None if edge_attr is None else edge_attr.to(device)
-                x = given[batch.n_id.to(given.device)].to(device)
+                edge_attr = None if edge_attr is None else edge_attr.to(device, weight.dtype)
+                x = given[batch.n_id.to(given.device)].to(device, weight.dtype)
                 if seen == 0 and layer == 0 and edge_index.numel() and int(edge_index[1].max()) >= n:
                     raise ValueError("The loader goes further than one hop. Give it num_neighbors=[-1].")
                 made = self._layer(layer, x, edge_index, edge_attr, (x.size(0), n)).to(embedding_device)

@@ -341,7 +341,8 @@ class Transductive(NodeClassifier):
         whole: Data = data.data
         layer_by_layer = getattr(self.model, "inference", None)
         if layer_by_layer is None or isinstance(self.model, BasicGNN):  # PyG's takes no loader but its own
-            super().test_step(copy.copy(whole).to(self.device), batch_idx)
+            moved = self.trainer.datamodule.transfer_batch_to_device(copy.copy(whole), self.device, 0)  # type: ignore[attr-defined]
+            super().test_step(moved, batch_idx)
             return
         out, rows = layer_by_layer(data), rows_of(whole.test_mask)
         self._add("test", node_sums(out[rows], whole.y[rows]).to(self.device))
