@@ -247,7 +247,7 @@ def test_draws_follow_from_the_seed():
         (["loader.num_neighbors=[4]"], r"loader.num_neighbors is \[4\], expected 2 numbers: one for each hop"),
         (["dataset=planted"], r"num_neighbors is \[10, 10\], but planted has many graphs: take them whole"),
         (["loader.batch_size=0"], "loader.batch_size is 0, expected a whole number, at least 1"),
-        (["training.sparse=true"], "training.sparse is true, but batches of seed nodes have dense features"),
+        (["training.sparse=true"], "training.sparse is true, but batches of nodes have dense features"),
         (["runs=2", "vectorize=on"], "vectorize is on, but each draws its own batches"),
     ],
 )

@@ -40,6 +40,7 @@ from torch_geometric.data import Data
 
 from . import models
 from .data import Task, data_root, from_dataset
+from .partition import WITH_METIS, edge_cut
 from .ranks import missing
 from .results import (
     CHECKPOINT,
@@ -111,6 +112,7 @@ LEAST = {  # the least value of each number among the settings, which is whole w
     "training.patience": 1,
     "training.max_epochs": 1,
     "trainer.max_epochs": 1,
+    "loader.num_parts": 1,
     "loader.batch_size": 1,
     "loader.num_workers": 0,
     "split.per_class": 0,
@@ -339,10 +341,10 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
     with _deterministic():
         trainer = build_trainer(config, folder, callbacks)
         data = _data(config, task, model, trainer, seed)
-        if task.transductive and trainer.world_size > 1 and data.num_neighbors is None and not is_divided(trainer):
+        if task.transductive and trainer.world_size > 1 and not _in_batches(config) and not is_divided(trainer):
             raise ValueError(
                 f"{task.name} is one graph, which {trainer.world_size} processes do not share out among them by "
-                f"themselves. Use trainer.strategy=halo for parts of it, or loader=neighbor for batches of its nodes."
+                "themselves. Use trainer.strategy=halo for a part each, or loader=neighbor or loader=cluster."
             )
         name = "micro_f1" if task.multilabel else "accuracy"
         fit: Callable[[Data], None] | None = getattr(model, "fit", None)
@@ -576,7 +578,7 @@ def _why_one_by_one(config: DictConfig, task: Task) -> str | None:
         return f"{task.name} has many graphs"
     if config.training.compile:
         return "training.compile is true"
-    if config.loader.num_neighbors is not None:
+    if _in_batches(config):
         return "each draws its own batches"
     if config.logger.get("_target_") is not None:
         return f"{config.logger._target_} is told of one run at a time"
@@ -612,21 +614,33 @@ def averaged(config: DictConfig, task: Task, folder: Path) -> float:
 def _data(config: DictConfig, task: Task, model: nn.Module, trainer: Trainer, seed: int) -> TaskData:
     """The graphs as ``loader`` says."""
     loader = config.loader
-    if is_divided(trainer) and (loader.num_neighbors or config.training.compile or not task.transductive):
+    if is_divided(trainer) and (_in_batches(config) or config.training.compile or not task.transductive):
         raise ValueError(
             "trainer.strategy is halo, which divides a single graph: it takes loader=full, training.compile=false and "
             f"no data set of many graphs, as {task.name} may be. For those, use trainer.strategy=ddp."
         )
-    if loader.num_neighbors is None:
+    if not _in_batches(config):
         return TaskData(task, config.training.batch_size, seed, _sparse(config, task, model, trainer))
     if config.training.sparse is True:
-        raise ValueError("training.sparse is true, but batches of seed nodes have dense features. Use loader=full.")
+        raise ValueError("training.sparse is true, but batches of nodes have dense features. Use loader=full.")
+    if (num_parts := loader.get("num_parts")) is not None:
+        data = TaskData(task, loader.batch_size, seed, num_workers=loader.num_workers, num_parts=num_parts)
+        cut = 100 * edge_cut(task.train[0].edge_index, data.part)  # before the fit, where others wait for this process
+        if _rank() == 0:
+            how = "by METIS" if WITH_METIS else "of node ids in a row (by METIS with 'gat_pyg[metis]')"
+            say(f"{task.name}: {num_parts} parts {how}, {cut:.1f} % of the edges between them")
+        return data
     hops, wanted = len(loader.num_neighbors), getattr(model, "num_hops", None)
     if wanted not in (None, 0, hops):
         raise ValueError(
             f"loader.num_neighbors is {loader.num_neighbors}, expected {wanted} numbers: one for each hop of the model."
         )
     return TaskData(task, loader.batch_size, seed, False, list(loader.num_neighbors), loader.num_workers)
+
+
+def _in_batches(config: DictConfig) -> bool:
+    """Whether a step is a batch of a graph's nodes."""
+    return any(config.loader.get(key) is not None for key in ("num_neighbors", "num_parts"))
 
 
 def _sparse(config: DictConfig, task: Task, model: nn.Module, trainer: Trainer) -> bool:
@@ -924,7 +938,7 @@ def _numbers(config: DictConfig) -> dict[str, Any]:
     plain["training"] = {key: value for key, value in plain["training"].items() if key not in HOW}
     shared = {key: plain["trainer"].get(key) for key in ("devices", "num_nodes", "precision")}  # the batch, the bits
     loader = {key: value for key, value in plain["loader"].items() if key != "num_workers"}
-    drawn = {"loader": loader} if loader["num_neighbors"] is not None else {}
+    drawn = {"loader": loader} if _in_batches(config) else {}
     return {**{key: plain[key] for key in NUMBERS}, "trainer": shared, **drawn}
 
 
@@ -998,7 +1012,7 @@ def _message(error: Exception) -> str | None:
         return f"{error.filename}: {error.strerror}. Choose a folder that can be written: hydra.run.dir=... outputs=..."
     frames = traceback.extract_tb(error.__traceback__)
     ours = frames and Path(frames[-1].filename).resolve().is_relative_to(Path(__file__).resolve().parent)
-    return str(error) if ours and isinstance(error, (ValueError, TypeError, OSError)) else None
+    return str(error) if ours and isinstance(error, (ValueError, TypeError, OSError, ImportError)) else None
 
 
 def _rank() -> int:
@@ -1010,7 +1024,9 @@ def _check(config: DictConfig) -> None:
     """Raise ValueError for settings that cannot work, before anything is written."""
     for name, least in LEAST.items():
         value = OmegaConf.select(config, name)
-        if name.startswith("loader.") and config.loader.num_neighbors is None:
+        if name.startswith("loader.") and (
+            not _in_batches(config) or name.removeprefix("loader.") not in config.loader
+        ):
             continue
         whole = isinstance(least, int)
         if type(value) not in ((int,) if whole else (int, float)) or not value >= least:

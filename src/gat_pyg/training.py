@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, get_args
@@ -28,6 +28,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from torch import Tensor, nn
+from torch.utils.data import DataLoader as Loader
 from torch.utils.data.distributed import DistributedSampler
 from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.data import Batch, Data
@@ -39,9 +40,10 @@ from torch_geometric.typing import WITH_PYG_LIB
 from .attention.dropout import keyed
 from .data import Split, Task, near
 from .halo import HaloStrategy, divided
+from .partition import partition
 from .ranks import BEAT, Beats
 from .results import differing, write_whole
-from .sampling import TorchSampler
+from .sampling import Clusters, TorchSampler
 
 Criterion = Literal["both", "accuracy", "loss"]
 SCORES = ("accuracy", "micro_f1")  # in percent, a fraction; a run has one of them
@@ -242,7 +244,7 @@ class Transductive(NodeClassifier):
 
     def _seen(self, data: Data, split: Split) -> Data:
         """What the labelled nodes see, where that is less than ``SEEN`` of the work; found once."""
-        if is_sampled(data) or "part" in data:
+        if is_drawn(data) or "part" in data:
             return data
         mask = data[f"{split}_mask"]
         given = [value for value in (data.x, data.edge_index, data.edge_attr, data.y, mask) if value is not None]
@@ -273,7 +275,7 @@ class Transductive(NodeClassifier):
         """Let the dropout of gat_pyg's layers depend on the seed and the epoch alone; ``Resumable`` says both.
 
         Then it is the same in a process of its own, in a stack of many seeds, and replayed as a CUDA graph. Of several
-        steps in an epoch each would drop the same, so batches of seed nodes draw from torch's generator.
+        steps in an epoch each would drop the same, so batches of nodes draw from torch's generator.
         """
         self._hold(torch.tensor(key_of(seed, epoch)))
 
@@ -286,7 +288,7 @@ class Transductive(NodeClassifier):
     def forward(self, data: Data) -> Tensor:
         """The logits [N, K] of the graph's nodes, or of those of this process's part."""
         with data.part.joined(self.model, data.edge_index) if "part" in data else nullcontext():
-            if self._key is None or not self.training or is_sampled(data):
+            if self._key is None or not self.training or is_drawn(data):
                 return super().forward(data)
             return self._drawn(self.model, data, self._key)
 
@@ -321,8 +323,8 @@ class Transductive(NodeClassifier):
         for parameter, grad in zip(self._learnt(), captured.results[2:], strict=True):
             parameter.grad = grad
 
-    def validation_step(self, data: Data, batch_idx: int) -> None:
-        """Add the graph to the sums of the validation."""
+    def validation_step(self, data: Data | NodeLoader, batch_idx: int) -> None:
+        """Add the graph, whole or in batches, to the sums of the validation."""
 
         def step() -> tuple[Tensor, ...]:
             return (self._counts(data, "val"),)
@@ -333,19 +335,17 @@ class Transductive(NodeClassifier):
         else:
             super().validation_step(data, batch_idx)
 
-    def test_step(self, data: Data | NodeLoader, batch_idx: int) -> None:
-        """Add the graph, whole or in batches, to the sums of the test."""
+    def _counts(self, data: Data | NodeLoader, split: Split) -> Tensor:
+        """What a pooled score needs of the graph: whole or, of a loader of all its nodes, one layer after the other."""
         if not isinstance(data, NodeLoader):
-            super().test_step(data, batch_idx)
-            return
+            return super()._counts(data, split)
         whole: Data = data.data
         layer_by_layer = getattr(self.model, "inference", None)
         if layer_by_layer is None or isinstance(self.model, BasicGNN):  # PyG's takes no loader but its own
             moved = self.trainer.datamodule.transfer_batch_to_device(copy.copy(whole), self.device, 0)  # type: ignore[attr-defined]
-            super().test_step(moved, batch_idx)
-            return
-        out, rows = layer_by_layer(data), rows_of(whole.test_mask)
-        self._add("test", node_sums(out[rows], whole.y[rows]).to(self.device))
+            return super()._counts(moved, split)
+        out, rows = layer_by_layer(data), rows_of(whole[f"{split}_mask"])
+        return node_sums(out[rows], whole.y[rows]).to(self.device)
 
     def on_train_end(self) -> None:
         """Let go of the CUDA graphs, of what was seen and of the last epoch's key: what comes has its own chance."""
@@ -353,9 +353,11 @@ class Transductive(NodeClassifier):
         self._parts.clear()
         self._key = None
 
-    def _capture(self, split: Split, data: Data, step: Callable[[], tuple[Tensor, ...]]) -> Captured | None:
+    def _capture(
+        self, split: Split, data: Data | NodeLoader, step: Callable[[], tuple[Tensor, ...]]
+    ) -> Captured | None:
         """A step as a CUDA graph, captured at the first call, or None where there is to be none."""
-        if is_sampled(data):
+        if isinstance(data, NodeLoader) or is_drawn(data):
             return None
         known, captured = self._captured.get(split, (None, None))
         if known is data:
@@ -396,6 +398,11 @@ def is_divided(trainer: Trainer) -> bool:
 def is_sampled(data: Data) -> bool:
     """Whether these are seed nodes with neighbours that were drawn, as PyG's loaders give them."""
     return "batch_size" in data and "n_id" in data
+
+
+def is_drawn(data: Data) -> bool:
+    """Whether this is one of many batches of a graph: seed nodes with neighbours, or some of its parts."""
+    return is_sampled(data) or "parts" in data
 
 
 SEEN = 0.75  # of the rows and edges of all layers; where more are seen, the copy of the features is not worth it
@@ -569,6 +576,11 @@ class TaskData(LightningDataModule):
     With ``num_neighbors`` a step of training and validation on a single graph is a batch of ``batch_size`` seeds with
     neighbours drawn at random, so many of each hop (-1: all), by pyg-lib where it is installed, else by
     ``gat_pyg.sampling``. The test is of the whole graph, one layer after the other where the model has ``inference``.
+
+    With ``num_parts`` a step of training on a single graph is the subgraph that ``batch_size`` of so many parts of it
+    induce, drawn anew in each epoch (Cluster-GCN, Chiang et al., KDD 2019); ``part`` tells the part of each node. Over
+    several processes each takes the subgraph of its share of a step's parts, without the edges to another's. Validation
+    and test are of the whole graph, one layer after the other.
     """
 
     def __init__(
@@ -579,52 +591,63 @@ class TaskData(LightningDataModule):
         sparse: bool = False,
         num_neighbors: Sequence[int] | None = None,
         num_workers: int = 0,
+        num_parts: int | None = None,
     ) -> None:
         super().__init__()
-        if num_neighbors is not None and not task.transductive:
-            raise ValueError(
-                f"num_neighbors is {list(num_neighbors)}, but {task.name} has many graphs: take them whole."
-            )
+        drawn = {
+            "num_neighbors": None if num_neighbors is None else list(num_neighbors),
+            "num_parts": num_parts,
+        }
+        given = [f"{key} is {value}" for key, value in drawn.items() if value is not None]
+        if given and not task.transductive:
+            raise ValueError(f"{given[0]}, but {task.name} has many graphs: take them whole.")
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)}, expected one of them: a batch is of seed nodes or of parts.")
         self.num_neighbors = num_neighbors
+        self.num_parts = num_parts
         self.num_workers = num_workers
         self.task = task
         self.batch_size = batch_size
         self.seed = seed
         self._drawer: TorchSampler | None = None
         self._whole: Batches | None = None
-        self._part: Batches | None = None
+        self._own: Batches | None = None
         if task.transductive:
             data = copy.copy(task.train[0])
             data.x = data.x.to_sparse_csr() if sparse else data.x
             self._whole = Batches([data])
 
     def train_dataloader(self) -> DataLoader | Batches | NodeLoader:
-        """The one graph, batches of its seed nodes, or of shuffled graphs."""
+        """The one graph, batches of its seed nodes or its parts, or of shuffled graphs."""
         if self.num_neighbors is not None:
             return self._seeds("train")
+        if self.num_parts is not None:
+            return self._clusters(self.num_parts)
         if self._whole is not None:
             return self._single()
-        rank, world = self._place()
-        if self.batch_size < world:
-            raise ValueError(
-                f"batch_size is {self.batch_size}, the graphs of a step over all processes, and there are {world} of "
-                f"them. Give each a graph, with batch_size={world} or more, or start fewer."
-            )
-        seed = int(np.random.SeedSequence(self.seed).generate_state(1)[0])  # far apart: the sampler adds the epoch
-        sampler = Shares(self.task.train, self.batch_size, rank, world, seed)
+        sampler = self._shares("graph", self.task.train)
         graphs = [*self.task.train, _nobody(self.task.train[0])]
         # a generator of its own: what the loader draws must not shift the dropout of the epoch
         return DataLoader(graphs, sampler.each, sampler=sampler, generator=torch.Generator())
 
     def val_dataloader(self) -> Batches | NodeLoader:
-        """The one graph, batches of its seed nodes, or this process's share of the validation graphs."""
-        return self._share(self.task.val) if self.num_neighbors is None else self._seeds("val")
+        """The one graph, batches of its seed nodes or all of them, or this process's share of the validation graphs."""
+        if self.num_neighbors is not None:
+            return self._seeds("val")
+        return self._share(self.task.val) if self.num_parts is None else self._all_nodes()
 
     def test_dataloader(self) -> Batches:
         """The one graph, or the loader of all its nodes as one batch, or this process's share of the test graphs."""
-        if self.num_neighbors is None:
-            return self._share(self.task.test)
-        return Batches([NodeLoader(self._graph, self._sampler([-1]), batch_size=self.batch_size)])
+        whole = self.num_neighbors is None and self.num_parts is None
+        return self._share(self.task.test) if whole else self._all_nodes()
+
+    @cached_property
+    def part(self) -> Tensor:
+        """The part of each node, [N] int64, where there are ``num_parts``."""
+        if self.num_parts is None:
+            raise ValueError(f"{self.task.name} is not divided into parts. Give num_parts.")
+        data = self.task.train[0]
+        return partition(data.edge_index, data.x.size(0), self.num_parts)
 
     def transfer_batch_to_device(self, batch: Data, device: torch.device, dataloader_idx: int) -> Data:
         """Move a batch once: a graph that is there already stays the same object, with what is remembered of it.
@@ -654,16 +677,16 @@ class TaskData(LightningDataModule):
         assert self._whole is not None
         if self.trainer is None or not is_divided(self.trainer):
             return self._whole
-        if self._part is None:
+        if self._own is None:
             (rank, world), N = self._place(), self.task.train[0].x.size(0)
             part, fetched = divided(self._graph, rank, world, self.trainer.strategy.root_device)
-            self._part = Batches([part])
+            self._own = Batches([part])
             rank_zero_only(print)(
                 f"{self.task.name}: {N:,} nodes in {world} parts; {fetched:,} rows, {100 * fetched / N:.1f} % of them, "
                 "are fetched from other processes before each layer",
                 file=sys.stderr,
             )
-        return self._part
+        return self._own
 
     @property
     def _graph(self) -> Data:
@@ -680,6 +703,36 @@ class TaskData(LightningDataModule):
             return NeighborSampler(data, list(num_neighbors))
         self._drawer = self._drawer or TorchSampler(data.edge_index, data.x.size(0), num_neighbors)
         return self._drawer.of(num_neighbors)  # the edges are put in order once
+
+    def _all_nodes(self) -> Batches:
+        """The loader of all nodes with all neighbours, in batches of as many nodes as a step of training is about."""
+        size = self.batch_size
+        if self.num_parts is not None:
+            size = -(-self.part.numel() * min(size, self.num_parts) // self.num_parts)
+        return Batches([NodeLoader(self._graph, self._sampler([-1]), batch_size=size)])
+
+    def _clusters(self, num_parts: int) -> Loader[Any]:
+        """This process's share of the parts in batches, in an order that seed and epoch decide."""
+        share, clusters = self._shares("part", range(num_parts)), Clusters(self._graph, self.part)
+        return Loader(
+            list(range(num_parts + 1)),  # type: ignore[arg-type]  # the last, without nodes, is for who has none left
+            batch_size=share.each,
+            sampler=share,
+            collate_fn=clusters,
+            num_workers=self.num_workers,
+            generator=torch.Generator(),
+        )
+
+    def _shares(self, kind: str, items: Sequence[Any]) -> Shares:
+        """This process's share of the graphs or parts of each step."""
+        rank, world = self._place()
+        if self.batch_size < world:
+            raise ValueError(
+                f"batch_size is {self.batch_size}, the {kind}s of a step over all processes, and there are {world} of "
+                f"them. Give each a {kind}, with batch_size={world} or more, or start fewer."
+            )
+        seed = int(np.random.SeedSequence(self.seed).generate_state(1)[0])  # far apart: the sampler adds the epoch
+        return Shares(items, self.batch_size, rank, world, seed)
 
     def _seeds(self, split: Split) -> NodeLoader:
         """This process's share of the seed nodes in batches, in an order that seed and epoch decide."""
