@@ -111,6 +111,36 @@ def test_two_machines_leave_one_folder(alone: Path, tmp_path: Path):
     same(tmp_path, alone)
 
 
+SMALL_DISK = """
+set -e
+mount -t tmpfs -o size=2m tmpfs "$1"
+{run} checkpoint_every=0 trainer=ddp_cpu outputs="$1" &
+until ls "$1"/*/last.ckpt; do kill -0 $!; sleep 0.01; done >&2
+cat /dev/zero >"$1/fill" || true
+wait $! || echo "status $?"
+find "$1" -name '.*.part'
+rm "$1/fill"
+{run} checkpoint_every=0 ckpt_path=last outputs="$1" >&2
+cp -r "$1" "$1.kept"
+umount "$1"
+cp -r "$1.kept/." "$1"
+"""
+
+
+@pytest.mark.skipif(subprocess.run(["unshare", "-rm", "true"]).returncode != 0, reason="mounts a small disk")
+def test_a_full_disk_ends_all_and_loses_nothing(alone: Path, tmp_path: Path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    run = " ".join([sys.executable, "-m", "gat_pyg.run", *EXACT, *STEPS])
+    process = started("unshare", "-rm", "bash", "-c", SMALL_DISK.format(run=run), "bash", str(disk))
+    said, complaints = process.communicate(timeout=240)
+    assert process.returncode == 0, complaints
+    assert said.splitlines() == ["status 1"]
+    assert "could not be written: the disk is full" in complaints
+    assert "Rank 0 of 2 ended or cannot be reached" in complaints and "Traceback" not in complaints
+    same(disk, alone)
+
+
 def second(process: subprocess.Popen[str]) -> int:
     """The process that the first one started."""
     return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[-1])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import logging
 import os
@@ -442,6 +443,38 @@ def test_a_folder_that_cannot_be_written_is_named(command: Command, place: Path)
 def test_a_folder_without_permission_is_named(command: Command, place: Path):
     (place / "sealed").mkdir(mode=0o500)
     assert re.search(r"sealed/run: Permission denied", command("model=mlp", "hydra.run.dir=sealed/run", fails=True))
+
+
+LEFT = ("last.ckpt", "model.safetensors", "result.json", "results.jsonl", "metrics.csv")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds a file's name as Linux tells it")
+@pytest.mark.parametrize("name", LEFT)
+def test_a_full_disk_is_told_and_loses_nothing(name: str, command: Command, monkeypatch: pytest.MonkeyPatch):
+    def asked(descriptor: int) -> bool:
+        return name in Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+
+    def full_after(descriptor: int, data: bytes | None = None) -> int | None:
+        if not asked(descriptor) or (name == "last.ckpt" and not list(Path("outputs").rglob(name))):
+            return fsync(descriptor) if data is None else write(descriptor, data)
+        if data is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[:7])
+
+    fsync, write = os.fsync, os.write
+    asks = (*SMALL, "training.max_epochs=4", "checkpoint_every=0")
+    command(*asks, "outputs=whole")
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync" if name != "metrics.csv" else "write", full_after)
+        said = command(*asks, fails=True)
+    assert re.search(rf"{name} could not be written: the disk is full\. .*Free some space; .*ckpt_path=last", said)
+    assert not list(Path().rglob("*.part")) and not any(path.read_bytes() for path in Path().glob("outputs/*.jsonl"))
+    command(*asks, *([] if name == "metrics.csv" else ["ckpt_path=last"]))
+    (expected,), (result,) = read("whole/results.jsonl"), read("outputs/results.jsonl")
+    assert (result.value, result.val, result.best_epoch) == (expected.value, expected.val, expected.best_epoch)
+    for one, other in zip(weights(runs("whole")[0]).values(), weights(runs()[0]).values(), strict=True):
+        assert torch.equal(one, other)
+    assert len({(folder / "metrics.csv").read_text() for folder in (*runs("whole"), *runs())}) == 1
 
 
 def test_a_folder_with_a_run_is_not_written_over(command: Command):

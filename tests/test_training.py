@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -921,8 +921,8 @@ def test_what_is_no_checkpoint_says_so(checkpoint: Path):
 def test_a_write_that_dies_leaves_the_last_checkpoint_whole(checkpoint: Path, monkeypatch: pytest.MonkeyPatch):
     before = checkpoint.read_bytes()
 
-    def die(found: Any, path: Path) -> None:
-        path.write_bytes(b"half")
+    def die(found: Any, file: BinaryIO) -> None:
+        file.write(b"half")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(torch, "save", die)

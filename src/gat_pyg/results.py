@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import hashlib
 import importlib
 import importlib.metadata
@@ -131,17 +132,37 @@ def append(result: Result, path: str | Path) -> None:
             if end:
                 os.lseek(descriptor, end - 1, os.SEEK_SET)
                 line = line if os.read(descriptor, 1) == b"\n" else b"\n" + line
-            os.lseek(descriptor, end, os.SEEK_SET)
-            try:
-                written = os.write(descriptor, line)
-            except OSError:
-                written = -1
-            if written != len(line):
-                os.ftruncate(descriptor, end)
-                raise OSError(f"{path} took {max(written, 0)} of {len(line)} bytes. Is the disk full?")
-            os.fsync(descriptor)
+            add(descriptor, line, path, sync=True)
     finally:
         os.close(descriptor)
+
+
+def add(descriptor: int, data: bytes, path: Path, sync: bool = False) -> None:
+    """Write all of ``data`` at the end of the open file at ``path``, or raise OSError and leave the file as it was."""
+    end = os.lseek(descriptor, 0, os.SEEK_END)
+    failed = _full(path)  # a disk takes as much as it has room for
+    try:
+        if os.write(descriptor, data) == len(data):
+            if sync:
+                os.fsync(descriptor)
+            return
+    except OSError as error:
+        failed = OSError(error.errno, error.strerror, str(path))
+    os.ftruncate(descriptor, end)
+    raise failed
+
+
+def _full(path: Path) -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether an error, or one that it came from, says that the disk or one's share of it is full."""
+    if error is None:
+        return False
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return is_full(error.__cause__ or error.__context__)
 
 
 def read(path: str | Path) -> list[Result]:
@@ -197,6 +218,8 @@ def write_whole(path: str | Path, write: Callable[[Path], object]) -> None:
     >>> write_whole(path, lambda file: file.write_text("whole"))
     >>> path.read_text()
     'whole'
+
+    Raises what ``write`` raises, or an OSError that names ``path`` where the disk is full.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -206,6 +229,10 @@ def write_whole(path: str | Path, write: Callable[[Path], object]) -> None:
         with beside.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(beside, path)
+    except Exception as error:
+        if is_full(error):
+            raise _full(path) from error
+        raise
     finally:
         beside.unlink(missing_ok=True)
 
@@ -222,7 +249,7 @@ def save_model(path: str | Path, model: nn.Module, target: str, arguments: Mappi
     # a state dict may hold one tensor twice, which safetensors refuses
     tensors = {key: value.detach().cpu().clone().contiguous() for key, value in _tensors(model).items()}
     metadata = {"gat_pyg": json.dumps(about, ensure_ascii=False)}
-    write_whole(path, lambda beside: safetensors.torch.save_file(tensors, beside, metadata))
+    write_whole(path, lambda beside: beside.write_bytes(safetensors.torch.save(tensors, metadata)))
 
 
 def load(run_dir: str | Path, model: nn.Module | None = None, seed: int | Literal["all"] | None = None) -> nn.Module:

@@ -51,6 +51,7 @@ from .results import (
     Result,
     append,
     config_hash,
+    is_full,
     load,
     save_model,
     try_lock,
@@ -93,6 +94,7 @@ from .training import (
 )
 
 RUN_DIR = "GAT_PYG_RUN_DIR"  # tells the processes that Lightning starts which folder the first one took
+FULL_ERROR = "GAT_PYG_FULL_ERROR"  # and what HYDRA_FULL_ERROR was before it was set here
 LOCK = ".lock"
 NUMBERS = ("dataset", "model", "training", "split")  # the settings that decide what is learnt: they make the hash
 FREE = ("ckpt_path", "checkpoint_every", "vectorize", "seeds_per_pass")  # what a resumed run may have otherwise
@@ -130,7 +132,8 @@ def main() -> None:
 
     SIGINT (Ctrl-C) and SIGTERM end it with 128 + their number, in a training after the epoch and its checkpoint.
     """
-    asked = os.environ.get("HYDRA_FULL_ERROR")
+    given = os.environ.get("HYDRA_FULL_ERROR")
+    asked = os.environ.setdefault(FULL_ERROR, given or "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands errors on; here they are told in our own way
     keep_memory()
     try:
@@ -144,9 +147,10 @@ def main() -> None:
             print(f"gat-pyg: {message}\n(HYDRA_FULL_ERROR=1 shows where.)", file=sys.stderr)
         sys.exit(1)
     finally:
+        os.environ.pop(FULL_ERROR)
         os.environ.pop("HYDRA_FULL_ERROR")
-        if asked is not None:
-            os.environ["HYDRA_FULL_ERROR"] = asked
+        if given is not None:
+            os.environ["HYDRA_FULL_ERROR"] = given
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -401,7 +405,11 @@ def leave(config: DictConfig, task: Task, outcome: Outcome, built: Built, device
         facts = {"method": method, "dataset": task.name, "metric": outcome.metric, "multilabel": task.multilabel}
         save_model(folder / MODEL, model, target, arguments, **facts)
         write_whole(folder / RESULT, lambda beside: beside.write_text(result.to_json() + "\n", encoding="utf-8"))
-        append(result, config.results)
+        try:
+            append(result, config.results)
+        except OSError:
+            (folder / RESULT).unlink()  # its line is a part of a run, which is to be finished
+            raise
         (folder / CHECKPOINT).unlink(missing_ok=True)
     return result
 
@@ -1008,6 +1016,11 @@ def _message(error: Exception) -> str | None:
         return f"{error} On this machine trainer=cpu may be what works."
     if isinstance(error, (HydraException, OmegaConfBaseException)):
         return str(error)
+    if isinstance(error, OSError) and error.filename is not None and is_full(error):
+        return (
+            f"{error.filename} could not be written: the disk is full. What was there before is whole. Free some "
+            "space; then the same command with ckpt_path=last goes on from the last checkpoint."
+        )
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}. Choose a folder that can be written: hydra.run.dir=... outputs=..."
     frames = traceback.extract_tb(error.__traceback__)

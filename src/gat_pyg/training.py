@@ -42,7 +42,7 @@ from .data import Split, Task, near
 from .halo import HaloStrategy, divided
 from .partition import partition
 from .ranks import BEAT, Beats
-from .results import differing, write_whole
+from .results import add, differing, write_whole
 from .sampling import Clusters, TorchSampler
 
 Criterion = Literal["both", "accuracy", "loss"]
@@ -1126,7 +1126,12 @@ class SafeCheckpoints(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write beside ``path``, then put the file there in one step."""
-        write_whole(path, lambda beside: torch.save(checkpoint, beside))
+
+        def write(beside: Path) -> None:
+            with beside.open("wb") as file:  # of a path of its own torch does not say why it cannot write
+                torch.save(checkpoint, file)
+
+        write_whole(path, write)
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Read tensors and plain values only, on the CPU, whatever the caller would allow."""
@@ -1201,15 +1206,16 @@ class MetricsFile(Callback):
         self._flush()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Write what there is."""
-        self._flush()
+        """Write what there is; where that cannot be, the error that came first is the one to tell."""
+        with suppress(OSError):
+            self._flush()
 
     def _flush(self) -> None:
         self._flushed = time.monotonic()
         if text := self._buffer.getvalue():
-            self._buffer = io.StringIO()
             with self.path.open("ab", buffering=0) as file:
-                file.write(text.encode())
+                add(file.fileno(), text.encode(), self.path)
+            self._buffer = io.StringIO()
 
     def state_dict(self) -> dict[str, Any]:
         """How many lines there are, for the checkpoint."""
