@@ -9,9 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -19,9 +21,10 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gat_pyg.data import planted
-from gat_pyg.ranks import Beats
+from gat_pyg.ranks import SILENT, Beats
 from gat_pyg.results import Result, read
 from gat_pyg.training import Shares, TaskData
+from graphs import random
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are stopped by POSIX signals")
 
@@ -29,10 +32,15 @@ EXACT = ("dataset=planted", "dataset.graphs=14", "dataset.nodes=40", "model=gat"
 STEPS = ("training.batch_size=3", "training.lr=0.02", "training.patience=6", "training.max_epochs=40")
 
 
-def started(*line: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+def started(*line: str, cwd: Path | None = None) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+        line,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
     )
 
 
@@ -99,6 +107,29 @@ def test_another_number_of_ranks_goes_on_from_a_checkpoint(before: int, after: i
     same(tmp_path, alone)
 
 
+def test_a_rank_without_a_training_node_changes_nothing(tmp_path: Path):
+    graph, generator = random(30, 30, 150), torch.Generator().manual_seed(0)
+    masks = {"train_mask": [4], "val_mask": [1, 2, 3], "test_mask": list(range(10, 20))}
+    arrays = {
+        name: torch.zeros(30, dtype=torch.bool).index_fill(0, torch.tensor(nodes), True)
+        for name, nodes in masks.items()
+    }
+    x = torch.randn(30, 5, generator=generator, dtype=torch.float64)
+    np.savez(tmp_path / "graph.npz", x=x, edge_index=graph.index, y=torch.arange(30) % 3, **arrays)
+    run = [
+        sys.executable,
+        "-m",
+        "gat_pyg.run",
+        "dataset=file",
+        f"dataset.path={tmp_path / 'graph.npz'}",
+        "loader=neighbor",
+    ]
+    run += ["loader.num_neighbors=[-1,-1]", "loader.batch_size=2", "model.dropout=0", "+trainer.precision=64-true"]
+    for several in ([], ["trainer=ddp_cpu"]):
+        ended(started(*run, *several, "training.max_epochs=6", f"outputs={tmp_path / str(len(several))}"))
+    same(tmp_path / "1", tmp_path / "0")
+
+
 def test_two_machines_leave_one_folder(alone: Path, tmp_path: Path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=0"]
     launcher += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{29400 + os.getpid() % 1000}", "--rdzv-id=gat"]
@@ -109,6 +140,34 @@ def test_two_machines_leave_one_folder(alone: Path, tmp_path: Path):
         assert machine.returncode == 0, complaints
     assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
     same(tmp_path, alone)
+
+
+SLOW_TEST = """
+import functools, pathlib, time
+import gat_pyg.run, gat_pyg.training
+def waits(module, data, batch_idx):
+    pathlib.Path(f"testing-{module.trainer.global_rank}").touch()
+    time.sleep(100)  # as in a kernel that waits for the others
+gat_pyg.training.Inductive.test_step = waits
+gat_pyg.training.Beats = functools.partial(gat_pyg.training.Beats, silent=4.0)
+gat_pyg.run.main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "as without a network"])
+def test_who_is_lost_in_the_test_is_named_and_the_others_end(number: signal.Signals, tmp_path: Path):
+    assert SILENT < 60
+    (tmp_path / "slow.py").write_text(SLOW_TEST)
+    run = ["slow.py", *EXACT, "model.hidden_channels=[4]", "training.batch_size=2", "training.max_epochs=1"]
+    process = started(sys.executable, *run, "trainer=ddp_cpu", cwd=tmp_path)
+    wait(lambda: len(list(tmp_path.glob("testing-*"))) == 2, process)
+    other = second(process)
+    os.kill(other, number)
+    assert process.wait(timeout=60) == 1
+    with suppress(ProcessLookupError):
+        os.kill(other, signal.SIGCONT)  # it finds itself alone, and lets go of the pipe as it ends
+    _, complaints = process.communicate(timeout=60)
+    assert "Rank 1 of 2 ended or cannot be reached, so the others stop." in complaints
 
 
 SMALL_DISK = """

@@ -352,24 +352,24 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
             )
         name = "micro_f1" if task.multilabel else "accuracy"
         fit: Callable[[Data], None] | None = getattr(model, "fit", None)
-        if fit is not None:  # a method of its own, without epochs
-            if not task.transductive:
-                raise ValueError(f"{type(model).__name__} fits itself on one graph, and {task.name} has many.")
-            device = trainer.strategy.root_device
-            model.to(device)
-            start = time.perf_counter()
-            fit(task.train[0].clone().to(device))
-            seconds = time.perf_counter() - start
-            val = trainer.validate(module, datamodule=data, verbose=False)[0][f"val_{name}"]
-        else:
-            try:
+        try:
+            if fit is not None:  # a method of its own, without epochs
+                if not task.transductive:
+                    raise ValueError(f"{type(model).__name__} fits itself on one graph, and {task.name} has many.")
+                device = trainer.strategy.root_device
+                model.to(device)
+                start = time.perf_counter()
+                fit(task.train[0].clone().to(device))
+                seconds = time.perf_counter() - start
+                val = trainer.validate(module, datamodule=data, verbose=False)[0][f"val_{name}"]
+            else:
                 trainer.fit(module, datamodule=data, ckpt_path=_checkpoint(config, folder))
-            except RuntimeError as error:
-                if watch.lost:
-                    raise ValueError(missing(watch.lost, trainer.world_size)) from error
-                raise
-            seconds, val = resumable.seconds, stopping.kept_score
-        score = trainer.test(module, datamodule=data, verbose=False)[0][f"test_{name}"]
+                seconds, val = resumable.seconds, stopping.kept_score
+            score = trainer.test(module, datamodule=data, verbose=False)[0][f"test_{name}"]
+        except RuntimeError as error:
+            if watch.lost:
+                raise ValueError(missing(watch.lost, trainer.world_size)) from error
+            raise
     outcome = Outcome(seed, name, score, val, stopping.epoch, stopping.best_epoch, seconds)
     return leave(config, task, outcome, built, _device(trainer), folder)
 

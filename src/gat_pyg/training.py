@@ -342,7 +342,7 @@ class Transductive(NodeClassifier):
         whole: Data = data.data
         layer_by_layer = getattr(self.model, "inference", None)
         if layer_by_layer is None or isinstance(self.model, BasicGNN):  # PyG's takes no loader but its own
-            moved = self.trainer.datamodule.transfer_batch_to_device(copy.copy(whole), self.device, 0)  # type: ignore[attr-defined]
+            moved = self.trainer.strategy.batch_to_device(copy.copy(whole), self.device)
             return super()._counts(moved, split)
         out, rows = layer_by_layer(data), rows_of(whole[f"{split}_mask"])
         return node_sums(out[rows], whole.y[rows]).to(self.device)
@@ -1054,14 +1054,15 @@ class Resumable(Callback):
 class Watch(Callback):
     """Names a process that is lost among several, and ends the others: see ``gat_pyg.ranks``.
 
-    ``lost`` are the ranks that were silent as an error ended the training. With one process it does nothing.
+    Training, validation and test are each watched from their setup to their teardown. ``lost`` are the ranks that were
+    silent as an error ended one of them. With one process it does nothing.
     """
 
     def __init__(self) -> None:
         self.lost: list[int] = []
         self._beats: Beats | None = None
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin to tell and to look."""
         if trainer.world_size > 1:
             first, host = trainer.global_rank == 0, os.environ.get("MASTER_ADDR", "localhost")
@@ -1072,8 +1073,8 @@ class Watch(Callback):
                     thread._run = lambda: True  # type: ignore[attr-defined]
             self._beats = beats or Beats(host, port, trainer.global_rank, trainer.world_size)
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End with the training."""
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """No longer tell or look: all have come to the end."""
         if self._beats is not None:
             self._beats.stop()
 
