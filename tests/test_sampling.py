@@ -30,7 +30,7 @@ from gat_pyg.data import Task
 from gat_pyg.edges import Edges
 from gat_pyg.results import read
 from gat_pyg.sampling import TorchSampler, draw
-from gat_pyg.training import PaperStopping, Resumable, TaskData, Transductive
+from gat_pyg.training import PaperStopping, Resumable, SafeCheckpoints, TaskData, Transductive
 from graphs import SQUARE, Graph, random
 from laws import assert_close
 
@@ -241,6 +241,32 @@ def test_draws_follow_from_the_seed():
         assert torch.equal(one, again)
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork", "ignore:.*does not have many workers")
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_workers_draw_in_a_resumed_run_what_they_draw_in_one(num_workers: int, tmp_path: Path):
+    def fitted(max_epochs: int, begin: Path | None = None) -> tuple[list[Tensor], list[list[int]]]:
+        torch.manual_seed(0)
+        module, drawn = Transductive(GAT(6, [4], 3, [2, 1]).double(), lr=0.05), []
+        module.on_train_batch_start = lambda batch, _: drawn.append(batch.n_id.tolist())
+        data = TaskData(one_graph(), batch_size=7, num_neighbors=[2, 2], num_workers=num_workers)
+        options = {"max_epochs": max_epochs, "logger": False, "enable_checkpointing": False, **QUIET}
+        Trainer(callbacks=[PaperStopping(), Resumable(path, every=0)], plugins=[SafeCheckpoints()], **options).fit(
+            module, datamodule=data, ckpt_path=begin
+        )
+        return list(module.parameters()), drawn
+
+    path = tmp_path / "last.ckpt"
+    weights, drawn = fitted(4)
+    _, first = fitted(2)
+    resumed, then = fitted(4, path)
+    assert first + then == drawn and drawn[:3] != drawn[3:6] != drawn[6:9]
+    for epoch in range(4):  # each seed once
+        seeds = [node for n_id, size in zip(drawn[3 * epoch :], (7, 7, 6), strict=False) for node in n_id[:size]]
+        assert sorted(seeds) == list(range(0, 60, 3))
+    for one, other in zip(weights, resumed, strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -264,8 +290,11 @@ def test_settings_that_will_not_do_are_refused(
     assert re.search(message, capsys.readouterr().err)
 
 
-def test_the_command_trains_by_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys, "argv", ["gat-pyg", "loader=neighbor", "training.max_epochs=8", f"outputs={tmp_path}"])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_command_trains_by_batches(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    settings = ["loader=neighbor", f"loader.num_workers={workers}", "training.max_epochs=8", f"outputs={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", ["gat-pyg", *settings])
     gat_pyg.run.main()
     (result,) = read(tmp_path / "results.jsonl")
     assert result.value > 85 and result.epochs == 8

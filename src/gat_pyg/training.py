@@ -746,7 +746,7 @@ class TaskData(LightningDataModule):
         nodes = self._graph[f"{split}_mask"].nonzero().view(-1)
         seed = int(np.random.SeedSequence(self.seed).generate_state(1)[0])
         share = Shares(nodes, self.batch_size, rank, world, seed)
-        return NodeLoader(
+        return Drawn(
             self._graph,
             self._sampler(self.num_neighbors),
             torch.cat([nodes, nodes[:1]]),  # the last is nobody's, who has none in the last step
@@ -754,7 +754,7 @@ class TaskData(LightningDataModule):
             sampler=share,
             transform_sampler_output=partial(_without, nodes.numel()),
             num_workers=self.num_workers,
-            generator=torch.Generator().manual_seed(seed),
+            generator=share.chance,
         )
 
     def _place(self) -> tuple[int, int]:
@@ -810,6 +810,13 @@ class Shares(DistributedSampler[Data]):
         self.num_graphs = len(graphs)
         self.batch_size = batch_size  # of all processes together
         self.each = -(-batch_size // world)
+        self.chance = torch.Generator()  # that a loader's workers take their seeds from
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch that order and chance follow from, which Lightning tells before each."""
+        super().set_epoch(epoch)
+        self.chance.manual_seed(int(np.random.SeedSequence([self.seed, self.rank, epoch]).generate_state(1)[0]))
 
     def __iter__(self) -> Iterator[int]:
         order = torch.randperm(
@@ -822,6 +829,13 @@ class Shares(DistributedSampler[Data]):
 
     def __len__(self) -> int:
         return self.each * -(-self.num_graphs // self.batch_size)
+
+
+class Drawn(NodeLoader):  # type: ignore[misc]
+    """A loader whose workers start as the first batch is asked for: of a resumed run, the epoch is told only then."""
+
+    def __iter__(self) -> Iterator[Data]:
+        yield from super().__iter__()
 
 
 def _without(number: int, out: SamplerOutput) -> SamplerOutput:
