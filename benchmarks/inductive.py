@@ -32,10 +32,11 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 from gat_pyg import data
+from gat_pyg.batches import TaskData
 from gat_pyg.conv import GATConv
 from gat_pyg.models import GAT
 from gat_pyg.results import versions
-from gat_pyg.training import Inductive, TaskData
+from gat_pyg.training import Inductive
 
 LAYERS = ("pyg", "ours")
 WAYS = (*LAYERS, "no attention")

@@ -33,11 +33,12 @@ import torch.nn.functional as F
 from training import NUMBERS, PyGNet
 
 from gat_pyg import data
+from gat_pyg.batches import TaskData, sparse_pays
 from gat_pyg.models import GAT
 from gat_pyg.results import versions
 from gat_pyg.run import keep_memory
 from gat_pyg.seeds import Stacked, seeded
-from gat_pyg.training import PaperStopping, TaskData, sparse_pays
+from gat_pyg.training import PaperStopping
 
 LOWEST = {"cora": 80.0, "citeseer": 68.0, "pubmed": 75.0}  # of a mean test accuracy that the paper's numbers give
 PEAK = (  # runs a command and tells its peak of memory in KiB

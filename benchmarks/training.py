@@ -33,9 +33,10 @@ from lightning import Trainer
 from torch import Tensor, nn
 
 from gat_pyg import data
+from gat_pyg.batches import TaskData, sparse_pays
 from gat_pyg.models import GAT, PRESETS
 from gat_pyg.results import versions
-from gat_pyg.training import PaperStopping, TaskData, Transductive, sparse_pays
+from gat_pyg.training import PaperStopping, Transductive
 
 NUMBERS = {"cora": (0.005, 5e-4), "citeseer": (0.005, 5e-4), "pubmed": (0.01, 1e-3)}  # lr, L2
 

@@ -22,10 +22,11 @@ from torch_geometric.utils import subgraph
 import gat_pyg.partition
 import gat_pyg.run
 from gat_pyg import GAT
+from gat_pyg.batches import TaskData
 from gat_pyg.data import Task, planted
 from gat_pyg.results import Result, read
 from gat_pyg.sampling import Clusters
-from gat_pyg.training import PaperStopping, Resumable, TaskData, Transductive
+from gat_pyg.training import PaperStopping, Resumable, Transductive
 from graphs import SQUARE, Graph, random
 from laws import assert_close
 

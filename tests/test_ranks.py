@@ -20,10 +20,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch_geometric.data import Data
 
+from gat_pyg.batches import Shares, TaskData
 from gat_pyg.data import planted
 from gat_pyg.ranks import SILENT, Beats
 from gat_pyg.results import Result, read
-from gat_pyg.training import Shares, TaskData
 from graphs import random
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are stopped by POSIX signals")

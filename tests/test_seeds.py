@@ -28,6 +28,7 @@ from torch_geometric.nn import GCN, MLP
 
 from gat_pyg import seeds as together
 from gat_pyg.attention.dropout import draw_seed, keyed
+from gat_pyg.batches import TaskData
 from gat_pyg.conv import GATConv
 from gat_pyg.data import Task, digits, planetoid
 from gat_pyg.models import GAT
@@ -48,7 +49,7 @@ from gat_pyg.seeds import (
     trial,
 )
 from gat_pyg.stack import Stack
-from gat_pyg.training import PaperStopping, Resumable, SafeCheckpoints, TaskData, Transductive, key_of
+from gat_pyg.training import PaperStopping, Resumable, SafeCheckpoints, Transductive, key_of
 from test_training import FakeGraph, Kill, cuda, one_thread, pytestmark  # noqa: F401 (fixtures and marks)
 
 Make = Callable[[], nn.Module]

@@ -29,6 +29,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GAT, GCN, MLP
 
 from gat_pyg import edges, training
+from gat_pyg.batches import TaskData, sparse_pays
 from gat_pyg.data import Task
 from gat_pyg.features import SparseFeatures
 from gat_pyg.models import GAT as GAT_PYG
@@ -40,13 +41,11 @@ from gat_pyg.training import (
     Progress,
     Resumable,
     SafeCheckpoints,
-    TaskData,
     Transductive,
     node_loss,
     node_sums,
     score_of,
     seed_epoch,
-    sparse_pays,
 )
 from laws import assert_close
 

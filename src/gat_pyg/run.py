@@ -39,6 +39,7 @@ from torch.multiprocessing.spawn import spawn
 from torch_geometric.data import Data
 
 from . import models
+from .batches import TaskData, is_divided, sparse_pays, takes_sparse
 from .data import Task, data_root, from_dataset
 from .partition import WITH_METIS, edge_cut
 from .ranks import missing
@@ -81,15 +82,11 @@ from .training import (
     Progress,
     Resumable,
     SafeCheckpoints,
-    TaskData,
     Transductive,
     Watch,
     handled,
-    is_divided,
     node_sums,
     score_of,
-    sparse_pays,
-    takes_sparse,
     told,
 )
 

@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 
+from .batches import TaskData, sparse_pays
 from .data import Task
 from .stack import Stack
 from .training import (
@@ -38,13 +39,11 @@ from .training import (
     PaperStopping,
     Progress,
     Resumable,
-    TaskData,
     Transductive,
     handled,
     key_of,
     metrics_of,
     node_sums,
-    sparse_pays,
     told,
     train_sums,
 )
