@@ -1,0 +1,191 @@
+"""OGB's graphs, small ones in its layout: against what ogb reads, and what is told where something is missing."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import sys
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.utils import contains_isolated_nodes, is_undirected, to_undirected
+
+import gat_pyg.run
+from gat_pyg import data as gat_data
+from gat_pyg.data import MASKS, OGBN, ogbn
+from gat_pyg.results import read
+
+needs_ogb = pytest.mark.skipif(find_spec("ogb") is None, reason="ogb is not installed")
+N = 30
+SPLIT = {"train": np.arange(0, N, 3), "valid": np.arange(1, N, 3), "test": np.arange(2, N, 3)}
+
+
+def stored(name: str, root: Path) -> Path:
+    """The raw files of a graph of 30 nodes, as ogb's archive has them."""
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((N, 5)).astype(np.float32)
+    edge_index = np.stack([np.arange(N), np.arange(1, N + 1) % N])  # a ring, and some chords
+    edge_index = np.concatenate([edge_index, [[0, 0, 9], [7, 15, 21]]], axis=1)
+    y, year = np.arange(N)[:, None] % 4, np.full((N, 1), 2015)
+    folder = root / name.replace("-", "_")
+    raw, split = folder / "raw", folder / "split" / ("sales_ranking" if name == "ogbn-products" else "time")
+    raw.mkdir(parents=True)
+    split.mkdir(parents=True)
+    (folder / "RELEASE_v1.txt").touch()
+    if name == "ogbn-papers100M":
+        y = y.astype(np.float32)
+        y[3:9] = np.nan
+        sizes = {"num_nodes_list": np.array([N]), "num_edges_list": np.array([edge_index.shape[1]])}
+        np.savez_compressed(raw / "data.npz", node_feat=x, edge_index=edge_index, node_year=year, **sizes)
+        np.savez_compressed(raw / "node-label.npz", node_label=y)
+    else:
+        table(raw / "edge.csv.gz", edge_index.T)
+        table(raw / "node-feat.csv.gz", x)
+        table(raw / "node-label.csv.gz", y)
+        table(raw / "node_year.csv.gz", year)
+        table(raw / "num-node-list.csv.gz", np.array([[N]]))
+        table(raw / "num-edge-list.csv.gz", np.array([[edge_index.shape[1]]]))
+    for part, nodes in SPLIT.items():
+        table(split / f"{part}.csv.gz", nodes[:, None])
+    return folder
+
+
+def table(path: Path, rows: np.ndarray) -> None:
+    with gzip.open(path, "wt") as file:
+        file.writelines(",".join(map(str, row)) + "\n" for row in rows.tolist())
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(question: str = "") -> str:
+        raise AssertionError(f"asked: {question}")
+
+    monkeypatch.setattr("builtins.input", asked)
+
+
+@needs_ogb
+@pytest.mark.parametrize("name", OGBN)
+def test_it_is_what_ogb_reads(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    from ogb.nodeproppred import PygNodePropPredDataset
+
+    stored(name, tmp_path)
+    task = ogbn(name, tmp_path)
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(torch, "load", partial(torch.load, weights_only=False))  # as ogb's own pickles need
+    dataset = PygNodePropPredDataset(name, str(tmp_path))
+    theirs, ours = dataset[0], task.train[0]
+    assert (task.name, task.num_features, task.num_classes, task.transductive) == (name, 5, 4, True)
+    assert torch.equal(ours.x, theirs.x) and ours.x.dtype == torch.float32
+    assert torch.equal(ours.y, theirs.y.squeeze(1).nan_to_num(-1).long())
+    assert is_undirected(ours.edge_index) and not contains_isolated_nodes(ours.edge_index, N)
+    made = to_undirected(theirs.edge_index) if OGBN[name] else theirs.edge_index
+    assert torch.equal(ours.edge_index, made)
+    for key, part in zip(MASKS, dataset.get_idx_split().values(), strict=True):
+        assert ours[key].nonzero().flatten().tolist() == [node for node in part.tolist() if ours.y[node] >= 0]
+    assert (ours.y < 0).sum() == (6 if name == "ogbn-papers100M" else 0)
+
+
+@needs_ogb
+@pytest.mark.parametrize("name", OGBN)
+def test_the_second_time_features_are_read_from_the_disk_without_ogb(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = stored(name, tmp_path)
+    first = ogbn(name, tmp_path).train[0]
+    shutil.rmtree(folder / "raw")
+    monkeypatch.setitem(sys.modules, "ogb", None)
+    again = ogbn(name, tmp_path).train[0]
+    assert all(torch.equal(again[key], first[key]) for key in again.keys())  # noqa: SIM118
+    np.load(folder / "npy" / "x.npy", mmap_mode="r+")[2, 3] = 7.0
+    assert first.x[2, 3] == again.x[2, 3] == 7.0  # of which there is no other copy
+
+
+@needs_ogb
+@pytest.mark.parametrize("name", OGBN)
+def test_it_is_downloaded_by_ogb_without_a_question(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    told = gat_data._told_of_ogbn(name)
+    assert told["url"].startswith("http") and told["download_name"] != name
+    stored(name, tmp_path / "there").rename(tmp_path / "there" / told["download_name"])
+    archive = shutil.make_archive(str(tmp_path / "it"), "zip", tmp_path / "there", told["download_name"])
+    monkeypatch.setattr(gat_data, "_told_of_ogbn", lambda name: {**told, "url": Path(archive).as_uri()})
+    monkeypatch.setattr("ogb.utils.url.GBFACTOR", 1.0)  # as if it were of as many gigabytes as it has bytes
+    task, folder = ogbn(name, tmp_path / "here"), tmp_path / "here" / name.replace("-", "_")
+    assert task.train[0].num_nodes == N
+    assert {path.name for path in folder.iterdir()} == {"RELEASE_v1.txt", "raw", "split", "npy"}
+    assert [path.name for path in (tmp_path / "here").iterdir()] == [folder.name]
+
+
+@needs_ogb
+def test_without_a_network_the_error_says_where_the_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    told = {**gat_data._told_of_ogbn("ogbn-arxiv"), "url": "http://127.0.0.1:9/arxiv.zip"}
+    monkeypatch.setattr(gat_data, "_told_of_ogbn", lambda name: told)
+    with pytest.raises(
+        FileNotFoundError, match=r"ogbn-arxiv: raw, split, RELEASE_v1.txt not found in .*ogbn_arxiv and not"
+    ):
+        ogbn("ogbn-arxiv", tmp_path)
+    assert not list((tmp_path / "ogbn_arxiv").iterdir())
+
+
+@needs_ogb
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("ogbn-arxiv", "node-feat.csv.gz"), ("ogbn-arxiv", "edge.csv.gz"), ("ogbn-papers100M", "data.npz")],
+)
+@pytest.mark.parametrize("how", ["cut", "gone"])
+def test_a_broken_file_is_told_and_leaves_nothing(name: str, file: str, how: str, tmp_path: Path):
+    folder = stored(name, tmp_path)
+    path = folder / "raw" / file
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2]) if how == "cut" else path.unlink()
+    with pytest.raises(ValueError, match=r"raw cannot be read: .*|data.npz is missing. Delete .* to have all of it"):
+        ogbn(name, tmp_path)
+    assert sorted(entry.name for entry in folder.iterdir()) == ["RELEASE_v1.txt", "raw", "split"]
+    path.write_bytes(whole)
+    assert ogbn(name, tmp_path).num_features == 5
+
+
+@needs_ogb
+def test_of_several_processes_one_is_first(tmp_path: Path):
+    folder = stored("ogbn-arxiv", tmp_path)
+    first = ogbn("ogbn-arxiv", tmp_path).train[0]
+    gat_data._write_ogbn("ogbn-arxiv", folder)
+    assert torch.equal(ogbn("ogbn-arxiv", tmp_path).train[0].edge_index, first.edge_index)
+    assert sorted(entry.name for entry in folder.iterdir()) == ["RELEASE_v1.txt", "npy", "raw", "split"]
+
+
+def test_without_ogb_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    for module in [name for name in sys.modules if name.split(".")[0] == "ogb"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "ogb", None)
+    with pytest.raises(ImportError, match=r"ogbn-products needs ogb. Run: python -m pip install 'gat_pyg\[ogb\]'"):
+        ogbn("ogbn-products", tmp_path)
+    monkeypatch.setattr(
+        sys, "argv", ["gat-pyg", "dataset=ogbn-products", f"data_root={tmp_path}", f"outputs={tmp_path}/o"]
+    )
+    with pytest.raises(SystemExit):
+        gat_pyg.run.main()
+    assert "gat-pyg: ogbn-products needs ogb. Run:" in capsys.readouterr().err
+
+
+def test_another_name_is_refused():
+    with pytest.raises(
+        ValueError, match="'ogbn-mag' is not here: expected ogbn-arxiv, ogbn-products or ogbn-papers100M"
+    ):
+        ogbn("ogbn-mag")
+
+
+@needs_ogb
+@pytest.mark.parametrize("loader", ["full", "neighbor", "cluster"])
+def test_the_command_trains_on_it(loader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    stored("ogbn-papers100M", tmp_path)
+    parts = ["loader.num_parts=3", "loader.batch_size=2"] if loader == "cluster" else []
+    settings = ["dataset=ogbn-papers100M", f"data_root={tmp_path}", f"loader={loader}", *parts, "training.max_epochs=2"]
+    monkeypatch.setattr(sys, "argv", ["gat-pyg", *settings, f"outputs={tmp_path}/outputs"])
+    gat_pyg.run.main()
+    (result,) = read(tmp_path / "outputs" / "results.jsonl")
+    assert result.dataset == "ogbn-papers100M" and result.epochs == 2
