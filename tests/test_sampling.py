@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import torch
 from lightning import Trainer
 from scipy.stats import chisquare
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader, NodeLoader
 from torch_geometric.sampler import NodeSamplerInput
@@ -133,6 +136,37 @@ def test_layer_by_layer_gives_what_the_whole_graph_gives(how: str, batch_size: i
     model, data = model.double(), data.apply(lambda value: value.double() if value.is_floating_point() else value)
     loader = NodeLoader(data, TorchSampler(graph.index, 40, [-1]), batch_size=batch_size, shuffle=True)
     assert_close(model.inference(loader), model(data.x, data.edge_index, data.edge_attr))
+
+
+class Live(TorchDispatchMode):
+    """The bytes of the tensors that are there at a time, at most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: dict[int, int] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for storage in (value.untyped_storage() for value in tree_leaves(out) if isinstance(value, Tensor)):
+            if storage._cdata not in self.held:
+                self.held[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self.held.pop, storage._cdata)
+        self.peak = max(self.peak, sum(self.held.values()))
+        return out
+
+
+def test_layer_by_layer_takes_no_more_memory_for_more_layers():
+    graph = random(4000, 4000, 12_000)
+    data = Data(torch.randn(4000, 64), graph.index)
+    loader = NodeLoader(data, TorchSampler(graph.index, 4000, [-1]), batch_size=100)
+    peaks = []
+    for layers in (1, 2, 3, 6):
+        with Live() as live:
+            GAT(64, [32] * (layers - 1), 64, [2] * (layers - 1) + [1]).eval().inference(loader)
+        peaks.append(live.peak / data.x.nbytes)
+    assert peaks[0] < 2 and max(peaks) < 3  # what comes out, what goes in where it is not x, and a batch
+    assert max(peaks[1:]) < 1.05 * min(peaks[1:])
 
 
 def test_a_loader_or_a_model_that_will_not_do_is_refused():
@@ -358,3 +392,12 @@ def test_the_benchmark_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert sampling.main(small) == 0
     record = json.loads((tmp_path / "it.json").read_text())
     assert record["wrong"] == [] and {row["sampler"] for row in record["rows"]} >= {"ours"}
+
+
+def test_the_benchmark_of_inference_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    import inference
+
+    for way in inference.WAYS:
+        assert inference.main(["--way", way, "--nodes=300", "--edges=2000", "--layers=2", "--batch-size=50"]) == 0
+        assert json.loads(capsys.readouterr().out)["off"] <= inference.NEAR
