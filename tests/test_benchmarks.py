@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -195,3 +196,82 @@ def test_a_rule_is_scored_on_validation_nodes_that_it_does_not_see(
     assert stopping.main(["--datasets=cora", "--seeds=2", "--max-epochs=2", f"--out={tmp_path}/it.json"]) == 0
     rows = json.loads((tmp_path / "it.json").read_text())["rows"]
     assert [row["rule"] for row in rows] == ["both", "accuracy", "loss"] and len(rows[0]["scores"]) == 4
+
+
+# Several processes --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scaling(bench: ModuleType) -> ModuleType:
+    import scaling
+
+    return scaling
+
+
+def test_a_prediction_by_hand(scaling: ModuleType) -> None:
+    shape, rates = scaling.Shape("it", 100, 400, 10, 4), scaling.Rates(1e-3, 1e-4, 50.0, 8.0)
+    link = scaling.Link(latency=1e-3, bandwidth=1e6)
+    found = scaling.full_batch(shape, rates, scaling.Cut(0.5, 0.0), scaling.Net(link, link), 2)
+    fetched, parameters = 100 / 2 * 0.5, scaling.size_of(scaling.network(shape))
+    sent = 4 * fetched * (10 + 96 + 96 + 96 + 96)
+    talk = 5 * 1e-3 + sent / 1e6 + 2 * (1e-3 + parameters / 2 / 1e6)
+    assert found["bytes"] == sent and found["memory"] == 50 * (50 + fetched) + 8 * 200
+    assert found["seconds"] == pytest.approx(1e-3 * (50 + fetched) + 1e-4 * 200 + talk)
+    assert found["speed_up"] == pytest.approx(0.14 / found["seconds"])
+
+
+def test_what_predictions_must_obey(scaling: ModuleType) -> None:
+    shape, rates = scaling.PRODUCTS, scaling.Rates(1e-5, 1e-7, 8000.0, 80.0)
+    free, cut = scaling.Net(*[scaling.Link(0.0, float("inf"))] * 2), scaling.Cut(0.3, 0.5, 1.2)
+    alone = scaling.full_batch(shape, rates, cut, scaling.ASSUMED, 1)
+    assert alone["seconds"] == 1e-5 * shape.nodes + 1e-7 * shape.edges and alone["bytes"] == 0
+    for W in scaling.RANKS:
+        assert scaling.full_batch(shape, rates, scaling.Cut(0.0, 0.0), free, W)["speed_up"] == pytest.approx(W)
+        assert scaling.ddp(0.1, 1e6, free, W)["speed_up"] == W
+        rows = [scaling.full_batch(shape, rates, replace(cut, factor=f), scaling.ASSUMED, W) for f in (0.1, 0.2, 0.3)]
+        assert rows == sorted(rows, key=lambda row: row["bytes"]) == sorted(rows, key=lambda row: row["seconds"])
+        assert rows[-1]["seconds"] > scaling.full_batch(shape, rates, cut, free, W)["seconds"]
+    assert scaling.Cut(9.0, 1.0).halo(shape, 2) == 1 and scaling.Cut(9.0, 1.0).halo(shape, 1024) < 51
+
+
+def test_rates_and_cuts_of_a_table(scaling: ModuleType) -> None:
+    few, many = (scaling.Measured(E, 10 * 0.5 + E * 0.25, 10 * 64.0 + E * 16) for E in (20, 80))
+    rates = scaling.Rates.through(10, few, many)
+    assert (rates.row, rates.edge, rates.row_bytes, rates.edge_bytes) == pytest.approx((0.5, 0.25, 64, 16))
+    path = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
+    assert scaling.cut(path, torch.tensor([0, 0, 1, 1]), 2) == {"parts": 2, "halo": 0.5, "skew": 1.0}
+    assert scaling.cut(path, torch.tensor([0, 1, 1, 1]), 2) == {"parts": 2, "halo": 0.5, "skew": 5 / 3}
+    rows = [{"parts": W, "halo": 0.5 * W**0.25, "skew": W / 8} for W in (2, 8, 16, 32)]
+    fit = scaling.Cut.through(rows)
+    assert (fit.factor, fit.power, fit.skew) == pytest.approx((0.5, 0.25, 2.0))
+
+
+@pytest.mark.parametrize("kind", ["communities", "nested", "random"])
+def test_graphs_to_cut_are_undirected(scaling: ModuleType, kind: str) -> None:
+    src, dst = scaling.drawn(3000, 20_000, kind)
+    assert src.numel() == 20_000 and torch.equal((dst * 3000 + src).sort().values, src * 3000 + dst)
+    assert 50 < src.bincount().max() < 500
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="gloo's rendezvous by a file, memory as Linux tells it")
+def test_two_processes_are_checked_measured_and_predicted(
+    scaling: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(scaling, "WORLDS", (2,))
+    out = tmp_path / "it.json"
+    assert scaling.main(["--scale=0.003", "--rounds=1", "--cut-edges", "8000", f"--out={out}"]) == 0
+    record = json.loads(out.read_text())
+    assert [(row["graph"], row["output"] < 1e-10) for row in record["checks"]] == [("cora", True), ("arxiv", True)]
+    assert (
+        record["measured"]["one_graph"]["bytes"] > 0
+        and len(record["at_two"]) == 3
+        and len(record["measured"]["cuts"]) == 6
+    )
+    assert [len(rows) for rows in record["predicted"]["assumed"].values()] == [24, 8]
+    assert "Full batch by two: " in capsys.readouterr().out
+
+
+def test_no_number_where_processes_differ(scaling: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(scaling, "check", lambda scale: [{"output": 0.0, "loss": 0.0, "gradient": 1e-9}])
+    assert scaling.main([f"--out={tmp_path}/it.json"]) == 1
+    assert "measured" not in json.loads((tmp_path / "it.json").read_text())
