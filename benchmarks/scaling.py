@@ -44,11 +44,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Batch, Data
 
 from gat_pyg.attention.dropout import keyed
+from gat_pyg.batches import TaskData
 from gat_pyg.data import Task, planetoid
 from gat_pyg.halo import divided
 from gat_pyg.models import GAT
 from gat_pyg.partition import WITH_METIS, Method, partition
-from gat_pyg.training import TaskData
 
 TOLERANCE = 1e-10
 WORLDS = (1, 2, 3)  # processes that are checked
@@ -218,13 +218,17 @@ def differences(rank: int, world: int, scale: float, folder: str) -> list[dict[s
         out, loss, summed = answers(part)
         for value in (loss, *summed):
             dist.all_reduce(value)
-        off = [(out - whole[part.part.nodes]).abs().max(), (loss - one).abs()]
-        off.append(torch.stack([(a - b).abs().max() for a, b in zip(summed, gradients, strict=True)]).max())
-        largest = torch.stack(off)
+        apart = max(largest_of(own - its) for own, its in zip(summed, gradients, strict=True))
+        largest = torch.tensor([largest_of(out - whole[part.part.nodes]), largest_of(loss - one), apart])
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         rows.append({"graph": name, "processes": world, "nodes": data.num_nodes, "edges": data.num_edges})
         rows[-1] |= dict(zip(("output", "loss", "gradient"), largest.tolist(), strict=True))
+        rows[-1] |= {"outputs up to": largest_of(whole), "gradients up to": max(map(largest_of, gradients))}
     return rows
+
+
+def largest_of(values: Tensor) -> float:
+    return float(values.abs().max())
 
 
 def check(scale: float) -> list[dict[str, Any]]:
@@ -596,7 +600,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="only whether several processes give the numbers of one")
     parser.add_argument("--scale", type=float, default=1.0, help="of the nodes and edges that are checked and measured")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--cut-edges", type=int, nargs="+", default=[500_000, 2_000_000], help="of graphs that are cut")
+    parser.add_argument("--cut-edges", type=int, nargs="+", default=[1_000_000, 8_000_000], help="of cut graphs")
     parser.add_argument("--out", type=Path, help="the JSON file, else benchmarks/results/<date>-<machine>-scaling.json")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
