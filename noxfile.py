@@ -72,6 +72,13 @@ def interpret(session: nox.Session) -> None:
 
 
 @nox.session
+def ray(session: nox.Session) -> None:
+    """Test Ray as what starts the processes."""
+    install(session, "-e", ".[dev,ray]")
+    session.run("python", "-m", "pytest", "tests/test_ranks.py", "-k", "ray", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check style, format and the floors."""
     session.install(*PINS, "ruff", "import-linter")

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,14 +33,14 @@ EXACT = ("dataset=planted", "dataset.graphs=14", "dataset.nodes=40", "model=gat"
 STEPS = ("training.batch_size=3", "training.lr=0.02", "training.patience=6", "training.max_epochs=40")
 
 
-def started(*line: str, cwd: Path | None = None) -> subprocess.Popen[str]:
+def started(*line: str, cwd: Path | None = None, **more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         line,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **more},
         start_new_session=True,
     )
 
@@ -128,6 +129,17 @@ def test_a_rank_without_a_training_node_changes_nothing(tmp_path: Path):
     for several in ([], ["trainer=ddp_cpu"]):
         ended(started(*run, *several, "training.max_epochs=6", f"outputs={tmp_path / str(len(several))}"))
     same(tmp_path / "1", tmp_path / "0")
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")
+def test_processes_of_ray_take_the_steps_of_one(alone: Path, tmp_path: Path):
+    run = [sys.executable, "-m", "gat_pyg.run", "trainer=ray", f"outputs={tmp_path}"]
+    shy = {"RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0"}  # else they give way to other processes
+    process = started(*run, *EXACT, *STEPS, **shy)
+    _, complaints = process.communicate(timeout=240)
+    assert process.returncode == 0, complaints
+    same(tmp_path, alone)
+    assert not list(tmp_path.rglob(".ray"))
 
 
 def test_two_machines_leave_one_folder(alone: Path, tmp_path: Path):

@@ -38,7 +38,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from torch.multiprocessing.spawn import spawn
 from torch_geometric.data import Data
 
-from . import models
+from . import models, on_ray
 from .batches import TaskData, is_divided, sparse_pays, takes_sparse
 from .data import Task, data_root, from_dataset
 from .partition import WITH_METIS, edge_cut
@@ -183,13 +183,13 @@ def job(config: DictConfig) -> float:
     if config.methods is not None or config.datasets is not None:
         return table(config)
     with run_folder(config) as folder:
-        return all_runs(config, folder)
+        _check(config)
+        return by_ray(config, folder) if config.trainer.get("strategy") == RAY else all_runs(config, folder)
 
 
 def all_runs(config: DictConfig, folder: Path) -> float:
     """Train and test with each seed, and tell what came out; the mean validation score."""
     with _resumable(folder), quiet(), _compiling_told():
-        _check(config)
         task = build_task(config)
         together = all_at_once(config, task, folder)
         results = []
@@ -202,6 +202,32 @@ def all_runs(config: DictConfig, folder: Path) -> float:
         if _rank() == 0 and len(results) > 1:
             print(summary_of_all(results, folder, averaged(config, task, folder)))
         return statistics.fmean(result.val for result in results)
+
+
+def by_ray(config: DictConfig, folder: Path) -> float:
+    """The same in processes that Ray starts."""
+    devices = config.trainer.devices
+    if type(devices) is not int or devices < 1:
+        raise ValueError(f"trainer.devices is {devices}, expected how many processes Ray is to start, at least 1.")
+    given = {"config": OmegaConf.to_container(config, resolve=True), "folder": str(folder), "place": os.getcwd()}
+    work = get_object("gat_pyg.run.ray_process")  # by a name that they can import, whatever this file is called here
+    return float(on_ray.train(work, given, devices, config.trainer.accelerator == "gpu", folder))
+
+
+def ray_process(given: Mapping[str, Any]) -> float:
+    """One of the processes that Ray starts; an error that is told in words is a ValueError of these."""
+    os.chdir(given["place"])
+    keep_memory()
+    cast(Any, rank_zero_only).rank = int(os.environ["RANK"])
+    try:
+        return all_runs(cast(DictConfig, OmegaConf.create(given["config"])), Path(given["folder"]))
+    except Exception as error:
+        if message := _message(error):
+            raise ValueError(message) from None
+        raise
+
+
+RAY = "ray"  # the strategy's name
 
 
 # A table ------------------------------------------------------------------------------------------------------------
@@ -738,12 +764,16 @@ def _located(group: str, target: str) -> Any:
 
 def build_trainer(config: DictConfig, folder: Path, callbacks: Sequence[Any], **changes: Any) -> Trainer:
     """Lightning's trainer as ``trainer`` and ``logger`` say; what would cost time in each epoch is off."""
+    others: list[Any] = []
+    if config.trainer.get("strategy") == RAY:
+        changes["strategy"], others = on_ray.among_others()
+        changes["devices"] = "auto"
     trainer = instantiate(
         config.trainer,
         **changes,
+        plugins=[SafeCheckpoints(), *others],
         callbacks=list(callbacks),
         logger=build_logger(config.logger, folder),
-        plugins=[SafeCheckpoints()],
         default_root_dir=str(folder),
         enable_checkpointing=False,
         enable_progress_bar=False,
