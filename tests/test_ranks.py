@@ -212,6 +212,20 @@ def test_a_full_disk_ends_all_and_loses_nothing(alone: Path, tmp_path: Path):
     same(disk, alone)
 
 
+def test_two_tasks_of_slurm_leave_one_folder(alone: Path, tmp_path: Path):
+    job = {"JOB_ID": f"{20000 + os.getpid() % 10000}", "JOB_NAME": "gat", "NTASKS": "2", "NTASKS_PER_NODE": "2"}
+    run = [sys.executable, "-m", "gat_pyg.run", *EXACT, *STEPS, "trainer=ddp_cpu", f"outputs={tmp_path}"]
+    tasks = []
+    for task in ("0", "1"):  # what srun tells each
+        its = {**job, "PROCID": task, "LOCALID": task, "NODEID": "0", "NODELIST": "localhost"}
+        tasks.append(started(*run, **{f"SLURM_{name}": value for name, value in its.items()}))
+    for task in tasks:
+        _, complaints = task.communicate(timeout=240)
+        assert task.returncode == 0, complaints
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
+    same(tmp_path, alone)
+
+
 def second(process: subprocess.Popen[str]) -> int:
     """The process that the first one started."""
     return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[-1])

@@ -1,4 +1,4 @@
-"""What the README shows does run."""
+"""What the README and the pages beside it show does run."""
 
 import os
 import re
@@ -10,8 +10,10 @@ from hydra import compose, initialize_config_dir
 
 from gat_pyg.run import config_folder
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"^\$ gat-pyg ([^#\n]+?) *(?:#.*)?$", README, re.MULTILINE)
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [README, *(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))]
+COMMANDS = re.findall(r"^\$ (?:\w+=\w+ )?gat-pyg ([^#\n]+?) *(?:#.*)?$", "\n".join(PAGES), re.MULTILINE)
 CODE = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 
 
