@@ -64,22 +64,27 @@ def graph(num_nodes: int, num_edges: int, features: int = 10) -> Data:
     return data
 
 
-def backpropagated(model: nn.Module, data: Data, num_labels: int) -> tuple[Tensor, list[Tensor]]:
-    """What a model gives in training mode, and the gradients of the mean loss over so many labels."""
+def given(model: nn.Module, data: Data) -> Tensor:
+    """What a model gives in training mode."""
     options = {"edge_attr": data.edge_attr} if getattr(model, "supports_edge_attr", False) else {}
     with keyed(KEY):
-        out = model(data.x, data.edge_index, **options)
+        return model(data.x, data.edge_index, **options)
+
+
+def gradients(model: nn.Module, out: Tensor, data: Data, num_labels: int) -> list[Tensor]:
+    """Those of the mean loss over so many labels."""
     rows = data.train_mask
     loss = nn.functional.cross_entropy(out[rows], data.y[rows], reduction="sum") / num_labels
-    return out, list(torch.autograd.grad(loss, list(model.parameters())))
+    return list(torch.autograd.grad(loss, list(model.parameters())))
 
 
 def same_as_one(model: nn.Module, data: Data, part: Data) -> None:
     labels = int(data.train_mask.sum())
-    expected, its = backpropagated(model, data, labels)
+    expected = given(model, data)
+    its = gradients(model, expected, data, labels)
     with part.part.joined(model, part.edge_index):
-        out, grads = backpropagated(model, part, labels)
-        again, _ = backpropagated(model, part, labels)
+        out, again = given(model, part), given(model, part)
+    grads = gradients(model, out, part, labels)  # behind it, as in a training
     assert torch.equal(out, again)
     torch.testing.assert_close(out, expected[part.part.nodes], rtol=0, atol=1e-10)
     for grad, one in zip(grads, its, strict=True):
@@ -146,9 +151,18 @@ def test_any_number_of_processes_trains_alike_and_goes_on_from_one_another(tmp_p
 
 def test_a_model_without_layers_that_take_a_graph_is_refused():
     part = Part.of(torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 0]), 0, 1)
-    refused = pytest.raises(ValueError, match="Linear cannot be trained over a graph in parts: that needs layers")
-    with refused, part.joined(nn.Linear(2, 2), part.edge_index):
-        pass
+    backward, normed = pyg.SAGEConv(2, 2, flow="target_to_source"), pyg.GCN(2, 2, 2, norm="batch_norm")
+    for model in (nn.Linear(2, 2), backward, normed, torch.compile(pyg.SAGEConv(2, 2))):
+        refused = pytest.raises(ValueError, match=f"{type(model).__name__} cannot be trained over a graph in parts")
+        with refused, part.joined(model, part.edge_index):
+            pass
+
+
+def test_who_owns_a_node_has_to_be_there():
+    with pytest.raises(ValueError, match="owner names processes -1 to 0, expected 0 to 1"):
+        Part.of(torch.tensor([[0], [1]]), torch.tensor([-1, 0]), 0, 2)
+    with pytest.raises(ValueError, match="There are 61 processes and 60 nodes: each needs one"):
+        divided(graph(60, 10), 0, 61)
 
 
 if __name__ == "__main__":

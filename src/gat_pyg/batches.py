@@ -178,10 +178,10 @@ class TaskData(LightningDataModule):
             size = -(-self.part.numel() * min(size, self.num_parts) // self.num_parts)
         return Batches([NodeLoader(self._graph, self._sampler([-1]), batch_size=size)])
 
-    def _clusters(self, num_parts: int) -> Loader[Any]:
+    def _clusters(self, num_parts: int) -> Cut:
         """This process's share of the parts in batches, in an order that seed and epoch decide."""
         share, clusters = self._shares("part", range(num_parts)), Clusters(self._graph, self.part)
-        return Loader(
+        return Cut(
             list(range(num_parts + 1)),  # type: ignore[arg-type]  # the last, without nodes, is for who has none left
             batch_size=share.each,
             sampler=share,
@@ -298,11 +298,19 @@ class Shares(DistributedSampler[Data]):
         return self.each * -(-self.num_graphs // self.batch_size)
 
 
-class Drawn(NodeLoader):  # type: ignore[misc]
+class _Late:
     """A loader whose workers start as the first batch is asked for: of a resumed run, the epoch is told only then."""
 
-    def __iter__(self) -> Iterator[Data]:
-        yield from super().__iter__()
+    def __iter__(self) -> Iterator[Any]:
+        yield from super().__iter__()  # type: ignore[misc]
+
+
+class Drawn(_Late, NodeLoader):  # type: ignore[misc]
+    """Seed nodes with neighbours drawn for them."""
+
+
+class Cut(_Late, Loader[Any]):  # type: ignore[misc]
+    """Parts of a graph with the edges among them."""
 
 
 def _without(number: int, out: SamplerOutput) -> SamplerOutput:

@@ -431,7 +431,11 @@ def _raw_folder(folder: Path, files: Sequence[str], fetch: Callable[[str, Sequen
         with tempfile.TemporaryDirectory(prefix=".download-", dir=folder.parent) as fresh:
             fetch(fresh, missing)
             for file in missing:
-                os.replace(Path(fresh) / file, folder / file)
+                try:
+                    os.replace(Path(fresh) / file, folder / file)
+                except OSError:  # a folder that another process has put there meanwhile
+                    if not (folder / file).exists():
+                        raise
     except Exception as error:  # whatever the network, the disk or the archive may raise
         raise FileNotFoundError(
             f"{title}: {', '.join(missing)} not found in {folder} and not to be had from the network "

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
@@ -30,7 +31,7 @@ class Part:
     Its own nodes are the destinations that it computes. An edge into one of them is its edge, too; where the edge comes
     from a node of another process, that node is in the halo, whose rows it fetches before each layer. The softmax of a
     destination is over edges that are all here, so that nothing else is communicated: a layer of W processes moves
-    `F * sum of halo` numbers forward and as many backward.
+    `F * sum of halo` numbers forward and, after the first, as many backward.
 
     Attributes:
         nodes: `[n]`, its own nodes, ascending.
@@ -63,14 +64,16 @@ class Part:
     def of(cls, edge_index: Tensor, owner: Tensor, rank: int, world: int) -> Part:
         """The part of process `rank`: `owner` `[N]` tells whose each node is.
 
-        Needs the whole edge list `[2, E]`, which may be mapped from a file, and no communication. Cost: O(E) time and
-        memory for its own edges beside some bits per edge.
+        Needs the whole edge list `[2, E]`, which may be mapped from a file, and no communication. Cost: O(E) time, and
+        about 24 bytes for each edge of the whole graph while it is made.
 
         Raises:
             ValueError: if `owner` names a process that there is not.
         """
         if owner.numel() and not 0 <= int(owner.min()) <= int(owner.max()) < world:
-            raise ValueError(f"owner names process {int(owner.max())}, expected 0 to {world - 1}.")
+            raise ValueError(
+                f"owner names processes {int(owner.min())} to {int(owner.max())}, expected 0 to {world - 1}."
+            )
         src, dst = edge_index
         nodes, edges = (owner == rank).nonzero().view(-1), (owner[dst] == rank).nonzero().view(-1)
         own_src, own_dst = src[edges], dst[edges]
@@ -126,14 +129,9 @@ class Part:
         drops what it would drop there. All processes have to call the model alike.
 
         Raises:
-            ValueError: if the model has no layer that takes a graph, or one that sends from target to source.
+            ValueError: as `layers_of`.
         """
-        layers = [m for m in model.modules() if isinstance(m, (MessagePassing, AuthorsConv))]
-        if not layers or any(getattr(layer, "flow", "source_to_target") != "source_to_target" for layer in layers):
-            raise ValueError(
-                f"{type(model).__name__} cannot be trained over a graph in parts: that needs layers of MessagePassing "
-                "which go from source to target. Train it by one process, or with loader=neighbor."
-            )
+        layers = layers_of(model)
         name_edges(edge_index, self.edges, self.looped)
         rows = torch.cat([self.nodes, self.halo])
         with ExitStack() as stack:
@@ -153,6 +151,25 @@ class Part:
         else:
             given.arguments["x"] = whole, x
         return given.args, given.kwargs
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """The layers of a model that take a graph.
+
+    Raises:
+        ValueError: if there is none, one sends from target to source, the model is compiled, or it normalises over the
+            nodes of a process, which are not all.
+    """
+    layers = [m for m in model.modules() if isinstance(m, (MessagePassing, AuthorsConv))]
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and not isinstance(m, nn.SyncBatchNorm)]
+    backward = any(getattr(layer, "flow", "source_to_target") != "source_to_target" for layer in layers)
+    if not layers or norms or backward or hasattr(model, "_orig_mod"):
+        raise ValueError(
+            f"{type(model).__name__} cannot be trained over a graph in parts: that needs layers of MessagePassing "
+            "which go from source to target, no BatchNorm but torch's SyncBatchNorm, and a model that is not compiled. "
+            "Train it by one process."
+        )
+    return layers
 
 
 class _Fetch(torch.autograd.Function):
@@ -194,6 +211,8 @@ def divided(data: Data, rank: int, world: int, device: torch.device | str = "cpu
         ValueError: if there are more processes than nodes.
     """
     N = data.x.size(0)
+    if world > N:
+        raise ValueError(f"There are {world} processes and {N} nodes: each needs one. Start at most {N} processes.")
     owner = partition(data.edge_index, N, world) if rank == 0 else torch.empty(N, dtype=torch.long)
     if world > 1:
         told = owner.to(device)

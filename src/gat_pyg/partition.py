@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
+from multiprocessing import get_context
 from typing import Literal, get_args
 
 import numpy as np
@@ -13,6 +15,7 @@ from torch_geometric.utils import remove_self_loops, to_undirected
 
 Method = Literal["auto", "metis", "ranges"]
 
+LARGE = 2_000_000  # edges that METIS takes seconds for
 WITH_METIS = find_spec("pymetis") is not None
 
 
@@ -54,19 +57,30 @@ def partition(edge_index: Tensor, num_nodes: int, num_parts: int, method: Method
 
 
 def _metis(edge_index: Tensor, N: int, num_parts: int) -> Tensor:
-    import pymetis
-
     loopless, _ = remove_self_loops(edge_index.long())
     src, dst = to_undirected(loopless, num_nodes=N)  # by src
-    graph = pymetis.CSRAdjacency(index2ptr(src, N).numpy(), dst.contiguous().numpy())
-    _, found = pymetis.part_graph(num_parts, graph, options=pymetis.Options(seed=0))
-    part = torch.from_numpy(np.array(found, dtype=np.int64))
+    part = torch.from_numpy(_apart(index2ptr(src, N).numpy(), dst.contiguous().numpy(), num_parts))
     sizes = part.bincount(minlength=num_parts)
     for empty in (sizes == 0).nonzero().flatten().tolist():  # as METIS may leave some, of a few nodes each
         largest = int(sizes.argmax())
         part[(part == largest).nonzero()[-1]] = empty
         sizes[largest], sizes[empty] = sizes[largest] - 1, 1
     return part
+
+
+def _apart(rowptr: np.ndarray, col: np.ndarray, num_parts: int) -> np.ndarray:
+    """METIS; of a large graph in a process of its own, since no other thread of its process runs meanwhile."""
+    if col.size < LARGE:
+        return _parts(rowptr, col, num_parts)
+    with ProcessPoolExecutor(1, get_context("spawn")) as other:
+        return other.submit(_parts, rowptr, col, num_parts).result()
+
+
+def _parts(rowptr: np.ndarray, col: np.ndarray, num_parts: int) -> np.ndarray:
+    import pymetis
+
+    _, found = pymetis.part_graph(num_parts, pymetis.CSRAdjacency(rowptr, col), options=pymetis.Options(seed=0))
+    return np.array(found, dtype=np.int64)
 
 
 def edge_cut(edge_index: Tensor, part: Tensor) -> float:

@@ -41,6 +41,7 @@ from torch_geometric.data import Data
 from . import models, on_ray
 from .batches import TaskData, is_divided, sparse_pays, takes_sparse
 from .data import Task, data_root, from_dataset
+from .halo import HaloStrategy, layers_of
 from .partition import WITH_METIS, edge_cut
 from .ranks import missing
 from .results import (
@@ -611,6 +612,8 @@ def _why_one_by_one(config: DictConfig, task: Task) -> str | None:
         return "training.compile is true"
     if _in_batches(config):
         return "each draws its own batches"
+    if config.trainer.get("strategy") == HaloStrategy.strategy_name:
+        return "the processes divide one graph"
     if config.logger.get("_target_") is not None:
         return f"{config.logger._target_} is told of one run at a time"
     return None
@@ -650,23 +653,26 @@ def _data(config: DictConfig, task: Task, model: nn.Module, trainer: Trainer, se
             "trainer.strategy is halo, which divides a single graph: it takes loader=full, training.compile=false and "
             f"no data set of many graphs, as {task.name} may be. For those, use trainer.strategy=ddp."
         )
+    if is_divided(trainer):
+        layers_of(model)
     if not _in_batches(config):
         return TaskData(task, config.training.batch_size, seed, _sparse(config, task, model, trainer))
     if config.training.sparse is True:
         raise ValueError("training.sparse is true, but batches of nodes have dense features. Use loader=full.")
-    if (num_parts := loader.get("num_parts")) is not None:
-        data = TaskData(task, loader.batch_size, seed, num_workers=loader.num_workers, num_parts=num_parts)
+    hops = loader.get("num_neighbors") and list(loader.num_neighbors)
+    data = TaskData(task, loader.batch_size, seed, False, hops, loader.num_workers, loader.get("num_parts"))
+    if (num_parts := data.num_parts) is not None:
         cut = 100 * edge_cut(task.train[0].edge_index, data.part)  # before the fit, where others wait for this process
         if _rank() == 0:
             how = "by METIS" if WITH_METIS else "of node ids in a row (by METIS with 'gat_pyg[metis]')"
             say(f"{task.name}: {num_parts} parts {how}, {cut:.1f} % of the edges between them")
         return data
-    hops, wanted = len(loader.num_neighbors), getattr(model, "num_hops", None)
-    if wanted not in (None, 0, hops):
+    wanted = getattr(model, "num_hops", None)
+    if wanted not in (None, 0, len(hops)):
         raise ValueError(
             f"loader.num_neighbors is {loader.num_neighbors}, expected {wanted} numbers: one for each hop of the model."
         )
-    return TaskData(task, loader.batch_size, seed, False, list(loader.num_neighbors), loader.num_workers)
+    return data
 
 
 def _in_batches(config: DictConfig) -> bool:

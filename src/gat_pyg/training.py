@@ -461,7 +461,8 @@ class Captured:
 def train_sums(out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The loss of a batch, and what the epoch adds up: (loss, known)."""
     loss, size = node_loss(out, y), known(y).sum()
-    return loss, torch.stack([loss.detach() * size, size.to(loss.dtype)])
+    wide = torch.promote_types(loss.dtype, torch.float32)  # bfloat16 counts to 256
+    return loss, torch.stack([loss.detach().to(wide) * size, size.to(wide)])
 
 
 def node_loss(out: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
