@@ -70,8 +70,8 @@ class Beats:
         while not self._done.wait(BEAT):
             if lost := self.lost(self.silent):
                 print(f"\n{missing(lost, self.world)}", file=sys.stderr, flush=True)
+                self.stop()
                 self.end(1)
-                return
 
 
 def missing(lost: list[int], world: int) -> str:
