@@ -363,14 +363,16 @@ class Rates:
 
 @dataclass(frozen=True)
 class Measured:
-    """A step of one process with a whole graph, and the memory at its peak, graph and features with it."""
+    """A step of one process with a whole graph."""
 
     edges: int
     seconds: float
     bytes: float
 
 
-def step_of(shape: Shape, rounds: int) -> Measured:
+def prepared(shape: Shape) -> tuple[Callable[[], None], int]:
+    """A step with a whole graph, and the bytes at its peak, graph and features with it."""
+
     def trimmed() -> int:
         gc.collect()
         ctypes.CDLL("libc.so.6").malloc_trim(0)  # else memory freed earlier is there already
@@ -382,17 +384,22 @@ def step_of(shape: Shape, rounds: int) -> Measured:
     step = stepping(network(shape), lambda net: answered(net, data, shape.nodes)[1])
     step()
     trimmed()
-    return Measured(data.num_edges, statistics.median(seconds(step) for _ in range(rounds)), resident("VmHWM") - before)
+    step()
+    return step, resident("VmHWM") - before
 
 
 def rates(scale: float, rounds: int) -> dict[str, dict[str, Any]]:
-    """Of each data set: a graph as large as it or as can be, with all its edges and with a quarter of them."""
+    """Of each data set: a graph as large as it or as can be, with a quarter of its edges and with all, in turns."""
     found = {}
     for shape in (ARXIV, PRODUCTS, PAPERS):
         whole = shape.scaled(scale * min(1.0, MOST_EDGES / shape.edges))
-        few, many = (step_of(replace(whole, edges=edges), rounds) for edges in (whole.edges // 4, whole.edges))
-        found[shape.name] = {"nodes": whole.nodes, "measured": [asdict(few), asdict(many)]}
-        found[shape.name]["rates"] = asdict(Rates.through(whole.nodes, few, many))
+        sizes = [whole.edges // 4, whole.edges]
+        steps, peaks = zip(*(prepared(replace(whole, edges=edges)) for edges in sizes), strict=True)
+        took = [[seconds(step) for step in steps] for _ in range(rounds)]
+        times = np.median(took, axis=0).tolist()
+        points = [Measured(*one) for one in zip(sizes, times, peaks, strict=True)]
+        found[shape.name] = {"nodes": whole.nodes, "measured": [asdict(one) for one in points]}
+        found[shape.name]["rates"] = asdict(Rates.through(whole.nodes, *points))
     return found
 
 

@@ -417,7 +417,11 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
         (["dataset=file", "dataset.path=x.npz"], r"x\.npz does not exist\."),
         (["trainer=ddp_cpu"], "digits is one graph, which 2 processes do not share out among them by themselves"),
         ([*HALO, "dataset=planted"], r"trainer\.strategy is halo, which divides a single graph"),
-        ([*HALO, "training.sparse=true"], r"training\.sparse is true, but trainer\.strategy=halo fetches dense rows"),
+        (HALO, "MLP cannot be trained over a graph in parts"),
+        (
+            [*HALO, "training.sparse=true", "model=gat"],
+            r"training\.sparse is true, but trainer\.strategy=halo fetches dense rows",
+        ),
         (["model._target_=torch.nn.Linear"], r"model\._target_=torch\.nn\.Linear: .*unexpected keyword"),
         (["model._target_=gat_pyg.data.Task"], r"model\._target_=gat_pyg\.data\.Task is no torch\.nn\.Module"),
         (["model._target_=gat_pyg.models.Gat"], r"model\._target_=gat_pyg\.models\.Gat cannot be found\."),
