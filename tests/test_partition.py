@@ -66,6 +66,14 @@ def test_metis_cuts_few_edges_of_a_shuffled_grid(num_parts: int):
     assert torch.equal(partition(messy, 1600, num_parts, "metis"), metis)
 
 
+@pytest.mark.skipif(not WITH_METIS, reason="pymetis is not installed")
+def test_a_large_graph_is_divided_alike_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    edge_index = shuffled_grid(20)
+    here = partition(edge_index, 400, 5, "metis")
+    monkeypatch.setattr("gat_pyg.partition.LARGE", 0)
+    assert torch.equal(partition(edge_index, 400, 5, "metis"), here)
+
+
 def test_without_pymetis_auto_is_ranges(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gat_pyg.partition, "WITH_METIS", False)
     edge_index = shuffled_grid(4)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor
+import subprocess
+import sys
 from importlib.util import find_spec
-from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal, get_args
 
 import numpy as np
@@ -72,8 +74,11 @@ def _apart(rowptr: np.ndarray, col: np.ndarray, num_parts: int) -> np.ndarray:
     """METIS; of a large graph in a process of its own, since no other thread of its process runs meanwhile."""
     if col.size < LARGE:
         return _parts(rowptr, col, num_parts)
-    with ProcessPoolExecutor(1, get_context("spawn")) as other:
-        return other.submit(_parts, rowptr, col, num_parts).result()
+    with TemporaryDirectory() as folder:
+        graph, found = Path(folder, "graph.npz"), Path(folder, "found.npy")
+        np.savez(graph, rowptr=rowptr, col=col)
+        subprocess.run([sys.executable, "-m", __name__, graph, found, str(num_parts)], check=True)
+        return np.asarray(np.load(found))
 
 
 def _parts(rowptr: np.ndarray, col: np.ndarray, num_parts: int) -> np.ndarray:
@@ -92,3 +97,8 @@ def edge_cut(edge_index: Tensor, part: Tensor) -> float:
     """
     src, dst = part[edge_index]
     return float((src != dst).sum()) / max(edge_index.size(1), 1)
+
+
+if __name__ == "__main__":  # see _apart
+    with np.load(sys.argv[1]) as given:
+        np.save(sys.argv[2], _parts(given["rowptr"], given["col"], int(sys.argv[3])))
