@@ -799,6 +799,32 @@ def test_no_folder_for_the_code(tmp_path: Path) -> None:
     assert re.search(r"compiling (\w+)\n(?s:.)*compiled \1 in \d+\.\d s, kept in memory alone", done.stderr)
 
 
+def test_processes_that_compile_at_once(tmp_path: Path) -> None:
+    """What two have kept that never saw each other's is together what a third one needs, each for its types."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "import numpy as np\n"
+        "from gat_pyg.attention.compiling import compiled\n"
+        "double = compiled(lambda x: 2 * x)\n"
+        "answers = [double(np.ones(3, kind)).dtype.name for kind in sys.argv[1:]]\n"
+        "print(*answers, sum(double.stats.cache_misses.values()))\n"
+    )
+
+    def told(folder: Path, *kinds: str) -> list[str]:
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(folder)}
+        line = [sys.executable, str(script), *kinds]
+        return subprocess.run(line, env=environment, capture_output=True, text=True, check=True).stdout.split()
+
+    one, other = tmp_path / "one", tmp_path / "other"
+    assert told(one, "float32") == ["float32", "1"]
+    assert told(other, "float64") == ["float64", "1"]
+    shutil.copytree(other, one, dirs_exist_ok=True)
+    assert told(one, "float32", "float64") == ["float32", "float64", "0"]
+    script.write_text(script.read_text().replace("2 * x", "x > 2"))
+    assert told(one, "float64") == ["bool", "1"]  # not the code of what is no longer there
+
+
 # --- Graphs that change, processes and threads. ---
 
 

@@ -12,13 +12,10 @@ for. No result depends on the number of threads.
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import operator
 import os
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -27,14 +24,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from llvmlite import ir
-from numba import njit, types
-from numba.core import event
+from numba import types
 from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, models, register_model
 from torch import Tensor
 
 from ..edges import Edges
+from .compiling import compiled, inline
 
 SPLIT = 1024  # edges of a piece: its buffers stay in a core's L2
 AHEAD = 16  # edges between the one that is summed and the one that is prefetched
@@ -42,8 +39,6 @@ SMALL = 1 << 21  # numbers gathered, about a millisecond, below which one thread
 NARROW = 16  # features of a head below which the heads of a vector are summed together
 LANES = 16  # numbers of a buffer that are computed at once
 DRAWN = 16  # calls of the random generator that are made at once
-
-log = logging.getLogger(__name__)
 
 
 # --- Vectors of floats as values of Numba, with + - * between them, held in registers. ---
@@ -525,45 +520,6 @@ def _buffers(job: _Job, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
     return np.empty((7, job.room), dtype), np.empty(job.room, np.int64)
 
 
-def _inline(function: Callable[..., Any]) -> Any:
-    """A step of a kernel, inlined: a call would count references to each of its arrays."""
-    return njit(nogil=True, error_model="numpy", forceinline=True)(function)
-
-
-def _compiled(function: Callable[..., Any]) -> Any:
-    """Compile for the types of a call when first called, and keep the code on disk where there is a folder for it."""
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-    try:
-        kernel = njit(cache=True, **options)(function)
-    except RuntimeError as error:  # no folder to write to
-        log.info("%s: the kernels are compiled anew in every process", error)
-        kernel = njit(**options)(function)
-    _TOLD.kernels.add(kernel)
-    return kernel
-
-
-class _Told(event.Listener):  # type: ignore[misc]
-    """Logs when a kernel is compiled, and not read from the disk."""
-
-    def __init__(self) -> None:
-        self.kernels: set[Any] = set()
-        self.start = 0.0
-
-    def on_start(self, made: Any) -> None:
-        if (kernel := made.data["dispatcher"]) in self.kernels:
-            self.start = time.perf_counter()
-            log.info("compiling %s", kernel.__name__)
-
-    def on_end(self, made: Any) -> None:
-        if (kernel := made.data["dispatcher"]) in self.kernels:
-            seconds, folder = time.perf_counter() - self.start, kernel.stats.cache_path or "memory alone"
-            log.info("compiled %s in %.1f s, kept in %s", kernel.__name__, seconds, folder)
-
-
-_TOLD = _Told()
-event.register("numba:compile", _TOLD)
-
-
 # --- Dropout: Philox4x32-10 (Salmon et al., SC 2011), as attention/dropout.py has it. ---
 
 
@@ -621,7 +577,7 @@ def _draw(context: Any, keep: Any, at: Any, names: Any, k: Any, drop: Any, model
     return types.void(keep, types.int64, names, types.int64, drop, types.int64, types.int64, lanes), codegen
 
 
-@_inline
+@inline
 def _draw_row(
     keep: Any, at: int, chosen: Any, begin: int, n: int, names: Any, drop: Any, model: int, head: int, lanes: Any
 ) -> None:
@@ -634,7 +590,7 @@ def _draw_row(
         _draw(keep, at + k * heads, chosen, k, drop, model, head // 4, lanes)
 
 
-@_compiled
+@compiled
 def _keep(first: int, last: int, buffers: Any, names: Any, model: int, models: int, drop: Any, keep_: Any,
           four: Any) -> None:  # fmt: skip
     """k of four heads for the edges `DRAWN` times `first` to `last`."""
@@ -646,13 +602,13 @@ def _keep(first: int, last: int, buffers: Any, names: Any, model: int, models: i
 # --- Steps that the kernels share. A buffer holds a number for each edge of a piece and each head of a vector. ---
 
 
-@_inline
+@inline
 def _close(buffer: Any, n: int, value: Any) -> None:
     """What comes after n numbers, up to the next multiple of `LANES`, is `value`."""
     _store(buffer, n // LANES * LANES, _splat(buffer, value, LANES), None)
 
 
-@_inline
+@inline
 def _softmax(weight: Any, positive: Any, keep: Any, n: int, tops: Any, lanes: Any) -> Any:
     """The scores of a piece to k_ij exp(e_ij - max e), of which `positive` keeps those it has a 1 for.
 
@@ -675,7 +631,7 @@ def _softmax(weight: Any, positive: Any, keep: Any, n: int, tops: Any, lanes: An
     return share, _folded(mass, lanes) * share
 
 
-@_inline
+@inline
 def _remember(norm: Any, at: int, tops: Any, share: Any, whole: bool, twice: Any) -> None:
     """What normalises a softmax: (max, 1 / denominator), (0, 0) where nothing has a weight; of a piece (-inf, 0)."""
     tops = tops + (share - share)  # a NaN in the scores is in the share alone
@@ -684,7 +640,7 @@ def _remember(norm: Any, at: int, tops: Any, share: Any, whole: bool, twice: Any
     _store(norm, 2 * at, _zipped(tops, share), twice)
 
 
-@_inline
+@inline
 def _weigh(x: Any, row: int, at: int, ids: Any, begin: int, n: int, end: int, weight: Any, positive: Any, h: int,
            heads: int, share: Any, out: Any, out_plus: Any, o: int, tile: Any, count: Any) -> None:  # fmt: skip
     """Equation (4) for a tile of a head: the sum of `weight` times the rows `ids` of x, and that of `positive` times
@@ -704,7 +660,7 @@ def _weigh(x: Any, row: int, at: int, ids: Any, begin: int, n: int, end: int, we
 # --- Additive and constant attention. ---
 
 
-@_compiled
+@compiled
 def _forward(first: int, last: int, buffers: Any, names: Any, model: int, models: int, bounds: Any, row: Any, slot: Any,
              src_: Any, ids_: Any, x_: Any, s_: Any, d_: Any, u_: Any, heads: int, channels: int, slope: Any, drop: Any,
              out_: Any, norm_: Any, out_plus_: Any, mass_plus_: Any,
@@ -772,7 +728,7 @@ def _forward(first: int, last: int, buffers: Any, names: Any, model: int, models
                                out, out_plus, to + c, tile, channels - whole)  # fmt: skip
 
 
-@_compiled
+@compiled
 def _dense(first: int, last: int, buffers: Any, names: Any, model: int, models: int, grad_: Any, d_: Any, norm_: Any,
            out_: Any, out_plus_: Any, mass_plus_: Any, heads: int, channels: int, slope: Any, stats_: Any, grad_d_: Any,
            lanes: Any, narrow: Any, tile: Any, ragged: Any) -> None:  # fmt: skip
@@ -826,7 +782,7 @@ def _dense(first: int, last: int, buffers: Any, names: Any, model: int, models: 
             _store(stats, q + 3 * heads, product, count)
 
 
-@_inline
+@inline
 def _weigh_back(grad: Any, row: int, at: int, ids: Any, begin: int, n: int, end: int, weight: Any, product: Any, h: int,
                 heads: int, x: Any, own: int, out: Any, o: int, tile: Any, count: Any) -> None:  # fmt: skip
     """grad x_j = sum_i k_ij alpha_ij dO_i for a tile of a head, and the tile's share of <dO_i, x_j>."""
@@ -841,7 +797,7 @@ def _weigh_back(grad: Any, row: int, at: int, ids: Any, begin: int, n: int, end:
     _store(out, o, total, count)
 
 
-@_compiled
+@compiled
 def _backward(first: int, last: int, buffers: Any, names: Any, model: int, models: int, bounds: Any, row: Any,
               slot: Any, dst_: Any, place_: Any, ids_: Any, grad_: Any, x_: Any, s_: Any, u_: Any, stats_: Any,
               heads: int, channels: int, slope: Any, drop: Any, grad_x_: Any, grad_s_: Any, per_edge_: Any,
@@ -929,7 +885,7 @@ def _backward(first: int, last: int, buffers: Any, names: Any, model: int, model
 # --- Sums of rows over the non-zeros of a sparse matrix, some of which are dropped out. ---
 
 
-@_inline
+@inline
 def _block(rowptr: Any, row: int, last: int) -> int:
     """The end of the rows from this one on that have no more than `SPLIT` non-zeros, or are one."""
     stop = row + 1
@@ -938,7 +894,7 @@ def _block(rowptr: Any, row: int, last: int) -> int:
     return stop
 
 
-@_inline
+@inline
 def _draw_numbers(keep: Any, names: Any, begin: int, end: int, drop: Any, model: int, four: Any) -> int:
     """k of the numbers from `begin` to `end`, as `_keep` has them, from one a little before on, which is returned."""
     first = begin // (4 * DRAWN)
@@ -949,7 +905,7 @@ def _draw_numbers(keep: Any, names: Any, begin: int, end: int, drop: Any, model:
     return first * 4 * DRAWN
 
 
-@_compiled
+@compiled
 def _gather_rows(first: int, last: int, buffers: Any, names: Any, model: int, models: int, rowptr: Any, col_: Any,
                  values_: Any, own_values: int, weight_: Any, own_weight: int, channels: int, drop: Any, out_: Any,
                  tile: Any, four: Any) -> None:  # fmt: skip
@@ -984,7 +940,7 @@ def _gather_rows(first: int, last: int, buffers: Any, names: Any, model: int, mo
         first = stop
 
 
-@_inline
+@inline
 def _scatter(row: Any, values: Any, keep: Any, base: int, drop: Any, col: Any, begin: int, end: int, channels: int,
              out: Any, c: int, tile: Any, count: Any) -> None:  # fmt: skip
     """out_col(k) += v_k R for a tile of a row R."""
@@ -995,7 +951,7 @@ def _scatter(row: Any, values: Any, keep: Any, base: int, drop: Any, col: Any, b
         _store(out, at, _load(out, at, tile, count) + value * row, count)
 
 
-@_compiled
+@compiled
 def _scatter_rows(first: int, last: int, buffers: Any, names: Any, model: int, models: int, rowptr: Any, col_: Any,
                   values_: Any, own_values: int, rows_: Any, own_rows: int, channels: int, drop: Any, out_: Any,
                   tile: Any, four: Any) -> None:  # fmt: skip
@@ -1024,7 +980,7 @@ def _scatter_rows(first: int, last: int, buffers: Any, names: Any, model: int, m
 # --- Attention whose score needs the features of both ends: GATv2's, and the scaled dot product. ---
 
 
-@_inline
+@inline
 def _score(x: Any, own: Any, mine: int, att: Any, a: int, row: int, at: int, ids: Any, begin: int, n: int, end: int,
            e: Any, h: int, heads: int, slope: Any, grad: Any, product: Any, tile: Any, count: Any) -> None:  # fmt: skip
     """A tile's share of att . LeakyReLU(x_j + x_i), or of <x_i, x_j>; and with `product` of <dO_i, x_j>."""
@@ -1045,7 +1001,7 @@ def _score(x: Any, own: Any, mine: int, att: Any, a: int, row: int, at: int, ids
             e[k * heads + h] += _sum(tile_i * values)
 
 
-@_inline
+@inline
 def _spread(x: Any, own: Any, mine: int, att: Any, row: int, at: int, ids: Any, begin: int, n: int, de: Any, h: int,
             heads: int, slope: Any, out: Any, o: int, tile: Any, count: Any) -> None:  # fmt: skip
     """A tile of sum de_ij LeakyReLU'(x_j + x_i), or of sum de_ij x_j, over the other ends of a row's edges."""
@@ -1059,7 +1015,7 @@ def _spread(x: Any, own: Any, mine: int, att: Any, row: int, at: int, ids: Any, 
     _store(out, o, total, count)
 
 
-@_compiled
+@compiled
 def _forward_pair(first: int, last: int, buffers: Any, names: Any, model: int, models: int, bounds: Any, row: Any,
                   slot: Any, src_: Any, x_: Any, x_dst_: Any, att_: Any, heads: int, channels: int,
                   slope: Any, scale: Any, drop: Any, out_: Any, norm_: Any,
@@ -1107,7 +1063,7 @@ def _forward_pair(first: int, last: int, buffers: Any, names: Any, model: int, m
                            out, None, to + c, tile, channels - whole)  # fmt: skip
 
 
-@_compiled
+@compiled
 def _backward_pair_dst(first: int, last: int, buffers: Any, names: Any, model: int, models: int, bounds: Any, row: Any,
                        slot: Any, src_: Any, grad_: Any, x_: Any, x_dst_: Any, att_: Any, norm_: Any,
                        delta_: Any, heads: int, channels: int, slope: Any, scale: Any, drop: Any,
@@ -1167,7 +1123,7 @@ def _backward_pair_dst(first: int, last: int, buffers: Any, names: Any, model: i
                             grad_dst, to + c, tile, channels - whole)  # fmt: skip
 
 
-@_compiled
+@compiled
 def _backward_pair_src(first: int, last: int, buffers: Any, names: Any, model: int, models: int, bounds: Any, row: Any,
                        slot: Any, dst_: Any, place_: Any, grad_: Any, x_: Any, x_dst_: Any, att_: Any, weights_: Any,
                        changes_: Any, heads: int, channels: int, slope: Any, grad_x_: Any, grad_src_: Any,
@@ -1205,7 +1161,7 @@ def _backward_pair_src(first: int, last: int, buffers: Any, names: Any, model: i
 # --- The sums of long rows from those of their pieces. ---
 
 
-@_compiled
+@compiled
 def _merge(model: int, models: int, long: Any, first: Any, out_: Any, norm_: Any, out_plus_: Any, mass_plus_: Any,
            heads: int, channels: int) -> None:  # fmt: skip
     """The outputs of long rows from those of their pieces, each weighted by its share of the softmax's denominator."""
@@ -1241,7 +1197,7 @@ def _merge(model: int, models: int, long: Any, first: Any, out_: Any, norm_: Any
                     mass_plus[at] += share * mass_plus[p * heads + h]
 
 
-@_compiled
+@compiled
 def _merge_sums(model: int, models: int, long: Any, first: Any, sums_: Any, row: int) -> None:
     """The sums of long rows from those of their pieces, in order."""
     sums = _part(sums_, model, models)
@@ -1253,7 +1209,7 @@ def _merge_sums(model: int, models: int, long: Any, first: Any, sums_: Any, row:
             sums[long[q] * row + c] = total
 
 
-@_compiled
+@compiled
 def _normalise(first: int, last: int, buffers: Any, names: Any, model: int, models: int, rowptr: Any, src_: Any,
                ids_: Any, s_: Any, u_: Any, stats_: Any, heads: int, slope: Any, per_edge_: Any, grad_d_: Any,
                lanes: Any, ragged: Any) -> None:  # fmt: skip
@@ -1286,7 +1242,7 @@ def _normalise(first: int, last: int, buffers: Any, names: Any, model: int, mode
             _store(grad_d, i * heads + head, total, count)
 
 
-@_compiled
+@compiled
 def _collect(first: int, last: int, buffers: Any, names: Any, model: int, models: int, colptr: Any, place_: Any,
              per_edge_: Any, heads: int, grad_s_: Any, lanes: Any, ragged: Any) -> None:  # fmt: skip
     """grad s_j = sum_i dz_ij LeakyReLU'(z_ij)."""
