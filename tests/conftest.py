@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from importlib import import_module
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import Tensor
 
+import gat_pyg.attention.fused
 import gat_pyg.conv
 from gat_pyg.attention.dropout import draw_seed, keep_mask
 
@@ -25,6 +27,12 @@ def pytest_configure() -> None:
     torch.set_num_threads(max(1, torch.get_num_threads() // processes))
 
 
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what stays anyway: a fifth of the time in which a kernel is compiled."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def one_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyG's layers, and our way through its messages, drop the coefficients that the operation does."""
@@ -35,6 +43,12 @@ def one_mask(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (pyg.conv.gat_conv, pyg.conv.gatv2_conv, gat_pyg.conv):
         monkeypatch.setattr(module, "F", SimpleNamespace(**{**vars(F), "dropout": dropout}))
+
+
+@pytest.fixture
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """backend="auto" is segment's: for tests of many networks, of which each would have kernels compiled for it."""
+    monkeypatch.setitem(gat_pyg.attention.fused._WHY, "cpu", "what is tested is not the kernels")
 
 
 def _found(package: str) -> str:

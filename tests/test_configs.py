@@ -16,7 +16,10 @@ from gat_pyg.training import Inductive
 
 CONF = config_folder()
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated"),
+    pytest.mark.usefixtures("nothing_compiled"),
+]
 
 
 def names(group: str) -> list[str]:

@@ -131,6 +131,7 @@ MODELS = {  # as it is asked for -> as the Result tells it
 }
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.parametrize("model", MODELS)
 def test_a_trained_model_comes_back_with_its_score(command: Command, model: str):
     command(*model.split(), "training.max_epochs=6", "training.lr=0.05")
@@ -873,6 +874,7 @@ def lines_of(path: str = "outputs/results.jsonl") -> list[tuple[str, str, int, f
     return sorted((one.method, one.dataset, one.seed, one.value) for one in read(path))
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_a_table_is_every_method_on_every_data_set_and_nothing_is_done_twice(command: Command):
     told = command(*TABLE)
     assert "All 4 cells are done, in outputs/table" in told
@@ -913,6 +915,7 @@ def test_a_table_that_cannot_be_is_refused(command: Command, arguments: tuple[st
     assert not Path("outputs/table").exists()
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_a_cell_is_not_finished_with_other_settings(command: Command):
     command(*TABLE)
     told = command(*TABLE, "training.lr=0.7", fails=True)
