@@ -297,7 +297,7 @@ def test_processes_take_the_steps_of_one_where_no_edge_is_between_parts(tmp_path
     common = ["dataset=file", f"dataset.path={tmp_path}/islands.npz", "loader=cluster", "loader.num_parts=6"]
     common += ["loader.batch_size=4", "+trainer.precision=64-true", "training.max_epochs=5", "model.dropout=0"]
     found = []
-    for world in (1, 2, 3):
+    for world in (1, 3):
         several = ["trainer=ddp_cpu", f"trainer.devices={world}"] if world > 1 else []
         process = subprocess.run(
             [sys.executable, "-m", "gat_pyg.run", *common, *several, f"outputs={tmp_path}/{world}"],
@@ -309,8 +309,7 @@ def test_processes_take_the_steps_of_one_where_no_edge_is_between_parts(tmp_path
         assert process.returncode == 0 and "Warning" not in process.stderr, process.stderr
         assert len(re.findall(r"islands: 6 parts .*, 0\.0 % of the edges between them", process.stderr)) == 1
         found.append(left(tmp_path / str(world)))
-    (alone, weights), *others = found
-    for result, its in others:
-        assert (result.best_epoch, result.value, result.val) == (alone.best_epoch, alone.value, alone.val)
-        for name, value in its.items():
-            torch.testing.assert_close(value, weights[name], rtol=0, atol=1e-10)
+    (alone, weights), (result, its) = found
+    assert (result.best_epoch, result.value, result.val) == (alone.best_epoch, alone.value, alone.val)
+    for name, value in its.items():
+        torch.testing.assert_close(value, weights[name], rtol=0, atol=1e-10)

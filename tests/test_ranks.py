@@ -84,9 +84,8 @@ def same(outputs: Path, alone: Path) -> None:
         torch.testing.assert_close(value, its[name], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_ranks_take_the_steps_of_one_process(world: int, alone: Path, tmp_path: Path):
-    ended(command(tmp_path, world=world))
+def test_ranks_take_the_steps_of_one_process(alone: Path, tmp_path: Path):
+    ended(command(tmp_path, world=3))  # there are two graphs to validate on
     same(tmp_path, alone)
 
 
