@@ -27,7 +27,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 SPARSE = PROJECT["optional-dependencies"]["sparse"]
 TRITON = "triton==3.7.1"  # not in constraints.txt: torch's CUDA builds each pin their own
 PINS = ("-c", str(ROOT / "constraints.txt"))
-PYTEST = ("python", "-m", "pytest", "-n", "auto")  # on all cores
+PYTEST = ("python", "-m", "pytest", "-n", "auto", "--dist", "worksteal")  # on all cores
 
 
 def install(session: nox.Session, *packages: str) -> None:

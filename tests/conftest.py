@@ -28,7 +28,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spare the garbage collector what stays anyway: a fifth of the time in which a kernel is compiled."""
+    """Spare the garbage collector what stays anyway: it looks through it again and again while kernels are compiled."""
     gc.collect()
     gc.freeze()
 
