@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from scipy.stats import chisquare
 from sklearn.dummy import DummyClassifier
@@ -35,6 +36,14 @@ def test_it_learns_the_shares_and_scores_as_scikit_learns():
     found = f1_score(y, chance.eval()(x) > 0, average="micro")
     dummy = DummyClassifier(strategy="stratified", random_state=0).fit(x, y)
     assert abs(found - f1_score(y, dummy.predict(x), average="micro")) < 0.01
+
+
+def test_a_draw_of_zero_leaves_a_number(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(
+        "gat_pyg.baselines.chance.uniform", lambda seed, rows, columns: torch.eye(rows, columns) * (1 - 2**-24)
+    )
+    out = Chance(3).eval()(torch.zeros(5, 1))
+    assert out.isfinite().all() and out[0].unique().numel() == 1 and out[1].unique().numel() == 2
 
 
 def test_it_says_the_same_each_time_and_another_model_something_else():

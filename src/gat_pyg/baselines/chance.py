@@ -43,5 +43,6 @@ class Chance(nn.Module):
         """Logits `[N, K]` for x `[N, F]`, of which N alone counts."""
         if self.training:
             return self.bias.expand(x.size(0), -1)
-        E = -(1 - uniform(self.seed, x.size(0), 1 + self.bias.size(0))).log()
+        u = uniform(self.seed, x.size(0), 1 + self.bias.size(0)).clamp(min=2**-25)  # a multiple of 2^-24; no E is 0
+        E = -(-u).log1p()
         return self.bias + (E[:, :1] / E[:, 1:]).log()
