@@ -184,7 +184,7 @@ def test_a_stack_of_pygs_layers(training: bool) -> None:
 @pytest.mark.parametrize("training", [False, True])
 def test_sparse_features_are_dense_ones(reproduction: bool, training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     index, x = RANDOM.index, F.threshold(torch.rand(40, 16).double(), 0.8, 0.0)
-    model = GAT(16, [8, 8, 4], 3, [2, 2, 4, 2], 0.5 * training, [True, True, True, True], reproduction=reproduction)
+    model = GAT(16, [5, 4, 4], 4, [3, 2, 2, 2], 0.5 * training, [True, True, True, True], reproduction=reproduction)
     model.double()
 
     def keep(values: Tensor, p: float) -> Tensor:
@@ -305,7 +305,7 @@ SEEING: dict[str, dict[str, Any]] = {
 def test_nodes_get_from_what_they_see_what_the_whole_graph_gives_them(options: dict[str, Any], more: int, sparse: bool):
     graph = union(CHAIN, LOOPS, ISOLATED, REPEATED, random(30, 30, 60))
     torch.manual_seed(0)
-    model = GAT(**{"in_channels": 5, "hidden_channels": [4, 4], "out_channels": 3, "heads": [2, 2, 3], **options})
+    model = GAT(**{"in_channels": 5, "hidden_channels": [5, 4], "out_channels": 4, "heads": [3, 2, 2], **options})
     x, edge_attr = torch.randn(graph.num_src, 5).relu(), torch.randn(graph.index.size(1), 3)
     data = Data(x=x.double(), edge_index=graph.index, edge_attr=edge_attr.double() if "edge_dim" in options else None)
     data.x = data.x.to_sparse_csr() if sparse else data.x
