@@ -171,7 +171,7 @@ def seconds(work: Callable[[], object]) -> float:
 def over(world: int, job: Callable[..., Any], *arguments: Any) -> Any:
     """What the first of so many processes returns from `job(rank, world, *arguments)`."""
     with TemporaryDirectory() as folder:
-        mp.set_forkserver_preload(["__main__"])  # torch is imported once
+        mp.set_forkserver_preload(["gat_pyg.batches", "gat_pyg.models", "gat_pyg.partition"])  # once for all of them
         mp.start_processes(process, (world, Path(folder), job, arguments), world, start_method="forkserver")
         return json.loads(Path(folder, "result.json").read_text())
 

@@ -436,7 +436,7 @@ def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.M
 def test_pairs_are_the_reference(graph: Graph, dtype: torch.dtype) -> None:
     edges = edges_of(graph)
     for names in PAIRS:
-        sizes = {(3, 5): 0.3, (1, 1): 0.0, (8, 8): 0.0} if graph is RANDOM else {(3, 5): 0.3}
+        sizes = {(3, 5): 0.3, (1, 1): 0.0, (8, 8): 0.3} if graph is RANDOM else {(3, 5): 0.3}
         for (heads, channels), p in sizes.items():
             leaves, direction = leaves_of(graph, heads, channels, names), direction_of(graph, heads, channels)
             options = {"negative_slope": 0.1, "dropout": p}
@@ -821,8 +821,10 @@ def test_processes_that_compile_at_once(tmp_path: Path) -> None:
         "import numpy as np\n"
         f"compiled = runpy.run_path({compiling.__file__!r})['compiled']  # nothing else of the package\n"
         "double = compiled(lambda x: 2 * x)\n"
-        "answers = [double(np.ones(3, kind)).dtype.name for kind in sys.argv[1:]]\n"
-        "print(*answers, sum(double.stats.cache_misses.values()))\n"
+        "for kind in sys.argv[1:]:\n"
+        "    found = double(np.ones(3, kind))\n"
+        "    print(found[0], found.dtype)\n"
+        "print(sum(double.stats.cache_misses.values()))\n"
     )
 
     def told(folder: Path, *kinds: str) -> list[str]:
@@ -831,12 +833,16 @@ def test_processes_that_compile_at_once(tmp_path: Path) -> None:
         return subprocess.run(line, env=environment, capture_output=True, text=True, check=True).stdout.split()
 
     one, other = tmp_path / "one", tmp_path / "other"
-    assert told(one, "float32") == ["float32", "1"]
-    assert told(other, "float64") == ["float64", "1"]
+    assert told(one, "float32") == ["2.0", "float32", "1"]
+    assert told(other, "float64") == ["2.0", "float64", "1"]
     shutil.copytree(other, one, dirs_exist_ok=True)
-    assert told(one, "float32", "float64") == ["float32", "float64", "0"]
-    script.write_text(script.read_text().replace("2 * x", "x > 2"))
-    assert told(one, "float64") == ["bool", "1"]  # not the code of what is no longer there
+    assert told(one, "float32", "float64") == ["2.0", "float32", "2.0", "float64", "0"]
+    for file in other.rglob("*.nbc"):
+        file.write_bytes(file.read_bytes()[:100])  # as after a power cut
+    assert told(other, "float64") == ["2.0", "float64", "1"]
+    assert told(other, "float64") == ["2.0", "float64", "0"]
+    script.write_text(script.read_text().replace("2 * x", "3 * x"))
+    assert told(one, "float64") == ["3.0", "float64", "1"]  # not the code of what is no longer there
 
 
 # --- Graphs that change, processes and threads. ---

@@ -114,7 +114,8 @@ def process(rank: int, world: int, store: str) -> None:
 def test_parts_give_what_the_whole_gives(world: int, tmp_path: Path):
     context = get_context("forkserver")
     context.set_forkserver_preload(["gat_pyg.halo"])  # once for all of them
-    started = [context.Process(target=process, args=(rank, world, str(tmp_path / "store"))) for rank in range(world)]
+    store = str(tmp_path / "store")
+    started = [context.Process(target=process, args=(rank, world, store), daemon=True) for rank in range(world)]
     for one in started:
         one.start()
     for one in started:

@@ -28,6 +28,7 @@ from torch_geometric.data import Data
 
 import gat_pyg.run
 from gat_pyg import GAT, load
+from gat_pyg.attention import compiling
 from gat_pyg.data import digits, from_file
 from gat_pyg.results import Result, read, try_lock
 
@@ -331,7 +332,7 @@ def test_that_features_are_sparse_is_told(monkeypatch: pytest.MonkeyPatch, capsy
 def test_that_kernels_are_compiled_is_told_once(command: Command, monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
     build_task = gat_pyg.run.build_task
-    log = logging.getLogger("gat_pyg.attention.cpu")
+    log = compiling.log
     monkeypatch.setattr(gat_pyg.run, "say", said.append)
     monkeypatch.setattr(gat_pyg.run, "build_task", lambda config: (log.info("1"), log.info("2"), build_task(config))[2])
     command(*SMALL, "training.max_epochs=1")

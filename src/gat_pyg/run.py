@@ -1097,7 +1097,7 @@ def _check(config: DictConfig) -> None:
 @contextmanager
 def _compiling_told() -> Iterator[None]:
     """Say once that kernels are compiled, since that takes seconds."""
-    log = logging.getLogger("gat_pyg.attention.cpu")
+    log = logging.getLogger("gat_pyg.attention.compiling")
     level = log.level
 
     def first(record: logging.LogRecord) -> bool:

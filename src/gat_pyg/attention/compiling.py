@@ -34,10 +34,10 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 
 class _Files(IndexDataCacheFile):  # type: ignore[misc]
-    """A file for each key, named by it.
+    """A file for each of the types that a function is compiled for, named by them.
 
     Numba numbers the files and keeps an index of the numbers. Two processes that compile at once, as ranks of a
-    training do, take the same number for two keys, and from then on one's code answers for the other's types.
+    training do, may take the same number for different types, and one's code may then answer for the other's.
     """
 
     def save(self, key: Any, data: Any) -> None:
@@ -46,13 +46,13 @@ class _Files(IndexDataCacheFile):  # type: ignore[misc]
     def load(self, key: Any) -> Any:
         try:
             stamp, kept, data = self._load_data(self._name(key))
-        except FileNotFoundError:
+        except Exception:  # not there, cut short, or of classes that are gone: the next to save has it right
             return None
-        return data if (stamp, kept) == (self._source_stamp, key) else None  # else of another source: overwritten
+        return data if (stamp, kept) == (self._source_stamp, key) else None
 
     def _name(self, key: Any) -> str:
         types, machine, _ = key
-        name = hashlib.sha256(repr((self._version, types, machine)).encode()).hexdigest()
+        name = hashlib.sha256(repr((self._version, OPTIONS, types, machine)).encode()).hexdigest()
         return str(self._data_name(int(name[:16], 16)))
 
 
