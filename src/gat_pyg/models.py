@@ -345,23 +345,25 @@ class AuthorsConv(nn.Module):
         return dropout(x, self.dropout, self.training)
 
     def _drop_for_each_head(self, x: Tensor) -> Tensor:
-        each = "input_dropout" in self.of_authors
+        """The dropped input `[H, N, F]`, or `[1, N, F]` where all heads have the same."""
+        dropping = self.training and self.dropout > 0.0
+        each = dropping and "input_dropout" in self.of_authors
         if not is_sparse_features(x):
-            return self._drop(x.expand(self.heads, *x.shape)) if each else self._drop(x).expand(self.heads, *x.shape)
+            return self._drop(x.expand(self.heads, *x.shape)) if each else self._drop(x)[None]
         x = SparseFeatures(x)
         heads = (self.heads,) if each else ()
-        return x.dropped(self.dropout, *heads) if self.training and self.dropout > 0.0 else x
+        return x.dropped(self.dropout, *heads) if dropping else x
 
     def _project(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Every head's features by its own weights: `[H, N, F]` and `[H, F, C]` to `[N, H, C]`."""
-        if (not x.several) if isinstance(x, SparseFeatures) else (x.stride(0) == 0):  # all heads have the same
+        """Every head's features by its own weights: `[H or 1, N, F]` and `[H, F, C]` to `[N, H, C]`."""
+        if (not x.several) if isinstance(x, SparseFeatures) else (x.size(0) == 1):  # all heads have the same
             wide = weight.transpose(0, 1).flatten(1)  # [F, H C]
-            out = linear(x, wide) if isinstance(x, SparseFeatures) else torch.mm(x[0], wide)
+            out = linear(x, wide) if isinstance(x, SparseFeatures) else torch.mm(x.squeeze(0), wide)
             return out.view(-1, *weight.shape[::2])
         return (linear(x, weight) if isinstance(x, SparseFeatures) else torch.bmm(x, weight)).transpose(0, 1)
 
     def _dense(self, x: Tensor) -> Tensor:
-        """Every head's features as they are, `[N, H, F]`; of a sparse x, where that is no larger than the output."""
+        """Every head's features as they are, `[N, H or 1, F]`; of a sparse x, if that is no larger than the output."""
         if not isinstance(x, SparseFeatures):
             return x.transpose(0, 1)
         one = torch.eye(x.size(1), dtype=x.dtype, device=x.device)
