@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from lightning import Trainer, seed_everything
 
-from gat_pyg.data import digits
+from gat_pyg.batches import TaskData
+from gat_pyg.data import digits, planted
 from gat_pyg.models import GAT, PRESETS
+from gat_pyg.training import Inductive, PaperStopping
 
 
 @pytest.fixture
@@ -196,6 +201,27 @@ def test_a_rule_is_scored_on_validation_nodes_that_it_does_not_see(
     assert stopping.main(["--datasets=cora", "--seeds=2", "--max-epochs=2", f"--out={tmp_path}/it.json"]) == 0
     rows = json.loads((tmp_path / "it.json").read_text())["rows"]
     assert [row["rule"] for row in rows] == ["both", "accuracy", "loss"] and len(rows[0]["scores"]) == 4
+
+
+@pytest.mark.parametrize("rule", ["both", "accuracy", "loss"])
+def test_one_training_serves_every_rule(many: ModuleType, monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
+    import stopping
+
+    task = planted(graphs=8, nodes=30, labels=3)
+    model = GAT(task.num_features, [4], 3, [2, 1])
+    monkeypatch.setattr(stopping.GAT, "preset", lambda name, **_: copy.deepcopy(model))
+    monkeypatch.setattr(stopping, "PaperStopping", partial(PaperStopping, patience=4))
+    found = stopping.on_graphs(task, seed=3, max_epochs=40, precision="32-true").runs(rule)
+    for by, run in enumerate(found):
+        half = replace(task, val=[task.val[by]], test=[task.val[1 - by]])
+        kept = PaperStopping(4, rule)
+        seed_everything(3, verbose=False)
+        trainer = Trainer(accelerator="cpu", max_epochs=40, callbacks=[kept], logger=False, enable_checkpointing=False)
+        module, batches = Inductive(copy.deepcopy(model), lr=0.005), TaskData(half, batch_size=2)
+        trainer.fit(module, datamodule=batches)
+        (tested,) = trainer.test(module, datamodule=batches, verbose=False)
+        assert run.epochs == kept.epoch
+        assert (run.val, run.value) == pytest.approx((100 * kept.kept_score, 100 * tested["test_micro_f1"]))
 
 
 # Several processes --------------------------------------------------------------------------------------------------
