@@ -242,7 +242,8 @@ def test_attention_of_our_model_and_of_pygs() -> None:
     data = data_of(RANDOM)
     ours, theirs = GAT(16, [8], 3, [4, 1], dropout=0.6), pyg.GAT(16, 8, 2, 3, heads=4, dropout=0.6)
     authors = GAT(16, [8], 3, [4, 2], dropout=0.6, reproduction=True)
-    for model, heads in ((ours, [4, 1]), (theirs, [4, 4]), (authors, [4, 2])):
+    alike = GAT(16, [8], 3, [4, 2], mechanism="constant", reproduction=True)
+    for model, heads in ((ours, [4, 1]), (theirs, [4, 4]), (authors, [4, 2]), (alike, [4, 2])):
         model.train()
         found = attention_of(model, data)
         assert [alpha.size(1) for _, alpha in found] == heads

@@ -313,7 +313,7 @@ class AuthorsConv(nn.Module):
         num_dst = x.size(0) if size is None else size[1]
         looped, edges = neighbourhoods(edge_index, x.size(0), num_dst, add_self_loops=True)
         dropped = self._drop_for_each_head(x)  # [H, N, F]
-        z = self._project(dropped, self.weight)  # [N, H, C]
+        z = self._project(dropped, self._of_heads(self.weight))  # [N, H, C]
         score_src = self._score(z, self.att_src, self.bias_src)
         score_dst = self._score(z[:num_dst], self.att_dst, self.bias_dst)
         result = attend(
@@ -326,14 +326,19 @@ class AuthorsConv(nn.Module):
             return_attention_weights=bool(return_attention_weights),
         )
         out, alpha = result if isinstance(result, tuple) else (result, None)
-        out = out + self.bias
+        out = out + self._of_heads(self.bias)
         if self.res_weight is not None:
-            out = out + self._project(dropped, self.res_weight)[:num_dst]
-            out = out if self.res_bias is None else out + self.res_bias
+            out = out + self._project(dropped, self._of_heads(self.res_weight))[:num_dst]
+            out = out if self.res_bias is None else out + self._of_heads(self.res_bias)
         elif self.residual:
             out = out + self._dense(dropped)[:num_dst]
         out = out.flatten(1) if self.concat else out.mean(1)
-        return (out, (looped, alpha)) if return_attention_weights else out
+        return out if alpha is None else (out, (looped, alpha.expand(-1, self.heads)))
+
+    def _of_heads(self, parameter: Tensor) -> Tensor:
+        """`[H, ...]`; the mean `[1, ...]` where averaged heads attend alike: they are one head of their means."""
+        alike = self.att_src is None and not (self.training and self.dropout > 0.0)
+        return parameter.mean(0, keepdim=True) if alike and not self.concat else parameter
 
     def _score(self, z: Tensor, att: Tensor | None, bias: Tensor | None) -> Tensor | None:
         if att is None:
