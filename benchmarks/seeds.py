@@ -34,9 +34,9 @@ from training import NUMBERS, PyGNet
 
 from gat_pyg import data
 from gat_pyg.batches import TaskData, sparse_pays
+from gat_pyg.jobs import keep_memory
 from gat_pyg.models import GAT
 from gat_pyg.results import versions
-from gat_pyg.run import keep_memory
 from gat_pyg.seeds import Stacked, seeded
 from gat_pyg.training import PaperStopping
 

@@ -34,9 +34,9 @@ from training import NUMBERS
 
 from gat_pyg import data, seeds
 from gat_pyg.batches import TaskData
+from gat_pyg.jobs import keep_memory
 from gat_pyg.models import GAT
 from gat_pyg.results import versions
-from gat_pyg.run import keep_memory
 from gat_pyg.training import Inductive, PaperStopping, node_sums, score_of
 
 RULES = ("both", "accuracy", "loss")

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import subgraph
 
+import gat_pyg.build
 import gat_pyg.partition
 import gat_pyg.run
 from gat_pyg import GAT
@@ -252,7 +253,7 @@ def test_the_command_trains_by_clusters(
 ):
     if metis and not gat_pyg.partition.WITH_METIS:
         pytest.skip("pymetis is not installed")
-    for module in (gat_pyg.partition, gat_pyg.run):
+    for module in (gat_pyg.partition, gat_pyg.build):
         monkeypatch.setattr(module, "WITH_METIS", metis)
     settings = ["loader=cluster", "training.max_epochs=60", "training.lr=0.02"]
     monkeypatch.setattr(sys, "argv", ["gat-pyg", *settings, f"outputs={tmp_path}"])

@@ -10,8 +10,9 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from torch_geometric.data import Data
 
+from gat_pyg.build import build_logger, build_model, build_task, build_trainer
 from gat_pyg.data import Task
-from gat_pyg.run import build_logger, build_model, build_task, build_trainer, config_folder
+from gat_pyg.run import config_folder
 from gat_pyg.training import Inductive
 
 CONF = config_folder()

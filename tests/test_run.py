@@ -26,6 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
+import gat_pyg.jobs
 import gat_pyg.run
 from gat_pyg import GAT, load
 from gat_pyg.attention import compiling
@@ -234,7 +235,7 @@ def test_what_is_not_trained_together_is_told(command: Command, monkeypatch: pyt
     def says(*arguments: str) -> str:
         said: list[str] = []
         with monkeypatch.context() as patch:
-            patch.setattr(gat_pyg.run, "say", said.append)
+            patch.setattr(gat_pyg.jobs, "say", said.append)
             command(*SMALL, "runs=2", "training.max_epochs=1", *arguments)
         return "\n".join(said)
 
@@ -331,10 +332,12 @@ def test_that_features_are_sparse_is_told(monkeypatch: pytest.MonkeyPatch, capsy
 
 def test_that_kernels_are_compiled_is_told_once(command: Command, monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
-    build_task = gat_pyg.run.build_task
+    build_task = gat_pyg.jobs.build_task
     log = compiling.log
-    monkeypatch.setattr(gat_pyg.run, "say", said.append)
-    monkeypatch.setattr(gat_pyg.run, "build_task", lambda config: (log.info("1"), log.info("2"), build_task(config))[2])
+    monkeypatch.setattr(gat_pyg.jobs, "say", said.append)
+    monkeypatch.setattr(
+        gat_pyg.jobs, "build_task", lambda config: (log.info("1"), log.info("2"), build_task(config))[2]
+    )
     command(*SMALL, "training.max_epochs=1")
     assert said == ["Compiling the kernels for their first use"]
     assert not log.filters and log.level == logging.NOTSET
@@ -520,7 +523,7 @@ def test_our_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, capsys: 
     def bug(*arguments: object) -> None:
         torch.zeros(2) + torch.zeros(3)
 
-    monkeypatch.setattr(gat_pyg.run, "build_task", bug)
+    monkeypatch.setattr(gat_pyg.jobs, "build_task", bug)
     monkeypatch.setattr(sys, "argv", ["gat-pyg"])
     with pytest.raises(SystemExit):
         gat_pyg.run.main()
@@ -580,7 +583,7 @@ def test_a_run_that_was_interrupted_says_how_to_go_on(
 
     handler = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:
-        patch.setattr(gat_pyg.run.PaperStopping, "on_validation_end", interrupt)
+        patch.setattr(gat_pyg.jobs.PaperStopping, "on_validation_end", interrupt)
         with pytest.raises(SystemExit):
             command(*SMALL, "training.max_epochs=2")
     signal.signal(signal.SIGINT, handler)  # Lightning ignores it from then on
@@ -596,7 +599,7 @@ def test_a_signal_before_the_training_ends_it_in_a_line(
 ):
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
-        patch.setattr(gat_pyg.run, "build_task", lambda config: signal.raise_signal(number))
+        patch.setattr(gat_pyg.jobs, "build_task", lambda config: signal.raise_signal(number))
         with pytest.raises(SystemExit, match=str(128 + number)):
             command(*SMALL, "training.max_epochs=2")
     again = r"The same command with ckpt_path=last begins it anew, since no epoch was done\."
@@ -628,7 +631,7 @@ def test_a_signal_leaves_a_checkpoint_to_go_on_from(command: Command, number: si
 def test_a_multirun_goes_on_with_what_is_unfinished_and_what_was_not_begun(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ):
-    one_run = gat_pyg.run.one_run
+    one_run = gat_pyg.jobs.one_run
 
     def dies(config: object, task: object, seed: int, folder: Path) -> Result:
         if seed == 2:
@@ -636,10 +639,10 @@ def test_a_multirun_goes_on_with_what_is_unfinished_and_what_was_not_begun(
         return one_run(config, task, seed, folder)  # type: ignore[arg-type]
 
     arguments = ("-m", *SMALL, "training.max_epochs=2", "seed=1,2,3")
-    monkeypatch.setattr(gat_pyg.run, "one_run", dies)
+    monkeypatch.setattr(gat_pyg.jobs, "one_run", dies)
     with pytest.raises(KeyboardInterrupt):
         command(*arguments)
-    monkeypatch.setattr(gat_pyg.run, "one_run", one_run)
+    monkeypatch.setattr(gat_pyg.jobs, "one_run", one_run)
     for _ in range(2):
         told = command(*arguments, "ckpt_path=last")
         assert re.findall(r"seed (\d)", told)[-3:] == ["1", "2", "3"]
@@ -648,7 +651,7 @@ def test_a_multirun_goes_on_with_what_is_unfinished_and_what_was_not_begun(
 
 
 def test_a_job_of_several_seeds_goes_on_with_the_first_unfinished(command: Command, monkeypatch: pytest.MonkeyPatch):
-    one_run = gat_pyg.run.one_run
+    one_run = gat_pyg.jobs.one_run
 
     def dies(config: object, task: object, seed: int, folder: Path) -> Result:
         if seed == 1:
@@ -656,10 +659,10 @@ def test_a_job_of_several_seeds_goes_on_with_the_first_unfinished(command: Comma
         return one_run(config, task, seed, folder)  # type: ignore[arg-type]
 
     arguments = (*SMALL, "training.max_epochs=4", "runs=3", "vectorize=off")
-    monkeypatch.setattr(gat_pyg.run, "one_run", dies)
+    monkeypatch.setattr(gat_pyg.jobs, "one_run", dies)
     with pytest.raises(KeyboardInterrupt):
         command(*arguments)
-    monkeypatch.setattr(gat_pyg.run, "one_run", one_run)
+    monkeypatch.setattr(gat_pyg.jobs, "one_run", one_run)
     first = read("outputs/results.jsonl")
     told = command(*arguments, "ckpt_path=last")
     results = read("outputs/results.jsonl")
@@ -693,7 +696,7 @@ def test_seeds_trained_together_go_on_after_a_kill(command: Command):
 
 def test_a_pass_that_was_done_is_not_done_again(command: Command, monkeypatch: pytest.MonkeyPatch):
     passes: list[list[int]] = []
-    one_pass = gat_pyg.run.one_pass
+    one_pass = gat_pyg.jobs.one_pass
 
     def dies(config: object, task: object, seeds: list[int], *others: object) -> None:
         passes.append(list(seeds))
@@ -701,7 +704,7 @@ def test_a_pass_that_was_done_is_not_done_again(command: Command, monkeypatch: p
             raise KeyboardInterrupt  # before the second pass has a checkpoint: there is that of the first
         one_pass(config, task, seeds, *others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(gat_pyg.run, "one_pass", dies)
+    monkeypatch.setattr(gat_pyg.jobs, "one_pass", dies)
     many = (*SMALL, "runs=4", "seeds_per_pass=2", "training.max_epochs=2", "checkpoint_every=0")
     with pytest.raises(KeyboardInterrupt):
         command(*many)
@@ -727,8 +730,8 @@ def test_a_pass_that_was_too_large_is_done_in_smaller_ones(command: Command, mon
             command(*many, "outputs=killed")
     assert list(Path("killed").glob("*/last.ckpt"))
     passes: list[int] = []
-    one_pass = gat_pyg.run.one_pass
-    monkeypatch.setattr(gat_pyg.run, "one_pass", lambda *given: (passes.append(len(given[2])), one_pass(*given)))
+    one_pass = gat_pyg.jobs.one_pass
+    monkeypatch.setattr(gat_pyg.jobs, "one_pass", lambda *given: (passes.append(len(given[2])), one_pass(*given)))
     command(*many, "outputs=killed", "ckpt_path=last", "seeds_per_pass=2")
     assert passes == [2, 1]
     found = [
@@ -740,7 +743,7 @@ def test_a_pass_that_was_too_large_is_done_in_smaller_ones(command: Command, mon
 def test_where_there_is_room_for_one_they_go_one_by_one(command: Command, monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
     monkeypatch.setattr(gat_pyg.seeds, "ROOM", {"cpu": 1})
-    monkeypatch.setattr(gat_pyg.run, "say", said.append)
+    monkeypatch.setattr(gat_pyg.jobs, "say", said.append)
     command(*SMALL, "runs=2", "training.max_epochs=2")
     (line,) = said
     assert re.fullmatch(
@@ -752,7 +755,7 @@ def test_where_there_is_room_for_one_they_go_one_by_one(command: Command, monkey
 def test_memory_that_does_not_suffice_is_shared_by_fewer_seeds(command: Command, monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
     passes: list[list[int]] = []
-    one_pass = gat_pyg.run.one_pass
+    one_pass = gat_pyg.jobs.one_pass
 
     def small(config: object, task: object, seeds: list[int], *others: object) -> None:
         passes.append(seeds)
@@ -762,7 +765,7 @@ def test_memory_that_does_not_suffice_is_shared_by_fewer_seeds(command: Command,
             )
         one_pass(config, task, seeds, *others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(gat_pyg.run, "one_pass", small)
+    monkeypatch.setattr(gat_pyg.jobs, "one_pass", small)
     monkeypatch.setattr(gat_pyg.seeds, "say", said.append)
     command(*SMALL, "runs=5", "training.max_epochs=2")
     assert passes == [[0, 1, 2, 3, 4], [0, 1, 2], [0, 1], [2, 3], [4]]
@@ -838,7 +841,7 @@ def test_a_checkpoint_of_one_run_is_none_of_many(tmp_path: Path):
     checkpoint = {"state_dict": {}, "loops": {}, "optimizer_states": [], "callbacks": {}}
     torch.save(checkpoint, tmp_path / "last.ckpt")
     with pytest.raises(ValueError, match=r"last\.ckpt is a checkpoint of one run, expected one of many seeds"):
-        gat_pyg.run._seeds_of(tmp_path / "last.ckpt")
+        gat_pyg.jobs._seeds_of(tmp_path / "last.ckpt")
 
 
 def kill(process: subprocess.Popen[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 from torch.utils.data import DataLoader as Loader
 from torch.utils.data.distributed import DistributedSampler
@@ -23,6 +21,7 @@ from torch_geometric.typing import WITH_PYG_LIB
 from .data import Split, Task
 from .halo import HaloStrategy, divided
 from .partition import partition
+from .ranks import say
 from .sampling import Clusters, TorchSampler
 
 
@@ -148,10 +147,9 @@ class TaskData(LightningDataModule):
             (rank, world), N = self._place(), self.task.train[0].x.size(0)
             part, fetched = divided(self._graph, rank, world, self.trainer.strategy.root_device)
             self._own = Batches([part])
-            rank_zero_only(print)(
+            say(
                 f"{self.task.name}: {N:,} nodes in {world} parts; {fetched:,} rows, {100 * fetched / N:.1f} % of them, "
-                "are fetched from other processes before each layer",
-                file=sys.stderr,
+                "are fetched from other processes before each layer"
             )
         return self._own
 

@@ -1,4 +1,4 @@
-"""Who is still there: heartbeats of processes that train together, and an end in place of a wait without one."""
+"""Processes that train together: which one speaks, and who is still there, so that a wait for a lost one ends."""
 
 from __future__ import annotations
 
@@ -8,10 +8,22 @@ import threading
 import time
 from collections.abc import Callable
 
+from lightning.pytorch.utilities import rank_zero_only
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 BEAT = 0.5  # seconds between two
 SILENT = 40.0  # seconds after which a process counts as lost
+
+
+def is_first() -> bool:
+    """Whether this is the first of them, or the only one."""
+    return int(getattr(rank_zero_only, "rank", 0)) == 0
+
+
+def say(text: str) -> None:
+    """Tell the user, once over all of them, beside what was asked for."""
+    if is_first():
+        print(text, file=sys.stderr)
 
 
 class Beats:

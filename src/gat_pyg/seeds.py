@@ -8,7 +8,6 @@ import itertools
 import logging
 import signal
 import statistics
-import sys
 import time
 import warnings
 import weakref
@@ -31,6 +30,7 @@ from torch_geometric.data import Data
 
 from .batches import TaskData, sparse_pays
 from .data import Task
+from .ranks import say
 from .stack import Stack
 from .training import (
     SCORES,
@@ -707,8 +707,3 @@ def seeded(seed: int, make_model: Callable[[], T]) -> T:
     """
     seed_everything(seed, workers=True, verbose=False)
     return make_model()
-
-
-def say(text: str) -> None:
-    """Tell the user, beside what was asked for."""
-    print(text, file=sys.stderr)

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.data import Data
@@ -35,7 +35,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from .attention.dropout import keyed
 from .batches import is_compiled, is_drawn, is_sampled
 from .data import Split, near
-from .ranks import BEAT, Beats
+from .ranks import BEAT, Beats, say
 from .results import add, differing, write_whole
 
 Criterion = Literal["both", "accuracy", "loss"]
@@ -731,7 +731,7 @@ class Resumable(Callback):
         self._status = 128 + number
         if number == signal.SIGINT:
             with suppress(RuntimeError):  # in the middle of another line
-                rank_zero_only(print)("\nEnding after this epoch; Ctrl-C again does not wait.", file=sys.stderr)
+                say("\nEnding after this epoch; Ctrl-C again does not wait.")
 
     def state_dict(self) -> dict[str, Any]:
         """The seconds so far, for the checkpoint."""

@@ -1,0 +1,193 @@
+"""What the settings name: the task, the model, how it is trained, the batches, the trainer and its logger."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+from hydra.errors import HydraException
+from hydra.utils import get_object, instantiate
+from lightning import Trainer
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+
+from . import models, on_ray
+from .batches import TaskData, is_divided, sparse_pays, takes_sparse
+from .data import Task, data_root, from_dataset
+from .halo import layers_of
+from .partition import WITH_METIS, edge_cut
+from .ranks import say
+from .training import Inductive, SafeCheckpoints, Transductive
+
+RAY = "ray"  # the strategy's name
+Built: TypeAlias = tuple[nn.Module, str, dict[str, Any], str]  # a model, its class's name, its arguments, the method
+
+
+def build_task(config: DictConfig) -> Task:
+    """The task that ``dataset`` names: one of this package's, or any PyG data set by its ``_target_``.
+
+    A class that comes in parts (``split="train"`` by default) is made three times; ``root`` is by default a folder of
+    the class's name in ``data_root``.
+    """
+    settings = config.dataset
+    target = _located("dataset", settings._target_)
+    given: dict[str, Any] = {}
+    takes = inspect.signature(target).parameters
+    if inspect.isclass(target) and "root" in takes and settings.get("root") is None:
+        given["root"] = str(data_root(config.data_root) / target.__name__)
+    if "split" in takes and takes["split"].default == "train" and "split" not in settings:
+        parts = [instantiate(settings, split=split, _convert_="all", **given) for split in ("train", "val", "test")]
+        return from_dataset(parts, target.__name__.lower(), **config.split)
+    found = instantiate(settings, _convert_="all", **given)
+    return found if isinstance(found, Task) else from_dataset(found, target.__name__.lower(), **config.split)
+
+
+def build_model(settings: DictConfig, task: Task) -> Built:
+    """A fresh model for the task, the name of its class, its arguments, and the method's name."""
+    arguments = cast(dict[str, Any], OmegaConf.to_container(settings, resolve=True))
+    target = str(arguments.pop("_target_"))
+    made = _located("model", target)
+    if not inspect.isclass(made) or not issubclass(made, nn.Module):
+        raise ValueError(f"model._target_={target} is no torch.nn.Module, expected the class of one.")
+    namesake = hasattr(models, made.__name__) and not made.__module__.startswith("gat_pyg.")
+    method = str(arguments.pop("method", f"PyG's {made.__name__}" if namesake else made.__name__))
+    takes = inspect.signature(made).parameters
+    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
+    sizes = {"in_channels": task.num_features, "out_channels": task.num_classes}
+    if task.transductive and "num_nodes" in takes:  # what is kept for each node
+        sizes["num_nodes"] = task.train[0].num_nodes
+    if task.edge_dim is not None and ("edge_dim" in takes or (anything and getattr(made, "supports_edge_attr", False))):
+        sizes["edge_dim"] = task.edge_dim
+    arguments = {key: value for key, value in sizes.items() if key in takes or anything} | arguments
+    try:
+        model = instantiate({"_target_": target, **arguments}, _convert_="all")
+    except HydraException as error:
+        if not isinstance(error.__cause__, (TypeError, ValueError)):
+            raise
+        raise ValueError(f"model._target_={target}: {error.__cause__} Its settings: {arguments}.") from error
+    return model, target, arguments, method
+
+
+def build_module(config: DictConfig, task: Task, model: nn.Module) -> Transductive | Inductive:
+    """The setup that the task asks for, with the model compiled where ``training.compile`` says so."""
+    training = config.training
+    if training.compile:
+        model.compile()
+    if task.transductive:
+        return Transductive(model, training.lr, training.weight_decay, training.cuda_graphs)
+    if training.cuda_graphs is True:
+        raise ValueError(
+            f"training.cuda_graphs is true, but {task.name} has many graphs. Use training.cuda_graphs=auto."
+        )
+    return Inductive(model, training.lr, training.weight_decay)
+
+
+def build_data(config: DictConfig, task: Task, model: nn.Module, trainer: Trainer, seed: int) -> TaskData:
+    """The graphs as ``loader`` says."""
+    loader = config.loader
+    if is_divided(trainer) and (in_batches(config) or config.training.compile or not task.transductive):
+        raise ValueError(
+            "trainer.strategy is halo, which divides a single graph: it takes loader=full, training.compile=false and "
+            f"no data set of many graphs, as {task.name} may be. For those, use trainer.strategy=ddp."
+        )
+    if is_divided(trainer):
+        layers_of(model)
+    if not in_batches(config):
+        return TaskData(task, config.training.batch_size, seed, wants_sparse(config, task, model, trainer))
+    if config.training.sparse is True:
+        raise ValueError("training.sparse is true, but batches of nodes have dense features. Use loader=full.")
+    hops = loader.get("num_neighbors") and list(loader.num_neighbors)
+    data = TaskData(task, loader.batch_size, seed, False, hops, loader.num_workers, loader.get("num_parts"))
+    if (num_parts := data.num_parts) is not None:
+        cut = 100 * edge_cut(task.train[0].edge_index, data.part)  # before the fit, where others wait for this process
+        how = "by METIS" if WITH_METIS else "of node ids in a row (by METIS with 'gat_pyg[metis]')"
+        say(f"{task.name}: {num_parts} parts {how}, {cut:.1f} % of the edges between them")
+        return data
+    wanted = getattr(model, "num_hops", None)
+    if wanted not in (None, 0, len(hops)):
+        raise ValueError(
+            f"loader.num_neighbors is {loader.num_neighbors}, expected {wanted} numbers: one for each hop of the model."
+        )
+    return data
+
+
+def in_batches(config: DictConfig) -> bool:
+    """Whether a step is a batch of a graph's nodes."""
+    return any(config.loader.get(key) is not None for key in ("num_neighbors", "num_parts"))
+
+
+def wants_sparse(config: DictConfig, task: Task, model: nn.Module, trainer: Trainer) -> bool:
+    """Whether the features are to be a sparse matrix, as ``training.sparse`` says."""
+    asked = config.training.sparse
+    if is_divided(trainer) and asked == "auto":
+        return False  # rows of the features are fetched
+    if asked is True and is_divided(trainer):
+        raise ValueError("training.sparse is true, but trainer.strategy=halo fetches dense rows. Use auto or false.")
+    if asked is True and not (task.transductive and takes_sparse(model)):
+        raise ValueError(
+            f"training.sparse is true, but {task.name} with {type(model).__name__} cannot do that: it needs a single "
+            "graph and a model that takes sparse features, such as gat_pyg.models.GAT, and is not compiled. "
+            "Use training.sparse=auto."
+        )
+    sparse = sparse_pays(task, model, trainer.strategy.root_device.type) if asked == "auto" else bool(asked)
+    if sparse:
+        x = task.train[0].x
+        share = 100 * int(x.count_nonzero()) / max(x.numel(), 1)
+        say(f"{task.name}: {share:.1f} % of the features are not 0, so they are a sparse matrix")
+    return sparse
+
+
+def build_trainer(config: DictConfig, folder: Path, callbacks: Sequence[Any], **changes: Any) -> Trainer:
+    """Lightning's trainer as ``trainer`` and ``logger`` say; what would cost time in each epoch is off."""
+    others: list[Any] = []
+    if config.trainer.get("strategy") == RAY:
+        changes["strategy"], others = on_ray.among_others()
+        changes["devices"] = "auto"
+    trainer = instantiate(
+        config.trainer,
+        **changes,
+        plugins=[SafeCheckpoints(), *others],
+        callbacks=list(callbacks),
+        logger=build_logger(config.logger, folder),
+        default_root_dir=str(folder),
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        log_every_n_steps=1,
+        _convert_="all",
+    )
+    return cast(Trainer, trainer)
+
+
+def build_logger(settings: DictConfig, folder: Path) -> Any:
+    """A Lightning logger that writes into ``folder``, or False where metrics.csv is enough."""
+    target = settings.get("_target_")
+    if target is None:
+        return False
+    takes = inspect.signature(_located("logger", target)).parameters
+    place = next((key for key in ("save_dir", "log_dir") if key in takes and key not in settings), None)
+    try:
+        return instantiate(settings, **({place: str(folder)} if place else {}))
+    except (HydraException, ModuleNotFoundError) as error:
+        cause = error if isinstance(error, ModuleNotFoundError) else error.__cause__
+        if not isinstance(cause, ModuleNotFoundError):
+            raise
+        package = {"WandbLogger": "wandb", "MLFlowLogger": "mlflow"}.get(target.rpartition(".")[2], "tensorboard")
+        raise ValueError(
+            f"{target} needs a package that is not installed. Run: python -m pip install {package}. "
+            "Or use logger=csv, which needs none."
+        ) from error
+
+
+# Where a run lives --------------------------------------------------------------------------------------------------
+
+
+def _located(group: str, target: str) -> Any:
+    try:
+        return get_object(target)
+    except Exception as error:
+        message = f"{group}._target_={target} cannot be found. Give the dotted name of something that can be imported."
+        raise ValueError(message) from error
