@@ -944,3 +944,19 @@ def test_progress_tells_epoch_loss_score_and_patience(name: str, capsys: pytest.
     assert re.fullmatch(
         rf"mine: epoch 2, loss \d\.\d{{4}}, val {score}, patience left \[#+\] 50/50, [\d.]+ m?s per epoch", last
     ), last
+
+
+def test_a_batch_is_told_with_the_scores_of_the_epoch_before(capsys: pytest.CaptureFixture[str]):
+    progress, losses = Progress("mine", every=1e9), []
+
+    class Turn(Callback):
+        def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
+            losses.append(float(trainer.callback_metrics["train_loss"]))
+
+        def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
+            if trainer.current_epoch == 3:
+                progress._next = 0.0  # epochs 1 and 2 have ended between two lines
+
+    task = many_graphs()
+    trainer(progress, Turn(), epochs=4).fit(setup(task), datamodule=TaskData(task, batch_size=1))
+    assert f"mine: epoch 4 batch 1/{len(task.train)}, loss {losses[2]:.4f}" in capsys.readouterr().err.splitlines()[-1]

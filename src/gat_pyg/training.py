@@ -933,7 +933,7 @@ class Progress(Callback):
         self._period = 0.2 if self._live else every
         self._next = 0.0
         self._speed: tuple[float, int] = (0.0, 0)
-        self._shown: Mapping[str, float] = {}
+        self._shown: Mapping[str, Tensor] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
@@ -948,8 +948,12 @@ class Progress(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tell how an epoch went."""
-        if trainer.is_global_zero and time.monotonic() >= self._next:
-            self._shown = {key: float(value) for key, value in trainer.callback_metrics.items()}
+        if not trainer.is_global_zero:
+            return
+        due = time.monotonic() >= self._next
+        if due or trainer.num_training_batches > 1:  # then a batch of the next epoch may be the next to tell
+            self._shown = dict(trainer.callback_metrics)
+        if due:
             self._show(trainer, "")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -962,7 +966,8 @@ class Progress(Callback):
         parts = [f"{self.title}: epoch {trainer.current_epoch + 1}{batch}"]
         if "train_loss" in self._shown:
             parts.append(f"loss {self._shown['train_loss']:.4f}")
-        parts += [f"val {told(name, self._shown[f'val_{name}'])}" for name in SCORES if f"val_{name}" in self._shown]
+        scores = [(name, self._shown.get(f"val_{name}")) for name in SCORES]
+        parts += [f"val {told(name, float(score))}" for name, score in scores if score is not None]
         for rule in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(rule, PaperStopping):
                 full = -(-10 * rule.left // rule.patience)
