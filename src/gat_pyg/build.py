@@ -182,9 +182,6 @@ def build_logger(settings: DictConfig, folder: Path) -> Any:
         ) from error
 
 
-# Where a run lives --------------------------------------------------------------------------------------------------
-
-
 def _located(group: str, target: str) -> Any:
     try:
         return get_object(target)

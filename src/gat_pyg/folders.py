@@ -158,9 +158,6 @@ def begun(folder: Path) -> bool:
     return any(True for name in (f"*{CHECKPOINT}", RESULT) for _ in folder.rglob(name))
 
 
-# All runs at once ---------------------------------------------------------------------------------------------------
-
-
 def checkpoint_of(config: DictConfig, folder: Path) -> str | None:
     """What the run in a folder goes on from, as ``ckpt_path`` says."""
     if config.ckpt_path in (None, "last"):

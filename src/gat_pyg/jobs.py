@@ -198,7 +198,7 @@ def _resumable(folder: Path) -> Iterator[None]:
         raise
 
 
-# All runs at once -----------------------------------------------------------------------------------------------------
+# All runs at once ---------------------------------------------------------------------------------------------------
 
 
 def all_at_once(config: DictConfig, task: Task, folder: Path) -> bool:
@@ -383,7 +383,7 @@ def averaged(config: DictConfig, task: Task, folder: Path) -> float:
     return score_of(sums.tolist())[1]
 
 
-# What is told ---------------------------------------------------------------------------------------------------------
+# What is told -------------------------------------------------------------------------------------------------------
 
 
 def summary(result: Result, config: DictConfig) -> str:
@@ -432,7 +432,7 @@ def _device(trainer: Trainer) -> str:
     return f"{processes}{device.type} {platform.machine()}, {threads} thread{'s' if threads > 1 else ''}{precision}"
 
 
-# How it runs ----------------------------------------------------------------------------------------------------------
+# How it runs --------------------------------------------------------------------------------------------------------
 
 
 def _numbers(config: DictConfig) -> dict[str, Any]:
@@ -443,9 +443,6 @@ def _numbers(config: DictConfig) -> dict[str, Any]:
     loader = {key: value for key, value in plain["loader"].items() if key != "num_workers"}
     drawn = {"loader": loader} if in_batches(config) else {}
     return {**{key: plain[key] for key in NUMBERS}, "trainer": shared, **drawn}
-
-
-# What is told -------------------------------------------------------------------------------------------------------
 
 
 def keep_memory() -> None:

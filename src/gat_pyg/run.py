@@ -252,6 +252,9 @@ TABLE = ("experiment=", "+experiment=", "methods=", "datasets=", "ckpt_path=")  
 TABLES = {"methods": "gat,gcn", "datasets": "cora,citeseer"}
 
 
+# What can go wrong --------------------------------------------------------------------------------------------------
+
+
 def _message(error: Exception) -> str | None:
     """The error in words where its own words are enough: ours, Hydra's, the disk's. None where they are not."""
     if isinstance(error, MissingConfigException) and error.options is not None:
