@@ -436,13 +436,14 @@ def _device(trainer: Trainer) -> str:
 
 
 def _numbers(config: DictConfig) -> dict[str, Any]:
-    plain = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
-    plain["dataset"].pop("root", None)  # where the files lie changes nothing
-    plain["training"] = {key: value for key, value in plain["training"].items() if key not in HOW}
-    shared = {key: plain["trainer"].get(key) for key in ("devices", "num_nodes", "precision")}  # the batch, the bits
-    loader = {key: value for key, value in plain["loader"].items() if key != "num_workers"}
+    """What decides what is learnt, which makes the hash."""
+    given = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
+    given["dataset"].pop("root", None)  # where the files lie changes nothing
+    given["training"] = {key: value for key, value in given["training"].items() if key not in HOW}
+    shared = {key: given["trainer"].get(key) for key in ("devices", "num_nodes", "precision")}  # the batch, the bits
+    loader = {key: value for key, value in given["loader"].items() if key != "num_workers"}
     drawn = {"loader": loader} if in_batches(config) else {}
-    return {**{key: plain[key] for key in NUMBERS}, "trainer": shared, **drawn}
+    return {**{key: given[key] for key in NUMBERS}, "trainer": shared, **drawn}
 
 
 def keep_memory() -> None:
