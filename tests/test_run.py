@@ -252,10 +252,15 @@ def test_what_is_not_trained_together_is_told(command: Command, monkeypatch: pyt
     assert len(read("outputs/results.jsonl")) == 2 * 7
 
 
-def test_the_hash_tells_settings_apart(command: Command):
-    for lr in ("0.05", "0.06"):
-        command(*SMALL, "training.max_epochs=1", f"training.lr={lr}")
-    assert len({result.config_hash for result in read("outputs/results.jsonl")}) == 2
+def test_the_hash_tells_what_is_learnt(command: Command):
+    two = "training.max_epochs=2"
+    same = ([two], ["trainer.max_epochs=2"], [two, "trainer.deterministic=false"])
+    others = ("training.lr=0.06", "trainer.max_epochs=1", "+trainer.gradient_clip_val=0.1")
+    for settings in (*same, *([two, other] for other in others)):
+        command(*SMALL, *settings)
+    first, *hashes = (result.config_hash for result in read("outputs/results.jsonl"))
+    assert hashes[:2] == [first] * 2
+    assert len({first, *hashes[2:]}) == 1 + len(others)
 
 
 def test_multirun(command: Command):

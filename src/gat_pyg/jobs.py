@@ -78,6 +78,7 @@ HOW = {  # the settings of ``training`` that decide how fast it is learnt, and t
     "compile": (True, False),
     "cuda_graphs": ("auto", True, False),
 }
+PLACE = ("_target_", "accelerator", "strategy", "deterministic")  # of ``trainer``: where it is learnt, not what
 VECTORIZE = {"auto": "auto", "on": True, True: True, "off": False, False: False}
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
@@ -440,7 +441,9 @@ def _numbers(config: DictConfig) -> dict[str, Any]:
     given = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
     given["dataset"].pop("root", None)  # where the files lie changes nothing
     given["training"] = {key: value for key, value in given["training"].items() if key not in HOW}
-    shared = {key: given["trainer"].get(key) for key in ("devices", "num_nodes", "precision")}  # the batch, the bits
+    shared = {key: value for key, value in given["trainer"].items() if key not in PLACE}  # gradient_clip_val, max_time
+    shared |= {key: shared.get(key) for key in ("devices", "num_nodes", "precision")}  # the batch, the bits
+    given["training"]["max_epochs"] = shared.pop("max_epochs", None)  # which the trainer obeys
     loader = {key: value for key, value in given["loader"].items() if key != "num_workers"}
     drawn = {"loader": loader} if in_batches(config) else {}
     return {**{key: given[key] for key in NUMBERS}, "trainer": shared, **drawn}
