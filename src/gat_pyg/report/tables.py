@@ -401,6 +401,7 @@ def runs_table(runs: Gathered, lines: Sequence[Line]) -> Table:
                     Cell(spread(one.mean, one.std, key.metric), source_of(one)),
                     Cell(ranges([result.seed for result in results])),
                     Cell(f"{statistics.fmean(result.epochs for result in results):.0f}"),
+                    Cell(f"{statistics.fmean(result.best_epoch for result in results):.0f}"),
                     _cost(one),
                     Cell(", ".join(dict.fromkeys(result.device for result in results))),
                     Cell("; ".join(f"[{files[file]}] {ranges(numbers)}" for file, numbers in _places(one).items())),
@@ -414,6 +415,7 @@ def runs_table(runs: Gathered, lines: Sequence[Line]) -> Table:
         "test",
         "seeds",
         "epochs",
+        "best",
         "seconds a run",
         "device",
         "lines",
@@ -425,7 +427,8 @@ def runs_table(runs: Gathered, lines: Sequence[Line]) -> Table:
         rows=tuple(rows),
         notes=(
             "config_hash is that of the settings that decide what is learnt. Of several lines of one seed with one "
-            "setting the newest counts. Epochs and seconds are means; seconds are of the training alone.",
+            "setting the newest counts. Epochs, the best one and seconds are means; seconds are of the training alone. "
+            "Where less than the patience lies between the best epoch and the last one, max_epochs ended the run.",
         ),
     )
 
