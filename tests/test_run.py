@@ -392,6 +392,10 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
             ["vectorize=on", "runs=2", *NORM],
             r"vectorize is on, but MLP cannot be stacked: torch\.func\.vmap cannot stack it",
         ),
+        (
+            ["methods=[[gat,training.lr=0.01]]"],
+            r"methods=\[\[gat,training\.lr=0\.01\]\] cannot be read .*\. Quote .*\[\[gat,'training\.lr=0\.01'\]\]",
+        ),
         (["runs=0"], r"runs is 0, expected a whole number, at least 1\."),
         (["seed=-1"], r"seed is -1, expected a whole number, at least 0\."),
         (["seed=abc"], r"seed is 'abc', expected a whole number, at least 0\."),

@@ -14,7 +14,7 @@ from typing import Any, cast
 import hydra
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from hydra.utils import get_object
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -260,6 +260,11 @@ def _message(error: Exception) -> str | None:
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return f"{group}={name} is unknown. Known are: {', '.join(error.options)}."
+    if isinstance(error, OverrideParseException):
+        return (
+            f"{error.override} cannot be read ({str(error).splitlines()[0]}). Quote a value that holds signs such as "
+            "=, and inside a list each setting that does: methods=\"[[gat,'training.lr=0.01']]\"."
+        )
     if isinstance(error, HydraException) and isinstance(error.__cause__, Exception):
         return _message(error.__cause__) or str(error)
     if isinstance(error, MisconfigurationException):
