@@ -72,13 +72,13 @@ from .training import (
     told,
 )
 
-NUMBERS = ("dataset", "model", "training", "split")  # the settings that decide what is learnt: they make the hash
+NUMBERS = ("dataset", "model", "training", "split")  # the groups of settings that decide what is learnt
 HOW = {  # the settings of ``training`` that decide how fast it is learnt, and their values
     "sparse": ("auto", True, False),
     "compile": (True, False),
     "cuda_graphs": ("auto", True, False),
 }
-PLACE = ("_target_", "accelerator", "strategy", "deterministic")  # of ``trainer``: where it is learnt, not what
+SAME = ("_target_", "accelerator", "strategy", "deterministic")  # of ``trainer``: what is learnt is the same
 VECTORIZE = {"auto": "auto", "on": True, True: True, "off": False, False: False}
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
@@ -437,11 +437,11 @@ def _device(trainer: Trainer) -> str:
 
 
 def _numbers(config: DictConfig) -> dict[str, Any]:
-    """What decides what is learnt, which makes the hash."""
+    """What decides what is learnt, which makes the hash; of ``trainer`` also what is only given by hand."""
     given = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
     given["dataset"].pop("root", None)  # where the files lie changes nothing
     given["training"] = {key: value for key, value in given["training"].items() if key not in HOW}
-    shared = {key: value for key, value in given["trainer"].items() if key not in PLACE}  # gradient_clip_val, max_time
+    shared = {key: value for key, value in given["trainer"].items() if key not in SAME}  # gradient_clip_val, max_time
     shared |= {key: shared.get(key) for key in ("devices", "num_nodes", "precision")}  # the batch, the bits
     given["training"]["max_epochs"] = shared.pop("max_epochs", None)  # which the trainer obeys
     loader = {key: value for key, value in given["loader"].items() if key != "num_workers"}
