@@ -254,8 +254,9 @@ def test_what_is_not_trained_together_is_told(command: Command, monkeypatch: pyt
 
 def test_the_hash_tells_what_is_learnt(command: Command):
     two = "training.max_epochs=2"
-    same = ([two], ["trainer.max_epochs=2"], [two, "trainer.deterministic=false"])
-    others = ("training.lr=0.06", "trainer.max_epochs=1", "+trainer.gradient_clip_val=0.1")
+    elsewhere = ("trainer.accelerator=auto", "+trainer.strategy=auto", "trainer.deterministic=false")
+    same = ([two], ["trainer.max_epochs=2"], [two, *elsewhere])
+    others = ("training.lr=0.1", "trainer.max_epochs=1", "+trainer.precision=64-true", "+trainer.gradient_clip_val=1")
     for settings in (*same, *([two, other] for other in others)):
         command(*SMALL, *settings)
     first, *hashes = (result.config_hash for result in read("outputs/results.jsonl"))
@@ -394,8 +395,10 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
         ),
         (
             ["methods=[[gat,training.lr=0.01]]"],
-            r"methods=\[\[gat,training\.lr=0\.01\]\] cannot be read .*\. Quote .*\[\[gat,'training\.lr=0\.01'\]\]",
+            r"methods=\[\[gat,training\.lr=0\.01\]\] cannot be read as a setting: .*\. Quote .*'training\.lr=0\.01'",
         ),
+        (["cora"], r"cora cannot be read as a setting, expected name=value"),
+        (["seed=f(1"], r"seed=f\(1 cannot be read as a setting: .*\. Quote"),
         (["runs=0"], r"runs is 0, expected a whole number, at least 1\."),
         (["seed=-1"], r"seed is -1, expected a whole number, at least 0\."),
         (["seed=abc"], r"seed is 'abc', expected a whole number, at least 0\."),
@@ -905,9 +908,22 @@ def test_a_table_is_every_method_on_every_data_set_and_nothing_is_done_twice(com
     assert len(lines_of()) == 12 and set(lines) < set(lines_of())
 
 
+def test_a_model_chosen_from_a_table_keeps_what_the_table_says_of_it(command: Command):
+    quick = ("datasets=digits", "runs=1", "training.max_epochs=1")
+    command("experiment=table2", "methods=[chebyshev,gat]", *quick)
+    assert {line[0] for line in lines_of()} == {"Chebyshev (K = 2)", "Chebyshev (K = 3)", "GAT"}
+    (gat,) = (OmegaConf.load(path) for path in Path("outputs/table2").glob("digits_gat_*/config.yaml"))
+    assert (gat.model.reproduction, gat.training.criterion) == (True, "loss")
+    command("experiment=table2", "methods=[const_gat,'gat model.heads=[2,1]']", *quick, "outputs=others")
+    assert {path.name for path in Path("others/table2").iterdir()} == {"digits_const_gat", "digits_gat_2-1"}
+
+
 def test_a_cell_that_fails_leaves_the_others(command: Command):
     told = command("methods=[mlp,'gat model.heads=[2]']", *TABLE[1:], fails=True)
     assert "heads has 1 entries, expected 2" in told and "2 of 4 cells failed: digits_gat_2, planted_gat_2" in told
+    assert f"[{'.' * 20}] 0 of 8 runs, 0 of 4 cells, 0 min; digits_mlp begins" in told
+    assert f"[{'#' * 5}{'.' * 15}] 2 of 8 runs, 1 of 4 cells, 0 min, about 0 min left; digits_gat_2 begins" in told
+    assert f"[{'#' * 10}{'.' * 10}] 4 of 8 runs, 2 of 4 cells" in told
     assert [line[:2] for line in lines_of()] == [("MLP", "digits")] * 2 + [("MLP", "planted")] * 2
 
 

@@ -7,7 +7,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -147,6 +147,10 @@ def table(config: DictConfig) -> float:
         _check_begun(own, folder / name)
     failed: dict[str, Exception] = {}
     start, done_before = time.perf_counter(), _runs_done(cells, folder)
+
+    def so_far() -> str:
+        return _so_far(cells, folder, done_before, time.perf_counter() - start)
+
     while todo := [name for name in cells if name not in failed and not complete(folder / name, cells[name])]:
         mine = False
         for name in todo:
@@ -158,15 +162,16 @@ def table(config: DictConfig) -> float:
             try:
                 if not complete(folder / name, cells[name]):  # by another process meanwhile
                     _begin(cells[name], folder / name)
+                    say(f"{so_far()}; {name} begins")
                     all_runs(cells[name], folder / name)
             except Exception as error:
                 failed[name] = error
                 say(f"{name} failed: {_message(error) or traceback.format_exc()}")
             finally:
                 os.close(lock)
-            say(_so_far(cells, folder, done_before, time.perf_counter() - start))
         if not mine:  # other processes have all that is left
             time.sleep(PAUSE)
+    say(so_far())
     for name, own in cells.items():  # a process that was killed between its file and the shared one
         if name not in failed:
             for seed in range(own.seed, own.seed + own.runs):
@@ -181,12 +186,13 @@ def table(config: DictConfig) -> float:
 
 
 def _cells(config: DictConfig) -> dict[str, DictConfig]:
-    """The settings of each cell, by its name: those of the model on the data set, then the table's own, then yours."""
+    """The settings of each cell, by its name: those of the model on the data set, then the method's own, then yours."""
     given = [override for override in HydraConfig.get().overrides.task if not override.startswith(TABLE)]
     if clash := [override for override in given if override.startswith(("model=", "dataset="))]:
         raise ValueError(f"{clash[0]} is for a single run. In a table, use methods=[...] and datasets=[...].")
     file = config_folder() / "experiment" / f"{HydraConfig.get().runtime.choices.get('experiment')}.yaml"
-    if file.is_file() and (more := {*OmegaConf.load(file)} - {"methods", "datasets", "runs"}):
+    in_file: Any = OmegaConf.load(file) if file.is_file() else {}
+    if more := {*in_file} - {"methods", "datasets", "runs"}:
         raise ValueError(
             f"{file} has {', '.join(sorted(map(str, more)))}, which no cell would get. Name such settings with each "
             "method, or on the command line."
@@ -198,8 +204,7 @@ def _cells(config: DictConfig) -> dict[str, DictConfig]:
             raise ValueError(f"{name} is {config[name]}, expected a list such as {name}=[{TABLES[name]}].")
     cells = {}
     for dataset in lists["datasets"]:
-        for method in lists["methods"]:
-            model, *own = method.split() if isinstance(method, str) else method
+        for model, *own in _methods(lists["methods"], in_file.get("methods") or ()):
             settings = [f"dataset={dataset}", f"model={model}", f"runs={config.runs}", *own, *given, "ckpt_path=last"]
             made = compose("config", overrides=settings)
             if made.trainer.get("strategy") is not None:
@@ -212,6 +217,18 @@ def _cells(config: DictConfig) -> dict[str, DictConfig]:
             cells[name] = made
             _check(made)
     return cells
+
+
+def _methods(asked: Iterable[Any], in_file: Iterable[Any]) -> Iterable[tuple[str, ...]]:
+    """The methods asked for, each a model and its settings; a model alone is all that the file has of it, if any."""
+
+    def parts(methods: Iterable[Any]) -> list[tuple[str, ...]]:
+        return [tuple(method.split() if isinstance(method, str) else method) for method in methods]
+
+    entries: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for entry in parts(in_file):
+        entries.setdefault(entry[:1], []).append(entry)
+    return dict.fromkeys(each for method in parts(asked) for each in entries.get(method, [method]))
 
 
 def _check_begun(config: DictConfig, folder: Path) -> None:
@@ -240,7 +257,9 @@ def _so_far(cells: Mapping[str, DictConfig], folder: Path, before: int, seconds:
     done, runs = _runs_done(cells, folder), sum(own.runs for own in cells.values())
     whole = sum(complete(folder / name, own) for name, own in cells.items())
     left = f", about {_minutes(seconds * (runs - done) / (done - before))} left" if done > before else ""
-    return f"[{whole} of {len(cells)} cells, {done} of {runs} runs, {_minutes(seconds)}{left}]"
+    full = 20 * done // runs
+    bar = "#" * full + "." * (20 - full)
+    return f"[{bar}] {done} of {runs} runs, {whole} of {len(cells)} cells, {_minutes(seconds)}{left}"
 
 
 def _minutes(seconds: float) -> str:
@@ -261,9 +280,13 @@ def _message(error: Exception) -> str | None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return f"{group}={name} is unknown. Known are: {', '.join(error.options)}."
     if isinstance(error, OverrideParseException):
+        given = error.override
+        if "=" not in given:
+            return f"{given} cannot be read as a setting, expected name=value, as in dataset=cora."
+        why = str(error).removeprefix(f"Error parsing override '{given}'\n").splitlines()[0]
         return (
-            f"{error.override} cannot be read ({str(error).splitlines()[0]}). Quote a value that holds signs such as "
-            "=, and inside a list each setting that does: methods=\"[[gat,'training.lr=0.01']]\"."
+            f"{given} cannot be read as a setting: {why}. Quote a value that holds signs such as = or (, and inside a "
+            "list each setting that does: methods=\"[[gat,'training.lr=0.01']]\"."
         )
     if isinstance(error, HydraException) and isinstance(error.__cause__, Exception):
         return _message(error.__cause__) or str(error)
