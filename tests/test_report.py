@@ -189,9 +189,9 @@ def test_of_the_forms_of_a_row_the_one_with_the_best_validation_score_stands():
     for lines in (at([low, high]), at([high, low])):
         table = named(lines, "table2")
         assert row_of(table, "Chebyshev")[1] == "81.0 (1)" and len(table.rows) == 12
-        assert table.notes == (
-            "Chebyshev on Cora is Chebyshev (K = 3), by the mean validation scores: Chebyshev (K = 3) 80.0, "
-            "Chebyshev (K = 2) 79.0.",
+        assert table.notes[1:] == (
+            "Chebyshev on Cora is Chebyshev (K = 3), by the mean validation scores: Chebyshev (K = 3) 80.00, "
+            "Chebyshev (K = 2) 79.00.",
         )
         assert [row_of(named(lines, "runs"), each.method)[3] for each in (low, high)] == ["no", "yes"]
 
@@ -225,13 +225,16 @@ def test_a_method_that_the_paper_does_not_have_follows_and_one_of_other_data_is_
     assert [row[0].text for row in named(lines, "table2").rows][-2:] == ["GAT", "GATv2"]
     assert row_of(named(lines, "table2"), "GATv2")[1:4] == ["83.0 (1)", NONE, NONE]
     assert row_of(named(lines, "runs"), "MLP")[1:4] == ["digits", "aa", "no"]
+    assert row_of(named(lines, "runs"), "MLP")[6:8] == ["500", "400"]
 
 
 def test_the_ablation_stands_beside_gat_with_its_seconds():
-    table = named(by_hand(), "ablation")
+    texts = [dataclasses.replace(line.result, method="GAT: text") for line in by_hand()[:3]]
+    table = named(at([*(line.result for line in by_hand()), *texts]), "ablation")
     assert [[cell.text for cell in row] for row in table.rows] == [
-        ["Cora", "GAT in Table 2", "83.0 ± 1.0 (3)", NONE, NONE, "9.0"],
+        ["Cora", "text", "83.0 ± 1.0 (3)", NONE, NONE, "9.0"],
         ["Cora", "score bias", "83.5 ± 0.5 (3)", "+0.5", "0.7000", "9.0"],
+        ["Cora", "GAT in Table 2", "83.0 ± 1.0 (3)", "0.0", "1.0000", "9.0"],
     ]
     text = named(at([one("GAT: skip"), one("GAT: text", value=80.0), one("GAT", value=82.0)]), "ablation")
     assert [[cell.text for cell in row][1:4] for row in text.rows] == [
@@ -312,7 +315,8 @@ def test_unknown_labels_of_graphs_are_counted_and_told():
     found = counted(task, [nothing] * 3)
     assert found.unknown == {"train": 0, "val": 1, "test": 0}
     assert (found.nodes, found.edges, found.graphs["all"]) == (4, 0, 3)
-    (note,) = named([], "table3", {"ppi": found}).notes
+    note, training = named([], "table3", {"ppi": found}).notes
+    assert training.startswith("As experiment=table3 has them, GAT and Const-GAT are the authors' code and stop on")
     assert note == (
         "The labels of 1 of the 2 validation nodes of PPI are unknown here and left out; "
         "test scores are of all test nodes."

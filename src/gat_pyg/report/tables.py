@@ -51,11 +51,27 @@ class Scores(NamedTuple):
     datasets: tuple[str, ...]
     metric: str
     rival: str  # the method that shows what attention gives
+    training: str  # how `experiment=table<number>` trains GAT and its rival
     as_gat: bool = False  # whether it has a column of methods that were trained as GAT is
 
 
-TABLE2 = Scores("2", "Test accuracy in percent", ("cora", "citeseer", "pubmed"), "accuracy", "GCN-64*")
-TABLE3 = Scores("3", "Test micro-F1", ("ppi",), "micro_f1", "Const-GAT", as_gat=True)
+TABLE2 = Scores(
+    "2",
+    "Test accuracy in percent",
+    ("cora", "citeseer", "pubmed"),
+    "accuracy",
+    "GCN-64*",
+    "GAT is the authors' code, and it and GCN-64* stop on the validation loss",
+)
+TABLE3 = Scores(
+    "3",
+    "Test micro-F1",
+    ("ppi",),
+    "micro_f1",
+    "Const-GAT",
+    "GAT and Const-GAT are the authors' code and stop on the validation score",
+    as_gat=True,
+)
 
 
 class Printed(NamedTuple):
@@ -128,7 +144,14 @@ def score_table(scores: Scores, runs: Gathered, notes: Iterable[str] = ()) -> Ta
         caption=f"Table {scores.number} of the paper. {scores.caption}, mean ± standard deviation (runs).",
         columns=(("", "Method"), *columns),
         rows=tuple(rows),
-        notes=(*notes, *_forms_notes(scores, runs), *_settings_notes(scores, runs), *_precision_notes(scores, runs)),
+        notes=(
+            *notes,
+            f"As experiment=table{scores.number} has them, {scores.training}. What a method does otherwise than its "
+            "original is told in its file of gat_pyg/baselines.",
+            *_forms_notes(scores, runs),
+            *_settings_notes(scores, runs),
+            *_precision_notes(scores, runs),
+        ),
     )
 
 
@@ -138,7 +161,7 @@ def _forms_notes(scores: Scores, runs: Gathered) -> Iterable[str]:
     for key in rows:
         its = forms(runs, key) if key.dataset in scores.datasets else []
         if len(its) > 1:
-            told = ", ".join(f"{one.method} {spread(one.val, math.nan, key.metric)}" for one in its)
+            told = ", ".join(f"{one.method} {one.val:.{_digits(key.metric) + 1}f}" for one in its)
             yield f"{key.method} on {NAMES[key.dataset]} is {its[0].method}, by the mean validation scores: {told}."
 
 
@@ -180,7 +203,7 @@ def _precision_notes(scores: Scores, runs: Gathered) -> Iterable[str]:
                 if precision.endswith(("-mixed", "-true")):
                     rows.setdefault(precision, []).append(f"{key.method} on {NAMES[key.dataset]}")
     for precision, methods in rows.items():
-        yield f"In {precision} precision, not in float32: {', '.join(methods)}."
+        yield f"In {precision} precision, not in float32: {'; '.join(methods)}."
 
 
 def unknown_note(ppi: Counts | None) -> str:
@@ -225,7 +248,7 @@ def significance_table(runs: Gathered) -> Table:
         rows=tuple(rows),
         notes=(
             "p is two-sided, by a permutation test of Welch's t, which assumes no distribution of the scores and no "
-            "equal deviations. It needs at least two runs of both.",
+            "equal deviations. It needs at least two runs of both; with three of each it cannot be below 0.1.",
             "Runs are not paired: a seed draws other weights and masks for another network, and the split is the same "
             "for all. So p tells about the chance of training alone, not about other splits or graphs.",
         ),
@@ -252,8 +275,7 @@ def ablation_table(runs: Gathered) -> Table:
             switched = [key for key in keys if key.method.startswith(ABLATION)]
             if not switched:
                 continue
-            gat = Key("GAT", dataset, scores.metric)
-            base = gat._replace(method=TEXT) if gat._replace(method=TEXT) in runs else gat
+            gat, base = (Key(method, dataset, scores.metric) for method in ("GAT", TEXT))
             for key in sorted((*switched, *[gat] * (gat in runs)), key=lambda key: key != base):  # base first
                 one, first = runs[key][0], runs[base][0] if base in runs and key != base else None
                 rows.append(
@@ -272,7 +294,8 @@ def ablation_table(runs: Gathered) -> Table:
         columns=tuple(("", name) for name in ("Data set", "form", "test", "difference", "p", "seconds a run")),
         rows=tuple(rows),
         notes=(
-            "Difference and p (as above, of each row alone) are from the data set's first row.",
+            "Difference and p (as above, of each row alone) are from the text; where there are no runs of it, there is "
+            "none. A form of the residual is a switch only of networks that have one, on PPI.",
             *([] if rows else [f"There are no lines of it: their method is “{ABLATION}<switch>”."]),
         ),
     )
@@ -427,8 +450,9 @@ def runs_table(runs: Gathered, lines: Sequence[Line]) -> Table:
         rows=tuple(rows),
         notes=(
             "config_hash is that of the settings that decide what is learnt. Of several lines of one seed with one "
-            "setting the newest counts. Epochs, the best one and seconds are means; seconds are of the training alone. "
-            "Where less than the patience lies between the best epoch and the last one, max_epochs ended the run.",
+            "setting the newest counts. Epochs, the best of them (whose weights were tested) and seconds are means; a "
+            "method without epochs has 0. Seconds are of the training alone, on a machine that others may have used; "
+            "a seed that was trained together with others has its share.",
         ),
     )
 
