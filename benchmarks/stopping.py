@@ -6,7 +6,8 @@
 
 Each rule keeps the weights that do best by its own measure on the validation nodes, so their scores there say nothing
 about which rule is better. Here a rule sees one half of them and the weights that it keeps are scored on the other, and
-the other way round; no test node is looked at. The rule with the best mean over all data sets is taken, for all alike.
+the other way round; no test node is looked at. The rule with the best mean over the data sets asked for is taken, for
+all of them alike: one for the citation graphs, and one for PPI, which is trained otherwise.
 The halves of PPI are its two validation graphs. Rules do not change what is learnt, so there one training serves all.
 """
 
