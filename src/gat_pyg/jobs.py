@@ -166,7 +166,7 @@ def leave(config: DictConfig, task: Task, outcome: Outcome, built: Built, device
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         versions=versions(),
         device=device,
-        config_hash=config_hash(_numbers(config)),
+        config_hash=config_hash(numbers_of(config)),
         run_dir=str(folder),
         timestamp=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
@@ -436,7 +436,7 @@ def _device(trainer: Trainer) -> str:
 # How it runs --------------------------------------------------------------------------------------------------------
 
 
-def _numbers(config: DictConfig) -> dict[str, Any]:
+def numbers_of(config: DictConfig) -> dict[str, Any]:
     """What decides what is learnt, which makes the hash; of ``trainer`` also what is only given by hand."""
     given = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
     given["dataset"].pop("root", None)  # where the files lie changes nothing
