@@ -276,7 +276,11 @@ def test_draws_follow_from_the_seed():
         assert torch.equal(one, again)
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork", "ignore:.*does not have many workers")
+@pytest.mark.filterwarnings(
+    "ignore:.*multi-threaded.*fork",
+    "ignore:.*does not have many workers",
+    "ignore:This DataLoader will create 2 worker",  # on one core
+)
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_workers_draw_in_a_resumed_run_what_they_draw_in_one(num_workers: int, tmp_path: Path):
     def fitted(max_epochs: int, begin: Path | None = None) -> tuple[list[Tensor], list[list[int]]]:
