@@ -3,26 +3,31 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .attention import attend as attend
-from .conv import GATConv as GATConv
-from .conv import GATv2Conv as GATv2Conv
-from .models import GAT as GAT
-from .models import attention_of as attention_of
-
 if TYPE_CHECKING:
     from . import report as report
+    from .attention import attend as attend
+    from .conv import GATConv as GATConv
+    from .conv import GATv2Conv as GATv2Conv
+    from .models import GAT as GAT
+    from .models import attention_of as attention_of
     from .results import load as load
     from .training import Inductive as Inductive
     from .training import PaperStopping as PaperStopping
     from .training import Transductive as Transductive
 
-# Public name -> the file that defines it, read when the name is first used: Lightning alone takes seconds to import.
+# Public name -> the module that defines it, imported when the name is first used: torch takes a second to import,
+# Lightning some more, and the command has to choose how torch's threads wait before torch is imported.
 _LAZY = {
-    "load": "results",
-    "report": "report",
+    "GAT": "models",
+    "GATConv": "conv",
+    "GATv2Conv": "conv",
     "Inductive": "training",
     "PaperStopping": "training",
     "Transductive": "training",
+    "attend": "attention",
+    "attention_of": "models",
+    "load": "results",
+    "report": "report",
 }
 
 
@@ -34,4 +39,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*(name for name in globals() if name.startswith("__")), *_LAZY})

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from lightning import Trainer
 from omegaconf import DictConfig, OmegaConf
+from torch import nn
 from torch.multiprocessing.spawn import spawn
 from torch_geometric.data import Data
 
@@ -57,6 +58,7 @@ from .seeds import (
     trial,
     why_not_by,
 )
+from .threads import suited_threads
 from .training import (
     Inductive,
     MetricsFile,
@@ -111,7 +113,7 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
     watch = Watch()
     callbacks = [stopping, MetricsFile(folder / METRICS), resumable, Progress(f"{task.name}, seed {seed}"), watch]
     module = build_module(config, task, model)
-    with _deterministic():
+    with _deterministic(), suited_threads(elements(config, task, [model])):
         trainer = build_trainer(config, folder, callbacks)
         data = build_data(config, task, model, trainer, seed)
         if task.transductive and trainer.world_size > 1 and not in_batches(config) and not is_divided(trainer):
@@ -125,10 +127,10 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
             if fit is not None:  # a method of its own, without epochs
                 if not task.transductive:
                     raise ValueError(f"{type(model).__name__} fits itself on one graph, and {task.name} has many.")
-                device = trainer.strategy.root_device
-                model.to(device)
+                root = trainer.strategy.root_device
+                model.to(root)
                 start = time.perf_counter()
-                fit(task.train[0].clone().to(device))
+                fit(task.train[0].clone().to(root))
                 seconds = time.perf_counter() - start
                 val = trainer.validate(module, datamodule=data, verbose=False)[0][f"val_{name}"]
             else:
@@ -139,8 +141,9 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
             if watch.lost:
                 raise ValueError(missing(watch.lost, trainer.world_size)) from error
             raise
+        device = _device(trainer)
     outcome = Outcome(seed, name, score, val, stopping.epoch, stopping.best_epoch, seconds)
-    return leave(config, task, outcome, built, _device(trainer), folder)
+    return leave(config, task, outcome, built, device, folder)
 
 
 def save_config(config: DictConfig, seed: int, folder: Path) -> None:
@@ -326,12 +329,14 @@ def one_pass(
         {} if place.world == 1 else {"strategy": "auto", "devices": [place.device.index] if place.device.index else 1}
     )
     trainer, data = build_trainer(config, folder, callbacks, **alone), TaskData(task, sparse=sparse)
-    trainer.fit(module, datamodule=data, ckpt_path=checkpoint)
-    trainer.test(module, datamodule=data, verbose=False)
+    with suited_threads(elements(config, task, models)):
+        trainer.fit(module, datamodule=data, ckpt_path=checkpoint)
+        trainer.test(module, datamodule=data, verbose=False)
+        device = _device(trainer)
     for row, outcome in enumerate(outcomes(module, stopping)):
         if not (folders[outcome.seed] / RESULT).is_file():
             model = module.model[row].cpu()
-            leave(config, task, outcome, (model, *built[outcome.seed][1:]), _device(trainer), folders[outcome.seed])
+            leave(config, task, outcome, (model, *built[outcome.seed][1:]), device, folders[outcome.seed])
 
 
 def _seeds_of(checkpoint: Path) -> list[int]:
@@ -447,6 +452,14 @@ def numbers_of(config: DictConfig) -> dict[str, Any]:
     loader = {key: value for key, value in given["loader"].items() if key != "num_workers"}
     drawn = {"loader": loader} if in_batches(config) else {}
     return {**{key: given[key] for key in NUMBERS}, "trainer": shared, **drawn}
+
+
+def elements(config: DictConfig, task: Task, models: Sequence[nn.Module]) -> int:
+    """Estimate how many numbers a step computes: for each node and edge, the parameters per input feature."""
+    graphs = 1 if task.transductive else config.training.batch_size
+    size = sum(sorted((graph.num_nodes + graph.num_edges for graph in task.train), reverse=True)[:graphs])
+    parameters = sum(parameter.numel() for model in models for parameter in model.parameters())
+    return int(size * parameters // max(task.num_features, 1))
 
 
 def keep_memory() -> None:

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import os
+
+# Threads that wait for others leave their cores to those that work, rather than spin: beside other busy processes an
+# epoch is several times faster, and torch's threads no longer take cores from the kernels'. OpenMP reads this when
+# torch is imported; what the user has set stays.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import re
 import sys
 import time

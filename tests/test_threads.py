@@ -1,0 +1,81 @@
+"""How many threads a training uses, and how they wait."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from gat_pyg import threads
+from gat_pyg.threads import ELEMENTS, granted, suited_threads
+
+
+@pytest.fixture
+def eight(monkeypatch):
+    """A machine of eight cores, of which the user has chosen none."""
+    for name in threads.CHOSEN:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(threads, "granted", lambda: 8)
+    before = torch.get_num_threads()
+    torch.set_num_threads(8)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("elements", "expected"), [(0, 1), (ELEMENTS, 1), (3 * ELEMENTS, 3), (100 * ELEMENTS, 8)])
+def test_no_more_threads_than_the_work_keeps_busy(eight, elements, expected):
+    with suited_threads(elements) as number:
+        assert number == torch.get_num_threads() == expected
+    assert torch.get_num_threads() == 8
+
+
+def test_no_more_threads_than_the_machine_grants(eight, monkeypatch):
+    monkeypatch.setattr(threads, "granted", lambda: 2)
+    with suited_threads(100 * ELEMENTS) as number:
+        assert number == 2
+
+
+def test_the_number_is_restored_after_an_error(eight):
+    with pytest.raises(KeyError), suited_threads(0):
+        raise KeyError
+    assert torch.get_num_threads() == 8
+
+
+@pytest.mark.parametrize("name", threads.CHOSEN)
+def test_the_users_choice_stays(eight, monkeypatch, name):
+    monkeypatch.setenv(name, "8")
+    with suited_threads(0) as number:
+        assert number == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("max 100000\n", 64), ("150000 100000\n", 2), ("1000 100000\n", 1), ("no quota", 64)]
+)
+def test_a_containers_quota_counts(tmp_path, monkeypatch, text, expected):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    quota = tmp_path / "cpu.max"
+    assert granted(quota) == 64
+    quota.write_text(text)
+    assert granted(quota) == expected
+
+
+@pytest.mark.parametrize(("environment", "expected"), [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")])
+def test_the_command_decides_how_threads_wait_before_torch_is_imported(environment, expected):
+    code = """
+import os, sys
+class Torch:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            sys.exit(os.environ.get("OMP_WAIT_POLICY"))
+sys.meta_path.insert(0, Torch())
+import gat_pyg.run
+"""
+    inherited = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    done = subprocess.run([sys.executable, "-c", code], env=inherited | environment, capture_output=True, text=True)
+    assert done.stderr == expected + "\n"
+
+
+def test_the_package_alone_imports_no_torch():
+    code = "import sys, gat_pyg; sys.exit('torch' in sys.modules or 'GATConv' not in dir(gat_pyg))"
+    subprocess.run([sys.executable, "-c", code], check=True)
