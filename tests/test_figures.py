@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,15 +14,18 @@ import numpy as np
 import pytest
 import torch
 import torch_geometric.nn as pyg
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
+from sklearn.manifold import TSNE
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.utils import to_torch_csr_tensor
+from torch_geometric.utils import scatter, to_torch_csr_tensor
 
 import gat_pyg.report
 from gat_pyg import GAT, attention_of
-from gat_pyg.report.attended import UNKNOWN, Attended, colours, entropies, pairs, sizes, tsne
+from gat_pyg.report.attended import UNKNOWN, Attended, _tsne, colours, entropies, pairs, sizes, times_uniform, tsne
 from gat_pyg.report.figures import attention_figure, degree_figure, entropy_figure, neighbourhood_figure
+from gat_pyg.report.page import attention_page
 from graphs import ISOLATED, LOOPS, NO_EDGES, ONE_NODE, RANDOM, REPEATED, SQUARE, Graph
 from laws import assert_close
 
@@ -74,6 +78,41 @@ def test_uniform_attention_has_the_entropy_of_its_neighbourhoods_size(graph: Gra
         size = sizes(edge_index, graph.num_src)
         found = entropies(edge_index, alpha, graph.num_src)
         assert_close(found, size.log()[:, None].expand_as(found), str(graph))
+
+
+@pytest.mark.parametrize("graph", SQUARE, ids=str)
+def test_uniform_attention_is_one_time_uniform(graph: Graph) -> None:
+    if not graph.num_src:
+        return
+    for edge_index, alpha in Attended.of(model("constant"), data_of(graph)).layers:
+        times = times_uniform(edge_index, alpha, graph.num_src)
+        assert_close(times, torch.ones_like(alpha), str(graph))
+
+
+@pytest.mark.parametrize("net", [model(), pyg.TransformerConv(16, 3)], ids=["loops", "no loops"])
+@pytest.mark.parametrize("graph", SQUARE, ids=str)
+def test_times_uniform_has_mean_one_over_each_neighbourhood(graph: Graph, net: nn.Module) -> None:
+    if not graph.num_src:
+        return
+    for edge_index, alpha in Attended.of(net, data_of(graph)).layers:
+        times, size = times_uniform(edge_index, alpha, graph.num_src), sizes(edge_index, graph.num_src)
+        mean = scatter(times, edge_index[1], dim=0, dim_size=graph.num_src, reduce="mean")
+        assert_close(mean[size > 0], torch.ones_like(mean[size > 0]), str(graph))
+        alone = size[edge_index[1]] == 1
+        assert_close(times[alone], torch.ones_like(times[alone]), str(graph))
+        assert (times <= size[edge_index[1], None] + 1e-4).all()
+
+
+def test_a_small_neighbourhood_is_not_strong_attention() -> None:
+    """A chain's end, whose coefficients are 1/2, and a star's hub, which prefers one of its hundred leaves."""
+    star = torch.stack([torch.arange(1, 101), torch.zeros(100, dtype=torch.long)])
+    index = torch.cat([star, torch.tensor([[101, 102], [102, 102]])], 1)
+    alpha = torch.tensor([0.109, *[0.009] * 99, 0.5, 0.5])[:, None]
+    assert_close(alpha[:100].sum(), torch.tensor(1.0))
+    (ends, summed), (_, times) = pairs(index, alpha), pairs(index, times_uniform(index, alpha, 103), "mean")
+    assert ends[:, summed.argmax()].tolist() == [101, 102]
+    assert ends[:, times.argmax()].tolist() == [0, 1]
+    assert_close(times.max(), torch.tensor(10.9))
 
 
 def test_entropy_by_hand() -> None:
@@ -138,25 +177,132 @@ def test_places_are_the_same_for_the_same_seed() -> None:
     assert tsne(torch.zeros(4, 1)).isfinite().all()
 
 
+def test_figures_of_a_model_share_their_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls = []
+    fit = TSNE.fit_transform
+    monkeypatch.setattr(TSNE, "fit_transform", lambda self, x: calls.append(1) or fit(self, x))
+    _tsne.cache_clear()
+    net, data = model(), data_of(RANDOM)
+    attention_figure(net, data)
+    attention_figure(net, data, layer=1)
+    attention_page(net, data, tmp_path / "page.html")
+    assert len(calls) == 1
+    attention_figure(net, data, seed=1)
+    assert len(calls) == 2
+    features = Attended.of(net, data).features
+    tsne(features).zero_()
+    assert tsne(features).any()  # what a caller does to one result does not change the next
+
+
 def test_colours_differ() -> None:
     for K in (1, 7, 40, 121):
         assert len({*colours(K), UNKNOWN}) == K + 1
 
 
+def test_two_of_many_classes_have_the_colours_of_two() -> None:
+    net, data = GAT(16, [4], 16, heads=[2, 1]), data_of(RANDOM)
+    data.y = 3 + 8 * (torch.arange(40) % 2)
+    seen = Attended.of(net, data)
+    seen = replace(seen, prediction=seen.y)
+    assert [seen.colours[3], seen.colours[11]] == colours(2)
+    assert {colour for k, colour in enumerate(seen.colours) if k not in (3, 11)} == {UNKNOWN}
+
+
+def test_one_label_of_several() -> None:
+    net, data = model(), data_of(RANDOM)
+    data.y = torch.stack([torch.arange(40) % 2, torch.ones(40), torch.full((40,), math.nan)], 1)
+    logits = net.eval()(data.x, data.edge_index)
+    for label in range(3):
+        seen = Attended.of(net, data, label=label)
+        assert torch.equal(seen.y, data.y[:, label].nan_to_num(-1).long())
+        assert torch.equal(seen.prediction, (logits[:, label] > 0).long())
+        assert seen.class_names == [f"without label {label}", f"with label {label}"]
+    assert Attended.of(net, data, ["a", "b", "c"], label=1).class_names == ["without b", "with b"]
+    for figure in FIGURES:
+        figure(net, data, label=0, **({"layout": layout(data)} if figure is attention_figure else {}))
+
+
 # The figures ----------------------------------------------------------------------------------------------------------
 
 
-def test_edges_are_as_thick_as_their_attention() -> None:
+@pytest.mark.parametrize("scale", ["uniform", "sum"])
+def test_edges_are_as_thick_as_their_attention(scale: Any) -> None:
     data = data_of(RANDOM)
-    figure = attention_figure(model(), data, layout=layout(data))
+    figure = attention_figure(model(), data, scale=scale, layout=layout(data))
     (lines,) = [found for found in figure.axes[0].collections if isinstance(found, LineCollection)]
-    found, weight = pairs(*Attended.of(model(), data).layers[0])
+    edge_index, alpha = Attended.of(model(), data).layers[0]
+    found, weight = pairs(edge_index, alpha)
+    if scale == "uniform":
+        found, weight = pairs(edge_index, times_uniform(edge_index, alpha, 40), "mean")
     assert len(lines.get_segments()) == found.size(1)
     widths = torch.tensor(np.asarray(lines.get_linewidths()), dtype=torch.float32)
     assert_close(widths / widths.max(), weight.sort().values / weight.max())
     order = weight.sort().indices
     ends = torch.tensor(np.stack(lines.get_segments()), dtype=torch.float32)
     assert_close(ends, layout(data)[found.t()[order]])
+
+
+def caption(figure: Any) -> str:
+    return " ".join(figure.get_supxlabel().split())
+
+
+@pytest.mark.parametrize("draw", FIGURES)
+def test_captions_say_what_is_seen(draw: Any) -> None:
+    data = data_of(RANDOM)
+    options = {"layout": layout(data)} if draw is attention_figure else {}
+    figure = draw(model("constant"), data, **options)
+    uniform = "are 1.00/1.00/1.00 times uniform, the largest 1.00: attention is nearly a mean."
+    assert f"Layer 1: the 5/50/95 % quantiles of the coefficients {uniform}" in caption(figure)
+
+    sharp = model()
+    with torch.no_grad():
+        sharp.convs[0].att_src.mul_(1e4)
+    seen = Attended.of(sharp, data)
+    edge_index, alpha = seen.layers[0]
+    size = sizes(edge_index, 40)
+    times = (alpha * size[edge_index[1], None])[size[edge_index[1]] > 1]
+    low, median, high = times.flatten().quantile(torch.tensor([0.05, 0.5, 0.95])).tolist()
+    spread = entropies(edge_index, alpha, 40)[size > 1].exp().mean().item()
+    found = caption(draw(sharp, data, **options))
+    assert f"{low:.2f}/{median:.2f}/{high:.2f} times uniform, the largest {times.max():.2f}: on average" in found
+    assert f"spread over {spread:.1f} of the {size[size > 1].mean().item():.1f} nodes of a neighbourhood." in found
+
+
+def test_captions_lie_below_what_they_describe() -> None:
+    data = data_of(RANDOM)
+    for draw in FIGURES:
+        figure = draw(model(), data, **({"layout": layout(data)} if draw is attention_figure else {}))
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        figure.draw_without_rendering()
+        (text,) = [text for text in figure.texts if text.get_text() == figure.get_supxlabel()]
+        box = text.get_window_extent(renderer)
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1, draw
+        others = [axes.get_tightbbox(renderer) for axes in figure.axes if axes.get_visible()]
+        others += [legend.get_window_extent(renderer) for legend in figure.legends]
+        assert not any(box.overlaps(other) for other in others), draw
+
+
+def test_relative_entropy_is_between_nothing_and_uniform() -> None:
+    data = data_of(RANDOM)
+    for mechanism in ("additive", "constant"):
+        for axes in entropy_figure(model(mechanism), data).axes:
+            if not axes.get_visible():
+                continue
+            low, high = axes.get_xlim()
+            assert low < 0 and 1 < high < 1.1
+            (line,) = axes.lines
+            assert list(line.get_xdata()) == [1, 1]
+            counts = [bar.get_height() for bar in axes.patches]
+            assert sum(counts) == 40
+            assert mechanism == "additive" or counts[-1] == 40
+
+
+def test_largest_coefficients_lie_between_uniform_and_all() -> None:
+    for mechanism in ("additive", "constant"):
+        axes = degree_figure(model(mechanism), data_of(RANDOM)).axes[0]
+        among, largest = np.asarray(axes.collections[0].get_offsets()).T
+        assert (largest >= 1 - 1e-5).all() and (largest <= among + 1e-5).all()
+        assert mechanism == "additive" or np.allclose(largest, 1)
 
 
 @pytest.mark.parametrize("figure", FIGURES)
@@ -185,7 +331,7 @@ def test_every_graph_is_drawn(graph: Graph, net: nn.Module) -> None:
 def test_legends_name_what_is_there() -> None:
     data = data_of(RANDOM, classes=2)
     data.y[5] = -1
-    figure = attention_figure(model(), data, classes=["one", "two", "three"], layout=layout(data))
+    figure = attention_figure(model(), data, class_names=["one", "two", "three"], layout=layout(data))
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "two", "unknown"]
     data.y = None
     assert attention_figure(model(), data, layout=layout(data)).legends[0].get_title().get_text() == "predicted class"
@@ -198,7 +344,20 @@ def test_chosen_neighbourhoods() -> None:
     assert axes[0].get_title() == "node 0, class 0\nthe largest 2 of 5 neighbours"
     assert axes[1].get_title() == "node 2, unknown class\nall neighbours"
     assert sorted(text.get_text() for text in axes[1].get_yticklabels()) == ["0", "2 (itself)"]
-    assert [bar.get_width() for bar in axes[0].patches] == pytest.approx([0.2, 0.2])
+    assert [bar.get_width() for bar in axes[0].patches] == pytest.approx([1, 1])
+    assert "nodes whose attention is furthest" not in caption(neighbourhood_figure(model(), data, nodes=[0]))
+
+
+def test_the_nodes_shown_by_default_are_explained() -> None:
+    data, net = data_of(RANDOM), model()
+    edge_index, alpha = Attended.of(net, data).layers[0]
+    below = sizes(edge_index, 40).log() - entropies(edge_index, alpha, 40).mean(-1)
+    nodes = below.topk(6).indices.tolist()
+    figure = neighbourhood_figure(net, data)
+    assert [axes.get_title().split(",")[0] for axes in figure.axes] == [f"node {node}" for node in nodes]
+    reason = "These are the 6 of 40 nodes whose attention is furthest from uniform: their entropy is "
+    values = f"{below[nodes].min().item():.2g} to {below[nodes].max().item():.2g} nats below that of uniform attention"
+    assert f"{reason}{values}, the median node's {below.median().item():.2g}." in caption(figure)
 
 
 def test_bad_input() -> None:
@@ -216,12 +375,15 @@ def test_bad_input() -> None:
             return self.conv(x, edge_index).mean(0)
 
     for message, call in {
-        r"y has shape \(40, 2\), expected \(40,\)": lambda: entropy_figure(net, several),
+        r"y has shape \(40, 2\), expected \(40,\).*to show: label=0": lambda: entropy_figure(net, several),
+        r"label is 1 and y has shape \(40,\), expected \(40, K\)": lambda: entropy_figure(net, data, label=1),
+        "label is 3, expected 0 to 2": lambda: entropy_figure(net, several, label=3),
+        "scale is 'alpha', expected 'uniform' or 'sum'": lambda: attention_figure(net, data, scale="alpha"),
         "edge_index is a torch.sparse_csr, expected a dense tensor": lambda: entropy_figure(net, matrix),
         "the graph has no nodes": lambda: entropy_figure(net, Data(x=data.x[:0], edge_index=data.edge_index[:, :0])),
         r"Pooled gives shape \(3,\), expected \(40, K\)": lambda: entropy_figure(Pooled(), data),
         "no layer of Linear takes return_attention_weights": lambda: entropy_figure(nn.Linear(16, 3), data),
-        "classes has 2 names, expected 3": lambda: entropy_figure(net, data, classes=["one", "two"]),
+        "class_names has 2 names, expected 3": lambda: entropy_figure(net, data, class_names=["one", "two"]),
         "layer is 2, expected 0 to 1": lambda: attention_figure(net, data, layer=2, layout=layout(data)),
         r"layout has shape \(3, 2\), expected finite numbers \[40, 2\]": lambda: attention_figure(
             net, data, layout=torch.zeros(3, 2)
@@ -240,6 +402,7 @@ def test_bad_input() -> None:
 def test_what_to_install_is_told(missing: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [missing, *(name for name in sys.modules if name.startswith(f"{missing}."))]:
         monkeypatch.setitem(sys.modules, name, None)
+    _tsne.cache_clear()
     with pytest.raises(ImportError, match=rf"{message}.*pip install 'gat_pyg\[report\]'"):
         attention_figure(model(), data_of(RANDOM))
 

@@ -6,8 +6,10 @@ import colorsys
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
@@ -28,8 +30,8 @@ class Attended:
     Attributes:
         features: `[N, F']`, the first attention layer's output, before what follows it.
         y: `[N]`, the class of each node, -1 where it is unknown, as everywhere where the graph has no y.
-        prediction: `[N]`, the class of the largest logit.
-        classes: the K names.
+        prediction: `[N]`, the class of the largest logit, or by the sign of the logit of one label.
+        class_names: the names of the K classes.
         layers: for each attention layer in the order they run, `(edge_index [2, E], alpha [E, H])`, where
             `edge_index[1]`, dst, is the node that attends.
 
@@ -37,25 +39,33 @@ class Attended:
         >>> from gat_pyg.models import GAT
         >>> data = Data(x=torch.randn(3, 16), edge_index=torch.tensor([[0, 1], [1, 2]]), y=torch.tensor([0, 1, 1]))
         >>> seen = Attended.of(GAT(16, [8], 2, heads=[8, 1]), data)
-        >>> seen.features.shape, seen.classes, [alpha.shape for _, alpha in seen.layers]
+        >>> seen.features.shape, seen.class_names, [alpha.shape for _, alpha in seen.layers]
         (torch.Size([3, 64]), ['class 0', 'class 1'], [torch.Size([5, 8]), torch.Size([5, 1])])
     """
 
     features: Tensor
     y: Tensor
     prediction: Tensor
-    classes: list[str]
+    class_names: list[str]
     layers: list[tuple[Tensor, Tensor]]
 
     @classmethod
-    def of(cls, model: nn.Module, data: Data, classes: Sequence[str] | None = None) -> Attended:
+    def of(
+        cls, model: nn.Module, data: Data, class_names: Sequence[str] | None = None, label: int | None = None
+    ) -> Attended:
         """Run the model once on the graph, without dropout.
+
+        Args:
+            model: any module whose layers take `return_attention_weights`, ours or PyG's.
+            data: a graph with `x`, `edge_index` and, where known, `y`.
+            class_names: the names of the K classes; "class 0", "class 1", ... by default.
+            label: for multi-label data, the label to show. The two classes are the nodes without and with it.
 
         Raises:
             ValueError: if no layer gives its attention, or the graph, its labels, the model's output or the number of
                 names is not of the form told above.
         """
-        _check(data)
+        _check(data, label)
         N = data.num_nodes
         ran: list[tuple[nn.Module, Tensor]] = []  # the attention layers in their order, then the model
 
@@ -74,19 +84,26 @@ class Attended:
             raise ValueError(
                 f"{type(model).__name__} gives shape {tuple(logits.shape)}, expected ({N}, K): logits for each node."
             )
-        prediction = logits.argmax(-1).cpu()
-        y = torch.full((N,), -1) if data.y is None else data.y.cpu().long()
-        K = max(logits.size(1), int(y.max()) + 1)
-        names = [f"class {k}" for k in range(K)] if classes is None else list(classes)
+        y = torch.full((N,), -1) if data.y is None else data.y.cpu()
+        K = max(logits.size(1), int(y.max()) + 1) if y.dim() == 1 else logits.size(1)
+        names = [f"class {k}" for k in range(K)] if class_names is None else list(class_names)
         if len(names) != K:
-            raise ValueError(f"classes has {len(names)} names, expected {K}: one for each class.")
+            raise ValueError(f"class_names has {len(names)} names, expected {K}: one for each class.")
+        prediction = logits.argmax(-1).cpu()
+        if label is not None:
+            if not 0 <= label < K:
+                raise ValueError(f"label is {label}, expected 0 to {K - 1}: one of the model's labels.")
+            y = y if y.dim() == 1 else y[:, label].nan_to_num(-1)
+            prediction = (logits[:, label] > 0).long().cpu()
+            name = f"label {label}" if class_names is None else names[label]
+            names = [f"without {name}", f"with {name}"]
         layers = []
         for (layer, _), (edge_index, alpha) in zip(ran, attention, strict=False):
             backwards = getattr(layer, "flow", "source_to_target") == "target_to_source"
             edge_index = edge_index.flip(0) if backwards else edge_index
             alpha = alpha if alpha.dim() == 2 else alpha[:, None]  # a single head without its axis
             layers.append((edge_index.cpu(), alpha.float().cpu()))
-        return cls(ran[0][1].detach().float().cpu(), y, prediction, names, layers)
+        return cls(ran[0][1].detach().float().cpu(), y.long(), prediction, names, layers)
 
     @property
     def num_nodes(self) -> int:
@@ -98,6 +115,16 @@ class Attended:
         """The classes to colour the nodes by, `[N]`: y, or the prediction where no class is known."""
         return self.y if (self.y >= 0).any() else self.prediction
 
+    @property
+    def colours(self) -> list[str]:
+        """A colour for each class; of more than nine classes, only those that occur share the palette."""
+        K = len(self.class_names)
+        occur = range(K)
+        if len(_COLOURS) < K:
+            occur = [k for k in torch.cat([self.y, self.prediction]).unique().tolist() if k >= 0]
+        palette = dict(zip(occur, colours(len(occur)), strict=True))
+        return [palette.get(k, UNKNOWN) for k in range(K)]
+
     def layer(self, number: int) -> tuple[Tensor, Tensor]:
         """`(edge_index, alpha)` of one layer, counted from 0.
 
@@ -108,28 +135,60 @@ class Attended:
             raise ValueError(f"layer is {number}, expected 0 to {len(self.layers) - 1}: the attention layers.")
         return self.layers[number]
 
+    def describe(self, number: int) -> str:
+        """Describe how far the attention of one layer, counted from 0, is from uniform: one sentence for a caption.
 
-def _check(data: Data) -> None:
+        The quantiles are those of every head's coefficients. Nodes with a single neighbour are left out: theirs are
+        always 1.
+        """
+        edge_index, alpha = self.layer(number)
+        size = sizes(edge_index, self.num_nodes)
+        choosing = size > 1
+        times = times_uniform(edge_index, alpha, self.num_nodes)[choosing[edge_index[1]]].numpy()
+        if not times.size:
+            return f"Layer {number + 1}: no node has two neighbours to choose between."
+        low, median, high = np.quantile(times, (0.05, 0.5, 0.95))
+        verdict = "attention is nearly a mean"
+        if low < 0.8 or high > 1.25:
+            spread = float(entropies(edge_index, alpha, self.num_nodes)[choosing].exp().mean())
+            mean = float(size[choosing].mean())
+            verdict = f"on average, attention is spread over {spread:.1f} of the {mean:.1f} nodes of a neighbourhood"
+        return (
+            f"Layer {number + 1}: the 5/50/95 % quantiles of the coefficients are {low:.2f}/{median:.2f}/{high:.2f} "
+            f"times uniform, the largest {times.max():.2f}: {verdict}."
+        )
+
+
+def _check(data: Data, label: int | None) -> None:
     edge_index, N = data.edge_index, data.num_nodes
     if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
         kind = edge_index.layout if isinstance(edge_index, Tensor) else type(edge_index).__name__
         raise ValueError(f"edge_index is a {kind}, expected a dense tensor [2, E].")
     if not N:
         raise ValueError("the graph has no nodes, expected at least one.")
-    if data.y is not None and data.y.shape != (N,):
+    if data.y is None:
+        return
+    if label is None and data.y.shape != (N,):
         raise ValueError(
             f"y has shape {tuple(data.y.shape)}, expected ({N},): one class for each node. "
-            "Of several labels, choose one to show: data.y = data.y[:, 0].long()."
+            "Of several labels, choose the one to show: label=0."
+        )
+    if label is not None and (data.y.dim() != 2 or data.y.size(0) != N):
+        raise ValueError(
+            f"label is {label} and y has shape {tuple(data.y.shape)}, expected ({N}, K): several labels for each node. "
+            "Omit label to show one class for each node."
         )
 
 
-def pairs(edge_index: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-    r"""The thickness of Figure 2, `[M]`, and the M pairs of nodes i < j that it is of, `[2, M]`.
+def pairs(edge_index: Tensor, values: Tensor, reduce: str = "sum") -> tuple[Tensor, Tensor]:
+    r"""Combine an edge's values, `[E, H]`, with its opposite's: the M pairs of nodes i < j, `[2, M]`, and `[M]` values.
+
+    With coefficients and "sum" it is the thickness of the paper's Figure 2:
 
     .. math:: \sum_{k=1}^{H} \alpha^k_{ij} + \alpha^k_{ji}
 
-    An edge without its opposite, as of a directed graph, gives its own share; a self-loop gives none; repeated edges
-    add up.
+    "mean" is the mean of both directions and all heads. An edge without its opposite, as of a directed graph, counts
+    alone; self-loops are left out; repeated edges count each.
 
     Example:
         >>> pairs(torch.tensor([[0, 1, 1, 0], [1, 0, 1, 0]]), torch.tensor([[0.7], [0.2], [0.3], [0.8]]))
@@ -138,8 +197,26 @@ def pairs(edge_index: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
     """
     apart = edge_index[0] != edge_index[1]
     ends = edge_index[:, apart].sort(dim=0).values
-    found, weight = coalesce(ends, alpha.sum(-1)[apart], reduce="sum")
+    of_edge = values.sum(-1) if reduce == "sum" else values.mean(-1)
+    found, weight = coalesce(ends, of_edge[apart], reduce=reduce)
     return found, weight
+
+
+def times_uniform(edge_index: Tensor, alpha: Tensor, num_nodes: int) -> Tensor:
+    r"""The coefficients relative to uniform attention, `[E, H]`: 1 where they are those of a mean.
+
+    .. math:: |\mathcal{N}_i| \, \alpha^k_{ij}
+
+    A coefficient alone is large where the neighbourhood is small. The mean of this over any neighbourhood is 1, and it
+    lies between 0 and the neighbourhood's size.
+
+    Example:
+        >>> times_uniform(torch.tensor([[0, 1, 2], [0, 0, 2]]), torch.tensor([[0.75], [0.25], [1.0]]), 3)
+        tensor([[1.5000],
+                [0.5000],
+                [1.0000]])
+    """
+    return sizes(edge_index, num_nodes)[edge_index[1], None] * alpha
 
 
 def entropies(edge_index: Tensor, alpha: Tensor, num_nodes: int) -> Tensor:
@@ -163,34 +240,40 @@ def sizes(edge_index: Tensor, num_nodes: int) -> Tensor:
 
 
 def tsne(features: Tensor, seed: int = 0) -> Tensor:
-    """The nodes in the plane by t-SNE of their features: `[N, F']` to `[N, 2]`.
+    """Place the nodes in the plane by t-SNE of their features: `[N, F']` to `[N, 2]`.
 
     Of more than 50 features the 50 principal components are taken, and the nodes start from the first two. The number
     of steps is fixed, so the time grows as N log N: 13 s of one core for Cora's 2,708 nodes, 50 s for Pubmed's 19,717,
     for which, as for all graphs above 5,000 nodes, the steps are half as many and coarser. The same seed gives the same
-    places.
+    places, and is computed once: the last two results are kept, so that figures and pages of a model share them.
 
     Raises:
         ImportError: where scikit-learn is missing.
         ValueError: if there are fewer than 4 nodes, or a feature is not finite.
     """
-    try:
-        from sklearn.decomposition import PCA
-        from sklearn.manifold import TSNE
-    except ImportError as error:
-        raise ImportError(f"the places of the nodes need scikit-learn: {EXTRA}") from error
     N, F = features.shape
     if N < 4:
         raise ValueError(f"the graph has {N} nodes, expected at least 4: t-SNE places nodes by their neighbours.")
     if not features.isfinite().all():
         raise ValueError("the first layer's output is not finite, expected numbers. Was the model trained to the end?")
-    x = features.numpy()
+    return torch.from_numpy(_tsne(features.float().numpy().tobytes(), N, F, seed).copy())
+
+
+@lru_cache(maxsize=2)
+def _tsne(content: bytes, N: int, F: int, seed: int) -> np.ndarray:
+    try:
+        from sklearn.decomposition import PCA
+        from sklearn.manifold import TSNE
+    except ImportError as error:
+        raise ImportError(f"the places of the nodes need scikit-learn: {EXTRA}") from error
+    x = np.frombuffer(content, np.float32).reshape(N, F)
     if min(N, F) > 50:
         x = PCA(50, random_state=seed).fit_transform(x)
     start = "pca" if F > 1 and x.std() > 0 else "random"
     coarse = {"angle": 0.8, "max_iter": 500} if N > 5000 else {}
     method = TSNE(perplexity=min(30.0, (N - 1) / 3), init=start, random_state=seed, **coarse)
-    return torch.from_numpy(method.fit_transform(x))
+    found: np.ndarray = method.fit_transform(x)
+    return found
 
 
 def places(seen: Attended, layout: Tensor | None, seed: int) -> Tensor:

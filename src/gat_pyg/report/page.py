@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from ..results import write_whole
-from .attended import UNKNOWN, Attended, colours, places
+from .attended import UNKNOWN, Attended, places
 
 SCALE = 65535  # coefficients are written as 16-bit integers, so many to one: right to 8e-6
 
@@ -26,7 +26,8 @@ def attention_page(
     data: Data,
     path: str | Path,
     *,
-    classes: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
+    label: int | None = None,
     title: str | None = None,
     layout: Tensor | None = None,
     seed: int = 0,
@@ -37,7 +38,7 @@ def attention_page(
     prediction and what it attends to. The file holds its data; a browser opens it from disk.
 
     Args:
-        model, data, classes, layout, seed: as of `attention_figure`.
+        model, data, class_names, label, layout, seed: as of `attention_figure`.
         path: the HTML file to write.
         title: what it is headed; the model's class where not given.
 
@@ -50,7 +51,7 @@ def attention_page(
 
     Cost: about 6 MB for Pubmed's 44,324 edges and 16 heads: 3 bytes for each edge, each way and each head.
     """
-    seen = Attended.of(model, data, classes)
+    seen = Attended.of(model, data, class_names, label)
     place = places(seen, layout, seed)
     content = _content(seen, place, title or f"The attention of a trained {type(model).__name__}")
     text = json.dumps(content, ensure_ascii=False).replace("<", "\\u003c")  # nothing in it ends the script
@@ -81,8 +82,8 @@ def _content(seen: Attended, place: Tensor, title: str) -> dict[str, Any]:
         )
     return {
         "title": title,
-        "classes": seen.classes,
-        "colours": colours(len(seen.classes)),
+        "classes": seen.class_names,
+        "colours": seen.colours,
         "unknown": UNKNOWN,
         "place": _text((place - (low + high) / 2) / span, "<f4"),  # [N, 2], the longer side from -1/2 to 1/2
         "y": _text(seen.y, "<i2"),
