@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from gat_pyg import GAT
-from gat_pyg.report.attended import Attended
+from gat_pyg.report.attended import Attended, pairs, times_uniform
 from gat_pyg.report.page import SCALE, attention_page
 from graphs import ISOLATED, LOOPS, NO_EDGES, ONE_NODE, RANDOM, Graph
 from laws import assert_close
@@ -48,9 +48,14 @@ def page_of(path: Path, **options: Any) -> tuple[str, dict[str, Any], Attended]:
     data = data_of(ISOLATED)
     attention_page(model(), data, path, layout=layout(data), **options)
     text = path.read_text(encoding="utf-8")
+    return text, content_of(text), Attended.of(model(), data)
+
+
+def content_of(text: str) -> dict[str, Any]:
     found = re.search(r'<script id="content" type="application/json">(.*?)</script>', text, re.DOTALL)
     assert found
-    return text, json.loads(found[1]), Attended.of(model(), data)
+    content: dict[str, Any] = json.loads(found[1])
+    return content
 
 
 def array(text: str, dtype: str) -> Tensor:
@@ -63,17 +68,42 @@ def test_the_page_holds_every_number(tmp_path: Path) -> None:
     assert array(content["prediction"], "<i2").tolist() == seen.prediction.tolist()
     assert len(content["lists"]) == 1  # both layers have the same edges
     for layer, (edge_index, alpha) in zip(content["layers"], seen.layers, strict=True):
+        assert layer["caption"] == seen.describe(content["layers"].index(layer))
         assert array(content["lists"][layer["list"]], "<i4").view(2, -1).tolist() == edge_index.tolist()
-        found = array(layer["alpha"], "<u2").view(layer["heads"], -1).t() / SCALE
-        assert (found - alpha).abs().max() <= 0.5 / SCALE + 1e-7
+        found = (array(layer["alpha"], "<u2").view(layer["heads"], -1).t() / SCALE).square()
+        assert ((found - alpha).abs() <= alpha.sqrt() / SCALE + 1e-7).all()
     place, given = array(content["place"], "<f4").view(-1, 2), layout(data_of(ISOLATED)).double()
     assert place.abs().max() == 0.5
     apart = torch.cdist(given, given) / torch.cdist(place, place)
     assert_close(apart[0, 1:].float(), apart[0, 1].float().expand(5))  # the same picture, smaller
 
 
+def test_uniform_attention_of_a_hub_is_one_time_uniform(tmp_path: Path) -> None:
+    """5,000 neighbours: a coefficient of 1/5000 itself, in 16 bits, would be 0.8 % too small."""
+    N = 5000
+    data = Data(x=torch.zeros(N, 16), edge_index=torch.stack([torch.arange(N), torch.zeros(N, dtype=torch.long)]))
+    attention_page(
+        GAT(16, [4], 3, [2, 1], mechanism="constant"), data, tmp_path / "page.html", layout=torch.zeros(N, 2)
+    )
+    content = content_of((tmp_path / "page.html").read_text(encoding="utf-8"))
+    for layer in content["layers"]:
+        dst = array(content["lists"][layer["list"]], "<i4").view(2, -1)[1].long()
+        alpha = (array(layer["alpha"], "<u2").view(layer["heads"], -1) / SCALE).square()
+        times = alpha * dst.bincount(minlength=N)[dst]
+        assert ((times - 1).abs() < 2e-3).all()
+
+
+def test_one_label_of_several(tmp_path: Path) -> None:
+    data = data_of(ISOLATED)
+    data.y = torch.stack([data.y == 0, data.y == 1, data.y == 2], 1).float()
+    attention_page(model(), data, tmp_path / "page.html", layout=layout(data), class_names=["a", "b", "c"], label=1)
+    content = content_of((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert content["classes"] == ["without b", "with b"] and len(content["colours"]) == 2
+    assert array(content["y"], "<i2").tolist() == data.y[:, 1].tolist()
+
+
 def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
-    text, content, _ = page_of(tmp_path / "page.html", title="<b>A & B</b>", classes=["</script>", "1", "2"])
+    text, content, _ = page_of(tmp_path / "page.html", title="<b>A & B</b>", class_names=["</script>", "1", "2"])
     assert not re.search(r"https?:|//[a-z]+\.|@import|url\(|\bfetch\(|<link[^>]+href=\"(?!data:)|<script[^>]+src", text)
     assert "default-src 'none'" in text and "{{" not in text
     assert text.count("</script>") == 2 and content["classes"][0] == "</script>"
@@ -121,11 +151,21 @@ def console_of(page: Path, folder: Path) -> list[str]:
     return found
 
 
+def said(page: Path, script: str, folder: Path) -> Any:
+    """What the script, run at the end of the page, tells by `tell(value)`; nothing else may be on the console."""
+    tell = 'const tell = value => console.log("TOLD" + JSON.stringify(value));'
+    text = page.read_text(encoding="utf-8").replace("</body>", f"<script>{tell}{script}</script></body>")
+    page.write_text(text, encoding="utf-8")
+    lines = console_of(page, folder)
+    assert len(lines) == 1 and lines[0].startswith("TOLD"), lines
+    return json.loads(lines[0].removeprefix("TOLD").replace('\\"', '"'))
+
+
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
     """The pointer is put on node 2, which attends to itself, 0 and 4; then on a single head of the first layer."""
     path = tmp_path / "page.html"
-    text, _, seen = page_of(path)
+    _, _, seen = page_of(path)
     edge_index, alpha = seen.layers[0]
     script = """
       const at = i => Object.fromEntries(["clientX", "clientY"].map((key, axis) => [key, seenAt(i)[axis]]));
@@ -133,24 +173,83 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
       const told = [look(2)];
       $("head").value = 1;
       $("head").dispatchEvent(new Event("change"));
-      told.push($("card").innerText, look(5));
+      told.push($("card").innerText, look(5), $("caption").innerText);
       const wait = setInterval(() => {
         if (document.body.dataset.state !== "painted" || !picture) return;
         clearInterval(wait);
         const pixels = front.getImageData(0, 0, canvas.width, canvas.height).data;
-        console.log("TOLD" + JSON.stringify([...told, pixels.some(value => value > 0)]));
+        tell([...told, pixels.some(value => value > 0)]);
       }, 20);
     """
-    path.write_text(text.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
-    lines = console_of(path, tmp_path / "browser")
-    assert len(lines) == 1 and lines[0].startswith("TOLD"), lines
-    summed, single, alone, painted = json.loads(lines[0].removeprefix("TOLD"))
+    mean, single, alone, caption, painted = said(path, script, tmp_path / "browser")
     assert painted
-    for card, value in ((summed, alpha.sum(-1)), (single, alpha[:, 1])):
-        assert card.startswith("Node 2\n") and f"class: {seen.classes[2]}" in card
-        assert f"prediction: {seen.classes[seen.prediction[2]]}" in card
-        for src, coefficient in zip(edge_index[0], value, strict=True):
-            if (edge_index[:, edge_index[0] == src][1] == 2).any():
-                mine = value[(edge_index[0] == src) & (edge_index[1] == 2)].item()
-                assert f"{mine:.3f}" in card, (card, coefficient)
-    assert alone.startswith("Node 5\n") and "5 (itself)" in alone
+    assert caption == seen.describe(0)
+    times = times_uniform(edge_index, alpha, seen.num_nodes)
+    for card, chosen in ((mean, slice(None)), (single, slice(1, 2))):
+        assert card.startswith("Node 2\n") and f"class: {seen.class_names[2]}" in card
+        assert f"prediction: {seen.class_names[seen.prediction[2]]}" in card
+        for edge in (edge_index[1] == 2).nonzero().view(-1):
+            for value, digits in ((times, 2), (alpha, 3)):
+                assert f"{value[edge, chosen].mean().item():.{digits}f}" in card, (card, edge)
+    assert alone.startswith("Node 5\n") and "5 (itself)" in alone and "\t1.00\t1.00\t1.000" in alone
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+def test_the_strongest_edges_are_not_those_of_small_neighbourhoods(tmp_path: Path) -> None:
+    data = data_of(RANDOM)
+    path = attention_page(model(), data, tmp_path / "page.html", layout=layout(data))
+    script = """
+      const {postMessage} = worker, sent = {};
+      worker.postMessage = data => { Object.assign(sent, data); };
+      choose();
+      $("share").value = 10;
+      $("share").dispatchEvent(new Event("input"));
+      const pairs = Array.from(sent.order.subarray(0, drawn), pair => [sent.ends[2 * pair], sent.ends[2 * pair + 1]]);
+      tell([pairs, $("shown").innerText]);
+    """
+    pairs_shown, shown = said(path, script, tmp_path / "browser")
+    edge_index, alpha = Attended.of(model(), data).layers[0]
+    ends, weight = pairs(edge_index, times_uniform(edge_index, alpha, 40), "mean")
+    strongest = weight.topk(round(len(weight) / 10))
+    assert sorted(pairs_shown) == sorted(ends[:, strongest.indices].t().tolist())
+    assert shown == f"strongest 10 %, at least {strongest.values[-1]:.2f} times uniform"
+    _, summed = pairs(edge_index, alpha)
+    assert set(summed.topk(len(pairs_shown)).indices.tolist()) != set(strongest.indices.tolist())
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+def test_finding_a_node(tmp_path: Path) -> None:
+    """Out of range it says so; else the node is centred, and the rest fades."""
+    path = tmp_path / "page.html"
+    page_of(path)
+    script = """
+      const find = value => { $("find").value = value; $("find").dispatchEvent(new Event("change")); };
+      find(6);
+      const told = [$("missing").hidden, $("missing").innerText, $("card").hidden];
+      const wait = (then) => { const timer = setInterval(() => {
+        if (document.body.dataset.state !== "painted" || !picture) return;
+        clearInterval(timer);
+        then();
+      }, 20); };
+      const opaque = () => {  // of a copy: a browser warns of reading the same canvas twice
+        const {width, height} = canvas, copy = new OffscreenCanvas(width, height).getContext("2d");
+        copy.drawImage(canvas, 0, 0);
+        const {data} = copy.getImageData(0, 0, width, height);
+        return data.reduce((most, value, at) => at % 4 === 3 ? Math.max(most, value) : most, 0);  // opacities
+      };
+      wait(() => {
+        const before = opaque();
+        find(5);  // it has no neighbours, so all else is the faded picture
+        const [x, y] = seenAt(5);
+        const name = $("card").innerText.split("\\n")[0];
+        told.push($("missing").hidden, name, x - (innerWidth + beside()) / 2, y - innerHeight / 2);
+        wait(() => {
+          front.clearRect(x - 20, y - 20, 40, 40);
+          tell([...told, before, opaque()]);
+        });
+      });
+    """
+    hidden, missing, card, again, node, dx, dy, before, after = said(path, script, tmp_path / "browser")
+    assert not hidden and card and missing == "There is no node 6: the nodes are 0 to 5."
+    assert again and node == "Node 5" and abs(dx) < 1 and abs(dy) < 1
+    assert before > 200 and after < 60

@@ -119,7 +119,7 @@ class Attended:
     def colours(self) -> list[str]:
         """A colour for each class; of more than nine classes, only those that occur share the palette."""
         K = len(self.class_names)
-        occur = range(K)
+        occur: Sequence[int] = range(K)
         if len(_COLOURS) < K:
             occur = [k for k in torch.cat([self.y, self.prediction]).unique().tolist() if k >= 0]
         palette = dict(zip(occur, colours(len(occur)), strict=True))

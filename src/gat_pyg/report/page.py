@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 from ..results import write_whole
 from .attended import UNKNOWN, Attended, places
 
-SCALE = 65535  # coefficients are written as 16-bit integers, so many to one: right to 8e-6
+SCALE = 65535  # the root of a coefficient is a 16-bit integer, 65535 for 1: right to 0.2 % even where it is 1/5000
 
 
 def attention_page(
@@ -35,7 +35,8 @@ def attention_page(
     """Write a page that shows every layer's and head's attention on a graph, drawn as `attention_figure` draws it.
 
     One can zoom, pan, choose layer and head, show the strongest edges only, and point at a node for its class, its
-    prediction and what it attends to. The file holds its data; a browser opens it from disk.
+    prediction and what it attends to. Strong means large in times uniform, |N_i| alpha_ij: a large coefficient alone
+    may only mean few neighbours. The file holds its data; a browser opens it from disk.
 
     Args:
         model, data, class_names, label, layout, seed: as of `attention_figure`.
@@ -78,7 +79,12 @@ def _content(seen: Attended, place: Tensor, title: str) -> dict[str, Any]:
         known = next((n for n, found in enumerate(lists) if torch.equal(found, edge_index)), len(lists))
         lists += [edge_index] if known == len(lists) else []
         layers.append(
-            {"list": known, "heads": alpha.size(1), "alpha": _text((alpha.t().clamp(max=1) * SCALE).round(), "<u2")}
+            {
+                "list": known,
+                "heads": alpha.size(1),
+                "alpha": _text((alpha.t().clamp(max=1).sqrt() * SCALE).round(), "<u2"),
+                "caption": seen.describe(layer - 1),
+            }
         )
     return {
         "title": title,
@@ -89,7 +95,7 @@ def _content(seen: Attended, place: Tensor, title: str) -> dict[str, Any]:
         "y": _text(seen.y, "<i2"),
         "prediction": _text(seen.prediction, "<i2"),
         "lists": [_text(edge_index, "<i4") for edge_index in lists],  # [2, E]
-        "layers": layers,  # alpha: [H, E]
+        "layers": layers,  # alpha: [H, E], the roots of the coefficients
     }
 
 
