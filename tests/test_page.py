@@ -158,7 +158,7 @@ def said(page: Path, script: str, folder: Path) -> Any:
     page.write_text(text, encoding="utf-8")
     lines = console_of(page, folder)
     assert len(lines) == 1 and lines[0].startswith("TOLD"), lines
-    return json.loads(lines[0].removeprefix("TOLD").replace('\\"', '"'))
+    return json.loads(lines[0].removeprefix("TOLD"))
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
