@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -206,6 +207,15 @@ def test_two_of_many_classes_have_the_colours_of_two() -> None:
     seen = replace(seen, prediction=seen.y)
     assert [seen.colours[3], seen.colours[11]] == colours(2)
     assert {colour for k, colour in enumerate(seen.colours) if k not in (3, 11)} == {UNKNOWN}
+
+
+def test_names_stored_with_the_model_are_used() -> None:
+    net, data = model(), data_of(RANDOM)
+    net.preparation = SimpleNamespace(class_names=("a", "b", "c"))
+    assert Attended.of(net, data).class_names == ["a", "b", "c"]
+    assert Attended.of(net, data, ["x", "y", "z"]).class_names == ["x", "y", "z"]
+    net.preparation = SimpleNamespace(class_names=None)
+    assert Attended.of(net, data).class_names == ["class 0", "class 1", "class 2"]
 
 
 def test_one_label_of_several() -> None:

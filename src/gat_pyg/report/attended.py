@@ -58,7 +58,8 @@ class Attended:
         Args:
             model: any module whose layers take `return_attention_weights`, ours or PyG's.
             data: a graph with `x`, `edge_index` and, where known, `y`.
-            class_names: the names of the K classes; "class 0", "class 1", ... by default.
+            class_names: the names of the K classes; by default those of the model's data preparation
+                (`model.preparation.class_names`), else "class 0", "class 1", ...
             label: for multi-label data, the label to show. The two classes are the nodes without and with it.
 
         Raises:
@@ -86,6 +87,8 @@ class Attended:
             )
         y = torch.full((N,), -1) if data.y is None else data.y.cpu()
         K = max(logits.size(1), int(y.max()) + 1) if y.dim() == 1 else logits.size(1)
+        if class_names is None:
+            class_names = getattr(getattr(model, "preparation", None), "class_names", None)
         names = [f"class {k}" for k in range(K)] if class_names is None else list(class_names)
         if len(names) != K:
             raise ValueError(f"class_names has {len(names)} names, expected {K}: one for each class.")

@@ -56,7 +56,8 @@ def attention_figure(
         scale: what an edge is as thick as. "uniform": the coefficients in times uniform, averaged over both directions
             and all heads. "sum": :math:`\sum_{k} \alpha^k_{ij} + \alpha^k_{ji}`, as in the paper, which is largest
             where neighbourhoods are smallest.
-        class_names: the names of the K classes (or labels); "class 0", "class 1", ... by default.
+        class_names: the names of the K classes (or labels); by default those of `model.preparation`, where the model
+            was loaded with one, else "class 0", "class 1", ...
         label: for `y` [N, K] of several labels, the one to show.
         layout: `[N, 2]`, where the nodes are, in place of t-SNE, which takes nearly all of the time.
         seed: of t-SNE.
