@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .models import GAT as GAT
     from .models import attention_of as attention_of
     from .results import load as load
+    from .results import predict as predict
     from .training import Inductive as Inductive
     from .training import PaperStopping as PaperStopping
     from .training import Transductive as Transductive
@@ -27,6 +28,7 @@ _LAZY = {
     "attend": "attention",
     "attention_of": "models",
     "load": "results",
+    "predict": "results",
     "report": "report",
 }
 

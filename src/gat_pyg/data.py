@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
@@ -30,8 +31,9 @@ from torch_geometric.data.storage import GlobalStorage
 from torch_geometric.datasets import PPI, Planetoid
 from torch_geometric.io import fs
 from torch_geometric.loader import DataLoader
-from torch_geometric.transforms import NormalizeFeatures
 from torch_geometric.utils import coalesce, remove_self_loops, to_undirected
+
+from .preparation import NORMALIZE, UNDIRECTED, Preparation, Standardize, build_transform, row_ranges
 
 Split = Literal["train", "val", "test"]
 
@@ -41,6 +43,19 @@ KEYS = ("x", "edge_index", "edge_attr", "y", *MASKS)
 PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")  # of each Planetoid set
 PPI_SPLITS = ("train", "valid", "test")  # as its files name them
 PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}  # name -> folder
+CLASSES = {  # in the order of the files, where only the sizes of the classes tell them apart
+    "cora": (
+        "Theory",
+        "Reinforcement Learning",
+        "Genetic Algorithms",
+        "Neural Networks",
+        "Probabilistic Methods",
+        "Case Based",
+        "Rule Learning",
+    ),
+    "citeseer": ("AI", "ML", "IR", "DB", "Agents", "HCI"),
+    "pubmed": ("Diabetes Mellitus, Experimental", "Diabetes Mellitus Type 1", "Diabetes Mellitus Type 2"),
+}
 OGBN = {"ogbn-arxiv": True, "ogbn-products": False, "ogbn-papers100M": True}  # name -> whether its edges are citations
 
 
@@ -74,6 +89,25 @@ class Task:
     num_classes: int  # K; the number of labels when multilabel
     multilabel: bool = False
     edge_dim: int | None = None
+    class_names: tuple[str, ...] | None = field(default=None, repr=False)  # of the K classes, where they are known
+    transforms: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)  # as in Preparation
+
+    @cached_property
+    def preparation(self) -> Preparation:
+        """The dimensions, class names, transforms and range of the features, which a run stores beside its model.
+
+        >>> digits().preparation.class_names[:3]
+        ('0', '1', '2')
+        """
+        return Preparation(
+            self.num_features,
+            self.edge_dim,
+            "micro_f1" if self.multilabel else "accuracy",
+            self.multilabel,
+            self.class_names,
+            self.transforms,
+            *row_ranges([data.x for data in self.train]),
+        )
 
     @property
     def transductive(self) -> bool:
@@ -101,6 +135,11 @@ class Task:
     def __post_init__(self) -> None:
         if self.num_classes < 1:
             raise ValueError(f"{self.name}: no node has a known label, so there is nothing to learn.")
+        if self.class_names is not None and len(self.class_names) != self.num_classes:
+            raise ValueError(
+                f"{self.name}: class_names has {len(self.class_names)} names, expected one for each of the "
+                f"{self.num_classes} classes."
+            )
         for split in SPLITS:
             if not self.graphs(split):
                 raise ValueError(f"{self.name}: there is no graph in {split}, expected at least one.")
@@ -349,7 +388,8 @@ def digits(k: int = 5) -> Task:
         pixels, y = torch.from_numpy(stored["x"]), torch.from_numpy(stored["y"]).long()
     data = Data(x=pixels / 16.0, edge_index=_nearest(pixels.double(), k), y=y)
     _draw_masks(data, K=10, per_class=20, val=500, test=1000, seed=0, name="digits")
-    return Task("digits", [data], [data], [data], num_features=64, num_classes=10)
+    names = tuple(str(digit) for digit in range(10))
+    return Task("digits", [data], [data], [data], num_features=64, num_classes=10, class_names=names)
 
 
 def _nearest(x: Tensor, k: int) -> Tensor:
@@ -482,8 +522,10 @@ def planetoid(name: str, root: str | Path | None = None) -> Task:
         raise ValueError(f"{name!r} is not a Planetoid data set: expected cora, citeseer or pubmed.")
     name = name.lower()
     folder = _planetoid_folder(name, root)
-    data = NormalizeFeatures()(_read_planetoid(folder, name))
-    return Task(name, [data], [data], [data], data.x.size(1), int(data.y.max()) + 1)
+    data = build_transform(NORMALIZE)(_read_planetoid(folder, name))
+    F, K = data.x.size(1), int(data.y.max()) + 1
+    names = _first_names(CLASSES[name], K)
+    return Task(name, [data], [data], [data], F, K, class_names=names, transforms=(NORMALIZE,))
 
 
 def _planetoid_folder(name: str, root: str | Path | None) -> Path:
@@ -629,9 +671,10 @@ def ppi(root: str | Path | None = None) -> Task:
     """
     folder = _ppi_folder(root)
     features = {split: _npy(folder / f"{split}_feats.npy").double() for split in PPI_SPLITS}
-    mean, scale = _standard(features["train"])
-    train, val, test = (list(_read_ppi(folder, split, (features[split] - mean) / scale)) for split in PPI_SPLITS)
-    return Task("ppi", train, val, test, mean.numel(), train[0].y.size(1), multilabel=True)
+    standardize = Standardize(*_standard(features["train"]))
+    train, val, test = (list(_read_ppi(folder, split, standardize(Data(x=features[split])).x)) for split in PPI_SPLITS)
+    F, K = train[0].x.size(1), train[0].y.size(1)
+    return Task("ppi", train, val, test, F, K, multilabel=True, transforms=(standardize.describe(),))
 
 
 def _ppi_folder(root: str | Path | None) -> Path:
@@ -736,7 +779,8 @@ def ogbn(name: str, root: str | Path | None = None) -> Task:
     if not (folder / "npy").is_dir():
         with redirect_stdout(sys.stderr):  # where ogb tells what it does
             _write_ogbn(name, folder)
-    return from_dataset(Data(**_load_folder(folder / "npy")), name)
+    transforms = (UNDIRECTED,) if OGBN[name] else ()
+    return from_dataset(Data(**_load_folder(folder / "npy")), name, transforms=transforms)
 
 
 def _write_ogbn(name: str, folder: Path) -> None:
@@ -905,6 +949,7 @@ def from_dataset(
     test: int = 1000,
     seed: int = 0,
     split: int = 0,
+    transforms: Sequence[Mapping[str, Any]] = (),
 ) -> Task:
     """Any PyG data set of node labels: one graph, several graphs, or three data sets.
 
@@ -915,7 +960,9 @@ def from_dataset(
     graphs, ``val`` and ``test`` whole ones are drawn and the others are for training.
 
     ``x`` and ``edge_attr`` become float32, ``edge_attr`` [E] becomes [E, 1], ``y`` [N, 1] becomes [N]. ``y`` [N, K] is
-    many labels per node. NaN is an unknown label; such nodes are taken out of the masks.
+    many labels per node. NaN is an unknown label; such nodes are taken out of the masks. Where ``dataset`` has an
+    attribute ``class_names``, they become the task's. ``transforms`` describes those that were applied to ``dataset``,
+    as ``Preparation`` has them; here they are not applied.
 
     Raises ValueError where ``Task`` does, and when there are too few labelled nodes or graphs for the split.
 
@@ -948,7 +995,19 @@ def from_dataset(
         parts = [every, every, every]
     elif len(parts) == 1:
         parts = _draw_graphs(every, val, test, seed, name)
-    return Task(name, parts[0], parts[1], parts[2], *form)
+    return Task(name, parts[0], parts[1], parts[2], *form, _class_names(dataset, K), tuple(transforms))
+
+
+def _class_names(dataset: Any, K: int) -> tuple[str, ...] | None:
+    """The names of the K classes, where the data set, or the first of several graphs or parts, has them."""
+    first = dataset["train"] if isinstance(dataset, Mapping) and "train" in dataset else dataset
+    first = first[0] if isinstance(first, (list, tuple)) and first else first
+    return _first_names(getattr(first, "class_names", None), K)
+
+
+def _first_names(names: Any, K: int) -> tuple[str, ...] | None:
+    """The first K names; there are more where no node is of the last classes."""
+    return tuple(map(str, names[:K])) if isinstance(names, (list, tuple)) and len(names) >= K else None
 
 
 def _parts(dataset: Any, name: str) -> list[list[Any]]:

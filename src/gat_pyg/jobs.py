@@ -175,7 +175,7 @@ def leave(config: DictConfig, task: Task, outcome: Outcome, built: Built, device
     )
     if is_first():
         facts = {"method": method, "dataset": task.name, "metric": outcome.metric, "multilabel": task.multilabel}
-        save_model(folder / MODEL, model, target, arguments, **facts)
+        save_model(folder / MODEL, model, target, arguments, **facts, preparation=task.preparation.to_dict())
         write_whole(folder / RESULT, lambda beside: beside.write_text(result.to_json() + "\n", encoding="utf-8"))
         try:
             append(result, config.results)

@@ -20,9 +20,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import safetensors.torch
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch_geometric.data import Data
 
+from .preparation import Preparation, attach
 from .stack import Stack
 
 if sys.platform == "win32":
@@ -258,6 +261,10 @@ def load(run_dir: str | Path, model: nn.Module | None = None, seed: int | Litera
     Of a folder with the runs of several seeds, ``seed=3`` gives one model and ``seed="all"`` the stack of them, whose
     call gives logits [S, N, K] in the order of the seeds: ``load(folder, seed="all")(x, edge_index)``.
 
+    ``model.preparation`` says how the data of the run were prepared, and prepares others: ``model.preparation(data)``.
+    The first call raises ValueError for another number of features, and warns of features prepared differently. It is
+    None for a file saved without.
+
     Nothing in the folder is ever run: the weights are plain numbers, and the class is built by its name only where it
     is an ``nn.Module`` of gat_pyg or one of PyG's models or layers. For any other, give a ``model`` of the same shapes.
 
@@ -273,7 +280,10 @@ def load(run_dir: str | Path, model: nn.Module | None = None, seed: int | Litera
         inner = sorted(folder.glob(f"seed-*/{MODEL}"), key=lambda path: int(path.parent.name.removeprefix("seed-")))
         if not inner:
             raise FileNotFoundError(f"{folder} holds no runs of several seeds. Leave out seed, or give their folder.")
-        return Stack([load(path, copy.deepcopy(model)) for path in inner]).eval()
+        models = [load(path, copy.deepcopy(model)) for path in inner]
+        stack = Stack(models).eval()
+        attach(stack, getattr(models[0], "preparation", None))
+        return stack
     path = _model_file(folder if seed is None else folder / f"seed-{seed}")
     try:
         with safe_open(path, framework="pt") as file:
@@ -286,7 +296,55 @@ def load(run_dir: str | Path, model: nn.Module | None = None, seed: int | Litera
     if model is None:
         model = _rebuild(path, about)
     _fill(model, tensors, path)
+    attach(model, _preparation(path, about))
     return model.eval()
+
+
+@torch.no_grad()
+def predict(
+    run_dir: str | Path, data: Data, model: nn.Module | None = None, seed: int | Literal["all"] | None = None
+) -> Tensor:
+    """Return the probabilities [N, K] of each node's classes, or of its labels, by the model of a run.
+
+    ``data`` is a graph, or a batch of them, as it comes from its source: it is prepared as the run's data were
+    (``Preparation``), on the device of its features. ``seed="all"`` gives the mean probabilities over the seeds. The
+    other arguments, and what else is raised, are those of ``load``.
+
+    Raises ValueError when the dimensions of ``data`` are not the run's, or the run has no preparation that can be
+    applied, and warns of features that differ from the run's.
+
+    >>> predict("nowhere", Data())
+    Traceback (most recent call last):
+    FileNotFoundError: nowhere is not a run folder: it does not exist. Give the folder that a run named at its end.
+    """
+    trained = load(run_dir, model, seed)
+    preparation: Any = trained.preparation
+    if preparation is None:
+        raise ValueError(
+            f"{run_dir} was saved without its data preparation. Prepare the data yourself, and call the model: "
+            "gat_pyg.load(run_dir)."
+        )
+    data = preparation(data)
+    single = trained.models if isinstance(trained, Stack) else trained
+    takes = inspect.signature(single.forward).parameters
+    edges = [data.edge_index] if "edge_index" in takes else []
+    with_edge_attr = preparation.edge_dim is not None and "edge_attr" in takes
+    with_edge_attr = with_edge_attr and getattr(single, "supports_edge_attr", True)
+    options = {"edge_attr": data.edge_attr} if with_edge_attr else {}
+    out = trained.to(data.x.device)(data.x, *edges, **options)
+    probabilities: Tensor = out.sigmoid() if preparation.multilabel else out.softmax(-1)
+    return probabilities.mean(0) if isinstance(trained, Stack) else probabilities
+
+
+def _preparation(path: Path, about: Any) -> Preparation | None:
+    """The preparation that the file describes, or None where it has none."""
+    description = about.get("preparation") if isinstance(about, dict) else None
+    try:
+        return None if description is None else Preparation.from_dict(description)
+    except (AttributeError, TypeError) as error:
+        raise ValueError(
+            f"{path} describes its data preparation in another form: {error}. Use the version that saved it."
+        ) from error
 
 
 def _model_file(folder: Path) -> Path:
