@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,13 +25,14 @@ from lightning import LightningModule, Trainer
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
+from torch_geometric.datasets import KarateClub, Planetoid
 
 import gat_pyg.jobs
 import gat_pyg.run
-from gat_pyg import GAT, load
+from gat_pyg import GAT, load, predict
 from gat_pyg.attention import compiling
-from gat_pyg.data import digits, from_file
+from gat_pyg.data import digits, from_file, planted
 from gat_pyg.results import Result, read, try_lock
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
@@ -147,6 +149,114 @@ def test_a_trained_model_comes_back_with_its_score(command: Command, model: str)
     assert not torch.are_deterministic_algorithms_enabled()  # the run's setting ends with the run
     right = (out.argmax(1) == data.y)[data.test_mask]
     assert 100 * right.float().mean().item() == pytest.approx(result.value, abs=1e-4)
+
+
+PREDICT = """
+import json, sys
+import torch
+from gat_pyg import load, predict
+{data}
+out = predict(sys.argv[1], data)
+right = (out.argmax(1) == data.y)[mask].double().mean().item()
+model = load(sys.argv[1])
+print(json.dumps([100 * right, list(out.shape), model.preparation.class_names]))
+"""
+
+
+def predicted(run: str | Path, data: str) -> list[Any]:
+    """The score, the shape of the prediction and the class names, in a process that reads the data by itself."""
+    line = [sys.executable, "-W", "error::UserWarning:gat_pyg", "-c", PREDICT.format(data=data), str(run)]
+    done = subprocess.run(line, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_a_run_on_a_file_predicts_from_the_same_arrays_read_by_numpy(command: Command, tmp_path: Path):
+    data = digits().test[0]
+    masks = {key: data[key].numpy() for key in ("train_mask", "val_mask", "test_mask")}
+    edge_attr = np.random.default_rng(0).random(data.num_edges)  # float64 [E], which becomes float32 [E, 1]
+    arrays = {"x": data.x.double().numpy(), "edge_index": data.edge_index.numpy(), "y": data.y.numpy()}
+    np.savez(tmp_path / "mine.npz", edge_attr=edge_attr, **arrays, **masks)
+    command("dataset=file", "dataset.path=mine.npz", "training.max_epochs=8", "training.lr=0.05")
+    (result,) = read("outputs/results.jsonl")
+    reads = """
+import numpy
+from torch_geometric.data import Data
+arrays = {key: torch.from_numpy(value) for key, value in numpy.load("mine.npz").items()}
+data, mask = Data(**arrays), arrays["test_mask"]
+"""
+    score, shape, names = predicted(result.run_dir, reads)
+    assert score == pytest.approx(result.value, abs=1e-5)
+    assert (shape, names) == ([1797, 10], None)
+    trained, data = load(result.run_dir), digits().test[0]
+    with pytest.warns(
+        UserWarning, match=r"row of x has the sum 313 .*, those that the run was trained on 15\.7 to 24\.8"
+    ):
+        trained(16 * data.x, data.edge_index, edge_attr=torch.ones(data.num_edges, 1))
+    with pytest.raises(ValueError, match=r"edge_attr is missing, expected \(E, 1\)"):
+        predict(result.run_dir, data)
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_a_transform_of_the_settings_is_applied_to_the_same_data_set_without_it(command: Command):
+    karate = ("dataset._target_=torch_geometric.datasets.KarateClub", "split.val=10", "split.test=15")
+    profile = "+dataset.transform._target_=torch_geometric.transforms.LocalDegreeProfile"  # five features more
+    command(*karate, profile, "training.max_epochs=30")
+    (result,) = read("outputs/results.jsonl")
+    reads = """
+from gat_pyg.data import from_dataset
+from torch_geometric.datasets import KarateClub
+data, mask = KarateClub()[0], from_dataset(KarateClub(), val=10, test=15).test[0].test_mask
+"""
+    score, shape, _ = predicted(result.run_dir, reads)
+    assert score == pytest.approx(result.value, abs=1e-5)
+    assert shape == [34, 4]
+    raw = KarateClub()[0]
+    preparation: Any = load(result.run_dir).preparation
+    once = preparation(raw)
+    assert (raw.x.size(1), once.x.size(1)) == (34, 39)
+    assert torch.equal(preparation(once).x, once.x)  # it is recognised as prepared
+    with pytest.raises(ValueError, match=r"x has shape \(34, 34\), expected \(N, 39\)"):
+        load(result.run_dir)(raw.x, raw.edge_index)
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_predictions_of_many_labels_and_of_many_seeds_have_their_recorded_scores(command: Command):
+    command("dataset=planted", "training.max_epochs=3")
+    (result,) = read("outputs/results.jsonl")
+    graphs = planted().test
+    out, y = (
+        torch.cat(parts)
+        for parts in ([predict(result.run_dir, graph) > 0.5 for graph in graphs], [g.y for g in graphs])
+    )
+    assert 2 * (out * y).sum() / (out.sum() + y.sum()) == pytest.approx(result.value, abs=1e-5)
+    batch = predict(result.run_dir, Batch.from_data_list(graphs))
+    assert torch.equal(batch > 0.5, out)
+    said = command(*SMALL, "runs=3", "training.max_epochs=8")
+    folder, data = Path(read("outputs/results.jsonl")[-1].run_dir).parent, digits().test[0]
+    right = (predict(folder, data, seed="all").argmax(1) == data.y)[data.test_mask].double().mean()
+    assert f"(averaged prediction {100 * right:.1f} %)" in said
+    assert not predict(folder, data, seed=1).requires_grad
+
+
+@pytest.mark.skipif("GAT_PYG_DATA" not in os.environ, reason="GAT_PYG_DATA names no folder with the real data")
+@pytest.mark.parametrize("reproduction", ["false", "true"])
+def test_a_run_on_cora_predicts_from_what_pyg_reads(command: Command, tmp_path: Path, reproduction: str):
+    command("dataset=cora", f"model.reproduction={reproduction}", "training.max_epochs=40")
+    (result,) = read("outputs/results.jsonl")
+    shutil.copytree(Path(os.environ["GAT_PYG_DATA"]) / "Planetoid" / "Cora" / "raw", tmp_path / "Cora" / "raw")
+    reads = f"""
+from torch_geometric.datasets import Planetoid
+data = Planetoid({str(tmp_path)!r}, "Cora")[0]
+mask = data.test_mask
+"""
+    score, shape, names = predicted(result.run_dir, reads)
+    assert score == pytest.approx(result.value, abs=1e-5)
+    assert (shape, names[3]) == ([2708, 7], "Neural Networks")
+    data = Planetoid(str(tmp_path), "Cora")[0]
+    with pytest.warns(UserWarning, match=r"the sum 20 \(median\), .* trained on 1\. .* prepared by NormalizeFeatures"):
+        load(result.run_dir)(data.x, data.edge_index)
 
 
 class Prior(nn.Module):
@@ -325,7 +435,7 @@ def test_how_it_is_computed_is_no_part_of_what_is_learnt(command: Command, monke
     assert len(compiled) == 1
     one, other = read("outputs/results.jsonl")
     assert (one.value, one.config_hash) == (other.value, other.config_hash)
-    assert all(load(folder)(torch.ones(1, 64)).shape == (1, 10) for folder in runs())
+    assert all(load(folder)(digits().test[0].x[:1]).shape == (1, 10) for folder in runs())
 
 
 def test_that_features_are_sparse_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

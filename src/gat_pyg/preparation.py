@@ -100,8 +100,8 @@ class Preparation(BaseTransform):  # type: ignore[misc]
         x, fitted = data.x, self.fits(data.x)
         for transform in transforms:
             data = transform(data)
-        if fitted and not self.fits(data.x):  # a second standardisation, say
-            data.x = x
+        if fitted and (not self.fits(data.x) or torch.allclose(x.float(), data.x.float())):
+            data.x = x  # it was prepared already: a second standardisation would spoil it, a normalisation round it
         data.x = data.x.float()
         self._check_dimensions(data)
         return data
@@ -223,7 +223,8 @@ def attach(model: nn.Module, preparation: Preparation | None) -> None:
     """Set `model.preparation`; the first call of the model then checks the features it is given, once.
 
     The check is a forward pre-hook, which removes itself. It is skipped in compiled, traced, captured and
-    `torch.func`-transformed code, where values cannot be read.
+    `torch.func`-transformed code, where values cannot be read. TorchScript compiles hooks: call the model once before
+    `torch.jit.script`.
     """
     if (check := getattr(model, "_first_check", None)) is not None:
         check.remove()
@@ -234,7 +235,7 @@ def attach(model: nn.Module, preparation: Preparation | None) -> None:
 
 def _check(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     x: Any = args[0] if args else kwargs.get("x")
-    if _transformed() or type(x) not in (Tensor, nn.Parameter) or x.layout not in (torch.strided, torch.sparse_csr):
+    if type(x) not in (Tensor, nn.Parameter) or x.layout not in (torch.strided, torch.sparse_csr) or _transformed(x):
         return
     preparation: Preparation = model.preparation
     preparation.check_width(x)
@@ -255,10 +256,10 @@ def _check(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None
         )
 
 
-def _transformed() -> bool:
+def _transformed(x: Tensor) -> bool:
     return (
         torch.compiler.is_compiling()
         or torch.jit.is_tracing()
         or torch._C._are_functorch_transforms_active()
-        or torch.cuda.is_current_stream_capturing()
+        or (x.is_cuda and torch.cuda.is_current_stream_capturing())
     )
