@@ -152,9 +152,10 @@ def test_a_trained_model_comes_back_with_its_score(command: Command, model: str)
 
 
 PREDICT = """
-import json, sys
+import json, sys, warnings
 import torch
 from gat_pyg import load, predict
+warnings.filterwarnings("error", "The features seem")
 {data}
 out = predict(sys.argv[1], data)
 right = (out.argmax(1) == data.y)[mask].double().mean().item()
@@ -165,7 +166,7 @@ print(json.dumps([100 * right, list(out.shape), model.preparation.class_names]))
 
 def predicted(run: str | Path, data: str) -> list[Any]:
     """The score, the shape of the prediction and the class names, in a process that reads the data by itself."""
-    line = [sys.executable, "-W", "error::UserWarning:gat_pyg", "-c", PREDICT.format(data=data), str(run)]
+    line = [sys.executable, "-c", PREDICT.format(data=data), str(run)]
     done = subprocess.run(line, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
