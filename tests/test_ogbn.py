@@ -85,6 +85,8 @@ def test_it_is_what_ogb_reads(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert is_undirected(ours.edge_index) and not contains_isolated_nodes(ours.edge_index, N)
     made = to_undirected(theirs.edge_index) if OGBN[name] else theirs.edge_index
     assert torch.equal(ours.edge_index, made)
+    prepared = task.preparation(theirs)
+    assert torch.equal(prepared.edge_index, made) and torch.equal(prepared.x, ours.x)
     for key, part in zip(MASKS, dataset.get_idx_split().values(), strict=True):
         assert ours[key].nonzero().flatten().tolist() == [node for node in part.tolist() if ours.y[node] >= 0]
     assert (ours.y < 0).sum() == (6 if name == "ogbn-papers100M" else 0)

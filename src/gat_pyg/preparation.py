@@ -201,7 +201,7 @@ def row_sizes(x: Tensor, step: int = 1) -> tuple[Tensor, Tensor]:
     else:
         rows = x[::step].float()
         sums, norms = rows.abs().sum(1), rows.norm(dim=1)
-    return sums[sums != 0], norms[sums != 0]
+    return sums[norms > 0], norms[norms > 0]
 
 
 def row_ranges(features: Sequence[Tensor]) -> tuple[Range | None, Range | None]:
