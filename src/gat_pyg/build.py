@@ -37,8 +37,10 @@ def build_task(config: DictConfig) -> Task:
     takes = inspect.signature(target).parameters
     if inspect.isclass(target) and "root" in takes and settings.get("root") is None:
         given["root"] = str(data_root(config.data_root) / target.__name__)
-    described = [settings[key] for key in ("pre_transform", "transform") if settings.get(key) is not None]
-    transforms = [cast(dict[str, Any], OmegaConf.to_container(each, resolve=True)) for each in described]
+    described = [settings.get(key) for key in ("pre_transform", "transform")]  # in the order that PyG applies them
+    transforms: list[Any] = [
+        OmegaConf.to_container(each, resolve=True) for each in described if OmegaConf.is_dict(each)
+    ]
     if "split" in takes and takes["split"].default == "train" and "split" not in settings:
         parts = [instantiate(settings, split=split, _convert_="all", **given) for split in ("train", "val", "test")]
         return from_dataset(parts, target.__name__.lower(), **config.split, transforms=transforms)
