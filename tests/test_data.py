@@ -575,6 +575,16 @@ def test_a_file_that_is_not_there_or_not_known_or_lacks_a_key(tmp_path: Path):
 # Any data set of PyG's ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"), [("Photo", "karateclub-photo"), ("roman_empire", "karateclub-roman-empire")]
+)
+def test_data_sets_of_one_class_have_names_of_their_own(name: str, expected: str):
+    club = KarateClub()
+    club.name = name  # as PyG's classes with several data sets have it
+    assert from_dataset(club, val=10, test=15).name == expected
+    assert from_dataset(club, "mine", val=10, test=15).name == "mine"
+
+
 def test_a_pyg_data_set_of_one_graph_gets_the_masks_it_lacks():
     club = KarateClub()  # has a train_mask with one node per class
     task = from_dataset(club, val=10, test=15)

@@ -478,6 +478,99 @@ def test_tensorboard_writes_beside_the_metrics(command: Command):
     assert (folder / "metrics.csv").is_file()
 
 
+# Names, folders and numbers follow what runs ------------------------------------------------------------------------
+
+SETS = "torch_geometric.datasets"
+
+
+def amazon(name: str, sizes: tuple[int, ...] = (20, 20, 20)) -> None:
+    """Raw files of a small Amazon set, where PyG's class looks for them: some nodes of each class."""
+    N, draw = sum(sizes), np.random.default_rng(0)
+    nodes = np.arange(N)
+    raw = Path("data/Amazon") / name / "raw"
+    raw.mkdir(parents=True)
+    stored: dict[str, Any] = {"labels": np.repeat(np.arange(len(sizes)), sizes)}
+    for key, indices, width in (("attr", draw.permutation(N), N), ("adj", (nodes + 1) % N, N)):  # one entry a row
+        stored |= {f"{key}_data": np.ones(N, np.float32), f"{key}_indices": indices, f"{key}_indptr": np.arange(N + 1)}
+        stored[f"{key}_shape"] = np.array([N, width])
+    np.savez(raw / f"amazon_electronics_{name.lower()}.npz", **stored)
+
+
+SPLIT = ("split.per_class=5", "split.val=10", "split.test=20", "data_root=data")
+
+
+def names_of_runs() -> list[str]:
+    """The names of the run folders without their time, in the order of the runs."""
+    return [path.name.split("_", 3)[3] for path in runs()]
+
+
+def test_two_sets_of_one_class_have_names_and_folders_of_their_own_and_the_default_learning_rate(command: Command):
+    for name in ("Photo", "Computers"):
+        amazon(name)
+        for model in ("gat", "mlp"):
+            given = (f"dataset._target_={SETS}.Amazon", f"+dataset.name={name}", f"model={model}", *SPLIT)
+            command(*given, "training.max_epochs=2")
+    assert [one.dataset for one in read("outputs/results.jsonl")] == ["amazon-photo"] * 2 + ["amazon-computers"] * 2
+    assert names_of_runs() == [f"{model}_amazon-{name}" for name in ("photo", "computers") for model in ("gat", "mlp")]
+    assert {OmegaConf.load(folder / "config.yaml").training.lr for folder in runs()} == {0.005}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lr", "heads"),
+    [
+        ("", 0.02, [8, 1]),
+        ("dataset=pubmed", 0.01, [8, 8]),
+        (f"dataset._target_={SETS}.KarateClub", 0.005, [8, 1]),
+        (f"dataset=pubmed ++dataset._target_={SETS}.KarateClub", 0.005, [8, 1]),
+        ("dataset=pubmed dataset.name=cora", 0.005, [8, 1]),
+        ("dataset=pubmed model._target_=mine.GAT", 0.005, [8, 1]),
+        ("experiment/numbers=gat_pubmed dataset._target_=mine.Set", 0.01, [8, 8]),
+    ],
+)
+def test_the_numbers_of_two_names_are_for_what_they_name(command: Command, arguments: str, lr: float, heads: list[int]):
+    for order in (("--cfg", "job", *arguments.split()), (*arguments.split(), "--cfg", "job")):
+        shown = OmegaConf.create(command(*order))
+        assert (shown.training.lr, shown.model.heads) == (lr, heads)
+
+
+def test_the_jobs_of_a_multirun_and_the_cells_of_a_table_have_the_numbers_of_what_they_train(command: Command):
+    other = "model._target_=gat_pyg.models.GAT"
+    command("-m", f"dataset._target_={SETS}.KarateClub,gat_pyg.data.digits", *KARATE, "training.max_epochs=1")
+    command(f"methods=[gat,'gat {other}']", "datasets=digits", "training.max_epochs=1")
+    every = [OmegaConf.load(folder / "config.yaml").training.lr for folder in runs()]
+    assert every == [0.005, 0.005, 0.02, 0.005]
+
+
+KARATE = ("split.per_class=2", "split.val=5", "split.test=10")  # of its 34 nodes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ("", "gat_digits"),
+        ("model=mlp +dataset.k=3", "mlp_digits"),
+        (f"dataset._target_={SETS}.KarateClub {' '.join(KARATE)}", "gat_karateclub"),
+        ("model=mlp model._target_=torch_geometric.nn.GCN", "pyg-gcn_digits"),
+        ("model=mlp model._target_=gat_pyg.baselines.gcn.GCN", "gcn_digits"),
+        ("loader=neighbor", "gat_digits_neighbor"),
+        ("model.mechanism=dot", "gat_digits_dot"),
+        ("~model.mechanism +model.mechanism._target_=gat_pyg.conv.DotProduct", "gat_digits_dotproduct"),
+        ("model.reproduction=true loader=cluster", "gat_digits_cluster_reproduction"),
+        ("model.reproduction=false", "gat_digits"),
+    ],
+)
+@pytest.mark.usefixtures("nothing_compiled")
+def test_a_folder_names_what_ran(command: Command, arguments: str, name: str):
+    command(*arguments.split(), "training.max_epochs=1")
+    assert names_of_runs() == [name]
+
+
+def test_a_replaced_model_does_not_keep_the_methods_name(command: Command):
+    for own in ([], ["model.method=Mine"]):
+        command("model=gcn64", "model._target_=gat_pyg.baselines.gcn.GCN", *own, "training.max_epochs=1")
+    assert [one.method for one in read("outputs/results.jsonl")] == ["GCN", "Mine"]
+
+
 # What goes wrong is told, and nothing is lost -----------------------------------------------------------------------
 
 
@@ -1017,6 +1110,14 @@ def test_a_table_is_every_method_on_every_data_set_and_nothing_is_done_twice(com
     assert lines_of() == lines
     command(*TABLE, "runs=3")  # a third seed for each
     assert len(lines_of()) == 12 and set(lines) < set(lines_of())
+
+
+def test_a_cell_of_a_file_is_named_after_it(command: Command):
+    draw = np.random.default_rng(0)
+    np.savez("mine.npz", x=draw.random((60, 4)), y=draw.integers(0, 3, 60), edge_index=draw.integers(0, 60, (2, 200)))
+    split = ("split.per_class=5", "split.val=10", "split.test=10")
+    command("methods=mlp", "datasets=file", "dataset.path=mine.npz", *split, "training.max_epochs=1")
+    assert [path.name for path in Path("outputs/table").iterdir()] == ["mine_mlp"]
 
 
 def test_a_model_chosen_from_a_table_keeps_what_the_table_says_of_it(command: Command):

@@ -15,7 +15,7 @@ from torch import nn
 
 from . import models, on_ray
 from .batches import TaskData, is_divided, sparse_pays, takes_sparse
-from .data import Task, data_root, from_dataset
+from .data import Task, data_root, from_dataset, from_file, name_of
 from .halo import layers_of
 from .partition import WITH_METIS, edge_cut
 from .ranks import say
@@ -43,11 +43,26 @@ def build_task(config: DictConfig) -> Task:
     ]
     if "split" in takes and takes["split"].default == "train" and "split" not in settings:
         parts = [instantiate(settings, split=split, _convert_="all", **given) for split in ("train", "val", "test")]
-        return from_dataset(parts, target.__name__.lower(), **config.split, transforms=transforms)
+        return from_dataset(parts, dataset_name(settings), **config.split, transforms=transforms)
     found = instantiate(settings, _convert_="all", **given)
     if isinstance(found, Task):
         return found
-    return from_dataset(found, target.__name__.lower(), **config.split, transforms=transforms)
+    return from_dataset(found, dataset_name(settings), **config.split, transforms=transforms)
+
+
+def dataset_name(settings: DictConfig) -> str:
+    """Return the name of the data set in results and folders, before it is loaded.
+
+    This package's data sets keep their names, a file has its stem, and any other class is joined with its ``name``.
+
+    >>> dataset_name(OmegaConf.create({"_target_": "torch_geometric.datasets.Amazon", "name": "Photo"}))
+    'amazon-photo'
+    """
+    target, name, path = (str(OmegaConf.select(settings, key) or "") for key in ("_target_", "name", "path"))
+    home, _, kind = target.rpartition(".")
+    if home != from_file.__module__:
+        return name_of(kind, name)
+    return Path(name or path).stem or kind
 
 
 def build_model(settings: DictConfig, task: Task) -> Built:
@@ -58,7 +73,7 @@ def build_model(settings: DictConfig, task: Task) -> Built:
     if not inspect.isclass(made) or not issubclass(made, nn.Module):
         raise ValueError(f"model._target_={target} is no torch.nn.Module, expected the class of one.")
     namesake = hasattr(models, made.__name__) and not made.__module__.startswith("gat_pyg.")
-    method = str(arguments.pop("method", f"PyG's {made.__name__}" if namesake else made.__name__))
+    method = str(arguments.pop("method", None) or (f"PyG's {made.__name__}" if namesake else made.__name__))
     takes = inspect.signature(made).parameters
     anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
     sizes = {"in_channels": task.num_features, "out_channels": task.num_classes}

@@ -972,7 +972,7 @@ def from_dataset(
     Traceback (most recent call last):
     ValueError: pairs: test_mask is empty, expected at least one node with a known label.
     """
-    name = name or type(dataset).__name__.lower()
+    name = name or name_of(type(dataset).__name__, getattr(dataset, "name", None))
     parts = [[_tidy(data, split, name) for data in graphs] for graphs in _parts(dataset, name)]
     every = [data for graphs in parts for data in graphs]
     if not every:
@@ -1008,6 +1008,16 @@ def _class_names(dataset: Any, K: int) -> tuple[str, ...] | None:
 def _first_names(names: Any, K: int) -> tuple[str, ...] | None:
     """The first K names; there are more where no node is of the last classes."""
     return tuple(map(str, names[:K])) if isinstance(names, (list, tuple)) and len(names) >= K else None
+
+
+def name_of(kind: str, name: Any = None) -> str:
+    """Return the name of a data set in results: its class and which of the class's data sets it is, in kebab case.
+
+    >>> name_of("Amazon", "Photo"), name_of("KarateClub")
+    ('amazon-photo', 'karateclub')
+    """
+    words = f"{kind} {name}" if isinstance(name, str) else kind
+    return re.sub(r"[\W_]+", "-", words).strip("-").lower()
 
 
 def _parts(dataset: Any, name: str) -> list[list[Any]]:

@@ -13,7 +13,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,7 +29,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from . import on_ray
-from .build import RAY, in_batches
+from .build import RAY, dataset_name, in_batches
+from .data import name_of
 from .folders import (
     LOCK,
     changes,
@@ -74,6 +75,7 @@ def main() -> None:
 
     SIGINT (Ctrl-C) and SIGTERM end it with 128 + their number, in a training after the epoch and its checkpoint.
     """
+    sys.argv[1:] = for_what_runs(sys.argv[1:])
     given = os.environ.get("HYDRA_FULL_ERROR")
     asked = os.environ.setdefault(FULL_ERROR, given or "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands errors on; here they are told in our own way
@@ -93,6 +95,52 @@ def main() -> None:
         os.environ.pop("HYDRA_FULL_ERROR")
         if given is not None:
             os.environ["HYDRA_FULL_ERROR"] = given
+
+
+def for_what_runs(arguments: Sequence[str]) -> list[str]:
+    """Drop what belongs to a named model and a named data set where another class takes the place of either.
+
+    Those are the pair's numbers (``experiment/numbers``) and the model's ``method``: Hydra chooses them by the two
+    names, which a setting such as ``dataset._target_`` leaves as they are.
+
+    >>> for_what_runs(["model=gat", "dataset._target_=torch_geometric.datasets.KarateClub"])
+    ['model=gat', '~experiment/numbers', 'dataset._target_=torch_geometric.datasets.KarateClub']
+    """
+    keys = [argument.lstrip("+~").partition("=")[0] for argument in arguments]
+    first = next((at for at, key in enumerate(keys) if key in REPLACES), None)
+    if first is None or "experiment/numbers" in keys:
+        return list(arguments)
+    method = ["++model.method=null"] if "model._target_" in keys and "model.method" not in keys else []
+    return [*arguments[:first], "~experiment/numbers", *method, *arguments[first:]]
+
+
+REPLACES = ("dataset._target_", "dataset.name", "model._target_")
+
+
+def run_name(_root_: DictConfig) -> str:
+    """Return the part of a run folder's name that follows the time: the model, the data set, and how it attends.
+
+    ``_root_`` is the composed configuration, with Hydra's own. The model is named as in ``conf/model``, or after its
+    class where ``model._target_`` is replaced.
+    """
+    choices = _root_.hydra.runtime.choices
+    values = dict(override.lstrip("+").partition("=")[::2] for override in _root_.hydra.overrides.task)
+    model = choices.model
+    if target := values.get("model._target_"):
+        package, *_, kind = target.split(".")
+        model = name_of("pyg" if package == "torch_geometric" else "", kind)
+    mechanism = values.get("model.mechanism._target_", values.get("model.mechanism", ""))
+    words = [
+        model,
+        dataset_name(_root_.dataset),
+        choices.loader if choices.loader != "full" else "",
+        name_of(mechanism.rpartition(".")[2]),
+        "reproduction" if values.get("model.reproduction", "false") != "false" else "",
+    ]
+    return "_".join(word for word in words if word)
+
+
+OmegaConf.register_new_resolver("run_name", run_name, replace=True)  # of hydra.run.dir
 
 
 def config_folder() -> Path:
@@ -212,14 +260,18 @@ def _cells(config: DictConfig) -> dict[str, DictConfig]:
     for dataset in lists["datasets"]:
         for model, *own in _methods(lists["methods"], in_file.get("methods") or ()):
             settings = [f"dataset={dataset}", f"model={model}", f"runs={config.runs}", *own, *given, "ckpt_path=last"]
-            made = compose("config", overrides=settings)
+            made = compose("config", overrides=for_what_runs(settings))
             if made.trainer.get("strategy") is not None:
                 raise ValueError("A table is of runs in one process each. Leave out trainer=ddp or ddp_cpu.")
             made.methods = model  # it is a cell
             said = [part.rpartition("=")[2] for part in own if not part.startswith("runs=")]
-            name = "_".join([dataset, model, *(re.sub(r"[^\w.]+", "-", word).strip("-") for word in said)])
+            name = "_".join(
+                [dataset_name(made.dataset), model, *(re.sub(r"[^\w.]+", "-", word).strip("-") for word in said)]
+            )
             if name in cells:
-                raise ValueError(f"Two methods make the cell {name}. Tell them apart by +model.method=...")
+                raise ValueError(
+                    f"Two methods make the cell {name}. Tell them apart by +model.method=..., and list a data set once."
+                )
             cells[name] = made
             _check(made)
     return cells
