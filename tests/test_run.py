@@ -1116,7 +1116,7 @@ def test_a_cell_of_a_file_is_named_after_it(command: Command):
     draw = np.random.default_rng(0)
     np.savez("mine.npz", x=draw.random((60, 4)), y=draw.integers(0, 3, 60), edge_index=draw.integers(0, 60, (2, 200)))
     split = ("split.per_class=5", "split.val=10", "split.test=10")
-    command("methods=mlp", "datasets=file", "dataset.path=mine.npz", *split, "training.max_epochs=1")
+    command("methods=mlp", "datasets=file", "++dataset.path=mine.npz", *split, "training.max_epochs=1")
     assert [path.name for path in Path("outputs/table").iterdir()] == ["mine_mlp"]
 
 
