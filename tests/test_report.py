@@ -228,6 +228,14 @@ def test_a_method_that_the_paper_does_not_have_follows_and_one_of_other_data_is_
     assert row_of(named(lines, "runs"), "MLP")[6:8] == ["500", "400"]
 
 
+def test_runs_that_are_no_better_than_the_majority_class_are_noted():
+    low = [one("GAT", "amazon-photo", 25.0 + seed, seed, majority=26.0) for seed in range(3)]
+    fine, old = one("MLP", "amazon-photo", 26.1, majority=26.0), one("GCN", "amazon-photo", 1.0)  # recorded without it
+    (note,) = (note for note in named(at([*low, fine, old]), "runs").notes if "majority" in note)
+    assert note.startswith("GAT on amazon-photo (aa): 2 of 3 runs are no better than")
+    assert "(26.0 %)" in note
+
+
 def test_the_ablation_stands_beside_gat_with_its_seconds():
     texts = [dataclasses.replace(line.result, method="GAT: text") for line in by_hand()[:3]]
     table = named(at([*(line.result for line in by_hand()), *texts]), "ablation")

@@ -37,6 +37,7 @@ results = st.builds(
     count,
     versions=st.dictionaries(text, st.none() | text, max_size=3),
     run_dir=text,
+    majority=st.none() | number,
 )
 
 

@@ -286,6 +286,53 @@ def test_a_method_that_fits_itself_leaves_what_a_training_leaves(command: Comman
         assert one.val == pytest.approx(right[data.val_mask].mean().item(), abs=1e-4)
 
 
+class Constant(nn.Module):
+    """A model that sees nothing: the same logits for all nodes."""
+
+    def __init__(self, in_channels: int, out_channels: int, **others: Any) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(out_channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits.expand(len(x), -1)
+
+
+@pytest.mark.parametrize("dataset", ["digits", "planted"])
+@pytest.mark.parametrize("vectorize", ["auto", "off"])
+def test_a_constant_prediction_is_warned_of(command: Command, dataset: str, vectorize: str):
+    told = command(
+        "model=mlp",
+        f"model._target_={__name__}.Constant",
+        f"dataset={dataset}",
+        f"vectorize={vectorize}",
+        "runs=2",
+        "training.max_epochs=2",
+    )
+    first, _ = read("outputs/results.jsonl")
+    if dataset == "digits":
+        data = digits().test[0]
+        majority = 100 * data.y[data.test_mask].bincount().max() / 1000
+        assert first.majority == pytest.approx(majority.item())
+        message = f"no better than predicting the majority class for every node ({majority:.1f} %)"
+    else:
+        message = f"no better than the best prediction that is the same for every node ({first.majority:.3f})"
+    assert first.value <= first.majority
+    assert told.count(message) == 3  # of each seed and of both
+    assert f"warning: 2 of 2 runs are {message}" in told
+
+
+def test_a_model_that_learns_is_not_warned_of_and_sizes_are_told(command: Command):
+    told = command(*SMALL, "training.max_epochs=20")
+    (result,) = read("outputs/results.jsonl")
+    assert result.value > result.majority
+    assert "warning" not in told
+    assert "data set    digits: 1,797 nodes, 12,618 edges, 10 classes; 200 / 500 / 1,000 nodes\n" in told
+    told = command("dataset=planted", *SMALL, "training.max_epochs=1")
+    graphs = [data for split in (planted().train, planted().val, planted().test) for data in split]
+    edges = sum(data.num_edges for data in graphs)
+    assert f"planted: {100 * len(graphs):,} nodes, {edges:,} edges, 16 labels; 20 / 5 / 5 graphs\n" in told
+
+
 def test_several_seeds_each_leave_their_line_and_a_mean(command: Command):
     small = (*SMALL, "training.max_epochs=5")
     told = command(*small, "runs=3", "seed=4")

@@ -10,6 +10,7 @@ import signal
 import types
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -42,6 +43,7 @@ from gat_pyg.training import (
     Resumable,
     SafeCheckpoints,
     Transductive,
+    majority_score,
     node_loss,
     node_sums,
     score_of,
@@ -145,6 +147,21 @@ def test_pooled_scores_are_those_of_scikit_learn(seed: int, unknown: float, batc
     if known.any():
         accuracy = accuracy_score(classes[known].numpy(), out.argmax(1)[known].numpy())
         assert score_of(sums.tolist())[1] == pytest.approx(100 * accuracy)
+
+
+@given(st.integers(0, 1000), st.floats(0, 0.9))
+@settings(deadline=None, max_examples=50)
+def test_no_prediction_that_is_the_same_for_all_nodes_scores_more_than_the_majority(seed: int, unknown: float):
+    draw = torch.Generator().manual_seed(seed)
+    hidden = torch.rand(12, 4, generator=draw) < unknown
+    hidden[0] = False
+    labels = (torch.rand(12, 4, generator=draw) < torch.rand(4, generator=draw)).float()
+    for y, constants in (
+        (labels.masked_fill(hidden, float("nan")), product((-1.0, 1.0), repeat=4)),
+        (torch.randint(4, (12,), generator=draw).masked_fill(hidden[:, 0], -1), torch.eye(4).tolist()),
+    ):
+        scores = [score_of(node_sums(torch.tensor(each).expand(12, 4), y).tolist())[1] for each in constants]
+        assert majority_score(y) == pytest.approx(max(scores))
 
 
 def test_many_labels_are_averaged_over_labels_then_nodes():

@@ -25,7 +25,7 @@ from torch_geometric.data import Data
 
 from .batches import TaskData, is_divided
 from .build import Built, build_data, build_model, build_module, build_task, build_trainer, in_batches, wants_sparse
-from .data import Task
+from .data import SPLITS, Task
 from .folders import begun, checkpoint_of, finished, from_here, plain, seed_folder
 from .halo import HaloStrategy
 from .ranks import is_first, missing, say
@@ -69,6 +69,7 @@ from .training import (
     Transductive,
     Watch,
     handled,
+    majority_score,
     node_sums,
     score_of,
     told,
@@ -96,7 +97,7 @@ def all_runs(config: DictConfig, folder: Path) -> float:
             result = finished(inner, config.results) or one_run(config, task, seed, inner)
             results.append(result)
             if is_first():
-                print(line(result) if together else summary(result, config), flush=True)
+                print(line(result) if together else summary(result, config, task), flush=True)
         if is_first() and len(results) > 1:
             print(summary_of_all(results, folder, averaged(config, task, folder)))
         return statistics.fmean(result.val for result in results)
@@ -155,6 +156,7 @@ def save_config(config: DictConfig, seed: int, folder: Path) -> None:
 def leave(config: DictConfig, task: Task, outcome: Outcome, built: Built, device: str, folder: Path) -> Result:
     """Leave the trained model and the Result of one seed's run."""
     model, target, arguments, method = built
+    labels = [data.y[data.test_mask] if task.transductive else data.y for data in task.test]
     result = Result(
         method=method,
         dataset=task.name,
@@ -172,6 +174,7 @@ def leave(config: DictConfig, task: Task, outcome: Outcome, built: Built, device
         config_hash=config_hash(numbers_of(config)),
         run_dir=str(folder),
         timestamp=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        majority=round(majority_score(torch.cat(labels)), 5),
     )
     if is_first():
         facts = {"method": method, "dataset": task.name, "metric": outcome.metric, "multilabel": task.multilabel}
@@ -392,25 +395,40 @@ def averaged(config: DictConfig, task: Task, folder: Path) -> float:
 # What is told -------------------------------------------------------------------------------------------------------
 
 
-def summary(result: Result, config: DictConfig) -> str:
+def summary(result: Result, config: DictConfig, task: Task) -> str:
     """A few lines that say what came out and where it is."""
     lines = {
-        "data set": result.dataset,
+        "data set": f"{result.dataset}: {sizes(task)}",
         "model": f"{result.method}, {result.parameters:,} parameters, seed {result.seed}",
         "epochs": f"{result.epochs}, best {result.best_epoch}",
         "validation": told(result.metric, result.val),
         "test": told(result.metric, result.value),
+        "warning": result.warning,
         "seconds": f"{result.seconds:.1f} ({_per_epoch(result)} per epoch, {result.device})",
         "files": from_here(Path(result.run_dir)),
         "results": from_here(Path(config.results)),
     }
-    return "\n".join(f"{key:<12}{value}" for key, value in lines.items()) + "\n"
+    return "\n".join(f"{key:<12}{value}" for key, value in lines.items() if value) + "\n"
+
+
+def sizes(task: Task) -> str:
+    """Return the numbers of nodes, edges and classes, and of what is for training, validation and test."""
+    splits = [task.graphs(split) for split in SPLITS]
+    graphs = task.train if task.transductive else [data for split in splits for data in split]
+    parts = [int(task.train[0][f"{split}_mask"].sum()) for split in SPLITS] if task.transductive else map(len, splits)
+    nodes, edges = sum(len(data.y) for data in graphs), sum(data.edge_index.size(1) for data in graphs)
+    kinds = "labels" if task.multilabel else "classes"
+    split = " / ".join(f"{part:,}" for part in parts) + (" nodes" if task.transductive else " graphs")
+    return f"{nodes:,} nodes, {edges:,} edges, {task.num_classes} {kinds}; {split}"
 
 
 def line(result: Result) -> str:
     """What came out of one seed of many, in one line."""
     val, test = told(result.metric, result.val), told(result.metric, result.value)
-    return f"seed {result.seed}: {result.epochs} epochs, best {result.best_epoch}, validation {val}, test {test}"
+    warning = f" ({result.warning})" if result.warning else ""
+    return (
+        f"seed {result.seed}: {result.epochs} epochs, best {result.best_epoch}, validation {val}, test {test}{warning}"
+    )
 
 
 def summary_of_all(results: Sequence[Result], folder: Path, together: float) -> str:
@@ -421,7 +439,11 @@ def summary_of_all(results: Sequence[Result], folder: Path, together: float) -> 
     spread = f"accuracy {mean:.1f} ± {std:.1f} %" if name == "accuracy" else f"micro-F1 {mean:.3f} ± {std:.3f}"
     seconds = statistics.fmean(result.seconds for result in results)
     spread += f" (averaged prediction {told(name, together).split(' ', 1)[1]})"
-    return f"{results[0].dataset}, {n} runs: test {spread}, {seconds:.1f} seconds a run, in {from_here(folder)}"
+    warnings = [result.warning for result in results if result.warning]
+    warning = f"\nwarning: {len(warnings)} of {n} runs are {warnings[0]}" if warnings else ""
+    return (
+        f"{results[0].dataset}, {n} runs: test {spread}, {seconds:.1f} seconds a run, in {from_here(folder)}{warning}"
+    )
 
 
 def _per_epoch(result: Result) -> str:

@@ -75,6 +75,16 @@ class Result:
     config_hash: str = ""
     run_dir: str = ""
     timestamp: str = ""  # UTC, ISO 8601
+    majority: float | None = None  # the best test score of one prediction for all nodes: the majority class's share
+
+    @property
+    def warning(self) -> str:
+        """The warning that one prediction for all nodes has the same test score or a better one, else ""."""
+        if self.majority is None or self.value > self.majority + 2e-5:  # both are rounded to 5 digits
+            return ""
+        if self.metric == "accuracy":
+            return f"no better than predicting the majority class for every node ({self.majority:.1f} %)"
+        return f"no better than the best prediction that is the same for every node ({self.majority:.3f})"
 
     def to_json(self) -> str:
         """One line of JSON, without the line break; a score that is NaN is null."""

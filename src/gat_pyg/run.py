@@ -124,7 +124,8 @@ def run_name(_root_: DictConfig) -> str:
     class where ``model._target_`` is replaced.
     """
     choices = _root_.hydra.runtime.choices
-    values = dict(override.lstrip("+").partition("=")[::2] for override in _root_.hydra.overrides.task)
+    overrides = (override.lstrip("+").partition("=") for override in _root_.hydra.overrides.task)
+    values: dict[str, str] = {key: value for key, _, value in overrides}
     model = choices.model
     if target := values.get("model._target_"):
         package, *_, kind = target.split(".")

@@ -514,6 +514,25 @@ def score_of(sums: Sequence[float]) -> tuple[float, float, str]:
     return loss / size, 2 * right / max(2 * right + sums[3] + sums[4], 1.0), "micro_f1"
 
 
+def majority_score(y: Tensor) -> float:
+    """Return the best score of a prediction that is the same for all nodes: the majority class's share, in percent.
+
+    With many labels per node it is the micro-F1 of predicting the most frequent labels, as many of them as score best.
+
+    >>> majority_score(torch.tensor([0, 1, 1, -1, 1]))
+    75.0
+    >>> majority_score(torch.tensor([[1.0, 0.0], [1.0, 1.0]]))  # both labels: TP = 3, FP = 1
+    0.8571428571428571
+    """
+    if not y.is_floating_point():
+        counts = y[known(y)].bincount()
+        return 100.0 * int(counts.max()) / int(counts.sum())
+    positive, size = (y == 1).sum(0).double(), known(y).sum(0).double()
+    order = (positive / size.clamp(min=1)).argsort(descending=True)
+    scores = 2 * positive[order].cumsum(0) / (size[order].cumsum(0) + positive.sum()).clamp(min=1)
+    return float(scores.max())
+
+
 def metrics_of(sums: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """What is told of an epoch, from the sums of each split; in float32, as Lightning keeps it.
 

@@ -453,8 +453,19 @@ def runs_table(runs: Gathered, lines: Sequence[Line]) -> Table:
             "setting the newest counts. Epochs, the best of them (whose weights were tested) and seconds are means; a "
             "method without epochs has 0. Seconds are of the training alone, on a machine that others may have used; "
             "a seed that was trained together with others has its share.",
+            *_warnings(runs),
         ),
     )
+
+
+def _warnings(runs: Gathered) -> Iterable[str]:
+    """The runs whose test score a prediction has that is the same for every node."""
+    for key, its in runs.items():
+        for one in its:
+            warnings = [line.result.warning for line in one.lines if line.result.warning]
+            if warnings:
+                setting = f"{key.method} on {NAMES.get(key.dataset, key.dataset)} ({one.setting or 'none'})"
+                yield f"{setting}: {len(warnings)} of {len(one.lines)} runs are {warnings[0]}."
 
 
 def _stands(one: Runs, key: Key, runs: Gathered) -> bool:
