@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,3 +62,19 @@ RANDOM = random(40, 40, 300)
 
 SQUARE = [EMPTY, NO_EDGES, ONE_NODE, ISOLATED, STAR_IN, STAR_OUT, CHAIN, COMPLETE, LOOPS, REPEATED, BATCH, RANDOM]
 ZOO = [*SQUARE, BIPARTITE, WIDE, random(30, 7, 200)]
+
+
+def amazon_files(root: Path, name: str) -> None:
+    """Write the raw file of a small graph where PyG's class Amazon finds it: a ring of 3 classes with 20 nodes each."""
+    N, draw = 60, np.random.default_rng(0)
+    stored: dict[str, Any] = {"labels": np.repeat(np.arange(3), 20)}
+    for key, columns in (("attr", draw.permutation(N)), ("adj", (np.arange(N) + 1) % N)):  # CSR, one entry in each row
+        csr = {
+            "data": np.ones(N, np.float32),
+            "indices": columns,
+            "indptr": np.arange(N + 1),
+            "shape": np.array([N, N]),
+        }
+        stored |= {f"{key}_{part}": values for part, values in csr.items()}
+    (root / "Amazon" / name / "raw").mkdir(parents=True)
+    np.savez(root / "Amazon" / name / "raw" / f"amazon_electronics_{name.lower()}.npz", **stored)

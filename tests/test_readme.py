@@ -3,32 +3,70 @@
 import os
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
-from gat_pyg.run import config_folder
+from gat_pyg.results import read
+from gat_pyg.run import config_folder, main
+from graphs import amazon_files
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [README, *(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))]
 COMMANDS = re.findall(r"^\$ (?:\w+=\w+ )?gat-pyg ([^#\n]+?) *(?:#.*)?$", "\n".join(PAGES), re.MULTILINE)
 CODE = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+SETTINGS = re.findall(r"^```yaml\n(# (\S+)\n.*?)^```$", README, re.MULTILINE | re.DOTALL)
 
 
 def test_there_are_examples():
     assert len(COMMANDS) >= 8
     assert len(CODE) >= 3
+    assert len(SETTINGS) >= 2
+
+
+@pytest.fixture
+def own_settings(tmp_path):
+    """The folder with the README's own settings, mine/dataset/photo.yaml and so on."""
+    for content, name in SETTINGS:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return tmp_path
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_command_composes(command):
+def test_command_composes(command, own_settings):
     words = [word for word in shlex.split(command) if "=" in word]
+    if "--config-dir mine" in command:
+        words += [f"hydra.searchpath=[file://{own_settings / 'mine'}]"]
     options = [word if "[" in word else word.split(",")[0] for word in words]  # a list, or the first of a sweep
     with initialize_config_dir(str(config_folder()), version_base=None):
         config = compose("config", options)
     assert config.dataset._target_
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
+def test_own_settings_are_used(own_settings, monkeypatch):
+    monkeypatch.chdir(own_settings)
+    amazon_files(Path("data"), "Photo")
+    commands = [shlex.split(command) for command in COMMANDS if "--config-dir mine" in command]
+    quick = ("data_root=data", "training.max_epochs=2", "split.per_class=5", "split.val=10", "split.test=20")
+    for words in commands:
+        monkeypatch.setattr(sys, "argv", ["gat-pyg", *(word.replace("runs=10", "runs=2") for word in words), *quick])
+        main()
+    results = read("outputs/results.jsonl")
+    assert [(one.method, one.dataset) for one in results] == [
+        (method, "amazon-photo") for method in ("GAT", "GAT", "GAT", "GCN", "GCN")
+    ]
+    rates = [OmegaConf.load(Path(one.run_dir) / "config.yaml").training.lr for one in results]
+    assert rates == [0.01] * 3 + [0.005] * 2
+    assert Path(results[0].run_dir).name.endswith("_gat_amazon-photo")
+    assert {path.name for path in Path("outputs/table").iterdir()} == {"amazon-photo_gat", "amazon-photo_gcn"}
 
 
 @pytest.mark.skipif("GAT_PYG_DATA" not in os.environ, reason="GAT_PYG_DATA is not set")

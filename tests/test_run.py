@@ -34,6 +34,7 @@ from gat_pyg import GAT, load, predict
 from gat_pyg.attention import compiling
 from gat_pyg.data import digits, from_file, planted
 from gat_pyg.results import Result, read, try_lock
+from graphs import amazon_files
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
 
@@ -530,19 +531,6 @@ def test_tensorboard_writes_beside_the_metrics(command: Command):
 SETS = "torch_geometric.datasets"
 
 
-def amazon(name: str, sizes: tuple[int, ...] = (20, 20, 20)) -> None:
-    """Raw files of a small Amazon set, where PyG's class looks for them: some nodes of each class."""
-    N, draw = sum(sizes), np.random.default_rng(0)
-    nodes = np.arange(N)
-    raw = Path("data/Amazon") / name / "raw"
-    raw.mkdir(parents=True)
-    stored: dict[str, Any] = {"labels": np.repeat(np.arange(len(sizes)), sizes)}
-    for key, indices, width in (("attr", draw.permutation(N), N), ("adj", (nodes + 1) % N, N)):  # one entry a row
-        stored |= {f"{key}_data": np.ones(N, np.float32), f"{key}_indices": indices, f"{key}_indptr": np.arange(N + 1)}
-        stored[f"{key}_shape"] = np.array([N, width])
-    np.savez(raw / f"amazon_electronics_{name.lower()}.npz", **stored)
-
-
 SPLIT = ("split.per_class=5", "split.val=10", "split.test=20", "data_root=data")
 
 
@@ -553,7 +541,7 @@ def names_of_runs() -> list[str]:
 
 def test_two_sets_of_one_class_have_names_and_folders_of_their_own_and_the_default_learning_rate(command: Command):
     for name in ("Photo", "Computers"):
-        amazon(name)
+        amazon_files(Path("data"), name)
         for model in ("gat", "mlp"):
             given = (f"dataset._target_={SETS}.Amazon", f"+dataset.name={name}", f"model={model}", *SPLIT)
             command(*given, "training.max_epochs=2")

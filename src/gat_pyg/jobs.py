@@ -425,7 +425,7 @@ def sizes(task: Task) -> str:
 def line(result: Result) -> str:
     """What came out of one seed of many, in one line."""
     val, test = told(result.metric, result.val), told(result.metric, result.value)
-    warning = f" ({result.warning})" if result.warning else ""
+    warning = f"; {result.warning}" if result.warning else ""
     return (
         f"seed {result.seed}: {result.epochs} epochs, best {result.best_epoch}, validation {val}, test {test}{warning}"
     )
