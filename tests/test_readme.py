@@ -19,7 +19,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [README, *(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))]
 COMMANDS = re.findall(r"^\$ (?:\w+=\w+ )?gat-pyg ([^#\n]+?) *(?:#.*)?$", "\n".join(PAGES), re.MULTILINE)
 CODE = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-SETTINGS = re.findall(r"^```yaml\n(# (\S+)\n.*?)^```$", README, re.MULTILINE | re.DOTALL)
+SETTINGS = re.findall(r"^```yaml\n((?:# @package .*\n)?# (\S+)\n.*?)^```$", README, re.MULTILINE | re.DOTALL)
 
 
 def test_there_are_examples():
