@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
+import warnings
 import zipfile
 from collections import defaultdict
 from pathlib import Path
@@ -334,6 +336,43 @@ def test_a_truncated_raw_file_is_named(part: str, tiny_citeseer: Path):
         assert str(path.parent) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("node", "message"), [(-5, "edge_index holds -5"), (560, "edge_index holds 560, but x has 560")]
+)
+def test_an_id_outside_planetoids_nodes_is_refused(node: int, message: str, tiny_citeseer: Path):
+    path = raw_file(tiny_citeseer, "graph")
+    path.write_bytes(pickle.dumps(defaultdict(list, {0: [1, node], 1: [0]})))
+    with pytest.raises(ValueError, match=rf"raw cannot be read: ValueError: graph: {message}"):
+        planetoid("citeseer", tiny_citeseer)
+    path.write_bytes(pickle.dumps(defaultdict(list, {0: [1.5], 1: [0]})))
+    with pytest.raises(ValueError, match=r"edge_index is torch\.float32, expected int64"):
+        planetoid("citeseer", tiny_citeseer)
+
+
+def test_a_planetoid_graph_without_links_is_read(tiny_citeseer: Path):
+    raw_file(tiny_citeseer, "graph").write_bytes(pickle.dumps(defaultdict(list, {0: [], 1: []})))
+    assert planetoid("citeseer", tiny_citeseer).train[0].num_edges == 0
+
+
+def test_claims_of_planetoids_files_are_checked_before_memory_is_taken(tiny_citeseer: Path):
+    def refused(part: str, content: bytes, message: str) -> None:
+        path, whole = raw_file(tiny_citeseer, part), raw_file(tiny_citeseer, part).read_bytes()
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            planetoid("citeseer", tiny_citeseer)
+        path.write_bytes(whole)
+
+    tall, wide, many = (scipy.sparse.csr_matrix(np.eye(2, dtype=np.float32)) for _ in range(3))
+    tall._shape, wide._shape, many.indptr = (2**40, 2), (2, 2**40), np.array([0, 2**40, 2**41])
+    refused("allx", pickle.dumps(tall), "indptr does not fit 1099511627776 rows with 2 entries")
+    refused("allx", pickle.dumps(wide), r"claims the shape \(2, 1099511627776\)")
+    refused("allx", pickle.dumps(many), "indptr does not fit 2 rows with 2 entries")
+    refused("graph", pickle.dumps(dict.fromkeys(range(560), [1] * 5000)), "claims 2800000 links, more than it has byt")
+    whole = raw_file(tiny_citeseer, "test.index").read_bytes()
+    refused("test.index", whole.replace(b"559", b"%d" % 2**40), "test.index holds 1099511627776, but allx and tx have")
+    refused("x", b"\x80\x02N" + b"r\xff\xff\xff\xff" + b".", "it holds a NoneType, expected a matrix or a graph")
+
+
 def test_an_unknown_planetoid_names_the_known_ones():
     with pytest.raises(ValueError, match="'karate' is not a Planetoid data set: expected cora, citeseer or pubmed"):
         planetoid("karate")
@@ -370,7 +409,7 @@ def test_a_download_that_breaks_off_leaves_nothing(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(fs, "cp", cut)
     with pytest.raises(FileNotFoundError, match="the line went dead"):
         planetoid("cora", tmp_path)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["cora", "ppi"])
@@ -382,6 +421,12 @@ def test_without_a_network_the_error_says_where_the_files_go(name: str, tmp_path
         ppi(tmp_path) if name == "ppi" else planetoid(name, tmp_path)
     assert f"Put the raw files in {folder}" in str(caught.value)
     assert ("ind.cora.allx" if name == "cora" else "valid_graph.json") in str(caught.value)
+    assert re.search(r"and not downloaded: Connect[^:]*\. Put", str(caught.value))  # the cause alone
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "PPI").mkdir()
+    with pytest.raises(FileNotFoundError, match="not downloaded"):
+        ppi(tmp_path)
+    assert os.listdir(tmp_path) == ["PPI"]  # which was there before
 
 
 # PPI ----------------------------------------------------------------------------------------------------------------
@@ -462,6 +507,42 @@ def test_a_truncated_ppi_file_is_named(file: str, tiny_ppi: Path):
     path = tiny_ppi / "PPI" / "raw" / file
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ValueError, match=f"{file} cannot be read.*truncated"):
+        ppi(tiny_ppi)
+
+
+@pytest.mark.parametrize(
+    ("node", "message"), [(-5, "holds -5"), (14, "holds 14, but x has 14"), (0.5, "is torch.float")]
+)
+def test_an_id_outside_ppis_nodes_is_refused(node: float, message: str, tiny_ppi: Path):
+    path = tiny_ppi / "PPI" / "raw" / "train_graph.json"
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps({**stored, "links": [*stored["links"], {"source": 0, "target": node}]}))
+    with pytest.raises(ValueError, match=rf"(raw|train_graph\.json) cannot be read: .*graph.*: edge_index {message}"):
+        ppi(tiny_ppi)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("train_feats", np.zeros(14)),
+        ("train_feats", np.zeros((14, 4), complex)),
+        ("train_feats", np.zeros((0, 4))),
+        ("valid_feats", np.zeros((7, 3))),
+        ("valid_labels", np.zeros((7, 6), complex)),
+        ("valid_labels", np.zeros(7)),
+        ("valid_graph_id", np.zeros((7, 1), int)),
+        ("test_graph_id", np.array(["a"] * 6)),
+    ],
+)
+def test_ppis_arrays_of_another_kind_are_refused_by_name(file: str, content: Any, tiny_ppi: Path):
+    np.save(tiny_ppi / "PPI" / "raw" / f"{file}.npy", content)
+    with pytest.raises(ValueError, match="PPI/raw.* cannot be read"):
+        ppi(tiny_ppi)
+
+
+def test_ppis_deeply_nested_graph_is_refused(tiny_ppi: Path):
+    (tiny_ppi / "PPI" / "raw" / "test_graph.json").write_text("[" * 200_000)
+    with pytest.raises(ValueError, match="test_graph.json cannot be read: RecursionError"):
         ppi(tiny_ppi)
 
 
@@ -562,14 +643,182 @@ def test_a_file_that_is_not_there_or_not_known_or_lacks_a_key(tmp_path: Path):
     with pytest.raises(ValueError, match="has no edge_index and no y; its keys are x, edges"):
         from_file(tmp_path / "mine.npz")
     np.savez(tmp_path / "mine.npz", x=np.eye(3), edge_index=np.zeros((2, 0), int), y=["a", "b", "a"])
-    with pytest.raises(ValueError, match=r"mine\.npz: y is of <U1, expected numbers\. Give each class a number: numpy"):
+    with pytest.raises(ValueError, match=r"mine\.npz: y is of <U1, expected real numbers\. Give each class a number: "):
         from_file(tmp_path / "mine.npz")
     torch.save({"x": "abc", "edge_index": [[], []], "y": []}, tmp_path / "mine.pt")
-    with pytest.raises(ValueError, match=r"mine\.pt: x is of str, expected numbers\.$"):
+    with pytest.raises(ValueError, match=r"mine\.pt: x is of str, expected a tensor\.$"):
         from_file(tmp_path / "mine.pt")
     torch.save(torch.eye(3), tmp_path / "mine.pt")
-    with pytest.raises(ValueError, match="mine is a Tensor, expected a PyG Dataset"):
+    with pytest.raises(ValueError, match=r"mine\.pt is a Tensor, expected a PyG Dataset"):
         from_file(tmp_path / "mine.pt")
+
+
+def arrays(**changes: Any) -> dict[str, Any]:
+    return {key: np.asarray(changes.get(key, ring()[key])) for key in ("x", "edge_index", "y")}
+
+
+def saved(form: str, folder: Path, values: dict[str, Any]) -> Path:
+    """A file or folder with arrays of the keys; their tensors in a .pt file."""
+    path = folder / (form if form == "folder" else f"mine.{form}")
+    if form == "folder":
+        path.mkdir()
+        for key, value in values.items():
+            np.save(path / f"{key}.npy", value)
+    elif form == "npz":
+        np.savez(path, **values)
+    else:
+        torch.save({key: torch.as_tensor(value) for key, value in values.items()}, path)
+    return path
+
+
+@pytest.mark.parametrize("form", ["npz", "folder"])
+@pytest.mark.parametrize(
+    ("key", "dtype"),
+    [("x", ">f4"), ("x", ">f8"), ("x", np.longdouble), ("x", np.uint64), ("edge_index", ">i8"), ("edge_index", ">i4")]
+    + [("y", dtype) for dtype in (np.uint8, np.uint16, np.uint32, np.uint64, ">i2", ">f8", np.longdouble, bool)],
+)
+def test_arrays_of_every_width_and_order_are_read(form: str, key: str, dtype: Any, tmp_path: Path):
+    values = arrays(y=np.arange(12) % 2)
+    values[key] = values[key].astype(dtype)
+    data = from_file(saved(form, tmp_path, values), per_class=1, val=2, test=2).train[0]
+    for name in values:
+        assert data[name].tolist() == values[name].tolist(), name
+
+
+@pytest.mark.parametrize("form", ["npz", "folder", "pt"])
+@pytest.mark.parametrize(
+    ("key", "content", "message"),
+    [
+        ("y", np.full(12, -1), "no node has a known label, so there is nothing to learn"),
+        ("y", np.full(12, np.nan), "no node has a known label"),
+        ("y", np.full((12, 3), np.nan), "no node has a known label"),
+        ("y", np.where(np.arange(12) == 3, np.inf, 0), r"y holds inf\.\.\., expected whole numbers"),
+        ("y", np.where(np.arange(12) == 3, -1e300, 0), r"y holds -1e\+300\.\.\., expected whole numbers"),
+        ("y", np.arange(12) % 3 + 1j, "y is .*complex"),
+        ("x", np.eye(12) + 1j, "x is .*complex"),
+        ("x", np.full((12, 2), 1e300), "x is NaN or infinite at node 0 as torch.float32"),
+    ],
+)
+def test_numbers_that_are_no_labels_or_features_are_named(
+    form: str, key: str, content: Any, message: str, tmp_path: Path
+):
+    path = saved(form, tmp_path, arrays(**{key: content}))
+    with pytest.raises(ValueError, match=message) as caught:
+        from_file(path)
+    assert str(caught.value).startswith(str(path))
+
+
+@pytest.mark.parametrize("form", ["npz", "folder", "pt"])
+def test_a_graph_without_nodes_has_nothing_to_learn(form: str, tmp_path: Path):
+    values = {"x": np.zeros((0, 3)), "edge_index": np.zeros((2, 0), int), "y": np.zeros(0, int)}
+    with pytest.raises(ValueError, match="no node has a known label, so there is nothing to learn"):
+        from_file(saved(form, tmp_path, values))
+
+
+def test_labels_that_do_not_fit_into_int64_are_named(tmp_path: Path):
+    with pytest.raises(ValueError, match="y holds 18446744073709551615, expected numbers below"):
+        from_file(saved("npz", tmp_path, arrays(y=np.full(12, 2**64 - 1, np.uint64))))
+
+
+@pytest.mark.parametrize(
+    ("key", "content", "message"),
+    [
+        ("x", torch.ones(12, 2, device="meta"), "x is on the meta device, expected a tensor of real numbers"),
+        ("x", lambda: torch.quantize_per_tensor(torch.ones(12, 2), 0.1, 0, torch.quint8), "x is quantized, expected"),
+        ("x", [[0.0]] * 12, "x is of list, expected a tensor"),
+        ("y", torch.ones(12, device="meta"), "y is on the meta device"),
+        ("y", torch.arange(12).to_sparse(), r"y is torch.sparse_coo, expected a dense tensor. Use y.to_dense\(\)"),
+        ("edge_index", torch.eye(12).to_sparse(), r"edge_index is torch.sparse_coo, .* Give the edges as \[2, E\]"),
+        ("edge_attr", torch.ones(12, dtype=torch.cfloat), "edge_attr is complex"),
+        ("edge_attr", "abc", "edge_attr is of str, expected a tensor"),
+        ("train_mask", torch.ones(12, device="meta"), "train_mask is on the meta device"),
+    ],
+)
+@pytest.mark.parametrize("form", [dict, Data])
+def test_tensors_of_another_kind_are_named(form: Any, key: str, content: Any, message: str, tmp_path: Path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls quantized tensors deprecated
+        content = content() if callable(content) else content
+        torch.save(form(**{**ring().to_dict(), **masks(), key: content}), tmp_path / "mine.pt")
+        with pytest.raises(ValueError, match=rf"mine\.pt: {message}"):
+            from_file(tmp_path / "mine.pt")
+
+
+@pytest.mark.parametrize("key", ["x", "edge_index", "y", "edge_attr", "train_mask"])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_tensor_that_claims_more_than_its_file_holds_is_refused_at_once(key: str, several: bool, tmp_path: Path):
+    huge = torch.zeros(1, dtype=torch.long).expand(10**11, 2) if key == "x" else torch.zeros(1).expand(10**11)
+    data = ring(**masks()).update({key: huge})
+    torch.save([ring(), data] if several else data, tmp_path / "mine.pt")
+    assert (tmp_path / "mine.pt").stat().st_size < 10_000
+    with pytest.raises(ValueError, match=rf"mine\.pt: {key} claims the shape \(100000000000,.* stores fewer elements"):
+        from_file(tmp_path / "mine.pt")
+
+
+class Untouched(Tensor):
+    """A tensor whose elements must not be read."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert function not in (Tensor.isfinite, Tensor.aminmax, Tensor.split), f"{function} before all shapes"
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("wrong", ["edge_index", "edge_attr", "y"])
+def test_shapes_are_checked_before_elements(wrong: str):
+    data = ring(edge_attr=torch.ones(12, 1), **masks())
+    data[wrong] = data[wrong][:1] if wrong == "edge_index" else data[wrong][:5]
+    data.x = data.x.as_subclass(Untouched)
+    with pytest.raises(ValueError, match=f"{wrong} .*shape"):
+        Task("mine", [data], [data], [data], num_features=12, num_classes=3, edge_dim=1)
+
+
+def test_a_data_with_a_store_of_another_kind_is_refused(tmp_path: Path):
+    data = ring()
+    for store in (3, None, "abc", [1]):
+        data.__dict__["_store"] = store
+        torch.save(data, tmp_path / "mine.pt")
+        with pytest.raises(ValueError, match=r"mine\.pt cannot be read"):
+            from_file(tmp_path / "mine.pt")
+
+
+@pytest.mark.parametrize("content", [b"", b"P", b"\x80\x04N.", pickle.dumps({"x": 1}), b"\x93NUMPY\x01\x00"])
+def test_what_is_no_archive_is_refused_without_advice_to_unpickle_it(content: bytes, tmp_path: Path):
+    (tmp_path / "mine.npz").write_bytes(content)
+    with pytest.raises(ValueError, match=r"mine\.npz cannot be read: it is no archive of numpy\.savez\.") as caught:
+        from_file(tmp_path / "mine.npz")
+    assert "pickle" not in str(caught.value)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "x.npy").write_bytes(content)
+    with pytest.raises(ValueError, match=r"folder cannot be read") as caught:
+        from_file(tmp_path / "folder")
+    assert "pickle" not in str(caught.value)
+
+
+def test_a_link_to_nothing_is_not_there(tmp_path: Path):
+    path = saved("folder", tmp_path, arrays())
+    (path / "x.npy").unlink()
+    (path / "x.npy").symlink_to(tmp_path / "gone")
+    with pytest.raises(FileNotFoundError, match=r"x\.npy cannot be read: No such file or directory\."):
+        from_file(path)
+
+
+@pytest.mark.parametrize("path", ["", None, 5])
+def test_an_empty_path_is_refused(path: Any):
+    with pytest.raises(ValueError, match=f"The path is {path!r}, expected that of a"):
+        from_file(path)
+    with pytest.raises(ValueError, match="~nobody-of-this-name"):
+        from_file("~nobody-of-this-name/mine.csv")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_is_no_file(tmp_path: Path):
+    os.mkfifo(tmp_path / "mine.pt")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "folder" / "x.npy")
+    for path in ("mine.pt", "folder"):
+        with pytest.raises(ValueError, match="is no regular file"):
+            from_file(tmp_path / path)
 
 
 # Any data set of PyG's ----------------------------------------------------------------------------------------------

@@ -127,10 +127,10 @@ def test_without_a_network_the_error_says_where_the_files_go(tmp_path: Path, mon
     told = {**gat_data._told_of_ogbn("ogbn-arxiv"), "url": "http://127.0.0.1:9/arxiv.zip"}
     monkeypatch.setattr(gat_data, "_told_of_ogbn", lambda name: told)
     with pytest.raises(
-        FileNotFoundError, match=r"ogbn-arxiv: raw, split, RELEASE_v1.txt not found in .*ogbn_arxiv and not"
+        FileNotFoundError, match=r"ogbn-arxiv: raw, split, RELEASE_v1.txt not found in .*ogbn_arxiv, and not"
     ):
         ogbn("ogbn-arxiv", tmp_path)
-    assert not list((tmp_path / "ogbn_arxiv").iterdir())
+    assert not list(tmp_path.iterdir())
 
 
 @needs_ogb

@@ -14,13 +14,13 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
-from zipfile import ZipFile
+from zipfile import ZipFile, is_zipfile
 
 import numpy as np
 import torch
@@ -134,7 +134,7 @@ class Task:
 
     def __post_init__(self) -> None:
         if self.num_classes < 1:
-            raise ValueError(f"{self.name}: no node has a known label, so there is nothing to learn.")
+            raise ValueError(f"{self.name}{_NOTHING_KNOWN}")
         if self.class_names is not None and len(self.class_names) != self.num_classes:
             raise ValueError(
                 f"{self.name}: class_names has {len(self.class_names)} names, expected one for each of the "
@@ -156,6 +156,9 @@ class Task:
                 raise ValueError(f"{self.name}: all labels of the {split} graphs are unknown, expected at least one.")
 
 
+_NOTHING_KNOWN = ": no node has a known label, so there is nothing to learn."
+
+
 class _Form(NamedTuple):
     """What the graphs of a task have in common, before there is the task."""
 
@@ -168,16 +171,34 @@ class _Form(NamedTuple):
 def _check_graph(task: Task | _Form, data: Data, where: str) -> None:
     """Raise ValueError unless x, edge_index, edge_attr and y are what ``Task`` promises."""
     _check_present(data, where)
-    _check_x(task, data.x, where)
-    _check_edge_index(data.edge_index, data.x.size(0), where)
-    _check_edge_attr(task, data, where)
-    _check_y(task, data.y, data.x.size(0), where)
+    x, edge_index, edge_attr, y = data.x, data.edge_index, data.edge_attr, data.y
+    _check_shapes(task, x, edge_index, edge_attr, y, where)  # of all keys, before any values: those may be many
+    _check_x(x, where)
+    _check_edge_index(edge_index, x.size(0), where)
+    if edge_attr is not None and not edge_attr.isfinite().all():
+        raise ValueError(f"{where}: edge_attr {_NOT_FINITE}")
+    _check_y(task, y, where)
+
+
+_NOT_FINITE = "is not of finite floats. Use edge_attr.float(), replace NaN and infinity."
 
 
 def _check_present(data: Data, where: str) -> None:
-    for key, hint in _HINTS.items():
-        if not isinstance(data.get(key), Tensor):
-            raise ValueError(f"{where}: {key} is missing. {hint}")
+    """Raise ValueError unless x, edge_index and y are there, and all keys are dense tensors of real numbers."""
+    for key in KEYS:
+        value, hint = data.get(key), _HINTS.get(key)
+        if not isinstance(value, Tensor):
+            if hint is not None:
+                raise ValueError(f"{where}: {key} is missing. {hint}")
+            if key == "edge_attr" and value is not None:
+                raise ValueError(f"{where}: edge_attr is a {type(value).__name__}, expected a tensor (E,) or (E, D).")
+            continue
+        if value.layout != torch.strided:
+            dense = hint if key == "edge_index" else f"Use {key}.to_dense()."
+            raise ValueError(f"{where}: {key} is {value.layout}, expected a dense tensor. {dense}")
+        kinds = {"complex": value.is_complex(), "quantized": value.is_quantized, "nested": value.is_nested}
+        for kind in (kind for kind, is_so in {**kinds, "on the meta device": value.is_meta}.items() if is_so):
+            raise ValueError(f"{where}: {key} is {kind}, expected a tensor of real numbers.")
 
 
 _HINTS = {
@@ -190,9 +211,10 @@ _HINTS = {
 CHECKED = 2**24  # numbers at a time
 
 
-def _check_x(task: Task | _Form, x: Tensor, where: str) -> None:
-    if x.layout != torch.strided:
-        raise ValueError(f"{where}: x is {x.layout}, expected a dense tensor. Use x.to_dense().")
+def _check_shapes(
+    task: Task | _Form, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, y: Tensor, where: str
+) -> None:
+    """Raise ValueError where a shape or a dtype is not what `Task` promises; no element is read."""
     if x.dim() != 2:
         hint = " Of one feature a node, give x[:, None]." if x.dim() == 1 else ""
         raise ValueError(f"{where}: x has shape {tuple(x.shape)}, expected (N, F), a row for each node.{hint}")
@@ -200,20 +222,46 @@ def _check_x(task: Task | _Form, x: Tensor, where: str) -> None:
         raise ValueError(f"{where}: x has shape {tuple(x.shape)}, expected (N, {task.num_features}).")
     if not x.is_floating_point():
         raise ValueError(f"{where}: x is {x.dtype}, expected floats. Use x.float().")
+    _check_edge_index_shape(edge_index, where)
+    if (edge_attr is None) != (task.edge_dim is None):
+        raise ValueError(f"{where}: some graphs have edge_attr and others have none. Give it to all or to none.")
+    E = edge_index.size(1)
+    if edge_attr is not None and tuple(edge_attr.shape) != (E, task.edge_dim):
+        raise ValueError(
+            f"{where}: edge_attr has shape {tuple(edge_attr.shape)}, expected ({E}, {task.edge_dim}), a row for each "
+            "edge. If loops or doubled edges were removed, remove their rows too."
+        )
+    if edge_attr is not None and not edge_attr.is_floating_point():
+        raise ValueError(f"{where}: edge_attr {_NOT_FINITE}")
+    N, K, multilabel = x.size(0), task.num_classes, task.multilabel
+    shape, dtype = ((N, K), torch.float32) if multilabel else ((N,), torch.int64)
+    if tuple(y.shape) != shape or y.dtype != dtype:
+        raise ValueError(
+            f"{where}: y is {y.dtype} of shape {tuple(y.shape)}, expected {dtype} of shape {shape}: "
+            + ("a 0, 1 or NaN for each node and label." if multilabel else "one label per node.")
+        )
+
+
+def _check_x(x: Tensor, where: str) -> None:
     rows = max(1, CHECKED // max(1, x.size(1)))
     for start, part in zip(range(0, x.size(0), rows), x.split(rows), strict=True):  # of what may not fit into memory
         if part.isfinite().all():
             continue
         row = start + int((~part.isfinite()).any(1).nonzero()[0])
-        raise ValueError(f"{where}: x is NaN or infinite at node {row}. Replace such values, for instance by 0.")
+        raise ValueError(
+            f"{where}: x is NaN or infinite at node {row} as {x.dtype}. Replace such values, for instance by 0."
+        )
 
 
-def _check_edge_index(edge_index: Tensor, N: int, where: str) -> None:
+def _check_edge_index_shape(edge_index: Tensor, where: str) -> None:
     if edge_index.dim() != 2 or edge_index.size(0) != 2:
         hint = " Did you mean edge_index.t()?" if edge_index.dim() == 2 and edge_index.size(1) == 2 else ""
         raise ValueError(f"{where}: edge_index has shape {tuple(edge_index.shape)}, expected (2, E).{hint}")
     if edge_index.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{where}: edge_index is {edge_index.dtype}, expected int64. Did you mean edge_index.long()?")
+
+
+def _check_edge_index(edge_index: Tensor, N: int, where: str) -> None:
     if edge_index.numel() == 0:
         return
     low, high = (int(bound) for bound in edge_index.aminmax())
@@ -224,31 +272,8 @@ def _check_edge_index(edge_index: Tensor, N: int, where: str) -> None:
         raise ValueError(f"{where}: edge_index holds {high}, but x has {N} rows (nodes 0 to {N - 1}). {hint}")
 
 
-def _check_edge_attr(task: Task | _Form, data: Data, where: str) -> None:
-    edge_attr, E = data.edge_attr, data.edge_index.size(1)
-    if edge_attr is None and task.edge_dim is None:
-        return
-    if edge_attr is None or task.edge_dim is None:
-        raise ValueError(f"{where}: some graphs have edge_attr and others have none. Give it to all or to none.")
-    if tuple(edge_attr.shape) != (E, task.edge_dim):
-        raise ValueError(
-            f"{where}: edge_attr has shape {tuple(edge_attr.shape)}, expected ({E}, {task.edge_dim}), a row for each "
-            "edge. If loops or doubled edges were removed, remove their rows too."
-        )
-    if not edge_attr.is_floating_point() or not edge_attr.isfinite().all():
-        raise ValueError(
-            f"{where}: edge_attr is not of finite floats. Use edge_attr.float(), replace NaN and infinity."
-        )
-
-
-def _check_y(task: Task | _Form, y: Tensor, N: int, where: str) -> None:
-    K, multilabel = task.num_classes, task.multilabel
-    shape, dtype = ((N, K), torch.float32) if multilabel else ((N,), torch.int64)
-    if tuple(y.shape) != shape or y.dtype != dtype:
-        raise ValueError(
-            f"{where}: y is {y.dtype} of shape {tuple(y.shape)}, expected {dtype} of shape {shape}: "
-            + ("a 0, 1 or NaN for each node and label." if multilabel else "one label per node.")
-        )
+def _check_y(task: Task | _Form, y: Tensor, where: str) -> None:
+    K, multilabel, N = task.num_classes, task.multilabel, y.size(0)
     if multilabel and not ((y == 0) | (y == 1) | y.isnan()).all():
         raise ValueError(f"{where}: y holds other values than 0, 1 and NaN (unknown). Turn the labels into 0 and 1.")
     if not multilabel and N and (int(y.min()) < -1 or int(y.max()) >= K):
@@ -466,6 +491,7 @@ def _raw_folder(folder: Path, files: Sequence[str], fetch: Callable[[str, Sequen
     missing = [file for file in files if not (folder / file).exists()]
     if not missing:
         return folder
+    absent = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".download-", dir=folder.parent) as fresh:
@@ -477,12 +503,28 @@ def _raw_folder(folder: Path, files: Sequence[str], fetch: Callable[[str, Sequen
                     if not (folder / file).exists():
                         raise
     except Exception as error:  # whatever the network, the disk or the archive may raise
+        with suppress(OSError):  # one that is not empty stays
+            for parent in absent:
+                parent.rmdir()
         raise FileNotFoundError(
-            f"{title}: {', '.join(missing)} not found in {folder} and not to be had from the network "
-            f"({type(error).__name__}: {error}). Put the raw files in {folder}, or point data_root or $GAT_PYG_DATA at "
-            "a folder that has them, or use dataset=digits, which needs no network."
+            f"{title}: {', '.join(missing)} not found in {folder}, and not downloaded: {_cause(error)}. "
+            f"Put the raw files in {folder}, or point data_root or $GAT_PYG_DATA at a folder that has them, "
+            "or use dataset=digits, which needs no network."
         ) from error
     return folder
+
+
+def _cause(error: Exception) -> str:
+    """Return the reason for a failed download, without the wrapping of urllib or aiohttp."""
+    inner = getattr(error, "reason", None)
+    inner = inner if isinstance(inner, OSError) else error
+    if isinstance(inner, OSError) and inner.strerror and inner.filename is None:
+        return inner.strerror
+    return str(inner) or type(inner).__name__
+
+
+class _UnreadableError(ValueError):
+    """A file's error, with the file's name in its message."""
 
 
 @contextmanager
@@ -490,10 +532,12 @@ def _reading(path: Path) -> Iterator[None]:
     """Turn whatever a broken file makes a reader raise into a ValueError that names the file."""
     try:
         yield
+    except _UnreadableError:
+        raise
     except Exception as error:
-        if isinstance(error, FileNotFoundError) or getattr(error, "errno", None) == errno.ENOSPC:
-            raise
-        raise ValueError(
+        if isinstance(error, OSError) and (error.filename is not None or error.errno == errno.ENOSPC):
+            raise  # it is the system that refuses, and the message has the file's name
+        raise _UnreadableError(
             f"{path} cannot be read: {type(error).__name__}: {error}. It is truncated or of another kind. "
             "Delete it to have it downloaded again, or put a whole copy in its place."
         ) from error
@@ -522,10 +566,11 @@ def planetoid(name: str, root: str | Path | None = None) -> Task:
         raise ValueError(f"{name!r} is not a Planetoid data set: expected cora, citeseer or pubmed.")
     name = name.lower()
     folder = _planetoid_folder(name, root)
-    data = build_transform(NORMALIZE)(_read_planetoid(folder, name))
-    F, K = data.x.size(1), int(data.y.max()) + 1
-    names = _first_names(CLASSES[name], K)
-    return Task(name, [data], [data], [data], F, K, class_names=names, transforms=(NORMALIZE,))
+    with _reading(folder):
+        data = build_transform(NORMALIZE)(_read_planetoid(folder, name))
+        F, K = data.x.size(1), int(data.y.max()) + 1
+        names = _first_names(CLASSES[name], K)
+        return Task(name, [data], [data], [data], F, K, class_names=names, transforms=(NORMALIZE,))
 
 
 def _planetoid_folder(name: str, root: str | Path | None) -> Path:
@@ -546,8 +591,7 @@ def _read_planetoid(folder: Path, name: str) -> Data:
             raw[part] = (
                 _unpickle(path) if part != "test.index" else torch.tensor([int(i) for i in path.read_text().split()])
             )
-    with _reading(folder):
-        return _assemble(raw)
+    return _assemble(raw)
 
 
 def _assemble(raw: Mapping[str, Any]) -> Data:
@@ -557,13 +601,17 @@ def _assemble(raw: Mapping[str, Any]) -> Data:
         raise ValueError(
             f"test.index has {len(test)} nodes from {int(test.min())}, tx {raw['tx'].size(0)} from {first}"
         )
-    N = int(test.max()) + 1  # Citeseer's test nodes have gaps between them
+    N, rows = int(test.max()) + 1, first + len(test)
+    if 2 * rows < N:  # Citeseer's test nodes have gaps between them, 15 in all
+        raise ValueError(f"test.index holds {N - 1}, but allx and tx have {rows} rows together")
+    links = _links(raw["graph"])
+    _check_edge_index(links, N, "graph")  # before coalesce, whose keys take ids from 0 to N - 1 for granted
     x = torch.zeros(N, raw["allx"].size(1))
     y = torch.zeros(N, raw["ally"].size(1))
     x[:first], y[:first] = raw["allx"], raw["ally"]
     x[test], y[test] = raw["tx"], raw["ty"]
 
-    edge_index, _ = remove_self_loops(_links(raw["graph"]))
+    edge_index, _ = remove_self_loops(links)
     data = Data(x, coalesce(edge_index, num_nodes=N, sort_by_row=False), y=y.argmax(1))
     train = raw["y"].size(0)
     for key, nodes in zip(MASKS, (torch.arange(train), torch.arange(train, train + 500), test), strict=True):
@@ -572,9 +620,15 @@ def _assemble(raw: Mapping[str, Any]) -> Data:
 
 
 def _links(graph: Mapping[int, Sequence[int]]) -> Tensor:
-    degrees = torch.tensor([len(neighbours) for neighbours in graph.values()])
-    dst = torch.tensor([node for neighbours in graph.values() for node in neighbours])
-    return torch.stack([torch.tensor(list(graph)).repeat_interleave(degrees), dst])
+    src = [node for node, neighbours in graph.items() for _ in neighbours]
+    return _pairs(src, [node for neighbours in graph.values() for node in neighbours])
+
+
+def _pairs(src: list[int], dst: list[int]) -> Tensor:
+    """Return links [2, L] int64, of which there may be none; ids that are not whole numbers are refused."""
+    links = torch.tensor([src, dst]) if src or dst else torch.empty(2, 0, dtype=torch.long)
+    _check_edge_index_shape(links, "graph")
+    return links
 
 
 class _Made:
@@ -605,6 +659,10 @@ class _Csr(_Made):
     def read(self) -> Tensor:
         shape = tuple(self.state.get("_shape") or self.state["shape"])
         start, col, value = (torch.from_numpy(self.state[key].read()) for key in ("indptr", "indices", "data"))
+        if len(start) != shape[0] + 1 or int(start[-1]) != len(col) or (start.diff() < 0).any():
+            raise pickle.UnpicklingError(f"its indptr does not fit {shape[0]} rows with {len(col)} entries")
+        if shape[0] * shape[1] > LARGEST:
+            raise pickle.UnpicklingError(f"it claims the shape {shape}, larger than a matrix of any Planetoid file")
         row = torch.arange(shape[0]).repeat_interleave(start.diff())
         return torch.sparse_coo_tensor(torch.stack([row, col]), value.float(), shape, check_invariants=True).to_dense()
 
@@ -615,6 +673,7 @@ class _Dtype(_Made): ...
 class _Graph(_Made, dict): ...  # type: ignore[type-arg]
 
 
+LARGEST = 2**27  # elements of a matrix; Citeseer's allx has 2312 * 3703
 _NUMBERS = {"b1", *(kind + size for kind in "iu" for size in "1248"), "f4", "f8"}
 _PARTS_MADE: dict[str, type[_Made]] = {  # the names in Planetoid's files, and in those numpy and scipy write today
     "numpy.core.multiarray._reconstruct": _Array,
@@ -629,7 +688,7 @@ _PARTS_MADE: dict[str, type[_Made]] = {  # the names in Planetoid's files, and i
 }
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):  # in Python: the one in C takes 2^35 bytes for a memo's index of 2^32
     def find_class(self, module: str, name: str) -> type[_Made]:
         if f"{module}.{name}" not in _PARTS_MADE:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no Planetoid file holds; nothing was run")
@@ -645,6 +704,8 @@ def _unpickle(path: Path) -> Tensor | dict[int, list[int]]:
     if isinstance(made, _Array):
         return torch.from_numpy(made.read()).float()
     if isinstance(made, dict):
+        if (links := sum(map(len, made.values()))) > path.stat().st_size:  # one list may stand for many
+            raise pickle.UnpicklingError(f"it claims {links} links, more than it has bytes")
         return made
     raise pickle.UnpicklingError(f"it holds a {type(made).__name__}, expected a matrix or a graph")
 
@@ -670,11 +731,13 @@ def ppi(root: str | Path | None = None) -> Task:
     (20, 121)
     """
     folder = _ppi_folder(root)
-    features = {split: _npy(folder / f"{split}_feats.npy").double() for split in PPI_SPLITS}
-    standardize = Standardize(*_standard(features["train"]))
-    train, val, test = (list(_read_ppi(folder, split, standardize(Data(x=features[split])).x)) for split in PPI_SPLITS)
-    F, K = train[0].x.size(1), train[0].y.size(1)
-    return Task("ppi", train, val, test, F, K, multilabel=True, transforms=(standardize.describe(),))
+    with _reading(folder):
+        features = {split: _npy(folder / f"{split}_feats.npy").double() for split in PPI_SPLITS}
+        standardize = Standardize(*_standard(features["train"]))
+        scaled = {split: standardize(Data(x=x)).x for split, x in features.items()}
+        train, val, test = (list(_read_ppi(folder, split, scaled[split])) for split in PPI_SPLITS)
+        F, K = train[0].x.size(1), train[0].y.size(1)
+        return Task("ppi", train, val, test, F, K, multilabel=True, transforms=(standardize.describe(),))
 
 
 def _ppi_folder(root: str | Path | None) -> Path:
@@ -699,17 +762,15 @@ def _read_ppi(folder: Path, split: str, x: Tensor) -> Iterator[Data]:
     """The graphs of one split, cut from its one file along graph_id; each keeps its own nodes' order."""
     y, graph = _npy(folder / f"{split}_labels.npy").float(), _npy(folder / f"{split}_graph_id.npy")
     edge_index = _ppi_links(folder / f"{split}_graph.json")
-    with _reading(folder):
-        if not len(x) == len(y) == len(graph) or (graph.diff() < 0).any():
-            raise ValueError(
-                f"{split}: {len(x)} features, {len(y)} labels, {len(graph)} graph ids, or ids not in order"
-            )
-        edge_index, _ = remove_self_loops(edge_index)
-        edge_index = coalesce(edge_index, num_nodes=len(x), sort_by_row=False)
-        edge_index = edge_index[:, graph[edge_index[0]] == graph[edge_index[1]]]
-        sizes = torch.unique_consecutive(graph, return_counts=True)[1].tolist()
-        last = torch.tensor(sizes).cumsum(0)  # one past the last node of each graph
-        edges = torch.bincount(torch.bucketize(edge_index[1], last, right=True), minlength=len(sizes)).tolist()
+    if not len(x) == len(y) == len(graph) or graph.dim() != 1 or (graph[1:] < graph[:-1]).any():
+        raise ValueError(f"{split}: {len(x)} features, {len(y)} labels, {len(graph)} graph ids, or ids not in order")
+    _check_edge_index(edge_index, len(x), f"{split}_graph.json")
+    edge_index, _ = remove_self_loops(edge_index)
+    edge_index = coalesce(edge_index, num_nodes=len(x), sort_by_row=False)
+    edge_index = edge_index[:, graph[edge_index[0]] == graph[edge_index[1]]]
+    sizes = torch.unique_consecutive(graph, return_counts=True)[1].tolist()
+    last = torch.tensor(sizes).cumsum(0)  # one past the last node of each graph
+    edges = torch.bincount(torch.bucketize(edge_index[1], last, right=True), minlength=len(sizes)).tolist()
     cut = (torch.split(x.float(), sizes), torch.split(y, sizes), torch.split(edge_index, edges, dim=1), last)
     for X, Y, own, end in zip(*cut, strict=True):
         yield Data(X.clone(), own - (end - len(X)), y=Y.clone())
@@ -719,12 +780,12 @@ def _ppi_links(path: Path) -> Tensor:
     with _reading(path), path.open() as file:
         stored = json.load(file)
         ends = [[link[end] for link in stored["links"]] for end in ("source", "target")]
-        return torch.tensor(ends if stored.get("directed") else [ends[0] + ends[1], ends[1] + ends[0]])
+        return _pairs(*(ends if stored.get("directed") else (ends[0] + ends[1], ends[1] + ends[0])))
 
 
 def _npy(path: Path) -> Tensor:
-    with _reading(path):
-        return torch.from_numpy(np.load(path, allow_pickle=False))
+    with _reading(path), path.open("rb") as file:
+        return _numbers(np.lib.format.read_array(file, allow_pickle=False), path.stem)
 
 
 def listed_links(name: str, root: str | Path | None = None) -> list[Tensor]:
@@ -780,7 +841,8 @@ def ogbn(name: str, root: str | Path | None = None) -> Task:
         with redirect_stdout(sys.stderr):  # where ogb tells what it does
             _write_ogbn(name, folder)
     transforms = (UNDIRECTED,) if OGBN[name] else ()
-    return from_dataset(Data(**_load_folder(folder / "npy")), name, transforms=transforms)
+    with _reading(folder / "npy"):
+        return from_dataset(_graph(_load_folder(folder / "npy"), folder / "npy"), name, transforms=transforms)
 
 
 def _write_ogbn(name: str, folder: Path) -> None:
@@ -881,58 +943,112 @@ def from_file(
     >>> from_file(path, per_class=1, val=2, test=2)
     Task(name='ring', num_features=6, num_classes=2, multilabel=False, edge_dim=None)
     """
-    path = Path(path).expanduser()
+    if not isinstance(path, (str, Path)) or not str(path):
+        raise ValueError(f"The path is {path!r}, expected that of a .pt or .npz file, or of a folder of .npy files.")
+    path = Path(os.path.expanduser(path))
     if path.suffix not in (".pt", ".npz") and not path.is_dir():
         raise ValueError(
             f"{path} ends in {path.suffix!r}, expected .pt (torch.save), .npz (numpy.savez), or a folder of .npy files."
         )
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist. Give the path of a .pt or .npz file, or of a folder.")
+    for file in path.glob("*.npy") if path.is_dir() else [path]:
+        if file.exists() and not file.is_file():
+            raise ValueError(f"{file} is no regular file, expected arrays or tensors.")  # of a pipe none may ever come
     try:
         found = _load_folder(path) if path.is_dir() else _load_pt(path) if path.suffix == ".pt" else _load_npz(path)
     except Exception as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            raise type(error)(f"{error.filename} cannot be read: {error.strerror}.") from error
         reason = _refused(error) if path.suffix == ".pt" else str(error).split("\n")[0]
         raise ValueError(
             f"{path} cannot be read: {reason} It is truncated, or holds more than tensors and would run code. "
             "Save a Data or a dict of tensors by torch.save, or arrays of numbers by numpy.savez."
         ) from error
+    try:
+        return from_dataset(_graphs(found, path), path.stem, per_class, val, test, seed, split)
+    except ValueError as error:
+        raise ValueError(f"{path}{str(error).removeprefix(path.stem)}") from error
+
+
+def _graphs(found: Any, path: Path) -> Any:
+    """Return the graphs of a file: one, a list, or three lists."""
     if isinstance(found, Mapping):
-        lacking = [key for key in ("x", "edge_index", "y") if key not in found]
-        if lacking:
-            keys = ", ".join(str(key) for key in list(found)[:8])
-            raise ValueError(
-                f"{path} has no {' and no '.join(lacking)}; its keys are {keys}. Expected x, edge_index and y."
-            )
-        found = Data(**{key: _numbers(found[key], f"{path}: {key}") for key in KEYS if key in found})
-    return from_dataset(found, path.stem, per_class, val, test, seed, split)
+        return _graph(found, path)
+    if not isinstance(found, (list, tuple)):
+        return found
+    several = len(found) == 3 and all(isinstance(part, (list, tuple)) for part in found)
+    lists = [[_graph(each, path) for each in part] for part in (found if several else [found])]
+    return lists if several else lists[0]
+
+
+def _graph(found: Any, path: Path) -> Data:
+    """Return a graph with the keys of `Task` that a mapping of arrays or tensors holds."""
+    if not isinstance(found, Mapping):
+        return cast(Data, found)  # which from_dataset refuses
+    lacking = [key for key in ("x", "edge_index", "y") if found.get(key) is None]
+    if lacking:
+        keys = ", ".join(key for key in list(found)[:8] if isinstance(key, str))
+        raise ValueError(
+            f"{path.stem} has no {' and no '.join(lacking)}; its keys are {keys}. Expected x, edge_index and y."
+        )
+    return Data(**{key: _numbers(found[key], f"{path.stem}: {key}") for key in KEYS if found.get(key) is not None})
 
 
 def _numbers(values: Any, where: str) -> Tensor:
-    try:
-        return torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError) as error:
+    """Return an array or a tensor as a tensor, its numbers in an order and a width that torch computes with.
+
+    Raises ValueError for what is neither, or a tensor with more elements than are stored: work that has no end.
+    """
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
+        kind = values.dtype.kind
+        wide = "f8" if values.dtype.itemsize > 8 else "i8" if kind == "u" and values.dtype.itemsize > 1 else None
+        if values.dtype == np.uint64 and (values > np.iinfo(np.int64).max).any():
+            raise ValueError(f"{where} holds {values.max()}, expected numbers below 2^63. Convert it to int64.")
+        values = values.astype(wide or values.dtype.newbyteorder("="), copy=False)
+    elif not isinstance(values, Tensor):
         kind = getattr(values, "dtype", type(values).__name__)
         hint = " Give each class a number: numpy.unique(y, return_inverse=True)[1]." if where.endswith("y") else ""
-        raise ValueError(f"{where} is of {kind}, expected numbers.{hint}") from error
+        wanted = "real numbers" if isinstance(values, np.ndarray) else "a tensor"
+        raise ValueError(f"{where} is of {kind}, expected {wanted}.{hint}")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nor is it to be
+        tensor = torch.as_tensor(values).detach()
+    if tensor.layout == torch.strided and tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        raise ValueError(
+            f"{where} claims the shape {tuple(tensor.shape)}, but the file stores fewer elements. Save a copy without "
+            "expanded axes: tensor.clone(memory_format=torch.contiguous_format)."
+        )
+    return tensor
 
 
 def _load_npz(path: Path) -> dict[str, Any]:
+    if not is_zipfile(path):  # numpy.load would take it for a pickle and say how to load that
+        raise ValueError("it is no archive of numpy.savez.")
     with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         return {key: arrays[key] if key in KEYS else None for key in arrays.files}
 
 
 def _load_folder(path: Path) -> dict[str, Any]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nor is it to be
-        return {
-            file.stem: torch.from_numpy(np.load(file, mmap_mode="r", allow_pickle=False)) if file.stem in KEYS else None
-            for file in sorted(path.glob("*.npy"))
-        }
+    return {
+        file.stem: np.lib.format.open_memmap(file, mode="r") if file.stem in KEYS else None
+        for file in sorted(path.glob("*.npy"))
+    }
 
 
 def _load_pt(path: Path) -> Any:
     with torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]):
-        return torch.load(path, map_location="cpu", weights_only=True)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    return _mappings(found)
+
+
+def _mappings(found: Any, depth: int = 2) -> Any:
+    """Return the mapping that each Data holds in its place, at most three lists deep."""
+    if isinstance(found, Data):
+        return found.to_dict()
+    if isinstance(found, (list, tuple)) and depth:
+        return [_mappings(part, depth - 1) for part in found]
+    return found
 
 
 def _refused(error: Exception) -> str:
@@ -980,6 +1096,8 @@ def from_dataset(
     multilabel = every[0].y.dim() == 2
     K = every[0].y.size(1) if multilabel else max((int(data.y.max()) + 1 for data in every if len(data.y)), default=0)
     N = sum(len(data.y) for data in every)
+    if K < 1 or not any(bool(any_known(data.y).any()) for data in every):
+        raise ValueError(f"{name}{_NOTHING_KNOWN}")
     if not multilabel and N < K:
         raise ValueError(f"{name}: y holds the label {K - 1}, but there are {N} nodes. Number the classes from 0.")
     F, D = (
@@ -987,8 +1105,7 @@ def from_dataset(
     )
     form = _Form(F, K, multilabel, D if every[0].edge_attr is not None else None)
     if len(parts) == 1 and len(every) == 1:
-        if K:
-            _check_graph(form, every[0], name)  # before a split is drawn from what is wrong
+        _check_graph(form, every[0], name)  # before a split is drawn from what is wrong
         if (idx := getattr(dataset, "get_idx_split", None)) is not None:
             _ogb_masks(every[0], idx())
         _draw_masks(every[0], K, per_class, val, test, seed, name)
@@ -1071,9 +1188,12 @@ def _labels(y: Tensor, name: str) -> Tensor:
         return y.float()
     if y.dim() != 1:
         raise ValueError(f"{name}: y has shape {tuple(y.shape)}, expected (N,), or (N, K) for many labels per node.")
-    known = y[~y.isnan()]
-    if y.is_floating_point() and (known != known.round()).any():
-        raise ValueError(f"{name}: y holds {float(known[0])}..., expected whole numbers: classes, not quantities.")
+    if not y.is_floating_point():
+        return y.long()
+    y = y.double()
+    wrong = y[(y != y.round()) & ~y.isnan() | (y.abs() >= 2**53)]
+    if wrong.numel():
+        raise ValueError(f"{name}: y holds {float(wrong[0])}..., expected whole numbers: classes, not quantities.")
     return y.masked_fill(y.isnan(), -1).long()
 
 
