@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
-from torch_geometric.nn import GCN
+from torch_geometric.nn import GCN, Linear, SchNet
 
 from gat_pyg import load
 from gat_pyg.results import Result, append, config_hash, read, save_model, try_lock, write_whole
@@ -66,8 +67,9 @@ def test_a_later_field_is_left_out_and_a_missing_one_named():
     assert Result.from_json(json.dumps({**dataclasses.asdict(one()), "later": 1})) == one()
     with pytest.raises(ValueError, match=r"missing.*'value'"):
         Result.from_json(json.dumps({k: v for k, v in dataclasses.asdict(one()).items() if k != "value"}))
-    with pytest.raises(ValueError, match="not a Result"):
-        Result.from_json("3")
+    for line in ("3", "null", "[" * 200_000, json.dumps({**dataclasses.asdict(one()), "value": "83.1"})):
+        with pytest.raises(ValueError, match="not a Result"):
+            Result.from_json(line)
 
 
 def test_what_is_appended_is_read_in_order(tmp_path: Path):
@@ -236,6 +238,82 @@ def test_arguments_of_another_version_are_named(folder: Path):
         load(folder)
 
 
+DEEP = "[" * 200_000 + "]" * 200_000
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments"),
+    [("null", "{}"), ("3", "{}"), ("[1]", "{}"), (DEEP, "{}")]
+    + [('"torch_geometric.nn.GCN"', arguments) for arguments in ("null", '"text"', "[1]", "3", DEEP)],
+    ids=lambda text: text[:30],
+)
+def test_a_model_without_a_class_or_arguments_says_so(folder: Path, target: str, arguments: str):
+    path = folder / "model.safetensors"
+    save_file(GCN(**ARGUMENTS).state_dict(), path, {"gat_pyg": f'{{"target": {target}, "arguments": {arguments}}}'})
+    with pytest.raises(ValueError, match=r"model\.safetensors (does not say of which class|cannot be read)"):
+        load(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float8_e4m3fn, torch.bool, torch.cfloat])
+def test_weights_of_another_kind_are_refused(folder: Path, dtype: torch.dtype):
+    model = GCN(**ARGUMENTS)
+    state = {key: value.to(dtype) if "weight" in key else value for key, value in model.state_dict().items()}
+    about = json.dumps({"target": TARGET, "arguments": ARGUMENTS})
+    save_file(state, folder / "model.safetensors", {"gat_pyg": about})
+    for model in (None, GCN(**ARGUMENTS)):
+        with pytest.raises(ValueError, match=rf"lin\.weight is torch.float32 in the model and {dtype} in the file"):
+            load(folder, model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_of_another_precision_are_taken(folder: Path, dtype: torch.dtype):
+    model = GCN(**ARGUMENTS, norm="batch_norm").to(dtype)
+    save_model(folder / "model.safetensors", model, TARGET, {**ARGUMENTS, "norm": "batch_norm"})
+    again = load(folder)
+    assert again.convs[0].bias.dtype == torch.float32
+    assert torch.equal(again.convs[0].lin.weight.to(dtype), model.convs[0].lin.weight)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_channels": 5000, "in_channels": 9000}, r"has shape \(5000,\) in the model and \(4,\) in the file"),
+        ({"num_layers": 10**9}, r"GCN with num_layers=1000000000, but has 10000 numbers at most"),
+        ({"hidden_channels": 10**18}, r"GCN with hidden_channels=1000000000000000000, but"),
+    ],
+)
+def test_sizes_that_the_weights_do_not_have_are_refused_before_memory_is_taken(
+    folder: Path, changes: dict[str, int], message: str, monkeypatch: pytest.MonkeyPatch
+):
+    save_model(folder / "model.safetensors", GCN(**ARGUMENTS), TARGET, {**ARGUMENTS, **changes})
+    reset = Linear.reset_parameters
+
+    def small(self: Linear) -> None:
+        assert self.weight.is_meta
+        reset(self)
+
+    monkeypatch.setattr(Linear, "reset_parameters", small)
+    with pytest.raises(ValueError, match=message):
+        load(folder)
+
+
+def test_a_constructor_that_computes_with_its_values_is_rebuilt(tmp_path: Path):
+    with pytest.raises(RuntimeError, match="meta"), torch.device("meta"):
+        SchNet(hidden_channels=4, num_filters=4, num_interactions=1)
+    model = SchNet(hidden_channels=4, num_filters=4, num_interactions=1)
+    arguments = {"hidden_channels": 4, "num_filters": 4, "num_interactions": 1}
+    save_model(tmp_path / "model.safetensors", model, "torch_geometric.nn.SchNet", arguments)
+    assert torch.equal(load(tmp_path).lin1.weight, model.lin1.weight)
+
+
+def test_a_lazy_model_comes_back(tmp_path: Path):
+    arguments = {**ARGUMENTS, "in_channels": -1}
+    model = GCN(**arguments)
+    model(torch.ones(2, 3), torch.tensor([[0], [1]]))
+    save_model(tmp_path / "model.safetensors", model, TARGET, arguments)
+    assert torch.equal(load(tmp_path).convs[0].lin.weight, model.convs[0].lin.weight)
+
+
 def test_a_file_of_elsewhere_needs_a_model(tmp_path: Path):
     model = nn.Linear(2, 2)
     save_file(model.state_dict(), tmp_path / "model.safetensors")
@@ -269,3 +347,6 @@ def test_what_is_no_run_folder_says_what_to_give(folder: Path, tmp_path: Path):
         load(tmp_path / "job", seed=4)
     with pytest.raises(FileNotFoundError, match=r"seed-3 holds no runs of several seeds\. Leave out seed"):
         load(tmp_path / "job" / "seed-3", seed="all")
+    shutil.copytree(tmp_path / "job" / "seed-3", tmp_path / "job" / "seed-x")
+    with pytest.raises(ValueError, match=r"seed-x is no folder of a seed, expected seed-0, seed-1, \.\.\. Rename it"):
+        load(tmp_path / "job", seed="all")

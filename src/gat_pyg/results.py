@@ -23,6 +23,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch_geometric.data import Data
 
 from .preparation import Preparation, attach
@@ -41,6 +42,7 @@ MODEL, RESULT, CONFIG, CHECKPOINT, METRICS = (
     "metrics.csv",
 )
 PACKAGES = ("gat_pyg", "torch", "torch_geometric", "lightning", "torch_scatter")
+LARGEST = 10_000  # of an argument of a model with fewer parameters
 REBUILT = ("gat_pyg.", "torch_geometric.nn.models.", "torch_geometric.nn.conv.")  # what `load` may build by its name
 
 
@@ -97,13 +99,20 @@ class Result:
 
         Raises ValueError when the line is not a whole Result.
         """
-        found = json.loads(line)
-        known = {field.name for field in fields(cls)}
+        known = {field.name: field.type for field in fields(cls)}
         try:
+            found = json.loads(line)
             found |= {key: float("nan") for key in ("value", "val") if found.get(key, 0) is None}
-            return cls(**{key: value for key, value in found.items() if key in known})
-        except (AttributeError, TypeError) as error:
+            found = {key: value for key, value in found.items() if key in known}
+            for key, value in found.items():
+                if isinstance(value, bool) or not isinstance(value, _JSON[str(known[key])]):
+                    raise TypeError(f"{key} is {value!r}")
+            return cls(**found)
+        except (AttributeError, TypeError, RecursionError) as error:
             raise ValueError(f"not a Result ({error}), expected a JSON object with the fields of Result.") from error
+
+
+_JSON = {"str": str, "int": int, "float": (int, float), "Mapping[str, str | None] | None": (dict, type(None))}
 
 
 def versions() -> dict[str, str | None]:
@@ -287,7 +296,7 @@ def load(run_dir: str | Path, model: nn.Module | None = None, seed: int | Litera
     """
     folder = Path(run_dir)
     if seed == "all":
-        inner = sorted(folder.glob(f"seed-*/{MODEL}"), key=lambda path: int(path.parent.name.removeprefix("seed-")))
+        inner = sorted(folder.glob(f"seed-*/{MODEL}"), key=_seed_of)
         if not inner:
             raise FileNotFoundError(f"{folder} holds no runs of several seeds. Leave out seed, or give their folder.")
         models = [load(path, copy.deepcopy(model)) for path in inner]
@@ -299,15 +308,22 @@ def load(run_dir: str | Path, model: nn.Module | None = None, seed: int | Litera
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("gat_pyg", "null"))
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} cannot be read: {error}. It is truncated or of another kind. Copy it again, or train again."
         ) from error
     if model is None:
-        model = _rebuild(path, about)
+        model = _rebuild(path, about, tensors)
     _fill(model, tensors, path)
     attach(model, _preparation(path, about))
     return model.eval()
+
+
+def _seed_of(path: Path) -> int:
+    try:
+        return int(path.parent.name.removeprefix("seed-"))
+    except ValueError:
+        raise ValueError(f"{path.parent} is no folder of a seed, expected seed-0, seed-1, ... Rename it.") from None
 
 
 @torch.no_grad()
@@ -374,18 +390,44 @@ def _model_file(folder: Path) -> Path:
     raise FileNotFoundError(f"{folder} is not a run folder: {why}.")
 
 
-def _rebuild(path: Path, about: Any) -> nn.Module:
+def _rebuild(path: Path, about: Any, tensors: Mapping[str, Tensor]) -> nn.Module:
     """A fresh model of the class and arguments that the file names, if the class is one of ``REBUILT``."""
-    if not isinstance(about, dict) or not {"target", "arguments"} <= about.keys():
+    known = isinstance(about, dict) and isinstance(about.get("target"), str)
+    if not known or not isinstance(about.get("arguments"), dict):
         raise ValueError(f"{path} does not say of which class its model is. Give it: load(run_dir, model=...).")
-    return _built(path, str(about["target"]), about["arguments"])
+    target, arguments = about["target"], about["arguments"]
+    most = max(LARGEST, sum(value.numel() for value in tensors.values()))
+    if large := [f"{key}={size}" for key, size in _sizes(arguments) if size > most]:
+        raise ValueError(f"{path} asks for {target} with {large[0]}, but has {most} numbers at most. Copy it again.")
+    try:
+        with torch.device("meta"):  # takes no memory, whatever the arguments ask for
+            claimed = _built(path, target, arguments)
+    except (
+        ValueError
+    ):  # a constructor that computes with its values; or nothing that can be built, as is reported below
+        pass
+    else:
+        _check_fits(claimed, tensors, path)
+    return _built(path, target, arguments)
+
+
+def _sizes(value: Any, key: str = "") -> Iterator[tuple[str, int]]:
+    """Yield the whole numbers in nested arguments, each with the argument's name."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _sizes(inner, key or name)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _sizes(inner, key)
+    elif isinstance(value, int):
+        yield key, value
 
 
 def _built(path: Path, target: str, arguments: Mapping[str, Any]) -> nn.Module:
     home, _, name = target.rpartition(".")
     found: object = None
     if f"{home}.".startswith((*REBUILT, "torch_geometric.nn.")):
-        with suppress(ImportError):
+        with suppress(ImportError, ValueError):
             found = getattr(importlib.import_module(home), name, None)
     if not inspect.isclass(found) or not issubclass(found, nn.Module) or not found.__module__.startswith(REBUILT):
         raise ValueError(
@@ -411,16 +453,22 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _fill(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+    _check_fits(model, tensors, path)
+    model.load_state_dict(tensors, strict=False)
+
+
+def _check_fits(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
     if different := differing(_tensors(model), tensors):
         raise ValueError(
             f"{path} does not fit {type(model).__name__}: {different}. Give the model that was trained: "
             "load(run_dir, model=...) with the arguments in the run's config.yaml."
         )
-    model.load_state_dict(tensors, strict=False)
 
 
 def differing(model: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> str:
-    """The first difference between the names and shapes of two state dicts in words, or an empty text.
+    """The first difference between the names, shapes and kinds of two state dicts in words, or an empty text.
+
+    A tensor of floats may be of another precision, but not of integers or of 8 bits.
 
     >>> differing(nn.Linear(2, 7).state_dict(), nn.Linear(2, 3).state_dict())
     'weight has shape (7, 2) in the model and (3, 2) in the file'
@@ -428,9 +476,20 @@ def differing(model: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> str:
     for key, value in model.items():
         if key not in saved:
             return f"{key} {tuple(value.shape)} of the model is not in the file"
+        if is_lazy(value):  # takes the shape in the file
+            continue
         if value.shape != saved[key].shape:
             return f"{key} has shape {tuple(value.shape)} in the model and {tuple(saved[key].shape)} in the file"
+        if _kind(value) != _kind(saved[key]):
+            return f"{key} is {value.dtype} in the model and {saved[key].dtype} in the file"
     for key in saved:
         if key not in model:
             return f"{key} {tuple(saved[key].shape)} of the file is not in the model"
     return ""
+
+
+def _kind(value: Tensor) -> str:
+    if value.is_floating_point() and value.element_size() > 1:
+        return "float"
+    odd = value.is_floating_point() or value.is_complex() or value.dtype == torch.bool
+    return str(value.dtype) if odd else "integer"
