@@ -1023,9 +1023,10 @@ def _numbers(values: Any, where: str) -> Tensor:
 
 
 def _load_npz(path: Path) -> dict[str, Any]:
-    if not is_zipfile(path):  # numpy.load would take it for a pickle and say how to load that
+    if not is_zipfile(path):
         raise ValueError("it is no archive of numpy.savez.")
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+    # not numpy.load, which takes an archive that begins otherwise for a pickle, and says how to load that
+    with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
         return {key: arrays[key] if key in KEYS else None for key in arrays.files}
 
 

@@ -1,0 +1,587 @@
+"""Hostile files: each is read as what it says or refused by its name, and nothing in it is run.
+
+`GAT_PYG_FUZZ` is how many files are tried, `GAT_PYG_FUZZ_SEED` of what they are drawn.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import pickletools
+import re
+import resource
+import shutil
+import signal
+import struct
+import time
+import traceback
+import warnings
+import zipfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from torch_geometric.data import Data
+from torch_geometric.nn import GCN
+
+from gat_pyg import data as gat_data
+from gat_pyg import folders
+from gat_pyg.data import KEYS, Task, from_file, ogbn, planetoid, ppi
+from gat_pyg.results import Result, load, read, save_model
+from gat_pyg.training import SafeCheckpoints
+
+CASES = int(os.environ.get("GAT_PYG_FUZZ", "60"))
+SEED = int(os.environ.get("GAT_PYG_FUZZ_SEED", "0"))
+SECONDS, MIB = 20, 400  # of one file, whose honest reading takes 0.1 s and 1 MiB; the rest is for a busy machine
+
+Files = dict[str, bytes]
+Rng = np.random.Generator
+NUMBERS = (0, -1, 1, 7, 255, 10**6, 2**31, 2**33, 2**40, 2**63, 10**30)
+DTYPES = ("<f2", ">f4", "<f8", "<f16", "<c8", "<c16", "|O", "<U3", "|V8", "|V0", "|S2", "<M8[s]", "|b1", "|i1", "<u2")
+DTYPES += (">u4", "<u8", ">i8", "<i4", "O", "()", "[('a', '<f4')]")
+
+
+# Valid files --------------------------------------------------------------------------------------------------------
+
+
+def graph() -> dict[str, np.ndarray[Any, Any]]:
+    nodes = np.arange(12)
+    masks = {f"{split}_mask": nodes % 4 == part for part, split in enumerate(("train", "val", "test"))}
+    x, edge_index = np.eye(12, 5, dtype=np.float32), np.stack([nodes, np.roll(nodes, 1)])
+    return {"x": x, "edge_index": edge_index, "y": nodes % 3, "edge_attr": np.ones((12, 2), np.float32), **masks}
+
+
+def dumped(write: Callable[[Any], object]) -> bytes:
+    buffer = io.BytesIO()
+    write(buffer)
+    return buffer.getvalue()
+
+
+def pt_files() -> Files:
+    return {"mine.pt": dumped(lambda file: torch.save(Data(**tensors()), file))}
+
+
+def dict_files() -> Files:
+    return {"mine.pt": dumped(lambda file: torch.save(tensors(), file))}
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    return {key: torch.from_numpy(value) for key, value in graph().items()}
+
+
+def npz_files() -> Files:
+    return {"mine.npz": dumped(lambda file: np.savez(file, **graph()))}
+
+
+def folder_files(prefix: str = "mine") -> Files:
+    return {f"{prefix}/{key}.npy": npy(value) for key, value in graph().items()}
+
+
+def npy(array: Any) -> bytes:
+    return dumped(lambda file: np.save(file, array, allow_pickle=True))
+
+
+def planetoid_files() -> Files:
+    rng = np.random.default_rng(0)
+    allx = scipy.sparse.random(540, 7, 0.4, "csr", np.float32, rng)
+    ally = np.eye(3, dtype=np.int32)[rng.integers(3, size=540)]
+    links: defaultdict[int, list[int]] = defaultdict(list)
+    for src, dst in rng.integers(560, size=(900, 2)).tolist():
+        links[src].append(dst)
+    parts = {"x": allx[:9], "y": ally[:9], "allx": allx, "ally": ally, "tx": allx[:20], "ty": ally[:20], "graph": links}
+    files = {f"ind.citeseer.{part}": pickle.dumps(content, protocol=3) for part, content in parts.items()}
+    files["ind.citeseer.test.index"] = "".join(f"{node}\n" for node in rng.permutation(20) + 540).encode()
+    return {f"Planetoid/CiteSeer/raw/{name}": content for name, content in files.items()}
+
+
+def ppi_files() -> Files:
+    rng, files = np.random.default_rng(0), {}
+    for split, sizes in {"train": (9, 5), "valid": (4, 3), "test": (6,)}.items():
+        N, own = sum(sizes), np.repeat(np.arange(len(sizes)) + 3, sizes)
+        pairs = [(int(i), int(j)) for i, j in rng.integers(N, size=(60, 2)) if own[i] == own[j]]
+        links = [{"source": i, "target": j} for i, j in pairs]
+        files[f"{split}_graph.json"] = json.dumps({"directed": True, "links": links}).encode()
+        arrays = {"feats": rng.normal(size=(N, 4)), "labels": rng.integers(2, size=(N, 6)), "graph_id": own}
+        files |= {f"{split}_{part}.npy": npy(content) for part, content in arrays.items()}
+    return {f"PPI/raw/{name}": content for name, content in files.items()}
+
+
+def model_files(folder: Path) -> Files:
+    arguments = {"in_channels": 3, "hidden_channels": 4, "num_layers": 2, "out_channels": 5}
+    save_model(folder / "model", GCN(**arguments), "torch_geometric.nn.GCN", arguments, dataset="cora")
+    return {"run/model.safetensors": (folder / "model").read_bytes()}
+
+
+def checkpoint_files() -> Files:
+    model = GCN(3, 4, 2, 5)
+    optimizer = torch.optim.Adam(model.parameters())
+    content = {"epoch": 3, "state_dict": model.state_dict(), "loops": {"fit": {"n": 1}}, "callbacks": {}}
+    return {
+        "last.ckpt": dumped(lambda f: torch.save({**content, "optimizer_states": [optimizer.state_dict()]}, f)),
+    }
+
+
+RESULT = Result("GAT", "cora", "accuracy", 83.1, 0, 812, 711, 82.0, 9.2, 0.011, 92373, {"torch": "2"})
+
+
+# Whether what was read is what the file says -----------------------------------------------------------------------
+
+
+def check_task(task: Task) -> None:
+    for data in {id(data): data for data in task.train + task.val + task.test}.values():
+        N, E = len(data.x), data.edge_index.size(1)
+        assert data.x.shape == (N, task.num_features) and data.x.isfinite().all()
+        assert data.edge_index.shape == (2, E) and (not E or 0 <= data.edge_index.min() <= data.edge_index.max() < N)
+        if task.multilabel:
+            assert data.y.shape == (N, task.num_classes) and ((data.y == 0) | (data.y == 1) | data.y.isnan()).all()
+        else:
+            assert data.y.shape == (N,) and data.y.min() >= -1 and data.y.max() < task.num_classes
+        assert (task.edge_dim is None) == (data.edge_attr is None)
+        assert data.edge_attr is None or data.edge_attr.shape == (E, task.edge_dim)
+
+
+def check_stored(task: Task, stored: dict[str, Any]) -> None:
+    """The graph has the shapes and the ids that were stored, by NumPy's or torch's own reading."""
+    check_task(task)
+    data = task.train[0]
+    assert data.x.shape == stored["x"].shape and data.edge_index.tolist() == stored["edge_index"].tolist()
+    assert len(data.y) == len(stored["y"])
+    y = stored["y"]
+    known = y.detach().double().numpy() if isinstance(y, torch.Tensor) else y.astype(float)
+    assert (np.nan_to_num(known, nan=-1).ravel() == data.y.double().nan_to_num(-1).flatten().numpy()).all()
+
+
+def check_pt(task: Task, folder: Path) -> None:
+    with torch.serialization.safe_globals(
+        [Data, gat_data.DataEdgeAttr, gat_data.DataTensorAttr, gat_data.GlobalStorage]
+    ):
+        stored = torch.load(folder / "mine.pt", map_location="cpu", weights_only=True)
+    if isinstance(stored, list):
+        return check_task(task)
+    check_stored(task, stored.to_dict() if isinstance(stored, Data) else stored)
+
+
+def check_npz(task: Task, folder: Path) -> None:
+    with np.load(folder / "mine.npz") as stored:
+        check_stored(task, {key: stored[key] for key in KEYS if key in stored})
+
+
+def check_folder(task: Task, folder: Path, place: str = "mine") -> None:
+    check_stored(task, {path.stem: np.load(path) for path in (folder / place).glob("*.npy") if path.stem in KEYS})
+
+
+def check_model(model: torch.nn.Module, folder: Path) -> None:
+    content = (folder / "run" / "model.safetensors").read_bytes()
+    header = json.loads(content[8 : 8 + struct.unpack("<Q", content[:8])[0]])
+    shapes = {key: entry["shape"] for key, entry in header.items() if key != "__metadata__"}
+    assert {key: list(value.shape) for key, value in model.state_dict().items()} == shapes
+
+
+def check_lines(results: list[Result], folder: Path) -> None:
+    lines = (folder / "results.jsonl").read_bytes().splitlines()
+    for result in results:
+        assert isinstance(result.value, (int, float)) and isinstance(result.method, str)
+    assert len(results) <= len(lines)
+
+
+def check_result(result: Result, folder: Path) -> None:
+    stored = json.loads((folder / "result.json").read_bytes())
+    known = {key: value for key, value in stored.items() if hasattr(result, key) and value == value}
+    assert all(getattr(result, key) == value for key, value in known.items() if value is not None)
+
+
+class Reader(NamedTuple):
+    files: Callable[..., Files]
+    read: Callable[[Path], Any]
+    check: Callable[[Any, Path], None]
+
+
+def split_file(path: Path) -> Task:
+    return from_file(path, per_class=1, val=2, test=2)
+
+
+READERS = {
+    "pt": Reader(pt_files, lambda folder: split_file(folder / "mine.pt"), check_pt),
+    "pt of a dict": Reader(dict_files, lambda folder: split_file(folder / "mine.pt"), check_pt),
+    "npz": Reader(npz_files, lambda folder: split_file(folder / "mine.npz"), check_npz),
+    "folder": Reader(folder_files, lambda folder: split_file(folder / "mine"), check_folder),
+    "ogbn": Reader(
+        lambda: folder_files("ogbn_arxiv/npy"),
+        lambda folder: ogbn("ogbn-arxiv", folder),
+        lambda task, folder: check_folder(task, folder, "ogbn_arxiv/npy"),
+    ),
+    "planetoid": Reader(planetoid_files, lambda f: planetoid("citeseer", f), lambda task, _: check_task(task)),
+    "ppi": Reader(ppi_files, ppi, lambda task, _: check_task(task)),
+    "model": Reader(model_files, lambda folder: load(folder / "run"), check_model),
+    "checkpoint": Reader(
+        checkpoint_files,
+        lambda folder: SafeCheckpoints().load_checkpoint(folder / "last.ckpt"),
+        lambda found, _: [found[key] for key in ("state_dict", "loops", "optimizer_states")],
+    ),
+    "results": Reader(
+        lambda: {"results.jsonl": (RESULT.to_json() + "\n").encode() * 3},
+        lambda folder: read(folder / "results.jsonl"),
+        check_lines,
+    ),
+    "result": Reader(
+        lambda: {"result.json": RESULT.to_json().encode()},
+        lambda folder: Result.from_json((folder / "result.json").read_text(encoding="utf-8")),
+        check_result,
+    ),
+}
+if settings_in := getattr(folders, "settings_in", None):
+    CONFIG = (
+        b"dataset:\n  name: cora\ntraining:\n  lr: 0.005\n  patience: 100\nmodel:\n  hidden_channels: [8]\nruns: 1\n"
+    )
+    READERS["config"] = Reader(
+        lambda: {"run/config.yaml": CONFIG},
+        lambda folder: settings_in(folder / "run"),
+        lambda found, _: found.keys(),
+    )
+
+
+# What is done to them -----------------------------------------------------------------------------------------------
+
+
+def choice(rng: Rng, options: Any) -> Any:
+    return options[int(rng.integers(len(options)))]
+
+
+def on_bytes(content: bytes, rng: Rng, marker: Path) -> bytes:
+    start, end = sorted(int(i) for i in rng.integers(len(content) + 1, size=2))
+    flipped = bytearray(content)
+    for place in rng.integers(max(1, len(content)), size=int(rng.integers(1, 9))) if content else ():
+        flipped[place] ^= 1 << int(rng.integers(8))
+    return choice(
+        rng,
+        [
+            content[:end],
+            content[start:],
+            content[:start] + content[end:],
+            content[:end] + content[start:],
+            content[:start] + rng.bytes(min(end - start, 64)) + content[start + min(end - start, 64) :],
+            bytes(flipped),
+            bytes(flipped),
+            b"",
+            rng.bytes(100),
+            b"\xff" * 9,
+            pickle.dumps(Gadget(os.system, f"touch {marker}")),
+            b"[" * 200_000,
+        ],
+    )
+
+
+class Gadget:
+    """Pickles to a call of `function`."""
+
+    def __init__(self, function: Any, *args: Any):
+        self.call = (function, args)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def on_digits(content: bytes, rng: Rng, marker: Path) -> bytes:
+    """Another number in the place of one that is written as text."""
+    found = list(re.finditer(rb"-?\d+", content))
+    if not found:
+        return on_bytes(content, rng, marker)
+    match = choice(rng, found)
+    return content[: match.start()] + str(choice(rng, NUMBERS)).encode() + content[match.end() :]
+
+
+def on_pickle(content: bytes, rng: Rng, marker: Path) -> bytes:
+    """Something else in the place of what one opcode of a pickle pushes."""
+    try:
+        ops = list(pickletools.genops(content))
+    except Exception:
+        return on_bytes(content, rng, marker)
+    whole = [place for place, (op, _, _) in enumerate(ops[:-1]) if isinstance(ops[place][1], int) and "INT" in op.name]
+    place = choice(rng, whole) if whole and rng.random() < 0.6 else int(rng.integers(1, len(ops) - 1))
+    start, end = ops[place][2], ops[place + 1][2]
+    wanted = f"S'touch {marker}'\n".encode()
+    other = [
+        b"cposix\nsystem\n(" + wanted + b"tR",
+        b"c__builtin__\neval\n(" + wanted + b"tR",
+        b"c__builtin__\nexec\n(" + wanted + b"tR",
+        b"(" + wanted + b"iposix\nsystem\n",
+        b"csubprocess\ncall\n(" + wanted + b"tR",
+        content[start:end] + b"r\xff\xff\xff\xff",  # kept under a number that wants a table of 2^32
+        content[start:end] * 2,
+        b"]" * 5000 + b"a" * 4999,  # lists in lists
+        b"]q\xfeh\xfea",  # a list that holds itself
+        b"N",
+        b"",
+        b"}",
+        b"\x8e" + struct.pack("<Q", 2**40),  # so many bytes
+        b"T" + struct.pack("<I", 2**31 - 1),
+    ]
+    inner = pickle.dumps(choice(rng, NUMBERS), 2)[2:-1] if place in whole and rng.random() < 0.8 else choice(rng, other)
+    return content[:start] + inner + content[end:]
+
+
+def on_zip(content: bytes, rng: Rng, marker: Path) -> bytes:
+    """Another member in an archive whose check sums are right."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    names = [name for name in members if name.endswith((".npy", ".pkl"))]
+    name = choice(rng, names if rng.random() < 0.85 else list(members))
+    members[name] = mutated(name, members[name], rng, marker)
+    if rng.random() < 0.1:
+        del members[choice(rng, list(members))]
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, member in members.items():
+            archive.writestr(name, member)
+    return buffer.getvalue()
+
+
+def on_npy(content: bytes, rng: Rng, marker: Path) -> bytes:
+    """An array of another header, or of other numbers."""
+    how = rng.random()
+    if how < 0.2:
+        return re.sub(rb"'[<>|][a-z]\d+'", repr(choice(rng, DTYPES)).encode(), content, count=1)
+    if how < 0.4:
+        head = content[10 : content.index(b"\n") + 1]
+        return content[:10] + on_digits(head, rng, marker)[: len(head)].ljust(len(head)) + content[10 + len(head) :]
+    try:
+        array = np.load(io.BytesIO(content))
+        other = choice(
+            rng,
+            [
+                lambda: array.astype(choice(rng, DTYPES[:18])),
+                lambda: array[: int(rng.integers(len(array) + 1))],
+                lambda: array.T,
+                lambda: array[None],
+                lambda: array.ravel(),
+                lambda: array.sum(),
+                lambda: np.where(rng.random(array.shape) < 0.1, choice(rng, (np.nan, np.inf, -1.0, 1e300, 0.5)), array),
+                lambda: np.where(rng.random(array.shape) < 0.1, choice(rng, (-5, 2**31, 2**62)), array.astype(int)),
+                lambda: np.array([Gadget(os.system, f"touch {marker}")], dtype=object),
+                lambda: np.asfortranarray(array),
+                lambda: np.full_like(array, -1),
+            ],
+        )()
+        return npy(other)
+    except (ValueError, TypeError):  # what cannot be converted
+        return on_bytes(content, rng, marker)
+
+
+def on_json(value: Any, rng: Rng, marker: Path) -> Any:
+    """Something else somewhere in what a JSON text holds."""
+    inner = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
+    if len(inner) and rng.random() < 0.8:
+        key = choice(rng, list(inner))
+        changed = dict(value) if isinstance(value, dict) else list(value)
+        if rng.random() < 0.1:
+            del changed[key]
+        elif isinstance(value[key], str) and value[key].startswith("{"):
+            changed[key] = json.dumps(on_json(json.loads(value[key]), rng, marker))
+        else:
+            changed[key] = on_json(value[key], rng, marker)
+        return changed
+    deep: Any = []
+    for _ in range(800):
+        deep = [deep]
+    target = {"_target_": "os.system", "command": f"touch {marker}"}
+    names = ("os.system", "gat_pyg.run.os.system", "gat_pyg..x", "gat_pyg.\0", "torch_geometric.nn.Sequential", "F64")
+    others = (*NUMBERS, *names, None, True, 0.5, float("inf"), float("nan"), [], {}, [1] * 9, [-1, 3], deep, target)
+    return choice(rng, [*others, [value], {"a": value}])
+
+
+def on_text(content: bytes, rng: Rng, marker: Path) -> bytes:
+    try:
+        return json.dumps(on_json(json.loads(content), rng, marker)).encode()
+    except ValueError:
+        return on_digits(content, rng, marker)
+
+
+def on_safetensors(content: bytes, rng: Rng, marker: Path) -> bytes:
+    size = struct.unpack("<Q", content[:8])[0]
+    if rng.random() < 0.1:
+        return struct.pack("<Q", choice(rng, (0, 1, size + 8, 2**20, 2**40, 2**63))) + content[8:]
+    header = json.loads(content[8 : 8 + size])
+    if rng.random() < 0.5:
+        header["__metadata__"] = on_json(header["__metadata__"], rng, marker)
+    else:
+        header = on_json(header, rng, marker)
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + content[8 + size :]
+
+
+def on_yaml(content: bytes, rng: Rng, marker: Path) -> bytes:
+    line = choice(
+        rng,
+        [
+            f'a: !!python/object/apply:os.system ["touch {marker}"]',
+            f'a: !!python/object/new:os.system ["touch {marker}"]',
+            "a: ${oc.env:HOME}",
+            "a: ${b}\nb: ${a}",
+            "a: ${",
+            "a: *b",
+            "- 1",
+            "3",
+            "a: " + "[" * 3000,
+            "\tx",
+            "a: \0",
+            "? [1, 2]\n: 3",
+            "runs: 2",
+        ],
+    ).encode()
+    lines = content.splitlines()
+    place = int(rng.integers(len(lines) + 1))
+    return b"\n".join([*lines[:place], line, *lines[place:]]) + b"\n"
+
+
+FORMS: dict[str, Callable[[bytes, Rng, Path], bytes]] = {
+    ".npz": on_zip,
+    ".pt": on_zip,
+    ".ckpt": on_zip,
+    ".pkl": on_pickle,
+    ".npy": on_npy,
+    ".json": on_text,
+    ".jsonl": on_text,
+    ".index": on_digits,
+    ".safetensors": on_safetensors,
+    ".yaml": on_yaml,
+}
+
+
+def mutated(name: str, content: bytes, rng: Rng, marker: Path) -> bytes:
+    change = on_bytes if rng.random() < 0.3 else FORMS.get(Path(name).suffix, on_pickle)
+    return change(content, rng, marker)
+
+
+def saved_otherwise(name: str, rng: Rng) -> bytes | None:
+    """A graph as torch.save writes it, with a tensor that is of another kind."""
+    values: dict[str, Any] = tensors()
+    key = choice(rng, list(values))
+    value = values[key]
+    values[key] = choice(
+        rng,
+        [
+            lambda: torch.zeros(1, dtype=value.dtype).expand(10**11, *value.shape[1:]),
+            lambda: value[:1].expand(12, *value.shape[1:]),
+            lambda: value.to("meta"),
+            lambda: value.float().to_sparse(),
+            lambda: value.float().to_sparse_csr() if value.dim() == 2 else value.cfloat(),
+            lambda: torch.quantize_per_tensor(value.float(), 0.1, 0, torch.quint8),
+            lambda: torch.nested.nested_tensor([value.float(), value.float()[:3]]),
+            lambda: value.to(choice(rng, (torch.uint16, torch.uint64, torch.float8_e5m2, torch.cdouble, torch.bool))),
+            lambda: torch.nn.Parameter(value.float()),
+            lambda: value.tolist(),
+            lambda: value.t() if value.dim() == 2 else value[None],
+            lambda: value.float() * choice(rng, (float("nan"), float("inf"), -1e300, 0.5)),
+            lambda: value.float().as_strided((12, 5), (0, 1)),
+            lambda: {"a": value},
+            lambda: "text",
+            lambda: None,
+            lambda: torch.device("cpu"),
+        ],
+    )()
+    graphs = choice(
+        rng,
+        [
+            lambda: values,
+            lambda: Data(**values),
+            lambda: [Data(**values)] * 5,
+            lambda: [[Data(**values)]] * 3,
+            lambda: [Data(**values), 3],
+            lambda: {3: values},
+            lambda: [[[[values]]]] * 3,
+            lambda: (values, values),
+            lambda: {**values, (1, 2): "x"},
+            lambda: torch.nn.ParameterDict(),
+        ],
+    )()
+    return dumped(lambda file: torch.save(graphs, file))
+
+
+# One after the other ------------------------------------------------------------------------------------------------
+
+
+class Overtime(BaseException):
+    """Not an Exception, so that no reader can take it for a broken file."""
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Interrupt what takes longer than `SECONDS`, and raise where the process has grown by more than `MIB`."""
+
+    def late(number: int, frame: FrameType | None) -> None:
+        raise Overtime(f"still reading after {SECONDS} s")
+
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    handler = signal.signal(signal.SIGALRM, late)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, handler)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    if grown > MIB or time.monotonic() - start > SECONDS:
+        raise Overtime(f"{grown:.0f} MiB, {time.monotonic() - start:.0f} s")
+
+
+def outcome(reader: Reader, folder: Path) -> str:
+    """Read the files: "read" where they are what they say, "refused" where the error names one of them."""
+    try:
+        with bounded():
+            found = reader.read(folder)
+    except (ValueError, OSError) as error:
+        if str(folder) not in str(error) and reader is not READERS["result"]:  # which is a text, of no file
+            raise AssertionError(f"the message names no file: {type(error).__name__}: {error}") from error
+        if ("allow_pickle=" in str(error) and "allow_pickle=False" not in str(error)) or "weights_only" in str(error):
+            raise AssertionError(f"the message says how to run the file: {error}") from error
+        return "refused"
+    reader.check(found, folder)
+    return "read"
+
+
+def write(files: Files, folder: Path) -> None:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no alarm here")
+@pytest.mark.parametrize("kind", READERS)
+def test_a_hostile_file_is_read_as_what_it_says_or_refused(kind: str, tmp_path: Path):
+    reader, marker = READERS[kind], tmp_path / "it_ran"
+    valid = reader.files(tmp_path) if kind == "model" else reader.files()
+    write(valid, tmp_path / "valid")
+    assert outcome(reader, tmp_path / "valid") == "read"
+    wrong, counts = [], {"read": 0, "refused": 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for case in range(-(-CASES // len(READERS))):
+            rng, folder = np.random.default_rng([SEED, case, *kind.encode()]), tmp_path / str(case)
+            name = choice(rng, list(valid))
+            if kind.startswith("pt") and rng.random() < 0.4:
+                files = {**valid, name: saved_otherwise(name, rng)}
+            else:
+                files = {**valid, name: mutated(name, valid[name], rng, marker)}
+            write(files, folder)
+            try:
+                counts[outcome(reader, folder)] += 1
+            except (Exception, Overtime) as error:
+                where = traceback.extract_tb(error.__traceback__)[-1]
+                wrong.append(
+                    f"case {case}, {name}: {where.filename}:{where.lineno}: {type(error).__name__}: {error}"[:600]
+                )
+            if marker.exists():
+                wrong.append(f"case {case}, {name}: it ran code")
+                marker.unlink()
+            shutil.rmtree(folder)
+    print(f"{kind}: {counts}")
+    assert not wrong, f"{len(wrong)} of {counts}:\n" + "\n".join(wrong)
