@@ -112,7 +112,12 @@ class Result:
             raise ValueError(f"not a Result ({error}), expected a JSON object with the fields of Result.") from error
 
 
-_JSON = {"str": str, "int": int, "float": (int, float), "Mapping[str, str | None] | None": (dict, type(None))}
+_JSON: dict[str, type | tuple[type, ...]] = {
+    "str": str,
+    "int": int,
+    "float": (int, float),
+    "Mapping[str, str | None] | None": (dict, type(None)),
+}
 
 
 def versions() -> dict[str, str | None]:
