@@ -196,9 +196,15 @@ def _check_present(data: Data, where: str) -> None:
         if value.layout != torch.strided:
             dense = hint if key == "edge_index" else f"Use {key}.to_dense()."
             raise ValueError(f"{where}: {key} is {value.layout}, expected a dense tensor. {dense}")
-        kinds = {"complex": value.is_complex(), "quantized": value.is_quantized, "nested": value.is_nested}
-        for kind in (kind for kind, is_so in {**kinds, "on the meta device": value.is_meta}.items() if is_so):
-            raise ValueError(f"{where}: {key} is {kind}, expected a tensor of real numbers.")
+        kinds = {
+            "complex": value.is_complex(),
+            "quantized": value.is_quantized,
+            "nested": value.is_nested,
+            "on the meta device": value.is_meta,
+        }
+        for kind, found in kinds.items():
+            if found:
+                raise ValueError(f"{where}: {key} is {kind}, expected a tensor of real numbers.")
 
 
 _HINTS = {
