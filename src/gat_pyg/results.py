@@ -116,6 +116,7 @@ _JSON: dict[str, type | tuple[type, ...]] = {
     "str": str,
     "int": int,
     "float": (int, float),
+    "float | None": (int, float, type(None)),
     "Mapping[str, str | None] | None": (dict, type(None)),
 }
 
