@@ -1,0 +1,223 @@
+"""The compiled CPU kernels on disk: read only when undamaged, and only from where no other user can write."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pickle
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba", reason="numba is not installed")
+
+import numba
+
+from gat_pyg.attention import compiling
+from gat_pyg.attention.compiling import compiled
+
+POSIX = pytest.mark.skipif(sys.platform == "win32", reason="has no owner ids and modes")
+
+
+LOCATORS = compiling._Implementation._locator_classes
+
+
+def double(x: Any) -> Any:  # the cheapest kernel
+    return 2 * x
+
+
+def call() -> tuple[float, bool]:
+    """The kernel's result in a fresh dispatcher, and whether its code came from the disk."""
+    kernel = compiled(double)
+    result = kernel(1.5)
+    return result, sum(kernel.stats.cache_hits.values()) == 1
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache folder, with one kernel in it; where it cannot be used, there is no other."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    only = [locator for locator in LOCATORS if locator.__name__ == "UserProvidedCacheLocator"]
+    monkeypatch.setattr(compiling._Implementation, "_locator_classes", only)
+    compiling._warn.cache_clear()
+    assert call() == (3.0, False) and call() == (3.0, True)
+    (file,) = tmp_path.rglob("*.*")
+    assert file.suffix == ".nbc"
+    return file.parent
+
+
+def test_a_damaged_file_is_compiled_again(folder: Path) -> None:
+    (file,) = folder.iterdir()
+    whole = file.read_bytes()
+    generator = np.random.default_rng(0)
+    flips = [*range(0, 8 * 40, 79), *generator.integers(8 * len(whole), size=12)]  # the digest's bits, and any
+    script = f"""
+        import runpy, sys
+        sys.path[:0] = {sys.path!r}
+        import numba, pathlib
+        numba.config.CACHE_DIR = {str(folder.parent)!r}
+        import test_kernel_cache
+        file = pathlib.Path({str(file)!r})
+        whole = file.read_bytes()
+        for bit in {[int(bit) for bit in flips]}:
+            damaged = bytearray(whole)
+            damaged[bit // 8] ^= 1 << bit % 8
+            file.write_bytes(damaged)
+            assert test_kernel_cache.call() == (3.0, False), bit
+            assert test_kernel_cache.call() == (3.0, True), bit
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr  # a negative number: machine code with another bit was run
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 31, os.urandom(1000)], ids=["empty", "short", "random"])
+def test_a_file_of_anything_else_is_compiled_again(folder: Path, content: bytes) -> None:
+    (file,) = folder.iterdir()
+    file.write_bytes(content)
+    assert call() == (3.0, False) and call() == (3.0, True)
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return pytest.fail, ("a pickle was loaded",)
+
+
+def test_nothing_is_unpickled_without_its_digest(folder: Path) -> None:
+    (file,) = folder.iterdir()
+    bomb = pickle.dumps(Bomb())
+    file.with_name(f"{file.name.rsplit('.', 2)[0]}.nbi").write_bytes(bomb)  # Numba's index, which is not read
+    for content in (bomb, file.read_bytes()[:32] + bomb):
+        file.write_bytes(content)
+        assert call() == (3.0, False) and call() == (3.0, True)
+
+
+def test_code_for_something_else_is_not_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An undamaged file under another signature's name, and one that other versions wrote."""
+    (file,) = folder.iterdir()
+    kernel = compiled(double)
+    assert kernel(2) == 4
+    (other,) = set(folder.iterdir()) - {file}
+    other.write_bytes(file.read_bytes())
+    again = compiled(double)
+    assert again(2) == 4 and not again.stats.cache_hits
+    monkeypatch.setattr(compiling, "VERSIONS", ("another",))
+    monkeypatch.setattr(compiling._Files, "_path", lambda *_: str(file))
+    assert call() == (3.0, False) and call() == (3.0, True)
+
+
+def as_another_user(folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    mine = folder.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: mine + 1000)
+    if mine == 0:  # root is trusted
+        for path in (folder, file):
+            os.chown(path, 2000, -1)
+    return folder
+
+
+def writable(which: str, mode: int) -> Callable[..., Path]:
+    def change(folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        path = {"folder": folder, "file": file}[which]
+        path.chmod(mode)
+        return path
+
+    return change
+
+
+CHANGES = {
+    "another user's": (as_another_user, r"it belongs to user \d+\. Set NUMBA_CACHE_DIR"),
+    "group-writable folder": (writable("folder", 0o775), r"other users can write to it \(mode 775\)\. Run `chmod go-w"),
+    "world-writable folder": (writable("folder", 0o777), r"\(mode 777\)"),
+    "sticky world-writable folder": (writable("folder", 0o1777), r"\(mode 1777\)"),
+    "group-writable file": (writable("file", 0o664), r"\(mode 664\)"),
+    "world-writable file": (writable("file", 0o646), r"\(mode 646\)"),
+}
+
+
+@POSIX
+@pytest.mark.parametrize("linked", [False, True], ids=["", "through a link"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_others_can_write_to_is_not_used(
+    folder: Path, change: str, linked: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, reason = CHANGES[change]
+    (file,) = folder.iterdir()
+    if linked:  # the permissions that count are those of the target
+        folder = folder.rename(folder.with_name("target"))
+        (folder.parent / "link").symlink_to(folder)
+        (folder.parent / "link").rename(file.parent)
+        (folder / file.name).rename(folder.parent / "code")
+        file.symlink_to(folder.parent / "code")
+    changed = make(file.parent, file, monkeypatch)
+    before = file.read_bytes()
+    assert call() == (3.0, False)
+    assert call() == (3.0, changed == file)  # a bad file is replaced by a good one, a bad folder is not written to
+    assert changed == file or (file.read_bytes() == before and len([*folder.iterdir()]) == 1)
+    (warning,) = caplog.messages  # of both calls
+    assert warning.startswith(f"{changed} is not used for compiled kernels because") and re.search(reason, warning)
+
+
+@POSIX
+def test_the_next_folder_is_used(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiling._Implementation, "_locator_classes", LOCATORS)
+    for variable in ("HOME", "XDG_CACHE_HOME", "IPYTHONDIR"):
+        monkeypatch.setenv(variable, str(tmp_path / "home"))
+    tree = Path(__file__).with_name("__pycache__")
+    for unsafe in (folder, tree):
+        monkeypatch.setattr(
+            compiling, "_check_private", lambda p, s, of=compiling._check_private, no=unsafe: refuse(p, s, of, no)
+        )
+    assert call() == (3.0, False) and call() == (3.0, True)
+    assert [*(tmp_path / "home").rglob("*.nbc")] and len([*folder.iterdir()]) == 1
+    assert len(caplog.messages) == 2 and str(folder) in caplog.messages[0] and str(tree) in caplog.messages[1]
+
+
+def refuse(path: str, status: os.stat_result, otherwise: Callable[..., None], unsafe: Path) -> None:
+    if path == str(unsafe):
+        raise PermissionError(f"{path} is not for you")
+    otherwise(path, status)
+
+
+@POSIX
+def test_a_folder_of_our_own_is_private_wherever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder for everyone, as /tmp is, and where all new files are for the group."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    tmp_path.chmod(0o1777)
+    before = os.umask(0o002)
+    try:
+        assert call() == (3.0, False) and call() == (3.0, True)
+    finally:
+        os.umask(before)
+    (file,) = tmp_path.rglob("*.nbc")
+    assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o755
+
+
+@POSIX
+def test_root_is_trusted() -> None:
+    for owner, mode, private in ((0, 0o755, True), (0, 0o775, False), (os.geteuid(), 0o700, True)):
+        status = os.stat_result((mode, 0, 0, 1, owner, 0, 0, 0, 0, 0))
+        with contextlib.nullcontext() if private else pytest.raises(PermissionError, match="mode 775"):
+            compiling._check_private("folder", status)
+
+
+def test_a_full_disk_does_not_stop_a_kernel(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (file,) = folder.iterdir()
+    file.unlink()
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(full))
+        assert call() == (3.0, False)
+    assert not [*folder.iterdir()]
+    assert caplog.messages == [f"a compiled kernel is not kept on disk: {full}"]
+    assert call() == (3.0, False) and call() == (3.0, True)
