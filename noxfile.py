@@ -72,6 +72,15 @@ def interpret(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz(session: nox.Session) -> None:
+    """Check random inputs at length: `-- 10000 7` is 10,000 cases for each test, by the seed 7."""
+    install(session, "-e", ".[dev]")
+    cases, seed = [*session.posargs, *("10000", "0")[len(session.posargs) :]]
+    env = {"FUZZ_CASES": cases, "FUZZ_SEED": seed}
+    session.run("python", "-m", "pytest", "-s", "tests/fuzz", f"--hypothesis-seed={seed}", env=env)
+
+
+@nox.session
 def ray(session: nox.Session) -> None:
     """Test Ray as what starts the processes."""
     install(session, "-e", ".[dev,ray]")

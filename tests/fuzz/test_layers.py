@@ -1,0 +1,350 @@
+"""Random graphs, options and id dtypes: the kernels against the reference in float64, the layers against PyG's.
+
+An ordinary run checks a few cases, the same every time; `nox -s fuzz -- CASES SEED` checks as many as it is told. A
+failing case is printed in one line: pass it to `check_operation` or `check_layer` to run it again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+pytest.importorskip("numba", reason="numba is not installed")
+
+import gat_pyg.conv
+from gat_pyg import GATConv, GATv2Conv
+from gat_pyg.attention import attend, attend_pairs, cpu
+from gat_pyg.edges import Edges
+from laws import TOLERANCE
+
+LONG = "FUZZ_CASES" in os.environ
+FUZZ = settings(
+    max_examples=int(os.environ.get("FUZZ_CASES", "60")),
+    derandomize=not LONG,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+# Kernels are compiled for each (H, C, dtype): those of the other tests, and in an ordinary run one.
+SIZES = [
+    (3, 5, torch.float64),
+    (3, 5, torch.float32),
+    (8, 8, torch.float32),
+    (1, 121, torch.float32),
+    (3, 5, torch.bfloat16),
+    (3, 5, torch.float16),
+][: None if LONG else 1]
+KINDS = ["any", "into one", "out of one", "hubs", "few pairs", "loops"]
+IDS = [torch.int64, torch.int32, torch.int16, torch.uint8]
+MOST = [cpu.SPLIT - 1, cpu.SPLIT, cpu.SPLIT + 1, 2 * cpu.SPLIT + 1, 3100]  # edges of rows in one piece and in several
+
+
+@dataclass(frozen=True)
+class RandomGraph:
+    kind: str
+    num_src: int
+    num_dst: int
+    num_edges: int
+    ids: torch.dtype
+    view: bool  # the edge list is a transposed view
+    seed: int
+
+    def index(self) -> Tensor:
+        """`[2, E]`, src and dst."""
+        generator = np.random.default_rng(self.seed)
+        edges = self.num_edges if self.num_src and self.num_dst else 0
+        src, dst = (generator.integers(max(n, 1), size=edges) for n in (self.num_src, self.num_dst))
+        if self.kind == "into one":
+            dst[:] = dst[:1]
+        elif self.kind == "out of one":
+            src[:] = src[:1]
+        elif self.kind == "hubs":
+            dst = (self.num_dst * generator.random(edges) ** 4).astype(int)
+        elif self.kind == "few pairs":
+            src, dst = (ids[generator.integers(3, size=edges) % max(edges, 1)] for ids in (src, dst))
+        elif self.kind == "loops":
+            dst = np.where(generator.random(edges) < 0.5, src % max(self.num_dst, 1), dst)
+        index = torch.from_numpy(np.stack([src, dst])).to(self.ids)
+        return index.t().contiguous().t() if self.view else index
+
+
+@st.composite
+def graphs(draw: Any, square: bool = False, ids: list[torch.dtype] = IDS) -> RandomGraph:
+    num_src = draw(st.integers(0, 40))
+    return RandomGraph(
+        kind=draw(st.sampled_from(KINDS)),
+        num_src=num_src,
+        num_dst=num_src if square or draw(st.booleans()) else draw(st.integers(0, 40)),
+        num_edges=draw(st.one_of(st.integers(0, 10), st.integers(0, 200), st.sampled_from(MOST))),
+        ids=draw(st.sampled_from(ids)),
+        view=draw(st.booleans()),
+        seed=draw(st.integers(0, 2**32 - 1)),
+    )
+
+
+@dataclass
+class Errors:
+    """Compares answers, and remembers the largest error per dtype, relative to each tensor's largest number."""
+
+    cases: int = 0
+    largest: dict[torch.dtype, tuple[float, str]] = field(default_factory=dict)
+
+    def compare(self, found: dict[str, Tensor], truth: dict[str, Tensor], dtype: torch.dtype) -> None:
+        self.cases += 1
+        assert found.keys() == truth.keys()
+        for name, expected in truth.items():
+            actual = found[name]
+            assert actual.shape == expected.shape and actual.dtype in (dtype, torch.int64), name
+            if expected.numel():
+                expected = expected.double()
+                error = float((actual.double() - expected).abs().max() / expected.abs().max().clamp(min=1))
+                assert error <= TOLERANCE[dtype], f"{name} differs by {error:.1e}"
+                self.largest[dtype] = max(self.largest.get(dtype, (0.0, "")), (error, name))
+
+    def __str__(self) -> str:
+        worst = ", ".join(f"{str(d)[6:]} {error:.1e} ({name})" for d, (error, name) in self.largest.items())
+        return f"{self.cases} cases, largest relative error: {worst}"
+
+
+@pytest.fixture(autouse=True)
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Share even the smallest graph among threads, where a case uses two."""
+    monkeypatch.setattr(cpu, "SMALL", 1)
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def numbers(generator: np.random.Generator, *shape: int, step: int = 32, shift: float = 0.0) -> Tensor:
+    """Random multiples of 1 / step in [-1, 1], plus a shift.
+
+    Sums and products of them are exact, in float32 too, so that both sides agree on which side of LeakyReLU's kink a
+    score lies.
+    """
+    return torch.from_numpy(generator.integers(-step, step + 1, size=shape) / step + shift)
+
+
+# The operation -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Operation:
+    graph: RandomGraph
+    csr: bool  # edges that are grouped already
+    operands: str
+    frozen: str  # the operand that needs no gradient
+    size: tuple[int, int, torch.dtype]
+    negative_slope: float
+    dropout: float
+    offset: float  # of all scores
+    weights: bool
+    strided: bool
+    threads: int
+
+
+OPERANDS = ["x score_src score_dst", "x score_src score_dst score_edge", "x", "x x_dst att", "x x_dst"]
+
+
+@st.composite
+def operations(draw: Any) -> Operation:
+    size = draw(st.sampled_from(SIZES))
+    every = LONG and size == SIZES[0]  # what more kernels are compiled for
+    operands = draw(st.sampled_from(OPERANDS + ["x score_src", "x score_dst", "x score_edge"] * every))
+    offset = draw(st.sampled_from([0.0, 0.0, 1e4, -1e4])) if size[2] in (torch.float32, torch.float64) else 0.0
+    return Operation(
+        graph=draw(graphs()),
+        csr=every and draw(st.booleans()),
+        operands=operands,
+        frozen=draw(st.sampled_from(["", "", *operands.split()])) if every else "",
+        size=size,
+        negative_slope=draw(st.sampled_from([0.25, 0.0, 1.0, 2.0, -0.5] + [0.2] * (offset == 0))),
+        dropout=draw(st.sampled_from([0.0, 0.3, 0.6, 1.0])),
+        offset=offset,
+        weights=draw(st.booleans()),
+        strided=draw(st.booleans()),
+        threads=draw(st.sampled_from([1, 2])),
+    )
+
+
+def answer_operation(case: Operation, edges: Edges, dtype: torch.dtype, backend: str) -> dict[str, Tensor]:
+    """The output, the attention and every gradient by name."""
+    heads, channels, _ = case.size
+    generator = np.random.default_rng(case.graph.seed + 1)
+    shapes = {
+        "x": (edges.num_src, heads, channels),
+        "score_src": (edges.num_src, heads),
+        "score_dst": (edges.num_dst, heads),
+        "score_edge": (edges.num_edges, heads),
+        "x_dst": (edges.num_dst, heads, channels),
+        "att": (heads, channels),
+    }
+    leaves: dict[str, Tensor] = {}
+    for name in case.operands.split():
+        shift = case.offset if name in ("score_src", "score_edge") else 0.0
+        leaf = numbers(generator, *shapes[name], shift=shift).to(dtype)
+        leaf = leaf.transpose(0, 1).contiguous().transpose(0, 1) if case.strided else leaf
+        leaves[name] = leaf.requires_grad_(name != case.frozen)
+    options: Any = {"dropout": case.dropout, "backend": backend, "return_attention_weights": case.weights}
+    options["negative_slope"] = case.negative_slope
+    torch.manual_seed(case.graph.seed)
+    if "x_dst" in leaves:
+        result = attend_pairs(leaves["x"], leaves["x_dst"], leaves.get("att"), edges, **options)
+    else:
+        ends = leaves.get("score_src"), leaves.get("score_dst")
+        result = attend(leaves["x"], *ends, edges, score_edge=leaves.get("score_edge"), **options)
+    return differentiated(dict(zip(("out", "alpha"), result if case.weights else (result,), strict=False)), leaves)
+
+
+def differentiated(results: dict[str, Tensor], leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The results and the gradient of each leaf; where nothing depends on a leaf, no gradient is a zero one."""
+    generator = np.random.default_rng(0)
+    loss = sum((value.double() * numbers(generator, *value.shape)).sum() for value in results.values())
+    if isinstance(loss, Tensor) and loss.requires_grad:
+        loss.backward()
+    grads = {f"grad {k}": v.grad for k, v in leaves.items() if v.requires_grad}
+    zeros = {f"grad {k}": torch.zeros_like(v) for k, v in leaves.items()}
+    return {k: v.detach() for k, v in results.items()} | {k: zeros[k] if v is None else v for k, v in grads.items()}
+
+
+def check_operation(case: Operation, errors: Errors) -> None:
+    torch.set_num_threads(case.threads)
+    graph, dtype = case.graph, case.size[2]
+    edges = Edges.from_index(graph.index(), graph.num_src, graph.num_dst)
+    if case.csr:
+        edges = Edges.from_csr(edges.rowptr, edges.src.to(graph.ids), graph.num_src)
+    truth = answer_operation(case, edges, torch.float64, "reference")
+    errors.compare(answer_operation(case, edges, dtype, "fused"), truth, dtype)
+
+
+def test_operations() -> None:
+    run(operations(), check_operation)
+
+
+def run(cases: Any, check: Callable[[Any, Errors], None]) -> None:
+    errors = Errors()
+
+    @FUZZ
+    @given(cases)
+    def each(case: Any) -> None:
+        check(case, errors)
+
+    each()
+    print(f"\n{check.__name__}: {errors}")
+
+
+# The layers ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layer:
+    name: str
+    graph: RandomGraph
+    size: tuple[int, int, torch.dtype]
+    in_channels: int | tuple[int, int]
+    pair: bool  # x is (x_src, x_dst)
+    edge_attr: str  # "", "[E]" or "[E, D]"
+    options: dict[str, Any]
+    weights: bool
+    threads: int
+
+
+FILLS = ["mean", "add", "min", "max", "mul", 2.0, torch.tensor([1.0, 2.0, 3.0])]
+
+
+@st.composite
+def layers(draw: Any) -> Layer:
+    name = draw(st.sampled_from(["GATConv", "GATv2Conv"]))
+    pair = draw(st.booleans())
+    heads, channels, dtype = draw(
+        st.sampled_from([size for size in SIZES if size[2] in (torch.float32, torch.float64)])
+    )
+    loops = draw(st.booleans())
+    edge_attr = draw(st.sampled_from(["", "[E, D]", "[E]"]))
+    ids = IDS[:1] if edge_attr and loops else IDS  # by others than int64 the gradients are wrong there
+    options: dict[str, Any] = {
+        "concat": draw(st.booleans()),
+        "negative_slope": draw(st.sampled_from([0.2, 0.0, 1.0])),
+        "dropout": draw(st.sampled_from([0.0, 0.3, 1.0])),
+        "add_self_loops": loops,
+        "bias": draw(st.booleans()),
+        "residual": draw(st.booleans()),
+        "flow": "source_to_target" if pair else draw(st.sampled_from(["source_to_target", "target_to_source"])),
+    }
+    in_channels: Any = draw(st.sampled_from([3, (3, 3), (3, 4)] if pair else [3]))
+    if edge_attr:
+        options["edge_dim"] = 1 if edge_attr == "[E]" else 3
+        options["fill_value"] = draw(st.sampled_from(FILLS[: 6 if edge_attr == "[E]" else None]))
+    elif name == "GATConv":
+        options["mechanism"] = draw(st.sampled_from(["additive", "additive", "constant", "dot", "gatv2"]))
+    if name == "GATv2Conv" and in_channels != (3, 4):
+        options["share_weights"] = draw(st.booleans())
+    return Layer(
+        name=name,
+        graph=draw(graphs(square=not pair, ids=ids)),
+        size=(heads, channels, dtype),
+        in_channels=in_channels,
+        pair=pair,
+        edge_attr=edge_attr,
+        options=options,
+        weights=draw(st.booleans()),
+        threads=draw(st.sampled_from([1, 2])),
+    )
+
+
+def answer_layer(case: Layer, layer: Any, index: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The output, the attention in its order, and the gradients of inputs and parameters by name."""
+    graph, generator = case.graph, np.random.default_rng(case.graph.seed + 1)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(numbers(generator, *parameter.shape, step=8))
+    layer.to(dtype)
+    widths = (case.in_channels,) * 2 if isinstance(case.in_channels, int) else case.in_channels
+    leaves = {"x": numbers(generator, graph.num_src, widths[0], step=8)}
+    if case.pair:
+        leaves["x_dst"] = numbers(generator, graph.num_dst, widths[1], step=8)
+    if case.edge_attr:
+        shape = (index.size(1),) if case.edge_attr == "[E]" else (index.size(1), 3)
+        inexact = case.options["fill_value"] in ("mean", "mul")  # no sum of which is zero but for rounding
+        leaves["edge_attr"] = (
+            torch.from_numpy(generator.uniform(-1, 1, shape)) if inexact else numbers(generator, *shape, step=8)
+        )
+    leaves = {k: v.to(torch.float32).to(dtype).requires_grad_() for k, v in leaves.items()}
+    x: Any = (leaves["x"], leaves["x_dst"]) if case.pair else leaves["x"]
+    torch.manual_seed(graph.seed)
+    result = layer(x, index, leaves.get("edge_attr"), return_attention_weights=True if case.weights else None)
+    if not case.weights:
+        return differentiated({"out": result}, leaves | dict(layer.named_parameters()))
+    out, (order, alpha) = result
+    answer = differentiated({"out": out, "alpha": alpha}, leaves | dict(layer.named_parameters()))
+    return answer | {"order": order.long()}
+
+
+def check_layer(case: Layer, errors: Errors) -> None:
+    torch.set_num_threads(case.threads)
+    heads, channels, dtype = case.size
+    args, index = (case.in_channels, channels, heads), case.graph.index()
+    ours = {"GATConv": GATConv, "GATv2Conv": GATv2Conv}[case.name]
+    if case.options.get("mechanism", "additive") == "additive":
+        options = {k: v for k, v in case.options.items() if k != "mechanism"}
+        theirs = getattr(pyg, case.name)(*args, **options)
+    else:
+        theirs = ours(*args, **case.options, backend="reference")
+    truth = answer_layer(case, theirs, index.long(), torch.float64)
+    errors.compare(answer_layer(case, ours(*args, **case.options, backend="fused"), index, dtype), truth, dtype)
+
+
+@pytest.mark.usefixtures("one_mask")
+def test_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gat_pyg.conv, "softmax", None)  # PyG's message passing would fail
+    run(layers(), check_layer)
