@@ -9,6 +9,7 @@ import pickle
 import re
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -199,6 +200,20 @@ def test_a_folder_of_our_own_is_private_wherever_it_is(tmp_path: Path, monkeypat
         os.umask(before)
     (file,) = tmp_path.rglob("*.nbc")
     assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o755
+
+
+@POSIX
+def test_no_warning_where_we_cannot_write(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a package that another user has installed: there never were kernels of ours."""
+
+    def refuse(**_: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    folder.chmod(0o777)
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    assert call() == (3.0, False) and not caplog.messages
 
 
 @POSIX

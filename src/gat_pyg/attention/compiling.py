@@ -119,12 +119,12 @@ class _PrivateFolder:
     def ensure_cache_path(self) -> None:
         folder = self.get_cache_path()
         os.makedirs(folder, mode=0o755, exist_ok=True)
+        super().ensure_cache_path()  # type: ignore[misc]  # raises, without a warning, where we cannot write
         try:
             _check_private(folder, os.stat(folder))
         except PermissionError as error:
             _warn(str(error))
             raise
-        super().ensure_cache_path()  # type: ignore[misc]
 
 
 class _Implementation(CompileResultCacheImpl):  # type: ignore[misc]
