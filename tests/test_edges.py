@@ -182,8 +182,11 @@ def test_whatever_is_made_of_a_graph_is_made_once_and_goes_with_it() -> None:
         (torch.zeros(7, 2, dtype=torch.long), r"shape \(7, 2\), expected \(2, E\)\. Did you mean edge_index\.t\(\)\?"),
         (torch.zeros(3, 7, dtype=torch.long), r"shape \(3, 7\), expected \(2, E\)\.$"),
         (torch.zeros(2, dtype=torch.long), r"shape \(2,\), expected \(2, E\)"),
-        (torch.zeros(2, 7), r"dtype torch\.float32, expected integers\. Did you mean edge_index\.long\(\)\?"),
+        (torch.zeros(2, 7), r"dtype torch\.float32, expected integers, signed or uint8\. Did you mean .*\.long"),
         (torch.zeros(2, 7, dtype=torch.bool), r"dtype torch\.bool, expected integers"),
+        (torch.zeros(2, 7, dtype=torch.uint16), r"dtype torch\.uint16, expected integers, signed or uint8\. Did you"),
+        (torch.zeros(2, 7, dtype=torch.uint32), r"dtype torch\.uint32, expected integers"),
+        (torch.zeros(2, 7, dtype=torch.uint64), r"dtype torch\.uint64, expected integers"),
     ],
 )
 @pytest.mark.parametrize("loops", [False, True])

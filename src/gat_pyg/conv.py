@@ -20,6 +20,7 @@ from torch_geometric.utils.sparse import set_sparse_value
 
 from .attention import BACKENDS, Backend, attend, attend_edge_index, attend_pairs, fuses
 from .attention.fused import is_spent
+from .attention.segment import in_forward_mode
 from .edges import Edges, neighbourhoods
 from .features import Linear, SparseFeatures, is_sparse_features, linear
 
@@ -154,7 +155,8 @@ class _AttentionConv(MessagePassing):
     def _compiles(self, x: Any, edge_index: Any, edge_attr: OptTensor, weights: Optional[bool]) -> bool:
         """Whether a compiler is given the operation as one operator; messages are what it is given otherwise."""
         return (
-            fuses(self.backend, x if isinstance(x, Tensor) else x[0])
+            not in_forward_mode()
+            and fuses(self.backend, x if isinstance(x, Tensor) else x[0])
             and isinstance(edge_index, Tensor)
             and not isinstance(edge_index, EdgeIndex)
             and edge_index.layout == torch.strided

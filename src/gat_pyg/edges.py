@@ -22,6 +22,12 @@ T = TypeVar("T")
 Flow: TypeAlias = Literal["source_to_target", "target_to_source"]
 
 _INT32_MAX = torch.iinfo(torch.int32).max
+_ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+NOT_OVER_THE_GRAPH = (
+    "vmap maps over features and parameters, not over the graph. "
+    "Loop over the graphs, or join them as torch_geometric.data.Batch does."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +72,7 @@ class Edges:
             ValueError: if the ids are not integers or the shape is not `(2, E)`.
             IndexError: if an id is outside `[0, N)`.
         """
+        index = _beneath(index)
         check_edge_index(index)
         _check_ids(index[0], num_src, "src")
         _check_ids(index[1], num_dst, "dst")
@@ -81,7 +88,7 @@ class Edges:
         Raises:
             IndexError: if a src is outside `[0, num_src)`.
         """
-        num_dst = rowptr.numel() - 1
+        rowptr, src, num_dst = _beneath(rowptr), _beneath(src), rowptr.numel() - 1
         _check_ids(src, num_src, "src")
         src = src.detach().to(_id_dtype(num_src, num_dst, src.numel()))
         dst = ptr2index(rowptr, output_size=src.numel()).to(src.dtype)
@@ -167,8 +174,11 @@ def check_edge_index(edge_index: Tensor) -> None:
     Raises:
         ValueError: if the ids are not integers or the shape is not `(2, E)`.
     """
-    if edge_index.is_floating_point() or edge_index.is_complex() or edge_index.dtype == torch.bool:
-        raise ValueError(f"edge_index has dtype {edge_index.dtype}, expected integers. Did you mean edge_index.long()?")
+    if edge_index.dtype not in _ID_DTYPES:  # torch hardly computes with uint16, uint32 and uint64
+        raise ValueError(
+            f"edge_index has dtype {edge_index.dtype}, expected integers, signed or uint8. "
+            f"Did you mean edge_index.long()?"
+        )
     if edge_index.dim() != 2 or edge_index.size(0) != 2:
         hint = " Did you mean edge_index.t()?" if edge_index.dim() == 2 and edge_index.size(1) == 2 else ""
         raise ValueError(f"edge_index has shape {tuple(edge_index.shape)}, expected (2, E).{hint}")
@@ -220,6 +230,7 @@ def neighbourhoods(
             a matrix is asked to flow from target to source.
         IndexError: if an id is outside `[0, N)`.
     """
+    adjacency = _beneath(adjacency)
     owner = _owner(adjacency)
     if owner.is_inference():  # has no version to watch
         return _build(adjacency, num_src, num_dst, add_self_loops, flow)
@@ -276,7 +287,10 @@ def once_per_graph(make: Callable[Concatenate[Tensor, P], T]) -> Callable[Concat
 
     @wraps(make)
     def made_once(edge_index: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if torch.compiler.is_compiling() or (owner := _owner(edge_index)).is_inference():  # has no version to watch
+        if torch.compiler.is_compiling():
+            return make(edge_index, *args, **kwargs)
+        edge_index = _beneath(edge_index)
+        if (owner := _owner(edge_index)).is_inference():  # has no version to watch
             return make(edge_index, *args, **kwargs)
         known, made = remembered.get(owner, (None, {}))
         if known != _state(edge_index):
@@ -322,19 +336,44 @@ def _owner(adjacency: Tensor | SparseTensor) -> Tensor:
     return adjacency.as_tensor() if isinstance(adjacency, EdgeIndex) else adjacency
 
 
-def _state(adjacency: Tensor | SparseTensor) -> list[tuple[int, int, torch.Size]]:
+def _beneath(adjacency: Any) -> Any:
+    """Return the graph without the wrappers of torch.func's transforms: within one, every operation returns a wrapper.
+
+    The wrapper has no memory to read and ends with its transform, while the neighbourhoods are remembered.
+
+    Raises:
+        NotImplementedError: if `torch.func.vmap` maps over it.
+    """
+    functorch = torch._C._functorch
+    if isinstance(adjacency, SparseTensor):  # cannot be made within a transform
+        return adjacency
+    ids = adjacency.as_tensor() if isinstance(adjacency, EdgeIndex) else adjacency
+    if not functorch.is_functorch_wrapped_tensor(ids):
+        return adjacency
+    while functorch.is_functorch_wrapped_tensor(ids):
+        if functorch.is_batchedtensor(ids):
+            raise NotImplementedError(NOT_OVER_THE_GRAPH)
+        ids = functorch.get_unwrapped(ids)
+    return ids
+
+
+def ids_state(*ids: Tensor) -> list[tuple[Any, ...]]:
+    """Return what changes when one of these tensors is written to or has its memory replaced."""
+    return [(part._version, part.data_ptr(), part.shape, part.stride()) for part in ids]
+
+
+def _state(adjacency: Tensor | SparseTensor) -> list[tuple[Any, ...]]:
     """What changes with the ids of a graph."""
-    if isinstance(adjacency, SparseTensor):
-        ids = [adjacency.storage.rowptr(), adjacency.storage.col()]
-    elif adjacency.layout == torch.sparse_coo:
-        ids = [adjacency._indices()]
-    elif adjacency.layout == torch.sparse_csr:
-        ids = [adjacency.crow_indices(), adjacency.col_indices()]
-    elif adjacency.layout == torch.sparse_csc:
-        ids = [adjacency.ccol_indices(), adjacency.row_indices()]
-    else:
-        ids = [_owner(adjacency)]
-    return [(part._version, part.data_ptr(), part.shape) for part in ids]
+    with torch._C._DisableFuncTorch():  # within a transform, a COO matrix of memory returns indices without
+        if isinstance(adjacency, SparseTensor):
+            return ids_state(adjacency.storage.rowptr(), adjacency.storage.col())
+        if adjacency.layout == torch.sparse_coo:
+            return ids_state(adjacency._indices())
+        if adjacency.layout == torch.sparse_csr:
+            return ids_state(adjacency.crow_indices(), adjacency.col_indices())
+        if adjacency.layout == torch.sparse_csc:
+            return ids_state(adjacency.ccol_indices(), adjacency.row_indices())
+        return ids_state(_owner(adjacency))
 
 
 def _build(adjacency: Any, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow) -> tuple[Any, Edges]:

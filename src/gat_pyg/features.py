@@ -16,6 +16,8 @@ from torch_geometric.index import index2ptr, ptr2index
 
 from .attention.dropout import draw_seed
 from .attention.fused import keep, kept, weighted_rows
+from .attention.segment import in_forward_mode
+from .edges import ids_state
 
 _INT32_MAX = torch.iinfo(torch.int32).max
 
@@ -49,7 +51,7 @@ class Pattern:
         rowptr, col = x.crow_indices(), x.col_indices()
         if x.is_inference():  # has no version to watch
             return cls._made(rowptr, col, x.size(1))
-        state = [(ids._version, ids.data_ptr(), ids.shape) for ids in (rowptr, col)]
+        state = ids_state(rowptr, col)
         if _REMEMBERED.get(x, (None,))[0] != state:
             _REMEMBERED[x] = state, cls._made(rowptr, col, x.size(1))
         pattern: Pattern = _REMEMBERED[x][1]
@@ -220,7 +222,7 @@ def linear(x: SparseFeatures, weight: Tensor) -> Tensor:
     Differentiable any number of times in the values and in the weights, the same bits every time; `torch.func.vmap`
     maps over both, with one kernel for all.
     """
-    out: Tensor = _Sums.apply(x.kept, weight, x.seed, x.pattern, x.p, False)
+    out = _sums(x.kept, weight, x.seed, x.pattern, x.p, False)
     device = weight.device.type
     return out.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else out
 
@@ -243,6 +245,26 @@ def adjacency(edge_index: Tensor, edge_weight: Tensor, num_nodes: int) -> Sparse
 
 # Two sums over the non-zeros, each the derivative of the other, of one matrix or of several with one pattern:
 #   out_i = sum_k v_k W_col(k) over row i     and     p_k = <left_row(k), right_col(k)>.
+# In forward mode plain torch computes both, as in `attention.segment`.
+
+
+def _sums(values: Tensor, weight: Tensor, seed: Tensor | None, pattern: Pattern, p: float, back: bool) -> Tensor:
+    if not in_forward_mode():
+        out: Tensor = _Sums.apply(values, weight, seed, pattern, p, back)
+        return out
+    values = values if seed is None else _dropped(values, seed, p)
+    row, col, num_rows = pattern.row, pattern.col, pattern.num_rows
+    if back:
+        row, col, num_rows = col, row, pattern.num_cols
+    terms = values.unsqueeze(-1) * weight.index_select(-2, col)
+    return terms.new_zeros(*terms.shape[:-2], num_rows, terms.size(-1)).index_add(-2, row, terms)
+
+
+def _products(left: Tensor, right: Tensor, pattern: Pattern) -> Tensor:
+    if in_forward_mode():
+        return (left.index_select(-2, pattern.row) * right.index_select(-2, pattern.col)).sum(-1)
+    out: Tensor = _Products.apply(left, right, pattern)
+    return out
 
 
 class _Sums(torch.autograd.Function):
@@ -284,11 +306,11 @@ class _Sums(torch.autograd.Function):
         values, weight, seed = ctx.saved_tensors
         grad_values = grad_weight = None
         if ctx.needs_input_grad[0]:
-            products = _Products.apply(*((weight, grad) if ctx.back else (grad, weight)), ctx.pattern)
+            products = _products(*((weight, grad) if ctx.back else (grad, weight)), ctx.pattern)
             products = products if seed is None else _dropped(products, seed, ctx.p)
             grad_values = products.sum_to_size(values.shape)
         if ctx.needs_input_grad[1]:
-            made = _Sums.apply(values, grad, seed, ctx.pattern, ctx.p, not ctx.back)
+            made = _sums(values, grad, seed, ctx.pattern, ctx.p, not ctx.back)
             grad_weight = made.sum_to_size(weight.shape)
         return grad_values, grad_weight, None, None, None, None
 
@@ -318,9 +340,9 @@ class _Products(torch.autograd.Function):
         left, right = ctx.saved_tensors
         grad_left = grad_right = None
         if ctx.needs_input_grad[0]:
-            grad_left = _Sums.apply(grad, right, None, ctx.pattern, 0.0, False).sum_to_size(left.shape)
+            grad_left = _sums(grad, right, None, ctx.pattern, 0.0, False).sum_to_size(left.shape)
         if ctx.needs_input_grad[1]:
-            grad_right = _Sums.apply(grad, left, None, ctx.pattern, 0.0, True).sum_to_size(right.shape)
+            grad_right = _sums(grad, left, None, ctx.pattern, 0.0, True).sum_to_size(right.shape)
         return grad_left, grad_right, None
 
     @staticmethod

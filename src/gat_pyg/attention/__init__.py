@@ -86,8 +86,9 @@ def attend(
     mechanism hands in its scores as `score_edge` with `negative_slope=1`. A dst without neighbours gets zeros.
 
     Sums are in float32 or wider whatever the dtype of `x`, and with "fused", or on a CPU, the same bits every time.
-    Differentiable any number of times. Memory: with "fused" `[N, H, C]` once or twice more, with "segment" a few
-    `[E, H]`; never `[E, H, C]`.
+    Differentiable any number of times, in reverse and in forward mode (`torch.func.jvp`, `jacfwd`, `hessian`,
+    `torch.autograd.forward_ad`). Memory: with "fused" `[N, H, C]` once or twice more, with "segment" a few `[E, H]`;
+    never `[E, H, C]`, except in forward mode, which plain torch computes whatever the backend.
 
     Args:
         x: `[N_src, H, C]`, the transformed features W h.

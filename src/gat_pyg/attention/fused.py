@@ -2,7 +2,8 @@
 
 The kernels are those of `cpu` (Numba) and `gpu` (Triton). Two autograd functions call them, the second being the first
 one's backward; what is asked beyond that, derivatives of derivatives, `segment` answers. For a compiler, which sees
-tensors alone and runs nothing while it traces, the same two are operators of torch's on an edge list.
+tensors alone and runs nothing while it traces, the same two are operators of torch's on an edge list. Derivatives in
+forward mode are `segment`'s too: while one is computed, no kernel runs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from ..edges import Edges, Flow, neighbourhoods
+from ..edges import NOT_OVER_THE_GRAPH, Edges, Flow, neighbourhoods
 from . import segment
 from .dropout import draw_seed, fours, keep_mask
 
@@ -79,6 +80,8 @@ def attend(
 ) -> Tensor:
     """O `[N_dst, H, C]`; the arguments as in `gat_pyg.attention.attend`, with a seed where there is dropout."""
     dtype = result_dtype(*operands)
+    if segment.in_forward_mode() and isinstance(graph, Edges):
+        return _plain(kind, operands, graph, negative_slope, seed, dropout)
     if operands[0].device.type == "cpu" and dtype in (torch.float16, torch.bfloat16):  # <dO, O> of the unrounded O
         wide = tuple(None if t is None else t.float() for t in operands)
         return attend(kind, wide, seed, graph, edge_index, negative_slope, dropout).to(dtype)  # type: ignore[arg-type]
@@ -132,10 +135,16 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return (None,) * 11
-        # its own derivative, or a transform of it, is seldom asked for
-        wrapped = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
-        run: Any = _AttendBackward.apply if wrapped else _backward
-        grads = run(grad, *ctx.saved_tensors, *ctx.options, ctx.needs_input_grad[3])
+        if segment.in_forward_mode():
+            # what a transform recorded may be called after it has ended
+            saved = (None if t is None else torch._C._functorch.unwrap_if_dead(t) for t in ctx.saved_tensors[:6])
+            *operands, seed, edge_index = saved
+            grads: Any = _plain_backward(grad, operands, seed, edge_index, *ctx.options)
+        else:
+            # its own derivative, or a transform of it, is seldom asked for
+            wrapped = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+            run: Any = _AttendBackward.apply if wrapped else _backward
+            grads = run(grad, *ctx.saved_tensors, *ctx.options, ctx.needs_input_grad[3])
         kept = [g if needed else None for g, needed in zip(grads, ctx.needs_input_grad[:4], strict=True)]
         return *kept, *(None,) * 7
 
@@ -164,16 +173,9 @@ class _AttendBackward(torch.autograd.Function):
         there = [at for at, operand in enumerate(operands) if operand is not None]
 
         def first(grad: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-            def plain(*given: Tensor) -> Tensor:
-                full: list[Any] = [None] * 4
-                for at, operand in zip(there, given, strict=True):
-                    full[at] = operand
-                edges = _edges(full[0], graph, edge_index)
-                return _plain(kind, full, edges, negative_slope, seed, dropout)
-
-            pull: Any = torch.func.vjp(plain, *given)[1]
-            pulled: tuple[Tensor, ...] = pull(grad)
-            return pulled
+            full = _all_four(there, given)
+            grads: Any = _plain_backward(grad, full, seed, edge_index, graph, kind, negative_slope, dropout)
+            return tuple(grads[at] for at in there)
 
         given = [operands[at] for at in there]
         outer = [torch.zeros_like(operands[at]) if grads[at].numel() == 0 else grads[at] for at in there]
@@ -187,6 +189,32 @@ class _AttendBackward(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], int]:
         return _each_model(_AttendBackward, info.batch_size, in_dims, args, x=1, edge_index=6)
+
+
+def _all_four(there: list[int], given: tuple[Tensor, ...]) -> list[Any]:
+    found = dict(zip(there, given, strict=True))
+    return [found.get(at) for at in range(4)]
+
+
+def _plain_backward(
+    grad: Tensor,
+    operands: Any,
+    seed: Tensor | None,
+    edge_index: Tensor | None,
+    graph: Graph,
+    kind: Kind,
+    negative_slope: float,
+    dropout: float,
+) -> list[Tensor | None]:
+    """The gradients of the four operands by `segment`, differentiable any number of times; None of one not there."""
+    there = [at for at, operand in enumerate(operands) if operand is not None]
+
+    def plain(*given: Tensor) -> Tensor:
+        full = _all_four(there, given)
+        return _plain(kind, full, _edges(full[0], graph, edge_index), negative_slope, seed, dropout)
+
+    pull: Any = torch.func.vjp(plain, *(operands[at] for at in there))[1]
+    return _all_four(there, pull(grad))
 
 
 def _plain(
@@ -289,7 +317,7 @@ def _each_model(
     Where x has an axis of models already, the two become one.
     """
     if in_dims[edge_index] is not None:
-        raise NotImplementedError(segment.NOT_OVER_THE_GRAPH)
+        raise NotImplementedError(NOT_OVER_THE_GRAPH)
     nested = args[x].dim() - (in_dims[x] is not None) == 4
     given = []
     for at, (arg, dim) in enumerate(zip(args, in_dims, strict=True)):

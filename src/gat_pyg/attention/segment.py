@@ -1,7 +1,7 @@
 """Attention edge by edge, on segment operations over the neighbourhoods: differentiable any number of times.
 
 Scores and softmax are `[E, H]`. The messages of equation (4) would be `[E, H, C]`; they are made a block of edges at a
-time, forward and backward, so that nothing of that size is ever held. The segment operations are torch_scatter's; where
+time, forward and backward, so that nothing of that size is held but in forward mode. The segment operations are torch_scatter's; where
 it is missing, plain torch does the same.
 """
 
@@ -14,9 +14,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch_geometric.typing import WITH_TORCH_SCATTER, torch_scatter
 
-from ..edges import Edges
+from ..edges import NOT_OVER_THE_GRAPH, Edges
 
 
 def attend(
@@ -32,7 +33,7 @@ def attend(
     alpha = weights(x, score_src, score_dst, edges, score_edge, negative_slope, keep)
     src, dst = edges.wide
     dtype = torch.promote_types(x.dtype, alpha.dtype)
-    out: Tensor = _WeightedSum.apply(alpha.to(dtype), x.to(dtype), src, dst, edges.num_dst)
+    out = _weighted_sum(alpha.to(dtype), x.to(dtype), src, dst, edges.num_dst)
     return out, edges.ungroup(alpha)
 
 
@@ -98,7 +99,7 @@ def segment_softmax(e: Tensor, edges: Edges) -> Tensor:
 def segment_max(per_edge: Tensor, edges: Edges) -> Tensor:
     """The largest value of each neighbourhood, `[E, H]` to `[N_dst, H]`, 0 where none is finite; without a gradient."""
     per_edge = per_edge.detach()
-    if WITH_TORCH_SCATTER:
+    if WITH_TORCH_SCATTER and not in_forward_mode():
         top: Tensor = _Segment.apply(per_edge, edges.rowptr, edges.wide[1], "max")
     else:
         index = edges.wide[1].unsqueeze(1).expand_as(per_edge)
@@ -110,7 +111,7 @@ def segment_max(per_edge: Tensor, edges: Edges) -> Tensor:
 def segment_sum(per_edge: Tensor, edges: Edges) -> Tensor:
     """The sum over each neighbourhood, `[E, H]` grouped by dst to `[N_dst, H]`."""
     dst = edges.wide[1]
-    if WITH_TORCH_SCATTER:
+    if WITH_TORCH_SCATTER and not in_forward_mode():
         total: Tensor = _Segment.apply(per_edge, edges.rowptr, dst, "sum")
         return total
     return per_edge.new_zeros(edges.num_dst, per_edge.size(1)).index_add(0, dst, per_edge)
@@ -145,6 +146,28 @@ class _Segment(torch.autograd.Function):
 
 # Two sums over the edges, each the derivative of the other:
 #   out_i = sum_ij a_ij x_j     and     p_ij = <left_i, right_j>.
+# In forward mode plain torch computes both, and holds `[E, H, C]`: torch returns wrong second derivatives for the `jvp`
+# of an autograd function within another forward mode.
+
+
+def in_forward_mode() -> bool:
+    """Return whether a forward-mode derivative is being computed: `torch.func.jvp`, `jacfwd`, `forward_ad`."""
+    return forward_ad._current_level >= 0
+
+
+def _weighted_sum(alpha: Tensor, x: Tensor, src: Tensor, dst: Tensor, num_dst: int) -> Tensor:
+    if in_forward_mode():
+        messages = alpha.unsqueeze(-1) * x.index_select(0, src)
+        return messages.new_zeros(num_dst, *x.shape[1:]).index_add(0, dst, messages)
+    out: Tensor = _WeightedSum.apply(alpha, x, src, dst, num_dst)
+    return out
+
+
+def _products(left: Tensor, right: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    if in_forward_mode():
+        return (left.index_select(0, i) * right.index_select(0, j)).sum(-1)
+    out: Tensor = _Products.apply(left, right, i, j)
+    return out
 
 
 class _WeightedSum(torch.autograd.Function):
@@ -165,8 +188,8 @@ class _WeightedSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         alpha, x, src, dst = ctx.saved_tensors
-        grad_alpha = _Products.apply(grad, x, dst, src) if ctx.needs_input_grad[0] else None
-        grad_x = _WeightedSum.apply(alpha, grad, dst, src, x.size(0)) if ctx.needs_input_grad[1] else None
+        grad_alpha = _products(grad, x, dst, src) if ctx.needs_input_grad[0] else None
+        grad_x = _weighted_sum(alpha, grad, dst, src, x.size(0)) if ctx.needs_input_grad[1] else None
         return grad_alpha, grad_x, None, None, None
 
     @staticmethod
@@ -195,8 +218,8 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         left, right, i, j = ctx.saved_tensors
-        grad_left = _WeightedSum.apply(grad, right, j, i, left.size(0)) if ctx.needs_input_grad[0] else None
-        grad_right = _WeightedSum.apply(grad, left, i, j, right.size(0)) if ctx.needs_input_grad[1] else None
+        grad_left = _weighted_sum(grad, right, j, i, left.size(0)) if ctx.needs_input_grad[0] else None
+        grad_right = _weighted_sum(grad, left, i, j, right.size(0)) if ctx.needs_input_grad[1] else None
         return grad_left, grad_right, None, None
 
     @staticmethod
@@ -228,6 +251,3 @@ def _into_heads(batch_size: int, in_dims: tuple[int | None, ...], *tensors: Tens
         )
         for t, dim in zip(tensors, in_dims, strict=False)
     )
-
-
-NOT_OVER_THE_GRAPH = "vmap maps over features and parameters, not over the graph."
