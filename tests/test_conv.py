@@ -7,6 +7,7 @@ import itertools
 import pickle
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -177,6 +178,29 @@ def test_the_first_rows_of_one_x_may_be_those_of_dst(width: Any, options: dict[s
         conv(x, few, size=(6, 7))
 
 
+@pytest.mark.parametrize("messages", [False, True])
+@pytest.mark.parametrize("loops", [False, True])
+def test_a_size_may_be_left_open(loops: bool, messages: bool) -> None:
+    theirs, ours = pair("GATConv", 5, 4, heads=2, add_self_loops=loops)
+    x, index = x_of(RANDOM), RANDOM.index
+    with ours.register_message_forward_hook(lambda *_: None) if messages else nullcontext():
+        for given in (x, (x, x), (x, None)):
+            expected = run(theirs, given, index)
+            for size in ((None, None), (40, None), (None, 40)):
+                case = f"{type(given)} {size} {loops} {messages}"
+                if not loops:  # PyG stops where it adds loops
+                    assert_same(expected, run(theirs, given, index, size=size), case)
+                assert_same(run(ours, given, index, size=size), expected, case)
+
+
+def test_a_graph_without_dst() -> None:
+    theirs, ours = pair("GATConv", 5, 4, heads=2, add_self_loops=False)
+    for size in ((5, 0), (None, 0)):
+        answer = run(ours, (x_of(BIPARTITE), None), BIPARTITE.index[:, :0], size=size)
+        assert answer["out"].shape == (0, 8)
+        assert_same(answer, run(theirs, (x_of(BIPARTITE), None), BIPARTITE.index[:, :0], size=size), f"{size}")
+
+
 def test_src_alone() -> None:
     for loops, in_channels in itertools.product((True, False), (5, (5, 6))):
         theirs, ours = pair("GATConv", in_channels, 4, heads=2, add_self_loops=loops)
@@ -216,6 +240,48 @@ def test_every_adjacency_type(name: str, graph: Graph, layout: str) -> None:
             assert_same(answer, expected, f"{graph} {loops}")
         else:
             assert_same(run(ours, x, given), run(theirs, x, given), f"{graph} {layout} {loops}")
+
+
+@pytest.mark.parametrize("fill_value", FILLS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8, torch.uint8], ids=str)
+@both_layers
+@pytest.mark.usefixtures("no_messages")
+def test_narrow_ids_with_edge_features(name: str, dtype: torch.dtype, fill_value: Any) -> None:
+    """PyG's gradient is wrong for int32 and it stops at narrower ids: its answer for int64 is the oracle."""
+    edge_attr = torch.randn(RANDOM.index.size(1), 3)
+    for flow, loops in itertools.product(("source_to_target", "target_to_source"), (True, False)):
+        options = {"edge_dim": 3, "fill_value": fill_value, "flow": flow, "add_self_loops": loops}
+        theirs, ours = pair(name, 5, 4, heads=2, **options)
+        narrow = RANDOM.index.to(dtype)
+        for given in (narrow, EdgeIndex(narrow, sparse_size=(40, 40))) if dtype == torch.int32 else (narrow,):
+            answer, expected = (
+                run(ours, x_of(RANDOM), given, edge_attr),
+                run(theirs, x_of(RANDOM), RANDOM.index, edge_attr),
+            )
+            assert torch.equal(torch.as_tensor(answer.pop("order")).long(), expected.pop("order"))
+            assert_same(answer, expected, f"{dtype} {options}")
+
+
+@pytest.mark.parametrize("fill_value", FILLS, ids=str)
+@pytest.mark.parametrize("messages", [False, True])
+@both_layers
+def test_loops_between_few_src_and_many_dst(name: str, messages: bool, fill_value: Any) -> None:
+    """Where PyG's layer stops: the features of the added loops are reduced over the edges to the first N_src dst."""
+    ours = LAYERS[name]((5, 6), 4, heads=2, edge_dim=3, fill_value=fill_value)
+    x, edge_attr = (x_of(WIDE), x_of(WIDE, 6, "dst")), torch.randn(3, 3)  # edges 0 -> 4, 1 -> 4 and 1 -> 0
+    loop = edge_attr[2] if isinstance(fill_value, str) else torch.as_tensor(fill_value).expand(3)
+    none = loop if not isinstance(fill_value, str) else torch.full((3,), 1.0 if fill_value == "mul" else 0.0)
+    plain = copy.deepcopy(ours)
+    plain.add_self_loops = False
+    looped = torch.cat([WIDE.index, torch.tensor([[0, 1], [0, 1]])], 1)
+    expected = run(plain, x, looped, torch.cat([edge_attr, torch.stack([loop, none])]))
+    with ours.register_message_forward_hook(lambda *_: None) if messages else nullcontext():
+        answer = run(ours, x, WIDE.index, edge_attr)
+    grad = expected.pop("grad edge_attr")
+    expected["grad edge_attr"] = grad[:3].clone()
+    if isinstance(fill_value, str):
+        expected["grad edge_attr"][2] += grad[3]
+    assert_same(answer, expected, f"{fill_value}")
 
 
 @both_layers
@@ -514,6 +580,28 @@ def test_compile_with_inductor(name: str) -> None:
 
 
 @both_layers
+def test_compile_for_any_size(name: str) -> None:
+    """With dynamic=True every width is a symbol."""
+    model, reference = Net(LAYERS[name]), Net(getattr(pyg, name))
+    reference.load_state_dict(model.state_dict())
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    for graph in (RANDOM, LOOPS):
+        assert_close(compiled(x_of(graph), graph.index), reference(x_of(graph), graph.index))
+    with pytest.raises(Exception, match=r"x \(src\) has 6 features, expected in_channels = 5"):
+        compiled(x_of(RANDOM, 6), RANDOM.index)
+
+
+def test_compile_of_the_first_rows_of_one_x() -> None:
+    conv, few = GATConv(5, 4, heads=2), (RANDOM.index % 6)[:, RANDOM.index[1] % 6 < 2]
+    torch._dynamo.reset()
+    compiled = torch.compile(conv, fullgraph=True, dynamic=True, backend="aot_eager")
+    for rows, size in ((6, (6, 2)), (7, (7, 3))):
+        x = torch.randn(rows, 5)
+        assert_close(compiled(x, few, size=size), conv(x, few, size=size))
+
+
+@both_layers
 def test_export_with_dynamic_shapes(name: str) -> None:
     model = Net(LAYERS[name])
     shapes = {"x": {0: torch.export.Dim("N", min=2)}, "edge_index": {1: torch.export.Dim("E", min=2)}}
@@ -693,6 +781,16 @@ def test_an_overridden_step_is_called() -> None:
         ({"dropout": 1.2}, "dropout is 1.2, expected a probability in [0, 1]"),
         ({"dropout": -0.1}, "dropout is -0.1"),
         ({"backend": "dense"}, "backend is 'dense', expected one of 'auto'"),
+        ({"heads": 1.5}, "heads is 1.5, expected a whole number of at least 1"),
+        ({"heads": "8"}, "heads is '8', expected a whole number of at least 1"),
+        ({"heads": None}, "heads is None, expected a whole number"),
+        ({"out_channels": 4.0}, "out_channels is 4.0, expected a whole number"),
+        ({"in_channels": 5.0}, "in_channels is 5.0, expected a whole number"),
+        ({"in_channels": (5, "6")}, "in_channels is '6', expected a whole number"),
+        ({"in_channels": -2}, "in_channels is -2, expected at least 0, or -1: as in the first call"),
+        ({"edge_dim": 2.5}, "edge_dim is 2.5, expected a whole number"),
+        ({"dropout": "0.5"}, "dropout is '0.5', expected a probability in [0, 1]"),
+        ({"dropout": float("nan")}, "dropout is nan, expected a probability in [0, 1]"),
     ],
 )
 def test_option_out_of_range(name: str, options: dict[str, Any], message: str) -> None:
@@ -728,6 +826,19 @@ def test_mechanism_that_is_none() -> None:
             r"shape \(300, 2\), expected \(2, E\)\. Did you mean edge_index\.t\(\)",
         ),
         (None, RANDOM.index.float(), None, ValueError, r"dtype torch\.float32, expected integers"),
+        (
+            None,
+            RANDOM.index.to(torch.uint32),
+            None,
+            ValueError,
+            r"dtype torch\.uint32, .* Did you mean edge_index\.long",
+        ),
+        (None, [[0, 1], [1, 0]], None, ValueError, r"edge_index is of type list, expected .*torch\.as_tensor"),
+        (None, RANDOM.index.numpy(), None, ValueError, r"edge_index is of type ndarray, expected an integer tensor"),
+        (torch.zeros(40, 5).numpy(), None, None, ValueError, r"x \(src\) is of type ndarray, expected a tensor"),
+        ((torch.zeros(40, 5), [[0.0] * 5] * 40), None, None, ValueError, r"x \(dst\) is of type list, expected"),
+        ((None, torch.zeros(40, 5)), None, None, ValueError, r"x \(src\) is of type NoneType, expected"),
+        (None, None, torch.zeros(300, 3).numpy(), ValueError, r"edge_attr is of type ndarray, expected a tensor"),
         (None, RANDOM.index - 1, None, IndexError, r"the src id -1, expected ids of at least 0"),
         (None, RANDOM.index + 5, None, IndexError, r"the src id 44, but there are 40 src nodes"),
         (None, None, torch.zeros(7, 3), ValueError, r"edge_attr has 7 rows, expected one per edge, E = 300"),
@@ -739,6 +850,13 @@ def test_mechanism_that_is_none() -> None:
         "three-dimensional",
         "transposed",
         "float",
+        "unsigned",
+        "list",
+        "ndarray",
+        "x of NumPy",
+        "x of a list",
+        "no src",
+        "edge_attr of NumPy",
         "negative",
         "beyond N",
         "edge_attr",
@@ -750,6 +868,12 @@ def test_call_that_does_not_fit(name: str, x: Any, index: Any, edge_attr: Any, e
     conv = LAYERS[name](5, 4, edge_dim=3)
     with pytest.raises(error, match=message):
         conv(x_of(RANDOM) if x is None else x, RANDOM.index if index is None else index, edge_attr)
+
+
+@both_layers
+def test_no_graph_at_all(name: str) -> None:
+    with pytest.raises(ValueError, match="edge_index is of type NoneType, expected an integer tensor"):
+        LAYERS[name](5, 4)(x_of(RANDOM), None)
 
 
 def test_size_that_does_not_fit() -> None:

@@ -138,6 +138,46 @@ def test_a_change_in_place_is_seen() -> None:
     assert torch.equal(neighbourhoods(index, 3, 3)[1].index.long(), index)
 
 
+def test_other_strides_are_seen() -> None:
+    """Of a 2 x 2 edge list: the transpose has the same memory, version and shape."""
+    index = torch.tensor([[0, 1], [2, 0]])
+    neighbourhoods(index, 3, 3)
+    index.data = index.data.t()
+    assert torch.equal(neighbourhoods(index, 3, 3)[1].index.long(), index)
+
+
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+def test_an_edge_index_that_is_not_sorted_as_it_says(flow: str) -> None:
+    side = "col" if flow == "source_to_target" else "row"
+    index = EdgeIndex(RANDOM.index, sparse_size=(40, 40), sort_order=side)
+    with pytest.raises(ValueError, match=f"sort_order='{side}', but its ids are not sorted. Pass .*sort_by"):
+        neighbourhoods(index, 40, 40, flow=flow)
+
+
+@pytest.mark.parametrize("loops", [False, True])
+@pytest.mark.parametrize(
+    ("rowptr", "shown"),
+    [
+        ([0, 10**8, 10**8, 4], "falls"),
+        ([0, 2, 1, 4], "falls"),
+        ([0, 1, 2, 3], "ends at 3"),
+        ([1, 1, 2, 4], "begins at 1"),
+        ([0, -5, 2, 4], "falls"),
+    ],
+    ids=str,
+)
+def test_a_sparse_tensor_that_lies(rowptr: list[int], shown: str, loops: bool) -> None:
+    torch_sparse = pytest.importorskip("torch_sparse", reason="SparseTensor is torch_sparse's")
+    col = torch.tensor([0, 1, 2, 1])
+    adj = torch_sparse.SparseTensor(
+        rowptr=torch.tensor(rowptr), col=col, sparse_sizes=(3, 3), is_sorted=True, trust_data=True
+    )
+    with pytest.raises(ValueError, match=f"rowptr {shown}, expected 0 to 4 without a fall"):
+        neighbourhoods(adj, 3, 3, add_self_loops=loops)
+    with pytest.raises(ValueError, match=f"rowptr {shown}"):
+        Edges.from_csr(torch.tensor(rowptr), col, 3)
+
+
 def test_what_inference_mode_built_serves_training() -> None:
     index = RANDOM.index.clone()
     with torch.inference_mode():

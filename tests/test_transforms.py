@@ -96,8 +96,8 @@ def test_a_graph_made_within_a_transform(name: str, made: str, loops: bool) -> N
         def loss(p: Any, x: Tensor) -> Tensor:
             return out(p, x).sum()
 
-        twice = grad(lambda x: grad(loss, argnums=1)(parameters, x).square().sum())
-        answers.append([grad(loss, argnums=(0, 1))(parameters, x), jacrev(out)(parameters, x), twice(x)])
+        twice = grad(lambda p, x, loss=loss: grad(loss, argnums=1)(p, x).square().sum(), argnums=1)
+        answers.append([grad(loss, argnums=(0, 1))(parameters, x), jacrev(out)(parameters, x), twice(parameters, x)])
     assert_trees_close(answers[1], answers[0], f"{name} {made} {loops}")
 
 

@@ -4,6 +4,7 @@
 # Optional, Tuple and Union instead of `X | None`, and the `# propagate_type` and `# edge_updater_type` comments.
 
 import math
+import numbers
 import typing
 from typing import Any, Optional, Tuple, Union
 
@@ -97,13 +98,27 @@ def _dynamic_score(x_dst: Tensor, x_src: Tensor, x_edge: OptTensor, att: Tensor,
     return (F.leaky_relu(x, negative_slope) * att).sum(dim=-1)
 
 
-def check_layer(heads: int, out_channels: int, dropout: float) -> None:
+def check_layer(heads: int, out_channels: int, dropout: Any) -> None:
     """Raise ValueError where a layer's size or dropout is out of range."""
+    value: Any
     for name, value in (("heads", heads), ("out_channels", out_channels)):
+        if not isinstance(value, numbers.Integral):
+            raise ValueError(f"{name} is {value!r}, expected a whole number of at least 1.")
         if value < 1:
             raise ValueError(f"{name} is {value}, expected at least 1.")
-    if not 0.0 <= dropout <= 1.0:
-        raise ValueError(f"dropout is {dropout}, expected a probability in [0, 1].")
+    if not isinstance(dropout, numbers.Real) or not 0.0 <= float(dropout) <= 1.0:
+        raise ValueError(f"dropout is {dropout!r}, expected a probability in [0, 1].")
+
+
+def _check_widths(in_channels: Any, edge_dim: Any) -> None:
+    both = in_channels if isinstance(in_channels, (tuple, list)) else (in_channels,)
+    for name, width in [("in_channels", width) for width in both] + [("edge_dim", edge_dim)]:
+        if name == "edge_dim" and width is None:
+            continue
+        if not isinstance(width, numbers.Integral):
+            raise ValueError(f"{name} is {width!r}, expected a whole number.")
+        if width < -1:
+            raise ValueError(f"{name} is {width}, expected at least 0, or -1: as in the first call.")
 
 
 class _AttentionConv(MessagePassing):
@@ -124,6 +139,7 @@ class _AttentionConv(MessagePassing):
         backend: Backend,
     ) -> None:
         check_layer(heads, out_channels, dropout)
+        _check_widths(in_channels, edge_dim)
         if backend not in BACKENDS:
             raise ValueError(f"backend is {backend!r}, expected one of {', '.join(map(repr, BACKENDS))}.")
         self.in_channels = in_channels
@@ -224,14 +240,15 @@ class _AttentionConv(MessagePassing):
                 f"edge_attr has {edge_attr.size(0)} rows, expected one per edge, E = {edge_index.size(1)}."
             )
         width = 1 if edge_attr.dim() == 1 else edge_attr.size(1)
-        if self.edge_dim not in (None, -1, width):
+        if self.edge_dim is not None and self.edge_dim != -1 and self.edge_dim != width:
             raise ValueError(f"edge_attr has {width} features, expected edge_dim = {self.edge_dim}.")
         if self.add_self_loops:
             edge_index = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
-            num_loops = min(edges.num_src, edges.num_dst)
-            if edges.num_edges < edge_index.size(1) + num_loops:
+            edge_index = edge_index.long()  # torch's scatter has a wrong gradient for int32, and refuses narrower ids
+            if edges.num_edges < edge_index.size(1) + min(edges.num_src, edges.num_dst):
                 edge_index, edge_attr = remove_self_loops(edge_index, edge_attr)
-            _, edge_attr = add_self_loops(edge_index, edge_attr, fill_value=self.fill_value, num_nodes=num_loops)
+            _, edge_attr = self._append_loops(edge_index, edge_attr, edges.num_src, edges.num_dst)
+            assert edge_attr is not None
         return edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
 
     def _as_pyg_takes_it(self, edge_index: Tensor) -> Tensor:
@@ -243,7 +260,22 @@ class _AttentionConv(MessagePassing):
                 return edge_index
         return edge_index.long()
 
-    def _replace_loops(self, edge_index: Tensor, edge_attr: OptTensor, num_nodes: int) -> Tuple[Tensor, OptTensor]:
+    def _append_loops(
+        self, edge_index: Tensor, edge_attr: OptTensor, num_src: int, num_dst: int
+    ) -> Tuple[Tensor, OptTensor]:
+        """A loop for each of the first min(N_src, N_dst) nodes; its features are of the edges that point to it."""
+        num_loops, num_nodes = min(num_src, num_dst), max(num_src, num_dst)
+        if edge_attr is None or is_compiling() or num_loops == num_nodes:
+            return add_self_loops(edge_index, edge_attr, fill_value=self.fill_value, num_nodes=num_loops)
+        # PyG reduces over the edges to all nodes, so that it needs a place for each
+        edge_index, edge_attr = add_self_loops(edge_index, edge_attr, fill_value=self.fill_value, num_nodes=num_nodes)
+        num_edges = edge_index.size(1) - num_nodes + num_loops
+        assert edge_attr is not None
+        return edge_index[:, :num_edges], edge_attr[:num_edges]
+
+    def _replace_loops(
+        self, edge_index: Tensor, edge_attr: OptTensor, num_src: int, num_dst: int
+    ) -> Tuple[Tensor, OptTensor]:
         """Self-loops for PyG's message passing on a tensor, dense or sparse."""
         if not torch.jit.is_scripting():
             if edge_attr is not None and is_torch_sparse_tensor(edge_index):
@@ -252,7 +284,7 @@ class _AttentionConv(MessagePassing):
                     "Pass edge_index of shape (2, E), or add_self_loops=False."
                 )
         edge_index, edge_attr = remove_self_loops(edge_index, edge_attr)
-        return add_self_loops(edge_index, edge_attr, fill_value=self.fill_value, num_nodes=num_nodes)
+        return self._append_loops(edge_index, edge_attr, num_src, num_dst)
 
     def _set_diag(self, adjacency: SparseTensor) -> SparseTensor:
         """Self-loops for PyG's message passing on a `SparseTensor`."""
@@ -307,23 +339,42 @@ def _graph_size(x: OptPairTensor, edge_index: Any, size: Size) -> Tuple[int, int
     elif isinstance(edge_index, EdgeIndex):
         size = edge_index.sparse_size()
     declared = (None, None) if size is None else tuple(size)
-    num_dst = x[1].size(0) if x[1] is not None else declared[1] or num_src
-    if declared[0] not in (None, num_src) or declared[1] not in (None, num_dst):
+    num_dst = x[1].size(0) if x[1] is not None else num_src if declared[1] is None else declared[1]
+    if any(n is not None and n != rows for n, rows in zip(declared, (num_src, num_dst), strict=True)):
         raise ValueError(f"x has {num_src} src and {num_dst} dst rows, but the graph's size is {declared}.")
     return num_src, num_dst
 
 
-def _check_features(x: Any, in_channels: Union[int, Tuple[int, int]]) -> None:
+def _whole_size(size: Any, x: Any) -> Any:
+    """Return the size with the numbers of rows of x where it is None."""
+    if size is None or all(n is not None for n in size):
+        return size
+    src, dst = (x, x) if isinstance(x, Tensor) else x
+    rows = src.size(0), (src if dst is None else dst).size(0)
+    return tuple(row if n is None else n for n, row in zip(size, rows, strict=True))
+
+
+def _check_call(x: Any, edge_index: Any, edge_attr: Any, in_channels: Union[int, Tuple[int, int]]) -> None:
+    if not isinstance(edge_index, (Tensor, SparseTensor)):
+        hint = "" if edge_index is None else " Did you mean torch.as_tensor(edge_index)?"
+        raise ValueError(
+            f"edge_index is of type {type(edge_index).__name__}, "
+            f"expected an integer tensor of shape (2, E), an EdgeIndex, a SparseTensor or a sparse matrix.{hint}"
+        )
+    if edge_attr is not None and not isinstance(edge_attr, Tensor):
+        raise ValueError(f"edge_attr is of type {type(edge_attr).__name__}, expected a tensor of shape (E, D) or (E,).")
     both = x if isinstance(x, (tuple, list)) else (x, x)
     widths = in_channels if isinstance(in_channels, (tuple, list)) else (in_channels, in_channels)
     for side, part, width in zip(("src", "dst"), both, widths, strict=True):
-        if part is None:
+        if part is None and side == "dst":
             continue
+        if not isinstance(part, Tensor):
+            raise ValueError(f"x ({side}) is of type {type(part).__name__}, expected a tensor of shape (N, F).")
         if part.dim() != 2:
             raise ValueError(
                 f"x ({side}) has shape {tuple(part.shape)}, expected (N, F): static graphs are not supported."
             )
-        if width not in (-1, part.size(1)):
+        if width != -1 and width != part.size(1):  # dynamo misreads `in` for a symbolic size
             raise ValueError(f"x ({side}) has {part.size(1)} features, expected in_channels = {width}.")
 
 
@@ -519,7 +570,8 @@ class GATConv(_AttentionConv):
             edge_index: `[2, E]`, `EdgeIndex`, or the transposed adjacency `[N_dst, N_src]` as `SparseTensor` or
                 torch.sparse COO, CSR or CSC.
             edge_attr: `[E, D]` or `[E]`.
-            size: (N_src, N_dst), where x does not tell. Of one x for both, the first N_dst rows are those of dst.
+            size: (N_src, N_dst), where x does not tell; None is as many as x has. Of one x for both, the first N_dst
+                rows are those of dst.
             return_attention_weights: whether to return alpha too, as `(out, (edge_index, alpha [E, H]))`, and after
                 dropout in training. A `SparseTensor` comes back with alpha as its values.
 
@@ -533,7 +585,8 @@ class GATConv(_AttentionConv):
         """
         H, C = self.heads, self.out_channels
         if not torch.jit.is_scripting():
-            _check_features(x, self.in_channels)
+            _check_call(x, edge_index, edge_attr, self.in_channels)
+            size = _whole_size(size, x)
 
         res: OptTensor = None
         if isinstance(x, Tensor):
@@ -583,10 +636,11 @@ class GATConv(_AttentionConv):
         if isinstance(edge_index, Tensor):
             edge_index = self._as_pyg_takes_it(edge_index)
         if self.add_self_loops:
-            num_nodes = x_src.size(0) if x_dst is None else min(x_src.size(0), x_dst.size(0))
-            num_nodes = min(size) if size is not None else num_nodes
+            num_src, num_dst = x_src.size(0), x_src.size(0) if x_dst is None else x_dst.size(0)
+            if size is not None:
+                num_src, num_dst = size
             if isinstance(edge_index, Tensor):
-                edge_index, edge_attr = self._replace_loops(edge_index, edge_attr, num_nodes)
+                edge_index, edge_attr = self._replace_loops(edge_index, edge_attr, num_src, num_dst)
             elif isinstance(edge_index, SparseTensor):
                 edge_index = self._set_diag(edge_index)
 
@@ -840,7 +894,7 @@ class GATv2Conv(_AttentionConv):
         """Attend over every neighbourhood; arguments, result and errors as in `GATConv.forward`, for both ends' x."""
         H, C = self.heads, self.out_channels
         if not torch.jit.is_scripting():
-            _check_features(x, self.in_channels)
+            _check_call(x, edge_index, edge_attr, self.in_channels)
             if not isinstance(x, Tensor) and x[1] is None:
                 raise ValueError("x is (x_src, None), but GATv2 scores both ends of an edge. Pass (x_src, x_dst).")
             if edge_attr is not None and self.lin_edge is None:
@@ -870,9 +924,8 @@ class GATv2Conv(_AttentionConv):
         if isinstance(edge_index, Tensor):
             edge_index = self._as_pyg_takes_it(edge_index)
         if self.add_self_loops:
-            num_nodes = min(x_l.size(0), x_r.size(0))
             if isinstance(edge_index, Tensor):
-                edge_index, edge_attr = self._replace_loops(edge_index, edge_attr, num_nodes)
+                edge_index, edge_attr = self._replace_loops(edge_index, edge_attr, x_l.size(0), x_r.size(0))
             elif isinstance(edge_index, SparseTensor):
                 edge_index = self._set_diag(edge_index)
 

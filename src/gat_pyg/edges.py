@@ -86,9 +86,11 @@ class Edges:
         """Take edges that are grouped by dst already, as sparse matrices hold them: nothing is sorted.
 
         Raises:
+            ValueError: if rowptr does not rise from 0 to E.
             IndexError: if a src is outside `[0, num_src)`.
         """
         rowptr, src, num_dst = _beneath(rowptr), _beneath(src), rowptr.numel() - 1
+        _check_rowptr(rowptr, src.numel())
         _check_ids(src, num_src, "src")
         src = src.detach().to(_id_dtype(num_src, num_dst, src.numel()))
         dst = ptr2index(rowptr, output_size=src.numel()).to(src.dtype)
@@ -195,6 +197,13 @@ def _check_ids(ids: Tensor, num_nodes: int, side: str) -> None:
             f"edge_index holds the {side} id {high}, but there are {num_nodes} {side} nodes (0 to {num_nodes - 1}). "
             f"Give x one row for every node, or pass size=(num_src, num_dst)."
         )
+
+
+def _check_rowptr(rowptr: Tensor, num_edges: int) -> None:
+    first, last, falls = torch.stack([rowptr[0], rowptr[-1], (rowptr.diff() < 0).any().to(rowptr.dtype)]).tolist()
+    if falls or first != 0 or last != num_edges:
+        shown = "falls" if falls else f"begins at {first}" if first else f"ends at {last}"
+        raise ValueError(f"the adjacency's rowptr {shown}, expected 0 to {num_edges} without a fall.")
 
 
 # The structures already built: graph -> (state of its ids, {how it was asked for -> (adjacency with loops, Edges)}).
@@ -395,6 +404,12 @@ def _from_edge_list(
             if by_dst:
                 src, dst = edge_list if flow == "source_to_target" else edge_list.flip(0)
                 _check_ids(dst, num_dst, "dst")
+                if (dst.diff() < 0).any():
+                    side = "col" if flow == "source_to_target" else "row"
+                    raise ValueError(
+                        f"edge_index is an EdgeIndex with sort_order='{side}', but its ids are not sorted. "
+                        f"Pass edge_index.sort_by('{side}').values of one that is made without sort_order."
+                    )
                 return Edges.from_csr(index2ptr(dst, num_dst), src, num_src)
         return Edges.from_index(edge_list if flow == "source_to_target" else edge_list.flip(0), num_src, num_dst)
 
@@ -410,6 +425,8 @@ def _from_sparse_tensor(
     adjacency: SparseTensor, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow
 ) -> tuple[SparseTensor, Edges]:
     _check_matrix(tuple(adjacency.sparse_sizes()), num_src, num_dst, flow)
+    if adjacency.storage._rowptr is not None:  # torch_sparse writes out of bounds where it is wrong
+        _check_rowptr(adjacency.storage._rowptr, adjacency.storage.col().numel())
     if add_self_loops:
         adjacency = torch_sparse.set_diag(adjacency)
     rowptr, col, _ = adjacency.csr()

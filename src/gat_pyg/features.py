@@ -306,7 +306,8 @@ class _Sums(torch.autograd.Function):
         values, weight, seed = ctx.saved_tensors
         grad_values = grad_weight = None
         if ctx.needs_input_grad[0]:
-            products = _products(*((weight, grad) if ctx.back else (grad, weight)), ctx.pattern)
+            left, right = (weight, grad) if ctx.back else (grad, weight)
+            products = _products(left, right, ctx.pattern)
             products = products if seed is None else _dropped(products, seed, ctx.p)
             grad_values = products.sum_to_size(values.shape)
         if ctx.needs_input_grad[1]:

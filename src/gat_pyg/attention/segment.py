@@ -1,8 +1,8 @@
 """Attention edge by edge, on segment operations over the neighbourhoods: differentiable any number of times.
 
 Scores and softmax are `[E, H]`. The messages of equation (4) would be `[E, H, C]`; they are made a block of edges at a
-time, forward and backward, so that nothing of that size is held but in forward mode. The segment operations are torch_scatter's; where
-it is missing, plain torch does the same.
+time, forward and backward, so that nothing of that size is ever held, except in forward mode. The segment operations
+are torch_scatter's; where it is missing, plain torch does the same.
 """
 
 from __future__ import annotations
