@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,9 +19,11 @@ from safetensors.torch import save_file
 from torch import nn
 from torch_geometric.nn import GCN, Linear, SchNet
 
+import gat_pyg.results
 from gat_pyg import load
-from gat_pyg.results import Result, append, config_hash, read, save_model, try_lock, write_whole
+from gat_pyg.results import Result, append, config_hash, read, save_model, try_lock, unlock, write_whole
 
+Capture = pytest.CaptureFixture[str]
 text = st.text(max_size=20)
 number = st.floats(allow_nan=False, allow_infinity=False)
 count = st.integers(0, 2**40)
@@ -122,6 +126,34 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pyte
     assert path.read_bytes() == whole
 
 
+@pytest.mark.parametrize("ending", [b"", b"\n", b"\n\xff\xfe", b"\n{\n"], ids=["torn", "whole", "binary", "half"])
+def test_a_line_is_added_once(tmp_path: Path, ending: bytes):
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(one(0).to_json().encode() + ending)
+    before = path.read_bytes()
+    append(one(0), path)
+    assert path.read_bytes() == before
+    for _ in range(2):
+        append(one(1), path)
+        assert path.read_bytes().splitlines()[-1] == one(1).to_json().encode()
+        assert path.read_bytes().count(b'"seed": 1') == 1
+
+
+def test_a_wait_for_the_shared_file_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture):
+    path = tmp_path / "results.jsonl"
+    held = try_lock(path)
+    assert held is not None
+    monkeypatch.setattr(gat_pyg.results, "PATIENCE", 0.1)
+    writer = threading.Thread(target=append, args=(one(0), path))
+    writer.start()
+    writer.join(0.5)
+    assert writer.is_alive() and path.read_bytes() == b""
+    os.close(held)
+    writer.join(10)
+    assert read(path) == [one(0)]
+    assert capfd.readouterr().err == f"Waiting for {path}, which another process has locked\n"
+
+
 def test_the_hash_is_of_the_settings_and_not_of_their_order():
     assert config_hash({"a": {"b": 1, "c": 2}}) == config_hash({"a": {"c": 2, "b": 1}})
     assert config_hash({"a": 1}) != config_hash({"a": 2})
@@ -135,6 +167,26 @@ def test_a_lock_is_held_by_one(tmp_path: Path):
     again = try_lock(tmp_path / ".lock")
     assert again is not None
     os.close(again)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there an open file cannot be removed")
+def test_a_lock_that_its_holder_removes_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / ".lock"
+    first = try_lock(path)
+    assert first is not None
+    takes = gat_pyg.results._takes
+
+    def late(descriptor: int, path: Path) -> bool:  # it opened the file before the holder removed it
+        monkeypatch.setattr(gat_pyg.results, "_takes", takes)
+        unlock(path, first)
+        return takes(descriptor, path)
+
+    monkeypatch.setattr(gat_pyg.results, "_takes", late)
+    second = try_lock(path)
+    assert second is not None and path.exists()
+    assert try_lock(path) is None
+    unlock(path, second)
+    assert not path.exists()
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path):

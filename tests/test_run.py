@@ -920,7 +920,9 @@ def test_a_job_of_several_seeds_goes_on_with_the_first_unfinished(command: Comma
     assert [result.seed for result in results] == [0, 1, 2]
     assert results[:1] == first
     assert "3 runs: test" in told
-    assert "no unfinished run" in command(*arguments, "ckpt_path=last", fails=True)
+    assert told.splitlines()[-1] == command(*arguments, "ckpt_path=last").splitlines()[-1]  # nothing is done again
+    assert read("outputs/results.jsonl") == results
+    assert "no run with these settings" in command(*arguments, "training.lr=0.3", "ckpt_path=last", fails=True)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is a POSIX signal")
@@ -930,8 +932,7 @@ def test_seeds_trained_together_go_on_after_a_kill(command: Command):
     assert kill_in_training(outside(*many, "outputs=killed"), Path("killed"), random.Random(os.getpid()))
     command(*many, "outputs=killed", "ckpt_path=last")
     (folder,) = {path.parent for path in runs("killed")}
-    left = {path.name for path in folder.iterdir() if not path.name.endswith(".part")}  # a kill may leave one
-    assert left == {"config.yaml", *(f"seed-{seed}" for seed in range(5))}
+    assert {path.name for path in folder.iterdir()} == {"config.yaml", *(f"seed-{seed}" for seed in range(5))}
     for whole, killed in zip(runs("whole"), runs("killed"), strict=True):
         assert (whole / "metrics.csv").read_text() == (killed / "metrics.csv").read_text()
         assert all(torch.equal(value, weights(killed)[key]) for key, value in weights(whole).items())
@@ -1034,6 +1035,105 @@ def test_a_result_that_did_not_reach_the_shared_file_is_added_once(command: Comm
         assert read("outputs/results.jsonl") == [result]
 
 
+class Killed(BaseException):
+    """Stands for a SIGKILL, after which a process changes no file."""
+
+
+class Dying:
+    """Kills the process before its n-th change of a file, counted from the write of the first trained model.
+
+    With ``ends=True`` it is a SIGTERM, after which the process still tidies up.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, changes: int, ends: bool) -> None:
+        self.left, self.ends, self.begun, self.dead = changes, ends, False, False
+        self.locks: list[tuple[int, str]] = []
+        for name in ("replace", "write", "unlink", "rmdir"):
+            monkeypatch.setattr(os, name, self.counted(name, getattr(os, name)))
+        real = os.open
+
+        def opens(path: Any, *arguments: Any) -> int:
+            descriptor = real(path, *arguments)
+            self.locks.append((descriptor, path))
+            return descriptor
+
+        monkeypatch.setattr(os, "open", opens)
+
+    def counted(self, name: str, change: Callable[..., object]) -> Callable[..., object]:
+        def changes(*given: Any) -> object:
+            self.begun |= name == "replace" and Path(given[1]).name == "model.safetensors"
+            if name in ("unlink", "rmdir") and not os.path.lexists(given[0]):
+                return change(*given)
+            self.left -= self.begun
+            if self.left < 0 and not (self.dead and self.ends):
+                self.dead = True
+                raise SystemExit(143) if self.ends else Killed
+            return change(*given)
+
+        return changes
+
+    def release(self) -> None:
+        """Do what the system does for a process that died."""
+        for descriptor, path in self.locks:
+            with suppress(OSError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    os.close(descriptor)
+
+
+def left_behind(place: str) -> dict[str, Any]:
+    """All that a job leaves, but for times and the names of folders."""
+    lines = sorted(
+        (line.dataset, line.method, line.seed, line.value, line.val) for line in read(f"{place}/results.jsonl")
+    )
+    names = sorted(path.name for path in Path(place).rglob("*") if path.is_file())
+    metrics = sorted(path.read_text() for path in Path(place).rglob("metrics.csv"))
+    models = sorted(path.read_bytes() for path in Path(place).rglob("model.safetensors"))
+    return {"lines": lines, "files": names, "metrics": metrics, "models": models}
+
+
+def summaries(told: str) -> list[str]:
+    """The lines that say what came out, but for times and the names of folders."""
+    return [
+        re.sub(r"[\d.]+ seconds .*|, in .*", "", line)
+        for line in told.splitlines()
+        if "runs" in line or "test " in line
+    ]
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["SIGKILL", "SIGTERM"])
+@pytest.mark.parametrize(
+    "job",
+    [(), ("runs=2",), ("methods=mlp", "datasets=digits", "runs=1")],
+    ids=["a run", "seeds together", "a table"],
+)
+def test_a_job_killed_between_any_two_writes_at_its_end_is_finished(
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    job: tuple[str, ...],
+    ends: bool,
+):
+    settings = ("training.max_epochs=2", "checkpoint_every=0", *(SMALL[1:] if "methods=mlp" in job else SMALL), *job)
+    whole = command(*settings, "outputs=whole").splitlines()[-1]
+    for changes in range(30):
+        outputs = f"outputs=killed-{changes}"
+        with monkeypatch.context() as patch:
+            dying = Dying(patch, changes, ends)
+            with suppress(Killed, SystemExit):
+                command(*settings, outputs)
+        dying.release()
+        capsys.readouterr()
+        if not dying.dead:
+            break
+        told = command(*settings, outputs, "ckpt_path=last").splitlines()[-1]
+        assert (
+            re.sub(r"killed-\d+", "whole", re.split(r", [\d.]+ seconds", told)[0])
+            == re.split(r", [\d.]+ seconds", whole)[0]
+        )
+        assert left_behind(f"killed-{changes}") == left_behind("whole"), f"killed before change {changes}"
+    assert changes > 4  # a model, a result, a line, a checkpoint, a lock
+
+
 # Two processes ------------------------------------------------------------------------------------------------------
 
 
@@ -1074,8 +1174,7 @@ def test_two_processes_share_the_seeds_of_one_graph(command: Command):
     found = [{result.seed: result.value for result in read(f"{place}/results.jsonl")} for place in ("one", "two")]
     assert found[0] == found[1] and len(found[0]) == 5
     (folder,) = {path.parent for path in runs("two")}
-    left = {path.name for path in folder.iterdir() if not path.name.endswith(".part")}
-    assert left == {"config.yaml", *(f"seed-{seed}" for seed in range(5))}
+    assert {path.name for path in folder.iterdir()} == {"config.yaml", *(f"seed-{seed}" for seed in range(5))}
 
 
 def test_processes_from_outside_do_not_share_seeds(command: Command, monkeypatch: pytest.MonkeyPatch):

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import math
 import os
 import pickle
 import re
 import signal
+import sys
 import types
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -34,6 +36,7 @@ from gat_pyg.batches import TaskData, sparse_pays
 from gat_pyg.data import Task
 from gat_pyg.features import SparseFeatures
 from gat_pyg.models import GAT as GAT_PYG
+from gat_pyg.results import full
 from gat_pyg.training import (
     Captured,
     Inductive,
@@ -919,6 +922,13 @@ def test_a_truncated_checkpoint_says_so(checkpoint: Path, left: int):
         refit(checkpoint)
 
 
+@pytest.mark.parametrize("text", [b"a text", b"0", b"}", b"]", b"Rx", b"\x80\x02e."])
+def test_a_text_is_no_checkpoint(checkpoint: Path, text: bytes):
+    checkpoint.write_bytes(text)
+    with pytest.raises(ValueError, match=r"last\.ckpt cannot be read: it is truncated or no checkpoint"):
+        refit(checkpoint)
+
+
 def test_a_checkpoint_of_another_shape_says_so(checkpoint: Path):
     other = Transductive(GAT(6, 5, 2, 3, heads=1))
     with pytest.raises(ValueError, match=r"does not fit this model: model\.convs\.0\.\w+ has shape .* in the file"):
@@ -932,6 +942,37 @@ def test_what_is_no_checkpoint_says_so(checkpoint: Path):
     checkpoint.unlink()
     with pytest.raises(FileNotFoundError, match=r"There is no checkpoint .*last\.ckpt"):
         refit(checkpoint)
+
+
+@pytest.mark.parametrize("callbacks", [None, {}, {"PaperStopping": {}}, {"PaperStopping": {"epoch": 2}}])
+def test_a_checkpoint_without_the_rule_is_refused(checkpoint: Path, callbacks: dict[str, Any] | None):
+    torch.save({**torch.load(checkpoint, weights_only=True), "callbacks": callbacks}, checkpoint)
+    with pytest.raises(ValueError, match=r"has no state of PaperStopping, expected epoch, wait, .*start anew without"):
+        refit(checkpoint)
+
+
+def test_a_checkpoint_without_the_clock_is_refused(checkpoint: Path):
+    found = torch.load(checkpoint, weights_only=True)
+    del found["callbacks"]["Resumable"]
+    torch.save(found, checkpoint)
+    with pytest.raises(ValueError, match="has no state of Resumable, expected seconds under callbacks.Resumable"):
+        refit(checkpoint)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the limit is POSIX's")
+def test_a_limit_on_the_size_of_files_names_the_checkpoint(checkpoint: Path):
+    import resource
+
+    before, limits = checkpoint.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="last.ckpt") as stopped:
+            SafeCheckpoints().save_checkpoint({"weights": torch.zeros(10_000)}, checkpoint)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert stopped.value.errno == errno.EFBIG and full(stopped.value) == errno.EFBIG
+    assert checkpoint.read_bytes() == before
+    assert [path.name for path in checkpoint.parent.iterdir()] == ["last.ckpt"]
 
 
 def test_a_write_that_dies_leaves_the_last_checkpoint_whole(checkpoint: Path, monkeypatch: pytest.MonkeyPatch):

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from .ranks import is_first, say
-from .results import CHECKPOINT, CONFIG, RESULT, Result, append, try_lock, write_whole
+from .results import CHECKPOINT, CONFIG, PART, RESULT, Result, append, try_lock, unlock, write_whole
 
 RUN_DIR = "GAT_PYG_RUN_DIR"  # tells the processes that Lightning starts which folder the first one took
 LOCK = ".lock"
@@ -29,8 +29,8 @@ def run_folder(config: DictConfig) -> Iterator[Path]:
     """The folder of this job, which no other process takes meanwhile; one that holds nothing afterwards goes.
 
     It is Hydra's (``hydra.run.dir``), which must not hold a run yet. With ``ckpt_path=last`` it is that folder if it
-    holds a run, else the newest folder in ``outputs`` with an unfinished run of the same settings. In a multirun, where
-    there is no such one, it is the newest with a finished run, which is not done again, else Hydra's.
+    holds a run, else the newest folder in ``outputs`` with an unfinished run of the same settings. Where there is none,
+    it is the newest with a finished run, which is not done again; in a multirun without one, it is Hydra's.
     """
     given = Path(HydraConfig.get().runtime.output_dir)
     store = _store()
@@ -48,21 +48,46 @@ def run_folder(config: DictConfig) -> Iterator[Path]:
         os.environ[RUN_DIR] = str(folder)
         if store is not None:
             store.set(RUN_DIR, str(folder))
-        if not (folder / CONFIG).is_file():
-            write_whole(folder / CONFIG, lambda beside: OmegaConf.save(plain(config), beside))
         try:
-            yield folder
-        except Exception:
-            if {path.name for path in folder.iterdir()} == {CONFIG, LOCK}:
-                (folder / CONFIG).unlink()  # it failed before anything was done: the settings alone are no run
-            raise
+            with held(folder, config, lock):
+                if not (folder / CONFIG).is_file():
+                    write_whole(folder / CONFIG, lambda beside: OmegaConf.save(plain(config), beside))
+                try:
+                    yield folder
+                except Exception:
+                    if {path.name for path in folder.iterdir()} == {CONFIG, LOCK}:
+                        (folder / CONFIG).unlink()  # it failed before anything was done: the settings alone are no run
+                    raise
         finally:
-            (folder / LOCK).unlink(missing_ok=True)
-            os.close(lock)
             os.environ.pop(RUN_DIR)
     finally:
         drop_empty(given)
         drop_empty(folder)
+
+
+@contextmanager
+def held(folder: Path, config: DictConfig, lock: int) -> Iterator[None]:
+    """Work in a folder whose lock this process has, without the half files of a process that died there.
+
+    The lock's file is removed at the end. It stays where a process dies, and where a job is interrupted between its
+    last result and its summary: ``over`` tells such a job from a finished one.
+    """
+    ended = False
+    try:
+        _remove_parts(folder)
+        yield
+        ended = True
+    finally:
+        if ended or not complete(folder, config):
+            unlock(folder / LOCK, lock)
+        else:
+            os.close(lock)
+
+
+def _remove_parts(folder: Path) -> None:
+    for pattern in (PART, f"seed-*/{PART}"):
+        for part in folder.glob(pattern):
+            part.unlink(missing_ok=True)
 
 
 def _store() -> Store | None:
@@ -98,21 +123,19 @@ def _fresh(folder: Path) -> tuple[Path, int]:
 def _resumed(config: DictConfig, given: Path) -> tuple[Path, int]:
     wanted = settings_of(plain(config))
     if (given / CONFIG).is_file():
-        if changed := changes(settings_of(OmegaConf.load(given / CONFIG)), wanted):
+        if changed := changes(settings_in(given), wanted):
             raise ValueError(
                 f"The run in {given} was started with other settings: {changed}. Resume it with its own, "
                 "or start anew in another folder."
             )
         candidates = [given]
     else:
-        every = [path.parent for pattern in ("*", "*/*") for path in Path(config.outputs).glob(f"{pattern}/{CONFIG}")]
-        every.sort(key=lambda folder: (folder / CONFIG).stat().st_mtime, reverse=True)
-        same = [folder for folder in every if not changes(settings_of(OmegaConf.load(folder / CONFIG)), wanted)]
-        candidates = [folder.absolute() for folder in same if not complete(folder, config)]
+        outputs = Path(config.outputs)
+        _remove_unbegun(outputs)
+        same = [folder.absolute() for folder, its in _begun(outputs) if not changes(its, wanted)]
+        candidates = [folder for folder in same if not over(folder, config)] or same[:1]
         if not candidates and HydraConfig.get().mode == RunMode.MULTIRUN:
-            if not same:
-                return _fresh(given)
-            candidates = [same[0].absolute()]
+            return _fresh(given)
     for folder in candidates:
         lock = try_lock(folder / LOCK)
         if lock is not None:
@@ -124,9 +147,53 @@ def _resumed(config: DictConfig, given: Path) -> tuple[Path, int]:
     if candidates:
         raise ValueError(f"The run in {candidates[0]} is still going on in another process. Let it end, or stop it.")
     raise ValueError(
-        f"There is no unfinished run with these settings in {config.outputs}. Name its folder by hydra.run.dir=..., "
+        f"There is no run with these settings in {config.outputs}. Name its folder by hydra.run.dir=..., "
         "or start anew without ckpt_path."
     )
+
+
+def _in(outputs: Path, name: str) -> Iterator[Path]:
+    """The folders of jobs, in ``outputs`` or in a folder of several, that have a file of this name."""
+    return (path.parent for pattern in ("*", "*/*") for path in outputs.glob(f"{pattern}/{name}"))
+
+
+def _begun(outputs: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """The folders of all jobs with their settings, the newest first; one that cannot be read is reported."""
+    found = []
+    for folder in _in(outputs, CONFIG):
+        try:
+            found.append(((folder / CONFIG).stat().st_mtime, folder, settings_in(folder)))
+        except FileNotFoundError:  # removed meanwhile
+            continue
+        except ValueError as error:
+            say(f"{from_here(folder)} was left out: {error}")
+    return [(folder, its) for _, folder, its in sorted(found, key=lambda each: each[0], reverse=True)]
+
+
+def _remove_unbegun(outputs: Path) -> None:
+    """Remove the folders whose process died before it wrote the job's settings."""
+    for folder in _in(outputs, LOCK):
+        names = {path.name for path in folder.iterdir()} - {path.name for path in folder.glob(PART)}
+        if names == {LOCK} and (lock := try_lock(folder / LOCK)) is not None:
+            _remove_parts(folder)
+            unlock(folder / LOCK, lock)
+            drop_empty(folder)
+
+
+def settings_in(folder: Path) -> dict[str, Any]:
+    """The settings of the job in a folder, as ``settings_of``.
+
+    Raises ValueError where they cannot be read, and FileNotFoundError where there are none.
+    """
+    try:
+        return settings_of(OmegaConf.load(folder / CONFIG))
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"{from_here(folder / CONFIG)} cannot be read, expected the settings of a run: {why}."
+        ) from error
 
 
 def seed_folder(folder: Path, config: DictConfig, seed: int) -> Path:
@@ -138,19 +205,35 @@ def finished(folder: Path, results: str) -> Result | None:
     """The Result of a run that has come to its end, or None; if it did not reach the shared file, it is added there."""
     if not (folder / RESULT).is_file():
         return None
-    text = (folder / RESULT).read_text(encoding="utf-8").strip()
-    result = Result.from_json(text)
+    try:
+        result = Result.from_json((folder / RESULT).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{folder / RESULT} cannot be read: {error}. Remove it, and the same command with ckpt_path=last "
+            "trains this run again."
+        ) from error
     if is_first():
-        if not Path(results).is_file() or text not in Path(results).read_text(encoding="utf-8").splitlines():
-            append(result, results)
-        (folder / CHECKPOINT).unlink(missing_ok=True)
+        append(result, results)
+        remove_checkpoints(folder)
     return result
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Remove what a finished job or run would have gone on from."""
+    for pattern in (CHECKPOINT, f"[0-9]*.{CHECKPOINT}"):  # of several devices each has its own
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
 
 
 def complete(folder: Path, config: DictConfig) -> bool:
     """Whether every seed has come to its end."""
     seeds = range(config.seed, config.seed + config.runs)
     return all((seed_folder(folder, config, seed) / RESULT).is_file() for seed in seeds)
+
+
+def over(folder: Path, config: DictConfig) -> bool:
+    """Whether a job has come to its end: every seed, their lines in the shared file, and the summary."""
+    return complete(folder, config) and not (folder / LOCK).exists()
 
 
 def begun(folder: Path) -> bool:

@@ -20,13 +20,13 @@ import torch
 from lightning import Trainer
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import ProcessExitedException, spawn
 from torch_geometric.data import Data
 
 from .batches import TaskData, is_divided
 from .build import Built, build_data, build_model, build_module, build_task, build_trainer, in_batches, wants_sparse
 from .data import SPLITS, Task
-from .folders import begun, checkpoint_of, finished, from_here, plain, seed_folder
+from .folders import begun, checkpoint_of, finished, from_here, plain, remove_checkpoints, seed_folder
 from .halo import HaloStrategy
 from .ranks import is_first, missing, say
 from .results import (
@@ -36,7 +36,6 @@ from .results import (
     MODEL,
     RESULT,
     Result,
-    append,
     config_hash,
     load,
     save_model,
@@ -99,7 +98,9 @@ def all_runs(config: DictConfig, folder: Path) -> float:
             if is_first():
                 print(line(result) if together else summary(result, config, task), flush=True)
         if is_first() and len(results) > 1:
-            print(summary_of_all(results, folder, averaged(config, task, folder)))
+            print(summary_of_all(results, folder, averaged(config, task, folder)), flush=True)
+        if is_first():
+            remove_checkpoints(folder)
         return statistics.fmean(result.val for result in results)
 
 
@@ -180,12 +181,7 @@ def leave(config: DictConfig, task: Task, outcome: Outcome, built: Built, device
         facts = {"method": method, "dataset": task.name, "metric": outcome.metric, "multilabel": task.multilabel}
         save_model(folder / MODEL, model, target, arguments, **facts, preparation=task.preparation.to_dict())
         write_whole(folder / RESULT, lambda beside: beside.write_text(result.to_json() + "\n", encoding="utf-8"))
-        try:
-            append(result, config.results)
-        except OSError:
-            (folder / RESULT).unlink()  # its line is a part of a run, which is to be finished
-            raise
-        (folder / CHECKPOINT).unlink(missing_ok=True)
+        finished(folder, config.results)
     return result
 
 
@@ -244,7 +240,10 @@ def all_at_once(config: DictConfig, task: Task, folder: Path) -> bool:
     if len(places) == 1:
         one_share(places[0], config, task, folder, sparse, fit)
     else:  # nothing is told between them, so each is a process of its own
-        spawn(_share, (places, plain(config), folder, sparse, fit), nprocs=len(places))
+        try:
+            spawn(_share, (places, plain(config), folder, sparse, fit), nprocs=len(places))
+        except ProcessExitedException as error:
+            raise ValueError(missing([error.error_index], len(places))) from error
     return True
 
 
@@ -345,7 +344,7 @@ def one_pass(
 def _seeds_of(checkpoint: Path) -> list[int]:
     """The seeds of the pass that a checkpoint is of."""
     found = SafeCheckpoints().load_checkpoint(checkpoint)
-    rules = found["callbacks"].get("EachStopping", {}).get("rules")
+    rules = (found.get("callbacks") or {}).get("EachStopping", {}).get("rules")
     if rules is None:
         raise ValueError(f"{checkpoint} is a checkpoint of one run, expected one of many seeds.")
     return list(rules)

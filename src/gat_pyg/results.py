@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -43,6 +44,14 @@ MODEL, RESULT, CONFIG, CHECKPOINT, METRICS = (
 )
 PACKAGES = ("gat_pyg", "torch", "torch_geometric", "lightning", "torch_scatter")
 LARGEST = 10_000  # of an argument of a model with fewer parameters
+PART = ".*.[0-9]*.part"  # a file that is being written, by the process of that id: see `write_whole`
+PATIENCE = 5.0  # seconds of waiting for a lock before it is reported
+FULL = {  # errors of a disk that takes no more
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "it would exceed the limit on the size of a file (ulimit -f, or a quota)",
+}
+HELD = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)  # errors of a lock that another process holds
 REBUILT = ("gat_pyg.", "torch_geometric.nn.models.", "torch_geometric.nn.conv.")  # what `load` may build by its name
 
 
@@ -145,8 +154,8 @@ def config_hash(config: Mapping[str, Any]) -> str:
 def append(result: Result, path: str | Path) -> None:
     """Add ``result`` to the file at ``path`` as one line, whoever else adds to it at the same time.
 
-    The line goes out in one write under a lock on the file. A line that an earlier writer left torn (a full disk, a
-    lost machine) stays as it is, and the new one begins on a line of its own.
+    The line goes out in one write under a lock on the file, unless the file has it already. A line that an earlier
+    writer left torn (a full disk, a lost machine) stays as it is, and the new one begins on a line of its own.
 
     Raises OSError when the line cannot be written whole; the file is then as it was before.
     """
@@ -155,12 +164,12 @@ def append(result: Result, path: str | Path) -> None:
     line = (result.to_json() + "\n").encode()
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
     try:
-        with _locked(descriptor):
+        with _locked(descriptor, path):
             end = os.lseek(descriptor, 0, os.SEEK_END)
-            if end:
-                os.lseek(descriptor, end - 1, os.SEEK_SET)
-                line = line if os.read(descriptor, 1) == b"\n" else b"\n" + line
-            add(descriptor, line, path, sync=True)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            *before, last = os.read(descriptor, end).split(b"\n")
+            if line.rstrip() not in (*before, last):
+                add(descriptor, b"\n" + line if last else line, path, sync=True)
     finally:
         os.close(descriptor)
 
@@ -180,17 +189,15 @@ def add(descriptor: int, data: bytes, path: Path, sync: bool = False) -> None:
     raise failed
 
 
-def _full(path: Path) -> OSError:
-    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+def _full(path: Path, number: int = errno.ENOSPC) -> OSError:
+    return OSError(number, os.strerror(number), str(path))
 
 
-def is_full(error: BaseException | None) -> bool:
-    """Whether an error, or one that it came from, says that the disk or one's share of it is full."""
-    if error is None:
-        return False
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return True
-    return is_full(error.__cause__ or error.__context__)
+def full(error: BaseException | None) -> int | None:
+    """The key in `FULL` of an error, or of the error that it came from; None where the disk is not full."""
+    if error is None or (isinstance(error, OSError) and error.errno in FULL):
+        return error and error.errno
+    return full(error.__cause__ or error.__context__)
 
 
 def read(path: str | Path) -> list[Result]:
@@ -209,33 +216,59 @@ def read(path: str | Path) -> list[Result]:
 
 
 @contextmanager
-def _locked(descriptor: int) -> Iterator[None]:
+def _locked(descriptor: int, path: Path) -> Iterator[None]:
     """Wait until this process alone holds the open file; the system lets go of it should the process die."""
-    if sys.platform == "win32":
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        msvcrt.locking(descriptor, msvcrt.LK_LOCK, 1)
-        try:
-            yield
-        finally:
+    start, reported = time.monotonic(), False
+    while not _takes(descriptor, path):
+        if not reported and time.monotonic() - start > PATIENCE:
+            print(f"Waiting for {path}, which another process has locked", file=sys.stderr, flush=True)
+            reported = True
+        time.sleep(0.01)
+    try:
+        yield
+    finally:
+        if sys.platform == "win32":  # elsewhere closing the file unlocks it
             os.lseek(descriptor, 0, os.SEEK_SET)
             msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
-    else:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield  # closing the file unlocks it
+
+
+def _takes(descriptor: int, path: Path) -> bool:
+    """Lock an open file, unless another process holds it."""
+    try:
+        if sys.platform == "win32":
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in HELD:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        return False
+    return True
 
 
 def try_lock(path: Path) -> int | None:
     """Hold the file at ``path`` for as long as this process lives, or None when another process holds it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        if sys.platform == "win32":
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        else:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        if not _takes(descriptor, path):
+            os.close(descriptor)
+            return None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return descriptor
+        os.close(descriptor)  # its last holder has removed it meanwhile
+
+
+def unlock(path: Path, descriptor: int) -> None:
+    """Remove a file that `try_lock` holds, and let go of it."""
+    if sys.platform == "win32":
         os.close(descriptor)
-        return None
-    return descriptor
+        with suppress(OSError):  # another process has it now
+            path.unlink()
+    else:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
 
 
 def write_whole(path: str | Path, write: Callable[[Path], object]) -> None:
@@ -258,8 +291,8 @@ def write_whole(path: str | Path, write: Callable[[Path], object]) -> None:
             os.fsync(file.fileno())
         os.replace(beside, path)
     except Exception as error:
-        if is_full(error):
-            raise _full(path) from error
+        if (number := full(error)) is not None:
+            raise _full(path, number) from error
         raise
     finally:
         beside.unlink(missing_ok=True)

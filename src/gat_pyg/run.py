@@ -38,14 +38,18 @@ from .folders import (
     drop_empty,
     finished,
     from_here,
+    held,
+    over,
     plain,
+    remove_checkpoints,
     run_folder,
     seed_folder,
+    settings_in,
     settings_of,
 )
 from .jobs import HOW, VECTORIZE, all_runs, end, keep_memory
 from .ranks import say
-from .results import CONFIG, RESULT, is_full, try_lock, write_whole
+from .results import CONFIG, FULL, RESULT, full, try_lock, write_whole
 from .training import handled
 
 FULL_ERROR = "GAT_PYG_FULL_ERROR"  # and what HYDRA_FULL_ERROR was before it was set here
@@ -206,7 +210,7 @@ def table(config: DictConfig) -> float:
     def so_far() -> str:
         return _so_far(cells, folder, done_before, time.perf_counter() - start)
 
-    while todo := [name for name in cells if name not in failed and not complete(folder / name, cells[name])]:
+    while todo := [name for name in cells if name not in failed and not over(folder / name, cells[name])]:
         mine = False
         for name in todo:
             (folder / name).mkdir(parents=True, exist_ok=True)
@@ -215,22 +219,21 @@ def table(config: DictConfig) -> float:
                 continue
             mine = True
             try:
-                if not complete(folder / name, cells[name]):  # by another process meanwhile
-                    _begin(cells[name], folder / name)
-                    say(f"{so_far()}; {name} begins")
-                    all_runs(cells[name], folder / name)
+                with held(folder / name, cells[name], lock):
+                    if not complete(folder / name, cells[name]):  # by another process meanwhile
+                        _begin(cells[name], folder / name)
+                        say(f"{so_far()}; {name} begins")
+                        all_runs(cells[name], folder / name)
+                    _finish(cells[name], folder / name)
             except Exception as error:
                 failed[name] = error
                 say(f"{name} failed: {_message(error) or traceback.format_exc()}")
-            finally:
-                os.close(lock)
         if not mine:  # other processes have all that is left
             time.sleep(PAUSE)
     say(so_far())
-    for name, own in cells.items():  # a process that was killed between its file and the shared one
+    for name, own in cells.items():  # of cells that were finished before, whose lines may have been removed
         if name not in failed:
-            for seed in range(own.seed, own.seed + own.runs):
-                finished(seed_folder(folder / name, own, seed), own.results)
+            _finish(own, folder / name)
     if failed:
         raise ValueError(
             f"{len(failed)} of {len(cells)} cells failed: {', '.join(failed)}. The same command tries again."
@@ -293,7 +296,7 @@ def _methods(asked: Iterable[Any], in_file: Iterable[Any]) -> Iterable[tuple[str
 def _check_begun(config: DictConfig, folder: Path) -> None:
     """Raise ValueError where a cell was begun with other settings than these."""
     if (folder / CONFIG).is_file():
-        old, new = (settings_of(each) for each in (OmegaConf.load(folder / CONFIG), plain(config)))
+        old, new = settings_in(folder), settings_of(plain(config))
         if changed := changes({**old, "runs": 0}, {**new, "runs": 0}):
             raise ValueError(
                 f"{folder} was begun with other settings: {changed}. Choose other outputs=..., or remove the folder."
@@ -302,6 +305,13 @@ def _check_begun(config: DictConfig, folder: Path) -> None:
 
 def _begin(config: DictConfig, folder: Path) -> None:
     write_whole(folder / CONFIG, lambda beside: OmegaConf.save(plain(config), beside))
+
+
+def _finish(config: DictConfig, folder: Path) -> None:
+    """Add the lines of a complete cell where they lack, and remove its checkpoints."""
+    for seed in range(config.seed, config.seed + config.runs):
+        finished(seed_folder(folder, config, seed), config.results)
+    remove_checkpoints(folder)
 
 
 def _runs_done(cells: Mapping[str, DictConfig], folder: Path) -> int:
@@ -353,9 +363,9 @@ def _message(error: Exception) -> str | None:
         return f"{error} On this machine trainer=cpu may be what works."
     if isinstance(error, (HydraException, OmegaConfBaseException)):
         return str(error)
-    if isinstance(error, OSError) and error.filename is not None and is_full(error):
+    if isinstance(error, OSError) and error.filename is not None and (number := full(error)) is not None:
         return (
-            f"{error.filename} could not be written: the disk is full. What was there before is whole. Free some "
+            f"{error.filename} could not be written: {FULL[number]}. What was there before is whole. Free some "
             "space; then the same command with ckpt_path=last goes on from the last checkpoint."
         )
     if isinstance(error, OSError) and error.filename is not None:

@@ -157,12 +157,14 @@ class NodeClassifier(LightningModule):
         return torch.optim.Adam(groups, lr=self.lr, weight_decay=self.weight_decay)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Raise ValueError when the checkpoint is of a model of other shapes."""
+        """Raise ValueError when the checkpoint is of a model of other shapes, or lacks the state of a callback."""
         if different := differing(self.state_dict(), checkpoint["state_dict"]):
             raise ValueError(
                 f"The checkpoint does not fit this model: {different}. Resume with the settings that the run was "
                 "started with (config.yaml beside the checkpoint), or start anew without ckpt_path."
             )
+        if self._trainer is not None and self.trainer.state.fn == "fit":
+            _check_states(self.trainer.callbacks, checkpoint.get("callbacks"))  # type: ignore[attr-defined]
         if self._trainer is not None:  # Lightning does so after loading, which would round float64 to float32
             self.trainer.precision_plugin.convert_module(self)
 
@@ -664,6 +666,20 @@ class PaperStopping(Callback):
         """Go on from a checkpoint's state."""
         for key in _RULE:
             setattr(self, key, state_dict[key])
+
+
+def _check_states(callbacks: Sequence[Callback], states: Any) -> None:
+    """Raise ValueError where a checkpoint lacks what a fit goes on from: Lightning would begin such a callback anew."""
+    for callback in callbacks:
+        if not isinstance(callback, (PaperStopping, Resumable)):
+            continue
+        name, keys = callback.state_key, callback.state_dict().keys()
+        state = states.get(name) if isinstance(states, dict) else None
+        if not isinstance(state, dict) or not keys <= state.keys():
+            raise ValueError(
+                f"The checkpoint has no state of {name}, expected {', '.join(keys)} under callbacks.{name}, as this "
+                "package's runs write them. Resume from the last.ckpt of a run, or start anew without ckpt_path."
+            )
 
 
 _RULE = ("epoch", "wait", "best_score", "best_loss", "best_epoch", "kept_score", "kept_loss", "weights")
