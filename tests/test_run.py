@@ -763,7 +763,7 @@ def test_a_folder_in_use_is_left_alone(command: Command, place: Path):
     os.close(lock)
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04half a file"])
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04half a file", b"a text"])
 def test_a_broken_checkpoint_is_told(command: Command, place: Path, content: bytes):
     (place / "broken.ckpt").write_bytes(content)
     said = command("model=mlp", "ckpt_path=broken.ckpt", fails=True)
@@ -1033,6 +1033,51 @@ def test_a_result_that_did_not_reach_the_shared_file_is_added_once(command: Comm
     for _ in range(2):
         assert "digits" in command(*arguments, "ckpt_path=last")
         assert read("outputs/results.jsonl") == [result]
+
+
+BROKEN = [b"\xff{", b"a: !!python/object/apply:os.system ['true']", b"a: [", b"7", b"- a", b"", b"[" * 5000]
+
+
+@pytest.mark.parametrize("content", BROKEN)
+def test_settings_that_cannot_be_read_stop_no_other_run(command: Command, content: bytes):
+    command(*SMALL, "training.max_epochs=2")
+    for folder in ("outputs/other", "outputs/table/cell"):
+        Path(folder).mkdir(parents=True)
+        (Path(folder) / "config.yaml").write_bytes(content)
+    assert "digits" in command(*SMALL, "training.max_epochs=2", "ckpt_path=last")
+    assert len(read("outputs/results.jsonl")) == 1
+    named = (*SMALL, "training.max_epochs=2", "hydra.run.dir=outputs/other", "ckpt_path=last")
+    said = command(*named, fails=True)
+    assert re.search(r"config\.yaml cannot be read, expected the settings|started with other settings", said)
+    assert (Path("outputs/other") / "config.yaml").read_bytes() == content
+
+
+def test_what_a_dead_process_left_half_written_is_removed(command: Command):
+    command(*SMALL, "training.max_epochs=2", "runs=2")
+    (folder,) = {path.parent for path in runs()}
+    before = {path for path in Path("outputs").rglob("*")}
+    halves = [folder / ".last.ckpt.7.part", folder / ".lock", folder / "seed-1/.model.safetensors.12345.part"]
+    halves += [folder / "last.ckpt", folder / "1.last.ckpt", folder / "seed-0/last.ckpt"]
+    unbegun = Path("outputs/unbegun")
+    unbegun.mkdir()
+    for path in (*halves, unbegun / ".lock", unbegun / ".config.yaml.9.part"):
+        path.touch()
+    used = Path("outputs/in-use")
+    used.mkdir()
+    lock = try_lock(used / ".lock")
+    assert lock is not None
+    command(*SMALL, "training.max_epochs=2", "runs=2", "ckpt_path=last")
+    assert {path for path in Path("outputs").rglob("*")} == before | {used, used / ".lock"}
+    os.close(lock)
+
+
+def test_a_result_that_cannot_be_read_is_named(command: Command):
+    command(*SMALL, "training.max_epochs=2", "hydra.run.dir=mine")
+    Path("mine/result.json").write_text("{")
+    said = command(*SMALL, "training.max_epochs=2", "hydra.run.dir=mine", "ckpt_path=last", fails=True)
+    assert re.search(r"mine/result\.json cannot be read: .*Remove it, and the same command with ckpt_path=last", said)
+    Path("mine/result.json").unlink()
+    command(*SMALL, "training.max_epochs=2", "hydra.run.dir=mine", "ckpt_path=last")
 
 
 class Killed(BaseException):

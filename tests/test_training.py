@@ -869,6 +869,25 @@ def test_seconds_add_up_over_a_resume(tmp_path: Path):
     assert resumable.seconds == resumable.seconds  # the clock has stopped
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_to_any_process_ends_all_after_the_epoch(tmp_path: Path, rank: int):
+    saved: list[Path] = []
+    asked = torch.tensor([0, 0] if rank == 0 else [0, 143])  # of the other process
+    strategy = types.SimpleNamespace(
+        root_device=torch.device("cpu"), reduce=lambda ours, reduce_op: torch.stack([ours, asked]).amax(0)
+    )
+    several: Any = types.SimpleNamespace(world_size=2, strategy=strategy, save_checkpoint=saved.append)
+    resumable, module = Resumable(tmp_path / "last.ckpt"), setup(one_graph())
+    resumable.on_train_start(several, module)
+    if rank == 0:
+        signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(SystemExit, match="143"):
+        resumable.on_train_epoch_end(several, module)
+    assert saved == [tmp_path / "last.ckpt"]
+    with pytest.raises(SystemExit, match="143"):
+        resumable.on_train_end(several, module)
+
+
 def test_a_seed_that_cannot_be_is_refused():
     with pytest.raises(ValueError, match=r"seed is -1, expected a number from 0 to 2\^32 - 1"):
         Resumable(None, seed=-1)

@@ -195,8 +195,10 @@ def _full(path: Path, number: int = errno.ENOSPC) -> OSError:
 
 def full(error: BaseException | None) -> int | None:
     """The key in `FULL` of an error, or of the error that it came from; None where the disk is not full."""
-    if error is None or (isinstance(error, OSError) and error.errno in FULL):
-        return error and error.errno
+    if error is None:
+        return None
+    if isinstance(error, OSError) and error.errno in FULL:
+        return error.errno
     return full(error.__cause__ or error.__context__)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -736,29 +736,34 @@ class Resumable(Callback):
             pl_module.begin_epoch(self.seed, trainer.current_epoch)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the checkpoint if it is due, and exit if that was asked; the first process decides."""
-        status = self._status
-        due = self.path is not None and (status is not None or time.perf_counter() >= self._due)
-        if trainer.world_size > 1:
-            due, status = trainer.strategy.broadcast((due, status))
-        if due and self.path is not None:
+        """Write the checkpoint if it is due, and exit if that was asked, of any of the processes."""
+        due, status = self._asked(trainer, time.perf_counter() >= self._due)
+        if (due or status) and self.path is not None:
             start = time.perf_counter()
             trainer.save_checkpoint(self.path)
             now = time.perf_counter()
             self._due = now + (self.every and max(self.every, 20 * (now - start)))
-        if status is not None:
+        if status:
             raise SystemExit(status)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock, and give the signals back."""
         self._end = time.perf_counter()
         self._signals.close()
-        if self._status is not None:  # it came after the last epoch
-            raise SystemExit(self._status)
+        if status := self._asked(trainer)[1]:  # it came after the last epoch
+            raise SystemExit(status)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Give the signals back."""
         self._signals.close()
+
+    def _asked(self, trainer: Trainer, due: bool = False) -> tuple[bool, int]:
+        """Whether a checkpoint is due and the status to exit with, or 0: the same in all processes."""
+        asked = int(due), self._status or 0
+        if trainer.world_size > 1:
+            ours = torch.tensor(asked, device=trainer.strategy.root_device)
+            asked = cast(tuple[int, int], trainer.strategy.reduce(ours, reduce_op="max").tolist())
+        return bool(asked[0]), asked[1]
 
     def _wait(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self._status is not None:
