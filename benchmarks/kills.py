@@ -1,8 +1,9 @@
 """Kill runs at random moments and between any two writes at their end, resume them, and compare what they leave.
 
-Each trial starts a job, kills it (SIGKILL, SIGTERM or SIGINT; the whole job, one of its two ranks, or a loader's worker), and
-repeats the command with ckpt_path=last, which may be killed again, until it ends. Then the job has to have left what an
-undisturbed one leaves: the weights bit by bit, the metrics, every line of results once, the summary, status 0, no other file.
+Each trial starts a job, kills it (SIGKILL, SIGTERM or SIGINT; the job, one of its two ranks, or a loader's worker), and
+repeats the command with ckpt_path=last, which may be killed again, until it ends. Then it has to have left what an
+undisturbed one leaves: the weights bit by bit, the metrics, each line of results once, the summary, status 0, no other
+file. An empty folder, which Hydra makes before the command begins, is counted apart.
 
 Processes are forked from one that has everything imported, so that a trial takes seconds (POSIX only).
 """
@@ -41,22 +42,17 @@ from gat_pyg.results import read
 MLP = ("model=mlp", "model.hidden_channels=8", "training.lr=0.02", "checkpoint_every=0.1")
 DIGITS = (*MLP, "training.max_epochs=150", "training.patience=60")
 HALO = ("model.heads=[2,1]", "training.max_epochs=25", "training.lr=0.02", "checkpoint_every=0.05")
+TABLE = ("methods=[mlp,'mlp model.hidden_channels=9']", "training.lr=0.02", "checkpoint_every=0.1")
+PLANTED = ("dataset=planted", "dataset.graphs=8", "training.batch_size=4")
+WORKER = ("model=sage_mean", "model.hidden_channels=[8,8]", "loader=neighbor", "loader.num_neighbors=[3,3]")
 KINDS: dict[str, tuple[str, ...]] = {
     "a run": DIGITS,
     "runs=5": (*DIGITS, "runs=5"),
     "runs=5, one by one": (*MLP, "training.max_epochs=40", "runs=5", "vectorize=off"),
-    "a table, two writers": (
-        "methods=[mlp,'mlp model.hidden_channels=9']",
-        "datasets=digits",
-        "runs=2",
-        "vectorize=off",
-    )
-    + ("training.max_epochs=60", "training.lr=0.02", "checkpoint_every=0.1"),
-    "ddp_cpu": ("dataset=planted", "dataset.graphs=8", "training.batch_size=4", *MLP, "training.max_epochs=25")
-    + ("trainer=ddp_cpu",),
+    "a table, two writers": (*TABLE, "datasets=digits", "runs=2", "vectorize=off", "training.max_epochs=60"),
+    "ddp_cpu": (*PLANTED, *MLP, "training.max_epochs=25", "trainer=ddp_cpu"),
     "halo": (*HALO, "trainer=ddp_cpu", "trainer.strategy=halo"),
-    "a loader's worker": ("model=sage_mean", "loader=neighbor", "loader.num_workers=1")
-    + ("model.hidden_channels=[8,8]", "loader.num_neighbors=[3,3]", "training.max_epochs=8", "checkpoint_every=0.1"),
+    "a loader's worker": (*WORKER, "loader.num_workers=1", "training.max_epochs=8", "checkpoint_every=0.1"),
 }
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 RANKS = ("ddp_cpu", "halo")
@@ -247,7 +243,8 @@ class Job:
         """All that it leaves, but for times and the names of folders."""
         lines = read(self.outputs / "results.jsonl") if (self.outputs / "results.jsonl").is_file() else []
         runs = sorted(self.outputs.rglob("model.safetensors"))
-        files = [path for path in self.outputs.rglob("*") if path.is_file() or not any(path.iterdir())]
+        files = [path for path in self.outputs.rglob("*") if path.is_file()]
+        empty = [path for path in self.outputs.rglob("*") if path.is_dir() and not any(path.iterdir())]
         said = self.log.with_name("last").read_text()
         scores = [re.sub(r", in .*|, [\d.]+ seconds.*", "", line) for line in said.splitlines()]
         summary = [line for line in scores if re.search(r"runs: test|^test   |cells are done", line)]
@@ -259,6 +256,7 @@ class Job:
             "metrics": sorted((path.parent / "metrics.csv").read_text() for path in runs),
             "files": sorted(re.sub(r"^\d{4}-[^/]*", "job", str(path.relative_to(self.outputs))) for path in files),
             "summary": summary[-1:] or [said],
+            "empty folder": len(empty),
             "traceback": "Traceback" in said,
         }
 

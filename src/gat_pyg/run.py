@@ -198,10 +198,10 @@ def table(config: DictConfig) -> float:
     A cell of the table is a folder of its own, which one process at a time works on: several may fill one table. What
     is finished is not done again, what was interrupted goes on, and a cell that fails leaves the others alone.
     """
-    cells = _cells(config)
     runtime = HydraConfig.get().runtime
-    folder = Path(config.outputs).absolute() / (runtime.choices.get("experiment") or "table")  # the same each time
     drop_empty(Path(runtime.output_dir))
+    cells = _cells(config)
+    folder = Path(config.outputs).absolute() / (runtime.choices.get("experiment") or "table")  # the same each time
     for name, own in cells.items():
         _check_begun(own, folder / name)
     failed: dict[str, Exception] = {}
