@@ -1035,6 +1035,44 @@ def test_a_result_that_did_not_reach_the_shared_file_is_added_once(command: Comm
         assert read("outputs/results.jsonl") == [result]
 
 
+def test_a_run_from_a_checkpoint_that_dies_at_once_starts_from_it_again(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    def dies(*arguments: object) -> None:
+        raise Killed
+
+    start = (*SMALL, "training.max_epochs=4", "checkpoint_every=0")
+    with monkeypatch.context() as patch:
+        patch.setattr(gat_pyg.jobs.PaperStopping, "on_fit_end", dies)
+        with suppress(Killed):
+            command(*start, "training.lr=0.5")
+    (checkpoint,) = Path("outputs").glob("*/last.ckpt")
+    checkpoint.rename("first.ckpt")
+    more = (*SMALL, "training.max_epochs=8", "ckpt_path=first.ckpt")
+    command(*more, "outputs=whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(gat_pyg.jobs.PaperStopping, "on_validation_end", dies)
+        for begin in ("ckpt_path=first.ckpt", "ckpt_path=last"):
+            with suppress(Killed):
+                command(*more[:-1], begin, "outputs=killed")
+    command(*more[:-1], "outputs=killed", "ckpt_path=last")
+    assert left_behind("killed")["models"] == left_behind("whole")["models"]
+    assert left_behind("killed")["lines"] == left_behind("whole")["lines"]
+
+
+def test_a_loaders_process_that_dies_is_told(command: Command, monkeypatch: pytest.MonkeyPatch):
+    def dies(*arguments: object) -> None:
+        raise RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly")
+
+    run = (*SMALL, "training.max_epochs=2", "checkpoint_every=0")
+    with monkeypatch.context() as patch:
+        patch.setattr(gat_pyg.jobs.PaperStopping, "on_fit_end", dies)
+        said = command(*run, fails=True)
+    assert "A process of loader.num_workers ended or was killed, perhaps for lack of memory." in said
+    command(*run, "ckpt_path=last")
+    assert len(read("outputs/results.jsonl")) == 1
+
+
 BROKEN = [b"\xff{", b"a: !!python/object/apply:os.system ['true']", b"a: [", b"7", b"- a", b"", b"[" * 5000]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +20,13 @@ from .results import CHECKPOINT, CONFIG, PART, RESULT, Result, append, try_lock,
 
 RUN_DIR = "GAT_PYG_RUN_DIR"  # tells the processes that Lightning starts which folder the first one took
 LOCK = ".lock"
-FREE = ("ckpt_path", "checkpoint_every", "vectorize", "seeds_per_pass")  # what a resumed run may have otherwise
+FREE = (  # what a resumed run may have otherwise
+    "ckpt_path",
+    "checkpoint_every",
+    "vectorize",
+    "seeds_per_pass",
+    "loader.num_workers",
+)
 WHERE = ("accelerator", "devices", "num_nodes", "strategy", "deterministic")  # and those of ``trainer``
 
 
@@ -180,13 +186,13 @@ def _remove_unbegun(outputs: Path) -> None:
             drop_empty(folder)
 
 
-def settings_in(folder: Path) -> dict[str, Any]:
+def settings_in(folder: Path, free: Sequence[str] = FREE) -> dict[str, Any]:
     """The settings of the job in a folder, as ``settings_of``.
 
     Raises ValueError where they cannot be read, and FileNotFoundError where there are none.
     """
     try:
-        return settings_of(OmegaConf.load(folder / CONFIG))
+        return settings_of(OmegaConf.load(folder / CONFIG), free)
     except FileNotFoundError:
         raise
     except Exception as error:
@@ -242,10 +248,18 @@ def begun(folder: Path) -> bool:
 
 
 def checkpoint_of(config: DictConfig, folder: Path) -> str | None:
-    """What the run in a folder goes on from, as ``ckpt_path`` says."""
-    if config.ckpt_path in (None, "last"):
-        return str(folder / CHECKPOINT) if config.ckpt_path and (folder / CHECKPOINT).is_file() else None
-    return str(config.ckpt_path)
+    """What the run in a folder goes on from, as ``ckpt_path`` says: of ``last``, else what it was started from."""
+    if config.ckpt_path == "last" and (folder / CHECKPOINT).is_file():
+        return str(folder / CHECKPOINT)
+    return started_from(config, folder)
+
+
+def started_from(config: DictConfig, folder: Path) -> str | None:
+    """The checkpoint that the run in a folder was started from, which its settings keep when it is resumed."""
+    if config.ckpt_path != "last":
+        return config.ckpt_path and str(config.ckpt_path)
+    first = settings_in(folder, free=()).get("ckpt_path") if (folder / CONFIG).is_file() else None
+    return None if first in (None, "last") else str(first)
 
 
 def plain(config: DictConfig) -> DictConfig:
@@ -253,8 +267,8 @@ def plain(config: DictConfig) -> DictConfig:
     return cast(DictConfig, OmegaConf.create(OmegaConf.to_container(config, resolve=True)))
 
 
-def settings_of(config: Any) -> dict[str, Any]:
-    """Each setting that a resumed run must share, by its dotted name."""
+def settings_of(config: Any, free: Sequence[str] = FREE) -> dict[str, Any]:
+    """Each setting that a resumed run must share, by its dotted name; ``free`` are those that may differ."""
     flat: dict[str, Any] = {}
 
     def walk(value: Any, name: str) -> None:
@@ -265,8 +279,8 @@ def settings_of(config: Any) -> dict[str, Any]:
             flat[name] = value
 
     walk(OmegaConf.to_container(config), "")
-    free = {*FREE, *(f"trainer.{key}" for key in WHERE)}
-    return {key: value for key, value in flat.items() if key not in free}
+    others = {*free, *(f"trainer.{key}" for key in WHERE)}
+    return {key: value for key, value in flat.items() if key not in others}
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

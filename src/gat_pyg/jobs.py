@@ -26,7 +26,7 @@ from torch_geometric.data import Data
 from .batches import TaskData, is_divided
 from .build import Built, build_data, build_model, build_module, build_task, build_trainer, in_batches, wants_sparse
 from .data import SPLITS, Task
-from .folders import begun, checkpoint_of, finished, from_here, plain, remove_checkpoints, seed_folder
+from .folders import begun, checkpoint_of, finished, from_here, plain, remove_checkpoints, seed_folder, started_from
 from .halo import HaloStrategy
 from .ranks import is_first, missing, say
 from .results import (
@@ -142,6 +142,11 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
         except RuntimeError as error:
             if watch.lost:
                 raise ValueError(missing(watch.lost, trainer.world_size)) from error
+            if str(error).startswith("DataLoader worker"):
+                raise ValueError(
+                    "A process of loader.num_workers ended or was killed, perhaps for lack of memory. The same command "
+                    "with ckpt_path=last goes on from the last checkpoint; loader.num_workers may differ."
+                ) from error
             raise
         device = _device(trainer)
     outcome = Outcome(seed, name, score, val, stopping.epoch, stopping.best_epoch, seconds)
@@ -150,7 +155,7 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
 
 def save_config(config: DictConfig, seed: int, folder: Path) -> None:
     """Write the settings of one seed's run."""
-    own = OmegaConf.merge(config, {"seed": seed, "runs": 1, "ckpt_path": None})
+    own = OmegaConf.merge(config, {"seed": seed, "runs": 1, "ckpt_path": started_from(config, folder)})
     write_whole(folder / CONFIG, lambda beside: OmegaConf.save(own, beside, resolve=True))
 
 
