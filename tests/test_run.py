@@ -1073,7 +1073,7 @@ def test_a_loaders_process_that_dies_is_told(command: Command, monkeypatch: pyte
     assert len(read("outputs/results.jsonl")) == 1
 
 
-BROKEN = [b"\xff{", b"a: !!python/object/apply:os.system ['true']", b"a: [", b"7", b"- a", b"", b"[" * 5000]
+BROKEN = [b"\xff{", b"a: !!python/object/apply:os.system ['true']", b"7", b"[" * 5000]
 
 
 @pytest.mark.parametrize("content", BROKEN)
@@ -1183,11 +1183,10 @@ def summaries(told: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("ends", [False, True], ids=["SIGKILL", "SIGTERM"])
 @pytest.mark.parametrize(
-    "job",
-    [(), ("runs=2",), ("methods=mlp", "datasets=digits", "runs=1")],
-    ids=["a run", "seeds together", "a table"],
+    ("job", "ends"),
+    [((), False), ((), True), (("runs=2",), False), (("methods=mlp", "datasets=digits", "runs=1"), False)],
+    ids=["a run, SIGKILL", "a run, SIGTERM", "seeds together, SIGKILL", "a table, SIGKILL"],
 )
 def test_a_job_killed_between_any_two_writes_at_its_end_is_finished(
     command: Command,
