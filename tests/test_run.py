@@ -770,6 +770,36 @@ def test_a_broken_checkpoint_is_told(command: Command, place: Path, content: byt
     assert re.search(r"broken\.ckpt cannot be read: it is truncated or no checkpoint", said)
 
 
+@pytest.mark.filterwarnings("ignore:.*no epoch was kept.*:UserWarning", "ignore:None of .* was kept:UserWarning")
+@pytest.mark.parametrize("vectorize", ["on", "off"])
+def test_a_seed_that_diverges_costs_no_other_its_result(
+    command: Command, monkeypatch: pytest.MonkeyPatch, vectorize: str
+):
+    def poisoned(*arguments: Any) -> Any:
+        model, *others = build_model(*arguments)
+        if torch.initial_seed() == 1:
+            nn.init.constant_(next(model.parameters()), torch.nan)
+        return model, *others
+
+    build_model = gat_pyg.jobs.build_model
+    monkeypatch.setattr(gat_pyg.jobs, "build_model", poisoned)
+    asks = (*SMALL, "training.max_epochs=3", "runs=4", f"vectorize={vectorize}")
+    said = command(*asks, fails=True)
+    assert re.search(r"1 of 4 runs diverged \(seed 1\): no epoch ended with a finite .* others are in outputs/", said)
+    assert [result.seed for result in read("outputs/results.jsonl")] == [0, 2, 3]
+    again = command(*asks, "ckpt_path=last", fails=True)
+    assert "1 of 4 runs diverged (seed 1)" in again
+    assert [result.seed for result in read("outputs/results.jsonl")] == [0, 2, 3]
+
+
+@pytest.mark.filterwarnings("ignore:None of .* was kept:UserWarning")
+@pytest.mark.parametrize("dataset", ["digits", "planted"])
+def test_a_run_that_diverges_ends_at_once_without_a_result(command: Command, dataset: str):
+    said = command(*SMALL, f"dataset={dataset}", "training.lr=1e30", fails=True)
+    assert re.search(r"1 of 1 runs diverged \(seed 0\): .* A smaller training\.lr may help\.$", said, re.MULTILINE)
+    assert not Path("outputs/results.jsonl").exists()
+
+
 def test_our_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     def bug(*arguments: object) -> None:
         torch.zeros(2) + torch.zeros(3)

@@ -771,10 +771,38 @@ def test_nan_is_told_and_leaves_the_last_weights():
 
     stopping = EachStopping([3, 4], patience=3)
     module = Stacked([Broken(6, 3), Broken(6, 3)], [3, 4])
-    with pytest.warns(UserWarning, match=r"Seeds 3, 4: no epoch was kept, since the validation loss or score was NaN"):
+    message = r"Seeds 3, 4: no epoch was kept, since the validation loss or score was not finite in any"
+    with pytest.warns(UserWarning, match=message):
         trainer(stopping, epochs=9).fit(module, datamodule=TaskData(small()))
-    assert [rule.epoch for rule in stopping.rules.values()] == [9, 9]  # their accuracy is a tie each time
+    assert [rule.epoch for rule in stopping.rules.values()] == [1, 1]
     assert module.model.weights()["weight"].isnan().all()
+
+
+class Burning(nn.Linear):
+    """A classifier that some seeds let overflow after six epochs at a learning rate of 0.01."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+        self.fuse = nn.Parameter(torch.where(torch.rand(()) < 0.5, 0.0, -1e6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 0 * (self.fuse * 1600).exp()  # inf from 0.0555 on
+
+    def penalty(self, out: Tensor, data: Data) -> Tensor:
+        return -self.fuse
+
+
+@pytest.mark.filterwarnings("ignore:.* diverged:UserWarning")
+def test_a_seed_that_diverges_stops_at_once_and_leaves_the_others_alone():
+    task, seeds = small(), range(4)
+    one, other = alone(Burning, task, seeds, 30), stacked(Burning, task, seeds, 30)
+    diverged = [seed for seed, outcome in other[0].items() if outcome.epochs < 30]
+    assert 0 < len(diverged) < 4  # both kinds took part
+    for seed, outcome in other[0].items():
+        assert (outcome.epochs, outcome.best_epoch <= 5) == ((7, True) if seed in diverged else (30, False))
+        assert replace(outcome, seconds=0.0) == one[0][seed]
+        for key, value in one[1][seed].items():
+            torch.testing.assert_close(other[1][seed][key], value)
 
 
 def test_a_setup_of_one_model_is_refused():

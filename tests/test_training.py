@@ -673,6 +673,22 @@ def test_a_single_criterion_looks_at_one_and_keeps_the_last_best(epochs: list[tu
     assert rule.wait == len(epochs) - rule.best_epoch
 
 
+@given(
+    st.lists(st.tuples(*2 * [st.sampled_from([0.0, 1.0, math.nan, math.inf, -math.inf])]), max_size=20),
+    st.sampled_from(["both", "accuracy", "loss"]),
+)
+def test_epochs_that_are_not_finite_only_use_up_patience(epochs: list[tuple[float, float]], criterion: Any):
+    rule, finite_epochs = PaperStopping(100, criterion), PaperStopping(100, criterion)
+    for epoch in epochs:
+        before = rule.wait
+        keeps = rule.update(*epoch)
+        if all(map(math.isfinite, epoch)):
+            assert keeps == finite_epochs.update(*epoch)
+        else:
+            assert not keeps and rule.wait == before + 1
+    assert (rule.best_score, rule.best_loss) == (finite_epochs.best_score, finite_epochs.best_loss)
+
+
 def test_nan_is_no_improvement():
     rule, nan = PaperStopping(3), float("nan")
     kept = [rule.update(*epoch) for epoch in [(1.0, 1.0), (nan, nan), (nan, 2.0), (0.5, nan)]]
@@ -715,6 +731,33 @@ def test_training_stops_by_the_rule_with_the_weights_kept_last():
     assert (rule.kept_score, rule.kept_loss) == (2.0, 1.0)
 
 
+class Diverging(Scripted):
+    """`Scripted` whose weights are NaN from some epoch on."""
+
+    def __init__(self, epochs: list[tuple[float, float]], last: int) -> None:
+        super().__init__(epochs)
+        self.last = last
+        self.register_buffer("mask", torch.tensor(-torch.inf))  # no parameter: it may be what it likes
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        if self.current_epoch + 1 > self.last:
+            with torch.no_grad():
+                self.weight.fill_(torch.nan)
+        return loss
+
+
+@pytest.mark.parametrize(("last", "stops"), [(3, 4), (9, 8)])
+def test_training_stops_once_the_weights_are_not_finite(last: int, stops: int):
+    module, rule = Diverging([*SCRIPT[:3], *[(1.0, math.nan)] * 9], last), PaperStopping(patience=5)
+    fitted = trainer(rule, epochs=12, limit_train_batches=1, limit_val_batches=1)
+    message = r"Training diverged: its weights are not finite after epoch 4\. It stops with the weights of epoch 2\."
+    with pytest.warns(UserWarning, match=message) if last == 3 else nullcontext():
+        fitted.fit(module)
+    assert (fitted.current_epoch, rule.best_epoch, rule.left) == (stops, 2, 0)  # by patience where they are finite
+    assert module.weight.item() == 2.0
+
+
 def test_at_the_last_epoch_too_the_weights_kept_are_put_back():
     module = Scripted(SCRIPT)
     trainer(PaperStopping(), epochs=3, limit_train_batches=1, limit_val_batches=1).fit(module)
@@ -724,7 +767,7 @@ def test_at_the_last_epoch_too_the_weights_kept_are_put_back():
 def test_nothing_kept_is_said():
     nan = float("nan")
     fitted = trainer(PaperStopping(), epochs=2, limit_train_batches=1, limit_val_batches=1)
-    with pytest.warns(UserWarning, match="None of 2 epochs was kept, since the validation loss or score was NaN"):
+    with pytest.warns(UserWarning, match="None of 2 epochs was kept, since the validation loss or score was not finite"):
         fitted.fit(Scripted([(1.0, nan)] * 2))
 
 

@@ -86,26 +86,39 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 def all_runs(config: DictConfig, folder: Path) -> float:
-    """Train and test with each seed, and tell what came out; the mean validation score."""
+    """Train and test with each seed, and tell what came out; the mean validation score.
+
+    Raises ValueError if seeds diverged before any epoch could be kept, after the other seeds are done.
+    """
     with _resumable(folder), quiet(), _compiling_told():
         task = build_task(config)
         together = all_at_once(config, task, folder)
-        results = []
+        results, diverged = [], []
         for seed in range(config.seed, config.seed + config.runs):
             inner = seed_folder(folder, config, seed)
-            result = finished(inner, config.results) or one_run(config, task, seed, inner)
+            result = finished(inner, config.results) or (None if together else one_run(config, task, seed, inner))
+            if result is None:
+                diverged.append(seed)
+                continue
             results.append(result)
             if is_first():
                 print(line(result) if together else summary(result, config, task), flush=True)
         if is_first() and len(results) > 1:
-            print(summary_of_all(results, folder, averaged(config, task, folder)), flush=True)
+            mean = averaged(config, task, folder, [result.seed for result in results])
+            print(summary_of_all(results, folder, mean), flush=True)
+        if diverged:
+            others = f" The results of the others are in {from_here(Path(config.results))}." if results else ""
+            raise ValueError(
+                f"{len(diverged)} of {config.runs} runs diverged (seed {', '.join(map(str, diverged))}): no epoch ended "
+                f"with a finite validation loss and score. A smaller training.lr may help.{others}"
+            )
         if is_first():
             remove_checkpoints(folder)
         return statistics.fmean(result.val for result in results)
 
 
-def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
-    """Train with one seed, test the weights kept last, and leave everything in ``folder``."""
+def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result | None:
+    """Train with one seed, test the weights kept last, and leave everything in ``folder``; None if no epoch was kept."""
     if is_first():
         save_config(config, seed, folder)
     built = seeded(seed, lambda: build_model(config.model, task))
@@ -138,6 +151,8 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result:
             else:
                 trainer.fit(module, datamodule=data, ckpt_path=checkpoint_of(config, folder))
                 seconds, val = resumable.seconds, stopping.kept_score
+                if not stopping.best_epoch:
+                    return None
             score = trainer.test(module, datamodule=data, verbose=False)[0][f"test_{name}"]
         except RuntimeError as error:
             if watch.lost:
@@ -281,9 +296,11 @@ def one_share(place: Place, config: DictConfig, task: Task, folder: Path, sparse
     """Train every n-th seed that is not finished, as many at once as fit the memory."""
     seeds = range(config.seed + place.rank, config.seed + config.runs, place.world)
     path = folder / place.checkpoint
+    trained: set[int] = set()  # those that diverged have no result
 
     def left() -> list[int]:
-        return [seed for seed in seeds if not (seed_folder(folder, config, seed) / RESULT).is_file()]
+        unfinished = (seed for seed in seeds if not (seed_folder(folder, config, seed) / RESULT).is_file())
+        return [seed for seed in unfinished if seed not in trained]
 
     resumed = path if config.ckpt_path == "last" and path.is_file() else None
     if resumed is not None:
@@ -295,7 +312,9 @@ def one_share(place: Place, config: DictConfig, task: Task, folder: Path, sparse
     def some_or_resumed(some: list[int]) -> None:
         nonlocal resumed
         checkpoint, resumed = resumed, None
-        one_pass(config, task, some if checkpoint is None else _seeds_of(checkpoint), folder, sparse, place, checkpoint)
+        some = some if checkpoint is None else _seeds_of(checkpoint)
+        one_pass(config, task, some, folder, sparse, place, checkpoint)
+        trained.update(some)
 
     size = config.seeds_per_pass
     if size == "auto":
@@ -341,10 +360,9 @@ def one_pass(
         trainer.test(module, datamodule=data, verbose=False)
         device = _device(trainer)
     for row, outcome in enumerate(outcomes(module, stopping)):
-        if not (folders[outcome.seed] / RESULT).is_file():
+        if outcome.best_epoch and not (folders[outcome.seed] / RESULT).is_file():
             model = module.model[row].cpu()
             leave(config, task, outcome, (model, *built[outcome.seed][1:]), device, folders[outcome.seed])
-
 
 def _seeds_of(checkpoint: Path) -> list[int]:
     """The seeds of the pass that a checkpoint is of."""
@@ -379,9 +397,8 @@ def _why_not_here(trainer: Trainer) -> str | None:
 
 
 @torch.no_grad()
-def averaged(config: DictConfig, task: Task, folder: Path) -> float:
-    """The test score of the averaged prediction: the mean of the probabilities that all trained models give."""
-    seeds = range(config.seed, config.seed + config.runs)
+def averaged(config: DictConfig, task: Task, folder: Path, seeds: Sequence[int]) -> float:
+    """The test score of the averaged prediction: the mean of the probabilities that the models of ``seeds`` give."""
     sums: Any = 0
     means: list[Any] = [0.0 for _ in task.test]
     setup = Transductive if task.transductive else Inductive

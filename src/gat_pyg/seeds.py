@@ -6,6 +6,7 @@ import copy
 import gc
 import itertools
 import logging
+import math
 import signal
 import statistics
 import time
@@ -208,6 +209,9 @@ class EachStopping(Callback):
             score = next(metrics[f"val_{name}"] for name in SCORES if f"val_{name}" in metrics)
             if rule.update(score, metrics["val_loss"]) or not rule.best_epoch:  # until one is kept, the last ones are
                 better.append(row)
+            if not math.isfinite(metrics["val_loss"]):
+                parameters = (value[row] for value in module.parameters() if value.requires_grad)
+                rule.stop_diverged(parameters, f"Seed {seed}")
             self.seconds[seed] += (now - self._clock) / len(running)
         self._keep(module, better)
         self._clock = now
@@ -233,8 +237,8 @@ class EachStopping(Callback):
             self.kept = {}
         if never := [seed for seed, rule in self.rules.items() if rule.epoch and not rule.best_epoch]:
             rank_zero_warn(
-                f"Seeds {', '.join(map(str, never))}: no epoch was kept, since the validation loss or score was NaN in "
-                "all. The weights are those of the last epoch. A smaller lr may help."
+                f"Seeds {', '.join(map(str, never))}: no epoch was kept, since the validation loss or score was not finite "
+                "in any. The weights are those of the last epoch. A smaller lr may help."
             )
 
     @torch.no_grad()
@@ -534,7 +538,8 @@ def trial(models: Sequence[nn.Module], data: Data, device: torch.device | str = 
         with torch.no_grad():
             for model, one in zip(models, module(data), strict=True):
                 alone = module._given(copy.deepcopy(model).to(device).eval(), data)
-                if not torch.allclose(one, alone, rtol=0.01, atol=0.01 * float(alone.abs().max()), equal_nan=True):
+                largest = float(alone.abs().nan_to_num(posinf=0.0).max())
+                if not torch.allclose(one, alone, rtol=0.01, atol=0.01 * largest, equal_nan=True):
                     return Fit("in a stack it does not give what it gives by itself")
         module.begin_epoch(0, 0)
         with Peak() as peak:

@@ -6,6 +6,7 @@ import copy
 import csv
 import inspect
 import io
+import math
 import os
 import pickle
 import random
@@ -14,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
@@ -570,7 +571,8 @@ class PaperStopping(Callback):
 
     It reads what the module logged as ``val_loss`` and as ``score``, by default ``val_accuracy`` or ``val_micro_f1``.
     The weights are kept in memory, on the device; they and all else of its state are in Lightning's checkpoints.
-    NaN is never an improvement.
+    An epoch whose loss or score is not finite improves nothing. Where the model's parameters are not finite either, which
+    no later step can mend, training stops at once.
 
     Raises ValueError for a patience below 1 or an unknown criterion.
 
@@ -601,11 +603,12 @@ class PaperStopping(Callback):
     def update(self, score: float, loss: float) -> bool:
         """Take in one epoch; True when its weights are those to keep."""
         self.epoch += 1
-        by_score, by_loss = score >= self.best_score, loss <= self.best_loss
+        finite = math.isfinite(score) and math.isfinite(loss)
+        by_score, by_loss = finite and score >= self.best_score, finite and loss <= self.best_loss
         better = {"both": by_score or by_loss, "accuracy": by_score, "loss": by_loss}[self.criterion]
         keep = by_score and by_loss if self.criterion == "both" else better
         if better:
-            self.best_score = max(self.best_score, score)  # in this order NaN never becomes the best
+            self.best_score = max(self.best_score, score)
             self.best_loss = min(self.best_loss, loss)
             self.wait = 0
         else:
@@ -613,6 +616,17 @@ class PaperStopping(Callback):
         if keep:
             self.best_epoch, self.kept_score, self.kept_loss = self.epoch, score, loss
         return keep
+
+    def stop_diverged(self, parameters: Iterable[Tensor], run: str = "Training") -> None:
+        """End the patience if the last epoch's parameters are not finite."""
+        if all(bool(value.isfinite().all()) for value in parameters):
+            return
+        self.wait = self.patience
+        if self.best_epoch:
+            rank_zero_warn(
+                f"{run} diverged: its weights are not finite after epoch {self.epoch}. It stops with the weights of epoch "
+                f"{self.best_epoch}. A smaller lr may help."
+            )
 
     @property
     def left(self) -> int:
@@ -628,8 +642,11 @@ class PaperStopping(Callback):
         if name not in metrics or "val_loss" not in metrics:
             logged = ", ".join(metrics) or "nothing"
             raise ValueError(f"PaperStopping needs val_loss and {name}, but the module logged {logged}.")
-        if self.update(float(metrics[name]), float(metrics["val_loss"])):
+        score, loss = float(metrics[name]), float(metrics["val_loss"])
+        if self.update(score, loss):
             self._keep(pl_module)
+        elif not math.isfinite(loss):
+            self.stop_diverged(parameter for parameter in pl_module.parameters() if parameter.requires_grad)
         if self.left <= 0:
             trainer.should_stop = True
 
@@ -645,8 +662,8 @@ class PaperStopping(Callback):
             pl_module.load_state_dict(self.weights, strict=False)
         elif self.epoch:
             rank_zero_warn(
-                f"None of {self.epoch} epochs was kept, since the validation loss or score was NaN in all. The weights "
-                "are those of the last epoch. A smaller lr may help."
+                f"None of {self.epoch} epochs was kept, since the validation loss or score was not finite in any. The "
+                "weights are those of the last epoch. A smaller lr may help."
             )
 
     @torch.no_grad()
