@@ -611,7 +611,10 @@ def test_a_replaced_model_does_not_keep_the_methods_name(command: Command):
 
 def test_an_unknown_data_set_names_the_known_ones(command: Command):
     said = command("dataset=coral", fails=True)
-    assert re.search(r"dataset=coral is unknown\. Known are: citeseer, cora, digits, .*, pubmed\.", said)
+    assert re.search(r"dataset=coral is unknown\. Did you mean dataset=cora\?", said)
+    assert "Did you mean dataset=cora?" in command("dataset=Cora", fails=True)
+    said = command("dataset=karate", fails=True)
+    assert re.search(r"dataset=karate is unknown\. Known are: citeseer, cora, digits, .*, pubmed\.", said)
 
 
 HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
@@ -620,9 +623,88 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["training.learning_rate=1"], r"Key 'learning_rate' is not in struct"),
+        (["training.lrr=1"], r"training\.lrr is unknown\. Did you mean training\.lr\?"),
+        (["lr=1"], r"lr is unknown\. Did you mean training\.lr\?"),
+        (["+training.momentum=1"], r"training\.momentum is unknown\. Known are: training\.lr, "),
+        (["+epochs=1"], r"epochs is unknown\. Did you mean training\.max_epochs\?"),
+        (["model.dropuot=0"], r"model\.dropuot is unknown\. Did you mean model\.dropout\? .* write \+model\.dropuot="),
+        (["~training.lr"], r"training\.lr is None, expected a finite number, at least 0\."),
+        (["training=abc"], r"training has no settings\."),
+        (
+            ["logger=null"],
+            r"logger=null is no choice, expected logger=NAME with one of csv, mlflow, tensorboard, wandb",
+        ),
+        (["trainer=null"], r"trainer=null is no choice, expected trainer=NAME with one of cpu, "),
+        (["loader=1.5"], r"loader=1\.5 is no choice, expected loader=NAME"),
+        (["loader=[]"], r"loader=\[\] is no choice|loader has no settings"),
+        (["~dataset"], r"~dataset is no choice, expected dataset=NAME with one of citeseer, cora"),
+        (["+=3"], r"\+=3 cannot be read as a setting, expected name=value"),
+        (["+model.out_channels=3"], r"model\.out_channels follows from the data set, which has 10\. Leave it out\."),
+        (["+model.in_channels=3"], r"model\.in_channels follows from the data set, which has 64\. Leave it out\."),
+        (["+trainer.limit_test_batches=0"], r"trainer\.limit_test_batches is 0, expected a number above 0\."),
+        (["+trainer.limit_train_batches=0"], r"trainer\.limit_train_batches is 0, expected a number above 0\."),
+        (["+trainer.fast_dev_run=true"], r"trainer\.fast_dev_run is True, expected false\."),
+        (["+trainer.callbacks=[1]"], r"trainer\.callbacks is set by the command\. Leave it out\."),
+        (["+trainer.enable_checkpointing=true"], r"trainer\.enable_checkpointing is set by the command\."),
+        (["+trainer.num_sanity_val_steps=2"], r"trainer\.num_sanity_val_steps is set by the command\."),
+        (["+trainer.max_steps=0"], r"1 of 1 runs diverged|no epoch ended with"),
+        (["+trainer.max_time=abc"], r"trainer\._target_=.*: .*'abc'.* Its settings: "),
+        (["+trainer.speed=3"], r"trainer\._target_=.*unexpected keyword argument 'speed' Its settings: "),
+        (["trainer.devices=0"], r"trainer\.devices is 0, expected auto, a number of devices, at least 1, or a list"),
+        (["trainer.devices=true"], r"trainer\.devices is True, expected auto"),
+        (
+            ["trainer.accelerator=abc"],
+            r"trainer\._target_=.*: .*invalid accelerator name: `accelerator='abc'`\. .* Its set",
+        ),
+        (
+            ["model=gat", "model.hidden_channels=[8.5]"],
+            r"hidden_channels is \[8\.5\], expected a list of which each is a who",
+        ),
+        (
+            ["model=gat", "model.hidden_channels=8"],
+            r"model\.hidden_channels is 8, expected a list of which each is a whole",
+        ),
+        (["model=gat", "model.residual=abc"], r"model\.residual is 'abc', expected .*true or false"),
+        (["model.dropout=abc"], r"model\.dropout is 'abc', expected a finite number\."),
+        (["model.dropout=nan"], r"model\.dropout is nan, expected a finite number\."),
+        (["model.hidden_channels=-1"], r"model\._target_=.*: .*-1.* Its settings: "),
+        (
+            ["model=planetoid", "+model.weight_decay=[0.1]"],
+            r"weight_decay is \[0\.1\], expected a list of which each is",
+        ),
+        (["dataset=planted", "dataset.nodes=abc"], r"dataset\.nodes is 'abc', expected a whole number\."),
+        (["+dataset.k=abc"], r"dataset\.k is 'abc', expected a whole number\."),
+        (["+dataset.neighbours=3"], r"dataset\._target_=.*unexpected keyword argument 'neighbours' Its settings: "),
+        (["dataset._target_=abc"], r"dataset\._target_=abc cannot be called, expected a class or a function\."),
+        (
+            ["loader=neighbor", "loader.num_neighbors=5"],
+            r"loader\.num_neighbors is 5, expected null or a list of whole",
+        ),
+        (
+            ["loader=neighbor", "loader.num_neighbors=[a,b]"],
+            r"loader\.num_neighbors is \['a', 'b'\], expected null or a",
+        ),
+        (["loader=neighbor", "loader.num_neighbors=[0]"], r"loader\.num_neighbors is \[0\], expected null or a list"),
+        (["methods=5"], r"methods is 5, expected null or a list such as \[gat,gcn\]"),
+        (["methods=[5]"], r"methods is \[5\], expected null or a list such as \[gat,gcn\]"),
+        (["methods=[[]]"], r"methods is \[\[\]\], expected null or a list such as \[gat,gcn\]"),
+        (["datasets=5"], r"datasets is 5, expected null or a list such as \[cora,citeseer\]"),
+        (["datasets=[[cora]]"], r"datasets is \[\['cora'\]\], expected null or a list such as"),
+        (["seeds_per_pass=true"], r"seeds_per_pass is True, expected auto or a whole number, at least 1\."),
+        (["training.lr=inf"], r"training\.lr is inf, expected a finite number, at least 0\."),
+        (["training.lr=1e400"], r"training\.lr is inf, expected a finite number, at least 0\."),
+        (["training.weight_decay=inf"], r"training\.weight_decay is inf, expected a finite number, at least 0\."),
+        (["training.sparse=0"], r"training\.sparse is 0, expected auto, true or false\."),
+        (["ckpt_path="], r"ckpt_path is '', expected null, last or the path of a checkpoint\."),
+        (["data_root=[]"], r"data_root is \[\], expected null or the path of a folder"),
+        (["outputs="], r"outputs is '', expected the path of a folder, such as outputs or \./1\."),
+        (["outputs=null"], r"outputs is None, expected the path of a folder, such as outputs or \./1\."),
+        (["results="], r"results is '', expected the path of a file"),
+        (["results=null"], r"results is None, expected the path of a file"),
+        (["hydra.run.dir="], r"hydra\.run\.dir is empty, expected the path of a folder\."),
+        (["hydra.run.dir=null"], r"hydra\.run\.dir: field 'hydra\.run\.dir' is not Optional"),
         (["vectorize=perhaps"], r"vectorize is 'perhaps', expected auto, on or off\."),
-        (["seeds_per_pass=0"], r"seeds_per_pass is 0, expected auto or a number of seeds, at least 1\."),
+        (["seeds_per_pass=0"], r"seeds_per_pass is 0, expected auto or a whole number, at least 1\."),
         (["vectorize=on", "runs=2", "dataset=planted"], r"vectorize is on, but planted has many graphs\. Use vector"),
         (
             ["vectorize=on", "runs=2", "logger=tensorboard"],
@@ -641,10 +723,10 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
         (["runs=0"], r"runs is 0, expected a whole number, at least 1\."),
         (["seed=-1"], r"seed is -1, expected a whole number, at least 0\."),
         (["seed=abc"], r"seed is 'abc', expected a whole number, at least 0\."),
-        (["training.lr=abc"], r"training\.lr is 'abc', expected a number, at least 0\."),
-        (["training.lr=-1"], r"training\.lr is -1, expected a number, at least 0\."),
-        (["training.lr=nan"], r"training\.lr is nan, expected a number, at least 0\."),
-        (["training.weight_decay=-0.5"], r"training\.weight_decay is -0\.5, expected a number, at least 0\."),
+        (["training.lr=abc"], r"training\.lr is 'abc', expected a finite number, at least 0\."),
+        (["training.lr=-1"], r"training\.lr is -1, expected a finite number, at least 0\."),
+        (["training.lr=nan"], r"training\.lr is nan, expected a finite number, at least 0\."),
+        (["training.weight_decay=-0.5"], r"training\.weight_decay is -0\.5, expected a finite number, at least 0\."),
         (["training.batch_size=0"], r"training\.batch_size is 0, expected a whole number, at least 1\."),
         (["training.batch_size=true"], r"training\.batch_size is True, expected a whole number, at least 1\."),
         (["training.patience=x"], r"training\.patience is 'x', expected a whole number, at least 1\."),
@@ -658,13 +740,13 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
         ),
         (["training.patience=0"], r"training\.patience is 0, expected a whole number, at least 1\."),
-        (["training.criterion=f1"], r"criterion is 'f1', expected one of both, accuracy, loss\."),
-        (["training.sparse=perhaps"], r"training\.sparse is 'perhaps', expected auto, true, false\."),
+        (["training.criterion=f1"], r"training\.criterion is 'f1', expected both, accuracy \(or micro-F1\) or loss\."),
+        (["training.sparse=perhaps"], r"training\.sparse is 'perhaps', expected auto, true or false\."),
         (
             ["training.sparse=true", "model._target_=torch_geometric.nn.MLP"],
             r"training\.sparse is true, but digits with MLP cannot do that: .*sparse=auto\.",
         ),
-        (["training.compile=auto"], r"training\.compile is 'auto', expected true, false\."),
+        (["training.compile=auto"], r"training\.compile is 'auto', expected true or false\."),
         (["training.cuda_graphs=true"], r"cuda_graphs is true, but the device is a cpu\."),
         (["training.cuda_graphs=true", "dataset=planted"], r"cuda_graphs is true, but planted has many graphs\."),
         (["ckpt_path=x.ckpt", "runs=2"], r"ckpt_path=x\.ckpt is one checkpoint, but runs=2\."),
@@ -685,8 +767,43 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
     ],
 )
 def test_what_cannot_work_is_told_and_leaves_no_folder(command: Command, arguments: list[str], message: str):
-    assert re.search(message, command("model=mlp", *arguments, fails=True))
-    assert not [path for path in Path("outputs").rglob("*") if path.is_file()] if Path("outputs").exists() else True
+    before = Path.cwd()
+    said = command("model=mlp", *arguments, fails=True)
+    assert re.search(message, said)
+    assert len(said.splitlines()) == 2, said  # the message, and where to look
+    assert before.is_dir() and not [path for path in before.rglob("*") if path.is_file()]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files of POSIX")
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        ("/proc/x", r"/proc/x: No such file or directory\."),
+        ("a_folder", r"results is a_folder, which is no regular file\."),
+        ("/dev/full", r"results is /dev/full, which is no regular file\."),
+        ("a_fifo", r"results is a_fifo, which is no regular file\."),
+        ("a_file/results.jsonl", r"results is a_file/results\.jsonl, but .*a_file is no folder\."),
+    ],
+)
+def test_results_that_cannot_be_written_are_refused_before_the_training(
+    command: Command, place: Path, results: str, message: str
+):
+    (place / "a_folder").mkdir()
+    (place / "a_file").touch()
+    os.mkfifo(place / "a_fifo")
+    before = sorted(place.rglob("*"))
+    said = command(*SMALL, f"results={results}", fails=True)
+    assert re.search(message, said) and "epoch" not in said
+    assert [path for path in sorted(place.rglob("*")) if path not in before] in ([], [place / "outputs"])
+
+
+def test_a_refused_setting_does_not_remove_the_working_directory(command: Command, place: Path):
+    command("runs=0", "hydra.run.dir=.", fails=True)
+    assert place.is_dir()
+
+
+def test_the_version_is_that_of_the_package(command: Command):
+    assert command("--version") == f"gat_pyg {gat_pyg.__version__}\n"
 
 
 def test_several_processes_and_multirun_do_not_go_together(command: Command):
@@ -1389,7 +1506,7 @@ def test_a_cell_that_fails_leaves_the_others(command: Command):
     ("arguments", "message"),
     [
         (("datasets=digits",), r"methods is None, expected a list such as methods=\[gat,gcn\]"),
-        (("methods=gat", "datasets=[]"), r"datasets is \[\], expected a list such as datasets=\[cora,citeseer\]"),
+        (("methods=gat", "datasets=[]"), r"datasets is \[\], expected null or a list such as \[cora,citeseer\]"),
         (("methods=gat", "datasets=digits", "model=mlp"), "model=mlp is for a single run. In a table, use methods="),
         (("methods=gat", "datasets=digits", "runs=0"), "runs is 0, expected a whole number, at least 1"),
         (("methods=cat", "datasets=digits"), "model=cat is unknown. Known are: .*gat"),

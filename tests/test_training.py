@@ -767,7 +767,9 @@ def test_at_the_last_epoch_too_the_weights_kept_are_put_back():
 def test_nothing_kept_is_said():
     nan = float("nan")
     fitted = trainer(PaperStopping(), epochs=2, limit_train_batches=1, limit_val_batches=1)
-    with pytest.warns(UserWarning, match="None of 2 epochs was kept, since the validation loss or score was not finite"):
+    with pytest.warns(
+        UserWarning, match="None of 2 epochs was kept, since the validation loss or score was not finite"
+    ):
         fitted.fit(Scripted([(1.0, nan)] * 2))
 
 

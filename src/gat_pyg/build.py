@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from types import UnionType
+from typing import Any, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
 
 from hydra.errors import HydraException
 from hydra.utils import get_object, instantiate
 from lightning import Trainer
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
@@ -32,7 +36,8 @@ def build_task(config: DictConfig) -> Task:
     the class's name in ``data_root``.
     """
     settings = config.dataset
-    target = _located("dataset", settings._target_)
+    target = _located("dataset", settings.get("_target_"))
+    _check_arguments("dataset", target, settings)
     given: dict[str, Any] = {}
     takes = inspect.signature(target).parameters
     if inspect.isclass(target) and "root" in takes and settings.get("root") is None:
@@ -42,9 +47,9 @@ def build_task(config: DictConfig) -> Task:
         OmegaConf.to_container(each, resolve=True) for each in described if OmegaConf.is_dict(each)
     ]
     if "split" in takes and takes["split"].default == "train" and "split" not in settings:
-        parts = [instantiate(settings, split=split, _convert_="all", **given) for split in ("train", "val", "test")]
+        parts = [_made("dataset", settings, split=split, **given) for split in ("train", "val", "test")]
         return from_dataset(parts, dataset_name(settings), **config.split, transforms=transforms)
-    found = instantiate(settings, _convert_="all", **given)
+    found = _made("dataset", settings, **given)
     if isinstance(found, Task):
         return found
     return from_dataset(found, dataset_name(settings), **config.split, transforms=transforms)
@@ -68,8 +73,9 @@ def dataset_name(settings: DictConfig) -> str:
 def build_model(settings: DictConfig, task: Task) -> Built:
     """A fresh model for the task, the name of its class, its arguments, and the method's name."""
     arguments = cast(dict[str, Any], OmegaConf.to_container(settings, resolve=True))
-    target = str(arguments.pop("_target_"))
+    target = str(arguments.pop("_target_", None))
     made = _located("model", target)
+    _check_arguments("model", made, settings)
     if not inspect.isclass(made) or not issubclass(made, nn.Module):
         raise ValueError(f"model._target_={target} is no torch.nn.Module, expected the class of one.")
     namesake = hasattr(models, made.__name__) and not made.__module__.startswith("gat_pyg.")
@@ -81,13 +87,10 @@ def build_model(settings: DictConfig, task: Task) -> Built:
         sizes["num_nodes"] = task.train[0].num_nodes
     if task.edge_dim is not None and ("edge_dim" in takes or (anything and getattr(made, "supports_edge_attr", False))):
         sizes["edge_dim"] = task.edge_dim
+    if clash := sorted(sizes.keys() & arguments.keys()):
+        raise ValueError(f"model.{clash[0]} follows from the data set, which has {sizes[clash[0]]}. Leave it out.")
     arguments = {key: value for key, value in sizes.items() if key in takes or anything} | arguments
-    try:
-        model = instantiate({"_target_": target, **arguments}, _convert_="all")
-    except HydraException as error:
-        if not isinstance(error.__cause__, (TypeError, ValueError)):
-            raise
-        raise ValueError(f"model._target_={target}: {error.__cause__} Its settings: {arguments}.") from error
+    model = _made("model", {"_target_": target, **arguments})
     return model, target, arguments, method
 
 
@@ -166,21 +169,20 @@ def build_trainer(config: DictConfig, folder: Path, callbacks: Sequence[Any], **
     if config.trainer.get("strategy") == RAY:
         changes["strategy"], others = on_ray.among_others()
         changes["devices"] = "auto"
-    trainer = instantiate(
-        config.trainer,
-        **changes,
-        plugins=[SafeCheckpoints(), *others],
-        callbacks=list(callbacks),
-        logger=build_logger(config.logger, folder),
-        default_root_dir=str(folder),
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        log_every_n_steps=1,
-        _convert_="all",
-    )
-    return cast(Trainer, trainer)
+    fixed = {
+        "plugins": [SafeCheckpoints(), *others],
+        "callbacks": list(callbacks),
+        "logger": build_logger(config.logger, folder),
+        "default_root_dir": str(folder),
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        "log_every_n_steps": 1,
+    }
+    if clash := sorted(fixed.keys() & config.trainer.keys()):
+        raise ValueError(f"trainer.{clash[0]} is set by the command. Leave it out.")
+    return cast(Trainer, _made("trainer", config.trainer, **changes, **fixed))
 
 
 def build_logger(settings: DictConfig, folder: Path) -> Any:
@@ -203,9 +205,66 @@ def build_logger(settings: DictConfig, folder: Path) -> Any:
         ) from error
 
 
-def _located(group: str, target: str) -> Any:
+def _located(group: str, target: Any) -> Any:
     try:
-        return get_object(target)
+        found = get_object(target)
     except Exception as error:
         message = f"{group}._target_={target} cannot be found. Give the dotted name of something that can be imported."
         raise ValueError(message) from error
+    if not callable(found):
+        raise ValueError(f"{group}._target_={target} cannot be called, expected a class or a function.")
+    return found
+
+
+def _made(group: str, settings: Any, **others: Any) -> Any:
+    """Instantiate what ``settings._target_`` names; ValueError with the cause if its arguments do not suit it."""
+    try:
+        return instantiate(settings, _convert_="all", **others)
+    except HydraException as error:
+        cause = error.__cause__
+        if not isinstance(cause, (TypeError, ValueError, RuntimeError, MisconfigurationException)):
+            raise
+        own = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(settings), resolve=True))
+        target = own.pop("_target_")
+        hint = " On this machine trainer=cpu may be what works." if _NO_DEVICE.search(str(cause)) else ""
+        text = " ".join(str(cause).split())
+        raise ValueError(f"{group}._target_={target}: {text}{hint} Its settings: {own}.") from error
+
+
+_NO_DEVICE = re.compile(r"No supported gpu backend|accelerator is not available")  # Lightning's words
+
+
+def _check_arguments(group: str, target: Any, settings: DictConfig) -> None:
+    """Raise ValueError for settings that are not of the types that one of this package's signatures names."""
+    if not target.__module__.startswith(f"{__package__}."):  # others' annotations may be wrong
+        return
+    types = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    for name, value in cast(dict[str, Any], OmegaConf.to_container(settings, resolve=True)).items():
+        if name in types and not _is_a(value, types[name]):
+            raise ValueError(f"{group}.{name} is {value!r}, expected {_in_words(types[name])}.")
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    """Whether a plain value is of an annotated type; objects, which settings describe by a mapping, may be any."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any or isinstance(value, dict):
+        return True
+    if origin in (Union, UnionType):
+        return any(_is_a(value, one) for one in inner)
+    if origin is tuple:
+        return isinstance(value, list) and len(value) == len(inner) and all(map(_is_a, value, inner))
+    if origin is Sequence:
+        return isinstance(value, list) and all(_is_a(each, inner[0]) for each in value)
+    if kind is float:
+        return type(value) in (int, float) and math.isfinite(value)
+    return type(value) is (str if kind is Path else kind)
+
+
+def _in_words(kind: Any) -> str:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(map(_in_words, inner)))
+    if origin in (tuple, Sequence):
+        return f"a list of which each is {_in_words(inner[0])}"
+    words = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text", Path: "text"}
+    return words.get(kind, "null" if kind is type(None) else f"a {kind.__name__} by its _target_")

@@ -109,7 +109,9 @@ def _store() -> Store | None:
 
 
 def drop_empty(folder: Path) -> None:
-    """Remove a folder that holds nothing."""
+    """Remove a folder that holds nothing, unless it is the working directory."""
+    if folder.absolute() == Path.cwd():
+        return
     with suppress(OSError):
         folder.rmdir()  # refused unless it is empty
 

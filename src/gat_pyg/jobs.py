@@ -108,9 +108,10 @@ def all_runs(config: DictConfig, folder: Path) -> float:
             print(summary_of_all(results, folder, mean), flush=True)
         if diverged:
             others = f" The results of the others are in {from_here(Path(config.results))}." if results else ""
+            seeds = ", ".join(map(str, diverged))
             raise ValueError(
-                f"{len(diverged)} of {config.runs} runs diverged (seed {', '.join(map(str, diverged))}): no epoch ended "
-                f"with a finite validation loss and score. A smaller training.lr may help.{others}"
+                f"{len(diverged)} of {config.runs} runs diverged (seed {seeds}): no epoch ended with a finite validation "
+                f"loss and score. A smaller training.lr may help.{others}"
             )
         if is_first():
             remove_checkpoints(folder)
@@ -118,9 +119,7 @@ def all_runs(config: DictConfig, folder: Path) -> float:
 
 
 def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result | None:
-    """Train with one seed, test the weights kept last, and leave everything in ``folder``; None if no epoch was kept."""
-    if is_first():
-        save_config(config, seed, folder)
+    """Train with one seed, test the weights kept last, and leave all in ``folder``; None if no epoch was kept."""
     built = seeded(seed, lambda: build_model(config.model, task))
     model = built[0]
     stopping = PaperStopping(config.training.patience, config.training.criterion)
@@ -138,6 +137,8 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result |
             )
         name = "micro_f1" if task.multilabel else "accuracy"
         fit: Callable[[Data], None] | None = getattr(model, "fit", None)
+        if is_first():
+            save_config(config, seed, folder)
         try:
             if fit is not None:  # a method of its own, without epochs
                 if not task.transductive:
@@ -363,6 +364,7 @@ def one_pass(
         if outcome.best_epoch and not (folders[outcome.seed] / RESULT).is_file():
             model = module.model[row].cpu()
             leave(config, task, outcome, (model, *built[outcome.seed][1:]), device, folders[outcome.seed])
+
 
 def _seeds_of(checkpoint: Path) -> list[int]:
     """The seeds of the pass that a checkpoint is of."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import math
 import os
 
 # Threads that wait for others leave their cores to those that work, rather than spin: beside other busy processes an
@@ -11,25 +13,27 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import re
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, NoReturn, cast, get_args
 
 import hydra
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from hydra.utils import get_object
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities import rank_zero_only
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from . import on_ray
-from .build import RAY, dataset_name, in_batches
+from .build import RAY, dataset_name
 from .data import name_of
 from .folders import (
     LOCK,
@@ -50,55 +54,166 @@ from .folders import (
 from .jobs import HOW, VECTORIZE, all_runs, end, keep_memory
 from .ranks import say
 from .results import CONFIG, FULL, RESULT, full, try_lock, write_whole
-from .training import handled
+from .training import Criterion, handled
 
 FULL_ERROR = "GAT_PYG_FULL_ERROR"  # and what HYDRA_FULL_ERROR was before it was set here
-LEAST = {  # the least value of each number among the settings, which is whole where this one is
-    "runs": 1,
-    "seed": 0,
-    "checkpoint_every": 0.0,
-    "training.lr": 0.0,
-    "training.weight_decay": 0.0,
-    "training.batch_size": 1,
-    "training.patience": 1,
-    "training.max_epochs": 1,
-    "trainer.max_epochs": 1,
-    "loader.num_parts": 1,
-    "loader.batch_size": 1,
-    "loader.num_workers": 0,
-    "split.per_class": 0,
-    "split.val": 0,
-    "split.test": 0,
-    "split.seed": 0,
-    "split.split": 0,
+
+
+class Rule(NamedTuple):
+    """The values that a setting may have."""
+
+    expected: str
+    fits: Callable[[Any], bool]
+
+
+def _whole(least: int, *others: Any) -> Rule:
+    words = "".join(f"{_word(other)} or " for other in others)
+    return Rule(
+        f"{words}a whole number, at least {least}",
+        lambda value: (type(value) is int and value >= least) or _is_one_of(value, others),
+    )
+
+
+def _number(expected: str, fits: Callable[[float], bool]) -> Rule:
+    return Rule(expected, lambda value: type(value) in (int, float) and fits(value))
+
+
+def _choice(*values: Any) -> Rule:
+    *first, last = map(_word, values)
+    return Rule(f"{', '.join(first)} or {last}" if first else last, lambda value: _is_one_of(value, values))
+
+
+def _text(expected: str, *others: Any) -> Rule:
+    return Rule(expected, lambda value: (isinstance(value, str) and value != "") or _is_one_of(value, others))
+
+
+def _list(expected: str, fits: Callable[[Any], bool], *others: Any) -> Rule:
+    def fits_all(value: Any) -> bool:
+        return isinstance(value, ListConfig) and len(value) > 0 and all(map(fits, value))
+
+    return Rule(expected, lambda value: fits_all(value) or _is_one_of(value, others))
+
+
+def _is_one_of(value: Any, values: Iterable[Any]) -> bool:
+    return any(type(value) is type(one) and value == one for one in values)  # 1 == True
+
+
+def _word(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_method(value: Any) -> bool:
+    return _is_name(value) or (isinstance(value, ListConfig) and len(value) > 0 and all(map(_is_name, value)))
+
+
+_POSITIVE = _number("a number above 0", lambda value: value > 0)
+_FINITE = _number("a finite number, at least 0", lambda value: 0 <= value < math.inf)
+_SECONDS = _number("a number of seconds, at least 0", lambda value: value >= 0)
+GROUPS = ("dataset", "model", "loader", "trainer", "logger", "training", "split")
+RULES = {  # every setting outside of the groups whose keys are the arguments of a class or function
+    "seed": _whole(0),
+    "runs": _whole(1),
+    "vectorize": Rule("auto, on or off", lambda value: _is_one_of(value, VECTORIZE)),
+    "seeds_per_pass": _whole(1, "auto"),
+    "methods": Rule(
+        "null or a list such as [gat,gcn], where a method with settings is a list too",
+        lambda value: value is None or _is_name(value) or _list("", _is_method).fits(value),
+    ),
+    "datasets": Rule(
+        "null or a list such as [cora,citeseer]",
+        lambda value: value is None or _is_name(value) or _list("", _is_name).fits(value),
+    ),
+    "ckpt_path": _text("null, last or the path of a checkpoint", None),
+    "checkpoint_every": _SECONDS,
+    "data_root": _text("null or the path of a folder, such as data or ./1", None),
+    "outputs": _text("the path of a folder, such as outputs or ./1"),
+    "results": _text("the path of a file, such as results.jsonl or ./1"),
+    "training.lr": _FINITE,
+    "training.weight_decay": _FINITE,
+    "training.batch_size": _whole(1),
+    "training.patience": _whole(1),
+    "training.criterion": Rule(
+        "both, accuracy (or micro-F1) or loss", lambda value: _is_one_of(value, get_args(Criterion))
+    ),
+    "training.max_epochs": _whole(1),
+    **{f"training.{key}": _choice(*values) for key, values in HOW.items()},
+    "split.per_class": _whole(0),
+    "split.val": _whole(0),
+    "split.test": _whole(0),
+    "split.seed": _whole(0),
+    "split.split": _whole(0),
+    "trainer.max_epochs": _whole(1),
+}
+OPTIONAL_RULES = {  # of those that are there
+    "loader.num_neighbors": _list(
+        "null or a list of whole numbers, one for each hop: at least 1, or -1 for all neighbours",
+        lambda value: type(value) is int and (value >= 1 or value == -1),
+        None,
+    ),
+    "loader.num_parts": _whole(1),
+    "loader.batch_size": _whole(1),
+    "loader.num_workers": _whole(0),
+    "trainer.devices": Rule(
+        "auto, a number of devices, at least 1, or a list of their indices",
+        lambda value: (
+            (_is_name(value) or value == -1 or _whole(1).fits(value))
+            or _list("", lambda index: type(index) is int and index >= 0).fits(value)
+        ),
+    ),
+    "trainer.deterministic": _choice(None, True, False, "warn"),
+    "trainer.limit_train_batches": _POSITIVE,
+    "trainer.limit_val_batches": _POSITIVE,
+    "trainer.limit_test_batches": _POSITIVE,
+    "trainer.fast_dev_run": _choice(False),
 }
 
 
 def main() -> None:
-    """The console script ``gat-pyg``: what can go wrong is told in a message, and the exit status is 1.
+    """The console script ``gat-pyg``: errors are printed as a message, and the exit status is 1.
 
     SIGINT (Ctrl-C) and SIGTERM end it with 128 + their number, in a training after the epoch and its checkpoint.
     """
+    if "--version" in sys.argv[1:]:
+        print(f"gat_pyg {get_object('gat_pyg.__version__')}")
+        return
     sys.argv[1:] = for_what_runs(sys.argv[1:])
     given = os.environ.get("HYDRA_FULL_ERROR")
-    asked = os.environ.setdefault(FULL_ERROR, given or "0")
+    os.environ.setdefault(FULL_ERROR, given or "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands errors on; here they are told in our own way
     keep_memory()
     try:
         with handled(end):
-            hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(job)()
+            hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(_job)()
     except Exception as error:
-        message = None if asked == "1" else _message(error)
-        if message is None:
-            traceback.print_exc()
-        else:
-            print(f"gat-pyg: {message}\n(HYDRA_FULL_ERROR=1 shows where.)", file=sys.stderr)
-        sys.exit(1)
+        _exit(error, _misused_group(sys.argv[1:]) or _message(error))
     finally:
         os.environ.pop(FULL_ERROR)
         os.environ.pop("HYDRA_FULL_ERROR")
         if given is not None:
             os.environ["HYDRA_FULL_ERROR"] = given
+
+
+def _job(config: DictConfig) -> float:
+    """``job``, but an error of a single run exits here: Hydra would print the command's arguments before it."""
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        return job(config)
+    try:
+        return job(config)
+    except Exception as error:
+        _exit(error, _message(error))
+
+
+def _exit(error: Exception, message: str | None) -> NoReturn:
+    """Print the message, or the traceback where there is none or ``HYDRA_FULL_ERROR=1`` asks for it."""
+    if message is None or os.environ[FULL_ERROR] == "1":
+        traceback.print_exception(error)
+    else:
+        print(f"gat-pyg: {message}\n(HYDRA_FULL_ERROR=1 shows where.)", file=sys.stderr)
+    sys.exit(1)
 
 
 def for_what_runs(arguments: Sequence[str]) -> list[str]:
@@ -159,10 +274,18 @@ def config_folder() -> Path:
 
 def job(config: DictConfig) -> float:
     """All methods of a table, or one with the seeds ``seed``, ``seed + 1``, ...; its mean validation score."""
+    own_folder = Path(HydraConfig.get().runtime.output_dir)
+    try:
+        _check(config)
+    except Exception:
+        drop_empty(own_folder)
+        if config.outputs is None:
+            drop_empty(Path(str(config.outputs)))  # which Hydra made
+        raise
     if config.methods is not None or config.datasets is not None:
+        drop_empty(own_folder)
         return table(config)
     with run_folder(config) as folder:
-        _check(config)
         return by_ray(config, folder) if config.trainer.get("strategy") == RAY else all_runs(config, folder)
 
 
@@ -199,7 +322,6 @@ def table(config: DictConfig) -> float:
     is finished is not done again, what was interrupted goes on, and a cell that fails leaves the others alone.
     """
     runtime = HydraConfig.get().runtime
-    drop_empty(Path(runtime.output_dir))
     cells = _cells(config)
     folder = Path(config.outputs).absolute() / (runtime.choices.get("experiment") or "table")  # the same each time
     for name, own in cells.items():
@@ -264,7 +386,7 @@ def _cells(config: DictConfig) -> dict[str, DictConfig]:
     for dataset in lists["datasets"]:
         for model, *own in _methods(lists["methods"], in_file.get("methods") or ()):
             settings = [f"dataset={dataset}", f"model={model}", f"runs={config.runs}", *own, *given, "ckpt_path=last"]
-            made = compose("config", overrides=for_what_runs(settings))
+            made = _composed(for_what_runs(settings))
             if made.trainer.get("strategy") is not None:
                 raise ValueError("A table is of runs in one process each. Leave out trainer=ddp or ddp_cpu.")
             made.methods = model  # it is a cell
@@ -279,6 +401,15 @@ def _cells(config: DictConfig) -> dict[str, DictConfig]:
             cells[name] = made
             _check(made)
     return cells
+
+
+def _composed(settings: list[str]) -> DictConfig:
+    try:
+        return compose("config", overrides=settings)
+    except Exception as error:
+        if message := _misused_group(settings):
+            raise ValueError(message) from error
+        raise
 
 
 def _methods(asked: Iterable[Any], in_file: Iterable[Any]) -> Iterable[tuple[str, ...]]:
@@ -347,7 +478,7 @@ def _message(error: Exception) -> str | None:
     """The error in words where its own words are enough: ours, Hydra's, the disk's. None where they are not."""
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        return f"{group}={name} is unknown. Known are: {', '.join(error.options)}."
+        return f"{group}={name} is unknown.{_similar(name, error.options, f'{group}=')}"
     if isinstance(error, OverrideParseException):
         given = error.override
         if "=" not in given:
@@ -359,10 +490,20 @@ def _message(error: Exception) -> str | None:
         )
     if isinstance(error, HydraException) and isinstance(error.__cause__, Exception):
         return _message(error.__cause__) or str(error)
+    if isinstance(error, (ConfigAttributeError, ConfigKeyError)) and error.full_key:
+        name, siblings = str(error.full_key), error.parent_node
+        group = name.rpartition(".")[0]
+        known = [f"{group}.{key}".removeprefix(".") for key in (siblings if isinstance(siblings, DictConfig) else ())]
+        more = (
+            f" To pass it all the same, write +{name}=..." if group in ("dataset", "model", "trainer", "logger") else ""
+        )
+        return f"{name} is unknown.{_similar(name, [*known, *RULES])}{more}"
     if isinstance(error, MisconfigurationException):
-        return f"{error} On this machine trainer=cpu may be what works."
-    if isinstance(error, (HydraException, OmegaConfBaseException)):
         return str(error)
+    if isinstance(error, OmegaConfBaseException):
+        return f"{error.full_key!s}: {str(error).splitlines()[0]}"
+    if isinstance(error, HydraException):
+        return " ".join(str(error).split("\n\n")[0].split())
     if isinstance(error, OSError) and error.filename is not None and (number := full(error)) is not None:
         return (
             f"{error.filename} could not be written: {FULL[number]}. What was there before is whole. Free some "
@@ -375,30 +516,87 @@ def _message(error: Exception) -> str | None:
     return str(error) if ours and isinstance(error, (ValueError, TypeError, OSError, ImportError)) else None
 
 
+def _similar(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """A sentence on the names that are close to ``name``, else on those beside it, else on all."""
+    last = {one: one.rpartition(".")[2].lower() for one in known}
+    group, _, key = name.lower().rpartition(".")
+    close = difflib.get_close_matches(name.lower(), [*map(str.lower, last)], 1, 0.8)
+    close = [one for one in last if one.lower() in close]
+    close = close or [one for one in last if last[one] in difflib.get_close_matches(key, last.values(), 1, 0.7)]
+    if close:
+        return f" Did you mean {prefix}{close[0]}?"
+    beside = [one for one in last if one.rpartition(".")[0] == group]
+    return f" Known are: {', '.join(beside or last)}."
+
+
+def _misused_group(overrides: Iterable[str]) -> str | None:
+    """A message on the first override that sets a group of settings to something that is no name, or on none."""
+    parser = OverridesParser.create()
+    for text in overrides:
+        try:
+            override = parser.parse_override(text)
+        except HydraException:
+            continue
+        if not override.key_or_group:
+            return f"{text} cannot be read as a setting, expected name=value, as in dataset=cora."
+        folder = config_folder() / override.key_or_group
+        if folder.is_dir() and (override.is_delete() or not isinstance(override.value(), str)):
+            names = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
+            return f"{text} is no choice, expected {override.key_or_group}=NAME with one of {names}."
+    return None
+
+
 def _check(config: DictConfig) -> None:
     """Raise ValueError for settings that cannot work, before anything is written."""
-    for name, least in LEAST.items():
-        value = OmegaConf.select(config, name)
-        if name.startswith("loader.") and (not in_batches(config) or name.removeprefix("loader.") not in config.loader):
+    for group in GROUPS:
+        if not isinstance(OmegaConf.select(config, group), DictConfig):
+            raise ValueError(f"{group} has no settings. Choose one of conf/{group}, or leave {group} out.")
+    for name in _names(config):
+        if name not in RULES and name not in OPTIONAL_RULES:
+            raise ValueError(f"{name} is unknown.{_similar(name, [*RULES, *OPTIONAL_RULES])}")
+    for name, rule in {**RULES, **OPTIONAL_RULES}.items():
+        group, _, key = name.rpartition(".")
+        if name in OPTIONAL_RULES and key not in config[group]:
             continue
-        whole = isinstance(least, int)
-        if type(value) not in ((int,) if whole else (int, float)) or not value >= least:
-            raise ValueError(f"{name} is {value!r}, expected a {'whole ' if whole else ''}number, at least {least:g}.")
+        if not rule.fits(value := OmegaConf.select(config, name)):
+            raise ValueError(f"{name} is {value!r}, expected {rule.expected}.")
     if config.seed > 2**32 - config.runs:
         raise ValueError(f"seed is {config.seed} with runs={config.runs}, expected seeds from 0 to 2^32 - 1.")
-    if config.vectorize not in VECTORIZE:
-        raise ValueError(f"vectorize is {config.vectorize!r}, expected auto, on or off.")
-    size = config.seeds_per_pass
-    if size != "auto" and (not isinstance(size, int) or size < 1):
-        raise ValueError(f"seeds_per_pass is {size!r}, expected auto or a number of seeds, at least 1.")
-    for key, known in HOW.items():
-        if (value := config.training[key]) not in known:
-            raise ValueError(f"training.{key} is {value!r}, expected {', '.join(map(str, known)).lower()}.")
     if config.ckpt_path not in (None, "last") and config.runs > 1:
         raise ValueError(f"ckpt_path={config.ckpt_path} is one checkpoint, but runs={config.runs}. Use runs=1.")
-    several = config.trainer.get("strategy") is not None
-    if several and HydraConfig.get().mode == RunMode.MULTIRUN:
+    mode = HydraConfig.get().mode
+    if config.trainer.get("strategy") is not None and mode == RunMode.MULTIRUN:
         raise ValueError("Several processes cannot go with --multirun: start the runs one by one, without -m.")
+    where = "sweep" if mode == RunMode.MULTIRUN else "run"
+    if OmegaConf.to_container(HydraConfig.get()[where], resolve=False)["dir"] == "":  # type: ignore[index, call-overload]
+        raise ValueError(f"hydra.{where}.dir is empty, expected the path of a folder.")
+    _check_appendable(Path(config.results))
+
+
+def _names(config: DictConfig) -> Iterator[str]:
+    """The dotted names of all settings that no class or function gets."""
+    for key in map(str, config):
+        if key in ("training", "split", "loader"):
+            yield from (f"{key}.{inner}" for inner in config[key])
+        elif key not in GROUPS:
+            yield key
+
+
+def _check_appendable(path: Path) -> None:
+    """Raise OSError or ValueError if lines cannot be added to the file, which need not exist; nothing is created."""
+    if path.exists():
+        if not path.is_file():
+            raise ValueError(f"results is {path}, which is no regular file. Choose another results=...")
+        os.close(os.open(path, os.O_RDWR))
+        return
+    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    if not folder.is_dir():
+        raise ValueError(f"results is {path}, but {folder} is no folder. Choose another results=...")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 if __name__ == "__main__":

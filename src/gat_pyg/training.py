@@ -571,8 +571,8 @@ class PaperStopping(Callback):
 
     It reads what the module logged as ``val_loss`` and as ``score``, by default ``val_accuracy`` or ``val_micro_f1``.
     The weights are kept in memory, on the device; they and all else of its state are in Lightning's checkpoints.
-    An epoch whose loss or score is not finite improves nothing. Where the model's parameters are not finite either, which
-    no later step can mend, training stops at once.
+    An epoch whose loss or score is not finite improves nothing. If the model's parameters are not finite either, which no
+    later step can mend, training stops at once.
 
     Raises ValueError for a patience below 1 or an unknown criterion.
 
@@ -624,8 +624,8 @@ class PaperStopping(Callback):
         self.wait = self.patience
         if self.best_epoch:
             rank_zero_warn(
-                f"{run} diverged: its weights are not finite after epoch {self.epoch}. It stops with the weights of epoch "
-                f"{self.best_epoch}. A smaller lr may help."
+                f"{run} diverged: its weights are not finite after epoch {self.epoch}. It stops with the weights of "
+                f"epoch {self.best_epoch}. A smaller lr may help."
             )
 
     @property
