@@ -110,8 +110,8 @@ def all_runs(config: DictConfig, folder: Path) -> float:
             others = f" The results of the others are in {from_here(Path(config.results))}." if results else ""
             seeds = ", ".join(map(str, diverged))
             raise ValueError(
-                f"{len(diverged)} of {config.runs} runs diverged (seed {seeds}): no epoch ended with a finite validation "
-                f"loss and score. A smaller training.lr may help.{others}"
+                f"{len(diverged)} of {config.runs} runs diverged (seed {seeds}): no epoch ended with a finite "
+                f"validation loss and score. A smaller training.lr may help.{others}"
             )
         if is_first():
             remove_checkpoints(folder)

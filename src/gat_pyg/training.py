@@ -571,8 +571,8 @@ class PaperStopping(Callback):
 
     It reads what the module logged as ``val_loss`` and as ``score``, by default ``val_accuracy`` or ``val_micro_f1``.
     The weights are kept in memory, on the device; they and all else of its state are in Lightning's checkpoints.
-    An epoch whose loss or score is not finite improves nothing. If the model's parameters are not finite either, which no
-    later step can mend, training stops at once.
+    An epoch whose loss or score is not finite improves nothing. If the model's parameters are not finite either, which
+    no later step can mend, training stops at once.
 
     Raises ValueError for a patience below 1 or an unknown criterion.
 
