@@ -751,7 +751,7 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
         (["training.cuda_graphs=true", "dataset=planted"], r"cuda_graphs is true, but planted has many graphs\."),
         (["ckpt_path=x.ckpt", "runs=2"], r"ckpt_path=x\.ckpt is one checkpoint, but runs=2\."),
         (["ckpt_path=x.ckpt"], r"There is no checkpoint x\.ckpt\."),
-        (["ckpt_path=last"], r"There is no unfinished run with these settings in outputs\."),
+        (["ckpt_path=last"], r"There is no run with these settings in outputs\."),
         (["dataset=file", "dataset.path=x.npz"], r"x\.npz does not exist\."),
         (["trainer=ddp_cpu"], "digits is one graph, which 2 processes do not share out among them by themselves"),
         ([*HALO, "dataset=planted"], r"trainer\.strategy is halo, which divides a single graph"),

@@ -491,9 +491,9 @@ def _message(error: Exception) -> str | None:
     if isinstance(error, HydraException) and isinstance(error.__cause__, Exception):
         return _message(error.__cause__) or str(error)
     if isinstance(error, (ConfigAttributeError, ConfigKeyError)) and error.full_key:
-        name, siblings = cast(str, error.full_key), error.parent_node
+        name, siblings = str(error.full_key), error.parent_node
         group = name.rpartition(".")[0]
-        known = [f"{group}.{key}".removeprefix(".") for key in (siblings if isinstance(siblings, DictConfig) else ())]
+        known = [f"{group}.{key!s}".removeprefix(".") for key in (siblings if isinstance(siblings, DictConfig) else ())]
         more = (
             f" To pass it all the same, write +{name}=..." if group in ("dataset", "model", "trainer", "logger") else ""
         )
@@ -501,7 +501,7 @@ def _message(error: Exception) -> str | None:
     if isinstance(error, MisconfigurationException):
         return str(error)
     if isinstance(error, OmegaConfBaseException):
-        return f"{cast(str, error.full_key)}: {str(error).splitlines()[0]}"
+        return f"{error.full_key!s}: {str(error).splitlines()[0]}"
     if isinstance(error, HydraException):
         return " ".join(str(error).split("\n\n")[0].split())
     if isinstance(error, OSError) and error.filename is not None and (number := full(error)) is not None:
