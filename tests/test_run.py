@@ -667,13 +667,15 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
         (["model=gat", "model.residual=abc"], r"model\.residual is 'abc', expected .*true or false"),
         (["model.dropout=abc"], r"model\.dropout is 'abc', expected a finite number\."),
         (["model.dropout=nan"], r"model\.dropout is nan, expected a finite number\."),
-        (["model.hidden_channels=-1"], r"model\._target_=.*: .*-1.* Its settings: "),
+        (["model.hidden_channels=0"], r"model\.hidden_channels is 0, expected a whole number, at least 1\."),
+        (["model.num_layers=-1"], r"model\.num_layers is -1, expected a whole number, at least 1\."),
+        (["+model.method=3"], r"model\.method is 3, expected text: the method's name in the results\."),
         (
             ["model=planetoid", "+model.weight_decay=[0.1]"],
             r"weight_decay is \[0\.1\], expected a list of which each is",
         ),
-        (["dataset=planted", "dataset.nodes=abc"], r"dataset\.nodes is 'abc', expected a whole number\."),
-        (["+dataset.k=abc"], r"dataset\.k is 'abc', expected a whole number\."),
+        (["dataset=planted", "dataset.nodes=abc"], r"dataset\.nodes is 'abc', expected a whole number, at least 0\."),
+        (["+dataset.k=abc"], r"dataset\.k is 'abc', expected a whole number, at least 0\."),
         (["+dataset.neighbours=3"], r"dataset\._target_=.*unexpected keyword argument 'neighbours' Its settings: "),
         (["dataset._target_=abc"], r"dataset\._target_=abc cannot be called, expected a class or a function\."),
         (

@@ -6,6 +6,7 @@ import inspect
 import math
 import re
 from collections.abc import Sequence
+from itertools import repeat
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
@@ -224,7 +225,8 @@ def _made(group: str, settings: Any, **others: Any) -> Any:
         cause = error.__cause__
         if not isinstance(cause, (TypeError, ValueError, RuntimeError, MisconfigurationException)):
             raise
-        own = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(settings), resolve=True))
+        config = settings if isinstance(settings, DictConfig) else OmegaConf.create(settings)
+        own = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
         target = own.pop("_target_")
         hint = " On this machine trainer=cpu may be what works." if _NO_DEVICE.search(str(cause)) else ""
         text = " ".join(str(cause).split())
@@ -240,31 +242,37 @@ def _check_arguments(group: str, target: Any, settings: DictConfig) -> None:
         return
     types = get_type_hints(target.__init__ if inspect.isclass(target) else target)
     for name, value in cast(dict[str, Any], OmegaConf.to_container(settings, resolve=True)).items():
-        if name in types and not _is_a(value, types[name]):
-            raise ValueError(f"{group}.{name} is {value!r}, expected {_in_words(types[name])}.")
+        least = 1 if name in ("hidden_channels", "num_layers") else 0
+        if name in types and not _is_a(value, types[name], least):
+            raise ValueError(f"{group}.{name} is {value!r}, expected {_in_words(types[name], least)}.")
+    if not isinstance(settings.get("method", ""), str):
+        raise ValueError(f"{group}.method is {settings.method!r}, expected text: the method's name in the results.")
 
 
-def _is_a(value: Any, kind: Any) -> bool:
+def _is_a(value: Any, kind: Any, least: int) -> bool:
     """Whether a plain value is of an annotated type; objects, which settings describe by a mapping, may be any."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Any or isinstance(value, dict):
         return True
     if origin in (Union, UnionType):
-        return any(_is_a(value, one) for one in inner)
+        return any(_is_a(value, one, least) for one in inner)
     if origin is tuple:
-        return isinstance(value, list) and len(value) == len(inner) and all(map(_is_a, value, inner))
+        return isinstance(value, list) and len(value) == len(inner) and all(map(_is_a, value, inner, repeat(least)))
     if origin is Sequence:
-        return isinstance(value, list) and all(_is_a(each, inner[0]) for each in value)
+        return isinstance(value, list) and all(_is_a(each, inner[0], least) for each in value)
     if kind is float:
         return type(value) in (int, float) and math.isfinite(value)
+    if kind is int:
+        return type(value) is int and value >= least
     return type(value) is (str if kind is Path else kind)
 
 
-def _in_words(kind: Any) -> str:
+def _in_words(kind: Any, least: int) -> str:
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(map(_in_words, inner)))
+        return " or ".join(dict.fromkeys(_in_words(one, least) for one in inner))
     if origin in (tuple, Sequence):
-        return f"a list of which each is {_in_words(inner[0])}"
-    words = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text", Path: "text"}
+        return f"a list of which each is {_in_words(inner[0], least)}"
+    whole = f"a whole number, at least {least}"
+    words = {int: whole, float: "a finite number", bool: "true or false", str: "text", Path: "text"}
     return words.get(kind, "null" if kind is type(None) else f"a {kind.__name__} by its _target_")

@@ -501,7 +501,7 @@ def _message(error: Exception) -> str | None:
     if isinstance(error, MisconfigurationException):
         return str(error)
     if isinstance(error, OmegaConfBaseException):
-        return f"{error.full_key!s}: {str(error).splitlines()[0]}"
+        return ": ".join([str(error.full_key), str(error).splitlines()[0]])
     if isinstance(error, HydraException):
         return " ".join(str(error).split("\n\n")[0].split())
     if isinstance(error, OSError) and error.filename is not None and (number := full(error)) is not None:
