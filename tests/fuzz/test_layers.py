@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -289,9 +289,12 @@ def layers(draw: Any) -> Layer:
         options["mechanism"] = draw(st.sampled_from(["additive", "additive", "constant", "dot", "gatv2"]))
     if name == "GATv2Conv" and in_channels != (3, 4):
         options["share_weights"] = draw(st.booleans())
+    graph = draw(graphs(square=not pair, ids=ids))
+    if loops and isinstance(options.get("fill_value"), str) and graph.num_dst > graph.num_src:
+        graph = replace(graph, num_dst=graph.num_src)  # PyG's layer stops: it reduces for the first N_src dst alone
     return Layer(
         name=name,
-        graph=draw(graphs(square=not pair, ids=ids)),
+        graph=graph,
         size=(heads, channels, dtype),
         in_channels=in_channels,
         pair=pair,
