@@ -1048,6 +1048,7 @@ def test_a_multirun_goes_on_with_what_is_unfinished_and_what_was_not_begun(
         assert re.findall(r"seed (\d)", told)[-3:] == ["1", "2", "3"]
         assert [result.seed for result in read("outputs/results.jsonl")] == [1, 2, 3]
         assert [path.name for path in runs()] == ["0", "1", "2"]
+    assert len(list(Path("outputs").iterdir())) == 3  # the lines, the first sweep, the one of the third seed
 
 
 def test_a_job_of_several_seeds_goes_on_with_the_first_unfinished(command: Command, monkeypatch: pytest.MonkeyPatch):

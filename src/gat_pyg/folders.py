@@ -19,7 +19,7 @@ from .ranks import is_first, say
 from .results import CHECKPOINT, CONFIG, PART, RESULT, Result, append, try_lock, unlock, write_whole
 
 RUN_DIR = "GAT_PYG_RUN_DIR"  # tells the processes that Lightning starts which folder the first one took
-LOCK = ".lock"
+LOCK, SWEEP = ".lock", "multirun.yaml"
 FREE = (  # what a resumed run may have otherwise
     "ckpt_path",
     "checkpoint_every",
@@ -51,6 +51,7 @@ def run_folder(config: DictConfig) -> Iterator[Path]:
         folder, lock = _resumed(config, given) if config.ckpt_path == "last" else _fresh(given)
         if folder != given:
             drop_empty(given)
+            _drop_sweep(given.parent)
         os.environ[RUN_DIR] = str(folder)
         if store is not None:
             store.set(RUN_DIR, str(folder))
@@ -114,6 +115,13 @@ def drop_empty(folder: Path) -> None:
         return
     with suppress(OSError):
         folder.rmdir()  # refused unless it is empty
+
+
+def _drop_sweep(folder: Path) -> None:
+    """Remove the folder of a multirun whose jobs are all done elsewhere so far: Hydra writes its command into it."""
+    if HydraConfig.get().mode == RunMode.MULTIRUN and {path.name for path in folder.iterdir()} <= {SWEEP}:
+        (folder / SWEEP).unlink(missing_ok=True)
+        drop_empty(folder)
 
 
 def _fresh(folder: Path) -> tuple[Path, int]:
