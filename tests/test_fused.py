@@ -973,6 +973,7 @@ def test_compiled(name: str, dropout_p: float, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("name", LAYERS)
 def test_exported(name: str) -> None:
     net, x, index = Net(name).eval(), torch.randn(40, 5), RANDOM.index
+    net.first.backend = net.second.backend = "fused"
     program = torch.export.export(net, (x, index))
     assert operators(program.graph_module) == ["gat_pyg.attend.default"] * 2
     file = io.BytesIO()

@@ -169,7 +169,12 @@ class _AttentionConv(MessagePassing):
         )
 
     def _compiles(self, x: Any, edge_index: Any, edge_attr: OptTensor, weights: Optional[bool]) -> bool:
-        """Whether a compiler is given the operation as one operator; messages are what it is given otherwise."""
+        """Whether a compiler is given the operation as one operator; messages are what it is given otherwise.
+
+        An exported program has plain operators, to run where this package is not, unless `backend` is "fused".
+        """
+        if torch.compiler.is_exporting() and (self.backend != "fused" or torch.onnx.is_in_onnx_export()):
+            return False
         return (
             not in_forward_mode()
             and fuses(self.backend, x if isinstance(x, Tensor) else x[0])
@@ -412,10 +417,11 @@ class GATConv(_AttentionConv):
         ValueError: if an argument is out of range.
 
     Cost: O(N F H C + E H C) time; memory for a few `[N, H C]`, and for a few `[E, H]` where attention is returned.
-    Neighbourhoods are built once per graph and shared by all layers and epochs. Under torch.compile and torch.export
-    the operation is one operator. Under TorchScript, with an explainer, a message passing hook or an overridden step,
-    and for a compiler where edge features, returned attention or a mechanism of one's own ask for it, the layer runs
-    PyG's message passing instead, whatever the backend: the same results, but dropout is drawn as PyG draws it.
+    Neighbourhoods are built once per graph and shared by all layers and epochs. Under torch.compile the operation is
+    one operator; under torch.export it is one with `backend="fused"` alone, so that other exports run anywhere. Under
+    TorchScript and ONNX, with an explainer, a message passing hook or an overridden step, and for a compiler where edge
+    features, returned attention or a mechanism of one's own ask for it, the layer runs PyG's message passing instead,
+    whatever the backend: the same results, but dropout is drawn as PyG draws it.
 
     Example:
         >>> conv = GATConv(16, 8, heads=2)
@@ -679,7 +685,7 @@ class GATConv(_AttentionConv):
     ) -> Tensor:
         """Equations (1) to (3): the scores of each edge's ends, `[E, H]`, to alpha `[E, H]`."""
         alpha = alpha_j if alpha_i is None else alpha_j + alpha_i
-        if index.numel() == 0:
+        if not is_compiling() and index.numel() == 0:
             return alpha
         if score is not None:
             alpha = alpha + score
