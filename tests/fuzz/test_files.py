@@ -1,6 +1,6 @@
 """Hostile files: each is read as what it says or refused by its name, and nothing in it is run.
 
-`GAT_PYG_FUZZ` is how many files are tried, `GAT_PYG_FUZZ_SEED` of what they are drawn.
+`FUZZ_CASES` is how many files are tried, `FUZZ_SEED` of what they are drawn.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 
 from gat_pyg import data as gat_data
-from gat_pyg import folders
 from gat_pyg.data import KEYS, Task, from_file, ogbn, planetoid, ppi
+from gat_pyg.folders import settings_in
 from gat_pyg.results import Result, load, read, save_model
 from gat_pyg.training import SafeCheckpoints
 
 resource = pytest.importorskip("resource", reason="no such limits here")
 
-CASES = int(os.environ.get("GAT_PYG_FUZZ", "60"))
-SEED = int(os.environ.get("GAT_PYG_FUZZ_SEED", "0"))
+CASES = int(os.environ.get("FUZZ_CASES", "60"))
+SEED = int(os.environ.get("FUZZ_SEED", "0"))
 SECONDS, MIB = 20, 400  # of one file, whose honest reading takes 0.1 s and 1 MiB; the rest is for a busy machine
 
 Files = dict[str, bytes]
@@ -210,6 +210,7 @@ def split_file(path: Path) -> Task:
     return from_file(path, per_class=1, val=2, test=2)
 
 
+CONFIG = b"dataset:\n  name: cora\ntraining:\n  lr: 0.005\n  patience: 100\nmodel:\n  hidden_channels: [8]\nruns: 1\n"
 READERS = {
     "pt": Reader(pt_files, lambda folder: split_file(folder / "mine.pt"), check_pt),
     "pt of a dict": Reader(dict_files, lambda folder: split_file(folder / "mine.pt"), check_pt),
@@ -238,16 +239,12 @@ READERS = {
         lambda folder: Result.from_json((folder / "result.json").read_text(encoding="utf-8")),
         check_result,
     ),
-}
-if settings_in := getattr(folders, "settings_in", None):
-    CONFIG = (
-        b"dataset:\n  name: cora\ntraining:\n  lr: 0.005\n  patience: 100\nmodel:\n  hidden_channels: [8]\nruns: 1\n"
-    )
-    READERS["config"] = Reader(
+    "config": Reader(
         lambda: {"run/config.yaml": CONFIG},
         lambda folder: settings_in(folder / "run"),
         lambda found, _: found.keys(),
-    )
+    ),
+}
 
 
 # What is done to them -----------------------------------------------------------------------------------------------
