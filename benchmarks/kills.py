@@ -154,6 +154,7 @@ class Job:
     place: Path
     seconds: float = 0.0  # of an undisturbed one
     statuses: list[int] = field(default_factory=list)
+    hung: bool = False  # whether both ranks stayed after one got a signal
 
     @property
     def outputs(self) -> Path:
@@ -209,8 +210,10 @@ class Job:
 
     def _wait_for_both(self, processes: list[int]) -> list[int]:
         """What a launcher does: where one has ended, the other, which may wait to meet it, is ended soon after."""
-        while not any(map(ended, processes)):
+        end = time.monotonic() + 150
+        while not any(map(ended, processes)) and time.monotonic() < end:
             time.sleep(0.01)
+        self.hung |= not any(map(ended, processes))
         return self.wait(processes, 15.0)
 
     def _strike(self, processes: list[int], chance: random.Random, number: signal.Signals) -> bool:
@@ -258,6 +261,7 @@ class Job:
             "summary": summary[-1:] or [said],
             "empty folder": len(empty),
             "traceback": "Traceback" in said,
+            "hung": self.hung,
         }
 
 

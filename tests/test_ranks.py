@@ -13,18 +13,23 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from safetensors.torch import load_file
 from torch import Tensor
 from torch_geometric.data import Data
 
+from gat_pyg import training
 from gat_pyg.batches import Shares, TaskData
 from gat_pyg.data import planted
+from gat_pyg.jobs import end
 from gat_pyg.ranks import SILENT, Beats
 from gat_pyg.results import Result, read
+from gat_pyg.training import Watch
 from graphs import random
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are stopped by POSIX signals")
@@ -261,6 +266,28 @@ def test_a_store_that_does_not_answer_is_the_silence_of_the_first(monkeypatch: p
     time.sleep(4.0)
     assert ended == [1] and other.lost(2.0) == [0]
     first.stop()
+
+
+def test_sigterm_waits_for_no_other_process(monkeypatch: pytest.MonkeyPatch):
+    def hangs(*arguments: object, **options: object) -> None:
+        raise AssertionError("in a signal's handler this waits for the others")
+
+    forwarded: list[int] = []
+    strategy = SimpleNamespace(
+        broadcast=lambda port: port, launcher=SimpleNamespace(kill=forwarded.append), root_device=torch.device("cpu")
+    )
+    trainer: Any = SimpleNamespace(world_size=2, global_rank=0, local_rank=0, strategy=strategy)
+    trainer._accelerator_connector = SimpleNamespace(cluster_environment=None)
+    trainer._signal_connector = _SignalConnector(trainer)
+    monkeypatch.setattr(training, "Beats", lambda *_: SimpleNamespace(port=1))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "broadcast", hangs)
+    Watch().setup(trainer, None, "fit")  # type: ignore[arg-type]
+    with training.handled(end):
+        trainer._signal_connector.register_signal_handlers()
+        with pytest.raises(SystemExit, match="143"):
+            signal.raise_signal(signal.SIGTERM)
+    assert forwarded == [signal.SIGTERM]
 
 
 # Each rank's share --------------------------------------------------------------------------------------------------

@@ -820,6 +820,14 @@ class Watch(Callback):
                 if thread.name == "child-process-observer":
                     thread._run = lambda: True  # type: ignore[attr-defined]
             self._beats = beats or Beats(host, port, trainer.global_rank, trainer.world_size)
+            launcher = trainer.strategy.launcher
+
+            def forward(number: int, frame: FrameType | None) -> None:
+                if launcher is not None:
+                    launcher.kill(number)
+
+            # Lightning's own calls a collective inside the handler, and hangs unless all processes do so at one moment
+            trainer._signal_connector._sigterm_notifier_fn = forward  # type: ignore[assignment]
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """No longer tell or look: all have come to the end."""
