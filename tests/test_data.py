@@ -601,6 +601,14 @@ def test_saved_graphs_of_a_list_are_drawn_from(tmp_path: Path):
         from_file(tmp_path / "rings.pt", val=1, test=1)
 
 
+def test_reading_a_file_leaves_the_classes_that_torch_may_load_as_they_were(tmp_path: Path):
+    before = set(torch.serialization.get_safe_globals())
+    assert Data in before  # by PyG
+    torch.save(ring(**masks()), tmp_path / "mine.pt")
+    from_file(tmp_path / "mine.pt")
+    assert set(torch.serialization.get_safe_globals()) == before
+
+
 def test_a_pt_file_that_would_run_code_is_refused(tmp_path: Path):
     marker = tmp_path / "it_ran"
     for content in (Gadget(os.system, f"touch {marker}"), ring(extra=Gadget(os.system, f"touch {marker}"))):

@@ -245,7 +245,7 @@ def _check_arguments(group: str, target: Any, settings: DictConfig) -> None:
         least = 1 if name in ("hidden_channels", "num_layers") else 0
         if name in types and not _is_a(value, types[name], least):
             raise ValueError(f"{group}.{name} is {value!r}, expected {_in_words(types[name], least)}.")
-    if not isinstance(settings.get("method", ""), str):
+    if not isinstance(settings.get("method"), (str, type(None))):
         raise ValueError(f"{group}.method is {settings.method!r}, expected text: the method's name in the results.")
 
 

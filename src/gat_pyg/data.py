@@ -1044,7 +1044,9 @@ def _load_folder(path: Path) -> dict[str, Any]:
 
 
 def _load_pt(path: Path) -> Any:
-    with torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]):
+    kinds = {Data, DataEdgeAttr, DataTensorAttr, GlobalStorage}
+    # only those that PyG does not list: torch removes from its list what it was given, whoever listed it before
+    with torch.serialization.safe_globals(list(kinds.difference(torch.serialization.get_safe_globals()))):
         found = torch.load(path, map_location="cpu", weights_only=True)
     return _mappings(found)
 
