@@ -34,6 +34,7 @@ from gat_pyg import GAT, load, predict
 from gat_pyg.attention import compiling
 from gat_pyg.data import digits, from_file, planted
 from gat_pyg.results import Result, read, try_lock
+from gat_pyg.seeds import Outcome
 from graphs import amazon_files
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
@@ -1114,6 +1115,31 @@ def test_a_pass_that_was_done_is_not_done_again(command: Command, monkeypatch: p
     command(*many, "ckpt_path=last")
     assert passes == [[0, 1], [2, 3], [2, 3]]
     assert not list(Path("outputs").glob("*/last.ckpt"))
+
+
+def test_a_pass_that_left_some_of_its_results_is_done_whole(command: Command, monkeypatch: pytest.MonkeyPatch):
+    passes: list[list[int]] = []
+    one_pass, leave = gat_pyg.jobs.one_pass, gat_pyg.jobs.leave
+
+    def noted(config: object, task: object, seeds: list[int], *others: object) -> None:
+        passes.append(list(seeds))
+        one_pass(config, task, seeds, *others)  # type: ignore[arg-type]
+
+    def dies(config: object, task: object, outcome: Outcome, *others: object) -> Result:
+        if outcome.seed == 4:
+            raise Killed
+        return leave(config, task, outcome, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(gat_pyg.jobs, "one_pass", noted)
+    many = (*SMALL, "runs=6", "seeds_per_pass=3", "training.max_epochs=2")
+    with monkeypatch.context() as patch:
+        patch.setattr(gat_pyg.jobs, "leave", dies)
+        with suppress(Killed):
+            command(*many)
+    assert [line.seed for line in read("outputs/results.jsonl")] == [0, 1, 2, 3]
+    command(*many, "ckpt_path=last")
+    assert passes == [[0, 1, 2], [3, 4, 5], [3, 4, 5]]
+    assert [line.seed for line in read("outputs/results.jsonl")] == list(range(6))
 
 
 def test_a_pass_that_was_too_large_is_done_in_smaller_ones(command: Command, monkeypatch: pytest.MonkeyPatch):

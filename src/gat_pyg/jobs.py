@@ -310,21 +310,32 @@ def one_share(place: Place, config: DictConfig, task: Task, folder: Path, sparse
         if too_many or not its <= set(seeds) or its.isdisjoint(left()):  # divided otherwise, or this pass is done
             resumed = None
 
-    def some_or_resumed(some: list[int]) -> None:
-        nonlocal resumed
-        checkpoint, resumed = resumed, None
-        some = some if checkpoint is None else _seeds_of(checkpoint)
-        one_pass(config, task, some, folder, sparse, place, checkpoint)
-        trained.update(some)
-
     size = config.seeds_per_pass
     if size == "auto":
         free = free_memory(place.device)
         shared = free if free is None or place.device.type != "cpu" else free // place.world
-        size = fit.seeds(place.device, max(len(left()), 1), shared)
+        size = fit.seeds(place.device, len(seeds), shared)
+    again = _seeds_of(resumed) if resumed is not None else _begun_pass(seeds, int(size), left(), config, folder)
+
+    def some_or_resumed(some: list[int]) -> None:
+        nonlocal again, resumed
+        its, checkpoint = again or some, resumed
+        again, resumed = [], None
+        one_pass(config, task, its, folder, sparse, place, checkpoint)
+        trained.update(its)
+
     with _deterministic():
         in_passes(left, int(size), some_or_resumed)
     path.unlink(missing_ok=True)
+
+
+def _begun_pass(seeds: range, size: int, left: Sequence[int], config: DictConfig, folder: Path) -> list[int]:
+    """The seeds of the pass in which a process died, finished ones too: a smaller stack would round otherwise."""
+    begun = [seed for seed in seeds if (seed_folder(folder, config, seed) / CONFIG).is_file()]
+    if not left or left[0] not in begun:
+        return []
+    start = seeds.index(left[0]) // size * size
+    return [seed for seed in seeds[start : start + size] if seed in begun]
 
 
 def one_pass(
