@@ -85,7 +85,7 @@ def held(folder: Path, config: DictConfig, lock: int) -> Iterator[None]:
         yield
         ended = True
     finally:
-        if ended or not complete(folder, config):
+        if ended or not (begun(folder) and complete(folder, config)):  # settings that cannot work get here, too
             unlock(folder / LOCK, lock)
         else:
             os.close(lock)
