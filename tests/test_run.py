@@ -670,6 +670,8 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
         (["model.dropout=nan"], r"model\.dropout is nan, expected a finite number\."),
         (["model.hidden_channels=0"], r"model\.hidden_channels is 0, expected a whole number, at least 1\."),
         (["model.num_layers=-1"], r"model\.num_layers is -1, expected a whole number, at least 1\."),
+        (["model=monet", "model.kernel_size=0"], r"model\.kernel_size is 0, expected a whole number, at least 1\."),
+        (["model=planetoid", "model.dropout=-1"], r"model\.dropout is -1, expected a number from 0 to 1\."),
         (["+model.method=3"], r"model\.method is 3, expected text: the method's name in the results\."),
         (
             ["model=planetoid", "+model.weight_decay=[0.1]"],

@@ -236,15 +236,20 @@ def _made(group: str, settings: Any, **others: Any) -> Any:
 _NO_DEVICE = re.compile(r"No supported gpu backend|accelerator is not available")  # Lightning's words
 
 
+_MAY_BE_ZERO = ("decayed_layers", "num_iterations", "num_negative_samples", "pretrain_steps", "steps")  # of a model
+
+
 def _check_arguments(group: str, target: Any, settings: DictConfig) -> None:
     """Raise ValueError for settings that are not of the types that one of this package's signatures names."""
     if not target.__module__.startswith(f"{__package__}."):  # others' annotations may be wrong
         return
     types = get_type_hints(target.__init__ if inspect.isclass(target) else target)
     for name, value in cast(dict[str, Any], OmegaConf.to_container(settings, resolve=True)).items():
-        least = 1 if name in ("hidden_channels", "num_layers") else 0
+        least = 0 if group == "dataset" or name in _MAY_BE_ZERO else 1
         if name in types and not _is_a(value, types[name], least):
             raise ValueError(f"{group}.{name} is {value!r}, expected {_in_words(types[name], least)}.")
+    if "dropout" in types and not 0 <= settings.get("dropout", 0) <= 1:
+        raise ValueError(f"{group}.dropout is {settings.dropout}, expected a number from 0 to 1.")
     if not isinstance(settings.get("method"), (str, type(None))):
         raise ValueError(f"{group}.method is {settings.method!r}, expected text: the method's name in the results.")
 
