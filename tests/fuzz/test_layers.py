@@ -6,6 +6,7 @@ simplest failing case is printed: `check_operation(CASE, Errors())` or `check_la
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -100,21 +101,35 @@ class Errors:
     cases: int = 0
     largest: dict[torch.dtype, tuple[float, str]] = field(default_factory=dict)
 
-    def compare(self, found: dict[str, Tensor], truth: dict[str, Tensor], dtype: torch.dtype) -> None:
+    def compare(
+        self,
+        found: dict[str, Tensor],
+        truth: dict[str, Tensor],
+        dtype: torch.dtype,
+        plain: Callable[[], dict[str, Tensor]],
+    ) -> None:
+        """Compare with the truth; where a long sum nearly cancels, with what plain torch loses in this dtype too."""
         self.cases += 1
         assert found.keys() == truth.keys()
         for name, expected in truth.items():
             actual = found[name]
             assert actual.shape == expected.shape and actual.dtype in (dtype, torch.int64), name
-            if expected.numel():
-                expected = expected.double()
-                error = float((actual.double() - expected).abs().max() / expected.abs().max().clamp(min=1))
-                assert error <= TOLERANCE[dtype], f"{name} differs by {error:.1e}"
-                self.largest[dtype] = max(self.largest.get(dtype, (0.0, "")), (error, name))
+            error = relative(actual, expected)
+            if not error <= TOLERANCE[dtype]:  # NaN too
+                allowed = 2 * relative(plain()[name], expected)
+                assert error <= allowed, f"{name} differs by {error:.1e}, plain torch by {allowed / 2:.1e}"
+            self.largest[dtype] = max(self.largest.get(dtype, (0.0, "")), (error, name))
 
     def __str__(self) -> str:
         worst = ", ".join(f"{str(d)[6:]} {error:.1e} ({name})" for d, (error, name) in self.largest.items())
         return f"{self.cases} cases, largest relative error: {worst}"
+
+
+def relative(actual: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the largest number that is expected, or to 1."""
+    if not expected.numel():
+        return 0.0
+    return float((actual.double() - expected.double()).abs().max() / expected.double().abs().max().clamp(min=1))
 
 
 @pytest.fixture(autouse=True)
@@ -224,7 +239,8 @@ def check_operation(case: Operation, errors: Errors) -> None:
     if case.csr:
         edges = Edges.from_csr(edges.rowptr, edges.src.to(graph.ids), graph.num_src)
     truth = answer_operation(case, edges, torch.float64, "reference")
-    errors.compare(answer_operation(case, edges, dtype, "fused"), truth, dtype)
+    found = answer_operation(case, edges, dtype, "fused")
+    errors.compare(found, truth, dtype, lambda: answer_operation(case, edges, dtype, "reference"))
 
 
 def test_operations() -> None:
@@ -310,7 +326,8 @@ def answer_layer(case: Layer, layer: Any, index: Tensor, dtype: torch.dtype) -> 
     graph, generator = case.graph, np.random.default_rng(case.graph.seed + 1)
     with torch.no_grad():
         for parameter in layer.parameters():
-            parameter.copy_(numbers(generator, *parameter.shape, step=8))
+            scale = 2.0 ** -round(math.log2(parameter.size(-1)) / 2)  # about Glorot's, and exact
+            parameter.copy_(scale * numbers(generator, *parameter.shape, step=8))
     layer.to(dtype)
     widths = (case.in_channels,) * 2 if isinstance(case.in_channels, int) else case.in_channels
     leaves = {"x": numbers(generator, graph.num_src, widths[0], step=8)}
@@ -344,7 +361,8 @@ def check_layer(case: Layer, errors: Errors) -> None:
     else:
         theirs = ours(*args, **case.options, backend="reference")
     truth = answer_layer(case, theirs, index.long(), torch.float64)
-    errors.compare(answer_layer(case, ours(*args, **case.options, backend="fused"), index, dtype), truth, dtype)
+    found = answer_layer(case, ours(*args, **case.options, backend="fused"), index, dtype)
+    errors.compare(found, truth, dtype, lambda: answer_layer(case, theirs, index.long(), dtype))
 
 
 @pytest.mark.usefixtures("one_mask")
