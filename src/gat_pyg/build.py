@@ -255,7 +255,7 @@ def _check_arguments(group: str, target: Any, settings: DictConfig) -> None:
 
 
 def _is_a(value: Any, kind: Any, least: int) -> bool:
-    """Whether a plain value is of an annotated type; objects, which settings describe by a mapping, may be any."""
+    """Return whether a plain value has an annotated type; a mapping, which describes an object, fits every type."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Any or isinstance(value, dict):
         return True

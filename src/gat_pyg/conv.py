@@ -169,7 +169,7 @@ class _AttentionConv(MessagePassing):
         )
 
     def _compiles(self, x: Any, edge_index: Any, edge_attr: OptTensor, weights: Optional[bool]) -> bool:
-        """Whether a compiler is given the operation as one operator; messages are what it is given otherwise.
+        """Return whether a compiler gets the operation as one operator, rather than as messages.
 
         An exported program has plain operators, to run where this package is not, unless `backend` is "fused".
         """

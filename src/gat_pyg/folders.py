@@ -248,7 +248,7 @@ def complete(folder: Path, config: DictConfig) -> bool:
 
 
 def over(folder: Path, config: DictConfig) -> bool:
-    """Whether a job has come to its end: every seed, their lines in the shared file, and the summary."""
+    """Return whether a job is finished: every seed, their lines in the shared file, and the summary."""
     return complete(folder, config) and not (folder / LOCK).exists()
 
 
@@ -258,7 +258,7 @@ def begun(folder: Path) -> bool:
 
 
 def checkpoint_of(config: DictConfig, folder: Path) -> str | None:
-    """What the run in a folder goes on from, as ``ckpt_path`` says: of ``last``, else what it was started from."""
+    """Return the checkpoint to resume from, by ``ckpt_path``: the last one, else the one the run was started from."""
     if config.ckpt_path == "last" and (folder / CHECKPOINT).is_file():
         return str(folder / CHECKPOINT)
     return started_from(config, folder)

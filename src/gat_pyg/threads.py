@@ -1,4 +1,4 @@
-"""How many threads a training uses: no more than its work keeps busy, and no more than the machine grants."""
+"""The number of threads of a training: no more than its work keeps busy, and no more than the machine grants."""
 
 from __future__ import annotations
 

@@ -775,7 +775,7 @@ class Resumable(Callback):
         self._signals.close()
 
     def _asked(self, trainer: Trainer, due: bool = False) -> tuple[bool, int]:
-        """Whether a checkpoint is due and the status to exit with, or 0: the same in all processes."""
+        """Return whether a checkpoint is due, and the status to exit with or 0: the same in all processes."""
         asked = int(due), self._status or 0
         if trainer.world_size > 1:
             ours = torch.tensor(asked, device=trainer.strategy.root_device)
