@@ -6,9 +6,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,8 @@ import torch.distributed as dist
 import torch_geometric.nn as pyg
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.data import Data
 
 from gat_pyg import GATv2Conv
@@ -66,8 +70,9 @@ def graph(num_nodes: int, num_edges: int, features: int = 10) -> Data:
 
 def given(model: nn.Module, data: Data) -> Tensor:
     """What a model gives in training mode."""
-    options = {"edge_attr": data.edge_attr} if getattr(model, "supports_edge_attr", False) else {}
-    with keyed(KEY):
+    takes = getattr(getattr(model, "module", model), "supports_edge_attr", False)
+    options = {"edge_attr": data.edge_attr} if takes else {}
+    with keyed(KEY.to(data.x.device)):
         return model(data.x, data.edge_index, **options)
 
 
@@ -79,6 +84,7 @@ def gradients(model: nn.Module, out: Tensor, data: Data, num_labels: int) -> lis
 
 
 def same_as_one(model: nn.Module, data: Data, part: Data) -> None:
+    """The rows and the summed gradients of the parts are those of the whole graph, without DDP and with it."""
     labels = int(data.train_mask.sum())
     expected = given(model, data)
     its = gradients(model, expected, data, labels)
@@ -92,35 +98,94 @@ def same_as_one(model: nn.Module, data: Data, part: Data) -> None:
         dist.all_reduce(whole)
         torch.testing.assert_close(whole, one, rtol=0, atol=1e-10)
 
+    # a bucket for each weight: its sum begins in the midst of the exchanges of the backward pass, on all alike
+    ddp = DistributedDataParallel(model, bucket_cap_mb=1e-6)
+    for _ in range(2):  # in the second step DDP has put its buckets in the order of the first
+        ddp.zero_grad()
+        with part.part.joined(model, part.edge_index):
+            out = given(ddp, part)
+        rows = part.train_mask
+        loss = nn.functional.cross_entropy(out[rows], part.y[rows], reduction="sum") / labels
+        (loss * dist.get_world_size()).backward()
+        for parameter, one in zip(model.parameters(), its, strict=True):
+            torch.testing.assert_close(parameter.grad, one, rtol=0, atol=1e-10)
 
-def process(rank: int, world: int, store: str) -> None:
+
+def process(rank: int, world: int, store: str, backend: str) -> None:
     """What each of the processes does."""
     torch.set_default_dtype(torch.float64)
-    dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    device = torch.device("cpu")
+    if backend == "nccl":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=60))
     data = graph(60, 400)
+    whole = data.clone().to(device)
     for make in models().values():
         torch.manual_seed(0)
-        same_as_one(make(), data, divided(data, rank, world)[0])
+        same_as_one(make().to(device), whole, divided(data, rank, world, device)[0].to(device))
     # no edge and no label for who has the last nodes, none at all for who has no nodes
     data.edge_index, data.edge_attr = data.edge_index[:, data.edge_index.amax(0) < 20], None
     data.train_mask[20:] = False
     for owner in (torch.arange(60) * world // 60, torch.zeros(60, dtype=torch.long)):
-        same_as_one(models()["text"](), data, Part.of(data.edge_index, owner, rank, world).take(data))
+        part = Part.of(data.edge_index, owner, rank, world).take(data).to(device)
+        same_as_one(models()["text"]().to(device), data.clone().to(device), part)
     dist.destroy_process_group()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="gloo rendezvous by a file")
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_parts_give_what_the_whole_gives(world: int, tmp_path: Path):
+def test_parts_give_what_the_whole_gives(world: int, backend: str, tmp_path: Path):
+    if backend == "nccl" and torch.cuda.device_count() < world:
+        pytest.skip(f"needs {world} GPUs")
     context = get_context("forkserver")
     context.set_forkserver_preload(["gat_pyg.halo"])  # once for all of them
     store = str(tmp_path / "store")
-    started = [context.Process(target=process, args=(rank, world, store), daemon=True) for rank in range(world)]
+    started = [
+        context.Process(target=process, args=(rank, world, store, backend), daemon=True) for rank in range(world)
+    ]
     for one in started:
         one.start()
     for one in started:
         one.join(200)
     assert [one.exitcode for one in started] == [0] * world
+
+
+class EachRowOnce(TorchDispatchMode):
+    """No addition of rows meets another in the same row, where the order of a GPU's atomic additions would matter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func not in (torch.ops.aten.scatter_add_.default, torch.ops.aten.index_put_.default)
+        if func is torch.ops.aten.index_add_.default:
+            rows = args[2]
+            assert rows.unique().numel() == rows.numel()
+            self.seen += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_gradients_of_fetched_rows_are_added_in_one_order(world: int, monkeypatch: pytest.MonkeyPatch):
+    data = graph(60, 900)
+    part = Part.of(data.edge_index, torch.arange(60) % world, 0, world)
+    assert world < 3 or part.send.unique().numel() < part.send.numel()  # several fetch the same row
+    monkeypatch.setattr(dist, "all_to_all_single", lambda made, rows, *_: made.normal_(generator=generator))
+    generator, x = torch.Generator(), torch.randn(len(part.nodes), 3, requires_grad=True)
+    found = []
+    for _ in range(2):
+        with EachRowOnce() as mode:
+            generator.manual_seed(0)
+            found += torch.autograd.grad(part.fetch(x)[len(x) :].sum(), x)
+        assert mode.seen == world
+    assert torch.equal(*found)
+    if world > 1:
+        fetched = torch.zeros(len(part.halo), 3).normal_(generator=generator.manual_seed(0))
+        back = torch.zeros(len(part.send), 3).normal_(generator=generator)
+        assert fetched.numel() and torch.equal(found[0], torch.zeros_like(x).index_add_(0, part.send, back))
 
 
 RUN = ("dataset=digits", "+trainer.precision=64-true", "training.max_epochs=25", "checkpoint_every=0")
@@ -134,6 +199,18 @@ def command(outputs: Path, *arguments: str, world: int = 1) -> list[str]:
 def left(outputs: Path) -> tuple[Result, dict[str, Tensor]]:
     (result,) = read(outputs / "results.jsonl")
     return result, load_file(Path(result.run_dir) / "model.safetensors")
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_train_as_one_does(tmp_path: Path):
+    for world in (1, 2):
+        gpus = ("trainer=ddp", "trainer.strategy=halo", f"trainer.devices={world}", "training.cuda_graphs=false")
+        run = [sys.executable, "-m", "gat_pyg.run", *RUN, *gpus, f"outputs={tmp_path / str(world)}"]
+        subprocess.run(run, check=True, capture_output=True)
+    (one, weights), (other, its) = left(tmp_path / "1"), left(tmp_path / "2")
+    assert (one.epochs, one.best_epoch, one.val, one.value) == (other.epochs, other.best_epoch, other.val, other.value)
+    for name, value in weights.items():
+        torch.testing.assert_close(its[name], value, rtol=0, atol=1e-10)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a signal ends the run")
@@ -152,6 +229,15 @@ def test_any_number_of_processes_trains_alike_and_goes_on_from_one_another(tmp_p
     assert (one.epochs, one.best_epoch, one.val, one.value) == (other.epochs, other.best_epoch, other.val, other.value)
     for name, value in weights.items():
         torch.testing.assert_close(its[name], value, rtol=0, atol=1e-10)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_graph_on_a_gpu_has_the_parts_of_one_on_a_cpu():
+    edge_index, owner = graph(60, 400).edge_index, torch.arange(60) % 3
+    here, there = (Part.of(index, owner, 1, 3).to("cpu") for index in (edge_index, edge_index.cuda()))
+    for field in fields(Part):
+        one, other = getattr(here, field.name), getattr(there, field.name)
+        assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
 
 
 def test_a_model_without_layers_that_take_a_graph_is_refused():

@@ -74,14 +74,15 @@ class Part:
             raise ValueError(
                 f"owner names processes {int(owner.min())} to {int(owner.max())}, expected 0 to {world - 1}."
             )
+        owner = owner.to(edge_index.device)
         src, dst = edge_index
         nodes, edges = (owner == rank).nonzero().view(-1), (owner[dst] == rank).nonzero().view(-1)
         own_src, own_dst = src[edges], dst[edges]
         halo = own_src[owner[own_src] != rank].unique()
         halo = halo[torch.sort(owner[halo], stable=True).indices]
         local = torch.full_like(owner, -1)
-        local[nodes] = torch.arange(nodes.numel())
-        local[halo] = torch.arange(nodes.numel(), nodes.numel() + halo.numel())
+        order = torch.arange(nodes.numel() + halo.numel(), device=owner.device)
+        local[nodes], local[halo] = order.split([nodes.numel(), halo.numel()])
 
         out = ((owner[src] == rank) & (owner[dst] != rank)).nonzero().view(-1)  # edges into others' nodes
         asked = (owner[dst[out]] * owner.numel() + src[out]).unique()  # by who asks, then by node, as their halo is
@@ -189,7 +190,11 @@ class _Fetch(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         part = ctx.part
         back = _exchanged(grad.contiguous(), part.fetched, part.sent)
-        return grad.new_zeros(ctx.rows, grad.size(1)).index_add_(0, part.send, back), None
+        total = grad.new_zeros(ctx.rows, grad.size(1))
+        # One process at a time: none fetches a row twice, so no two atomic additions of a GPU meet in one number.
+        for rows, grads in zip(part.send.split(part.sent), back.split(part.sent), strict=True):
+            total.index_add_(0, rows, grads)
+        return total, None
 
 
 def _exchanged(rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
@@ -215,9 +220,8 @@ def divided(data: Data, rank: int, world: int, device: torch.device | str = "cpu
         raise ValueError(f"There are {world} processes and {N} nodes: each needs one. Start at most {N} processes.")
     owner = partition(data.edge_index, N, world) if rank == 0 else torch.empty(N, dtype=torch.long)
     if world > 1:
-        told = owner.to(device)
-        dist.broadcast(told, 0)
-        owner = told.cpu()
+        owner = owner.to(device)
+        dist.broadcast(owner, 0)
     part = Part.of(data.edge_index, owner, rank, world)
     fetched = torch.tensor(part.halo.numel(), device=device)
     if world > 1:
