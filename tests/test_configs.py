@@ -11,7 +11,7 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from torch_geometric.data import Data
 
-from gat_pyg.build import build_logger, build_model, build_task, build_trainer
+from gat_pyg.build import build_logger, build_model, build_task, build_trainer, check_gpus
 from gat_pyg.data import Task
 from gat_pyg.jobs import numbers_of
 from gat_pyg.report.runs import gathered, lines_of, row_of
@@ -163,6 +163,22 @@ def test_trainers(trainer: str, tmp_path: Path):
     assert built.max_epochs == 7
     assert built.world_size == (2 if trainer == "ddp_cpu" else 1)
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "settings"),
+    [
+        (2, ["trainer=ddp"]),
+        (2, ["trainer=ddp", "trainer.devices=-1"]),
+        (2, ["trainer=ddp", "trainer.devices=2"]),
+        (2, ["trainer=gpu", "trainer.devices=[1]"]),
+        (0, ["trainer=ddp_cpu", "trainer.devices=4"]),
+        (0, ["trainer=ray", "trainer.accelerator=gpu"]),  # on Ray's machines
+    ],
+)
+def test_gpus_that_suffice_are_not_refused(gpus: int, settings: list[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    check_gpus(compose("config", settings).trainer)
 
 
 @pytest.mark.parametrize("logger", names("logger"))

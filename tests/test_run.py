@@ -741,7 +741,7 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
         (["training.max_epochs=0"], r"training\.max_epochs is 0, expected a whole number, at least 1\."),
         pytest.param(
             ["trainer=gpu"],
-            r"No supported gpu backend found.* trainer=cpu",
+            r"trainer\.devices is 1, but torch .* finds no GPU on this machine.* Use trainer=cpu\.",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
         ),
         (["training.patience=0"], r"training\.patience is 0, expected a whole number, at least 1\."),
@@ -809,6 +809,40 @@ def test_a_refused_setting_does_not_remove_the_working_directory(command: Comman
 
 def test_the_version_is_that_of_the_package(command: Command):
     assert command("--version") == f"gat_pyg {gat_pyg.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "devices", "message"),
+    [
+        (0, "2", r"trainer\.devices is 2, but torch .* finds no GPU on this machine\. Use trainer=ddp_cpu for"),
+        (0, "auto", r"trainer\.devices is auto, but torch .* finds no GPU on this machine\. Use trainer=ddp_cpu for"),
+        (1, "2", r"trainer\.devices is 2, but torch .* finds 1 GPU on this machine\. Use trainer\.devices=1, or trai"),
+        (
+            2,
+            "[0,2]",
+            r"trainer\.devices is \[0, 2\], but torch .* finds 2 GPUs on this machine\. Use trainer\.devices=2",
+        ),
+    ],
+)
+@pytest.mark.parametrize("strategy", ["ddp", "halo"])
+def test_missing_gpus_are_named_before_anything_is_written(
+    gpus: int, devices: str, message: str, strategy: str, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    before = Path.cwd()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(gat_pyg.jobs, "build_task", lambda config: pytest.fail("the data would be downloaded"))
+    said = command("trainer=ddp", f"trainer.devices={devices}", f"trainer.strategy={strategy}", fails=True)
+    assert re.search(message, said) and len(said.splitlines()) == 2, said
+    assert not [path for path in before.rglob("*") if path.is_file()]
+
+
+def test_hidden_gpus_are_named(command: Command, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    said = command("trainer=ddp", "trainer.devices=2", fails=True)
+    assert "finds 1 GPU on this machine among CUDA_VISIBLE_DEVICES=3. Use trainer.devices=1" in said
 
 
 def test_several_processes_and_multirun_do_not_go_together(command: Command):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import re
 from collections.abc import Sequence
 from itertools import repeat
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
 
+import torch
 from hydra.errors import HydraException
 from hydra.utils import get_object, instantiate
 from lightning import Trainer
@@ -164,6 +166,30 @@ def wants_sparse(config: DictConfig, task: Task, model: nn.Module, trainer: Trai
     return sparse
 
 
+def check_gpus(trainer: DictConfig) -> None:
+    """Check that this machine has the GPUs that the settings ask for; Ray finds them on its machines.
+
+    Raises:
+        ValueError: if it has fewer.
+    """
+    if trainer.get("accelerator") not in ("gpu", "cuda") or trainer.get("strategy") == RAY:
+        return
+    devices, gpus = trainer.get("devices", "auto"), torch.cuda.device_count()
+    needed = max(devices, default=0) + 1 if OmegaConf.is_list(devices) else devices if type(devices) is int else 1
+    if gpus >= max(needed, 1) or (gpus == 0 and torch.backends.mps.is_available()):
+        return
+    built = "" if torch.version.cuda or torch.version.hip else " (built without CUDA)"
+    count = {0: "no GPU", 1: "1 GPU"}.get(gpus, f"{gpus} GPUs")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    among = "" if visible is None else f" among CUDA_VISIBLE_DEVICES={visible}"
+    fewer = "" if gpus == 0 else f"trainer.devices={gpus}, or "
+    cpu = "trainer=cpu" if trainer.get("strategy") is None else "trainer=ddp_cpu for processes on its CPUs"
+    raise ValueError(
+        f"trainer.accelerator is {trainer.accelerator} and trainer.devices is {devices}, but torch {torch.__version__}"
+        f"{built} finds {count} on this machine{among}. Use {fewer}{cpu}."
+    )
+
+
 def build_trainer(config: DictConfig, folder: Path, callbacks: Sequence[Any], **changes: Any) -> Trainer:
     """Lightning's trainer as ``trainer`` and ``logger`` say; what would cost time in each epoch is off."""
     others: list[Any] = []
@@ -233,7 +259,7 @@ def _made(group: str, settings: Any, **others: Any) -> Any:
         raise ValueError(f"{group}._target_={target}: {text}{hint} Its settings: {own}.") from error
 
 
-_NO_DEVICE = re.compile(r"No supported gpu backend|accelerator is not available")  # Lightning's words
+_NO_DEVICE = re.compile(r"accelerator is not available")  # Lightning's words
 
 
 _MAY_BE_ZERO = ("decayed_layers", "num_iterations", "num_negative_samples", "pretrain_steps", "steps")  # of a model

@@ -33,7 +33,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from . import on_ray
-from .build import RAY, dataset_name
+from .build import RAY, check_gpus, dataset_name
 from .data import name_of
 from .folders import (
     LOCK,
@@ -570,6 +570,7 @@ def _check(config: DictConfig) -> None:
     where = "sweep" if mode == RunMode.MULTIRUN else "run"
     if OmegaConf.to_container(HydraConfig.get()[where], resolve=False)["dir"] == "":  # type: ignore[index, call-overload]
         raise ValueError(f"hydra.{where}.dir is empty, expected the path of a folder.")
+    check_gpus(config.trainer)
     _check_appendable(Path(config.results))
 
 
