@@ -1,0 +1,294 @@
+"""The collectives of processes with a GPU each, as nccl takes them; meta tensors stand for those on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import lightning.pytorch.strategies.ddp
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor, nn
+from torch_geometric.nn import MessagePassing
+
+from gat_pyg import halo, training
+from gat_pyg.halo import HaloStrategy, Part, divided
+from gat_pyg.seeds import Stacked
+from gat_pyg.training import Inductive, NodeClassifier, Resumable, Transductive, Watch
+from test_halo import graph
+
+DTYPES = (torch.int8, torch.uint8, torch.int32, torch.int64)
+DTYPES += (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # type: ignore[assignment]
+OTHERS = (  # that the package does not call
+    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "batch_isend_irecv", "gather"),
+    *("gather_object", "irecv", "isend", "monitored_barrier", "recv", "reduce", "reduce_scatter"),
+    *("reduce_scatter_tensor", "scatter", "scatter_object_list", "send"),
+)
+
+
+class Nccl:
+    """Stands in for torch.distributed in one process: records each collective, and asserts what nccl demands of it."""
+
+    def __init__(self, rank: int, world: int, patch: pytest.MonkeyPatch) -> None:
+        self.rank, self.world, self.device = rank, world, torch.device("meta")
+        self.calls: list[tuple[Any, ...]] = []
+        self.sent: list[tuple[list[int], list[int]]] = []
+        for name in ("all_reduce", "broadcast", "barrier", "broadcast_object_list", "all_to_all_single"):
+            patch.setattr(dist, name, getattr(self, name))
+        for name in OTHERS:
+            patch.setattr(dist, name, lambda *args, name=name, **kwargs: pytest.fail(f"{name} has no check here"))
+        facts = {"is_initialized": True, "get_backend": "nccl", "get_world_size": world, "get_rank": rank}
+        for name, value in facts.items():
+            patch.setattr(dist, name, lambda *args, value=value: value)
+
+    def _check(self, tensor: Tensor) -> None:
+        assert tensor.device == self.device, f"rank {self.rank} has a tensor on {tensor.device}"
+        assert tensor.layout is torch.strided and tensor.is_contiguous() and tensor.dtype in DTYPES, tensor
+
+    def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False):
+        self._check(tensor)
+        self.calls.append(("all_reduce", op, tensor.dtype, tensor.shape))
+
+    def broadcast(self, tensor: Tensor, src: int = 0, group: Any = None, async_op: bool = False):
+        self._check(tensor)
+        self.calls.append(("broadcast", src, tensor.dtype, tensor.shape))
+
+    def barrier(self, group: Any = None, async_op: bool = False, device_ids: list[int] | None = None):
+        assert device_ids in (None, [self.rank])  # by None it is the GPU that the process group was bound to
+        self.calls.append(("barrier",))
+
+    def broadcast_object_list(self, objects: list[Any], src: int = 0, group: Any = None, device: Any = None):
+        assert device in (None, self.device)  # by None it is the current GPU
+        self.calls.append(("broadcast_object_list", src, len(objects)))
+
+    def all_to_all_single(self, output: Tensor, input: Tensor, received: list[int], sent: list[int]):
+        self._check(output)
+        self._check(input)
+        assert output.dtype == input.dtype and output.shape[1:] == input.shape[1:]
+        assert (output.size(0), input.size(0)) == (sum(received), sum(sent))
+        assert len(received) == len(sent) == self.world
+        assert {type(size) for size in (*received, *sent)} == {int}  # on a GPU they would be waited for
+        self.calls.append(("all_to_all_single", input.dtype, input.shape[1:]))
+        self.sent.append((sent, received))
+
+
+def agree(ranks: Sequence[Nccl]) -> None:
+    """All ranks call the same collectives in one order, and each receives what the others send; else nccl hangs."""
+    assert all(rank.calls == ranks[0].calls for rank in ranks)
+    for exchange in zip(*(rank.sent for rank in ranks), strict=True):
+        for sender, (sent, _) in enumerate(exchange):
+            assert sent == [received[sender] for _, received in exchange]
+
+
+Ranks = Callable[[int], Iterator[Nccl]]
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
+    """One rank after the other, each with its own collectives; then whether they agree. What is read of a GPU is 0."""
+
+    def each(world: int) -> Iterator[Nccl]:
+        done = []
+        for rank in range(world):
+            with monkeypatch.context() as patch:
+                for name, zero in {"__int__": lambda self: 0, "tolist": lambda self: [0] * self.numel()}.items():
+                    read = getattr(Tensor, name)
+                    patch.setattr(
+                        Tensor, name, lambda self, read=read, zero=zero: (zero if self.is_meta else read)(self)
+                    )
+                done.append(Nccl(rank, world, patch))
+                yield done[-1]
+        agree(done)
+
+    begun: list[Any] = []
+    yield lambda world: begun.append(each(world)) or begun[-1]  # type: ignore[func-returns-value]
+    for generator in begun:
+        generator.close()  # of a test that failed
+
+
+OWNERS: dict[str, Callable[[int], Tensor]] = {
+    "ranges": lambda world: torch.arange(60) * world // 60,
+    "scattered": lambda world: torch.arange(60) % world,
+    "no nodes but for the first": lambda world: torch.zeros(60, dtype=torch.long),
+}
+
+
+class Sum(MessagePassing):
+    """A layer without a kernel, which would need values."""
+
+    def __init__(self, inner: int, outer: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inner, outer))
+
+    def forward(self, x: tuple[Tensor, Tensor], edge_index: Tensor) -> Tensor:
+        (src, dst), (x_src, x_dst) = edge_index, x
+        return (x_dst + torch.zeros_like(x_dst).index_add(0, dst, x_src.index_select(0, src))) @ self.weight
+
+
+class Net(nn.Module):
+    """Three layers: gradients go back to others from the last two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Sum(*sizes) for sizes in ((10, 8), (8, 6), (6, 4)))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, edge_index)
+        return x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("owner", OWNERS)
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_rows_of_the_halo_and_their_gradients_go_from_gpu_to_gpu(
+    world: int, owner: str, dtype: torch.dtype, ranks: Ranks
+):
+    data = graph(60, 400)
+    data.edge_index = data.edge_index[:, data.edge_index.amax(0) < 50]  # none for who has the last nodes
+    for rank in ranks(world):
+        part = Part.of(data.edge_index, OWNERS[owner](world), rank.rank, world).take(data).to(rank.device)
+        part.x, model = part.x.to(dtype), Net().to(rank.device, dtype)
+        with part.part.joined(model, part.edge_index):
+            out = model(part.x, part.edge_index)
+        assert (out.device, out.dtype, out.shape) == (rank.device, dtype, (len(part.y), 4))
+        torch.autograd.grad(out.sum(), list(model.parameters()))
+        widths = [10, 8, 6, 6, 8]  # three layers forward, and back all but the data's
+        assert rank.calls == [("all_to_all_single", dtype, (width,)) for width in widths]
+        there, back = rank.sent[:3], rank.sent[3:]
+        assert back == [(received, sent) for sent, received in there[:0:-1]]
+
+
+def test_expanded_gradients_are_sent_as_contiguous_ones(ranks: Ranks):
+    for rank in ranks(2):
+        part = Part.of(graph(60, 400).edge_index, OWNERS["ranges"](2), rank.rank, 2).to(rank.device)
+        x = torch.empty(30, 10, device=rank.device, requires_grad=True)
+        (grad,) = torch.autograd.grad(part.fetch(x).sum(), x)  # that of a sum is one number for all
+        assert grad.shape == x.shape and len(rank.calls) == 2
+
+
+def test_the_owners_of_the_nodes_are_broadcast_on_the_gpu(ranks: Ranks, monkeypatch: pytest.MonkeyPatch):
+    data, owner, to = graph(60, 400), torch.arange(60) // 30, Tensor.to
+
+    def back(self: Tensor, *args: Any) -> Tensor:
+        """Copy to the CPU what meta tensors have no values for."""
+        return owner if self.is_meta and torch.device(*args).type == "cpu" else to(self, *args)
+
+    monkeypatch.setattr(halo, "partition", lambda *_: owner)
+    for rank in ranks(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(Tensor, "to", back)
+            patch.setattr(Tensor, "cpu", lambda self: back(self, "cpu"))
+            part, _ = divided(data, rank.rank, 2, rank.device)
+        assert part.part.nodes.tolist() == (owner == rank.rank).nonzero().view(-1).tolist()
+        fetched = ("all_reduce", dist.ReduceOp.SUM, torch.int64, ())
+        assert rank.calls == [("broadcast", 0, torch.int64, (60,)), fetched]
+
+
+def trainer_of(rank: Any, strategy: type[DDPStrategy], **facts: Any) -> Any:
+    """What a module and the callbacks see of the trainer of one of several processes."""
+    place = LightningEnvironment()
+    place.local_rank = lambda: rank.rank  # type: ignore[method-assign]
+    devices = [torch.device("cpu")] * rank.world
+    devices[rank.rank] = rank.device
+    its = strategy(accelerator=CUDAAccelerator(), parallel_devices=devices, cluster_environment=place)
+    state = {"world_size": rank.world, "global_rank": rank.rank, "local_rank": rank.rank, "strategy": its}
+    state |= {"state": SimpleNamespace(fn="fit"), "sanity_checking": False, "loggers": [], "callback_metrics": {}}
+    return SimpleNamespace(**state, accumulate_grad_batches=1, precision="32-true", current_epoch=0, **facts)
+
+
+class Rows(nn.Module):
+    """Logits of nodes by themselves."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weights = nn.Linear(10, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weights(x)
+
+
+@pytest.mark.parametrize("strategy", [DDPStrategy, HaloStrategy])
+@pytest.mark.parametrize("setup", [Inductive, Transductive])
+@pytest.mark.parametrize("multilabel", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_losses_and_scores_are_pooled_on_the_gpu(
+    strategy: type[DDPStrategy],
+    setup: type[NodeClassifier],
+    multilabel: bool,
+    dtype: torch.dtype,
+    ranks: Ranks,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(training, "rows_of", lambda mask: torch.arange(3, device=mask.device))
+    monkeypatch.setattr(training, "Captured", lambda *_: pytest.fail("collectives would be captured"))
+    for rank in ranks(2):
+        data = graph(12, 30).to(rank.device)
+        data.x = data.x.to(dtype)
+        data.y = data.y if not multilabel else torch.ones(12, 4, device=rank.device)
+        module = setup(Rows(4).to(rank.device, dtype))
+        module._trainer = trainer_of(rank, strategy)
+        loss = module.training_step(data, 0)
+        assert loss.device == rank.device and loss.requires_grad
+        with torch.no_grad():
+            module.validation_step(data, 0)
+        module.on_validation_epoch_end()
+        assert {*module.trainer.callback_metrics} >= {"train_loss", "val_loss"}
+        wide = torch.promote_types(dtype, torch.float32)
+        counts = 5 if multilabel else 3  # loss, labels and those that are right; or TP, FP, FN
+        pooled = [(wide, (2,)), (torch.float64, (counts,))]
+        sums = [("all_reduce", dist.ReduceOp.SUM, *each) for each in [(wide, ()), *pooled]]
+        assert rank.calls == [sums[0], ("barrier",), sums[1], ("barrier",), sums[2]]
+
+
+@pytest.mark.parametrize("strategy", [DDPStrategy, HaloStrategy])
+@pytest.mark.parametrize("setup", [Transductive, Stacked])
+def test_several_processes_capture_no_cuda_graph(strategy: type[DDPStrategy], setup: Any):
+    for world in (1, 2):
+        module = setup(Rows(4)) if setup is Transductive else setup([Rows(4), Rows(4)], [0, 1])
+        module.cuda_graphs = True
+        place = SimpleNamespace(rank=world - 1, world=world, device=torch.device("cuda", world - 1))
+        module._trainer = trainer_of(place, strategy)
+        refused = pytest.raises(ValueError, match="cuda_graphs is true, but there are 2 processes")
+        with refused if world == 2 else nullcontext():
+            module.setup("fit")
+
+
+@pytest.mark.parametrize("strategy", [DDPStrategy, HaloStrategy])
+def test_the_processes_agree_on_a_checkpoint_by_their_gpus(strategy: type[DDPStrategy], ranks: Ranks):
+    for rank in ranks(3):
+        resumable = Resumable(None)
+        for hook in (resumable.on_train_epoch_end, resumable.on_train_end):
+            hook(trainer_of(rank, strategy), None)  # type: ignore[arg-type]
+        assert rank.calls == [("barrier",), ("all_reduce", dist.ReduceOp.MAX, torch.int64, (2,))] * 2
+
+
+def test_the_port_of_the_beats_is_broadcast_once(ranks: Ranks, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(training, "Beats", lambda *_: SimpleNamespace(port=1))
+    for rank in ranks(2):
+        trainer = trainer_of(rank, HaloStrategy, _signal_connector=SimpleNamespace())
+        Watch().setup(trainer, None, "fit")  # type: ignore[arg-type]
+        assert rank.calls == [("broadcast_object_list", 0, 1)]
+
+
+@pytest.mark.parametrize("strategy", [DDPStrategy, HaloStrategy])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_takes_its_gpu_before_it_joins_the_others(
+    strategy: type[DDPStrategy], rank: int, monkeypatch: pytest.MonkeyPatch
+):
+    done: list[Any] = []
+    monkeypatch.setattr(rank_zero_only, "rank", 0)
+    monkeypatch.setattr(lightning.pytorch.accelerators.cuda, "_check_cuda_matmul_precision", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "set_device", done.append)
+    ddp = lightning.pytorch.strategies.ddp
+    monkeypatch.setattr(ddp, "_init_dist_connection", lambda *args, **given: done.append((args[1], given["device_id"])))
+    own = torch.device("cuda", rank)
+    trainer_of(SimpleNamespace(rank=rank, world=2, device=own), strategy).strategy.setup_environment()
+    assert done == [own, ("nccl", own)]  # objects and barriers go by the current GPU, and by that of the group
