@@ -21,13 +21,15 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.nn import GAT as PYG_GAT
 from torch_geometric.nn import GCN, MLP
 
 from gat_pyg import seeds as together
-from gat_pyg.attention.dropout import draw_seed, keyed
+from gat_pyg.attention import dropout
+from gat_pyg.attention.dropout import draw_seed, first_seeds, keyed
 from gat_pyg.batches import TaskData
 from gat_pyg.conv import GATConv
 from gat_pyg.data import Task, digits, planetoid
@@ -125,10 +127,10 @@ MAKES: dict[str, Make] = {
 }
 
 
-def trainer(*callbacks: Callback, epochs: int, **arguments: Any) -> Trainer:
+def trainer(*callbacks: Callback, epochs: int, accelerator: str = "cpu", **arguments: Any) -> Trainer:
     return Trainer(
         max_epochs=epochs,
-        accelerator="cpu",
+        accelerator=accelerator,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -208,12 +210,13 @@ def stacked(
     sparse: bool = False,
     leave: Sequence[int] | None = None,
     lr: float = 0.01,
+    accelerator: str = "cpu",
 ) -> Found:
     """All seeds at once."""
     module = Stacked([seeded(seed, make) for seed in seeds], seeds, lr, 5e-4)
     stopping = EachStopping(seeds, patience) if leave is None else Leave(seeds, patience, epochs=leave)
     data, trajectory = TaskData(task, sparse=sparse), Trajectory()
-    fitted = trainer(stopping, Resumable(None, seeds[0]), trajectory, epochs=epochs)
+    fitted = trainer(stopping, Resumable(None, seeds[0]), trajectory, epochs=epochs, accelerator=accelerator)
     fitted.fit(module, datamodule=data)
     fitted.test(module, datamodule=data, verbose=False)
     trajectory.left_at = getattr(stopping, "left_at", [])
@@ -309,6 +312,74 @@ def test_the_stream_of_a_key_is_splitmix64():
         words = [int(draw_seed(device)) for _ in range(5)]
     known = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
     assert words == [word % 2**63 for word in known]
+
+
+def splitmix64(key: int, n: int) -> int:
+    """Return the n-th word of SplitMix64, as its authors' C code computes it, without its sign bit."""
+    word = (key + n * 0x9E3779B97F4A7C15) % 2**64
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    word = (word ^ word >> 27) * 0x94D049BB133111EB % 2**64
+    return (word ^ word >> 31) % 2**63
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["drawn one by one", "with the first seeds"])
+def test_the_seeds_of_a_key_stay_what_they_are(first: bool):
+    keys = [0, 1, 1234567, 2**62 + 12345, 2**63 - 1, *(key_of(seed, 7) for seed in range(5))]
+
+    def draw(key: Tensor) -> Tensor:
+        with keyed(key):
+            return torch.stack([draw_seed(key.device) for _ in range(70)])  # and more than those that are known
+
+    given = first_seeds(torch.tensor(keys)) if first else torch.tensor(keys)
+    expected = torch.tensor([[splitmix64(key, n) for n in range(1, 71)] for key in keys])
+    assert torch.equal(torch.func.vmap(draw)(given), expected)
+    assert torch.equal(torch.stack([draw(key) for key in given]), expected)
+
+
+class Kernels(TorchDispatchMode):
+    """Count the operations that compute: on a GPU, each is a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.names.append(func.overloadpacket.__name__)
+        return out
+
+
+def test_a_seed_of_an_epoch_is_one_kernel():
+    device = torch.device("cpu")
+    for models, keys in ((1, torch.tensor(7)), (3, torch.tensor([7, 8, 9]))):
+        for key, expected in ((keys, 13), (first_seeds(keys), 1)):
+
+            def draw(key: Tensor) -> Tensor:
+                with keyed(key):
+                    return draw_seed(device)
+
+            with Kernels() as kernels:
+                seed = draw(key) if models == 1 else torch.func.vmap(draw)(key)
+            assert len(kernels.names) == expected and seed.is_contiguous()
+
+
+@pytest.mark.parametrize("stack", [False, True])
+def test_a_step_copies_its_seeds_from_memory_that_stays(stack: bool, monkeypatch: pytest.MonkeyPatch):
+    make = lambda: GAT(6, [4], 3, [2, 1], dropout=0.5)  # noqa: E731
+    module = Stacked([make(), make()], range(2)) if stack else Transductive(make())
+    data, module = small().train[0], module.train()
+    module.begin_epoch(0, 1)
+    memory, first = module._key.data_ptr(), module(data)
+    module.begin_epoch(0, 2)
+    assert module._key.data_ptr() == memory  # where a CUDA graph reads it
+    with Kernels() as kernels, monkeypatch.context() as patch:
+        patch.setattr(dropout, "_mixed", None)  # no seed is computed
+        second = module(data)
+    assert kernels.names.count("clone") >= 4  # of the features and the coefficients of each layer
+    (first + second).sum().backward()  # a seed that was drawn is not overwritten
+    module.begin_epoch(0, 1)
+    assert torch.equal(module(data), first)
 
 
 def test_within_a_key_each_draws_its_own_and_torchs_generator_stays():

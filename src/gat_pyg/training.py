@@ -33,7 +33,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from .attention.dropout import keyed
+from .attention.dropout import first_seeds, keyed
 from .batches import is_compiled, is_drawn, is_sampled
 from .data import Split, near
 from .ranks import BEAT, Beats, say
@@ -229,7 +229,7 @@ class Transductive(NodeClassifier):
         self.cuda_graphs = cuda_graphs
         self._parts: dict[Split, tuple[list[Tensor], list[tuple[int, int]], Data]] = {}  # what is seen, and of what
         self._captured: dict[Split, tuple[Data, Captured | None]] = {}
-        self._key: Tensor | None = None  # of this epoch's chance
+        self._key: Tensor | None = None  # the epoch's key and the first seeds that follow from it
 
     def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
         """The rows under the mask of ``split``; of a batch of seed nodes, those."""
@@ -276,6 +276,7 @@ class Transductive(NodeClassifier):
         self._hold(torch.tensor(key_of(seed, epoch)))
 
     def _hold(self, key: Tensor) -> None:
+        key = first_seeds(key)
         if self._key is None or (self._key.shape, self._key.device) != (key.shape, self.device):
             self._key = key.to(self.device)
         else:

@@ -40,10 +40,11 @@ def _may_be_run_again() -> bool:
 def keyed(key: Tensor) -> Iterator[None]:
     """Within it, the n-th seed that this thread draws depends on n and the key alone, not on torch's generator.
 
-    The key is int64 without dimensions, on the device of what is dropped out. `torch.func.vmap` may map over it: then
-    each of the models that are mapped over has the seeds that it would have by itself. Compiled code draws as ever, and
-    so does code that is not mapped over where tensors are saved by hooks or no gradient is recorded: it may be that
-    `torch.utils.checkpoint` runs it again in the backward pass, with torch's generator as it was and no key.
+    The key is int64 without dimensions, on the device of what is dropped out, or the key with its `first_seeds`, which
+    saves computing them. `torch.func.vmap` may map over it: then each of the models that are mapped over has the seeds
+    that it would have by itself. Compiled code draws as ever, and so does code that is not mapped over where tensors
+    are saved by hooks or no gradient is recorded: it may be that `torch.utils.checkpoint` runs it again in the backward
+    pass, with torch's generator as it was and no key.
 
     Example:
         >>> with keyed(torch.tensor(7)):
@@ -60,20 +61,44 @@ def keyed(key: Tensor) -> Iterator[None]:
         _STREAMS.current = before
 
 
+def first_seeds(key: Tensor, count: int = 63) -> Tensor:
+    """Return keys `[...]`, each followed by the first seeds of its stream: `[..., 1 + count]`, for `keyed`.
+
+    To compute a seed takes a GPU 13 kernels, to copy it one. So compute them on the CPU, where the keys are known.
+
+    Example:
+        >>> key = torch.tensor(7)
+        >>> with keyed(key):
+        ...     seed = draw_seed(torch.device("cpu"))
+        >>> bool(first_seeds(key)[1] == seed)
+        True
+    """
+    key = key.unsqueeze(-1)
+    steps = torch.arange(1, 1 + count, device=key.device) * _wrapped(_GOLDEN)
+    return torch.cat([key, _mixed(key + steps)], dim=-1)
+
+
 class _Stream:
     """SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): steps of the golden ratio, each number then mixed."""
 
     def __init__(self, key: Tensor) -> None:
-        self.key = key
+        self.known = key.view(-1)  # the key and the seeds that are computed already
         self.drawn = 0
 
     def draw(self) -> Tensor:
         self.drawn += 1
-        word = self.key + _wrapped(self.drawn * 0x9E3779B97F4A7C15)
-        word = (word ^ _shifted(word, 30)) * _wrapped(0xBF58476D1CE4E5B9)
-        word = (word ^ _shifted(word, 27)) * _wrapped(0x94D049BB133111EB)
-        seed: Tensor = (word ^ _shifted(word, 31)) & (2**63 - 1)
-        return seed
+        if self.drawn < self.known.numel():
+            return self.known[self.drawn].clone()  # a tensor of its own: the next epoch overwrites the known ones
+        return _mixed(self.known[0] + _wrapped(self.drawn * _GOLDEN))
+
+
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _mixed(word: Tensor) -> Tensor:
+    word = (word ^ _shifted(word, 30)) * _wrapped(0xBF58476D1CE4E5B9)
+    word = (word ^ _shifted(word, 27)) * _wrapped(0x94D049BB133111EB)
+    return (word ^ _shifted(word, 31)) & (2**63 - 1)
 
 
 def _shifted(word: Tensor, by: int) -> Tensor:
