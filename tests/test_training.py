@@ -10,12 +10,14 @@ import re
 import signal
 import sys
 import types
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -24,17 +26,21 @@ from hypothesis import strategies as st
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from sklearn.metrics import accuracy_score, f1_score
 from torch import Tensor, is_tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GAT, GCN, MLP
 
 from gat_pyg import edges, training
-from gat_pyg.batches import TaskData, sparse_pays
+from gat_pyg.batches import Batches, TaskData, sparse_pays
 from gat_pyg.data import Task
 from gat_pyg.features import SparseFeatures
+from gat_pyg.halo import HaloStrategy
 from gat_pyg.models import GAT as GAT_PYG
 from gat_pyg.results import full
 from gat_pyg.training import (
@@ -419,6 +425,21 @@ class FakeGraph:
     """A CUDA graph on a CPU: a replay computes anew and leaves the results in the same memory."""
 
     replays = 0
+    cuda: FakeCuda
+
+    def capture_begin(self, pool: Any = None, **options: Any) -> None:
+        self.pool, self.valid = pool or self.cuda.graph_pool_handle(), True
+        self.cuda.recording = self
+        self.cuda.pools.append(self.pool)
+        self.cuda.generator_is_recorded = True
+
+    def capture_end(self) -> None:
+        self.cuda.recording = None
+        if self.valid or self.cuda.ends_failures:
+            self.cuda.pools.remove(self.pool)
+            self.cuda.generator_is_recorded = False
+        if not self.valid:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
 
     def replay(self) -> None:
         FakeGraph.replays += 1
@@ -433,31 +454,110 @@ class FakeCaptured(Captured):
         self.compute, self.graph.captured = compute, self
 
 
+class FakeCuda:
+    """What a capture needs of torch.cuda, on the CPU, in the state that torch leaves it in where a capture fails.
+
+    What `torch.cuda.graph` and `torch.cuda.stream` do in Python is torch's own.
+    """
+
+    def __init__(self, ends_failures: bool) -> None:
+        self.ends_failures = ends_failures  # as torch 2.13 does; before, allocator and generator stay in the capture
+        self.handles = 0
+        self.pools: list[Any] = []  # that the allocator takes memory from for a capture
+        self.recording: FakeGraph | None = None
+        self.generator_is_recorded = False
+        self.default = self.stream = self.new_stream()
+        self.sync_mode = 0
+        self.events: list[Any] = []
+
+    def new_stream(self) -> types.SimpleNamespace:
+        return types.SimpleNamespace(device=0, wait_stream=lambda other: None)
+
+    def set_stream(self, stream: types.SimpleNamespace) -> None:
+        self.stream = stream
+
+    def graph_pool_handle(self) -> tuple[int, int]:
+        self.handles += 1
+        return 0, self.handles
+
+    def end_allocate(self, device: int, pool: Any) -> None:
+        if pool not in self.pools:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.pools.remove(pool)
+
+    def empty_cache(self) -> None:
+        assert not self.pools, "captures_underway.empty() INTERNAL ASSERT FAILED"
+
+    def set_sync_debug_mode(self, mode: int | str) -> None:
+        warnings.warn("Synchronization debug mode is a prototype feature and does not yet detect all", stacklevel=1)
+        self.sync_mode = {"error": 2}.get(mode, mode)
+
+    def is_usable(self) -> bool:
+        return self.stream is self.default and not (self.generator_is_recorded or self.pools or self.sync_mode)
+
+
+@pytest.fixture(params=[False, True], ids=["torch 2.11", "torch 2.13"])
+def both_cudas(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return faked(monkeypatch, request.param)
+
+
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a capture needs of torch.cuda, on the CPU."""
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
-    monkeypatch.setattr(torch.cuda, "get_rng_state", torch.get_rng_state)
-    monkeypatch.setattr(torch.cuda, "set_rng_state", torch.set_rng_state)
-    stream = types.SimpleNamespace(wait_stream=lambda other: None)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph: nullcontext())
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return faked(monkeypatch, False)
+
+
+def faked(monkeypatch: pytest.MonkeyPatch, ends_failures: bool) -> FakeCuda:
+    fake, zeros = FakeCuda(ends_failures), torch.zeros
+    own = {
+        "CUDAGraph": FakeGraph,
+        "Stream": fake.new_stream,
+        "current_stream": lambda device=None: fake.stream,
+        "set_stream": fake.set_stream,
+        "current_device": lambda: 0,
+        "_get_device_index": lambda *given: 0,
+        "synchronize": lambda: None,
+        "empty_cache": fake.empty_cache,
+        "graph_pool_handle": fake.graph_pool_handle,
+        "get_sync_debug_mode": lambda: fake.sync_mode,
+        "set_sync_debug_mode": fake.set_sync_debug_mode,
+        "get_rng_state": torch.get_rng_state,  # the CPU's generator is the device's,
+        "set_rng_state": torch.set_rng_state,
+    }
+    for name, value in own.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch, "get_rng_state", lambda: torch.empty(0, dtype=torch.uint8))  # and there is no other
+    monkeypatch.setattr(torch, "set_rng_state", lambda state: None)
+    monkeypatch.setattr(torch, "zeros", lambda *size, device=None, **rest: zeros(*size, **rest))
+    monkeypatch.setattr(torch.cuda.graph, "default_capture_stream", None)
+    monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", fake.end_allocate, raising=False)
     monkeypatch.setattr(training, "Captured", FakeCaptured)
     monkeypatch.setattr(Transductive, "_why_not_captured", lambda self: None)
+    monkeypatch.setattr(FakeGraph, "cuda", fake, raising=False)
     monkeypatch.setattr(FakeGraph, "replays", 0)
+    return fake
 
 
-def trained(task: Task, cuda_graphs: Any, accelerator: str = "cpu") -> tuple[dict[str, Tensor], list[float]]:
+def trained(
+    task: Task, cuda_graphs: Any, accelerator: str = "cpu", model: nn.Module | None = None, *callbacks: Callback
+) -> tuple[dict[str, Tensor], list[float]]:
     torch.manual_seed(0)
-    model = GAT(6, 4, 2, 3, heads=2, dropout=0.5, norm="batch_norm")  # whose steps change buffers
+    model = GAT(6, 4, 2, 3, heads=2, dropout=0.5, norm="batch_norm") if model is None else model  # which has buffers
     model.idle = nn.Parameter(torch.ones(2))  # without a gradient, it stays as it is
     module, rule = Transductive(model, 0.01, 5e-4, cuda_graphs), PaperStopping()
-    fitted = trainer(rule, Resumable(None, seed=3), epochs=4, gradient_clip_val=0.5, accelerator=accelerator)
+    callbacks = rule, Resumable(None, seed=3), *callbacks
+    fitted = trainer(*callbacks, epochs=EPOCHS, gradient_clip_val=0.5, accelerator=accelerator)
     fitted.fit(module, datamodule=TaskData(task))
     assert not module._captured
     return module.cpu().state_dict(), [rule.best_loss, float(fitted.callback_metrics["train_loss"])]
+
+
+EPOCHS = 4  # of which the first runs as it is, and the second is captured
+
+
+def assert_same(found: tuple[dict[str, Tensor], list[float]], expected: tuple[dict[str, Tensor], list[float]]) -> None:
+    assert found[1] == expected[1]
+    assert all(torch.equal(value, found[0][key]) for key, value in expected[0].items())
 
 
 @pytest.mark.parametrize("multilabel", [False, True])
@@ -465,10 +565,22 @@ def trained(task: Task, cuda_graphs: Any, accelerator: str = "cpu") -> tuple[dic
 def test_a_captured_step_is_a_step(multilabel: bool):
     task = one_graph(multilabel)
     plain, captured = trained(task, False), trained(task, True)
-    assert FakeGraph.replays == 2 * 4  # training and validation
-    assert plain[1] == captured[1]
-    assert all(torch.equal(value, captured[0][key]) for key, value in plain[0].items())
+    assert FakeGraph.replays == 2 * (EPOCHS - 1)  # training and validation
+    assert_same(captured, plain)
     assert torch.equal(plain[0]["model.idle"], torch.ones(2))
+
+
+class Normed(nn.Module):
+    """Our GAT, with buffers that change in a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gat, self.norm = GAT_PYG(6, [4], 3, [2, 1], dropout=0.5), nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.norm(self.gat(x, edge_index))
+        return out
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -478,11 +590,50 @@ def test_a_captured_step_is_a_step_on_a_gpu(multilabel: bool, monkeypatch: pytes
     call = Captured.__call__
     monkeypatch.setattr(Captured, "__call__", lambda self: captured.append(self) or call(self))
     task = one_graph(multilabel)
-    plain, replayed = trained(task, False, "gpu"), trained(task, True, "gpu")
-    assert len(captured) == 2 * 4
+
+    plain, replayed = trained(task, False, "gpu", Normed()), trained(task, True, "gpu", Normed())
+    assert len(captured) == 2 * (EPOCHS - 1)
     assert plain[1] == pytest.approx(replayed[1], rel=1e-5)
     for key, value in plain[0].items():
         torch.testing.assert_close(replayed[0][key], value, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_step_that_waits_trains_on_without_a_graph_on_a_gpu():
+    """PyG's GAT adds self-loops by a boolean mask, whose size the host waits for."""
+    task = one_graph()
+    plain = trained(task, False, "gpu")
+    with pytest.warns(UserWarning, match=r"cannot be captured as a CUDA graph: .*synchronizing CUDA operation \(in "):
+        fallen = trained(task, True, "gpu")
+    assert torch.cuda.get_sync_debug_mode() == 0
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    F.dropout(torch.ones(3, device="cuda"))  # the generator is usable
+    torch.cuda.empty_cache()  # and so is the allocator
+    assert plain[1] == pytest.approx(fallen[1], rel=1e-5)
+    for key, value in plain[0].items():
+        torch.testing.assert_close(fallen[0][key], value, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_after_a_failed_capture_a_gpu_is_as_before():
+    x = torch.ones(3, device="cuda")
+
+    def step() -> tuple[Tensor, ...]:
+        if torch.cuda.is_current_stream_capturing():
+            F.dropout(x)[0].item()
+        return (F.dropout(x),)
+
+    stream, state = torch.cuda.current_stream(), torch.cuda.get_rng_state()
+    with pytest.raises(RuntimeError, match="captur"):
+        Captured(step)
+    assert torch.cuda.current_stream() == stream
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+    F.dropout(x)
+    torch.cuda.empty_cache()
+    torch.cuda.set_rng_state(state)
+    expected = F.dropout(x)
+    torch.cuda.set_rng_state(state)
+    assert torch.equal(Captured(lambda: (F.dropout(x),))()[0], expected)
 
 
 @pytest.mark.usefixtures("cuda")
@@ -492,20 +643,180 @@ def test_a_graph_of_many_edges_is_not_captured(monkeypatch: pytest.MonkeyPatch):
     assert FakeGraph.replays == 0
     monkeypatch.setattr(training, "SMALL", 90)
     trained(one_graph(), "auto")
-    assert FakeGraph.replays == 2 * 4
+    assert FakeGraph.replays == 2 * (EPOCHS - 1)
+
+
+class Failing(nn.Module):
+    """A model whose forward cannot be captured, for a reason found in the warm-up or only in the capture."""
+
+    def __init__(self, cuda: FakeCuda, reason: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gat = GAT(6, 4, 2, 3, heads=2, dropout=0.5, norm="batch_norm")
+        self.cuda, self.reason = cuda, reason
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        cuda = self.cuda
+        cuda.events.append("capture" if cuda.recording else "checked" if cuda.sync_mode else "step")
+        if cuda.generator_is_recorded and not cuda.recording:
+            raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
+        out: Tensor = self.gat(x, edge_index)
+        if self.reason == "wait" and cuda.sync_mode == 2:
+            raise RuntimeError("called a synchronizing CUDA operation")
+        if self.reason == "capture" and cuda.recording:
+            cuda.recording.valid = False
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nCompile with ...")
+        return out * np.random.rand() if self.reason == "draw" else out
+
+
+@pytest.mark.parametrize(
+    ("reason", "match"),
+    [
+        ("wait", r"RuntimeError: called a synchronizing CUDA operation \(in forward, .*test_training"),
+        ("draw", r"RuntimeError: the step draws random numbers on the CPU"),
+        ("capture", r"RuntimeError: CUDA error: operation not permitted when stream is capturing \(in forward, "),
+    ],
+)
+def test_what_cannot_be_captured_runs_without(reason: str, match: str, both_cudas: FakeCuda):
+    cuda = both_cudas
+    plain = trained(one_graph(), False, model=Failing(cuda, reason))
+    cuda.events.clear()
+    with pytest.warns(UserWarning, match=f"The train step cannot be captured as a CUDA graph: {match}") as warned:
+        fallen = trained(one_graph(), "auto", model=Failing(cuda, reason))
+    assert len([one for one in warned if "CUDA graph" in str(one.message)]) == 1  # validation does not try again
+    # training and validation, the three calls before a capture, which only one of the reasons needs, and the rest
+    tried = ["step", "step", "checked", *(["capture"] if reason == "capture" else [])]
+    assert cuda.events == ["step"] * 2 + tried + ["step"] * 2 * (EPOCHS - 1)
+    assert cuda.is_usable() and FakeGraph.replays == 0
+    torch.cuda.empty_cache()
+    assert_same(fallen, plain)
+
+
+def test_the_mode_of_synchronisations_is_restored(cuda: FakeCuda):
+    cuda.sync_mode, modes = 1, []
+    for fails in (False, True):
+
+        def step() -> tuple[Tensor, ...]:
+            modes.append(cuda.sync_mode)
+            if fails and cuda.sync_mode == 2:  # noqa: B023
+                raise RuntimeError("it waits")
+            return (torch.ones(1),)
+
+        with pytest.raises(RuntimeError, match="it waits") if fails else nullcontext():
+            Captured(step)
+        assert cuda.sync_mode == 1
+    assert modes == [1, 1, 2, 1, 1, 1, 2]  # of three calls and the capture; and of three
+
+
+class Change(Callback):
+    """Change the graph or the model before the third epoch."""
+
+    def __init__(self, change: Callable[[Data, nn.Module], None]) -> None:
+        self.change = change
+        self.replays: list[int] = []
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.current_epoch == 2:
+            self.change(next(iter(trainer.train_dataloader)), pl_module.model)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.replays.append(FakeGraph.replays)
+
+
+def replaced(key: str, change: Callable[[Tensor], Tensor]) -> Callable[[Data, nn.Module], None]:
+    return lambda data, model: data.__setattr__(key, change(data[key]))
+
+
+CHANGES: dict[str, Callable[[Data, nn.Module], None]] = {
+    "edges in place": lambda data, model: data.edge_index[0].copy_(data.edge_index[0].flip(0)),
+    "mask in place": lambda data, model: data.train_mask.copy_(data.train_mask.roll(1)),
+    "edges": replaced("edge_index", lambda edge_index: edge_index.flip(0)),
+    "features": replaced("x", lambda x: 2 * x),
+    "labels": replaced("y", lambda y: 2 - y),
+    "memory": lambda data, model: setattr(data.x, "data", data.x.flip(0)),
+    "a weight": lambda data, model: setattr(model.convs[0].lin.weight, "data", model.convs[0].lin.weight.data * 2),
+    "frozen": lambda data, model: model.convs[0].lin.weight.requires_grad_(False),
+}
 
 
 @pytest.mark.usefixtures("cuda")
-def test_what_cannot_be_captured_runs_without(monkeypatch: pytest.MonkeyPatch):
-    def refuse(graph: FakeGraph) -> None:
-        raise RuntimeError("operation not permitted when stream is capturing")
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_between_replays_is_captured_anew(change: str, monkeypatch: pytest.MonkeyPatch):
+    def task() -> Task:  # of its own for each, since it is changed
+        return one_graph()
 
-    plain = trained(one_graph(), False)
-    monkeypatch.setattr(torch.cuda, "graph", refuse)
-    with pytest.warns(UserWarning, match=r"runs without a CUDA graph, which could not be captured: operation not perm"):
-        fallen = trained(one_graph(), "auto")
-    assert plain[1] == fallen[1]
-    assert all(torch.equal(value, fallen[0][key]) for key, value in plain[0].items())
+    class Recorded(FakeCaptured):
+        """A capture that holds on to tensors instead of running Python again."""
+
+        def __init__(self, compute: Callable[[], tuple[Tensor, ...]], buffers: Sequence[Tensor] = ()) -> None:
+            def recording() -> tuple[Tensor, ...]:
+                if FakeGraph.cuda.recording is None:
+                    return compute()
+                self.recorded = make_fx(compute)()
+                return replay()
+
+            def replay() -> tuple[Tensor, ...]:
+                with torch.no_grad():
+                    return tuple(self.recorded())
+
+            super().__init__(recording, buffers)
+            self.compute = replay
+
+    monkeypatch.setattr(training, "Captured", Recorded)
+    monkeypatch.setattr(sys.modules[__name__], "EPOCHS", 6)
+    plain, watch = trained(task(), False, "cpu", None, Change(CHANGES[change])), Change(CHANGES[change])
+    assert_same(trained(task(), True, "cpu", None, watch), plain)
+    assert watch.replays == [0, 2, 2, 4, 6, 8]  # eager, captured, changed, captured
+
+
+@pytest.mark.usefixtures("cuda")
+def test_graphs_in_turn_are_not_captured():
+    """A capture takes longer than a step, and gradients of one graph's are not another's."""
+    states = []
+    for cuda_graphs in (False, True):
+        torch.manual_seed(0)
+        first, second = one_graph().train[0], one_graph().train[0]
+        second.x = second.x.flip(0)
+        module = Transductive(GCN(6, 4, 2, 3), cuda_graphs=cuda_graphs)
+        trainer(epochs=3).fit(module, Batches([first, second]), Batches([first]))
+        states.append(module.state_dict())
+    assert FakeGraph.replays == 2  # of the validation
+    assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_graph_whose_changes_cannot_be_seen_is_not_captured(sparse: bool):
+    task = one_graph()
+    if sparse:
+        trainer(epochs=3).fit(
+            Transductive(GAT_PYG(6, [4], 3, [2, 1]), cuda_graphs=True), datamodule=TaskData(task, sparse=True)
+        )
+    else:
+        with torch.inference_mode():
+            task.train[0].test_mask = task.train[0].test_mask.clone()
+        trained(task, True)
+    assert FakeGraph.replays == 0
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_fit_that_an_error_ended_leaves_the_next_one_nothing():
+    class Stop(Callback):
+        def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            raise KeyError("stop")
+
+    module = Transductive(GAT_PYG(6, [4], 3, [2, 1], dropout=0.5), cuda_graphs=True)
+    with pytest.raises(KeyError, match="stop"):
+        trainer(Resumable(None), Stop()).fit(module, datamodule=TaskData(one_graph()))
+    assert module._key is not None
+    masks = []
+
+    class Watch(Callback):
+        def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            masks.append(module._key)
+
+    trainer(Watch(), epochs=1).fit(module, datamodule=TaskData(one_graph()))
+    assert masks == [None]  # without Resumable, each epoch has its own dropout again
 
 
 def test_why_there_is_no_cuda_graph():
@@ -516,20 +827,34 @@ def test_why_there_is_no_cuda_graph():
     ):
         trainer().fit(module, datamodule=TaskData(one_graph()))
 
-    def why(model: nn.Module | None = None, precision: str = "32-true", **changes: int) -> str | None:
-        module = Transductive(GCN(6, 4, 2, 3) if model is None else model)
-        strategy = types.SimpleNamespace(root_device=torch.device("cuda"))
+    def why(
+        model: nn.Module | None = None,
+        precision: str = "32-true",
+        kind: type[Transductive] = Transductive,
+        strategy: Any = SingleDeviceStrategy("cuda"),  # noqa: B008
+        **changes: int,
+    ) -> str | None:
+        module = kind(GCN(6, 4, 2, 3) if model is None else model)
         facts = {"world_size": 1, "accumulate_grad_batches": 1, **changes}
         module._trainer = types.SimpleNamespace(strategy=strategy, precision=precision, **facts)
         return module._why_not_captured()
 
     assert why() is None
     assert why(world_size=2) == "there are 2 processes"
+    for many in (DDPStrategy, HaloStrategy):  # in a single process, too
+        with_one = many(parallel_devices=[torch.device("cuda")], cluster_environment=LightningEnvironment())
+        assert why(strategy=with_one) == f"the strategy is {many.__name__}, which communicates in the step"
     assert why(accumulate_grad_batches=2) == "gradients are accumulated over several steps"
     assert why(precision="16-mixed") == "precision is 16-mixed, whose casts and scales are not captured"
     compiled = GCN(6, 4, 2, 3)
     compiled.compile()
     assert why(compiled) == why(torch.compile(GCN(6, 4, 2, 3))) == "the model is compiled"
+
+    class Regularised(Transductive):
+        def training_step(self, data: Data, batch_idx: int) -> Tensor:
+            return super().training_step(data, batch_idx) + self.model.convs[0].bias.abs().sum()
+
+    assert why(kind=Regularised) == "Regularised has its own training_step, which a replay would skip"
 
 
 @pytest.mark.parametrize("name", ["one graph", "many graphs, many labels"])

@@ -15,8 +15,11 @@ import signal
 import sys
 import threading
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, cast, get_args
@@ -26,16 +29,19 @@ import torch
 import torch.nn.functional as F
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
 from torch_geometric.nn.models.basic_gnn import BasicGNN
+from torch_geometric.typing import SparseTensor
 
 from .attention.dropout import first_seeds, keyed
 from .batches import is_compiled, is_drawn, is_sampled
 from .data import Split, near
+from .edges import ids_state
 from .ranks import BEAT, Beats, say
 from .results import add, differing, write_whole
 
@@ -207,10 +213,13 @@ class Transductive(NodeClassifier):
     the whole graph.
 
     With ``cuda_graphs="auto"``, a training step's forward and backward and a validation are captured on a GPU as CUDA
-    graphs in the first epoch and then replayed, with the same results: a small graph of nodes leaves a GPU waiting for
-    Python otherwise. Not so with several processes, mixed precision, a compiled model or over a million edges. ``True``
-    is for any number of edges and raises ValueError where it cannot be. Should a capture fail, a warning says why and
-    training goes on without.
+    graphs in the second epoch and then replayed, with the same results: a small graph of nodes leaves a GPU waiting for
+    Python otherwise. Python code inside the step, hooks included, does not run in a replay. After a change of the graph
+    or the model that torch can see (a tensor replaced or written to), the step is captured again once it repeats.
+    Steps are not captured with several processes, mixed precision, gradient accumulation, a compiled model, a subclass
+    with its own ``training_step`` or ``backward``, over a million edges, or a graph that holds other than plain dense
+    tensors. ``True`` is for any number of edges and raises ValueError where the trainer or the model rules it out. A
+    step that makes the host wait for the GPU cannot be captured: a warning says why and training continues without.
 
     >>> import gat_pyg.data, lightning, torch_geometric.nn
     >>> task = gat_pyg.data.digits()
@@ -228,7 +237,9 @@ class Transductive(NodeClassifier):
         super().__init__(model, lr, weight_decay)
         self.cuda_graphs = cuda_graphs
         self._parts: dict[Split, tuple[list[Tensor], list[tuple[int, int]], Data]] = {}  # what is seen, and of what
-        self._captured: dict[Split, tuple[Data, Captured | None]] = {}
+        self._captured: dict[Split, _Repeated] = {}
+        self._grads: Sequence[Tensor | None] | None = None  # of the last training step, where it was a replay
+        self._refused = False  # once a capture has failed, none is tried again in this fit
         self._key: Tensor | None = None  # the epoch's key and the first seeds that follow from it
 
     def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
@@ -294,7 +305,9 @@ class Transductive(NodeClassifier):
             return self._given(model, data)
 
     def setup(self, stage: str) -> None:
-        """Raise ValueError where a CUDA graph is asked for that cannot be."""
+        """Raise ValueError where a CUDA graph is asked for that cannot be; forget a fit that an error ended."""
+        if stage == "fit":
+            self._forget()
         if stage == "fit" and self.cuda_graphs is True and (why := self._why_not_captured()):
             raise ValueError(f"cuda_graphs is true, but {why}. Use cuda_graphs=auto or false.")
 
@@ -306,18 +319,18 @@ class Transductive(NodeClassifier):
             return loss.detach(), sums, *torch.autograd.grad(loss, self._learnt(), allow_unused=True)
 
         if (captured := self._capture("train", data, step)) is None:
+            self._grads = None
             return super().training_step(data, batch_idx)
-        loss, sums, *_ = captured()
+        loss, sums, *self._grads = captured()
         self._add("train", sums.clone())
         return loss
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Backpropagation, or the gradients that the CUDA graph has left."""
-        _, captured = self._captured.get("train", (None, None))
-        if captured is None:
+        if self._grads is None:
             super().backward(loss, *args, **kwargs)
             return
-        for parameter, grad in zip(self._learnt(), captured.results[2:], strict=True):
+        for parameter, grad in zip(self._learnt(), self._grads, strict=True):
             parameter.grad = grad
 
     def validation_step(self, data: Data | NodeLoader, batch_idx: int) -> None:
@@ -346,28 +359,42 @@ class Transductive(NodeClassifier):
 
     def on_train_end(self) -> None:
         """Let go of the CUDA graphs, of what was seen and of the last epoch's key: what comes has its own chance."""
+        self._forget()
+
+    def _forget(self) -> None:
         self._captured.clear()
         self._parts.clear()
-        self._key = None
+        self._key = self._grads = None
+        self._refused = False
 
     def _capture(
         self, split: Split, data: Data | NodeLoader, step: Callable[[], tuple[Tensor, ...]]
     ) -> Captured | None:
-        """A step as a CUDA graph, captured at the first call, or None where there is to be none."""
-        if isinstance(data, NodeLoader) or is_drawn(data):
+        """Return the step's CUDA graph, captured as soon as the step repeats, or None where it runs without one."""
+        if self.cuda_graphs is False or self._refused or self._why_not_captured():
             return None
-        known, captured = self._captured.get(split, (None, None))
-        if known is data:
-            return captured
-        captured = None
-        small = self.cuda_graphs is True or data.edge_index.size(1) <= SMALL
-        if self.cuda_graphs is not False and small and not self._why_not_captured():
+        if isinstance(data, NodeLoader) or is_drawn(data) or (tensors := _plain_tensors(data)) is None:
+            return None
+        if self.cuda_graphs == "auto" and data.num_edges > SMALL:
+            return None
+        own = [*self.parameters(), *self.buffers(), *([] if self._key is None else [self._key])]
+        state: list[Any] = [(id(value), *ids_state(value)) for value in tensors]
+        state += [(id(value), value.data_ptr(), value.shape, value.requires_grad) for value in own]
+        known = self._captured.get(split)
+        if known is None or known.data is not data or known.state != state:
+            self._captured[split] = _Repeated(data, [*tensors, *own], state)
+            return None
+        if known.captured is None:
             try:
-                captured = Captured(step, list(self.buffers()))
+                known.captured = Captured(step, list(self.buffers()))
             except Exception as error:  # whatever the driver, or an operation that cannot be captured, may raise
-                rank_zero_warn(f"The {split} step runs without a CUDA graph, which could not be captured: {error}")
-        self._captured[split] = data, captured
-        return captured
+                self._refused = True
+                rank_zero_warn(
+                    f"The {split} step cannot be captured as a CUDA graph: {_reason(error)}. Training continues "
+                    "without capturing, with the same results. Pass cuda_graphs=False (training.cuda_graphs=false in "
+                    "the command) to silence this warning."
+                )
+        return known.captured
 
     def _why_not_captured(self) -> str | None:
         trainer = self.trainer
@@ -375,16 +402,48 @@ class Transductive(NodeClassifier):
             return f"the device is a {trainer.strategy.root_device.type}"
         if trainer.world_size > 1:
             return f"there are {trainer.world_size} processes"
+        if not isinstance(trainer.strategy, SingleDeviceStrategy):
+            return f"the strategy is {type(trainer.strategy).__name__}, which communicates in the step"
         if trainer.accumulate_grad_batches > 1:
             return "gradients are accumulated over several steps"
         if not str(trainer.precision).endswith("-true"):
             return f"precision is {trainer.precision}, whose casts and scales are not captured"
         if is_compiled(self.model):
             return "the model is compiled"
+        for name in ("training_step", "backward"):
+            if getattr(type(self), name) is not getattr(Transductive, name):
+                return f"{type(self).__name__} has its own {name}, which a replay would skip"
         return None
 
     def _learnt(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
+
+@dataclass
+class _Repeated:
+    """A step on a graph, what it reads, and its CUDA graph once it has been captured."""
+
+    data: Data
+    tensors: list[
+        Tensor
+    ]  # kept alive: an id is that of a tensor for as long as it lives, and a replay reads its memory
+    state: list[Any]
+    captured: Captured | None = None
+
+
+def _plain_tensors(data: Data) -> list[Tensor] | None:
+    """Return the tensors of a graph, or None where it holds any whose changes torch does not count."""
+    values = [value for _, value in data if isinstance(value, (Tensor, SparseTensor))]
+    plain = (type(value) is Tensor and value.layout == torch.strided and not value.is_inference() for value in values)
+    return values if all(plain) else None
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of an error and where it was raised."""
+    first = error.__context__ or error  # the end of a failed capture raises an error of its own
+    message, *_ = f"{type(first).__name__}: {first}".splitlines()
+    *_, frame = traceback.extract_tb(first.__traceback__)
+    return f"{message} (in {frame.name}, {frame.filename}:{frame.lineno})"
 
 
 SEEN = 0.75  # of the rows and edges of all layers; where more are seen, the copy of the features is not worth it
@@ -436,30 +495,89 @@ class Captured:
     a replay gives the numbers that it would give there. The generator is left as it was, and so is what ``compute``
     changes beside its results, the ``buffers``.
 
-    Raises what the driver or an operation that cannot be captured raises.
+    Raises what the driver or an operation that cannot be captured raises, such as one that makes the host wait for the
+    GPU, and RuntimeError where ``compute`` draws random numbers on the CPU. The device is then usable as before.
     """
 
     def __init__(self, compute: Callable[[], tuple[Tensor, ...]], buffers: Sequence[Tensor] = ()) -> None:
         self.graph = torch.cuda.CUDAGraph()
         before, held = torch.cuda.get_rng_state(), [buffer.clone() for buffer in buffers]
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
         try:
-            with torch.cuda.stream(stream):
-                for _ in range(3):  # what is built, chosen or compiled at the first calls is so before the capture
-                    compute()
-            torch.cuda.current_stream().wait_stream(stream)
-            with torch.cuda.graph(self.graph):
-                self.results = compute()
+            self._warm_up(compute)
+            with torch.cuda.stream(torch.cuda.current_stream()):  # torch.cuda.graph restores it only where it succeeds
+                self.results = self._capture(compute)
         finally:
             torch.cuda.set_rng_state(before)
             for buffer, was in zip(buffers, held, strict=True):
                 buffer.copy_(was)
 
+    def _warm_up(self, compute: Callable[[], tuple[Tensor, ...]]) -> None:
+        """Let everything be built, chosen and compiled that the first calls need; the last call must not wait."""
+        stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+        stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(stream), _no_draws():
+                compute()
+                compute()
+                with _no_sync():
+                    compute()
+        finally:
+            current.wait_stream(stream)
+
+    def _capture(self, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        pool = torch.cuda.graph_pool_handle()
+        try:
+            with torch.cuda.graph(self.graph, pool=pool):
+                return compute()
+        except BaseException:
+            # Up to torch 2.12, the allocator and the default generator are still in the failed capture: empty_cache()
+            # and the next random numbers would raise. The generator leaves it with the end of any other capture.
+            with suppress(RuntimeError):  # it has left it
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                torch.zeros(1, device="cuda")
+            raise
+
     def __call__(self) -> tuple[Tensor, ...]:
         """Replay it."""
         self.graph.replay()
         return self.results
+
+
+@contextmanager
+def _no_draws() -> Iterator[None]:
+    """Restore the generators on the CPU; RuntimeError where they were used, since a replay would not draw again."""
+    before = _generators()
+    try:
+        yield
+        if pickle.dumps(_generators()) != pickle.dumps(before):
+            raise RuntimeError("the step draws random numbers on the CPU, expected all of them on the GPU")
+    finally:
+        words, python, numpy = before
+        torch.set_rng_state(torch.from_numpy(words))
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def _generators() -> tuple[Any, ...]:
+    return torch.get_rng_state().numpy(), random.getstate(), np.random.get_state()
+
+
+@contextmanager
+def _no_sync() -> Iterator[None]:
+    """Raise RuntimeError from operations that make the host wait for the GPU. torch recognises most of them."""
+    before = torch.cuda.get_sync_debug_mode()
+    _set_sync_mode("error")
+    try:
+        yield
+    finally:
+        _set_sync_mode(before)
+
+
+def _set_sync_mode(mode: int | str) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 def train_sums(out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
