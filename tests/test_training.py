@@ -894,6 +894,16 @@ def test_the_one_graph_is_the_same_object_every_epoch():
     assert len(loader) == 1
 
 
+@pytest.mark.parametrize("evaluate", ["validate", "test"])
+def test_a_graph_may_be_tested_before_it_is_trained_on(evaluate: str):
+    task = one_graph()
+    module, data = setup(task), TaskData(task)
+    getattr(trainer(precision="64-true"), evaluate)(module, datamodule=data, verbose=False)  # copies it to float64
+    trainer(precision="64-true", epochs=1).fit(module, datamodule=data)
+    (batch,) = data.train_dataloader()
+    assert batch.x.dtype == torch.float64 and not batch.x.is_inference()
+
+
 @pytest.mark.parametrize(("density", "pays"), [(0.1, True), (0.4, False)])
 def test_sparse_features_where_they_pay(density: float, pays: bool):
     task = one_graph()

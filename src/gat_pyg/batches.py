@@ -122,11 +122,12 @@ class TaskData(LightningDataModule):
         """
         if isinstance(batch, NodeLoader):
             return batch
-        if self.trainer and self.trainer.precision in ("64-true", "16-true", "bf16-true"):
-            dtype = self.trainer.precision_plugin.convert_input(torch.empty(0)).dtype
-            if batch.x.dtype != dtype:
-                batch = batch.apply(lambda value: value.to(dtype) if value.is_floating_point() else value)
-        return batch if batch.x.device == device else batch.to(device)
+        with torch.inference_mode(False):  # a graph that is tested or validated first must serve training, too
+            if self.trainer and self.trainer.precision in ("64-true", "16-true", "bf16-true"):
+                dtype = self.trainer.precision_plugin.convert_input(torch.empty(0)).dtype
+                if batch.x.dtype != dtype:
+                    batch = batch.apply(lambda value: value.to(dtype) if value.is_floating_point() else value)
+            return batch if batch.x.device == device else batch.to(device)
 
     def _share(self, graphs: list[Data]) -> Batches:
         if self._whole is not None:
