@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import gc
 import io
 import math
 import os
@@ -11,6 +12,7 @@ import signal
 import sys
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import product
@@ -767,6 +769,28 @@ def test_what_changes_between_replays_is_captured_anew(change: str, monkeypatch:
     plain, watch = trained(task(), False, "cpu", None, Change(CHANGES[change])), Change(CHANGES[change])
     assert_same(trained(task(), True, "cpu", None, watch), plain)
     assert watch.replays == [0, 2, 2, 4, 6, 8]  # eager, captured, changed, captured
+
+
+@pytest.mark.usefixtures("cuda")
+def test_what_a_replay_reads_stays_in_memory():
+    """The part of the graph that validation sees, when another graph is looked at between two replays."""
+    data, parts = graph(400, 3, seed=0), []
+    data.edge_index = data.edge_index[:, :300]
+    for i, key in enumerate(("train_mask", "val_mask", "test_mask")):
+        data[key] = torch.arange(400) % 20 == i
+
+    class Look(Callback):
+        def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            if trainer.current_epoch == 2:
+                parts.append(weakref.ref(pl_module._parts["val"][2].edge_index))
+                pl_module._counts(one_graph().train[0], "val")
+                gc.collect()
+                parts.append(parts[0]())
+
+    module = Transductive(GAT_PYG(6, [4], 3, [2, 1]), cuda_graphs=True)
+    trainer(Look(), epochs=4).fit(module, Batches([data]), Batches([data]))
+    assert FakeGraph.replays == 2 * 3
+    assert parts[1] is not None
 
 
 @pytest.mark.usefixtures("cuda")

@@ -308,8 +308,8 @@ class Transductive(NodeClassifier):
         """Raise ValueError where a CUDA graph is asked for that cannot be; forget a fit that an error ended."""
         if stage == "fit":
             self._forget()
-        if stage == "fit" and self.cuda_graphs is True and (why := self._why_not_captured()):
-            raise ValueError(f"cuda_graphs is true, but {why}. Use cuda_graphs=auto or false.")
+            if self.cuda_graphs is True and (why := self._why_not_captured()):
+                raise ValueError(f"cuda_graphs is true, but {why}. Use cuda_graphs=auto or false.")
 
     def training_step(self, data: Data, batch_idx: int) -> Tensor:
         """The loss of the graph; where a CUDA graph is replayed, the gradients come with it."""
@@ -382,11 +382,12 @@ class Transductive(NodeClassifier):
         state += [(id(value), value.data_ptr(), value.shape, value.requires_grad) for value in own]
         known = self._captured.get(split)
         if known is None or known.data is not data or known.state != state:
-            self._captured[split] = _Repeated(data, [*tensors, *own], state)
+            self._captured[split] = _Repeated(data, state, [*tensors, *own])
             return None
         if known.captured is None:
             try:
                 known.captured = Captured(step, list(self.buffers()))
+                known.held.append(self._parts.get(split))
             except Exception as error:  # whatever the driver, or an operation that cannot be captured, may raise
                 self._refused = True
                 rank_zero_warn(
@@ -424,10 +425,8 @@ class _Repeated:
     """A step on a graph, what it reads, and its CUDA graph once it has been captured."""
 
     data: Data
-    tensors: list[
-        Tensor
-    ]  # kept alive: an id is that of a tensor for as long as it lives, and a replay reads its memory
     state: list[Any]
+    held: list[Any]  # so that ids stay those of these tensors, and a replay reads no freed memory
     captured: Captured | None = None
 
 
