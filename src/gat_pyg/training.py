@@ -511,7 +511,7 @@ class Captured:
                 buffer.copy_(was)
 
     def _warm_up(self, compute: Callable[[], tuple[Tensor, ...]]) -> None:
-        """Let everything be built, chosen and compiled that the first calls need; the last call must not wait."""
+        """Call it until everything is built and compiled, the last time without waiting for the GPU."""
         stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
         stream.wait_stream(current)
         try:
@@ -529,9 +529,9 @@ class Captured:
             with torch.cuda.graph(self.graph, pool=pool):
                 return compute()
         except BaseException:
-            # Up to torch 2.12, the allocator and the default generator are still in the failed capture: empty_cache()
-            # and the next random numbers would raise. The generator leaves it with the end of any other capture.
-            with suppress(RuntimeError):  # it has left it
+            # Before torch 2.13, the allocator and the default generator stay in the failed capture: empty_cache() and
+            # the next random numbers would raise. The generator leaves it when another capture succeeds.
+            with suppress(RuntimeError):  # from torch 2.13 on: the allocator has left it
                 torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
             with torch.cuda.graph(torch.cuda.CUDAGraph()):
                 torch.zeros(1, device="cuda")
@@ -545,7 +545,7 @@ class Captured:
 
 @contextmanager
 def _no_draws() -> Iterator[None]:
-    """Restore the generators on the CPU; RuntimeError where they were used, since a replay would not draw again."""
+    """Restore the CPU's generators. Raise RuntimeError where one was used, since a replay would not use it again."""
     before = _generators()
     try:
         yield
