@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,6 +30,13 @@ def assert_close(actual: Tensor, expected: Tensor, case: str = "") -> None:
 
 def edges_of(graph: Graph) -> Edges:
     return Edges.from_index(graph.index, graph.num_src, graph.num_dst)
+
+
+def moved(edges: Edges, device: str) -> Edges:
+    """The same edges on another device."""
+    return replace(
+        edges, **{name: value.to(device) for name, value in vars(edges).items() if isinstance(value, Tensor)}
+    )
 
 
 def inputs(graph: Graph, heads: int = 3, channels: int = 4, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:

@@ -13,7 +13,7 @@ import laws
 from gat_pyg.attention import attend, cpu, reference, segment
 from gat_pyg.edges import Edges
 from graphs import BATCH, BIPARTITE, CHAIN, LOOPS, RANDOM, REPEATED, STAR_IN, ZOO, Graph, random
-from laws import assert_close, edges_of, inputs
+from laws import assert_close, edges_of, inputs, moved
 
 WAYS = ["reference", "fused", "segment", "segment in plain torch"]
 weighted = functools.partial(attend, return_attention_weights=True)
@@ -238,6 +238,12 @@ def test_the_same_bits_every_time(name: str, threads: int, monkeypatch: pytest.M
         ({"score_src": torch.zeros(5, 2)}, r"score_src has shape \(5, 2\), expected \(5, 3\)"),
         ({"score_dst": torch.zeros(5, 3)}, r"score_dst has shape \(5, 3\), expected \(3, 3\)"),
         ({"score_edge": torch.zeros(4, 3)}, r"score_edge has shape \(4, 3\), expected \(5, 3\)"),
+        (
+            {"edges": moved(edges_of(BIPARTITE), "meta")},
+            r"edge_index is on meta, expected cpu, the device of x\. Did you mean edge_index\.to\('cpu'\)\?",
+        ),
+        ({"score_dst": torch.zeros(3, 3, device="meta")}, r"score_dst is on meta, expected cpu"),
+        ({"score_edge": torch.zeros(5, 3, device="meta")}, r"score_edge is on meta, expected cpu"),
         ({"dropout": 1.5}, r"dropout is 1\.5, expected a probability in \[0, 1\]"),
         ({"dropout": -0.1}, r"dropout is -0\.1"),
         ({"backend": "dense"}, r"backend is 'dense', expected one of 'auto', 'fused', 'segment', 'reference'"),

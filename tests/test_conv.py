@@ -871,6 +871,19 @@ def test_call_that_does_not_fit(name: str, x: Any, index: Any, edge_attr: Any, e
 
 
 @both_layers
+def test_one_device(name: str) -> None:
+    conv = LAYERS[name](5, 4, edge_dim=3)
+    x, index, edge_attr = x_of(RANDOM), RANDOM.index, torch.zeros(300, 3)
+    hint = r"expected cpu, the device of x\. Did you mean {0}\.to\('cpu'\)\?"
+    with pytest.raises(ValueError, match="edge_index is on meta, " + hint.format("edge_index")):
+        conv(x, index.to("meta"))
+    with pytest.raises(ValueError, match="edge_attr is on meta, " + hint.format("edge_attr")):
+        conv(x, index, edge_attr.to("meta"))
+    with pytest.raises(ValueError, match="x_dst is on meta, " + hint.format("x_dst")):
+        conv((x, x.to("meta")), index)
+
+
+@both_layers
 def test_no_graph_at_all(name: str) -> None:
     with pytest.raises(ValueError, match="edge_index is of type NoneType, expected an integer tensor"):
         LAYERS[name](5, 4)(x_of(RANDOM), None)

@@ -36,7 +36,7 @@ from gat_pyg.attention import attend, attend_pairs, compiling, cpu, dropout, fus
 from gat_pyg.attention.dropout import keep_mask
 from gat_pyg.edges import Edges
 from graphs import BATCH, BIPARTITE, COMPLETE, RANDOM, STAR_IN, ZOO, Graph, random
-from laws import assert_close, edges_of, inputs
+from laws import assert_close, edges_of, inputs, moved
 
 ADDITIVE = "x score_src score_dst score_edge"
 CONSTANT = "x"
@@ -509,6 +509,21 @@ def test_the_arguments_of_pairs_that_do_not_fit() -> None:
         attend_pairs(leaves["x"], leaves["x"], leaves["att"], edges)
     with pytest.raises(ValueError, match=r"att has shape \(1, 3, 4\), expected \(3, 4\)"):
         attend_pairs(leaves["x"], leaves["x_dst"], leaves["att"][None], edges)
+    elsewhere = {name: leaf.to("meta") for name, leaf in leaves.items()}
+    with pytest.raises(ValueError, match="edge_index is on meta, expected cpu"):
+        attend_pairs(leaves["x"], leaves["x_dst"], leaves["att"], moved(edges, "meta"))
+    with pytest.raises(ValueError, match="x_dst is on meta, expected cpu"):
+        attend_pairs(leaves["x"], elsewhere["x_dst"], leaves["att"], edges)
+    with pytest.raises(ValueError, match="att is on meta, expected cpu"):
+        attend_pairs(leaves["x"], leaves["x_dst"], elsewhere["att"], edges)
+
+
+def test_one_gpu_is_not_another() -> None:
+    with torch._subclasses.FakeTensorMode():
+        x, index = torch.empty(5, 3, 4, device="cuda:1"), torch.empty(2, 5, dtype=torch.long, device="cuda:0")
+        graph = (3, False, "source_to_target")
+        with pytest.raises(ValueError, match="edge_index is on cuda:0, expected cuda:1, the device of x"):
+            gat_pyg.attention.attend_edge_index("additive", (x, None, None), index, graph, 0.2, 0.0)
 
 
 # --- What a tensor may look like. ---
@@ -768,7 +783,7 @@ def test_a_device_without_kernels() -> None:
     reason = str(fused.cannot(x))
     assert "x is on meta" in reason and "there are kernels for cpu and cuda" in reason
     with pytest.raises(ValueError, match=f"backend='fused' cannot serve: {reason}"):
-        attend(x, None, None, edges_of(BIPARTITE), backend="fused")
+        attend(x, None, None, moved(edges_of(BIPARTITE), "meta"), backend="fused")
 
 
 @pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])

@@ -29,7 +29,7 @@ tl = pytest.importorskip("triton.language")
 from gat_pyg.attention import dropout, gpu, reference  # noqa: E402
 from gat_pyg.edges import Edges  # noqa: E402
 from graphs import BATCH, BIPARTITE, RANDOM, STAR_IN, ZOO, Graph, random  # noqa: E402
-from laws import TOLERANCE, assert_close, edges_of, inputs  # noqa: E402
+from laws import TOLERANCE, assert_close, edges_of, inputs, moved  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ON_CUDA = torch.cuda.is_available() and not INTERPRETED
@@ -106,8 +106,7 @@ def test_philox_gives_the_known_answers(counter: tuple[int, ...], key: tuple[int
 
 def on_device(edges: Edges) -> Edges:
     """The same edges where the kernels run."""
-    moved = {name: value.to(DEVICE) for name, value in vars(edges).items() if isinstance(value, Tensor)}
-    return replace(edges, **moved)
+    return moved(edges, DEVICE)
 
 
 def leaves_of(graph: Graph, heads: int, channels: int, names: str) -> Tensors:

@@ -19,7 +19,7 @@ from torch_geometric.typing import Adj, NoneType, OptPairTensor, OptTensor, Pair
 from torch_geometric.utils import add_self_loops, is_sparse, is_torch_sparse_tensor, remove_self_loops, softmax
 from torch_geometric.utils.sparse import set_sparse_value
 
-from .attention import BACKENDS, Backend, attend, attend_edge_index, attend_pairs, fuses
+from .attention import BACKENDS, Backend, attend, attend_edge_index, attend_pairs, check_devices, fuses
 from .attention.fused import is_spent
 from .attention.segment import in_forward_mode
 from .edges import Edges, neighbourhoods
@@ -381,6 +381,8 @@ def _check_call(x: Any, edge_index: Any, edge_attr: Any, in_channels: Union[int,
             )
         if width != -1 and width != part.size(1):  # dynamo misreads `in` for a symbolic size
             raise ValueError(f"x ({side}) has {part.size(1)} features, expected in_channels = {width}.")
+    graph = edge_index if isinstance(edge_index, Tensor) else None  # the operation checks a SparseTensor's
+    check_devices(both[0], x_dst=both[1], edge_index=graph, edge_attr=edge_attr)
 
 
 class GATConv(_AttentionConv):

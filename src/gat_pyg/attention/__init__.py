@@ -106,8 +106,8 @@ def attend(
         O `[N_dst, H, C]`; with the weights `(O, alpha)`, alpha `[E, H]` after dropout in the caller's edge order.
 
     Raises:
-        ValueError: if a shape does not fit the others, `dropout` is outside [0, 1], or the backend is unknown, or
-            "fused" and cannot serve.
+        ValueError: if a shape or a device does not fit the others, `dropout` is outside [0, 1], or the backend is
+            unknown, or "fused" and cannot serve.
 
     Example:
         >>> edges = Edges.from_index(torch.tensor([[1, 2], [0, 0]]), num_src=3, num_dst=1)
@@ -116,6 +116,7 @@ def attend(
         [[[3.0]]]
     """
     _check(x, edges, dropout, backend)
+    check_devices(x, edge_index=edges.index, score_src=score_src, score_dst=score_dst, score_edge=score_edge)
     heads = x.size(1)
     for name, score, rows in (
         ("score_src", score_src, edges.num_src),
@@ -223,6 +224,7 @@ def attend_pairs(
         [[[3.0]]]
     """
     _check(x, edges, dropout, backend)
+    check_devices(x, edge_index=edges.index, x_dst=x_dst, att=att)
     if x_dst.shape != (edges.num_dst, *x.shape[1:]):
         raise ValueError(f"x_dst has shape {tuple(x_dst.shape)}, expected {(edges.num_dst, *x.shape[1:])}.")
     if att is not None and att.shape != x.shape[1:]:
@@ -264,6 +266,7 @@ def attend_edge_index(
     """
     x, first, second = operands
     assert x is not None
+    check_devices(x, edge_index=edge_index)
     seed = draw_seed(x.device) if dropout > 0.0 else None
     return fused.attend(kind, (x, first, second, None), seed, graph, edge_index, negative_slope, dropout)
 
@@ -280,6 +283,16 @@ def fuses(backend: Backend, *operands: Tensor | None) -> bool:
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
+
+
+def check_devices(x: Tensor, **others: Tensor | None) -> None:
+    """Raise a ValueError that names both devices unless every tensor is on the device of x."""
+    for name, other in others.items():
+        if other is not None and other.device != x.device:
+            raise ValueError(
+                f"{name} is on {other.device}, expected {x.device}, the device of x. "
+                f"Did you mean {name}.to({str(x.device)!r})?"
+            )
 
 
 def _check(x: Tensor, edges: Edges, dropout: float, backend: str) -> None:
