@@ -54,6 +54,15 @@ def _unwritten_is_nan() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.fixture(autouse=True)
+def _nan_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tl.minimum and tl.maximum drop NaN in the interpreter too, unless they are asked to propagate it."""
+    if INTERPRETED:
+        builder = importlib.import_module("triton.runtime.interpreter").InterpreterBuilder
+        monkeypatch.setattr(builder, "create_minnumf", lambda self, x, y: self.binary_op(x, y, np.fmin))
+        monkeypatch.setattr(builder, "create_maxnumf", lambda self, x, y: self.binary_op(x, y, np.fmax))
+
+
 # The mask of attention dropout, by NumPy alone.
 
 
@@ -171,7 +180,7 @@ def by_kernels(
         kept = (out if saved else None, lse, out_plus, mass_plus)
         results = gpu.backward(direction, *args, *kept, "score_edge" in own)
         grads = dict(zip(("x", "score_src", "score_dst", "score_edge"), results, strict=True))
-    assert lse.isfinite().all() and lse.dtype == wide
+    assert (lse.isfinite() | out.isnan().any(2)).all() and lse.dtype == wide
     assert {name for name, grad in grads.items() if grad is not None} == set(own)
     return {"out": out.cpu()} | {name: grad.cpu() for name, grad in grads.items() if grad is not None}
 
@@ -410,6 +419,29 @@ def test_minus_infinity_masks_an_edge() -> None:
         assert_same(by_kernels(edges, leaves, direction, 0.0, saved), truth, f"saved {saved}")
         everywhere = {**leaves, "score_edge": torch.full_like(leaves["score_edge"], -torch.inf)}
         assert not any(value.any() for value in by_kernels(edges, everywhere, direction, 0.0, saved).values())
+
+
+@runs
+@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+def test_nan_reaches_the_output_and_every_gradient(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    split = 8 if INTERPRETED else gpu.SPLIT
+    monkeypatch.setattr(gpu, "SPLIT", split)
+    degrees = torch.tensor([1, 3, 0, 2 * split + 1, 5, split + 1])  # in the first two and the first long row
+    num_edges = int(degrees.sum())
+    graph = Graph(
+        "stars", torch.stack([torch.arange(num_edges), torch.arange(6).repeat_interleave(degrees)]), num_edges, 6
+    )
+    leaves = leaves_of(graph, 2, 3, names)
+    leaves["score_src" if "score_src" in leaves else "x"][[0, 2, 10]] = torch.nan
+    direction = torch.randn(6, 2, 3, generator=torch.Generator().manual_seed(3)).double()
+    truth = by_reference(graph, leaves, direction)
+    assert truth["out"].isnan().flatten(1).any(1).tolist() == [True, True, False, True, False, False]
+    for saved in (True, False):
+        answer = by_kernels(on_device(edges_of(graph)), leaves, direction, saved=saved)
+        assert {name: value.isnan().tolist() for name, value in answer.items()} == {
+            name: value.isnan().tolist() for name, value in truth.items()
+        }
+        assert_same(*({name: value.nan_to_num() for name, value in found.items()} for found in (answer, truth)), names)
 
 
 @triton.jit

@@ -101,8 +101,9 @@ def _finite(b_e):
 
 @triton.jit
 def _alpha(b_z, b_lse, slope, m_eh):
-    """The attention coefficient exp(e - lse), at most 1 however e and lse were rounded."""
-    return tl.where(m_eh, tl.exp2(tl.minimum(_leaky(b_z, slope) - b_lse, 0.0) * LOG2E), 0.0)
+    """The attention coefficient exp(e - lse), at most 1 however e and lse were rounded; NaN where either is NaN."""
+    b_log = tl.minimum(_leaky(b_z, slope) - b_lse, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return tl.where(m_eh, tl.exp2(b_log * LOG2E), 0.0)
 
 
 @triton.jit
