@@ -997,6 +997,11 @@ def test_exported(name: str) -> None:
     assert_close(torch.export.load(file).module()(x, index), net(x, index))
 
 
+def test_a_cuda_graph_does_not_hold_the_operators() -> None:
+    for operator in (torch.ops.gat_pyg.attend, torch.ops.gat_pyg.attend_backward):
+        assert torch.Tag.cudagraph_unsafe in operator.default.tags
+
+
 @pytest.mark.parametrize("p", [0.0, 0.5])
 @pytest.mark.parametrize("names", ["x score_src score_dst", "x score_src score_dst score_edge", "x", *PAIRS])
 def test_the_operators_are_what_torch_expects(names: str, p: float) -> None:
@@ -1015,19 +1020,33 @@ def test_the_operators_are_what_torch_expects(names: str, p: float) -> None:
         detached = [None if t is None else t.detach() for t in (out, *operands)]
         kept = [None if t is None else t.detach() for t in kept]
         saved = (detached[0] if speed or kind == "pair" else None, *kept)
-        torch.library.opcheck(
-            torch.ops.gat_pyg.attend_backward.default,
-            (
-                torch.ones_like(out).detach(),
-                *detached[1:],
-                seed,
-                BIPARTITE.index,
-                *saved,
-                *rest,
-                "score_edge" in leaves,
-            ),
-            test_utils=("test_schema", "test_faketensor"),
-        )
+        for edge_grad in {False, "score_edge" in leaves}:
+            torch.library.opcheck(
+                torch.ops.gat_pyg.attend_backward.default,
+                (
+                    torch.ones_like(out).detach(),
+                    *detached[1:],
+                    seed,
+                    BIPARTITE.index,
+                    *saved,
+                    *rest,
+                    edge_grad,
+                ),
+                test_utils=("test_schema", "test_faketensor"),
+            )
+
+
+@MEMORY
+@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+def test_nan_reaches_every_gradient(names: str, speed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "keeps_output", lambda *_: speed)
+    leaves, direction = leaves_of(RANDOM, 3, 5, names), direction_of(RANDOM, 3, 5)
+    leaves["score_src" if "score_src" in leaves else "x"][[0, 7]] = torch.nan
+    found, truth = (answer(leaves, edges_of(RANDOM), direction, backend) for backend in ("fused", "reference"))
+    assert truth["out"].isnan().any() and truth["out"].isfinite().any()
+    for name, expected in truth.items():
+        assert torch.equal(found[name].isnan(), expected.isnan()), name
+        assert_close(found[name].nan_to_num(), expected.nan_to_num(), name)
 
 
 @pytest.mark.parametrize("degree", [2, 12, 40, cpu.SPLIT + 1])  # within half a tile, a tile, several, several pieces

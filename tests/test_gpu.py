@@ -26,7 +26,7 @@ from torch import Tensor
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 tl = pytest.importorskip("triton.language")
 
-from gat_pyg.attention import dropout, gpu, reference  # noqa: E402
+from gat_pyg.attention import attend, attend_pairs, dropout, fused, gpu, reference  # noqa: E402
 from gat_pyg.edges import Edges  # noqa: E402
 from graphs import BATCH, BIPARTITE, RANDOM, STAR_IN, ZOO, Graph, random  # noqa: E402
 from laws import TOLERANCE, assert_close, edges_of, inputs, moved  # noqa: E402
@@ -171,11 +171,11 @@ def by_kernels(
     how = (edges, 0.2, dropout, torch.tensor(seed, device=DEVICE) if dropout else None)
     if "x_dst" in own:
         args = (own["x"], own["x_dst"], own.get("att"), *how)
-        out, lse = gpu.forward_pair(*args)
+        out, lse = gpu.forward_pair(*args, dtype)
         grads = dict(zip(("x", "x_dst", "att"), gpu.backward_pair(direction, *args, out, lse), strict=True))
     else:
         args = (own["x"], own.get("score_src"), own.get("score_dst"), own.get("score_edge"), *how)
-        out, lse, out_plus, mass_plus = gpu.forward(*args, saved)
+        out, lse, out_plus, mass_plus = gpu.forward(*args, dtype, saved)
         assert (out_plus is None) == (mass_plus is None) == (not saved)
         kept = (out if saved else None, lse, out_plus, mass_plus)
         results = gpu.backward(direction, *args, *kept, "score_edge" in own)
@@ -319,7 +319,8 @@ def test_seeds_may_be_strided() -> None:
     for strided in (torch.stack([seeds, seeds + 1], 1)[:, 0], seeds[0].expand(2)):
         assert not strided.is_contiguous()
         one, other = (
-            gpu.forward(x, None, None, None, edges, 0.2, 0.5, s, False)[0] for s in (strided, strided.contiguous())
+            gpu.forward(x, None, None, None, edges, 0.2, 0.5, s, torch.float32, False)[0]
+            for s in (strided, strided.contiguous())
         )
         assert torch.equal(one, other)
 
@@ -557,6 +558,89 @@ def test_half_precision(names: str, dtype: torch.dtype) -> None:
         assert error < TOLERANCE[dtype], f"{name}: {error:.2e}"
 
 
+# As torch sees them: through the fused operation.
+
+
+@pytest.fixture
+def these_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the fused operation run these kernels, on a CPU in the interpreter."""
+    monkeypatch.setattr(fused, "_kernels", lambda device: gpu)
+
+
+MIXED = pytest.mark.parametrize(
+    ("of_x", "of_others", "of_out"),
+    [
+        (torch.bfloat16, torch.float32, torch.float32),  # autocast
+        (torch.float32, torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.float16, torch.float32),
+    ],
+    ids=str,
+)
+SPEED = pytest.mark.parametrize("speed", [True, False], ids=["speed", "memory"])
+
+
+@runs
+@MIXED
+@SPEED
+@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.usefixtures("these_kernels")
+def test_mixed_dtypes(
+    names: str,
+    of_x: torch.dtype,
+    of_others: torch.dtype,
+    of_out: torch.dtype,
+    speed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fused, "keeps_output", lambda *_: speed)
+    graph = stairs(40, 3, gpu.SPLIT + 1)
+    leaves = {name: leaf.to(of_x if name == "x" else of_others) for name, leaf in leaves_of(graph, 3, 5, names).items()}
+    direction = torch.randn(3, 3, 5, generator=torch.Generator().manual_seed(3))
+    truth = by_reference(graph, {name: leaf.double() for name, leaf in leaves.items()}, direction.double())
+    leaves = {name: leaf.to(DEVICE).requires_grad_() for name, leaf in leaves.items()}
+    edges = on_device(edges_of(graph))
+    if "x_dst" in leaves:
+        out = attend_pairs(leaves["x"], leaves["x_dst"], leaves.get("att"), edges, backend="fused")
+    else:
+        x, score_src, score_dst, score_edge = leaves.values()
+        out = attend(x, score_src, score_dst, edges, score_edge=score_edge, backend="fused")
+    assert out.dtype == of_out
+    out.backward(direction.to(DEVICE))
+    assert_same({"out": out.detach().cpu()} | {name: leaf.grad.cpu() for name, leaf in leaves.items()}, truth, names)
+
+
+@runs
+@MIXED
+@SPEED
+@pytest.mark.parametrize("names", [ADDITIVE, "x score_src score_dst", "x", *PAIRS])
+@pytest.mark.usefixtures("these_kernels")
+def test_fake_operators_return_what_the_kernels_do(
+    names: str, of_x: torch.dtype, of_others: torch.dtype, of_out: torch.dtype, speed: bool
+) -> None:
+    """Shapes, dtypes and strides of the operators on fake CUDA tensors are those of the kernels' results."""
+    leaves = leaves_of(BIPARTITE, 3, 5, names)
+    leaves = {name: leaf.to(DEVICE, of_x if name == "x" else of_others) for name, leaf in leaves.items()}
+    kind = "pair" if "x_dst" in leaves else "additive"
+    order = ("x", "x_dst", "att", "") if kind == "pair" else ("x", "score_src", "score_dst", "score_edge")
+    graph = [torch.tensor(SEED, device=DEVICE), BIPARTITE.index.to(DEVICE)]
+    rest = (3, False, "source_to_target", kind, 0.2, 0.3)
+
+    def layouts(*tensors: Tensor | None) -> list[Any]:
+        operands, (seed, index) = tensors[:4], tensors[4:]
+        out, *kept = torch.ops.gat_pyg.attend(*operands, seed, index, *rest, speed)
+        saved = (out, *kept) if speed or kind == "pair" else (None, kept[0], None, None)
+        results = [out, *kept]
+        for edge_grad in (False, "score_edge" in leaves):
+            results += torch.ops.gat_pyg.attend_backward(torch.ones_like(out), *tensors, *saved, *rest, edge_grad)
+        return [(tuple(t.shape), t.dtype, t.stride()) for t in results]
+
+    real = [*(leaves.get(name) for name in order), *graph]
+    with torch._subclasses.FakeTensorMode():
+        fake = [None if t is None else torch.empty(t.shape, dtype=t.dtype, device="cuda") for t in real]
+        expected = layouts(*fake)
+    assert layouts(*real) == expected
+
+
 def test_without_triton_the_import_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     spec = importlib.util.spec_from_file_location("gat_pyg.attention.gpu_alone", gpu.__file__)
@@ -579,11 +663,11 @@ def test_captured_in_a_graph(names: str) -> None:
     def step() -> list[Tensor]:
         if "x_dst" in leaves:
             args = (leaves["x"], leaves["x_dst"], leaves.get("att"), edges, 0.2, 0.3, seed)
-            kept = gpu.forward_pair(*args)
+            kept = gpu.forward_pair(*args, torch.float32)
             grads = gpu.backward_pair(direction, *args, *kept)
         else:
             args = (*leaves.values(), edges, 0.2, 0.3, seed)
-            kept = gpu.forward(*args, True)
+            kept = gpu.forward(*args, torch.float32, True)
             grads = gpu.backward(direction, *args, *kept, True)
         return [kept[0], *(grad for grad in grads if grad is not None)]
 

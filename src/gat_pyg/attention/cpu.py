@@ -1333,9 +1333,10 @@ def forward(
     negative_slope: float,
     dropout: float,
     seed: Tensor | None,
+    dtype: torch.dtype,
     plus: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """O `[N_dst, H, C]`, the softmax's (max, 1 / denominator) `[N_dst, H, 2]`, and O+ and A+ where `plus` asks so."""
+    """Return O `[N_dst, H, C]` in `dtype`, the softmax's (max, 1 / denominator) `[N_dst, H, 2]`, and O+, A+ or None."""
     shape = _Shape.of(x, score_src, score_dst, score_edge)
     heads, channels = shape.heads, shape.channels
     pieces = _pieces(edges, "dst")
@@ -1367,7 +1368,7 @@ def forward(
             _merge(model, shape.models, pieces.long, pieces.first, out, norm, out_plus, mass_plus, heads, channels)
     rows = edges.num_dst
     return (
-        shape.tensor(out, rows, heads, channels),
+        shape.tensor(out, rows, heads, channels).to(dtype),
         shape.tensor(norm, rows, heads, 2),
         None if out_plus is None else shape.tensor(out_plus, rows, heads, channels),
         None if mass_plus is None else shape.tensor(mass_plus, rows, heads),
@@ -1540,8 +1541,12 @@ def forward_pair(
     negative_slope: float,
     dropout: float,
     seed: Tensor | None,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """O and (max, 1 / denominator) for e_ij = att . LeakyReLU(x_j + x_i) or, without `att`, <x_i, x_j> / sqrt(C)."""
+    """Return O in `dtype` and (max, 1 / denominator) for e_ij = att . LeakyReLU(x_j + x_i).
+
+    Without `att`, e_ij = <x_i, x_j> / sqrt(C).
+    """
     shape = _Shape.of(x, x_dst, att, narrow=False)
     heads, channels = shape.heads, shape.channels
     pieces = _pieces(edges, "dst")
@@ -1569,7 +1574,7 @@ def forward_pair(
     if pieces.long.size:
         for model in range(shape.models):
             _merge(model, shape.models, pieces.long, pieces.first, out, norm, None, None, heads, channels)
-    return shape.tensor(out, edges.num_dst, heads, channels), shape.tensor(norm, edges.num_dst, heads, 2)
+    return shape.tensor(out, edges.num_dst, heads, channels).to(dtype), shape.tensor(norm, edges.num_dst, heads, 2)
 
 
 def backward_pair(

@@ -382,14 +382,15 @@ def _forward(
         made = _forward(*given)
         return tuple(_to_models(t, 1, x.size(0)) for t in made)  # type: ignore[misc]
     edges, kernels = _edges(x, graph, edge_index), _kernels(device)
+    dtype = result_dtype(x, first, second, third)
     if kind == "pair":
-        found = kernels.forward_pair(x, first, second, edges, negative_slope, dropout, seed)
+        found = kernels.forward_pair(x, first, second, edges, negative_slope, dropout, seed, dtype)
     else:
-        found = kernels.forward(x, first, second, third, edges, negative_slope, dropout, seed, speed)
+        found = kernels.forward(x, first, second, third, edges, negative_slope, dropout, seed, dtype, speed)
     out, norm, plus, mass = (*found, None, None)[:4]
     *models, _, heads, channels = x.shape
     return (
-        out.to(result_dtype(x, first, second, third)),
+        out,
         norm,
         norm.new_empty(*models, 0, heads, channels) if plus is None else plus,
         norm.new_empty(*models, 0, heads) if mass is None else mass,
@@ -442,7 +443,11 @@ def _backward(
 # --- The same as operators. ---
 
 
-@torch.library.custom_op("gat_pyg::attend", mutates_args=())
+# A call may group a new edge list, which synchronises with the device: it must not become part of a CUDA graph.
+_TAGS = (torch.Tag.cudagraph_unsafe,)
+
+
+@torch.library.custom_op("gat_pyg::attend", mutates_args=(), tags=_TAGS)
 def _attend_op(
     x: Tensor,
     first: Tensor | None,
@@ -467,16 +472,17 @@ def _attend_op(
 def _(x, first, second, third, seed, edge_index, num_dst, add_self_loops, flow, kind, negative_slope, dropout, speed):  # type: ignore[no-untyped-def]
     dtype = result_dtype(x, first, second, third)
     wide = torch.promote_types(dtype, torch.float32)
-    kept = num_dst if speed and kind == "additive" else 0
+    plus = speed and kind == "additive"
+    kept = num_dst if plus else 0
     return (
         x.new_empty(num_dst, x.size(1), x.size(2), dtype=dtype),
         x.new_empty(num_dst, x.size(1), *((2,) if x.device.type == "cpu" else ()), dtype=wide),
-        x.new_empty(kept, x.size(1), x.size(2), dtype=wide if x.device.type == "cpu" else x.dtype),
+        x.new_empty(kept, x.size(1), x.size(2), dtype=dtype if plus and x.device.type != "cpu" else wide),
         x.new_empty(kept, x.size(1), dtype=wide),
     )
 
 
-@torch.library.custom_op("gat_pyg::attend_backward", mutates_args=())
+@torch.library.custom_op("gat_pyg::attend_backward", mutates_args=(), tags=_TAGS)
 def _attend_backward_op(
     grad: Tensor,
     x: Tensor,
@@ -507,7 +513,9 @@ def _attend_backward_op(
 
 @_attend_backward_op.register_fake
 def _(grad, x, first, second, third, seed, edge_index, *rest):  # type: ignore[no-untyped-def]
-    return tuple(grad.new_empty(0) if t is None else t.new_empty(t.shape) for t in (x, first, second, third))
+    edge_grad = rest[-1]
+    operands = (x, first, second, third if edge_grad else None)
+    return tuple(grad.new_empty(0) if t is None else t.new_empty(t.shape) for t in operands)
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

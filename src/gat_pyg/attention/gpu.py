@@ -862,10 +862,14 @@ def forward(
     negative_slope: float,
     dropout: float,
     seed: Tensor | None,
+    dtype: torch.dtype,
     plus: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """The output `[N_dst, H, C]` and log-sum-exp `[N_dst, H]`; where `plus`, the part of output and mass with z > 0."""
-    return _forward(x, None, None, score_src, score_dst, score_edge, edges, negative_slope, dropout, seed, plus)
+    """Return the output `[N_dst, H, C]` in `dtype` and the log-sum-exp `[N_dst, H]` in float32.
+
+    Where `plus`, also the part of output and mass with z > 0, in the same dtypes.
+    """
+    return _forward(x, None, None, score_src, score_dst, score_edge, edges, negative_slope, dropout, seed, dtype, plus)
 
 
 def _forward(
@@ -879,11 +883,12 @@ def _forward(
     negative_slope: float,
     dropout: float,
     seed: Tensor | None,
+    dtype: torch.dtype,
     plus: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     x, x_dst, att, score_src, score_dst, score_edge = _contiguous(x, x_dst, att, score_src, score_dst, score_edge)
     num_dst, (_, heads, channels) = edges.num_dst, x.shape
-    out = x.new_empty(num_dst, heads, channels)
+    out = x.new_empty(num_dst, heads, channels, dtype=dtype)
     lse = x.new_empty(num_dst, heads, dtype=torch.float32)
     out_plus, mass_plus = (torch.empty_like(out), torch.empty_like(lse)) if plus else (None, None)
     if out.numel() == 0:
@@ -1094,9 +1099,10 @@ def forward_pair(
     negative_slope: float,
     dropout: float,
     seed: Tensor | None,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """The output `[N_dst, H, C]` and log-sum-exp `[N_dst, H]` of a score by both ends' features."""
-    out, lse, _, _ = _forward(x, x_dst, att, None, None, None, edges, negative_slope, dropout, seed, False)
+    """Return the output `[N_dst, H, C]` in `dtype` and log-sum-exp `[N_dst, H]` of a score by both ends' features."""
+    out, lse, _, _ = _forward(x, x_dst, att, None, None, None, edges, negative_slope, dropout, seed, dtype, False)
     return out, lse
 
 
