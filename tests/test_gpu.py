@@ -491,26 +491,32 @@ def test_dropout_is_philox(block: int, first: int) -> None:
         assert_close(keep.cpu().double(), expected, f"{models}x{each}")
 
 
+# The threshold is an int32 up to p = 0.5, an int64 beyond it.
+THRESHOLDS = pytest.mark.parametrize("p", [0.3, 0.6])
+
+
 @runs
+@THRESHOLDS
 @pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
-def test_dropout_calls_edges_by_their_names(names: str) -> None:
+def test_dropout_calls_edges_by_their_names(names: str, p: float) -> None:
     leaves, direction = leaves_of(SMALL, 3, 5, names), torch.randn(SMALL.num_dst, 3, 5).double()
     order = torch.randperm(SMALL.index.size(1), generator=torch.Generator().manual_seed(4))
     edges = on_device(replace(edges_of(SMALL), names=order.int()))
-    truth = by_reference(SMALL, leaves, direction, 0.3, order)
-    assert_same(by_kernels(edges, leaves, direction, 0.3), truth, names)
+    truth = by_reference(SMALL, leaves, direction, p, order)
+    assert_same(by_kernels(edges, leaves, direction, p), truth, names)
 
 
 @runs
+@THRESHOLDS
 @pytest.mark.parametrize("size", [1, 63, 4100])
-def test_dropout_of_features_is_that_of_four_heads(size: int) -> None:
+def test_dropout_of_features_is_that_of_four_heads(size: int, p: float) -> None:
     seeds = torch.tensor(SEEDS[:3], device=DEVICE)
     for seed in (seeds, seeds[0]):
-        kept = gpu.keep(seed, size, 0.3, torch.float32)
+        kept = gpu.keep(seed, size, p, torch.float32)
         names = torch.arange(-(-size // 4), device=DEVICE).flip(0)
-        turned = gpu.keep(seed, 4 * len(names), 0.3, torch.float32, names).view(*seed.shape, -1, 4).flip(-2)
+        turned = gpu.keep(seed, 4 * len(names), p, torch.float32, names).view(*seed.shape, -1, 4).flip(-2)
         assert torch.equal(turned.flatten(-2)[..., :size], kept)
-        expected = [dropout.keep_mask(one, -(-size // 4), 4, 0.3).flatten()[:size] for one in seed.view(-1)]
+        expected = [dropout.keep_mask(one, -(-size // 4), 4, p).flatten()[:size] for one in seed.view(-1)]
         assert torch.equal(kept.view(-1, size), torch.stack(expected))
 
 
