@@ -25,7 +25,7 @@ nox.options.reuse_venv = "yes"
 ROOT = Path(__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SPARSE = PROJECT["optional-dependencies"]["sparse"]
-TRITON = "triton==3.7.1"  # not in constraints.txt: torch's CUDA builds each pin their own
+TRITONS = ("triton==3.6.0", "triton==3.7.1")  # those of torch 2.10 and 2.11, and of constraints.txt's torch for CUDA
 PINS = ("-c", str(ROOT / "constraints.txt"))
 PYTEST = ("python", "-m", "pytest", "-n", "auto", "--dist", "worksteal")  # on all cores
 
@@ -64,11 +64,13 @@ def tests_sparse(session: nox.Session) -> None:
 
 @nox.session
 def interpret(session: nox.Session) -> None:
-    """Test the CUDA kernels without a GPU: in Triton's interpreter, then what they compile to (Linux)."""
-    install(session, "-e", ".[dev]", TRITON)
-    for interpreted in ("1", "0"):  # one process cannot do both
-        env = {"TRITON_INTERPRET": interpreted}
-        session.run(*PYTEST, "tests/test_gpu.py", *session.posargs, env=env)
+    """Test the CUDA kernels without a GPU, with two versions of Triton: interpreted, then compiled (Linux)."""
+    install(session, "-e", ".[dev]")
+    for triton in TRITONS:
+        session.install("--no-deps", triton)  # which torch for CUDA pins
+        for interpreted in ("1", "0"):  # one process cannot do both
+            env = {"TRITON_INTERPRET": interpreted}
+            session.run(*PYTEST, "tests/test_gpu.py", *session.posargs, env=env)
 
 
 @nox.session

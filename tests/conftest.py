@@ -6,6 +6,9 @@ import gc
 import os
 import signal
 from importlib import import_module
+from importlib.metadata import version
+from itertools import groupby
+from operator import itemgetter
 from types import SimpleNamespace
 
 import pytest
@@ -61,5 +64,13 @@ def _found(package: str) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say which of the optional libraries the tests ran with."""
+    """Write which of the optional libraries the tests ran with, and what the compiled CUDA kernels take."""
     terminalreporter.write_line(", ".join(_found(package) for package in ("torch_scatter", "torch_sparse", "numba")))
+    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    compiled = {tuple(use) for report in reports for name, use in report.user_properties if name == "compiled"}
+    for sm, kernels in groupby(sorted(compiled), key=itemgetter(0)):
+        _, _, registers, spills, shared = zip(*kernels, strict=True)
+        terminalreporter.write_line(
+            f"Triton {version('triton')}, sm_{sm}: {len(registers)} kernels compiled, up to {max(registers)} registers "
+            f"and {max(spills)} loads and stores of spilled registers, {max(shared) / 1024:.1f} KiB of shared memory"
+        )

@@ -12,10 +12,10 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -37,7 +37,12 @@ DEVICE = "cuda" if ON_CUDA else "cpu"
 
 runs = pytest.mark.skipif(not (INTERPRETED or ON_CUDA), reason="needs TRITON_INTERPRET=1 or a GPU")
 on_cuda = pytest.mark.skipif(not ON_CUDA, reason="needs a GPU, and not the interpreter")
-compiles = pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
+
+
+def compiles(test: Any) -> Any:
+    """Mark a test of what the kernels compile to, which needs no GPU: -m "not compiles" leaves these tests out."""
+    return pytest.mark.compiles(pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")(test))
+
 
 HALF = [torch.float16, torch.bfloat16]
 SEED = 0x9E3779B97F4A7C15 - 2**64  # both words of the key are in use
@@ -706,7 +711,10 @@ def test_on_the_current_stream() -> None:
         assert torch.equal(value, expected[name]), name
 
 
-# As compiled for sm_90.
+# As compiled for each architecture, without a GPU.
+
+SHARED = {80: 163, 90: 227, 100: 227}  # KiB of shared memory that a program may take: A100, H100 and H200, B200
+OTHERS = [sm for sm in SHARED if sm != 90]  # for which the cases are compiled that take most
 
 FORWARD = "x score_src score_dst ptr src perm out lse out_plus mass_plus"
 PARTS = "part_row part_start parts"
@@ -743,76 +751,119 @@ IDS = {"src", "dst", "place", "perm", "names"}
 WIDE_IDS = {"ptr", "part_row", "part_start", "seed", "rows", "first"}
 
 
-def machine_code(name: str, given: str, dtype: str, folder: Path, num_warps: int, **constants: int) -> str:
-    """The SASS of a kernel that is given some of its pointers."""
+class Compiled(NamedTuple):
+    """A kernel as compiled for one architecture."""
+
+    ptx: str
+    sass: str
+    registers: int
+    local: int  # loads from and stores to local memory: of spilled registers
+    shared: int  # bytes
+
+
+Compile = Callable[..., Compiled]
+
+
+@pytest.fixture
+def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
+    """Compile a kernel with some of its pointers; the summary of all tests reports what it takes."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    kernel = getattr(gpu, name)
-    signature, values, aligned = {}, {}, {}
-    for place, argument in enumerate(kernel.arg_names):
-        pointer = argument.removeprefix("p_")
-        if argument in constants or (argument.startswith("p_") and pointer not in given.split()):
-            signature[argument], values[(place,)] = "constexpr", constants.get(argument)
-        elif argument.startswith("p_"):
-            element = "fp32"
-            element = (
-                dtype if pointer in OF_X else "i32" if pointer in IDS else "i64" if pointer in WIDE_IDS else element
-            )
-            signature[argument], aligned[(place,)] = f"*{element}", [["tt.divisibility", 16]]
-        else:
-            signature[argument] = {"num_parts": "i32", "num_dst": "i32", "threshold": "i64"}.get(argument, "fp32")
-    source = ASTSource(kernel, signature, values, aligned)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps})
-    cubin = folder / "kernel.cubin"
-    cubin.write_bytes(compiled.asm["cubin"])
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    return subprocess.run([tool, "-sass", cubin], capture_output=True, text=True, check=True).stdout
+    def compile_kernel(
+        name: str, given: str, dtype: str, *, sm: int = 90, num_warps: int, threshold: str = "i64", **constants: int
+    ) -> Compiled:
+        kernel = getattr(gpu, name)
+        signature, values, aligned = {}, {}, {}
+        numbers = {"num_parts": "i32", "num_dst": "i32", "size": "i32", "threshold": threshold}
+        for place, argument in enumerate(kernel.arg_names):
+            pointer = argument.removeprefix("p_")
+            if argument in constants or (argument.startswith("p_") and pointer not in given.split()):
+                signature[argument], values[(place,)] = "constexpr", constants.get(argument)
+            elif argument.startswith("p_"):
+                element = (
+                    dtype if pointer in OF_X else "i32" if pointer in IDS else "i64" if pointer in WIDE_IDS else "fp32"
+                )
+                signature[argument], aligned[(place,)] = f"*{element}", [["tt.divisibility", 16]]
+            else:
+                signature[argument] = numbers.get(argument, "fp32")
+        source = ASTSource(kernel, signature, values, aligned)
+        compiled = triton.compile(source, target=GPUTarget("cuda", sm, 32), options={"num_warps": num_warps})
+        cubin = tmp_path / "kernel.cubin"
+        cubin.write_bytes(compiled.asm["cubin"])
+        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+        sass, usage = (
+            subprocess.run([tool, what, cubin], capture_output=True, text=True, check=True).stdout
+            for what in ("-sass", "-res-usage")
+        )
+        assert "EXIT" in sass
+        registers, local = int(re.findall(r"\bREG:(\d+)", usage)[0]), len(re.findall(r"\b(?:STL|LDL)\b", sass))
+        use = (registers, local, compiled.metadata.shared)
+        request.node.user_properties.append(("compiled", [sm, compiled.hash, *use]))
+        return Compiled(compiled.asm["ptx"], sass, *use)
+
+    return compile_kernel
 
 
-def assert_no_spills(code: str) -> None:
-    """No register went to local memory."""
-    assert "EXIT" in code and not re.findall(r"\b(?:STL|LDL)\b", code)
+def assert_fits(code: Compiled, sm: int) -> None:
+    """No register is spilled to local memory, and a program finds the shared memory that it needs."""
+    assert code.local == 0, f"{code.local} loads and stores of spilled registers"
+    assert code.shared <= SHARED[sm] * 1024, f"{code.shared} bytes of shared memory, of {SHARED[sm]} KiB"
+
+
+PIPELINED, WIDE = (8, 8, 490, "bf16", 2), (4, 256, 28, "fp32", 4)  # the most shared memory, the most registers
 
 
 @compiles
 @pytest.mark.parametrize(
-    ("heads", "channels", "degree", "dtype", "size"),
-    [(8, 8, 15, "fp32", 4), (8, 8, 490, "bf16", 2), (3, 32, 14, "bf16", 2), (4, 256, 28, "fp32", 4)],
+    ("sm", "heads", "channels", "degree", "dtype", "size"),
+    [
+        *((90, *sizes) for sizes in ((8, 8, 15, "fp32", 4), PIPELINED, (3, 32, 14, "bf16", 2), WIDE)),
+        *((sm, *sizes) for sm in OTHERS for sizes in (PIPELINED, WIDE)),
+    ],
 )
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_no_spills_and_wide_loads(
-    kernel: str, heads: int, channels: int, degree: int, dtype: str, size: int, tmp_path: Path
+    kernel: str, sm: int, heads: int, channels: int, degree: int, dtype: str, size: int, compile_kernel: Compile
 ) -> None:
-    assert_compiled_well(KERNELS[kernel], heads, channels, degree, dtype, size, tmp_path)
+    assert_compiled_well(KERNELS[kernel], sm, heads, channels, degree, dtype, size, compile_kernel)
 
 
 @compiles
 @pytest.mark.parametrize(
-    ("models", "heads", "channels", "degree", "dtype", "size"),
+    ("sm", "models", "heads", "channels", "degree", "dtype", "size"),
     [
-        (1, 8, 8, 15, "fp32", 4),
-        (2, 16, 8, 15, "fp32", 4),
-        (8, 8, 8, 490, "bf16", 2),
-        (10, 80, 8, 4, "fp32", 4),
-        (2, 12, 32, 28, "fp32", 4),
+        (90, 1, 8, 8, 15, "fp32", 4),
+        (90, 2, 16, 8, 15, "fp32", 4),
+        (90, 8, 8, 8, 490, "bf16", 2),
+        (90, 10, 80, 8, 4, "fp32", 4),
+        *((sm, 2, 12, 32, 28, "fp32", 4) for sm in SHARED),
     ],
 )
 @pytest.mark.parametrize("kernel", DROPS)
 def test_no_spills_and_wide_loads_with_dropout_of_many_models(
-    kernel: str, models: int, heads: int, channels: int, degree: int, dtype: str, size: int, tmp_path: Path
-) -> None:
-    assert_compiled_well(DROPS[kernel], heads, channels, degree, dtype, size, tmp_path, models)
-
-
-def assert_compiled_well(
-    kernel: tuple[str, str],
+    kernel: str,
+    sm: int,
+    models: int,
     heads: int,
     channels: int,
     degree: int,
     dtype: str,
     size: int,
-    folder: Path,
+    compile_kernel: Compile,
+) -> None:
+    assert_compiled_well(DROPS[kernel], sm, heads, channels, degree, dtype, size, compile_kernel, models)
+
+
+def assert_compiled_well(
+    kernel: tuple[str, str],
+    sm: int,
+    heads: int,
+    channels: int,
+    degree: int,
+    dtype: str,
+    size: int,
+    compile_kernel: Compile,
     models: int = 1,
 ) -> None:
     """No spills, and loads of 16 bytes wherever features are gathered."""
@@ -820,9 +871,9 @@ def assert_compiled_well(
     tile = gpu._tile(heads, channels, degree)
     sizes = {"H": heads, "C": channels, "MODELS": models}
     constants = {**sizes, "SPLIT": gpu.SPLIT, "STAGES": tile.stages, **tile.blocks}
-    code = machine_code(name, given, dtype, folder, **constants)
-    assert_no_spills(code)
-    loads = re.findall(r"\b(?:LDG\.E|LDGSTS\.E\.BYPASS)(?:\.\w+)*?\.128\b", code)
+    code = compile_kernel(name, given, dtype, sm=sm, **constants)
+    assert_fits(code, sm)
+    loads = re.findall(r"\b(?:LDG\.E|LDGSTS\.E\.BYPASS)(?:\.\w+)*?\.128\b", code.sass)
     gathers = 2 if name == "_backward_pair_src_kernel" else 1
     at_least = gathers * tile.edges * min(heads, tile.heads) * tile.channels * size // (16 * 32 * tile.warps)
     assert len(loads) >= at_least, f"{len(loads)} loads of 16 bytes, of {at_least} a thread"
@@ -842,22 +893,35 @@ REST = {
         {**TILE, "BLOCK_E": 512, "num_warps": 8},
     ),
     "backward, second pass": ("_backward_kernel", MEMORY, {**TILE, "C": 0, "BLOCK_C": 1}),
+    "dropout of features": ("_keep_kernel", "seed names keep", {"BLOCK": 256}),
 }
 
 
 @compiles
-@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize(("sm", "stages"), [(90, 1), *((sm, 3) for sm in SHARED)])
 @pytest.mark.parametrize("kernel", REST)
-def test_no_spills_in_the_rest(kernel: str, stages: int, tmp_path: Path) -> None:
+def test_no_spills_in_the_rest(kernel: str, sm: int, stages: int, compile_kernel: Compile) -> None:
     name, given, constants = REST[kernel]
     constants = {"H": 8, "C": 8, "MODELS": 1, "SPLIT": gpu.SPLIT, "STAGES": stages, "num_warps": 4} | constants
-    assert_no_spills(machine_code(name, given, "bf16", tmp_path, **constants))
+    assert_fits(compile_kernel(name, given, "bf16", sm=sm, **constants), sm)
 
 
 @compiles
-def test_a_wide_head_fits_in_shared_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sm", SHARED)
+def test_a_wide_head_fits_in_shared_memory(sm: int, compile_kernel: Compile) -> None:
     given = "grad x x_dst att weights ptr dst place grad_x"  # of all kernels the one with most to hold
     for channels in (2048, 4096):
         tile = gpu._tile(1, channels, 1000)
         constants = {"H": 1, "C": channels, "SPLIT": gpu.SPLIT, "STAGES": tile.stages, **tile.blocks}
-        assert_no_spills(machine_code("_backward_pair_src_kernel", given, "fp32", tmp_path, **constants))
+        assert_fits(compile_kernel("_backward_pair_src_kernel", given, "fp32", sm=sm, **constants), sm)
+
+
+@compiles
+@pytest.mark.parametrize(
+    "kernel", [kernel for kernel in KERNELS if "lse" in KERNELS[kernel][1] and "grad" in KERNELS[kernel][1]]
+)
+def test_a_minimum_of_scores_propagates_nan(kernel: str, compile_kernel: Compile) -> None:
+    tile = gpu._tile(8, 8, 15)
+    constants = {"H": 8, "C": 8, "MODELS": 1, "SPLIT": gpu.SPLIT, "STAGES": tile.stages, **tile.blocks}
+    ptx = compile_kernel(*KERNELS[kernel], "fp32", **constants).ptx
+    assert re.search(r"\bmin\.NaN\.f32\b", ptx) and not re.search(r"\bmin\.f32\b", ptx)
