@@ -792,12 +792,10 @@ def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
         cubin = tmp_path / "kernel.cubin"
         cubin.write_bytes(compiled.asm["cubin"])
         tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-        sass, usage = (
-            subprocess.run([tool, what, cubin], capture_output=True, text=True, check=True).stdout
-            for what in ("-sass", "-res-usage")
-        )
+        dump = [tool, "-sass", "-res-usage", cubin]
+        sass = subprocess.run(dump, capture_output=True, text=True, check=True).stdout
         assert "EXIT" in sass
-        registers, local = int(re.findall(r"\bREG:(\d+)", usage)[0]), len(re.findall(r"\b(?:STL|LDL)\b", sass))
+        registers, local = int(re.findall(r"\bREG:(\d+)", sass)[0]), len(re.findall(r"\b(?:STL|LDL)\b", sass))
         use = (registers, local, compiled.metadata.shared)
         request.node.user_properties.append(("compiled", [sm, compiled.hash, *use]))
         return Compiled(compiled.asm["ptx"], sass, *use)
@@ -925,3 +923,9 @@ def test_a_minimum_of_scores_propagates_nan(kernel: str, compile_kernel: Compile
     constants = {"H": 8, "C": 8, "MODELS": 1, "SPLIT": gpu.SPLIT, "STAGES": tile.stages, **tile.blocks}
     ptx = compile_kernel(*KERNELS[kernel], "fp32", **constants).ptx
     assert re.search(r"\bmin\.NaN\.f32\b", ptx) and not re.search(r"\bmin\.f32\b", ptx)
+
+
+@compiles
+def test_random_words_are_compared_without_a_sign(compile_kernel: Compile) -> None:
+    ptx = compile_kernel("_keep_kernel", "seed names keep", "fp32", num_warps=4, BLOCK=256, threshold="i32").ptx
+    assert re.search(r"\bsetp\.\w+\.u32\b", ptx) and not re.search(r"\bsetp\.\w+\.s32\b", ptx)
