@@ -71,6 +71,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for sm, kernels in groupby(sorted(compiled), key=itemgetter(0)):
         _, _, registers, spills, shared = zip(*kernels, strict=True)
         terminalreporter.write_line(
-            f"Triton {version('triton')}, sm_{sm}: {len(registers)} kernels compiled, up to {max(registers)} registers "
-            f"and {max(spills)} loads and stores of spilled registers, {max(shared) / 1024:.1f} KiB of shared memory"
+            f"Triton {version('triton')}, sm_{sm}: kernels {len(registers)}, registers up to {max(registers)}, "
+            f"spilling instructions up to {max(spills)}, shared memory up to {max(shared) / 1024:.1f} KiB"
         )
