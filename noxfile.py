@@ -71,6 +71,7 @@ def interpret(session: nox.Session) -> None:
         for interpreted in ("1", "0"):  # one process cannot do both
             env = {"TRITON_INTERPRET": interpreted}
             session.run(*PYTEST, "tests/test_gpu.py", *session.posargs, env=env)
+    session.run(*PYTEST, "tests/test_fused.py", "-k", "triton", env={"TRITON_INTERPRET": "1"})
 
 
 @nox.session

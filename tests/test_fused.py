@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -107,6 +107,35 @@ def spy(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> Spy:
     watched = Spy(getattr(module, name))
     monkeypatch.setattr(module, name, watched)
     return watched
+
+
+class Place(NamedTuple):
+    """A device, and the widest dtype of its kernels."""
+
+    device: str
+    dtype: torch.dtype
+
+    def to(self, leaves: Tensors) -> Tensors:
+        return {name: leaf.to(self.device, self.dtype) for name, leaf in leaves.items()}
+
+    def edges(self, graph: Graph) -> Edges:
+        return Edges.from_index(graph.index.to(self.device), graph.num_src, graph.num_dst)
+
+
+@pytest.fixture(params=["numba", "triton"])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """The kernels of Numba, and those of Triton: on a GPU, or on a CPU in Triton's interpreter."""
+    if request.param == "numba":
+        return Place("cpu", torch.float64)
+    pytest.importorskip("triton", reason="Triton is not installed")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from gat_pyg.attention import gpu
+
+        monkeypatch.setattr(fused, "_kernels", lambda device: gpu)
+        return Place("cpu", torch.float32)
+    if not torch.cuda.is_available():
+        pytest.skip("needs TRITON_INTERPRET=1 or a GPU")
+    return Place("cuda", torch.float32)
 
 
 @pytest.fixture
@@ -611,9 +640,9 @@ def test_mixed_dtypes(names: str, of_x: torch.dtype, of_others: torch.dtype, of_
 
 @pytest.mark.parametrize("backend", ["fused", "segment"])
 @pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
-def test_vmap_and_grad(names: str, backend: str) -> None:
-    edges, direction = edges_of(BIPARTITE), direction_of(BIPARTITE, 3, 5)
-    batch = [{k: v + n for k, v in leaves_of(BIPARTITE, 3, 5, names).items()} for n in range(3)]
+def test_vmap_and_grad(names: str, backend: str, place: Place) -> None:
+    edges, direction = place.edges(BIPARTITE), direction_of(BIPARTITE, 3, 5).to(place.device, place.dtype)
+    batch = [{k: v + n for k, v in place.to(leaves_of(BIPARTITE, 3, 5, names)).items()} for n in range(3)]
     stacked = {name: torch.stack([leaves[name] for leaves in batch]) for name in batch[0]}
 
     def loss(leaves: Tensors) -> Tensor:
@@ -630,10 +659,53 @@ def test_vmap_and_grad(names: str, backend: str) -> None:
             assert_close(grads[name][n], truth[name], f"{names} {n} {name}")
 
 
-def test_vmap_gives_each_its_own_mask() -> None:
-    edges = edges_of(COMPLETE)
-    x = torch.eye(5, dtype=torch.float64)[:, None].repeat(1, 20, 1)  # tells each edge's coefficient
-    weight = torch.randn(4, 5, 20, 5, dtype=torch.float64)
+@pytest.mark.parametrize("names", [ADDITIVE, CONSTANT, *PAIRS])
+@MEMORY
+def test_a_stack_is_each_of_its_models_alone(
+    names: str, speed: bool, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output and every gradient, with the dropout that follows from each model's own key."""
+    monkeypatch.setattr(fused, "keeps_output", lambda *_: speed)
+    edges, direction = place.edges(BIPARTITE), direction_of(BIPARTITE, 3, 5).to(place.device, place.dtype)
+    leaves = place.to(leaves_of(BIPARTITE, 3, 5, names))
+    stack = {k: torch.stack([v, v.flip(0), 2 * v]).requires_grad_() for k, v in leaves.items()}
+    keys = torch.tensor([3, 2**40, -5], device=place.device)
+
+    def run(leaves: Tensors, key: Tensor) -> Tensor:
+        with dropout.keyed(key):
+            return call(leaves, edges, dropout=0.5)
+
+    together = torch.vmap(run)(stack, keys)
+    together.backward(direction.expand_as(together))
+    for m, key in enumerate(keys):
+        own = {name: leaf.detach()[m].clone().requires_grad_() for name, leaf in stack.items()}
+        alone = run(own, key)
+        alone.backward(direction)
+        assert_close(together[m], alone, f"{names} {m}")
+        for name, leaf in own.items():
+            assert leaf.grad is not None and stack[name].grad is not None
+            assert_close(stack[name].grad[m], leaf.grad, f"{names} {m} {name}")
+
+
+@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+def test_stacks_of_stacks(names: str, place: Place) -> None:
+    edges, direction = place.edges(BIPARTITE), direction_of(BIPARTITE, 2, 3).to(place.device, place.dtype)
+    leaves = place.to(leaves_of(BIPARTITE, 2, 3, names))
+    grid = {k: torch.stack([v, v.flip(0), 2 * v, 3 * v, -v, v + 1]) for k, v in leaves.items()}
+
+    def grads(leaves: Tensors) -> Tensors:
+        return torch.func.grad(lambda leaves: (call(leaves, edges) * direction).sum())(leaves)
+
+    flat = torch.vmap(grads)(grid)
+    nested = torch.vmap(torch.vmap(grads), in_dims=1)({k: v.unflatten(0, (3, 2)) for k, v in grid.items()})
+    for name, value in flat.items():
+        assert_close(nested[name].transpose(0, 1).flatten(0, 1), value, f"{names} {name}")
+
+
+def test_vmap_gives_each_its_own_mask(place: Place) -> None:
+    edges, exact = place.edges(COMPLETE), {"device": place.device, "dtype": place.dtype}
+    x = torch.eye(5, **exact)[:, None].repeat(1, 20, 1)  # tells each edge's coefficient
+    weight = torch.randn(4, 5, 20, 5, **exact)
 
     def run(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         out = attend(x, None, None, edges, dropout=0.5, backend="fused")
@@ -686,9 +758,31 @@ def test_the_second_derivative_has_the_same_masks_under_vmap(dropout_p: float) -
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.5])
 @pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
-def test_a_jacobian_is_of_one_forward_pass(names: str, dropout_p: float) -> None:
+def test_second_derivatives_of_a_stack_are_those_of_segment(names: str, dropout_p: float, place: Place) -> None:
+    edges, leaves = place.edges(BIPARTITE), place.to(leaves_of(BIPARTITE, 2, 3, names))
+    edges.wide, edges.transpose  # noqa: B018  # known before, see test_nothing_of_a_transform_is_remembered
+    stack = {k: torch.stack([v, v.flip(0), v / 2]) for k, v in leaves.items()}
+
+    def slope(backend: str) -> Callable[[Tensors], Tensor]:
+        def loss(leaves: Tensors) -> Tensor:
+            return call(leaves, edges, backend, dropout=dropout_p).square().sum()
+
+        def size(leaves: Tensors) -> Tensor:
+            return sum(grad.square().sum() for grad in torch.func.grad(loss)(leaves).values())
+
+        return torch.func.grad(size)
+
+    found, truth = (torch.vmap(slope(b), randomness="different")(stack) for b in ("fused", "segment"))
+    for name, value in found.items():
+        scale = truth[name].abs().max()  # of many products
+        assert_close(value / scale, truth[name] / scale, f"{names} {name}")
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+def test_a_jacobian_is_of_one_forward_pass(names: str, dropout_p: float, place: Place) -> None:
     """Only the gradient of the output is a batch: there is one mask, of the one forward pass."""
-    leaves, edges = leaves_of(BIPARTITE, 2, 3, names), edges_of(BIPARTITE)
+    leaves, edges = place.to(leaves_of(BIPARTITE, 2, 3, names)), place.edges(BIPARTITE)
     fused_one, truth = (
         torch.func.jacrev(lambda x, b=b: call({**leaves, "x": x}, edges, b, dropout=dropout_p))(leaves["x"])
         for b in ("fused", "segment")
@@ -734,11 +828,11 @@ def test_nothing_of_a_transform_is_remembered_of_a_graph(name: str) -> None:
     assert torch.equal(first, again)
 
 
-def test_vmap_over_layers() -> None:
-    layers = [GATConv(5, 4, heads=2) for _ in range(3)]
-    x, index = torch.randn(40, 5), RANDOM.index.clone()
+def test_vmap_over_layers(place: Place) -> None:
+    layers = [GATConv(5, 4, heads=2).to(place.device) for _ in range(3)]
+    x, index = torch.randn(40, 5, device=place.device), RANDOM.index.to(place.device)
     params, buffers = torch.func.stack_module_state(layers)
-    base = GATConv(5, 4, heads=2)
+    base = GATConv(5, 4, heads=2).to(place.device)
 
     def run(params: Tensors, buffers: Tensors) -> Tensor:
         return torch.func.functional_call(base, (params, buffers), (x, index))

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ tl = pytest.importorskip("triton.language")
 
 from gat_pyg.attention import attend, attend_pairs, dropout, fused, gpu, reference  # noqa: E402
 from gat_pyg.edges import Edges  # noqa: E402
-from graphs import BATCH, BIPARTITE, RANDOM, STAR_IN, ZOO, Graph, random  # noqa: E402
+from graphs import BATCH, BIPARTITE, RANDOM, STAR_IN, ZOO, Graph, random, union  # noqa: E402
 from laws import TOLERANCE, assert_close, edges_of, inputs, moved  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -262,35 +263,48 @@ def test_dropout_of_everything() -> None:
         assert not any(value.any() for value in answer.values())
 
 
-# Several models, side by side in the heads.
+# Stacks of models.
 
 
 MODELS = pytest.mark.parametrize("models", [2, 3])
 EACH = pytest.mark.parametrize("each", [1, 2, 3, 4, 8])
 
 
-def beside(leaves: list[Tensors]) -> Tensors:
-    """The operands of several models as those of one that has all of their heads."""
-    return {name: torch.cat([one[name] for one in leaves], 0 if name == "att" else 1) for name in leaves[0]}
+def assert_each_is_alone(graph: Graph, models: int, each: int, channels: int, names: str) -> None:
+    edges, one = on_device(edges_of(graph)), leaves_of(graph, each, channels, names)
+    assert edges.perm is not None
+    leaves = [{name: leaf.roll(m, 0) for name, leaf in one.items()} for m in range(models)]
+    directions = torch.randn(models, graph.num_dst, each, channels, generator=torch.Generator().manual_seed(3))
+    stack = {name: torch.stack([leaves[m][name] for m in range(models)]) for name in one}
+    for saved in (True, False) if "x_dst" not in one else (True,):
+        together = by_kernels(edges, stack, directions, 0.3, saved, seed=SEEDS[:models])
+        for m in range(models):
+            alone = by_kernels(edges, leaves[m], directions[m], 0.3, saved, seed=SEEDS[m])
+            found = {name: value[m] for name, value in together.items()}
+            assert_same(found, alone, f"{graph} {names} {models}x{each}x{channels} model {m} saved {saved}")
 
 
 @runs
 @MODELS
 @EACH
 @pytest.mark.parametrize("names", [ADDITIVE, PAIRS[0]])
-def test_models_side_by_side_are_each_alone(names: str, each: int, models: int) -> None:
-    edges, one = on_device(edges_of(SMALL)), leaves_of(SMALL, each, 3, names)
-    assert edges.perm is not None
-    leaves = [{name: leaf.roll(m, 0) for name, leaf in one.items()} for m in range(models)]
-    directions = torch.randn(models, SMALL.num_dst, each, 3, generator=torch.Generator().manual_seed(3))
-    folded = (edges, beside(leaves), torch.cat(list(directions), 1), 0.3)
-    for saved in (True, False) if "x_dst" not in one else (True,):
-        together = by_kernels(*folded, saved, seed=SEEDS[:models])
-        for m in range(models):
-            alone = by_kernels(edges, leaves[m], directions[m], 0.3, saved, seed=SEEDS[m])
-            heads = torch.arange(m * each, (m + 1) * each)
-            found = {name: value.index_select(0 if name == "att" else 1, heads) for name, value in together.items()}
-            assert_same(found, alone, f"{names} {models}x{each} model {m} saved {saved}")
+def test_models_of_a_stack_are_each_alone(names: str, each: int, models: int) -> None:
+    assert_each_is_alone(SMALL, models, each, 3, names)
+
+
+@runs
+@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+def test_a_stack_of_several_slabs(names: str) -> None:
+    """Of two heads each: slabs that end within a model, and one that goes beyond the last."""
+    assert gpu._tile(3, 9, 100, 4).heads == 2
+    assert_each_is_alone(SMALL, 3, 3, 100, names)
+
+
+@runs
+@pytest.mark.parametrize(("heads", "channels"), [(0, 4), (2, 0)])
+@pytest.mark.parametrize("names", [ADDITIVE, PAIRS[0]])
+def test_a_stack_without_heads_or_channels(names: str, heads: int, channels: int) -> None:
+    assert_each_is_alone(SMALL, 2, heads, channels, names)
 
 
 @runs
@@ -302,10 +316,11 @@ def test_the_mask_of_models_side_by_side(each: int, models: int) -> None:
     graph = Graph("bipartite", index, 4, 5)
     expected = torch.cat([keep_mask(20, each, 0.5, seed=seed) for seed in SEEDS[:models]], 1)
     for channels in (4, 100):
-        x = torch.eye(4, channels)[:, None].repeat(1, models * each, 1)
-        direction = torch.ones(5, models * each, channels)
+        x = torch.eye(4, channels)[:, None].repeat(models, 1, each, 1)
+        direction = torch.ones(models, 5, each, channels)
         out = by_kernels(on_device(edges_of(graph)), {"x": x}, direction, 0.5, seed=SEEDS[:models])["out"]
-        assert_close(4 * out[index[1], :, index[0]].double(), expected, f"{models}x{each} {channels}")
+        found = out.transpose(0, 1).flatten(1, 2)[index[1], :, index[0]]
+        assert_close(4 * found.double(), expected, f"{models}x{each} {channels}")
 
 
 @runs
@@ -313,13 +328,14 @@ def test_the_mask_of_models_side_by_side(each: int, models: int) -> None:
 def test_one_seed_is_one_model(names: str) -> None:
     edges, leaves, direction = on_device(edges_of(SMALL)), leaves_of(SMALL, 3, 4, names), torch.randn(6, 3, 4)
     scalar = by_kernels(edges, leaves, direction, 0.3)
-    for name, value in by_kernels(edges, leaves, direction, 0.3, seed=[SEED]).items():
-        assert torch.equal(value, scalar[name]), name
+    stack = {name: leaf[None] for name, leaf in leaves.items()}
+    for name, value in by_kernels(edges, stack, direction[None], 0.3, seed=[SEED]).items():
+        assert torch.equal(value[0], scalar[name]), name
 
 
 @runs
 def test_seeds_may_be_strided() -> None:
-    edges, x = on_device(edges_of(SMALL)), torch.randn(7, 4, 3, device=DEVICE)
+    edges, x = on_device(edges_of(SMALL)), torch.randn(2, 7, 2, 3, device=DEVICE)
     seeds = torch.tensor(SEEDS[:2], device=DEVICE)
     for strided in (torch.stack([seeds, seeds + 1], 1)[:, 0], seeds[0].expand(2)):
         assert not strided.is_contiguous()
@@ -379,6 +395,18 @@ def test_long_rows_are_split(names: str, turn: bool, monkeypatch: pytest.MonkeyP
         answer = by_kernels(edges, leaves, direction, 0.3, saved)
         assert_same(answer, truth, f"{graph} {names} saved {saved}")
     assert spies["_merge_kernel"].launches == 2 and spies["_sum_kernel"].launches >= 2
+
+
+@runs
+@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+def test_long_rows_of_a_stack_are_split(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    split = 8 if INTERPRETED else gpu.SPLIT
+    monkeypatch.setattr(gpu, "SPLIT", split)
+    long = stairs(3, split + 1)
+    graph = union(long, turned(long))
+    edges = edges_of(graph)
+    assert all(gpu.parts(edges, side) is not None for side in ("dst", "src"))
+    assert_each_is_alone(graph, 2, 5, 7, names)
 
 
 @runs
@@ -470,13 +498,14 @@ def _keep_kernel(
     p_seed,
     p_ids,
     p_keep,
-    H: tl.constexpr,
-    MODELS: tl.constexpr,
+    models,
+    EACH: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
+    H = gpu._all(EACH, models)
     i_edge, i_h = tl.load(p_ids + tl.arange(0, BLOCK_E)), tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    b_keep = gpu._keep(p_seed, i_edge, 1 << 31, 2.0, H, MODELS, BLOCK_E, BLOCK_H)
+    b_keep = gpu._keep(p_seed, i_edge, 1 << 31, 2.0, models, EACH, BLOCK_E, BLOCK_H)
     p_keep += tl.arange(0, BLOCK_E)[:, None] * H + i_h[None, :]
     tl.store(p_keep, b_keep, mask=i_h[None, :] < H)
 
@@ -491,7 +520,7 @@ def test_dropout_is_philox(block: int, first: int) -> None:
         heads, seeds = models * each, SEEDS[:models]
         keep = torch.empty(4, heads, device=DEVICE)
         grid, key = (1, triton.cdiv(heads, block)), torch.tensor(seeds, device=DEVICE)
-        _keep_kernel[grid](key, ids, keep, H=heads, MODELS=models, BLOCK_E=4, BLOCK_H=block)
+        _keep_kernel[grid](key, ids, keep, **gpu._stack(models, heads), BLOCK_E=4, BLOCK_H=block)
         expected = torch.cat([keep_mask(4, each, 0.5, first, seed) for seed in seeds], 1)
         assert_close(keep.cpu().double(), expected, f"{models}x{each}")
 
@@ -711,6 +740,101 @@ def test_on_the_current_stream() -> None:
         assert torch.equal(value, expected[name]), name
 
 
+# Which kernels are compiled.
+
+
+@pytest.fixture
+def specialisations(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
+    """The kernels that Triton would compile for sm_90, by name and key; none is compiled or launched."""
+    from triton.backends.compiler import GPUTarget
+
+    seen: set[tuple[str, str]] = set()
+
+    def instead_of_compiling(key: str, fn: Any, **_: Any) -> bool:
+        seen.add((fn.name.rpartition(".")[2], key))
+        return True
+
+    driver = SimpleNamespace(
+        get_current_device=lambda: "no device",
+        get_current_stream=lambda device: 0,
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+    )
+    monkeypatch.setattr(triton.runtime.driver, "_active", driver)
+    monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", instead_of_compiling)
+    return seen
+
+
+@compiles
+@pytest.mark.parametrize("each", [1, 6, 8])
+@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+def test_stacks_of_all_sizes_share_their_kernels(names: str, each: int, specialisations: set[tuple[str, str]]) -> None:
+    long = stairs(3, gpu.SPLIT + 1)
+    graph = union(long, turned(long))
+    edges = edges_of(graph)
+
+    def kernels_of(models: int) -> set[tuple[str, str]]:
+        specialisations.clear()
+        leaves = {
+            name: leaf.float().expand(models, *leaf.shape) for name, leaf in leaves_of(graph, each, 8, names).items()
+        }
+        direction, seeds = torch.ones(models, graph.num_dst, each, 8), torch.arange(models)
+        for rest in ((edges, 0.2, 0.3, seeds, torch.float32), (edges, 0.2, 0.0, None, torch.float32)):
+            if "x_dst" in leaves:
+                args = (leaves["x"], leaves["x_dst"], leaves.get("att"), *rest)
+                gpu.backward_pair(direction, *args, *gpu.forward_pair(*args))
+                continue
+            args = (*leaves.values(), *rest)
+            for saved in (True, False):
+                out, *kept = gpu.forward(*args, saved)
+                gpu.backward(direction, *args, out if saved else None, *kept, True)
+        return set(specialisations)
+
+    expected = {"_forward_kernel", "_merge_kernel", "_sum_kernel"}
+    expected |= (
+        {"_backward_pair_dst_kernel", "_backward_pair_src_kernel"}
+        if "x_dst" in names
+        else {"_mean_kernel", "_segment_mean_kernel", "_backward_kernel"}
+    )
+    two = kernels_of(2)
+    assert {name for name, _ in two} == expected
+    for models in (3, 16, 17, 100):
+        assert kernels_of(models) == two, models
+
+
+@compiles
+def test_seeds_that_leave_a_stack_compile_no_new_kernels(
+    specialisations: set[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100 seeds of Cora's network, on a graph of Cora's degrees, through every size that the stack can shrink to."""
+    from torch_geometric.data import Data
+    from torch_geometric.utils import to_undirected
+
+    from gat_pyg.attention import fused
+    from gat_pyg.models import GAT
+    from gat_pyg.seeds import LEAVE, Stacked
+
+    monkeypatch.setattr(fused, "_kernels", lambda device: gpu)
+    monkeypatch.setattr(fused, "_WHY", {})
+    index = torch.randint(270, (2, 528), generator=torch.Generator().manual_seed(0))
+    data = Data(torch.ones(270, 16), to_undirected(index), y=torch.arange(270) % 7)
+    for split, part in {"train": slice(0, 14), "val": slice(14, 64), "test": slice(64, 164)}.items():
+        data[f"{split}_mask"] = torch.zeros(270, dtype=torch.bool)
+        data[f"{split}_mask"][part] = True
+    module = Stacked([GAT.preset("cora", in_channels=16) for _ in range(100)], range(100))
+    for size in (100, *range(100 - math.ceil(100 * LEAVE), 0, -1)):
+        module.keep(range(size))
+        module.begin_epoch(0, 0)
+        module.train()
+        module._loss(data)[0].backward()
+        module.zero_grad()
+        module.eval()
+        with torch.no_grad():
+            for split in ("val", "test"):
+                module._counts(data, split)
+    used = {"_keep_kernel", "_forward_kernel", "_mean_kernel", "_backward_kernel"}
+    assert {name for name, _ in specialisations} == used and len(specialisations) <= 24
+
+
 # As compiled for each architecture, without a GPU.
 
 SHARED = {80: 163, 90: 227, 100: 227}  # KiB of shared memory that a program may take: A100, H100 and H200, B200
@@ -771,11 +895,18 @@ def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
     from triton.compiler import ASTSource
 
     def compile_kernel(
-        name: str, given: str, dtype: str, *, sm: int = 90, num_warps: int, threshold: str = "i64", **constants: int
+        name: str,
+        given: str,
+        dtype: str,
+        *,
+        sm: int = 90,
+        num_warps: int,
+        threshold: str = "i64",
+        **constants: int | None,
     ) -> Compiled:
         kernel = getattr(gpu, name)
         signature, values, aligned = {}, {}, {}
-        numbers = {"num_parts": "i32", "num_dst": "i32", "size": "i32", "threshold": threshold}
+        numbers = {"num_parts": "i32", "num_dst": "i32", "size": "i32", "models": "i32", "threshold": threshold}
         for place, argument in enumerate(kernel.arg_names):
             pointer = argument.removeprefix("p_")
             if argument in constants or (argument.startswith("p_") and pointer not in given.split()):
@@ -866,14 +997,15 @@ def assert_compiled_well(
 ) -> None:
     """No spills, and loads of 16 bytes wherever features are gathered."""
     name, given = kernel
-    tile = gpu._tile(heads, channels, degree)
-    sizes = {"H": heads, "C": channels, "MODELS": models}
+    tile = gpu._tile(models, heads, channels, degree)
+    sizes = {"EACH": heads // models, "C": channels} | ({"models": None} if models == 1 else {})
     constants = {**sizes, "SPLIT": gpu.SPLIT, "STAGES": tile.stages, **tile.blocks}
     code = compile_kernel(name, given, dtype, sm=sm, **constants)
     assert_fits(code, sm)
     loads = re.findall(r"\b(?:LDG\.E|LDGSTS\.E\.BYPASS)(?:\.\w+)*?\.128\b", code.sass)
     gathers = 2 if name == "_backward_pair_src_kernel" else 1
-    at_least = gathers * tile.edges * min(heads, tile.heads) * tile.channels * size // (16 * 32 * tile.warps)
+    slab = min(heads, tile.heads) if models == 1 else tile.heads
+    at_least = gathers * tile.edges * slab * tile.channels * size // (16 * 32 * tile.warps)
     assert len(loads) >= at_least, f"{len(loads)} loads of 16 bytes, of {at_least} a thread"
 
 
@@ -882,7 +1014,11 @@ MEMORY = f"{SCORES} mean g ptr dst place perm grad_src grad_edge {PARTS}"
 TILE = {"BLOCK_E": 16, "BLOCK_H": 8, "BLOCK_C": 8, "num_warps": 1}
 REST = {
     "merge": ("_merge_kernel", "parts parts_h rows first out lse out_plus mass_plus", TILE),
-    "sum": ("_sum_kernel", "parts rows first wide narrow", {"WIDE": 64, "NARROW": 8, "BLOCK_E": 8, "BLOCK_W": 256}),
+    "sum": (
+        "_sum_kernel",
+        "parts rows first wide narrow",
+        {"EACH_WIDE": 64, "EACH_NARROW": 8, "BLOCK_E": 8, "BLOCK_W": 256},
+    ),
     "mean": ("_mean_kernel", "grad out out_plus mass_plus mean grad_dst", TILE),
     "mean of g": ("_segment_mean_kernel", f"g {SCORES} ptr src perm mean grad_dst", TILE),
     "mean of g, long rows": (
@@ -897,10 +1033,12 @@ REST = {
 
 @compiles
 @pytest.mark.parametrize(("sm", "stages"), [(90, 1), *((sm, 3) for sm in SHARED)])
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "stack"])
 @pytest.mark.parametrize("kernel", REST)
-def test_no_spills_in_the_rest(kernel: str, sm: int, stages: int, compile_kernel: Compile) -> None:
+def test_no_spills_in_the_rest(kernel: str, alone: bool, sm: int, stages: int, compile_kernel: Compile) -> None:
     name, given, constants = REST[kernel]
-    constants = {"H": 8, "C": 8, "MODELS": 1, "SPLIT": gpu.SPLIT, "STAGES": stages, "num_warps": 4} | constants
+    constants = {"EACH": 8, "C": 8, "SPLIT": gpu.SPLIT, "STAGES": stages, "num_warps": 4} | constants
+    constants |= {"models": None} if alone else {}
     assert_fits(compile_kernel(name, given, "bf16", sm=sm, **constants), sm)
 
 
@@ -909,8 +1047,8 @@ def test_no_spills_in_the_rest(kernel: str, sm: int, stages: int, compile_kernel
 def test_a_wide_head_fits_in_shared_memory(sm: int, compile_kernel: Compile) -> None:
     given = "grad x x_dst att weights ptr dst place grad_x"  # of all kernels the one with most to hold
     for channels in (2048, 4096):
-        tile = gpu._tile(1, channels, 1000)
-        constants = {"H": 1, "C": channels, "SPLIT": gpu.SPLIT, "STAGES": tile.stages, **tile.blocks}
+        tile = gpu._tile(1, 1, channels, 1000)
+        constants = {"models": None, "EACH": 1, "C": channels, "SPLIT": gpu.SPLIT, "STAGES": tile.stages, **tile.blocks}
         assert_fits(compile_kernel("_backward_pair_src_kernel", given, "fp32", sm=sm, **constants), sm)
 
 
@@ -919,8 +1057,8 @@ def test_a_wide_head_fits_in_shared_memory(sm: int, compile_kernel: Compile) -> 
     "kernel", [kernel for kernel in KERNELS if "lse" in KERNELS[kernel][1] and "grad" in KERNELS[kernel][1]]
 )
 def test_a_minimum_of_scores_propagates_nan(kernel: str, compile_kernel: Compile) -> None:
-    tile = gpu._tile(8, 8, 15)
-    constants = {"H": 8, "C": 8, "MODELS": 1, "SPLIT": gpu.SPLIT, "STAGES": tile.stages, **tile.blocks}
+    tile = gpu._tile(1, 8, 8, 15)
+    constants = {"models": None, "EACH": 8, "C": 8, "SPLIT": gpu.SPLIT, "STAGES": tile.stages, **tile.blocks}
     ptx = compile_kernel(*KERNELS[kernel], "fp32", **constants).ptx
     assert re.search(r"\bmin\.NaN\.f32\b", ptx) and not re.search(r"\bmin\.f32\b", ptx)
 

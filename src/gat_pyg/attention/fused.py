@@ -374,14 +374,7 @@ def _forward(
     dropout: float,
     speed: bool,
 ) -> tuple[Tensor, ...]:
-    device = x.device.type
-    if device == "cuda" and x.dim() == 4:
-        operands = (x, first, second, third)
-        folded = (_to_heads(t, axis) for t, axis in zip(operands, HEADS[kind], strict=True))
-        given: Any = (*folded, seed, edge_index, graph, kind, negative_slope, dropout, speed)
-        made = _forward(*given)
-        return tuple(_to_models(t, 1, x.size(0)) for t in made)  # type: ignore[misc]
-    edges, kernels = _edges(x, graph, edge_index), _kernels(device)
+    edges, kernels = _edges(x, graph, edge_index), _kernels(x.device.type)
     dtype = result_dtype(x, first, second, third)
     if kind == "pair":
         found = kernels.forward_pair(x, first, second, edges, negative_slope, dropout, seed, dtype)
@@ -415,18 +408,8 @@ def _backward(
     dropout: float,
     edge_grad: bool,
 ) -> tuple[Tensor, ...]:
-    device = x.device.type
     models = x.shape[:-3]
-    if device == "cuda" and models:
-        operands = zip((grad, x, first, second, third), (1, *HEADS[kind]), strict=True)
-        kept = (_to_heads(t, 1) for t in (out, norm, plus, mass))
-        folded = (_to_heads(t, axis) for t, axis in operands)
-        given: Any = (*folded, seed, edge_index, *kept, graph, kind, negative_slope, dropout, edge_grad)
-        made = _backward(*given)
-        back = (_to_models(t, axis, *models) if t.dim() > 1 else t.expand(*models, 0)
-                for t, axis in zip(made, HEADS[kind], strict=True))  # fmt: skip
-        return tuple(back)  # type: ignore[arg-type]
-    edges, kernels = _edges(x, graph, edge_index), _kernels(device)
+    edges, kernels = _edges(x, graph, edge_index), _kernels(x.device.type)
     found: tuple[Tensor | None, ...]
     if kind == "pair":
         found = kernels.backward_pair(grad, x, first, second, edges, negative_slope, dropout, seed, out, norm)

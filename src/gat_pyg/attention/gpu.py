@@ -3,8 +3,10 @@
 A program takes one work item: the edges of a row, that is of one dst (CSR) or of one src (CSC), for a slab of heads.
 A row of more than `SPLIT` edges is several items, whose partial results a second launch merges in their order.
 
-Where the seed of dropout is `[S]`, the heads are those of S models side by side, H // S each: model m is heads
-m H / S up to (m + 1) H / S and drops what it would drop alone with `seed[m]`. A seed `[]` or `[1]` is of one model.
+A stack of S models is one call: every operand, the seed and every result have one more axis `[S, ...]` in front, and
+each model drops what it would drop alone with its seed. To the kernels these are H heads side by side, `EACH` of a
+model. `models`, the size of the stack, is a run-time argument: one compiled kernel serves stacks of every size. It is
+None for a model alone.
 
 In the kernels `p_` is a pointer, `i_` an id, `o_` an offset, `m_` a mask and `b_` a value that the program holds; tiles
 are `[edges, heads, channels]`. What is None has no code in the compiled kernel.
@@ -41,9 +43,18 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _offset(i_row, WIDTH: tl.constexpr):
+def _offset(i_row, WIDTH):
     """The offset of a row of `WIDTH` elements, in int64: N x H x C passes 2^31 long before N does."""
     return i_row.to(tl.int64) * WIDTH
+
+
+@triton.jit
+def _all(EACH: tl.constexpr, models):
+    """The heads, or the elements, of all models, `EACH` of one: a multiple of `EACH`, as the compiler sees."""
+    if models is None:
+        return EACH
+    else:
+        return models * EACH
 
 
 @triton.jit
@@ -67,7 +78,7 @@ def _item(p_ptr, p_part_row, p_part_start, num_parts, SPLIT: tl.constexpr):
 
 
 @triton.jit
-def _gather(p_score, i_row, i_h, m_eh, H: tl.constexpr):
+def _gather(p_score, i_row, i_h, m_eh, H):
     """`[edges, heads]`: a term of the score in float32, 0 where there is none."""
     if p_score is None:
         return 0.0
@@ -117,26 +128,25 @@ def _keep(
     i_edge,
     threshold,
     keep_scale,
-    H: tl.constexpr,
-    MODELS: tl.constexpr,
+    models,
+    EACH: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
     """Attention dropout k `[edges, heads]`: 0 where word h % 4 of Philox(seed; edge, h // 4) is below the threshold.
 
-    The heads are those of `MODELS` models side by side: h counts within its model, whose own the seed is.
+    In a stack, h counts the heads of one model, and the seed is that model's.
     """
     i_edge = i_edge.to(tl.int64)
     low, high = (i_edge & 0xFFFFFFFF).to(tl.uint32)[:, None], (i_edge >> 32).to(tl.uint32)[:, None]
     i_head = tl.program_id(1) * BLOCK_H
-    LOCAL: tl.constexpr = H // MODELS
-    if BLOCK_H % 4 == 0 and (MODELS == 1 or LOCAL % 4 == 0):  # a draw serves four heads
-        b_seed, i_four = _of_model(p_seed, i_head // 4 + tl.arange(0, BLOCK_H // 4), LOCAL // 4, MODELS)
+    if BLOCK_H % 4 == 0 and (models is None or EACH % 4 == 0):  # a draw serves four heads
+        b_seed, i_four = _of_model(p_seed, i_head // 4 + tl.arange(0, BLOCK_H // 4), models, EACH // 4)
         zero = tl.zeros([BLOCK_E, BLOCK_H // 4], tl.uint32)
         w0, w1, w2, w3 = tl.philox(b_seed, zero + low, zero + high, zero + i_four.to(tl.uint32)[None, :], zero)
         b_word = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), [BLOCK_E, BLOCK_H])
     else:
-        b_seed, i_h = _of_model(p_seed, i_head + tl.arange(0, BLOCK_H), LOCAL, MODELS)
+        b_seed, i_h = _of_model(p_seed, i_head + tl.arange(0, BLOCK_H), models, EACH)
         i_h = i_h[None, :]
         zero = tl.zeros([BLOCK_E, BLOCK_H], tl.uint32)
         w0, w1, w2, w3 = tl.philox(b_seed, zero + low, zero + high, zero + (i_h // 4).to(tl.uint32), zero)
@@ -145,12 +155,12 @@ def _keep(
 
 
 @triton.jit
-def _of_model(p_seed, i_all, EACH: tl.constexpr, MODELS: tl.constexpr):
+def _of_model(p_seed, i_all, models, EACH: tl.constexpr):
     """The seed of the model that each of `i_all` belongs to, `EACH` to a model, and its number within that model."""
-    if MODELS == 1:
+    if models is None:
         return tl.load(p_seed), i_all
     else:
-        i_model = tl.minimum(i_all // EACH, MODELS - 1)  # the last slab may go beyond the last head
+        i_model = tl.minimum(i_all // EACH, models - 1)  # the last slab may go beyond the last head
         return tl.load(p_seed + i_model)[None, :], i_all - i_model * EACH
 
 
@@ -160,7 +170,7 @@ def _keep_kernel(p_seed, p_names, p_keep, size, threshold, keep_scale, BLOCK: tl
     i_model = tl.program_id(2).to(tl.int64)
     i_four = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     i_name = _edge(p_names, i_four, i_four * 4 < size)
-    b_keep = _keep(p_seed + i_model, i_name, threshold, keep_scale, 4, 1, BLOCK, 4)
+    b_keep = _keep(p_seed + i_model, i_name, threshold, keep_scale, None, 4, BLOCK, 4)
     o_keep = i_four[:, None] * 4 + tl.arange(0, 4)[None, :]
     tl.store(p_keep + i_model * size + o_keep, b_keep, o_keep < size)
 
@@ -168,7 +178,7 @@ def _keep_kernel(p_seed, p_names, p_keep, size, threshold, keep_scale, BLOCK: tl
 # Forward.
 
 
-@triton.jit(do_not_specialize=["num_parts", "threshold"])
+@triton.jit(do_not_specialize=["num_parts", "threshold", "models"])
 def _forward_kernel(
     p_x,
     p_x_dst,
@@ -190,13 +200,13 @@ def _forward_kernel(
     p_parts,
     p_parts_h,
     num_parts,
+    models,
     slope,
     scale,
     threshold,
     keep_scale,
-    H: tl.constexpr,
+    EACH: tl.constexpr,
     C: tl.constexpr,
-    MODELS: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -209,6 +219,7 @@ def _forward_kernel(
     O+ and A+ are what the edges with z > 0 give of O and of the attention mass. The softmax is online: what was summed
     is scaled down when a larger score comes. A part leaves O, O+ in `p_parts` and lse, A+ in `p_parts_h`.
     """
+    H = _all(EACH, models)
     i_row, start, count, is_whole, is_part = _item(p_ptr, p_part_row, p_part_start, num_parts, SPLIT)
     i_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     o_c = tl.arange(0, BLOCK_C)
@@ -255,7 +266,7 @@ def _forward_kernel(
         b_w = b_exp
         if p_seed is not None:
             i_name = _edge(p_names, start + o_e, m_e)
-            b_w *= _keep(p_seed, i_name, threshold, keep_scale, H, MODELS, BLOCK_E, BLOCK_H)
+            b_w *= _keep(p_seed, i_name, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
         b_out = b_out * b_shrink[:, None] + tl.sum(b_w[:, :, None] * b_x, 0)
         if p_out_plus is not None:
             b_mass_plus = b_mass_plus * b_shrink[None, :] + tl.where(b_z > 0.0, b_exp, 0.0)
@@ -282,7 +293,7 @@ def _forward_kernel(
         tl.store(p_mass_plus + o_row_h, b_mass_plus, mask=m_h & is_whole)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["models"])
 def _merge_kernel(
     p_parts,
     p_parts_h,
@@ -292,13 +303,15 @@ def _merge_kernel(
     p_lse,
     p_out_plus,
     p_mass_plus,
-    H: tl.constexpr,
+    models,
+    EACH: tl.constexpr,
     C: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
     """For one split row of parts q, in their order: O = sum_q softmax(lse_q) O_q, lse = log sum_q exp lse_q."""
+    H = _all(EACH, models)
     i_row = tl.load(p_rows + tl.program_id(0))
     first, stop = tl.load(p_first + tl.program_id(0)), tl.load(p_first + tl.program_id(0) + 1)
     i_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -346,7 +359,7 @@ def _merge_kernel(
 #   grad x_j = sum_i k_ij alpha_ij dO_i.
 
 
-@triton.jit(do_not_specialize=["num_dst"])
+@triton.jit(do_not_specialize=["num_dst", "models"])
 def _mean_kernel(
     p_grad,
     p_out,
@@ -356,13 +369,15 @@ def _mean_kernel(
     p_grad_dst,
     num_dst,
     slope,
-    H: tl.constexpr,
+    models,
+    EACH: tl.constexpr,
     C: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
     """For a block of dst, from what the forward saved: D_i, grad d_i = (1 - slope) (<dO_i, O+_i> - D_i A+_i)."""
+    H = _all(EACH, models)
     i_row = tl.program_id(0).to(tl.int64) * BLOCK_E + tl.arange(0, BLOCK_E)
     i_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     o_c = tl.arange(0, BLOCK_C)
@@ -379,7 +394,7 @@ def _mean_kernel(
         tl.store(p_grad_dst + o_row_h, (1.0 - slope) * (b_plus - b_mean * b_mass_plus), mask=m_eh)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["models"])
 def _segment_mean_kernel(
     p_g,
     p_score_src,
@@ -392,8 +407,9 @@ def _segment_mean_kernel(
     p_rows,
     p_mean,
     p_grad_dst,
+    models,
     slope,
-    H: tl.constexpr,
+    EACH: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -403,6 +419,7 @@ def _segment_mean_kernel(
 
     One program for each row of `p_rows`; without it for each row of no more than `SPLIT` edges.
     """
+    H = _all(EACH, models)
     i_row = tl.program_id(0).to(tl.int64)
     if p_rows is not None:
         i_row = tl.load(p_rows + i_row)
@@ -441,7 +458,7 @@ def _segment_mean_kernel(
         tl.store(p_grad_dst + o_row_h, (1.0 - slope) * (b_mean_plus - b_mean * b_mass_plus), mask=m_h & is_ours)
 
 
-@triton.jit(do_not_specialize=["num_parts", "threshold"])
+@triton.jit(do_not_specialize=["num_parts", "threshold", "models"])
 def _backward_kernel(
     p_grad,
     p_x,
@@ -464,12 +481,12 @@ def _backward_kernel(
     p_grad_edge,
     p_parts,
     num_parts,
+    models,
     slope,
     threshold,
     keep_scale,
-    H: tl.constexpr,
+    EACH: tl.constexpr,
     C: tl.constexpr,
-    MODELS: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -481,6 +498,7 @@ def _backward_kernel(
     In one pass where D (`p_mean`) is known. Else g (`p_g`) is written on a first pass, which has `p_grad_x`, and read
     on a second, which has `p_mean`. A part leaves grad x, grad s in its row of `p_parts`.
     """
+    H = _all(EACH, models)
     i_row, start, count, is_whole, is_part = _item(p_ptr, p_part_row, p_part_start, num_parts, SPLIT)
     i_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     o_c = tl.arange(0, BLOCK_C)
@@ -510,7 +528,8 @@ def _backward_kernel(
             b_grad = tl.load(p_grad + o_grad, mask=m_ehc, other=0.0).to(tl.float32)
             b_keep = tl.full([BLOCK_E, BLOCK_H], 1.0, tl.float32)
             if p_seed is not None:
-                b_keep = _keep(p_seed, _edge(p_names, i_place, m_e), threshold, keep_scale, H, MODELS, BLOCK_E, BLOCK_H)
+                i_name = _edge(p_names, i_place, m_e)
+                b_keep = _keep(p_seed, i_name, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
             b_grad_x += tl.sum((b_alpha * b_keep)[:, :, None] * b_grad, 0)
             b_g = b_keep * tl.sum(b_grad * b_x, 2)
             if p_g is not None:
@@ -534,19 +553,21 @@ def _backward_kernel(
             tl.store(p_parts + _offset(tl.program_id(0), H * C + H) + H * C + i_h, b_grad_src, mask=m_h & is_part)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["models"])
 def _sum_kernel(
     p_parts,
     p_rows,
     p_first,
     p_wide,
     p_narrow,
-    WIDE: tl.constexpr,
-    NARROW: tl.constexpr,
+    models,
+    EACH_WIDE: tl.constexpr,
+    EACH_NARROW: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_W: tl.constexpr,
 ):
     """For one split row: the sum of its parts in their order, `WIDE` numbers to one result, `NARROW` to another."""
+    WIDE, NARROW = _all(EACH_WIDE, models), _all(EACH_NARROW, models)
     i_row = tl.load(p_rows + tl.program_id(0))
     first, stop = tl.load(p_first + tl.program_id(0)), tl.load(p_first + tl.program_id(0) + 1)
     o_w = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
@@ -565,7 +586,7 @@ def _sum_kernel(
 # z_ij = x_j + x_i, or for the scaled product scale grad e_ij times the other end's features.
 
 
-@triton.jit(do_not_specialize=["num_parts", "threshold"])
+@triton.jit(do_not_specialize=["num_parts", "threshold", "models"])
 def _backward_pair_dst_kernel(
     p_grad,
     p_x,
@@ -584,13 +605,13 @@ def _backward_pair_dst_kernel(
     p_grad_att,
     p_parts,
     num_parts,
+    models,
     slope,
     scale,
     threshold,
     keep_scale,
-    H: tl.constexpr,
+    EACH: tl.constexpr,
     C: tl.constexpr,
-    MODELS: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -601,6 +622,7 @@ def _backward_pair_dst_kernel(
 
     Every edge leaves k_ij alpha_ij and grad e_ij in `p_weights` `[E, 2, H]`, for the pass over src.
     """
+    H = _all(EACH, models)
     i_row, start, count, is_whole, is_part = _item(p_ptr, p_part_row, p_part_start, num_parts, SPLIT)
     i_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     o_c = tl.arange(0, BLOCK_C)
@@ -631,7 +653,7 @@ def _backward_pair_dst_kernel(
         b_w = b_alpha
         if p_seed is not None:
             i_name = _edge(p_names, start + o_e, m_e)
-            b_keep = _keep(p_seed, i_name, threshold, keep_scale, H, MODELS, BLOCK_E, BLOCK_H)
+            b_keep = _keep(p_seed, i_name, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
             b_w *= b_keep
             b_g *= b_keep
         b_grad_e = b_alpha * (b_g - b_mean)
@@ -652,7 +674,7 @@ def _backward_pair_dst_kernel(
         tl.store(p_grad_att + o_item, b_grad_att, mask=m_hc)
 
 
-@triton.jit(do_not_specialize=["num_parts"])
+@triton.jit(do_not_specialize=["num_parts", "models"])
 def _backward_pair_src_kernel(
     p_grad,
     p_x,
@@ -667,9 +689,10 @@ def _backward_pair_src_kernel(
     p_grad_x,
     p_parts,
     num_parts,
+    models,
     slope,
     scale,
-    H: tl.constexpr,
+    EACH: tl.constexpr,
     C: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_E: tl.constexpr,
@@ -678,6 +701,7 @@ def _backward_pair_src_kernel(
     STAGES: tl.constexpr,
 ):
     """For one src j: grad x_j = sum_i k_ij alpha_ij dO_i + grad z_ij, from what the pass over dst left."""
+    H = _all(EACH, models)
     i_row, start, count, is_whole, is_part = _item(p_ptr, p_part_row, p_part_start, num_parts, SPLIT)
     i_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     o_c = tl.arange(0, BLOCK_C)
@@ -768,30 +792,38 @@ class _Tile(NamedTuple):
         }
 
 
-def _tile(heads: int, channels: int, degree: float) -> _Tile:
+def _tile(models: int, heads: int, channels: int, degree: float) -> _Tile:
     """A slab of heads of up to 256 numbers, or one wider head; 1024 numbers a warp, less for short rows.
 
+    Stacks of all sizes have the same tile, that of many models: each other tile is another kernel to compile.
     Loads run ahead, through shared memory, where rows are long enough to gain by it and the tiles fit.
     """
     block_c = triton.next_power_of_2(max(1, channels))
-    block_h = min(triton.next_power_of_2(heads), max(1, 256 // block_c))
+    block_h = max(1, 256 // block_c)
+    if models == 1:
+        block_h = min(triton.next_power_of_2(heads), block_h)
     warps = min(16, max(1, block_c // 256))
     block_e = max(1, 1024 * warps // (block_h * block_c))
     block_e = min(block_e, max(4, triton.next_power_of_2(round(degree))))
     return _Tile(block_e, block_h, block_c, warps, 3 if degree > 4 * block_e and warps <= 8 else 1)
 
 
+def _stack(models: int, heads: int) -> dict[str, Any]:
+    """The kernels' arguments for the heads of all models."""
+    return {"models": None if models == 1 else models, "EACH": heads // models}
+
+
 class _Walk:
     """A launch over the rows of one side, and over the parts of its long rows."""
 
-    def __init__(self, edges: Edges, side: Side, heads: int, channels: int) -> None:
+    def __init__(self, edges: Edges, side: Side, models: int, heads: int, channels: int) -> None:
         self.ptr = edges.rowptr if side == "dst" else edges.transpose[0]
         self.parts = parts(edges, side)
-        self.heads, self.channels = heads, channels
+        self.models, self.heads, self.channels = models, heads, channels
         self.num_rows = self.ptr.numel() - 1
         self.num_parts = 0 if self.parts is None else self.parts.row.numel()
         mostly_parts = 4 * SPLIT * self.num_parts > edges.num_edges
-        self.tile = _tile(heads, channels, SPLIT if mostly_parts else edges.num_edges / self.num_rows)
+        self.tile = _tile(models, heads, channels, SPLIT if mostly_parts else edges.num_edges / self.num_rows)
 
     @property
     def items(self) -> int:
@@ -808,7 +840,7 @@ class _Walk:
             "p_part_row": None if self.parts is None else self.parts.row,
             "p_part_start": None if self.parts is None else self.parts.start,
             "num_parts": self.num_parts,
-            "H": self.heads,
+            **_stack(self.models, self.heads),
             "C": self.channels,
             "SPLIT": SPLIT,
             "STAGES": self.tile.stages,
@@ -832,8 +864,9 @@ class _Walk:
             self.parts.first,
             wide,
             narrow,
-            WIDE=width,
-            NARROW=held.size(1) - width,
+            None if self.models == 1 else self.models,
+            EACH_WIDE=width // self.models,
+            EACH_NARROW=(held.size(1) - width) // self.models,
             BLOCK_E=8,
             BLOCK_W=256,
         )
@@ -842,15 +875,25 @@ class _Walk:
 def _drop(dropout: float, seed: Tensor | None, names: Tensor | None = None) -> dict[str, Any]:
     """What the kernels need for dropout: a coefficient is kept where its random word is at least the threshold."""
     if dropout == 0.0 or seed is None:
-        return {"p_seed": None, "p_names": None, "threshold": 0, "keep_scale": 1.0, "MODELS": 1}
-    shared = {"p_seed": seed.contiguous(), "p_names": names, "MODELS": seed.numel()}
+        return {"p_seed": None, "p_names": None, "threshold": 0, "keep_scale": 1.0}
+    shared = {"p_seed": seed.contiguous(), "p_names": names}
     if dropout == 1.0:
         return {**shared, "threshold": 0, "keep_scale": 0.0}
     return {**shared, "threshold": int(dropout * 2**32), "keep_scale": 1.0 / (1.0 - dropout)}
 
 
-def _contiguous(*tensors: Tensor | None) -> list[Any]:
+def _beside(models: torch.Size, *tensors: Tensor | None) -> list[Any]:
+    """The tensors, contiguous; with models `[S, rows, H, ...]` as `[rows, S H, ...]`, their heads side by side."""
+    if models:
+        tensors = tuple(None if tensor is None else tensor.movedim(0, 1).flatten(1, 2) for tensor in tensors)
     return [None if tensor is None else tensor.contiguous() for tensor in tensors]
+
+
+def _apart(models: torch.Size, *tensors: Tensor | None) -> tuple[Any, ...]:
+    """The inverse of `_beside`."""
+    if not models:
+        return tensors
+    return tuple(None if tensor is None else tensor.unflatten(1, (*models, -1)).movedim(1, 0) for tensor in tensors)
 
 
 def forward(
@@ -886,20 +929,21 @@ def _forward(
     dtype: torch.dtype,
     plus: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    x, x_dst, att, score_src, score_dst, score_edge = _contiguous(x, x_dst, att, score_src, score_dst, score_edge)
+    models = x.shape[:-3]
+    x, x_dst, score_src, score_dst, score_edge = _beside(models, x, x_dst, score_src, score_dst, score_edge)
     num_dst, (_, heads, channels) = edges.num_dst, x.shape
     out = x.new_empty(num_dst, heads, channels, dtype=dtype)
     lse = x.new_empty(num_dst, heads, dtype=torch.float32)
     out_plus, mass_plus = (torch.empty_like(out), torch.empty_like(lse)) if plus else (None, None)
     if out.numel() == 0:
-        return out, lse.zero_(), out_plus, mass_plus.zero_() if mass_plus is not None else None
-    walk = _Walk(edges, "dst", heads, channels)
+        return _apart(models, out, lse.zero_(), out_plus, mass_plus.zero_() if mass_plus is not None else None)
+    walk = _Walk(edges, "dst", models.numel(), heads, channels)
     held, held_h = walk.hold(2, heads, channels), walk.hold(2, heads)
     with torch.cuda.device_of(x):
         _forward_kernel[(walk.items, walk.slabs)](
             p_x=x,
             p_x_dst=x_dst,
-            p_att=att,
+            p_att=None if att is None else att.contiguous(),
             p_score_src=score_src,
             p_score_dst=score_dst,
             p_score_edge=score_edge,
@@ -926,11 +970,11 @@ def _forward(
                 lse,
                 out_plus,
                 mass_plus,
-                H=heads,
+                **_stack(walk.models, heads),
                 C=channels,
                 **walk.tile.blocks,
             )
-    return out, lse, out_plus, mass_plus
+    return _apart(models, out, lse, out_plus, mass_plus)
 
 
 def backward(
@@ -953,8 +997,9 @@ def backward(
 
     From `out` and what `plus` gave, in one pass over the features; without them in one such pass and two over `[E, H]`.
     """
-    grad, x, score_src, score_dst, score_edge = _contiguous(grad, x, score_src, score_dst, score_edge)
-    out, lse, out_plus, mass_plus = _contiguous(out, lse, out_plus, mass_plus)
+    models = x.shape[:-3]
+    grad, x, score_src, score_dst, score_edge = _beside(models, grad, x, score_src, score_dst, score_edge)
+    out, lse, out_plus, mass_plus = _beside(models, out, lse, out_plus, mass_plus)
     terms = {"p_score_src": score_src, "p_score_dst": score_dst, "p_score_edge": score_edge, "p_lse": lse}
     num_src, num_dst, num_edges, (_, heads, channels) = edges.num_src, edges.num_dst, edges.num_edges, x.shape
 
@@ -967,18 +1012,19 @@ def backward(
         for result in (grad_x, grad_src, grad_dst, grad_edge):
             if result is not None:
                 result.zero_()
-        return grad_x, grad_src, grad_dst, grad_edge
+        return _apart(models, grad_x, grad_src, grad_dst, grad_edge)
 
     drop = _drop(dropout, seed, edges.names_by_dst)
     by_src = {"p_grad_src": grad_src, "p_grad_edge": grad_edge}
     scored = score_src is not None or score_dst is not None or edge_grad
     saved = out is not None and (out_plus is not None or score_dst is None)
     mean = new(num_dst, scored)
+    sizes = (models.numel(), heads)
     with torch.cuda.device_of(x):
         if not scored:
-            _over_src(edges, terms, negative_slope, heads, channels, p_grad=grad, p_grad_x=grad_x, **drop)
+            _over_src(edges, terms, negative_slope, *sizes, channels, p_grad=grad, p_grad_x=grad_x, **drop)
         elif saved:
-            tile = _tile(heads, channels, num_dst)
+            tile = _tile(*sizes, channels, num_dst)
             _mean_kernel[(triton.cdiv(num_dst, tile.edges), triton.cdiv(heads, tile.heads))](
                 grad,
                 out,
@@ -988,26 +1034,27 @@ def backward(
                 grad_dst,
                 num_dst,
                 float(negative_slope),
-                H=heads,
+                **_stack(*sizes),
                 C=channels,
                 **tile.blocks,
             )
             features = {"p_grad": grad, "p_x": x, "p_grad_x": grad_x}
-            _over_src(edges, terms, negative_slope, heads, channels, **features, p_mean=mean, **by_src, **drop)
+            _over_src(edges, terms, negative_slope, *sizes, channels, **features, p_mean=mean, **by_src, **drop)
         else:
             g = x.new_empty(num_edges, heads, dtype=torch.float32)
             features = {"p_grad": grad, "p_x": x, "p_grad_x": grad_x}
-            _over_src(edges, terms, negative_slope, heads, channels, **features, p_g=g, **drop)
-            _segment_mean(edges, terms, negative_slope, heads, g, mean, grad_dst)
+            _over_src(edges, terms, negative_slope, *sizes, channels, **features, p_g=g, **drop)
+            _segment_mean(edges, terms, negative_slope, *sizes, g, mean, grad_dst)
             if score_src is not None or edge_grad:
-                _over_src(edges, terms, negative_slope, heads, 0, p_g=g, p_mean=mean, **by_src, **_drop(0.0, None))
-    return grad_x, grad_src, grad_dst, grad_edge
+                _over_src(edges, terms, negative_slope, *sizes, 0, p_g=g, p_mean=mean, **by_src, **_drop(0.0, None))
+    return _apart(models, grad_x, grad_src, grad_dst, grad_edge)
 
 
 def _over_src(
     edges: Edges,
     terms: dict[str, Any],
     negative_slope: float,
+    models: int,
     heads: int,
     channels: int,
     *,
@@ -1022,7 +1069,7 @@ def _over_src(
 ) -> None:
     """Launch the pass over the rows of src, and the sum of their parts."""
     _, dst, place = edges.transpose
-    walk = _Walk(edges, "src", heads, channels)
+    walk = _Walk(edges, "src", models, heads, channels)
     held = walk.hold(heads * channels + heads)
     _backward_kernel[(walk.items, walk.slabs)](
         p_grad=p_grad,
@@ -1048,6 +1095,7 @@ def _segment_mean(
     edges: Edges,
     terms: dict[str, Any],
     negative_slope: float,
+    models: int,
     heads: int,
     g: Tensor,
     mean: Tensor | None,
@@ -1055,7 +1103,7 @@ def _segment_mean(
 ) -> None:
     """Launch the pass over `[E, H]` by dst; long rows by a launch of their own, in wide programs and not in parts."""
     cut = parts(edges, "dst")
-    tile = _tile(heads, 1, edges.num_edges / edges.num_dst)
+    tile = _tile(models, heads, 1, edges.num_edges / edges.num_dst)
     launches: list[tuple[Tensor | None, int, int, int, int]] = [(None, edges.num_dst, tile.edges, tile.stages, 1)]
     if cut is not None:
         launches.append((cut.rows, cut.rows.numel(), 4096 // tile.heads, 3, 8))
@@ -1070,7 +1118,7 @@ def _segment_mean(
             p_mean=mean,
             p_grad_dst=grad_dst,
             slope=float(negative_slope),
-            H=heads,
+            **_stack(models, heads),
             SPLIT=SPLIT,
             BLOCK_E=block_e,
             BLOCK_H=tile.heads,
@@ -1087,7 +1135,7 @@ def keep(seed: Tensor, size: int, dropout: float, dtype: torch.dtype, names: Ten
     if made.numel():
         drop = _drop(dropout, seed, names)
         with torch.cuda.device_of(seed):
-            _keep_kernel[(triton.cdiv(size, 1024), 1, drop.pop("MODELS"))](p_keep=made, size=size, BLOCK=256, **drop)
+            _keep_kernel[(triton.cdiv(size, 1024), 1, seed.numel())](p_keep=made, size=size, BLOCK=256, **drop)
     return made
 
 
@@ -1119,17 +1167,20 @@ def backward_pair(
     lse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The gradients of x, x_dst and att, in one pass over dst and one over src; holds two numbers an edge and head."""
-    grad, x, x_dst, att, out, lse = _contiguous(grad, x, x_dst, att, out, lse)
+    models = x.shape[:-3]
+    grad, x, x_dst, out, lse = _beside(models, grad, x, x_dst, out, lse)
     (_, heads, channels), num_edges = x.shape, edges.num_edges
     grad_x, grad_x_dst = torch.empty_like(x), torch.empty_like(x_dst)
     if num_edges == 0 or x.numel() == 0:
-        return grad_x.zero_(), grad_x_dst.zero_(), None if att is None else torch.zeros_like(att)
+        grad_att = None if att is None else torch.zeros_like(att)
+        return *_apart(models, grad_x.zero_(), grad_x_dst.zero_()), grad_att
 
     weights = x.new_empty(num_edges, 2, heads, dtype=torch.float32)
-    by_dst, by_src = _Walk(edges, "dst", heads, channels), _Walk(edges, "src", heads, channels)
+    by_dst, by_src = (_Walk(edges, side, models.numel(), heads, channels) for side in ("dst", "src"))
     held_dst, held_src = by_dst.hold(heads * channels), by_src.hold(heads * channels)
     held_att = None if att is None else x.new_empty(by_dst.items, heads, channels, dtype=torch.float32)
-    shared = {"p_grad": grad, "p_x": x, "p_x_dst": x_dst, "p_att": att, "p_weights": weights}
+    shared = {"p_grad": grad, "p_x": x, "p_x_dst": x_dst, "p_weights": weights}
+    shared |= {"p_att": None if att is None else att.contiguous()}
     shared |= {"slope": float(negative_slope), "scale": channels**-0.5}
     _, dst, place = edges.transpose
     with torch.cuda.device_of(x):
@@ -1154,5 +1205,5 @@ def backward_pair(
             **by_src.arguments,
         )
         by_src.sum(held_src, grad_x)
-        grad_att = None if held_att is None else held_att.sum(0)
-    return grad_x, grad_x_dst, grad_att
+        grad_att = None if held_att is None else held_att.sum(0).view_as(att)
+    return *_apart(models, grad_x, grad_x_dst), grad_att
