@@ -830,7 +830,7 @@ def test_nothing_of_a_transform_is_remembered_of_a_graph(name: str) -> None:
 
 def test_vmap_over_layers(place: Place) -> None:
     layers = [GATConv(5, 4, heads=2).to(place.device) for _ in range(3)]
-    x, index = torch.randn(40, 5, device=place.device), RANDOM.index.to(place.device)
+    x, index = torch.randn(BATCH.num_src, 5, device=place.device), BATCH.index.to(place.device)
     params, buffers = torch.func.stack_module_state(layers)
     base = GATConv(5, 4, heads=2).to(place.device)
 

@@ -1019,12 +1019,12 @@ def backward(
     scored = score_src is not None or score_dst is not None or edge_grad
     saved = out is not None and (out_plus is not None or score_dst is None)
     mean = new(num_dst, scored)
-    sizes = (models.numel(), heads)
+    size = models.numel()
     with torch.cuda.device_of(x):
         if not scored:
-            _over_src(edges, terms, negative_slope, *sizes, channels, p_grad=grad, p_grad_x=grad_x, **drop)
+            _over_src(edges, terms, negative_slope, size, heads, channels, p_grad=grad, p_grad_x=grad_x, **drop)
         elif saved:
-            tile = _tile(*sizes, channels, num_dst)
+            tile = _tile(size, heads, channels, num_dst)
             _mean_kernel[(triton.cdiv(num_dst, tile.edges), triton.cdiv(heads, tile.heads))](
                 grad,
                 out,
@@ -1034,19 +1034,21 @@ def backward(
                 grad_dst,
                 num_dst,
                 float(negative_slope),
-                **_stack(*sizes),
+                **_stack(size, heads),
                 C=channels,
                 **tile.blocks,
             )
             features = {"p_grad": grad, "p_x": x, "p_grad_x": grad_x}
-            _over_src(edges, terms, negative_slope, *sizes, channels, **features, p_mean=mean, **by_src, **drop)
+            _over_src(edges, terms, negative_slope, size, heads, channels, **features, p_mean=mean, **by_src, **drop)
         else:
             g = x.new_empty(num_edges, heads, dtype=torch.float32)
             features = {"p_grad": grad, "p_x": x, "p_grad_x": grad_x}
-            _over_src(edges, terms, negative_slope, *sizes, channels, **features, p_g=g, **drop)
-            _segment_mean(edges, terms, negative_slope, *sizes, g, mean, grad_dst)
+            _over_src(edges, terms, negative_slope, size, heads, channels, **features, p_g=g, **drop)
+            _segment_mean(edges, terms, negative_slope, size, heads, g, mean, grad_dst)
             if score_src is not None or edge_grad:
-                _over_src(edges, terms, negative_slope, *sizes, 0, p_g=g, p_mean=mean, **by_src, **_drop(0.0, None))
+                _over_src(
+                    edges, terms, negative_slope, size, heads, 0, p_g=g, p_mean=mean, **by_src, **_drop(0.0, None)
+                )
     return _apart(models, grad_x, grad_src, grad_dst, grad_edge)
 
 
@@ -1179,7 +1181,7 @@ def backward_pair(
     by_dst, by_src = (_Walk(edges, side, models.numel(), heads, channels) for side in ("dst", "src"))
     held_dst, held_src = by_dst.hold(heads * channels), by_src.hold(heads * channels)
     held_att = None if att is None else x.new_empty(by_dst.items, heads, channels, dtype=torch.float32)
-    shared = {"p_grad": grad, "p_x": x, "p_x_dst": x_dst, "p_weights": weights}
+    shared: dict[str, Any] = {"p_grad": grad, "p_x": x, "p_x_dst": x_dst, "p_weights": weights}
     shared |= {"p_att": None if att is None else att.contiguous()}
     shared |= {"slope": float(negative_slope), "scale": channels**-0.5}
     _, dst, place = edges.transpose
@@ -1205,5 +1207,5 @@ def backward_pair(
             **by_src.arguments,
         )
         by_src.sum(held_src, grad_x)
-        grad_att = None if held_att is None else held_att.sum(0).view_as(att)
+        grad_att = None if att is None or held_att is None else held_att.sum(0).view_as(att)
     return *_apart(models, grad_x, grad_x_dst), grad_att
