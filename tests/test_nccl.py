@@ -288,7 +288,9 @@ def test_a_process_takes_its_gpu_before_it_joins_the_others(
     monkeypatch.setattr(lightning.pytorch.accelerators.cuda, "_check_cuda_matmul_precision", lambda device: None)
     monkeypatch.setattr(torch.cuda, "set_device", done.append)
     ddp = lightning.pytorch.strategies.ddp
-    monkeypatch.setattr(ddp, "_init_dist_connection", lambda *args, **given: done.append((args[1], given["device_id"])))
+    monkeypatch.setattr(ddp, "_init_dist_connection", lambda *args, **given: done.append((args[1], given)))
     own = torch.device("cuda", rank)
     trainer_of(SimpleNamespace(rank=rank, world=2, device=own), strategy).strategy.setup_environment()
-    assert done == [own, ("nccl", own)]  # objects and barriers go by the current GPU, and by that of the group
+    (gpu, (backend, options)) = done
+    assert (gpu, backend) == (own, "nccl")  # objects and barriers go by the current GPU
+    assert options.get("device_id", own) == own  # or by that of the group, which an old Lightning leaves out

@@ -838,6 +838,16 @@ def test_missing_gpus_are_named_before_anything_is_written(
     assert not [path for path in before.rglob("*") if path.is_file()]
 
 
+def test_the_memory_of_the_trial_is_freed_before_each_device_trains_its_share(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    done: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("freed"))
+    monkeypatch.setattr(gat_pyg.jobs, "spawn", lambda *_, nprocs: done.append(f"{nprocs} processes"))
+    command(*SMALL, "trainer=ddp_cpu", "runs=2", "vectorize=on", fails=True)  # nobody trains
+    assert done == ["freed", "2 processes"]
+
+
 def test_hidden_gpus_are_named(command: Command, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
