@@ -3,13 +3,18 @@
     python benchmarks/attention.py                              # the whole table, on the GPU where there is one
     python benchmarks/attention.py --cases 'ppi*' --threads 2
     python benchmarks/attention.py --scale 0.01 --rounds 3      # generated graphs of a hundredth of the size
+    python benchmarks/attention.py --cases 'products-alone-8x8*' --variants SPLIT=128 SPLIT=512
 
 A case is a layer with its Linear, or "attention alone": the operation on given features and scores. No row before its
 output and every gradient agree with float64 on the same weights, and ours also give the same bits ten times; a way that
-is wrong gets no row, and the exit status is 1. Then all ways run in turns, so that a busy machine slows all alike, and
-medians are told. Forward is timed without autograd; a step is forward and backward as in training, and makes the
-gradient of x where the layer is not a network's first. Memory is the peak of a step beyond inputs, output and
-gradients; GB/s are 2 E H C s / time, the features gathered once each way, whatever a way truly moves.
+is wrong gets no row, and where it is ours the exit status is 1. Medians are printed. On a CPU all ways of a case run in
+turns, so that a busy machine slows all alike; on a GPU one after the other, each with the memory to itself. The file of
+results is written anew after every row. Forward is timed without autograd; a step is forward and backward as in
+training, and makes the gradient of x where the layer is not a network's first. CUDA graphs are replayed 20 times in a
+row, so their caches are warm. Memory is the peak of a step beyond inputs, output and gradients; GB/s are
+2 E H C s / time, the features gathered once each way, whatever a way truly moves.
+
+With dropout, ours are compared with float64 under the same mask, and all others without dropout: they draw their own.
 
 Cora, Citeseer, Pubmed and PPI are read from $GAT_PYG_DATA. Where they are not there, and for the large graphs, a graph
 of the same N and E is drawn by a power law of degrees; its ids tell nothing of who is near whom, so caches serve it
@@ -19,40 +24,37 @@ worse than the real one.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import fnmatch
 import gc
-import importlib.metadata
-import json
 import os
-import platform
-import re
 import signal
 import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import asdict
-from datetime import datetime, timezone
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import machine
 import torch
 import torch.nn.functional as F
+from machine import on_gpu, seconds
 from torch import Tensor
 from torch_geometric.data import Batch
-from ways import WAYS, Case, Problem, Way, way
+from ways import WAYS, Case, Problem, Way, variant, way
 
 from gat_pyg import conv, data
 from gat_pyg.attention import BACKENDS, segment
+from gat_pyg.attention.dropout import draw_seed, keep_mask
 from gat_pyg.edges import Edges, neighbourhoods
-from gat_pyg.results import versions
 
-TOLERANCE = 1e-4  # of the norm and of the largest entry, in float32
-REPEATS = 10  # that must give the same bits
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of the norm and of the largest entry
+REPEATS = 2 if machine.REHEARSED else 10  # that must give the same bits
+SEED = 0  # of torch's generator, before every step whose result is looked at
+FIRST = 60.0  # seconds that the first step of ours may take, with its compiles
 SIZES = {  # N, E in both directions without loops, the largest degree
     "cora": (2_708, 10_556, 168),
     "citeseer": (3_327, 9_104, 99),
@@ -69,7 +71,7 @@ CASES = [
     Case("cora", "cora", 1433, 8, 8, x_grad=False, special=True),
     Case("cora-sparse", "cora", 1433, 8, 8, x_grad=False, sparse=True),
     Case("cora-trained", "cora", 1433, 8, 8, x_grad=False, sparse=True, dropout=0.6),
-    Case("cora-alone-8x8", "cora", 0, 8, 8),
+    Case("cora-alone-8x8", "cora", 0, 8, 8, special=True),
     Case("citeseer", "citeseer", 3703, 8, 8, x_grad=False),
     Case("pubmed", "pubmed", 500, 8, 8, x_grad=False),
     Case("ppi-1", "ppi", 50, 4, 256, x_grad=False, special=True),
@@ -77,13 +79,20 @@ CASES = [
     Case("ppi-1-gatv2", "ppi", 50, 4, 256, x_grad=False, kind="GATv2Conv"),
     Case("ppi-alone-4x256", "ppi", 0, 4, 256),
     Case("arxiv", "arxiv", 128, 3, 32, x_grad=False, special=True),
-    *(Case(f"arxiv-alone-{H}x{C}", "arxiv", 0, H, C) for H, C in ((3, 32), (8, 8), (4, 64))),
+    *(Case(f"arxiv-alone-{H}x{C}", "arxiv", 0, H, C) for H, C in ((3, 32), (8, 8), (4, 64), (4, 256))),
     Case("reddit", "reddit", 602, 8, 8, x_grad=False),
     *(Case(f"reddit-alone-{H}x{C}", "reddit", 0, H, C) for H, C in ((8, 8), (4, 64), (4, 256))),
     Case("products", "products", 100, 8, 8, x_grad=False),
     *(Case(f"products-alone-{H}x{C}", "products", 0, H, C) for H, C in ((8, 8), (4, 64), (4, 256))),
 ]
-
+HEADLINES = [  # attention alone, as the layers of these graphs have it, in both dtypes with and without dropout
+    replace(case, name=f"{case.name}{'-bf16' * half}{'-dropout' * drops}", dropout=0.6 * drops, dtype=dtype)
+    for case in CASES
+    if case.name in ("products-alone-8x8", "reddit-alone-8x8", "arxiv-alone-4x256", "cora-alone-8x8")
+    for half, dtype in enumerate((torch.float32, torch.bfloat16))
+    for drops in (False, True)
+    if half or drops
+]
 
 # Graphs ---------------------------------------------------------------------------------------------------------------
 
@@ -112,6 +121,8 @@ def load(name: str, scale: float, device: torch.device) -> tuple[Tensor, Tensor 
         else:
             both = Batch.from_data_list(graphs).to(device)
             return both.edge_index, both.x.float(), both.num_nodes, name
+    if machine.REHEARSED:
+        scale = machine.rehearsal.NODES / SIZES[name][0]
     N, E, largest = (max(1, round(size * scale)) for size in SIZES[name])
     return power_law(N, E, max(largest, 4 * E // N), device), None, N, f"{name}-sized"
 
@@ -138,10 +149,15 @@ def trusted(problem: Problem) -> dict[str, Tensor]:
         of_nodes = [x, *((x * leaves[name]).sum(-1) for name in ("att_src", "att_dst"))]
     else:
         of_nodes = [*problem.given.values()]
+    mask = None
+    if problem.p:
+        torch.manual_seed(SEED)
+        mask = keep_mask(draw_seed(problem.grad.device), problem.edges.drawn, case.H, problem.p)
     heads = []
     for h in range(case.H):
         head = [part[:, h : h + 1].detach().double().requires_grad_() for part in of_nodes]
-        out = segment.attend(*head, problem.edges)[0]
+        keep = None if mask is None else mask[:, h : h + 1].double()
+        out = segment.attend(*head, problem.edges, keep=keep)[0]
         grad = problem.grad.view(-1, case.H, case.C)[:, h : h + 1].double()
         heads.append([part.detach().float() for part in (out, *torch.autograd.grad(out, head, grad))])
     out, *grads = (torch.cat(part, 1) for part in zip(*heads, strict=True))
@@ -157,65 +173,39 @@ def trusted(problem: Problem) -> dict[str, Tensor]:
     }
 
 
-def check(results: dict[str, Tensor], right: dict[str, Tensor]) -> float:
+def check(results: dict[str, Tensor], right: dict[str, Tensor], dtype: torch.dtype) -> float:
     """The largest error, relative to the norm or to the largest entry of what it should be; NaN is wrong."""
-    worst = 0.0
+    worst, tolerance = 0.0, TOLERANCE[dtype]
     for name, expected in right.items():
         got, what = results.get(name), "output" if name == "output" else f"gradient of {name}"
         if got is None or got.numel() != expected.numel():
             raise Wrong(f"{what} is {'missing' if got is None else f'of shape {tuple(got.shape)}'}")
+        expected = expected.to(got.device)
         off, expected = (got.reshape(expected.shape) - expected).flatten(), expected.flatten()
         for order in (2, float("inf")):
             size = torch.linalg.vector_norm(expected, order).clamp(min=1e-30)
             error = float(torch.linalg.vector_norm(off, order) / size)
-            if not error <= TOLERANCE:
-                raise Wrong(f"{what} is off by {error:.1e} of its size, allowed {TOLERANCE:.0e}")
+            if not error <= tolerance:
+                raise Wrong(f"{what} is off by {error:.1e} of its size, allowed {tolerance:.0e}")
             worst = max(worst, error)
     return worst
 
 
+def again(run: Callable[[], Any]) -> Any:
+    """Run it with the same dropout every time."""
+    torch.manual_seed(SEED)
+    return run()
+
+
 def check_bits(made: Way) -> None:
-    first = made.step()
+    first = {name: result.clone() for name, result in again(made.step).items()}  # a CUDA graph writes over its results
     for _ in range(REPEATS - 1):
-        for name, again in made.step().items():
-            if not torch.equal(first[name], again):
+        for name, result in again(made.step).items():
+            if not torch.equal(first[name], result):
                 raise Wrong(f"{name} does not have the same bits in {REPEATS} steps")
 
 
 # Measures -------------------------------------------------------------------------------------------------------------
-
-
-def seconds(run: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cpu":
-        start = time.perf_counter()
-        run()
-        return time.perf_counter() - start
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    run()
-    stop.record()
-    stop.synchronize()
-    return start.elapsed_time(stop) / 1e3
-
-
-def resident(what: str) -> int:
-    return int(re.search(rf"{what}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024  # type: ignore[index]
-
-
-def peak(run: Callable[[], dict[str, Tensor]], device: torch.device) -> int | None:
-    """Bytes at the peak of a step beyond what was there before and what comes out."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before, results, top = torch.cuda.memory_allocated(), run(), torch.cuda.max_memory_allocated()
-    else:
-        try:
-            ctypes.CDLL("libc.so.6").malloc_trim(0)  # else memory freed earlier is there already
-            Path("/proc/self/clear_refs").write_text("5")  # sets the peak back to the present
-        except OSError:
-            return None
-        before, results, top = resident("VmRSS"), run(), resident("VmHWM")
-    return max(0, top - before - sum(result.nbytes for result in results.values()))
 
 
 def structure(problem: Problem, device: torch.device) -> tuple[float, int]:
@@ -233,89 +223,117 @@ def structure(problem: Problem, device: torch.device) -> tuple[float, int]:
     return statistics.median(times), sum({t.data_ptr(): t.nbytes for t in held if isinstance(t, Tensor)}.values())
 
 
-def bandwidth(device: torch.device) -> float:
-    """GB/s of a large copy, bytes read and written."""
-    source = torch.randn(1 << 30 if device.type == "cuda" else 1 << 25, device=device)
-    target = torch.empty_like(source)
-    times = [seconds(lambda: target.copy_(source), device) for _ in range(7)]
-    return 2 * source.nbytes / statistics.median(times) / 1e9
-
-
 def out_of_time(*_: object) -> None:
     raise TimeoutError("the time for it is over")
 
 
-def prepare(name: str, problem: Problem, right: dict[str, Tensor], limit: float) -> tuple[Way, dict[str, Any]] | None:
+def is_ours(name: str) -> bool:
+    return name in BACKENDS or name.startswith("auto")
+
+
+def prepare(
+    name: str, problem: Problem, right: dict[float, dict[str, Tensor]], limit: float
+) -> tuple[Way, dict[str, Any]] | None:
     """A way warmed up and checked, with and without autograd, and what was found; None where it has no such case."""
-    made = WAYS[name](problem)
-    if made is None:
-        return None
-    for most in (limit, limit if name == "pyg" else limit / 3):  # the first step may compile
-        taken = seconds(made.step, problem.grad.device)
-        if taken > most:
-            raise TimeoutError(f"a step takes {taken:.1f} s")
-    if name == "Linear alone":
-        return made, {}
-    error = check(made.step(), right)
-    with torch.no_grad():
-        check({"output": made.forward()}, {"output": right["output"]})
-    if name.startswith("auto") and "fused" in BACKENDS:
-        check_bits(made)
-        return made, {"error": error, "same_bits": True}
-    return made, {"error": error}
-
-
-def measure(problem: Problem, options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[str]]:
-    """A row for every way that is there and right, and what is wrong with the others."""
-    case, device, right = problem.case, problem.grad.device, trusted(problem)
-    ready: dict[str, Way] = {}
-    rows: dict[str, dict[str, Any]] = {}
-    wrong = []
-    for name in options.ways:
-        compiles = name == "pyg compiled"
-        if compiles and not options.compile:
+    case, device, found = problem.case, problem.grad.device, {}
+    first, later = max(FIRST, limit) if is_ours(name) else limit, limit if name == "pyg" else limit / 3
+    for p in sorted({0.0, case.dropout}):
+        problem.p = p
+        if (made := WAYS[name](problem)) is None:
+            return None
+        for most in (first, later):  # the first step may compile
+            taken = seconds(made.step, device)
+            if taken > most:
+                raise TimeoutError(f"a step takes {taken:.1f} s")
+        if name == "Linear alone" or p not in right or (p and not is_ours(name)):
             continue
-        try:
-            signal.setitimer(signal.ITIMER_REAL, options.compile if compiles else 0, 5)
-            found = prepare(name, problem, right, options.seconds)
-        except Wrong as error:
-            wrong.append(f"{case.name}: {name} is wrong, its {error}")
-        except Exception as error:  # a way may be not installed or have no memory left, but ours must run
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            if name in BACKENDS and not case.sparse and not isinstance(error, torch.OutOfMemoryError | TimeoutError):
-                wrong.append(f"{case.name}: {name} does not run. {reason}")
-            else:
-                say(f"{name} left out{'' if isinstance(error, ImportError) else f' of {case.name}'}. {reason}")
-        else:
-            if found is not None:
+        error = check(again(made.step), right[p], case.dtype)
+        with torch.no_grad():
+            check({"output": again(made.forward)}, {"output": right[p]["output"]}, case.dtype)
+        found["error"] = max(error, found.get("error", 0.0))
+        if name.startswith("auto") and "fused" in BACKENDS:
+            check_bits(made)
+            found["same_bits"] = True
+    return made, found
+
+
+def attempt(
+    name: str, problem: Problem, right: dict[float, dict[str, Tensor]], options: argparse.Namespace
+) -> tuple[Way, dict[str, Any]] | str | None:
+    """What `prepare` gives; what is wrong with the way, where it raises; None where it may.
+
+    Others may be not installed, or have no time or memory left, but ours must run.
+    """
+    case = problem.case
+    try:
+        signal.setitimer(signal.ITIMER_REAL, options.compile if name == "pyg compiled" else 0, 5)
+        return prepare(name, problem, right, options.seconds)
+    except Wrong as error:
+        return f"{case.name}: {name} is wrong, its {error}"
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        if is_ours(name) and not case.sparse and not isinstance(error, torch.OutOfMemoryError | TimeoutError):
+            return f"{case.name}: {name} does not run. {reason}"
+        say(f"{name} left out{'' if isinstance(error, ImportError) else f' of {case.name}'}. {reason}")
+        return None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def measure(problem: Problem, options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any] | str]]:
+    """Every way that is there, with its row or with what is wrong with it."""
+    case, device, right = problem.case, problem.grad.device, {}
+    for p in {0.0, 0.0 if case.F else case.dropout}:
+        problem.p = p
+        right[p] = {name: value.cpu() for name, value in trusted(problem).items()}  # up to 20 GB
+    names = [name for name in options.ways if name != "pyg compiled" or options.compile]
+    structures, theirs = None, None
+    for turns in [[name] for name in names] if on_gpu(device) else [names]:
+        ready: dict[str, Way] = {}
+        rows: dict[str, dict[str, Any]] = {}
+        for name in turns:
+            found = attempt(name, problem, right, options)
+            if isinstance(found, str):
+                yield name, found
+            elif found is not None:
                 ready[name], rows[name] = found[0], {"case": case.name, "way": name, **found[1]}
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            gc.collect()
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
-    del right
-    problem.p = case.dropout
+            found = None
+            clear()
+        problem.p = case.dropout
+        run_in_turns(ready, rows, device, options)
+        ready.clear()
+        clear()
+        theirs = rows["pyg"]["step"] if "pyg" in rows else theirs
+        for name, row in rows.items():
+            if theirs:
+                row["times_pyg"] = statistics.median(pyg / own for pyg, own in zip(theirs, row["step"], strict=False))
+            if name != "Linear alone":
+                row["gather_gb_s"] = problem.gathered / statistics.median(row["step"]) / 1e9
+            if name in BACKENDS:
+                structures = structures or structure(problem, device)
+                row["structure_seconds"], row["structure_bytes"] = structures
+            yield name, row
+
+
+def run_in_turns(
+    ready: dict[str, Way], rows: dict[str, dict[str, Any]], device: torch.device, options: argparse.Namespace
+) -> None:
     for name, made in ready.items():
-        rows[name] |= {"forward": [], "step": []}
-        rows[name]["peak_bytes"] = None if "CUDA graph" in name else peak(made.step, device)
+        peak = None if made.times > 1 else machine.step_peak(made.step, device)
+        rows[name] |= {"forward": [], "step": [], "peak_bytes": peak}
     end, done = time.perf_counter() + options.seconds, 0
     while done < min(3, options.rounds) or (done < options.rounds and time.perf_counter() < end):
         for name, made in ready.items():
             with torch.no_grad():
-                rows[name]["forward"].append(seconds(made.forward, device))
-            rows[name]["step"].append(seconds(made.step, device))
+                rows[name]["forward"].append(seconds(made.forward, device, made.times))
+            rows[name]["step"].append(seconds(made.step, device, made.times))
         done += 1
-    built, held = structure(problem, device)
-    for name, row in rows.items():
-        if "pyg" in rows:
-            pairs = zip(rows["pyg"]["step"], row["step"], strict=True)
-            row["times_pyg"] = statistics.median(theirs / own for theirs, own in pairs)
-        if name != "Linear alone":
-            row["gather_gb_s"] = problem.gathered / statistics.median(row["step"]) / 1e9
-        if name in BACKENDS:
-            row |= {"structure_seconds": built, "structure_bytes": held}
-    return [*rows.values()], wrong
+
+
+def clear() -> None:
+    """Free the memory that nothing uses."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 # The table ------------------------------------------------------------------------------------------------------------
@@ -338,26 +356,23 @@ def told(title: str, row: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def about(device: torch.device) -> dict[str, Any]:
-    """The machine and what is installed."""
-    found: dict[str, Any] = {"machine": f"{platform.system()}-{platform.machine()}-{os.cpu_count()}cores".lower()}
-    if device.type == "cuda":
-        found = {"machine": re.sub(r"\W+", "-", torch.cuda.get_device_name(device)).lower(), "cuda": torch.version.cuda}
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        found["processor"] = next(line for line in lines if line.startswith("model name")).split(": ")[1]
-    found |= {"threads": torch.get_num_threads(), "copy_gb_s": bandwidth(device), "versions": versions()}
-    for package in ("numba", "triton", "dgl", "nvidia-cudnn-frontend"):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found["versions"][package] = importlib.metadata.version(package)
-    return found
+def chosen(options: argparse.Namespace) -> Iterator[Case]:
+    """The cases in the order of the patterns."""
+    found = (c for pattern in options.cases for c in (*CASES, *HEADLINES) if fnmatch.fnmatch(c.name, pattern))
+    for case in dict.fromkeys(found):
+        large = case.graph in LARGE or case in HEADLINES
+        if large and not on_gpu(options.device) and options.scale == 1 and options.cases == ["*"]:
+            say(f"{case.name} left out on a CPU. Name the case, or scale it down.")
+        else:
+            yield case
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="*", default=["*"], help=f"patterns of {', '.join(c.name for c in CASES)}")
+    names = ", ".join(case.name for case in (*CASES, *HEADLINES))
+    parser.add_argument("--cases", nargs="*", default=["*"], help=f"patterns of {names}, in this order")
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=list(WAYS), help="what to compare")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", type=torch.device)
+    parser.add_argument("--device", default=machine.DEFAULT, type=machine.device)
     parser.add_argument("--threads", type=int, help="of torch and of the kernels")
     parser.add_argument("--rounds", type=int, default=50, help="at most; at least 3 of them whatever the time")
     parser.add_argument(
@@ -366,48 +381,63 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=20.0,
         help="for a case's rounds; a way whose step takes a third is left out, PyG's not",
     )
+    parser.add_argument(
+        "--variants", nargs="*", default=[], help="more ways: ours with a constant of the CUDA kernels, as SPLIT=64"
+    )
     parser.add_argument("--compile", type=float, default=0.0, help="seconds that torch.compile gets for PyG's layer")
     parser.add_argument("--scale", type=float, default=1.0, help="of N and E; other than 1, every graph is generated")
-    parser.add_argument(
-        "--out", type=Path, help="the JSON file, else benchmarks/results/<date>-<machine>-attention.json"
-    )
+    parser.add_argument("--name", default="attention", help="of the JSON file: <date>-<machine>-<name>.json")
+    parser.add_argument("--out", type=Path, help="the JSON file, else in $OUT or benchmarks/results")
     options = parser.parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
     signal.signal(signal.SIGALRM, out_of_time)
     warnings.filterwarnings("ignore", "Sparse CS[RC] tensor support is in beta")
     graph = lru_cache(maxsize=1)(load)
-    record: dict[str, Any] = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), **about(options.device)}
+    record: dict[str, Any] = {**machine.about(options.device), "copy_gb_s": machine.bandwidth(options.device)}
     record |= {"scale": options.scale, "graphs": {}, "cases": [], "rows": [], "wrong": []}
-    out = options.out
-    if out is None:
-        out = Path(__file__).parent / "results" / f"{record['date'][:10]}-{record['machine']}-attention.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = options.out or machine.results(options.name, options.device)
+    for setting in options.variants:
+        WAYS[f"auto, {setting}"] = variant(setting)
+        options.ways = [*options.ways, f"auto, {setting}"]
+    status = 0
     print("| case | way | forward ms | forward + backward ms | times PyG's speed | peak MiB | GB/s | build ms | bits |")
     print("|---|---|---|---|---|---|---|---|---|")
-    for case in CASES:
-        if not any(fnmatch.fnmatch(case.name, pattern) for pattern in options.cases):
-            continue
-        if case.graph in LARGE and options.device.type == "cpu" and options.scale == 1 and options.cases == ["*"]:
-            say(f"{case.graph} left out on a CPU. Name its cases, or scale it down.")
-            continue
-        index, x, N, label = graph(case.graph, options.scale, options.device)
-        problem = Problem(case, index, x, N)
-        degree = problem.looped[1].bincount(minlength=N).double()
-        degrees = {f"{how}_degree": float(getattr(degree, how)()) for how in ("mean", "median", "max")}
-        record["graphs"][label] = {"nodes": N, "edges": problem.looped.size(1), **degrees}
-        record["cases"].append({**asdict(case), "gathered_bytes": problem.gathered, "least_bytes": problem.least})
-        rows, wrong = measure(problem, options)
-        record["rows"] += rows
-        record["wrong"] += wrong
-        print("".join(told(f"{label}, {case}", row) + "\n" for row in rows), end="", flush=True)
-        out.write_text(json.dumps(record, indent=1) + "\n")
+    for case in chosen(options):
+        problem, label = None, case.graph
+        try:
+            index, x, N, label = graph(case.graph, options.scale, options.device)
+            problem = Problem(case, index, x, N)
+            degree = problem.looped[1].bincount(minlength=N).double()
+            degrees = {f"{how}_degree": float(getattr(degree, how)()) for how in ("mean", "median", "max")}
+            record["graphs"][label] = {"nodes": N, "edges": problem.looped.size(1), **degrees}
+            record["cases"].append(
+                {
+                    **asdict(case),
+                    "dtype": str(case.dtype),
+                    "gathered_bytes": problem.gathered,
+                    "least_bytes": problem.least,
+                }
+            )
+            for name, found in measure(problem, options):
+                if isinstance(found, str):
+                    record["wrong"].append(found)
+                    status |= is_ours(name)
+                else:
+                    record["rows"].append(found)
+                    print(told(f"{label}, {case}", found), flush=True)
+                machine.write(out, record)
+        except Exception as error:  # of what the ways have in common; the next case may do
+            record["wrong"].append(f"{case.name}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+            status = 1
+            machine.write(out, record)
         del problem
+        clear()
     print()
     for label, facts in record["graphs"].items():
         print(f"- {label}, with loops: " + ", ".join(f"{value:,.10g} {key}" for key, value in facts.items()))
     print("\n".join([f"\nWritten to {out}", *(f"WRONG {entry}" for entry in record["wrong"])]))
-    return 1 if record["wrong"] else 0
+    return status
 
 
 if __name__ == "__main__":

@@ -1,40 +1,103 @@
 #!/usr/bin/env bash
-# Test and measure on a machine with a GPU, in one call of under nine minutes and without a network:
+# Test and measure on a machine with a GPU and without a network, in four calls of at most nine minutes each:
 #
-#     bash benchmarks/gpu.sh [folder of wheels to use, such as torch_scatter's]
+#     bash benchmarks/gpu.sh CALL [--wheels FOLDER] [--data FOLDER]
 #
-# Needs torch, triton, torch_geometric and numba; the tests pytest too. Writes gpu-tests.log, attention.md and
-# attention.json to $OUT, or to benchmarks/results. Fails where a test or a result does.
+# CALL, in the order in which they are worth their time:
+#   tests      the tests that need a GPU, in parallel processes
+#   attention  attention alone at the headline sizes, float32 and bfloat16, with and without dropout: ours and PyG's
+#   layers     whole layers: ours, PyG's eager and compiled, cuDNN's, and replayed as CUDA graphs; then what else is alone
+#   training   the captured step with its nodes counted, 100 seeds of Cora, epochs of PPI and of Cora
+#
+# Needs torch, triton, torch_geometric, lightning and numba, and pytest for the tests. FOLDER of wheels: what else is to
+# be installed, such as torch_scatter, hydra-core and nvidia-cudnn-frontend. FOLDER of data: PPI.tar.xz or PPI, and
+# Planetoid; graphs without data are generated, and what trains on them fails. Compiled kernels are kept in .triton, or
+# $TRITON_CACHE_DIR.
+#
+# Writes <date>-<machine>-*.json and .log to $OUT, or to benchmarks/results. A JSON file is written anew after every row.
+# The exit status is not 0 where a test or a result of ours fails, or the time is over.
+#
+# TRITON_INTERPRET=1 rehearses a call without a GPU: the same commands on tiny graphs, with the kernels in Triton's
+# interpreter. It writes to $OUT, or to a temporary folder.
 set -uo pipefail
+usage() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+call=${1:-}
+case $call in tests | attention | layers | training) shift ;; *) usage ;; esac
+wheels='' data=''
+while [ $# -ge 2 ]; do
+    case $1 in --wheels) wheels=$(realpath "$2") ;; --data) data=$(realpath "$2") ;; *) usage ;; esac
+    shift 2
+done
+[ $# -eq 0 ] || usage
 cd "$(dirname "$0")/.." || exit
-out=${OUT:-benchmarks/results}
-mkdir -p "$out"
-export PYTHONPATH="$PWD/src:$PWD/tests" PYTHONUNBUFFERED=1
+end=$((SECONDS + 520)) # with what comes before and after, nine minutes
+rehearsed=${TRITON_INTERPRET:-0}
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+if [ -z "${OUT:-}" ]; then OUT=benchmarks/results; [ "$rehearsed" = 1 ] && OUT=$(mktemp -d); fi
+export OUT PYTHONPATH="$PWD/src:$PWD/tests" PYTHONUNBUFFERED=1 TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$PWD/.triton}"
+mkdir -p "$OUT"
+
+if [ -n "$wheels" ]; then
+    python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$scratch/site" "$wheels"/*.whl || exit
+    PYTHONPATH="$PYTHONPATH:$scratch/site"
+fi
+if [ -n "$data" ]; then
+    mkdir "$scratch/data"
+    for name in Planetoid PPI; do
+        if [ -d "$data/$name" ]; then cp -r "$data/$name" "$scratch/data"; fi
+        if [ -e "$data/$name.tar.xz" ]; then
+            python3 -c "import shutil, sys; shutil.unpack_archive(*sys.argv[1:])" "$data/$name.tar.xz" "$scratch/data" || exit
+        fi
+    done
+    export GAT_PYG_DATA="$scratch/data"
+fi
+prefix=$OUT/$(python3 benchmarks/machine.py) || exit
+log=$prefix-$call.log
+: >"$log"
 status=0
 
-if [ -n "${1:-}" ]; then
-    site=$(mktemp -d)
-    if python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$site" "$1"/*.whl; then
-        export PYTHONPATH="$site:$PYTHONPATH"
-    else
-        echo "The wheels of $1 cannot be used; going on without them."
-    fi
-fi
+# run SECONDS COMMAND...: at most so long, and no longer than the call may take
+run() {
+    local limit=$(($1 < end - SECONDS ? $1 : end - SECONDS)) begin=$SECONDS
+    shift
+    echo "--- $*" | tee -a "$log"
+    if [ "$limit" -lt 5 ]; then echo "--- no time is left" | tee -a "$log"; status=1; return; fi
+    timeout --signal=INT --kill-after=10 "$limit" "$@" 2>&1 | tee -a "$log" # pytest sums up what it has so far
+    local ended=${PIPESTATUS[0]}
+    echo "--- exit status $ended after $((SECONDS - begin)) s" | tee -a "$log"
+    if [ "$ended" -ne 0 ]; then status=1; fi
+}
 
-if python3 -c "import pytest"; then
-    tests=()
-    for file in tests/test_gpu.py tests/test_attention.py tests/test_conv.py; do
-        if [ -e "$file" ]; then tests+=("$file"); fi
-    done
+# a rehearsal is the same with fewer of everything
+pick() { if [ "$rehearsed" = 1 ]; then echo "$2"; else echo "$1"; fi; }
+
+case $call in
+tests)
+    parallel=()
+    if python3 -c "import xdist" 2>/dev/null; then parallel=(-n "$(pick 12 1)" --dist worksteal); fi
     # other versions than those that CI pins may warn of other things
-    timeout 150 python3 -m pytest -q -W default -p no:cacheprovider -k "cuda or gpu" "${tests[@]}" 2>&1 |
-        tee "$out/gpu-tests.log"
-    tested=${PIPESTATUS[0]}
-    if [ "$tested" -eq 5 ]; then echo "There are no tests for a GPU."; elif [ "$tested" -ne 0 ]; then status=1; fi
-else
-    echo "pytest is missing; the tests are left out."
-fi
-
-timeout $((500 - SECONDS)) python3 benchmarks/attention.py --device cuda --seconds 4 --compile 30 \
-    --out "$out/attention.json" 2> >(tee "$out/attention.log" >&2) | tee "$out/attention.md" || status=1
+    run 525 python3 -m pytest -v -W default -p no:cacheprovider "${parallel[@]}" \
+        -m "not compiles" \
+        -k "$(pick 'gpu or cuda or triton' 'test_odd_sizes or test_half_precision or (gpu or cuda) and not test_gpu.py')" \
+        tests/test_gpu.py tests/test_fused.py tests/test_features.py tests/test_training.py
+    ;;
+attention)
+    run 525 python3 benchmarks/attention.py --name attention --seconds "$(pick 4 60)" --rounds "$(pick 50 1)" \
+        --ways pyg auto "auto, CUDA graph" \
+        --cases 'products-alone-8x8*' 'reddit-alone-8x8*' 'arxiv-alone-4x256*' 'cora-alone-8x8*'
+    ;;
+layers)
+    run 525 python3 benchmarks/attention.py --name layers --seconds "$(pick 4 60)" --rounds "$(pick 50 1)" \
+        --compile 30 --cases cora arxiv ppi-1 ppi-2 products reddit pubmed citeseer ppi-1-gatv2 \
+        'ppi-alone*' 'arxiv-alone-[38]*' arxiv-alone-4x64 'products-alone-4*' 'reddit-alone-4*'
+    ;;
+training)
+    run 90 python3 benchmarks/training.py --captured
+    run 250 python3 benchmarks/seeds.py --seeds "$(pick 100 2)" --single "$(pick 2 1)" --bare "$(pick 2 1)" \
+        $(pick "" "--max-epochs 2 --within 100")
+    run 150 python3 benchmarks/inductive.py --epochs "$(pick 3 1)"
+    run 120 python3 benchmarks/training.py --epochs "$(pick 150 2)" --rounds "$(pick 3 1)"
+    ;;
+esac
 exit $status

@@ -3,9 +3,9 @@
     python benchmarks/inductive.py --epochs 3
 
 An epoch is training on 20 graphs, two a step, and the validation of 2; the first one is left out of the median. Each
-way runs in a process of its own and tells the peak of its resident memory. Before, both layers must give the same loss
-and gradients on one batch. The third row is the same network without attention, what its matrix products take by
-themselves: no layer can be faster.
+way runs in a process of its own and prints the peak of its memory, resident or on the GPU. Before, both layers must
+give the same loss and gradients on one batch. The third row is the same network without attention, what its matrix
+products take by themselves: no layer can be faster.
 """
 
 from __future__ import annotations
@@ -13,17 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
-import platform
-import re
 import statistics
 import subprocess
 import sys
-import time
 import warnings
-from datetime import datetime, timezone
-from pathlib import Path
+from typing import Any
 
+import machine
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
@@ -35,7 +31,6 @@ from gat_pyg import data
 from gat_pyg.batches import TaskData
 from gat_pyg.conv import GATConv
 from gat_pyg.models import GAT
-from gat_pyg.results import versions
 from gat_pyg.training import Inductive
 
 LAYERS = ("pyg", "ours")
@@ -74,32 +69,29 @@ def network(way: str) -> GAT:
 class Clock(Callback):
     """When each epoch ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.ends: list[float] = []
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.ends.append(time.perf_counter())
+        self.ends.append(machine.now(self.device))
 
 
-def train(way: str, epochs: int) -> dict[str, float]:
-    clock = Clock()
+def train(way: str, epochs: int, device: torch.device) -> dict[str, float]:
+    clock = Clock(device)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "num_sanity_val_steps": 0}
-    trainer = Trainer(accelerator="cpu", max_epochs=epochs + 1, callbacks=[clock], enable_model_summary=False, **quiet)
+    where = {"accelerator": machine.accelerator(device), "devices": 1}
+    trainer = Trainer(max_epochs=epochs + 1, callbacks=[clock], enable_model_summary=False, **where, **quiet)
     trainer.fit(Inductive(network(way), lr=0.005), datamodule=TaskData(data.ppi(), batch_size=2))
     seconds = [stop - start for start, stop in zip(clock.ends, clock.ends[1:], strict=False)]
-    return {"seconds": statistics.median(seconds), "peak_mib": peak()}
+    return {"seconds": statistics.median(seconds), "peak_mib": machine.process_peak()}
 
 
-def peak() -> float:
-    """MiB that were resident at most; `ru_maxrss` would count in the process that started this one, at its start."""
-    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024  # type: ignore[index]
-
-
-def check() -> None:
-    batch = Batch.from_data_list(data.ppi().train[:2])
+def check(device: torch.device) -> None:
+    batch = Batch.from_data_list(data.ppi().train[:2]).to(device)
     answers = []
     for way in LAYERS:
-        model = network(way)
+        model = network(way).to(device)
         loss = F.binary_cross_entropy_with_logits(model(batch.x, batch.edge_index), batch.y)
         answers.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
     for ours, theirs in zip(answers[1], answers[0], strict=True):
@@ -109,30 +101,27 @@ def check() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--device", default=machine.DEFAULT, type=machine.device)
     parser.add_argument("--way", choices=WAYS, help="one way, in this process")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     if options.way:
-        print(json.dumps(train(options.way, options.epochs)))
+        print(json.dumps(train(options.way, options.epochs, options.device)))
         return
-    check()
-    rows = {}
+    check(options.device)
+    path = machine.results("inductive-ppi", options.device)
+    record: dict[str, Any] = {**machine.about(options.device), "epochs": options.epochs, "rows": {}}
+    print("| layer | s an epoch | peak MiB | times PyG's speed |\n|---|---|---|---|")
     for way in WAYS:
         command = [sys.executable, __file__, "--way", way, "--epochs", str(options.epochs)]
-        rows[way] = json.loads(
-            subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\n")[-2]
-        )
-    print("| layer | s an epoch | peak MiB | times PyG's speed |\n|---|---|---|---|")
-    for way, row in rows.items():
-        row["ratio"] = rows["pyg"]["seconds"] / row["seconds"]
-        print(f"| {way} | {row['seconds']:.2f} | {row['peak_mib']:.0f} | {row['ratio']:.1f} |")
-    now = datetime.now(timezone.utc)
-    machine = f"{platform.system()}-{platform.machine()}-{os.cpu_count()}cores".lower()
-    path = Path(__file__).parent / "results" / f"{now:%Y-%m-%d}-{machine}-inductive-ppi.json"
-    record = {"date": now.isoformat(timespec="seconds"), "epochs": options.epochs, "rows": rows, "versions": versions()}
-    path.write_text(json.dumps(record, indent=2) + "\n")
+        command += ["--device", str(options.device)]
+        ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        record["rows"][way] = row = json.loads(ran.stdout.split("\n")[-2])
+        row["ratio"] = record["rows"]["pyg"]["seconds"] / row["seconds"]
+        machine.write(path, record)
+        print(f"| {way} | {row['seconds']:.2f} | {row['peak_mib']:.0f} | {row['ratio']:.1f} |", flush=True)
     print(f"written to {path}")
 
 

@@ -22,7 +22,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
-from attention import peak, power_law
+from attention import power_law
+from machine import step_peak
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
@@ -60,7 +61,7 @@ def measured(way: str, layers: int, nodes: int, edges: int, batch_size: int) -> 
         return found
 
     start = time.perf_counter()
-    took = peak(run, cpu)
+    took = step_peak(run, cpu)
     seconds = time.perf_counter() - start
     found |= {other: answer(other, model, data, batch_size) for other in WAYS if other != way}
     ours, theirs = (found[kind].double() for kind in WAYS)

@@ -26,19 +26,19 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import machine
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from attention import about, resident
+from machine import resident
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Batch, Data
@@ -612,8 +612,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="the JSON file, else benchmarks/results/<date>-<machine>-scaling.json")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    record: dict[str, Any] = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
-    record |= {**about(torch.device("cpu")), "scale": options.scale, "checks": check(options.scale)}
+    cpu = torch.device("cpu")
+    record: dict[str, Any] = {**machine.about(cpu), "copy_gb_s": machine.bandwidth(cpu), "scale": options.scale}
+    record["checks"] = check(options.scale)
     wrong = not all(row[what] <= TOLERANCE for row in record["checks"] for what in ("output", "loss", "gradient"))
     table("Largest differences from one process with the whole graph, float64", record["checks"])
     if not wrong and not options.check:

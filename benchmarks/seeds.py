@@ -7,75 +7,59 @@
 All train to the end by the paper's numbers and stopping rule. The command runs in processes of its own, as
 `experiment=gat_cora` and the like say; seconds are those of the whole process and of its Results, which leave out the
 start, reading data and the test. A way counts where its mean test accuracy is as it has to be: within `--within` points
-of that of the seeds trained as one. Peak memory is that of the process.
+of that of the seeds trained as one. Peak memory is that of the process, resident or on the GPU. The file of results is
+written anew after every way.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
-import platform
-import resource
 import statistics
-import subprocess
 import sys
-import tempfile
-import time
 import warnings
-from collections.abc import Sequence
-from datetime import datetime, timezone
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import machine
 import torch
 import torch.nn.functional as F
-from training import NUMBERS, PyGNet
+from training import NUMBERS, PyGNet, pays
 
 from gat_pyg import data
-from gat_pyg.batches import TaskData, sparse_pays
+from gat_pyg.batches import TaskData
 from gat_pyg.jobs import keep_memory
 from gat_pyg.models import GAT
-from gat_pyg.results import versions
 from gat_pyg.seeds import Stacked, seeded
 from gat_pyg.training import PaperStopping
 
 LOWEST = {"cora": 80.0, "citeseer": 68.0, "pubmed": 75.0}  # of a mean test accuracy that the paper's numbers give
-PEAK = (  # runs a command and tells its peak of memory in KiB
-    "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True); "
-    "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
-)
 
 
-def command(name: str, seeds: int, *arguments: str) -> dict[str, Any]:
+def command(name: str, seeds: int, *arguments: str, device: torch.device) -> dict[str, Any]:
     """What the command needs for these seeds, and what comes out."""
-    with tempfile.TemporaryDirectory() as folder:
-        line = [sys.executable, "-m", "gat_pyg.run", f"experiment=gat_{name}", f"runs={seeds}", f"outputs={folder}"]
-        start = time.perf_counter()
-        told = subprocess.run(
-            [sys.executable, "-c", PEAK, *line, *arguments], check=True, capture_output=True, text=True
-        )
-        seconds = time.perf_counter() - start
-        found = [json.loads(line) for line in (Path(folder) / "results.jsonl").read_text().splitlines()]
-    assert len(found) == seeds, told.stdout
+    found, seconds, peak = machine.command(f"experiment=gat_{name}", f"runs={seeds}", *arguments, device=device)
+    assert len(found) == seeds, found
     return {
         "seeds": seeds,
         "seconds": seconds,
         "training_seconds": sum(result["seconds"] for result in found),
         "epochs": statistics.fmean(result["epochs"] for result in found),
         "accuracies": [result["value"] for result in found],
-        "peak_mib": int(told.stdout.split()[-1]) / 1024,
+        "peak_mib": peak,
     }
 
 
-def bare(task: data.Task, seeds: int, max_epochs: int, patience: int) -> dict[str, Any]:
+def bare(task: data.Task, seeds: int, max_epochs: int, patience: int, device: torch.device) -> dict[str, Any]:
     """PyG's layer in a loop as a script has it, with the paper's stopping rule."""
     (graph,) = TaskData(task).train_dataloader()
+    graph = graph.to(device)
     lr, weight_decay = NUMBERS[task.name]
-    accuracies, epochs, start = [], [], time.perf_counter()
+    accuracies, epochs, start = [], [], machine.now(device)
     for seed in range(seeds):
         torch.manual_seed(seed)
-        model = PyGNet(task)
+        model = PyGNet(task).to(device)
         optimizer = torch.optim.Adam(model.parameters(), lr=lr, weight_decay=weight_decay)
         rule = PaperStopping(patience, "accuracy" if task.name == "citeseer" else "both")
         while rule.left > 0 and rule.epoch < max_epochs:
@@ -95,28 +79,29 @@ def bare(task: data.Task, seeds: int, max_epochs: int, patience: int) -> dict[st
             right = (model(graph.x, graph.edge_index).argmax(-1) == graph.y)[graph.test_mask]
         accuracies.append(100 * right.double().mean().item())
         epochs.append(rule.epoch)
-    seconds = time.perf_counter() - start
+    seconds = machine.now(device) - start
     return {
         "seeds": seeds,
         "seconds": seconds,
         "training_seconds": seconds,
         "epochs": statistics.fmean(epochs),
         "accuracies": accuracies,
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mib": machine.process_peak(),
     }
 
 
-def by_size(task: data.Task, sizes: Sequence[int], epochs: int) -> list[dict[str, Any]]:
+def by_size(task: data.Task, sizes: Sequence[int], epochs: int, device: torch.device) -> list[dict[str, Any]]:
     """Milliseconds of a seed's epoch, a training step and a validation, in stacks of several sizes."""
     rows = []
     for size in sizes:
         models = [seeded(seed, lambda: GAT.preset(task.name)) for seed in range(size)]
-        (graph,) = TaskData(task, sparse=sparse_pays(task, models[0])).train_dataloader()
-        module = Stacked(models, range(size), *NUMBERS[task.name])
+        (graph,) = TaskData(task, sparse=pays(task, device)).train_dataloader()
+        graph = graph.to(device)
+        module = Stacked(models, range(size), *NUMBERS[task.name]).to(device)
         optimizer = module.configure_optimizers()
         seconds = []
         for epoch in range(epochs + 2):  # the first two compile and find what is remembered
-            start = time.perf_counter()
+            start = machine.now(device)
             module.train()
             module.begin_epoch(0, epoch)
             optimizer.zero_grad()
@@ -125,7 +110,7 @@ def by_size(task: data.Task, sizes: Sequence[int], epochs: int) -> list[dict[str
             module.eval()
             with torch.inference_mode():
                 module._counts(graph, "val").tolist()
-            seconds.append((time.perf_counter() - start) / size)
+            seconds.append((machine.now(device) - start) / size)
         rows.append({"stack": size, "ms": 1e3 * statistics.median(seconds[2:])})
         print(f"| {size} | {rows[-1]['ms']:.2f} |", flush=True)
     return rows
@@ -142,6 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--within", type=float, default=2.0, help="points that mean accuracies may differ")
     parser.add_argument("--stacks", type=int, nargs="*", help="measure an epoch in stacks of these sizes instead")
     parser.add_argument("--epochs", type=int, default=30, help="with --stacks")
+    parser.add_argument("--device", default=machine.DEFAULT, type=machine.device)
     parser.add_argument("--out", type=Path, help="the JSON file")
     parser.add_argument("settings", nargs="*", help="more settings for the command, such as seeds_per_pass=20")
     options = parser.parse_args(arguments)
@@ -149,56 +135,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keep_memory()  # as the command does, for all ways alike
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    task = data.planetoid(options.dataset)
-    record: dict[str, Any] = {"dataset": task.name, "settings": options.settings}
+    task, device = data.planetoid(options.dataset), options.device
+    record: dict[str, Any] = {**machine.about(device), "dataset": task.name, "settings": options.settings}
+    path = options.out or machine.results(f"seeds-{task.name}", device)
     status = 0
     if options.stacks:
         print(f"{task.name}, ms of a seed's epoch, median of {options.epochs}\n| stack | ms |\n|---|---|")
-        record["stacks"] = by_size(task, options.stacks, options.epochs)
+        record["stacks"] = by_size(task, options.stacks, options.epochs, device)
+        machine.write(path, record)
     else:
-        status = compare(task, options, record)
-    machine = f"{platform.system()}-{platform.machine()}-{torch.get_num_threads()}cores".lower()
-    now = datetime.now(timezone.utc)
-    path = options.out or Path(__file__).parent / "results" / f"{now:%Y-%m-%d}-{machine}-seeds-{task.name}.json"
-    path.parent.mkdir(exist_ok=True)
-    record |= {"date": now.isoformat(timespec="seconds"), "versions": versions(), "processor": platform.processor()}
-    path.write_text(json.dumps(record, indent=2) + "\n")
+        status = compare(task, options, record, path)
     print(f"written to {path}")
     return status
 
 
-def compare(task: data.Task, options: argparse.Namespace, record: dict[str, Any]) -> int:
+def compare(task: data.Task, options: argparse.Namespace, record: dict[str, Any], path: Path) -> int:
     """All ways; 1 where one's accuracy is not as it has to be."""
     limits = [f"training.max_epochs={options.max_epochs}", f"training.patience={options.patience}", *options.settings]
-    ways = {"trained as one": command(task.name, options.seeds, *limits, "vectorize=on")}
+    device = options.device
+    ways: dict[str, Callable[[], dict[str, Any]]] = {
+        "trained as one": lambda: command(task.name, options.seeds, *limits, "vectorize=on", device=device)
+    }
     if options.single:
-        ways["one by one"] = command(task.name, options.single, *limits, "vectorize=off")
+        ways["one by one"] = lambda: command(task.name, options.single, *limits, "vectorize=off", device=device)
     if options.bare:
-        ways["bare loop, PyG's layer"] = bare(task, options.bare, options.max_epochs, options.patience)
-    record["ways"] = ways
-    first = ways["trained as one"]
-    mean = statistics.fmean(first["accuracies"])
+        numbers = options.bare, options.max_epochs, options.patience
+        ways["bare loop, PyG's layer"] = lambda: bare(task, *numbers, device)
+    record |= {"ways": {}, "wrong": []}
     print(f"{task.name}, to the end by the paper's rule")
     print("| way | seeds | seconds | seconds a seed | times | epochs | test accuracy | peak MiB |")
     print("|---|---|---|---|---|---|---|---|")
-    wrong = []
-    for way, found in ways.items():
-        accuracies = found["accuracies"]
+    for way, run in ways.items():
+        record["ways"][way] = found = run()
+        first, accuracies = record["ways"]["trained as one"], found["accuracies"]
+        mean = statistics.fmean(first["accuracies"])
         if abs(statistics.fmean(accuracies) - mean) > options.within or mean < LOWEST[task.name] - options.within:
-            wrong.append(f"{way}: {statistics.fmean(accuracies):.1f} %")
-            continue
-        each = found["seconds"] / found["seeds"]
-        deviation = statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
-        spread = f"{statistics.fmean(accuracies):.1f} ± {deviation:.1f}"
-        found["times"] = each / (first["seconds"] / first["seeds"])
-        print(
-            f"| {way} | {found['seeds']} | {found['seconds']:.1f} | {each:.2f} | {found['times']:.1f} | "
-            f"{found['epochs']:.0f} | {spread} | {found['peak_mib']:.0f} |"
-        )
-    record["wrong"] = wrong
-    for message in wrong:
+            record["wrong"].append(f"{way}: {statistics.fmean(accuracies):.1f} %")
+        else:
+            each = found["seconds"] / found["seeds"]
+            deviation = statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
+            spread = f"{statistics.fmean(accuracies):.1f} ± {deviation:.1f}"
+            found["times"] = each / (first["seconds"] / first["seeds"])
+            print(
+                f"| {way} | {found['seeds']} | {found['seconds']:.1f} | {each:.2f} | {found['times']:.1f} | "
+                f"{found['epochs']:.0f} | {spread} | {found['peak_mib']:.0f} |",
+                flush=True,
+            )
+        machine.write(path, record)
+    for message in record["wrong"]:
         print(f"not as it has to be, and left out: {message}")
-    return bool(wrong)
+    return bool(record["wrong"])
 
 
 if __name__ == "__main__":

@@ -2,41 +2,38 @@
 
     python benchmarks/training.py                      # Cora, the paper's setup
     python benchmarks/training.py --dataset pubmed --epochs 50
+    python benchmarks/training.py --captured           # the CUDA graphs of an epoch, with their nodes counted
 
 One epoch is a full-graph training step, a validation and the stopping rule. All ways run in turns, `--rounds` times,
-and medians are told, so that a busy machine slows all alike; the command runs in a process of its own and tells its
-Result's seconds. Before anything is timed, PyG's layer and ours, on dense and on sparse features, must reach the same
-losses from the same seed without dropout.
+and medians are printed, so that a busy machine slows all alike; the command runs in a process of its own, and its
+Result has the seconds. The file of results is written anew after every round. Before anything is timed, PyG's layer and
+ours, on dense and on sparse features, must reach the same losses from the same seed without dropout.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
-import platform
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
 import warnings
+from collections import Counter
 from collections.abc import Callable
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import machine
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from lightning import Trainer
 from torch import Tensor, nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
-from gat_pyg import data
+from gat_pyg import data, training
 from gat_pyg.batches import TaskData, sparse_pays
 from gat_pyg.models import GAT, PRESETS
-from gat_pyg.results import versions
-from gat_pyg.training import PaperStopping, Transductive
+from gat_pyg.training import PaperStopping, Resumable, Transductive
 
 NUMBERS = {"cora": (0.005, 5e-4), "citeseer": (0.005, 5e-4), "pubmed": (0.01, 1e-3)}  # lr, L2
 
@@ -58,9 +55,12 @@ class PyGNet(nn.Module):
         return self.second(F.dropout(x, self.dropout, self.training), edge_index)
 
 
-def bare_loop(model: nn.Module, task: data.Task, epochs: int, sparse: bool = False) -> list[float]:
+def bare_loop(
+    model: nn.Module, task: data.Task, epochs: int, device: torch.device, sparse: bool = False
+) -> list[float]:
     """Train as a script does, by the paper's stopping rule (with patience for all epochs); the validation losses."""
     (graph,) = TaskData(task, sparse=sparse).train_dataloader()
+    graph, model = graph.to(device), model.to(device)
     lr, weight_decay = NUMBERS[task.name]
     optimizer = torch.optim.Adam(model.parameters(), lr=lr, weight_decay=weight_decay)
     best_acc, best_loss, wait, kept, losses = 0.0, float("inf"), 0, {}, []
@@ -88,10 +88,16 @@ def bare_loop(model: nn.Module, task: data.Task, epochs: int, sparse: bool = Fal
     return losses
 
 
-def lightning_loop(task: data.Task, epochs: int, callbacks: list[Any]) -> None:
+def pays(task: data.Task, device: torch.device) -> bool:
+    """Whether the command would take sparse features."""
+    return sparse_pays(task, GAT.preset(task.name), "cuda" if machine.on_gpu(device) else "cpu")
+
+
+def lightning_loop(task: data.Task, epochs: int, device: torch.device, callbacks: list[Any]) -> None:
     """Train by a plain Lightning trainer."""
     trainer = Trainer(
-        accelerator="cpu",
+        accelerator=machine.accelerator(device),
+        devices=1,
         max_epochs=epochs,
         callbacks=callbacks,
         logger=False,
@@ -101,34 +107,52 @@ def lightning_loop(task: data.Task, epochs: int, callbacks: list[Any]) -> None:
         num_sanity_val_steps=0,
     )
     model = GAT.preset(task.name)
-    datamodule = TaskData(task, sparse=sparse_pays(task, model))
+    datamodule = TaskData(task, sparse=pays(task, device))
     trainer.fit(Transductive(model, *NUMBERS[task.name]), datamodule=datamodule)
 
 
-def command(name: str, epochs: int) -> float:
+def command(name: str, epochs: int, device: torch.device) -> float:
     """Seconds per epoch that the command's Result tells."""
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = [f"dataset={name}", f"outputs={folder}", f"training.max_epochs={epochs}"]
-        arguments += [f"training.patience={epochs}"]
-        subprocess.run([sys.executable, "-m", "gat_pyg.run", *arguments], check=True, capture_output=True)
-        result = json.loads((Path(folder) / "results.jsonl").read_text())
-        assert result["epochs"] == epochs, result
-        return float(result["seconds_per_epoch"])
+    limits = [f"training.max_epochs={epochs}", f"training.patience={epochs}"]
+    (result,), _, _ = machine.command(f"dataset={name}", *limits, device=device)
+    assert result["epochs"] == epochs, result
+    return float(result["seconds_per_epoch"])
 
 
-def timed(run: Callable[[], object], epochs: int) -> float:
-    start = time.perf_counter()
-    run()
-    return (time.perf_counter() - start) / epochs
+def captured(task: data.Task, device: torch.device) -> list[dict[str, Any]]:
+    """The CUDA graphs of an epoch of the command: microseconds of a replay, and the nodes by their kernel's name."""
+    found: list[training.Captured] = []
+
+    class Noted(training.Captured):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            found.append(self)
+
+    training.Captured = Noted  # type: ignore[misc]
+    lightning_loop(task, 3, device, [Resumable(None, seed=0)])
+    training.Captured = Noted.__base__  # type: ignore[assignment,misc]
+    assert len(found) == 2, f"{len(found)} steps were captured, expected those of training and validation"
+    activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
+    kind = getattr(DeviceType, activity.name)
+    rows = []
+    for step, replay in zip(("training", "validation"), found, strict=True):
+        times = [machine.seconds(replay, device, machine.TRAIN) for _ in range(20)]
+        with profile(activities=[activity]) as profiler:
+            replay()
+            machine.now(device)
+        kernels = Counter(event.name for event in profiler.events() if event.device_type == kind)
+        assert kernels, f"the profiler saw no node of the {step} step"
+        rows.append({"step": step, "us": 1e6 * statistics.median(times), "nodes": kernels.total(), "kernels": kernels})
+    return rows
 
 
-def check(task: data.Task) -> None:
+def check(task: data.Task, device: torch.device) -> None:
     """PyG's layer and ours must take the same steps from the same seed."""
     losses = []
-    for make, sparse in ((PyGNet, False), (ours, False), (ours, True)):
+    for make, sparse in ((PyGNet, False), (ours, False), (ours, True))[: 2 + pays(task, device)]:
         torch.manual_seed(0)
-        losses.append(torch.tensor(bare_loop(make(task, 0.0), task, 10, sparse)))
-    torch.testing.assert_close(losses[1:], losses[:1] * 2, rtol=1e-4, atol=1e-4)
+        losses.append(torch.tensor(bare_loop(make(task, 0.0), task, 10, device, sparse)))
+    torch.testing.assert_close(losses[1:], losses[:1] * len(losses[1:]), rtol=1e-4, atol=1e-4)
 
 
 def ours(task: data.Task, p: float) -> GAT:
@@ -140,44 +164,67 @@ def main() -> None:
     parser.add_argument("--dataset", choices=list(NUMBERS), default="cora")
     parser.add_argument("--epochs", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--captured", action="store_true", help="measure the CUDA graphs of an epoch instead")
+    parser.add_argument("--device", default=machine.DEFAULT, type=machine.device)
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    task = data.planetoid(options.dataset)
-    check(task)
-    epochs = options.epochs
-    ways: dict[str, Callable[[], float]] = {
-        "bare loop, PyG's layer": lambda: timed(lambda: bare_loop(PyGNet(task), task, epochs), epochs),
-        "bare loop, our layer": lambda: timed(lambda: bare_loop(GAT.preset(task.name), task, epochs), epochs),
-        "bare loop, our layer, sparse features": lambda: timed(
-            lambda: bare_loop(GAT.preset(task.name), task, epochs, sparse=True), epochs
-        ),
-        "Lightning alone": lambda: timed(lambda: lightning_loop(task, epochs, []), epochs),
-        "Lightning, stopping rule": lambda: timed(
-            lambda: lightning_loop(task, epochs, [PaperStopping(epochs)]), epochs
-        ),
-        "the command": lambda: command(task.name, epochs),
+    task, device = data.planetoid(options.dataset), options.device
+    record: dict[str, Any] = {**machine.about(device), "dataset": task.name}
+    path = machine.results(f"{'captured' if options.captured else 'training'}-{task.name}", device)
+    if options.captured:
+        record["rows"] = captured(task, device)
+        machine.write(path, record)
+        print(f"{task.name}, CUDA graphs of an epoch of the command\n| step | us | nodes |\n|---|---|---|")
+        for row in record["rows"]:
+            print(f"| {row['step']} | {row['us']:.0f} | {row['nodes']} |")
+    else:
+        check(task, device)
+        compare(task, options, record, path)
+    print(f"written to {path}")
+
+
+def compare(task: data.Task, options: argparse.Namespace, record: dict[str, Any], path: Path) -> None:
+    epochs, device = options.epochs, options.device
+
+    def loop(make: Callable[..., nn.Module], sparse: bool = False) -> Callable[[], float]:
+        return lambda: machine.seconds(lambda: bare_loop(make(), task, epochs, device, sparse), device) / epochs
+
+    def fit(*rules: type[PaperStopping]) -> Callable[[], float]:
+        run = lambda: lightning_loop(task, epochs, device, [rule(epochs) for rule in rules])  # noqa: E731
+        return lambda: machine.seconds(run, device) / epochs
+
+    ways = {
+        "bare loop, PyG's layer": loop(lambda: PyGNet(task)),
+        "bare loop, our layer": loop(lambda: GAT.preset(task.name)),
+        "bare loop, our layer, sparse features": loop(lambda: GAT.preset(task.name), sparse=True),
+        "Lightning alone": fit(),
+        "Lightning, stopping rule": fit(PaperStopping),
+        "the command": lambda: command(task.name, epochs, device),
     }
+    if not pays(task, device):
+        del ways["bare loop, our layer, sparse features"]
     seconds: dict[str, list[float]] = {way: [] for way in ways}
+    record["epochs"] = epochs
     for _ in range(options.rounds):
         for way, run in ways.items():
             seconds[way].append(run())
-    base = seconds["bare loop, PyG's layer"]
+        base = seconds["bare loop, PyG's layer"]
+        record["rows"] = [
+            {
+                "way": way,
+                "seconds": statistics.median(values),
+                "ratio": statistics.median(value / other for value, other in zip(values, base, strict=True)),
+                "all": values,
+            }
+            for way, values in seconds.items()
+        ]
+        machine.write(path, record)
     print(f"{task.name}, ms per epoch (training step and validation), median of {options.rounds} x {epochs} epochs")
     print("| way | ms | ratio to PyG's bare loop |\n|---|---|---|")
-    rows = []
-    for way, values in seconds.items():
-        ratio = statistics.median(value / other for value, other in zip(values, base, strict=True))
-        rows.append({"way": way, "seconds": statistics.median(values), "ratio": ratio, "all": values})
-        print(f"| {way} | {statistics.median(values) * 1e3:.2f} | {ratio:.2f} |")
-    machine = f"{platform.system()}-{platform.machine()}-{torch.get_num_threads()}cores".lower()
-    now = datetime.now(timezone.utc)
-    path = Path(__file__).parent / "results" / f"{now:%Y-%m-%d}-{machine}-training-{task.name}.json"
-    path.parent.mkdir(exist_ok=True)
-    record = {"date": now.isoformat(timespec="seconds"), "dataset": task.name, "epochs": epochs, "rows": rows}
-    path.write_text(json.dumps({**record, "versions": versions(), "processor": platform.processor()}, indent=2) + "\n")
-    print(f"written to {path}")
+    for row in record["rows"]:
+        print(f"| {row['way']} | {row['seconds'] * 1e3:.2f} | {row['ratio']:.2f} |")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
+from machine import TRAIN, on_gpu
 from torch import Tensor, nn
 from torch_geometric.utils import add_self_loops
 
@@ -30,13 +33,15 @@ class Case:
     x_grad: bool = True
     kind: str = "GATConv"
     sparse: bool = False  # x is given to ours as torch.sparse CSR
-    dropout: float = 0.0  # of x, before the layer, when it is timed
+    dropout: float = 0.0  # when it is timed: of x, before the layer; alone, of the attention coefficients
     special: bool = False  # compile PyG's layer too, and replay CUDA graphs
+    dtype: torch.dtype = torch.float32
 
     def __str__(self) -> str:
         what = f"{self.F} → {self.H}×{self.C}" if self.F else f"attention alone {self.H}×{self.C}"
         kind = ", GATv2" * (self.kind == "GATv2Conv") + ", sparse x" * self.sparse
-        return what + kind + ", with its dropout" * (self.dropout > 0)
+        kind += f", {str(self.dtype).removeprefix('torch.')}" * (self.dtype != torch.float32)
+        return what + kind + f", dropout {self.dropout}" * (self.dropout > 0)
 
 
 class Problem:
@@ -45,7 +50,7 @@ class Problem:
     def __init__(self, case: Case, index: Tensor, x: Tensor | None, N: int) -> None:
         torch.manual_seed(0)
         self.case, self.N, device = case, N, index.device
-        self.p = 0.0  # the dropout of x: none where answers are compared
+        self.p = 0.0  # the dropout
         self.looped, _ = add_self_loops(index, num_nodes=N)
         self.index = index if case.F else self.looped
         if case.F:
@@ -60,10 +65,12 @@ class Problem:
             self.weights = layer.state_dict()
         else:
             shapes = {"x": (N, case.H, case.C), "score_src": (N, case.H), "score_dst": (N, case.H)}
-            self.given, self.weights = {name: torch.randn(shape, device=device) for name, shape in shapes.items()}, {}
+            made = {name: torch.randn(shape, device=device).to(case.dtype) for name, shape in shapes.items()}
+            self.given, self.weights = made, {}
         for tensor in self.given.values():
             tensor.requires_grad_(case.x_grad)
-        self.grad = torch.randn((N, case.H * case.C) if case.F else (N, case.H, case.C), device=device)
+        shape = (N, case.H * case.C) if case.F else (N, case.H, case.C)
+        self.grad = torch.randn(shape, device=device).to(case.dtype)
 
     @cached_property
     def edges(self) -> Edges:
@@ -77,7 +84,15 @@ class Problem:
     @property
     def least(self) -> int:
         """Bytes a step must move: x, O, dO, x and dx, the scores twice and their gradients, ids and offsets, once."""
-        return 5 * self.grad.nbytes + 6 * 4 * self.N * self.case.H + 2 * (4 * self.looped.size(1) + 8 * self.N)
+        scores = 6 * self.grad.element_size() * self.N * self.case.H
+        return 5 * self.grad.nbytes + scores + 2 * (4 * self.looped.size(1) + 8 * self.N)
+
+    def anew(self) -> Problem:
+        """The same with nothing remembered of its graph."""
+        other = copy.copy(self)
+        other.__dict__.pop("edges", None)
+        other.index, other.looped = self.index.clone(), self.looped.clone()
+        return other
 
 
 @dataclass
@@ -86,6 +101,7 @@ class Way:
 
     forward: Callable[[], Tensor]
     step: Callable[[], dict[str, Tensor]]  # the output and every gradient by the name of PyG's parameter
+    times: int = 1  # that it runs in a row to be timed
 
 
 def way(forward: Callable[[], Tensor], leaves: dict[str, Tensor], grad: Tensor) -> Way:
@@ -115,7 +131,7 @@ def ours(problem: Problem, backend: Any) -> Way:
     case = problem.case
     if not case.F:
         x, src, dst = problem.given.values()
-        forward = lambda: attend(x, src, dst, problem.edges, backend=backend)  # noqa: E731
+        forward = lambda: attend(x, src, dst, problem.edges, dropout=problem.p, backend=backend)  # noqa: E731
         return way(forward, problem.given, problem.grad)
     x = problem.given["x"].to_sparse_csr() if case.sparse else None
     layer = getattr(conv, case.kind)(case.F, case.C, case.H, backend=backend)
@@ -131,6 +147,7 @@ def pygs(problem: Problem, loops: bool = True) -> Way:
     layer, index = pyg.GATConv(1, case.C, case.H, add_self_loops=False).to(x.device), problem.looped
 
     def forward() -> Tensor:
+        layer.dropout = problem.p
         alpha = layer.edge_updater(index, alpha=(src, dst), edge_attr=None, size=None)
         return layer.propagate(index, x=(x, x), alpha=alpha, size=None)
 
@@ -139,7 +156,7 @@ def pygs(problem: Problem, loops: bool = True) -> Way:
 
 def compiled(problem: Problem) -> Way | None:
     case = problem.case
-    if not case.special:
+    if not case.special or not case.F:
         return None
     layer = pyg.GATConv(case.F, case.C, case.H)
     return of_layer(layer, problem, problem.index, call=torch.compile(layer))
@@ -198,21 +215,49 @@ def cudnns(problem: Problem) -> Way | None:
 
 def replayed(problem: Problem, make: Callable[[Problem], Way]) -> Way | None:
     """A CUDA graph of the forward and one of the step, captured once: no launch is waited for."""
-    if problem.grad.device.type != "cuda" or not problem.case.special:
+    if not on_gpu(problem.grad.device) or not problem.case.special:
         return None
-    made, held = make(problem), []
-    for run, context in ((made.forward, torch.no_grad), (made.step, torch.enable_grad)):
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side), context():
-            for _ in range(3):
-                run()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph), context():
-            held.append((graph, run()))
-    (forward, out), (step, results) = held
-    return Way(lambda: (forward.replay(), out)[1], lambda: (step.replay(), results)[1])
+    from gat_pyg.training import Captured
+
+    made, names = make(problem), []
+
+    def step() -> tuple[Tensor, ...]:
+        results = made.step()
+        names[:] = results
+        return tuple(results.values())
+
+    with torch.no_grad():
+        forward = Captured(lambda: (made.forward(),))
+    captured = Captured(step)
+    return Way(lambda: forward()[0], lambda: dict(zip(names, captured(), strict=True)), TRAIN)
+
+
+@contextmanager
+def constant(name: str, value: int) -> Iterator[None]:
+    """Within it, a constant of the CUDA kernels' module has another value."""
+    from gat_pyg.attention import gpu
+
+    before = getattr(gpu, name)
+    setattr(gpu, name, value)
+    try:
+        yield
+    finally:
+        setattr(gpu, name, before)
+
+
+def variant(setting: str) -> Callable[[Problem], Way]:
+    """Our way with another value of a constant of the CUDA kernels, such as SPLIT=64."""
+    name, value = setting.split("=")
+
+    def make(problem: Problem) -> Way:
+        made = ours(problem.anew(), "auto")
+
+        def within(run: Callable[[], Any]) -> Callable[[], Any]:
+            return constant(name, int(value))(run)
+
+        return Way(within(made.forward), within(made.step))
+
+    return make
 
 
 # No PyG loops in its CUDA graph: dropping a graph's own loops waits for the device, which a capture cannot.

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,8 +29,9 @@ from gat_pyg.training import Inductive, PaperStopping
 def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
     import attention
+    import machine
 
-    monkeypatch.setattr(attention, "bandwidth", lambda device: 1.0)  # takes seconds and large memory
+    monkeypatch.setattr(machine, "bandwidth", lambda device: 1.0)  # takes seconds and large memory
     return attention
 
 
@@ -128,6 +132,197 @@ def test_no_row_where_ours_gives_other_bits_or_does_not_run(
         assert "| auto |" not in printed and message in printed
 
 
+def test_no_row_where_the_same_tensors_get_other_values(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A CUDA graph writes every result to the same memory."""
+
+    def drifting(problem: Any) -> Any:
+        made = bench.WAYS["segment"](problem)
+        held = made.step()
+
+        def step() -> dict[str, torch.Tensor]:
+            held["bias"].mul_(1 + 2e-7)
+            return held
+
+        return bench.Way(made.forward, step)
+
+    monkeypatch.setitem(bench.WAYS, "auto", drifting)
+    assert run(bench, tmp_path, "cora")[0] == 1
+    assert "bias does not have the same bits" in capsys.readouterr().out
+
+
+def test_another_librarys_wrong_way_is_left_out(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = bench.WAYS["segment"]
+    spoilt = lambda problem: bench.Way(lambda: made(problem).forward(), lambda: {"output": problem.grad})  # noqa: E731
+    monkeypatch.setitem(bench.WAYS, "pyg", spoilt)
+    status, record = run(bench, tmp_path, "cora")
+    assert status == 0 and record["wrong"][0].startswith("cora: pyg is wrong, its output is off by")
+    assert {row["way"] for row in record["rows"]} == {"auto", "segment", "Linear alone"}
+    assert "WRONG cora: pyg is wrong" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("case", ["cora-alone-8x8-dropout", "cora-alone-8x8-bf16", "cora-alone-8x8-bf16-dropout"])
+def test_attention_alone_in_bfloat16_and_with_dropout(bench: ModuleType, tmp_path: Path, case: str) -> None:
+    status, record = run(bench, tmp_path, case)
+    assert status == 0 and record["wrong"] == []
+    assert {row["way"] for row in record["rows"]} == {"pyg", "auto", "segment"}
+    assert record["cases"][0]["dropout"] == (0.6 if case.endswith("dropout") else 0.0)
+    assert record["cases"][0]["dtype"] == ("torch.bfloat16" if "bf16" in case else "torch.float32")
+
+
+def test_no_row_of_another_mask(bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def shifted(problem: Any) -> Any:
+        made = bench.WAYS["segment"](problem)
+
+        def step() -> dict[str, torch.Tensor]:
+            torch.randint(9, ())  # and the next seed is another one
+            return made.step()
+
+        return bench.Way(made.forward, step)
+
+    monkeypatch.setitem(bench.WAYS, "auto", shifted)
+    status, record = run(bench, tmp_path, "cora-alone-8x8-dropout")
+    assert status == 1 and record["wrong"][0].startswith("cora-alone-8x8-dropout: auto is wrong, its output is off")
+
+
+def test_the_first_step_of_ours_may_compile(bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = set()
+
+    def seconds(run: Callable[[], object], device: torch.device, times: int = 1) -> float:
+        run()
+        name = getattr(run, "__qualname__", "")
+        return 0.01 if name != "way.<locals>.step" or run in first else first.add(run) or 30.0
+
+    monkeypatch.setattr(bench, "seconds", seconds)
+    status, record = run(bench, tmp_path, "cora")  # of 20 s, which PyG's first step takes more than
+    assert status == 0 and {row["way"] for row in record["rows"]} == {"auto", "segment"}
+
+
+def test_cases_come_in_the_order_of_their_patterns(bench: ModuleType) -> None:
+    options = SimpleNamespace(cases=["products-alone-8x8*", "arxiv-alone-4x256*", "cora*", "*"], scale=1.0)
+    options.device = torch.device("cpu")
+    names = [case.name for case in bench.chosen(options)]
+    every = ["", "-dropout", "-bf16", "-bf16-dropout"]
+    assert names[:8] == [f"{case}{how}" for case in ("products-alone-8x8", "arxiv-alone-4x256") for how in every]
+    assert names[8] == "cora" and sorted(names) == sorted(case.name for case in (*bench.CASES, *bench.HEADLINES))
+    options.cases = ["*"]
+    assert not {"reddit", "products-alone-8x8", "cora-alone-8x8-bf16"} & {case.name for case in bench.chosen(options)}
+
+
+def test_a_case_without_a_truth_does_not_end_the_table(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusted = bench.trusted
+
+    def no_memory(problem: Any) -> dict[str, torch.Tensor]:
+        if problem.case.name == "cora":
+            raise torch.OutOfMemoryError("2 GiB")
+        return trusted(problem)
+
+    monkeypatch.setattr(bench, "trusted", no_memory)
+    status, record = run(bench, tmp_path, "cora", "citeseer")
+    assert status == 1 and record["wrong"] == ["cora: OutOfMemoryError: 2 GiB"]
+    assert {row["case"] for row in record["rows"]} == {"citeseer"} and len(record["rows"]) == 4
+
+
+def test_what_is_cut_off_loses_its_last_row(bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(problem: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(bench.WAYS, "segment", interrupted)
+    monkeypatch.setattr(bench, "on_gpu", lambda device: True)  # then each way by itself
+    with pytest.raises(KeyboardInterrupt):
+        run(bench, tmp_path, "cora")
+    record = json.loads((tmp_path / "it.json").read_text())
+    assert [row["way"] for row in record["rows"]] == ["pyg", "auto"]
+    assert all(row["times_pyg"] > 0 for row in record["rows"])
+
+
+GPU = Path(__file__).parents[1] / "benchmarks" / "gpu.sh"
+shell = pytest.mark.skipif(not (shutil.which("bash") and shutil.which("timeout")), reason="needs bash and coreutils")
+
+
+def python(folder: Path, script: str) -> dict[str, str]:
+    """The environment in which `python3` is this shell script."""
+    (folder / "python3").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "python3").chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}", "OUT": str(folder / "out")}
+
+
+@shell
+@pytest.mark.parametrize(
+    ("call", "scripts"),
+    [
+        ("tests", ["-m pytest"]),
+        ("attention", ["attention.py"]),
+        ("layers", ["attention.py"]),
+        ("training", ["training.py --captured", "seeds.py", "inductive.py", "training.py --epochs"]),
+    ],
+)
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_call_on_a_gpu_runs_all_and_fails_where_one_does(
+    call: str, scripts: list[str], status: int, tmp_path: Path
+) -> None:
+    last = scripts[-1].split()[-1]
+    environment = python(tmp_path, f'case "$*" in *machine.py) echo box ;; *{last}*) echo ran; exit {status} ;; esac')
+    ran = subprocess.run(["bash", GPU, call], env=environment, capture_output=True, text=True)
+    assert ran.returncode == (status and 1), ran.stderr
+    log = (tmp_path / "out" / f"box-{call}.log").read_text()
+    places = [log.index(one) for one in scripts]
+    assert places == sorted(places) and f"ran\n--- exit status {status}" in log
+
+
+@shell
+def test_data_and_wheels_are_unpacked(tmp_path: Path) -> None:
+    data, wheels = tmp_path / "data", tmp_path / "wheels"
+    for folder in (data / "Planetoid", wheels, tmp_path / "PPI" / "raw"):
+        folder.mkdir(parents=True)
+    (data / "Planetoid" / "it").write_text("planetoid")
+    (tmp_path / "PPI" / "raw" / "it").write_text("ppi")
+    shutil.make_archive(str(data / "PPI"), "xztar", tmp_path, "PPI")
+    (wheels / "it.whl").write_text("")
+    script = f"""case "$*" in
+    *machine.py) echo box ;;
+    -c*unpack*) exec {sys.executable} "$@" ;;
+    *pip*) echo "installs $*" >&2 ;;
+    *attention.py*) cat $GAT_PYG_DATA/Planetoid/it $GAT_PYG_DATA/PPI/raw/it ;;
+    esac"""
+    call = [
+        "bash",
+        Path(__file__).parents[1] / "benchmarks" / "gpu.sh",
+        "attention",
+        "--wheels",
+        wheels,
+        "--data",
+        data,
+    ]
+    ran = subprocess.run(call, env=python(tmp_path, script), capture_output=True, text=True)
+    assert ran.returncode == 0 and "planetoidppi" in ran.stdout and f"{wheels}/it.whl" in ran.stderr
+
+
+@shell
+@pytest.mark.parametrize("arguments", [[], ["everything"], ["tests", "--data"], ["tests", "--wheel", "x"]], ids=str)
+def test_usage(arguments: list[str]) -> None:
+    ran = subprocess.run(["bash", GPU, *arguments], capture_output=True, text=True)
+    assert ran.returncode == 2 and "bash benchmarks/gpu.sh CALL [--wheels FOLDER] [--data FOLDER]" in ran.stderr
+
+
+def test_a_rehearsal_takes_the_way_of_a_gpu(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    script = Path(__file__).parents[1] / "benchmarks" / "attention.py"
+    ways = ["--ways", "pyg", "auto", "auto, CUDA graph", "--variants", "SPLIT=4"]
+    small = ["--rounds=1", "--seconds=60", f"--out={tmp_path}/it.json", "--cases", "cora-alone-8x8-dropout"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    ran = subprocess.run([sys.executable, script, *ways, *small], env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    record = json.loads((tmp_path / "it.json").read_text())
+    assert record["machine"] == "rehearsal" and record["wrong"] == []
+    assert [row["way"] for row in record["rows"]] == ["pyg", "auto", "auto, CUDA graph", "auto, SPLIT=4"]
+
+
 def test_generated_graphs_have_the_size_asked_for(bench: ModuleType) -> None:
     index = bench.power_law(1000, 20_000, 300, torch.device("cpu"))
     src, dst = index
@@ -159,7 +354,10 @@ def told(seeds: int, accuracy: float) -> dict[str, Any]:
 def test_no_row_of_a_way_with_another_accuracy(
     many: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, single: float, status: int
 ) -> None:
-    monkeypatch.setattr(many, "command", lambda name, n, *how: told(n, 83.0 if "vectorize=on" in how else single))
+    def command(name: str, n: int, *how: str, device: torch.device) -> dict[str, Any]:
+        return told(n, 83.0 if "vectorize=on" in how else single)
+
+    monkeypatch.setattr(many, "command", command)
     monkeypatch.setattr(many, "bare", lambda task, n, *limits: told(n, 84.0))
     assert many.main([f"--out={tmp_path}/it.json"]) == status
     record = json.loads((tmp_path / "it.json").read_text())
@@ -179,7 +377,7 @@ def test_an_epoch_of_stacks(many: ModuleType, monkeypatch: pytest.MonkeyPatch, t
 def test_pygs_loop_stops_by_the_rule(many: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     task = many.data.planetoid("cora")
     monkeypatch.setitem(PRESETS, "cora", {"hidden_channels": (4,), "heads": (2, 1), "dropout": 0.0})
-    found = many.bare(task, seeds=2, max_epochs=12, patience=100)
+    found = many.bare(task, seeds=2, max_epochs=12, patience=100, device=torch.device("cpu"))
     assert found["epochs"] == 12 and len(found["accuracies"]) == 2 and min(found["accuracies"]) > 20
 
 

@@ -1,0 +1,100 @@
+"""What replaces a GPU in a rehearsal, so that all that runs on one runs without: on tiny graphs, in minutes.
+
+CPU tensors go through the CUDA kernels, in Triton's interpreter. The clocks, the memory and the graphs of torch.cuda
+are stand-ins: a CUDA graph runs its step once, as it is captured, and its replay leaves the results as they are. Data
+sets are read as ever and cut to a few nodes. No figure of a rehearsal means anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch_geometric.data import Data
+
+NODES = 24  # of a graph
+
+
+class Event:
+    """A moment of the CPU's clock."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.moment = 0.0
+
+    def record(self) -> None:
+        self.moment = time.perf_counter()
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, later: Event) -> float:
+        return 1e3 * (later.moment - self.moment)
+
+
+class Graph:
+    """A CUDA graph of a single node."""
+
+    def replay(self) -> None:
+        torch.zeros(1)
+
+
+STREAM = SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None)
+CUDA: dict[str, Any] = {
+    "Event": Event,
+    "CUDAGraph": Graph,
+    "graph": lambda *_, **__: nullcontext(),
+    "graph_pool_handle": lambda: (0, 0),
+    "Stream": lambda *_: STREAM,
+    "current_stream": lambda *_: STREAM,
+    "stream": lambda stream: nullcontext(),
+    "synchronize": lambda *_: None,
+    "get_rng_state": torch.get_rng_state,
+    "set_rng_state": torch.set_rng_state,
+    "get_sync_debug_mode": lambda: 0,
+    "set_sync_debug_mode": lambda mode: None,
+    "reset_peak_memory_stats": lambda *_: None,
+    "memory_allocated": lambda *_: 0,
+    "max_memory_allocated": lambda *_: 2**20,
+}
+
+
+def begin() -> None:
+    """Replace the GPU in this process."""
+    from gat_pyg import data, training
+    from gat_pyg.attention import cpu, fused, gpu
+
+    kernels = SimpleNamespace(**{**vars(cpu), **vars(gpu)})  # features of a CPU are sparse, which is for cpu
+    fused._kernels = lambda device: kernels  # type: ignore[assignment]
+    training.Transductive._why_not_captured = lambda self: None  # type: ignore[method-assign]
+    training._no_draws = nullcontext  # type: ignore[attr-defined]  # a step draws on the CPU here
+    for name, stand_in in CUDA.items():
+        setattr(torch.cuda, name, stand_in)
+    data.planetoid, data.ppi = cut(data.planetoid), cut(data.ppi)
+
+
+def cut(read: Callable[..., Any]) -> Callable[..., Any]:
+    """The same data set, of at most four graphs with `NODES` nodes."""
+
+    @functools.wraps(read)
+    def small(*arguments: Any, **options: Any) -> Any:
+        task = read(*arguments, **options)
+        if task.transductive:
+            one = [few(task.train[0])]
+            return replace(task, train=one, val=one, test=one)
+        train, val, test = ([few(graph) for graph in graphs[:4]] for graphs in (task.train, task.val, task.test))
+        return replace(task, train=train, val=val, test=test)
+
+    return small
+
+
+def few(graph: Data) -> Data:
+    """The first nodes of each mask, or of the graph."""
+    masks = [graph[key] for key in ("train_mask", "val_mask", "test_mask") if key in graph]
+    chosen = [mask.nonzero().squeeze(1)[: NODES // 3] for mask in masks] or [torch.arange(NODES)]
+    return graph.subgraph(torch.cat(chosen).sort().values)
