@@ -121,9 +121,8 @@ def load(name: str, scale: float, device: torch.device) -> tuple[Tensor, Tensor 
         else:
             both = Batch.from_data_list(graphs).to(device)
             return both.edge_index, both.x.float(), both.num_nodes, name
-    if machine.REHEARSED:
-        scale = machine.rehearsal.NODES / SIZES[name][0]
-    N, E, largest = (max(1, round(size * scale)) for size in SIZES[name])
+    sizes = machine.rehearsal.SIZE if machine.REHEARSED else SIZES[name]
+    N, E, largest = (max(1, round(size * scale)) for size in sizes)
     return power_law(N, E, max(largest, 4 * E // N), device), None, N, f"{name}-sized"
 
 
