@@ -66,14 +66,17 @@ CUDA: dict[str, Any] = {
 
 def begin() -> None:
     """Replace the GPU in this process."""
-    from gat_pyg import data, training
+    from gat_pyg import build, data, seeds, training
     from gat_pyg.attention import cpu, fused, gpu
 
     gpu.SPLIT = 8  # so that rows are split in graphs of this size, too
-    kernels = SimpleNamespace(**{**vars(cpu), **vars(gpu)})  # features of a CPU are sparse, which is for cpu
+    kernels = SimpleNamespace(**{**vars(cpu), **vars(gpu)})
     fused._kernels = lambda device: kernels  # type: ignore[assignment]
     training.Transductive._why_not_captured = lambda self: None  # type: ignore[method-assign]
     training._no_draws = nullcontext  # type: ignore[attr-defined]  # a step draws on the CPU here
+    pays = build.sparse_pays
+    for module in (build, seeds):
+        module.sparse_pays = lambda task, model, device, *stacked: pays(task, model, "cuda", *stacked)
     for name, stand_in in CUDA.items():
         setattr(torch.cuda, name, stand_in)
     data.planetoid, data.ppi = cut(data.planetoid), cut(data.ppi)
