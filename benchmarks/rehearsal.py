@@ -76,7 +76,7 @@ def begin() -> None:
     training._no_draws = nullcontext  # type: ignore[attr-defined]  # a step draws on the CPU here
     pays = build.sparse_pays
     for module in (build, seeds):
-        module.sparse_pays = lambda task, model, device, *stacked: pays(task, model, "cuda", *stacked)
+        module.sparse_pays = lambda task, model, device, *rest, **named: pays(task, model, "cuda", *rest, **named)
     for name, stand_in in CUDA.items():
         setattr(torch.cuda, name, stand_in)
     data.planetoid, data.ppi = cut(data.planetoid), cut(data.ppi)
