@@ -19,11 +19,13 @@ from torch_geometric.explain import AttentionExplainer, Explainer, GNNExplainer
 from torch_geometric.typing import SparseTensor
 
 import gat_pyg.conv
+import gat_pyg.edges
 from gat_pyg import GATConv, GATv2Conv
 from gat_pyg.attention.fused import is_spent
 from gat_pyg.conv import DotProduct, DynamicAttention
 from graphs import BIPARTITE, LOOPS, NO_EDGES, RANDOM, SQUARE, WIDE, Graph
 from laws import assert_close
+from syncs import syncs
 from test_edges import adjacency
 
 LAYERS = {"GATConv": GATConv, "GATv2Conv": GATv2Conv}
@@ -937,3 +939,16 @@ def test_bias_alone_may_be_mapped_over() -> None:
     mapped = torch.func.vmap(lambda bias: torch.func.functional_call(layer, {"bias": bias}, (x, index)))(biases)
     expected = layer(x, index) - layer.bias + biases[:, None]
     assert_close(mapped, expected)
+
+
+@pytest.mark.parametrize("fill_value", ["mean", 1.0])
+def test_a_training_step_on_a_new_graph_costs_one_sync(fill_value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features of edges, of which some are loops, included. In the layer, in the operation and in what both prepare."""
+    monkeypatch.setattr(gat_pyg.edges, "is_remote", lambda _: True, raising=False)
+    layer = GATConv(6, 4, heads=2, edge_dim=3, dropout=0.5, fill_value=fill_value, backend="segment")
+    index, x, edge_attr = LOOPS.index.clone(), torch.randn(3, 6), torch.randn(5, 3, requires_grad=True)
+    with syncs() as found:
+        layer(x, index, edge_attr).sum().backward()
+        layer(x, index, edge_attr).sum().backward()  # the second step has nothing to wait for
+    assert found == ["tolist"]
+    assert edge_attr.grad is not None and not edge_attr.grad[[0, 2, 3]].any() and edge_attr.grad[[1, 4]].any()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +15,10 @@ import torch
 from torch_geometric import EdgeIndex
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
+import gat_pyg.edges
 from gat_pyg.edges import _REMEMBERED, Edges, neighbourhoods, once_per_graph
-from graphs import BIPARTITE, LOOPS, RANDOM, REPEATED, SQUARE, ZOO, Graph
+from graphs import BIPARTITE, LOOPS, RANDOM, REPEATED, SQUARE, ZOO, Graph, random
+from syncs import syncs
 
 LAYOUTS = {"coo": torch.Tensor.coalesce, "csr": torch.Tensor.to_sparse_csr, "csc": torch.Tensor.to_sparse_csc}
 
@@ -26,6 +31,14 @@ def adjacency(graph: Graph, layout: str) -> torch.Tensor:
     return LAYOUTS[layout](
         torch.sparse_coo_tensor(matrix.indices(), torch.ones(matrix._nnz()), size, is_coalesced=True)
     )
+
+
+@pytest.fixture(params=[False, True], ids=["cpu", "remote"])
+def remote(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a CPU's tensors are handled as a GPU's, which are read as seldom as can be."""
+    if request.param:
+        monkeypatch.setattr(gat_pyg.edges, "is_remote", lambda _: True, raising=False)
+    return bool(request.param)
 
 
 def pairs(index: torch.Tensor) -> list[tuple[int, int]]:
@@ -104,6 +117,99 @@ def test_every_adjacency_type_means_the_same(graph: Graph, layout: str, loops: b
         assert edges.perm is None  # what comes sorted is not sorted again
 
 
+def sorted_by(side: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda index: EdgeIndex(index, sparse_size=(40, 40)).sort_by(side).values
+
+
+HUBS = random(40, 40, 9000)  # some of its rows are long with a SPLIT of 224
+FORMS: dict[str, tuple[Callable[[torch.Tensor], Any], dict[str, Any]]] = {
+    "edge list": (torch.clone, {}),
+    "int32": (torch.Tensor.int, {}),
+    "int8": (lambda index: index.to(torch.int8), {}),
+    "uint8": (lambda index: index.to(torch.uint8), {}),
+    "from target to source": (torch.clone, {"flow": "target_to_source"}),
+    "EdgeIndex": (lambda index: EdgeIndex(index.clone(), sparse_size=(40, 40)), {}),
+    "sorted EdgeIndex": (sorted_by("col"), {}),
+    "EdgeIndex sorted by row": (sorted_by("row"), {"flow": "target_to_source"}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("loops", [False, True])
+def test_a_new_graph_costs_one_sync(form: str, loops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, options = FORMS[form]
+    expected = neighbourhoods(make(HUBS.index), 40, 40, add_self_loops=loops, **options)
+    monkeypatch.setattr(gat_pyg.edges, "is_remote", lambda _: True, raising=False)
+    monkeypatch.setattr(gat_pyg.edges, "SPLIT", 224, raising=False)
+    given = make(HUBS.index)
+    with syncs() as found:
+        looped, edges = neighbourhoods(given, 40, 40, add_self_loops=loops, **options)
+        _ = edges.wide, edges.transpose, edges.ids_by_src, edges.names_by_src, edges.ungroup(edges.src)
+    assert found == ["tolist"]
+    assert type(looped) is type(expected[0]) and torch.equal(looped, expected[0])
+    if isinstance(looped, EdgeIndex):
+        assert looped.is_undirected == expected[0].is_undirected and looped.sort_order == expected[0].sort_order
+    assert_same_edges(edges, expected[1])
+    for side, ptr in (("dst", edges.rowptr), ("src", edges.transpose[0])):
+        degree = np.diff(ptr.numpy())
+        long = degree[degree > 224]
+        assert edges.long is not None and edges.long[side] == (long.size, sum(-(-long // 224))) and 0 < long.size < 40
+
+
+def assert_same_edges(edges: Edges, expected: Edges) -> None:
+    for name in ("index", "rowptr", "src", "dst", "perm"):
+        one, other = getattr(edges, name), getattr(expected, name)
+        assert (one is other) if other is None else (one.dtype == other.dtype and torch.equal(one, other)), name
+    for one, other in zip(edges.transpose, expected.transpose, strict=True):
+        assert one.dtype == other.dtype and torch.equal(one, other)
+    assert (edges.num_src, edges.num_dst) == (expected.num_src, expected.num_dst)
+
+
+@pytest.mark.parametrize("graph", ZOO, ids=str)
+@pytest.mark.parametrize("loops", [False, True])
+@pytest.mark.parametrize("layout", ["edge list", *LAYOUTS])
+def test_every_graph_is_the_same_on_every_device(
+    graph: Graph, loops: bool, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_loops = loops and (layout == "edge list" or graph in SQUARE)
+
+    def built() -> tuple[Any, Edges]:
+        given = graph.index.clone() if layout == "edge list" else adjacency(graph, layout)
+        return neighbourhoods(given, graph.num_src, graph.num_dst, add_self_loops=with_loops)
+
+    _, expected = built()
+    assert expected.long is None
+    monkeypatch.setattr(gat_pyg.edges, "is_remote", lambda _: True)
+    _, edges = built()
+    assert_same_edges(edges, expected)
+    assert edges.long == {"dst": (0, 0), "src": (0, 0)}  # none has a row of more than SPLIT edges
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("loops", [False, True])
+def test_a_new_graph_costs_a_gpu_one_sync(loops: bool) -> None:
+    index = HUBS.index.cuda()
+    neighbourhoods(index.clone(), 40, 40, add_self_loops=loops)  # what torch makes ready at the first calls
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            _, edges = neighbourhoods(index, 40, 40, add_self_loops=loops)
+            _ = edges.wide, edges.transpose, edges.ids_by_src, edges.names_by_src, edges.ungroup(edges.src)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len([one for one in caught if "called a synchronizing CUDA operation" in str(one.message)]) == 1
+
+
+def test_loops_of_no_node_give_way_before_ids_are_checked(remote: bool) -> None:
+    index = torch.tensor([[7, 0, -1], [7, 1, -1]])
+    looped, edges = neighbourhoods(index, 2, 2, add_self_loops=True)
+    assert looped.tolist() == [[0, 0, 1], [1, 0, 1]] and edges.rowptr.tolist() == [0, 1, 3]
+    assert neighbourhoods(torch.tensor([[7], [7]]), 0, 0, add_self_loops=True)[1].num_edges == 0
+    assert remote == (edges.long is not None)
+
+
 def test_all_layers_and_epochs_share_one() -> None:
     index = RANDOM.index.clone()
     _, first = neighbourhoods(index, 40, 40, add_self_loops=True)
@@ -147,7 +253,7 @@ def test_other_strides_are_seen() -> None:
 
 
 @pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
-def test_an_edge_index_that_is_not_sorted_as_it_says(flow: str) -> None:
+def test_an_edge_index_that_is_not_sorted_as_it_says(flow: str, remote: bool) -> None:
     side = "col" if flow == "source_to_target" else "row"
     index = EdgeIndex(RANDOM.index, sparse_size=(40, 40), sort_order=side)
     with pytest.raises(ValueError, match=f"sort_order='{side}', but its ids are not sorted. Pass .*sort_by"):
@@ -166,7 +272,7 @@ def test_an_edge_index_that_is_not_sorted_as_it_says(flow: str) -> None:
     ],
     ids=str,
 )
-def test_a_sparse_tensor_that_lies(rowptr: list[int], shown: str, loops: bool) -> None:
+def test_a_sparse_tensor_that_lies(rowptr: list[int], shown: str, loops: bool, remote: bool) -> None:
     torch_sparse = pytest.importorskip("torch_sparse", reason="SparseTensor is torch_sparse's")
     col = torch.tensor([0, 1, 2, 1])
     adj = torch_sparse.SparseTensor(
@@ -245,9 +351,18 @@ def test_edge_list_of_another_form(index: torch.Tensor, message: str, loops: boo
     ],
 )
 @pytest.mark.parametrize("loops", [False, True])
-def test_ids_without_a_node(index: list[list[int]], message: str, loops: bool) -> None:
+def test_ids_without_a_node(index: list[list[int]], message: str, loops: bool, remote: bool) -> None:
     with pytest.raises(IndexError, match=message):
         neighbourhoods(torch.tensor(index), BIPARTITE.num_src, BIPARTITE.num_dst, add_self_loops=loops)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [([[0, 9], [1, 2]], "the src id 9"), ([[0, 1], [1, 9]], "the dst id 9"), ([[0, 1], [-1, 1]], "the dst id -1")],
+)
+def test_ids_without_a_node_in_sorted_edges(index: list[list[int]], message: str, remote: bool) -> None:
+    with pytest.raises(IndexError, match=message):
+        neighbourhoods(EdgeIndex(torch.tensor(index), sort_order="col"), 3, 3)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

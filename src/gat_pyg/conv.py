@@ -22,7 +22,7 @@ from torch_geometric.utils.sparse import set_sparse_value
 from .attention import BACKENDS, Backend, attend, attend_edge_index, attend_pairs, check_devices, fuses
 from .attention.fused import is_spent
 from .attention.segment import in_forward_mode
-from .edges import Edges, neighbourhoods
+from .edges import Edges, neighbourhoods, places_of
 from .features import Linear, SparseFeatures, is_sparse_features, linear
 
 if typing.TYPE_CHECKING:
@@ -250,8 +250,10 @@ class _AttentionConv(MessagePassing):
         if self.add_self_loops:
             edge_index = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
             edge_index = edge_index.long()  # torch's scatter has a wrong gradient for int32, and refuses narrower ids
-            if edges.num_edges < edge_index.size(1) + min(edges.num_src, edges.num_dst):
-                edge_index, edge_attr = remove_self_loops(edge_index, edge_attr)
+            num_kept = edges.num_edges - min(edges.num_src, edges.num_dst)
+            if num_kept < edge_index.size(1):  # the count is known: PyG's remove_self_loops would wait for the device
+                kept = places_of(edge_index[0] != edge_index[1], num_kept)
+                edge_index, edge_attr = edge_index.index_select(1, kept), edge_attr.index_select(0, kept)
             _, edge_attr = self._append_loops(edge_index, edge_attr, edges.num_src, edges.num_dst)
             assert edge_attr is not None
         return edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
-from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,14 +20,24 @@ from torch_geometric.utils import is_torch_sparse_tensor, remove_self_loops, to_
 P = ParamSpec("P")
 T = TypeVar("T")
 Flow: TypeAlias = Literal["source_to_target", "target_to_source"]
+Side: TypeAlias = Literal["dst", "src"]  # whose rows: CSR or CSC
 
 _INT32_MAX = torch.iinfo(torch.int32).max
 _ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+SPLIT = 256  # edges; the CUDA kernels process a longer row in parts
 
 NOT_OVER_THE_GRAPH = (
     "vmap maps over features and parameters, not over the graph. "
     "Loop over the graphs, or join them as torch_geometric.data.Batch does."
 )
+
+
+class Long(NamedTuple):
+    """The number of rows with more than `SPLIT` edges, and the number of parts of at most `SPLIT` edges they have."""
+
+    rows: int
+    parts: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +56,7 @@ class Edges:
         num_src: N_src.
         num_dst: N_dst.
         names: `[E]`, what dropout calls each edge in the caller's order; None where that is its place there.
+        long: the long rows by dst and by src, counted along with the checks; None on a CPU, where nobody needs them.
 
     Example:
         >>> edges = Edges.from_index(torch.tensor([[0, 1, 2], [1, 0, 1]]), num_src=3, num_dst=3)
@@ -61,12 +72,13 @@ class Edges:
     num_src: int
     num_dst: int
     names: Tensor | None = None
+    long: dict[Side, Long] | None = None
 
     @classmethod
     def from_index(cls, index: Tensor, num_src: int, num_dst: int) -> Edges:
         """Group an edge list `[2, E]` of (src, dst) by dst.
 
-        Costs a stable radix sort, O(E), and one device sync for the checks.
+        Costs a stable radix sort, O(E), and one device sync, which reads all that is checked and counted.
 
         Raises:
             ValueError: if the ids are not integers or the shape is not `(2, E)`.
@@ -74,12 +86,19 @@ class Edges:
         """
         index = _beneath(index)
         check_edge_index(index)
-        _check_ids(index[0], num_src, "src")
-        _check_ids(index[1], num_dst, "dst")
+        facts = _facts(index[0], index[1], num_src, num_dst)
+        _check_ids(facts, "src", num_src)
+        _check_ids(facts, "dst", num_dst)
+        return cls._sorted(index, num_src, num_dst, facts)
+
+    @classmethod
+    def _sorted(cls, index: Tensor, num_src: int, num_dst: int, facts: dict[str, int]) -> Edges:
+        """Group an edge list that was checked."""
         index = index.detach().to(_id_dtype(num_src, num_dst, index.size(1)))
         dst, perm = torch.sort(index[1], stable=True)
         perm = perm.to(index.dtype)
-        return cls(index, index2ptr(dst.long(), num_dst), index[0].index_select(0, perm), dst, perm, num_src, num_dst)
+        rowptr, src = index2ptr(dst.long(), num_dst), index[0].index_select(0, perm)
+        return cls(index, rowptr, src, dst, perm, num_src, num_dst, long=_long(facts))
 
     @classmethod
     def from_csr(cls, rowptr: Tensor, src: Tensor, num_src: int) -> Edges:
@@ -89,12 +108,19 @@ class Edges:
             ValueError: if rowptr does not rise from 0 to E.
             IndexError: if a src is outside `[0, num_src)`.
         """
-        rowptr, src, num_dst = _beneath(rowptr), _beneath(src), rowptr.numel() - 1
-        _check_rowptr(rowptr, src.numel())
-        _check_ids(src, num_src, "src")
+        rowptr, src = _beneath(rowptr), _beneath(src)
+        facts = _facts(src, None, num_src, rowptr.numel() - 1, rowptr=rowptr)
+        _check_rowptr(facts, src.numel())
+        _check_ids(facts, "src", num_src)
+        return cls._by_rows(rowptr, src, num_src, facts)
+
+    @classmethod
+    def _by_rows(cls, rowptr: Tensor, src: Tensor, num_src: int, facts: dict[str, int]) -> Edges:
+        """Take rows that were checked."""
+        num_dst = rowptr.numel() - 1
         src = src.detach().to(_id_dtype(num_src, num_dst, src.numel()))
         dst = ptr2index(rowptr, output_size=src.numel()).to(src.dtype)
-        return cls(torch.stack([src, dst]), rowptr.detach().long(), src, dst, None, num_src, num_dst)
+        return cls(torch.stack([src, dst]), rowptr.detach().long(), src, dst, None, num_src, num_dst, long=_long(facts))
 
     @property
     def num_edges(self) -> int:
@@ -111,12 +137,13 @@ class Edges:
     def transpose(self) -> tuple[Tensor, Tensor, Tensor]:
         """The CSC form, by src: `(colptr [N_src + 1], dst [E], place of each edge in the order grouped by dst [E])`.
 
-        Built when first asked for. An undirected graph shares colptr and dst with rowptr and src.
+        Built when first asked for. On a CPU, an undirected graph shares colptr and dst with rowptr and src; on other
+        devices the comparison would cost a sync, and sharing would save 4 bytes an edge.
         """
         with _outside():
             src, place = torch.sort(self.src, stable=True)
             colptr, dst = index2ptr(src.long(), self.num_src), self.dst.index_select(0, place)
-            if torch.equal(colptr, self.rowptr) and torch.equal(dst, self.src):
+            if not is_remote(src) and torch.equal(colptr, self.rowptr) and torch.equal(dst, self.src):
                 colptr, dst = self.rowptr, self.src
             return colptr, dst, place.to(src.dtype)
 
@@ -186,10 +213,86 @@ def check_edge_index(edge_index: Tensor) -> None:
         raise ValueError(f"edge_index has shape {tuple(edge_index.shape)}, expected (2, E).{hint}")
 
 
-def _check_ids(ids: Tensor, num_nodes: int, side: str) -> None:
-    if ids.numel() == 0:
+def is_remote(tensor: Tensor) -> bool:
+    """Whether reading a value of the tensor synchronises with a device: everywhere but on a CPU."""
+    return tensor.device.type != "cpu"
+
+
+def read(scalars: dict[str, Tensor]) -> dict[str, int]:
+    """Return the integers that tensors `[]` hold, by one device sync."""
+    values = torch.stack([scalar.long() for scalar in scalars.values()]).tolist() if scalars else []
+    return dict(zip(scalars, values, strict=True))
+
+
+def places_of(mask: Tensor, count: int) -> Tensor:
+    """Return the places `[count]` at which the mask is true, without a device sync."""
+    places = mask.nonzero_static(size=count) if is_remote(mask) else mask.nonzero()
+    return places.squeeze(1)
+
+
+def count_long(degree: Tensor, split: int) -> tuple[Tensor, Tensor]:
+    """Return the number of rows of more than `split` edges and the number of their parts, `[]` each."""
+    parts = torch.where(degree > split, (degree + (split - 1)) // split, 0)
+    return (parts > 0).sum(), parts.sum()
+
+
+def _degree(ids: Tensor, num_nodes: int, is_edge: Tensor | None, num_loops: int) -> Tensor:
+    """The number of edges of each node, with added loops; an id outside of `[0, N)` counts for a node inside."""
+    last = max(num_nodes - 1, 0)
+    ones = ids.new_ones((), dtype=torch.int64).expand(ids.size(0)) if is_edge is None else is_edge.long()
+    degree = ones.new_zeros(last + 1).scatter_add_(0, ids.long().clamp(0, last), ones)
+    degree[:num_loops] += 1
+    return degree
+
+
+def _facts(
+    src: Tensor,
+    dst: Tensor | None,
+    num_src: int,
+    num_dst: int,
+    *,
+    is_edge: Tensor | None = None,
+    rowptr: Tensor | None = None,
+    ascending: Tensor | None = None,
+) -> dict[str, int]:
+    """Read, by one device sync, all that is checked and, off the CPU, counted of a new graph.
+
+    The edges are given by src and dst or, grouped by dst, by src and rowptr. With `is_edge` `[E]`, the others are own
+    loops, which give way to one for each of the first min(N_src, N_dst) nodes.
+    """
+    ids: dict[Side, Tensor] = {"src": src} if dst is None else {"src": src, "dst": dst}
+    wanted = {}
+    if is_edge is not None:
+        wanted["edges"] = is_edge.sum()
+        ids = {side: torch.where(is_edge, each, 0) for side, each in ids.items()}  # 0 hides no wrong id
+    for side, each in ids.items():
+        if each.numel():
+            wanted[f"lowest {side}"], wanted[f"highest {side}"] = torch.aminmax(each)
+    if rowptr is not None:
+        wanted |= _ends(rowptr)
+    if ascending is not None:
+        wanted["falls"] = _falls(ascending)
+    if is_remote(src):
+        num_loops = 0 if is_edge is None else min(num_src, num_dst)
+        by_dst = rowptr.diff() if rowptr is not None else _degree(ids["dst"], num_dst, is_edge, num_loops)
+        wanted["long dst"], wanted["parts dst"] = count_long(by_dst, SPLIT)
+        by_src = _degree(ids["src"], num_src, is_edge, num_loops)
+        wanted["long src"], wanted["parts src"] = count_long(by_src, SPLIT)
+    return {"edges": src.numel(), **read(wanted)}
+
+
+def _falls(values: Tensor) -> Tensor:
+    return (values[1:] < values[:-1]).any()
+
+
+def _ends(rowptr: Tensor) -> dict[str, Tensor]:
+    return {"first": rowptr[0], "last": rowptr[-1], "falls": _falls(rowptr)}
+
+
+def _check_ids(facts: dict[str, int], side: Side, num_nodes: int) -> None:
+    if not facts["edges"]:
         return
-    low, high = torch.stack(torch.aminmax(ids)).tolist()
+    low, high = facts[f"lowest {side}"], facts[f"highest {side}"]
     if low < 0:
         raise IndexError(f"edge_index holds the {side} id {low}, expected ids of at least 0. Was it padded with -1?")
     if high >= num_nodes:
@@ -199,11 +302,17 @@ def _check_ids(ids: Tensor, num_nodes: int, side: str) -> None:
         )
 
 
-def _check_rowptr(rowptr: Tensor, num_edges: int) -> None:
-    first, last, falls = torch.stack([rowptr[0], rowptr[-1], (rowptr.diff() < 0).any().to(rowptr.dtype)]).tolist()
+def _check_rowptr(facts: dict[str, int], num_edges: int) -> None:
+    falls, first, last = facts["falls"], facts["first"], facts["last"]
     if falls or first != 0 or last != num_edges:
         shown = "falls" if falls else f"begins at {first}" if first else f"ends at {last}"
         raise ValueError(f"the adjacency's rowptr {shown}, expected 0 to {num_edges} without a fall.")
+
+
+def _long(facts: dict[str, int]) -> dict[Side, Long] | None:
+    if "long dst" not in facts:
+        return None
+    return {"dst": Long(facts["long dst"], facts["parts dst"]), "src": Long(facts["long src"], facts["parts src"])}
 
 
 # The structures already built: graph -> (state of its ids, {how it was asked for -> (adjacency with loops, Edges)}).
@@ -397,37 +506,56 @@ def _build(adjacency: Any, num_src: int, num_dst: int, add_self_loops: bool, flo
 def _from_edge_list(
     adjacency: Tensor, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow
 ) -> tuple[Tensor, Edges]:
-    def build(edge_list: Tensor) -> Edges:
-        if isinstance(edge_list, EdgeIndex):
-            by_dst = edge_list.is_sorted_by_col if flow == "source_to_target" else edge_list.is_sorted_by_row
-            edge_list = edge_list.as_tensor()
-            if by_dst:
-                src, dst = edge_list if flow == "source_to_target" else edge_list.flip(0)
-                _check_ids(dst, num_dst, "dst")
-                if (dst.diff() < 0).any():
-                    side = "col" if flow == "source_to_target" else "row"
-                    raise ValueError(
-                        f"edge_index is an EdgeIndex with sort_order='{side}', but its ids are not sorted. "
-                        f"Pass edge_index.sort_by('{side}').values of one that is made without sort_order."
-                    )
-                return Edges.from_csr(index2ptr(dst, num_dst), src, num_src)
-        return Edges.from_index(edge_list if flow == "source_to_target" else edge_list.flip(0), num_src, num_dst)
-
     if not add_self_loops:
-        return adjacency, build(adjacency)
+        return adjacency, _group(adjacency, num_src, num_dst, flow)
     check_edge_index(adjacency)
-    adjacency, _ = remove_self_loops(adjacency)
-    adjacency, _ = append_self_loops(adjacency, num_nodes=min(num_src, num_dst))
-    return adjacency, build(adjacency)
+    num_loops = min(num_src, num_dst)
+    if not is_remote(adjacency):
+        adjacency, _ = remove_self_loops(adjacency)
+        adjacency, _ = append_self_loops(adjacency, num_nodes=num_loops)
+        return adjacency, _group(adjacency, num_src, num_dst, flow)
+    src, dst = _as_index(adjacency, flow)
+    is_edge = src != dst
+    facts = _facts(src, dst, num_src, num_dst, is_edge=is_edge)
+    _check_ids(facts, "src", num_src)
+    _check_ids(facts, "dst", num_dst)
+    looped = adjacency.index_select(1, places_of(is_edge, facts["edges"]))
+    if isinstance(looped, EdgeIndex):
+        looped._is_undirected = adjacency.is_undirected  # as PyG's remove_self_loops
+    looped, _ = append_self_loops(looped, num_nodes=num_loops)
+    return looped, Edges._sorted(_as_index(looped, flow), num_src, num_dst, facts)
+
+
+def _as_index(edge_list: Tensor, flow: Flow) -> Tensor:
+    """The edges as a plain tensor `[2, E]` of (src, dst)."""
+    index = edge_list.as_tensor() if isinstance(edge_list, EdgeIndex) else edge_list
+    return index if flow == "source_to_target" else index.flip(0)
+
+
+def _group(edge_list: Tensor, num_src: int, num_dst: int, flow: Flow) -> Edges:
+    """Group an edge list by dst; nothing is sorted where it comes in that order."""
+    index, side = _as_index(edge_list, flow), "col" if flow == "source_to_target" else "row"
+    if not isinstance(edge_list, EdgeIndex) or edge_list.sort_order != side:
+        return Edges.from_index(index, num_src, num_dst)
+    src, dst = index
+    facts = _facts(src, dst, num_src, num_dst, ascending=dst)
+    _check_ids(facts, "dst", num_dst)
+    if facts["falls"]:
+        raise ValueError(
+            f"edge_index is an EdgeIndex with sort_order='{side}', but its ids are not sorted. "
+            f"Pass edge_index.sort_by('{side}').values of one that is made without sort_order."
+        )
+    _check_ids(facts, "src", num_src)
+    return Edges._by_rows(index2ptr(dst, num_dst), src, num_src, facts)
 
 
 def _from_sparse_tensor(
     adjacency: SparseTensor, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow
 ) -> tuple[SparseTensor, Edges]:
     _check_matrix(tuple(adjacency.sparse_sizes()), num_src, num_dst, flow)
-    if adjacency.storage._rowptr is not None:  # torch_sparse writes out of bounds where it is wrong
-        _check_rowptr(adjacency.storage._rowptr, adjacency.storage.col().numel())
     if add_self_loops:
+        if (rowptr := adjacency.storage._rowptr) is not None:  # torch_sparse writes out of bounds where it is wrong
+            _check_rowptr(read(_ends(rowptr)), adjacency.storage.col().numel())
         adjacency = torch_sparse.set_diag(adjacency)
     rowptr, col, _ = adjacency.csr()
     return adjacency, Edges.from_csr(rowptr, col, num_src)
