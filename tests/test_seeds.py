@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import csv
 import functools
@@ -886,6 +887,58 @@ def test_a_seed_that_diverges_stops_at_once_and_leaves_the_others_alone():
         assert replace(outcome, seconds=0.0) == one[0][seed]
         for key, value in one[1][seed].items():
             torch.testing.assert_close(other[1][seed][key], value)
+
+
+def test_the_weights_kept_are_those_of_the_best_epochs_either_way(monkeypatch: pytest.MonkeyPatch):
+    each = stacked(MAKES["GAT"], small(), range(5), 30, patience=6)
+    monkeypatch.setattr(together, "_copy_each_row", together._copy_all_rows)
+    every = stacked(MAKES["GAT"], small(), range(5), 30, patience=6)
+    assert len({outcome.best_epoch for outcome in each[0].values()}) > 1
+    for seed, weights in each[1].items():
+        assert replace(each[0][seed], seconds=0.0) == replace(every[0][seed], seconds=0.0)
+        for key, value in weights.items():
+            assert torch.equal(every[1][seed][key], value), (seed, key)
+
+
+def test_rows_are_copied_and_no_others():
+    def weights(offset: float) -> dict[str, Tensor]:
+        numbers = torch.arange(24.0).view(4, 2, 3) + offset
+        return {
+            "matrix": numbers,
+            "vector": numbers[:, 0],
+            "scalar": numbers[:, 0, 0],
+            "count": numbers[:, 0, 0].long(),
+        }
+
+    source = weights(100.0)
+    source["matrix"][1], source["matrix"][2] = torch.nan, torch.inf
+    for copy_rows in (together._copy_each_row, together._copy_all_rows):
+        for rows in ([1], [3, 0, 2], [0, 1, 2, 3]):
+            kept, before = {key: value.clone() for key, value in weights(0.0).items()}, weights(0.0)
+            places = {key: value.data_ptr() for key, value in kept.items()}
+            copy_rows(kept, source, rows)
+            for key, value in kept.items():
+                expected = [source[key][row] if row in rows else before[key][row] for row in range(4)]
+                torch.testing.assert_close(value, torch.stack(expected), rtol=0, atol=0, equal_nan=True)
+                assert value.data_ptr() == places[key]  # in place
+
+
+def test_a_gpu_keeps_the_best_weights_by_one_kernel_per_tensor():
+    class Operators(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            called[str(func.overloadpacket)] += 1
+            return func(*args, **(kwargs or {}))
+
+    stopping, called = EachStopping(range(4)), collections.Counter[str]()
+    module = Stacked([seeded(seed, MAKES["GAT"]) for seed in range(4)], range(4)).to("meta")
+    stopping._keep(module, [0])  # the first time, all are copied
+    with Operators():
+        stopping._keep(module, [])
+    assert not called
+    with Operators():
+        stopping._keep(module, [0, 2, 3])
+    assert called["aten.where"] == len(stopping.kept) > 4 and called["aten._to_copy"] == 1
+    assert not called["aten.copy_"] and not called["aten.select"]
 
 
 def test_a_setup_of_one_model_is_refused():
