@@ -371,9 +371,9 @@ class Transductive(NodeClassifier):
         self, split: Split, data: Data | NodeLoader, step: Callable[[], tuple[Tensor, ...]]
     ) -> Captured | None:
         """Return the step's CUDA graph, captured as soon as the step repeats, or None where it runs without one."""
-        if self.cuda_graphs is False or self._refused or self._why_not_captured():
+        if self.cuda_graphs is False or self._refused or isinstance(data, NodeLoader) or is_drawn(data):
             return None
-        if isinstance(data, NodeLoader) or is_drawn(data) or (tensors := _plain_tensors(data)) is None:
+        if self._why_not_captured() or (tensors := _plain_tensors(data)) is None:
             return None
         if self.cuda_graphs == "auto" and data.num_edges > SMALL:
             return None
