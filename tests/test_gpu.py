@@ -28,9 +28,14 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 tl = pytest.importorskip("triton.language")
 
 from gat_pyg.attention import attend, attend_pairs, dropout, fused, gpu, reference  # noqa: E402
-from gat_pyg.edges import Edges  # noqa: E402
+from gat_pyg.attention.dropout import keyed  # noqa: E402
+from gat_pyg.edges import Edges, neighbourhoods  # noqa: E402
+from gat_pyg.features import Linear, Pattern, SparseFeatures, linear  # noqa: E402
+from gat_pyg.features import dropout as feature_dropout  # noqa: E402
 from graphs import BATCH, BIPARTITE, RANDOM, STAR_IN, ZOO, Graph, random, union  # noqa: E402
 from laws import TOLERANCE, assert_close, edges_of, inputs, moved  # noqa: E402
+from syncs import syncs  # noqa: E402
+from test_features import SIZES, bag_of_words  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ON_CUDA = torch.cuda.is_available() and not INTERPRETED
@@ -429,6 +434,174 @@ def test_parts_live_as_long_as_their_edges() -> None:
     assert len(gpu._PARTS) == known
 
 
+def test_parts_cost_no_sync_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU reads when it checks a graph is all that it has to know of the parts."""
+    graph = stairs(3, gpu.SPLIT + 1, 0, gpu.SPLIT, 3 * gpu.SPLIT)
+    for loops in (False, True):
+        index = graph.index.clone()
+        _, on_cpu = neighbourhoods(index, graph.num_src, graph.num_dst, add_self_loops=loops)
+        with monkeypatch.context() as patch, syncs() as found:
+            patch.setattr("gat_pyg.edges.is_remote", lambda _: True)
+            _, edges = neighbourhoods(index.clone(), graph.num_src, graph.num_dst, add_self_loops=loops)
+            cut = {side: gpu.parts(edges, side) for side in ("dst", "src")}
+        assert found == ["tolist"]
+        for side, made in cut.items():
+            expected = gpu.parts(on_cpu, side)
+            assert made is not None and expected is not None
+            assert all(torch.equal(one, other) for one, other in zip(made, expected, strict=True))
+    short = Edges.from_index(RANDOM.index, 40, 40)
+    with monkeypatch.context() as patch, syncs() as found:
+        patch.setattr("gat_pyg.edges.is_remote", lambda _: True)
+        edges = Edges.from_index(RANDOM.index, 40, 40)
+        assert gpu.parts(edges, "dst") is gpu.parts(edges, "src") is gpu.parts(short, "dst") is None
+    assert found.count("tolist") == 1
+
+
+# Sparse features of several models.
+
+
+def pattern_of(size: tuple[int, int, float]) -> tuple[Tensor, Pattern]:
+    """A dense matrix, and the pattern of its non-zeros where the kernels run."""
+    dense = bag_of_words(*size)
+    return dense, Pattern.of(dense.to_sparse_csr().to(DEVICE))
+
+
+def mask_of(pattern: Pattern, seed: int, p: float) -> Tensor:
+    """k `[nnz]` of one model."""
+    nnz = pattern.col.numel()
+    return keep_mask(-(-nnz // 4), 4, p, seed=seed).flatten()[:nnz]
+
+
+def matrix_of(pattern: Pattern, values: Tensor) -> Tensor:
+    """The dense matrix `[rows, columns]` in float64."""
+    matrix = torch.zeros(pattern.num_rows, pattern.num_cols, dtype=torch.float64)
+    matrix[pattern.row.cpu().long(), pattern.col.cpu().long()] = values.double()
+    return matrix
+
+
+OF_SUMS = [  # columns of the weights, dropout, what the models share; slabs of one block, of a masked one, of several
+    (7, 0.6, ""),
+    (1, 0.0, "weight"),
+    (64, 0.3, "values"),
+    (300, 0.6, "seed"),
+    (5, 1.0, "values seed"),
+]
+
+
+@runs
+@pytest.mark.parametrize("size", [*SIZES[:4], (9, 14, 0.3), (2, 40, 0.9), (4, 6, 0.0)], ids=str)
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sums_over_non_zeros(size: tuple[int, int, float], back: bool, dtype: torch.dtype) -> None:
+    """Of three models, each with the bits that it has alone. Of two rows with 36 non-zeros each has several blocks."""
+    size = (size[1], size[0], size[2]) if back else size
+    _, pattern = pattern_of(size)
+    nnz, generator = pattern.col.numel(), torch.Generator().manual_seed(1)
+    for channels, p, shared in OF_SUMS:
+        values = torch.randn(3, nnz, generator=generator).to(DEVICE, dtype)
+        weight = torch.randn(3, size[0 if back else 1], channels, generator=generator).to(DEVICE, dtype)
+        seeds = torch.tensor(SEEDS, device=DEVICE)
+        values = values[:1].expand_as(values) if "values" in shared else values
+        weight = weight[:1].expand_as(weight) if "weight" in shared else weight
+        seeds = seeds[:1].expand_as(seeds) if "seed" in shared else seeds
+        v, w, s = (
+            t[0] if name in shared else t for name, t in (("values", values), ("weight", weight), ("seed", seeds))
+        )
+        out = gpu.weighted_rows(v, w, s if p else None, p, pattern, back)
+        assert out is not None and out.dtype == dtype and out.shape == (3, size[1 if back else 0], channels)
+        for model in range(3):
+            keep = torch.ones(nnz) if p == 0 else torch.zeros(nnz) if p == 1 else mask_of(pattern, int(seeds[model]), p)
+            matrix = matrix_of(pattern, values[model].cpu().double() * keep)
+            expected = (matrix.t() if back else matrix) @ weight[model].cpu().double()
+            assert_close(out[model].cpu(), expected.to(dtype), f"{size} {channels} dropout {p} {shared} model {model}")
+        one = slice(1, 2)
+        alone = gpu.weighted_rows(values[one], weight[one], seeds[one] if p else None, p, pattern, back)
+        assert alone is not None and torch.equal(alone, out[one])
+
+
+@runs
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("p", [0.3, 0.6])  # a threshold of 31 and of 32 bits
+def test_the_mask_of_sparse_features_bit_by_bit(back: bool, p: float) -> None:
+    """Times the identity every non-zero is a number of the result; the same bits come from the kernel for CPUs."""
+    _, pattern = pattern_of((33, 129, 0.05))
+    values = torch.ones(pattern.col.numel(), device=DEVICE)
+    seeds = torch.tensor(SEEDS, device=DEVICE)
+    one = torch.eye(33 if back else 129, device=DEVICE)
+    out = gpu.weighted_rows(values, one, seeds, p, pattern, back)
+    assert out is not None
+    masks = [matrix_of(pattern, mask_of(pattern, seed, p)).float() for seed in SEEDS]
+    assert torch.equal(out.cpu(), torch.stack([mask.t() if back else mask for mask in masks]))
+    cpu = pytest.importorskip("gat_pyg.attention.cpu")
+    on_cpu = Pattern(pattern.rowptr.cpu(), pattern.col.cpu(), pattern.num_cols)
+    assert torch.equal(out.cpu(), cpu.weighted_rows(values.cpu(), one.cpu(), seeds.cpu(), p, on_cpu, back))
+
+
+@runs
+def test_sums_of_wide_ids_and_strided_operands_and_none_of_float64() -> None:
+    _, pattern = pattern_of((33, 129, 0.05))
+    wide = Pattern(pattern.rowptr.long(), pattern.col.long(), pattern.num_cols)
+    values, seeds = torch.randn(pattern.col.numel(), device=DEVICE), torch.tensor(SEEDS, device=DEVICE)
+    weight = torch.randn(3, 8, 129, device=DEVICE).transpose(1, 2)
+    expected = gpu.weighted_rows(values, weight.contiguous(), seeds, 0.3, pattern, False)
+    assert expected is not None and not weight.is_contiguous()
+    for given in (pattern, wide):
+        strided = torch.stack([seeds, seeds + 1], 1)[:, 0]
+        again = gpu.weighted_rows(values, weight, strided, 0.3, given, False)
+        assert again is not None and torch.equal(again, expected)
+    assert gpu.weighted_rows(values.double(), weight, seeds, 0.3, pattern, False) is None
+    assert gpu.weighted_rows(values, weight.double(), seeds, 0.3, pattern, True) is None
+
+
+@pytest.fixture
+def kernels_for_all(monkeypatch: pytest.MonkeyPatch) -> Spy:
+    """The CUDA kernels serve every device, so that the interpreter runs what calls them; a count of the sums."""
+    spy = Spy(gpu._weighted_rows_kernel)
+    monkeypatch.setattr(fused, "_kernels", lambda device: gpu)
+    monkeypatch.setattr(fused, "_WHY", {})
+    monkeypatch.setattr(gpu, "_weighted_rows_kernel", spy)
+    return spy
+
+
+@runs
+@pytest.mark.parametrize("models", [1, 3])
+def test_stacked_layers_take_sparse_features(models: int, kernels_for_all: Spy) -> None:
+    """Results and gradients of a dense x with the same mask, for models of a stack, each with a mask of its own."""
+    dense = bag_of_words(33, 129, 0.05, dtype=torch.float32).to(DEVICE)
+    x, p = SparseFeatures(dense.to_sparse_csr()), 0.6
+    keys = torch.tensor(SEEDS[:models], device=DEVICE)
+    weight = torch.randn(models, 8, 129, device=DEVICE, requires_grad=True)
+
+    def layer(weight: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        with keyed(key):
+            dropped = feature_dropout(x, p)
+        assert isinstance(dropped, SparseFeatures) and dropped.seed is not None
+        return linear(dropped, weight.t()), dropped.content
+
+    out, content = torch.func.vmap(layer, randomness="different")(weight, keys)
+    direction = torch.randn(models, 33, 8, device=DEVICE)
+    (grad,) = torch.autograd.grad((out * direction).sum(), weight)
+    assert kernels_for_all.launches == 2
+    assert models == 1 or not torch.equal(content[0], content[1])
+    for model in range(models):
+        matrix = matrix_of(x.pattern, content[model].cpu())
+        assert_close(out[model].cpu(), (matrix @ weight[model].detach().cpu().double().t()).float())
+        assert_close(grad[model].cpu(), (direction[model].cpu().double().t() @ matrix).float())
+
+
+@runs
+def test_a_single_matrix_and_float64_are_left_to_torch(kernels_for_all: Spy) -> None:
+    dense = bag_of_words(33, 129, 0.05).to(DEVICE)
+    for dtype in (torch.float32, torch.float64):
+        lin = Linear(129, 3).to(DEVICE, dtype)
+        assert_close(lin(dense.to(dtype).to_sparse_csr()), lin(dense.to(dtype)))
+    assert kernels_for_all.launches == 0
+    x = SparseFeatures(dense.to_sparse_csr())
+    weight = torch.randn(3, 129, 4, dtype=torch.float64, device=DEVICE)
+    assert_close(torch.func.vmap(lambda weight: linear(x, weight))(weight), dense @ weight)
+    assert kernels_for_all.launches == 0
+
+
 # Numbers and memory.
 
 
@@ -809,18 +982,18 @@ def test_seeds_that_leave_a_stack_compile_no_new_kernels(
     from torch_geometric.data import Data
     from torch_geometric.utils import to_undirected
 
-    from gat_pyg.attention import fused
     from gat_pyg.models import GAT
     from gat_pyg.seeds import LEAVE, Stacked
 
     monkeypatch.setattr(fused, "_kernels", lambda device: gpu)
     monkeypatch.setattr(fused, "_WHY", {})
     index = torch.randint(270, (2, 528), generator=torch.Generator().manual_seed(0))
-    data = Data(torch.ones(270, 16), to_undirected(index), y=torch.arange(270) % 7)
+    words = bag_of_words(270, 40, 0.05).float().to_sparse_csr()
+    data = Data(words, to_undirected(index), y=torch.arange(270) % 7)
     for split, part in {"train": slice(0, 14), "val": slice(14, 64), "test": slice(64, 164)}.items():
         data[f"{split}_mask"] = torch.zeros(270, dtype=torch.bool)
         data[f"{split}_mask"][part] = True
-    module = Stacked([GAT.preset("cora", in_channels=16) for _ in range(100)], range(100))
+    module = Stacked([GAT.preset("cora", in_channels=40) for _ in range(100)], range(100))
     for size in (100, *range(100 - math.ceil(100 * LEAVE), 0, -1)):
         module.keep(range(size))
         module.begin_epoch(0, 0)
@@ -831,8 +1004,21 @@ def test_seeds_that_leave_a_stack_compile_no_new_kernels(
         with torch.no_grad():
             for split in ("val", "test"):
                 module._counts(data, split)
-    used = {"_keep_kernel", "_forward_kernel", "_mean_kernel", "_backward_kernel"}
+    used = {"_keep_kernel", "_weighted_rows_kernel", "_forward_kernel", "_mean_kernel", "_backward_kernel"}
     assert {name for name, _ in specialisations} == used and len(specialisations) <= 24
+
+
+@compiles
+def test_sums_over_the_non_zeros_of_all_stacks_share_their_kernels(specialisations: set[tuple[str, str]]) -> None:
+    """One for each way of summing: X W, X^T W, and X W without dropout."""
+    for size in ((33, 129, 0.05), (16, 16, 0.5), (64, 32, 0.1)):
+        pattern = Pattern.of(bag_of_words(*size).to_sparse_csr())
+        values = torch.randn(pattern.col.numel())
+        for models in (100, 50, 17, 16, 2, 1):
+            for back, p in ((False, 0.6), (True, 0.6), (False, 0.0)):
+                weight = torch.randn(models, size[0 if back else 1], 64)
+                gpu.weighted_rows(values, weight, torch.arange(models), p, pattern, back)
+    assert {name for name, _ in specialisations} == {"_weighted_rows_kernel"} and len(specialisations) == 3
 
 
 # As compiled for each architecture, without a GPU.
@@ -870,8 +1056,10 @@ DROPS = {kernel: KERNELS[kernel] for kernel in KERNELS if "dropout" in kernel} |
         "grad x x_dst att out lse weights ptr src seed names grad_x_dst grad_att",
     ),
 }
-OF_X = {"x", "x_dst", "att", "grad", "out", "out_plus", "grad_x", "grad_x_dst"}
-IDS = {"src", "dst", "place", "perm", "names"}
+OF_X = {"x", "x_dst", "att", "grad", "out", "out_plus", "grad_x", "grad_x_dst", "values", "weight"}
+IDS = {"src", "dst", "place", "perm", "names", "col"}
+INTEGERS = dict.fromkeys(("num_parts", "num_dst", "size", "models", "num_rows"), "i32")
+INTEGERS |= dict.fromkeys(("values_stride", "weight_rows", "seed_stride"), "i32")
 WIDE_IDS = {"ptr", "part_row", "part_start", "seed", "rows", "first"}
 
 
@@ -906,7 +1094,7 @@ def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
     ) -> Compiled:
         kernel = getattr(gpu, name)
         signature, values, aligned = {}, {}, {}
-        numbers = {"num_parts": "i32", "num_dst": "i32", "size": "i32", "models": "i32", "threshold": threshold}
+        numbers = INTEGERS | {"threshold": threshold}
         for place, argument in enumerate(kernel.arg_names):
             pointer = argument.removeprefix("p_")
             if argument in constants or (argument.startswith("p_") and pointer not in given.split()):
@@ -1067,3 +1255,18 @@ def test_a_minimum_of_scores_propagates_nan(kernel: str, compile_kernel: Compile
 def test_random_words_are_compared_without_a_sign(compile_kernel: Compile) -> None:
     ptx = compile_kernel("_keep_kernel", "seed names keep", "fp32", num_warps=4, BLOCK=256, threshold="i32").ptx
     assert re.search(r"\bsetp\.\w+\.u32\b", ptx) and not re.search(r"\bsetp\.\w+\.s32\b", ptx)
+
+
+SUMS = "values weight ptr col out"
+
+
+@compiles
+@pytest.mark.parametrize("sm", SHARED)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("given", [SUMS, f"{SUMS} seed", f"{SUMS} seed place"])
+def test_sums_over_non_zeros_are_compiled_well(given: str, dtype: str, sm: int, compile_kernel: Compile) -> None:
+    for channels, block_k in ((1, 32), (16, 32), (64, 16), (500, 4)):
+        blocks = {"D": channels, "BLOCK_K": block_k, "BLOCK_D": min(256, triton.next_power_of_2(channels))}
+        code = compile_kernel("_weighted_rows_kernel", given, dtype, sm=sm, num_warps=1, **blocks)
+        assert_fits(code, sm)
+        assert channels != 64 or re.search(r"\bLDG\.E(?:\.\w+)*?\.128\b", code.sass)

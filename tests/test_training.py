@@ -934,9 +934,11 @@ def test_sparse_features_where_they_pay(density: float, pays: bool):
     x = torch.zeros(180)
     x[: int(180 * density)] = 1
     task.train[0].x = x.view(30, 6)
-    assert sparse_pays(task, sparse_model := GAT_PYG(6, [2], 3, [2, 1])) is pays
-    assert not sparse_pays(task, GAT(6, 4, 2, 3)) and not sparse_pays(task, sparse_model, "cuda")
-    assert not sparse_pays(many_graphs(), sparse_model)
+    sparse_model = GAT_PYG(6, [2], 3, [2, 1])
+    assert not sparse_pays(task, GAT(6, 4, 2, 3)) and not sparse_pays(many_graphs(), sparse_model)
+    for device in ("cpu", "cuda", "mps"):
+        stack, alone = (sparse_pays(task, sparse_model, device, stacked=stacked) for stacked in (True, False))
+        assert (stack, alone) == (pays and device != "mps", pays and device == "cpu")
     data = TaskData(task, sparse=True)
     (graph,), (again,) = data.train_dataloader(), data.val_dataloader()
     assert graph is again and graph.x.layout == torch.sparse_csr and torch.equal(graph.x.to_dense(), task.train[0].x)

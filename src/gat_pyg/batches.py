@@ -230,15 +230,19 @@ class TaskData(LightningDataModule):
 SPARSE = 0.2  # the density up to which sparse features were faster at every size measured, with and without dropout
 
 
-def sparse_pays(task: Task, model: nn.Module, device: str = "cpu") -> bool:
-    """Whether ``TaskData(sparse=True)`` is the faster way: on a CPU, for one graph with few features that are not 0.
+def sparse_pays(task: Task, model: nn.Module, device: str = "cpu", stacked: bool = False) -> bool:
+    """Whether ``TaskData(sparse=True)`` is the faster way: for one graph with few features that are not 0.
+
+    On CUDA this holds for stacks only, since every model of a stack needs a dropped-out x of its own. A single model's
+    dense x and product are small there, and a sparse product takes as long as its longest column.
 
     >>> import gat_pyg.data, gat_pyg.models
     >>> task = gat_pyg.data.digits()  # about half of the pixels are dark
     >>> sparse_pays(task, gat_pyg.models.GAT(64, [8], 10, [8, 1]))
     False
     """
-    if device != "cpu" or not task.transductive or not takes_sparse(model):
+    where = device == "cpu" or (device == "cuda" and stacked)
+    if not where or not task.transductive or not takes_sparse(model):
         return False
     x: Tensor = task.train[0].x
     return x.count_nonzero().item() <= SPARSE * x.numel()

@@ -145,7 +145,7 @@ def in_batches(config: DictConfig) -> bool:
     return any(config.loader.get(key) is not None for key in ("num_neighbors", "num_parts"))
 
 
-def wants_sparse(config: DictConfig, task: Task, model: nn.Module, trainer: Trainer) -> bool:
+def wants_sparse(config: DictConfig, task: Task, model: nn.Module, trainer: Trainer, stacked: bool = False) -> bool:
     """Whether the features are to be a sparse matrix, as ``training.sparse`` says."""
     asked = config.training.sparse
     if is_divided(trainer) and asked == "auto":
@@ -158,7 +158,8 @@ def wants_sparse(config: DictConfig, task: Task, model: nn.Module, trainer: Trai
             "graph and a model that takes sparse features, such as gat_pyg.models.GAT, and is not compiled. "
             "Use training.sparse=auto."
         )
-    sparse = sparse_pays(task, model, trainer.strategy.root_device.type) if asked == "auto" else bool(asked)
+    device = trainer.strategy.root_device.type
+    sparse = sparse_pays(task, model, device, stacked) if asked == "auto" else bool(asked)
     if sparse:
         x = task.train[0].x
         share = 100 * int(x.count_nonzero()) / max(x.numel(), 1)

@@ -520,7 +520,7 @@ def _from_edge_list(
     _check_ids(facts, "src", num_src)
     _check_ids(facts, "dst", num_dst)
     looped = adjacency.index_select(1, places_of(is_edge, facts["edges"]))
-    if isinstance(looped, EdgeIndex):
+    if isinstance(adjacency, EdgeIndex) and isinstance(looped, EdgeIndex):
         looped._is_undirected = adjacency.is_undirected  # as PyG's remove_self_loops
     looped, _ = append_self_loops(looped, num_nodes=num_loops)
     return looped, Edges._sorted(_as_index(looped, flow), num_src, num_dst, facts)

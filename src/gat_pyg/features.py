@@ -154,7 +154,7 @@ class SparseFeatures(Tensor):
         seeds = [draw_seed(self.device) for _ in range(math.prod(times))]
         seed = torch.stack(seeds).view(times)
         several = bool(times) or torch._C._are_functorch_transforms_active()
-        if several and self.device.type == "cpu":  # drawn where they are summed; else once for all sums
+        if several:  # drawn where they are summed; else once for all sums
             own.seed, own.p = seed, p
         else:
             own.kept = _dropped(own.kept, seed, p)
@@ -275,7 +275,7 @@ class _Sums(torch.autograd.Function):
 
     @staticmethod
     def forward(values: Tensor, weight: Tensor, seed: Tensor | None, pattern: Pattern, p: float, back: bool) -> Tensor:
-        out = weighted_rows(values, weight, seed, p, (pattern.rowptr, pattern.col, pattern.num_cols), back)
+        out = weighted_rows(values, weight, seed, p, pattern, back)
         if out is not None:
             return out
         if seed is not None:

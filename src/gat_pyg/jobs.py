@@ -242,7 +242,7 @@ def all_at_once(config: DictConfig, task: Task, folder: Path) -> bool:
             why_not = _why_not_here(trainer) or why_not_by(trainer)
         if why_not is None:
             built = [seeded(seed, lambda: build_model(config.model, task)) for seed in (todo * 2)[:2]]
-            sparse = wants_sparse(config, task, built[0][0], trainer)
+            sparse = wants_sparse(config, task, built[0][0], trainer, stacked=True)
             (graph,) = TaskData(task, sparse=sparse).train_dataloader()
             fit = trial([model for model, *_ in built], graph, trainer.strategy.root_device)
             why_not = fit.why_not and f"{type(built[0][0]).__name__} cannot be stacked: {fit.why_not}"

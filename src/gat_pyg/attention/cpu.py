@@ -1499,12 +1499,12 @@ def keep(seed: Tensor, size: int, dropout: float, dtype: torch.dtype, names: Ten
 
 
 def weighted_rows(
-    values: Tensor, weight: Tensor, seed: Tensor | None, dropout: float, pattern: tuple[Tensor, Tensor, int], back: bool
+    values: Tensor, weight: Tensor, seed: Tensor | None, dropout: float, pattern: Any, back: bool
 ) -> Tensor:
-    """X W `[rows, D]`, or X^T W `[columns, D]` if `back`, of (rowptr, col, columns) and values; with an axis in front
-    of any but the pattern of as many matrices. Dropout of the values is that of `keep`.
+    """X W `[rows, D]`, or X^T W `[columns, D]` if `back`, of a pattern and values; with an axis in front of any but the
+    pattern of as many matrices. Dropout of the values is that of `keep`.
     """
-    rowptr, col, columns = pattern
+    rowptr, col, columns = pattern.rowptr, pattern.col, pattern.num_cols
     batch = next(
         (t.shape[:-own] for t, own in ((values, 1), (weight, 2)) if t.dim() > own), () if seed is None else seed.shape
     )

@@ -291,19 +291,20 @@ class _Keep(torch.autograd.Function):
 
 
 def weighted_rows(
-    values: Tensor, weight: Tensor, seed: Tensor | None, p: float, pattern: tuple[Tensor, Tensor, int], back: bool
+    values: Tensor, weight: Tensor, seed: Tensor | None, p: float, pattern: Any, back: bool
 ) -> Tensor | None:
-    """X W, or X^T W if ``back``, of several CSR matrices with one pattern (rowptr, col, columns), by a kernel for CPUs.
+    """Return X W, or X^T W if ``back``, of several sparse matrices with one `gat_pyg.features.Pattern`.
 
     With a seed, the values are dropped out as by `keep`. ``values`` `[nnz]`, ``weight`` `[columns, D]`, or `[rows, D]`
-    if ``back``, and ``seed``: at least one of them has an axis in front. None of a single matrix, where torch's threads
-    are faster than ours beside them, and where there is no kernel.
+    if ``back``, and ``seed``: at least one of them has an axis in front. None for a single matrix, which torch sums as
+    fast, and where there is no kernel.
     """
     several = values.dim() > 1 or weight.dim() > 2 or (seed is not None and seed.dim() > 0)
-    if not several or weight.device.type != "cpu" or torch.compiler.is_compiling() or _missing("cpu") is not None:
+    device = weight.device.type
+    if not several or torch.compiler.is_compiling() or _missing(device) is not None:
         return None
-    made: Tensor = _kernels("cpu").weighted_rows(values, weight, seed, p, pattern, back)
-    return made.to(result_dtype(values, weight))
+    out: Tensor | None = _kernels(device).weighted_rows(values, weight, seed, p, pattern, back)
+    return None if out is None else out.to(result_dtype(values, weight))
 
 
 # --- vmap: a batch of features or of models is an axis in front of every operand, and of the seed. ---

@@ -14,13 +14,13 @@ are `[edges, heads, channels]`. What is None has no code in the compiled kernel.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from ..edges import Edges
+from ..edges import SPLIT, Edges, Side, count_long, places_of
 
 try:
     import triton
@@ -30,10 +30,6 @@ except ImportError as error:
         "the CUDA kernels need Triton, which torch's CUDA builds bring along, and there is none. "
         "Install torch for CUDA, or take backend='segment'."
     ) from error
-
-Side: TypeAlias = Literal["dst", "src"]  # whose rows: CSR or CSC
-
-SPLIT = 256  # edges; a longer row is split
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -753,24 +749,30 @@ _PARTS: WeakKeyDictionary[Edges, dict[Side, _Parts | None]] = WeakKeyDictionary(
 
 
 def parts(edges: Edges, side: Side) -> _Parts | None:
-    """The parts of long rows by "dst" or by "src", None where no row is long; made with a device sync, once."""
+    """The parts of long rows by "dst" or by "src", None where no row is long; made once.
+
+    Takes a device sync only if the long rows were not counted when the edges were checked: on a CPU.
+    """
     known = _PARTS.setdefault(edges, {})
     if side not in known:
         with torch.inference_mode(False):
-            known[side] = _cut(edges.rowptr if side == "dst" else edges.transpose[0])
+            ptr = edges.rowptr if side == "dst" else edges.transpose[0]
+            long = count_long(ptr.diff(), SPLIT) if edges.long is None else edges.long[side]
+            known[side] = _cut(ptr, *map(int, long))
     return known[side]
 
 
-def _cut(ptr: Tensor) -> _Parts | None:
-    degree = ptr.diff()
-    rows = (degree > SPLIT).nonzero().squeeze(1)
-    if rows.numel() == 0:
+def _cut(ptr: Tensor, num_rows: int, num_parts: int) -> _Parts | None:
+    """The parts of the rows of `ptr`, of which so many are long."""
+    if num_rows == 0:
         return None
-    number = (degree[rows] + SPLIT - 1) // SPLIT
+    degree = ptr.diff()
+    rows = places_of(degree > SPLIT, num_rows)
+    number = (degree.index_select(0, rows) + SPLIT - 1) // SPLIT
     first = torch.cat([number.new_zeros(1), number.cumsum(0)])
-    row = rows.repeat_interleave(number)
-    place = torch.arange(row.numel(), device=ptr.device) - first[:-1].repeat_interleave(number)
-    return _Parts(row, ptr[row] + place * SPLIT, rows, first)
+    row = rows.repeat_interleave(number, output_size=num_parts)
+    place = torch.arange(num_parts, device=ptr.device) - first[:-1].repeat_interleave(number, output_size=num_parts)
+    return _Parts(row, ptr.index_select(0, row) + place * SPLIT, rows, first)
 
 
 class _Tile(NamedTuple):
@@ -1209,3 +1211,103 @@ def backward_pair(
         by_src.sum(held_src, grad_x)
         grad_att = None if att is None or held_att is None else held_att.sum(0).view_as(att)
     return *_apart(models, grad_x, grad_x_dst), grad_att
+
+
+# Sums over the non-zeros of sparse matrices that share one pattern.
+
+
+@triton.jit(do_not_specialize=["values_stride", "weight_rows", "seed_stride", "num_rows", "threshold"])
+def _weighted_rows_kernel(
+    p_values,
+    p_weight,
+    p_seed,
+    p_ptr,
+    p_col,
+    p_place,
+    p_out,
+    values_stride,
+    weight_rows,
+    seed_stride,
+    num_rows,
+    threshold,
+    keep_scale,
+    D: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """For one row and one model: out_i = sum_k keep_k v_k W_col(k), `D` numbers, in the order of the non-zeros.
+
+    A stride is the distance from one model to the next, of weights in rows; 0 where all share one. Non-zero k has word
+    k % 4 of Philox(seed; k // 4); with `p_place`, k is its place in the order that the values have. The weights of what
+    is dropped are not read.
+    """
+    i_model, i_row = tl.program_id(0) // num_rows, tl.program_id(0) % num_rows
+    i_model = i_model.to(tl.int64)
+    p_values += i_model * values_stride
+    p_weight += _offset(i_model * weight_rows, D)
+    o_d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    m_d = o_d < D
+    start, stop = tl.load(p_ptr + i_row), tl.load(p_ptr + i_row + 1)
+    if p_seed is not None:
+        b_seed = tl.load(p_seed + i_model * seed_stride)
+
+    b_out = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)  # summed over the non-zeros at the end
+    for o_first in tl.range(start, stop, BLOCK_K):
+        o_k = o_first + tl.arange(0, BLOCK_K)
+        m_k = o_k < stop
+        i_col = tl.load(p_col + o_k, mask=m_k, other=0)
+        i_k = _edge(p_place, o_k, m_k)
+        b_v = tl.load(p_values + i_k, mask=m_k, other=0.0).to(tl.float32)
+        if p_seed is not None:
+            i_four = (i_k // 4).to(tl.int64)
+            zero = tl.zeros([BLOCK_K], tl.uint32)
+            low, high = (i_four & 0xFFFFFFFF).to(tl.uint32), (i_four >> 32).to(tl.uint32)
+            w0, w1, w2, w3 = tl.philox(b_seed, low, high, zero, zero)
+            b_word = tl.where(i_k % 4 < 2, tl.where(i_k % 4 == 0, w0, w1), tl.where(i_k % 4 == 2, w2, w3))
+            b_keep = tl.where(b_word >= threshold, keep_scale, 0.0)
+            m_k &= b_keep > 0.0
+            b_v *= b_keep
+        p_row = p_weight + _offset(i_col, D)[:, None] + o_d[None, :]
+        b_out += b_v[:, None] * tl.load(p_row, mask=m_k[:, None] & m_d[None, :], other=0.0).to(tl.float32)
+    tl.store(p_out + _offset(i_model * num_rows + i_row, D) + o_d, tl.sum(b_out, 0), mask=m_d)
+
+
+def weighted_rows(
+    values: Tensor, weight: Tensor, seed: Tensor | None, dropout: float, pattern: Any, back: bool
+) -> Tensor | None:
+    """Return X W `[rows, D]`, or X^T W `[columns, D]` if `back`; values, weight and seed may have an axis of models.
+
+    The values are dropped out as by `keep`. None for float64, in which these kernels do not sum.
+    """
+    if torch.float64 in (values.dtype, weight.dtype):
+        return None
+    batch = torch.broadcast_shapes(values.shape[:-1], weight.shape[:-2], () if seed is None else seed.shape)
+    pattern, place = pattern.transpose if back else (pattern, None)
+    num_rows, channels = pattern.num_rows, weight.size(-1)
+    dtype = torch.promote_types(values.dtype, weight.dtype)
+    out = torch.empty(*batch, num_rows, channels, dtype=dtype, device=weight.device)
+    if out.numel() == 0:
+        return out
+    values, weight, drop = values.contiguous(), weight.contiguous(), _drop(dropout, seed)
+    block_d = min(256, triton.next_power_of_2(channels))
+    with torch.cuda.device_of(weight):
+        _weighted_rows_kernel[(batch.numel() * num_rows, triton.cdiv(channels, block_d))](
+            values,
+            weight,
+            drop["p_seed"],
+            pattern.rowptr,
+            pattern.col,
+            place,
+            out,
+            values_stride=values.size(-1) if values.dim() > 1 else 0,
+            weight_rows=weight.size(-2) if weight.dim() > 2 else 0,
+            seed_stride=0 if seed is None or seed.dim() == 0 else 1,
+            num_rows=num_rows,
+            threshold=drop["threshold"],
+            keep_scale=drop["keep_scale"],
+            D=channels,
+            BLOCK_K=min(32, 1024 // block_d),
+            BLOCK_D=block_d,
+            num_warps=1,
+        )
+    return out
