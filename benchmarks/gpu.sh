@@ -10,9 +10,9 @@
 #   training   the captured step with its nodes counted, 100 seeds of Cora, epochs of PPI and of Cora
 #
 # Needs torch, triton, torch_geometric, lightning and numba, and pytest for the tests. FOLDER of wheels: what else is to
-# be installed, such as torch_scatter, hydra-core and nvidia-cudnn-frontend. FOLDER of data: PPI.tar.xz or PPI, and
-# Planetoid; graphs without data are generated, and what trains on them fails. Compiled kernels are kept in .triton, or
-# $TRITON_CACHE_DIR.
+# be installed, such as torch_scatter, hydra-core and nvidia-cudnn-frontend; and cudnn.tar.xz, the libraries of a cuDNN
+# from 9.28 on, where torch brings an older one. FOLDER of data: PPI.tar.xz or PPI, and Planetoid; graphs without data
+# are generated, and what trains on them fails. Compiled kernels are kept in .triton, or $TRITON_CACHE_DIR.
 #
 # Writes <date>-<machine>-*.json and .log to $OUT, or to benchmarks/results. A JSON file is written anew after every row.
 # The exit status is not 0 where a test or a result of ours fails, or the time is over.
@@ -40,17 +40,20 @@ if [ -z "${OUT:-}" ]; then OUT=benchmarks/results; [ "$rehearsed" = 1 ] && OUT=$
 export OUT PYTHONPATH="$PWD/src:$PWD/tests" PYTHONUNBUFFERED=1 TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$PWD/.triton}"
 mkdir -p "$OUT"
 
+unpack() { python3 -c "import shutil, sys; shutil.unpack_archive(*sys.argv[1:])" "$@"; } # there may be no xz
 if [ -n "$wheels" ]; then
     python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$scratch/site" "$wheels"/*.whl || exit
     PYTHONPATH="$PYTHONPATH:$scratch/site"
+    if [ -e "$wheels/cudnn.tar.xz" ]; then
+        unpack "$wheels/cudnn.tar.xz" "$scratch/cudnn" || exit
+        export CUDNN_LIBRARIES="$scratch/cudnn"
+    fi
 fi
 if [ -n "$data" ]; then
     mkdir "$scratch/data"
     for name in Planetoid PPI; do
         if [ -d "$data/$name" ]; then cp -r "$data/$name" "$scratch/data"; fi
-        if [ -e "$data/$name.tar.xz" ]; then
-            python3 -c "import shutil, sys; shutil.unpack_archive(*sys.argv[1:])" "$data/$name.tar.xz" "$scratch/data" || exit
-        fi
+        if [ -e "$data/$name.tar.xz" ]; then unpack "$data/$name.tar.xz" "$scratch/data" || exit; fi
     done
     export GAT_PYG_DATA="$scratch/data"
 fi

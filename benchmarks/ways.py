@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -200,7 +202,9 @@ def cudnns(problem: Problem) -> Way | None:
     case, device = problem.case, problem.grad.device
     if device.type != "cuda" or case.kind != "GATConv" or not case.F:
         return None
-    from cudnn.gnn import CscGraph, mha_gat  # type: ignore[import-not-found]
+    # cudnn looks in this path first; torch, which may have brought a cuDNN without graphs, has been loaded before
+    with patch.dict(os.environ, LD_LIBRARY_PATH=os.environ.get("CUDNN_LIBRARIES", "")):
+        from cudnn.gnn import CscGraph, mha_gat  # type: ignore[import-not-found]
 
     edges, x = problem.edges, problem.given["x"]
     graph = CscGraph(edges.rowptr.to(edges.src.dtype), edges.src, problem.N)
