@@ -75,6 +75,19 @@ def interpret(session: nox.Session) -> None:
 
 
 @nox.session
+def gpu_code(session: nox.Session) -> None:
+    """List the code for GPUs alone with the tests that enter it, in the suite and in Triton's interpreter (Linux)."""
+    install(session, "-e", ".[dev]", TRITONS[-1], "pytest-cov")
+    measured = ("--cov=gat_pyg", "--cov-context=test", "--cov-report=")
+    kernels = ("tests/test_gpu.py", "tests/test_fused.py", "-k", "test_gpu or triton")
+    files = [str(Path(session.create_tmp(), name)) for name in ("suite", "interpreted")]
+    for file, interpreted, selected in zip(files, "01", ((), kernels), strict=True):
+        env = {"COVERAGE_FILE": file, "TRITON_INTERPRET": interpreted}
+        session.run(*PYTEST, *measured, *selected, env=env, success_codes=[0, 1])
+    session.run("python", "tests/gpu_code.py", *files)
+
+
+@nox.session
 def fuzz(session: nox.Session) -> None:
     """Check random inputs at length: `-- 10000 7` is 10,000 cases for each test, by the seed 7."""
     install(session, "-e", ".[dev]")
