@@ -1,8 +1,8 @@
 """What replaces a GPU in a rehearsal, so that all that runs on one runs without: on tiny graphs, in minutes.
 
 CPU tensors go through the CUDA kernels, in Triton's interpreter. The clocks, the memory and the graphs of torch.cuda
-are stand-ins: a CUDA graph runs its step once, as it is captured, and its replay leaves the results as they are. Data
-sets are read as ever and cut to a few nodes. No figure of a rehearsal means anything.
+are stand-ins: a CUDA graph computes anew, and writes the results to the same memory. Data sets are read as ever and cut
+to a few nodes. No figure of a rehearsal means anything.
 """
 
 from __future__ import annotations
@@ -38,10 +38,22 @@ class Event:
 
 
 class Graph:
-    """A CUDA graph of a single node."""
+    """A CUDA graph, whose replay computes anew in the modes that the capture was in."""
 
-    def replay(self) -> None:
-        torch.zeros(1)
+    replay: Callable[[], None]
+
+    def remember(self, compute: Callable[[], tuple[Any, ...]], results: tuple[Any, ...]) -> None:
+        modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+
+        def replay() -> None:
+            with torch.inference_mode(modes[0]), torch.set_grad_enabled(modes[1]):
+                computed = compute()
+            with torch.inference_mode(modes[0]), torch.no_grad():
+                for held, new in zip(results, computed, strict=True):
+                    if held is not None:
+                        held.copy_(new)
+
+        self.replay = replay
 
 
 STREAM = SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None)
@@ -66,7 +78,7 @@ CUDA: dict[str, Any] = {
 
 def begin() -> None:
     """Replace the GPU in this process."""
-    from gat_pyg import build, data, seeds, training
+    from gat_pyg import batches, data, training
     from gat_pyg.attention import cpu, fused, gpu
 
     gpu.SPLIT = 8  # so that rows are split in graphs of this size, too
@@ -74,9 +86,15 @@ def begin() -> None:
     fused._kernels = lambda device: kernels  # type: ignore[assignment]
     training.Transductive._why_not_captured = lambda self: None  # type: ignore[method-assign]
     training._no_draws = nullcontext  # type: ignore[attr-defined]  # a step draws on the CPU here
-    pays = build.sparse_pays
-    for module in (build, seeds):
-        module.sparse_pays = lambda task, model, device, *rest, **named: pays(task, model, "cuda", *rest, **named)
+
+    class Captured(training.Captured):
+        def __init__(self, compute: Callable[[], tuple[Any, ...]], *rest: Any) -> None:
+            super().__init__(compute, *rest)
+            self.graph.remember(compute, self.results)  # type: ignore[attr-defined]
+
+    training.Captured = Captured  # type: ignore[misc]
+    pays = batches.sparse_pays
+    batches.sparse_pays = lambda task, model, device="cpu", *rest, **named: pays(task, model, "cuda", *rest, **named)
     for name, stand_in in CUDA.items():
         setattr(torch.cuda, name, stand_in)
     data.planetoid, data.ppi = cut(data.planetoid), cut(data.ppi)

@@ -136,7 +136,7 @@ def captured(task: data.Task, device: torch.device) -> list[dict[str, Any]]:
     kind = getattr(DeviceType, activity.name)
     rows = []
     for step, replay in zip(("training", "validation"), found, strict=True):
-        times = [machine.seconds(replay, device, machine.TRAIN) for _ in range(20)]
+        times = [machine.seconds(replay, device, machine.TRAIN) for _ in range(machine.TRAIN)]
         with profile(activities=[activity]) as profiler:
             replay()
             machine.now(device)
