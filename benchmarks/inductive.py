@@ -45,7 +45,8 @@ class NoAttention(nn.Module):
         self.lin, self.res, self.bias = conv.lin, conv.res, conv.bias
         self.average = None if conv.concat else conv.heads
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Any = None, size: Any = None) -> Tensor:
+        x = x if size is None else x[: size[1]]
         out: Tensor = self.lin(x)
         out = out if self.average is None else out.unflatten(1, (self.average, -1)).mean(1)
         return (out if self.res is None else out + self.res(x)) + self.bias

@@ -334,6 +334,17 @@ def test_generated_graphs_have_the_size_asked_for(bench: ModuleType) -> None:
     assert torch.equal(back, src * 1000 + dst)
 
 
+def test_networks_of_ppi_differ_in_their_attention_alone(bench: ModuleType) -> None:
+    import inductive
+
+    x, index = torch.randn(9, 50), torch.randint(9, (2, 30))
+    pyg, ours, none = (inductive.network(way)(x, index) for way in inductive.WAYS)
+    torch.testing.assert_close(ours, pyg, rtol=1e-4, atol=1e-4)
+    assert none.shape == ours.shape == (9, 121)
+    alone = torch.empty(2, 0, dtype=torch.long)  # each node attends to itself alone
+    torch.testing.assert_close(inductive.network("no attention")(x, alone), inductive.network("ours")(x, alone))
+
+
 # Many seeds ---------------------------------------------------------------------------------------------------------
 
 
