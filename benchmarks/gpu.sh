@@ -82,8 +82,8 @@ tests)
     # other versions than those that CI pins may warn of other things
     run 525 python3 -m pytest -v -W default -p no:cacheprovider "${parallel[@]}" \
         -m "not compiles" \
-        -k "$(pick 'gpu or cuda or triton' 'test_odd_sizes or test_half_precision or (gpu or cuda) and not test_gpu.py')" \
-        tests/test_gpu.py tests/test_fused.py tests/test_features.py tests/test_training.py
+        -k "$(pick 'gpu or cuda or triton or nccl' 'test_odd_sizes or test_half_precision or (gpu or cuda) and not test_gpu.py')" \
+        tests/test_gpu.py tests/test_{edges,features,fused,halo,seeds,training}.py
     ;;
 attention)
     run 525 python3 benchmarks/attention.py --name attention --seconds "$(pick 4 60)" --rounds "$(pick 50 1)" \
