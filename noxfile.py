@@ -25,8 +25,11 @@ nox.options.reuse_venv = "yes"
 ROOT = Path(__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SPARSE = PROJECT["optional-dependencies"]["sparse"]
-TRITONS = ("triton==3.6.0", "triton==3.7.1")  # those of torch 2.10 and 2.11, and of constraints.txt's torch for CUDA
 PINS = ("-c", str(ROOT / "constraints.txt"))
+TRITONS = {  # those that torch pins for CUDA, 2.10 and 2.11, then that of constraints.txt, and the NumPy for each
+    "triton==3.6.0": ("numpy<2.4",),  # its interpreter makes scalars of arrays with an axis, which NumPy 2.4 refuses
+    "triton==3.7.1": (*PINS, "numpy"),
+}
 PYTEST = ("python", "-m", "pytest", "-n", "auto", "--dist", "worksteal")  # on all cores
 
 
@@ -66,8 +69,9 @@ def tests_sparse(session: nox.Session) -> None:
 def interpret(session: nox.Session) -> None:
     """Test the CUDA kernels without a GPU, with two versions of Triton: interpreted, then compiled (Linux)."""
     install(session, "-e", ".[dev]")
-    for triton in TRITONS:
-        session.install("--no-deps", triton)  # which torch for CUDA pins
+    for triton, numpy in TRITONS.items():
+        session.install(*numpy)
+        session.install("--no-deps", triton)  # torch for CUDA pins another
         for interpreted in ("1", "0"):  # one process cannot do both
             env = {"TRITON_INTERPRET": interpreted}
             session.run(*PYTEST, "tests/test_gpu.py", *session.posargs, env=env)
