@@ -81,7 +81,7 @@ def interpret(session: nox.Session) -> None:
 @nox.session
 def gpu_code(session: nox.Session) -> None:
     """List the code for GPUs alone with the tests that enter it, in the suite and in Triton's interpreter (Linux)."""
-    install(session, "-e", ".[dev]", TRITONS[-1], "pytest-cov")
+    install(session, "-e", ".[dev]", [*TRITONS][-1], "pytest-cov")
     measured = ("--cov=gat_pyg", "--cov-context=test", "--cov-report=")
     kernels = ("tests/test_gpu.py", "tests/test_fused.py", "-k", "test_gpu or triton")
     files = [str(Path(session.create_tmp(), name)) for name in ("suite", "interpreted")]
