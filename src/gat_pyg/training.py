@@ -214,10 +214,11 @@ class Transductive(NodeClassifier):
 
     With ``cuda_graphs="auto"``, a training step's forward and backward and a validation are captured on a GPU as CUDA
     graphs in the second epoch and then replayed, with the same results: a small graph of nodes leaves a GPU waiting for
-    Python otherwise. Python code inside the step, hooks included, does not run in a replay. After a change of the graph
-    or the model that torch can see (a tensor replaced or written to), the step is captured again once it repeats.
+    Python otherwise. Python code inside the step, hooks included, does not run in a replay. The step is captured again
+    after a tensor of the graph was replaced or written to, a parameter or buffer was replaced, frozen or unfrozen, or a
+    module changed between training and evaluation; other attributes, such as ``model.dropout``, are not watched.
     Steps are not captured with several processes, mixed precision, gradient accumulation, a compiled model, a subclass
-    with its own ``training_step`` or ``backward``, over a million edges, or a graph that holds other than plain dense
+    with its own ``training_step`` or ``backward``, over a million edges, or a graph that holds other than dense or CSR
     tensors. ``True`` is for any number of edges and raises ValueError where the trainer or the model rules it out. A
     step that makes the host wait for the GPU cannot be captured: a warning says why and training continues without.
 
@@ -305,7 +306,7 @@ class Transductive(NodeClassifier):
             return self._given(model, data)
 
     def setup(self, stage: str) -> None:
-        """Raise ValueError where a CUDA graph is asked for that cannot be; forget a fit that an error ended."""
+        """Reset the state of an earlier fit; raise ValueError if ``cuda_graphs=True`` is impossible here."""
         if stage == "fit":
             self._forget()
             if self.cuda_graphs is True and (why := self._why_not_captured()):
@@ -378,8 +379,9 @@ class Transductive(NodeClassifier):
         if self.cuda_graphs == "auto" and data.num_edges > SMALL:
             return None
         own = [*self.parameters(), *self.buffers(), *([] if self._key is None else [self._key])]
-        state: list[Any] = [(id(value), *ids_state(value)) for value in tensors]
+        state: list[Any] = [(id(value), *ids_state(*_parts_of(value))) for value in tensors]
         state += [(id(value), value.data_ptr(), value.shape, value.requires_grad) for value in own]
+        state += [module.training for module in self.modules()]
         known = self._captured.get(split)
         if known is None or known.data is not data or known.state != state:
             self._captured[split] = _Repeated(data, state, [*tensors, *own])
@@ -431,10 +433,20 @@ class _Repeated:
 
 
 def _plain_tensors(data: Data) -> list[Tensor] | None:
-    """Return the tensors of a graph, or None where it holds any whose changes torch does not count."""
+    """Return the tensors of a graph, or None if it holds any whose changes torch does not count."""
     values = [value for _, value in data if isinstance(value, (Tensor, SparseTensor))]
-    plain = (type(value) is Tensor and value.layout == torch.strided and not value.is_inference() for value in values)
-    return values if all(plain) else None
+    seen = (type(value) is Tensor and value.layout in _LAYOUTS and not value.is_inference() for value in values)
+    return values if all(seen) else None
+
+
+_LAYOUTS = (torch.strided, torch.sparse_csr)
+
+
+def _parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors in whose memory a tensor is."""
+    if tensor.layout == torch.strided:
+        return (tensor,)
+    return tensor.crow_indices(), tensor.col_indices(), tensor.values()
 
 
 def _reason(error: Exception) -> str:
@@ -511,7 +523,7 @@ class Captured:
                 buffer.copy_(was)
 
     def _warm_up(self, compute: Callable[[], tuple[Tensor, ...]]) -> None:
-        """Call it until everything is built and compiled, the last time without waiting for the GPU."""
+        """Call it twice to build and compile everything, then once more, raising if the host waits for the GPU."""
         stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
         stream.wait_stream(current)
         try:
@@ -550,7 +562,10 @@ def _no_draws() -> Iterator[None]:
     try:
         yield
         if pickle.dumps(_generators()) != pickle.dumps(before):
-            raise RuntimeError("the step draws random numbers on the CPU, expected all of them on the GPU")
+            raise RuntimeError(
+                "the step draws random numbers on the CPU, which a replay would not repeat; draw them on the GPU "
+                "(device=x.device)"
+            )
     finally:
         words, python, numpy = before
         torch.set_rng_state(torch.from_numpy(words))
