@@ -172,6 +172,8 @@ def test_trainers(trainer: str, tmp_path: Path):
         (2, ["trainer=ddp", "trainer.devices=-1"]),
         (2, ["trainer=ddp", "trainer.devices=2"]),
         (2, ["trainer=gpu", "trainer.devices=[1]"]),
+        (2, ["trainer=gpu", "trainer.devices='0,1'"]),
+        (2, ["trainer=ddp", "trainer.devices='2'"]),
         (0, ["trainer=ddp_cpu", "trainer.devices=4"]),
         (0, ["trainer=ray", "trainer.accelerator=gpu"]),  # on Ray's machines
     ],

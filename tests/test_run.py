@@ -822,6 +822,8 @@ def test_the_version_is_that_of_the_package(command: Command):
             "[0,2]",
             r"trainer\.devices is \[0, 2\], but torch .* finds 2 GPUs on this machine\. Use trainer\.devices=2",
         ),
+        (2, "'0,2'", r"trainer\.devices is 0,2, but torch .* finds 2 GPUs"),
+        (1, "'2'", r"trainer\.devices is 2, but torch .* finds 1 GPU on"),
     ],
 )
 @pytest.mark.parametrize("strategy", ["ddp", "halo"])

@@ -176,7 +176,12 @@ def check_gpus(trainer: DictConfig) -> None:
     if trainer.get("accelerator") not in ("gpu", "cuda") or trainer.get("strategy") == RAY:
         return
     devices, gpus = trainer.get("devices", "auto"), torch.cuda.device_count()
-    needed = max(devices, default=0) + 1 if OmegaConf.is_list(devices) else devices if type(devices) is int else 1
+    numbers = devices.split(",") if isinstance(devices, str) and "," in devices else devices  # "0,1" is Lightning's
+    needed = 1
+    if isinstance(numbers, Sequence) and not isinstance(numbers, str):
+        needed = 1 + max((int(number) for number in numbers if number != ""), default=0)
+    elif str(devices).isdecimal():  # not "auto", or -1, which is all
+        needed = int(devices)
     if gpus >= max(needed, 1) or (gpus == 0 and torch.backends.mps.is_available()):
         return
     built = "" if torch.version.cuda or torch.version.hip else " (built without CUDA)"
