@@ -78,10 +78,11 @@ CUDA: dict[str, Any] = {
 
 def begin() -> None:
     """Replace the GPU in this process."""
-    from gat_pyg import batches, data, training
+    from gat_pyg import batches, data, edges, training
     from gat_pyg.attention import cpu, fused, gpu
 
-    gpu.SPLIT = 8  # so that rows are split in graphs of this size, too
+    edges.SPLIT = gpu.SPLIT = 8  # so that rows are split in graphs of this size, too
+    edges.is_remote = lambda tensor: True
     kernels = SimpleNamespace(**{**vars(cpu), **vars(gpu)})
     fused._kernels = lambda device: kernels  # type: ignore[assignment]
     training.Transductive._why_not_captured = lambda self: None  # type: ignore[method-assign]

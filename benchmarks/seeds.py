@@ -25,10 +25,10 @@ from typing import Any
 import machine
 import torch
 import torch.nn.functional as F
-from training import NUMBERS, PyGNet, pays
+from training import NUMBERS, PyGNet
 
 from gat_pyg import data
-from gat_pyg.batches import TaskData
+from gat_pyg.batches import TaskData, sparse_pays
 from gat_pyg.jobs import keep_memory
 from gat_pyg.models import GAT
 from gat_pyg.seeds import Stacked, seeded
@@ -95,7 +95,9 @@ def by_size(task: data.Task, sizes: Sequence[int], epochs: int, device: torch.de
     rows = []
     for size in sizes:
         models = [seeded(seed, lambda: GAT.preset(task.name)) for seed in range(size)]
-        (graph,) = TaskData(task, sparse=pays(task, device)).train_dataloader()
+        (graph,) = TaskData(
+            task, sparse=sparse_pays(task, models[0], "cuda" if machine.on_gpu(device) else "cpu", stacked=True)
+        ).train_dataloader()
         graph = graph.to(device)
         module = Stacked(models, range(size), *NUMBERS[task.name]).to(device)
         optimizer = module.configure_optimizers()

@@ -89,7 +89,7 @@ def bare_loop(
 
 
 def pays(task: data.Task, device: torch.device) -> bool:
-    """Whether the command would take sparse features."""
+    """Return True if the command would use sparse features."""
     return sparse_pays(task, GAT.preset(task.name), "cuda" if machine.on_gpu(device) else "cpu")
 
 

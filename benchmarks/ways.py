@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -238,15 +238,12 @@ def replayed(problem: Problem, make: Callable[[Problem], Way]) -> Way | None:
 
 @contextmanager
 def constant(name: str, value: int) -> Iterator[None]:
-    """Within it, a constant of the CUDA kernels' module has another value."""
+    """Set a constant of the CUDA kernels to another value."""
+    from gat_pyg import edges
     from gat_pyg.attention import gpu
 
-    before = getattr(gpu, name)
-    setattr(gpu, name, value)
-    try:
+    with patch.object(gpu, name, value), patch.object(edges, name, value) if hasattr(edges, name) else nullcontext():
         yield
-    finally:
-        setattr(gpu, name, before)
 
 
 def variant(setting: str) -> Callable[[Problem], Way]:
