@@ -13,15 +13,14 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from coverage import CoverageData
-from coverage.python import PythonParser
-
 FOR_GPU = re.compile(r"test_gpu\.py|cuda|gpu|captur|nccl|interpret|another_device|fake_process", re.IGNORECASE)
 SOURCE = Path(__file__).parents[1] / "src"
 
 
 def statements(file: Path) -> list[int]:
     """Return the first line of each statement."""
+    from coverage.python import PythonParser
+
     parser = PythonParser(text=file.read_text(encoding="utf-8"), exclude=r"pragma: no cover")
     parser.parse_source()
     return sorted(parser.statements - parser.raw_docstrings)
@@ -29,6 +28,8 @@ def statements(file: Path) -> list[int]:
 
 def main() -> None:
     """Print the two lists."""
+    from coverage import CoverageData  # the suite imports this module without it, for its doctests
+
     entered: dict[Path, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for name in sys.argv[1:]:
         data = CoverageData(name)
