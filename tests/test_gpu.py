@@ -191,7 +191,7 @@ def by_kernels(
         kept = (out if saved else None, lse, out_plus, mass_plus)
         results = gpu.backward(direction, *args, *kept, "score_edge" in own)
         grads = dict(zip(("x", "score_src", "score_dst", "score_edge"), results, strict=True))
-    assert (lse.isfinite() | out.isnan().any(2)).all() and lse.dtype == wide
+    assert (lse.isfinite() | out.isnan().any(-1)).all() and lse.dtype == wide
     assert {name for name, grad in grads.items() if grad is not None} == set(own)
     return {"out": out.cpu()} | {name: grad.cpu() for name, grad in grads.items() if grad is not None}
 
