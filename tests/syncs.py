@@ -28,7 +28,7 @@ READS = {"tolist", "numpy", "cpu"}  # methods, which on a CPU call no operator
 
 @contextmanager
 def syncs() -> Iterator[list[str]]:
-    """The names of what synchronised within it, one for each call."""
+    """Collect the names of the calls that would synchronise with a GPU."""
     found: list[str] = []
     with _Reads(found), _Operators(found):
         yield found

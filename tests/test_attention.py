@@ -240,7 +240,7 @@ def test_the_same_bits_every_time(name: str, threads: int, monkeypatch: pytest.M
         ({"score_edge": torch.zeros(4, 3)}, r"score_edge has shape \(4, 3\), expected \(5, 3\)"),
         (
             {"edges": moved(edges_of(BIPARTITE), "meta")},
-            r"edge_index is on meta, expected cpu, the device of x\. Did you mean edge_index\.to\('cpu'\)\?",
+            r"edges is on meta, expected cpu, the device of x\. Build them from edge_index\.to\('cpu'\)\.",
         ),
         ({"score_dst": torch.zeros(3, 3, device="meta")}, r"score_dst is on meta, expected cpu"),
         ({"score_edge": torch.zeros(5, 3, device="meta")}, r"score_edge is on meta, expected cpu"),

@@ -944,7 +944,7 @@ def test_bias_alone_may_be_mapped_over() -> None:
 @pytest.mark.parametrize("fill_value", ["mean", 1.0])
 def test_a_training_step_on_a_new_graph_costs_one_sync(fill_value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Features of edges, of which some are loops, included. In the layer, in the operation and in what both prepare."""
-    monkeypatch.setattr(gat_pyg.edges, "is_remote", lambda _: True, raising=False)
+    monkeypatch.setattr(gat_pyg.edges, "is_remote", lambda _: True)
     layer = GATConv(6, 4, heads=2, edge_dim=3, dropout=0.5, fill_value=fill_value, backend="segment")
     index, x, edge_attr = LOOPS.index.clone(), torch.randn(3, 6), torch.randn(5, 3, requires_grad=True)
     with syncs() as found:

@@ -35,9 +35,9 @@ def adjacency(graph: Graph, layout: str) -> torch.Tensor:
 
 @pytest.fixture(params=[False, True], ids=["cpu", "remote"])
 def remote(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether a CPU's tensors are handled as a GPU's, which are read as seldom as can be."""
+    """Run the test once as on a CPU and once as on a GPU, with CPU tensors."""
     if request.param:
-        monkeypatch.setattr(gat_pyg.edges, "is_remote", lambda _: True, raising=False)
+        monkeypatch.setattr(gat_pyg.edges, "is_remote", lambda _: True)
     return bool(request.param)
 
 
@@ -139,8 +139,8 @@ FORMS: dict[str, tuple[Callable[[torch.Tensor], Any], dict[str, Any]]] = {
 def test_a_new_graph_costs_one_sync(form: str, loops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     make, options = FORMS[form]
     expected = neighbourhoods(make(HUBS.index), 40, 40, add_self_loops=loops, **options)
-    monkeypatch.setattr(gat_pyg.edges, "is_remote", lambda _: True, raising=False)
-    monkeypatch.setattr(gat_pyg.edges, "SPLIT", 224, raising=False)
+    monkeypatch.setattr(gat_pyg.edges, "is_remote", lambda _: True)
+    monkeypatch.setattr(gat_pyg.edges, "SPLIT", 224)
     given = make(HUBS.index)
     with syncs() as found:
         looped, edges = neighbourhoods(given, 40, 40, add_self_loops=loops, **options)

@@ -539,7 +539,7 @@ def test_the_arguments_of_pairs_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match=r"att has shape \(1, 3, 4\), expected \(3, 4\)"):
         attend_pairs(leaves["x"], leaves["x_dst"], leaves["att"][None], edges)
     elsewhere = {name: leaf.to("meta") for name, leaf in leaves.items()}
-    with pytest.raises(ValueError, match="edge_index is on meta, expected cpu"):
+    with pytest.raises(ValueError, match="edges is on meta, expected cpu"):
         attend_pairs(leaves["x"], leaves["x_dst"], leaves["att"], moved(edges, "meta"))
     with pytest.raises(ValueError, match="x_dst is on meta, expected cpu"):
         attend_pairs(leaves["x"], elsewhere["x_dst"], leaves["att"], edges)

@@ -56,7 +56,7 @@ class Edges:
         num_src: N_src.
         num_dst: N_dst.
         names: `[E]`, what dropout calls each edge in the caller's order; None where that is its place there.
-        long: the long rows by dst and by src, counted along with the checks; None on a CPU, where nobody needs them.
+        long: the numbers of long rows and of their parts, by side; None on a CPU.
 
     Example:
         >>> edges = Edges.from_index(torch.tensor([[0, 1, 2], [1, 0, 1]]), num_src=3, num_dst=3)
@@ -78,7 +78,7 @@ class Edges:
     def from_index(cls, index: Tensor, num_src: int, num_dst: int) -> Edges:
         """Group an edge list `[2, E]` of (src, dst) by dst.
 
-        Costs a stable radix sort, O(E), and one device sync, which reads all that is checked and counted.
+        Costs a stable radix sort, O(E), and one device sync.
 
         Raises:
             ValueError: if the ids are not integers or the shape is not `(2, E)`.
@@ -93,7 +93,7 @@ class Edges:
 
     @classmethod
     def _sorted(cls, index: Tensor, num_src: int, num_dst: int, facts: dict[str, int]) -> Edges:
-        """Group an edge list that was checked."""
+        """Group an edge list whose ids have been checked."""
         index = index.detach().to(_id_dtype(num_src, num_dst, index.size(1)))
         dst, perm = torch.sort(index[1], stable=True)
         perm = perm.to(index.dtype)
@@ -116,7 +116,7 @@ class Edges:
 
     @classmethod
     def _by_rows(cls, rowptr: Tensor, src: Tensor, num_src: int, facts: dict[str, int]) -> Edges:
-        """Take rows that were checked."""
+        """Build from CSR whose rowptr and ids have been checked."""
         num_dst = rowptr.numel() - 1
         src = src.detach().to(_id_dtype(num_src, num_dst, src.numel()))
         dst = ptr2index(rowptr, output_size=src.numel()).to(src.dtype)
@@ -214,7 +214,7 @@ def check_edge_index(edge_index: Tensor) -> None:
 
 
 def is_remote(tensor: Tensor) -> bool:
-    """Whether reading a value of the tensor synchronises with a device: everywhere but on a CPU."""
+    """Return True if reading a value of the tensor synchronises with a device, that is unless it is on a CPU."""
     return tensor.device.type != "cpu"
 
 
@@ -225,8 +225,9 @@ def read(scalars: dict[str, Tensor]) -> dict[str, int]:
 
 
 def places_of(mask: Tensor, count: int) -> Tensor:
-    """Return the places `[count]` at which the mask is true, without a device sync."""
-    places = mask.nonzero_static(size=count) if is_remote(mask) else mask.nonzero()
+    """Return the places `[count]` at which the mask is true; on a CPU and on CUDA without a device sync."""
+    has_kernel = mask.device.type in ("cpu", "cuda")  # of nonzero_static, in torch 2.10
+    places = mask.nonzero_static(size=count) if has_kernel else mask.nonzero()
     return places.squeeze(1)
 
 
@@ -255,10 +256,10 @@ def _facts(
     rowptr: Tensor | None = None,
     ascending: Tensor | None = None,
 ) -> dict[str, int]:
-    """Read, by one device sync, all that is checked and, off the CPU, counted of a new graph.
+    """Return the values to check of a new graph and, except on a CPU, its counts of long rows, by one device sync.
 
-    The edges are given by src and dst or, grouped by dst, by src and rowptr. With `is_edge` `[E]`, the others are own
-    loops, which give way to one for each of the first min(N_src, N_dst) nodes.
+    The edges are (src, dst) or, grouped by dst, (src, rowptr). Edges outside of the mask `is_edge` `[E]` are
+    self-loops, which are replaced by one for each of the first min(N_src, N_dst) nodes.
     """
     ids: dict[Side, Tensor] = {"src": src} if dst is None else {"src": src, "dst": dst}
     wanted = {}
@@ -543,7 +544,7 @@ def _group(edge_list: Tensor, num_src: int, num_dst: int, flow: Flow) -> Edges:
     if facts["falls"]:
         raise ValueError(
             f"edge_index is an EdgeIndex with sort_order='{side}', but its ids are not sorted. "
-            f"Pass edge_index.sort_by('{side}').values of one that is made without sort_order."
+            f"Build the EdgeIndex without sort_order and pass edge_index.sort_by('{side}').values."
         )
     _check_ids(facts, "src", num_src)
     return Edges._by_rows(index2ptr(dst, num_dst), src, num_src, facts)

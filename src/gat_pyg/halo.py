@@ -191,7 +191,7 @@ class _Fetch(torch.autograd.Function):
         part = ctx.part
         back = _exchanged(grad.contiguous(), part.fetched, part.sent)
         total = grad.new_zeros(ctx.rows, grad.size(1))
-        # One process at a time: none fetches a row twice, so no two atomic additions of a GPU meet in one number.
+        # One process at a time: each fetches a row once, so no two atomic additions of a GPU hit the same element.
         for rows, grads in zip(part.send.split(part.sent), back.split(part.sent), strict=True):
             total.index_add_(0, rows, grads)
         return total, None

@@ -261,7 +261,7 @@ def all_at_once(config: DictConfig, task: Task, folder: Path) -> bool:
     if len(places) == 1:
         one_share(places[0], config, task, folder, sparse, fit)
     else:  # nothing is told between them, so each is a process of its own
-        torch.cuda.empty_cache()  # of the trial: the process on the same GPU counts what is free
+        torch.cuda.empty_cache()  # free the trial's cached memory: each process plans its passes by the free memory
         try:
             spawn(_share, (places, plain(config), folder, sparse, fit), nprocs=len(places))
         except ProcessExitedException as error:

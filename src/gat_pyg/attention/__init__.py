@@ -116,7 +116,7 @@ def attend(
         [[[3.0]]]
     """
     _check(x, edges, dropout, backend)
-    check_devices(x, edge_index=edges.index, score_src=score_src, score_dst=score_dst, score_edge=score_edge)
+    check_devices(x, edges=edges.index, score_src=score_src, score_dst=score_dst, score_edge=score_edge)
     heads = x.size(1)
     for name, score, rows in (
         ("score_src", score_src, edges.num_src),
@@ -224,7 +224,7 @@ def attend_pairs(
         [[[3.0]]]
     """
     _check(x, edges, dropout, backend)
-    check_devices(x, edge_index=edges.index, x_dst=x_dst, att=att)
+    check_devices(x, edges=edges.index, x_dst=x_dst, att=att)
     if x_dst.shape != (edges.num_dst, *x.shape[1:]):
         raise ValueError(f"x_dst has shape {tuple(x_dst.shape)}, expected {(edges.num_dst, *x.shape[1:])}.")
     if att is not None and att.shape != x.shape[1:]:
@@ -289,10 +289,10 @@ def check_devices(x: Tensor, **others: Tensor | None) -> None:
     """Raise a ValueError that names both devices unless every tensor is on the device of x."""
     for name, other in others.items():
         if other is not None and other.device != x.device:
-            raise ValueError(
-                f"{name} is on {other.device}, expected {x.device}, the device of x. "
-                f"Did you mean {name}.to({str(x.device)!r})?"
-            )
+            moved = f"Did you mean {name}.to({str(x.device)!r})?"
+            if name == "edges":
+                moved = f"Build them from edge_index.to({str(x.device)!r})."
+            raise ValueError(f"{name} is on {other.device}, expected {x.device}, the device of x. {moved}")
 
 
 def _check(x: Tensor, edges: Edges, dropout: float, backend: str) -> None:

@@ -64,7 +64,7 @@ def keyed(key: Tensor) -> Iterator[None]:
 def first_seeds(key: Tensor, count: int = 63) -> Tensor:
     """Return keys `[...]`, each followed by the first seeds of its stream: `[..., 1 + count]`, for `keyed`.
 
-    To compute a seed takes a GPU 13 kernels, to copy it one. So compute them on the CPU, where the keys are known.
+    On a GPU, computing a seed takes 13 kernels and copying it takes one, so call this on the CPU.
 
     Example:
         >>> key = torch.tensor(7)
@@ -88,7 +88,7 @@ class _Stream:
     def draw(self) -> Tensor:
         self.drawn += 1
         if self.drawn < self.known.numel():
-            return self.known[self.drawn].clone()  # a tensor of its own: the next epoch overwrites the known ones
+            return self.known[self.drawn].clone()  # a copy, since the next epoch overwrites `known`
         return _mixed(self.known[0] + _wrapped(self.drawn * _GOLDEN))
 
 

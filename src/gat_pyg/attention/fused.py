@@ -296,8 +296,8 @@ def weighted_rows(
     """Return X W, or X^T W if ``back``, of several sparse matrices with one `gat_pyg.features.Pattern`.
 
     With a seed, the values are dropped out as by `keep`. ``values`` `[nnz]`, ``weight`` `[columns, D]`, or `[rows, D]`
-    if ``back``, and ``seed``: at least one of them has an axis in front. None for a single matrix, which torch sums as
-    fast, and where there is no kernel.
+    if ``back``, and ``seed``: at least one of them has an axis in front. Returns None for a single matrix,
+    for which torch is as fast, and if there is no kernel.
     """
     several = values.dim() > 1 or weight.dim() > 2 or (seed is not None and seed.dim() > 0)
     device = weight.device.type

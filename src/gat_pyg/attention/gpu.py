@@ -749,9 +749,9 @@ _PARTS: WeakKeyDictionary[Edges, dict[Side, _Parts | None]] = WeakKeyDictionary(
 
 
 def parts(edges: Edges, side: Side) -> _Parts | None:
-    """The parts of long rows by "dst" or by "src", None where no row is long; made once.
+    """Return the parts of long rows by "dst" or by "src", remembered with the edges, or None if no row is long.
 
-    Takes a device sync only if the long rows were not counted when the edges were checked: on a CPU.
+    Without a device sync: `Edges` counted the long rows when it was built.
     """
     known = _PARTS.setdefault(edges, {})
     if side not in known:
@@ -763,7 +763,7 @@ def parts(edges: Edges, side: Side) -> _Parts | None:
 
 
 def _cut(ptr: Tensor, num_rows: int, num_parts: int) -> _Parts | None:
-    """The parts of the rows of `ptr`, of which so many are long."""
+    """Cut the `num_rows` long rows of `ptr` into `num_parts` parts."""
     if num_rows == 0:
         return None
     degree = ptr.diff()
@@ -797,7 +797,7 @@ class _Tile(NamedTuple):
 def _tile(models: int, heads: int, channels: int, degree: float) -> _Tile:
     """A slab of heads of up to 256 numbers, or one wider head; 1024 numbers a warp, less for short rows.
 
-    Stacks of all sizes have the same tile, that of many models: each other tile is another kernel to compile.
+    Stacks of all sizes use the same tile, since every further tile is one more kernel to compile.
     Loads run ahead, through shared memory, where rows are long enough to gain by it and the tiles fit.
     """
     block_c = triton.next_power_of_2(max(1, channels))
@@ -1277,7 +1277,7 @@ def weighted_rows(
 ) -> Tensor | None:
     """Return X W `[rows, D]`, or X^T W `[columns, D]` if `back`; values, weight and seed may have an axis of models.
 
-    The values are dropped out as by `keep`. None for float64, in which these kernels do not sum.
+    The values are dropped out as by `keep`. Returns None for float64, which these kernels do not support.
     """
     if torch.float64 in (values.dtype, weight.dtype):
         return None
