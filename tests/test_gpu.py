@@ -1123,16 +1123,19 @@ def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
 
 
 # Loads and stores of spilled registers by Triton's version, then kernel, sm, heads, channels and dtype. GATv2's
-# backward pass by dst takes at most 228 of the 255 registers with Triton 3.7.1; 3.6.0 takes all and needs a few more.
+# backward pass by dst takes at most 228 of the 255 registers with Triton 3.7.1; 3.6.0 takes all and needs a few more,
+# as it does for stacks of 32 channels with dropout.
 SPILLS = {
     "3.6.0": {
         ("backward of dst, GATv2", 80, 8, 8, "bf16"): 6,
-        ("backward of dst, GATv2 with dropout", 90, 8, 8, "bf16"): 8,
+        ("backward of dst, GATv2 with dropout", 90, 8, 8, "bf16"): 94,
         ("backward of dst, GATv2 with dropout", 90, 16, 8, "fp32"): 74,
         ("backward of dst, GATv2 with dropout", 90, 80, 8, "fp32"): 85,
-        ("backward of dst, GATv2 with dropout", 80, 12, 32, "fp32"): 28,
-        ("backward of dst, GATv2 with dropout", 90, 12, 32, "fp32"): 28,
-        ("backward of dst, GATv2 with dropout", 100, 12, 32, "fp32"): 26,
+        ("backward of dst, GATv2 with dropout", 80, 12, 32, "fp32"): 61,
+        ("backward of dst, GATv2 with dropout", 90, 12, 32, "fp32"): 80,
+        ("backward of dst, GATv2 with dropout", 100, 12, 32, "fp32"): 44,
+        ("backward, dropout and long rows", 80, 12, 32, "fp32"): 4,
+        ("forward, dropout and long rows", 90, 12, 32, "fp32"): 2,
     }
 }
 
