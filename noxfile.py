@@ -84,11 +84,12 @@ def gpu_code(session: nox.Session) -> None:
     install(session, "-e", ".[dev]", [*TRITONS][-1], "pytest-cov")
     measured = ("--cov=gat_pyg", "--cov-context=test", "--cov-report=")
     kernels = ("tests/test_gpu.py", "tests/test_fused.py", "-k", "test_gpu or triton")
-    files = [str(Path(session.create_tmp(), name)) for name in ("suite", "interpreted")]
-    for file, interpreted, selected in zip(files, "01", ((), kernels), strict=True):
-        env = {"COVERAGE_FILE": file, "TRITON_INTERPRET": interpreted}
-        session.run(*PYTEST, *measured, *selected, env=env)
-    session.run("python", "tests/gpu_code.py", *files)
+    with tempfile.TemporaryDirectory() as folder:
+        files = [str(Path(folder, name)) for name in ("suite", "interpreted")]
+        for file, interpreted, selected in zip(files, "01", ((), kernels), strict=True):
+            env = {"COVERAGE_FILE": file, "TRITON_INTERPRET": interpreted}
+            session.run(*PYTEST, *measured, *selected, env=env)
+        session.run("python", "tests/gpu_code.py", *files)
 
 
 @nox.session

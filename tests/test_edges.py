@@ -256,7 +256,7 @@ def test_other_strides_are_seen() -> None:
 def test_an_edge_index_that_is_not_sorted_as_it_says(flow: str, remote: bool) -> None:
     side = "col" if flow == "source_to_target" else "row"
     index = EdgeIndex(RANDOM.index, sparse_size=(40, 40), sort_order=side)
-    with pytest.raises(ValueError, match=f"sort_order='{side}', but its ids are not sorted. Pass .*sort_by"):
+    with pytest.raises(ValueError, match=f"sort_order='{side}', but its ids are not sorted. Build .*sort_by"):
         neighbourhoods(index, 40, 40, flow=flow)
 
 
