@@ -259,7 +259,7 @@ def prepare(
 def attempt(
     name: str, problem: Problem, right: dict[float, dict[str, Tensor]], options: argparse.Namespace
 ) -> tuple[Way, dict[str, Any]] | str | None:
-    """What `prepare` gives; what is wrong with the way, where it raises; None where it may.
+    """Return what `prepare` does, what is wrong with the way if it raises, or None if it may raise.
 
     Others may be not installed, or have no time or memory left, but ours must run.
     """

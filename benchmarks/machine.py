@@ -52,7 +52,7 @@ def device(name: str) -> torch.device:
 
 
 def on_gpu(device: torch.device) -> bool:
-    """Whether to do what is done on a GPU."""
+    """Return True on a GPU and in a rehearsal of one."""
     return REHEARSED or device.type == "cuda"
 
 

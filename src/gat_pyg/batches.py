@@ -231,7 +231,7 @@ SPARSE = 0.2  # the density up to which sparse features were faster at every siz
 
 
 def sparse_pays(task: Task, model: nn.Module, device: str = "cpu", stacked: bool = False) -> bool:
-    """Whether ``TaskData(sparse=True)`` is the faster way: for one graph with few features that are not 0.
+    """Return whether ``TaskData(sparse=True)`` is faster, as for one graph with few features that are not 0.
 
     On CUDA this holds for stacks only, since every model of a stack needs a dropped-out x of its own. A single model's
     dense x and product are small there, and a sparse product takes as long as its longest column.

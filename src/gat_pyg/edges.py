@@ -225,9 +225,10 @@ def read(scalars: dict[str, Tensor]) -> dict[str, int]:
 
 
 def places_of(mask: Tensor, count: int) -> Tensor:
-    """Return the places `[count]` at which the mask is true; on a CPU and on CUDA without a device sync."""
-    has_kernel = mask.device.type in ("cpu", "cuda")  # of nonzero_static, in torch 2.10
-    places = mask.nonzero_static(size=count) if has_kernel else mask.nonzero()
+    """Return the places `[count]` at which the mask is true, on CUDA without a device sync."""
+    # torch 2.10 has nonzero_static on CPUs, where it is slower, and CUDA alone
+    static = is_remote(mask) and mask.device.type in ("cpu", "cuda")
+    places = mask.nonzero_static(size=count) if static else mask.nonzero()
     return places.squeeze(1)
 
 

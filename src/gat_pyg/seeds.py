@@ -272,13 +272,13 @@ class EachStopping(Callback):
 
 
 def _copy_each_row(to: Mapping[str, Tensor], source: Mapping[str, Tensor], rows: Sequence[int]) -> None:
-    """Copy some rows one by one: on a CPU a sixth of what `index_select` takes, and only these rows are moved."""
+    """Copy some rows one by one, which on a CPU takes a sixth of the time of `index_select`."""
     for row, (key, value) in itertools.product(rows, source.items()):
         to[key][row].copy_(value[row])
 
 
 def _copy_all_rows(to: Mapping[str, Tensor], source: Mapping[str, Tensor], rows: Sequence[int]) -> None:
-    """Copy some rows with one kernel per tensor, which moves the others too: a GPU takes longer to launch a kernel."""
+    """Copy some rows with one kernel per tensor, which rewrites the others: launching one per row takes a GPU longer."""
     first = next(iter(to.values()))
     mask = torch.zeros(first.size(0), dtype=torch.bool).index_fill_(0, torch.tensor(rows), True).to(first.device)
     for key, value in to.items():

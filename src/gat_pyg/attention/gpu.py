@@ -46,7 +46,7 @@ def _offset(i_row, WIDTH):
 
 @triton.jit
 def _all(EACH: tl.constexpr, models):
-    """The heads, or the elements, of all models, `EACH` of one: a multiple of `EACH`, as the compiler sees."""
+    """The heads, or the elements, of all models: a product, so that the compiler knows it is divisible by `EACH`."""
     if models is None:
         return EACH
     else:
