@@ -15,6 +15,7 @@ import sys
 import textwrap
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -426,7 +427,11 @@ def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.M
     def run_twice(kernel: Any, dtype: Any, job: Any, *args: Any) -> None:
         named = list(inspect.signature(kernel.py_func).parameters)[6:]
         assert len(named) == len(args)
-        moved = list(args)
+        moved, start = list(args), first if kernel is cpu._dense else 0
+        if kernel is cpu._multiply_blocks:
+            start = first // cpu.BLOCK
+            a, b, rows, row, blocks = args
+            moved = [far(a, rows, first), far(b, rows, first), first + rows, row, far(blocks, 1, start)]
         for at, (name, value) in enumerate(zip(named, args, strict=True)):
             if isinstance(value, np.ndarray) and value.size:
                 if name in BY_NODE:
@@ -434,7 +439,6 @@ def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.M
                 elif name in BY_ID:
                     moved[at] = value + value.dtype.type(first)
         run(kernel, dtype, job, *args)
-        start = first if kernel is cpu._dense else 0
         kernel(start, start + job.bounds.size - 1, *cpu._buffers(job, dtype), 0, 1, *moved)
         for name, there, here in zip(named, moved, args, strict=True):
             if isinstance(here, np.ndarray) and name not in BY_ID:
@@ -454,7 +458,8 @@ def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.M
     if names == ADDITIVE:
         assert seen == ["_forward", "_dense", "_backward"]
     else:
-        assert seen == ["_forward_pair", "_backward_pair_dst", "_backward_pair_src"]
+        blocks = ["_multiply_blocks"] * 2 * ("att" in names)
+        assert seen == ["_forward_pair", "_backward_pair_dst", "_backward_pair_src", *blocks]
 
 
 # --- Scores of the features of both ends. ---
@@ -526,7 +531,8 @@ def test_the_same_bits_for_any_number_of_threads(
         submits.clear()
         runs.append(answer(leaves, edges, direction, dropout=0.3))
         started.append(len(submits))
-    assert started == [3, 3, 0, 6]  # three kernels; the caller is a thread too
+    kernels = 5 if "att" in names else 3
+    assert started == [kernels, kernels, 0, 2 * kernels]  # the caller is a thread too
     for again in runs[1:]:
         for name, value in again.items():
             assert torch.equal(value, runs[0][name]), name
@@ -983,6 +989,8 @@ def test_a_forked_process(monkeypatch: pytest.MonkeyPatch, two_threads: None) ->
         try:
             found = answer(leaves, edges, direction)
             status = 0 if cpu._POOL and all(torch.equal(found[k], truth[k]) for k in truth) else 2
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(status)
     for _ in range(600):

@@ -278,7 +278,7 @@ def _copy_each_row(to: Mapping[str, Tensor], source: Mapping[str, Tensor], rows:
 
 
 def _copy_all_rows(to: Mapping[str, Tensor], source: Mapping[str, Tensor], rows: Sequence[int]) -> None:
-    """Copy some rows with one kernel per tensor, which rewrites the others: launching one per row takes a GPU longer."""
+    """Copy some rows with one kernel per tensor, since launching one per row takes a GPU longer."""
     first = next(iter(to.values()))
     mask = torch.zeros(first.size(0), dtype=torch.bool).index_fill_(0, torch.tensor(rows), True).to(first.device)
     for key, value in to.items():
