@@ -46,10 +46,13 @@ from torch import Tensor
 from torch_geometric.data import Batch
 from ways import WAYS, Case, Problem, Way, variant, way
 
-from gat_pyg import conv, data
-from gat_pyg.attention import BACKENDS, segment
-from gat_pyg.attention.dropout import draw_seed, keep_mask
-from gat_pyg.edges import Edges, neighbourhoods
+from gat_pyg.attention import segment
+from gat_pyg.attention.operation import BACKENDS
+from gat_pyg.conv.gatv2 import GATv2Conv
+from gat_pyg.data import citation, proteins
+from gat_pyg.graph.adjacency import neighbourhoods
+from gat_pyg.graph.edges import Edges
+from gat_pyg.philox import draw_seed, keep_mask
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of the norm and of the largest entry
 REPEATS = 2 if machine.REHEARSED else 10  # that must give the same bits
@@ -115,7 +118,7 @@ def load(name: str, scale: float, device: torch.device) -> tuple[Tensor, Tensor 
     """edge_index, x, N and a name that tells where they are from."""
     if scale == 1 and name not in ("arxiv", *LARGE) and "GAT_PYG_DATA" in os.environ:
         try:
-            graphs = data.ppi().train[2:4] if name == "ppi" else data.planetoid(name).train
+            graphs = proteins.ppi().train[2:4] if name == "ppi" else citation.planetoid(name).train
         except (OSError, ValueError) as error:
             say(f"{name} is not there, a graph of its size stands in. {str(error).splitlines()[0]}")
         else:
@@ -138,7 +141,7 @@ def trusted(problem: Problem) -> dict[str, Tensor]:
     case = problem.case
     leaves = {name: value.detach().double().requires_grad_() for name, value in problem.weights.items()}
     if case.kind == "GATv2Conv":
-        layer = conv.GATv2Conv(case.F, case.C, case.H, backend="segment").double().to(problem.grad.device)
+        layer = GATv2Conv(case.F, case.C, case.H, backend="segment").double().to(problem.grad.device)
         layer.load_state_dict(problem.weights)
         x = problem.given["x"].double()
         return way(lambda: layer(x, problem.index), dict(layer.named_parameters()), problem.grad.double()).step()

@@ -27,11 +27,11 @@ from lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
-from gat_pyg import data
-from gat_pyg.batches import TaskData
 from gat_pyg.conv import GATConv
+from gat_pyg.data import proteins
 from gat_pyg.models import GAT
 from gat_pyg.training import Inductive
+from gat_pyg.training.loading import TaskData
 
 LAYERS = ("pyg", "ours")
 WAYS = (*LAYERS, "no attention")
@@ -83,13 +83,13 @@ def train(way: str, epochs: int, device: torch.device) -> dict[str, float]:
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "num_sanity_val_steps": 0}
     where = {"accelerator": machine.accelerator(device), "devices": 1}
     trainer = Trainer(max_epochs=epochs + 1, callbacks=[clock], enable_model_summary=False, **where, **quiet)
-    trainer.fit(Inductive(network(way), lr=0.005), datamodule=TaskData(data.ppi(), batch_size=2))
+    trainer.fit(Inductive(network(way), lr=0.005), datamodule=TaskData(proteins.ppi(), batch_size=2))
     seconds = [stop - start for start, stop in zip(clock.ends, clock.ends[1:], strict=False)]
     return {"seconds": statistics.median(seconds), "peak_mib": machine.process_peak()}
 
 
 def check(device: torch.device) -> None:
-    batch = Batch.from_data_list(data.ppi().train[:2]).to(device)
+    batch = Batch.from_data_list(proteins.ppi().train[:2]).to(device)
     answers = []
     for way in LAYERS:
         model = network(way).to(device)

@@ -28,9 +28,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
 
+from gat_pyg.experiments.result import versions
 from gat_pyg.models import GAT
-from gat_pyg.results import versions
-from gat_pyg.sampling import TorchSampler
+from gat_pyg.training.neighbours import TorchSampler
 
 WAYS = ("layer by layer", "all at once")
 NEAR = 1e-6  # of the largest logit

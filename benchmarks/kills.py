@@ -35,9 +35,8 @@ from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.utilities import rank_zero_only
 from safetensors.torch import load_file
 
-import gat_pyg.jobs
 import gat_pyg.run
-from gat_pyg.results import read
+from gat_pyg.experiments.result import read
 
 MLP = ("model=mlp", "model.hidden_channels=8", "training.lr=0.02", "checkpoint_every=0.1")
 DIGITS = (*MLP, "training.max_epochs=150", "training.patience=60")
@@ -91,7 +90,7 @@ def command(arguments: Sequence[str], changes: int | None = None) -> None:
         die_before(changes)
     torch.set_num_threads(1)
     start = torch.multiprocessing.start_processes
-    gat_pyg.jobs.spawn = lambda work, given, nprocs: start(work, given, nprocs, start_method="fork")  # type: ignore
+    gat_pyg.experiments.together.spawn = lambda work, given, nprocs: start(work, given, nprocs, start_method="fork")  # type: ignore
     sys.argv = ["gat-pyg", *arguments]
     gat_pyg.run.main()
 

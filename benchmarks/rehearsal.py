@@ -78,27 +78,31 @@ CUDA: dict[str, Any] = {
 
 def begin() -> None:
     """Replace the GPU in this process."""
-    from gat_pyg import batches, data, edges, training
     from gat_pyg.attention import cpu, fused, gpu
+    from gat_pyg.data import citation, proteins
+    from gat_pyg.graph import adjacency, edges
+    from gat_pyg.training import cuda_graphs, loading
+    from gat_pyg.training.cuda_graphs import Captured
+    from gat_pyg.training.modules import Transductive
 
     edges.SPLIT = gpu.SPLIT = 8  # so that rows are split in graphs of this size, too
-    edges.is_remote = lambda tensor: True
+    edges.is_remote = adjacency.is_remote = lambda tensor: True  # type: ignore[assignment]
     kernels = SimpleNamespace(**{**vars(cpu), **vars(gpu)})
     fused._kernels = lambda device: kernels  # type: ignore[assignment]
-    training.Transductive._why_not_captured = lambda self: None  # type: ignore[method-assign]
-    training._no_draws = nullcontext  # type: ignore[attr-defined]  # a step draws on the CPU here
+    Transductive._why_not_captured = lambda self: None  # type: ignore[method-assign]
+    cuda_graphs._no_draws = nullcontext  # type: ignore[attr-defined]  # a step draws on the CPU here
 
-    class Captured(training.Captured):
+    class Captured(Captured):
         def __init__(self, compute: Callable[[], tuple[Any, ...]], *rest: Any) -> None:
             super().__init__(compute, *rest)
             self.graph.remember(compute, self.results)  # type: ignore[attr-defined]
 
-    training.Captured = Captured  # type: ignore[misc]
-    pays = batches.sparse_pays
-    batches.sparse_pays = lambda task, model, device="cpu", *rest, **named: pays(task, model, "cuda", *rest, **named)
+    cuda_graphs.Captured = Captured  # type: ignore[misc]
+    pays = loading.sparse_pays
+    loading.sparse_pays = lambda task, model, device="cpu", *rest, **named: pays(task, model, "cuda", *rest, **named)
     for name, stand_in in CUDA.items():
         setattr(torch.cuda, name, stand_in)
-    data.planetoid, data.ppi = cut(data.planetoid), cut(data.ppi)
+    citation.planetoid, proteins.ppi = cut(citation.planetoid), cut(proteins.ppi)
 
 
 def cut(read: Callable[..., Any]) -> Callable[..., Any]:

@@ -43,12 +43,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Batch, Data
 
-from gat_pyg.attention.dropout import keyed
-from gat_pyg.batches import TaskData
 from gat_pyg.data import Task, planetoid
-from gat_pyg.halo import divided
+from gat_pyg.distributed.halo import divided
+from gat_pyg.graph.partition import WITH_METIS, Method, partition
 from gat_pyg.models import GAT
-from gat_pyg.partition import WITH_METIS, Method, partition
+from gat_pyg.philox import keyed
+from gat_pyg.training.loading import TaskData
 
 TOLERANCE = 1e-10
 WORLDS = (1, 2, 3)  # processes that are checked
@@ -171,7 +171,9 @@ def seconds(work: Callable[[], object]) -> float:
 def over(world: int, job: Callable[..., Any], *arguments: Any) -> Any:
     """What the first of so many processes returns from `job(rank, world, *arguments)`."""
     with TemporaryDirectory() as folder:
-        mp.set_forkserver_preload(["gat_pyg.batches", "gat_pyg.models", "gat_pyg.partition"])  # once for all of them
+        mp.set_forkserver_preload(
+            ["gat_pyg.training.loading", "gat_pyg.models", "gat_pyg.graph.partition"]
+        )  # once for all of them
         mp.start_processes(process, (world, Path(folder), job, arguments), world, start_method="forkserver")
         return json.loads(Path(folder, "result.json").read_text())
 

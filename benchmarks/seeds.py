@@ -27,12 +27,14 @@ import torch
 import torch.nn.functional as F
 from training import NUMBERS, PyGNet
 
-from gat_pyg import data
-from gat_pyg.batches import TaskData, sparse_pays
-from gat_pyg.jobs import keep_memory
+from gat_pyg.data import citation
+from gat_pyg.experiments.process import keep_memory
 from gat_pyg.models import GAT
-from gat_pyg.seeds import Stacked, seeded
+from gat_pyg.seeds import Stacked
+from gat_pyg.seeds.fitting import seeded
+from gat_pyg.tasks.task import Task
 from gat_pyg.training import PaperStopping
+from gat_pyg.training.loading import TaskData, sparse_pays
 
 LOWEST = {"cora": 80.0, "citeseer": 68.0, "pubmed": 75.0}  # of a mean test accuracy that the paper's numbers give
 
@@ -51,7 +53,7 @@ def command(name: str, seeds: int, *arguments: str, device: torch.device) -> dic
     }
 
 
-def bare(task: data.Task, seeds: int, max_epochs: int, patience: int, device: torch.device) -> dict[str, Any]:
+def bare(task: Task, seeds: int, max_epochs: int, patience: int, device: torch.device) -> dict[str, Any]:
     """PyG's layer in a loop as a script has it, with the paper's stopping rule."""
     (graph,) = TaskData(task).train_dataloader()
     graph = graph.to(device)
@@ -90,7 +92,7 @@ def bare(task: data.Task, seeds: int, max_epochs: int, patience: int, device: to
     }
 
 
-def by_size(task: data.Task, sizes: Sequence[int], epochs: int, device: torch.device) -> list[dict[str, Any]]:
+def by_size(task: Task, sizes: Sequence[int], epochs: int, device: torch.device) -> list[dict[str, Any]]:
     """Milliseconds of a seed's epoch, a training step and a validation, in stacks of several sizes."""
     rows = []
     for size in sizes:
@@ -137,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keep_memory()  # as the command does, for all ways alike
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    task, device = data.planetoid(options.dataset), options.device
+    task, device = citation.planetoid(options.dataset), options.device
     record: dict[str, Any] = {**machine.about(device), "dataset": task.name, "settings": options.settings}
     path = options.out or machine.results(f"seeds-{task.name}", device)
     status = 0
@@ -151,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def compare(task: data.Task, options: argparse.Namespace, record: dict[str, Any], path: Path) -> int:
+def compare(task: Task, options: argparse.Namespace, record: dict[str, Any], path: Path) -> int:
     """All ways; 1 where one's accuracy is not as it has to be."""
     limits = [f"training.max_epochs={options.max_epochs}", f"training.patience={options.patience}", *options.settings]
     device = options.device

@@ -33,12 +33,15 @@ from lightning import Callback, LightningModule, Trainer, seed_everything
 from torch_geometric.data import Data
 from training import NUMBERS
 
-from gat_pyg import data, seeds
-from gat_pyg.batches import TaskData
-from gat_pyg.jobs import keep_memory
+from gat_pyg.data import citation, proteins
+from gat_pyg.experiments.process import keep_memory
+from gat_pyg.experiments.result import versions
 from gat_pyg.models import GAT
-from gat_pyg.results import versions
-from gat_pyg.training import Inductive, PaperStopping, node_sums, score_of
+from gat_pyg.seeds import fitting
+from gat_pyg.tasks.scores import node_sums, score_of
+from gat_pyg.tasks.task import Task
+from gat_pyg.training import Inductive, PaperStopping
+from gat_pyg.training.loading import TaskData
 
 RULES = ("both", "accuracy", "loss")
 
@@ -52,7 +55,7 @@ class Run:
     epochs: int
 
 
-def halves(task: data.Task) -> Iterator[data.Task]:
+def halves(task: Task) -> Iterator[Task]:
     """The task with one half of its validation nodes to stop by and the other in place of the test nodes; both ways."""
     (graph,) = task.train
     nodes = graph.val_mask.nonzero().view(-1)
@@ -62,7 +65,7 @@ def halves(task: data.Task) -> Iterator[data.Task]:
     for val, test in ((first, second), (second, first)):
         half = copy.copy(graph)
         half.val_mask, half.test_mask = val, test
-        yield data.Task(task.name, [half], [half], [half], task.num_features, task.num_classes)
+        yield Task(task.name, [half], [half], [half], task.num_features, task.num_classes)
 
 
 class EachRule(Callback):
@@ -89,7 +92,7 @@ class EachRule(Callback):
         return [Run(100 * value, 100 * stopping.kept_score, stopping.epoch) for value, stopping in ways]
 
 
-def on_graphs(task: data.Task, seed: int, max_epochs: int, precision: Any) -> EachRule:
+def on_graphs(task: Task, seed: int, max_epochs: int, precision: Any) -> EachRule:
     """Train the authors' form on whole graphs, as on PPI, until every rule has stopped."""
     seed_everything(seed, verbose=False)
     rules = EachRule(task.val)
@@ -113,8 +116,8 @@ def on_nodes(name: str, rule: Any, options: argparse.Namespace) -> list[Run]:
     numbers = {"lr": lr, "weight_decay": weight_decay, "max_epochs": options.max_epochs, "progress": False}
     found = [
         run
-        for half in halves(data.planetoid(name))
-        for run in seeds.train(make, half, range(options.seeds), criterion=rule, **numbers)[0]
+        for half in halves(citation.planetoid(name))
+        for run in fitting.train(make, half, range(options.seeds), criterion=rule, **numbers)[0]
     ]
     return [Run(run.value, run.val, run.epochs) for run in found]
 
@@ -133,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("| data set | rule | on the half that it saw | **on the other half** | epochs |\n|---|---|---|---|---|")
     for name in options.datasets:
         if name == "ppi":
-            task = data.ppi()
+            task = proteins.ppi()
             trained = [on_graphs(task, seed, options.max_epochs, options.precision) for seed in range(options.seeds)]
         for rule in RULES:
             if name == "ppi":

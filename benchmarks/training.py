@@ -30,10 +30,12 @@ from torch import Tensor, nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from gat_pyg import data, training
-from gat_pyg.batches import TaskData, sparse_pays
+from gat_pyg.data import citation
 from gat_pyg.models import GAT, PRESETS
-from gat_pyg.training import PaperStopping, Resumable, Transductive
+from gat_pyg.tasks.task import Task
+from gat_pyg.training import PaperStopping, Resumable, Transductive, cuda_graphs
+from gat_pyg.training.cuda_graphs import Captured
+from gat_pyg.training.loading import TaskData, sparse_pays
 
 NUMBERS = {"cora": (0.005, 5e-4), "citeseer": (0.005, 5e-4), "pubmed": (0.01, 1e-3)}  # lr, L2
 
@@ -41,7 +43,7 @@ NUMBERS = {"cora": (0.005, 5e-4), "citeseer": (0.005, 5e-4), "pubmed": (0.01, 1e
 class PyGNet(nn.Module):
     """The paper's network on PyG's layer, as its users write it."""
 
-    def __init__(self, task: data.Task, p: float | None = None) -> None:
+    def __init__(self, task: Task, p: float | None = None) -> None:
         super().__init__()
         preset = PRESETS[task.name]
         (channels,), (heads, out_heads) = preset["hidden_channels"], preset["heads"]
@@ -55,9 +57,7 @@ class PyGNet(nn.Module):
         return self.second(F.dropout(x, self.dropout, self.training), edge_index)
 
 
-def bare_loop(
-    model: nn.Module, task: data.Task, epochs: int, device: torch.device, sparse: bool = False
-) -> list[float]:
+def bare_loop(model: nn.Module, task: Task, epochs: int, device: torch.device, sparse: bool = False) -> list[float]:
     """Train as a script does, by the paper's stopping rule (with patience for all epochs); the validation losses."""
     (graph,) = TaskData(task, sparse=sparse).train_dataloader()
     graph, model = graph.to(device), model.to(device)
@@ -88,12 +88,12 @@ def bare_loop(
     return losses
 
 
-def pays(task: data.Task, device: torch.device) -> bool:
+def pays(task: Task, device: torch.device) -> bool:
     """Return True if the command would use sparse features."""
     return sparse_pays(task, GAT.preset(task.name), "cuda" if machine.on_gpu(device) else "cpu")
 
 
-def lightning_loop(task: data.Task, epochs: int, device: torch.device, callbacks: list[Any]) -> None:
+def lightning_loop(task: Task, epochs: int, device: torch.device, callbacks: list[Any]) -> None:
     """Train by a plain Lightning trainer."""
     trainer = Trainer(
         accelerator=machine.accelerator(device),
@@ -119,18 +119,18 @@ def command(name: str, epochs: int, device: torch.device) -> float:
     return float(result["seconds_per_epoch"])
 
 
-def captured(task: data.Task, device: torch.device) -> list[dict[str, Any]]:
+def captured(task: Task, device: torch.device) -> list[dict[str, Any]]:
     """The CUDA graphs of an epoch of the command: microseconds of a replay, and the nodes by their kernel's name."""
-    found: list[training.Captured] = []
+    found: list[Captured] = []
 
-    class Noted(training.Captured):
+    class Noted(Captured):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
             found.append(self)
 
-    training.Captured = Noted  # type: ignore[misc]
+    cuda_graphs.Captured = Noted  # type: ignore[misc]
     lightning_loop(task, 3, device, [Resumable(None, seed=0)])
-    training.Captured = Noted.__base__  # type: ignore[assignment,misc]
+    cuda_graphs.Captured = Noted.__base__  # type: ignore[assignment,misc]
     assert len(found) == 2, f"{len(found)} steps were captured, expected those of training and validation"
     activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
     kind = getattr(DeviceType, activity.name)
@@ -146,7 +146,7 @@ def captured(task: data.Task, device: torch.device) -> list[dict[str, Any]]:
     return rows
 
 
-def check(task: data.Task, device: torch.device) -> None:
+def check(task: Task, device: torch.device) -> None:
     """PyG's layer and ours must take the same steps from the same seed."""
     losses = []
     for make, sparse in ((PyGNet, False), (ours, False), (ours, True))[: 2 + pays(task, device)]:
@@ -155,7 +155,7 @@ def check(task: data.Task, device: torch.device) -> None:
     torch.testing.assert_close(losses[1:], losses[:1] * len(losses[1:]), rtol=1e-4, atol=1e-4)
 
 
-def ours(task: data.Task, p: float) -> GAT:
+def ours(task: Task, p: float) -> GAT:
     return GAT.preset(task.name, dropout=p)
 
 
@@ -170,7 +170,7 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    task, device = data.planetoid(options.dataset), options.device
+    task, device = citation.planetoid(options.dataset), options.device
     record: dict[str, Any] = {**machine.about(device), "dataset": task.name}
     path = machine.results(f"{'captured' if options.captured else 'training'}-{task.name}", device)
     if options.captured:
@@ -185,7 +185,7 @@ def main() -> None:
     print(f"written to {path}")
 
 
-def compare(task: data.Task, options: argparse.Namespace, record: dict[str, Any], path: Path) -> None:
+def compare(task: Task, options: argparse.Namespace, record: dict[str, Any], path: Path) -> None:
     epochs, device = options.epochs, options.device
 
     def loop(make: Callable[..., nn.Module], sparse: bool = False) -> Callable[[], float]:

@@ -18,9 +18,11 @@ from machine import TRAIN, on_gpu
 from torch import Tensor, nn
 from torch_geometric.utils import add_self_loops
 
-from gat_pyg import conv, features
+import gat_pyg
 from gat_pyg.attention import attend
-from gat_pyg.edges import Edges, neighbourhoods
+from gat_pyg.features import dropout as features_dropout
+from gat_pyg.graph.adjacency import neighbourhoods
+from gat_pyg.graph.edges import Edges
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ def of_layer(
 ) -> Way:
     layer.to(problem.grad.device).load_state_dict(problem.weights)
     call, dense = layer if call is None else call, problem.given["x"]
-    x, drop = (dense, F.dropout) if x is None else (x, features.dropout)
+    x, drop = (dense, F.dropout) if x is None else (x, features_dropout.dropout)
     return way(lambda: call(drop(x, problem.p), index), {"x": dense, **dict(layer.named_parameters())}, problem.grad)
 
 
@@ -136,7 +138,7 @@ def ours(problem: Problem, backend: Any) -> Way:
         forward = lambda: attend(x, src, dst, problem.edges, dropout=problem.p, backend=backend)  # noqa: E731
         return way(forward, problem.given, problem.grad)
     x = problem.given["x"].to_sparse_csr() if case.sparse else None
-    layer = getattr(conv, case.kind)(case.F, case.C, case.H, backend=backend)
+    layer = getattr(gat_pyg, case.kind)(case.F, case.C, case.H, backend=backend)
     return of_layer(layer, problem, problem.index, x)
 
 
@@ -221,7 +223,7 @@ def replayed(problem: Problem, make: Callable[[Problem], Way]) -> Way | None:
     """A CUDA graph of the forward and one of the step, captured once: no launch is waited for."""
     if not on_gpu(problem.grad.device) or not problem.case.special:
         return None
-    from gat_pyg.training import Captured
+    from gat_pyg.training.cuda_graphs import Captured
 
     made, names = make(problem), []
 
@@ -239,8 +241,8 @@ def replayed(problem: Problem, make: Callable[[Problem], Way]) -> Way | None:
 @contextmanager
 def constant(name: str, value: int) -> Iterator[None]:
     """Set a constant of the CUDA kernels to another value."""
-    from gat_pyg import edges
     from gat_pyg.attention import gpu
+    from gat_pyg.graph import edges
 
     with patch.object(gpu, name, value), patch.object(edges, name, value) if hasattr(edges, name) else nullcontext():
         yield

@@ -18,8 +18,9 @@ import torch_geometric.nn as pyg
 from torch import Tensor
 
 import gat_pyg.attention.fused
-import gat_pyg.conv
-from gat_pyg.attention.dropout import draw_seed, keep_mask
+import gat_pyg.conv.gat
+import gat_pyg.conv.gatv2
+from gat_pyg.philox import draw_seed, keep_mask
 
 
 def pytest_configure() -> None:
@@ -44,7 +45,7 @@ def one_mask(monkeypatch: pytest.MonkeyPatch) -> None:
         drops = training and p > 0.0
         return alpha * keep_mask(draw_seed(alpha.device), *alpha.shape, p, alpha.dtype) if drops else alpha
 
-    for module in (pyg.conv.gat_conv, pyg.conv.gatv2_conv, gat_pyg.conv):
+    for module in (pyg.conv.gat_conv, pyg.conv.gatv2_conv, gat_pyg.conv.gat, gat_pyg.conv.gatv2):
         monkeypatch.setattr(module, "F", SimpleNamespace(**{**vars(F), "dropout": dropout}))
 
 

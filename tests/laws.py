@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gat_pyg.attention import reference
-from gat_pyg.edges import Edges
+from gat_pyg.graph.edges import Edges
 from graphs import COMPLETE, Graph, union
 
 # One tolerance per dtype, relative and absolute, for every comparison of two ways to the same number.

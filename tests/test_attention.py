@@ -11,7 +11,7 @@ from torch_geometric.utils import softmax
 
 import laws
 from gat_pyg.attention import attend, cpu, reference, segment
-from gat_pyg.edges import Edges
+from gat_pyg.graph.edges import Edges
 from graphs import BATCH, BIPARTITE, CHAIN, LOOPS, RANDOM, REPEATED, STAR_IN, ZOO, Graph, random
 from laws import assert_close, edges_of, inputs, moved
 

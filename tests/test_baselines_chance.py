@@ -7,8 +7,8 @@ from sklearn.dummy import DummyClassifier
 from sklearn.metrics import f1_score
 
 from gat_pyg.baselines.chance import Chance
-from gat_pyg.stack import Stack
-from gat_pyg.training import node_loss
+from gat_pyg.seeds.stack import Stack
+from gat_pyg.tasks.scores import node_loss
 
 
 def test_labels_are_drawn_by_their_shares():

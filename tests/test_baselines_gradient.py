@@ -17,15 +17,15 @@ from torch.func import functional_call
 from torch_geometric.data import Data
 from torch_geometric.utils import add_remaining_self_loops, degree
 
-from gat_pyg.attention.dropout import keyed
 from gat_pyg.baselines.chebyshev import Chebyshev, scaled_laplacian
 from gat_pyg.baselines.gcn import GCN, normalised
 from gat_pyg.baselines.mlp import MLP
 from gat_pyg.baselines.monet import MoNet, coordinates
 from gat_pyg.data import planetoid
-from gat_pyg.run import config_folder
-from gat_pyg.seeds import trial
-from gat_pyg.stack import Stack
+from gat_pyg.experiments.settings import config_folder
+from gat_pyg.philox import keyed
+from gat_pyg.seeds.memory import trial
+from gat_pyg.seeds.stack import Stack
 from graphs import CHAIN, LOOPS, RANDOM, REPEATED, SQUARE, STAR_IN, Graph, union
 from laws import assert_close
 

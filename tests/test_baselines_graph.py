@@ -18,9 +18,10 @@ from gat_pyg.baselines.lp import LP
 from gat_pyg.baselines.manireg import ManiReg
 from gat_pyg.baselines.planetoid import Planetoid
 from gat_pyg.baselines.semiemb import SemiEmb
-from gat_pyg.data import data_root, digits, planetoid
-from gat_pyg.run import config_folder
-from gat_pyg.stack import Stack
+from gat_pyg.data import digits, planetoid
+from gat_pyg.data.raw import data_root
+from gat_pyg.experiments.settings import config_folder
+from gat_pyg.seeds.stack import Stack
 from graphs import SQUARE, Graph
 
 METHODS = {"LP", "ICA", "ManiReg", "DeepWalk", "SemiEmb", "Planetoid"}  # as the paper's Table 2 calls them

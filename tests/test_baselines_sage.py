@@ -13,8 +13,8 @@ from torch_geometric.nn.aggr import LSTMAggregation
 from gat_pyg.baselines import sage
 from gat_pyg.baselines.sage import AGGREGATORS, GraphSAGE, SampledConv, sample
 from gat_pyg.data import planted
-from gat_pyg.stack import Stack
-from gat_pyg.training import node_loss
+from gat_pyg.seeds.stack import Stack
+from gat_pyg.tasks.scores import node_loss
 from graphs import COMPLETE, ISOLATED, SQUARE, STAR_IN, Graph, graph, random
 from laws import assert_close, edges_of
 

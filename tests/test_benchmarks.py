@@ -19,10 +19,10 @@ import pytest
 import torch
 from lightning import Trainer, seed_everything
 
-from gat_pyg.batches import TaskData
 from gat_pyg.data import digits, planted
 from gat_pyg.models import GAT, PRESETS
 from gat_pyg.training import Inductive, PaperStopping
+from gat_pyg.training.loading import TaskData
 
 
 @pytest.fixture

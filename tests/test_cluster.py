@@ -19,15 +19,14 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import subgraph
 
-import gat_pyg.build
-import gat_pyg.partition
+import gat_pyg.graph.partition
 import gat_pyg.run
 from gat_pyg import GAT
-from gat_pyg.batches import TaskData
 from gat_pyg.data import Task, planted
-from gat_pyg.results import Result, read
-from gat_pyg.sampling import Clusters
+from gat_pyg.experiments.result import Result, read
 from gat_pyg.training import PaperStopping, Resumable, Transductive
+from gat_pyg.training.clusters import Clusters
+from gat_pyg.training.loading import TaskData
 from graphs import SQUARE, Graph, random
 from laws import assert_close
 
@@ -251,9 +250,9 @@ def test_settings_that_will_not_do_are_refused(
 def test_the_command_trains_by_clusters(
     metis: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    if metis and not gat_pyg.partition.WITH_METIS:
+    if metis and not gat_pyg.graph.partition.WITH_METIS:
         pytest.skip("pymetis is not installed")
-    for module in (gat_pyg.partition, gat_pyg.build):
+    for module in (gat_pyg.graph.partition, gat_pyg.experiments.build):
         monkeypatch.setattr(module, "WITH_METIS", metis)
     settings = ["loader=cluster", "training.max_epochs=60", "training.lr=0.02"]
     monkeypatch.setattr(sys, "argv", ["gat-pyg", *settings, f"outputs={tmp_path}"])

@@ -11,12 +11,11 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from torch_geometric.data import Data
 
-from gat_pyg.build import build_logger, build_model, build_task, build_trainer, check_gpus
 from gat_pyg.data import Task
-from gat_pyg.jobs import numbers_of
+from gat_pyg.experiments.build import build_logger, build_model, build_task, build_trainer, check_gpus
+from gat_pyg.experiments.result import config_hash
+from gat_pyg.experiments.settings import config_folder, numbers_of
 from gat_pyg.report.runs import gathered, lines_of, row_of
-from gat_pyg.results import config_hash
-from gat_pyg.run import config_folder
 from gat_pyg.training import Inductive
 
 CONF = config_folder()

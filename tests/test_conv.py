@@ -18,8 +18,12 @@ from torch_geometric import EdgeIndex
 from torch_geometric.explain import AttentionExplainer, Explainer, GNNExplainer
 from torch_geometric.typing import SparseTensor
 
-import gat_pyg.conv
-import gat_pyg.edges
+import gat_pyg.attention.fused
+import gat_pyg.conv.base
+import gat_pyg.conv.gat
+import gat_pyg.conv.gatv2
+import gat_pyg.graph.adjacency
+import gat_pyg.graph.edges
 from gat_pyg import GATConv, GATv2Conv
 from gat_pyg.attention.fused import is_spent
 from gat_pyg.conv import DotProduct, DynamicAttention
@@ -48,7 +52,8 @@ def no_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("the layer ran PyG's message passing")
 
-    monkeypatch.setattr(gat_pyg.conv, "softmax", refuse)
+    for module in (gat_pyg.conv.gat, gat_pyg.conv.gatv2):
+        monkeypatch.setattr(module, "softmax", refuse)
 
 
 @pytest.fixture
@@ -59,7 +64,7 @@ def no_operation(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("the layer ran the operation")
 
     for operation in ("attend", "attend_pairs", "attend_edge_index"):
-        monkeypatch.setattr(gat_pyg.conv, operation, refuse)
+        monkeypatch.setattr(gat_pyg.conv.base, operation, refuse)
 
 
 def pair(name: str, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -519,7 +524,7 @@ class CallsWithSparse(nn.Module):
 def test_the_fast_template_is_compiled(name: str) -> None:
     conv = LAYERS[name](5, 4)
     for step in ("propagate", "edge_updater"):
-        assert getattr(conv, step).__module__.startswith(f"gat_pyg.conv_{name}_{step}")
+        assert getattr(conv, step).__module__.startswith(f"{type(conv).__module__}_{name}_{step}")
     assert not conv.fuse  # message_and_aggregate is not defined: the operation lives in forward
 
 
@@ -921,7 +926,8 @@ def test_output_is_finished_in_place_where_nobody_needs_it(
             spent.append(is_spent(out))
             return allowed and spent[-1]
 
-        monkeypatch.setattr(gat_pyg.conv, "is_spent", asked)
+        for module in (gat_pyg.conv.gat, gat_pyg.conv.gatv2):
+            monkeypatch.setattr(module, "is_spent", asked)
         leaf = x.clone().requires_grad_()
         out = layer(leaf, index)
         result = out.detach().clone()
@@ -944,7 +950,8 @@ def test_bias_alone_may_be_mapped_over() -> None:
 @pytest.mark.parametrize("fill_value", ["mean", 1.0])
 def test_a_training_step_on_a_new_graph_costs_one_sync(fill_value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Features of edges, of which some are loops, included. In the layer, in the operation and in what both prepare."""
-    monkeypatch.setattr(gat_pyg.edges, "is_remote", lambda _: True)
+    for module in (gat_pyg.graph.adjacency, gat_pyg.graph.edges):
+        monkeypatch.setattr(module, "is_remote", lambda _: True)
     layer = GATConv(6, 4, heads=2, edge_dim=3, dropout=0.5, fill_value=fill_value, backend="segment")
     index, x, edge_attr = LOOPS.index.clone(), torch.randn(3, 6), torch.randn(5, 3, requires_grad=True)
     with syncs() as found:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gat_pyg.attention import BACKENDS
+from gat_pyg.attention.operation import BACKENDS
 from graphs import Graph, random
 from test_conv import FILLS, LAYERS, assert_same, float64, pair, run
 

@@ -32,8 +32,10 @@ from torch_geometric.nn import GATConv
 from torch_geometric.transforms import NormalizeFeatures
 from torch_geometric.utils import k_hop_subgraph
 
-from gat_pyg import data as gat_data
-from gat_pyg.data import KEYS, MASKS, Task, data_root, digits, from_dataset, from_file, near, planetoid, planted, ppi
+from gat_pyg.data import Task, digits, from_dataset, from_file, generated, planetoid, planted, ppi, proteins, unpickle
+from gat_pyg.data.raw import data_root
+from gat_pyg.graph.subgraph import near
+from gat_pyg.tasks.checks import KEYS, MASKS
 from graphs import CHAIN, SQUARE, Graph
 
 NAMES = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
@@ -79,7 +81,7 @@ def test_digits_graph_is_that_of_the_nearest_neighbours(k: int):
 
 def test_ties_go_to_the_lower_number():
     corners = torch.tensor([[0.0, 0.0], [0.0, 2.0], [2.0, 0.0], [2.0, 2.0]], dtype=torch.float64)
-    assert edges_of(gat_data._nearest(corners, 1)) == {(0, 1), (1, 0), (0, 2), (2, 0), (1, 3), (3, 1)}
+    assert edges_of(generated._nearest(corners, 1)) == {(0, 1), (1, 0), (0, 2), (2, 0), (1, 3), (3, 1)}
 
 
 def test_digits_split_is_20_per_class_500_1000_and_the_same_every_time():
@@ -252,10 +254,10 @@ def test_a_data_set_in_planetoids_form_is_read_as_pyg_reads_it(tiny_citeseer: Pa
 
 
 def test_listed_links_without_loops_and_repetitions_are_the_edges(tiny_citeseer: Path, tiny_ppi: Path):
-    listed = gat_data.listed_links("citeseer", tiny_citeseer)
+    listed = proteins.listed_links("citeseer", tiny_citeseer)
     assert [links.shape for links in listed] == [(2, 900)]
     tasks = {"citeseer": planetoid("citeseer", tiny_citeseer), "ppi": ppi(tiny_ppi)}
-    listed += gat_data.listed_links("ppi", tiny_ppi)
+    listed += proteins.listed_links("ppi", tiny_ppi)
     first = {"citeseer": [listed[0]], "ppi": listed[1:]}
     for name, task in tasks.items():
         graphs = task.train if task.transductive else task.train + task.val + task.test
@@ -322,7 +324,7 @@ def test_a_hostile_pickle_runs_nothing(gadget: str, part: str, tiny_citeseer: Pa
         assert str(path) in str(caught.value)
     raw_file(tiny_citeseer, part).unlink()  # and the stand-ins are as they were
     shutil.copy(raw_file(tiny_citeseer, "x"), tmp_path / "again")
-    assert gat_data._unpickle(tmp_path / "again").shape == (9, 7)
+    assert unpickle._unpickle(tmp_path / "again").shape == (9, 7)
 
 
 @pytest.mark.parametrize("part", ["x", "ally", "tx", "graph", "test.index"])
@@ -477,7 +479,7 @@ def test_ppi_is_read_as_pyg_reads_it_and_standardised_on_the_training_nodes(tiny
 def test_a_constant_feature_is_not_blown_up_by_rounding(value: float):
     x = torch.full((1001, 1), value, dtype=torch.float64)
     assert x.var(0, correction=0) > 0  # though not by much
-    mean, scale = gat_data._standard(x)
+    mean, scale = proteins._standard(x)
     assert scale.tolist() == StandardScaler().fit(x.numpy()).scale_.tolist() == [1.0]
     torch.testing.assert_close(mean, x[0])
 

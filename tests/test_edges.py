@@ -15,8 +15,11 @@ import torch
 from torch_geometric import EdgeIndex
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
-import gat_pyg.edges
-from gat_pyg.edges import _REMEMBERED, Edges, neighbourhoods, once_per_graph
+import gat_pyg.graph.adjacency
+import gat_pyg.graph.edges
+from gat_pyg.graph.adjacency import _REMEMBERED, neighbourhoods
+from gat_pyg.graph.edges import Edges
+from gat_pyg.graph.remembered import once_per_graph
 from graphs import BIPARTITE, LOOPS, RANDOM, REPEATED, SQUARE, ZOO, Graph, random
 from syncs import syncs
 
@@ -37,7 +40,8 @@ def adjacency(graph: Graph, layout: str) -> torch.Tensor:
 def remote(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Run the test once as on a CPU and once as on a GPU, with CPU tensors."""
     if request.param:
-        monkeypatch.setattr(gat_pyg.edges, "is_remote", lambda _: True)
+        for module in (gat_pyg.graph.adjacency, gat_pyg.graph.edges):
+            monkeypatch.setattr(module, "is_remote", lambda _: True)
     return bool(request.param)
 
 
@@ -139,8 +143,9 @@ FORMS: dict[str, tuple[Callable[[torch.Tensor], Any], dict[str, Any]]] = {
 def test_a_new_graph_costs_one_sync(form: str, loops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     make, options = FORMS[form]
     expected = neighbourhoods(make(HUBS.index), 40, 40, add_self_loops=loops, **options)
-    monkeypatch.setattr(gat_pyg.edges, "is_remote", lambda _: True)
-    monkeypatch.setattr(gat_pyg.edges, "SPLIT", 224)
+    for module in (gat_pyg.graph.adjacency, gat_pyg.graph.edges):
+        monkeypatch.setattr(module, "is_remote", lambda _: True)
+    monkeypatch.setattr(gat_pyg.graph.edges, "SPLIT", 224)
     given = make(HUBS.index)
     with syncs() as found:
         looped, edges = neighbourhoods(given, 40, 40, add_self_loops=loops, **options)
@@ -179,7 +184,8 @@ def test_every_graph_is_the_same_on_every_device(
 
     _, expected = built()
     assert expected.long is None
-    monkeypatch.setattr(gat_pyg.edges, "is_remote", lambda _: True)
+    for module in (gat_pyg.graph.adjacency, gat_pyg.graph.edges):
+        monkeypatch.setattr(module, "is_remote", lambda _: True)
     _, edges = built()
     assert_same_edges(edges, expected)
     assert edges.long == {"dst": (0, 0), "src": (0, 0)}  # none has a row of more than SPLIT edges

@@ -10,9 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from gat_pyg.attention.dropout import keep_mask, keyed, rows_of_whole
 from gat_pyg.attention.fused import kept
-from gat_pyg.features import Linear, Pattern, SparseFeatures, dropout, linear
+from gat_pyg.features import SparseFeatures
+from gat_pyg.features.dropout import dropout
+from gat_pyg.features.linear import Linear, linear
+from gat_pyg.features.pattern import Pattern
+from gat_pyg.philox import keep_mask, keyed, rows_of_whole
 from laws import assert_close
 
 
@@ -118,7 +121,7 @@ def test_kernel_and_torch_give_the_same(
         assert torch.equal(shared[0][0], together[0][0])
         assert_close(shared[0][2], both(drawn(seeds[2]), weight[0], back[2])[0])
         with monkeypatch.context() as patch:
-            patch.setattr("gat_pyg.features.weighted_rows", lambda *_: None)
+            patch.setattr("gat_pyg.attention.fused.weighted_rows", lambda *_: None)
             for ours, theirs in zip(together, both(drawn(seeds), weight, back), strict=True):
                 assert_close(ours, theirs)
         dense = torch.zeros(3, size[0] * size[1], dtype=dtype)

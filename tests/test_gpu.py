@@ -27,11 +27,15 @@ from torch import Tensor
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 tl = pytest.importorskip("triton.language")
 
-from gat_pyg.attention import attend, attend_pairs, dropout, fused, gpu, reference  # noqa: E402
-from gat_pyg.attention.dropout import keyed  # noqa: E402
-from gat_pyg.edges import Edges, neighbourhoods  # noqa: E402
-from gat_pyg.features import Linear, Pattern, SparseFeatures, linear  # noqa: E402
-from gat_pyg.features import dropout as feature_dropout  # noqa: E402
+from gat_pyg import philox as generator  # noqa: E402
+from gat_pyg.attention import attend, attend_pairs, fused, gpu, reference  # noqa: E402
+from gat_pyg.features import SparseFeatures  # noqa: E402
+from gat_pyg.features.dropout import dropout as feature_dropout  # noqa: E402
+from gat_pyg.features.linear import Linear, linear  # noqa: E402
+from gat_pyg.features.pattern import Pattern  # noqa: E402
+from gat_pyg.graph.adjacency import neighbourhoods  # noqa: E402
+from gat_pyg.graph.edges import Edges  # noqa: E402
+from gat_pyg.philox import keyed  # noqa: E402
 from graphs import BATCH, BIPARTITE, RANDOM, STAR_IN, ZOO, Graph, random, union  # noqa: E402
 from laws import TOLERANCE, assert_close, edges_of, inputs, moved  # noqa: E402
 from syncs import syncs  # noqa: E402
@@ -441,7 +445,8 @@ def test_parts_cost_no_sync_of_their_own(monkeypatch: pytest.MonkeyPatch) -> Non
         index = graph.index.clone()
         _, on_cpu = neighbourhoods(index, graph.num_src, graph.num_dst, add_self_loops=loops)
         with monkeypatch.context() as patch, syncs() as found:
-            patch.setattr("gat_pyg.edges.is_remote", lambda _: True)
+            for module in ("adjacency", "edges"):
+                patch.setattr(f"gat_pyg.graph.{module}.is_remote", lambda _: True)
             _, edges = neighbourhoods(index.clone(), graph.num_src, graph.num_dst, add_self_loops=loops)
             cut = {side: gpu.parts(edges, side) for side in ("dst", "src")}
         assert found == ["tolist"]
@@ -451,7 +456,8 @@ def test_parts_cost_no_sync_of_their_own(monkeypatch: pytest.MonkeyPatch) -> Non
             assert all(torch.equal(one, other) for one, other in zip(made, expected, strict=True))
     short = Edges.from_index(RANDOM.index, 40, 40)
     with monkeypatch.context() as patch, syncs() as found:
-        patch.setattr("gat_pyg.edges.is_remote", lambda _: True)
+        for module in ("adjacency", "edges"):
+            patch.setattr(f"gat_pyg.graph.{module}.is_remote", lambda _: True)
         edges = Edges.from_index(RANDOM.index, 40, 40)
         assert gpu.parts(edges, "dst") is gpu.parts(edges, "src") is gpu.parts(short, "dst") is None
     assert found.count("tolist") == 1
@@ -723,7 +729,7 @@ def test_dropout_of_features_is_that_of_four_heads(size: int, p: float) -> None:
         names = torch.arange(-(-size // 4), device=DEVICE).flip(0)
         turned = gpu.keep(seed, 4 * len(names), p, torch.float32, names).view(*seed.shape, -1, 4).flip(-2)
         assert torch.equal(turned.flatten(-2)[..., :size], kept)
-        expected = [dropout.keep_mask(one, -(-size // 4), 4, p).flatten()[:size] for one in seed.view(-1)]
+        expected = [generator.keep_mask(one, -(-size // 4), 4, p).flatten()[:size] for one in seed.view(-1)]
         assert torch.equal(kept.view(-1, size), torch.stack(expected))
 
 
@@ -983,7 +989,8 @@ def test_seeds_that_leave_a_stack_compile_no_new_kernels(
     from torch_geometric.utils import to_undirected
 
     from gat_pyg.models import GAT
-    from gat_pyg.seeds import LEAVE, Stacked
+    from gat_pyg.seeds import Stacked
+    from gat_pyg.seeds.callbacks import LEAVE
 
     monkeypatch.setattr(fused, "_kernels", lambda device: gpu)
     monkeypatch.setattr(fused, "_WHY", {})

@@ -23,10 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.data import Data
 
 from gat_pyg import GATv2Conv
-from gat_pyg.attention.dropout import keyed
-from gat_pyg.halo import Part, divided
+from gat_pyg.distributed.halo import Part, divided
+from gat_pyg.experiments.result import Result, read
 from gat_pyg.models import GAT
-from gat_pyg.results import Result, read
+from gat_pyg.philox import keyed
 
 KEY = torch.tensor(2**40 + 5)
 
@@ -140,7 +140,7 @@ def test_parts_give_what_the_whole_gives(world: int, backend: str, tmp_path: Pat
     if backend == "nccl" and torch.cuda.device_count() < world:
         pytest.skip(f"needs {world} GPUs")
     context = get_context("forkserver")
-    context.set_forkserver_preload(["gat_pyg.halo"])  # once for all of them
+    context.set_forkserver_preload(["gat_pyg.distributed.halo"])  # once for all of them
     store = str(tmp_path / "store")
     started = [
         context.Process(target=process, args=(rank, world, store, backend), daemon=True) for rank in range(world)

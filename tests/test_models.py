@@ -12,11 +12,14 @@ import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
+import gat_pyg.attention.fused
 import gat_pyg.features
 from gat_pyg import GAT, attention_of
-from gat_pyg.data import near
-from gat_pyg.features import SparseFeatures, dropout
-from gat_pyg.models import AUTHORS, PRESETS, AuthorsConv
+from gat_pyg.conv.authors import AUTHORS, AuthorsConv
+from gat_pyg.features import SparseFeatures
+from gat_pyg.features.dropout import dropout
+from gat_pyg.graph.subgraph import near
+from gat_pyg.models import PRESETS
 from graphs import CHAIN, ISOLATED, LOOPS, RANDOM, REPEATED, Graph, random, union
 from laws import assert_close
 
@@ -196,7 +199,7 @@ def test_sparse_features_are_dense_ones(reproduction: bool, training: bool, monk
         drawn = keep(x.expand(*times, *x.shape), p)
         return SparseFeatures(features, features.content * drawn[..., x != 0])
 
-    monkeypatch.setattr(gat_pyg.features, "keep", keep)
+    monkeypatch.setattr(gat_pyg.features.dropout, "keep", keep)
     monkeypatch.setattr(SparseFeatures, "dropped", dropped)
     answers = []
     for features in (x.to_sparse_csr(), x):

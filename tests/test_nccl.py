@@ -17,10 +17,11 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
-from gat_pyg import halo, training
-from gat_pyg.halo import HaloStrategy, Part, divided
+from gat_pyg.distributed import halo, watch
+from gat_pyg.distributed.halo import HaloStrategy, Part, divided
+from gat_pyg.distributed.watch import Watch
 from gat_pyg.seeds import Stacked
-from gat_pyg.training import Inductive, NodeClassifier, Resumable, Transductive, Watch
+from gat_pyg.training import Inductive, NodeClassifier, Resumable, Transductive, cuda_graphs, modules
 from test_halo import graph
 
 DTYPES = (torch.int8, torch.uint8, torch.int32, torch.int64)
@@ -226,8 +227,8 @@ def test_losses_and_scores_are_pooled_on_the_gpu(
     ranks: Ranks,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(training, "rows_of", lambda mask: torch.arange(3, device=mask.device))
-    monkeypatch.setattr(training, "Captured", lambda *_: pytest.fail("collectives would be captured"))
+    monkeypatch.setattr(modules, "rows_of", lambda mask: torch.arange(3, device=mask.device))
+    monkeypatch.setattr(cuda_graphs, "Captured", lambda *_: pytest.fail("collectives would be captured"))
     for rank in ranks(2):
         data = graph(12, 30).to(rank.device)
         data.x = data.x.to(dtype)
@@ -270,7 +271,7 @@ def test_the_processes_agree_on_a_checkpoint_by_their_gpus(strategy: type[DDPStr
 
 
 def test_the_port_of_the_beats_is_broadcast_once(ranks: Ranks, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(training, "Beats", lambda *_: SimpleNamespace(port=1))
+    monkeypatch.setattr(watch, "Beats", lambda *_: SimpleNamespace(port=1))
     for rank in ranks(2):
         trainer = trainer_of(rank, HaloStrategy, _signal_connector=SimpleNamespace())
         Watch().setup(trainer, None, "fit")  # type: ignore[arg-type]

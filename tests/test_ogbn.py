@@ -16,9 +16,10 @@ import torch
 from torch_geometric.utils import contains_isolated_nodes, is_undirected, to_undirected
 
 import gat_pyg.run
-from gat_pyg import data as gat_data
-from gat_pyg.data import MASKS, OGBN, ogbn
-from gat_pyg.results import read
+from gat_pyg.data import ogb, ogbn
+from gat_pyg.data.ogb import OGBN
+from gat_pyg.experiments.result import read
+from gat_pyg.tasks.checks import MASKS
 
 needs_ogb = pytest.mark.skipif(find_spec("ogb") is None, reason="ogb is not installed")
 N = 30
@@ -110,11 +111,11 @@ def test_the_second_time_features_are_read_from_the_disk_without_ogb(
 @needs_ogb
 @pytest.mark.parametrize("name", OGBN)
 def test_it_is_downloaded_by_ogb_without_a_question(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    told = gat_data._told_of_ogbn(name)
+    told = ogb._told_of_ogbn(name)
     assert told["url"].startswith("http") and told["download_name"] != name
     stored(name, tmp_path / "there").rename(tmp_path / "there" / told["download_name"])
     archive = shutil.make_archive(str(tmp_path / "it"), "zip", tmp_path / "there", told["download_name"])
-    monkeypatch.setattr(gat_data, "_told_of_ogbn", lambda name: {**told, "url": Path(archive).as_uri()})
+    monkeypatch.setattr(ogb, "_told_of_ogbn", lambda name: {**told, "url": Path(archive).as_uri()})
     monkeypatch.setattr("ogb.utils.url.GBFACTOR", 1.0)  # as if it were of as many gigabytes as it has bytes
     task, folder = ogbn(name, tmp_path / "here"), tmp_path / "here" / name.replace("-", "_")
     assert task.train[0].num_nodes == N
@@ -124,8 +125,8 @@ def test_it_is_downloaded_by_ogb_without_a_question(name: str, tmp_path: Path, m
 
 @needs_ogb
 def test_without_a_network_the_error_says_where_the_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    told = {**gat_data._told_of_ogbn("ogbn-arxiv"), "url": "http://127.0.0.1:9/arxiv.zip"}
-    monkeypatch.setattr(gat_data, "_told_of_ogbn", lambda name: told)
+    told = {**ogb._told_of_ogbn("ogbn-arxiv"), "url": "http://127.0.0.1:9/arxiv.zip"}
+    monkeypatch.setattr(ogb, "_told_of_ogbn", lambda name: told)
     with pytest.raises(
         FileNotFoundError, match=r"ogbn-arxiv: raw, split, RELEASE_v1.txt not found in .*ogbn_arxiv, and not"
     ):
@@ -155,7 +156,7 @@ def test_a_broken_file_is_told_and_leaves_nothing(name: str, file: str, how: str
 def test_of_several_processes_one_is_first(tmp_path: Path):
     folder = stored("ogbn-arxiv", tmp_path)
     first = ogbn("ogbn-arxiv", tmp_path).train[0]
-    gat_data._write_ogbn("ogbn-arxiv", folder)
+    ogb._write_ogbn("ogbn-arxiv", folder)
     assert torch.equal(ogbn("ogbn-arxiv", tmp_path).train[0].edge_index, first.edge_index)
     assert sorted(entry.name for entry in folder.iterdir()) == ["RELEASE_v1.txt", "npy", "raw", "split"]
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric.utils import grid, to_undirected
 
-import gat_pyg.partition
-from gat_pyg.partition import WITH_METIS, Method, edge_cut, partition
+import gat_pyg.graph.partition
+from gat_pyg.graph.partition import WITH_METIS, Method, edge_cut, partition
 from graphs import SQUARE, Graph, random
 
 METIS = pytest.param("metis", marks=pytest.mark.skipif(not WITH_METIS, reason="pymetis is not installed"))
@@ -70,12 +70,12 @@ def test_metis_cuts_few_edges_of_a_shuffled_grid(num_parts: int):
 def test_a_large_graph_is_divided_alike_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch):
     edge_index = shuffled_grid(20)
     here = partition(edge_index, 400, 5, "metis")
-    monkeypatch.setattr("gat_pyg.partition.LARGE", 0)
+    monkeypatch.setattr("gat_pyg.graph.partition.LARGE", 0)
     assert torch.equal(partition(edge_index, 400, 5, "metis"), here)
 
 
 def test_without_pymetis_auto_is_ranges(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gat_pyg.partition, "WITH_METIS", False)
+    monkeypatch.setattr(gat_pyg.graph.partition, "WITH_METIS", False)
     edge_index = shuffled_grid(4)
     assert torch.equal(partition(edge_index, 16, 3), partition(edge_index, 16, 3, "ranges"))
     with pytest.raises(ImportError, match=r"METIS needs pymetis. Run: python -m pip install 'gat_pyg\[metis\]'"):

@@ -20,9 +20,11 @@ from torch_geometric.nn import GCN
 from torch_geometric.transforms import AddSelfLoops, Compose, NormalizeFeatures
 
 from gat_pyg import load, predict
-from gat_pyg.data import SPLITS, Task, digits, from_dataset, near, planetoid, planted, ppi
-from gat_pyg.preparation import NORMALIZE, Preparation, Standardize, attach, build_transform, row_ranges
-from gat_pyg.results import save_model
+from gat_pyg.data import Task, digits, from_dataset, planetoid, planted, ppi
+from gat_pyg.experiments.model_file import save_model
+from gat_pyg.graph.subgraph import near
+from gat_pyg.tasks.checks import SPLITS
+from gat_pyg.tasks.preparation import NORMALIZE, Preparation, Standardize, attach, build_transform, row_ranges
 
 real = pytest.mark.skipif("GAT_PYG_DATA" not in os.environ, reason="GAT_PYG_DATA names no folder with the real data")
 
@@ -93,7 +95,7 @@ def test_transforms_inside_others_keep_their_order():
         "torch_geometric.transforms.functional_transform",
         "torch_geometric.transforms.os.system",
         "torch_geometric.data.Data",
-        "gat_pyg.preparation.Preparation",
+        "gat_pyg.tasks.preparation.Preparation",
         "nowhere",
         None,
     ],

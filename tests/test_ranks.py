@@ -23,13 +23,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gat_pyg import training
-from gat_pyg.batches import Shares, TaskData
 from gat_pyg.data import planted
-from gat_pyg.jobs import end
-from gat_pyg.ranks import SILENT, Beats
-from gat_pyg.results import Result, read
-from gat_pyg.training import Watch
+from gat_pyg.distributed import watch
+from gat_pyg.distributed.ranks import SILENT, Beats
+from gat_pyg.distributed.watch import Watch
+from gat_pyg.experiments.process import end
+from gat_pyg.experiments.result import Result, read
+from gat_pyg.training import signals
+from gat_pyg.training.loading import TaskData
+from gat_pyg.training.shares import Shares
 from graphs import random
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are stopped by POSIX signals")
@@ -160,12 +162,14 @@ def test_two_machines_leave_one_folder(alone: Path, tmp_path: Path):
 
 SLOW_TEST = """
 import functools, pathlib, time
-import gat_pyg.run, gat_pyg.training
+import gat_pyg.run
+from gat_pyg import training
+from gat_pyg.distributed import watch
 def waits(module, data, batch_idx):
     pathlib.Path(f"testing-{module.trainer.global_rank}").touch()
     time.sleep(100)  # as in a kernel that waits for the others
-gat_pyg.training.Inductive.test_step = waits
-gat_pyg.training.Beats = functools.partial(gat_pyg.training.Beats, silent=4.0)
+training.Inductive.test_step = waits
+watch.Beats = functools.partial(watch.Beats, silent=4.0)
 gat_pyg.run.main()
 """
 
@@ -279,11 +283,11 @@ def test_sigterm_waits_for_no_other_process(monkeypatch: pytest.MonkeyPatch):
     trainer: Any = SimpleNamespace(world_size=2, global_rank=0, local_rank=0, strategy=strategy)
     trainer._accelerator_connector = SimpleNamespace(cluster_environment=None)
     trainer._signal_connector = _SignalConnector(trainer)
-    monkeypatch.setattr(training, "Beats", lambda *_: SimpleNamespace(port=1))
+    monkeypatch.setattr(watch, "Beats", lambda *_: SimpleNamespace(port=1))
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "broadcast", hangs)
     Watch().setup(trainer, None, "fit")  # type: ignore[arg-type]
-    with training.handled(end):
+    with signals.handled(end):
         trainer._signal_connector.register_signal_handlers()
         with pytest.raises(SystemExit, match="143"):
             signal.raise_signal(signal.SIGTERM)

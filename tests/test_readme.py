@@ -10,8 +10,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from gat_pyg.results import read
-from gat_pyg.run import config_folder, main
+from gat_pyg.experiments.result import read
+from gat_pyg.experiments.settings import config_folder
+from gat_pyg.run import main
 from graphs import amazon_files
 
 ROOT = Path(__file__).parents[1]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from gat_pyg.regression import regress
+from gat_pyg.baselines._regression import regress
 
 
 @pytest.mark.parametrize("K", [2, 3])

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from torch_geometric.data import Data
 
 from gat_pyg.data import Task, digits
+from gat_pyg.experiments.result import Result, append
 from gat_pyg.report.__main__ import data_counts, main
 from gat_pyg.report.counts import Counts, counted
 from gat_pyg.report.formats import html, latex, latex_table, markdown
@@ -39,7 +40,6 @@ from gat_pyg.report.tables import (
     signed,
     tables,
 )
-from gat_pyg.results import Result, append
 
 real = pytest.mark.skipif("GAT_PYG_DATA" not in os.environ, reason="GAT_PYG_DATA names no folder with the real data")
 

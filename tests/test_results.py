@@ -19,9 +19,11 @@ from safetensors.torch import save_file
 from torch import nn
 from torch_geometric.nn import GCN, Linear, SchNet
 
-import gat_pyg.results
+import gat_pyg.files
 from gat_pyg import load
-from gat_pyg.results import Result, append, config_hash, read, save_model, try_lock, unlock, write_whole
+from gat_pyg.experiments.model_file import save_model
+from gat_pyg.experiments.result import Result, append, config_hash, read
+from gat_pyg.files import try_lock, unlock, write_whole
 
 Capture = pytest.CaptureFixture[str]
 text = st.text(max_size=20)
@@ -143,7 +145,7 @@ def test_a_wait_for_the_shared_file_is_reported(tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "results.jsonl"
     held = try_lock(path)
     assert held is not None
-    monkeypatch.setattr(gat_pyg.results, "PATIENCE", 0.1)
+    monkeypatch.setattr(gat_pyg.files, "PATIENCE", 0.1)
     writer = threading.Thread(target=append, args=(one(0), path))
     writer.start()
     writer.join(0.5)
@@ -174,14 +176,14 @@ def test_a_lock_that_its_holder_removes_is_not_held(tmp_path: Path, monkeypatch:
     path = tmp_path / ".lock"
     first = try_lock(path)
     assert first is not None
-    takes = gat_pyg.results._takes
+    takes = gat_pyg.files._takes
 
     def late(descriptor: int, path: Path) -> bool:  # it opened the file before the holder removed it
-        monkeypatch.setattr(gat_pyg.results, "_takes", takes)
+        monkeypatch.setattr(gat_pyg.files, "_takes", takes)
         unlock(path, first)
         return takes(descriptor, path)
 
-    monkeypatch.setattr(gat_pyg.results, "_takes", late)
+    monkeypatch.setattr(gat_pyg.files, "_takes", late)
     second = try_lock(path)
     assert second is not None and path.exists()
     assert try_lock(path) is None
@@ -240,7 +242,7 @@ def test_shared_weights_come_back(tmp_path: Path):
         "builtins.eval",
         "gat_pyg.run.main",  # ours, but no model
         "gat_pyg.run.os.system",  # reached through ours
-        "gat_pyg.results.nn.Sequential",
+        "gat_pyg.models.gat.nn.Sequential",
         "torch_geometric.nn.sequential.Sequential",  # its arguments become source code
         "torch_geometric.data.Data",
         "torch.nn.Linear",

@@ -28,12 +28,17 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.datasets import KarateClub, Planetoid
 
-import gat_pyg.jobs
+import gat_pyg.experiments.alone
+import gat_pyg.experiments.job
+import gat_pyg.experiments.together
 import gat_pyg.run
+import gat_pyg.seeds.memory
+import gat_pyg.training.stopping
 from gat_pyg import GAT, load, predict
 from gat_pyg.attention import compiling
 from gat_pyg.data import digits, from_file, planted
-from gat_pyg.results import Result, read, try_lock
+from gat_pyg.experiments.result import Result, read
+from gat_pyg.files import try_lock
 from gat_pyg.seeds import Outcome
 from graphs import amazon_files
 
@@ -395,7 +400,7 @@ def test_what_is_not_trained_together_is_told(command: Command, monkeypatch: pyt
     def says(*arguments: str) -> str:
         said: list[str] = []
         with monkeypatch.context() as patch:
-            patch.setattr(gat_pyg.jobs, "say", said.append)
+            patch.setattr(gat_pyg.experiments.together, "say", said.append)
             command(*SMALL, "runs=2", "training.max_epochs=1", *arguments)
         return "\n".join(said)
 
@@ -498,11 +503,11 @@ def test_that_features_are_sparse_is_told(monkeypatch: pytest.MonkeyPatch, capsy
 
 def test_that_kernels_are_compiled_is_told_once(command: Command, monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
-    build_task = gat_pyg.jobs.build_task
+    build_task = gat_pyg.experiments.build.build_task
     log = compiling.log
-    monkeypatch.setattr(gat_pyg.jobs, "say", said.append)
+    monkeypatch.setattr(gat_pyg.experiments.together, "say", said.append)
     monkeypatch.setattr(
-        gat_pyg.jobs, "build_task", lambda config: (log.info("1"), log.info("2"), build_task(config))[2]
+        gat_pyg.experiments.job, "build_task", lambda config: (log.info("1"), log.info("2"), build_task(config))[2]
     )
     command(*SMALL, "training.max_epochs=1")
     assert said == ["Compiling the kernels for their first use"]
@@ -834,7 +839,9 @@ def test_missing_gpus_are_named_before_anything_is_written(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    monkeypatch.setattr(gat_pyg.jobs, "build_task", lambda config: pytest.fail("the data would be downloaded"))
+    monkeypatch.setattr(
+        gat_pyg.experiments.job, "build_task", lambda config: pytest.fail("the data would be downloaded")
+    )
     said = command("trainer=ddp", f"trainer.devices={devices}", f"trainer.strategy={strategy}", fails=True)
     assert re.search(message, said) and len(said.splitlines()) == 2, said
     assert not [path for path in before.rglob("*") if path.is_file()]
@@ -845,7 +852,7 @@ def test_the_memory_of_the_trial_is_freed_before_each_device_trains_its_share(
 ):
     done: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("freed"))
-    monkeypatch.setattr(gat_pyg.jobs, "spawn", lambda *_, nprocs: done.append(f"{nprocs} processes"))
+    monkeypatch.setattr(gat_pyg.experiments.together, "spawn", lambda *_, nprocs: done.append(f"{nprocs} processes"))
     command(*SMALL, "trainer=ddp_cpu", "runs=2", "vectorize=on", fails=True)  # nobody trains
     assert done == ["freed", "2 processes"]
 
@@ -949,8 +956,8 @@ def test_a_seed_that_diverges_costs_no_other_its_result(
             nn.init.constant_(next(model.parameters()), torch.nan)
         return model, *others
 
-    build_model = gat_pyg.jobs.build_model
-    monkeypatch.setattr(gat_pyg.jobs, "build_model", poisoned)
+    build_model = gat_pyg.experiments.build.build_model
+    monkeypatch.setattr(gat_pyg.experiments.alone, "build_model", poisoned)
     asks = (*SMALL, "training.max_epochs=3", "runs=4", f"vectorize={vectorize}")
     said = command(*asks, fails=True)
     assert re.search(r"1 of 4 runs diverged \(seed 1\): no epoch ended with a finite .* others are in outputs/", said)
@@ -972,7 +979,7 @@ def test_our_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, capsys: 
     def bug(*arguments: object) -> None:
         torch.zeros(2) + torch.zeros(3)
 
-    monkeypatch.setattr(gat_pyg.jobs, "build_task", bug)
+    monkeypatch.setattr(gat_pyg.experiments.job, "build_task", bug)
     monkeypatch.setattr(sys, "argv", ["gat-pyg"])
     with pytest.raises(SystemExit):
         gat_pyg.run.main()
@@ -1032,7 +1039,7 @@ def test_a_run_that_was_interrupted_says_how_to_go_on(
 
     handler = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:
-        patch.setattr(gat_pyg.jobs.PaperStopping, "on_validation_end", interrupt)
+        patch.setattr(gat_pyg.training.stopping.PaperStopping, "on_validation_end", interrupt)
         with pytest.raises(SystemExit):
             command(*SMALL, "training.max_epochs=2")
     signal.signal(signal.SIGINT, handler)  # Lightning ignores it from then on
@@ -1048,7 +1055,7 @@ def test_a_signal_before_the_training_ends_it_in_a_line(
 ):
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
-        patch.setattr(gat_pyg.jobs, "build_task", lambda config: signal.raise_signal(number))
+        patch.setattr(gat_pyg.experiments.job, "build_task", lambda config: signal.raise_signal(number))
         with pytest.raises(SystemExit, match=str(128 + number)):
             command(*SMALL, "training.max_epochs=2")
     again = r"The same command with ckpt_path=last begins it anew, since no epoch was done\."
@@ -1080,7 +1087,7 @@ def test_a_signal_leaves_a_checkpoint_to_go_on_from(command: Command, number: si
 def test_a_multirun_goes_on_with_what_is_unfinished_and_what_was_not_begun(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ):
-    one_run = gat_pyg.jobs.one_run
+    one_run = gat_pyg.experiments.alone.one_run
 
     def dies(config: object, task: object, seed: int, folder: Path) -> Result:
         if seed == 2:
@@ -1088,10 +1095,10 @@ def test_a_multirun_goes_on_with_what_is_unfinished_and_what_was_not_begun(
         return one_run(config, task, seed, folder)  # type: ignore[arg-type]
 
     arguments = ("-m", *SMALL, "training.max_epochs=2", "seed=1,2,3")
-    monkeypatch.setattr(gat_pyg.jobs, "one_run", dies)
+    monkeypatch.setattr(gat_pyg.experiments.alone, "one_run", dies)
     with pytest.raises(KeyboardInterrupt):
         command(*arguments)
-    monkeypatch.setattr(gat_pyg.jobs, "one_run", one_run)
+    monkeypatch.setattr(gat_pyg.experiments.alone, "one_run", one_run)
     for _ in range(2):
         told = command(*arguments, "ckpt_path=last")
         assert re.findall(r"seed (\d)", told)[-3:] == ["1", "2", "3"]
@@ -1101,7 +1108,7 @@ def test_a_multirun_goes_on_with_what_is_unfinished_and_what_was_not_begun(
 
 
 def test_a_job_of_several_seeds_goes_on_with_the_first_unfinished(command: Command, monkeypatch: pytest.MonkeyPatch):
-    one_run = gat_pyg.jobs.one_run
+    one_run = gat_pyg.experiments.alone.one_run
 
     def dies(config: object, task: object, seed: int, folder: Path) -> Result:
         if seed == 1:
@@ -1109,10 +1116,10 @@ def test_a_job_of_several_seeds_goes_on_with_the_first_unfinished(command: Comma
         return one_run(config, task, seed, folder)  # type: ignore[arg-type]
 
     arguments = (*SMALL, "training.max_epochs=4", "runs=3", "vectorize=off")
-    monkeypatch.setattr(gat_pyg.jobs, "one_run", dies)
+    monkeypatch.setattr(gat_pyg.experiments.alone, "one_run", dies)
     with pytest.raises(KeyboardInterrupt):
         command(*arguments)
-    monkeypatch.setattr(gat_pyg.jobs, "one_run", one_run)
+    monkeypatch.setattr(gat_pyg.experiments.alone, "one_run", one_run)
     first = read("outputs/results.jsonl")
     told = command(*arguments, "ckpt_path=last")
     results = read("outputs/results.jsonl")
@@ -1147,7 +1154,7 @@ def test_seeds_trained_together_go_on_after_a_kill(command: Command):
 
 def test_a_pass_that_was_done_is_not_done_again(command: Command, monkeypatch: pytest.MonkeyPatch):
     passes: list[list[int]] = []
-    one_pass = gat_pyg.jobs.one_pass
+    one_pass = gat_pyg.experiments.together.one_pass
 
     def dies(config: object, task: object, seeds: list[int], *others: object) -> None:
         passes.append(list(seeds))
@@ -1155,7 +1162,7 @@ def test_a_pass_that_was_done_is_not_done_again(command: Command, monkeypatch: p
             raise KeyboardInterrupt  # before the second pass has a checkpoint: there is that of the first
         one_pass(config, task, seeds, *others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(gat_pyg.jobs, "one_pass", dies)
+    monkeypatch.setattr(gat_pyg.experiments.together, "one_pass", dies)
     many = (*SMALL, "runs=4", "seeds_per_pass=2", "training.max_epochs=2", "checkpoint_every=0")
     with pytest.raises(KeyboardInterrupt):
         command(*many)
@@ -1167,7 +1174,7 @@ def test_a_pass_that_was_done_is_not_done_again(command: Command, monkeypatch: p
 
 def test_a_pass_that_left_some_of_its_results_is_done_whole(command: Command, monkeypatch: pytest.MonkeyPatch):
     passes: list[list[int]] = []
-    one_pass, leave = gat_pyg.jobs.one_pass, gat_pyg.jobs.leave
+    one_pass, leave = gat_pyg.experiments.together.one_pass, gat_pyg.experiments.alone.leave
 
     def noted(config: object, task: object, seeds: list[int], *others: object) -> None:
         passes.append(list(seeds))
@@ -1178,10 +1185,10 @@ def test_a_pass_that_left_some_of_its_results_is_done_whole(command: Command, mo
             raise Killed
         return leave(config, task, outcome, *others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(gat_pyg.jobs, "one_pass", noted)
+    monkeypatch.setattr(gat_pyg.experiments.together, "one_pass", noted)
     many = (*SMALL, "runs=6", "seeds_per_pass=3", "training.max_epochs=2")
     with monkeypatch.context() as patch:
-        patch.setattr(gat_pyg.jobs, "leave", dies)
+        patch.setattr(gat_pyg.experiments.alone, "leave", dies)
         with suppress(Killed):
             command(*many)
     assert [line.seed for line in read("outputs/results.jsonl")] == [0, 1, 2, 3]
@@ -1206,8 +1213,10 @@ def test_a_pass_that_was_too_large_is_done_in_smaller_ones(command: Command, mon
             command(*many, "outputs=killed")
     assert list(Path("killed").glob("*/last.ckpt"))
     passes: list[int] = []
-    one_pass = gat_pyg.jobs.one_pass
-    monkeypatch.setattr(gat_pyg.jobs, "one_pass", lambda *given: (passes.append(len(given[2])), one_pass(*given)))
+    one_pass = gat_pyg.experiments.together.one_pass
+    monkeypatch.setattr(
+        gat_pyg.experiments.together, "one_pass", lambda *given: (passes.append(len(given[2])), one_pass(*given))
+    )
     command(*many, "outputs=killed", "ckpt_path=last", "seeds_per_pass=2")
     assert passes == [2, 1]
     found = [
@@ -1218,8 +1227,8 @@ def test_a_pass_that_was_too_large_is_done_in_smaller_ones(command: Command, mon
 
 def test_where_there_is_room_for_one_they_go_one_by_one(command: Command, monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
-    monkeypatch.setattr(gat_pyg.seeds, "ROOM", {"cpu": 1})
-    monkeypatch.setattr(gat_pyg.jobs, "say", said.append)
+    monkeypatch.setattr(gat_pyg.seeds.memory, "ROOM", {"cpu": 1})
+    monkeypatch.setattr(gat_pyg.experiments.together, "say", said.append)
     command(*SMALL, "runs=2", "training.max_epochs=2")
     (line,) = said
     assert re.fullmatch(
@@ -1231,7 +1240,7 @@ def test_where_there_is_room_for_one_they_go_one_by_one(command: Command, monkey
 def test_memory_that_does_not_suffice_is_shared_by_fewer_seeds(command: Command, monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
     passes: list[list[int]] = []
-    one_pass = gat_pyg.jobs.one_pass
+    one_pass = gat_pyg.experiments.together.one_pass
 
     def small(config: object, task: object, seeds: list[int], *others: object) -> None:
         passes.append(seeds)
@@ -1241,8 +1250,8 @@ def test_memory_that_does_not_suffice_is_shared_by_fewer_seeds(command: Command,
             )
         one_pass(config, task, seeds, *others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(gat_pyg.jobs, "one_pass", small)
-    monkeypatch.setattr(gat_pyg.seeds, "say", said.append)
+    monkeypatch.setattr(gat_pyg.experiments.together, "one_pass", small)
+    monkeypatch.setattr(gat_pyg.experiments.together, "say", said.append)
     command(*SMALL, "runs=5", "training.max_epochs=2")
     assert passes == [[0, 1, 2, 3, 4], [0, 1, 2], [0, 1], [2, 3], [4]]
     assert said == [f"Memory does not suffice for {n} seeds at once: going on with {m}" for n, m in ((5, 3), (3, 2))]
@@ -1267,7 +1276,7 @@ def test_a_run_from_a_checkpoint_that_dies_at_once_starts_from_it_again(
 
     start = (*SMALL, "training.max_epochs=4", "checkpoint_every=0")
     with monkeypatch.context() as patch:
-        patch.setattr(gat_pyg.jobs.PaperStopping, "on_fit_end", dies)
+        patch.setattr(gat_pyg.training.stopping.PaperStopping, "on_fit_end", dies)
         with suppress(Killed):
             command(*start, "training.lr=0.5")
     (checkpoint,) = Path("outputs").glob("*/last.ckpt")
@@ -1275,7 +1284,7 @@ def test_a_run_from_a_checkpoint_that_dies_at_once_starts_from_it_again(
     more = (*SMALL, "training.max_epochs=8", "ckpt_path=first.ckpt")
     command(*more, "outputs=whole")
     with monkeypatch.context() as patch:
-        patch.setattr(gat_pyg.jobs.PaperStopping, "on_validation_end", dies)
+        patch.setattr(gat_pyg.training.stopping.PaperStopping, "on_validation_end", dies)
         for begin in ("ckpt_path=first.ckpt", "ckpt_path=last"):
             with suppress(Killed):
                 command(*more[:-1], begin, "outputs=killed")
@@ -1290,7 +1299,7 @@ def test_a_loaders_process_that_dies_is_told(command: Command, monkeypatch: pyte
 
     run = (*SMALL, "training.max_epochs=2", "checkpoint_every=0")
     with monkeypatch.context() as patch:
-        patch.setattr(gat_pyg.jobs.PaperStopping, "on_fit_end", dies)
+        patch.setattr(gat_pyg.training.stopping.PaperStopping, "on_fit_end", dies)
         said = command(*run, fails=True)
     assert "A process of loader.num_workers ended or was killed, perhaps for lack of memory." in said
     command(*run, "ckpt_path=last")
@@ -1497,7 +1506,7 @@ def test_a_checkpoint_of_one_run_is_none_of_many(tmp_path: Path):
     checkpoint = {"state_dict": {}, "loops": {}, "optimizer_states": [], "callbacks": {}}
     torch.save(checkpoint, tmp_path / "last.ckpt")
     with pytest.raises(ValueError, match=r"last\.ckpt is a checkpoint of one run, expected one of many seeds"):
-        gat_pyg.jobs._seeds_of(tmp_path / "last.ckpt")
+        gat_pyg.experiments.together._seeds_of(tmp_path / "last.ckpt")
 
 
 def kill(process: subprocess.Popen[str]) -> None:

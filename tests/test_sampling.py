@@ -29,12 +29,12 @@ from torch_geometric.utils import k_hop_subgraph
 
 import gat_pyg.run
 from gat_pyg import GAT
-from gat_pyg.batches import TaskData
 from gat_pyg.data import Task
-from gat_pyg.edges import Edges
-from gat_pyg.results import read
-from gat_pyg.sampling import TorchSampler, draw
+from gat_pyg.experiments.result import read
+from gat_pyg.graph.edges import Edges
 from gat_pyg.training import PaperStopping, Resumable, SafeCheckpoints, Transductive
+from gat_pyg.training.loading import TaskData
+from gat_pyg.training.neighbours import TorchSampler, draw
 from graphs import SQUARE, Graph, random
 from laws import assert_close
 

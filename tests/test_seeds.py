@@ -28,31 +28,22 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GAT as PYG_GAT
 from torch_geometric.nn import GCN, MLP
 
-from gat_pyg import seeds as together
-from gat_pyg.attention import dropout
-from gat_pyg.attention.dropout import draw_seed, first_seeds, keyed
-from gat_pyg.batches import TaskData
+from gat_pyg import philox
 from gat_pyg.conv import GATConv
 from gat_pyg.data import Task, digits, planetoid
 from gat_pyg.models import GAT
-from gat_pyg.seeds import (
-    EachMetrics,
-    EachProgress,
-    EachStopping,
-    Fit,
-    Outcome,
-    Peak,
-    Stacked,
-    free_memory,
-    in_passes,
-    out_of_memory,
-    outcomes,
-    seeded,
-    train,
-    trial,
-)
-from gat_pyg.stack import Stack
-from gat_pyg.training import Captured, PaperStopping, Resumable, SafeCheckpoints, Transductive, key_of
+from gat_pyg.philox import draw_seed, first_seeds, keyed
+from gat_pyg.seeds import EachStopping, Outcome, Stacked, train
+from gat_pyg.seeds import callbacks as seeds_callbacks
+from gat_pyg.seeds import memory as seeds_memory
+from gat_pyg.seeds.callbacks import EachMetrics, EachProgress, _copy_all_rows
+from gat_pyg.seeds.fitting import outcomes, seeded
+from gat_pyg.seeds.memory import Fit, Peak, free_memory, in_passes, out_of_memory, trial
+from gat_pyg.seeds.stack import Stack
+from gat_pyg.training import PaperStopping, Resumable, SafeCheckpoints, Transductive
+from gat_pyg.training.cuda_graphs import Captured
+from gat_pyg.training.epoch_seeds import key_of
+from gat_pyg.training.loading import TaskData
 from test_training import FakeGraph, Kill, cuda, one_thread, pytestmark  # noqa: F401 (fixtures and marks)
 
 Make = Callable[[], nn.Module]
@@ -375,7 +366,7 @@ def test_a_step_copies_its_seeds_from_memory_that_stays(stack: bool, monkeypatch
     module.begin_epoch(0, 2)
     assert module._key.data_ptr() == memory  # where a CUDA graph reads it
     with Kernels() as kernels, monkeypatch.context() as patch:
-        patch.setattr(dropout, "_mixed", None)  # no seed is computed
+        patch.setattr(philox, "_mixed", None)  # no seed is computed
         second = module(data)
     assert kernels.names.count("clone") >= 4  # of the features and the coefficients of each layer
     (first + second).sum().backward()  # a seed that was drawn is not overwritten
@@ -608,9 +599,9 @@ def test_passes_stay_within_the_memory_there_is(monkeypatch: pytest.MonkeyPatch)
     task, sizes = digits(), []
     make = lambda: GAT(64, [8], 10, [8, 1], dropout=0.6)  # noqa: E731
     limit = 10 * trial([make(), make()], task.train[0]).each
-    monkeypatch.setattr(together, "free_memory", lambda device: limit)
+    monkeypatch.setattr(seeds_memory, "free_memory", lambda device: limit)
     monkeypatch.setattr(
-        together, "in_passes", lambda left, size, one_pass: sizes.append(size) or in_passes(left, size, one_pass)
+        seeds_memory, "in_passes", lambda left, size, one_pass: sizes.append(size) or in_passes(left, size, one_pass)
     )
     peaks = {}
     for per_pass in ("auto", 12):
@@ -664,7 +655,7 @@ def test_memory_that_is_free_heeds_control_groups(tmp_path: Path, monkeypatch: p
     assert free is None or free > 0
     for name, number in (("memory.max", 5000), ("memory.current", 1000)):
         (tmp_path / name).write_text(f"{number}\n")
-    monkeypatch.setattr(together, "_GROUPS", (("memory.max", "memory.current", lambda: iter([tmp_path])),))
+    monkeypatch.setattr(seeds_memory, "_GROUPS", (("memory.max", "memory.current", lambda: iter([tmp_path])),))
     assert free_memory(torch.device("cpu")) == 4000
     (tmp_path / "memory.stat").write_text("anon 300\ninactive_file 500\nactive_file 200\n")
     assert free_memory(torch.device("cpu")) == 4700  # what files take is given back
@@ -891,7 +882,7 @@ def test_a_seed_that_diverges_stops_at_once_and_leaves_the_others_alone():
 
 def test_the_weights_kept_are_those_of_the_best_epochs_either_way(monkeypatch: pytest.MonkeyPatch):
     each = stacked(MAKES["GAT"], small(), range(5), 30, patience=6)
-    monkeypatch.setattr(together, "_copy_each_row", together._copy_all_rows)
+    monkeypatch.setattr(seeds_callbacks, "_copy_each_row", _copy_all_rows)
     every = stacked(MAKES["GAT"], small(), range(5), 30, patience=6)
     assert len({outcome.best_epoch for outcome in each[0].values()}) > 1
     for seed, weights in each[1].items():
@@ -912,7 +903,7 @@ def test_rows_are_copied_and_no_others():
 
     source = weights(100.0)
     source["matrix"][1], source["matrix"][2] = torch.nan, torch.inf
-    for copy_rows in (together._copy_each_row, together._copy_all_rows):
+    for copy_rows in (seeds_callbacks._copy_each_row, _copy_all_rows):
         for rows in ([1], [3, 0, 2], [0, 1, 2, 3]):
             kept, before = {key: value.clone() for key, value in weights(0.0).items()}, weights(0.0)
             places = {key: value.data_ptr() for key, value in kept.items()}

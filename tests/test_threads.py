@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from gat_pyg import threads
-from gat_pyg.threads import ELEMENTS, granted, suited_threads
+from gat_pyg.experiments import threads
+from gat_pyg.experiments.threads import ELEMENTS, granted, suited_threads
 
 
 @pytest.fixture

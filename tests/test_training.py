@@ -38,28 +38,20 @@ from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GAT, GCN, MLP
 
-from gat_pyg import edges, training
-from gat_pyg.batches import Batches, TaskData, sparse_pays
 from gat_pyg.data import Task
+from gat_pyg.distributed.halo import HaloStrategy
 from gat_pyg.features import SparseFeatures
-from gat_pyg.halo import HaloStrategy
+from gat_pyg.files import full
+from gat_pyg.graph import adjacency, remembered
 from gat_pyg.models import GAT as GAT_PYG
-from gat_pyg.results import full
-from gat_pyg.training import (
-    Captured,
-    Inductive,
-    MetricsFile,
-    PaperStopping,
-    Progress,
-    Resumable,
-    SafeCheckpoints,
-    Transductive,
-    majority_score,
-    node_loss,
-    node_sums,
-    score_of,
-    seed_epoch,
-)
+from gat_pyg.tasks.scores import majority_score, node_loss, node_sums, score_of
+from gat_pyg.training import Inductive, PaperStopping, Resumable, SafeCheckpoints, Transductive
+from gat_pyg.training import cuda_graphs as training_cuda_graphs
+from gat_pyg.training.cuda_graphs import Captured, _parts_of, _plain_tensors
+from gat_pyg.training.epoch_seeds import seed_epoch
+from gat_pyg.training.loading import TaskData, sparse_pays
+from gat_pyg.training.progress import MetricsFile, Progress
+from gat_pyg.training.shares import Batches
 from laws import assert_close
 
 pytestmark = [
@@ -413,8 +405,8 @@ def test_where_nearly_all_is_seen_the_graph_stays_whole():
 @pytest.mark.parametrize("name", ["one graph", "many graphs"])
 def test_neighbourhoods_are_built_once_for_all_layers(name: str, monkeypatch: pytest.MonkeyPatch):
     task, built = TASKS[name](), []
-    build = edges._build
-    monkeypatch.setattr(edges, "_build", lambda *args: built.append(args) or build(*args))
+    build = adjacency._build
+    monkeypatch.setattr(adjacency, "_build", lambda *args: built.append(args) or build(*args))
     kind = Transductive if task.transductive else Inductive
     module = kind(GAT_PYG(6, [4, 4], 3, [2, 2, 1]))
     trainer(epochs=3).fit(module, datamodule=TaskData(task, batch_size=2))
@@ -533,7 +525,7 @@ def faked(monkeypatch: pytest.MonkeyPatch, ends_failures: bool) -> FakeCuda:
     monkeypatch.setattr(torch.cuda.graph, "default_capture_stream", None)
     monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", fake.end_allocate, raising=False)
-    monkeypatch.setattr(training, "Captured", FakeCaptured)
+    monkeypatch.setattr(training_cuda_graphs, "Captured", FakeCaptured)
     monkeypatch.setattr(Transductive, "_why_not_captured", lambda self: None)
     monkeypatch.setattr(FakeGraph, "cuda", fake, raising=False)
     monkeypatch.setattr(FakeGraph, "replays", 0)
@@ -640,10 +632,10 @@ def test_after_a_failed_capture_a_gpu_is_as_before():
 
 @pytest.mark.usefixtures("cuda")
 def test_a_graph_of_many_edges_is_not_captured(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(training, "SMALL", 89)
+    monkeypatch.setattr(training_cuda_graphs, "SMALL", 89)
     trained(one_graph(), "auto")
     assert FakeGraph.replays == 0
-    monkeypatch.setattr(training, "SMALL", 90)
+    monkeypatch.setattr(training_cuda_graphs, "SMALL", 90)
     trained(one_graph(), "auto")
     assert FakeGraph.replays == 2 * (EPOCHS - 1)
 
@@ -765,7 +757,7 @@ def test_what_changes_between_replays_is_captured_anew(change: str, monkeypatch:
             super().__init__(recording, buffers)
             self.compute = replay
 
-    monkeypatch.setattr(training, "Captured", Recorded)
+    monkeypatch.setattr(training_cuda_graphs, "Captured", Recorded)
     monkeypatch.setattr(sys.modules[__name__], "EPOCHS", 6)
     plain, watch = trained(task(), False, "cpu", None, Change(CHANGES[change])), Change(CHANGES[change])
     assert_same(trained(task(), True, "cpu", None, watch), plain)
@@ -821,11 +813,11 @@ def test_a_graph_whose_changes_cannot_be_seen_is_not_captured():
 
 def test_changes_of_sparse_features_are_seen():
     data = Data(x=torch.eye(3).to_sparse_csr())
-    (x,) = training._plain_tensors(data)
-    state = edges.ids_state(*training._parts_of(x))
-    assert edges.ids_state(*training._parts_of(x)) == state
+    (x,) = _plain_tensors(data)
+    state = remembered.ids_state(*_parts_of(x))
+    assert remembered.ids_state(*_parts_of(x)) == state
     x.values().mul_(2)
-    assert edges.ids_state(*training._parts_of(x)) != state
+    assert remembered.ids_state(*_parts_of(x)) != state
 
 
 @pytest.mark.usefixtures("cuda")

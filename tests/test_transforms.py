@@ -17,8 +17,11 @@ from torch_geometric.utils import add_self_loops, dropout_edge
 
 from gat_pyg import GATConv, GATv2Conv
 from gat_pyg.attention import attend, attend_pairs, fused
-from gat_pyg.edges import Edges, neighbourhoods, once_per_graph
-from gat_pyg.features import SparseFeatures, linear
+from gat_pyg.features import SparseFeatures
+from gat_pyg.features.linear import linear
+from gat_pyg.graph.adjacency import neighbourhoods
+from gat_pyg.graph.edges import Edges
+from gat_pyg.graph.remembered import once_per_graph
 from graphs import BIPARTITE, LOOPS, RANDOM
 from laws import assert_close, edges_of
 from test_fused import ADDITIVE, PAIRS, call, leaves_of

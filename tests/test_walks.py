@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from gat_pyg.walks import Walks, skip_gram_loss
+from gat_pyg.baselines._walks import Walks, skip_gram_loss
 from graphs import SQUARE, Graph
 
 

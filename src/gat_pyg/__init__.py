@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from .attention import attend as attend
     from .conv import GATConv as GATConv
     from .conv import GATv2Conv as GATv2Conv
+    from .experiments.model_file import load as load
+    from .experiments.model_file import predict as predict
     from .models import GAT as GAT
     from .models import attention_of as attention_of
-    from .results import load as load
-    from .results import predict as predict
     from .training import Inductive as Inductive
     from .training import PaperStopping as PaperStopping
     from .training import Transductive as Transductive
@@ -29,8 +29,8 @@ _LAZY = {
     "Transductive": "training",
     "attend": "attention",
     "attention_of": "models",
-    "load": "results",
-    "predict": "results",
+    "load": "experiments.model_file",
+    "predict": "experiments.model_file",
     "report": "report",
 }
 

@@ -20,7 +20,7 @@ pytest.importorskip("numba", reason="numba is not installed")
 from numba import config
 
 from gat_pyg.attention import attend, attend_pairs
-from gat_pyg.edges import Edges
+from gat_pyg.graph.edges import Edges
 
 FLIPS = min(200, int(os.environ.get("FUZZ_CASES", "0")))
 DIGEST = 8 * 32  # bits, at the beginning of each file

@@ -30,13 +30,17 @@ import pytest
 import scipy.sparse
 import torch
 from torch_geometric.data import Data
+from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+from torch_geometric.data.storage import GlobalStorage
 from torch_geometric.nn import GCN
 
-from gat_pyg import data as gat_data
-from gat_pyg.data import KEYS, Task, from_file, ogbn, planetoid, ppi
-from gat_pyg.folders import settings_in
-from gat_pyg.results import Result, load, read, save_model
-from gat_pyg.training import SafeCheckpoints
+pass
+from gat_pyg.data import Task, from_file, ogbn, planetoid, ppi  # noqa: E402
+from gat_pyg.experiments.folder import settings_in  # noqa: E402
+from gat_pyg.experiments.model_file import load, save_model  # noqa: E402
+from gat_pyg.experiments.result import Result, read  # noqa: E402
+from gat_pyg.tasks.checks import KEYS  # noqa: E402
+from gat_pyg.training import SafeCheckpoints  # noqa: E402
 
 resource = pytest.importorskip("resource", reason="no such limits here")
 
@@ -162,7 +166,7 @@ def check_stored(task: Task, stored: dict[str, Any]) -> None:
 
 
 def check_pt(task: Task, folder: Path) -> None:
-    kinds = {Data, gat_data.DataEdgeAttr, gat_data.DataTensorAttr, gat_data.GlobalStorage}
+    kinds = {Data, DataEdgeAttr, DataTensorAttr, GlobalStorage}
     with torch.serialization.safe_globals(list(kinds.difference(torch.serialization.get_safe_globals()))):
         stored = torch.load(folder / "mine.pt", map_location="cpu", weights_only=True)
     if isinstance(stored, list):

@@ -30,7 +30,7 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import intrinsic, models, register_model
 from torch import Tensor
 
-from ..edges import Edges
+from ..graph.edges import Edges
 from .compiling import compiled, inline
 
 SPLIT = 1024  # edges of a piece: its buffers stay in a core's L2

@@ -15,9 +15,11 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from ..edges import NOT_OVER_THE_GRAPH, Edges, Flow, neighbourhoods
+from ..graph.adjacency import neighbourhoods
+from ..graph.edges import Edges, Flow
+from ..graph.remembered import NOT_OVER_THE_GRAPH
+from ..philox import draw_seed, fours, keep_mask
 from . import segment
-from .dropout import draw_seed, fours, keep_mask
 
 Kind: TypeAlias = Literal["additive", "pair"]
 

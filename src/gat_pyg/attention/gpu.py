@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from ..edges import SPLIT, Edges, Side, count_long, places_of
+from ..graph.edges import SPLIT, Edges, Side, count_long, places_of
 
 try:
     import triton

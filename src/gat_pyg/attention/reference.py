@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..edges import Edges
+from ..graph.edges import Edges
 
 
 def attend(

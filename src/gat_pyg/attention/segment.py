@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch_geometric.typing import WITH_TORCH_SCATTER, torch_scatter
 
-from ..edges import NOT_OVER_THE_GRAPH, Edges
+from ..graph.edges import Edges
+from ..graph.remembered import NOT_OVER_THE_GRAPH
 
 
 def attend(

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torch_geometric.nn.resolver import activation_resolver
 from torch_geometric.utils import get_laplacian, remove_self_loops
 
-from ..edges import once_per_graph
-from ..features import Linear, SparseFeatures, adjacency, dropout, linear
+from ..features.dropout import dropout
+from ..features.linear import Linear, linear
+from ..features.sparse import SparseFeatures, adjacency
+from ..graph.remembered import once_per_graph
 
 
 class Chebyshev(nn.Module):

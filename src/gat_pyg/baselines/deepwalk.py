@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from ..regression import regress
-from ..walks import Walks, skip_gram_loss
+from ._regression import regress
+from ._walks import Walks, skip_gram_loss
 
 
 class DeepWalk(nn.Module):

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.nn.resolver import activation_resolver
 
-from ..edges import once_per_graph
-from ..features import Linear, SparseFeatures, adjacency, dropout, linear
+from ..features.dropout import dropout
+from ..features.linear import Linear, linear
+from ..features.sparse import SparseFeatures, adjacency
+from ..graph.remembered import once_per_graph
 
 
 class GCN(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.utils import scatter
 
-from ..regression import regress
+from ._regression import regress
 
 
 class ICA(nn.Module):

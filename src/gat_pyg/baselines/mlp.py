@@ -14,7 +14,8 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch_geometric.nn.resolver import activation_resolver
 
-from ..features import Linear, dropout
+from ..features.dropout import dropout
+from ..features.linear import Linear
 
 
 class MLP(nn.Module):

@@ -17,8 +17,10 @@ from torch_geometric.nn.inits import glorot
 from torch_geometric.nn.resolver import activation_resolver
 from torch_geometric.utils import add_remaining_self_loops, degree
 
-from ..edges import once_per_graph
-from ..features import Linear, SparseFeatures, adjacency, dropout, linear
+from ..features.dropout import dropout
+from ..features.linear import Linear, linear
+from ..features.sparse import SparseFeatures, adjacency
+from ..graph.remembered import once_per_graph
 
 
 class MoNet(nn.Module):

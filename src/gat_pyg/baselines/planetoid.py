@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from ..features import Linear, dropout, is_sparse_features
-from ..walks import Walks, skip_gram_loss
+from ..features.dropout import dropout
+from ..features.linear import Linear
+from ..features.sparse import is_sparse_features
+from ._walks import Walks, skip_gram_loss
 
 
 class Planetoid(nn.Module):

@@ -21,9 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..attention.dropout import draw_seed, uniform
-from ..edges import Edges, neighbourhoods
-from ..features import dropout
+from ..features.dropout import dropout
+from ..graph.adjacency import neighbourhoods
+from ..graph.edges import Edges
+from ..philox import draw_seed, uniform
 
 AGGREGATORS = ("gcn", "mean", "lstm", "pool")
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from ..data import listed_links, planetoid, ppi
-from ..results import write_whole
+from ..data.citation import planetoid
+from ..data.proteins import listed_links, ppi
+from ..files import write_whole
 from .counts import Counts, counted
 from .formats import html, latex, markdown
 from .runs import lines_of

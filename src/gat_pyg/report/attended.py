@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.utils import coalesce, degree, scatter
 
-from ..models import attention_of
+from ..models.attention import attention_of
 
 EXTRA = "python -m pip install 'gat_pyg[report]'"
 UNKNOWN = "#b0b0b0"  # the colour of a node whose class is not known

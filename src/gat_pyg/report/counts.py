@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from ..data import SPLITS, Split, Task, any_known
+from ..tasks.checks import SPLITS, Split, any_known
+from ..tasks.task import Task
 
 
 @dataclass(frozen=True)

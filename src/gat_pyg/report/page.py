@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from ..results import write_whole
+from ..files import write_whole
 from .attended import UNKNOWN, Attended, places
 
 SCALE = 65535  # the root of a coefficient is a 16-bit integer, 65535 for 1: right to 0.2 % even where it is 1/5000

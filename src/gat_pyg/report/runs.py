@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..results import Result, read
+from ..experiments.result import Result, read
 
 RESAMPLES = 9_999  # of a permutation test; with as many ways or fewer, every one is taken
 

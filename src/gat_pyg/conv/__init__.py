@@ -1,0 +1,6 @@
+"""The layers: PyG's arguments, call, parameter names and results around `gat_pyg.attention`."""
+
+from .gat import GATConv as GATConv
+from .gatv2 import GATv2Conv as GATv2Conv
+from .mechanisms import DotProduct as DotProduct
+from .mechanisms import DynamicAttention as DynamicAttention

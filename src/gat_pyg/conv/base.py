@@ -1,0 +1,349 @@
+"""What the layers share: checks, the fused and the message-passing way through a layer, self-loops."""
+
+# PyG compiles this module's source into templates and TorchScript. So: no `__all__`, no postponed annotations, typing's
+# Optional, Tuple and Union instead of `X | None`, and the `# propagate_type` and `# edge_updater_type` comments.
+
+import numbers
+from typing import Any, Optional, Tuple, Union
+
+import torch
+from torch import Tensor, nn
+from torch_geometric import EdgeIndex, is_compiling
+from torch_geometric.nn.conv import MessagePassing
+from torch_geometric.typing import OptPairTensor, OptTensor, Size, SparseTensor, torch_sparse
+from torch_geometric.utils import add_self_loops, is_sparse, is_torch_sparse_tensor, remove_self_loops
+from torch_geometric.utils.sparse import set_sparse_value
+
+from ..attention.operation import BACKENDS, Backend, attend, attend_edge_index, attend_pairs, check_devices, fuses
+from ..attention.segment import in_forward_mode
+from ..features.linear import Linear
+from ..graph.adjacency import neighbourhoods
+from ..graph.edges import Edges, places_of
+from .mechanisms import DotProduct, DynamicAttention
+
+
+def check_layer(heads: int, out_channels: int, dropout: Any) -> None:
+    """Raise ValueError where a layer's size or dropout is out of range."""
+    value: Any
+    for name, value in (("heads", heads), ("out_channels", out_channels)):
+        if not isinstance(value, numbers.Integral):
+            raise ValueError(f"{name} is {value!r}, expected a whole number of at least 1.")
+        if value < 1:
+            raise ValueError(f"{name} is {value}, expected at least 1.")
+    if not isinstance(dropout, numbers.Real) or not 0.0 <= float(dropout) <= 1.0:
+        raise ValueError(f"dropout is {dropout!r}, expected a probability in [0, 1].")
+
+
+def _check_widths(in_channels: Any, edge_dim: Any) -> None:
+    both = in_channels if isinstance(in_channels, (tuple, list)) else (in_channels,)
+    for name, width in [("in_channels", width) for width in both] + [("edge_dim", edge_dim)]:
+        if name == "edge_dim" and width is None:
+            continue
+        if not isinstance(width, numbers.Integral):
+            raise ValueError(f"{name} is {width!r}, expected a whole number.")
+        if width < -1:
+            raise ValueError(f"{name} is {width}, expected at least 0, or -1: as in the first call.")
+
+
+class _AttentionConv(MessagePassing):
+    """What the layers share: options, the choice of the way a call takes, self-loops, and the end of a forward."""
+
+    def _set_options(
+        self,
+        in_channels: Union[int, Tuple[int, int]],
+        out_channels: int,
+        heads: int,
+        concat: bool,
+        negative_slope: float,
+        dropout: float,
+        add_self_loops: bool,
+        edge_dim: Optional[int],
+        fill_value: Union[float, Tensor, str],
+        residual: bool,
+        backend: Backend,
+    ) -> None:
+        check_layer(heads, out_channels, dropout)
+        _check_widths(in_channels, edge_dim)
+        if backend not in BACKENDS:
+            raise ValueError(f"backend is {backend!r}, expected one of {', '.join(map(repr, BACKENDS))}.")
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.heads = heads
+        self.concat = concat
+        self.negative_slope = negative_slope
+        self.dropout = dropout
+        self.add_self_loops = add_self_loops
+        self.edge_dim = edge_dim
+        self.fill_value = fill_value
+        self.residual = residual
+        self.backend = backend
+
+    def _needs_messages(self, x: Any, edge_index: Any, edge_attr: OptTensor, weights: Optional[bool]) -> bool:
+        """Whether a compiler, an explainer, a hook, a subclass or another aggregation needs each message by itself."""
+        return (
+            (is_compiling() and not self._compiles(x, edge_index, edge_attr, weights))
+            or torch.jit.is_tracing()
+            or self.explain is True
+            or self.decomposed_layers > 1
+            or self.aggr not in ("add", "sum")
+            or (self.flow == "target_to_source" and not isinstance(x, Tensor))
+            or any(getattr(self, hooks) for hooks in _HOOKS)
+            or any(not getattr(self, step).__module__.startswith(module) for step, module in _STEPS.items())
+            or (is_sparse(edge_index) and (self.edge_dim is not None or edge_attr is not None))
+        )
+
+    def _compiles(self, x: Any, edge_index: Any, edge_attr: OptTensor, weights: Optional[bool]) -> bool:
+        """Return whether a compiler gets the operation as one operator, rather than as messages.
+
+        An exported program has plain operators, to run where this package is not, unless `backend` is "fused".
+        """
+        if torch.compiler.is_exporting() and (self.backend != "fused" or torch.onnx.is_in_onnx_export()):
+            return False
+        return (
+            not in_forward_mode()
+            and fuses(self.backend, x if isinstance(x, Tensor) else x[0])
+            and isinstance(edge_index, Tensor)
+            and not isinstance(edge_index, EdgeIndex)
+            and edge_index.layout == torch.strided
+            and edge_attr is None
+            and not weights
+            and self._scores_by_kernel()
+        )
+
+    def _attend(
+        self,
+        x: OptPairTensor,
+        score: OptPairTensor,
+        edge_index: Any,
+        edge_attr: OptTensor,
+        size: Size,
+        negative_slope: float,
+        weights: Optional[bool],
+    ) -> Tuple[Tensor, Any, Any]:
+        """The whole operation: output `[N_dst, H, C]`, the adjacency with loops, and alpha `[E, H]` in its order."""
+        num_src, num_dst = _graph_size(x, edge_index, size)
+        dropout = self.dropout if self.training else 0.0
+        pair = self._pair(x, edge_attr)
+        if is_compiling():
+            graph = (num_dst, self.add_self_loops, self.flow)
+            if pair is None:
+                out = attend_edge_index("additive", (x[0], *score), edge_index, graph, negative_slope, dropout)
+            else:
+                out = attend_edge_index("pair", (x[0], x[1], pair[0]), edge_index, graph, pair[1], dropout)
+            return out, None, None
+        adjacency, edges = neighbourhoods(
+            edge_index, num_src, num_dst, add_self_loops=self.add_self_loops, flow=self.flow
+        )
+        options: Any = {
+            "dropout": dropout,
+            "backend": self.backend,
+            "return_attention_weights": bool(weights),
+        }
+        if pair is not None:
+            result = attend_pairs(x[0], x[1], pair[0], edges, negative_slope=pair[1], **options)
+        else:
+            if edge_attr is not None:
+                edge_attr = self._features_with_loops(edge_index, edge_attr, edges)
+            edge_score = self._edge_score(x, edges, edge_attr)
+            result = attend(
+                x[0], score[0], score[1], edges, score_edge=edge_score, negative_slope=negative_slope, **options
+            )
+        out, alpha = result if isinstance(result, tuple) else (result, None)
+        return out, adjacency, alpha
+
+    def _scores_by_kernel(self) -> bool:
+        """Whether, without edge features, the operation knows the scores."""
+        return True
+
+    def _pair(self, x: OptPairTensor, edge_attr: OptTensor) -> Optional[Tuple[OptTensor, float]]:
+        """`attend_pairs`'s att `[H, C]` and slope, where that is how edges are scored."""
+        return None
+
+    def _edge_score(self, x: OptPairTensor, edges: Edges, edge_attr: OptTensor) -> OptTensor:
+        raise NotImplementedError
+
+    def _features_with_loops(self, edge_index: Tensor, edge_attr: Tensor, edges: Edges) -> Tensor:
+        """The features `[E, D]` of the edges attended over: without the graph's own loops, with the added ones."""
+        if edge_attr.size(0) != edge_index.size(1):
+            raise ValueError(
+                f"edge_attr has {edge_attr.size(0)} rows, expected one per edge, E = {edge_index.size(1)}."
+            )
+        width = 1 if edge_attr.dim() == 1 else edge_attr.size(1)
+        if self.edge_dim is not None and self.edge_dim != -1 and self.edge_dim != width:
+            raise ValueError(f"edge_attr has {width} features, expected edge_dim = {self.edge_dim}.")
+        if self.add_self_loops:
+            edge_index = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+            edge_index = edge_index.long()  # torch's scatter has a wrong gradient for int32, and refuses narrower ids
+            num_kept = edges.num_edges - min(edges.num_src, edges.num_dst)
+            if num_kept < edge_index.size(1):  # the count is known: PyG's remove_self_loops would wait for the device
+                kept = places_of(edge_index[0] != edge_index[1], num_kept)
+                edge_index, edge_attr = edge_index.index_select(1, kept), edge_attr.index_select(0, kept)
+            _, edge_attr = self._append_loops(edge_index, edge_attr, edges.num_src, edges.num_dst)
+            assert edge_attr is not None
+        return edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
+
+    def _as_pyg_takes_it(self, edge_index: Tensor) -> Tensor:
+        """PyG's message passing has no CSC, and a wrong gradient for int32 ids (PyG 2.8.1 with torch 2.13)."""
+        if not torch.jit.is_scripting():
+            if edge_index.layout == torch.sparse_csc:
+                return edge_index.to_sparse_csr()
+            if edge_index.layout != torch.strided:
+                return edge_index
+        return edge_index.long()
+
+    def _append_loops(
+        self, edge_index: Tensor, edge_attr: OptTensor, num_src: int, num_dst: int
+    ) -> Tuple[Tensor, OptTensor]:
+        """A loop for each of the first min(N_src, N_dst) nodes; its features are of the edges that point to it."""
+        num_loops, num_nodes = min(num_src, num_dst), max(num_src, num_dst)
+        if edge_attr is None or is_compiling() or num_loops == num_nodes:
+            return add_self_loops(edge_index, edge_attr, fill_value=self.fill_value, num_nodes=num_loops)
+        # PyG reduces over the edges to all nodes, so that it needs a place for each
+        edge_index, edge_attr = add_self_loops(edge_index, edge_attr, fill_value=self.fill_value, num_nodes=num_nodes)
+        num_edges = edge_index.size(1) - num_nodes + num_loops
+        assert edge_attr is not None
+        return edge_index[:, :num_edges], edge_attr[:num_edges]
+
+    def _replace_loops(
+        self, edge_index: Tensor, edge_attr: OptTensor, num_src: int, num_dst: int
+    ) -> Tuple[Tensor, OptTensor]:
+        """Self-loops for PyG's message passing on a tensor, dense or sparse."""
+        if not torch.jit.is_scripting():
+            if edge_attr is not None and is_torch_sparse_tensor(edge_index):
+                raise NotImplementedError(
+                    "edge_attr with add_self_loops needs an edge list, and edge_index is a sparse matrix. "
+                    "Pass edge_index of shape (2, E), or add_self_loops=False."
+                )
+        edge_index, edge_attr = remove_self_loops(edge_index, edge_attr)
+        return self._append_loops(edge_index, edge_attr, num_src, num_dst)
+
+    def _set_diag(self, adjacency: SparseTensor) -> SparseTensor:
+        """Self-loops for PyG's message passing on a `SparseTensor`."""
+        if self.edge_dim is not None:
+            raise NotImplementedError(
+                "edge_dim with add_self_loops needs an edge list, and edge_index is a SparseTensor. "
+                "Pass edge_index of shape (2, E), or add_self_loops=False."
+            )
+        return torch_sparse.set_diag(adjacency)
+
+    def _finish(self, out: Tensor, res: OptTensor, spent: bool = False) -> Tensor:
+        """Equation (5) or (6), then the skip connection and the bias; in place where nobody else needs the values."""
+        if not self.concat:
+            out = out.mean(dim=1)
+        shape = out.size()
+        if res is not None:
+            res = res.view(shape)
+            out = out.add_(res) if spent and out.dtype == res.dtype else out + res
+        if self.bias is not None:
+            bias = self.bias.view(shape[1:])
+            out = out.add_(bias) if spent and out.dtype == bias.dtype else out + bias
+        elif self.concat and res is None and not spent and not torch.jit.is_scripting():
+            out = out.clone()  # the backward pass needs the operation's own output: what is returned may be written to
+        return out.flatten(1)
+
+    def message(self, x_j: Tensor, alpha: Tensor) -> Tensor:
+        """A term of equation (4): `[E, H, C]` of each edge's src, weighted by `[E, H]`."""
+        return alpha.unsqueeze(-1) * x_j
+
+    def __repr__(self) -> str:
+        return f"{self.__class__.__name__}({self.in_channels}, {self.out_channels}, heads={self.heads})"
+
+
+_STEPS = {
+    "edge_update": __package__,
+    "message": __package__,
+    "aggregate": MessagePassing.__module__,
+    "update": MessagePassing.__module__,
+}
+_HOOKS = [
+    f"_{step}_forward_{when}"
+    for step in ("propagate", "edge_update", "message", "aggregate")
+    for when in ("pre_hooks", "hooks")
+]
+
+
+def _graph_size(x: OptPairTensor, edge_index: Any, size: Size) -> Tuple[int, int]:
+    """N_src and N_dst, from the rows of x and, where there is none for dst, from the size that the graph declares."""
+    num_src = x[0].size(0)
+    if is_sparse(edge_index):
+        size = (edge_index.size(1), edge_index.size(0))
+    elif isinstance(edge_index, EdgeIndex):
+        size = edge_index.sparse_size()
+    declared = (None, None) if size is None else tuple(size)
+    num_dst = x[1].size(0) if x[1] is not None else num_src if declared[1] is None else declared[1]
+    if any(n is not None and n != rows for n, rows in zip(declared, (num_src, num_dst), strict=True)):
+        raise ValueError(f"x has {num_src} src and {num_dst} dst rows, but the graph's size is {declared}.")
+    return num_src, num_dst
+
+
+def _whole_size(size: Any, x: Any) -> Any:
+    """Return the size with the numbers of rows of x where it is None."""
+    if size is None or all(n is not None for n in size):
+        return size
+    src, dst = (x, x) if isinstance(x, Tensor) else x
+    rows = src.size(0), (src if dst is None else dst).size(0)
+    return tuple(row if n is None else n for n, row in zip(size, rows, strict=True))
+
+
+def _check_call(x: Any, edge_index: Any, edge_attr: Any, in_channels: Union[int, Tuple[int, int]]) -> None:
+    if not isinstance(edge_index, (Tensor, SparseTensor)):
+        hint = "" if edge_index is None else " Did you mean torch.as_tensor(edge_index)?"
+        raise ValueError(
+            f"edge_index is of type {type(edge_index).__name__}, "
+            f"expected an integer tensor of shape (2, E), an EdgeIndex, a SparseTensor or a sparse matrix.{hint}"
+        )
+    if edge_attr is not None and not isinstance(edge_attr, Tensor):
+        raise ValueError(f"edge_attr is of type {type(edge_attr).__name__}, expected a tensor of shape (E, D) or (E,).")
+    both = x if isinstance(x, (tuple, list)) else (x, x)
+    widths = in_channels if isinstance(in_channels, (tuple, list)) else (in_channels, in_channels)
+    for side, part, width in zip(("src", "dst"), both, widths, strict=True):
+        if part is None and side == "dst":
+            continue
+        if not isinstance(part, Tensor):
+            raise ValueError(f"x ({side}) is of type {type(part).__name__}, expected a tensor of shape (N, F).")
+        if part.dim() != 2:
+            raise ValueError(
+                f"x ({side}) has shape {tuple(part.shape)}, expected (N, F): static graphs are not supported."
+            )
+        if width != -1 and width != part.size(1):  # dynamo misreads `in` for a symbolic size
+            raise ValueError(f"x ({side}) has {part.size(1)} features, expected in_channels = {width}.")
+    graph = edge_index if isinstance(edge_index, Tensor) else None  # the operation checks a SparseTensor's
+    check_devices(both[0], x_dst=both[1], edge_index=graph, edge_attr=edge_attr)
+
+
+def _plain(lin: Any) -> bool:
+    """Whether a layer's Linear does x W^T and nothing more."""
+    hooked = lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks or lin._backward_pre_hooks
+    return (
+        "forward" not in vars(lin)
+        and type(lin) is Linear
+        and lin.bias is None
+        and not hooked
+        and not torch.is_autocast_enabled(lin.weight.device.type)
+    )
+
+
+_ONE_END = "x is (x_src, None), but this mechanism scores both ends of an edge. Pass (x_src, x_dst)."
+
+
+def _known(mechanism: nn.Module) -> bool:
+    """Whether a mechanism is one of this file's as it stands, which the operation knows without calling it."""
+    hooked = mechanism._forward_hooks or mechanism._forward_pre_hooks
+    return type(mechanism) in (DotProduct, DynamicAttention) and not hooked
+
+
+def _score_ends(score: Any, x: OptPairTensor, edges: Edges, edge_attr: OptTensor) -> Tensor:
+    """The score of every edge in the caller's order from the features of both ends: `[E, H]`."""
+    src, dst = edges.index.long()  # gradients add up by these, see Edges.wide
+    if x[1] is None:
+        raise ValueError(_ONE_END)
+    return score(x[1].index_select(0, dst), x[0].index_select(0, src), edge_attr)
+
+
+def _attention(adjacency: Any, alpha: Tensor) -> Any:
+    """What PyG's layers return for `return_attention_weights`."""
+    if isinstance(adjacency, SparseTensor):
+        return adjacency.set_value(alpha, layout="coo")
+    if is_torch_sparse_tensor(adjacency):
+        return set_sparse_value(adjacency, alpha), alpha
+    return adjacency, alpha

@@ -1,0 +1,394 @@
+"""`GATConv`: the graph attention layer, with PyG's arguments, call and parameter names."""
+
+# PyG compiles this module's source into templates and TorchScript. So: no `__all__`, no postponed annotations, typing's
+# Optional, Tuple and Union instead of `X | None`, and the `# propagate_type` and `# edge_updater_type` comments.
+
+import typing
+from typing import Any, Optional, Tuple, Union
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch_geometric import is_compiling
+from torch_geometric.nn.inits import glorot, zeros
+from torch_geometric.typing import Adj, NoneType, OptPairTensor, OptTensor, Size, SparseTensor
+from torch_geometric.utils import softmax
+
+from ..attention.fused import is_spent
+from ..attention.operation import Backend
+from ..features.linear import linear
+from ..features.sparse import SparseFeatures, is_sparse_features
+from ..graph.edges import Edges
+from .base import _ONE_END, _attention, _AttentionConv, _check_call, _known, _plain, _score_ends, _whole_size
+from .mechanisms import DotProduct, DynamicAttention, _glorot_linear
+
+if typing.TYPE_CHECKING:
+    from typing import overload
+else:
+    from torch.jit import _overload_method as overload
+
+
+class GATConv(_AttentionConv):
+    r"""The graph attentional layer of Veličković et al. (ICLR 2018), a drop-in for `torch_geometric.nn.GATConv`.
+
+    .. math::
+        h'_i = \Big\Vert_{k=1}^{H} \sum_{j \in \mathcal{N}_i} \alpha_{ij}^k \mathbf{W}^k h_j, \qquad
+        \alpha_{ij} = \mathrm{softmax}_j\big(\mathrm{LeakyReLU}(\vec{\mathbf{a}}^T
+        [\mathbf{W} h_i \Vert \mathbf{W} h_j])\big)
+
+    equations (3) to (5); with `concat=False` the heads are averaged, equation (6). Arguments, call, state dict, initial
+    weights for a seed, edge order and returned attention are those of PyG's layer.
+
+    Args:
+        in_channels: F, or (F_src, F_dst) for a bipartite graph with two weight matrices; -1: as in the first x.
+        out_channels: C.
+        heads: H, the paper's K.
+        concat: whether to concatenate the heads or to average them.
+        negative_slope: of the LeakyReLU.
+        dropout: the probability that an attention coefficient is dropped in training.
+        add_self_loops: whether every node attends to itself. Loops that the graph has give way to the added ones.
+        edge_dim: the number of edge features; their score is added inside the LeakyReLU.
+        fill_value: the edge features of added loops: a number, a tensor, or how to reduce those of the edges that point
+            to the node ("mean", "add", "min", "max", "mul").
+        bias: whether to add a learnable bias.
+        residual: whether to add a learnable linear skip connection.
+        mechanism: how an edge is scored: "additive", the paper's; "constant", 1 / |N_i| without parameters (Const-GAT);
+            "dot" for `DotProduct`, "gatv2" for `DynamicAttention`; or a module that maps
+            `(x_dst [E, H, C], x_src [E, H, C], edge_attr)` to scores `[E, H]`.
+        backend: of `gat_pyg.attention.attend`.
+        **kwargs: of `torch_geometric.nn.conv.MessagePassing`.
+
+    Raises:
+        ValueError: if an argument is out of range.
+
+    Cost: O(N F H C + E H C) time; memory for a few `[N, H C]`, and for a few `[E, H]` where attention is returned.
+    Neighbourhoods are built once per graph and shared by all layers and epochs. Under torch.compile the operation is
+    one operator; under torch.export it is one with `backend="fused"` alone, so that other exports run anywhere. Under
+    TorchScript and ONNX, with an explainer, a message passing hook or an overridden step, and for a compiler where edge
+    features, returned attention or a mechanism of one's own ask for it, the layer runs PyG's message passing instead,
+    whatever the backend: the same results, but dropout is drawn as PyG draws it.
+
+    Example:
+        >>> conv = GATConv(16, 8, heads=2)
+        >>> x, edge_index = torch.randn(3, 16), torch.tensor([[0, 1], [1, 2]])
+        >>> conv(x, edge_index).shape
+        torch.Size([3, 16])
+        >>> out, (edge_index, alpha) = conv(x, edge_index, return_attention_weights=True)
+        >>> edge_index.tolist(), alpha.shape
+        ([[0, 1, 0, 1, 2], [1, 2, 0, 1, 2]], torch.Size([5, 2]))
+    """
+
+    accepts_size = True  # `size` may declare fewer dst than x has rows
+
+    def __init__(
+        self,
+        in_channels: Union[int, Tuple[int, int]],
+        out_channels: int,
+        heads: int = 1,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        add_self_loops: bool = True,
+        edge_dim: Optional[int] = None,
+        fill_value: Union[float, Tensor, str] = "mean",
+        bias: bool = True,
+        residual: bool = False,
+        *,
+        mechanism: Union[str, nn.Module] = "additive",
+        backend: Backend = "auto",
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("aggr", "add")
+        super().__init__(node_dim=0, **kwargs)
+        self._set_options(
+            in_channels,
+            out_channels,
+            heads,
+            concat,
+            negative_slope,
+            dropout,
+            add_self_loops,
+            edge_dim,
+            fill_value,
+            residual,
+            backend,
+        )
+        if mechanism == "dot":
+            mechanism = DotProduct()
+        elif mechanism == "gatv2":
+            mechanism = DynamicAttention(heads, out_channels, edge_dim, negative_slope)
+        elif not isinstance(mechanism, nn.Module) and mechanism not in ("additive", "constant"):
+            raise ValueError(
+                f"mechanism is {mechanism!r}, expected 'additive', 'constant', 'dot', 'gatv2' or a module."
+            )
+        if mechanism == "constant" and edge_dim is not None:
+            raise ValueError(
+                f"edge_dim is {edge_dim}, but constant attention has no score for edge features to act on."
+            )
+        self.mechanism = mechanism if isinstance(mechanism, nn.Module) else None
+
+        self.lin = self.lin_src = self.lin_dst = None
+        if isinstance(in_channels, int):
+            self.lin = _glorot_linear(in_channels, heads * out_channels)
+        else:
+            self.lin_src = _glorot_linear(in_channels[0], heads * out_channels)
+            self.lin_dst = _glorot_linear(in_channels[1], heads * out_channels)
+
+        additive = mechanism == "additive"
+        self.register_parameter("att_src", Parameter(torch.empty(1, heads, out_channels)) if additive else None)
+        self.register_parameter("att_dst", Parameter(torch.empty(1, heads, out_channels)) if additive else None)
+        additive = additive and edge_dim is not None
+        self.lin_edge = _glorot_linear(edge_dim, heads * out_channels) if additive and edge_dim is not None else None
+        self.register_parameter("att_edge", Parameter(torch.empty(1, heads, out_channels)) if additive else None)
+
+        total_channels = out_channels * (heads if concat else 1)
+        dst_channels = in_channels if isinstance(in_channels, int) else in_channels[1]
+        self.res = _glorot_linear(dst_channels, total_channels) if residual else None
+        self.register_parameter("bias", Parameter(torch.empty(total_channels)) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew: Glorot uniform, biases zero."""
+        super().reset_parameters()
+        for lin in (self.lin, self.lin_src, self.lin_dst, self.lin_edge, self.res):
+            if lin is not None:
+                lin.reset_parameters()
+        glorot(self.att_src)
+        glorot(self.att_dst)
+        glorot(self.att_edge)
+        zeros(self.bias)
+        reset_mechanism = getattr(self.mechanism, "reset_parameters", None)
+        if reset_mechanism is not None:
+            reset_mechanism()
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        # PyG up to 2.4 stored the one W of a layer for one node type twice, as lin_src and lin_dst.
+        old = [f"{prefix}{name}.weight" for name in ("lin_src", "lin_dst")]
+        if self.lin is not None and old[0] in state_dict and f"{prefix}lin.weight" not in state_dict:
+            weight = state_dict.pop(old[0])
+            if not torch.equal(weight, state_dict.pop(old[1], weight)):
+                raise ValueError(
+                    f"{old[0]} and {old[1]} differ, so the checkpoint is of a layer with two weight matrices, and "
+                    f"in_channels={self.in_channels} has one. Use in_channels=({self.in_channels}, {self.in_channels})."
+                )
+            state_dict[f"{prefix}lin.weight"] = weight
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    @overload
+    def forward(
+        self,
+        x: Union[Tensor, OptPairTensor],
+        edge_index: Adj,
+        edge_attr: OptTensor = None,
+        size: Size = None,
+        return_attention_weights: NoneType = None,
+    ) -> Tensor:
+        pass
+
+    @overload
+    def forward(  # noqa: F811
+        self,
+        x: Union[Tensor, OptPairTensor],
+        edge_index: Tensor,
+        edge_attr: OptTensor = None,
+        size: Size = None,
+        return_attention_weights: bool = None,
+    ) -> Tuple[Tensor, Tuple[Tensor, Tensor]]:
+        pass
+
+    @overload
+    def forward(  # noqa: F811
+        self,
+        x: Union[Tensor, OptPairTensor],
+        edge_index: SparseTensor,
+        edge_attr: OptTensor = None,
+        size: Size = None,
+        return_attention_weights: bool = None,
+    ) -> Tuple[Tensor, SparseTensor]:
+        pass
+
+    def forward(  # noqa: F811
+        self,
+        x: Union[Tensor, OptPairTensor],
+        edge_index: Adj,
+        edge_attr: OptTensor = None,
+        size: Size = None,
+        return_attention_weights: Optional[bool] = None,
+    ) -> Union[Tensor, Tuple[Tensor, Tuple[Tensor, Tensor]], Tuple[Tensor, SparseTensor]]:
+        """Attend over every neighbourhood.
+
+        Args:
+            x: `[N, F]`, or `(x_src [N_src, F_src], x_dst [N_dst, F_dst] or None)` for a bipartite graph; each dense, or
+                torch.sparse CSR where few features are not zero.
+            edge_index: `[2, E]`, `EdgeIndex`, or the transposed adjacency `[N_dst, N_src]` as `SparseTensor` or
+                torch.sparse COO, CSR or CSC.
+            edge_attr: `[E, D]` or `[E]`.
+            size: (N_src, N_dst), where x does not tell; None is as many as x has. Of one x for both, the first N_dst
+                rows are those of dst.
+            return_attention_weights: whether to return alpha too, as `(out, (edge_index, alpha [E, H]))`, and after
+                dropout in training. A `SparseTensor` comes back with alpha as its values.
+
+        Returns:
+            `[N_dst, H C]`, or `[N_dst, C]` with `concat=False`.
+
+        Raises:
+            ValueError: if a shape or dtype does not fit.
+            IndexError: if an id in `edge_index` has no row in x.
+            NotImplementedError: for edge features and self-loops on a sparse adjacency.
+        """
+        H, C = self.heads, self.out_channels
+        if not torch.jit.is_scripting():
+            _check_call(x, edge_index, edge_attr, self.in_channels)
+            size = _whole_size(size, x)
+
+        res: OptTensor = None
+        if isinstance(x, Tensor):
+            if self.res is not None:
+                res = self.res(x)
+            if self.lin is not None:
+                x_src = x_dst = self.lin(x).view(-1, H, C)
+            else:
+                assert self.lin_src is not None and self.lin_dst is not None
+                x_src = self.lin_src(x).view(-1, H, C)
+                x_dst = self.lin_dst(x).view(-1, H, C)
+            if size is not None and size[1] < x_src.size(0):
+                x_dst = x_dst[: size[1]]
+                res = None if res is None else res[: size[1]]
+        else:
+            x_src, x_dst = x
+            if x_dst is not None and self.res is not None:
+                res = self.res(x_dst)
+            if self.lin is not None:
+                x_src = self.lin(x_src).view(-1, H, C)
+                if x_dst is not None:
+                    x_dst = self.lin(x_dst).view(-1, H, C)
+            else:
+                assert self.lin_src is not None and self.lin_dst is not None
+                x_src = self.lin_src(x_src).view(-1, H, C)
+                if x_dst is not None:
+                    x_dst = self.lin_dst(x_dst).view(-1, H, C)
+
+        if not torch.jit.is_scripting():
+            if not self._needs_messages(x, edge_index, edge_attr, return_attention_weights):
+                ends = self._end_scores(x, x_src, x_dst)
+                slope = self.negative_slope if self.mechanism is None else 1.0
+                out, adjacency, alpha = self._attend(
+                    (x_src, x_dst), ends, edge_index, edge_attr, size, slope, return_attention_weights
+                )
+                out = self._finish(out, res, not is_compiling() and is_spent(out))
+                return (out, _attention(adjacency, alpha)) if return_attention_weights else out
+
+        # a^T [W h_i || W h_j] = a_dst . W h_i + a_src . W h_j; constant attention scores 0.
+        if self.att_src is not None and self.att_dst is not None:
+            alpha_src = (x_src * self.att_src).sum(dim=-1)
+            alpha_dst = None if x_dst is None else (x_dst * self.att_dst).sum(dim=-1)
+        else:
+            alpha_src = x_src.new_zeros(x_src.size(0), H)
+            alpha_dst = None
+
+        if isinstance(edge_index, Tensor):
+            edge_index = self._as_pyg_takes_it(edge_index)
+        if self.add_self_loops:
+            num_src, num_dst = x_src.size(0), x_src.size(0) if x_dst is None else x_dst.size(0)
+            if size is not None:
+                num_src, num_dst = size
+            if isinstance(edge_index, Tensor):
+                edge_index, edge_attr = self._replace_loops(edge_index, edge_attr, num_src, num_dst)
+            elif isinstance(edge_index, SparseTensor):
+                edge_index = self._set_diag(edge_index)
+
+        score: OptTensor = None
+        if self.mechanism is not None:
+            assert x_dst is not None
+            if edge_attr is not None and edge_attr.dim() == 1:
+                edge_attr = edge_attr.view(-1, 1)
+            i, j = (1, 0) if self.flow == "source_to_target" else (0, 1)
+            score = self.mechanism(self._lift(x_dst, edge_index, i), self._lift(x_src, edge_index, j), edge_attr)
+
+        # edge_updater_type: (alpha: OptPairTensor, edge_attr: OptTensor, score: OptTensor)
+        alpha = self.edge_updater(edge_index, alpha=(alpha_src, alpha_dst), edge_attr=edge_attr, score=score, size=size)
+
+        # propagate_type: (x: OptPairTensor, alpha: Tensor)
+        out = self._finish(self.propagate(edge_index, x=(x_src, x_dst), alpha=alpha, size=size), res)
+
+        if not torch.jit.is_scripting():
+            return (out, _attention(edge_index, alpha)) if return_attention_weights else out
+        if isinstance(return_attention_weights, bool):
+            if isinstance(edge_index, Tensor):
+                return out, (edge_index, alpha)
+            elif isinstance(edge_index, SparseTensor):
+                return out, edge_index.set_value(alpha, layout="coo")
+        return out
+
+    def edge_update(
+        self,
+        alpha_j: Tensor,
+        alpha_i: OptTensor,
+        edge_attr: OptTensor,
+        score: OptTensor,
+        index: Tensor,
+        ptr: OptTensor,
+        dim_size: Optional[int],
+    ) -> Tensor:
+        """Equations (1) to (3): the scores of each edge's ends, `[E, H]`, to alpha `[E, H]`."""
+        alpha = alpha_j if alpha_i is None else alpha_j + alpha_i
+        if not is_compiling() and index.numel() == 0:
+            return alpha
+        if score is not None:
+            alpha = alpha + score
+        else:
+            if edge_attr is not None and self.lin_edge is not None:
+                alpha = alpha + self._edge_term(edge_attr)
+            alpha = F.leaky_relu(alpha, self.negative_slope)
+        alpha = softmax(alpha, index, ptr, dim_size)
+        return F.dropout(alpha, p=self.dropout, training=self.training)
+
+    def _end_scores(self, x: Any, x_src: Tensor, x_dst: OptTensor) -> OptPairTensor:
+        """a_src . W h_j and a_dst . W h_i, `[N, H]` each: the two halves of a^T [W h_i || W h_j]."""
+        if self.att_src is None or self.att_dst is None:
+            return None, None
+        lin, width = self.lin, self.heads * self.out_channels
+        if (
+            isinstance(x, Tensor)
+            and lin is not None
+            and _plain(lin)
+            and (is_sparse_features(x) or x.size(1) <= 4 * width)
+        ):
+            # a . (W h) = (a W) . h: two columns a head more in the product, instead of several passes over [N, H, C]
+            both = torch.cat([self.att_src, self.att_dst])  # [2, H, C]
+            weight = lin.weight.view(self.heads, self.out_channels, -1)
+            folded = torch.einsum("ehc,hcf->ehf", both, weight).flatten(0, 1)
+            scores = linear(SparseFeatures(x), folded.t()) if is_sparse_features(x) else F.linear(x, folded)
+            return scores[:, : self.heads], scores[: None if x_dst is None else x_dst.size(0), self.heads :]
+        return (
+            (x_src * self.att_src).sum(dim=-1),
+            None if x_dst is None else (x_dst * self.att_dst).sum(dim=-1),
+        )
+
+    def _scores_by_kernel(self) -> bool:
+        return self.mechanism is None or _known(self.mechanism)
+
+    def _pair(self, x: OptPairTensor, edge_attr: OptTensor) -> Optional[Tuple[OptTensor, float]]:
+        if self.mechanism is None or not _known(self.mechanism):
+            return None
+        if x[1] is None:
+            raise ValueError(_ONE_END)
+        if isinstance(self.mechanism, DotProduct):
+            return None, 1.0
+        assert isinstance(self.mechanism, DynamicAttention)
+        if edge_attr is not None and self.mechanism.lin_edge is not None:
+            return None
+        return self.mechanism.att[0], self.mechanism.negative_slope
+
+    def _edge_score(self, x: OptPairTensor, edges: Edges, edge_attr: OptTensor) -> OptTensor:
+        if self.mechanism is not None:
+            return _score_ends(self.mechanism, x, edges, edge_attr)
+        return None if edge_attr is None or self.lin_edge is None else self._edge_term(edge_attr)
+
+    def _edge_term(self, edge_attr: Tensor) -> Tensor:
+        """a_edge . W_edge e_ij: `[E, D]` or `[E]` to `[E, H]`."""
+        assert self.lin_edge is not None
+        if edge_attr.dim() == 1:
+            edge_attr = edge_attr.view(-1, 1)
+        return (self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels) * self.att_edge).sum(dim=-1)

@@ -1,0 +1,223 @@
+"""`GATv2Conv`: attention with dynamic scores, with PyG's arguments, call and parameter names."""
+
+# PyG compiles this module's source into templates and TorchScript. So: no `__all__`, no postponed annotations, typing's
+# Optional, Tuple and Union instead of `X | None`, and the `# propagate_type` and `# edge_updater_type` comments.
+
+import typing
+from typing import Any, Optional, Tuple, Union
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Parameter
+from torch_geometric import is_compiling
+from torch_geometric.nn.inits import glorot, zeros
+from torch_geometric.typing import Adj, NoneType, OptPairTensor, OptTensor, PairTensor, SparseTensor
+from torch_geometric.utils import softmax
+
+from ..attention.fused import is_spent
+from ..attention.operation import Backend
+from ..graph.edges import Edges
+from .base import _attention, _AttentionConv, _check_call, _score_ends
+from .mechanisms import _dynamic_score, _glorot_linear
+
+if typing.TYPE_CHECKING:
+    from typing import overload
+else:
+    from torch.jit import _overload_method as overload
+
+
+class GATv2Conv(_AttentionConv):
+    r"""The GATv2 layer of Brody et al. (ICLR 2022), a drop-in for `torch_geometric.nn.GATv2Conv`.
+
+    .. math::
+        h'_i = \Big\Vert_{k=1}^{H} \sum_{j \in \mathcal{N}_i} \alpha_{ij}^k \mathbf{W}_l^k h_j, \qquad
+        \alpha_{ij} = \mathrm{softmax}_j\big(\vec{\mathbf{a}}^T
+        \mathrm{LeakyReLU}(\mathbf{W}_r h_i + \mathbf{W}_l h_j)\big)
+
+    Args:
+        share_weights: whether W_l and W_r are one matrix.
+        in_channels, out_channels, heads, concat, negative_slope, dropout, add_self_loops, edge_dim, fill_value, bias,
+            residual, backend, **kwargs: as in `GATConv`; `bias` is of both matrices too.
+
+    Raises:
+        ValueError: if an argument is out of range.
+
+    Cost: as `GATConv`; with edge features or returned attention also a few `[E, H, C]` for the scores.
+
+    Example:
+        >>> GATv2Conv(16, 8, heads=2)(torch.randn(3, 16), torch.tensor([[0, 1], [1, 2]])).shape
+        torch.Size([3, 16])
+    """
+
+    def __init__(
+        self,
+        in_channels: Union[int, Tuple[int, int]],
+        out_channels: int,
+        heads: int = 1,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        add_self_loops: bool = True,
+        edge_dim: Optional[int] = None,
+        fill_value: Union[float, Tensor, str] = "mean",
+        bias: bool = True,
+        share_weights: bool = False,
+        residual: bool = False,
+        *,
+        backend: Backend = "auto",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(node_dim=0, **kwargs)
+        self._set_options(
+            in_channels,
+            out_channels,
+            heads,
+            concat,
+            negative_slope,
+            dropout,
+            add_self_loops,
+            edge_dim,
+            fill_value,
+            residual,
+            backend,
+        )
+        self.share_weights = share_weights
+
+        src_channels, dst_channels = (in_channels,) * 2 if isinstance(in_channels, int) else in_channels
+        self.lin_l = _glorot_linear(src_channels, heads * out_channels, bias)
+        self.lin_r = self.lin_l if share_weights else _glorot_linear(dst_channels, heads * out_channels, bias)
+        self.att = Parameter(torch.empty(1, heads, out_channels))
+        self.lin_edge = None if edge_dim is None else _glorot_linear(edge_dim, heads * out_channels)
+        total_channels = out_channels * (heads if concat else 1)
+        self.res = _glorot_linear(dst_channels, total_channels) if residual else None
+        self.register_parameter("bias", Parameter(torch.empty(total_channels)) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew: Glorot uniform, biases zero."""
+        super().reset_parameters()
+        for lin in (self.lin_l, self.lin_r, self.lin_edge, self.res):
+            if lin is not None:
+                lin.reset_parameters()
+        glorot(self.att)
+        zeros(self.bias)
+
+    @overload
+    def forward(
+        self,
+        x: Union[Tensor, PairTensor],
+        edge_index: Adj,
+        edge_attr: OptTensor = None,
+        return_attention_weights: NoneType = None,
+    ) -> Tensor:
+        pass
+
+    @overload
+    def forward(  # noqa: F811
+        self,
+        x: Union[Tensor, PairTensor],
+        edge_index: Tensor,
+        edge_attr: OptTensor = None,
+        return_attention_weights: bool = None,
+    ) -> Tuple[Tensor, Tuple[Tensor, Tensor]]:
+        pass
+
+    @overload
+    def forward(  # noqa: F811
+        self,
+        x: Union[Tensor, PairTensor],
+        edge_index: SparseTensor,
+        edge_attr: OptTensor = None,
+        return_attention_weights: bool = None,
+    ) -> Tuple[Tensor, SparseTensor]:
+        pass
+
+    def forward(  # noqa: F811
+        self,
+        x: Union[Tensor, PairTensor],
+        edge_index: Adj,
+        edge_attr: OptTensor = None,
+        return_attention_weights: Optional[bool] = None,
+    ) -> Union[Tensor, Tuple[Tensor, Tuple[Tensor, Tensor]], Tuple[Tensor, SparseTensor]]:
+        """Attend over every neighbourhood; arguments, result and errors as in `GATConv.forward`, for both ends' x."""
+        H, C = self.heads, self.out_channels
+        if not torch.jit.is_scripting():
+            _check_call(x, edge_index, edge_attr, self.in_channels)
+            if not isinstance(x, Tensor) and x[1] is None:
+                raise ValueError("x is (x_src, None), but GATv2 scores both ends of an edge. Pass (x_src, x_dst).")
+            if edge_attr is not None and self.lin_edge is None:
+                raise ValueError("edge_attr was given to a layer without edge features. Pass edge_dim to GATv2Conv.")
+
+        res: OptTensor = None
+        if isinstance(x, Tensor):
+            if self.res is not None:
+                res = self.res(x)
+            x_l = self.lin_l(x).view(-1, H, C)
+            x_r = x_l if self.share_weights else self.lin_r(x).view(-1, H, C)
+        else:
+            if self.res is not None:
+                res = self.res(x[1])
+            x_l = self.lin_l(x[0]).view(-1, H, C)
+            x_r = self.lin_r(x[1]).view(-1, H, C)
+
+        if not torch.jit.is_scripting():
+            if not self._needs_messages(x, edge_index, edge_attr, return_attention_weights):
+                ends = (None, None)
+                out, adjacency, alpha = self._attend(
+                    (x_l, x_r), ends, edge_index, edge_attr, None, 1.0, return_attention_weights
+                )
+                out = self._finish(out, res, not is_compiling() and is_spent(out))
+                return (out, _attention(adjacency, alpha)) if return_attention_weights else out
+
+        if isinstance(edge_index, Tensor):
+            edge_index = self._as_pyg_takes_it(edge_index)
+        if self.add_self_loops:
+            if isinstance(edge_index, Tensor):
+                edge_index, edge_attr = self._replace_loops(edge_index, edge_attr, x_l.size(0), x_r.size(0))
+            elif isinstance(edge_index, SparseTensor):
+                edge_index = self._set_diag(edge_index)
+
+        # edge_updater_type: (x: PairTensor, edge_attr: OptTensor)
+        alpha = self.edge_updater(edge_index, x=(x_l, x_r), edge_attr=edge_attr)
+
+        # propagate_type: (x: PairTensor, alpha: Tensor)
+        out = self._finish(self.propagate(edge_index, x=(x_l, x_r), alpha=alpha), res)
+
+        if not torch.jit.is_scripting():
+            return (out, _attention(edge_index, alpha)) if return_attention_weights else out
+        if isinstance(return_attention_weights, bool):
+            if isinstance(edge_index, Tensor):
+                return out, (edge_index, alpha)
+            elif isinstance(edge_index, SparseTensor):
+                return out, edge_index.set_value(alpha, layout="coo")
+        return out
+
+    def edge_update(
+        self,
+        x_j: Tensor,
+        x_i: Tensor,
+        edge_attr: OptTensor,
+        index: Tensor,
+        ptr: OptTensor,
+        dim_size: Optional[int],
+    ) -> Tensor:
+        """The features of each edge's ends, `[E, H, C]`, to alpha `[E, H]`."""
+        alpha = softmax(self._score(x_i, x_j, edge_attr), index, ptr, dim_size)
+        return F.dropout(alpha, p=self.dropout, training=self.training)
+
+    def _pair(self, x: OptPairTensor, edge_attr: OptTensor) -> Optional[Tuple[OptTensor, float]]:
+        if edge_attr is not None and self.lin_edge is not None:
+            return None
+        return self.att[0], self.negative_slope
+
+    def _edge_score(self, x: OptPairTensor, edges: Edges, edge_attr: OptTensor) -> OptTensor:
+        return _score_ends(self._score, x, edges, edge_attr)
+
+    def _score(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor) -> Tensor:
+        x_edge: OptTensor = None
+        if edge_attr is not None and self.lin_edge is not None:
+            if edge_attr.dim() == 1:
+                edge_attr = edge_attr.view(-1, 1)
+            x_edge = self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels)
+        return _dynamic_score(x_dst, x_src, x_edge, self.att, self.negative_slope)

@@ -1,0 +1,11 @@
+"""Data sets by name, and a user's own, as tasks that are ready to train on."""
+
+from ..tasks.task import Task as Task
+from .citation import planetoid as planetoid
+from .generated import digits as digits
+from .generated import planted as planted
+from .ogb import ogbn as ogbn
+from .own import from_dataset as from_dataset
+from .own import from_file as from_file
+from .proteins import listed_links as listed_links
+from .proteins import ppi as ppi

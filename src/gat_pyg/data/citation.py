@@ -1,0 +1,111 @@
+"""The citation networks Cora, Citeseer and Pubmed in the Planetoid split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.datasets import Planetoid
+from torch_geometric.io import fs
+from torch_geometric.utils import coalesce, remove_self_loops
+
+from ..tasks.checks import MASKS, _check_edge_index, _check_edge_index_shape
+from ..tasks.preparation import NORMALIZE, build_transform
+from ..tasks.task import CLASSES, Task
+from .own import _first_names
+from .raw import _raw_folder, _reading, data_root
+from .unpickle import _unpickle
+
+PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")  # of each Planetoid set
+PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}  # name -> folder
+
+# Planetoid: Cora, Citeseer, Pubmed ----------------------------------------------------------------------------------
+
+
+def planetoid(name: str, root: str | Path | None = None) -> Task:
+    """A citation network (Section 3.1) with the split of Yang et al. (2016): 20 per class / 500 / 1000.
+
+    ``name`` is ``"cora"``, ``"citeseer"`` or ``"pubmed"``. The result is that of PyG's
+    ``Planetoid(root, name, split="public", transform=NormalizeFeatures())``: bag-of-words rows that sum to one, doubled
+    links and loops dropped, Citeseer's 15 test nodes without features as rows of zeros that no mask holds.
+
+    Reads ``<root>/Planetoid/<Cora|CiteSeer|PubMed>/raw/ind.*`` (see ``data_root``) and downloads what is missing there,
+    from where PyG does. The files are pickles; nothing they name is ever called. Nothing else is written.
+
+    Raises ValueError for an unknown name or a broken or hostile file, FileNotFoundError when there is no network.
+
+    >>> planetoid("karate")
+    Traceback (most recent call last):
+    ValueError: 'karate' is not a Planetoid data set: expected cora, citeseer or pubmed.
+    """
+    if name.lower() not in PLANETOID:
+        raise ValueError(f"{name!r} is not a Planetoid data set: expected cora, citeseer or pubmed.")
+    name = name.lower()
+    folder = _planetoid_folder(name, root)
+    with _reading(folder):
+        data = build_transform(NORMALIZE)(_read_planetoid(folder, name))
+        F, K = data.x.size(1), int(data.y.max()) + 1
+        names = _first_names(CLASSES[name], K)
+        return Task(name, [data], [data], [data], F, K, class_names=names, transforms=(NORMALIZE,))
+
+
+def _planetoid_folder(name: str, root: str | Path | None) -> Path:
+    files = [f"ind.{name}.{part}" for part in PARTS]
+
+    def fetch(folder: str, missing: Sequence[str]) -> None:
+        for file in missing:
+            fs.cp(f"{Planetoid.url}/{file}", folder)
+
+    return _raw_folder(data_root(root) / "Planetoid" / PLANETOID[name] / "raw", files, fetch, PLANETOID[name])
+
+
+def _read_planetoid(folder: Path, name: str) -> Data:
+    raw: dict[str, Any] = {}
+    for part in PARTS:
+        path = folder / f"ind.{name}.{part}"
+        with _reading(path):
+            raw[part] = (
+                _unpickle(path) if part != "test.index" else torch.tensor([int(i) for i in path.read_text().split()])
+            )
+    return _assemble(raw)
+
+
+def _assemble(raw: Mapping[str, Any]) -> Data:
+    """One graph from Planetoid's eight parts: allx and ally come first, tx and ty belong at the nodes of test.index."""
+    test, first = raw["test.index"], raw["allx"].size(0)
+    if len(test) != raw["tx"].size(0) or len(test.unique()) != len(test) or int(test.min()) != first:
+        raise ValueError(
+            f"test.index has {len(test)} nodes from {int(test.min())}, tx {raw['tx'].size(0)} from {first}"
+        )
+    N, rows = int(test.max()) + 1, first + len(test)
+    if 2 * rows < N:  # Citeseer's test nodes have gaps between them, 15 in all
+        raise ValueError(f"test.index holds {N - 1}, but allx and tx have {rows} rows together")
+    links = _links(raw["graph"])
+    _check_edge_index(links, N, "graph")  # before coalesce, whose keys take ids from 0 to N - 1 for granted
+    x = torch.zeros(N, raw["allx"].size(1))
+    y = torch.zeros(N, raw["ally"].size(1))
+    x[:first], y[:first] = raw["allx"], raw["ally"]
+    x[test], y[test] = raw["tx"], raw["ty"]
+
+    edge_index, _ = remove_self_loops(links)
+    data = Data(x, coalesce(edge_index, num_nodes=N, sort_by_row=False), y=y.argmax(1))
+    train = raw["y"].size(0)
+    for key, nodes in zip(MASKS, (torch.arange(train), torch.arange(train, train + 500), test), strict=True):
+        data[key] = torch.zeros(N, dtype=torch.bool).index_fill_(0, nodes, True)
+    return data
+
+
+def _links(graph: Mapping[int, Sequence[int]]) -> Tensor:
+    src = [node for node, neighbours in graph.items() for _ in neighbours]
+    return _pairs(src, [node for neighbours in graph.values() for node in neighbours])
+
+
+def _pairs(src: list[int], dst: list[int]) -> Tensor:
+    """Return links [2, L] int64, of which there may be none; ids that are not whole numbers are refused."""
+    links = torch.tensor([src, dst]) if src or dst else torch.empty(2, 0, dtype=torch.long)
+    _check_edge_index_shape(links, "graph")
+    return links

@@ -1,0 +1,93 @@
+"""Data sets that need no download: `digits`, embedded in scikit-learn, and `planted`, generated."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.utils import remove_self_loops, to_undirected
+
+from ..tasks.task import Task
+from .splits import _draw_masks
+
+# Digits: embedded ---------------------------------------------------------------------------------------------------
+
+
+def digits(k: int = 5) -> Task:
+    """The default data set: 1797 images of handwritten digits, each linked with its ``k`` nearest neighbours.
+
+    ``x`` [1797, 64] are the 8 x 8 pixels in 0..1. Two images are linked when either is among the other's ``k`` nearest
+    by Euclidean distance, the lower number first where distances tie, so that the graph is the same on every machine.
+    20 nodes per class are for training, 500 for validation and 1000 for test. A GAT classifies about 97 % of the test
+    nodes, an MLP about 91 %.
+
+    Needs no network: the pixels are part of the package (45 KB). They are those of scikit-learn's ``load_digits``, the
+    test part of E. Alpaydin and C. Kaynak's "Optical Recognition of Handwritten Digits" (UCI, 1998; CC BY 4.0).
+    Costs a transient [N, N] matrix of int64 (26 MB).
+
+    >>> digits().train[0].test_mask.sum()
+    tensor(1000)
+    """
+    with resources.files("gat_pyg").joinpath("digits.npz").open("rb") as file, np.load(file) as stored:
+        pixels, y = torch.from_numpy(stored["x"]), torch.from_numpy(stored["y"]).long()
+    data = Data(x=pixels / 16.0, edge_index=_nearest(pixels.double(), k), y=y)
+    _draw_masks(data, K=10, per_class=20, val=500, test=1000, seed=0, name="digits")
+    names = tuple(str(digit) for digit in range(10))
+    return Task("digits", [data], [data], [data], num_features=64, num_classes=10, class_names=names)
+
+
+def _nearest(x: Tensor, k: int) -> Tensor:
+    """The undirected k-nearest-neighbour graph of points with whole coordinates; ties go to the lower number."""
+    N, square = x.size(0), x.square().sum(1)
+    distance = square + square[:, None] - 2 * x @ x.t()  # [N, N], exact in float64
+    rank = distance.round().long() * N + torch.arange(N)  # distance first, then number
+    rank.fill_diagonal_(torch.iinfo(torch.int64).max)
+    src = rank.topk(k, largest=False).values.remainder(N)  # [N, k]
+    dst = torch.arange(N)[:, None].expand_as(src)
+    return cast(Tensor, to_undirected(torch.stack([src.flatten(), dst.flatten()]), num_nodes=N))
+
+
+# Planted: generated -------------------------------------------------------------------------------------------------
+
+
+def planted(graphs: int = 20, nodes: int = 100, labels: int = 16, degree: int = 4, seed: int = 0) -> Task:
+    """Graphs in which each node's labels are planted at one node nearby, told from the others by its salience.
+
+    ``x`` [N, 1 + K] is a node's salience, drawn from the exponential distribution, and ``labels`` bits of its own; its
+    labels ``y`` [N, K] are the bits of the most salient node within two steps, itself included. A mean over neighbours
+    blurs those bits (how frequent each bit is differs from graph to graph, and that is what a mean still tells);
+    attention finds them, since the score a_src . W h_j of equation (3) may grow with the salience of j. So with two
+    layers GAT > Const-GAT > MLP in micro-F1, by at least 0.3 and 0.1, within 30 epochs: seconds on one core.
+
+    Edges are undirected, drawn at random, ``degree`` to a node on average. ``graphs`` graphs are for training, a
+    quarter as many for validation and for testing each (at least one). Everything is determined by ``seed``.
+
+    Raises ValueError when a number is too small.
+
+    >>> planted().train[0]
+    Data(x=[100, 17], edge_index=[2, ...], y=[100, 16])
+    """
+    if min(graphs, nodes, labels) < 1 or degree < 0:
+        raise ValueError(f"planted: {graphs=}, {nodes=}, {labels=}, {degree=}: expected at least 1, and a degree >= 0.")
+    generator = torch.Generator().manual_seed(seed)
+    held = max(1, graphs // 4)
+    drawn = [_plant(nodes, labels, degree, generator) for _ in range(graphs + 2 * held)]
+    train, val, test = drawn[:graphs], drawn[graphs:-held], drawn[-held:]
+    return Task("planted", train, val, test, num_features=1 + labels, num_classes=labels, multilabel=True)
+
+
+def _plant(N: int, K: int, degree: int, generator: torch.Generator) -> Data:
+    pairs, _ = remove_self_loops(torch.randint(N, (2, N * degree // 2), generator=generator))
+    edge_index = to_undirected(pairs, num_nodes=N)
+    salience = -torch.log1p(-torch.rand(N, generator=generator))
+    frequency = 0.7 * torch.rand(K, generator=generator)  # of each bit in this graph
+    bits = (torch.rand(N, K, generator=generator) < frequency).float()
+    by_salience = salience.argsort(stable=True)
+    highest = by_salience.argsort()  # the rank of the most salient node seen so far: itself
+    for _ in range(2):
+        highest = highest.scatter_reduce(0, edge_index[1], highest[edge_index[0]], "amax")
+    return Data(torch.cat([salience[:, None], bits], 1), edge_index, y=bits[by_salience[highest]])

@@ -1,0 +1,304 @@
+"""A user's own data: graphs from files, and any PyG data set, as a task."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+from zipfile import is_zipfile
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, Dataset
+from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+from torch_geometric.data.storage import GlobalStorage
+
+from ..tasks.checks import _NOTHING_KNOWN, KEYS, MASKS, SPLITS, _check_graph, _check_present, _Form, any_known
+from ..tasks.task import Task
+from .splits import _draw_graphs, _draw_masks, _ogb_masks
+
+# One's own graphs ---------------------------------------------------------------------------------------------------
+
+
+def from_file(
+    path: str | Path, per_class: int = 20, val: int = 500, test: int = 1000, seed: int = 0, split: int = 0
+) -> Task:
+    """A graph of one's own, from a ``.pt`` file (torch.save), a ``.npz`` file (numpy.savez) or a folder (numpy.save).
+
+    ``.pt`` holds a PyG ``Data``, a list of them, or a dict of tensors; ``.npz`` holds arrays; a folder has a file for
+    each, ``x.npy`` and so on. Those are mapped into memory and not read as a whole: with ``loader=neighbor`` a graph
+    may have more features than memory, and processes on one machine share them. They must not be written to; x has to
+    be float32, else it is converted in memory. Read are ``x`` [N, F],
+    ``edge_index`` [2, E], ``y`` [N] or [N, K] and, where present, ``edge_attr`` [E] or [E, D] and ``train_mask``,
+    ``val_mask``, ``test_mask`` [N]; other keys are left alone. The rest is as in ``from_dataset``.
+
+    No code in the file is run: ``.pt`` is read with ``weights_only=True`` and PyG's ``Data`` allowed, ``.npz`` with
+    ``allow_pickle=False``.
+
+    Raises FileNotFoundError, and ValueError for a file that is truncated, would run code or lacks a key.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "ring.npz"
+    >>> np.savez(path, x=np.eye(6), y=[0, 1] * 3, edge_index=[[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0]])
+    >>> from_file(path, per_class=1, val=2, test=2)
+    Task(name='ring', num_features=6, num_classes=2, multilabel=False, edge_dim=None)
+    """
+    if not isinstance(path, (str, Path)) or not str(path):
+        raise ValueError(f"The path is {path!r}, expected that of a .pt or .npz file, or of a folder of .npy files.")
+    path = Path(os.path.expanduser(path))
+    if path.suffix not in (".pt", ".npz") and not path.is_dir():
+        raise ValueError(
+            f"{path} ends in {path.suffix!r}, expected .pt (torch.save), .npz (numpy.savez), or a folder of .npy files."
+        )
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist. Give the path of a .pt or .npz file, or of a folder.")
+    for file in path.glob("*.npy") if path.is_dir() else [path]:
+        if file.exists() and not file.is_file():
+            raise ValueError(f"{file} is no regular file, expected arrays or tensors.")  # of a pipe none may ever come
+    try:
+        found = _load_folder(path) if path.is_dir() else _load_pt(path) if path.suffix == ".pt" else _load_npz(path)
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            raise type(error)(f"{error.filename} cannot be read: {error.strerror}.") from error
+        reason = _refused(error) if path.suffix == ".pt" else str(error).split("\n")[0]
+        raise ValueError(
+            f"{path} cannot be read: {reason} It is truncated, or holds more than tensors and would run code. "
+            "Save a Data or a dict of tensors by torch.save, or arrays of numbers by numpy.savez."
+        ) from error
+    try:
+        return from_dataset(_graphs(found, path), path.stem, per_class, val, test, seed, split)
+    except ValueError as error:
+        raise ValueError(f"{path}{str(error).removeprefix(path.stem)}") from error
+
+
+def _graphs(found: Any, path: Path) -> Any:
+    """Return the graphs of a file: one, a list, or three lists."""
+    if isinstance(found, Mapping):
+        return _graph(found, path)
+    if not isinstance(found, (list, tuple)):
+        return found
+    several = len(found) == 3 and all(isinstance(part, (list, tuple)) for part in found)
+    lists = [[_graph(each, path) for each in part] for part in (found if several else [found])]
+    return lists if several else lists[0]
+
+
+def _graph(found: Any, path: Path) -> Data:
+    """Return a graph with the keys of `Task` that a mapping of arrays or tensors holds."""
+    if not isinstance(found, Mapping):
+        return cast(Data, found)  # which from_dataset refuses
+    lacking = [key for key in ("x", "edge_index", "y") if found.get(key) is None]
+    if lacking:
+        keys = ", ".join(key for key in list(found)[:8] if isinstance(key, str))
+        raise ValueError(
+            f"{path.stem} has no {' and no '.join(lacking)}; its keys are {keys}. Expected x, edge_index and y."
+        )
+    return Data(**{key: _numbers(found[key], f"{path.stem}: {key}") for key in KEYS if found.get(key) is not None})
+
+
+def _numbers(values: Any, where: str) -> Tensor:
+    """Return an array or a tensor as a tensor, its numbers in an order and a width that torch computes with.
+
+    Raises ValueError for what is neither, or a tensor with more elements than are stored: work that has no end.
+    """
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
+        kind = values.dtype.kind
+        wide = "f8" if values.dtype.itemsize > 8 else "i8" if kind == "u" and values.dtype.itemsize > 1 else None
+        if values.dtype == np.uint64 and (values > np.iinfo(np.int64).max).any():
+            raise ValueError(f"{where} holds {values.max()}, expected numbers below 2^63. Convert it to int64.")
+        values = values.astype(wide or values.dtype.newbyteorder("="), copy=False)
+    elif not isinstance(values, Tensor):
+        kind = getattr(values, "dtype", type(values).__name__)
+        hint = " Give each class a number: numpy.unique(y, return_inverse=True)[1]." if where.endswith("y") else ""
+        wanted = "real numbers" if isinstance(values, np.ndarray) else "a tensor"
+        raise ValueError(f"{where} is of {kind}, expected {wanted}.{hint}")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nor is it to be
+        tensor = torch.as_tensor(values).detach()
+    if tensor.layout == torch.strided and tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        raise ValueError(
+            f"{where} claims the shape {tuple(tensor.shape)}, but the file stores fewer elements. Save a copy without "
+            "expanded axes: tensor.clone(memory_format=torch.contiguous_format)."
+        )
+    return tensor
+
+
+def _load_npz(path: Path) -> dict[str, Any]:
+    if not is_zipfile(path):
+        raise ValueError("it is no archive of numpy.savez.")
+    # not numpy.load, which takes an archive that begins otherwise for a pickle, and says how to load that
+    with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
+        return {key: arrays[key] if key in KEYS else None for key in arrays.files}
+
+
+def _load_folder(path: Path) -> dict[str, Any]:
+    return {
+        file.stem: np.lib.format.open_memmap(file, mode="r") if file.stem in KEYS else None
+        for file in sorted(path.glob("*.npy"))
+    }
+
+
+def _load_pt(path: Path) -> Any:
+    kinds = {Data, DataEdgeAttr, DataTensorAttr, GlobalStorage}
+    # only those that PyG does not list: torch removes from its list what it was given, whoever listed it before
+    with torch.serialization.safe_globals(list(kinds.difference(torch.serialization.get_safe_globals()))):
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    return _mappings(found)
+
+
+def _mappings(found: Any, depth: int = 2) -> Any:
+    """Return the mapping that each Data holds in its place, at most three lists deep."""
+    if isinstance(found, Data):
+        return found.to_dict()
+    if isinstance(found, (list, tuple)) and depth:
+        return [_mappings(part, depth - 1) for part in found]
+    return found
+
+
+def _refused(error: Exception) -> str:
+    """The name torch.load refused, without its advice to trust the file."""
+    name = re.search(r"GLOBAL ([\w.]+)", str(error))
+    return f"it asks for {name[1]}." if name else f"{type(error).__name__}."
+
+
+def from_dataset(
+    dataset: Any,
+    name: str | None = None,
+    per_class: int = 20,
+    val: int = 500,
+    test: int = 1000,
+    seed: int = 0,
+    split: int = 0,
+    transforms: Sequence[Mapping[str, Any]] = (),
+) -> Task:
+    """Any PyG data set of node labels: one graph, several graphs, or three data sets.
+
+    ``dataset`` is a ``Data``, a PyG ``Dataset``, a list of ``Data``, or three of them (a mapping of train, val, test,
+    or three ``Dataset`` in a row). Where one graph has masks, they are kept; of masks [N, S] column ``split`` is taken.
+    Masks that are missing are drawn with ``seed``: ``per_class`` nodes of each class for training, then ``val`` and
+    ``test`` nodes, all labelled. (With many labels per node, ``per_class`` times K nodes are for training.) Of several
+    graphs, ``val`` and ``test`` whole ones are drawn and the others are for training.
+
+    ``x`` and ``edge_attr`` become float32, ``edge_attr`` [E] becomes [E, 1], ``y`` [N, 1] becomes [N]. ``y`` [N, K] is
+    many labels per node. NaN is an unknown label; such nodes are taken out of the masks. Where ``dataset`` has an
+    attribute ``class_names``, they become the task's. ``transforms`` describes those that were applied to ``dataset``,
+    as ``Preparation`` has them; here they are not applied.
+
+    Raises ValueError where ``Task`` does, and when there are too few labelled nodes or graphs for the split.
+
+    >>> x, edge_index = torch.eye(4), torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]])
+    >>> data = Data(x, edge_index, y=torch.tensor([0.0, 1.0, 0.0, float("nan")]))
+    >>> from_dataset(data, "pairs", per_class=1, val=1, test=0)
+    Traceback (most recent call last):
+    ValueError: pairs: test_mask is empty, expected at least one node with a known label.
+    """
+    name = name or name_of(type(dataset).__name__, getattr(dataset, "name", None))
+    parts = [[_tidy(data, split, name) for data in graphs] for graphs in _parts(dataset, name)]
+    every = [data for graphs in parts for data in graphs]
+    if not every:
+        raise ValueError(f"{name} has no graph, expected at least one.")
+    multilabel = every[0].y.dim() == 2
+    K = every[0].y.size(1) if multilabel else max((int(data.y.max()) + 1 for data in every if len(data.y)), default=0)
+    N = sum(len(data.y) for data in every)
+    if K < 1 or not any(bool(any_known(data.y).any()) for data in every):
+        raise ValueError(f"{name}{_NOTHING_KNOWN}")
+    if not multilabel and N < K:
+        raise ValueError(f"{name}: y holds the label {K - 1}, but there are {N} nodes. Number the classes from 0.")
+    F, D = (
+        tensor.size(-1) if tensor is not None and tensor.dim() else 1 for tensor in (every[0].x, every[0].edge_attr)
+    )
+    form = _Form(F, K, multilabel, D if every[0].edge_attr is not None else None)
+    if len(parts) == 1 and len(every) == 1:
+        _check_graph(form, every[0], name)  # before a split is drawn from what is wrong
+        if (idx := getattr(dataset, "get_idx_split", None)) is not None:
+            _ogb_masks(every[0], idx())
+        _draw_masks(every[0], K, per_class, val, test, seed, name)
+        parts = [every, every, every]
+    elif len(parts) == 1:
+        parts = _draw_graphs(every, val, test, seed, name)
+    return Task(name, parts[0], parts[1], parts[2], *form, _class_names(dataset, K), tuple(transforms))
+
+
+def _class_names(dataset: Any, K: int) -> tuple[str, ...] | None:
+    """The names of the K classes, where the data set, or the first of several graphs or parts, has them."""
+    first = dataset["train"] if isinstance(dataset, Mapping) and "train" in dataset else dataset
+    first = first[0] if isinstance(first, (list, tuple)) and first else first
+    return _first_names(getattr(first, "class_names", None), K)
+
+
+def _first_names(names: Any, K: int) -> tuple[str, ...] | None:
+    """The first K names; there are more where no node is of the last classes."""
+    return tuple(map(str, names[:K])) if isinstance(names, (list, tuple)) and len(names) >= K else None
+
+
+def name_of(kind: str, name: Any = None) -> str:
+    """Return the name of a data set in results: its class and which of the class's data sets it is, in kebab case.
+
+    >>> name_of("Amazon", "Photo"), name_of("KarateClub")
+    ('amazon-photo', 'karateclub')
+    """
+    words = f"{kind} {name}" if isinstance(name, str) else kind
+    return re.sub(r"[\W_]+", "-", words).strip("-").lower()
+
+
+def _parts(dataset: Any, name: str) -> list[list[Any]]:
+    """One list of graphs, or three where the data set comes split."""
+    if isinstance(dataset, Data):
+        return [[dataset]]
+    if isinstance(dataset, Mapping):
+        if set(dataset) != set(SPLITS):
+            raise ValueError(f"{name} is a mapping of {', '.join(map(str, dataset))}, expected train, val and test.")
+        return [_parts(dataset[key], name)[0] for key in SPLITS]
+    if isinstance(dataset, Sequence) and len(dataset) == 3 and not any(isinstance(part, Data) for part in dataset):
+        return [_parts(part, name)[0] for part in dataset]
+    if isinstance(dataset, (Dataset, Sequence)) and not isinstance(dataset, str):
+        return [list(dataset)]
+    raise ValueError(f"{name} is a {type(dataset).__name__}, expected a PyG Dataset, a Data, or a list of Data.")
+
+
+def _tidy(data: Any, split: int, name: str) -> Data:
+    """A graph of its own with the keys of ``Task`` only, in their types; the caller's graph stays as it was."""
+    if not isinstance(data, Data):
+        hint = " Use its to_homogeneous()." if hasattr(data, "to_homogeneous") else ""
+        raise ValueError(f"{name} holds a {type(data).__name__}, expected torch_geometric.data.Data.{hint}")
+    _check_present(data, name)
+    tidy = Data(data.x.float(), data.edge_index, y=_labels(data.y, name))
+    if data.edge_attr is not None:
+        tidy.edge_attr = data.edge_attr.float()
+        if tidy.edge_attr.dim() == 1:
+            tidy.edge_attr = tidy.edge_attr[:, None]  # [E, 1]
+    known = any_known(tidy.y)
+    for key in MASKS:
+        if data.get(key) is None:
+            continue
+        mask = torch.as_tensor(data[key])
+        if mask.dim() == 2:
+            if not 0 <= split < mask.size(1):
+                raise ValueError(f"{name}: {key} has {mask.size(1)} columns, split={split} is none of them.")
+            mask = mask[:, split]
+        if mask.shape != known.shape or not ((mask == 0) | (mask == 1)).all():
+            raise ValueError(
+                f"{name}: {key} is {mask.dtype} of shape {tuple(mask.shape)}, expected a bool, 0 or 1 for each of the "
+                f"{len(known)} nodes. Are these node numbers? Use torch_geometric.utils.index_to_mask."
+            )
+        tidy[key] = mask.bool() & known
+    return tidy
+
+
+def _labels(y: Tensor, name: str) -> Tensor:
+    """[N, K] float32 with NaN, or [N] int64 with -1, where a label is unknown."""
+    y = y.squeeze(1) if y.dim() == 2 and y.size(1) == 1 else y
+    if y.dim() == 2:
+        return y.float()
+    if y.dim() != 1:
+        raise ValueError(f"{name}: y has shape {tuple(y.shape)}, expected (N,), or (N, K) for many labels per node.")
+    if not y.is_floating_point():
+        return y.long()
+    y = y.double()
+    wrong = y[(y != y.round()) & ~y.isnan() | (y.abs() >= 2**53)]
+    if wrong.numel():
+        raise ValueError(f"{name}: y holds {float(wrong[0])}..., expected whole numbers: classes, not quantities.")
+    return y.masked_fill(y.isnan(), -1).long()

@@ -1,0 +1,95 @@
+"""Raw files: where they are, how to get them, how to read them safely."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from .own import _numbers
+
+# Raw files: where they are, how they come ---------------------------------------------------------------------------
+
+
+def data_root(root: str | Path | None = None) -> Path:
+    """The folder of raw files: ``root``, else ``$GAT_PYG_DATA``, else ``~/.cache/gat_pyg``.
+
+    >>> data_root("somewhere").name
+    'somewhere'
+    """
+    return Path(root or os.environ.get("GAT_PYG_DATA") or "~/.cache/gat_pyg").expanduser()
+
+
+def _raw_folder(folder: Path, files: Sequence[str], fetch: Callable[[str, Sequence[str]], None], title: str) -> Path:
+    """``folder`` itself, after those of ``files`` that are not there were fetched whole into it.
+
+    ``fetch`` fills a folder of its own beside ``folder``; from there each file is moved in one step, so that a download
+    which breaks off leaves nothing under a final name.
+    """
+    missing = [file for file in files if not (folder / file).exists()]
+    if not missing:
+        return folder
+    absent = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=folder.parent) as fresh:
+            fetch(fresh, missing)
+            for file in missing:
+                try:
+                    os.replace(Path(fresh) / file, folder / file)
+                except OSError:  # a folder that another process has put there meanwhile
+                    if not (folder / file).exists():
+                        raise
+    except Exception as error:  # whatever the network, the disk or the archive may raise
+        with suppress(OSError):  # one that is not empty stays
+            for parent in absent:
+                parent.rmdir()
+        raise FileNotFoundError(
+            f"{title}: {', '.join(missing)} not found in {folder}, and not downloaded: {_cause(error)}. "
+            f"Put the raw files in {folder}, or point data_root or $GAT_PYG_DATA at a folder that has them, "
+            "or use dataset=digits, which needs no network."
+        ) from error
+    return folder
+
+
+def _cause(error: Exception) -> str:
+    """Return the reason for a failed download, without the wrapping of urllib or aiohttp."""
+    inner = getattr(error, "reason", None)
+    inner = inner if isinstance(inner, OSError) else error
+    if isinstance(inner, OSError) and inner.strerror and inner.filename is None:
+        return inner.strerror
+    return str(inner) or type(inner).__name__
+
+
+class _UnreadableError(ValueError):
+    """A file's error, with the file's name in its message."""
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn whatever a broken file makes a reader raise into a ValueError that names the file."""
+    try:
+        yield
+    except _UnreadableError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and (error.filename is not None or error.errno == errno.ENOSPC):
+            raise  # it is the system that refuses, and the message has the file's name
+        raise _UnreadableError(
+            f"{path} cannot be read: {type(error).__name__}: {error}. It is truncated or of another kind. "
+            "Delete it to have it downloaded again, or put a whole copy in its place."
+        ) from error
+
+
+LARGEST = 2**27  # elements of a matrix; Citeseer's allx has 2312 * 3703
+
+
+def _npy(path: Path) -> Tensor:
+    with _reading(path), path.open("rb") as file:
+        return _numbers(np.lib.format.read_array(file, allow_pickle=False), path.stem)

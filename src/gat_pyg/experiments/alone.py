@@ -1,0 +1,136 @@
+"""One seed trained and tested; its outputs written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from multiprocessing import active_children
+from pathlib import Path
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch_geometric.data import Data
+
+from ..distributed.ranks import is_first, missing, say
+from ..distributed.watch import Watch
+from ..files import write_whole
+from ..seeds.fitting import Outcome, seeded
+from ..tasks.scores import majority_score
+from ..tasks.task import Task
+from ..training.loading import is_divided
+from ..training.progress import MetricsFile, Progress
+from ..training.resume import Resumable
+from ..training.stopping import PaperStopping
+from .build import Built, build_data, build_model, build_module, build_trainer, in_batches
+from .folder import begun, checkpoint_of, finished, from_here, started_from
+from .model_file import save_model
+from .process import _deterministic, _device
+from .result import CHECKPOINT, CONFIG, METRICS, MODEL, RESULT, Result, config_hash, versions
+from .settings import elements, numbers_of
+from .threads import suited_threads
+
+
+def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result | None:
+    """Train with one seed, test the weights kept last, and leave all in ``folder``; None if no epoch was kept."""
+    built = seeded(seed, lambda: build_model(config.model, task))
+    model = built[0]
+    stopping = PaperStopping(config.training.patience, config.training.criterion)
+    resumable = Resumable(folder / CHECKPOINT, seed, config.checkpoint_every)
+    watch = Watch()
+    callbacks = [stopping, MetricsFile(folder / METRICS), resumable, Progress(f"{task.name}, seed {seed}"), watch]
+    module = build_module(config, task, model)
+    with _deterministic(), suited_threads(elements(config, task, [model])):
+        trainer = build_trainer(config, folder, callbacks)
+        data = build_data(config, task, model, trainer, seed)
+        if task.transductive and trainer.world_size > 1 and not in_batches(config) and not is_divided(trainer):
+            raise ValueError(
+                f"{task.name} is one graph, which {trainer.world_size} processes do not share out among them by "
+                "themselves. Use trainer.strategy=halo for a part each, or loader=neighbor or loader=cluster."
+            )
+        name = "micro_f1" if task.multilabel else "accuracy"
+        fit: Callable[[Data], None] | None = getattr(model, "fit", None)
+        if is_first():
+            save_config(config, seed, folder)
+        try:
+            if fit is not None:  # a method of its own, without epochs
+                if not task.transductive:
+                    raise ValueError(f"{type(model).__name__} fits itself on one graph, and {task.name} has many.")
+                root = trainer.strategy.root_device
+                model.to(root)
+                start = time.perf_counter()
+                fit(task.train[0].clone().to(root))
+                seconds = time.perf_counter() - start
+                val = trainer.validate(module, datamodule=data, verbose=False)[0][f"val_{name}"]
+            else:
+                trainer.fit(module, datamodule=data, ckpt_path=checkpoint_of(config, folder))
+                seconds, val = resumable.seconds, stopping.kept_score
+                if not stopping.best_epoch:
+                    return None
+            score = trainer.test(module, datamodule=data, verbose=False)[0][f"test_{name}"]
+        except RuntimeError as error:
+            if watch.lost:
+                raise ValueError(missing(watch.lost, trainer.world_size)) from error
+            if str(error).startswith("DataLoader worker"):
+                raise ValueError(
+                    "A process of loader.num_workers ended or was killed, perhaps for lack of memory. The same command "
+                    "with ckpt_path=last goes on from the last checkpoint; loader.num_workers may differ."
+                ) from error
+            raise
+        device = _device(trainer)
+    outcome = Outcome(seed, name, score, val, stopping.epoch, stopping.best_epoch, seconds)
+    return leave(config, task, outcome, built, device, folder)
+
+
+def save_config(config: DictConfig, seed: int, folder: Path) -> None:
+    """Write the settings of one seed's run."""
+    own = OmegaConf.merge(config, {"seed": seed, "runs": 1, "ckpt_path": started_from(config, folder)})
+    write_whole(folder / CONFIG, lambda beside: OmegaConf.save(own, beside, resolve=True))
+
+
+def leave(config: DictConfig, task: Task, outcome: Outcome, built: Built, device: str, folder: Path) -> Result:
+    """Leave the trained model and the Result of one seed's run."""
+    model, target, arguments, method = built
+    labels = [data.y[data.test_mask] if task.transductive else data.y for data in task.test]
+    result = Result(
+        method=method,
+        dataset=task.name,
+        metric=outcome.metric,
+        value=round(outcome.value, 5),  # Lightning logs float32
+        seed=outcome.seed,
+        epochs=outcome.epochs,
+        best_epoch=outcome.best_epoch,
+        val=round(outcome.val, 5),
+        seconds=round(outcome.seconds, 3),
+        seconds_per_epoch=round(outcome.seconds / max(outcome.epochs, 1), 6),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        versions=versions(),
+        device=device,
+        config_hash=config_hash(numbers_of(config)),
+        run_dir=str(folder),
+        timestamp=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        majority=round(majority_score(torch.cat(labels)), 5),
+    )
+    if is_first():
+        facts = {"method": method, "dataset": task.name, "metric": outcome.metric, "multilabel": task.multilabel}
+        save_model(folder / MODEL, model, target, arguments, **facts, preparation=task.preparation.to_dict())
+        write_whole(folder / RESULT, lambda beside: beside.write_text(result.to_json() + "\n", encoding="utf-8"))
+        finished(folder, config.results)
+    return result
+
+
+@contextmanager
+def _resumable(folder: Path) -> Iterator[None]:
+    """Say how to go on where a run is interrupted."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):  # Lightning turns the one into the other
+        others = active_children()  # of other devices, whose checkpoints are to be written too
+        for process in others:
+            process.terminate()
+        for process in others:
+            process.join()
+        how = "finishes it" if begun(folder) else "begins it anew, since no epoch was done"
+        say(f"\nStopped in {from_here(folder)}. The same command with ckpt_path=last {how}.")
+        raise

@@ -1,0 +1,96 @@
+"""Lines and summaries that the command prints."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+
+from ..tasks.checks import SPLITS
+from ..tasks.scores import node_sums, score_of, told
+from ..tasks.task import Task
+from ..training.modules import Inductive, Transductive
+from .build import build_model
+from .folder import from_here, seed_folder
+from .model_file import load
+from .result import Result
+
+
+@torch.no_grad()
+def averaged(config: DictConfig, task: Task, folder: Path, seeds: Sequence[int]) -> float:
+    """The test score of the averaged prediction: the mean of the probabilities that the models of ``seeds`` give."""
+    sums: Any = 0
+    means: list[Any] = [0.0 for _ in task.test]
+    setup = Transductive if task.transductive else Inductive
+    module = setup(build_model(config.model, task)[0]).eval()
+    for seed in seeds:
+        load(seed_folder(folder, config, seed), module.model)
+        for at, data in enumerate(task.test):
+            out = module(data).double()
+            means[at] = means[at] + (out.sigmoid() if task.multilabel else out.softmax(-1)) / len(seeds)
+    for mean, data in zip(means, task.test, strict=True):
+        sums = sums + node_sums(*module.labelled(mean.logit() if task.multilabel else mean.log(), data, "test"))
+    return score_of(sums.tolist())[1]
+
+
+# What is told -------------------------------------------------------------------------------------------------------
+
+
+def summary(result: Result, config: DictConfig, task: Task) -> str:
+    """A few lines that say what came out and where it is."""
+    lines = {
+        "data set": f"{result.dataset}: {sizes(task)}",
+        "model": f"{result.method}, {result.parameters:,} parameters, seed {result.seed}",
+        "epochs": f"{result.epochs}, best {result.best_epoch}",
+        "validation": told(result.metric, result.val),
+        "test": told(result.metric, result.value),
+        "warning": result.warning,
+        "seconds": f"{result.seconds:.1f} ({_per_epoch(result)} per epoch, {result.device})",
+        "files": from_here(Path(result.run_dir)),
+        "results": from_here(Path(config.results)),
+    }
+    return "\n".join(f"{key:<12}{value}" for key, value in lines.items() if value) + "\n"
+
+
+def sizes(task: Task) -> str:
+    """Return the numbers of nodes, edges and classes, and of what is for training, validation and test."""
+    splits = [task.graphs(split) for split in SPLITS]
+    graphs = task.train if task.transductive else [data for split in splits for data in split]
+    parts = [int(task.train[0][f"{split}_mask"].sum()) for split in SPLITS] if task.transductive else map(len, splits)
+    nodes, edges = sum(len(data.y) for data in graphs), sum(data.edge_index.size(1) for data in graphs)
+    kinds = "labels" if task.multilabel else "classes"
+    split = " / ".join(f"{part:,}" for part in parts) + (" nodes" if task.transductive else " graphs")
+    return f"{nodes:,} nodes, {edges:,} edges, {task.num_classes} {kinds}; {split}"
+
+
+def line(result: Result) -> str:
+    """What came out of one seed of many, in one line."""
+    val, test = told(result.metric, result.val), told(result.metric, result.value)
+    warning = f"; {result.warning}" if result.warning else ""
+    return (
+        f"seed {result.seed}: {result.epochs} epochs, best {result.best_epoch}, validation {val}, test {test}{warning}"
+    )
+
+
+def summary_of_all(results: Sequence[Result], folder: Path, together: float) -> str:
+    """Mean ± std over the seeds, and the score of their averaged prediction."""
+    name, n = results[0].metric, len(results)
+    scores = [result.value for result in results]
+    mean, std = statistics.fmean(scores), statistics.stdev(scores)
+    spread = f"accuracy {mean:.1f} ± {std:.1f} %" if name == "accuracy" else f"micro-F1 {mean:.3f} ± {std:.3f}"
+    seconds = statistics.fmean(result.seconds for result in results)
+    spread += f" (averaged prediction {told(name, together).split(' ', 1)[1]})"
+    warnings = [result.warning for result in results if result.warning]
+    warning = f"\nwarning: {len(warnings)} of {n} runs are {warnings[0]}" if warnings else ""
+    return (
+        f"{results[0].dataset}, {n} runs: test {spread}, {seconds:.1f} seconds a run, in {from_here(folder)}{warning}"
+    )
+
+
+def _per_epoch(result: Result) -> str:
+    seconds = result.seconds_per_epoch
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

@@ -1,0 +1,158 @@
+"""The result of a run: one JSON line, read and appended."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ..files import _locked, add
+
+MODEL, RESULT, CONFIG, CHECKPOINT, METRICS = (
+    "model.safetensors",
+    "result.json",
+    "config.yaml",
+    "last.ckpt",
+    "metrics.csv",
+)
+PACKAGES = ("gat_pyg", "torch", "torch_geometric", "lightning", "torch_scatter")
+
+# One run is one line ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came out of one run: one line of ``results.jsonl``.
+
+    ``value`` and ``val`` are the test and the validation score of the weights that were kept: accuracy in percent, or
+    micro-F1 as a fraction. ``seconds`` is the training alone, without reading data and without the test.
+
+    >>> line = Result("GAT", "cora", "accuracy", 83.1, 0, 812, 711, 82.0, 9.2, 0.011, 92373).to_json()
+    >>> Result.from_json(line).value
+    83.1
+    """
+
+    method: str
+    dataset: str
+    metric: str  # "accuracy" in percent, or "micro_f1"
+    value: float
+    seed: int
+    epochs: int
+    best_epoch: int  # counted from 1, the epoch whose weights were tested
+    val: float
+    seconds: float
+    seconds_per_epoch: float
+    parameters: int
+    versions: Mapping[str, str | None] | None = None
+    device: str = "cpu"
+    config_hash: str = ""
+    run_dir: str = ""
+    timestamp: str = ""  # UTC, ISO 8601
+    majority: float | None = None  # the best test score of one prediction for all nodes: the majority class's share
+
+    @property
+    def warning(self) -> str:
+        """The warning that one prediction for all nodes has the same test score or a better one, else ""."""
+        if self.majority is None or self.value > self.majority + 2e-5:  # both are rounded to 5 digits
+            return ""
+        if self.metric == "accuracy":
+            return f"no better than predicting the majority class for every node ({self.majority:.1f} %)"
+        return f"no better than the best prediction that is the same for every node ({self.majority:.3f})"
+
+    def to_json(self) -> str:
+        """One line of JSON, without the line break; a score that is NaN is null."""
+        values = {key: None if value != value else value for key, value in asdict(self).items()}
+        return json.dumps(values, ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, line: str) -> Result:
+        """The Result that ``to_json`` wrote; fields that a later version added are left out.
+
+        Raises ValueError when the line is not a whole Result.
+        """
+        known = {field.name: field.type for field in fields(cls)}
+        try:
+            found = json.loads(line)
+            found |= {key: float("nan") for key in ("value", "val") if found.get(key, 0) is None}
+            found = {key: value for key, value in found.items() if key in known}
+            for key, value in found.items():
+                if isinstance(value, bool) or not isinstance(value, _JSON[str(known[key])]):
+                    raise TypeError(f"{key} is {value!r}")
+            return cls(**found)
+        except (AttributeError, TypeError, RecursionError) as error:
+            raise ValueError(f"not a Result ({error}), expected a JSON object with the fields of Result.") from error
+
+
+_JSON: dict[str, type | tuple[type, ...]] = {
+    "str": str,
+    "int": int,
+    "float": (int, float),
+    "float | None": (int, float, type(None)),
+    "Mapping[str, str | None] | None": (dict, type(None)),
+}
+
+
+def versions() -> dict[str, str | None]:
+    """The versions a number depends on; None for what is not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """Twelve hex digits, the same for the same settings whatever their order.
+
+    >>> config_hash({"a": 1, "b": [2]}) == config_hash({"b": [2], "a": 1})
+    True
+    """
+    text = json.dumps(config, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def append(result: Result, path: str | Path) -> None:
+    """Add ``result`` to the file at ``path`` as one line, whoever else adds to it at the same time.
+
+    The line goes out in one write under a lock on the file, unless the file has it already. A line that an earlier
+    writer left torn (a full disk, a lost machine) stays as it is, and the new one begins on a line of its own.
+
+    Raises OSError when the line cannot be written whole; the file is then as it was before.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = (result.to_json() + "\n").encode()
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+    try:
+        with _locked(descriptor, path):
+            end = os.lseek(descriptor, 0, os.SEEK_END)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            *before, last = os.read(descriptor, end).split(b"\n")
+            if line.rstrip() not in (*before, last):
+                add(descriptor, b"\n" + line if last else line, path, sync=True)
+    finally:
+        os.close(descriptor)
+
+
+def read(path: str | Path) -> list[Result]:
+    """The results in the file at ``path``, in the order they came; a torn line is left out with a warning."""
+    results: list[Result] = []
+    for number, line in enumerate(Path(path).read_bytes().splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            results.append(Result.from_json(line.decode()))
+        except ValueError as error:
+            start = line[:40].decode(errors="replace")
+            message = f"{path}, line {number} is torn or not a Result and was left out: {start!r}... ({error})"
+            warnings.warn(message, stacklevel=2)
+    return results

@@ -1,0 +1,102 @@
+"""The places of the non-zeros of a sparse feature matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+from torch_geometric.index import index2ptr, ptr2index
+
+from ..graph.remembered import ids_state
+
+_INT32_MAX = torch.iinfo(torch.int32).max
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """Where the non-zeros of a matrix `[rows, columns]` are, row by row (CSR); ids are int32 where they fit.
+
+    Attributes:
+        rowptr: `[rows + 1]`; row i holds the non-zeros `rowptr[i]:rowptr[i + 1]`.
+        col: `[nnz]`, the column of each.
+        num_cols: the number of columns.
+
+    Example:
+        >>> pattern = Pattern.of(torch.tensor([[0.0, 2.0, 3.0], [0.0, 0.0, 4.0]]).to_sparse_csr())
+        >>> pattern.rowptr.tolist(), pattern.col.tolist()
+        ([0, 2, 3], [1, 2, 2])
+        >>> transpose, place = pattern.transpose
+        >>> transpose.rowptr.tolist(), transpose.col.tolist(), place.tolist()
+        ([0, 0, 1, 3], [0, 0, 1], [0, 1, 2])
+    """
+
+    rowptr: Tensor
+    col: Tensor
+    num_cols: int
+    _copies: dict[int, Pattern] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, x: Tensor) -> Pattern:
+        """The pattern of a torch.sparse CSR matrix, remembered for as long as the matrix lives and is not changed."""
+        rowptr, col = x.crow_indices(), x.col_indices()
+        if x.is_inference():  # has no version to watch
+            return cls._made(rowptr, col, x.size(1))
+        state = ids_state(rowptr, col)
+        if _REMEMBERED.get(x, (None,))[0] != state:
+            _REMEMBERED[x] = state, cls._made(rowptr, col, x.size(1))
+        pattern: Pattern = _REMEMBERED[x][1]
+        return pattern
+
+    @classmethod
+    def _made(cls, rowptr: Tensor, col: Tensor, num_cols: int) -> Pattern:
+        # Lightning validates in inference mode; what is made there must serve training too.
+        with torch.inference_mode(False):
+            wide = max(rowptr.numel(), col.numel(), num_cols) > _INT32_MAX
+            dtype = torch.int64 if wide else torch.int32
+            return cls(rowptr.detach().to(dtype, copy=True), col.detach().to(dtype, copy=True), num_cols)
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows."""
+        return self.rowptr.numel() - 1
+
+    @cached_property
+    def row(self) -> Tensor:
+        """`[nnz]`, the row of each non-zero."""
+        with torch.inference_mode(False):
+            row: Tensor = ptr2index(self.rowptr, output_size=self.col.numel())
+            return row
+
+    @cached_property
+    def transpose(self) -> tuple[Pattern, Tensor]:
+        """The pattern of the transpose, and the place here of each of its non-zeros `[nnz]`."""
+        with torch.inference_mode(False):
+            col, place = torch.sort(self.col, stable=True)
+            rowptr = index2ptr(col.long(), self.num_cols).to(col.dtype)
+            return Pattern(rowptr, self.row.index_select(0, place).to(col.dtype), self.num_rows), place
+
+    def copies(self, n: int) -> Pattern:
+        """The pattern of n such matrices along the diagonal of a larger one."""
+        if n not in self._copies:
+            transpose, place = self.transpose
+            with torch.inference_mode(False):
+                made = self._diagonal(n)
+                number = torch.arange(n, device=place.device)[:, None]
+                # that of the whole is of those of the parts, so that nothing is sorted
+                vars(made)["transpose"] = transpose._diagonal(n), (place + place.numel() * number).flatten()
+            self._copies.clear()  # of a stack of models that grows smaller one size is in use at a time
+            self._copies[n] = made
+        return self._copies[n]
+
+    def _diagonal(self, n: int) -> Pattern:
+        nnz, wide = self.col.numel(), n * max(self.col.numel(), self.num_rows, self.num_cols) > _INT32_MAX
+        number = torch.arange(n, device=self.col.device, dtype=torch.int64 if wide else self.col.dtype)[:, None]
+        rowptr = torch.cat([self.rowptr[:1].to(number.dtype), (self.rowptr[1:] + nnz * number).flatten()])
+        return Pattern(rowptr, (self.col + self.num_cols * number).flatten(), n * self.num_cols)
+
+
+# The patterns already read: matrix -> (state of its ids, Pattern). Nothing in a value may hold the key.
+_REMEMBERED = WeakTensorKeyDictionary()

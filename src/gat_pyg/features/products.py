@@ -1,0 +1,145 @@
+"""Products of sparse feature matrices and their derivatives."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..attention.fused import weighted_rows
+from ..attention.segment import in_forward_mode
+from .pattern import Pattern
+from .sparse import _dropped
+
+# Two sums over the non-zeros, each the derivative of the other, of one matrix or of several with one pattern:
+#   out_i = sum_k v_k W_col(k) over row i     and     p_k = <left_row(k), right_col(k)>.
+# In forward mode plain torch computes both, as in `attention.segment`.
+
+
+def _sums(values: Tensor, weight: Tensor, seed: Tensor | None, pattern: Pattern, p: float, back: bool) -> Tensor:
+    if not in_forward_mode():
+        out: Tensor = _Sums.apply(values, weight, seed, pattern, p, back)
+        return out
+    values = values if seed is None else _dropped(values, seed, p)
+    row, col, num_rows = pattern.row, pattern.col, pattern.num_rows
+    if back:
+        row, col, num_rows = col, row, pattern.num_cols
+    terms = values.unsqueeze(-1) * weight.index_select(-2, col)
+    return terms.new_zeros(*terms.shape[:-2], num_rows, terms.size(-1)).index_add(-2, row, terms)
+
+
+def _products(left: Tensor, right: Tensor, pattern: Pattern) -> Tensor:
+    if in_forward_mode():
+        return (left.index_select(-2, pattern.row) * right.index_select(-2, pattern.col)).sum(-1)
+    out: Tensor = _Products.apply(left, right, pattern)
+    return out
+
+
+class _Sums(torch.autograd.Function):
+    """X W `[rows, D]`, or X^T W `[columns, D]` if `back`, of the matrix with these values, dropped out by the seed.
+
+    Values, weight and seed may have an axis in front.
+    """
+
+    @staticmethod
+    def forward(values: Tensor, weight: Tensor, seed: Tensor | None, pattern: Pattern, p: float, back: bool) -> Tensor:
+        out = weighted_rows(values, weight, seed, p, pattern, back)
+        if out is not None:
+            return out
+        if seed is not None:
+            return _Sums.forward(_dropped(values, seed, p), weight, None, pattern, p, back)
+        if batch := values.shape[:-1] or weight.shape[:-2]:
+            values, weight = (t.expand(*batch, *t.shape[-own:]).flatten(0, 1) for t, own in ((values, 1), (weight, 2)))
+            made = _Sums.forward(values, weight, None, pattern.copies(*batch), p, back)
+            return made.view(*batch, -1, weight.size(-1))
+        if back:
+            pattern, place = pattern.transpose
+            values = values.index_select(0, place)
+        return F.embedding_bag(
+            pattern.col,
+            weight.contiguous(),
+            pattern.rowptr,
+            mode="sum",
+            per_sample_weights=values.contiguous(),
+            include_last_offset=True,
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.pattern, ctx.p, ctx.back = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        values, weight, seed = ctx.saved_tensors
+        grad_values = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            left, right = (weight, grad) if ctx.back else (grad, weight)
+            products = _products(left, right, ctx.pattern)
+            products = products if seed is None else _dropped(products, seed, ctx.p)
+            grad_values = products.sum_to_size(values.shape)
+        if ctx.needs_input_grad[1]:
+            made = _sums(values, grad, seed, ctx.pattern, ctx.p, not ctx.back)
+            grad_weight = made.sum_to_size(weight.shape)
+        return grad_values, grad_weight, None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        return _each(_Sums, info.batch_size, in_dims, args, (1, 2, 0))
+
+
+class _Products(torch.autograd.Function):
+    """The inner products of rows `[rows, D]` and `[columns, D]` at the non-zeros: `[nnz]`; or with an axis in front."""
+
+    @staticmethod
+    def forward(left: Tensor, right: Tensor, pattern: Pattern) -> Tensor:
+        batch = left.shape[:-2] or right.shape[:-2]
+        step = max(1, _BLOCK // max(1, left.size(-1) * math.prod(batch)))
+        ends = zip(pattern.row.split(step), pattern.col.split(step), strict=True)
+        parts = [(left.index_select(-2, row) * right.index_select(-2, col)).sum(-1) for row, col in ends]
+        return torch.cat(parts, -1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Pattern], output: Tensor) -> None:
+        left, right, ctx.pattern = inputs
+        ctx.save_for_backward(left, right)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        left, right = ctx.saved_tensors
+        grad_left = grad_right = None
+        if ctx.needs_input_grad[0]:
+            grad_left = _sums(grad, right, None, ctx.pattern, 0.0, False).sum_to_size(left.shape)
+        if ctx.needs_input_grad[1]:
+            grad_right = _sums(grad, left, None, ctx.pattern, 0.0, True).sum_to_size(right.shape)
+        return grad_left, grad_right, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        return _each(_Products, info.batch_size, in_dims, args, (2, 2))
+
+
+def _each(function: Any, n: int, in_dims: Any, args: Any, dims: tuple[int, ...]) -> tuple[Tensor, int]:
+    """`function` of all n. Its first arguments have so many `dims` each, and one more where they are several already:
+    then both axes become one.
+    """
+    given, rest = args[: len(dims)], args[len(dims) :]
+    front = [t if dim is None else t.movedim(dim, 0) for t, dim in zip(given, in_dims, strict=False)]
+    inner = [
+        t is not None and t.dim() - own > (dim is not None) for t, dim, own in zip(given, in_dims, dims, strict=False)
+    ]
+    if not any(inner):
+        return function.apply(*front, *rest), 0
+    m = next(t.size(-own - 1) for t, own, there in zip(front, dims, inner, strict=True) if there)
+    for at, (t, dim, own, there) in enumerate(zip(front, in_dims, dims, inner, strict=False)):
+        if dim is not None or there:  # what has neither axis is shared
+            t = t if there else t.unsqueeze(t.dim() - own)
+            front[at] = t.expand(n, m, *t.shape[t.dim() - own :]).flatten(0, 1)
+    out: Tensor = function.apply(*front, *rest)
+    return out.unflatten(0, (n, m)), 0
+
+
+_BLOCK = 1 << 22  # numbers gathered at a time

@@ -1,0 +1,135 @@
+"""Files that are written whole, appended to and locked; full disks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+PART = ".*.[0-9]*.part"  # a file that is being written, by the process of that id: see `write_whole`
+PATIENCE = 5.0  # seconds of waiting for a lock before it is reported
+FULL = {  # errors of a disk that takes no more
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "it would exceed the limit on the size of a file (ulimit -f, or a quota)",
+}
+HELD = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)  # errors of a lock that another process holds
+
+
+def add(descriptor: int, data: bytes, path: Path, sync: bool = False) -> None:
+    """Write all of ``data`` at the end of the open file at ``path``, or raise OSError and leave the file as it was."""
+    end = os.lseek(descriptor, 0, os.SEEK_END)
+    failed = _full(path)  # a disk takes as much as it has room for
+    try:
+        if os.write(descriptor, data) == len(data):
+            if sync:
+                os.fsync(descriptor)
+            return
+    except OSError as error:
+        failed = OSError(error.errno, error.strerror, str(path))
+    os.ftruncate(descriptor, end)
+    raise failed
+
+
+def _full(path: Path, number: int = errno.ENOSPC) -> OSError:
+    return OSError(number, os.strerror(number), str(path))
+
+
+def full(error: BaseException | None) -> int | None:
+    """The key in `FULL` of an error, or of the error that it came from; None where the disk is not full."""
+    if error is None:
+        return None
+    if isinstance(error, OSError) and error.errno in FULL:
+        return error.errno
+    return full(error.__cause__ or error.__context__)
+
+
+@contextmanager
+def _locked(descriptor: int, path: Path) -> Iterator[None]:
+    """Wait until this process alone holds the open file; the system lets go of it should the process die."""
+    start, reported = time.monotonic(), False
+    while not _takes(descriptor, path):
+        if not reported and time.monotonic() - start > PATIENCE:
+            print(f"Waiting for {path}, which another process has locked", file=sys.stderr, flush=True)
+            reported = True
+        time.sleep(0.01)
+    try:
+        yield
+    finally:
+        if sys.platform == "win32":  # elsewhere closing the file unlocks it
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
+
+
+def _takes(descriptor: int, path: Path) -> bool:
+    """Lock an open file, unless another process holds it."""
+    try:
+        if sys.platform == "win32":
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in HELD:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        return False
+    return True
+
+
+def try_lock(path: Path) -> int | None:
+    """Hold the file at ``path`` for as long as this process lives, or None when another process holds it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        if not _takes(descriptor, path):
+            os.close(descriptor)
+            return None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return descriptor
+        os.close(descriptor)  # its last holder has removed it meanwhile
+
+
+def unlock(path: Path, descriptor: int) -> None:
+    """Remove a file that `try_lock` holds, and let go of it."""
+    if sys.platform == "win32":
+        os.close(descriptor)
+        with suppress(OSError):  # another process has it now
+            path.unlink()
+    else:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def write_whole(path: str | Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` fill a file beside ``path``, then put it there in one step: a reader meets the old or the new.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "note.txt"
+    >>> write_whole(path, lambda file: file.write_text("whole"))
+    >>> path.read_text()
+    'whole'
+
+    Raises what ``write`` raises, or an OSError that names ``path`` where the disk is full.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        write(beside)
+        with beside.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except Exception as error:
+        if (number := full(error)) is not None:
+            raise _full(path, number) from error
+        raise
+    finally:
+        beside.unlink(missing_ok=True)

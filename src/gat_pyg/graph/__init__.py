@@ -1,0 +1,1 @@
+"""The graph structure that the operation reads."""

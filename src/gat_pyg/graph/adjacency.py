@@ -1,0 +1,204 @@
+"""Any form of adjacency as `Edges`, remembered for every layer and epoch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+from torch_geometric import EdgeIndex
+from torch_geometric.index import index2ptr
+from torch_geometric.typing import SparseTensor, torch_sparse
+from torch_geometric.utils import add_self_loops as append_self_loops
+from torch_geometric.utils import is_torch_sparse_tensor, remove_self_loops, to_edge_index
+
+from .edges import (
+    Edges,
+    Flow,
+    _check_ids,
+    _check_rowptr,
+    _ends,
+    _facts,
+    _id_dtype,
+    check_edge_index,
+    is_remote,
+    places_of,
+    read,
+)
+from .remembered import _beneath, _outside, _owner, _state
+
+# The structures already built: graph -> (state of its ids, {how it was asked for -> (adjacency with loops, Edges)}).
+# Nothing in a value may hold the key, or it would never be freed.
+_REMEMBERED = WeakTensorKeyDictionary()
+
+
+def neighbourhoods(
+    adjacency: Tensor | SparseTensor,
+    num_src: int,
+    num_dst: int,
+    *,
+    add_self_loops: bool = False,
+    flow: Flow = "source_to_target",
+) -> tuple[Tensor | SparseTensor, Edges]:
+    """The neighbourhoods of a graph, and the adjacency whose order they refer to: with loops, where asked for.
+
+    With `add_self_loops`, the graph's own loops give way to one for each of the first min(N_src, N_dst) nodes, as in
+    PyG: the neighbourhood of i includes i. The result is remembered for as long as the graph lives, by the identity
+    and version of its index tensors, so every layer and epoch share one; an in-place change makes it anew. A write
+    that torch cannot see, through NumPy's view of the memory or `.data`, needs a new tensor.
+
+    Args:
+        adjacency: an edge list `[2, E]`, `EdgeIndex`, or the transposed adjacency matrix `[N_dst, N_src]` as
+            `SparseTensor` or torch.sparse COO, CSR or CSC.
+        num_src: N_src.
+        num_dst: N_dst.
+        add_self_loops: whether each node attends to itself.
+        flow: which row of an edge list is src: "source_to_target" the first, "target_to_source" the second.
+
+    Raises:
+        ValueError: if the ids are not integers, the shape is not `(2, E)`, a matrix is not `[N_dst, N_src]`, or
+            a matrix is asked to flow from target to source.
+        IndexError: if an id is outside `[0, N)`.
+    """
+    adjacency = _beneath(adjacency)
+    owner = _owner(adjacency)
+    if owner.is_inference():  # has no version to watch
+        return _build(adjacency, num_src, num_dst, add_self_loops, flow)
+    known, built = _REMEMBERED.get(owner, (None, {}))
+    if known != _state(adjacency):
+        built = {}
+    asked = (type(adjacency), num_src, num_dst, add_self_loops, flow)
+    if asked not in built:
+        looped, edges = _build(adjacency, num_src, num_dst, add_self_loops, flow)
+        if owner in _NAMES:
+            edges = replace(edges, names=_NAMES[owner][1][add_self_loops])
+        built[asked] = (looped if add_self_loops else None, edges)
+        _REMEMBERED[owner] = (_state(adjacency), built)  # read again: PyG's tools touch the version of a COO matrix
+    looped, edges = built[asked]
+    return adjacency if looped is None else looped, edges
+
+
+# What dropout calls the edges of a part of a graph: edge_index -> (as given, [without added loops, with them]).
+_NAMES = WeakTensorKeyDictionary()
+
+
+def name_edges(edge_index: Tensor, names: Tensor, looped: Tensor) -> None:
+    """Let dropout call the edges of a part of a graph what it calls them in the whole graph: by their places there.
+
+    Args:
+        edge_index: `[2, E]`, of the part.
+        names: `[E]`, the place of each in the whole.
+        looped: the same where self-loops are added: of the edges that are no loops, then of those of each dst.
+
+    Example:
+        >>> edge_index = torch.tensor([[0, 1], [1, 0]])
+        >>> name_edges(edge_index, torch.tensor([7, 5]), torch.tensor([7, 5, 9, 10]))
+        >>> neighbourhoods(edge_index, 2, 2)[1].names_by_dst.tolist()
+        [5, 7]
+    """
+    known, _ = _NAMES.get(edge_index, (None, ()))
+    if known is not names:
+        most = max(int(ids.max()) if ids.numel() else 0 for ids in (names, looped))
+        _NAMES[edge_index] = names, [ids.to(_id_dtype(0, 0, most)) for ids in (names, looped)]
+        _REMEMBERED.pop(edge_index, None)
+
+
+def _build(adjacency: Any, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow) -> tuple[Any, Edges]:
+    with _outside():
+        if isinstance(adjacency, SparseTensor):
+            return _from_sparse_tensor(adjacency, num_src, num_dst, add_self_loops, flow)
+        if is_torch_sparse_tensor(adjacency):
+            return _from_torch_sparse(adjacency, num_src, num_dst, add_self_loops, flow)
+        return _from_edge_list(adjacency, num_src, num_dst, add_self_loops, flow)
+
+
+def _from_edge_list(
+    adjacency: Tensor, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow
+) -> tuple[Tensor, Edges]:
+    if not add_self_loops:
+        return adjacency, _group(adjacency, num_src, num_dst, flow)
+    check_edge_index(adjacency)
+    num_loops = min(num_src, num_dst)
+    if not is_remote(adjacency):
+        adjacency, _ = remove_self_loops(adjacency)
+        adjacency, _ = append_self_loops(adjacency, num_nodes=num_loops)
+        return adjacency, _group(adjacency, num_src, num_dst, flow)
+    src, dst = _as_index(adjacency, flow)
+    is_edge = src != dst
+    facts = _facts(src, dst, num_src, num_dst, is_edge=is_edge)
+    _check_ids(facts, "src", num_src)
+    _check_ids(facts, "dst", num_dst)
+    looped = adjacency.index_select(1, places_of(is_edge, facts["edges"]))
+    if isinstance(adjacency, EdgeIndex) and isinstance(looped, EdgeIndex):
+        looped._is_undirected = adjacency.is_undirected  # as PyG's remove_self_loops
+    looped, _ = append_self_loops(looped, num_nodes=num_loops)
+    return looped, Edges._sorted(_as_index(looped, flow), num_src, num_dst, facts)
+
+
+def _as_index(edge_list: Tensor, flow: Flow) -> Tensor:
+    """The edges as a plain tensor `[2, E]` of (src, dst)."""
+    index = edge_list.as_tensor() if isinstance(edge_list, EdgeIndex) else edge_list
+    return index if flow == "source_to_target" else index.flip(0)
+
+
+def _group(edge_list: Tensor, num_src: int, num_dst: int, flow: Flow) -> Edges:
+    """Group an edge list by dst; nothing is sorted where it comes in that order."""
+    index, side = _as_index(edge_list, flow), "col" if flow == "source_to_target" else "row"
+    if not isinstance(edge_list, EdgeIndex) or edge_list.sort_order != side:
+        return Edges.from_index(index, num_src, num_dst)
+    src, dst = index
+    facts = _facts(src, dst, num_src, num_dst, ascending=dst)
+    _check_ids(facts, "dst", num_dst)
+    if facts["falls"]:
+        raise ValueError(
+            f"edge_index is an EdgeIndex with sort_order='{side}', but its ids are not sorted. "
+            f"Build the EdgeIndex without sort_order and pass edge_index.sort_by('{side}').values."
+        )
+    _check_ids(facts, "src", num_src)
+    return Edges._by_rows(index2ptr(dst, num_dst), src, num_src, facts)
+
+
+def _from_sparse_tensor(
+    adjacency: SparseTensor, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow
+) -> tuple[SparseTensor, Edges]:
+    _check_matrix(tuple(adjacency.sparse_sizes()), num_src, num_dst, flow)
+    if add_self_loops:
+        if (rowptr := adjacency.storage._rowptr) is not None:  # torch_sparse writes out of bounds where it is wrong
+            _check_rowptr(read(_ends(rowptr)), adjacency.storage.col().numel())
+        adjacency = torch_sparse.set_diag(adjacency)
+    rowptr, col, _ = adjacency.csr()
+    return adjacency, Edges.from_csr(rowptr, col, num_src)
+
+
+def _from_torch_sparse(
+    adjacency: Tensor, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow
+) -> tuple[Tensor, Edges]:
+    _check_matrix(tuple(adjacency.shape[:2]), num_src, num_dst, flow)
+    if adjacency.layout == torch.sparse_csc:  # the CSR of the transpose: same edges, same order, loops stay loops
+        adjacency = _with_loops(adjacency.t(), add_self_loops)
+        (src, dst), _ = to_edge_index(adjacency)
+        return adjacency.t(), Edges.from_index(torch.stack([src, dst]), num_src, num_dst)
+    adjacency = _with_loops(adjacency.coalesce() if adjacency.layout == torch.sparse_coo else adjacency, add_self_loops)
+    (dst, src), _ = to_edge_index(adjacency)
+    return adjacency, Edges.from_csr(index2ptr(dst, num_dst), src, num_src)
+
+
+def _with_loops(adjacency: Tensor, add_self_loops: bool) -> Tensor:
+    if not add_self_loops:
+        return adjacency
+    adjacency, _ = remove_self_loops(adjacency)
+    adjacency, _ = append_self_loops(adjacency)
+    return adjacency
+
+
+def _check_matrix(shape: tuple[int, ...], num_src: int, num_dst: int, flow: Flow) -> None:
+    if flow == "target_to_source":
+        raise ValueError(
+            "a sparse adjacency holds dst by src, flow='target_to_source' is for edge lists. Pass adj.t()."
+        )
+    if shape != (num_dst, num_src):
+        raise ValueError(
+            f"the adjacency has shape {shape}, expected (N_dst, N_src) = {(num_dst, num_src)}. Did you mean adj.t()?"
+        )

@@ -1,0 +1,6 @@
+"""Training of many seeds as one model."""
+
+from .callbacks import EachStopping as EachStopping
+from .fitting import Outcome as Outcome
+from .fitting import train as train
+from .module import Stacked as Stacked

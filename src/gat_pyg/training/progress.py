@@ -1,0 +1,189 @@
+"""Epoch metrics as a CSV file and as one line of progress."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from ..files import add, write_whole
+from ..tasks.scores import SCORES, told
+from .stopping import PaperStopping
+
+QUIET = (  # what Lightning and torch say of themselves, and of a loader that is right here as it is
+    r".*LeafSpec.* is deprecated",
+    r"The '(train|val|test)_dataloader' does not have many workers",
+    r"Sparse CSR tensor support is in beta state",
+)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep Lightning's banners and tips from the screen; its warnings stay, but for those in ``QUIET``."""
+    names = ("lightning.pytorch", "lightning.fabric", "lightning")
+    loggers = {name: logging.getLogger(name) for name in names}
+    levels = {name: logger.level for name, logger in loggers.items()}
+    with warnings.catch_warnings():
+        for message in QUIET:
+            warnings.filterwarnings("ignore", message)
+        try:
+            for logger in loggers.values():
+                logger.setLevel(logging.WARNING)
+            yield
+        finally:
+            for name, logger in loggers.items():
+                logger.setLevel(levels[name])
+
+
+class MetricsFile(Callback):
+    """One line of ``metrics.csv`` per epoch: the epoch, counted from 1, and everything that was logged.
+
+    Whole lines are appended about once a second, and before each checkpoint, so that a checkpoint never knows of an
+    epoch that the file lacks. A resumed run cuts off the lines that it will write again.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._rows = 0
+        self._columns: list[str] = []
+        self._buffer = io.StringIO()
+        self._flushed = float("-inf")
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the lines that the checkpoint knows of."""
+        if not trainer.is_global_zero or not self.path.is_file():
+            return
+        lines = self.path.read_bytes().splitlines(keepends=True)[: self._rows + 1]
+        if self._rows == 0 or len(lines) < self._rows + 1:
+            lines = []  # a run from the start, or a checkpoint from elsewhere
+        self._columns = next(csv.reader([lines[0].decode()]), []) if lines else []
+        write_whole(self.path, lambda beside: beside.write_bytes(b"".join(lines)))
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Add the epoch's line."""
+        if trainer.is_global_zero:
+            self.add(trainer.current_epoch + 1, {key: float(value) for key, value in trainer.callback_metrics.items()})
+
+    def add(self, epoch: int, values: Mapping[str, float]) -> None:
+        """Add an epoch's line."""
+        self._rows += 1
+        writer = csv.writer(self._buffer, lineterminator="\n")
+        if not self._columns:
+            self._columns = ["epoch", *sorted(values)]
+            writer.writerow(self._columns)
+        row = {"epoch": epoch, **values}
+        writer.writerow([f"{row[column]:.7g}" if column in row else "" for column in self._columns])
+        if time.monotonic() - self._flushed > 1.0:
+            self._flush()
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Write the lines that the checkpoint will know of."""
+        self._flush()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the last lines."""
+        self._flush()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Write what there is; where that cannot be, the error that came first is the one to tell."""
+        with suppress(OSError):
+            self._flush()
+
+    def _flush(self) -> None:
+        self._flushed = time.monotonic()
+        if text := self._buffer.getvalue():
+            with self.path.open("ab", buffering=0) as file:
+                add(file.fileno(), text.encode(), self.path)
+            self._buffer = io.StringIO()
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many lines there are, for the checkpoint."""
+        return {"rows": self._rows}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on behind a checkpoint's lines."""
+        self._rows = state_dict["rows"]
+
+
+# What one sees meanwhile --------------------------------------------------------------------------------------------
+
+
+class Progress(Callback):
+    """One line that tells epoch, loss, validation score and the patience left.
+
+    On a terminal it is rewritten a few times a second; elsewhere a new line comes every ``every`` seconds.
+    """
+
+    def __init__(self, title: str, every: float = 10.0) -> None:
+        self.title = title
+        self._live = sys.stderr.isatty()
+        self._period = 0.2 if self._live else every
+        self._next = 0.0
+        self._speed: tuple[float, int] = (0.0, 0)
+        self._shown: Mapping[str, Tensor] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock."""
+        self._next = now = time.monotonic()  # the first epoch is told at once
+        self._speed = now, trainer.current_epoch
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Tell how far a long epoch has come."""
+        if trainer.num_training_batches > 1 and trainer.is_global_zero and time.monotonic() >= self._next:
+            batch = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+            self._show(trainer, f" batch {batch}/{trainer.num_training_batches}")
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Tell how an epoch went."""
+        if not trainer.is_global_zero:
+            return
+        due = time.monotonic() >= self._next
+        if due or trainer.num_training_batches > 1:  # then a batch of the next epoch may be the next to tell
+            self._shown = dict(trainer.callback_metrics)
+        if due:
+            self._show(trainer, "")
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Clear the line."""
+        if self._live and trainer.is_global_zero:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def parts(self, trainer: Trainer, batch: str) -> list[str]:
+        """What the line tells."""
+        parts = [f"{self.title}: epoch {trainer.current_epoch + 1}{batch}"]
+        if "train_loss" in self._shown:
+            parts.append(f"loss {self._shown['train_loss']:.4f}")
+        scores = [(name, self._shown.get(f"val_{name}")) for name in SCORES]
+        parts += [f"val {told(name, float(score))}" for name, score in scores if score is not None]
+        for rule in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(rule, PaperStopping):
+                full = -(-10 * rule.left // rule.patience)
+                parts.append(f"patience left [{'#' * full}{'.' * (10 - full)}] {rule.left}/{rule.patience}")
+        return parts
+
+    def seconds_per_epoch(self, trainer: Trainer) -> float | None:
+        """How long an epoch took since the start, or None in the first."""
+        start, first = self._speed
+        return (time.monotonic() - start) / (trainer.current_epoch - first) if trainer.current_epoch > first else None
+
+    def _show(self, trainer: Trainer, batch: str) -> None:
+        parts = self.parts(trainer, batch)
+        if (seconds := self.seconds_per_epoch(trainer)) is not None:
+            parts.append(f"{_seconds(seconds)} per epoch")
+        text = ", ".join(parts)
+        print(f"\r\x1b[K{text}" if self._live else text, end="" if self._live else "\n", file=sys.stderr, flush=True)
+        self._next = time.monotonic() + self._period
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

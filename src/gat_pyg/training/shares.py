@@ -1,0 +1,93 @@
+"""Each rank's share of the graphs of a step, padded so that all ranks take as many steps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader as Loader
+from torch.utils.data.distributed import DistributedSampler
+from torch_geometric.data import Data
+from torch_geometric.loader import NodeLoader
+from torch_geometric.sampler import SamplerOutput
+
+
+class Batches:
+    """The same batches every epoch; they are moved to a device once and keep what is remembered of their edges."""
+
+    def __init__(self, batches: Sequence[Data | NodeLoader]) -> None:
+        self._batches = [copy.copy(data) for data in batches]  # the tensors are shared until a batch is moved
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+class Shares(DistributedSampler[Data]):
+    """One process's part of the steps: of each step's graphs, which seed and epoch decide, every ``world``-th.
+
+    Where a step has too few for all, the index N stands for a graph of nobody, so that all take as many steps.
+
+    >>> [list(Shares(range(5), 2, rank, 2, seed=0)) for rank in (0, 1)]
+    [[4, 1, 2], [0, 3, 5]]
+    """
+
+    def __init__(self, graphs: Sequence[Any], batch_size: int, rank: int, world: int, seed: int) -> None:
+        super().__init__(graphs, world, rank, seed=seed)  # type: ignore[arg-type]
+        self.num_graphs = len(graphs)
+        self.batch_size = batch_size  # of all processes together
+        self.each = -(-batch_size // world)
+        self.chance = torch.Generator()  # that a loader's workers take their seeds from
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch that order and chance follow from, which Lightning tells before each."""
+        super().set_epoch(epoch)
+        self.chance.manual_seed(int(np.random.SeedSequence([self.seed, self.rank, epoch]).generate_state(1)[0]))
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.randperm(
+            self.num_graphs, generator=torch.Generator().manual_seed(self.seed + self.epoch)
+        ).tolist()
+        for start in range(0, self.num_graphs, self.batch_size):
+            own = order[start : start + self.batch_size][self.rank :: self.num_replicas]
+            size = self.each if start + self.batch_size < self.num_graphs else 1
+            yield from [*own, *[self.num_graphs] * (size - len(own))]
+
+    def __len__(self) -> int:
+        return self.each * -(-self.num_graphs // self.batch_size)
+
+
+class _Late:
+    """A loader whose workers start as the first batch is asked for: of a resumed run, the epoch is told only then."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from super().__iter__()  # type: ignore[misc]
+
+
+class Drawn(_Late, NodeLoader):  # type: ignore[misc]
+    """Seed nodes with neighbours drawn for them."""
+
+
+class Cut(_Late, Loader[Any]):  # type: ignore[misc]
+    """Parts of a graph with the edges among them."""
+
+
+def _without(number: int, out: SamplerOutput) -> SamplerOutput:
+    """A batch that tells of no seed where its only one has this number."""
+    seeds, time = out.metadata
+    if seeds.tolist() == [number]:
+        out.metadata = seeds[:0], time
+    return out
+
+
+def _nobody(data: Data) -> Data:
+    """A graph like this one with one node, whose labels are unknown, and no edge to another."""
+    one = data.subgraph(torch.tensor([0]))
+    one.y = torch.full_like(one.y, float("nan") if one.y.is_floating_point() else -1)
+    return one

@@ -1,0 +1,151 @@
+"""The paper's stopping rule as a Lightning callback."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, Literal, get_args
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from ..tasks.scores import SCORES
+
+Criterion = Literal["both", "accuracy", "loss"]
+
+# When to stop -------------------------------------------------------------------------------------------------------
+
+
+class PaperStopping(Callback):
+    """The stopping rule of the paper's code: patience on the validation score and loss, ties count.
+
+    After each validation, with ``criterion="both"``::
+
+        if score >= best_score or loss <= best_loss:
+            if both: keep these weights
+            raise both bests; wait = 0
+        else:
+            wait += 1; stop at wait == patience
+
+    With ``"accuracy"`` (the score, whichever it is) or ``"loss"`` only that one is looked at, and a new best or a tie
+    keeps the weights. At the end of the fit the module has the weights kept last, in ``best_epoch`` (counted from 1).
+
+    It reads what the module logged as ``val_loss`` and as ``score``, by default ``val_accuracy`` or ``val_micro_f1``.
+    The weights are kept in memory, on the device; they and all else of its state are in Lightning's checkpoints.
+    An epoch whose loss or score is not finite improves nothing. If the model's parameters are not finite either, which
+    no later step can mend, training stops at once.
+
+    Raises ValueError for a patience below 1 or an unknown criterion.
+
+    >>> rule = PaperStopping(patience=2)
+    >>> [rule.update(score, loss) for score, loss in [(70.0, 1.0), (71.0, 1.1), (70.0, 0.9)]]
+    [True, False, False]
+    >>> rule.best_score, rule.best_loss, rule.wait
+    (71.0, 0.9, 0)
+    """
+
+    def __init__(self, patience: int = 100, criterion: Criterion = "both", score: str | None = None) -> None:
+        if patience < 1:
+            raise ValueError(f"patience is {patience}, expected at least 1 epoch.")
+        if criterion not in get_args(Criterion):
+            raise ValueError(f"criterion is {criterion!r}, expected one of {', '.join(get_args(Criterion))}.")
+        self.patience = patience
+        self.criterion = criterion
+        self.score = score
+        self.epoch = 0  # validations so far
+        self.wait = 0
+        self.best_score = float("-inf")
+        self.best_loss = float("inf")
+        self.best_epoch = 0  # whose weights are kept; 0: none yet
+        self.kept_score = float("nan")
+        self.kept_loss = float("nan")
+        self.weights: dict[str, Tensor] = {}
+
+    def update(self, score: float, loss: float) -> bool:
+        """Take in one epoch; True when its weights are those to keep."""
+        self.epoch += 1
+        finite = math.isfinite(score) and math.isfinite(loss)
+        by_score, by_loss = finite and score >= self.best_score, finite and loss <= self.best_loss
+        better = {"both": by_score or by_loss, "accuracy": by_score, "loss": by_loss}[self.criterion]
+        keep = by_score and by_loss if self.criterion == "both" else better
+        if better:
+            self.best_score = max(self.best_score, score)
+            self.best_loss = min(self.best_loss, loss)
+            self.wait = 0
+        else:
+            self.wait += 1
+        if keep:
+            self.best_epoch, self.kept_score, self.kept_loss = self.epoch, score, loss
+        return keep
+
+    def stop_diverged(self, parameters: Iterable[Tensor], run: str = "Training") -> None:
+        """End the patience if the last epoch's parameters are not finite."""
+        if all(bool(value.isfinite().all()) for value in parameters):
+            return
+        self.wait = self.patience
+        if self.best_epoch:
+            rank_zero_warn(
+                f"{run} diverged: its weights are not finite after epoch {self.epoch}. It stops with the weights of "
+                f"epoch {self.best_epoch}. A smaller lr may help."
+            )
+
+    @property
+    def left(self) -> int:
+        """How many epochs without improvement are left before the stop."""
+        return self.patience - self.wait
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Apply the rule to what the validation logged."""
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        metrics = trainer.callback_metrics
+        name = self.score or next((f"val_{score}" for score in SCORES if f"val_{score}" in metrics), "val_accuracy")
+        if name not in metrics or "val_loss" not in metrics:
+            logged = ", ".join(metrics) or "nothing"
+            raise ValueError(f"PaperStopping needs val_loss and {name}, but the module logged {logged}.")
+        score, loss = float(metrics[name]), float(metrics["val_loss"])
+        if self.update(score, loss):
+            self._keep(pl_module)
+        elif not math.isfinite(loss):
+            self.stop_diverged(parameter for parameter in pl_module.parameters() if parameter.requires_grad)
+        if self.left <= 0:
+            trainer.should_stop = True
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Bring kept weights to the device, and stop at once when a resumed run had come to its end."""
+        self.weights = {key: value.to(pl_module.device) for key, value in self.weights.items()}
+        if self.left <= 0:
+            trainer.should_stop = True
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the weights kept last back into the module."""
+        if self.weights:
+            pl_module.load_state_dict(self.weights, strict=False)
+        elif self.epoch:
+            rank_zero_warn(
+                f"None of {self.epoch} epochs was kept, since the validation loss or score was not finite in any. The "
+                "weights are those of the last epoch. A smaller lr may help."
+            )
+
+    @torch.no_grad()
+    def _keep(self, module: LightningModule) -> None:
+        state = {key: value for key, value in module.state_dict().items() if isinstance(value, Tensor)}
+        if self.weights.keys() != state.keys():
+            self.weights = {key: value.clone() for key, value in state.items()}
+        else:
+            for key, value in state.items():
+                self.weights[key].copy_(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of the rule's state, for the checkpoint."""
+        return {key: getattr(self, key) for key in _RULE}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint's state."""
+        for key in _RULE:
+            setattr(self, key, state_dict[key])
+
+
+_RULE = ("epoch", "wait", "best_score", "best_loss", "best_epoch", "kept_score", "kept_loss", "weights")
