@@ -164,8 +164,8 @@ def stacks() -> Iterator[Case]:
 
 def setting_hash(*arguments: str) -> str:
     """The hash that a line of results with these settings has: the one function here that uses internals."""
-    from gat_pyg.experiments.settings import numbers_of
     from gat_pyg.experiments.result import config_hash
+    from gat_pyg.experiments.settings import numbers_of
 
     return config_hash(numbers_of(compose("config", list(arguments))))
 
