@@ -30,6 +30,7 @@ from torch_geometric.datasets import KarateClub, Planetoid
 
 import gat_pyg.experiments.alone
 import gat_pyg.experiments.job
+import gat_pyg.experiments.process
 import gat_pyg.experiments.together
 import gat_pyg.run
 import gat_pyg.seeds.memory
@@ -505,7 +506,7 @@ def test_that_kernels_are_compiled_is_told_once(command: Command, monkeypatch: p
     said: list[str] = []
     build_task = gat_pyg.experiments.build.build_task
     log = compiling.log
-    monkeypatch.setattr(gat_pyg.experiments.together, "say", said.append)
+    monkeypatch.setattr(gat_pyg.experiments.process, "say", said.append)
     monkeypatch.setattr(
         gat_pyg.experiments.job, "build_task", lambda config: (log.info("1"), log.info("2"), build_task(config))[2]
     )
@@ -1251,7 +1252,7 @@ def test_memory_that_does_not_suffice_is_shared_by_fewer_seeds(command: Command,
         one_pass(config, task, seeds, *others)  # type: ignore[arg-type]
 
     monkeypatch.setattr(gat_pyg.experiments.together, "one_pass", small)
-    monkeypatch.setattr(gat_pyg.experiments.together, "say", said.append)
+    monkeypatch.setattr(gat_pyg.seeds.memory, "say", said.append)
     command(*SMALL, "runs=5", "training.max_epochs=2")
     assert passes == [[0, 1, 2, 3, 4], [0, 1, 2], [0, 1], [2, 3], [4]]
     assert said == [f"Memory does not suffice for {n} seeds at once: going on with {m}" for n, m in ((5, 3), (3, 2))]
