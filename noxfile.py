@@ -74,8 +74,8 @@ def interpret(session: nox.Session) -> None:
         session.install("--no-deps", triton)  # torch for CUDA pins another
         for interpreted in ("1", "0"):  # one process cannot do both
             env = {"TRITON_INTERPRET": interpreted}
-            session.run(*PYTEST, "tests/test_gpu.py", *session.posargs, env=env)
-    session.run(*PYTEST, "tests/test_fused.py", "-k", "triton", env={"TRITON_INTERPRET": "1"})
+            session.run(*PYTEST, "tests/attention/test_gpu.py", *session.posargs, env=env)
+    session.run(*PYTEST, "tests/attention/test_fused.py", "-k", "triton", env={"TRITON_INTERPRET": "1"})
 
 
 @nox.session
@@ -83,7 +83,7 @@ def gpu_code(session: nox.Session) -> None:
     """List the code for GPUs alone with the tests that enter it, in the suite and in Triton's interpreter (Linux)."""
     install(session, "-e", ".[dev]", [*TRITONS][-1], "pytest-cov")
     measured = ("--cov=gat_pyg", "--cov-context=test", "--cov-report=")
-    kernels = ("tests/test_gpu.py", "tests/test_fused.py", "-k", "test_gpu or triton")
+    kernels = ("tests/attention/test_gpu.py", "tests/attention/test_fused.py", "-k", "test_gpu or triton")
     with tempfile.TemporaryDirectory() as folder:
         files = [str(Path(folder, name)) for name in ("suite", "interpreted")]
         for file, interpreted, selected in zip(files, "01", ((), kernels), strict=True):
@@ -105,7 +105,7 @@ def fuzz(session: nox.Session) -> None:
 def ray(session: nox.Session) -> None:
     """Test Ray as what starts the processes."""
     install(session, "-e", ".[dev,ray]")
-    session.run("python", "-m", "pytest", "tests/test_ranks.py", "-k", "ray", *session.posargs)
+    session.run("python", "-m", "pytest", "tests/distributed/test_ranks.py", "-k", "ray", *session.posargs)
 
 
 @nox.session

@@ -38,14 +38,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import machine
 import torch
 import torch.nn.functional as F
-from machine import on_gpu, seconds
 from torch import Tensor
 from torch_geometric.data import Batch
-from ways import WAYS, Case, Problem, Way, variant, way
 
+import machine
 from gat_pyg.attention import segment
 from gat_pyg.attention.operation import BACKENDS
 from gat_pyg.conv.gatv2 import GATv2Conv
@@ -53,6 +51,8 @@ from gat_pyg.data import citation, proteins
 from gat_pyg.graph.adjacency import neighbourhoods
 from gat_pyg.graph.edges import Edges
 from gat_pyg.philox import draw_seed, keep_mask
+from machine import on_gpu, seconds
+from ways import WAYS, Case, Problem, Way, variant, way
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of the norm and of the largest entry
 REPEATS = 2 if machine.REHEARSED else 10  # that must give the same bits

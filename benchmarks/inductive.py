@@ -19,7 +19,6 @@ import sys
 import warnings
 from typing import Any
 
-import machine
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
@@ -27,6 +26,7 @@ from lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
+import machine
 from gat_pyg.conv import GATConv
 from gat_pyg.data import proteins
 from gat_pyg.models import GAT

@@ -22,15 +22,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
-from attention import power_law
-from machine import step_peak
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
 
+from attention import power_law
 from gat_pyg.experiments.result import versions
 from gat_pyg.models import GAT
 from gat_pyg.training.neighbours import TorchSampler
+from machine import step_peak
 
 WAYS = ("layer by layer", "all at once")
 NEAR = 1e-6  # of the largest logit

@@ -32,23 +32,23 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import machine
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from machine import resident
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Batch, Data
 
+import machine
 from gat_pyg.data import Task, planetoid
 from gat_pyg.distributed.halo import divided
 from gat_pyg.graph.partition import WITH_METIS, Method, partition
 from gat_pyg.models import GAT
 from gat_pyg.philox import keyed
 from gat_pyg.training.loading import TaskData
+from machine import resident
 
 TOLERANCE = 1e-10
 WORLDS = (1, 2, 3)  # processes that are checked

@@ -22,11 +22,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import machine
 import torch
 import torch.nn.functional as F
-from training import NUMBERS, PyGNet
 
+import machine
 from gat_pyg.data import citation
 from gat_pyg.experiments.process import keep_memory
 from gat_pyg.models import GAT
@@ -35,6 +34,7 @@ from gat_pyg.seeds.fitting import seeded
 from gat_pyg.tasks.task import Task
 from gat_pyg.training import PaperStopping
 from gat_pyg.training.loading import TaskData, sparse_pays
+from training import NUMBERS, PyGNet
 
 LOWEST = {"cora": 80.0, "citeseer": 68.0, "pubmed": 75.0}  # of a mean test accuracy that the paper's numbers give
 

@@ -31,7 +31,6 @@ from typing import Any
 import torch
 from lightning import Callback, LightningModule, Trainer, seed_everything
 from torch_geometric.data import Data
-from training import NUMBERS
 
 from gat_pyg.data import citation, proteins
 from gat_pyg.experiments.process import keep_memory
@@ -42,6 +41,7 @@ from gat_pyg.tasks.scores import node_sums, score_of
 from gat_pyg.tasks.task import Task
 from gat_pyg.training import Inductive, PaperStopping
 from gat_pyg.training.loading import TaskData
+from training import NUMBERS
 
 RULES = ("both", "accuracy", "loss")
 

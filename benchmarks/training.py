@@ -21,7 +21,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import machine
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
@@ -30,6 +29,7 @@ from torch import Tensor, nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+import machine
 from gat_pyg.data import citation
 from gat_pyg.models import GAT, PRESETS
 from gat_pyg.tasks.task import Task

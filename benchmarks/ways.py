@@ -14,7 +14,6 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
-from machine import TRAIN, on_gpu
 from torch import Tensor, nn
 from torch_geometric.utils import add_self_loops
 
@@ -23,6 +22,7 @@ from gat_pyg.attention import attend
 from gat_pyg.features import dropout as features_dropout
 from gat_pyg.graph.adjacency import neighbourhoods
 from gat_pyg.graph.edges import Edges
+from machine import TRAIN, on_gpu
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 FILES are coverage data by test (`pytest --cov-context=test`), of the suite and of the kernels in Triton's interpreter.
 Code for GPUs is what no ordinary test enters: only tests whose names mention a GPU or what only a GPU has, and those of
-tests/test_gpu.py. Blocks that no test enters come last, with their code.
+tests/attention/test_gpu.py. Blocks that no test enters come last, with their code.
 """
 
 from __future__ import annotations

@@ -389,7 +389,7 @@ def test_features_that_exceed_the_memory_stay_on_disk(tmp_path: Path):
 
 
 def test_the_benchmark_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     import sampling
 
     small = ["--nodes=3000", "--edges=20000", "--batches=2", "--rounds=1", f"--out={tmp_path}/it.json"]
@@ -399,7 +399,7 @@ def test_the_benchmark_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 
 def test_the_benchmark_of_inference_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     import inference
 
     for way in inference.WAYS:

@@ -14,7 +14,7 @@ import torch
 from gat_pyg import GATConv, GATv2Conv
 from laws import assert_close
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CODE = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/export.md").read_text(encoding="utf-8"), re.M | re.S)
 LAYERS = {"GATConv": GATConv, "GATv2Conv": GATv2Conv}
 

@@ -19,7 +19,7 @@ from gat_pyg.report.runs import gathered, lines_of, row_of
 from gat_pyg.training import Inductive
 
 CONF = config_folder()
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated"),
