@@ -45,8 +45,7 @@ from gat_pyg.files import full
 from gat_pyg.graph import adjacency, remembered
 from gat_pyg.models import GAT as GAT_PYG
 from gat_pyg.tasks.scores import majority_score, node_loss, node_sums, score_of
-from gat_pyg.training import Inductive, PaperStopping, Resumable, SafeCheckpoints, Transductive
-from gat_pyg.training import cuda_graphs as training_cuda_graphs
+from gat_pyg.training import Inductive, PaperStopping, Resumable, SafeCheckpoints, Transductive, modules
 from gat_pyg.training.cuda_graphs import Captured, _parts_of, _plain_tensors
 from gat_pyg.training.epoch_seeds import seed_epoch
 from gat_pyg.training.loading import TaskData, sparse_pays
@@ -525,7 +524,7 @@ def faked(monkeypatch: pytest.MonkeyPatch, ends_failures: bool) -> FakeCuda:
     monkeypatch.setattr(torch.cuda.graph, "default_capture_stream", None)
     monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", fake.end_allocate, raising=False)
-    monkeypatch.setattr(training_cuda_graphs, "Captured", FakeCaptured)
+    monkeypatch.setattr(modules, "Captured", FakeCaptured)
     monkeypatch.setattr(Transductive, "_why_not_captured", lambda self: None)
     monkeypatch.setattr(FakeGraph, "cuda", fake, raising=False)
     monkeypatch.setattr(FakeGraph, "replays", 0)
@@ -632,10 +631,10 @@ def test_after_a_failed_capture_a_gpu_is_as_before():
 
 @pytest.mark.usefixtures("cuda")
 def test_a_graph_of_many_edges_is_not_captured(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(training_cuda_graphs, "SMALL", 89)
+    monkeypatch.setattr(modules, "SMALL", 89)
     trained(one_graph(), "auto")
     assert FakeGraph.replays == 0
-    monkeypatch.setattr(training_cuda_graphs, "SMALL", 90)
+    monkeypatch.setattr(modules, "SMALL", 90)
     trained(one_graph(), "auto")
     assert FakeGraph.replays == 2 * (EPOCHS - 1)
 
@@ -757,7 +756,7 @@ def test_what_changes_between_replays_is_captured_anew(change: str, monkeypatch:
             super().__init__(recording, buffers)
             self.compute = replay
 
-    monkeypatch.setattr(training_cuda_graphs, "Captured", Recorded)
+    monkeypatch.setattr(modules, "Captured", Recorded)
     monkeypatch.setattr(sys.modules[__name__], "EPOCHS", 6)
     plain, watch = trained(task(), False, "cpu", None, Change(CHANGES[change])), Change(CHANGES[change])
     assert_same(trained(task(), True, "cpu", None, watch), plain)
