@@ -78,17 +78,17 @@ CUDA: dict[str, Any] = {
 
 def begin() -> None:
     """Replace the GPU in this process."""
-    from gat_pyg.attention import cpu, fused, gpu
     from gat_pyg.data import citation, proteins
     from gat_pyg.graph import adjacency, edges
+    from gat_pyg.kernels import device
+    from gat_pyg.kernels.gpu import rows
     from gat_pyg.training import cuda_graphs, loading
     from gat_pyg.training.cuda_graphs import Captured
     from gat_pyg.training.modules import Transductive
 
-    edges.SPLIT = gpu.SPLIT = 8  # so that rows are split in graphs of this size, too
+    edges.SPLIT = rows.SPLIT = 8  # so that rows are split in graphs of this size, too
     edges.is_remote = adjacency.is_remote = lambda tensor: True  # type: ignore[assignment]
-    kernels = SimpleNamespace(**{**vars(cpu), **vars(gpu)})
-    fused._kernels = lambda device: kernels  # type: ignore[assignment]
+    device.FILES["cpu"] = "gpu"
     Transductive._why_not_captured = lambda self: None  # type: ignore[method-assign]
     cuda_graphs._no_draws = nullcontext  # type: ignore[attr-defined]  # a step draws on the CPU here
 

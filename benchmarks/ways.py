@@ -241,10 +241,10 @@ def replayed(problem: Problem, make: Callable[[Problem], Way]) -> Way | None:
 @contextmanager
 def constant(name: str, value: int) -> Iterator[None]:
     """Set a constant of the CUDA kernels to another value."""
-    from gat_pyg.attention import gpu
     from gat_pyg.graph import edges
+    from gat_pyg.kernels.gpu import rows
 
-    with patch.object(gpu, name, value), patch.object(edges, name, value) if hasattr(edges, name) else nullcontext():
+    with patch.object(rows, name, value), patch.object(edges, name, value) if hasattr(edges, name) else nullcontext():
         yield
 
 

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import Tensor
 
-import gat_pyg.attention.fused
 import gat_pyg.conv.gat
 import gat_pyg.conv.gatv2
+import gat_pyg.kernels.device
 from gat_pyg.philox import draw_seed, keep_mask
 
 
@@ -52,7 +52,7 @@ def one_mask(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """backend="auto" is segment's: for tests of many networks, of which each would have kernels compiled for it."""
-    monkeypatch.setitem(gat_pyg.attention.fused._WHY, "cpu", "what is tested is not the kernels")
+    monkeypatch.setitem(gat_pyg.kernels.device.REASONS, "cpu", "what is tested is not the kernels")
 
 
 def _found(package: str) -> str:

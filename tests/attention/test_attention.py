@@ -10,8 +10,9 @@ import torch
 from torch_geometric.utils import softmax
 
 import laws
-from gat_pyg.attention import attend, cpu, reference, segment
+from gat_pyg.attention import attend, reference, segment
 from gat_pyg.graph.edges import Edges
+from gat_pyg.kernels.cpu import rows
 from graphs import BATCH, BIPARTITE, CHAIN, LOOPS, RANDOM, REPEATED, STAR_IN, ZOO, Graph, random
 from laws import assert_close, edges_of, inputs, moved
 
@@ -213,7 +214,7 @@ def test_dropout_keeps_one_in_two_and_scales() -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", WAYS[1:], indirect=True)
 def test_the_same_bits_every_time(name: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "SMALL", 1)
+    monkeypatch.setattr(rows, "SMALL", 1)
     graph = random(500, 500, 20_000)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

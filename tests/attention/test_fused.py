@@ -34,9 +34,13 @@ import gat_pyg.attention
 
 pass
 from gat_pyg import GATConv, GATv2Conv, philox  # noqa: E402
-from gat_pyg.attention import attend, attend_pairs, compiling, cpu, fused  # noqa: E402
+from gat_pyg.attention import attend, attend_pairs, fused  # noqa: E402
+from gat_pyg.attention.additive import cpu as additive  # noqa: E402
+from gat_pyg.attention.pair import cpu as pair  # noqa: E402
 from gat_pyg.graph import adjacency  # noqa: E402
 from gat_pyg.graph.edges import Edges  # noqa: E402
+from gat_pyg.kernels import device  # noqa: E402
+from gat_pyg.kernels.cpu import cache, rows  # noqa: E402
 from gat_pyg.philox import keep_mask  # noqa: E402
 from graphs import BATCH, BIPARTITE, COMPLETE, RANDOM, STAR_IN, ZOO, Graph, random  # noqa: E402
 from laws import assert_close, edges_of, inputs, moved  # noqa: E402
@@ -132,9 +136,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Pl
         return Place("cpu", torch.float64)
     pytest.importorskip("triton", reason="Triton is not installed")
     if os.environ.get("TRITON_INTERPRET") == "1":
-        from gat_pyg.attention import gpu
-
-        monkeypatch.setattr(fused, "_kernels", lambda device: gpu)
+        monkeypatch.setitem(device.FILES, "cpu", "gpu")
         return Place("cpu", torch.float32)
     if not torch.cuda.is_available():
         pytest.skip("needs TRITON_INTERPRET=1 or a GPU")
@@ -292,7 +294,7 @@ def test_the_mask_is_of_the_callers_order() -> None:
 @pytest.mark.parametrize("names", [ADDITIVE, "x score_src score_dst", "x score_src", "x score_dst", "x score_edge"])
 def test_both_memory_modes(names: str, graph: Graph, speed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "keeps_output", lambda *_: speed)
-    backward, dense, normalise = (spy(monkeypatch, cpu, name) for name in ("backward", "_dense", "_normalise"))
+    backward, dense, normalise = (spy(monkeypatch, additive, name) for name in ("backward", "_dense", "_normalise"))
     edges, leaves, direction = edges_of(graph), leaves_of(graph, 3, 5, names), direction_of(graph, 3, 5)
     for p in (0.0, 0.3) if names == ADDITIVE else (0.3,):
         truth = answer(leaves, edges, direction, "segment", dropout=p)
@@ -313,7 +315,7 @@ def test_scores_without_a_gradient_and_a_gradient_of_one_alone() -> None:
         assert all(leaf.grad is None for name, leaf in alone.items() if name != wanted)
 
 
-# --- Rows of several pieces. ---
+# --- Rows of several chunks. ---
 
 
 def stairs(*degrees: int) -> Graph:
@@ -334,8 +336,8 @@ def star(points: int) -> Graph:
     return Graph("star", index, points + 1, points + 1)
 
 
-STAIRS = stairs(cpu.SPLIT - 1, cpu.SPLIT, cpu.SPLIT + 1, 0, 2 * cpu.SPLIT + 1, 3)
-LONG = {"dst": (STAIRS, [2, 4], []), "src": (turned(STAIRS), [], [2, 4]), "both": (star(cpu.SPLIT + 1), [0], [0])}
+STAIRS = stairs(rows.SPLIT - 1, rows.SPLIT, rows.SPLIT + 1, 0, 2 * rows.SPLIT + 1, 3)
+LONG = {"dst": (STAIRS, [2, 4], []), "src": (turned(STAIRS), [], [2, 4]), "both": (star(rows.SPLIT + 1), [0], [0])}
 
 
 @pytest.mark.parametrize("side", LONG)
@@ -343,13 +345,13 @@ LONG = {"dst": (STAIRS, [2, 4], []), "src": (turned(STAIRS), [], [2, 4]), "both"
 def test_long_rows(names: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, by_dst, by_src = LONG[side]
     edges = edges_of(graph)
-    assert cpu._pieces(edges, "dst").long.tolist() == by_dst and cpu._pieces(edges, "src").long.tolist() == by_src
+    assert rows.chunks_of(edges, "dst").long.tolist() == by_dst and rows.chunks_of(edges, "src").long.tolist() == by_src
     if side == "dst":
-        pieces = cpu._pieces(edges, "dst")
-        split = cpu.SPLIT
-        assert np.diff(pieces.bounds).tolist() == [split - 1, split, split, 1, 0, split, split, 1, 3]
-        assert pieces.row.tolist() == [0, 1, 2, 2, 3, 4, 4, 4, 5] and pieces.slots == 6 + 5
-    merges = [spy(monkeypatch, cpu, name) for name in ("_merge", "_merge_sums")]
+        chunks = rows.chunks_of(edges, "dst")
+        split = rows.SPLIT
+        assert np.diff(chunks.bounds).tolist() == [split - 1, split, split, 1, 0, split, split, 1, 3]
+        assert chunks.row.tolist() == [0, 1, 2, 2, 3, 4, 4, 4, 5] and chunks.slots == 6 + 5
+    merges = [spy(monkeypatch, pair if "x_dst" in names else additive, name) for name in ("merge", "merge_sums")]
     leaves, direction = leaves_of(graph, 3, 5, names), direction_of(graph, 3, 5)
     for p in (0.0, 0.3):
         truth = answer(leaves, edges, direction, "segment", dropout=p)
@@ -360,14 +362,14 @@ def test_long_rows(names: str, side: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert bool(merges[1].calls) == bool(by_src or "x_dst" in names)
 
 
-def test_a_piece_may_be_masked_as_a_whole() -> None:
-    graph = stairs(2 * cpu.SPLIT + 1, 2 * cpu.SPLIT)
+def test_a_chunk_may_be_masked_as_a_whole() -> None:
+    graph = stairs(2 * rows.SPLIT + 1, 2 * rows.SPLIT)
     edges = edges_of(graph)
-    assert cpu._pieces(edges, "dst").long.tolist() == [0, 1]
+    assert rows.chunks_of(edges, "dst").long.tolist() == [0, 1]
     leaves, direction = leaves_of(graph, 3, 5, ADDITIVE), direction_of(graph, 3, 5)
     grouped = edges.group(leaves["score_edge"]).clone()
-    grouped[: cpu.SPLIT] = -torch.inf  # the first piece of row 0
-    grouped[2 * cpu.SPLIT + 1 :] = -torch.inf  # row 1
+    grouped[: rows.SPLIT] = -torch.inf  # the first chunk of row 0
+    grouped[2 * rows.SPLIT + 1 :] = -torch.inf  # row 1
     leaves["score_edge"] = edges.ungroup(grouped)
     kept = leaves["score_edge"][:, 0].isfinite()
     without = Edges.from_index(graph.index[:, kept], graph.num_src, graph.num_dst)
@@ -424,16 +426,16 @@ def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.M
     graph, channels, first = COMPLETE, (1 << 16) + 5, 1 << 15  # whole tiles, and a part of one
     assert first * channels > 2**31
     monkeypatch.setattr(fused, "keeps_output", lambda *_: speed)
-    run, seen = cpu._run, []
+    run, seen = rows.run, []
 
     def run_twice(kernel: Any, dtype: Any, job: Any, *args: Any) -> None:
         named = list(inspect.signature(kernel.py_func).parameters)[6:]
         assert len(named) == len(args)
-        moved, start = list(args), first if kernel is cpu._dense else 0
-        if kernel is cpu._multiply_blocks:
-            start = first // cpu.BLOCK
-            a, b, rows, row, blocks = args
-            moved = [far(a, rows, first), far(b, rows, first), first + rows, row, far(blocks, 1, start)]
+        moved, start = list(args), first if kernel is additive._dense else 0
+        if kernel is pair._multiply_blocks:
+            start = first // pair.BLOCK
+            a, b, count, row, blocks = args
+            moved = [far(a, count, first), far(b, count, first), first + count, row, far(blocks, 1, start)]
         for at, (name, value) in enumerate(zip(named, args, strict=True)):
             if isinstance(value, np.ndarray) and value.size:
                 if name in BY_NODE:
@@ -441,7 +443,7 @@ def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.M
                 elif name in BY_ID:
                     moved[at] = value + value.dtype.type(first)
         run(kernel, dtype, job, *args)
-        kernel(start, start + job.bounds.size - 1, *cpu._buffers(job, dtype), 0, 1, *moved)
+        kernel(start, start + job.bounds.size - 1, *rows._buffers(job, dtype), 0, 1, *moved)
         for name, there, here in zip(named, moved, args, strict=True):
             if isinstance(here, np.ndarray) and name not in BY_ID:
                 assert np.array_equal(there[there.size - here.size :], here), f"{kernel.__name__} {name}"
@@ -450,9 +452,10 @@ def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.M
 
     def run_near(kernel: Any, *rest: Any) -> None:
         # Their arrays are [N, H] and [E, H], and they index by NumPy's own int64.
-        (run if kernel in (cpu._normalise, cpu._collect) else run_twice)(kernel, *rest)
+        (run if kernel in (additive._normalise, additive._collect) else run_twice)(kernel, *rest)
 
-    monkeypatch.setattr(cpu, "_run", run_near)
+    for module in (additive, pair):
+        monkeypatch.setattr(module, "run", run_near)
     leaves = leaves_of(graph, 1, channels, names, torch.float32)
     edges = edges_of(graph)
     assert edges.src.dtype == torch.int32  # the ids themselves are short
@@ -461,7 +464,7 @@ def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.M
         assert seen == ["_forward", "_dense", "_backward"]
     else:
         blocks = ["_multiply_blocks"] * 2 * ("att" in names)
-        assert seen == ["_forward_pair", "_backward_pair_dst", "_backward_pair_src", *blocks]
+        assert seen == ["_forward", "_backward_dst", "_backward_src", *blocks]
 
 
 # --- Scores of the features of both ends. ---
@@ -518,12 +521,12 @@ def test_the_same_bits_for_any_number_of_threads(
     names: str, monkeypatch: pytest.MonkeyPatch, two_threads: None
 ) -> None:
     graph = random(400, 300, 9000)
-    row = Graph("row", torch.stack([torch.arange(cpu.SPLIT + 9) % 400, torch.zeros(cpu.SPLIT + 9).long()]), 400, 300)
+    row = Graph("row", torch.stack([torch.arange(rows.SPLIT + 9) % 400, torch.zeros(rows.SPLIT + 9).long()]), 400, 300)
     graph = Graph("random with a long row", torch.cat([graph.index, row.index], 1), 400, 300)
     edges = edges_of(graph)
-    assert cpu._pieces(edges, "dst").long.tolist() == [0]
+    assert rows.chunks_of(edges, "dst").long.tolist() == [0]
     leaves, direction = leaves_of(graph, 4, 5, names, torch.float32), direction_of(graph, 4, 5)
-    monkeypatch.setattr(cpu, "SMALL", 1)
+    monkeypatch.setattr(rows, "SMALL", 1)
     submits: list[Any] = []
     submit = ThreadPoolExecutor.submit
     monkeypatch.setattr(ThreadPoolExecutor, "submit", lambda *args: submits.append(args) or submit(*args))
@@ -875,14 +878,14 @@ def test_vmap_over_layers(place: Place) -> None:
 def test_what_the_kernels_do_not_know(changes: dict[str, torch.dtype], reason: str) -> None:
     leaves = leaves_of(BIPARTITE, 3, 4, ADDITIVE)
     leaves |= {name: leaves[name].to(dtype) for name, dtype in changes.items()}
-    assert reason in str(fused.cannot(*leaves.values()))
+    assert reason in str(device.unsupported_reason(*leaves.values()))
     with pytest.raises(ValueError, match=f"backend='fused' cannot serve: .*{reason}.*backend='auto'"):
         call(leaves, edges_of(BIPARTITE))
 
 
 def test_a_device_without_kernels() -> None:
     x = torch.empty(5, 3, 4, device="meta")
-    reason = str(fused.cannot(x))
+    reason = str(device.unsupported_reason(x))
     assert "x is on meta" in reason and "there are kernels for cpu and cuda" in reason
     with pytest.raises(ValueError, match=f"backend='fused' cannot serve: {reason}"):
         attend(x, None, None, moved(edges_of(BIPARTITE), "meta"), backend="fused")
@@ -893,9 +896,9 @@ def test_without_numba(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
     edges, leaves, direction = edges_of(BIPARTITE), leaves_of(BIPARTITE, 3, 4, names), direction_of(BIPARTITE, 3, 4)
     truth = answer(leaves, edges, direction, "auto", dropout=0.3)
     monkeypatch.setitem(sys.modules, "numba", None)  # as where it is not installed
-    monkeypatch.delitem(sys.modules, cpu.__name__)
-    monkeypatch.delattr(gat_pyg.attention, "cpu")
-    monkeypatch.setattr(fused, "_WHY", {}, raising=False)
+    for module in ("rows", "cache"):
+        monkeypatch.delitem(sys.modules, f"gat_pyg.kernels.cpu.{module}")
+    monkeypatch.setattr(device, "REASONS", {})
     monkeypatch.setattr(fused, "_forward", None)  # would fail
     assert_same(answer(leaves, edges, direction, "auto", dropout=0.3), truth, names)
     with pytest.raises(ValueError, match="cannot serve: .*numba"):
@@ -906,16 +909,18 @@ def test_no_folder_for_the_code(tmp_path: Path) -> None:
     """Where nothing can be written the kernels are compiled all the same."""
     package = Path(fused.__file__).parent.parent
     shutil.copytree(package, tmp_path / "gat_pyg", ignore=shutil.ignore_patterns("__pycache__", "*.npz"))
-    for folder in ("gat_pyg", "gat_pyg/attention"):
-        (tmp_path / folder / "__pycache__").write_text("a file, where root could write to a folder without leave")
-    nowhere = "/dev/null/nowhere" if os.path.exists("/dev/null") else str(tmp_path / "gat_pyg/__pycache__/nowhere")
+    for folder in ("attention/additive", "attention/pair", "attention/steps", "features", "kernels/cpu"):
+        file = tmp_path / "gat_pyg" / folder / "__pycache__"
+        file.write_text("a file, where root could write to a folder without leave")
+    nowhere = "/dev/null/nowhere" if os.path.exists("/dev/null") else str(file / "nowhere")
     places = dict.fromkeys(("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "IPYTHONDIR", "LOCALAPPDATA"), nowhere)
     environment = os.environ | places | {"PYTHONPATH": str(tmp_path), "PYTHONWARNINGS": "ignore"}
     code = """
         import logging
         logging.basicConfig(level=logging.INFO)
         import torch
-        from gat_pyg.attention import attend, cpu
+        from gat_pyg.attention import attend
+        from gat_pyg.attention.additive import cpu
         from gat_pyg.graph.edges import Edges
         edges = Edges.from_index(torch.tensor([[1, 2], [0, 0]]), num_src=3, num_dst=1)
         x = torch.tensor([[[0.0]], [[2.0]], [[4.0]]])
@@ -925,7 +930,7 @@ def test_no_folder_for_the_code(tmp_path: Path) -> None:
         [sys.executable, "-c", textwrap.dedent(code)], env=environment, cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [str(tmp_path / "gat_pyg/attention/cpu.py"), "3.0"]
+    assert done.stdout.split() == [str(tmp_path / "gat_pyg/attention/additive/cpu.py"), "3.0"]
     assert "the kernels are compiled anew in every process" in done.stderr
     assert re.search(r"compiling (\w+)\n(?s:.)*compiled \1 in \d+\.\d s, kept in memory alone", done.stderr)
 
@@ -936,7 +941,7 @@ def test_processes_that_compile_at_once(tmp_path: Path) -> None:
     script.write_text(
         "import runpy, sys\n"
         "import numpy as np\n"
-        f"compiled = runpy.run_path({compiling.__file__!r})['compiled']  # nothing else of the package\n"
+        f"compiled = runpy.run_path({cache.__file__!r})['compiled']  # nothing else of the package\n"
         "double = compiled(lambda x: 2 * x)\n"
         "for kind in sys.argv[1:]:\n"
         "    found = double(np.ones(3, kind))\n"
@@ -978,11 +983,11 @@ def test_a_graph_changed_in_place(name: str) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_forked_process(monkeypatch: pytest.MonkeyPatch, two_threads: None) -> None:
-    monkeypatch.setattr(cpu, "SMALL", 1)
+    monkeypatch.setattr(rows, "SMALL", 1)
     leaves, edges = leaves_of(RANDOM, 3, 5, ADDITIVE, torch.float32), edges_of(RANDOM)
     direction = direction_of(RANDOM, 3, 5)
     truth = answer(leaves, edges, direction)
-    assert cpu._POOL  # the parent's threads, of which the child has none
+    assert rows._POOL  # the parent's threads, of which the child has none
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: a process of several threads is forked
         child = os.fork()
@@ -990,7 +995,7 @@ def test_a_forked_process(monkeypatch: pytest.MonkeyPatch, two_threads: None) ->
         status = 1
         try:
             found = answer(leaves, edges, direction)
-            status = 0 if cpu._POOL and all(torch.equal(found[k], truth[k]) for k in truth) else 2
+            status = 0 if rows._POOL and all(torch.equal(found[k], truth[k]) for k in truth) else 2
         except BaseException:
             traceback.print_exc()
         finally:
@@ -1009,7 +1014,7 @@ def test_a_forked_process(monkeypatch: pytest.MonkeyPatch, two_threads: None) ->
 
 
 def test_two_callers_at_once(monkeypatch: pytest.MonkeyPatch, two_threads: None) -> None:
-    monkeypatch.setattr(cpu, "SMALL", 1)
+    monkeypatch.setattr(rows, "SMALL", 1)
     graph = random(300, 300, 3000)
     cases = [(leaves_of(graph, 3, 5, names), names) for names in (ADDITIVE, PAIRS[0])]
     direction = direction_of(graph, 3, 5)
@@ -1153,7 +1158,7 @@ def test_nan_reaches_every_gradient(names: str, speed: bool, monkeypatch: pytest
         assert_close(found[name].nan_to_num(), expected.nan_to_num(), name)
 
 
-@pytest.mark.parametrize("degree", [2, 12, 40, cpu.SPLIT + 1])  # within half a tile, a tile, several, several pieces
+@pytest.mark.parametrize("degree", [2, 12, 40, rows.SPLIT + 1])  # within half a tile, a tile, several, several chunks
 def test_a_score_that_is_no_number_is_not_lost(degree: int) -> None:
     edges = Edges.from_index(torch.stack([torch.arange(degree), torch.zeros(degree, dtype=torch.long)]), degree, 2)
     x, bad = torch.randn(degree, 1, 3), torch.zeros(degree, 1)

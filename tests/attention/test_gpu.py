@@ -28,13 +28,19 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 tl = pytest.importorskip("triton.language")
 
 from gat_pyg import philox as generator  # noqa: E402
-from gat_pyg.attention import attend, attend_pairs, fused, gpu, reference  # noqa: E402
+from gat_pyg.attention import attend, attend_pairs, fused, reference  # noqa: E402
+from gat_pyg.attention.additive import gpu as additive  # noqa: E402
+from gat_pyg.attention.pair import gpu as pair  # noqa: E402
+from gat_pyg.attention.steps import gpu as steps  # noqa: E402
 from gat_pyg.features import SparseFeatures  # noqa: E402
+from gat_pyg.features import gpu as features  # noqa: E402
 from gat_pyg.features.dropout import dropout as feature_dropout  # noqa: E402
 from gat_pyg.features.linear import Linear, linear  # noqa: E402
 from gat_pyg.features.pattern import Pattern  # noqa: E402
 from gat_pyg.graph.adjacency import neighbourhoods  # noqa: E402
 from gat_pyg.graph.edges import Edges  # noqa: E402
+from gat_pyg.kernels import device  # noqa: E402
+from gat_pyg.kernels.gpu import draw, rows  # noqa: E402
 from gat_pyg.philox import keyed  # noqa: E402
 from graphs import BATCH, BIPARTITE, RANDOM, STAR_IN, ZOO, Graph, random, union  # noqa: E402
 from laws import TOLERANCE, assert_close, edges_of, inputs, moved  # noqa: E402
@@ -44,6 +50,9 @@ from test_features import SIZES, bag_of_words  # noqa: E402
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ON_CUDA = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if ON_CUDA else "cpu"
+
+MODULES = (additive, pair, features, steps, rows)
+MERGES = {"_merge_kernel": steps, "_sum_kernel": rows}
 
 runs = pytest.mark.skipif(not (INTERPRETED or ON_CUDA), reason="needs TRITON_INTERPRET=1 or a GPU")
 on_cuda = pytest.mark.skipif(not ON_CUDA, reason="needs a GPU, and not the interpreter")
@@ -186,14 +195,14 @@ def by_kernels(
     how = (edges, 0.2, dropout, torch.tensor(seed, device=DEVICE) if dropout else None)
     if "x_dst" in own:
         args = (own["x"], own["x_dst"], own.get("att"), *how)
-        out, lse = gpu.forward_pair(*args, dtype)
-        grads = dict(zip(("x", "x_dst", "att"), gpu.backward_pair(direction, *args, out, lse), strict=True))
+        out, lse = pair.forward(*args, dtype)
+        grads = dict(zip(("x", "x_dst", "att"), pair.backward(direction, *args, out, lse), strict=True))
     else:
         args = (own["x"], own.get("score_src"), own.get("score_dst"), own.get("score_edge"), *how)
-        out, lse, out_plus, mass_plus = gpu.forward(*args, dtype, saved)
+        out, lse, out_plus, mass_plus = additive.forward(*args, dtype, saved)
         assert (out_plus is None) == (mass_plus is None) == (not saved)
         kept = (out if saved else None, lse, out_plus, mass_plus)
-        results = gpu.backward(direction, *args, *kept, "score_edge" in own)
+        results = additive.backward(direction, *args, *kept, "score_edge" in own)
         grads = dict(zip(("x", "score_src", "score_dst", "score_edge"), results, strict=True))
     assert (lse.isfinite() | out.isnan().any(-1)).all() and lse.dtype == wide
     assert {name for name, grad in grads.items() if grad is not None} == set(own)
@@ -225,8 +234,8 @@ PAIRS = ["x x_dst att", "x x_dst"]
 def test_every_graph(graph: Graph) -> None:
     check(graph, 3, 5, ADDITIVE, dropout=0.3)
     check(graph, 3, 5, "x")
-    for pair in PAIRS:
-        check(graph, 3, 5, pair)
+    for names in PAIRS:
+        check(graph, 3, 5, names)
 
 
 @runs
@@ -254,8 +263,8 @@ SMALL = random(7, 6, 25)
 )
 def test_odd_sizes(heads: int, channels: int) -> None:
     check(SMALL, heads, channels, ADDITIVE, dropout=0.3)
-    for pair in PAIRS:
-        check(SMALL, heads, channels, pair, dropout=0.3)
+    for names in PAIRS:
+        check(SMALL, heads, channels, names, dropout=0.3)
 
 
 @runs
@@ -305,7 +314,7 @@ def test_models_of_a_stack_are_each_alone(names: str, each: int, models: int) ->
 @pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
 def test_a_stack_of_several_slabs(names: str) -> None:
     """Of two heads each: slabs that end within a model, and one that goes beyond the last."""
-    assert gpu._tile(3, 9, 100, 4).heads == 2
+    assert rows.tile_for(3, 9, 100, 4).heads == 2
     assert_each_is_alone(SMALL, 3, 3, 100, names)
 
 
@@ -349,7 +358,7 @@ def test_seeds_may_be_strided() -> None:
     for strided in (torch.stack([seeds, seeds + 1], 1)[:, 0], seeds[0].expand(2)):
         assert not strided.is_contiguous()
         one, other = (
-            gpu.forward(x, None, None, None, edges, 0.2, 0.5, s, torch.float32, False)[0]
+            additive.forward(x, None, None, None, edges, 0.2, 0.5, s, torch.float32, False)[0]
             for s in (strided, strided.contiguous())
         )
         assert torch.equal(one, other)
@@ -384,19 +393,19 @@ class Spy:
 @pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
 @pytest.mark.parametrize("turn", [False, True], ids=["dst", "src"])
 def test_long_rows_are_split(names: str, turn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    split = 8 if INTERPRETED else gpu.SPLIT
-    monkeypatch.setattr(gpu, "SPLIT", split)
-    spies = {name: Spy(getattr(gpu, name)) for name in ("_merge_kernel", "_sum_kernel")}
+    split = 8 if INTERPRETED else rows.SPLIT
+    monkeypatch.setattr(rows, "SPLIT", split)
+    spies = {name: Spy(getattr(module, name)) for name, module in MERGES.items()}
     for name, spy in spies.items():
-        monkeypatch.setattr(gpu, name, spy)
-    # just below, at and above one, two and many parts; a row with no edges
+        monkeypatch.setattr(MERGES[name], name, spy)
+    # just below, at and above one, two and many chunks; a row with no edges
     graph = stairs(split - 1, split, split + 1, 0, 2 * split, 2 * split + 1, 3, 21 * split + 5)
     graph = turned(graph) if turn else graph
     edges = on_device(edges_of(graph))
     side, other = ("src", "dst") if turn else ("dst", "src")
-    cut = gpu.parts(edges, side)
+    cut = rows.chunks_of(edges, side)
     assert cut is not None and cut.rows.tolist() == [2, 4, 5, 7] and cut.first.tolist() == [0, 2, 4, 7, 29]
-    assert gpu.parts(edges, other) is not None  # five rows share all of the edges
+    assert rows.chunks_of(edges, other) is not None  # five rows share all of the edges
     leaves = leaves_of(graph, 3, 5, names)
     direction = torch.randn(graph.num_dst, 3, 5, generator=torch.Generator().manual_seed(3)).double()
     truth = by_reference(graph, leaves, direction, 0.3)
@@ -409,38 +418,38 @@ def test_long_rows_are_split(names: str, turn: bool, monkeypatch: pytest.MonkeyP
 @runs
 @pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
 def test_long_rows_of_a_stack_are_split(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    split = 8 if INTERPRETED else gpu.SPLIT
-    monkeypatch.setattr(gpu, "SPLIT", split)
+    split = 8 if INTERPRETED else rows.SPLIT
+    monkeypatch.setattr(rows, "SPLIT", split)
     long = stairs(3, split + 1)
     graph = union(long, turned(long))
     edges = edges_of(graph)
-    assert all(gpu.parts(edges, side) is not None for side in ("dst", "src"))
+    assert all(rows.chunks_of(edges, side) is not None for side in ("dst", "src"))
     assert_each_is_alone(graph, 2, 5, 7, names)
 
 
 @runs
 def test_the_split_size_itself() -> None:
-    graph = stairs(gpu.SPLIT, gpu.SPLIT + 1)
-    for one, cut in ((graph, gpu.parts(on_device(edges_of(graph)), "dst")), (turned(graph), None)):
+    graph = stairs(rows.SPLIT, rows.SPLIT + 1)
+    for one, cut in ((graph, rows.chunks_of(on_device(edges_of(graph)), "dst")), (turned(graph), None)):
         if cut is not None:
-            assert cut.rows.tolist() == [1] and cut.start.diff().tolist() == [gpu.SPLIT]
+            assert cut.rows.tolist() == [1] and cut.start.diff().tolist() == [rows.SPLIT]
         check(one, 2, 3, ADDITIVE)
 
 
 @runs
-def test_parts_live_as_long_as_their_edges() -> None:
-    edges = on_device(edges_of(stairs(gpu.SPLIT + 1)))
-    known = len(gpu._PARTS)
-    assert gpu.parts(edges, "dst") is gpu.parts(edges, "dst")
-    assert len(gpu._PARTS) == known + 1
+def test_chunks_live_as_long_as_their_edges() -> None:
+    edges = on_device(edges_of(stairs(rows.SPLIT + 1)))
+    known = len(rows._CHUNKS)
+    assert rows.chunks_of(edges, "dst") is rows.chunks_of(edges, "dst")
+    assert len(rows._CHUNKS) == known + 1
     del edges
     gc.collect()
-    assert len(gpu._PARTS) == known
+    assert len(rows._CHUNKS) == known
 
 
-def test_parts_cost_no_sync_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a GPU reads when it checks a graph is all that it has to know of the parts."""
-    graph = stairs(3, gpu.SPLIT + 1, 0, gpu.SPLIT, 3 * gpu.SPLIT)
+def test_chunks_cost_no_sync_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU reads when it checks a graph is all that it has to know of the chunks."""
+    graph = stairs(3, rows.SPLIT + 1, 0, rows.SPLIT, 3 * rows.SPLIT)
     for loops in (False, True):
         index = graph.index.clone()
         _, on_cpu = neighbourhoods(index, graph.num_src, graph.num_dst, add_self_loops=loops)
@@ -448,10 +457,10 @@ def test_parts_cost_no_sync_of_their_own(monkeypatch: pytest.MonkeyPatch) -> Non
             for module in ("adjacency", "edges"):
                 patch.setattr(f"gat_pyg.graph.{module}.is_remote", lambda _: True)
             _, edges = neighbourhoods(index.clone(), graph.num_src, graph.num_dst, add_self_loops=loops)
-            cut = {side: gpu.parts(edges, side) for side in ("dst", "src")}
+            cut = {side: rows.chunks_of(edges, side) for side in ("dst", "src")}
         assert found == ["tolist"]
         for side, made in cut.items():
-            expected = gpu.parts(on_cpu, side)
+            expected = rows.chunks_of(on_cpu, side)
             assert made is not None and expected is not None
             assert all(torch.equal(one, other) for one, other in zip(made, expected, strict=True))
     short = Edges.from_index(RANDOM.index, 40, 40)
@@ -459,7 +468,7 @@ def test_parts_cost_no_sync_of_their_own(monkeypatch: pytest.MonkeyPatch) -> Non
         for module in ("adjacency", "edges"):
             patch.setattr(f"gat_pyg.graph.{module}.is_remote", lambda _: True)
         edges = Edges.from_index(RANDOM.index, 40, 40)
-        assert gpu.parts(edges, "dst") is gpu.parts(edges, "src") is gpu.parts(short, "dst") is None
+        assert rows.chunks_of(edges, "dst") is rows.chunks_of(edges, "src") is rows.chunks_of(short, "dst") is None
     assert found.count("tolist") == 1
 
 
@@ -513,7 +522,7 @@ def test_sums_over_non_zeros(size: tuple[int, int, float], back: bool, dtype: to
         v, w, s = (
             t[0] if name in shared else t for name, t in (("values", values), ("weight", weight), ("seed", seeds))
         )
-        out = gpu.weighted_rows(v, w, s if p else None, p, pattern, back)
+        out = features.weighted_rows(v, w, s if p else None, p, pattern, back)
         assert out is not None and out.dtype == dtype and out.shape == (3, size[1 if back else 0], channels)
         for model in range(3):
             keep = torch.ones(nnz) if p == 0 else torch.zeros(nnz) if p == 1 else mask_of(pattern, int(seeds[model]), p)
@@ -521,7 +530,7 @@ def test_sums_over_non_zeros(size: tuple[int, int, float], back: bool, dtype: to
             expected = (matrix.t() if back else matrix) @ weight[model].cpu().double()
             assert_close(out[model].cpu(), expected.to(dtype), f"{size} {channels} dropout {p} {shared} model {model}")
         one = slice(1, 2)
-        alone = gpu.weighted_rows(values[one], weight[one], seeds[one] if p else None, p, pattern, back)
+        alone = features.weighted_rows(values[one], weight[one], seeds[one] if p else None, p, pattern, back)
         assert alone is not None and torch.equal(alone, out[one])
 
 
@@ -534,11 +543,11 @@ def test_the_mask_of_sparse_features_bit_by_bit(back: bool, p: float) -> None:
     values = torch.ones(pattern.col.numel(), device=DEVICE)
     seeds = torch.tensor(SEEDS, device=DEVICE)
     one = torch.eye(33 if back else 129, device=DEVICE)
-    out = gpu.weighted_rows(values, one, seeds, p, pattern, back)
+    out = features.weighted_rows(values, one, seeds, p, pattern, back)
     assert out is not None
     masks = [matrix_of(pattern, mask_of(pattern, seed, p)).float() for seed in SEEDS]
     assert torch.equal(out.cpu(), torch.stack([mask.t() if back else mask for mask in masks]))
-    cpu = pytest.importorskip("gat_pyg.attention.cpu")
+    cpu = pytest.importorskip("gat_pyg.features.cpu")
     on_cpu = Pattern(pattern.rowptr.cpu(), pattern.col.cpu(), pattern.num_cols)
     assert torch.equal(out.cpu(), cpu.weighted_rows(values.cpu(), one.cpu(), seeds.cpu(), p, on_cpu, back))
 
@@ -549,23 +558,23 @@ def test_sums_of_wide_ids_and_strided_operands_and_none_of_float64() -> None:
     wide = Pattern(pattern.rowptr.long(), pattern.col.long(), pattern.num_cols)
     values, seeds = torch.randn(pattern.col.numel(), device=DEVICE), torch.tensor(SEEDS, device=DEVICE)
     weight = torch.randn(3, 8, 129, device=DEVICE).transpose(1, 2)
-    expected = gpu.weighted_rows(values, weight.contiguous(), seeds, 0.3, pattern, False)
+    expected = features.weighted_rows(values, weight.contiguous(), seeds, 0.3, pattern, False)
     assert expected is not None and not weight.is_contiguous()
     for given in (pattern, wide):
         strided = torch.stack([seeds, seeds + 1], 1)[:, 0]
-        again = gpu.weighted_rows(values, weight, strided, 0.3, given, False)
+        again = features.weighted_rows(values, weight, strided, 0.3, given, False)
         assert again is not None and torch.equal(again, expected)
-    assert gpu.weighted_rows(values.double(), weight, seeds, 0.3, pattern, False) is None
-    assert gpu.weighted_rows(values, weight.double(), seeds, 0.3, pattern, True) is None
+    assert features.weighted_rows(values.double(), weight, seeds, 0.3, pattern, False) is None
+    assert features.weighted_rows(values, weight.double(), seeds, 0.3, pattern, True) is None
 
 
 @pytest.fixture
 def kernels_for_all(monkeypatch: pytest.MonkeyPatch) -> Spy:
     """The CUDA kernels serve every device, so that the interpreter runs what calls them; a count of the sums."""
-    spy = Spy(gpu._weighted_rows_kernel)
-    monkeypatch.setattr(fused, "_kernels", lambda device: gpu)
-    monkeypatch.setattr(fused, "_WHY", {})
-    monkeypatch.setattr(gpu, "_weighted_rows_kernel", spy)
+    spy = Spy(features._weighted_rows_kernel)
+    monkeypatch.setitem(device.FILES, "cpu", "gpu")
+    monkeypatch.setattr(device, "REASONS", {})
+    monkeypatch.setattr(features, "_weighted_rows_kernel", spy)
     return spy
 
 
@@ -637,8 +646,8 @@ def test_minus_infinity_masks_an_edge() -> None:
 @runs
 @pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
 def test_nan_reaches_the_output_and_every_gradient(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    split = 8 if INTERPRETED else gpu.SPLIT
-    monkeypatch.setattr(gpu, "SPLIT", split)
+    split = 8 if INTERPRETED else rows.SPLIT
+    monkeypatch.setattr(rows, "SPLIT", split)
     degrees = torch.tensor([1, 3, 0, 2 * split + 1, 5, split + 1])  # in the first two and the first long row
     num_edges = int(degrees.sum())
     graph = Graph(
@@ -660,7 +669,7 @@ def test_nan_reaches_the_output_and_every_gradient(names: str, monkeypatch: pyte
 @triton.jit
 def _offset_kernel(p_ids, p_offsets, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     o_i = tl.arange(0, BLOCK)
-    tl.store(p_offsets + o_i, gpu._offset(tl.load(p_ids + o_i), WIDTH))
+    tl.store(p_offsets + o_i, rows.offset(tl.load(p_ids + o_i), WIDTH))
 
 
 @runs
@@ -682,9 +691,9 @@ def _keep_kernel(
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    H = gpu._all(EACH, models)
+    H = rows.all_models(EACH, models)
     i_edge, i_h = tl.load(p_ids + tl.arange(0, BLOCK_E)), tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    b_keep = gpu._keep(p_seed, i_edge, 1 << 31, 2.0, models, EACH, BLOCK_E, BLOCK_H)
+    b_keep = draw.draw(p_seed, i_edge, 1 << 31, 2.0, models, EACH, BLOCK_E, BLOCK_H)
     p_keep += tl.arange(0, BLOCK_E)[:, None] * H + i_h[None, :]
     tl.store(p_keep, b_keep, mask=i_h[None, :] < H)
 
@@ -699,7 +708,7 @@ def test_dropout_is_philox(block: int, first: int) -> None:
         heads, seeds = models * each, SEEDS[:models]
         keep = torch.empty(4, heads, device=DEVICE)
         grid, key = (1, triton.cdiv(heads, block)), torch.tensor(seeds, device=DEVICE)
-        _keep_kernel[grid](key, ids, keep, **gpu._stack(models, heads), BLOCK_E=4, BLOCK_H=block)
+        _keep_kernel[grid](key, ids, keep, **rows.stack_arguments(models, heads), BLOCK_E=4, BLOCK_H=block)
         expected = torch.cat([keep_mask(4, each, 0.5, first, seed) for seed in seeds], 1)
         assert_close(keep.cpu().double(), expected, f"{models}x{each}")
 
@@ -725,9 +734,9 @@ def test_dropout_calls_edges_by_their_names(names: str, p: float) -> None:
 def test_dropout_of_features_is_that_of_four_heads(size: int, p: float) -> None:
     seeds = torch.tensor(SEEDS[:3], device=DEVICE)
     for seed in (seeds, seeds[0]):
-        kept = gpu.keep(seed, size, p, torch.float32)
+        kept = features.keep(seed, size, p, torch.float32)
         names = torch.arange(-(-size // 4), device=DEVICE).flip(0)
-        turned = gpu.keep(seed, 4 * len(names), p, torch.float32, names).view(*seed.shape, -1, 4).flip(-2)
+        turned = features.keep(seed, 4 * len(names), p, torch.float32, names).view(*seed.shape, -1, 4).flip(-2)
         assert torch.equal(turned.flatten(-2)[..., :size], kept)
         expected = [generator.keep_mask(one, -(-size // 4), 4, p).flatten()[:size] for one in seed.view(-1)]
         assert torch.equal(kept.view(-1, size), torch.stack(expected))
@@ -766,7 +775,7 @@ def test_strides_do_not_matter(names: str) -> None:
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
 def test_half_precision(names: str, dtype: torch.dtype) -> None:
-    graph = stairs(40, 3, gpu.SPLIT + 1)
+    graph = stairs(40, 3, rows.SPLIT + 1)
     leaves = {k: v.to(dtype).double() for k, v in leaves_of(graph, 8, 8, names).items()}
     direction = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(3)).to(dtype).double()
     truth = by_reference(graph, leaves, direction, 0.3)
@@ -783,7 +792,7 @@ def test_half_precision(names: str, dtype: torch.dtype) -> None:
 @pytest.fixture
 def these_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the fused operation run these kernels, on a CPU in the interpreter."""
-    monkeypatch.setattr(fused, "_kernels", lambda device: gpu)
+    monkeypatch.setitem(device.FILES, "cpu", "gpu")
 
 
 MIXED = pytest.mark.parametrize(
@@ -812,7 +821,7 @@ def test_mixed_dtypes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fused, "keeps_output", lambda *_: speed)
-    graph = stairs(40, 3, gpu.SPLIT + 1)
+    graph = stairs(40, 3, rows.SPLIT + 1)
     leaves = {name: leaf.to(of_x if name == "x" else of_others) for name, leaf in leaves_of(graph, 3, 5, names).items()}
     direction = torch.randn(3, 3, 5, generator=torch.Generator().manual_seed(3))
     truth = by_reference(graph, {name: leaf.double() for name, leaf in leaves.items()}, direction.double())
@@ -862,7 +871,8 @@ def test_fake_operators_return_what_the_kernels_do(
 
 def test_without_triton_the_import_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    spec = importlib.util.spec_from_file_location("gat_pyg.attention.gpu_alone", gpu.__file__)
+    file = Path(rows.__file__).with_name("__init__.py")
+    spec = importlib.util.spec_from_file_location("gat_pyg.kernels.gpu_alone", file)
     assert spec is not None and spec.loader is not None
     with pytest.raises(ImportError, match="need Triton.*backend='segment'"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
@@ -874,7 +884,7 @@ def test_without_triton_the_import_says_so(monkeypatch: pytest.MonkeyPatch) -> N
 @on_cuda
 @pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
 def test_captured_in_a_graph(names: str) -> None:
-    graph = stairs(40, 3, gpu.SPLIT + 1)
+    graph = stairs(40, 3, rows.SPLIT + 1)
     leaves = {k: v.float().cuda() for k, v in leaves_of(graph, 8, 8, names).items()}
     direction, seed = torch.randn(3, 8, 8, device="cuda"), torch.tensor(SEED, device="cuda")
     edges = on_device(edges_of(graph))
@@ -882,12 +892,12 @@ def test_captured_in_a_graph(names: str) -> None:
     def step() -> list[Tensor]:
         if "x_dst" in leaves:
             args = (leaves["x"], leaves["x_dst"], leaves.get("att"), edges, 0.2, 0.3, seed)
-            kept = gpu.forward_pair(*args, torch.float32)
-            grads = gpu.backward_pair(direction, *args, *kept)
+            kept = pair.forward(*args, torch.float32)
+            grads = pair.backward(direction, *args, *kept)
         else:
             args = (*leaves.values(), edges, 0.2, 0.3, seed)
-            kept = gpu.forward(*args, torch.float32, True)
-            grads = gpu.backward(direction, *args, *kept, True)
+            kept = additive.forward(*args, torch.float32, True)
+            grads = additive.backward(direction, *args, *kept, True)
         return [kept[0], *(grad for grad in grads if grad is not None)]
 
     stream = torch.cuda.Stream()
@@ -947,7 +957,7 @@ def specialisations(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
 @pytest.mark.parametrize("each", [1, 6, 8])
 @pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
 def test_stacks_of_all_sizes_share_their_kernels(names: str, each: int, specialisations: set[tuple[str, str]]) -> None:
-    long = stairs(3, gpu.SPLIT + 1)
+    long = stairs(3, rows.SPLIT + 1)
     graph = union(long, turned(long))
     edges = edges_of(graph)
 
@@ -960,17 +970,17 @@ def test_stacks_of_all_sizes_share_their_kernels(names: str, each: int, speciali
         for rest in ((edges, 0.2, 0.3, seeds), (edges, 0.2, 0.0, None)):
             if "x_dst" in leaves:
                 args = (leaves["x"], leaves["x_dst"], leaves.get("att"), *rest)
-                gpu.backward_pair(direction, *args, *gpu.forward_pair(*args, torch.float32))
+                pair.backward(direction, *args, *pair.forward(*args, torch.float32))
                 continue
             args = (*leaves.values(), *rest)
             for saved in (True, False):
-                out, *kept = gpu.forward(*args, torch.float32, saved)
-                gpu.backward(direction, *args, out if saved else None, *kept, True)
+                out, *kept = additive.forward(*args, torch.float32, saved)
+                additive.backward(direction, *args, out if saved else None, *kept, True)
         return set(specialisations)
 
     expected = {"_forward_kernel", "_merge_kernel", "_sum_kernel"}
     expected |= (
-        {"_backward_pair_dst_kernel", "_backward_pair_src_kernel"}
+        {"_backward_dst_kernel", "_backward_src_kernel"}
         if "x_dst" in names
         else {"_mean_kernel", "_segment_mean_kernel", "_backward_kernel"}
     )
@@ -992,8 +1002,8 @@ def test_seeds_that_leave_a_stack_compile_no_new_kernels(
     from gat_pyg.seeds import Stacked
     from gat_pyg.seeds.callbacks import LEAVE
 
-    monkeypatch.setattr(fused, "_kernels", lambda device: gpu)
-    monkeypatch.setattr(fused, "_WHY", {})
+    monkeypatch.setitem(device.FILES, "cpu", "gpu")
+    monkeypatch.setattr(device, "REASONS", {})
     index = torch.randint(270, (2, 528), generator=torch.Generator().manual_seed(0))
     words = bag_of_words(270, 40, 0.05).float().to_sparse_csr()
     data = Data(words, to_undirected(index), y=torch.arange(270) % 7)
@@ -1024,7 +1034,7 @@ def test_sums_over_the_non_zeros_of_all_stacks_share_their_kernels(specialisatio
         for models in (100, 50, 17, 16, 2, 1):
             for back, p in ((False, 0.6), (True, 0.6), (False, 0.0)):
                 weight = torch.randn(models, size[0 if back else 1], 64)
-                gpu.weighted_rows(values, weight, torch.arange(models), p, pattern, back)
+                features.weighted_rows(values, weight, torch.arange(models), p, pattern, back)
     assert {name for name, _ in specialisations} == {"_weighted_rows_kernel"} and len(specialisations) == 3
 
 
@@ -1034,10 +1044,10 @@ SHARED = {80: 163, 90: 227, 100: 227}  # KiB of shared memory that a program may
 OTHERS = [sm for sm in SHARED if sm != 90]  # for which the cases are compiled that take most
 
 FORWARD = "x score_src score_dst ptr src perm out lse out_plus mass_plus"
-PARTS = "part_row part_start parts"
+CHUNKS = "chunk_row chunk_start chunks"
 KERNELS = {
     "forward": ("_forward_kernel", FORWARD),
-    "forward, dropout and long rows": ("_forward_kernel", f"{FORWARD} seed names {PARTS} parts_h"),
+    "forward, dropout and long rows": ("_forward_kernel", f"{FORWARD} seed names {CHUNKS} chunks_h"),
     "forward, GATv2": ("_forward_kernel", "x x_dst att ptr src out lse"),
     "forward, product": ("_forward_kernel", "x x_dst ptr src out lse"),
     "backward": (
@@ -1046,28 +1056,28 @@ KERNELS = {
     ),
     "backward, dropout and long rows": (
         "_backward_kernel",
-        f"grad x score_src score_dst lse g ptr dst place perm seed names grad_x {PARTS}",
+        f"grad x score_src score_dst lse g ptr dst place perm seed names grad_x {CHUNKS}",
     ),
     "backward of dst, GATv2": (
-        "_backward_pair_dst_kernel",
+        "_backward_dst_kernel",
         "grad x x_dst att out lse weights ptr src grad_x_dst grad_att",
     ),
-    "backward of dst, product": ("_backward_pair_dst_kernel", "grad x x_dst out lse weights ptr src grad_x_dst"),
-    "backward of src, GATv2": ("_backward_pair_src_kernel", "grad x x_dst att weights ptr dst place grad_x"),
-    "backward of src, product": ("_backward_pair_src_kernel", "grad x x_dst weights ptr dst place grad_x"),
+    "backward of dst, product": ("_backward_dst_kernel", "grad x x_dst out lse weights ptr src grad_x_dst"),
+    "backward of src, GATv2": ("_backward_src_kernel", "grad x x_dst att weights ptr dst place grad_x"),
+    "backward of src, product": ("_backward_src_kernel", "grad x x_dst weights ptr dst place grad_x"),
 }
 DROPS = {kernel: KERNELS[kernel] for kernel in KERNELS if "dropout" in kernel} | {
     # not in KERNELS: with dropout one register is spilled at 256 channels of float32, for one model or many
     "backward of dst, GATv2 with dropout": (
-        "_backward_pair_dst_kernel",
+        "_backward_dst_kernel",
         "grad x x_dst att out lse weights ptr src seed names grad_x_dst grad_att",
     ),
 }
 OF_X = {"x", "x_dst", "att", "grad", "out", "out_plus", "grad_x", "grad_x_dst", "values", "weight"}
 IDS = {"src", "dst", "place", "perm", "names", "col"}
-INTEGERS = dict.fromkeys(("num_parts", "num_dst", "size", "models", "num_rows"), "i32")
+INTEGERS = dict.fromkeys(("num_chunks", "num_dst", "size", "models", "num_rows"), "i32")
 INTEGERS |= dict.fromkeys(("values_stride", "weight_rows", "seed_stride"), "i32")
-WIDE_IDS = {"ptr", "part_row", "part_start", "seed", "rows", "first"}
+WIDE_IDS = {"ptr", "chunk_row", "chunk_start", "seed", "rows", "first"}
 
 
 class Compiled(NamedTuple):
@@ -1099,7 +1109,7 @@ def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
         threshold: str = "i64",
         **constants: int | None,
     ) -> Compiled:
-        kernel = getattr(gpu, name)
+        kernel = next(getattr(module, name) for module in MODULES if hasattr(module, name))
         signature, values, aligned = {}, {}, {}
         numbers = INTEGERS | {"threshold": threshold}
         for place, argument in enumerate(kernel.arg_names):
@@ -1210,26 +1220,26 @@ def assert_compiled_well(
 ) -> None:
     """No spills, and loads of 16 bytes wherever features are gathered."""
     name, given = (KERNELS | DROPS)[kernel]
-    tile = gpu._tile(models, heads, channels, degree)
+    tile = rows.tile_for(models, heads, channels, degree)
     sizes = {"EACH": heads // models, "C": channels} | ({"models": None} if models == 1 else {})
-    constants = {**sizes, "SPLIT": gpu.SPLIT, "STAGES": tile.stages, **tile.blocks}
+    constants = {**sizes, "SPLIT": rows.SPLIT, "STAGES": tile.stages, **tile.blocks}
     code = compile_kernel(name, given, dtype, sm=sm, **constants)
     assert_fits(code, sm, SPILLS.get(triton.__version__, {}).get((kernel, sm, heads, channels, dtype), 0))
     loads = re.findall(r"\b(?:LDG\.E|LDGSTS\.E\.BYPASS)(?:\.\w+)*?\.128\b", code.sass)
-    gathers = 2 if name == "_backward_pair_src_kernel" else 1
+    gathers = 2 if name == "_backward_src_kernel" else 1
     slab = min(heads, tile.heads) if models == 1 else tile.heads
     at_least = gathers * tile.edges * slab * tile.channels * size // (16 * 32 * tile.warps)
     assert len(loads) >= at_least, f"{len(loads)} loads of 16 bytes, of {at_least} a thread"
 
 
 SCORES = "score_src score_dst score_edge lse"
-MEMORY = f"{SCORES} mean g ptr dst place perm grad_src grad_edge {PARTS}"
+MEMORY = f"{SCORES} mean g ptr dst place perm grad_src grad_edge {CHUNKS}"
 TILE = {"BLOCK_E": 16, "BLOCK_H": 8, "BLOCK_C": 8, "num_warps": 1}
 REST = {
-    "merge": ("_merge_kernel", "parts parts_h rows first out lse out_plus mass_plus", TILE),
+    "merge": ("_merge_kernel", "chunks chunks_h rows first out lse out_plus mass_plus", TILE),
     "sum": (
         "_sum_kernel",
-        "parts rows first wide narrow",
+        "chunks rows first wide narrow",
         {"EACH_WIDE": 64, "EACH_NARROW": 8, "BLOCK_E": 8, "BLOCK_W": 256},
     ),
     "mean": ("_mean_kernel", "grad out out_plus mass_plus mean grad_dst", TILE),
@@ -1250,7 +1260,7 @@ REST = {
 @pytest.mark.parametrize("kernel", REST)
 def test_no_spills_in_the_rest(kernel: str, alone: bool, sm: int, stages: int, compile_kernel: Compile) -> None:
     name, given, constants = REST[kernel]
-    constants = {"EACH": 8, "C": 8, "SPLIT": gpu.SPLIT, "STAGES": stages, "num_warps": 4} | constants
+    constants = {"EACH": 8, "C": 8, "SPLIT": rows.SPLIT, "STAGES": stages, "num_warps": 4} | constants
     constants |= {"models": None} if alone else {}
     assert_fits(compile_kernel(name, given, "bf16", sm=sm, **constants), sm)
 
@@ -1260,9 +1270,16 @@ def test_no_spills_in_the_rest(kernel: str, alone: bool, sm: int, stages: int, c
 def test_a_wide_head_fits_in_shared_memory(sm: int, compile_kernel: Compile) -> None:
     given = "grad x x_dst att weights ptr dst place grad_x"  # of all kernels the one with most to hold
     for channels in (2048, 4096):
-        tile = gpu._tile(1, 1, channels, 1000)
-        constants = {"models": None, "EACH": 1, "C": channels, "SPLIT": gpu.SPLIT, "STAGES": tile.stages, **tile.blocks}
-        assert_fits(compile_kernel("_backward_pair_src_kernel", given, "fp32", sm=sm, **constants), sm)
+        tile = rows.tile_for(1, 1, channels, 1000)
+        constants = {
+            "models": None,
+            "EACH": 1,
+            "C": channels,
+            "SPLIT": rows.SPLIT,
+            "STAGES": tile.stages,
+            **tile.blocks,
+        }
+        assert_fits(compile_kernel("_backward_src_kernel", given, "fp32", sm=sm, **constants), sm)
 
 
 @compiles
@@ -1270,8 +1287,8 @@ def test_a_wide_head_fits_in_shared_memory(sm: int, compile_kernel: Compile) -> 
     "kernel", [kernel for kernel in KERNELS if "lse" in KERNELS[kernel][1] and "grad" in KERNELS[kernel][1]]
 )
 def test_a_minimum_of_scores_propagates_nan(kernel: str, compile_kernel: Compile) -> None:
-    tile = gpu._tile(1, 8, 8, 15)
-    constants = {"models": None, "EACH": 8, "C": 8, "SPLIT": gpu.SPLIT, "STAGES": tile.stages, **tile.blocks}
+    tile = rows.tile_for(1, 8, 8, 15)
+    constants = {"models": None, "EACH": 8, "C": 8, "SPLIT": rows.SPLIT, "STAGES": tile.stages, **tile.blocks}
     ptx = compile_kernel(*KERNELS[kernel], "fp32", **constants).ptx
     assert re.search(r"\bmin\.NaN\.f32\b", ptx) and not re.search(r"\bmin\.f32\b", ptx)
 

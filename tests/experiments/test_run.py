@@ -36,10 +36,10 @@ import gat_pyg.run
 import gat_pyg.seeds.memory
 import gat_pyg.training.stopping
 from gat_pyg import GAT, load, predict
-from gat_pyg.attention import compiling
 from gat_pyg.data import digits, from_file, planted
 from gat_pyg.experiments.result import Result, read
 from gat_pyg.files import try_lock
+from gat_pyg.kernels.cpu import cache
 from gat_pyg.seeds import Outcome
 from graphs import amazon_files
 
@@ -505,7 +505,7 @@ def test_that_features_are_sparse_is_told(monkeypatch: pytest.MonkeyPatch, capsy
 def test_that_kernels_are_compiled_is_told_once(command: Command, monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
     build_task = gat_pyg.experiments.build.build_task
-    log = compiling.log
+    log = cache.log
     monkeypatch.setattr(gat_pyg.experiments.process, "say", said.append)
     monkeypatch.setattr(
         gat_pyg.experiments.job, "build_task", lambda config: (log.info("1"), log.info("2"), build_task(config))[2]

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gat_pyg.attention.fused import kept
 from gat_pyg.features import SparseFeatures
 from gat_pyg.features.dropout import dropout
 from gat_pyg.features.linear import Linear, linear
+from gat_pyg.features.mask import kept
 from gat_pyg.features.pattern import Pattern
 from gat_pyg.philox import keep_mask, keyed, rows_of_whole
 from laws import assert_close
@@ -121,7 +121,7 @@ def test_kernel_and_torch_give_the_same(
         assert torch.equal(shared[0][0], together[0][0])
         assert_close(shared[0][2], both(drawn(seeds[2]), weight[0], back[2])[0])
         with monkeypatch.context() as patch:
-            patch.setattr("gat_pyg.attention.fused.weighted_rows", lambda *_: None)
+            patch.setattr("gat_pyg.features.products._weighted_rows", lambda *_: None)
             for ours, theirs in zip(together, both(drawn(seeds), weight, back), strict=True):
                 assert_close(ours, theirs)
         dense = torch.zeros(3, size[0] * size[1], dtype=dtype)
@@ -141,7 +141,7 @@ def test_every_map_draws_its_own_dropout() -> None:
 def test_a_mask_is_that_of_attention(size: int, kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four heads; each of several models has the one that it has alone, however they are mapped over."""
     if not kernel:
-        monkeypatch.setattr("gat_pyg.attention.fused._missing", lambda _: "none here")
+        monkeypatch.setattr("gat_pyg.features.mask.missing_reason", lambda _: "none here")
     seeds = torch.tensor([[3, 2**62 + 1], [4, 5], [3, 6]])
     for dtype in (torch.float32, torch.float64):
         expected = torch.stack([keep_mask(s, -(-size // 4), 4, 0.4, dtype).flatten()[:size] for s in seeds.view(-1)])
@@ -154,7 +154,7 @@ def test_a_mask_is_that_of_attention(size: int, kernel: bool, monkeypatch: pytes
 @pytest.mark.parametrize("width", [1, 4, 7])
 def test_rows_of_a_whole_are_dropped_as_there(width: int, kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not kernel:
-        monkeypatch.setattr("gat_pyg.attention.fused._missing", lambda _: "none here")
+        monkeypatch.setattr("gat_pyg.features.mask.missing_reason", lambda _: "none here")
     x, rows = torch.ones(2, 50, width), torch.randperm(50)[:20]
     with keyed(torch.tensor(5)):
         whole = dropout(x, 0.5)

@@ -24,8 +24,9 @@ pytest.importorskip("numba", reason="numba is not installed")
 
 import gat_pyg.conv
 from gat_pyg import GATConv, GATv2Conv
-from gat_pyg.attention import attend, attend_pairs, cpu
+from gat_pyg.attention import attend, attend_pairs
 from gat_pyg.graph.edges import Edges
+from gat_pyg.kernels.cpu import rows
 from laws import TOLERANCE
 
 LONG = "FUZZ_CASES" in os.environ
@@ -48,7 +49,7 @@ SIZES = [
 ][: None if LONG else 1]
 KINDS = ["any", "into one", "out of one", "hubs", "few pairs", "loops"]
 IDS = [torch.int64, torch.int32, torch.int16, torch.uint8]
-MOST = [cpu.SPLIT - 1, cpu.SPLIT, cpu.SPLIT + 1, 2 * cpu.SPLIT + 1, 3100]  # edges of rows in one piece and in several
+MOST = [rows.SPLIT + more for more in (-1, 0, 1, rows.SPLIT + 1)] + [3100]  # edges of rows in one chunk and in several
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def relative(actual: Tensor, expected: Tensor, least: float) -> float:
 @pytest.fixture(autouse=True)
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Share even the smallest graph among threads, where a case uses two."""
-    monkeypatch.setattr(cpu, "SMALL", 1)
+    monkeypatch.setattr(rows, "SMALL", 1)
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)

@@ -22,13 +22,13 @@ pytest.importorskip("numba", reason="numba is not installed")
 
 import numba
 
-from gat_pyg.attention import compiling
-from gat_pyg.attention.compiling import compiled
+from gat_pyg.kernels.cpu import cache
+from gat_pyg.kernels.cpu.cache import compiled
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="has no owner ids and modes")
 
 
-LOCATORS = compiling._Implementation._locator_classes
+LOCATORS = cache._Implementation._locator_classes
 
 
 def double(x: Any) -> Any:  # the cheapest kernel
@@ -47,8 +47,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache folder, with one kernel in it; where it cannot be used, there is no other."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     only = [locator for locator in LOCATORS if locator.__name__ == "UserProvidedCacheLocator"]
-    monkeypatch.setattr(compiling._Implementation, "_locator_classes", only)
-    compiling._warn.cache_clear()
+    monkeypatch.setattr(cache._Implementation, "_locator_classes", only)
+    cache._warn.cache_clear()
     assert call() == (3.0, False) and call() == (3.0, True)
     (file,) = tmp_path.rglob("*.*")
     assert file.suffix == ".nbc"
@@ -109,8 +109,8 @@ def test_code_for_something_else_is_not_loaded(folder: Path, monkeypatch: pytest
     other.write_bytes(file.read_bytes())
     again = compiled(double)
     assert again(2) == 4 and not again.stats.cache_hits
-    monkeypatch.setattr(compiling, "VERSIONS", ("another",))
-    monkeypatch.setattr(compiling._Files, "_path", lambda *_: str(file))
+    monkeypatch.setattr(cache, "VERSIONS", ("another",))
+    monkeypatch.setattr(cache._Files, "_path", lambda *_: str(file))
     assert call() == (3.0, False) and call() == (3.0, True)
 
 
@@ -169,13 +169,13 @@ def test_what_others_can_write_to_is_not_used(
 def test_the_next_folder_is_used(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(compiling._Implementation, "_locator_classes", LOCATORS)
+    monkeypatch.setattr(cache._Implementation, "_locator_classes", LOCATORS)
     for variable in ("HOME", "XDG_CACHE_HOME", "IPYTHONDIR"):
         monkeypatch.setenv(variable, str(tmp_path / "home"))
     tree = Path(__file__).with_name("__pycache__")
     for unsafe in (folder, tree):
         monkeypatch.setattr(
-            compiling, "_check_private", lambda p, s, of=compiling._check_private, no=unsafe: refuse(p, s, of, no)
+            cache, "_check_private", lambda p, s, of=cache._check_private, no=unsafe: refuse(p, s, of, no)
         )
     assert call() == (3.0, False) and call() == (3.0, True)
     assert [*(tmp_path / "home").rglob("*.nbc")] and len([*folder.iterdir()]) == 1
@@ -221,7 +221,7 @@ def test_root_is_trusted() -> None:
     for owner, mode, private in ((0, 0o755, True), (0, 0o775, False), (os.geteuid(), 0o700, True)):
         status = os.stat_result((mode, 0, 0, 1, owner, 0, 0, 0, 0, 0))
         with contextlib.nullcontext() if private else pytest.raises(PermissionError, match="mode 775"):
-            compiling._check_private("folder", status)
+            cache._check_private("folder", status)
 
 
 def test_a_full_disk_does_not_stop_a_kernel(

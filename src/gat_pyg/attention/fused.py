@@ -1,15 +1,13 @@
 """The fused operation as torch sees it: gradients, torch.compile, torch.export and torch.func around the kernels.
 
-The kernels are those of `cpu` (Numba) and `gpu` (Triton). Two autograd functions call them, the second being the first
-one's backward; what is asked beyond that, derivatives of derivatives, `segment` answers. For a compiler, which sees
-tensors alone and runs nothing while it traces, the same two are operators of torch's on an edge list. Derivatives in
-forward mode are `segment`'s too: while one is computed, no kernel runs.
+The kernels are those of `additive` and `pair`, each in `cpu` (Numba) and in `gpu` (Triton). Two autograd functions call
+them, the second being the first one's backward; what is asked beyond that, derivatives of derivatives, `segment`
+answers. For a compiler, which sees tensors alone and runs nothing while it traces, the same two are operators of
+torch's on an edge list. Derivatives in forward mode are `segment`'s too: while one is computed, no kernel runs.
 """
 
 from __future__ import annotations
 
-import functools
-import logging
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -17,13 +15,12 @@ from torch import Tensor
 
 from ..graph.adjacency import neighbourhoods
 from ..graph.edges import Edges, Flow
-from ..graph.remembered import NOT_OVER_THE_GRAPH
-from ..philox import draw_seed, fours, keep_mask
+from ..kernels.device import load_kernels, result_dtype
+from ..kernels.models import each_model, in_forward_mode, to_heads, to_models
+from ..philox import keep_mask
 from . import segment
 
 Kind: TypeAlias = Literal["additive", "pair"]
-
-log = logging.getLogger(__name__)
 
 # The operands of a call, and the axis of each that holds the heads:
 #   additive: x [N_src, H, C], score_src [N_src, H], score_dst [N_dst, H], score_edge [E, H]
@@ -34,41 +31,6 @@ HEADS = {"additive": (1, 1, 1, 1), "pair": (1, 1, 0, 1)}
 
 # A graph: its Edges, or, for a compiler, (num_dst, add_self_loops, flow) beside an edge list.
 Graph: TypeAlias = Edges | tuple[int, bool, Flow]
-
-
-def result_dtype(*operands: Tensor | None) -> torch.dtype:
-    """The widest dtype of the operands."""
-    dtypes = [operand.dtype for operand in operands if operand is not None]
-    return functools.reduce(torch.promote_types, dtypes)
-
-
-def cannot(x: Tensor | None, *others: Tensor | None) -> str | None:
-    """Why the kernels cannot serve these operands, or None where they can."""
-    assert x is not None
-    dtypes = [operand.dtype for operand in (x, *others) if operand is not None]
-    for dtype in dtypes:
-        if dtype not in _DTYPES:
-            return f"an operand has dtype {dtype}, and the kernels know {', '.join(map(str, _DTYPES))}"
-    if x.device.type == "cuda" and torch.float64 in dtypes:
-        return "the CUDA kernels sum in float32, and float64 came"
-    missing: str | None = _missing(x.device.type)
-    return missing
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _missing(device: str) -> str | None:
-    """Why there are no kernels for a kind of device; asked of the machine once."""
-    if device not in _WHY:
-        try:
-            _WHY[device] = None if _kernels(device) else f"there are kernels for cpu and cuda, and x is on {device}"
-        except ImportError as error:  # not installed, or not with this NumPy
-            _WHY[device] = str(error)
-            log.warning("backend='auto' is 'segment' on %s: %s", device, error)
-    return _WHY[device]
-
-
-_WHY: dict[str, str | None] = {}  # kind of device -> why it has no kernels
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def attend(
@@ -82,7 +44,7 @@ def attend(
 ) -> Tensor:
     """O `[N_dst, H, C]`; the arguments as in `gat_pyg.attention.attend`, with a seed where there is dropout."""
     dtype = result_dtype(*operands)
-    if segment.in_forward_mode() and isinstance(graph, Edges):
+    if in_forward_mode() and isinstance(graph, Edges):
         return _plain(kind, operands, graph, negative_slope, seed, dropout)
     if operands[0].device.type == "cpu" and dtype in (torch.float16, torch.bfloat16):  # <dO, O> of the unrounded O
         wide = tuple(None if t is None else t.float() for t in operands)
@@ -137,7 +99,7 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return (None,) * 11
-        if segment.in_forward_mode():
+        if in_forward_mode():
             # what a transform recorded may be called after it has ended
             saved = (None if t is None else torch._C._functorch.unwrap_if_dead(t) for t in ctx.saved_tensors[:6])
             *operands, seed, edge_index = saved
@@ -152,7 +114,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], int]:
-        return _each_model(_Attend, info.batch_size, in_dims, args, x=0, edge_index=5)
+        return each_model(_Attend, info.batch_size, in_dims, args, x=0, edge_index=5)
 
 
 class _AttendBackward(torch.autograd.Function):
@@ -190,7 +152,7 @@ class _AttendBackward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], int]:
-        return _each_model(_AttendBackward, info.batch_size, in_dims, args, x=1, edge_index=6)
+        return each_model(_AttendBackward, info.batch_size, in_dims, args, x=1, edge_index=6)
 
 
 def _all_four(there: list[int], given: tuple[Tensor, ...]) -> list[Any]:
@@ -229,8 +191,8 @@ def _plain(
 ) -> Tensor:
     """The same by `segment`, differentiable any number of times."""
     if operands[0].dim() == 4:
-        heads = [_to_heads(operand, axis) for operand, axis in zip(operands, HEADS[kind], strict=True)]
-        made: Any = _to_models(_plain(kind, heads, edges, negative_slope, seed, dropout), 1, operands[0].size(0))
+        heads = [to_heads(operand, axis) for operand, axis in zip(operands, HEADS[kind], strict=True)]
+        made: Any = to_models(_plain(kind, heads, edges, negative_slope, seed, dropout), 1, operands[0].size(0))
         return made  # type: ignore[no-any-return]
     x, first, second, third = operands
     wide = torch.promote_types(result_dtype(*operands), torch.float32)
@@ -243,117 +205,7 @@ def _plain(
     return out.to(result_dtype(*operands))
 
 
-# --- Dropout of features, by the same generator. ---
-
-
-def keep(x: Tensor, p: float) -> Tensor:
-    """0 with probability p, else 1 / (1 - p), for each number in x: `keep_mask`'s of size / 4 edges and four heads.
-
-    The seed is drawn from torch's generator; where `torch.func.vmap` draws one for each of several models, each has the
-    mask that it would have alone. Within `rows_of_whole` it is that of those rows.
-    """
-    seed = draw_seed(x.device)
-    if (found := fours(x.shape)) is None:
-        return kept(seed, x.numel(), p, x.dtype).view(x.shape)
-    names, start = found
-    mask = kept(seed, 4 * names.numel(), p, x.dtype, names.flatten()).view(len(names), 4 * names.size(1))
-    if x.size(-1) % 4:
-        mask = mask.gather(1, start[:, None] + torch.arange(x.size(-1), device=x.device))
-    return mask.view(x.shape)
-
-
-def kept(seed: Tensor, size: int, p: float, dtype: torch.dtype, names: Tensor | None = None) -> Tensor:
-    """`[size]`, or `[S, size]` for seeds `[S]`: the mask of `keep` that follows from a seed, or these fours of it."""
-    mask: Tensor = _Keep.apply(seed, size, p, torch.promote_types(dtype, torch.float32), names)
-    return mask.to(dtype)
-
-
-class _Keep(torch.autograd.Function):
-    @staticmethod
-    def forward(seed: Tensor, size: int, p: float, dtype: torch.dtype, names: Tensor | None) -> Tensor:
-        device = seed.device.type
-        if _missing(device) is None and not (device == "cuda" and dtype == torch.float64):
-            made: Tensor = _kernels(device).keep(seed, size, p, dtype, names)
-            return made
-        four = keep_mask(seed, -(-size // 4) if names is None else names, 4 * seed.numel(), p, dtype)
-        each: Tensor = four.unflatten(1, (*seed.shape, 4)).movedim(0, -2).flatten(-2)
-        return each.narrow(-1, 0, size)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.mark_non_differentiable(output)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, seed: Tensor, size: int, *rest: Any) -> tuple[Tensor, int]:
-        made: Tensor = _Keep.apply(seed.movedim(in_dims[0], 0).flatten(), size, *rest)
-        return made.unflatten(0, (info.batch_size, *seed.shape[1:])), 0
-
-
-# --- Sums over the non-zeros of a sparse matrix. ---
-
-
-def weighted_rows(
-    values: Tensor, weight: Tensor, seed: Tensor | None, p: float, pattern: Any, back: bool
-) -> Tensor | None:
-    """Return X W, or X^T W if ``back``, of several sparse matrices with one `gat_pyg.features.Pattern`.
-
-    With a seed, the values are dropped out as by `keep`. ``values`` `[nnz]`, ``weight`` `[columns, D]`, or `[rows, D]`
-    if ``back``, and ``seed``: at least one of them has an axis in front. Returns None for a single matrix,
-    for which torch is as fast, and if there is no kernel.
-    """
-    several = values.dim() > 1 or weight.dim() > 2 or (seed is not None and seed.dim() > 0)
-    device = weight.device.type
-    if not several or torch.compiler.is_compiling() or _missing(device) is not None:
-        return None
-    out: Tensor | None = _kernels(device).weighted_rows(values, weight, seed, p, pattern, back)
-    return None if out is None else out.to(result_dtype(values, weight))
-
-
-# --- vmap: a batch of features or of models is an axis in front of every operand, and of the seed. ---
-
-
-def _each_model(
-    function: Any, batch_size: int, in_dims: Any, args: Any, x: int, edge_index: int
-) -> tuple[tuple[Tensor, ...], int]:
-    """`function` of every model with its own seed, or all with the one there is; `x`, `edge_index`: which argument.
-
-    Where x has an axis of models already, the two become one.
-    """
-    if in_dims[edge_index] is not None:
-        raise NotImplementedError(NOT_OVER_THE_GRAPH)
-    nested = args[x].dim() - (in_dims[x] is not None) == 4
-    given = []
-    for at, (arg, dim) in enumerate(zip(args, in_dims, strict=True)):
-        if isinstance(arg, Tensor) and at != edge_index:
-            arg = arg.expand(batch_size, *arg.shape) if dim is None else arg.movedim(dim, 0)
-            arg = arg.flatten(0, 1) if nested else arg
-        given.append(arg)
-    found = function.apply(*given)
-    return tuple(t.unflatten(0, (batch_size, -1)) if nested else t for t in found), 0
-
-
-def _to_heads(tensor: Tensor | None, axis: int) -> Tensor | None:
-    """The models as more heads: `[S, ..., H, ...]` to `[..., S H, ...]`."""
-    return None if tensor is None else tensor.movedim(0, axis).flatten(axis, axis + 1)
-
-
-def _to_models(tensor: Tensor | None, axis: int, models: int) -> Tensor | None:
-    return None if tensor is None else tensor.unflatten(axis, (models, -1)).movedim(axis, 0)
-
-
 # --- The kernels. ---
-
-
-def _kernels(device: str) -> Any:
-    if device == "cuda":
-        from . import gpu
-
-        return gpu
-    if device == "cpu":
-        from . import cpu
-
-        return cpu
-    return None
 
 
 def _edges(x: Tensor, graph: Graph, edge_index: Tensor | None) -> Edges:
@@ -377,10 +229,10 @@ def _forward(
     dropout: float,
     speed: bool,
 ) -> tuple[Tensor, ...]:
-    edges, kernels = _edges(x, graph, edge_index), _kernels(x.device.type)
+    edges, kernels = _edges(x, graph, edge_index), load_kernels(f"attention.{kind}", x.device.type)
     dtype = result_dtype(x, first, second, third)
     if kind == "pair":
-        found = kernels.forward_pair(x, first, second, edges, negative_slope, dropout, seed, dtype)
+        found = kernels.forward(x, first, second, edges, negative_slope, dropout, seed, dtype)
     else:
         found = kernels.forward(x, first, second, third, edges, negative_slope, dropout, seed, dtype, speed)
     out, norm, plus, mass = (*found, None, None)[:4]
@@ -412,10 +264,10 @@ def _backward(
     edge_grad: bool,
 ) -> tuple[Tensor, ...]:
     models = x.shape[:-3]
-    edges, kernels = _edges(x, graph, edge_index), _kernels(x.device.type)
+    edges, kernels = _edges(x, graph, edge_index), load_kernels(f"attention.{kind}", x.device.type)
     found: tuple[Tensor | None, ...]
     if kind == "pair":
-        found = kernels.backward_pair(grad, x, first, second, edges, negative_slope, dropout, seed, out, norm)
+        found = kernels.backward(grad, x, first, second, edges, negative_slope, dropout, seed, out, norm)
     else:
         found = kernels.backward(
             grad, x, first, second, third, edges, negative_slope, dropout, seed, out, norm, plus, mass, edge_grad

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..graph.edges import Edges, Flow
+from ..kernels.device import result_dtype, unsupported_reason
 from ..philox import draw_seed, keep_mask
 from . import fused, reference, segment
 
@@ -129,7 +130,7 @@ def attend(
     kernel = fuses(backend, *operands)
     if kernel and not return_attention_weights:
         return fused.attend("additive", operands, seed, edges, None, negative_slope, dropout)
-    dtype = fused.result_dtype(*operands)
+    dtype = result_dtype(*operands)
     keep = None if seed is None else keep_mask(seed, edges.drawn, heads, dropout, _wide(dtype))
     if kernel:
         out = fused.attend("additive", operands, seed, edges, None, negative_slope, dropout)
@@ -233,7 +234,7 @@ def attend_pairs(
     kernel = fuses(backend, *operands)
     if kernel and not return_attention_weights:
         return fused.attend("pair", operands, seed, edges, None, negative_slope, dropout)
-    dtype = fused.result_dtype(*operands)
+    dtype = result_dtype(*operands)
     keep = None if seed is None else keep_mask(seed, edges.drawn, x.size(1), dropout, _wide(dtype))
     plain = reference if backend == "reference" else segment
     score = plain.pair_score(x, x_dst, att, edges, negative_slope)
@@ -274,7 +275,7 @@ def fuses(backend: Backend, *operands: Tensor | None) -> bool:
     """Whether the kernels serve these operands, x first, for a backend; ValueError where "fused" has to and cannot."""
     if backend not in ("auto", "fused"):
         return False
-    reason = fused.cannot(*operands)
+    reason = unsupported_reason(*operands)
     if reason is not None and backend == "fused":
         raise ValueError(f"backend='fused' cannot serve: {reason}. backend='auto' takes another one where it must.")
     return reason is None

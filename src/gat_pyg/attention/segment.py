@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch_geometric.typing import WITH_TORCH_SCATTER, torch_scatter
 
 from ..graph.edges import Edges
 from ..graph.remembered import NOT_OVER_THE_GRAPH
+from ..kernels.models import in_forward_mode
 
 
 def attend(
@@ -149,11 +149,6 @@ class _Segment(torch.autograd.Function):
 #   out_i = sum_ij a_ij x_j     and     p_ij = <left_i, right_j>.
 # In forward mode plain torch computes both, and holds `[E, H, C]`: torch returns wrong second derivatives for the `jvp`
 # of an autograd function within another forward mode.
-
-
-def in_forward_mode() -> bool:
-    """Return whether a forward-mode derivative is being computed: `torch.func.jvp`, `jacfwd`, `forward_ad`."""
-    return forward_ad._current_level >= 0
 
 
 def _weighted_sum(alpha: Tensor, x: Tensor, src: Tensor, dst: Tensor, num_dst: int) -> Tensor:

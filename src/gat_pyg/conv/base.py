@@ -15,10 +15,10 @@ from torch_geometric.utils import add_self_loops, is_sparse, is_torch_sparse_ten
 from torch_geometric.utils.sparse import set_sparse_value
 
 from ..attention.operation import BACKENDS, Backend, attend, attend_edge_index, attend_pairs, check_devices, fuses
-from ..attention.segment import in_forward_mode
 from ..features.linear import Linear
 from ..graph.adjacency import neighbourhoods
 from ..graph.edges import Edges, places_of
+from ..kernels.models import in_forward_mode
 from .mechanisms import DotProduct, DynamicAttention
 
 

@@ -47,7 +47,7 @@ def end(number: int, frame: FrameType | None) -> None:
 @contextmanager
 def _compiling_told() -> Iterator[None]:
     """Say once that kernels are compiled, since that takes seconds."""
-    log = logging.getLogger("gat_pyg.attention.compiling")
+    log = logging.getLogger("gat_pyg.kernels.cpu.cache")
     level = log.level
 
     def first(record: logging.LogRecord) -> bool:

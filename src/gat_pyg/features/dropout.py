@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..attention.fused import keep
+from .mask import keep
 from .sparse import SparseFeatures, is_sparse_features
 
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..attention.fused import weighted_rows
-from ..attention.segment import in_forward_mode
+from ..kernels.device import load_kernels, missing_reason, result_dtype
+from ..kernels.models import in_forward_mode
 from .pattern import Pattern
 from .sparse import _dropped
 
@@ -46,7 +46,7 @@ class _Sums(torch.autograd.Function):
 
     @staticmethod
     def forward(values: Tensor, weight: Tensor, seed: Tensor | None, pattern: Pattern, p: float, back: bool) -> Tensor:
-        out = weighted_rows(values, weight, seed, p, pattern, back)
+        out = _weighted_rows(values, weight, seed, p, pattern, back)
         if out is not None:
             return out
         if seed is not None:
@@ -120,6 +120,23 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
         return _each(_Products, info.batch_size, in_dims, args, (2, 2))
+
+
+def _weighted_rows(
+    values: Tensor, weight: Tensor, seed: Tensor | None, p: float, pattern: Pattern, back: bool
+) -> Tensor | None:
+    """Return X W, or X^T W if `back`, of several sparse matrices with one pattern.
+
+    With a seed, the values are dropped out as by `keep`. `values` `[nnz]`, `weight` `[columns, D]`, or `[rows, D]`
+    if `back`, and `seed`: at least one of them has an axis in front. Returns None for a single matrix,
+    for which torch is as fast, and if there is no kernel.
+    """
+    several = values.dim() > 1 or weight.dim() > 2 or (seed is not None and seed.dim() > 0)
+    device = weight.device.type
+    if not several or torch.compiler.is_compiling() or missing_reason(device) is not None:
+        return None
+    out: Tensor | None = load_kernels("features", device).weighted_rows(values, weight, seed, p, pattern, back)
+    return None if out is None else out.to(result_dtype(values, weight))
 
 
 def _each(function: Any, n: int, in_dims: Any, args: Any, dims: tuple[int, ...]) -> tuple[Tensor, int]:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attention.fused import kept
 from ..philox import draw_seed
+from .mask import kept
 from .pattern import Pattern
 
 

@@ -1,0 +1,484 @@
+"""The fused operation on a CPU, compiled by Numba: one gather of the features forward, one of the gradient backward.
+
+Every kernel works through rows: the neighbourhood of a dst forward, the edges out of a src backward; and through a few
+heads at a time, which are the lanes of a vector. The scores, softmax and dropout of a row are made edge by edge for all
+these heads at once, in buffers that a core's cache holds. Then the features are summed in vector registers, narrow
+heads together and of wide ones a tile at a time, while the rows of the edges to come are prefetched. A row of more than
+`SPLIT` edges is several chunks, merged in a fixed order. Several models on one graph lie one behind the other, and each
+is computed as if it were alone: in a kernel `x_` is the array of all and `x` the numbers of the one that it is called
+for. No result depends on the number of threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...graph.edges import Edges
+from ...kernels.cpu.cache import compiled, inline
+from ...kernels.cpu.draw import draw_row
+from ...kernels.cpu.rows import Shape, chunks_of, edge_ids, merge_sums, run
+from ...kernels.cpu.vector import (
+    LANES,
+    constant,
+    deinterleave,
+    exp,
+    lane_sum,
+    larger,
+    leaky,
+    load,
+    of_model,
+    only_if,
+    per_feature,
+    per_head,
+    pointer,
+    prefetch,
+    splat,
+    store,
+)
+from ..steps.cpu import AHEAD, close, merge, softmax, store_norm, weighted_sum
+
+
+@compiled
+def _forward(first: int, last: int, buffers: Any, names: Any, model: int, models: int, bounds: Any, row: Any, slot: Any,
+             src_: Any, ids_: Any, x_: Any, s_: Any, d_: Any, u_: Any, heads: int, channels: int, slope: Any, drop: Any,
+             out_: Any, norm_: Any, out_plus_: Any, mass_plus_: Any,
+             lanes: Any, narrow: Any, tile: Any, ragged: Any) -> None:  # fmt: skip
+    """Equations (1) to (4) for some chunks, with O+ and A+ where `out_plus` is given."""
+    G, width, end = 1 << len(lanes), 1 << len(tile), src_.size - 1
+    src, ids = pointer(src_, 0), pointer(ids_, 0)
+    x, s, d, u = (
+        of_model(x_, model, models),
+        of_model(s_, model, models),
+        of_model(d_, model, models),
+        of_model(u_, model, models),
+    )
+    out, norm = of_model(out_, model, models), of_model(norm_, model, models)
+    out_plus, mass_plus = of_model(out_plus_, model, models), of_model(mass_plus_, model, models)
+    keep, weight, shares = only_if(drop, pointer(buffers[0], 0)), pointer(buffers[1], 0), pointer(buffers[2], 0)
+    positive, chosen = only_if(out_plus_, pointer(buffers[3], 0)), pointer(names, 0)
+    one = splat(x, 1.0, lanes)
+    for head in range(0, heads, G):
+        count, many = only_if(ragged, heads - head), only_if(ragged, (heads - head) * channels)
+        for v in range(first, last):
+            begin, n, i, o = bounds[v], bounds[v + 1] - bounds[v], np.int64(row[v]), np.int64(slot[v])
+            if drop is not None:
+                draw_row(keep, 0, chosen, begin, n, pointer(drop[3], 0), drop, model, head, lanes)
+            own, tops = splat(x, 0.0, lanes), splat(x, -np.inf, lanes)
+            if d_ is not None:
+                own = load(d, i * heads + head, lanes, count)
+            close(weight, n * G, -np.inf)
+            if out_plus_ is not None:
+                close(positive, n * G, 0.0)
+            for k in range(n):
+                z = own
+                if s_ is not None:
+                    z = z + load(s, np.int64(src[begin + k]) * heads + head, lanes, count)
+                if u_ is not None:
+                    edge = np.int64(begin + k) if ids_ is None else np.int64(ids[begin + k])
+                    z = z + load(u, edge * heads + head, lanes, count)
+                e = leaky(z, z, slope)  # (3)
+                tops = larger(tops, e)
+                store(weight, k * G, e, None)
+                if out_plus_ is not None:
+                    store(positive, k * G, leaky(one, z, constant(x, 0)), None)
+            share, mass = softmax(weight, positive, keep, n, tops, lanes)  # (2)
+            store_norm(norm, o * heads + head, tops, share, o == i, only_if(ragged, 2 * (heads - head)))
+            if out_plus_ is not None:
+                store(mass_plus, o * heads + head, mass, count)
+            at, to = head * channels, (o * heads + head) * channels
+            if narrow is not None:
+                total, plus = splat(x, 0.0, narrow), splat(x, 0.0, narrow)
+                for k in range(n):
+                    prefetch(x, np.int64(src[min(begin + k + AHEAD, end)]) * heads * channels + at, narrow)
+                    values = load(x, np.int64(src[begin + k]) * heads * channels + at, narrow, many)
+                    total = total + per_feature(load(weight, k * G, lanes, None), narrow) * values
+                    if out_plus_ is not None:
+                        plus = plus + per_feature(load(positive, k * G, lanes, None), narrow) * values
+                scale = per_feature(share, narrow)
+                store(out, to, scale * total, many)
+                if out_plus_ is not None:
+                    store(out_plus, to, scale * plus, many)
+            else:
+                store(shares, 0, share, None)
+                whole = channels // width * width
+                for h in range(min(G, heads - head)):
+                    for c in range(h * channels, h * channels + whole, width):
+                        weighted_sum(x, heads * channels, at + c, src, begin, n, end, weight, positive, h, G, shares[h],
+                               out, out_plus, to + c, tile, None)  # fmt: skip
+                    if whole < channels:
+                        c = h * channels + whole
+                        weighted_sum(x, heads * channels, at + c, src, begin, n, end, weight, positive, h, G, shares[h],
+                               out, out_plus, to + c, tile, channels - whole)  # fmt: skip
+
+
+@compiled
+def _dense(first: int, last: int, buffers: Any, names: Any, model: int, models: int, grad_: Any, d_: Any, norm_: Any,
+           out_: Any, out_plus_: Any, mass_plus_: Any, heads: int, channels: int, slope: Any, stats_: Any, grad_d_: Any,
+           lanes: Any, narrow: Any, tile: Any, ragged: Any) -> None:  # fmt: skip
+    """For some dst (d, max, 1 / sum, D) as their `stats`, D = <dO, O>; and grad d = (1 - slope)(<dO, O+> - D A+)."""
+    G, width = 1 << len(lanes), 1 << len(tile)
+    grad, d, norm = of_model(grad_, model, models), of_model(d_, model, models), of_model(norm_, model, models)
+    out, out_plus = of_model(out_, model, models), of_model(out_plus_, model, models)
+    mass_plus = of_model(mass_plus_, model, models)
+    stats, grad_d = of_model(stats_, model, models), of_model(grad_d_, model, models)
+    products, pluses = pointer(buffers[0], 0), pointer(buffers[1], 0)
+    zero = splat(grad, 0.0, lanes)
+    pair = (lanes, (0, 0))
+    for i in range(first, last):
+        for head in range(0, heads, G):
+            count, many = only_if(ragged, heads - head), only_if(ragged, (heads - head) * channels)
+            here, q = i * heads + head, 4 * i * heads + head
+            both = load(norm, 2 * here, pair, only_if(ragged, 2 * (heads - head)))
+            own = zero
+            if d_ is not None:
+                own = load(d, here, lanes, count)
+            product = zero
+            if out_ is not None:
+                plus = zero
+                at = here * channels
+                if narrow is not None:
+                    values = load(grad, at, narrow, many)
+                    product = per_head(values * load(out, at, narrow, many), lanes)
+                    plus = per_head(values * load(out_plus, at, narrow, many), lanes)
+                else:
+                    whole = channels // width * width
+                    for h in range(min(G, heads - head)):
+                        c = at + h * channels
+                        sums, more = splat(grad, 0.0, tile), splat(grad, 0.0, tile)
+                        for b in range(c, c + whole, width):
+                            wide = load(grad, b, tile, None)
+                            sums = sums + wide * load(out, b, tile, None)
+                            more = more + wide * load(out_plus, b, tile, None)
+                        if whole < channels:
+                            b = c + whole
+                            wide = load(grad, b, tile, channels - whole)
+                            sums = sums + wide * load(out, b, tile, channels - whole)
+                            more = more + wide * load(out_plus, b, tile, channels - whole)
+                        products[h] = lane_sum(sums)
+                        pluses[h] = lane_sum(more)
+                    product, plus = load(products, 0, lanes, None), load(pluses, 0, lanes, None)
+                change = (constant(grad, 1) - slope) * (plus - product * load(mass_plus, here, lanes, count))
+                store(grad_d, here, change, count)
+            store(stats, q, own, count)
+            store(stats, q + heads, deinterleave(both, 0), count)
+            store(stats, q + 2 * heads, deinterleave(both, 1), count)
+            store(stats, q + 3 * heads, product, count)
+
+
+@inline
+def _weigh_back(grad: Any, row: int, at: int, ids: Any, begin: int, n: int, end: int, weight: Any, product: Any, h: int,
+                heads: int, x: Any, own: int, out: Any, o: int, tile: Any, count: Any) -> None:  # fmt: skip
+    """grad x_j = sum_i k_ij alpha_ij dO_i for a tile of a head, and the tile's share of <dO_i, x_j>."""
+    total = splat(grad, 0.0, tile)
+    mine = load(x, own, tile, count)
+    for k in range(n):
+        prefetch(grad, np.int64(ids[min(begin + k + AHEAD, end)]) * row + at, tile)
+        values = load(grad, np.int64(ids[begin + k]) * row + at, tile, count)
+        total = total + weight[k * heads + h] * values
+        if product is not None:
+            product[k * heads + h] += lane_sum(mine * values)
+    store(out, o, total, count)
+
+
+@compiled
+def _backward(first: int, last: int, buffers: Any, names: Any, model: int, models: int, bounds: Any, row: Any,
+              slot: Any, dst_: Any, place_: Any, ids_: Any, grad_: Any, x_: Any, s_: Any, u_: Any, stats_: Any,
+              heads: int, channels: int, slope: Any, drop: Any, grad_x_: Any, grad_s_: Any, per_edge_: Any,
+              scored: Any, lanes: Any, narrow: Any, tile: Any, ragged: Any) -> None:  # fmt: skip
+    """grad x and grad s of some chunks of src rows, in one gather of dO; `stats` has (d, max, 1 / sum, D) of each dst.
+
+    With `grad_s`, `per_edge` is given dz_ij LeakyReLU'(z_ij), grouped by dst, where it is wanted. Without, D is not
+    known yet, and `per_edge` is given g_ij = k_ij <dO_i, x_j>. `scored` is None for constant attention: then grad x is
+    all there is.
+    """
+    G, width, end = 1 << len(lanes), 1 << len(tile), dst_.size - 1
+    dst, place, ids = pointer(dst_, 0), pointer(place_, 0), pointer(ids_, 0)
+    grad, x, stats = (
+        of_model(grad_, model, models),
+        of_model(x_, model, models),
+        of_model(stats_, model, models),
+    )
+    s, u, grad_x = of_model(s_, model, models), of_model(u_, model, models), of_model(grad_x_, model, models)
+    grad_s, per_edge = of_model(grad_s_, model, models), of_model(per_edge_, model, models)
+    keep, alpha, weight = only_if(drop, pointer(buffers[0], 0)), pointer(buffers[1], 0), pointer(buffers[2], 0)
+    factor, delta, share = pointer(buffers[3], 0), pointer(buffers[4], 0), pointer(buffers[5], 0)
+    product, chosen = only_if(scored, pointer(buffers[6], 0)), pointer(names, 0)
+    one = splat(x, 1.0, lanes)
+    for head in range(0, heads, G):
+        count, many = only_if(ragged, heads - head), only_if(ragged, (heads - head) * channels)
+        for v in range(first, last):
+            begin, n, j, o = bounds[v], bounds[v + 1] - bounds[v], np.int64(row[v]), np.int64(slot[v])
+            if drop is not None:
+                draw_row(keep, 0, chosen, begin, n, pointer(drop[3], 0), drop, model, head, lanes)
+            own = splat(x, 0.0, lanes)
+            if s_ is not None:
+                own = load(s, j * heads + head, lanes, count)
+            for k in range(n):
+                q = np.int64(dst[begin + k]) * 4 * heads + head
+                z = own + load(stats, q, lanes, count)
+                if u_ is not None:
+                    edge = np.int64(begin + k) if ids_ is None else np.int64(ids[begin + k])
+                    z = z + load(u, edge * heads + head, lanes, count)
+                # rounded as in the forward pass, so that no score is above the largest
+                store(alpha, k * G, leaky(z, z, slope) - load(stats, q + heads, lanes, count), None)
+                store(factor, k * G, leaky(one, z, slope), None)
+                store(share, k * G, load(stats, q + 2 * heads, lanes, count), None)
+                store(delta, k * G, load(stats, q + 3 * heads, lanes, count), None)
+            for f in range(0, n * G, LANES):
+                values = exp(load(alpha, f, LANES, None)) * load(share, f, LANES, None)
+                store(alpha, f, values, None)
+                if drop is not None:
+                    values = values * load(keep, f, LANES, None)
+                store(weight, f, values, None)
+            at, to, mine = head * channels, (o * heads + head) * channels, (j * heads + head) * channels
+            if narrow is not None:
+                total, inner = splat(x, 0.0, narrow), load(x, mine, narrow, many)
+                for k in range(n):
+                    prefetch(grad, np.int64(dst[min(begin + k + AHEAD, end)]) * heads * channels + at, narrow)
+                    outer = load(grad, np.int64(dst[begin + k]) * heads * channels + at, narrow, many)
+                    total = total + per_feature(load(weight, k * G, lanes, None), narrow) * outer
+                    if scored is not None:
+                        store(product, k * G, per_head(inner * outer, lanes), None)
+                store(grad_x, to, total, many)
+            else:
+                if scored is not None:
+                    for f in range(0, n * G, LANES):
+                        store(product, f, splat(x, 0.0, LANES), None)
+                whole = channels // width * width
+                for h in range(min(G, heads - head)):
+                    for c in range(h * channels, h * channels + whole, width):
+                        _weigh_back(grad, heads * channels, at + c, dst, begin, n, end, weight, product, h, G,
+                                    x, mine + c, grad_x, to + c, tile, None)  # fmt: skip
+                    if whole < channels:
+                        c = h * channels + whole
+                        _weigh_back(grad, heads * channels, at + c, dst, begin, n, end, weight, product, h, G,
+                                    x, mine + c, grad_x, to + c, tile, channels - whole)  # fmt: skip
+            if scored is not None:
+                sums = splat(x, 0.0, lanes)
+                for k in range(n):
+                    change = load(product, k * G, lanes, None)
+                    if drop is not None:
+                        change = change * load(keep, k * G, lanes, None)
+                    if grad_s_ is not None:  # de = alpha (g - D) LeakyReLU'(z)
+                        change = load(alpha, k * G, lanes, None) * (change - load(delta, k * G, lanes, None))
+                        change = change * load(factor, k * G, lanes, None)
+                        sums = sums + change
+                    if per_edge_ is not None:
+                        store(per_edge, np.int64(place[begin + k]) * heads + head, change, count)
+                if grad_s_ is not None:
+                    store(grad_s, o * heads + head, sums, count)
+
+
+@compiled
+def _normalise(first: int, last: int, buffers: Any, names: Any, model: int, models: int, rowptr: Any, src_: Any,
+               ids_: Any, s_: Any, u_: Any, stats_: Any, heads: int, slope: Any, per_edge_: Any, grad_d_: Any,
+               lanes: Any, ragged: Any) -> None:  # fmt: skip
+    """g_ij in `per_edge` to dz_ij LeakyReLU'(z_ij), by D_i = sum_j alpha_ij g_ij; and its sum, grad d."""
+    src, ids, stats = pointer(src_, 0), pointer(ids_, 0), of_model(stats_, model, models)
+    s, u = of_model(s_, model, models), of_model(u_, model, models)
+    per_edge, grad_d = of_model(per_edge_, model, models), of_model(grad_d_, model, models)
+    one, zero = splat(stats, 1.0, lanes), splat(stats, 0.0, lanes)
+    for i in range(first, last):
+        for head in range(0, heads, 1 << len(lanes)):
+            count, q = only_if(ragged, heads - head), 4 * i * heads + head
+            own, top = load(stats, q, lanes, count), load(stats, q + heads, lanes, count)
+            share, delta, total = load(stats, q + 2 * heads, lanes, count), zero, zero
+            for turn in range(2):  # D is known after the first
+                for p in range(rowptr[i], rowptr[i + 1]):
+                    z = own
+                    if s_ is not None:
+                        z = z + load(s, np.int64(src[p]) * heads + head, lanes, count)
+                    if u_ is not None:
+                        edge = np.int64(p) if ids_ is None else np.int64(ids[p])
+                        z = z + load(u, edge * heads + head, lanes, count)
+                    alpha = share * exp(leaky(z, z, slope) - top)
+                    g = load(per_edge, p * heads + head, lanes, count)
+                    if turn == 0:
+                        delta = delta + alpha * g
+                    else:
+                        change = alpha * (g - delta) * leaky(one, z, slope)
+                        total = total + change
+                        store(per_edge, p * heads + head, change, count)
+            store(grad_d, i * heads + head, total, count)
+
+
+@compiled
+def _collect(first: int, last: int, buffers: Any, names: Any, model: int, models: int, colptr: Any, place_: Any,
+             per_edge_: Any, heads: int, grad_s_: Any, lanes: Any, ragged: Any) -> None:  # fmt: skip
+    """grad s_j = sum_i dz_ij LeakyReLU'(z_ij)."""
+    place, per_edge, grad_s = (
+        pointer(place_, 0),
+        of_model(per_edge_, model, models),
+        of_model(grad_s_, model, models),
+    )
+    for j in range(first, last):
+        for head in range(0, heads, 1 << len(lanes)):
+            count, total = only_if(ragged, heads - head), splat(per_edge, 0.0, lanes)
+            for t in range(colptr[j], colptr[j + 1]):
+                total = total + load(per_edge, np.int64(place[t]) * heads + head, lanes, count)
+            store(grad_s, j * heads + head, total, count)
+
+
+def forward(
+    x: Tensor,
+    score_src: Tensor | None,
+    score_dst: Tensor | None,
+    score_edge: Tensor | None,
+    edges: Edges,
+    negative_slope: float,
+    dropout: float,
+    seed: Tensor | None,
+    dtype: torch.dtype,
+    plus: bool,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return O `[N_dst, H, C]` in `dtype`, the softmax's (max, 1 / denominator) `[N_dst, H, 2]`, and O+, A+ or None."""
+    shape = Shape.of(x, score_src, score_dst, score_edge)
+    heads, channels = shape.heads, shape.channels
+    chunks = chunks_of(edges, "dst")
+    out, norm = shape.empty(chunks.slots, heads, channels), shape.empty(chunks.slots, heads, 2)
+    out_plus = shape.empty(chunks.slots, heads, channels) if plus else None
+    mass_plus = shape.empty(chunks.slots, heads) if plus else None
+    run(
+        _forward,
+        shape.dtype,
+        shape.job(chunks.bounds, chunks.most, edges),
+        chunks.bounds,
+        chunks.row,
+        chunks.slot,
+        edges.src.numpy(),
+        edge_ids(edges),
+        *(shape.flat(t) for t in (x, score_src, score_dst, score_edge)),
+        heads,
+        channels,
+        shape.dtype.type(negative_slope),
+        shape.drop(seed, dropout, edges.names_by_dst),
+        out,
+        norm,
+        out_plus,
+        mass_plus,
+        *shape.layout,
+    )
+    if chunks.long.size:
+        for model in range(shape.models):
+            merge(model, shape.models, chunks.long, chunks.first, out, norm, out_plus, mass_plus, heads, channels)
+    rows = edges.num_dst
+    return (
+        shape.tensor(out, rows, heads, channels).to(dtype),
+        shape.tensor(norm, rows, heads, 2),
+        None if out_plus is None else shape.tensor(out_plus, rows, heads, channels),
+        None if mass_plus is None else shape.tensor(mass_plus, rows, heads),
+    )
+
+
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    score_src: Tensor | None,
+    score_dst: Tensor | None,
+    score_edge: Tensor | None,
+    edges: Edges,
+    negative_slope: float,
+    dropout: float,
+    seed: Tensor | None,
+    out: Tensor | None,
+    norm: Tensor,
+    out_plus: Tensor | None,
+    mass_plus: Tensor | None,
+    edge_grad: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of x and the scores; by D and grad d in one dense pass where O and O+ were kept."""
+    shape = Shape.of(x, score_src, score_dst, score_edge)
+    heads, channels = shape.heads, shape.channels
+    colptr, dst, place = edges.transpose
+    chunks = chunks_of(edges, "src")
+    scored = not (score_src is None and score_dst is None and score_edge is None)
+    speed = scored and out is not None
+    slope, drop = shape.dtype.type(negative_slope), shape.drop(seed, dropout, edges.names_by_src)
+    flat_grad, flat_x, flat_norm = shape.flat(grad), shape.flat(x), shape.flat(norm)
+    s, d, u = (shape.flat(t) for t in (score_src, score_dst, score_edge))
+    rows = np.arange(edges.num_dst + 1)
+
+    grad_x, stats = shape.empty(chunks.slots, heads, channels), shape.empty(edges.num_dst, 4, heads)
+    grad_s = shape.empty(chunks.slots, heads) if scored else None
+    grad_d = shape.empty(edges.num_dst, heads) if scored else None
+    per_edge = shape.empty(edges.num_edges, heads) if scored and (edge_grad or not speed) else None
+    kept = (shape.flat(t) if speed else None for t in (out, out_plus, mass_plus))
+    run(
+        _dense,
+        shape.dtype,
+        shape.job(rows, 1, edges),
+        flat_grad,
+        d,
+        flat_norm,
+        *kept,
+        heads,
+        channels,
+        slope,
+        stats,
+        grad_d,
+        *shape.layout,
+    )
+    run(
+        _backward,
+        shape.dtype,
+        shape.job(chunks.bounds, chunks.most, edges),
+        chunks.bounds,
+        chunks.row,
+        chunks.slot,
+        dst.numpy(),
+        place.numpy(),
+        None if u is None else edges.ids_by_src.numpy(),
+        flat_grad,
+        flat_x,
+        s,
+        u,
+        stats,
+        heads,
+        channels,
+        slope,
+        drop,
+        grad_x,
+        grad_s if speed else None,
+        per_edge,
+        True if scored else None,
+        *shape.layout,
+    )
+    if scored and not speed:
+        rowptr = edges.rowptr.numpy()
+        run(
+            _normalise,
+            shape.dtype,
+            shape.job(rowptr, 1, edges),
+            rowptr,
+            edges.src.numpy(),
+            edge_ids(edges),
+            s,
+            u,
+            stats,
+            heads,
+            slope,
+            per_edge,
+            grad_d,
+            shape.lanes,
+            shape.ragged,
+        )
+        if score_src is not None:
+            by_src = colptr.numpy()
+            job, layout = shape.job(by_src, 1, edges), (shape.lanes, shape.ragged)
+            run(_collect, shape.dtype, job, by_src, place.numpy(), per_edge, heads, grad_s, *layout)
+    if chunks.long.size:
+        for model in range(shape.models):
+            merge_sums(model, shape.models, chunks.long, chunks.first, grad_x, heads * channels)
+            if speed:
+                merge_sums(model, shape.models, chunks.long, chunks.first, grad_s, heads)
+    axis = len(shape.batch)
+    return (
+        shape.tensor(grad_x, edges.num_src, heads, channels),
+        None if score_src is None else shape.tensor(grad_s, edges.num_src, heads),
+        None if score_dst is None else shape.tensor(grad_d, edges.num_dst, heads),
+        edges.ungroup(shape.tensor(per_edge, edges.num_edges, heads), axis) if edge_grad else None,
+    )

@@ -1,0 +1,421 @@
+"""Attention fused on CUDA, by Triton: nothing of size E x C is kept, no atomics, the same bits every run.
+
+A program takes one work item: the edges of a row, that is of one dst (CSR) or of one src (CSC), for a slab of heads.
+A row of more than `SPLIT` edges is several items, whose partial results a second launch merges in their order.
+
+A stack of S models is one call: every operand, the seed and every result have one more axis `[S, ...]` in front, and
+each model drops what it would drop alone with its seed. To the kernels these are H heads side by side, `EACH` of a
+model. `models`, the size of the stack, is a run-time argument: one compiled kernel serves stacks of every size. It is
+None for a model alone.
+
+In the kernels `p_` is a pointer, `i_` an id, `o_` an offset, `m_` a mask and `b_` a value that the program holds; tiles
+are `[edges, heads, channels]`. What is None has no code in the compiled kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...graph.edges import Edges
+from ...kernels.gpu import rows
+from ...kernels.gpu.draw import draw, drop_arguments
+from ...kernels.gpu.rows import (
+    Walk,
+    all_models,
+    apart,
+    beside,
+    chunks_of,
+    edge_id,
+    gather,
+    load_row,
+    offset,
+    stack_arguments,
+    tile_for,
+    work_item,
+)
+from ..steps import gpu as steps
+from ..steps.gpu import alpha
+
+# Backward, additive. With g_ij = k_ij <dO_i, x_j> and D_i = sum_j alpha_ij g_ij = <dO_i, O_i>:
+#   grad z_ij = alpha_ij (g_ij - D_i) LeakyReLU'(z_ij), grad s_j = sum_i grad z_ij, grad d_i = sum_j grad z_ij,
+#   grad x_j = sum_i k_ij alpha_ij dO_i.
+
+
+@triton.jit(do_not_specialize=["num_dst", "models"])
+def _mean_kernel(
+    p_grad,
+    p_out,
+    p_out_plus,
+    p_mass_plus,
+    p_mean,
+    p_grad_dst,
+    num_dst,
+    slope,
+    models,
+    EACH: tl.constexpr,
+    C: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """For a block of dst, from what the forward saved: D_i, grad d_i = (1 - slope) (<dO_i, O+_i> - D_i A+_i)."""
+    H = all_models(EACH, models)
+    i_row = tl.program_id(0).to(tl.int64) * BLOCK_E + tl.arange(0, BLOCK_E)
+    i_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    o_c = tl.arange(0, BLOCK_C)
+    m_eh = (i_row < num_dst)[:, None] & (i_h < H)[None, :]
+    m_ehc = m_eh[:, :, None] & (o_c < C)[None, None, :]
+    o_row = offset(i_row, H * C)[:, None, None] + (i_h[:, None] * C + o_c[None, :])[None, :, :]
+    o_row_h = offset(i_row, H)[:, None] + i_h[None, :]
+    b_grad = tl.load(p_grad + o_row, mask=m_ehc, other=0.0).to(tl.float32)
+    b_mean = tl.sum(b_grad * tl.load(p_out + o_row, mask=m_ehc, other=0.0).to(tl.float32), 2)
+    tl.store(p_mean + o_row_h, b_mean, mask=m_eh)
+    if p_grad_dst is not None:
+        b_plus = tl.sum(b_grad * tl.load(p_out_plus + o_row, mask=m_ehc, other=0.0).to(tl.float32), 2)
+        b_mass_plus = tl.load(p_mass_plus + o_row_h, mask=m_eh, other=0.0)
+        tl.store(p_grad_dst + o_row_h, (1.0 - slope) * (b_plus - b_mean * b_mass_plus), mask=m_eh)
+
+
+@triton.jit(do_not_specialize=["models"])
+def _segment_mean_kernel(
+    p_g,
+    p_score_src,
+    p_score_dst,
+    p_score_edge,
+    p_lse,
+    p_ptr,
+    p_src,
+    p_perm,
+    p_rows,
+    p_mean,
+    p_grad_dst,
+    models,
+    slope,
+    EACH: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """For one dst, from g `[E, H]`: D_i, grad d_i = (1 - slope) sum_(z > 0) alpha_ij (g_ij - D_i).
+
+    One program for each row of `p_rows`; without it for each row of no more than `SPLIT` edges.
+    """
+    H = all_models(EACH, models)
+    i_row = tl.program_id(0).to(tl.int64)
+    if p_rows is not None:
+        i_row = tl.load(p_rows + i_row)
+    start = tl.load(p_ptr + i_row)
+    count = tl.load(p_ptr + i_row + 1) - start
+    is_ours = count >= 0
+    if p_rows is None:
+        is_ours = count <= SPLIT
+    count = tl.where(is_ours, count, 0)
+    i_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    m_h = i_h < H
+    o_row_h = offset(i_row, H) + i_h
+    b_d, b_lse = load_row(p_score_dst, o_row_h, m_h), load_row(p_lse, o_row_h, m_h)
+
+    b_mean = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)  # summed over edges at the end
+    b_mean_plus = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)
+    b_mass_plus = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)
+    for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
+        o_e = o_first + tl.arange(0, BLOCK_E)
+        m_e = o_e < count
+        m_eh = m_e[:, None] & m_h[None, :]
+        i_src = tl.load(p_src + start + o_e, mask=m_e, other=0)
+        b_g = gather(p_g, start + o_e, i_h, m_eh, H)
+        b_z = tl.zeros([BLOCK_E, BLOCK_H], tl.float32) + b_d
+        b_z += gather(p_score_src, i_src, i_h, m_eh, H)
+        b_z += gather(p_score_edge, edge_id(p_perm, start + o_e, m_e), i_h, m_eh, H)
+        b_alpha = alpha(b_z, b_lse, slope, m_eh)
+        b_alpha_plus = tl.where(b_z > 0.0, b_alpha, 0.0)
+        b_mean += b_alpha * b_g
+        b_mean_plus += b_alpha_plus * b_g
+        b_mass_plus += b_alpha_plus
+
+    b_mean, b_mean_plus, b_mass_plus = tl.sum(b_mean, 0), tl.sum(b_mean_plus, 0), tl.sum(b_mass_plus, 0)
+    tl.store(p_mean + o_row_h, b_mean, mask=m_h & is_ours)
+    if p_grad_dst is not None:
+        tl.store(p_grad_dst + o_row_h, (1.0 - slope) * (b_mean_plus - b_mean * b_mass_plus), mask=m_h & is_ours)
+
+
+@triton.jit(do_not_specialize=["num_chunks", "threshold", "models"])
+def _backward_kernel(
+    p_grad,
+    p_x,
+    p_score_src,
+    p_score_dst,
+    p_score_edge,
+    p_lse,
+    p_mean,
+    p_g,
+    p_ptr,
+    p_dst,
+    p_place,
+    p_perm,
+    p_chunk_row,
+    p_chunk_start,
+    p_seed,
+    p_names,
+    p_grad_x,
+    p_grad_src,
+    p_grad_edge,
+    p_chunks,
+    num_chunks,
+    models,
+    slope,
+    threshold,
+    keep_scale,
+    EACH: tl.constexpr,
+    C: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """For one src j: grad x_j = sum_i k_ij alpha_ij dO_i, grad u_ij = grad z_ij, grad s_j = sum_i grad z_ij.
+
+    In one pass where D (`p_mean`) is known. Else g (`p_g`) is written on a first pass, which has `p_grad_x`, and read
+    on a second, which has `p_mean`. A chunk leaves grad x, grad s in its row of `p_chunks`.
+    """
+    H = all_models(EACH, models)
+    i_row, start, count, is_whole, is_chunk = work_item(p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT)
+    i_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    o_c = tl.arange(0, BLOCK_C)
+    o_hc = i_h[:, None] * C + o_c[None, :]
+    m_h = i_h < H
+    m_hc = m_h[:, None] & (o_c < C)[None, :]
+    o_row, o_row_h = offset(i_row, H * C) + o_hc, offset(i_row, H) + i_h
+    b_s = load_row(p_score_src, o_row_h, m_h)
+    b_x = load_row(p_x, o_row, m_hc)
+
+    b_grad_src = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)  # summed over edges at the end
+    b_grad_x = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
+    for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
+        o_e = o_first + tl.arange(0, BLOCK_E)
+        m_e = o_e < count
+        m_eh = m_e[:, None] & m_h[None, :]
+        i_dst = tl.load(p_dst + start + o_e, mask=m_e, other=0)
+        i_place = tl.load(p_place + start + o_e, mask=m_e, other=0)
+        i_edge = edge_id(p_perm, i_place, m_e)
+        b_z = tl.zeros([BLOCK_E, BLOCK_H], tl.float32) + b_s
+        b_z += gather(p_score_dst, i_dst, i_h, m_eh, H)
+        b_z += gather(p_score_edge, i_edge, i_h, m_eh, H)
+        b_alpha = alpha(b_z, gather(p_lse, i_dst, i_h, m_eh, H), slope, m_eh)
+        if p_grad_x is not None:
+            o_grad = offset(i_dst, H * C)[:, None, None] + o_hc[None, :, :]
+            m_ehc = m_e[:, None, None] & m_hc[None, :, :]
+            b_grad = tl.load(p_grad + o_grad, mask=m_ehc, other=0.0).to(tl.float32)
+            b_keep = tl.full([BLOCK_E, BLOCK_H], 1.0, tl.float32)
+            if p_seed is not None:
+                i_name = edge_id(p_names, i_place, m_e)
+                b_keep = draw(p_seed, i_name, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
+            b_grad_x += tl.sum((b_alpha * b_keep)[:, :, None] * b_grad, 0)
+            b_g = b_keep * tl.sum(b_grad * b_x, 2)
+            if p_g is not None:
+                tl.store(p_g + offset(i_place, H)[:, None] + i_h[None, :], b_g, mask=m_eh)
+        else:
+            b_g = gather(p_g, i_place, i_h, m_eh, H)
+        if p_mean is not None:
+            b_grad_z = b_alpha * (b_g - gather(p_mean, i_dst, i_h, m_eh, H)) * tl.where(b_z > 0.0, 1.0, slope)
+            b_grad_src += b_grad_z
+            if p_grad_edge is not None:
+                tl.store(p_grad_edge + offset(i_edge, H)[:, None] + i_h[None, :], b_grad_z, mask=m_eh)
+
+    if p_grad_x is not None:
+        tl.store(p_grad_x + o_row, b_grad_x, mask=m_hc & is_whole)
+        if p_chunks is not None:
+            tl.store(p_chunks + offset(tl.program_id(0), H * C + H) + o_hc, b_grad_x, mask=m_hc & is_chunk)
+    if p_grad_src is not None:
+        b_grad_src = tl.sum(b_grad_src, 0)
+        tl.store(p_grad_src + o_row_h, b_grad_src, mask=m_h & is_whole)
+        if p_chunks is not None:
+            tl.store(p_chunks + offset(tl.program_id(0), H * C + H) + H * C + i_h, b_grad_src, mask=m_h & is_chunk)
+
+
+def forward(
+    x: Tensor,
+    score_src: Tensor | None,
+    score_dst: Tensor | None,
+    score_edge: Tensor | None,
+    edges: Edges,
+    negative_slope: float,
+    dropout: float,
+    seed: Tensor | None,
+    dtype: torch.dtype,
+    plus: bool,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return the output `[N_dst, H, C]` in `dtype` and the log-sum-exp `[N_dst, H]` in float32.
+
+    Where `plus`, also the share of output and mass with z > 0, in the same dtypes.
+    """
+    scores = (score_src, score_dst, score_edge)
+    return steps.forward(x, None, None, *scores, edges, negative_slope, dropout, seed, dtype, plus)
+
+
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    score_src: Tensor | None,
+    score_dst: Tensor | None,
+    score_edge: Tensor | None,
+    edges: Edges,
+    negative_slope: float,
+    dropout: float,
+    seed: Tensor | None,
+    out: Tensor | None,
+    lse: Tensor,
+    out_plus: Tensor | None,
+    mass_plus: Tensor | None,
+    edge_grad: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of x, of the scores of src and dst, and of edges in the caller's order.
+
+    From `out` and what `plus` gave, in one pass over the features; without them in one such pass and two over `[E, H]`.
+    """
+    models = x.shape[:-3]
+    grad, x, score_src, score_dst, score_edge = beside(models, grad, x, score_src, score_dst, score_edge)
+    out, lse, out_plus, mass_plus = beside(models, out, lse, out_plus, mass_plus)
+    terms = {"p_score_src": score_src, "p_score_dst": score_dst, "p_score_edge": score_edge, "p_lse": lse}
+    num_src, num_dst, num_edges, (_, heads, channels) = edges.num_src, edges.num_dst, edges.num_edges, x.shape
+
+    def new(rows: int, wanted: bool) -> Tensor | None:
+        return x.new_empty(rows, heads, dtype=torch.float32) if wanted else None
+
+    grad_x, grad_edge = torch.empty_like(x), new(num_edges, edge_grad)
+    grad_src, grad_dst = new(num_src, score_src is not None), new(num_dst, score_dst is not None)
+    if num_edges == 0 or x.numel() == 0:
+        for result in (grad_x, grad_src, grad_dst, grad_edge):
+            if result is not None:
+                result.zero_()
+        return apart(models, grad_x, grad_src, grad_dst, grad_edge)
+
+    drop = drop_arguments(dropout, seed, edges.names_by_dst)
+    by_src = {"p_grad_src": grad_src, "p_grad_edge": grad_edge}
+    scored = score_src is not None or score_dst is not None or edge_grad
+    saved = out is not None and (out_plus is not None or score_dst is None)
+    mean = new(num_dst, scored)
+    size = models.numel()
+    with torch.cuda.device_of(x):
+        if not scored:
+            _over_src(edges, terms, negative_slope, size, heads, channels, p_grad=grad, p_grad_x=grad_x, **drop)
+        elif saved:
+            tile = tile_for(size, heads, channels, num_dst)
+            _mean_kernel[(triton.cdiv(num_dst, tile.edges), triton.cdiv(heads, tile.heads))](
+                grad,
+                out,
+                out_plus,
+                mass_plus,
+                mean,
+                grad_dst,
+                num_dst,
+                float(negative_slope),
+                **stack_arguments(size, heads),
+                C=channels,
+                **tile.blocks,
+            )
+            features = {"p_grad": grad, "p_x": x, "p_grad_x": grad_x}
+            _over_src(edges, terms, negative_slope, size, heads, channels, **features, p_mean=mean, **by_src, **drop)
+        else:
+            g = x.new_empty(num_edges, heads, dtype=torch.float32)
+            features = {"p_grad": grad, "p_x": x, "p_grad_x": grad_x}
+            _over_src(edges, terms, negative_slope, size, heads, channels, **features, p_g=g, **drop)
+            _segment_mean(edges, terms, negative_slope, size, heads, g, mean, grad_dst)
+            if score_src is not None or edge_grad:
+                _over_src(
+                    edges,
+                    terms,
+                    negative_slope,
+                    size,
+                    heads,
+                    0,
+                    p_g=g,
+                    p_mean=mean,
+                    **by_src,
+                    **drop_arguments(0.0, None),
+                )
+    return apart(models, grad_x, grad_src, grad_dst, grad_edge)
+
+
+def _over_src(
+    edges: Edges,
+    terms: dict[str, Any],
+    negative_slope: float,
+    models: int,
+    heads: int,
+    channels: int,
+    *,
+    p_grad: Tensor | None = None,
+    p_x: Tensor | None = None,
+    p_mean: Tensor | None = None,
+    p_g: Tensor | None = None,
+    p_grad_x: Tensor | None = None,
+    p_grad_src: Tensor | None = None,
+    p_grad_edge: Tensor | None = None,
+    **drop: Any,
+) -> None:
+    """Launch the pass over the rows of src, and the sum of their chunks."""
+    _, dst, place = edges.transpose
+    walk = Walk(edges, "src", models, heads, channels)
+    held = walk.hold(heads * channels + heads)
+    _backward_kernel[(walk.items, walk.slabs)](
+        p_grad=p_grad,
+        p_x=p_x,
+        **terms,
+        p_mean=p_mean,
+        p_g=p_g,
+        p_dst=dst,
+        p_place=place,
+        p_perm=edges.perm,
+        p_grad_x=p_grad_x,
+        p_grad_src=p_grad_src,
+        p_grad_edge=p_grad_edge,
+        p_chunks=held,
+        slope=float(negative_slope),
+        **drop,
+        **walk.arguments,
+    )
+    walk.sum(held, p_grad_x, p_grad_src)
+
+
+def _segment_mean(
+    edges: Edges,
+    terms: dict[str, Any],
+    negative_slope: float,
+    models: int,
+    heads: int,
+    g: Tensor,
+    mean: Tensor | None,
+    grad_dst: Tensor | None,
+) -> None:
+    """Launch the pass over `[E, H]` by dst; long rows by a launch of their own, in wide programs and not in chunks."""
+    cut = chunks_of(edges, "dst")
+    tile = tile_for(models, heads, 1, edges.num_edges / edges.num_dst)
+    launches: list[tuple[Tensor | None, int, int, int, int]] = [(None, edges.num_dst, tile.edges, tile.stages, 1)]
+    if cut is not None:
+        launches.append((cut.rows, cut.rows.numel(), 4096 // tile.heads, 3, 8))
+    for long, number, block_e, stages, warps in launches:
+        _segment_mean_kernel[(number, triton.cdiv(heads, tile.heads))](
+            p_g=g,
+            **terms,
+            p_ptr=edges.rowptr,
+            p_src=edges.src,
+            p_perm=edges.perm,
+            p_rows=long,
+            p_mean=mean,
+            p_grad_dst=grad_dst,
+            slope=float(negative_slope),
+            **stack_arguments(models, heads),
+            SPLIT=rows.SPLIT,
+            BLOCK_E=block_e,
+            BLOCK_H=tile.heads,
+            STAGES=stages,
+            num_warps=warps,
+        )

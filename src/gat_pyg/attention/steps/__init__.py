@@ -1,0 +1,1 @@
+"""Steps that the kernels of all scores share."""

@@ -1,0 +1,172 @@
+"""Feature dropout, and products of sparse features, on a CPU."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..kernels.cpu.cache import compiled, inline
+from ..kernels.cpu.draw import DRAWN, draw, draw_row
+from ..kernels.cpu.rows import SPLIT, Job, Shape, run
+from ..kernels.cpu.vector import (
+    load,
+    of_model,
+    only_if,
+    pointer,
+    splat,
+    store,
+)
+
+
+@compiled
+def _keep(first: int, last: int, buffers: Any, names: Any, model: int, models: int, drop: Any, keep_: Any,
+          four: Any) -> None:  # fmt: skip
+    """k of four heads for the edges `DRAWN` times `first` to `last`."""
+    keep, chosen = of_model(keep_, model, models), pointer(names, 0)
+    for tile in range(first, last):
+        draw_row(keep, tile * DRAWN * 4, chosen, tile * DRAWN, DRAWN, pointer(drop[3], 0), drop, model, 0, four)
+
+
+@inline
+def _block(rowptr: Any, row: int, last: int) -> int:
+    """The end of the rows from this one on that have no more than `SPLIT` non-zeros, or are one."""
+    stop = row + 1
+    while stop < last and rowptr[stop + 1] - rowptr[row] <= SPLIT:
+        stop += 1
+    return stop
+
+
+@inline
+def _draw_numbers(keep: Any, names: Any, begin: int, end: int, drop: Any, model: int, four: Any) -> int:
+    """k of the numbers from `begin` to `end`, as `_keep` has them, from one a little before on, which is returned."""
+    first = begin // (4 * DRAWN)
+    for tile in range(first, -(-end // (4 * DRAWN))):
+        for k in range(DRAWN):
+            names[k] = tile * DRAWN + k
+        draw(keep, (tile - first) * 4 * DRAWN, names, 0, drop, model, 0, four)
+    return first * 4 * DRAWN
+
+
+@compiled
+def _gather_rows(first: int, last: int, buffers: Any, names: Any, model: int, models: int, rowptr: Any, col_: Any,
+                 values_: Any, own_values: int, weight_: Any, own_weight: int, channels: int, drop: Any, out_: Any,
+                 tile: Any, four: Any) -> None:  # fmt: skip
+    """out_i = sum_k v_k W_col(k) for some rows; so many models have values and weights of their own."""
+    col, width = pointer(col_, 0), 1 << len(tile)
+    values = of_model(values_, min(model, own_values - 1), own_values)
+    weight, out = of_model(weight_, min(model, own_weight - 1), own_weight), of_model(out_, model, models)
+    keep, chosen, base = only_if(drop, pointer(buffers[0], 0)), pointer(names, 0), 0
+    whole = channels // width * width
+    while first < last:
+        stop = _block(rowptr, first, last)
+        if drop is not None:
+            base = _draw_numbers(keep, chosen, np.int64(rowptr[first]), np.int64(rowptr[stop]), drop, model, four)
+        for i in range(first, stop):
+            to = np.int64(i) * channels
+            for c in range(0, whole, width):
+                total = splat(weight, 0.0, tile)
+                for k in range(np.int64(rowptr[i]), np.int64(rowptr[i + 1])):
+                    value = values[k]
+                    if drop is not None:
+                        value = value * keep[k - base]
+                    total = total + value * load(weight, np.int64(col[k]) * channels + c, tile, None)
+                store(out, to + c, total, None)
+            if whole < channels:
+                total, count = splat(weight, 0.0, tile), channels - whole
+                for k in range(np.int64(rowptr[i]), np.int64(rowptr[i + 1])):
+                    value = values[k]
+                    if drop is not None:
+                        value = value * keep[k - base]
+                    total = total + value * load(weight, np.int64(col[k]) * channels + whole, tile, count)
+                store(out, to + whole, total, count)
+        first = stop
+
+
+@inline
+def _scatter(row: Any, values: Any, keep: Any, base: int, drop: Any, col: Any, begin: int, end: int, channels: int,
+             out: Any, c: int, tile: Any, count: Any) -> None:  # fmt: skip
+    """out_col(k) += v_k R for a tile of a row R."""
+    for k in range(begin, end):
+        value, at = values[k], np.int64(col[k]) * channels + c
+        if drop is not None:
+            value = value * keep[k - base]
+        store(out, at, load(out, at, tile, count) + value * row, count)
+
+
+@compiled
+def _scatter_rows(first: int, last: int, buffers: Any, names: Any, model: int, models: int, rowptr: Any, col_: Any,
+                  values_: Any, own_values: int, rows_: Any, own_rows: int, channels: int, drop: Any, out_: Any,
+                  tile: Any, four: Any) -> None:  # fmt: skip
+    """out_col(k) += v_k R_i for all rows and some tiles of the features, into zeros that a core's cache holds."""
+    col, width, size = pointer(col_, 0), 1 << len(tile), rowptr.size - 1
+    values = of_model(values_, min(model, own_values - 1), own_values)
+    rows, out = of_model(rows_, min(model, own_rows - 1), own_rows), of_model(out_, model, models)
+    keep, chosen, base = only_if(drop, pointer(buffers[0], 0)), pointer(names, 0), 0
+    for c in range(first * width, min(last * width, channels), width):
+        start, count = 0, channels - c
+        while start < size:
+            stop = _block(rowptr, start, size)
+            if drop is not None:
+                base = _draw_numbers(keep, chosen, np.int64(rowptr[start]), np.int64(rowptr[stop]), drop, model, four)
+            for i in range(start, stop):
+                begin, end, at = np.int64(rowptr[i]), np.int64(rowptr[i + 1]), np.int64(i) * channels + c
+                if count >= width:
+                    row = load(rows, at, tile, None)
+                    _scatter(row, values, keep, base, drop, col, begin, end, channels, out, c, tile, None)
+                else:
+                    row = load(rows, at, tile, count)
+                    _scatter(row, values, keep, base, drop, col, begin, end, channels, out, c, tile, count)
+            start = stop
+
+
+def keep(seed: Tensor, size: int, dropout: float, dtype: torch.dtype, names: Tensor | None = None) -> Tensor:
+    """`[size]`, or `[S, size]` for seeds `[S]`: 0, or 1 / (1 - p), by the words of the counters (0, 0), (1, 0), ...;
+    with `names` `[size / 4]` by those of (names[0], 0), (names[1], 0), ...
+    """
+    shape = Shape.of(torch.empty(*seed.shape, size, 4, 0, dtype=dtype))
+    tiles = -(-size // (4 * DRAWN))
+    made = shape.empty(tiles, 4 * DRAWN)
+    job = Job(np.arange(tiles + 1), shape.models, DRAWN, 8 * made.size)
+    names = names if names is None else F.pad(names, (0, tiles * DRAWN - names.numel()))
+    run(_keep, shape.dtype, job, shape.drop(seed, dropout, names), made, (0, 0))
+    return torch.from_numpy(made).view(*seed.shape, -1).narrow(-1, 0, size)
+
+
+def weighted_rows(
+    values: Tensor, weight: Tensor, seed: Tensor | None, dropout: float, pattern: Any, back: bool
+) -> Tensor:
+    """X W `[rows, D]`, or X^T W `[columns, D]` if `back`, of a pattern and values; with an axis in front of any but the
+    pattern of as many matrices. Dropout of the values is that of `keep`.
+    """
+    rowptr, col, columns = pattern.rowptr, pattern.col, pattern.num_cols
+    batch = next(
+        (t.shape[:-own] for t, own in ((values, 1), (weight, 2)) if t.dim() > own), () if seed is None else seed.shape
+    )
+    channels, rows = weight.size(-1), columns if back else rowptr.numel() - 1
+    shape = Shape.of(torch.empty(*batch, 0, 1, channels, dtype=weight.dtype), values, narrow=False)
+    bounds = np.arange(-(-channels >> len(shape.tile)) + 1) if back else rowptr.numpy()
+    longest = int(np.diff(rowptr.numpy()).max(initial=0)) if seed is not None else 0
+    seed = seed if seed is None else seed.expand(batch)
+    out = np.zeros(shape.models * rows * channels, shape.dtype) if back else shape.empty(rows, channels)
+    run(
+        _scatter_rows if back else _gather_rows,
+        shape.dtype,
+        Job(bounds, shape.models, max(SPLIT, longest) + 8 * DRAWN, shape.models * col.numel() * channels),
+        rowptr.numpy(),
+        col.numpy(),
+        shape.flat(values),
+        math.prod(values.shape[:-1]),
+        shape.flat(weight),
+        math.prod(weight.shape[:-2]),
+        channels,
+        shape.drop(seed, dropout),
+        out,
+        shape.tile,
+        (0, 0),
+    )
+    return shape.tensor(out, rows, channels)

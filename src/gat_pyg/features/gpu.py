@@ -1,0 +1,139 @@
+"""Feature dropout, and products of sparse features, on CUDA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..kernels.gpu.draw import draw, drop_arguments
+from ..kernels.gpu.rows import (
+    edge_id,
+    offset,
+)
+
+
+@triton.jit(do_not_specialize=["size", "threshold"])
+def _keep_kernel(p_seed, p_names, p_keep, size, threshold, keep_scale, BLOCK: tl.constexpr):
+    """k of `size` numbers of each model, as of four heads and size / 4 edges."""
+    i_model = tl.program_id(2).to(tl.int64)
+    i_four = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    i_name = edge_id(p_names, i_four, i_four * 4 < size)
+    b_keep = draw(p_seed + i_model, i_name, threshold, keep_scale, None, 4, BLOCK, 4)
+    o_keep = i_four[:, None] * 4 + tl.arange(0, 4)[None, :]
+    tl.store(p_keep + i_model * size + o_keep, b_keep, o_keep < size)
+
+
+def keep(seed: Tensor, size: int, dropout: float, dtype: torch.dtype, names: Tensor | None = None) -> Tensor:
+    """`[size]`, or `[S, size]` for seeds `[S]`: 0, or 1 / (1 - p), by the words of the counters (0, 0), (1, 0), ...;
+    with `names` `[size / 4]` by those of (names[0], 0), (names[1], 0), ...
+    """
+    made = torch.empty(*seed.shape, size, dtype=dtype, device=seed.device)
+    if made.numel():
+        drop = drop_arguments(dropout, seed, names)
+        with torch.cuda.device_of(seed):
+            _keep_kernel[(triton.cdiv(size, 1024), 1, seed.numel())](p_keep=made, size=size, BLOCK=256, **drop)
+    return made
+
+
+# Sums over the non-zeros of sparse matrices that share one pattern.
+
+
+@triton.jit(do_not_specialize=["values_stride", "weight_rows", "seed_stride", "num_rows", "threshold"])
+def _weighted_rows_kernel(
+    p_values,
+    p_weight,
+    p_seed,
+    p_ptr,
+    p_col,
+    p_place,
+    p_out,
+    values_stride,
+    weight_rows,
+    seed_stride,
+    num_rows,
+    threshold,
+    keep_scale,
+    D: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """For one row and one model: out_i = sum_k keep_k v_k W_col(k), `D` numbers, in the order of the non-zeros.
+
+    A stride is the distance from one model to the next, of weights in rows; 0 where all share one. Non-zero k has word
+    k % 4 of Philox(seed; k // 4); with `p_place`, k is its place in the order that the values have. The weights of what
+    is dropped are not read.
+    """
+    i_model, i_row = tl.program_id(0) // num_rows, tl.program_id(0) % num_rows
+    i_model = i_model.to(tl.int64)
+    p_values += i_model * values_stride
+    p_weight += offset(i_model * weight_rows, D)
+    o_d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    m_d = o_d < D
+    start, stop = tl.load(p_ptr + i_row), tl.load(p_ptr + i_row + 1)
+    if p_seed is not None:
+        b_seed = tl.load(p_seed + i_model * seed_stride)
+
+    b_out = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)  # summed over the non-zeros at the end
+    for o_first in tl.range(start, stop, BLOCK_K):
+        o_k = o_first + tl.arange(0, BLOCK_K)
+        m_k = o_k < stop
+        i_col = tl.load(p_col + o_k, mask=m_k, other=0)
+        i_k = edge_id(p_place, o_k, m_k)
+        b_v = tl.load(p_values + i_k, mask=m_k, other=0.0).to(tl.float32)
+        if p_seed is not None:
+            i_four = (i_k // 4).to(tl.int64)
+            zero = tl.zeros([BLOCK_K], tl.uint32)
+            low, high = (i_four & 0xFFFFFFFF).to(tl.uint32), (i_four >> 32).to(tl.uint32)
+            w0, w1, w2, w3 = tl.philox(b_seed, low, high, zero, zero)
+            b_word = tl.where(i_k % 4 < 2, tl.where(i_k % 4 == 0, w0, w1), tl.where(i_k % 4 == 2, w2, w3))
+            b_keep = tl.where(b_word >= threshold, keep_scale, 0.0)
+            m_k &= b_keep > 0.0
+            b_v *= b_keep
+        p_row = p_weight + offset(i_col, D)[:, None] + o_d[None, :]
+        b_out += b_v[:, None] * tl.load(p_row, mask=m_k[:, None] & m_d[None, :], other=0.0).to(tl.float32)
+    tl.store(p_out + offset(i_model * num_rows + i_row, D) + o_d, tl.sum(b_out, 0), mask=m_d)
+
+
+def weighted_rows(
+    values: Tensor, weight: Tensor, seed: Tensor | None, dropout: float, pattern: Any, back: bool
+) -> Tensor | None:
+    """Return X W `[rows, D]`, or X^T W `[columns, D]` if `back`; values, weight and seed may have an axis of models.
+
+    The values are dropped out as by `keep`. Returns None for float64, which these kernels do not support.
+    """
+    if torch.float64 in (values.dtype, weight.dtype):
+        return None
+    batch = torch.broadcast_shapes(values.shape[:-1], weight.shape[:-2], () if seed is None else seed.shape)
+    pattern, place = pattern.transpose if back else (pattern, None)
+    num_rows, channels = pattern.num_rows, weight.size(-1)
+    dtype = torch.promote_types(values.dtype, weight.dtype)
+    out = torch.empty(*batch, num_rows, channels, dtype=dtype, device=weight.device)
+    if out.numel() == 0:
+        return out
+    values, weight, drop = values.contiguous(), weight.contiguous(), drop_arguments(dropout, seed)
+    block_d = min(256, triton.next_power_of_2(channels))
+    with torch.cuda.device_of(weight):
+        _weighted_rows_kernel[(batch.numel() * num_rows, triton.cdiv(channels, block_d))](
+            values,
+            weight,
+            drop["p_seed"],
+            pattern.rowptr,
+            pattern.col,
+            place,
+            out,
+            values_stride=values.size(-1) if values.dim() > 1 else 0,
+            weight_rows=weight.size(-2) if weight.dim() > 2 else 0,
+            seed_stride=0 if seed is None or seed.dim() == 0 else 1,
+            num_rows=num_rows,
+            threshold=drop["threshold"],
+            keep_scale=drop["keep_scale"],
+            D=channels,
+            BLOCK_K=min(32, 1024 // block_d),
+            BLOCK_D=block_d,
+            num_warps=1,
+        )
+    return out

@@ -1,0 +1,54 @@
+"""Masks of feature dropout, by the random numbers of attention dropout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels.device import load_kernels, missing_reason
+from ..philox import draw_seed, fours, keep_mask
+
+
+def keep(x: Tensor, p: float) -> Tensor:
+    """0 with probability p, else 1 / (1 - p), for each number in x: `keep_mask`'s of size / 4 edges and four heads.
+
+    The seed is drawn from torch's generator; where `torch.func.vmap` draws one for each of several models, each has the
+    mask that it would have alone. Within `rows_of_whole` it is that of those rows.
+    """
+    seed = draw_seed(x.device)
+    if (found := fours(x.shape)) is None:
+        return kept(seed, x.numel(), p, x.dtype).view(x.shape)
+    names, start = found
+    mask = kept(seed, 4 * names.numel(), p, x.dtype, names.flatten()).view(len(names), 4 * names.size(1))
+    if x.size(-1) % 4:
+        mask = mask.gather(1, start[:, None] + torch.arange(x.size(-1), device=x.device))
+    return mask.view(x.shape)
+
+
+def kept(seed: Tensor, size: int, p: float, dtype: torch.dtype, names: Tensor | None = None) -> Tensor:
+    """`[size]`, or `[S, size]` for seeds `[S]`: the mask of `keep` that follows from a seed, or these fours of it."""
+    mask: Tensor = _Keep.apply(seed, size, p, torch.promote_types(dtype, torch.float32), names)
+    return mask.to(dtype)
+
+
+class _Keep(torch.autograd.Function):
+    @staticmethod
+    def forward(seed: Tensor, size: int, p: float, dtype: torch.dtype, names: Tensor | None) -> Tensor:
+        device = seed.device.type
+        if missing_reason(device) is None and not (device == "cuda" and dtype == torch.float64):
+            made: Tensor = load_kernels("features", device).keep(seed, size, p, dtype, names)
+            return made
+        four = keep_mask(seed, -(-size // 4) if names is None else names, 4 * seed.numel(), p, dtype)
+        each: Tensor = four.unflatten(1, (*seed.shape, 4)).movedim(0, -2).flatten(-2)
+        return each.narrow(-1, 0, size)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, seed: Tensor, size: int, *rest: Any) -> tuple[Tensor, int]:
+        made: Tensor = _Keep.apply(seed.movedim(in_dims[0], 0).flatten(), size, *rest)
+        return made.unflatten(0, (info.batch_size, *seed.shape[1:])), 0

@@ -1,0 +1,89 @@
+"""Dropout masks in vector registers: Philox4x32-10 (Salmon et al., SC 2011), as `gat_pyg.philox` has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from .cache import inline
+from .vector import (
+    I32,
+    I64,
+    address,
+    indices,
+    splat_value,
+    width_of,
+)
+
+DRAWN = 16  # calls of the random generator that are made at once
+
+
+@intrinsic(prefer_literal=True)
+def draw(context: Any, keep: Any, at: Any, names: Any, k: Any, drop: Any, model: Any, quad: Any, lanes: Any) -> Any:
+    """k_ij, 0 or 1 / (1 - p), of `DRAWN` fours of (edge, head) from edge `names[k]` on, to `keep[at:]`.
+
+    A four holds the heads 4 q to 4 q + 3 of an edge: they are the words that Philox makes of the model's key and of the
+    counter (edge, q). Where there are less than four heads, the other words are left out.
+    """
+    heads = width_of(lanes)
+    fours, words = max(1, heads // 4), min(4, heads)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        keep, at, names, k, drop, model, quad, _ = args
+        wide = ir.VectorType(I64, DRAWN)
+
+        def const(value: int) -> ir.Constant:
+            return ir.Constant(wide, [value] * DRAWN)
+
+        def splat(value: Any) -> Any:
+            return splat_value(builder, value, DRAWN)
+
+        low, half = const(0xFFFFFFFF), const(32)
+        keys, threshold, scale = (builder.extract_value(drop, item) for item in range(3))
+        keys = context.make_array(signature.args[4][0])(context, builder, keys).data
+        key = splat(builder.load(builder.gep(keys, [model])))
+        found = ir.VectorType(I64, DRAWN // fours)
+        edge = builder.load(address(builder, names, k, found), align=8)
+        edge = builder.shuffle_vector(edge, edge, indices(lane // fours for lane in range(DRAWN)))
+        c0, c1, c3 = builder.and_(edge, low), builder.lshr(edge, half), const(0)
+        c2 = builder.add(splat(quad), ir.Constant(wide, [lane % fours for lane in range(DRAWN)]))
+        k0, k1 = builder.and_(key, low), builder.lshr(key, half)
+        for _ in range(10):
+            p0 = builder.mul(builder.and_(c0, low), const(0xD2511F53))
+            p1 = builder.mul(builder.and_(c2, low), const(0xCD9E8D57))
+            c0, c1 = builder.xor(builder.xor(builder.lshr(p1, half), c1), k0), p1
+            c2, c3 = builder.xor(builder.xor(builder.lshr(p0, half), c3), k1), p0
+            k0, k1 = builder.add(k0, const(0x9E3779B9)), builder.add(k1, const(0xBB67AE85))
+        narrow = ir.VectorType(I32, DRAWN)
+        drawn = [builder.trunc(word, narrow) for word in (c0, c1, c2, c3)[:words]]
+        while len(drawn) > 1:  # words 0 and 2, and 1 and 3, then both
+            half_of = len(drawn) // 2
+            count = drawn[0].type.count
+            turns = indices(lane // 2 + lane % 2 * count for lane in range(2 * count))
+            drawn = [builder.shuffle_vector(drawn[w], drawn[w + half_of], turns) for w in range(half_of)]
+        total = drawn[0].type.count
+        every = splat_value(builder, builder.trunc(threshold, I32), total)
+        tile = ir.VectorType(scale.type, total)
+        kept = builder.icmp_unsigned(">=", drawn[0], every)
+        value = builder.select(kept, splat_value(builder, scale, total), ir.Constant(tile, None))
+        builder.store(value, address(builder, keep, at, tile), align=scale.type.get_abi_alignment(context.target_data))
+        return context.get_dummy_value()
+
+    return types.void(keep, types.int64, names, types.int64, drop, types.int64, types.int64, lanes), codegen
+
+
+@inline
+def draw_row(
+    keep: Any, at: int, chosen: Any, begin: int, n: int, names: Any, drop: Any, model: int, head: int, lanes: Any
+) -> None:
+    """k_ij of n edges for the heads of a vector, `head` the first of them, to `keep[at:]`."""
+    for k in range(n):
+        chosen[k] = np.int64(begin + k) if names is None else np.int64(names[begin + k])
+    heads = 1 << len(lanes)
+    step = DRAWN // max(1, heads // 4)
+    for k in range(0, n, step):
+        draw(keep, at + k * heads, chosen, k, drop, model, head // 4, lanes)

@@ -1,0 +1,229 @@
+"""Rows of edges, cut into chunks and divided among threads; the sizes and buffers of a call."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...graph.edges import Edges
+from .cache import compiled
+from .draw import DRAWN
+from .vector import (
+    of_model,
+)
+
+SPLIT = 1024  # edges of a chunk: its buffers stay in a core's L2
+SMALL = 1 << 21  # numbers gathered, about a millisecond, below which one thread is as fast as several
+NARROW = 16  # features of a head below which the heads of a vector are summed together
+
+
+class Chunks(NamedTuple):
+    """The rows of a CSR or CSC form, those of more than `SPLIT` edges in several chunks.
+
+    Piece v holds the edges `bounds[v] : bounds[v + 1]` of row `row[v]`, and its sums go to `slot[v]`: the row, or,
+    for a chunk of a long row, a place after the last row. `long[q]` has its chunks at `first[q] : first[q + 1]`.
+    """
+
+    bounds: np.ndarray
+    row: np.ndarray
+    slot: np.ndarray
+    long: np.ndarray
+    first: np.ndarray
+    most: int  # edges of a chunk
+
+    @property
+    def slots(self) -> int:
+        """How many places the sums need: the rows, and the chunks of long rows."""
+        return int(self.first[-1])
+
+
+def _divide(pointer: np.ndarray) -> Chunks:
+    num_rows = pointer.size - 1
+    degree = np.diff(pointer)
+    chunks = np.maximum(1, -(-degree // SPLIT))
+    most = min(int(degree.max(initial=0)), SPLIT)
+    rows = np.arange(num_rows, dtype=np.int32 if pointer.size < 2**31 else np.int64)
+    long = np.flatnonzero(chunks > 1)
+    first = num_rows + np.concatenate([[0], np.cumsum(chunks[long])])
+    if not long.size:
+        return Chunks(pointer, rows, rows, long, first, most)
+    row = np.repeat(rows, chunks)
+    start = np.concatenate([[0], np.cumsum(chunks)[:-1]])
+    bounds = np.append(pointer[row] + SPLIT * (np.arange(row.size) - start[row]), pointer[-1])
+    slot = row.copy()
+    slot[chunks[row] > 1] = np.arange(num_rows, first[-1])
+    return Chunks(bounds, row, slot, long, first, most)
+
+
+_DIVIDED: WeakKeyDictionary[Edges, dict[str, Chunks]] = WeakKeyDictionary()
+
+
+def chunks_of(edges: Edges, by: str) -> Chunks:
+    """Return the chunks of rows by "dst" or by "src", remembered with the edges."""
+    known = _DIVIDED.setdefault(edges, {})
+    if by not in known:
+        known[by] = _divide((edges.rowptr if by == "dst" else edges.transpose[0]).numpy())
+    return known[by]
+
+
+_POOL: list[ThreadPoolExecutor] = []
+_POOL_LOCK = threading.Lock()
+
+
+def _forget() -> None:
+    _POOL.clear()
+    _POOL_LOCK.release()
+
+
+if hasattr(os, "register_at_fork"):  # a child has none of its parent's threads
+    os.register_at_fork(before=_POOL_LOCK.acquire, after_in_parent=_POOL_LOCK.release, after_in_child=_forget)
+
+
+class Job(NamedTuple):
+    """What there is to do: the chunks of `bounds` for each of some models, and room for the buffers of one chunk."""
+
+    bounds: np.ndarray
+    models: int
+    room: int  # numbers of a buffer
+    gathers: int  # numbers that are read or made in all, about
+
+
+def run(kernel: Any, dtype: np.dtype[Any], job: Job, *args: Any) -> None:
+    """Call `kernel(first, last, buffers, names, model, models, *args)` for ranges of chunks, on torch's many threads.
+
+    The kernels give up the GIL and the threads are Python's: Numba's own would be one more pool beside torch's, and
+    not each kind of it survives a fork or two callers at once, as autograd's threads may be. A chunk is summed by one
+    thread, so its bits do not depend on their number.
+    """
+    bounds, models, threads = job.bounds, job.models, torch.get_num_threads()
+    chunks = bounds.size - 1
+    if threads == 1 or job.gathers < SMALL:
+        buffers, names = _buffers(job, dtype)
+        for model in range(models):
+            kernel(0, chunks, buffers, names, model, models, *args)
+        return
+    cost = bounds + np.arange(bounds.size)  # an edge and a chunk cost about the same to begin with
+    cuts = np.searchsorted(cost, np.linspace(cost[0], cost[-1], -(-4 * threads // models) + 1)[1:-1]).tolist()
+    ranges = list(itertools.product(range(models), itertools.pairwise([0, *cuts, chunks])))
+    turn = itertools.count()
+
+    def share() -> None:
+        buffers, names = _buffers(job, dtype)
+        while (at := next(turn)) < len(ranges):
+            model, part = ranges[at]
+            kernel(*part, buffers, names, model, models, *args)
+
+    with _POOL_LOCK:
+        if not _POOL:
+            _POOL.append(ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="gat_pyg"))
+    helpers = [_POOL[0].submit(share) for _ in range(threads - 1)]
+    share()
+    for helper in helpers:
+        helper.result()
+
+
+def _buffers(job: Job, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Room for a chunk: seven numbers for each edge and lane, and the edges' names."""
+    return np.empty((7, job.room), dtype), np.empty(job.room, np.int64)
+
+
+@compiled
+def merge_sums(model: int, models: int, long: Any, first: Any, sums_: Any, row: int) -> None:
+    """The sums of long rows from those of their chunks, in order."""
+    sums = of_model(sums_, model, models)
+    for q in range(long.size):
+        for c in range(row):
+            total = sums[first[q] * row + c]
+            for p in range(first[q] + 1, first[q + 1]):
+                total += sums[p * row + c]
+            sums[long[q] * row + c] = total
+
+
+class Shape(NamedTuple):
+    """The sizes of a call, and what the kernels are compiled for."""
+
+    dtype: np.dtype[Any]
+    batch: tuple[int, ...]  # (models,), or none
+    heads: int
+    channels: int
+    lanes: tuple[int, ...]  # heads of a vector, as `width_of` reads it: those that are computed at once
+    narrow: Any  # the features of all these heads, where they are summed together, else None
+    tile: tuple[int, ...]  # features of a head that are summed at once, where they are not
+    ragged: bool | None  # True where the last vector of heads is not full, else None
+
+    @classmethod
+    def of(cls, x: Tensor, *others: Tensor | None, narrow: bool = True) -> Shape:
+        """The sizes of x `[..., N, H, C]`, in the widest dtype; `narrow`: if narrow heads may be summed together."""
+        *batch, _, heads, channels = x.shape
+        narrow = narrow and 0 < channels < NARROW
+        most = 16 if narrow and channels <= 8 else 8
+        lanes = (0,) * math.ceil(math.log2(max(1, min(heads, most))))
+        return cls(
+            _dtype(x, *others),
+            tuple(batch),
+            heads,
+            channels,
+            lanes,
+            (lanes, (0,) * channels) if narrow else None,
+            (0,) * next((power for power in (3, 4, 5) if channels <= 1 << power), 6),
+            True if heads % (1 << len(lanes)) else None,
+        )
+
+    @property
+    def models(self) -> int:
+        """The number of models."""
+        return math.prod(self.batch)
+
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        """The arguments that a kernel is compiled for."""
+        return self.lanes, self.narrow, self.tile, self.ragged
+
+    def job(self, bounds: np.ndarray, most: int, edges: Edges) -> Job:
+        """The work of a kernel over chunks of at most `most` edges."""
+        work = self.models * edges.num_edges * self.heads * self.channels
+        return Job(bounds, self.models, (most << len(self.lanes)) + 4 * DRAWN, work)
+
+    def flat(self, tensor: Tensor | None) -> Any:
+        """The numbers of a tensor as a vector; None of None."""
+        if tensor is None:
+            return None
+        wide = torch.float64 if self.dtype == np.float64 else torch.float32
+        return tensor.detach().to(wide).contiguous().view(-1).numpy()
+
+    def empty(self, rows: int, *row: int) -> np.ndarray:
+        """Room for results, by NumPy: it asks for huge pages where that is large, and the first write costs less."""
+        return np.empty((self.models, rows, *row), self.dtype).reshape(-1)
+
+    def tensor(self, values: Any, rows: int, *row: int) -> Tensor:
+        """The first `rows` rows of results, as a tensor with the axis of models in front, where there is one."""
+        each = self.models * math.prod(row)
+        shaped = values.reshape(*self.batch, values.size // each if each else rows, *row)
+        return torch.from_numpy(shaped[:, :rows] if self.batch else shaped[:rows])  # no view of a tensor
+
+    def drop(self, seed: Tensor | None, dropout: float, names: Tensor | None = None) -> Any:
+        """Keys of the models, threshold, scale, names: an edge is kept if its random word reaches the threshold."""
+        if seed is None or dropout == 0.0:
+            return None
+        scale = self.dtype.type(1 / (1 - dropout)) if dropout < 1 else self.dtype.type(0)
+        keys, least = seed.contiguous().view(-1).numpy(), np.int64(min(math.floor(dropout * 2**32), 2**32 - 1))
+        return keys, least, scale, None if names is None else names.numpy()
+
+
+def _dtype(*tensors: Tensor | None) -> np.dtype[Any]:
+    """float64 if any of them is, else float32."""
+    return np.dtype(np.float64 if any(t is not None and t.dtype == torch.float64 for t in tensors) else np.float32)
+
+
+def edge_ids(edges: Edges) -> Any:
+    """The place in the caller's order of each edge; None where that is its own."""
+    return None if edges.perm is None else edges.perm.numpy()

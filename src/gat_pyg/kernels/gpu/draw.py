@@ -1,0 +1,61 @@
+"""Dropout masks on CUDA: Philox4x32-10, as `gat_pyg.philox` has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def draw(
+    p_seed,
+    i_edge,
+    threshold,
+    keep_scale,
+    models,
+    EACH: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    """Attention dropout k `[edges, heads]`: 0 where word h % 4 of Philox(seed; edge, h // 4) is below the threshold.
+
+    In a stack, h counts the heads of one model, and the seed is that model's.
+    """
+    i_edge = i_edge.to(tl.int64)
+    low, high = (i_edge & 0xFFFFFFFF).to(tl.uint32)[:, None], (i_edge >> 32).to(tl.uint32)[:, None]
+    i_head = tl.program_id(1) * BLOCK_H
+    if BLOCK_H % 4 == 0 and (models is None or EACH % 4 == 0):  # a draw serves four heads
+        b_seed, i_four = _of_model(p_seed, i_head // 4 + tl.arange(0, BLOCK_H // 4), models, EACH // 4)
+        zero = tl.zeros([BLOCK_E, BLOCK_H // 4], tl.uint32)
+        w0, w1, w2, w3 = tl.philox(b_seed, zero + low, zero + high, zero + i_four.to(tl.uint32)[None, :], zero)
+        b_word = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), [BLOCK_E, BLOCK_H])
+    else:
+        b_seed, i_h = _of_model(p_seed, i_head + tl.arange(0, BLOCK_H), models, EACH)
+        i_h = i_h[None, :]
+        zero = tl.zeros([BLOCK_E, BLOCK_H], tl.uint32)
+        w0, w1, w2, w3 = tl.philox(b_seed, zero + low, zero + high, zero + (i_h // 4).to(tl.uint32), zero)
+        b_word = tl.where(i_h % 4 < 2, tl.where(i_h % 4 == 0, w0, w1), tl.where(i_h % 4 == 2, w2, w3))
+    return tl.where(b_word >= threshold, keep_scale, 0.0)
+
+
+@triton.jit
+def _of_model(p_seed, i_all, models, EACH: tl.constexpr):
+    """The seed of the model that each of `i_all` belongs to, `EACH` to a model, and its number within that model."""
+    if models is None:
+        return tl.load(p_seed), i_all
+    else:
+        i_model = tl.minimum(i_all // EACH, models - 1)  # the last slab may go beyond the last head
+        return tl.load(p_seed + i_model)[None, :], i_all - i_model * EACH
+
+
+def drop_arguments(dropout: float, seed: Tensor | None, names: Tensor | None = None) -> dict[str, Any]:
+    """What the kernels need for dropout: a coefficient is kept where its random word is at least the threshold."""
+    if dropout == 0.0 or seed is None:
+        return {"p_seed": None, "p_names": None, "threshold": 0, "keep_scale": 1.0}
+    shared = {"p_seed": seed.contiguous(), "p_names": names}
+    if dropout == 1.0:
+        return {**shared, "threshold": 0, "keep_scale": 0.0}
+    return {**shared, "threshold": int(dropout * 2**32), "keep_scale": 1.0 / (1.0 - dropout)}

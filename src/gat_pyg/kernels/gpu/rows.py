@@ -1,0 +1,266 @@
+"""Rows of edges as work items on CUDA: chunks of long rows, tiles, launches."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...graph.edges import SPLIT as SPLIT
+from ...graph.edges import Edges, Side, count_long, places_of
+
+# What the kernels share.
+
+
+@triton.jit
+def offset(i_row, WIDTH):
+    """The offset of a row of `WIDTH` elements, in int64: N x H x C passes 2^31 long before N does."""
+    return i_row.to(tl.int64) * WIDTH
+
+
+@triton.jit
+def all_models(EACH: tl.constexpr, models):
+    """The heads, or the elements, of all models: a product, so that the compiler knows it is divisible by `EACH`."""
+    if models is None:
+        return EACH
+    else:
+        return models * EACH
+
+
+@triton.jit
+def work_item(p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT: tl.constexpr):
+    """The program's row, its first edge, how many, and whether they are the whole row or a chunk of it.
+
+    The first `num_chunks` programs, the longest, take chunks; then comes one for each row, idle where the row is split.
+    """
+    i_item = tl.program_id(0)
+    is_chunk = i_item < num_chunks
+    i_row = (i_item - num_chunks).to(tl.int64)
+    if p_chunk_row is not None:
+        i_row = tl.where(is_chunk, tl.load(p_chunk_row + i_item, mask=is_chunk, other=0), i_row)
+    start = tl.load(p_ptr + i_row)
+    stop = tl.load(p_ptr + i_row + 1)
+    is_whole = stop - start <= SPLIT
+    if p_chunk_row is not None:
+        start = tl.where(is_chunk, tl.load(p_chunk_start + i_item, mask=is_chunk, other=0), start)
+    count = tl.minimum(stop - start, SPLIT).to(tl.int32)
+    return i_row, start, tl.where(is_whole | is_chunk, count, 0), is_whole, is_chunk
+
+
+@triton.jit
+def gather(p_score, i_row, i_h, m_eh, H):
+    """`[edges, heads]`: a term of the score in float32, 0 where there is none."""
+    if p_score is None:
+        return 0.0
+    else:
+        return tl.load(p_score + offset(i_row, H)[:, None] + i_h[None, :], mask=m_eh, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_row(p_rows, o_row, m_row):
+    """What belongs to one row, in float32, 0 where there is none."""
+    if p_rows is None:
+        return 0.0
+    else:
+        return tl.load(p_rows + o_row, mask=m_row, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def edge_id(p_ids, i_place, m_e):
+    """The caller's ids of edges that stand at `i_place` in the order grouped by dst, or what dropout calls them."""
+    if p_ids is None:
+        return i_place
+    else:
+        return tl.load(p_ids + i_place, mask=m_e, other=0)
+
+
+@triton.jit(do_not_specialize=["models"])
+def _sum_kernel(
+    p_chunks,
+    p_rows,
+    p_first,
+    p_wide,
+    p_narrow,
+    models,
+    EACH_WIDE: tl.constexpr,
+    EACH_NARROW: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+):
+    """For one split row: the sum of its chunks in their order, `WIDE` numbers to one result, `NARROW` to another."""
+    WIDE, NARROW = all_models(EACH_WIDE, models), all_models(EACH_NARROW, models)
+    i_row = tl.load(p_rows + tl.program_id(0))
+    first, stop = tl.load(p_first + tl.program_id(0)), tl.load(p_first + tl.program_id(0) + 1)
+    o_w = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
+    b_sum = tl.zeros([BLOCK_W], tl.float32)
+    for i_first in tl.range(first, stop, BLOCK_E):
+        i_chunk = i_first + tl.arange(0, BLOCK_E)
+        m_chunk = (i_chunk < stop)[:, None] & (o_w < WIDE + NARROW)[None, :]
+        b_sum += tl.sum(tl.load(p_chunks + offset(i_chunk, WIDE + NARROW)[:, None] + o_w, mask=m_chunk, other=0.0), 0)
+    if p_wide is not None:
+        tl.store(p_wide + offset(i_row, WIDE) + o_w, b_sum, mask=o_w < WIDE)
+    if p_narrow is not None:
+        tl.store(p_narrow + offset(i_row, NARROW) + o_w - WIDE, b_sum, mask=(o_w >= WIDE) & (o_w < WIDE + NARROW))
+
+
+# On the host.
+
+
+class Chunks(NamedTuple):
+    """The chunks of the rows of more than `SPLIT` edges."""
+
+    row: Tensor  # [P], of each chunk
+    start: Tensor  # [P], its first edge
+    rows: Tensor  # [S], the rows that are split
+    first: Tensor  # [S + 1], the chunks of rows[k] are first[k]:first[k + 1]
+
+
+_CHUNKS: WeakKeyDictionary[Edges, dict[Side, Chunks | None]] = WeakKeyDictionary()
+
+
+def chunks_of(edges: Edges, side: Side) -> Chunks | None:
+    """Return the chunks of long rows by "dst" or by "src", remembered with the edges, or None if no row is long.
+
+    Without a device sync: `Edges` counted the long rows when it was built.
+    """
+    known = _CHUNKS.setdefault(edges, {})
+    if side not in known:
+        with torch.inference_mode(False):
+            ptr = edges.rowptr if side == "dst" else edges.transpose[0]
+            long = count_long(ptr.diff(), SPLIT) if edges.long is None else edges.long[side]
+            known[side] = _cut(ptr, *map(int, long))
+    return known[side]
+
+
+def _cut(ptr: Tensor, num_rows: int, num_chunks: int) -> Chunks | None:
+    """Cut the `num_rows` long rows of `ptr` into `num_chunks` chunks."""
+    if num_rows == 0:
+        return None
+    degree = ptr.diff()
+    rows = places_of(degree > SPLIT, num_rows)
+    number = (degree.index_select(0, rows) + SPLIT - 1) // SPLIT
+    first = torch.cat([number.new_zeros(1), number.cumsum(0)])
+    row = rows.repeat_interleave(number, output_size=num_chunks)
+    place = torch.arange(num_chunks, device=ptr.device) - first[:-1].repeat_interleave(number, output_size=num_chunks)
+    return Chunks(row, ptr.index_select(0, row) + place * SPLIT, rows, first)
+
+
+class Tile(NamedTuple):
+    """How a program walks over its edges: `edges x heads x channels` at a time."""
+
+    edges: int
+    heads: int
+    channels: int
+    warps: int
+    stages: int
+
+    @property
+    def blocks(self) -> dict[str, int]:
+        """The kernels' arguments for the tile."""
+        return {
+            "BLOCK_E": self.edges,
+            "BLOCK_H": self.heads,
+            "BLOCK_C": self.channels,
+            "num_warps": self.warps,
+        }
+
+
+def tile_for(models: int, heads: int, channels: int, degree: float) -> Tile:
+    """A slab of heads of up to 256 numbers, or one wider head; 1024 numbers a warp, less for short rows.
+
+    Stacks of all sizes use the same tile, since every further tile is one more kernel to compile.
+    Loads run ahead, through shared memory, where rows are long enough to gain by it and the tiles fit.
+    """
+    block_c = triton.next_power_of_2(max(1, channels))
+    block_h = max(1, 256 // block_c)
+    if models == 1:
+        block_h = min(triton.next_power_of_2(heads), block_h)
+    warps = min(16, max(1, block_c // 256))
+    block_e = max(1, 1024 * warps // (block_h * block_c))
+    block_e = min(block_e, max(4, triton.next_power_of_2(round(degree))))
+    return Tile(block_e, block_h, block_c, warps, 3 if degree > 4 * block_e and warps <= 8 else 1)
+
+
+def stack_arguments(models: int, heads: int) -> dict[str, Any]:
+    """The kernels' arguments for the heads of all models."""
+    return {"models": None if models == 1 else models, "EACH": heads // models}
+
+
+class Walk:
+    """A launch over the rows of one side, and over the chunks of its long rows."""
+
+    def __init__(self, edges: Edges, side: Side, models: int, heads: int, channels: int) -> None:
+        self.ptr = edges.rowptr if side == "dst" else edges.transpose[0]
+        self.chunks = chunks_of(edges, side)
+        self.models, self.heads, self.channels = models, heads, channels
+        self.num_rows = self.ptr.numel() - 1
+        self.num_chunks = 0 if self.chunks is None else self.chunks.row.numel()
+        mostly_chunks = 4 * SPLIT * self.num_chunks > edges.num_edges
+        self.tile = tile_for(models, heads, channels, SPLIT if mostly_chunks else edges.num_edges / self.num_rows)
+
+    @property
+    def items(self) -> int:
+        """The number of work items: the chunks of long rows, then the rows."""
+        return self.num_chunks + self.num_rows
+
+    @property
+    def slabs(self) -> int:
+        """The number of slabs of heads."""
+        return int(triton.cdiv(self.heads, self.tile.heads))
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The kernels' arguments for the rows, chunks, heads and tile."""
+        return {
+            "p_ptr": self.ptr,
+            "p_chunk_row": None if self.chunks is None else self.chunks.row,
+            "p_chunk_start": None if self.chunks is None else self.chunks.start,
+            "num_chunks": self.num_chunks,
+            **stack_arguments(self.models, self.heads),
+            "C": self.channels,
+            "SPLIT": SPLIT,
+            "STAGES": self.tile.stages,
+            **self.tile.blocks,
+        }
+
+    def hold(self, *widths: int) -> Tensor | None:
+        """Room for a result of each chunk."""
+        if self.chunks is None:
+            return None
+        return torch.empty(self.num_chunks, *widths, dtype=torch.float32, device=self.ptr.device)
+
+    def sum(self, held: Tensor | None, wide: Tensor | None, narrow: Tensor | None = None) -> None:
+        """Sum the chunks' results, `[P, H C]` or `[P, H C + H]`, into those of their rows."""
+        if self.chunks is None or held is None:
+            return
+        width = self.heads * self.channels
+        _sum_kernel[(self.chunks.rows.numel(), triton.cdiv(held.size(1), 256))](
+            held,
+            self.chunks.rows,
+            self.chunks.first,
+            wide,
+            narrow,
+            None if self.models == 1 else self.models,
+            EACH_WIDE=width // self.models,
+            EACH_NARROW=(held.size(1) - width) // self.models,
+            BLOCK_E=8,
+            BLOCK_W=256,
+        )
+
+
+def beside(models: torch.Size, *tensors: Tensor | None) -> list[Any]:
+    """The tensors, contiguous; with models `[S, rows, H, ...]` as `[rows, S H, ...]`, their heads side by side."""
+    if models:
+        tensors = tuple(None if tensor is None else tensor.movedim(0, 1).flatten(1, 2) for tensor in tensors)
+    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
+
+
+def apart(models: torch.Size, *tensors: Tensor | None) -> tuple[Any, ...]:
+    """The inverse of `beside`."""
+    if not models:
+        return tensors
+    return tuple(None if tensor is None else tensor.unflatten(1, (*models, -1)).movedim(1, 0) for tensor in tensors)
