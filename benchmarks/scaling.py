@@ -47,6 +47,7 @@ from gat_pyg.distributed.halo import divided
 from gat_pyg.graph.partition import WITH_METIS, Method, partition
 from gat_pyg.models import GAT
 from gat_pyg.philox import keyed
+from gat_pyg.tasks.nodes import NodeLabels
 from gat_pyg.training.loading import TaskData
 from machine import resident
 
@@ -272,7 +273,7 @@ def sampled(rank: int, world: int, scale: float, rounds: int) -> dict[str, Any]:
     """As many seeds a rank as one process takes, through `loader=neighbor`."""
     shape = ARXIV.scaled(scale)
     data, model = generated(shape), network(shape, hidden=1)
-    task = Task(shape.name, [data], [data], [data], shape.features, shape.classes)
+    task = Task(shape.name, [data], [data], [data], shape.features, NodeLabels(shape.classes))
 
     def step(model: nn.Module, place: Any) -> Callable[[], None]:
         loader = TaskData(task, batch_size=SEEDS * (place.world_size if place else 1), num_neighbors=FAN_OUTS)

@@ -37,7 +37,6 @@ from gat_pyg.experiments.process import keep_memory
 from gat_pyg.experiments.result import versions
 from gat_pyg.models import GAT
 from gat_pyg.seeds import fitting
-from gat_pyg.tasks.scores import node_sums, score_of
 from gat_pyg.tasks.task import Task
 from gat_pyg.training import Inductive, PaperStopping
 from gat_pyg.training.loading import TaskData
@@ -65,7 +64,7 @@ def halves(task: Task) -> Iterator[Task]:
     for val, test in ((first, second), (second, first)):
         half = copy.copy(graph)
         half.val_mask, half.test_mask = val, test
-        yield Task(task.name, [half], [half], [half], task.num_features, task.num_classes)
+        yield Task(task.name, [half], [half], [half], task.num_features, task.objective)
 
 
 class EachRule(Callback):
@@ -79,10 +78,11 @@ class EachRule(Callback):
     @torch.no_grad()
     def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
         module.eval()
-        told = [score_of(node_sums(module(graph), graph.y).tolist()) for graph in self.graphs]
+        sums = [module.objective.statistics(module(graph), graph.y).tolist() for graph in self.graphs]
+        told = [(loss / max(size, 1.0), module.objective.score([loss, size, *rest])) for loss, size, *rest in sums]
         module.train()
         for (rule, by), stopping in self.rules.items():
-            (loss, score, _), (_, other, _) = told[by], told[1 - by]
+            (loss, score), (_, other) = told[by], told[1 - by]
             if stopping.left > 0 and stopping.update(score, loss):
                 self.value[rule, by] = other
         trainer.should_stop = all(stopping.left <= 0 for stopping in self.rules.values())
@@ -105,7 +105,10 @@ def on_graphs(task: Task, seed: int, max_epochs: int, precision: Any) -> EachRul
         enable_model_summary=False,
         **quiet,
     )
-    trainer.fit(Inductive(GAT.preset("ppi", reproduction=True), lr=0.005), datamodule=TaskData(task, batch_size=2))
+    trainer.fit(
+        Inductive(GAT.preset("ppi", reproduction=True), task.objective, lr=0.005),
+        datamodule=TaskData(task, batch_size=2),
+    )
     return rules
 
 

@@ -108,7 +108,7 @@ def lightning_loop(task: Task, epochs: int, device: torch.device, callbacks: lis
     )
     model = GAT.preset(task.name)
     datamodule = TaskData(task, sparse=pays(task, device))
-    trainer.fit(Transductive(model, *NUMBERS[task.name]), datamodule=datamodule)
+    trainer.fit(Transductive(model, task.objective, *NUMBERS[task.name]), datamodule=datamodule)
 
 
 def command(name: str, epochs: int, device: torch.device) -> float:

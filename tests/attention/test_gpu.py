@@ -42,6 +42,7 @@ from gat_pyg.graph.edges import Edges  # noqa: E402
 from gat_pyg.kernels import device  # noqa: E402
 from gat_pyg.kernels.gpu import draw, rows  # noqa: E402
 from gat_pyg.philox import keyed  # noqa: E402
+from gat_pyg.tasks.nodes import NodeLabels  # noqa: E402
 from graphs import BATCH, BIPARTITE, RANDOM, STAR_IN, ZOO, Graph, random, union  # noqa: E402
 from laws import TOLERANCE, assert_close, edges_of, inputs, moved  # noqa: E402
 from syncs import syncs  # noqa: E402
@@ -1010,7 +1011,7 @@ def test_seeds_that_leave_a_stack_compile_no_new_kernels(
     for split, part in {"train": slice(0, 14), "val": slice(14, 64), "test": slice(64, 164)}.items():
         data[f"{split}_mask"] = torch.zeros(270, dtype=torch.bool)
         data[f"{split}_mask"][part] = True
-    module = Stacked([GAT.preset("cora", in_channels=40) for _ in range(100)], range(100))
+    module = Stacked([GAT.preset("cora", in_channels=40) for _ in range(100)], range(100), NodeLabels(7))
     for size in (100, *range(100 - math.ceil(100 * LEAVE), 0, -1)):
         module.keep(range(size))
         module.begin_epoch(0, 0)

@@ -26,6 +26,7 @@ from gat_pyg.experiments.settings import config_folder
 from gat_pyg.philox import keyed
 from gat_pyg.seeds.memory import trial
 from gat_pyg.seeds.stack import Stack
+from gat_pyg.tasks.nodes import NodeLabels
 from graphs import CHAIN, LOOPS, RANDOM, REPEATED, SQUARE, STAR_IN, Graph, union
 from laws import assert_close
 
@@ -198,7 +199,7 @@ def test_seeds_are_stacked(make: Callable[..., nn.Module], sparse: bool):
     for place, split in enumerate(("train", "val", "test")):
         data[f"{split}_mask"] = torch.arange(40) % 4 == place
     models = [make(5, 4, 3, dropout=0.5) for _ in range(3)]
-    assert trial(models, data).why_not is None
+    assert trial(models, NodeLabels(3), data).why_not is None
     stack = Stack(models)
     keys = torch.tensor([3, 5, 8])
 

@@ -14,7 +14,7 @@ from gat_pyg.baselines import sage
 from gat_pyg.baselines.sage import AGGREGATORS, GraphSAGE, SampledConv, sample
 from gat_pyg.data import planted
 from gat_pyg.seeds.stack import Stack
-from gat_pyg.tasks.scores import node_loss
+from gat_pyg.tasks.nodes import NodeMultiLabels
 from graphs import COMPLETE, ISOLATED, SQUARE, STAR_IN, Graph, graph, random
 from laws import assert_close, edges_of
 
@@ -195,7 +195,7 @@ def test_it_learns(aggr: str):
     adam = torch.optim.Adam(net.parameters(), lr=0.01)
     losses = []
     for _ in range(40):
-        loss = node_loss(net(data.x, data.edge_index), data.y)
+        loss = NodeMultiLabels(16).loss(net(data.x, data.edge_index), data.y)
         adam.zero_grad()
         loss.backward()
         adam.step()

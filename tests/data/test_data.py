@@ -35,7 +35,9 @@ from torch_geometric.utils import k_hop_subgraph
 from gat_pyg.data import Task, digits, from_dataset, from_file, generated, planetoid, planted, ppi, proteins, unpickle
 from gat_pyg.data.raw import data_root
 from gat_pyg.graph.subgraph import near
-from gat_pyg.tasks.checks import KEYS, MASKS
+from gat_pyg.tasks.checks import KEYS
+from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
+from gat_pyg.tasks.objective import MASKS
 from graphs import CHAIN, SQUARE, Graph
 
 NAMES = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
@@ -208,8 +210,8 @@ def test_planetoid_equals_pygs_reading(name: str, tmp_path: Path):
     for key in ("x", "y", "edge_index", *MASKS):
         assert torch.equal(task.train[0][key], expected[0][key]), key
     assert (task.num_features, task.num_classes) == (expected.num_features, expected.num_classes)
-    assert task.transductive
-    assert not task.multilabel
+    assert task.shared_graph is task.test[0]
+    assert task.objective == NodeLabels(expected.num_classes)
 
 
 @pytest.fixture
@@ -260,7 +262,7 @@ def test_listed_links_without_loops_and_repetitions_are_the_edges(tiny_citeseer:
     listed += proteins.listed_links("ppi", tiny_ppi)
     first = {"citeseer": [listed[0]], "ppi": listed[1:]}
     for name, task in tasks.items():
-        graphs = task.train if task.transductive else task.train + task.val + task.test
+        graphs = task.train if task.shared_graph else task.train + task.val + task.test
         left = sum(len({(i, j) for i, j in edges_of(links) if i != j}) for links in first[name])
         assert left == sum(data.num_edges for data in graphs)
     raw = json.loads((tiny_ppi / "PPI" / "raw" / "valid_graph.json").read_text())["links"]
@@ -471,7 +473,7 @@ def test_ppi_is_read_as_pyg_reads_it_and_standardised_on_the_training_nodes(tiny
             assert torch.equal(one.y.nan_to_num(7), other.y.nan_to_num(7))
             assert edges_of(one.edge_index) == edges_of(other.edge_index)
             assert one.num_edges == other.num_edges
-    assert (task.num_features, task.num_classes, task.multilabel, task.transductive) == (4, 6, True, False)
+    assert (task.num_features, task.objective, task.shared_graph) == (4, NodeMultiLabels(6), None)
     assert task.val[0].y[0].isnan().all()
 
 
@@ -561,7 +563,7 @@ def test_ppi_has_the_published_sizes():
         (len(g), sum(d.num_nodes for d in g), sum(d.num_edges for d in g)) for g in (task.train, task.val, task.test)
     ]
     assert found == [(20, 44906, 1226368), (2, 6514, 198920), (2, 5524, 161976)]
-    assert (task.num_features, task.num_classes, task.multilabel) == (50, 121, True)
+    assert (task.num_features, task.objective) == (50, NodeMultiLabels(121))
     raw = [np.load(data_root() / "PPI" / "raw" / f"{split}_feats.npy") for split in ("train", "test")]
     expected = StandardScaler().fit(raw[0]).transform(raw[1])
     torch.testing.assert_close(torch.cat([d.x for d in task.test]), torch.tensor(expected, dtype=torch.float))
@@ -780,7 +782,7 @@ def test_shapes_are_checked_before_elements(wrong: str):
     data[wrong] = data[wrong][:1] if wrong == "edge_index" else data[wrong][:5]
     data.x = data.x.as_subclass(Untouched)
     with pytest.raises(ValueError, match=f"{wrong} .*shape"):
-        Task("mine", [data], [data], [data], num_features=12, num_classes=3, edge_dim=1)
+        Task("mine", [data], [data], [data], num_features=12, objective=NodeLabels(3), edge_dim=1)
 
 
 def test_a_data_with_a_store_of_another_kind_is_refused(tmp_path: Path):
@@ -902,7 +904,7 @@ def test_labels_of_every_kind():
     many = torch.eye(12)[:, :5]
     many[3, 1] = float("nan")
     task = from_dataset(ring(**masks()).update({"y": many}))
-    assert (task.multilabel, task.num_classes, task.train[0].y.dtype) == (True, 5, torch.float32)
+    assert (task.objective, task.train[0].y.dtype) == (NodeMultiLabels(5), torch.float32)
     assert task.train[0].y[3, 1].isnan()
 
 
@@ -923,7 +925,7 @@ def test_several_graphs_are_drawn_from_or_come_split():
     for given in ({"train": graphs[:4], "val": graphs[4:5], "test": graphs[5:]}, (graphs[:4], graphs[4:5], graphs[5:])):
         split = from_dataset(given, "rings")
         assert [len(part) for part in (split.train, split.val, split.test)] == [4, 1, 3]
-        assert not split.transductive
+        assert split.shared_graph is None
     with pytest.raises(ValueError, match="rings has 8 graphs, of which val=500 and test=1000"):
         from_dataset(graphs, "rings")
 
@@ -1087,7 +1089,7 @@ def test_what_is_no_graph():
 def test_a_task_made_by_hand_is_checked_too(values: dict[str, Any], message: str):
     data = [changed(**values)]
     with pytest.raises(ValueError, match=message):
-        Task("mine", data, data, data, num_features=12, num_classes=3)
+        Task("mine", data, data, data, num_features=12, objective=NodeLabels(3))
 
 
 @pytest.mark.parametrize("graph", [g for g in SQUARE if g.num_src > 1], ids=str)

@@ -21,7 +21,9 @@ from gat_pyg.distributed import halo, watch
 from gat_pyg.distributed.halo import HaloStrategy, Part, divided
 from gat_pyg.distributed.watch import Watch
 from gat_pyg.seeds import Stacked
-from gat_pyg.training import Inductive, NodeClassifier, Resumable, Transductive, cuda_graphs, modules
+from gat_pyg.tasks import nodes
+from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
+from gat_pyg.training import Inductive, Resumable, Supervised, Transductive, cuda_graphs
 from test_halo import graph
 
 DTYPES = (torch.int8, torch.uint8, torch.int32, torch.int64)
@@ -221,19 +223,19 @@ class Rows(nn.Module):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_losses_and_scores_are_pooled_on_the_gpu(
     strategy: type[DDPStrategy],
-    setup: type[NodeClassifier],
+    setup: type[Supervised],
     multilabel: bool,
     dtype: torch.dtype,
     ranks: Ranks,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(modules, "rows_of", lambda mask: torch.arange(3, device=mask.device))
+    monkeypatch.setattr(nodes, "rows_of", lambda mask: torch.arange(3, device=mask.device))
     monkeypatch.setattr(cuda_graphs, "Captured", lambda *_: pytest.fail("collectives would be captured"))
     for rank in ranks(2):
         data = graph(12, 30).to(rank.device)
         data.x = data.x.to(dtype)
         data.y = data.y if not multilabel else torch.ones(12, 4, device=rank.device)
-        module = setup(Rows(4).to(rank.device, dtype))
+        module = setup(Rows(4).to(rank.device, dtype), NodeMultiLabels(4) if multilabel else NodeLabels(4))
         module._trainer = trainer_of(rank, strategy)
         loss = module.training_step(data, 0)
         assert loss.device == rank.device and loss.requires_grad
@@ -252,7 +254,9 @@ def test_losses_and_scores_are_pooled_on_the_gpu(
 @pytest.mark.parametrize("setup", [Transductive, Stacked])
 def test_several_processes_capture_no_cuda_graph(strategy: type[DDPStrategy], setup: Any):
     for world, reason in (1, f"the strategy is {strategy.__name__}"), (2, "there are 2 processes"):
-        module = setup(Rows(4)) if setup is Transductive else setup([Rows(4), Rows(4)], [0, 1])
+        module = (
+            setup(Rows(4), NodeLabels(4)) if setup is Transductive else setup([Rows(4), Rows(4)], [0, 1], NodeLabels(4))
+        )
         module.cuda_graphs = True
         place = SimpleNamespace(rank=world - 1, world=world, device=torch.device("cuda", world - 1))
         module._trainer = trainer_of(place, strategy)

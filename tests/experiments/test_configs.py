@@ -16,6 +16,7 @@ from gat_pyg.experiments.build import build_logger, build_model, build_task, bui
 from gat_pyg.experiments.result import config_hash
 from gat_pyg.experiments.settings import config_folder, numbers_of
 from gat_pyg.report.runs import gathered, lines_of, row_of
+from gat_pyg.tasks.nodes import NodeMultiLabels
 from gat_pyg.training import Inductive
 
 CONF = config_folder()
@@ -41,7 +42,7 @@ def task(edge_dim: int | None = None) -> Task:
     data = Data(torch.randn(6, 5), torch.randint(6, (2, 12)), y=torch.rand(6, 3).round())
     if edge_dim is not None:
         data.edge_attr = torch.randn(12, edge_dim)
-    return Task("tiny", [data], [data.clone()], [data.clone()], 5, 3, multilabel=True, edge_dim=edge_dim)
+    return Task("tiny", [data], [data.clone()], [data.clone()], 5, NodeMultiLabels(3), edge_dim=edge_dim)
 
 
 def learns(config: DictConfig, task: Task) -> None:
@@ -49,7 +50,7 @@ def learns(config: DictConfig, task: Task) -> None:
     model, *_ = build_model(config.model, task)
     if hasattr(model, "fit"):
         return
-    module = Inductive(model.train(), config.training.lr, config.training.weight_decay)
+    module = Inductive(model.train(), task.objective, config.training.lr, config.training.weight_decay)
     out = module(task.train[0])
     assert out.shape == (6, 3)
     out.square().sum().backward()
@@ -139,7 +140,7 @@ def test_the_papers_numbers(experiment: str):
     if parameters is not None:
         F, K = sizes
         data = Data(torch.zeros(1, F), torch.zeros(2, 0, dtype=torch.long), y=torch.zeros(1, K))
-        like = Task("like", [data], [data.clone()], [data.clone()], F, K, multilabel=True)
+        like = Task("like", [data], [data.clone()], [data.clone()], F, NodeMultiLabels(K))
         built, *_ = build_model(model, like)
         assert sum(parameter.numel() for parameter in built.parameters()) == parameters
 
@@ -147,7 +148,7 @@ def test_the_papers_numbers(experiment: str):
 @pytest.mark.parametrize("dataset", ["digits", "planted"])
 def test_data_sets_that_need_no_files(dataset: str):
     built = build_task(compose("config", [f"dataset={dataset}"]))
-    assert (built.name, built.transductive) == (dataset, dataset == "digits")
+    assert (built.name, built.shared_graph is not None) == (dataset, dataset == "digits")
 
 
 @pytest.mark.parametrize("trainer", names("trainer"))

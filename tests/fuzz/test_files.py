@@ -146,7 +146,7 @@ def check_task(task: Task) -> None:
         N, E = len(data.x), data.edge_index.size(1)
         assert data.x.shape == (N, task.num_features) and data.x.isfinite().all()
         assert data.edge_index.shape == (2, E) and (not E or 0 <= data.edge_index.min() <= data.edge_index.max() < N)
-        if task.multilabel:
+        if task.objective.columns == "labels":
             assert data.y.shape == (N, task.num_classes) and ((data.y == 0) | (data.y == 1) | data.y.isnan()).all()
         else:
             assert data.y.shape == (N,) and data.y.min() >= -1 and data.y.max() < task.num_classes

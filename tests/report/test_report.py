@@ -40,6 +40,7 @@ from gat_pyg.report.tables import (
     signed,
     tables,
 )
+from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 
 real = pytest.mark.skipif("GAT_PYG_DATA" not in os.environ, reason="GAT_PYG_DATA names no folder with the real data")
 
@@ -289,11 +290,11 @@ def test_counts_by_hand():
     edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
     masks = {f"{split}_mask": torch.arange(4) == node for node, split in enumerate(("train", "val", "test"))}
     data = Data(torch.eye(4), edge_index, y=torch.tensor([0, 1, 1, 0]), **masks)
-    found = counted(Task("cora", [data], [data], [data], 4, 2), [links])
+    found = counted(Task("cora", [data], [data], [data], 4, NodeLabels(2)), [links])
     expected = Counts(
         dataset="cora",
-        transductive=True,
-        multilabel=False,
+        shared=True,
+        columns="classes",
         graphs={"all": 1, "train": 1, "val": 1, "test": 1},
         nodes=4,
         edges=2,
@@ -319,7 +320,7 @@ def test_unknown_labels_of_graphs_are_counted_and_told():
     def graph(*y: torch.Tensor) -> Data:
         return Data(torch.ones(len(y), 3), nothing, y=torch.cat(y))
 
-    task = Task("ppi", [graph(known)], [graph(known, unknown)], [graph(known)], 3, 2, multilabel=True)
+    task = Task("ppi", [graph(known)], [graph(known, unknown)], [graph(known)], 3, NodeMultiLabels(2))
     found = counted(task, [nothing] * 3)
     assert found.unknown == {"train": 0, "val": 1, "test": 0}
     assert (found.nodes, found.edges, found.graphs["all"]) == (4, 0, 3)

@@ -40,6 +40,7 @@ from gat_pyg.seeds.callbacks import EachMetrics, EachProgress, _copy_all_rows
 from gat_pyg.seeds.fitting import outcomes, seeded
 from gat_pyg.seeds.memory import Fit, Peak, free_memory, in_passes, out_of_memory, trial
 from gat_pyg.seeds.stack import Stack
+from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from gat_pyg.training import PaperStopping, Resumable, SafeCheckpoints, Transductive
 from gat_pyg.training.cuda_graphs import Captured
 from gat_pyg.training.epoch_seeds import key_of
@@ -57,13 +58,13 @@ def small(multilabel: bool = False) -> Task:
     data = Data(x, torch.randint(60, (2, 200), generator=draw), y=y)
     for i, key in enumerate(("train_mask", "val_mask", "test_mask")):
         data[key] = torch.arange(60) % 3 == i
-    return Task("small", [data], [data], [data], 6, 3, multilabel)
+    return Task("small", [data], [data], [data], 6, NodeMultiLabels(3) if multilabel else NodeLabels(3))
 
 
 def in_float64(task: Task) -> Task:
     data = copy.copy(task.train[0])
     data.x = data.x.double()
-    return Task(task.name, [data], [data], [data], task.num_features, task.num_classes, task.multilabel)
+    return Task(task.name, [data], [data], [data], task.num_features, task.objective)
 
 
 class Dropped(nn.Module):
@@ -180,13 +181,13 @@ def alone(
     """Each seed in a run of its own."""
     found, weights, trajectory = {}, {}, Trajectory()
     for seed in seeds:
-        module = Transductive(seeded(seed, make), lr, 5e-4)
+        module = Transductive(seeded(seed, make), task.objective, lr, 5e-4)
         module.seed = seed
         rule, data = PaperStopping(patience), TaskData(task, sparse=sparse)
         fitted = trainer(rule, Resumable(None, seed), trajectory, epochs=epochs)
         fitted.fit(module, datamodule=data)
         (scores,) = fitted.test(module, datamodule=data, verbose=False)
-        name = "micro_f1" if task.multilabel else "accuracy"
+        name = task.objective.metric.name
         value, val = scores[f"test_{name}"], rule.kept_score
         found[seed] = Outcome(seed, name, value, val, rule.epoch, rule.best_epoch, 0.0)
         weights[seed] = {key: value.clone() for key, value in module.model.state_dict().items()}
@@ -205,7 +206,7 @@ def stacked(
     accelerator: str = "cpu",
 ) -> Found:
     """All seeds at once."""
-    module = Stacked([seeded(seed, make) for seed in seeds], seeds, lr, 5e-4)
+    module = Stacked([seeded(seed, make) for seed in seeds], seeds, task.objective, lr, 5e-4)
     stopping = EachStopping(seeds, patience) if leave is None else Leave(seeds, patience, epochs=leave)
     data, trajectory = TaskData(task, sparse=sparse), Trajectory()
     fitted = trainer(stopping, Resumable(None, seeds[0]), trajectory, epochs=epochs, accelerator=accelerator)
@@ -359,7 +360,7 @@ def test_a_seed_of_an_epoch_is_one_kernel():
 @pytest.mark.parametrize("stack", [False, True])
 def test_a_step_copies_its_seeds_from_memory_that_stays(stack: bool, monkeypatch: pytest.MonkeyPatch):
     make = lambda: GAT(6, [4], 3, [2, 1], dropout=0.5)  # noqa: E731
-    module = Stacked([make(), make()], range(2)) if stack else Transductive(make())
+    module = Stacked([make(), make()], range(2), NodeLabels(3)) if stack else Transductive(make(), NodeLabels(3))
     data, module = small().train[0], module.train()
     module.begin_epoch(0, 1)
     memory, first = module._key.data_ptr(), module(data)
@@ -413,7 +414,7 @@ def test_what_is_run_again_in_the_backward_pass_drops_the_same(reentrant: bool):
 
 
 def test_after_a_fit_chance_is_drawn_anew():
-    task, module = small(), Transductive(GAT(6, [4], 3, [2, 1], dropout=0.5))
+    task, module = small(), Transductive(GAT(6, [4], 3, [2, 1], dropout=0.5), NodeLabels(3))
     trainer(Resumable(None, 0), epochs=2).fit(module, datamodule=TaskData(task))
     module.train()
     assert not torch.equal(module(task.train[0]), module(task.train[0]))
@@ -471,7 +472,7 @@ def test_with_dropout_too_a_seed_depends_on_itself_alone(name: str):
 
 def test_masks_of_different_seeds_are_independent():
     seeds, p = 40, 0.5
-    module = Stacked([Masks() for _ in range(seeds)], range(seeds))
+    module = Stacked([Masks() for _ in range(seeds)], range(seeds), NodeLabels(3))
     module.train()
     module.begin_epoch(0, 3)
     data = Data(torch.ones(200, 50), y=torch.zeros(200, dtype=torch.long))
@@ -499,7 +500,7 @@ def resumed(folder: Path, kills: Sequence[tuple[int, str]], saved: float) -> tup
         files = EachMetrics({seed: folder / f"{seed}.csv" for seed in seeds}, stopping)
         callbacks = [files, stopping, Resumable(path, 0, every=saved), *([Kill(*kill)] if kill else [])]
         fitted = trainer(*callbacks, epochs=60)
-        module = Stacked([seeded(seed, MAKES["PyG's GAT"]) for seed in seeds], seeds, 0.01, 5e-4)
+        module = Stacked([seeded(seed, MAKES["PyG's GAT"]) for seed in seeds], seeds, NodeLabels(3), 0.01, 5e-4)
         torch.rand(7)
         try:
             fitted.fit(module, datamodule=TaskData(task), ckpt_path=path if path.exists() else None)
@@ -534,7 +535,7 @@ def test_seeds_that_were_killed_end_like_those_that_were_not(tmp_path: Path, sav
 
 def test_a_checkpoint_of_other_seeds_is_refused(tmp_path: Path):
     resumed(tmp_path, [], 0.0)
-    module = Stacked([MAKES["PyG's GAT"]()], [77])
+    module = Stacked([MAKES["PyG's GAT"]()], [77], NodeLabels(3))
     fitted = trainer(EachStopping([77]), epochs=2)
     with pytest.raises(ValueError, match=r"is of the seeds \[.*\], this stack of \[77\]\. Resume with the settings"):
         fitted.fit(module, datamodule=TaskData(small()), ckpt_path=tmp_path / "last.ckpt")
@@ -582,10 +583,10 @@ def test_passes_give_what_all_at_once_gives():
 
 def test_what_a_seed_takes_is_what_its_step_takes():
     task, make = digits(), lambda: GAT(64, [8], 10, [8, 1], dropout=0.6)
-    fit = trial([make(), make()], task.train[0])
+    fit = trial([make(), make()], task.objective, task.train[0])
     assert fit.why_not is None
     for seeds in (4, 12):
-        module = Stacked([make() for _ in range(seeds)], range(seeds))
+        module = Stacked([make() for _ in range(seeds)], range(seeds), NodeLabels(3))
         weights = sum(value.nbytes for value in module.model.weights().values())
         with Peak() as peak:
             for _ in range(2):
@@ -598,7 +599,7 @@ def test_what_a_seed_takes_is_what_its_step_takes():
 def test_passes_stay_within_the_memory_there_is(monkeypatch: pytest.MonkeyPatch):
     task, sizes = digits(), []
     make = lambda: GAT(64, [8], 10, [8, 1], dropout=0.6)  # noqa: E731
-    limit = 10 * trial([make(), make()], task.train[0]).each
+    limit = 10 * trial([make(), make()], task.objective, task.train[0]).each
     monkeypatch.setattr(seeds_memory, "free_memory", lambda device: limit)
     monkeypatch.setattr(
         seeds_memory, "in_passes", lambda left, size, one_pass: sizes.append(size) or in_passes(left, size, one_pass)
@@ -640,7 +641,7 @@ def test_the_output_of_attention_is_part_of_what_a_seed_takes():
     n, channels = 1000, 40
     data = Data(torch.randn(n, 6), torch.randint(n, (2, 30 * n)), y=torch.zeros(n, dtype=torch.long))
     data.train_mask = data.val_mask = data.test_mask = torch.arange(n) < 9
-    fit = trial([GATConv(6, channels) for _ in range(2)], data)
+    fit = trial([GATConv(6, channels) for _ in range(2)], NodeLabels(channels), data)
     assert fit.why_not is None
     assert fit.each > 5 * n * channels * 4  # W h, O and O+, and the gradients of O and W h
 
@@ -724,7 +725,7 @@ class Remembering(nn.Linear):
 )
 def test_a_model_that_cannot_be_stacked_says_why(make: Make, why: str):
     task = small()
-    fit = trial([seeded(seed, make) for seed in (0, 1)], task.train[0])
+    fit = trial([seeded(seed, make) for seed in (0, 1)], task.objective, task.train[0])
     assert fit.why_not is not None and re.search(why, fit.why_not), fit.why_not
     with pytest.raises(ValueError, match=rf"cannot be stacked: (?s:.)*{why}.*Train its seeds one by one"):
         train(make, task, range(2), progress=False, accelerator="cpu")
@@ -739,7 +740,7 @@ def test_an_interrupt_that_a_compiler_loses_is_no_fault_of_the_model():
 
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            trial([Losing(6, 3), Losing(6, 3)], small().train[0])
+            trial([Losing(6, 3), Losing(6, 3)], NodeLabels(3), small().train[0])
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -773,7 +774,7 @@ def test_a_model_of_a_stack_is_a_model_of_its_own():
 
 def test_many_graphs_are_no_task_for_a_stack():
     graphs = small().train
-    task = Task("many", graphs, [copy.copy(graphs[0])], [copy.copy(graphs[0])], 6, 3)
+    task = Task("many", graphs, [copy.copy(graphs[0])], [copy.copy(graphs[0])], 6, NodeLabels(3))
     with pytest.raises(ValueError, match="many has many graphs, and seeds are stacked on one"):
         train(MAKES["MLP"], task)
 
@@ -813,7 +814,7 @@ def test_what_would_not_train_each_alone_is_refused(arguments: dict[str, Any], m
 
 def test_progress_tells_seeds_spread_and_time(capsys: pytest.CaptureFixture[str]):
     stopping, seeds = EachStopping(range(6), patience=4), range(6)
-    module = Stacked([seeded(seed, MAKES["GAT"]) for seed in seeds], seeds, 0.01)
+    module = Stacked([seeded(seed, MAKES["GAT"]) for seed in seeds], seeds, NodeLabels(3), 0.01)
     trainer(stopping, EachProgress("mine", stopping, every=0.0), epochs=40).fit(module, datamodule=TaskData(small()))
     lines = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"mine: epoch 1, 6 running, 0 stopped, val accuracy \d+\.\d to \d+\.\d %", lines[0]), lines[0]
@@ -845,7 +846,7 @@ def test_nan_is_told_and_leaves_the_last_weights():
             return super().forward(x) * float("nan")
 
     stopping = EachStopping([3, 4], patience=3)
-    module = Stacked([Broken(6, 3), Broken(6, 3)], [3, 4])
+    module = Stacked([Broken(6, 3), Broken(6, 3)], [3, 4], NodeLabels(3))
     message = r"Seeds 3, 4: no epoch was kept, since the validation loss or score was not finite in any"
     with pytest.warns(UserWarning, match=message):
         trainer(stopping, epochs=9).fit(module, datamodule=TaskData(small()))
@@ -921,7 +922,7 @@ def test_a_gpu_keeps_the_best_weights_by_one_kernel_per_tensor():
             return func(*args, **(kwargs or {}))
 
     stopping, called = EachStopping(range(4)), collections.Counter[str]()
-    module = Stacked([seeded(seed, MAKES["GAT"]) for seed in range(4)], range(4)).to("meta")
+    module = Stacked([seeded(seed, MAKES["GAT"]) for seed in range(4)], range(4), NodeLabels(3)).to("meta")
     stopping._keep(module, [0])  # the first time, all are copied
     with Operators():
         stopping._keep(module, [])
@@ -934,7 +935,9 @@ def test_a_gpu_keeps_the_best_weights_by_one_kernel_per_tensor():
 
 def test_a_setup_of_one_model_is_refused():
     with pytest.raises(TypeError, match=r"Transductive is no stack of seeds, expected gat_pyg\.seeds\.Stacked"):
-        trainer(EachStopping([0]), epochs=1).fit(Transductive(MAKES["MLP"]()), datamodule=TaskData(small()))
+        trainer(EachStopping([0]), epochs=1).fit(
+            Transductive(MAKES["MLP"](), NodeLabels(3)), datamodule=TaskData(small())
+        )
 
 
 def test_callbacks_of_ones_own_are_called():

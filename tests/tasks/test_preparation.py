@@ -23,7 +23,8 @@ from gat_pyg import load, predict
 from gat_pyg.data import Task, digits, from_dataset, planetoid, planted, ppi
 from gat_pyg.experiments.model_file import save_model
 from gat_pyg.graph.subgraph import near
-from gat_pyg.tasks.checks import SPLITS
+from gat_pyg.tasks.nodes import NodeLabels
+from gat_pyg.tasks.objective import SPLITS
 from gat_pyg.tasks.preparation import NORMALIZE, Preparation, Standardize, attach, build_transform, row_ranges
 
 real = pytest.mark.skipif("GAT_PYG_DATA" not in os.environ, reason="GAT_PYG_DATA names no folder with the real data")
@@ -194,7 +195,7 @@ def test_class_names_are_those_of_the_data_set():
     task = from_dataset(data, per_class=3, val=5, test=5)
     assert task.class_names == ("a", "b", "c")
     with pytest.raises(ValueError, match="class_names has 2 names, expected one for each of the 3 classes"):
-        Task("mine", task.train, task.val, task.test, 12, 3, class_names=("a", "b"))
+        Task("mine", task.train, task.val, task.test, 12, NodeLabels(3), class_names=("a", "b"))
 
 
 # What a loaded model checks -----------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ import gat_pyg.run
 from gat_pyg import GAT
 from gat_pyg.data import Task, planted
 from gat_pyg.experiments.result import Result, read
+from gat_pyg.tasks.nodes import NodeLabels
 from gat_pyg.training import PaperStopping, Resumable, Transductive
 from gat_pyg.training.clusters import Clusters
 from gat_pyg.training.loading import TaskData
@@ -38,7 +39,7 @@ def one_graph(edge_dim: int | None = None) -> Task:
     data = Data(x, graph.index, y=torch.arange(60) % 7 % 3, **masks)
     if edge_dim is not None:
         data.edge_attr = torch.randn(400, edge_dim, generator=generator, dtype=torch.float64)
-    return Task("one", [data], [data], [data], 6, 3, edge_dim=edge_dim)
+    return Task("one", [data], [data], [data], 6, NodeLabels(3), edge_dim=edge_dim)
 
 
 class Place:
@@ -117,7 +118,7 @@ def test_an_epoch_has_each_part_once_over_any_number_of_processes(world: int, ba
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_over_processes_the_loss_is_the_mean_over_all_labelled_nodes(world: int):
-    module = Transductive(GAT(6, [4], 3, [2, 1]).double())
+    module = Transductive(GAT(6, [4], 3, [2, 1]).double(), NodeLabels(3))
     for step in steps_of(one_graph(), 5, 12, world):
         parts = [module._loss(batch) for batch in step]
         outs = [module.labelled(module(batch), batch, "train") for batch in step]
@@ -143,7 +144,10 @@ QUIET: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": F
 
 def trained(data: TaskData, edge_dim: int | None = None) -> tuple[Transductive, PaperStopping]:
     torch.manual_seed(0)
-    module, rule = Transductive(GAT(6, [4], 3, [2, 1], edge_dim=edge_dim).double(), lr=0.05), PaperStopping()
+    module, rule = (
+        Transductive(GAT(6, [4], 3, [2, 1], edge_dim=edge_dim).double(), NodeLabels(3), lr=0.05),
+        PaperStopping(),
+    )
     options = {"max_epochs": 6, "logger": False, "enable_checkpointing": False, **QUIET}
     Trainer(callbacks=[rule, Resumable(None)], **options).fit(module, datamodule=data)
     return module, rule
@@ -178,7 +182,7 @@ def test_scores_are_those_of_the_whole_graph_whatever_the_steps_are():
 def test_a_batch_without_a_training_node_has_a_loss_of_zero():
     task = one_graph()
     task.train[0].train_mask[:] = torch.arange(60) == 7
-    module, losses = Transductive(GAT(6, [4], 3, [2, 1]).double()), []
+    module, losses = Transductive(GAT(6, [4], 3, [2, 1]).double(), NodeLabels(3)), []
     for (batch,) in steps_of(task, 1, 6, 1):
         module.zero_grad()
         loss, (_, known) = module._loss(batch)
@@ -192,7 +196,7 @@ def test_a_batch_without_a_training_node_has_a_loss_of_zero():
 
 def test_each_step_drops_out_anew():
     (batch,), *_ = steps_of(one_graph(), 6, 12, 1)
-    module = Transductive(GAT(6, [4], 3, [2, 1], dropout=0.5).double()).train()
+    module = Transductive(GAT(6, [4], 3, [2, 1], dropout=0.5).double(), NodeLabels(3)).train()
     module.begin_epoch(0, 0)
     assert not torch.equal(module(batch), module(batch))
     assert module._capture("train", batch, lambda: ()) is None  # nor is a batch that does not come back captured

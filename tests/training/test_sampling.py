@@ -32,6 +32,7 @@ from gat_pyg import GAT
 from gat_pyg.data import Task
 from gat_pyg.experiments.result import read
 from gat_pyg.graph.edges import Edges
+from gat_pyg.tasks.nodes import NodeLabels
 from gat_pyg.training import PaperStopping, Resumable, SafeCheckpoints, Transductive
 from gat_pyg.training.loading import TaskData
 from gat_pyg.training.neighbours import TorchSampler, draw
@@ -186,7 +187,7 @@ def test_a_loader_or_a_model_that_will_not_do_is_refused():
 
 def trained(data: TaskData, **options: Any) -> tuple[Transductive, PaperStopping]:
     torch.manual_seed(0)
-    module = Transductive(GAT(6, [4], 3, [2, 1]).double(), lr=0.05)
+    module = Transductive(GAT(6, [4], 3, [2, 1]).double(), NodeLabels(3), lr=0.05)
     rule = PaperStopping()
     Trainer(callbacks=[rule, Resumable(None)], logger=False, enable_checkpointing=False, **QUIET, **options).fit(
         module, datamodule=data
@@ -202,7 +203,7 @@ def one_graph() -> Task:
     masks = {f"{split}_mask": torch.arange(60) % 3 == place for place, split in enumerate(("train", "val", "test"))}
     x = torch.randn(60, 6, generator=generator, dtype=torch.float64)
     data = Data(x, graph.index, y=torch.arange(60) % 7 % 3, **masks)
-    return Task("one", [data], [data], [data], 6, 3)
+    return Task("one", [data], [data], [data], 6, NodeLabels(3))
 
 
 def test_all_neighbours_of_all_seeds_give_the_steps_and_the_test_of_the_whole_graph():
@@ -250,7 +251,7 @@ def test_over_processes_each_seed_counts_once_and_a_step_has_the_same(world: int
     for alone, step in zip(steps(1), steps(world), strict=True):
         seeds = [set(batch.n_id[: batch.batch_size].tolist()) for batch in (*alone, *step)]
         assert sum(map(len, seeds[1:])) == len(seeds[0]) and set().union(*seeds[1:]) == seeds[0]
-        module = Transductive(model)
+        module = Transductive(model, NodeLabels(3))
         (loss, sums), *parts = (module._loss(batch) for batch in (*alone, *step))
         assert_close(sum(own * its[1] for own, its in parts) / sums[1], loss)
 
@@ -285,7 +286,7 @@ def test_draws_follow_from_the_seed():
 def test_workers_draw_in_a_resumed_run_what_they_draw_in_one(num_workers: int, tmp_path: Path):
     def fitted(max_epochs: int, begin: Path | None = None) -> tuple[list[Tensor], list[list[int]]]:
         torch.manual_seed(0)
-        module, drawn = Transductive(GAT(6, [4], 3, [2, 1]).double(), lr=0.05), []
+        module, drawn = Transductive(GAT(6, [4], 3, [2, 1]).double(), NodeLabels(3), lr=0.05), []
         module.on_train_batch_start = lambda batch, _: drawn.append(batch.n_id.tolist())
         data = TaskData(one_graph(), batch_size=7, num_neighbors=[2, 2], num_workers=num_workers)
         options = {"max_epochs": max_epochs, "logger": False, "enable_checkpointing": False, **QUIET}

@@ -44,7 +44,8 @@ from gat_pyg.features import SparseFeatures
 from gat_pyg.files import full
 from gat_pyg.graph import adjacency, remembered
 from gat_pyg.models import GAT as GAT_PYG
-from gat_pyg.tasks.scores import majority_score, node_loss, node_sums, score_of
+from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
+from gat_pyg.tasks.objective import Objective
 from gat_pyg.training import Inductive, PaperStopping, Resumable, SafeCheckpoints, Transductive, modules
 from gat_pyg.training.cuda_graphs import Captured, _parts_of, _plain_tensors
 from gat_pyg.training.epoch_seeds import seed_epoch
@@ -75,16 +76,24 @@ def graph(N: int, K: int, seed: int, multilabel: bool = False, **others: Any) ->
     return Data(torch.randn(N, 6, generator=draw), edge_index, y=y, **others)
 
 
+def objective(multilabel: bool) -> Objective:
+    return NodeMultiLabels(3) if multilabel else NodeLabels(3)
+
+
+def objective_of(y: Tensor) -> Objective:
+    return objective(y.is_floating_point())
+
+
 def one_graph(multilabel: bool = False) -> Task:
     data = graph(30, 3, 0, multilabel)
     for i, key in enumerate(("train_mask", "val_mask", "test_mask")):
         data[key] = torch.arange(30) % 3 == i
-    return Task("one", [data], [data], [data], 6, 3, multilabel)
+    return Task("one", [data], [data], [data], 6, objective(multilabel))
 
 
 def many_graphs(multilabel: bool = True) -> Task:
     graphs = [graph(5 + i, 3, i, multilabel) for i in range(11)]
-    return Task("many", graphs[:5], graphs[5:8], graphs[8:], 6, 3, multilabel)
+    return Task("many", graphs[:5], graphs[5:8], graphs[8:], 6, objective(multilabel))
 
 
 TASKS: dict[str, Callable[[], Task]] = {
@@ -97,8 +106,8 @@ TASKS: dict[str, Callable[[], Task]] = {
 
 def setup(task: Task) -> LightningModule:
     torch.manual_seed(0)
-    kind = Transductive if task.transductive else Inductive
-    return kind(GAT(6, 4, 2, 3, heads=2, dropout=0.5), lr=0.01, weight_decay=5e-4)
+    kind = Inductive if task.shared_graph is None else Transductive
+    return kind(GAT(6, 4, 2, 3, heads=2, dropout=0.5), task.objective, lr=0.01, weight_decay=5e-4)
 
 
 def trainer(*callbacks: Callback, epochs: int = 5, accelerator: str = "cpu", **arguments: Any) -> Trainer:
@@ -121,13 +130,15 @@ def trainer(*callbacks: Callback, epochs: int = 5, accelerator: str = "cpu", **a
 def test_loss_and_score_by_hand():
     out = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 3.0]])
     y = torch.tensor([0, 1, -1])
-    assert node_loss(out, y).item() == pytest.approx((math.log(2) + math.log(1 + math.exp(2))) / 2)
-    assert score_of(node_sums(out, y).tolist())[1:] == (50.0, "accuracy")
+    assert objective_of(y).loss(out, y).item() == pytest.approx((math.log(2) + math.log(1 + math.exp(2))) / 2)
+    assert objective_of(y).score(objective_of(y).statistics(out, y).tolist()) == 50.0
     y = torch.tensor([[1.0, float("nan")], [0.0, float("nan")], [1.0, 1.0]])
     # positive: (1, 0), wrong; (2, 1), right; missed: (0, 0) and (2, 0), whose logits are 0 and not above
     loss = (math.log(2) + math.log(1 + math.exp(2)) + math.log(2) + math.log(1 + math.exp(-3))) / 4
-    assert node_loss(out, y).item() == pytest.approx(loss)
-    assert score_of(node_sums(out, y).tolist()) == (pytest.approx(loss), 2 / (2 + 1 + 2), "micro_f1")
+    assert objective_of(y).loss(out, y).item() == pytest.approx(loss)
+    sums = objective_of(y).statistics(out, y).tolist()
+    assert sums[:2] == [pytest.approx(4 * loss), 4]
+    assert objective_of(y).score(sums) == 2 / (2 + 1 + 2)
 
 
 @given(st.integers(0, 1000), st.floats(0, 1), st.integers(1, 4))
@@ -138,17 +149,18 @@ def test_pooled_scores_are_those_of_scikit_learn(seed: int, unknown: float, batc
     hidden = torch.rand(24, 5, generator=draw) < unknown
     y = torch.rand(24, 5, generator=draw).round()
     y = y.masked_fill(hidden, float("nan"))
-    sums = sum(node_sums(a, b) for a, b in zip(out.chunk(batches), y.chunk(batches), strict=True))
-    loss, score, _ = score_of(sums.tolist())
+    many, single = NodeMultiLabels(5), NodeLabels(5)
+    sums = sum(many.statistics(a, b) for a, b in zip(out.chunk(batches), y.chunk(batches), strict=True)).tolist()
+    loss, score = sums[0] / max(sums[1], 1), many.score(sums)
     if not hidden.all():
         assert score == pytest.approx(f1_score(y[~hidden].numpy(), (out > 0)[~hidden].numpy(), zero_division=0.0))
         assert loss == pytest.approx(F.binary_cross_entropy_with_logits(out[~hidden], y[~hidden]).item(), rel=1e-5)
     classes = torch.randint(5, (24,), generator=draw).masked_fill(hidden[:, 0], -1)
-    sums = sum(node_sums(a, b) for a, b in zip(out.chunk(batches), classes.chunk(batches), strict=True))
+    sums = sum(single.statistics(a, b) for a, b in zip(out.chunk(batches), classes.chunk(batches), strict=True))
     known = classes >= 0
     if known.any():
         accuracy = accuracy_score(classes[known].numpy(), out.argmax(1)[known].numpy())
-        assert score_of(sums.tolist())[1] == pytest.approx(100 * accuracy)
+        assert single.score(sums.tolist()) == pytest.approx(100 * accuracy)
 
 
 @given(st.integers(0, 1000), st.floats(0, 0.9))
@@ -162,26 +174,28 @@ def test_no_prediction_that_is_the_same_for_all_nodes_scores_more_than_the_major
         (labels.masked_fill(hidden, float("nan")), product((-1.0, 1.0), repeat=4)),
         (torch.randint(4, (12,), generator=draw).masked_fill(hidden[:, 0], -1), torch.eye(4).tolist()),
     ):
-        scores = [score_of(node_sums(torch.tensor(each).expand(12, 4), y).tolist())[1] for each in constants]
-        assert majority_score(y) == pytest.approx(max(scores))
+        labels_of = objective_of(y)
+        outs = [torch.tensor(each).expand(12, 4) for each in constants]
+        scores = [labels_of.score(labels_of.statistics(out, y).tolist()) for out in outs]
+        assert labels_of.constant_score(y) == pytest.approx(max(scores))
 
 
 def test_many_labels_are_averaged_over_labels_then_nodes():
     out, y = torch.randn(7, 4), torch.rand(7, 4).round()
     each = F.binary_cross_entropy_with_logits(out, y, reduction="none")
-    torch.testing.assert_close(node_loss(out, y), each.mean(1).mean(0))
+    torch.testing.assert_close(objective_of(y).loss(out, y), each.mean(1).mean(0))
 
 
 def test_the_loss_is_as_wide_as_the_logits():
     out, y = torch.randn(7, 4, dtype=torch.float64), torch.rand(7, 4).round()
     expected = F.binary_cross_entropy_with_logits(out, y.double())
-    torch.testing.assert_close(node_loss(out, y), expected)
+    torch.testing.assert_close(objective_of(y).loss(out, y), expected)
 
 
 @pytest.mark.parametrize("y", [torch.tensor([-1, -1]), torch.full((2, 3), float("nan"))])
 def test_a_batch_without_a_known_label_moves_nothing(y: Tensor):
     out = torch.randn(2, 3, requires_grad=True)
-    loss = node_loss(out, y)
+    loss = objective_of(y).loss(out, y)
     loss.backward()
     assert loss.item() == 0
     assert out.grad is not None
@@ -190,7 +204,9 @@ def test_a_batch_without_a_known_label_moves_nothing(y: Tensor):
 
 def test_an_unknown_label_gets_no_gradient():
     out = torch.randn(2, 2, requires_grad=True)
-    node_loss(out, torch.tensor([[1.0, float("nan")], [0.0, 1.0]])).backward()
+    objective_of(torch.tensor([[1.0, float("nan")], [0.0, 1.0]])).loss(
+        out, torch.tensor([[1.0, float("nan")], [0.0, 1.0]])
+    ).backward()
     assert out.grad is not None
     assert (out.grad == 0).tolist() == [[False, True], [False, False]]
 
@@ -206,12 +222,12 @@ class Seen(nn.Module):
 def test_the_model_gets_what_it_takes():
     data = graph(5, 3, 0, edge_attr=torch.ones(15, 2))
     model = Seen()
-    assert torch.equal(Inductive(model)(data), data.x)
+    assert torch.equal(Inductive(model, NodeLabels(3))(data), data.x)
     assert model.seen is data.edge_attr
     mlp = MLP([6, 4, 3], norm=None).eval()
-    torch.testing.assert_close(Inductive(mlp)(data), mlp(data.x))
+    torch.testing.assert_close(Inductive(mlp, NodeLabels(3))(data), mlp(data.x))
     gcn = GCN(6, 4, 2, 3).eval()  # takes an edge_attr by name, and refuses it
-    torch.testing.assert_close(Inductive(gcn)(data), gcn(data.x, data.edge_index))
+    torch.testing.assert_close(Inductive(gcn, NodeLabels(3))(data), gcn(data.x, data.edge_index))
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -223,15 +239,15 @@ def test_scores_that_are_logged_are_those_of_the_whole_split(name: str):
     assert {"train_loss", "val_loss"} < fitted.callback_metrics.keys()
     scores = fitted.test(module, datamodule=TaskData(task, batch_size=2), verbose=False)[0]
     batch = Batch.from_data_list(task.test)
-    rows = batch.test_mask if task.transductive else torch.ones(len(batch.x), dtype=torch.bool)
+    rows = batch.test_mask if task.shared_graph is not None else torch.ones(len(batch.x), dtype=torch.bool)
     with torch.no_grad():
         out, y = module.eval()(batch)[rows], batch.y[rows]
-    if task.multilabel:
+    if task.objective.columns == "labels":
         expected = f1_score(y.flatten().numpy(), (out > 0).flatten().numpy())
         assert scores["test_micro_f1"] == pytest.approx(expected, rel=1e-6)
     else:
         assert scores["test_accuracy"] == pytest.approx(100 * accuracy_score(y.numpy(), out.argmax(1).numpy()))
-    assert scores["test_loss"] == pytest.approx(node_loss(out, y).item(), rel=1e-5)
+    assert scores["test_loss"] == pytest.approx(objective_of(y).loss(out, y).item(), rel=1e-5)
 
 
 def test_a_logger_and_callbacks_get_what_is_told(tmp_path: Path):
@@ -258,7 +274,7 @@ def test_a_logger_and_callbacks_get_what_is_told(tmp_path: Path):
 
 
 def test_l2_acts_on_biases_too():
-    module = Transductive(GCN(6, 4, 2, 3), lr=0.1, weight_decay=5e-4)
+    module = Transductive(GCN(6, 4, 2, 3), NodeLabels(3), lr=0.1, weight_decay=5e-4)
     optimizer = module.configure_optimizers()
     assert type(optimizer) is torch.optim.Adam
     assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [(0.1, 5e-4)]
@@ -277,7 +293,10 @@ class Smoothed(nn.Linear):
 def test_a_model_says_what_decays_and_what_is_added_to_the_loss():
     data = one_graph().train[0]
     model = Smoothed(6, 3)
-    module, bare = Transductive(model, lr=0.1, weight_decay=0.3), Transductive(nn.Linear(6, 3))
+    module, bare = (
+        Transductive(model, NodeLabels(3), lr=0.1, weight_decay=0.3),
+        Transductive(nn.Linear(6, 3), NodeLabels(3)),
+    )
     bare.model.load_state_dict(model.state_dict())
     loss, sums = module._loss(data)
     plain, plain_sums = bare._loss(data)
@@ -331,10 +350,12 @@ class Ops(TorchDispatchMode):
 @pytest.mark.parametrize("name", TASKS)
 def test_a_step_never_waits_for_the_device(name: str, sparse: bool):
     task = TASKS[name]()
-    kind = Transductive if task.transductive else Inductive
-    module = kind(GAT_PYG(6, [4, 4], 3, [2, 2, 1], dropout=0.5, residual=[False, True, False]))
-    (data, *_) = TaskData(task, sparse=sparse and task.transductive).train_dataloader()
-    data.x = SparseFeatures(data.x) if sparse and task.transductive else data.x  # which Ops cannot look into
+    kind = Inductive if task.shared_graph is None else Transductive
+    module = kind(GAT_PYG(6, [4, 4], 3, [2, 2, 1], dropout=0.5, residual=[False, True, False]), task.objective)
+    (data, *_) = TaskData(task, sparse=sparse and task.shared_graph is not None).train_dataloader()
+    data.x = (
+        SparseFeatures(data.x) if sparse and task.shared_graph is not None else data.x
+    )  # which Ops cannot look into
     module._loss(data)[0].backward()  # neighbourhoods, patterns and rows are found at the first step
     with Ops() as ops:
         module._loss(data)[0].backward()
@@ -362,7 +383,7 @@ def test_a_step_on_what_is_seen_is_one_on_the_whole_graph(make: Callable[[], nn.
     data = graph(N, 3, seed=0)
     data.x, data.edge_index = data.x.double(), data.edge_index[:, :300]
     data.train_mask, data.val_mask, data.test_mask = (torch.arange(N) % 20 == k for k in range(3))
-    module, found = Transductive(make().double()), []
+    module, found = Transductive(make().double(), NodeLabels(3)), []
     for num_hops in (None, module._num_hops):
         module._num_hops = num_hops
         module._parts.clear()
@@ -381,7 +402,7 @@ def test_what_is_seen_follows_the_graph():
     data = graph(400, 3, seed=0)
     data.edge_index = data.edge_index[:, :300]
     data.train_mask = torch.arange(400) % 20 == 0
-    module = Transductive(GAT_PYG(6, [4], 3, [2, 1]))
+    module = Transductive(GAT_PYG(6, [4], 3, [2, 1]), NodeLabels(3))
     first = module._seen(data, "train")
     data.x.mul_(2)
     second = module._seen(data, "train")
@@ -394,7 +415,7 @@ def test_what_is_seen_follows_the_graph():
 
 def test_where_nearly_all_is_seen_the_graph_stays_whole():
     (data,) = TaskData(one_graph()).train_dataloader()
-    module = Transductive(GAT_PYG(6, [4], 3, [2, 1]))
+    module = Transductive(GAT_PYG(6, [4], 3, [2, 1]), NodeLabels(3))
     data.train_mask = torch.ones_like(data.train_mask)
     data.num_sampled_nodes, data.num_sampled_edges = [24], []  # a loader's, of fewer hops than the model has
     assert module._seen(data, "train") is data
@@ -406,12 +427,12 @@ def test_neighbourhoods_are_built_once_for_all_layers(name: str, monkeypatch: py
     task, built = TASKS[name](), []
     build = adjacency._build
     monkeypatch.setattr(adjacency, "_build", lambda *args: built.append(args) or build(*args))
-    kind = Transductive if task.transductive else Inductive
-    module = kind(GAT_PYG(6, [4, 4], 3, [2, 2, 1]))
+    kind = Inductive if task.shared_graph is None else Transductive
+    module = kind(GAT_PYG(6, [4, 4], 3, [2, 2, 1]), task.objective)
     trainer(epochs=3).fit(module, datamodule=TaskData(task, batch_size=2))
     # 3 layers see less each, of training and of validation nodes, in all epochs; 5 graphs are 3 batches, new in each of
     # 3 epochs, and 3 graphs are 2 batches for validation, which stay
-    assert len(built) == (3 * 2 if task.transductive else 3 * 3 + 2)
+    assert len(built) == (3 * 2 if task.shared_graph is not None else 3 * 3 + 2)
 
 
 class FakeGraph:
@@ -537,7 +558,7 @@ def trained(
     torch.manual_seed(0)
     model = GAT(6, 4, 2, 3, heads=2, dropout=0.5, norm="batch_norm") if model is None else model  # which has buffers
     model.idle = nn.Parameter(torch.ones(2))  # without a gradient, it stays as it is
-    module, rule = Transductive(model, 0.01, 5e-4, cuda_graphs), PaperStopping()
+    module, rule = Transductive(model, task.objective, 0.01, 5e-4, cuda_graphs), PaperStopping()
     callbacks = rule, Resumable(None, seed=3), *callbacks
     fitted = trainer(*callbacks, epochs=EPOCHS, gradient_clip_val=0.5, accelerator=accelerator)
     fitted.fit(module, datamodule=TaskData(task))
@@ -780,7 +801,7 @@ def test_what_a_replay_reads_stays_in_memory():
                 gc.collect()
                 parts.append(parts[0]())
 
-    module = Transductive(GAT_PYG(6, [4], 3, [2, 1]), cuda_graphs=True)
+    module = Transductive(GAT_PYG(6, [4], 3, [2, 1]), NodeLabels(3), cuda_graphs=True)
     trainer(Look(), epochs=4).fit(module, Batches([data]), Batches([data]))
     assert FakeGraph.replays == 2 * 3
     assert parts[1] is not None
@@ -794,7 +815,7 @@ def test_graphs_in_turn_are_not_captured():
         torch.manual_seed(0)
         first, second = one_graph().train[0], one_graph().train[0]
         second.x = second.x.flip(0)
-        module = Transductive(GCN(6, 4, 2, 3), cuda_graphs=cuda_graphs)
+        module = Transductive(GCN(6, 4, 2, 3), NodeLabels(3), cuda_graphs=cuda_graphs)
         trainer(epochs=3).fit(module, Batches([first, second]), Batches([first]))
         states.append(module.state_dict())
     assert FakeGraph.replays == 2  # of the validation
@@ -825,7 +846,7 @@ def test_a_fit_that_an_error_ended_leaves_the_next_one_nothing():
         def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
             raise KeyError("stop")
 
-    module = Transductive(GAT_PYG(6, [4], 3, [2, 1], dropout=0.5), cuda_graphs=True)
+    module = Transductive(GAT_PYG(6, [4], 3, [2, 1], dropout=0.5), NodeLabels(3), cuda_graphs=True)
     with pytest.raises(KeyError, match="stop"):
         trainer(Resumable(None), Stop()).fit(module, datamodule=TaskData(one_graph()))
     assert module._key is not None
@@ -854,7 +875,7 @@ def test_why_there_is_no_cuda_graph():
         strategy: Any = SingleDeviceStrategy("cuda"),  # noqa: B008
         **changes: int,
     ) -> str | None:
-        module = kind(GCN(6, 4, 2, 3) if model is None else model)
+        module = kind(GCN(6, 4, 2, 3) if model is None else model, NodeLabels(3))
         facts = {"world_size": 1, "accumulate_grad_batches": 1, **changes}
         module._trainer = types.SimpleNamespace(strategy=strategy, precision=precision, **facts)
         return module._why_not_captured()
@@ -888,8 +909,8 @@ def test_a_compiled_model_takes_the_same_steps(name: str):
             nn.init.normal_(parameter, generator=torch.Generator().manual_seed(parameter.numel()))
         if compiled:
             model.compile(backend="aot_eager", fullgraph=True)
-        kind = Transductive if task.transductive else Inductive
-        module = kind(model, lr=0.01)
+        kind = Inductive if task.shared_graph is None else Transductive
+        module = kind(model, task.objective, lr=0.01)
         trainer(epochs=2).fit(module, datamodule=TaskData(task, batch_size=2))
         states.append(module.state_dict())
     assert states[0].keys() == states[1].keys()
@@ -965,8 +986,8 @@ def test_over_processes_no_validation_graph_counts_twice(world: int, multilabel:
     assert len({len(share) for share in shares}) == 1  # as many batches on each
     whole = Batch.from_data_list(task.val)
     with torch.no_grad():
-        sums = sum(node_sums(model(b.x, b.edge_index), b.y) for share in shares for b in share)
-        expected = node_sums(model(whole.x, whole.edge_index), whole.y)
+        sums = sum(task.objective.statistics(model(b.x, b.edge_index), b.y) for share in shares for b in share)
+        expected = task.objective.statistics(model(whole.x, whole.edge_index), whole.y)
     torch.testing.assert_close(sums, expected, rtol=1e-5, atol=0.0)  # the losses are float32
     graphs = [len(batch.x) for part in data for batch in part.train_dataloader()]
     assert sum(graphs) >= sum(len(data.x) for data in task.train)
@@ -1055,6 +1076,8 @@ def test_nan_is_no_improvement():
 
 class Scripted(BoringModel):
     """Its weight is the epoch's number, its validation what a list says."""
+
+    objective = NodeLabels(1)
 
     def __init__(self, epochs: list[tuple[float, float]]) -> None:
         super().__init__()
@@ -1351,7 +1374,7 @@ def test_a_text_is_no_checkpoint(checkpoint: Path, text: bytes):
 
 
 def test_a_checkpoint_of_another_shape_says_so(checkpoint: Path):
-    other = Transductive(GAT(6, 5, 2, 3, heads=1))
+    other = Transductive(GAT(6, 5, 2, 3, heads=1), NodeLabels(3))
     with pytest.raises(ValueError, match=r"does not fit this model: model\.convs\.0\.\w+ has shape .* in the file"):
         refit(checkpoint, other)
 
@@ -1418,7 +1441,7 @@ def test_progress_tells_epoch_loss_score_and_patience(name: str, capsys: pytest.
     task = TASKS[name]()
     callbacks = [PaperStopping(patience=50), Progress("mine", every=0.0)]
     trainer(*callbacks, epochs=2).fit(setup(task), datamodule=TaskData(task, batch_size=2))
-    score = r"micro-F1 0\.\d{3}" if task.multilabel else r"accuracy \d+\.\d %"
+    score = r"micro-F1 0\.\d{3}" if task.objective.columns == "labels" else r"accuracy \d+\.\d %"
     last = capsys.readouterr().err.splitlines()[-1]
     assert re.fullmatch(
         rf"mine: epoch 2, loss \d\.\d{{4}}, val {score}, patience left \[#+\] 50/50, [\d.]+ m?s per epoch", last

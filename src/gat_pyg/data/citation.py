@@ -13,15 +13,31 @@ from torch_geometric.datasets import Planetoid
 from torch_geometric.io import fs
 from torch_geometric.utils import coalesce, remove_self_loops
 
-from ..tasks.checks import MASKS, _check_edge_index, _check_edge_index_shape
+from ..tasks.checks import _check_edge_index, _check_edge_index_shape
+from ..tasks.nodes import NodeLabels
+from ..tasks.objective import MASKS
 from ..tasks.preparation import NORMALIZE, build_transform
-from ..tasks.task import CLASSES, Task
+from ..tasks.task import Task
 from .own import _first_names
 from .raw import _raw_folder, _reading, data_root
 from .unpickle import _unpickle
 
 PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")  # of each Planetoid set
 PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}  # name -> folder
+
+CLASSES = {  # in the order of the files, where only the sizes of the classes tell them apart
+    "cora": (
+        "Theory",
+        "Reinforcement Learning",
+        "Genetic Algorithms",
+        "Neural Networks",
+        "Probabilistic Methods",
+        "Case Based",
+        "Rule Learning",
+    ),
+    "citeseer": ("AI", "ML", "IR", "DB", "Agents", "HCI"),
+    "pubmed": ("Diabetes Mellitus, Experimental", "Diabetes Mellitus Type 1", "Diabetes Mellitus Type 2"),
+}
 
 # Planetoid: Cora, Citeseer, Pubmed ----------------------------------------------------------------------------------
 
@@ -50,7 +66,7 @@ def planetoid(name: str, root: str | Path | None = None) -> Task:
         data = build_transform(NORMALIZE)(_read_planetoid(folder, name))
         F, K = data.x.size(1), int(data.y.max()) + 1
         names = _first_names(CLASSES[name], K)
-        return Task(name, [data], [data], [data], F, K, class_names=names, transforms=(NORMALIZE,))
+        return Task(name, [data], [data], [data], F, NodeLabels(K), class_names=names, transforms=(NORMALIZE,))
 
 
 def _planetoid_folder(name: str, root: str | Path | None) -> Path:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import remove_self_loops, to_undirected
 
+from ..tasks.nodes import NodeLabels, NodeMultiLabels
 from ..tasks.task import Task
 from .splits import _draw_masks
 
@@ -37,7 +38,7 @@ def digits(k: int = 5) -> Task:
     data = Data(x=pixels / 16.0, edge_index=_nearest(pixels.double(), k), y=y)
     _draw_masks(data, K=10, per_class=20, val=500, test=1000, seed=0, name="digits")
     names = tuple(str(digit) for digit in range(10))
-    return Task("digits", [data], [data], [data], num_features=64, num_classes=10, class_names=names)
+    return Task("digits", [data], [data], [data], num_features=64, objective=NodeLabels(10), class_names=names)
 
 
 def _nearest(x: Tensor, k: int) -> Tensor:
@@ -77,7 +78,7 @@ def planted(graphs: int = 20, nodes: int = 100, labels: int = 16, degree: int = 
     held = max(1, graphs // 4)
     drawn = [_plant(nodes, labels, degree, generator) for _ in range(graphs + 2 * held)]
     train, val, test = drawn[:graphs], drawn[graphs:-held], drawn[-held:]
-    return Task("planted", train, val, test, num_features=1 + labels, num_classes=labels, multilabel=True)
+    return Task("planted", train, val, test, num_features=1 + labels, objective=NodeMultiLabels(labels))
 
 
 def _plant(N: int, K: int, degree: int, generator: torch.Generator) -> Data:

@@ -15,7 +15,7 @@ from zipfile import ZipFile
 
 import numpy as np
 
-from ..tasks.checks import MASKS
+from ..tasks.objective import MASKS
 from ..tasks.preparation import UNDIRECTED
 from ..tasks.task import Task
 from .own import _graph, _load_folder, from_dataset

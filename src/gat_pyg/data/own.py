@@ -17,7 +17,9 @@ from torch_geometric.data import Data, Dataset
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
-from ..tasks.checks import _NOTHING_KNOWN, KEYS, MASKS, SPLITS, _check_graph, _check_present, _Form, any_known
+from ..tasks.checks import _NOTHING_KNOWN, KEYS, _check_graph, _check_present
+from ..tasks.nodes import NodeLabels, NodeMultiLabels
+from ..tasks.objective import MASKS, SPLITS, any_known
 from ..tasks.task import Task
 from .splits import _draw_graphs, _draw_masks, _ogb_masks
 
@@ -45,7 +47,7 @@ def from_file(
     >>> path = Path(tempfile.mkdtemp()) / "ring.npz"
     >>> np.savez(path, x=np.eye(6), y=[0, 1] * 3, edge_index=[[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0]])
     >>> from_file(path, per_class=1, val=2, test=2)
-    Task(name='ring', num_features=6, num_classes=2, multilabel=False, edge_dim=None)
+    Task(name='ring', num_features=6, objective=NodeLabels(out_channels=2), edge_dim=None)
     """
     if not isinstance(path, (str, Path)) or not str(path):
         raise ValueError(f"The path is {path!r}, expected that of a .pt or .npz file, or of a folder of .npy files.")
@@ -210,16 +212,18 @@ def from_dataset(
     F, D = (
         tensor.size(-1) if tensor is not None and tensor.dim() else 1 for tensor in (every[0].x, every[0].edge_attr)
     )
-    form = _Form(F, K, multilabel, D if every[0].edge_attr is not None else None)
+    objective = NodeMultiLabels(K) if multilabel else NodeLabels(K)
+    edge_dim = D if every[0].edge_attr is not None else None
     if len(parts) == 1 and len(every) == 1:
-        _check_graph(form, every[0], name)  # before a split is drawn from what is wrong
+        _check_graph(every[0], F, edge_dim, objective, name)  # before a split is drawn from what is wrong
         if (idx := getattr(dataset, "get_idx_split", None)) is not None:
             _ogb_masks(every[0], idx())
         _draw_masks(every[0], K, per_class, val, test, seed, name)
         parts = [every, every, every]
     elif len(parts) == 1:
         parts = _draw_graphs(every, val, test, seed, name)
-    return Task(name, parts[0], parts[1], parts[2], *form, _class_names(dataset, K), tuple(transforms))
+    names = _class_names(dataset, K)
+    return Task(name, parts[0], parts[1], parts[2], F, objective, edge_dim, names, tuple(transforms))
 
 
 def _class_names(dataset: Any, K: int) -> tuple[str, ...] | None:

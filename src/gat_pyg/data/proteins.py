@@ -14,6 +14,7 @@ from torch_geometric.datasets import PPI
 from torch_geometric.utils import coalesce, remove_self_loops
 
 from ..tasks.checks import _check_edge_index
+from ..tasks.nodes import NodeMultiLabels
 from ..tasks.preparation import Standardize
 from ..tasks.task import Task
 from .citation import _links, _pairs, _planetoid_folder
@@ -49,7 +50,7 @@ def ppi(root: str | Path | None = None) -> Task:
         scaled = {split: standardize(Data(x=x)).x for split, x in features.items()}
         train, val, test = (list(_read_ppi(folder, split, scaled[split])) for split in PPI_SPLITS)
         F, K = train[0].x.size(1), train[0].y.size(1)
-        return Task("ppi", train, val, test, F, K, multilabel=True, transforms=(standardize.describe(),))
+        return Task("ppi", train, val, test, F, NodeMultiLabels(K), transforms=(standardize.describe(),))
 
 
 def _ppi_folder(root: str | Path | None) -> Path:

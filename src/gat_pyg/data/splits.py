@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from ..tasks.checks import MASKS, any_known
+from ..tasks.objective import MASKS, any_known
 
 # Splits -------------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from datetime import datetime, timezone
 from multiprocessing import active_children
 from pathlib import Path
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 from torch_geometric.data import Data
 
@@ -17,7 +16,6 @@ from ..distributed.ranks import is_first, missing, say
 from ..distributed.watch import Watch
 from ..files import write_whole
 from ..seeds.fitting import Outcome, seeded
-from ..tasks.scores import majority_score
 from ..tasks.task import Task
 from ..training.loading import is_divided
 from ..training.progress import MetricsFile, Progress
@@ -44,23 +42,24 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result |
     with _deterministic(), suited_threads(elements(config, task, [model])):
         trainer = build_trainer(config, folder, callbacks)
         data = build_data(config, task, model, trainer, seed)
-        if task.transductive and trainer.world_size > 1 and not in_batches(config) and not is_divided(trainer):
+        alike = trainer.world_size > 1 and not in_batches(config) and not is_divided(trainer)
+        if task.shared_graph is not None and alike:
             raise ValueError(
                 f"{task.name} is one graph, which {trainer.world_size} processes do not share out among them by "
                 "themselves. Use trainer.strategy=halo for a part each, or loader=neighbor or loader=cluster."
             )
-        name = "micro_f1" if task.multilabel else "accuracy"
+        name = task.objective.metric.name
         fit: Callable[[Data], None] | None = getattr(model, "fit", None)
         if is_first():
             save_config(config, seed, folder)
         try:
             if fit is not None:  # a method of its own, without epochs
-                if not task.transductive:
+                if task.shared_graph is None:
                     raise ValueError(f"{type(model).__name__} fits itself on one graph, and {task.name} has many.")
                 root = trainer.strategy.root_device
                 model.to(root)
                 start = time.perf_counter()
-                fit(task.train[0].clone().to(root))
+                fit(task.shared_graph.clone().to(root))
                 seconds = time.perf_counter() - start
                 val = trainer.validate(module, datamodule=data, verbose=False)[0][f"val_{name}"]
             else:
@@ -92,7 +91,6 @@ def save_config(config: DictConfig, seed: int, folder: Path) -> None:
 def leave(config: DictConfig, task: Task, outcome: Outcome, built: Built, device: str, folder: Path) -> Result:
     """Leave the trained model and the Result of one seed's run."""
     model, target, arguments, method = built
-    labels = [data.y[data.test_mask] if task.transductive else data.y for data in task.test]
     result = Result(
         method=method,
         dataset=task.name,
@@ -110,10 +108,11 @@ def leave(config: DictConfig, task: Task, outcome: Outcome, built: Built, device
         config_hash=config_hash(numbers_of(config)),
         run_dir=str(folder),
         timestamp=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        majority=round(majority_score(torch.cat(labels)), 5),
+        majority=round(task.objective.constant_score(task.labels("test")), 5),
+        item=task.objective.item,
     )
     if is_first():
-        facts = {"method": method, "dataset": task.name, "metric": outcome.metric, "multilabel": task.multilabel}
+        facts = {"method": method, "dataset": task.name, **task.objective.describe()}
         save_model(folder / MODEL, model, target, arguments, **facts, preparation=task.preparation.to_dict())
         write_whole(folder / RESULT, lambda beside: beside.write_text(result.to_json() + "\n", encoding="utf-8"))
         finished(folder, config.results)

@@ -90,8 +90,8 @@ def build_model(settings: DictConfig, task: Task) -> Built:
     takes = inspect.signature(made).parameters
     anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
     sizes = {"in_channels": task.num_features, "out_channels": task.num_classes}
-    if task.transductive and "num_nodes" in takes:  # what is kept for each node
-        sizes["num_nodes"] = task.train[0].num_nodes
+    if task.shared_graph is not None and "num_nodes" in takes:  # what is kept for each node
+        sizes["num_nodes"] = task.shared_graph.num_nodes
     if task.edge_dim is not None and ("edge_dim" in takes or (anything and getattr(made, "supports_edge_attr", False))):
         sizes["edge_dim"] = task.edge_dim
     if clash := sorted(sizes.keys() & arguments.keys()):
@@ -106,19 +106,19 @@ def build_module(config: DictConfig, task: Task, model: nn.Module) -> Transducti
     training = config.training
     if training.compile:
         model.compile()
-    if task.transductive:
-        return Transductive(model, training.lr, training.weight_decay, training.cuda_graphs)
+    if task.shared_graph is not None:
+        return Transductive(model, task.objective, training.lr, training.weight_decay, training.cuda_graphs)
     if training.cuda_graphs is True:
         raise ValueError(
             f"training.cuda_graphs is true, but {task.name} has many graphs. Use training.cuda_graphs=auto."
         )
-    return Inductive(model, training.lr, training.weight_decay)
+    return Inductive(model, task.objective, training.lr, training.weight_decay)
 
 
 def build_data(config: DictConfig, task: Task, model: nn.Module, trainer: Trainer, seed: int) -> TaskData:
     """The graphs as ``loader`` says."""
     loader = config.loader
-    if is_divided(trainer) and (in_batches(config) or config.training.compile or not task.transductive):
+    if is_divided(trainer) and (in_batches(config) or config.training.compile or task.shared_graph is None):
         raise ValueError(
             "trainer.strategy is halo, which divides a single graph: it takes loader=full, training.compile=false and "
             f"no data set of many graphs, as {task.name} may be. For those, use trainer.strategy=ddp."
@@ -156,7 +156,7 @@ def wants_sparse(config: DictConfig, task: Task, model: nn.Module, trainer: Trai
         return False  # rows of the features are fetched
     if asked is True and is_divided(trainer):
         raise ValueError("training.sparse is true, but trainer.strategy=halo fetches dense rows. Use auto or false.")
-    if asked is True and not (task.transductive and takes_sparse(model)):
+    if asked is True and (task.shared_graph is None or not takes_sparse(model)):
         raise ValueError(
             f"training.sparse is true, but {task.name} with {type(model).__name__} cannot do that: it needs a single "
             "graph and a model that takes sparse features, such as gat_pyg.models.GAT, and is not compiled. "

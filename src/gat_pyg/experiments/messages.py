@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from ..tasks.checks import SPLITS
-from ..tasks.scores import node_sums, score_of, told
+from ..tasks.objective import SPLITS, metric_named
 from ..tasks.task import Task
 from ..training.modules import Inductive, Transductive
 from .build import build_model
@@ -25,16 +24,16 @@ def averaged(config: DictConfig, task: Task, folder: Path, seeds: Sequence[int])
     """The test score of the averaged prediction: the mean of the probabilities that the models of ``seeds`` give."""
     sums: Any = 0
     means: list[Any] = [0.0 for _ in task.test]
-    setup = Transductive if task.transductive else Inductive
-    module = setup(build_model(config.model, task)[0]).eval()
+    setup, objective = Inductive if task.shared_graph is None else Transductive, task.objective
+    module = setup(build_model(config.model, task)[0], objective).eval()
     for seed in seeds:
         load(seed_folder(folder, config, seed), module.model)
         for at, data in enumerate(task.test):
             out = module(data).double()
-            means[at] = means[at] + (out.sigmoid() if task.multilabel else out.softmax(-1)) / len(seeds)
+            means[at] = means[at] + objective.probabilities(out) / len(seeds)
     for mean, data in zip(means, task.test, strict=True):
-        sums = sums + node_sums(*module.labelled(mean.logit() if task.multilabel else mean.log(), data, "test"))
-    return score_of(sums.tolist())[1]
+        sums = sums + objective.statistics(*module.labelled(objective.logits(mean), data, "test"))
+    return objective.score(sums.tolist())
 
 
 # What is told -------------------------------------------------------------------------------------------------------
@@ -42,12 +41,13 @@ def averaged(config: DictConfig, task: Task, folder: Path, seeds: Sequence[int])
 
 def summary(result: Result, config: DictConfig, task: Task) -> str:
     """A few lines that say what came out and where it is."""
+    metric = metric_named(result.metric)
     lines = {
         "data set": f"{result.dataset}: {sizes(task)}",
         "model": f"{result.method}, {result.parameters:,} parameters, seed {result.seed}",
         "epochs": f"{result.epochs}, best {result.best_epoch}",
-        "validation": told(result.metric, result.val),
-        "test": told(result.metric, result.value),
+        "validation": metric.text(result.val),
+        "test": metric.text(result.value),
         "warning": result.warning,
         "seconds": f"{result.seconds:.1f} ({_per_epoch(result)} per epoch, {result.device})",
         "files": from_here(Path(result.run_dir)),
@@ -59,17 +59,18 @@ def summary(result: Result, config: DictConfig, task: Task) -> str:
 def sizes(task: Task) -> str:
     """Return the numbers of nodes, edges and classes, and of what is for training, validation and test."""
     splits = [task.graphs(split) for split in SPLITS]
-    graphs = task.train if task.transductive else [data for split in splits for data in split]
-    parts = [int(task.train[0][f"{split}_mask"].sum()) for split in SPLITS] if task.transductive else map(len, splits)
-    nodes, edges = sum(len(data.y) for data in graphs), sum(data.edge_index.size(1) for data in graphs)
-    kinds = "labels" if task.multilabel else "classes"
-    split = " / ".join(f"{part:,}" for part in parts) + (" nodes" if task.transductive else " graphs")
-    return f"{nodes:,} nodes, {edges:,} edges, {task.num_classes} {kinds}; {split}"
+    shared = task.shared_graph
+    graphs = [data for split in splits for data in split] if shared is None else [shared]
+    parts = [len(split) for split in splits] if shared is None else [len(task.labels(split)) for split in SPLITS]
+    nodes, edges = sum(data.x.size(0) for data in graphs), sum(data.edge_index.size(1) for data in graphs)
+    split = " / ".join(f"{part:,}" for part in parts) + f" {'graph' if shared is None else task.objective.item}s"
+    return f"{nodes:,} nodes, {edges:,} edges, {task.num_classes} {task.objective.columns}; {split}"
 
 
 def line(result: Result) -> str:
     """What came out of one seed of many, in one line."""
-    val, test = told(result.metric, result.val), told(result.metric, result.value)
+    metric = metric_named(result.metric)
+    val, test = metric.text(result.val), metric.text(result.value)
     warning = f"; {result.warning}" if result.warning else ""
     return (
         f"seed {result.seed}: {result.epochs} epochs, best {result.best_epoch}, validation {val}, test {test}{warning}"
@@ -78,12 +79,12 @@ def line(result: Result) -> str:
 
 def summary_of_all(results: Sequence[Result], folder: Path, together: float) -> str:
     """Mean ± std over the seeds, and the score of their averaged prediction."""
-    name, n = results[0].metric, len(results)
+    metric, n = metric_named(results[0].metric), len(results)
     scores = [result.value for result in results]
     mean, std = statistics.fmean(scores), statistics.stdev(scores)
-    spread = f"accuracy {mean:.1f} ± {std:.1f} %" if name == "accuracy" else f"micro-F1 {mean:.3f} ± {std:.3f}"
+    spread = metric.spread(mean, std)
     seconds = statistics.fmean(result.seconds for result in results)
-    spread += f" (averaged prediction {told(name, together).split(' ', 1)[1]})"
+    spread += f" (averaged prediction {metric.value(together)})"
     warnings = [result.warning for result in results if result.warning]
     warning = f"\nwarning: {len(warnings)} of {n} runs are {warnings[0]}" if warnings else ""
     return (

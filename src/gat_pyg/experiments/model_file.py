@@ -125,7 +125,7 @@ def predict(
     with_edge_attr = with_edge_attr and getattr(single, "supports_edge_attr", True)
     options = {"edge_attr": data.edge_attr} if with_edge_attr else {}
     out = trained.to(data.x.device)(data.x, *edges, **options)
-    probabilities: Tensor = out.sigmoid() if preparation.multilabel else out.softmax(-1)
+    probabilities: Tensor = preparation.probabilities(out)
     return probabilities.mean(0) if isinstance(trained, Stack) else probabilities
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import _locked, add
+from ..tasks.objective import metric_named
 
 MODEL, RESULT, CONFIG, CHECKPOINT, METRICS = (
     "model.safetensors",
@@ -41,7 +42,7 @@ class Result:
 
     method: str
     dataset: str
-    metric: str  # "accuracy" in percent, or "micro_f1"
+    metric: str  # the name of an objective's metric
     value: float
     seed: int
     epochs: int
@@ -55,20 +56,22 @@ class Result:
     config_hash: str = ""
     run_dir: str = ""
     timestamp: str = ""  # UTC, ISO 8601
-    majority: float | None = None  # the best test score of one prediction for all nodes: the majority class's share
+    majority: float | None = None  # the best test score of one prediction for all rows: the majority class's share
+    item: str = "node"  # what is predicted for: "node", "graph"
 
     @property
     def warning(self) -> str:
         """The warning that one prediction for all nodes has the same test score or a better one, else ""."""
         if self.majority is None or self.value > self.majority + 2e-5:  # both are rounded to 5 digits
             return ""
-        if self.metric == "accuracy":
-            return f"no better than predicting the majority class for every node ({self.majority:.1f} %)"
-        return f"no better than the best prediction that is the same for every node ({self.majority:.3f})"
+        metric = metric_named(self.metric)
+        return f"no better than {metric.constant.format(item=self.item)} ({metric.value(self.majority)})"
 
     def to_json(self) -> str:
         """One line of JSON, without the line break; a score that is NaN is null."""
         values = {key: None if value != value else value for key, value in asdict(self).items()}
+        if self.item == "node":  # as all lines of earlier versions
+            del values["item"]
         return json.dumps(values, ensure_ascii=False, allow_nan=False)
 
     @classmethod

@@ -48,7 +48,7 @@ def numbers_of(config: DictConfig) -> dict[str, Any]:
 
 def elements(config: DictConfig, task: Task, models: Sequence[nn.Module]) -> int:
     """Estimate how many numbers a step computes: for each node and edge, the parameters per input feature."""
-    graphs = 1 if task.transductive else config.training.batch_size
+    graphs = 1 if task.shared_graph is not None else config.training.batch_size
     size = sum(sorted((graph.num_nodes + graph.num_edges for graph in task.train), reverse=True)[:graphs])
     parameters = sum(parameter.numel() for model in models for parameter in model.parameters())
     return int(size * parameters // max(task.num_features, 1))

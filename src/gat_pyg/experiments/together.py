@@ -53,7 +53,7 @@ def all_at_once(config: DictConfig, task: Task, folder: Path) -> bool:
             built = [seeded(seed, lambda: build_model(config.model, task)) for seed in (todo * 2)[:2]]
             sparse = wants_sparse(config, task, built[0][0], trainer, stacked=True)
             (graph,) = TaskData(task, sparse=sparse).train_dataloader()
-            fit = trial([model for model, *_ in built], graph, trainer.strategy.root_device)
+            fit = trial([model for model, *_ in built], task.objective, graph, trainer.strategy.root_device)
             why_not = fit.why_not and f"{type(built[0][0]).__name__} cannot be stacked: {fit.why_not}"
             choice = why_not is None and asked == config.seeds_per_pass == "auto"
             if choice and fit.seeds(trainer.strategy.root_device, config.runs) == 1:
@@ -61,7 +61,7 @@ def all_at_once(config: DictConfig, task: Task, folder: Path) -> bool:
         if why_not is not None and asked is True:
             raise ValueError(f"vectorize is on, but {why_not}. Use vectorize=auto or off.")
         if why_not is not None or fit is None:
-            if task.transductive:
+            if task.shared_graph is not None:
                 say(f"{task.name}: {config.runs} runs one by one, since {why_not}")
             return False
         devices = getattr(trainer.strategy, "parallel_devices", None) or [trainer.strategy.root_device]
@@ -164,7 +164,7 @@ def one_pass(
         save_config(config, seed, folders[seed])
     training = config.training
     models = [model for model, *_ in built.values()]
-    module = Stacked(models, seeds, training.lr, training.weight_decay, training.cuda_graphs)
+    module = Stacked(models, seeds, task.objective, training.lr, training.weight_decay, training.cuda_graphs)
     stopping = EachStopping(seeds, training.patience, training.criterion)
     title = f"{task.name}, seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{task.name}, seed {seeds[0]}"
     callbacks = [
@@ -198,7 +198,7 @@ def _seeds_of(checkpoint: Path) -> list[int]:
 
 def _why_one_by_one(config: DictConfig, task: Task) -> str | None:
     """Why the settings do not let seeds be trained as one, or None."""
-    if not task.transductive:
+    if task.shared_graph is None:
         return f"{task.name} has many graphs"
     if config.training.compile:
         return "training.compile is true"

@@ -6,6 +6,7 @@ import copy
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.data import Data
 from torch_geometric.utils import is_torch_sparse_tensor
 
@@ -82,3 +83,26 @@ def first_edges(edge_index: Tensor, edge_attr: Tensor | None, count: int) -> tup
 @once_per_graph
 def _first(edge_index: Tensor, count: int) -> Tensor:
     return edge_index[:, :count].clone()  # a view would hold the key
+
+
+def rows_of(mask: Tensor) -> Tensor:
+    """The rows under a mask, found once as long as it lives: ``out[mask]`` makes a GPU wait in each step.
+
+    >>> rows_of(torch.tensor([True, False, True]))
+    tensor([0, 2])
+    """
+    if mask.is_inference():  # has no version to watch
+        return mask.nonzero().squeeze(1)
+    if _ROWS.get(mask, (None,))[0] != mask._version:
+        with torch.inference_mode(False):
+            _ROWS[mask] = mask._version, mask.nonzero().squeeze(1)
+    rows: Tensor = _ROWS[mask][1]
+    return rows
+
+
+_ROWS = WeakTensorKeyDictionary()
+
+
+def is_sampled(data: Data) -> bool:
+    """Return True if these are seed nodes with neighbours drawn for them, as PyG's loaders give them."""
+    return "batch_size" in data and "n_id" in data

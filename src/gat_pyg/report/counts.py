@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
-from ..tasks.checks import SPLITS, Split, any_known
+from ..tasks.objective import SPLITS, any_known
 from ..tasks.task import Task
 
 
@@ -26,8 +24,8 @@ class Counts:
     """
 
     dataset: str
-    transductive: bool
-    multilabel: bool
+    shared: bool  # whether all splits share one graph
+    columns: str  # what is predicted: "classes", "labels"
     graphs: dict[str, int]  # of "all", "train", "val", "test"
     nodes: int
     edges: int
@@ -42,31 +40,26 @@ class Counts:
 
 def counted(task: Task, links: Sequence[Tensor]) -> Counts:
     """Count a task, and the ``links`` [2, L] that its files list."""
-    graphs = task.graphs("train") if task.transductive else [data for split in SPLITS for data in task.graphs(split)]
+    shared = task.shared_graph
+    graphs = [data for split in SPLITS for data in task.graphs(split)] if shared is None else [shared]
     sizes: dict[str, int] = {split: len(task.graphs(split)) for split in SPLITS}
-    masks = {split: torch.cat([_of(task, data, split) for data in task.graphs(split)]) for split in SPLITS}
-    known = {split: torch.cat([any_known(data.y) for data in task.graphs(split)]) for split in SPLITS}
+    known = {split: any_known(task.labels(split)) for split in SPLITS}
     loops = [src[src == dst] for src, dst in links]
     return Counts(
         dataset=task.name,
-        transductive=task.transductive,
-        multilabel=task.multilabel,
+        shared=shared is not None,
+        columns=task.objective.columns,
         graphs={"all": len(graphs), **sizes},
         nodes=sum(data.x.size(0) for data in graphs),
         edges=sum(_pairs(data.edge_index) for data in graphs),
         features=task.num_features,
         classes=task.num_classes,
-        split={split: int(masks[split].sum()) for split in SPLITS},
-        unknown={split: int((masks[split] & ~known[split]).sum()) for split in SPLITS},
+        split={split: known[split].numel() for split in SPLITS},
+        unknown={split: int((~known[split]).sum()) for split in SPLITS},
         listed=sum(one.size(1) for one in links),
         loops=sum(one.numel() for one in loops),
         looped=sum(one.unique().numel() for one in loops),
     )
-
-
-def _of(task: Task, data: Data, split: Split) -> Tensor:
-    mask: Tensor = data[f"{split}_mask"] if task.transductive else torch.ones(data.x.size(0), dtype=torch.bool)
-    return mask
 
 
 def _pairs(edge_index: Tensor) -> int:

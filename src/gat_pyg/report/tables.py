@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import NamedTuple, TypeAlias
 
+from ..tasks.objective import ACCURACY, MICRO_F1, metric_named
 from .counts import Counts
 from .runs import Key, Line, Runs, forms, gathered, permutation_test, row_of, shown
 
@@ -59,7 +60,7 @@ TABLE2 = Scores(
     "2",
     "Test accuracy in percent",
     ("cora", "citeseer", "pubmed"),
-    "accuracy",
+    ACCURACY.name,
     "GCN-64*",
     "GAT is the authors' code, and it and GCN-64* stop on the validation loss",
 )
@@ -67,7 +68,7 @@ TABLE3 = Scores(
     "3",
     "Test micro-F1",
     ("ppi",),
-    "micro_f1",
+    MICRO_F1.name,
     "Const-GAT",
     "GAT and Const-GAT are the authors' code and stop on the validation score",
     as_gat=True,
@@ -345,7 +346,7 @@ def _counts_of(one: Counts) -> dict[str, str]:
     numbers = {"nodes": one.nodes, "edges": one.edges, "features": one.features, "classes": one.classes}
     numbers |= {f"{split} nodes": n for split, n in one.split.items()}
     numbers |= {f"{split} graphs": n for split, n in one.graphs.items()} | {"graphs": one.graphs["all"]}
-    return _in_words(numbers, one.transductive, one.multilabel)
+    return _in_words(numbers, one.shared, one.columns == "labels")
 
 
 def _printed_counts(dataset: str) -> dict[str, str]:
@@ -353,15 +354,15 @@ def _printed_counts(dataset: str) -> dict[str, str]:
     return _in_words({row: int(paper.mean) for row, paper in rows.items()}, dataset != "ppi", dataset == "ppi")
 
 
-def _in_words(numbers: Mapping[str, int], transductive: bool, multilabel: bool) -> dict[str, str]:
+def _in_words(numbers: Mapping[str, int], shared: bool, many: bool) -> dict[str, str]:
     """The cells of a column of Table 1, by row, in the paper's words."""
     words = {row: f"{numbers[row]}" for row in ("edges", "features", "classes")}
     for split in _WORDS:
-        graphs = "" if transductive else f" ({numbers[f'{split} graphs']} graphs)"
+        graphs = "" if shared else f" ({numbers[f'{split} graphs']} graphs)"
         words[f"{split} nodes"] = f"{numbers[f'{split} nodes']}{graphs}"
-    words["task"] = "Transductive" if transductive else "Inductive"
+    words["task"] = "Transductive" if shared else "Inductive"
     words["nodes"] = f"{numbers['nodes']} ({numbers['graphs']} graph{'s' if numbers['graphs'] > 1 else ''})"
-    words["classes"] += " (multilabel)" if multilabel else ""
+    words["classes"] += " (multilabel)" if many else ""
     return words
 
 
@@ -507,9 +508,9 @@ def source_of(runs: Runs) -> str:
 
 
 def spread(mean: float, std: float, metric: str) -> str:
-    """Mean ± std, accuracy with one decimal and micro-F1 with three.
+    """Mean ± std with the digits of the metric.
 
-    >>> spread(83.04, 0.71, "accuracy"), spread(0.9731, float("nan"), "micro_f1")
+    >>> spread(83.04, 0.71, ACCURACY.name), spread(0.9731, float("nan"), MICRO_F1.name)
     ('83.0 ± 0.7', '0.973')
     """
     if math.isnan(mean):
@@ -521,7 +522,7 @@ def spread(mean: float, std: float, metric: str) -> str:
 def signed(difference: float, metric: str) -> str:
     """A difference with its sign, or a dash.
 
-    >>> signed(0.26, "accuracy"), signed(-0.0031, "micro_f1"), signed(-0.01, "accuracy")
+    >>> signed(0.26, ACCURACY.name), signed(-0.0031, MICRO_F1.name), signed(-0.01, ACCURACY.name)
     ('+0.3', '−0.003', '0.0')
     """
     if math.isnan(difference):
@@ -531,7 +532,7 @@ def signed(difference: float, metric: str) -> str:
 
 
 def _digits(metric: str) -> int:
-    return 1 if metric == "accuracy" else 3
+    return metric_named(metric).digits
 
 
 def ranges(numbers: Iterable[int]) -> str:

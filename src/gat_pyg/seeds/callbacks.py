@@ -15,7 +15,6 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from ..tasks.scores import SCORES, told
 from ..training.progress import MetricsFile, Progress
 from ..training.stopping import Criterion, PaperStopping
 from .module import Stacked, _stacked
@@ -71,7 +70,7 @@ class EachStopping(Callback):
             if seed not in running:
                 continue
             rule = self.rules[seed]
-            score = next(metrics[f"val_{name}"] for name in SCORES if f"val_{name}" in metrics)
+            score = metrics[f"val_{module.objective.metric.name}"]
             if rule.update(score, metrics["val_loss"]) or not rule.best_epoch:  # until one is kept, the last ones are
                 better.append(row)
             if not math.isfinite(metrics["val_loss"]):
@@ -208,12 +207,9 @@ class EachProgress(Progress):
         running = [(rule, own) for rule, own in running if rule.left > 0]
         parts = [f"{self.title}: epoch {trainer.current_epoch + 1}"]
         parts.append(f"{len(running)} running, {len(rules) - len(running)} stopped")
-        for name in SCORES:
-            if running and f"val_{name}" in running[0][1]:
-                scores = [own[f"val_{name}"] for _, own in running]
-                low, high = told(name, min(scores)), told(name, max(scores))
-                spread = low if low == high else f"{low.removesuffix(' %')} to {high.split(' ', 1)[1]}"
-                parts.append(f"val {spread}")
+        metric = module.objective.metric
+        if scores := [own[name] for _, own in running if (name := f"val_{metric.name}") in own]:
+            parts.append(f"val {metric.range(min(scores), max(scores))}")
         if running and (seconds := self.seconds_per_epoch(trainer)):
             epochs = max(rule.left for rule, _ in running)  # each better epoch adds to it
             epochs = min(epochs, trainer.max_epochs - trainer.current_epoch - 1) if trainer.max_epochs else epochs

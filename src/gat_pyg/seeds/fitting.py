@@ -10,7 +10,6 @@ from lightning import Trainer, seed_everything
 from lightning.pytorch import Callback
 from torch import nn
 
-from ..tasks.scores import SCORES
 from ..tasks.task import Task
 from ..training.loading import TaskData, sparse_pays
 from ..training.progress import quiet
@@ -31,7 +30,7 @@ class Outcome:
     """What came out of one seed: ``value`` and ``val`` are the test and the validation score of the weights kept."""
 
     seed: int
-    metric: str  # "accuracy" in percent, or "micro_f1"
+    metric: str  # the name of the objective's metric
     value: float
     val: float
     epochs: int
@@ -41,10 +40,9 @@ class Outcome:
 
 def outcomes(module: Stacked, stopping: EachStopping) -> list[Outcome]:
     """What came out of each seed, after the fit and the test of the stack."""
-    found = []
+    found, metric = [], module.objective.metric.name
     for seed, metrics in zip(module.seeds, module.metrics, strict=True):
         rule = stopping.rules[seed]
-        metric = next(name for name in SCORES if f"test_{name}" in metrics)
         scores = metrics[f"test_{metric}"], rule.kept_score
         found.append(Outcome(seed, metric, *scores, rule.epoch, rule.best_epoch, stopping.seconds[seed]))
     return found
@@ -98,7 +96,7 @@ def train(
         raise ValueError(f"seeds are {seeds}, expected at least one, from 0 to 2^32 - 1, and none twice.")
     if seeds_per_pass != "auto" and seeds_per_pass < 1:
         raise ValueError(f"seeds_per_pass is {seeds_per_pass}, expected 'auto' or a number of seeds, at least 1.")
-    if not task.transductive:
+    if task.shared_graph is None:
         raise ValueError(f"{task.name} has many graphs, and seeds are stacked on one. Train them one by one.")
 
     def models(some: Sequence[int]) -> list[nn.Module]:
@@ -124,14 +122,14 @@ def train(
     if {id(weight) for weight in tried[0].parameters()} & {id(weight) for weight in tried[1].parameters()}:
         raise ValueError("make_model() gave the weights that it had given before, expected a fresh model at each call.")
     sparse = sparse_pays(task, tried[0], device.type, stacked=True)
-    fit = trial(tried, next(iter(TaskData(task, sparse=sparse).train_dataloader())), device)
+    fit = trial(tried, task.objective, next(iter(TaskData(task, sparse=sparse).train_dataloader())), device)
     if fit.why_not:
         raise ValueError(f"{type(tried[0]).__name__} cannot be stacked: {fit.why_not}. Train its seeds one by one.")
     found: dict[int, Outcome] = {}
     trained: dict[int, nn.Module] = {}
 
     def one_pass(some: list[int]) -> None:
-        module = Stacked(models(some), some, lr, weight_decay)
+        module = Stacked(models(some), some, task.objective, lr, weight_decay)
         stopping = EachStopping(some, patience, criterion)
         callbacks: list[Callback] = [given] if isinstance(given, Callback) else list(given)
         callbacks += [stopping, Resumable(None, some[0])]

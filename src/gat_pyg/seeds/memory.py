@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 
 from ..distributed.ranks import say
+from ..tasks.objective import Objective
 from ..training.signals import _heeded
 from .module import Stacked
 
@@ -180,7 +181,7 @@ def why_not_by(trainer: Trainer) -> str | None:
 
 
 @_heeded()
-def trial(models: Sequence[nn.Module], data: Data, device: torch.device | str = "cpu") -> Fit:
+def trial(models: Sequence[nn.Module], objective: Objective, data: Data, device: torch.device | str = "cpu") -> Fit:
     """Try two models or more on the data as a stack.
 
     Each has to give what it gives by itself, and an epoch and a test have to run. Their peak of memory by the number of
@@ -189,7 +190,7 @@ def trial(models: Sequence[nn.Module], data: Data, device: torch.device | str = 
     if hasattr(models[0], "fit"):
         return Fit("it fits itself")
     try:
-        module = Stacked(models, range(len(models))).to(device)
+        module = Stacked(models, range(len(models)), objective).to(device)
         data = data.clone().to(device)
         module.eval()
         with torch.no_grad():

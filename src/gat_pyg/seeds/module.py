@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch_geometric.data import Data
 
-from ..tasks.scores import metrics_of, node_sums, train_sums
+from ..tasks.objective import Objective
 from ..training.epoch_seeds import key_of
 from ..training.modules import Transductive
 from .stack import Stack
@@ -36,11 +36,12 @@ class Stacked(Transductive):
         self,
         models: Sequence[nn.Module],
         seeds: Sequence[int],
+        objective: Objective,
         lr: float = 0.005,
         weight_decay: float = 0.0,
         cuda_graphs: bool | Literal["auto"] = "auto",
     ) -> None:
-        super().__init__(Stack(models), lr, weight_decay, cuda_graphs)
+        super().__init__(Stack(models), objective, lr, weight_decay, cuda_graphs)
         self._look_at(models[0])
         self.seeds = list(seeds)
         self.metrics: list[dict[str, float]] = []
@@ -62,20 +63,21 @@ class Stacked(Transductive):
         """The sum of the losses, and what the epoch adds up for each: (loss, known) [S, 2]."""
         data = self._seen(data, "train")
         out = self(data)
-        loss, sums = vmap(train_sums, (0, None))(*self.labelled(out, data, "train"))
+        loss, sums = vmap(self.objective.train_statistics, (0, None))(*self.labelled(out, data, "train"))
         if self._penalty is not None:
             loss = loss + self.model.each(lambda model, out: model.method("penalty", out, data), out)
         return loss.sum(), sums
 
     def _counts(self, data: Data, split: Any) -> Tensor:
         data = self._seen(data, split)
-        sums: Tensor = vmap(node_sums, (0, None))(*self.labelled(self(data), data, split))
+        sums: Tensor = vmap(self.objective.statistics, (0, None))(*self.labelled(self(data), data, split))
         return sums
 
     def _metrics(self, *splits: str) -> dict[str, float]:
         """Turn the sums into each model's metrics; what Lightning is told is their mean."""
         sums = self._pooled(*splits)
-        self.metrics = [metrics_of(dict(zip(sums, own, strict=True))) for own in zip(*sums.values(), strict=True)]
+        each = [dict(zip(sums, own, strict=True)) for own in zip(*sums.values(), strict=True)]
+        self.metrics = [self.objective.metrics(own) for own in each]
         return {name: statistics.fmean(own[name] for own in self.metrics) for name in self.metrics[0]}
 
     def keep(self, seeds: Sequence[int]) -> None:

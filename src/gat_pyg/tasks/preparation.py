@@ -68,10 +68,11 @@ class Preparation(BaseTransform):  # type: ignore[misc]
     transforms: tuple[Mapping[str, Any], ...] = ()  # in their order: the name of each class with its arguments
     row_sum: Range | None = None  # of the absolute values in a row of x: 1 % and 99 % quantile over the training graphs
     row_norm: Range | None = None  # likewise, Euclidean
+    item: str = "node"  # what a row of the output is about: "node", "graph"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain data for JSON."""
-        return asdict(self)
+        """Return the fields as plain data for JSON; nodes, which models of earlier versions are about, are left out."""
+        return {key: value for key, value in asdict(self).items() if (key, value) != ("item", "node")}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preparation:
@@ -104,6 +105,10 @@ class Preparation(BaseTransform):  # type: ignore[misc]
         data.x = data.x.float()
         self._check_dimensions(data)
         return data
+
+    def probabilities(self, out: Tensor) -> Tensor:
+        """Return the probabilities of the classes, or of each label, from the output of the run's model."""
+        return out.sigmoid() if self.multilabel else out.softmax(-1)
 
     def _check_dimensions(self, data: Data) -> None:
         self.check_width(data.x)

@@ -7,46 +7,36 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
+import torch
+from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
-from .checks import _NOTHING_KNOWN, SPLITS, Split, _check_graph, _check_masks, any_known
+from .checks import _NOTHING_KNOWN, _check_graph
+from .objective import SPLITS, Objective, Split, any_known
 from .preparation import Preparation, row_ranges
-
-CLASSES = {  # in the order of the files, where only the sizes of the classes tell them apart
-    "cora": (
-        "Theory",
-        "Reinforcement Learning",
-        "Genetic Algorithms",
-        "Neural Networks",
-        "Probabilistic Methods",
-        "Case Based",
-        "Rule Learning",
-    ),
-    "citeseer": ("AI", "ML", "IR", "DB", "Agents", "HCI"),
-    "pubmed": ("Diabetes Mellitus, Experimental", "Diabetes Mellitus Type 1", "Diabetes Mellitus Type 2"),
-}
-
-# The task: what every source of data ends in ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is to be learnt: graphs for training, validation and test, checked once and for all.
+    """A learning task: graphs for training, validation and test, checked once, and the objective.
 
-    A transductive task is one graph with ``train_mask``, ``val_mask`` and ``test_mask`` [N] bool, which ``train``,
-    ``val`` and ``test`` each hold. An inductive one has whole graphs in each.
+    Either the three splits share one graph, which says what is for which split (with node labels by `train_mask`,
+    `val_mask` and `test_mask` `[N]` bool), and `train`, `val` and `test` each hold it. Or each has graphs of its own.
 
-    Every graph has ``x`` [N, F] float, ``edge_index`` [2, E] (src, dst) and, where ``edge_dim`` is a number,
-    ``edge_attr`` [E, edge_dim] float. With one label per node ``y`` is [N] int64 in 0..K-1, -1 where it is unknown, and
-    no mask holds such a node. With ``multilabel`` it is [N, K] float32 of 0 and 1, NaN where it is unknown.
+    Every graph has `x` `[N, F]` float, `edge_index` `[2, E]` (src, dst) and, where `edge_dim` is a number,
+    `edge_attr` `[E, edge_dim]` float. The form of the labels `y` is that of the objective, see `NodeLabels`,
+    `NodeMultiLabels` and `GraphLabels`; no mask holds a node without a known label.
 
-    Raises ValueError, which says what came, what was expected and what to do, when a graph is not of that form. The
-    checks read each tensor once, here and nowhere else.
+    The checks read each tensor once, here and nowhere else.
 
-    >>> task = digits()
-    >>> task.num_features, task.num_classes, task.transductive
-    (64, 10, True)
+    Raises:
+        ValueError: if a graph is not of that form.
+
+    Example:
+        >>> task = digits()
+        >>> task.num_features, task.objective
+        (64, NodeLabels(out_channels=10))
     """
 
     name: str
@@ -54,8 +44,7 @@ class Task:
     val: list[Data] = field(repr=False)
     test: list[Data] = field(repr=False)
     num_features: int  # F
-    num_classes: int  # K; the number of labels when multilabel
-    multilabel: bool = False
+    objective: Objective
     edge_dim: int | None = None
     class_names: tuple[str, ...] | None = field(default=None, repr=False)  # of the K classes, where they are known
     transforms: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)  # as in Preparation
@@ -67,21 +56,33 @@ class Task:
         >>> digits().preparation.class_names[:3]
         ('0', '1', '2')
         """
+        row_sum, row_norm = row_ranges([data.x for data in self.train])
         return Preparation(
             self.num_features,
             self.edge_dim,
-            "micro_f1" if self.multilabel else "accuracy",
-            self.multilabel,
-            self.class_names,
-            self.transforms,
-            *row_ranges([data.x for data in self.train]),
+            **self.objective.describe(),
+            class_names=self.class_names,
+            transforms=self.transforms,
+            row_sum=row_sum,
+            row_norm=row_norm,
         )
 
     @property
-    def transductive(self) -> bool:
-        """Whether the three splits are masks of one graph rather than graphs of their own."""
+    def num_classes(self) -> int:
+        """K, the number of classes or labels: the columns of a model's output."""
+        return self.objective.out_channels
+
+    @property
+    def shared_graph(self) -> Data | None:
+        """The graph that all splits share; None where each split has graphs of its own."""
         first = (self.train[:1] + self.val[:1] + self.test[:1])[0]
-        return all(len(graphs) == 1 and graphs[0] is first for graphs in (self.train, self.val, self.test))
+        shared = all(len(graphs) == 1 and graphs[0] is first for graphs in (self.train, self.val, self.test))
+        return first if shared else None
+
+    def labels(self, split: Split) -> Tensor:
+        """Return the labels of `"train"`, `"val"` or `"test"`."""
+        own = None if self.shared_graph is None else split
+        return torch.cat([self.objective.labels(data, own) for data in self.graphs(split)])
 
     def graphs(self, split: Split) -> list[Data]:
         """The graphs of ``"train"``, ``"val"`` or ``"test"``."""
@@ -96,7 +97,7 @@ class Task:
         >>> digits().loader("train")
         [Data(x=[1797, 64], edge_index=[2, 12618], y=[1797], ...)]
         """
-        if self.transductive:
+        if self.shared_graph is not None:
             return self.graphs(split)
         return DataLoader(self.graphs(split), batch_size=batch_size, shuffle=split == "train")
 
@@ -111,14 +112,15 @@ class Task:
         for split in SPLITS:
             if not self.graphs(split):
                 raise ValueError(f"{self.name}: there is no graph in {split}, expected at least one.")
-        if self.transductive:
-            _check_graph(self, self.train[0], self.name)
-            _check_masks(self, self.train[0])
+        if self.shared_graph is not None:
+            _check_graph(self.shared_graph, self.num_features, self.edge_dim, self.objective, self.name)
+            self.objective.check_splits(self.shared_graph, self.name)
             return
         for split in SPLITS:
             known = False
             for number, data in enumerate(self.graphs(split)):
-                _check_graph(self, data, f"{self.name}, {split} graph {number}")
+                where = f"{self.name}, {split} graph {number}"
+                _check_graph(data, self.num_features, self.edge_dim, self.objective, where)
                 known = known or bool(any_known(data.y).any())
             if not known:
                 raise ValueError(f"{self.name}: all labels of the {split} graphs are unknown, expected at least one.")

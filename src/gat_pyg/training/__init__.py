@@ -3,7 +3,7 @@
 from .checkpoint import SafeCheckpoints as SafeCheckpoints
 from .loading import TaskData as TaskData
 from .modules import Inductive as Inductive
-from .modules import NodeClassifier as NodeClassifier
+from .modules import Supervised as Supervised
 from .modules import Transductive as Transductive
 from .neighbours import TorchSampler as TorchSampler
 from .resume import Resumable as Resumable

@@ -19,11 +19,12 @@ from torch_geometric.typing import WITH_PYG_LIB
 from ..distributed.halo import HaloStrategy, divided
 from ..distributed.ranks import say
 from ..graph.partition import partition
-from ..tasks.checks import Split
+from ..graph.subgraph import is_sampled
+from ..tasks.objective import Split
 from ..tasks.task import Task
 from .clusters import Clusters
 from .neighbours import TorchSampler
-from .shares import Batches, Cut, Drawn, Shares, _nobody, _without
+from .shares import Batches, Cut, Drawn, Shares, _padding_graph, _without
 
 
 class TaskData(LightningDataModule):
@@ -66,7 +67,7 @@ class TaskData(LightningDataModule):
             "num_parts": num_parts,
         }
         given = [f"{key} is {value}" for key, value in drawn.items() if value is not None]
-        if given and not task.transductive:
+        if given and task.shared_graph is None:
             raise ValueError(f"{given[0]}, but {task.name} has many graphs: take them whole.")
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)}, expected one of them: a batch is of seed nodes or of parts.")
@@ -79,8 +80,8 @@ class TaskData(LightningDataModule):
         self._drawer: TorchSampler | None = None
         self._whole: Batches | None = None
         self._own: Batches | None = None
-        if task.transductive:
-            data = copy.copy(task.train[0])
+        if task.shared_graph is not None:
+            data = copy.copy(task.shared_graph)
             data.x = data.x.to_sparse_csr() if sparse else data.x
             self._whole = Batches([data])
 
@@ -93,7 +94,7 @@ class TaskData(LightningDataModule):
         if self._whole is not None:
             return self._single()
         sampler = self._shares("graph", self.task.train)
-        graphs = [*self.task.train, _nobody(self.task.train[0])]
+        graphs = [*self.task.train, _padding_graph(self.task.train[0], self.task.objective)]
         # a generator of its own: what the loader draws must not shift the dropout of the epoch
         return DataLoader(graphs, sampler.each, sampler=sampler, generator=torch.Generator())
 
@@ -136,7 +137,7 @@ class TaskData(LightningDataModule):
         rank, world = self._place()
         share = graphs[rank::world]
         if len(share) < -(-len(graphs) // world):  # all processes need as many batches: their forwards may communicate
-            share = [*share, _nobody(graphs[0])]
+            share = [*share, _padding_graph(graphs[0], self.task.objective)]
         size = -(-self.batch_size // world)
         return Batches([Batch.from_data_list(share[start : start + size]) for start in range(0, len(share), size)])
 
@@ -243,9 +244,9 @@ def sparse_pays(task: Task, model: nn.Module, device: str = "cpu", stacked: bool
     False
     """
     where = device == "cpu" or (device == "cuda" and stacked)
-    if not where or not task.transductive or not takes_sparse(model):
+    if not where or task.shared_graph is None or not takes_sparse(model):
         return False
-    x: Tensor = task.train[0].x
+    x: Tensor = task.shared_graph.x
     return x.count_nonzero().item() <= SPARSE * x.numel()
 
 
@@ -257,11 +258,6 @@ def takes_sparse(model: nn.Module) -> bool:
 def is_divided(trainer: Trainer) -> bool:
     """Whether the processes have parts of one graph."""
     return isinstance(getattr(trainer, "strategy", None), HaloStrategy)
-
-
-def is_sampled(data: Data) -> bool:
-    """Whether these are seed nodes with neighbours that were drawn, as PyG's loaders give them."""
-    return "batch_size" in data and "n_id" in data
 
 
 def is_drawn(data: Data) -> bool:

@@ -18,51 +18,51 @@ from torch_geometric.loader import NodeLoader
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ..graph.remembered import ids_state
-from ..graph.subgraph import near
+from ..graph.subgraph import is_sampled, near, rows_of
 from ..philox import first_seeds, keyed
-from ..tasks.checks import Split
-from ..tasks.scores import metrics_of, node_sums, train_sums
+from ..tasks.objective import Objective, Split
 from .cuda_graphs import SMALL, Captured, _parts_of, _plain_tensors, _reason, _Repeated
 from .differing import differing
 from .epoch_seeds import key_of
-from .loading import is_compiled, is_drawn, is_sampled
-from .receptive_field import _is_less, rows_of
+from .loading import is_compiled, is_drawn
+from .receptive_field import _is_less
 from .resume import _check_states
 
 # The two setups -----------------------------------------------------------------------------------------------------
 
 
-class NodeClassifier(LightningModule):
-    """What both setups share: the call of the model, loss and score over nodes, and Adam with L2.
+class Supervised(LightningModule):
+    """What both setups share: the call of the model, loss and score of an objective, and Adam with L2.
 
-    ``model`` is any module called ``model(x, edge_index)``, ``model(x, edge_index, edge_attr=...)`` where it takes edge
-    features and the graph has some, or ``model(x)`` where it takes no edges. It gives logits [N, K].
+    Validation and test pool the objective's statistics over all graphs and all processes before they divide. Logs
+    `train_loss`, `val_loss`, `test_loss`, and the score as `val_` and `test_` with the name of the objective's metric.
 
-    With whole-numbered ``y`` [N] the loss is the cross-entropy and the score the accuracy in percent. With float ``y``
-    [N, K] of 0 and 1 the loss is the sigmoid cross-entropy averaged over the labels, then the nodes, and the score
-    micro-F1 (2 TP / (2 TP + FP + FN), positive where the logit is above 0). Unknown labels, -1 or NaN, count in
-    neither.
-    Validation and test pool their sums over all graphs and all processes before they divide.
-
-    ``weight_decay`` is the paper's L2 on all variables, biases too: exactly ``Adam(weight_decay=...)``. It acts on the
-    model's ``decayed_parameters()`` alone where it has such; its ``penalty(out, data)`` is added to the training loss.
-    Logs ``train_loss``, ``val_loss`` and ``val_accuracy`` or ``val_micro_f1``, and the like for the test.
+    Args:
+        model: any module called `model(x, edge_index)`, with `edge_attr=...` where it takes edge features and the graph
+            has some, and `model(x)` where it takes no edges. It gives logits `[N, K]`. For labels of graphs it is also
+            called with `batch=...` and `batch_size=...`, where it takes these, and gives logits `[G, K]`.
+        objective: what the logits predict, as `task.objective`.
+        lr: the learning rate.
+        weight_decay: the paper's L2 on all variables, biases too: exactly `Adam(weight_decay=...)`. It acts on the
+            model's `decayed_parameters()` alone where it has such; its `penalty(out, data)` is added to the training
+            loss.
     """
 
-    def __init__(self, model: nn.Module, lr: float = 0.005, weight_decay: float = 0.0) -> None:
+    def __init__(self, model: nn.Module, objective: Objective, lr: float = 0.005, weight_decay: float = 0.0) -> None:
         super().__init__()
         self.model = model
+        self.objective = objective
         self.lr = lr
         self.weight_decay = weight_decay
         self._look_at(model)
         self._sums: dict[str, Tensor] = {}  # per split, since the last time they were told
 
     def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
-        """The rows of the logits [N, K], and of ``data.y``, that ``split`` is about."""
+        """Return the rows of the logits that a split is about, and their labels."""
         raise NotImplementedError
 
     def forward(self, data: Data) -> Tensor:
-        """The logits [N, K] of a graph's nodes."""
+        """Return the logits of a graph or a batch."""
         return self._given(self.model, data)
 
     def _look_at(self, model: nn.Module) -> None:
@@ -70,6 +70,7 @@ class NodeClassifier(LightningModule):
         takes = inspect.signature(getattr(model, "_orig_mod", model).forward).parameters
         self._takes_edges = "edge_index" in takes
         self._takes_edge_attr = "edge_attr" in takes and bool(getattr(model, "supports_edge_attr", True))
+        self._takes_batch = self.objective.item == "graph" and "batch" in takes
         self._takes_hops = {"num_sampled_nodes_per_hop", "num_sampled_edges_per_hop"} <= takes.keys()
         self._num_hops: int | None = getattr(model, "num_hops", None)
         self._penalty: Callable[[Tensor, Data], Tensor] | None = getattr(model, "penalty", None)
@@ -81,6 +82,8 @@ class NodeClassifier(LightningModule):
         options: dict[str, Any] = {}
         if self._takes_edge_attr and data.edge_attr is not None:
             options["edge_attr"] = data.edge_attr
+        if self._takes_batch and data.batch is not None:
+            options |= {"batch": data.batch, "batch_size": data.num_graphs}
         return model(data.x, data.edge_index, **options, **self._hops(data))
 
     def _hops(self, data: Data) -> dict[str, Any]:
@@ -107,7 +110,7 @@ class NodeClassifier(LightningModule):
         """The loss of a batch, and what the epoch adds up: (loss, known)."""
         data = self._seen(data, "train")
         out = self(data)
-        loss, sums = train_sums(*self.labelled(out, data, "train"))
+        loss, sums = self.objective.train_statistics(*self.labelled(out, data, "train"))
         return (loss if self._penalty is None else loss + self._penalty(out, data)), sums
 
     def validation_step(self, data: Data, batch_idx: int) -> None:
@@ -121,7 +124,7 @@ class NodeClassifier(LightningModule):
     def _counts(self, data: Data, split: Split) -> Tensor:
         """What a pooled score needs of a batch."""
         data = self._seen(data, split)
-        return node_sums(*self.labelled(self(data), data, split))
+        return self.objective.statistics(*self.labelled(self(data), data, split))
 
     def on_validation_epoch_end(self) -> None:
         """Turn the sums into ``train_loss``, ``val_loss`` and the score."""
@@ -174,7 +177,7 @@ class NodeClassifier(LightningModule):
 
     def _metrics(self, *splits: str) -> dict[str, float]:
         """What is told of some splits since the last call."""
-        return metrics_of(self._pooled(*splits))
+        return self.objective.metrics(self._pooled(*splits))
 
     def _pooled(self, *splits: str) -> dict[str, Any]:
         """The sums of some splits since the last call, over all processes, as lists."""
@@ -184,7 +187,7 @@ class NodeClassifier(LightningModule):
         return {split: values.tolist() for split, values in sums.items()}
 
 
-class Transductive(NodeClassifier):
+class Transductive(Supervised):
     """One graph whose masks say which nodes are for training, validation and test; one step is the whole graph.
 
     A model that tells ``num_hops``, how far away nodes may be that a row of its output depends on, is given only what
@@ -204,18 +207,19 @@ class Transductive(NodeClassifier):
 
     >>> import gat_pyg.data, lightning, torch_geometric.nn
     >>> task = gat_pyg.data.digits()
-    >>> module = Transductive(torch_geometric.nn.GCN(64, 16, 2, 10), lr=0.005, weight_decay=5e-4)
+    >>> module = Transductive(torch_geometric.nn.GCN(64, 16, 2, 10), task.objective, lr=0.005, weight_decay=5e-4)
     >>> lightning.Trainer(callbacks=[PaperStopping()]).fit(module, datamodule=TaskData(task))  # doctest: +SKIP
     """
 
     def __init__(
         self,
         model: nn.Module,
+        objective: Objective,
         lr: float = 0.005,
         weight_decay: float = 0.0,
         cuda_graphs: bool | Literal["auto"] = "auto",
     ) -> None:
-        super().__init__(model, lr, weight_decay)
+        super().__init__(model, objective, lr, weight_decay)
         self.cuda_graphs = cuda_graphs
         self._parts: dict[Split, tuple[list[Tensor], list[tuple[int, int]], Data]] = {}  # what is seen, and of what
         self._captured: dict[Split, _Repeated] = {}
@@ -224,11 +228,8 @@ class Transductive(NodeClassifier):
         self._key: Tensor | None = None  # the epoch's key and the first seeds that follow from it
 
     def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
-        """The rows under the mask of ``split``; of a batch of seed nodes, those."""
-        if is_sampled(data):
-            return out[: data.batch_size], data.y[: data.batch_size]
-        rows = rows_of(data[f"{split}_mask"])
-        return out.index_select(-2, rows), data.y.index_select(0, rows)
+        """Return the rows that the graph assigns to the split."""
+        return self.objective.rows(out, data, split)
 
     def _seen(self, data: Data, split: Split) -> Data:
         """What the labelled nodes see, where that is less than ``SEEN`` of the work; found once."""
@@ -336,7 +337,7 @@ class Transductive(NodeClassifier):
             moved = self.trainer.strategy.batch_to_device(copy.copy(whole), self.device)
             return super()._counts(moved, split)
         out, rows = layer_by_layer(data), rows_of(whole[f"{split}_mask"])
-        return node_sums(out[rows], whole.y[rows]).to(self.device)
+        return self.objective.statistics(out[rows], whole.y[rows]).to(self.device)
 
     def on_train_end(self) -> None:
         """Let go of the CUDA graphs, of what was seen and of the last epoch's key: what comes has its own chance."""
@@ -402,9 +403,9 @@ class Transductive(NodeClassifier):
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
 
-class Inductive(NodeClassifier):
+class Inductive(Supervised):
     """Graphs of their own for training, validation and test; a step is a batch of whole graphs."""
 
     def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
-        """All rows: a batch belongs to one split as a whole."""
-        return out, data.y
+        """Return all rows: a batch belongs to one split as a whole."""
+        return self.objective.rows(out, data, None)

@@ -17,7 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from ..files import add, write_whole
-from ..tasks.scores import SCORES, told
+from ..tasks.objective import Objective
 from .stopping import PaperStopping
 
 QUIET = (  # what Lightning and torch say of themselves, and of a loader that is right here as it is
@@ -163,8 +163,9 @@ class Progress(Callback):
         parts = [f"{self.title}: epoch {trainer.current_epoch + 1}{batch}"]
         if "train_loss" in self._shown:
             parts.append(f"loss {self._shown['train_loss']:.4f}")
-        scores = [(name, self._shown.get(f"val_{name}")) for name in SCORES]
-        parts += [f"val {told(name, float(score))}" for name, score in scores if score is not None]
+        objective = getattr(trainer.lightning_module, "objective", None)
+        if isinstance(objective, Objective) and (name := f"val_{objective.metric.name}") in self._shown:
+            parts.append(f"val {objective.metric.text(float(self._shown[name]))}")
         for rule in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(rule, PaperStopping):
                 full = -(-10 * rule.left // rule.patience)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.data import Data
 
 SEEN = 0.75  # of the rows and edges of all layers; where more are seen, the copy of the features is not worth it
@@ -17,21 +14,3 @@ def _is_less(part: Data, data: Data) -> bool:
     work = sum(sum(nodes[: hop + 1]) + sum(edges[:hop]) for hop in layers) or sum(nodes)
     whole = (data.x.size(0) + data.edge_index.size(1)) * len(layers) or data.x.size(0)
     return bool(work < SEEN * whole)
-
-
-def rows_of(mask: Tensor) -> Tensor:
-    """The rows under a mask, found once as long as it lives: ``out[mask]`` makes a GPU wait in each step.
-
-    >>> rows_of(torch.tensor([True, False, True]))
-    tensor([0, 2])
-    """
-    if mask.is_inference():  # has no version to watch
-        return mask.nonzero().squeeze(1)
-    if _ROWS.get(mask, (None,))[0] != mask._version:
-        with torch.inference_mode(False):
-            _ROWS[mask] = mask._version, mask.nonzero().squeeze(1)
-    rows: Tensor = _ROWS[mask][1]
-    return rows
-
-
-_ROWS = WeakTensorKeyDictionary()

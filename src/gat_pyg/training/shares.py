@@ -14,6 +14,8 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import SamplerOutput
 
+from ..tasks.objective import Objective
+
 
 class Batches:
     """The same batches every epoch; they are moved to a device once and keep what is remembered of their edges."""
@@ -86,8 +88,8 @@ def _without(number: int, out: SamplerOutput) -> SamplerOutput:
     return out
 
 
-def _nobody(data: Data) -> Data:
-    """A graph like this one with one node, whose labels are unknown, and no edge to another."""
-    one = data.subgraph(torch.tensor([0]))
-    one.y = torch.full_like(one.y, float("nan") if one.y.is_floating_point() else -1)
-    return one
+def _padding_graph(data: Data, objective: Objective) -> Data:
+    """Return a graph like this one with one node, no edge to another, and unknown labels: it pads a rank's share."""
+    padding = data.subgraph(torch.tensor([0]))
+    padding.y = objective.unknown(data.y[:1])  # of the one node, or of the one graph
+    return padding

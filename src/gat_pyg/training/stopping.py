@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from ..tasks.scores import SCORES
+from ..tasks.objective import Objective
 
 Criterion = Literal["both", "accuracy", "loss"]
 
@@ -32,7 +32,8 @@ class PaperStopping(Callback):
     With ``"accuracy"`` (the score, whichever it is) or ``"loss"`` only that one is looked at, and a new best or a tie
     keeps the weights. At the end of the fit the module has the weights kept last, in ``best_epoch`` (counted from 1).
 
-    It reads what the module logged as ``val_loss`` and as ``score``, by default ``val_accuracy`` or ``val_micro_f1``.
+    It reads what the module logged as ``val_loss`` and as ``score``, by default ``val_`` and the name of the metric of
+    the module's objective.
     The weights are kept in memory, on the device; they and all else of its state are in Lightning's checkpoints.
     An epoch whose loss or score is not finite improves nothing. If the model's parameters are not finite either, which
     no later step can mend, training stops at once.
@@ -101,7 +102,8 @@ class PaperStopping(Callback):
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         metrics = trainer.callback_metrics
-        name = self.score or next((f"val_{score}" for score in SCORES if f"val_{score}" in metrics), "val_accuracy")
+        objective = getattr(pl_module, "objective", None)
+        name = self.score or (f"val_{objective.metric.name}" if isinstance(objective, Objective) else "a score=...")
         if name not in metrics or "val_loss" not in metrics:
             logged = ", ".join(metrics) or "nothing"
             raise ValueError(f"PaperStopping needs val_loss and {name}, but the module logged {logged}.")

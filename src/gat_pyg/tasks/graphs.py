@@ -1,0 +1,55 @@
+"""Graph labels, one per graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch_geometric.data import Data
+
+from .labels import OneLabel
+from .objective import Split
+
+
+@dataclass(frozen=True)
+class GraphLabels(OneLabel):
+    """One of K classes for each graph: y `[1]` int64, `[G]` in a batch, -1 where it is unknown.
+
+    The output has a row for each graph of the batch, as that of `gat_pyg.models.Readout`.
+
+    Example:
+        >>> import torch
+        >>> objective, batch = GraphLabels(2), Data(y=torch.tensor([0, 1, -1]))
+        >>> objective.loss(*objective.rows(torch.zeros(3, 2), batch, None))  # log 2
+        tensor(0.6931)
+    """
+
+    item = "graph"
+
+    def size(self, data: Data) -> int:
+        """Return 1: a graph has one label."""
+        return 1
+
+    def rows(self, out: Tensor, data: Data, split: Split | None) -> tuple[Tensor, Tensor]:
+        """Return all rows.
+
+        Raises:
+            ValueError: if the output has not a row for each graph.
+        """
+        if out.size(-2) != data.y.size(0):
+            raise ValueError(
+                f"The model gives {out.size(-2)} rows for {data.y.size(0)} graphs, expected one for each. Pool its "
+                "nodes: gat_pyg.models.Readout(model)."
+            )
+        return out, data.y
+
+    def labels(self, data: Data, split: Split | None) -> Tensor:
+        """Return the labels of all graphs."""
+        y: Tensor = data.y
+        return y
+
+    def check_splits(self, data: Data, where: str) -> None:
+        """Raise ValueError: a single graph has a single label."""
+        raise ValueError(
+            f"{where}: one graph is in all three splits, but it has one label. Give each split graphs of its own."
+        )

@@ -1,0 +1,187 @@
+"""Labels, one or many in a row: losses, sufficient statistics and scores, whatever the rows are about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.data import Data
+
+from .objective import ACCURACY, MICRO_F1, Objective
+
+
+@dataclass(frozen=True)
+class _Labels(Objective):
+    """What both kinds of labels share: their form."""
+
+    def size(self, data: Data) -> int:
+        """Return the number of rows that the labels of a graph have."""
+        raise NotImplementedError
+
+    def _check_form(self, y: Tensor, shape: tuple[int, ...], dtype: torch.dtype, form: str, where: str) -> None:
+        if tuple(y.shape) != shape or y.dtype != dtype:
+            raise ValueError(
+                f"{where}: y is {y.dtype} of shape {tuple(y.shape)}, expected {dtype} of shape {shape}: {form}."
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """Return the objective as plain data; nodes, which models of earlier versions are about, are left out."""
+        kind: dict[str, Any] = {"metric": self.metric.name, "multilabel": self.metric is MICRO_F1}
+        return kind if self.item == "node" else {**kind, "item": self.item}
+
+
+@dataclass(frozen=True)
+class OneLabel(_Labels):
+    """One of K classes in each row: y `[n]` int64 in 0..K-1, -1 where it is unknown.
+
+    The loss is the cross-entropy, the score the accuracy in percent.
+    """
+
+    metric = ACCURACY
+    columns = "classes"
+
+    def check(self, data: Data, where: str) -> None:
+        """Raise ValueError unless y is `[n]` int64 in -1..K-1."""
+        y, K = data.y, self.out_channels
+        self._check_form(y, (self.size(data),), torch.int64, f"one label per {self.item}", where)
+        if y.numel() and (int(y.min()) < -1 or int(y.max()) >= K):
+            bad = int(y.min()) if int(y.min()) < -1 else int(y.max())
+            raise ValueError(f"{where}: y holds the label {bad}, expected 0 to {K - 1}, or -1 where it is unknown.")
+
+    def known(self, y: Tensor) -> Tensor:
+        """Return a mask `[n]` of the known labels."""
+        return y >= 0
+
+    def unknown(self, y: Tensor) -> Tensor:
+        """Return -1 for each label."""
+        return torch.full_like(y, -1)
+
+    def loss(self, out: Tensor, y: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
+        """Return the cross-entropy."""
+        loss = F.cross_entropy(out, y, ignore_index=-1, reduction="sum")
+        return loss / self.known(y).sum().clamp(min=1) if reduction == "mean" else loss
+
+    def statistics(self, out: Tensor, y: Tensor) -> Tensor:
+        """Return the sums (loss, known, correct), float64 where the device has it."""
+        wide = _wide(out)
+        counts = [self.known(y).sum(), (out.argmax(-1) == y).sum()]
+        return torch.stack([self.loss(out, y, reduction="sum").to(wide), *(count.to(wide) for count in counts)])
+
+    def score(self, statistics: Sequence[float]) -> float:
+        """Return the accuracy in percent.
+
+        Example:
+            >>> from gat_pyg.tasks.nodes import NodeLabels
+            >>> NodeLabels(7).score([1.0, 4.0, 3.0])
+            75.0
+        """
+        _, size, correct = statistics
+        return 100.0 * correct / max(size, 1.0)
+
+    def constant_score(self, y: Tensor) -> float:
+        """Return the share of the majority class, in percent.
+
+        Example:
+            >>> from gat_pyg.tasks.nodes import NodeLabels
+            >>> NodeLabels(2).constant_score(torch.tensor([0, 1, 1, -1, 1]))
+            75.0
+        """
+        counts = y[self.known(y)].bincount()
+        return 100.0 * int(counts.max()) / int(counts.sum())
+
+    def probabilities(self, out: Tensor) -> Tensor:
+        """Return the softmax."""
+        return out.softmax(-1)
+
+    def logits(self, probabilities: Tensor) -> Tensor:
+        """Return the logarithm."""
+        return probabilities.log()
+
+
+@dataclass(frozen=True)
+class ManyLabels(_Labels):
+    """K labels in each row: y `[n, K]` float32 of 0 and 1, NaN where it is unknown.
+
+    The loss is the sigmoid cross-entropy averaged over the known labels, so that K labels of n rows, all known, are
+    averaged over labels, then rows. The score is micro-F1, 2 TP / (2 TP + FP + FN), positive where the logit is above
+    0.
+    """
+
+    metric = MICRO_F1
+    columns = "labels"
+
+    def check(self, data: Data, where: str) -> None:
+        """Raise ValueError unless y is `[n, K]` float32 of 0, 1 and NaN."""
+        y, form = data.y, f"a 0, 1 or NaN for each {self.item} and label"
+        self._check_form(y, (self.size(data), self.out_channels), torch.float32, form, where)
+        if not ((y == 0) | (y == 1) | y.isnan()).all():
+            raise ValueError(
+                f"{where}: y holds other values than 0, 1 and NaN (unknown). Turn the labels into 0 and 1."
+            )
+
+    def known(self, y: Tensor) -> Tensor:
+        """Return a mask `[n, K]` of the known labels."""
+        return ~y.isnan()
+
+    def unknown(self, y: Tensor) -> Tensor:
+        """Return NaN for each label."""
+        return torch.full_like(y, float("nan"))
+
+    def loss(self, out: Tensor, y: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
+        """Return the sigmoid cross-entropy.
+
+        Example:
+            >>> from gat_pyg.tasks.nodes import NodeMultiLabels
+            >>> NodeMultiLabels(2).loss(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, float("nan")]]))
+            tensor(0.6931)
+        """
+        weight = self.known(y).to(out.dtype)
+        true = y.nan_to_num().to(torch.promote_types(out.dtype, y.dtype))  # else torch rounds float64 logits to float32
+        loss = F.binary_cross_entropy_with_logits(out, true, weight=weight, reduction="sum")
+        return loss / self.known(y).sum().clamp(min=1) if reduction == "mean" else loss
+
+    def statistics(self, out: Tensor, y: Tensor) -> Tensor:
+        """Return the sums (loss, known, TP, FP, FN), float64 where the device has it."""
+        wide, positive, true = _wide(out), out > 0, y == 1
+        counts = [self.known(y).sum(), (positive & true).sum(), (positive & (y == 0)).sum(), (~positive & true).sum()]
+        return torch.stack([self.loss(out, y, reduction="sum").to(wide), *(count.to(wide) for count in counts)])
+
+    def score(self, statistics: Sequence[float]) -> float:
+        """Return micro-F1.
+
+        Example:
+            >>> from gat_pyg.tasks.nodes import NodeMultiLabels
+            >>> NodeMultiLabels(2).score([1.0, 4.0, 1.0, 1.0, 1.0])
+            0.5
+        """
+        _, _, TP, FP, FN = statistics
+        return 2 * TP / max(2 * TP + FP + FN, 1.0)
+
+    def constant_score(self, y: Tensor) -> float:
+        """Return the micro-F1 of predicting the most frequent labels, as many of them as score best.
+
+        Example:
+            >>> from gat_pyg.tasks.nodes import NodeMultiLabels
+            >>> NodeMultiLabels(2).constant_score(torch.tensor([[1.0, 0.0], [1.0, 1.0]]))  # both: TP = 3, FP = 1
+            0.8571428571428571
+        """
+        positive, size = (y == 1).sum(0).double(), self.known(y).sum(0).double()
+        order = (positive / size.clamp(min=1)).argsort(descending=True)
+        scores = 2 * positive[order].cumsum(0) / (size[order].cumsum(0) + positive.sum()).clamp(min=1)
+        return float(scores.max())
+
+    def probabilities(self, out: Tensor) -> Tensor:
+        """Return the sigmoid."""
+        return out.sigmoid()
+
+    def logits(self, probabilities: Tensor) -> Tensor:
+        """Return the log-odds."""
+        return probabilities.logit()
+
+
+def _wide(out: Tensor) -> torch.dtype:
+    return torch.float32 if out.device.type == "mps" else torch.float64  # counts are whole up to 2^24 and 2^53

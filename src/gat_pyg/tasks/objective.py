@@ -1,0 +1,176 @@
+"""Objectives: what a row of a model's output predicts, the loss, and the score."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+Split = Literal["train", "val", "test"]
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
+MASKS = tuple(f"{split}_mask" for split in SPLITS)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A kind of score: its name in logs and results, and the form in which its values are printed.
+
+    Example:
+        >>> ACCURACY.text(83.14), MICRO_F1.text(0.9731)
+        ('accuracy 83.1 %', 'micro-F1 0.973')
+    """
+
+    name: str
+    title: str
+    digits: int  # after the decimal point
+    unit: str = ""
+    constant: str = "the best constant prediction"  # what reaches `Objective.constant_score`
+
+    def value(self, score: float) -> str:
+        """Return a score with its unit."""
+        return f"{score:.{self.digits}f}{self.unit}"
+
+    def text(self, score: float) -> str:
+        """Return a score with its title and unit."""
+        return f"{self.title} {self.value(score)}"
+
+    def spread(self, mean: float, std: float) -> str:
+        """Return a mean ± standard deviation with title and unit."""
+        return f"{self.title} {mean:.{self.digits}f} ± {self.value(std)}"
+
+    def range(self, low: float, high: float) -> str:
+        """Return two scores, or one where both are printed alike, with title and unit.
+
+        Example:
+            >>> ACCURACY.range(81.0, 83.5)
+            'accuracy 81.0 to 83.5 %'
+        """
+        if self.value(low) == self.value(high):
+            return self.text(low)
+        return f"{self.title} {low:.{self.digits}f} to {self.value(high)}"
+
+
+ACCURACY = Metric("accuracy", "accuracy", 1, " %", "predicting the majority class for every {item}")
+MICRO_F1 = Metric("micro_f1", "micro-F1", 3, "", "the best prediction that is the same for every {item}")
+_METRICS = {metric.name: metric for metric in (ACCURACY, MICRO_F1)}
+
+
+def metric_named(name: str) -> Metric:
+    """Return the metric of this name; one that is not known is printed with three digits."""
+    return _METRICS.get(name) or Metric(name, name, 3)
+
+
+@dataclass(frozen=True)
+class Objective(ABC):
+    """What a row of a model's output predicts, and how good the prediction is.
+
+    Training, validation and reports use an objective and know no particular one. Labels that are unknown count neither
+    in the loss nor in the score.
+
+    Args:
+        out_channels: K, the number of columns of the output.
+    """
+
+    out_channels: int
+
+    item: ClassVar[str]  # what a row of the output is about: "node", "graph"
+    metric: ClassVar[Metric]
+    columns: ClassVar[str]  # what the columns of the output are, in the plural
+
+    @abstractmethod
+    def check(self, data: Data, where: str) -> None:
+        """Check the labels of a graph, whose x is [N, F].
+
+        Raises:
+            ValueError: if `data.y` is of another form; the message begins with `where`.
+        """
+
+    @abstractmethod
+    def check_splits(self, data: Data, where: str) -> None:
+        """Check that a graph which all splits share says what is for training, validation and test.
+
+        Raises:
+            ValueError: if it does not; the message begins with `where`.
+        """
+
+    @abstractmethod
+    def rows(self, out: Tensor, data: Data, split: Split | None) -> tuple[Tensor, Tensor]:
+        """Return the rows of the output `[..., n, K]` that a split is about, and their labels.
+
+        Args:
+            out: the model's output for `data`; in front, the dimension of stacked models.
+            data: a graph or a batch.
+            split: the split of a graph that all splits share; None if all of `data` belongs to one split.
+        """
+
+    @abstractmethod
+    def labels(self, data: Data, split: Split | None) -> Tensor:
+        """Return the labels that `rows` returns."""
+
+    @abstractmethod
+    def known(self, y: Tensor) -> Tensor:
+        """Return a mask of the known labels, of the shape of y."""
+
+    @abstractmethod
+    def unknown(self, y: Tensor) -> Tensor:
+        """Return labels like y, all of them unknown."""
+
+    @abstractmethod
+    def loss(self, out: Tensor, y: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
+        """Return the mean or the sum of the loss over the known labels; 0 where none is known."""
+
+    @abstractmethod
+    def statistics(self, out: Tensor, y: Tensor) -> Tensor:
+        """Return what the score of several batches needs of one: sums, first of the loss, then of the known labels."""
+
+    @abstractmethod
+    def score(self, statistics: Sequence[float]) -> float:
+        """Return the score from the sum of `statistics` over all batches."""
+
+    @abstractmethod
+    def constant_score(self, y: Tensor) -> float:
+        """Return the best score of a prediction that is the same in all rows."""
+
+    @abstractmethod
+    def probabilities(self, out: Tensor) -> Tensor:
+        """Return the probabilities of the output's columns."""
+
+    @abstractmethod
+    def logits(self, probabilities: Tensor) -> Tensor:
+        """Return an output with these probabilities."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Return the objective as plain data, which is stored with a trained model."""
+
+    def train_statistics(self, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss of a batch, and the summands of the epoch's mean: (sum of the loss, known labels)."""
+        loss, size = self.loss(out, y), self.known(y).sum()
+        wide = torch.promote_types(loss.dtype, torch.float32)  # bfloat16 counts to 256
+        return loss, torch.stack([loss.detach().to(wide) * size, size.to(wide)])
+
+    def metrics(self, statistics: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """Return the loss and the score of each split, of the training the loss alone, as float32 rounds them.
+
+        Example:
+            >>> from gat_pyg.tasks.nodes import NodeLabels
+            >>> NodeLabels(7).metrics({"train": [1.0, 4.0], "val": [1.0, 4.0, 3.0]})
+            {'train_loss': 0.25, 'val_loss': 0.25, 'val_accuracy': 75.0}
+        """
+        metrics = {}
+        for split, values in statistics.items():
+            metrics[f"{split}_loss"] = values[0] / max(values[1], 1.0)
+            if split != "train":
+                metrics[f"{split}_{self.metric.name}"] = self.score(values)
+        return {name: float(np.float32(value)) for name, value in metrics.items()}
+
+
+def any_known(y: Tensor) -> Tensor:
+    """Return a mask `[n]` of the rows of y with a known label."""
+    return ~y.isnan().all(1) if y.dim() == 2 else y >= 0
