@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import os
 import pickle
 import re
@@ -236,3 +237,90 @@ def test_a_full_disk_does_not_stop_a_kernel(
     assert not [*folder.iterdir()]
     assert caplog.messages == [f"a compiled kernel is not kept on disk: {full}"]
     assert call() == (3.0, False) and call() == (3.0, True)
+
+
+# --- A kernel is built from several files. ---
+
+FILES = {
+    "steps": """
+        from gat_pyg.kernels.cpu.cache import inline
+
+        @inline
+        def step(x):
+            return 2 * x
+        """,
+    "sizes": """
+        SIZE = 3
+        OTHER = 0
+        """,
+    "kernel": """
+        from gat_pyg.kernels.cpu.cache import compiled
+        from built.sizes import SIZE
+        from built.steps import step
+
+        @compiled
+        def kernel(x):
+            return step(x) + SIZE
+        """,
+    "beside": """
+        from gat_pyg.kernels.cpu.cache import compiled
+
+        @compiled
+        def beside(x):
+            return -x
+        """,
+}
+
+
+@pytest.mark.parametrize(
+    ("edited", "old", "new", "results"),
+    [
+        ("kernel", "+", "-", {"kernel": -1}),
+        ("steps", "2 * x", "5 * x", {"kernel": 8}),
+        ("sizes", "SIZE = 3", "SIZE = 4", {"kernel": 6}),
+        ("sizes", "OTHER = 0", "OTHER = 1", {}),
+        ("beside", "-x", "7 * x", {"beside": 7}),
+    ],
+)
+def test_an_edit_recompiles_the_kernels_built_from_that_file(
+    edited: str, old: str, new: str, results: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numba itself looks at the kernel's own file alone."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "built").mkdir()
+    for name, code in FILES.items():
+        (tmp_path / "built" / f"{name}.py").write_text(textwrap.dedent(code))
+
+    def run() -> tuple[dict[str, int], set[str]]:
+        """The result of each kernel in newly imported modules, and the kernels that were compiled."""
+        for module in [name for name in sys.modules if name.partition(".")[0] == "built"]:
+            monkeypatch.delitem(sys.modules, module)
+        kernels = {name: getattr(importlib.import_module(f"built.{name}"), name) for name in ("kernel", "beside")}
+        values = {name: kernel(1) for name, kernel in kernels.items()}
+        return values, {name for name, kernel in kernels.items() if not kernel.stats.cache_hits}
+
+    before = {"kernel": 5, "beside": -1}
+    assert run() == (before, {"kernel", "beside"})
+    assert run() == (before, set())
+    file = tmp_path / "built" / f"{edited}.py"
+    file.write_text(file.read_text().replace(old, new))
+    assert run() == (before | results, set(results))
+    assert run() == (before | results, set())
+
+
+def test_the_files_of_each_kernel() -> None:
+    """Those of its own folder, the steps of all scores, and the building blocks; never those of another score."""
+    for name in ("attention.additive", "attention.pair", "features"):
+        own = importlib.import_module(f"gat_pyg.{name}.cpu").__name__
+        for kernel in cache._LISTENER.kernels:
+            if kernel.__module__ == own:
+                modules, constants = cache.sources(kernel.py_func)
+                blocks = {f"gat_pyg.kernels.cpu.{block}" for block in ("draw", "vector")}
+                assert own in modules and set(modules) <= {own, "gat_pyg.attention.steps.cpu", *blocks}
+                assert "gat_pyg.kernels.cpu.vector" in modules
+    forward = importlib.import_module("gat_pyg.attention.additive.cpu")._forward
+    modules, constants = cache.sources(forward.py_func)
+    assert "gat_pyg.attention.steps.cpu" in modules and "gat_pyg.kernels.cpu.draw" in modules
+    assert constants["gat_pyg.attention.additive.cpu.AHEAD"] == "16"

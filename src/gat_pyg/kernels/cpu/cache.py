@@ -1,10 +1,11 @@
-"""How a function becomes machine code: by Numba when it is first called, and kept on disk for the processes to come."""
+"""Compilation of kernels by Numba when they are first called, and the cache of their machine code on disk."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import hashlib
+import linecache
 import logging
 import os
 import pickle
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from types import CodeType, FunctionType
 from typing import Any, ClassVar
 
 import llvmlite
@@ -29,17 +31,19 @@ VERSIONS = (numba.__version__, llvmlite.__version__, numpy.__version__)
 
 def inline(function: Callable[..., Any]) -> Any:
     """A step of a kernel, inlined: a call would count references to each of its arrays."""
+    digest_file(function)
     return njit(forceinline=True, **OPTIONS)(function)
 
 
 def compiled(function: Callable[..., Any]) -> Any:
     """Compile for the types of a call when first called, and keep the code on disk where there is a folder for it."""
+    digest_file(function)
     kernel = njit(**OPTIONS)(function)
     try:
         kernel._cache = _Cache(function)  # as cache=True has it
     except RuntimeError as error:  # no folder to write to
         log.info("%s: the kernels are compiled anew in every process", error)
-    _TOLD.kernels.add(kernel)
+    _LISTENER.kernels.add(kernel)
     return kernel
 
 
@@ -50,10 +54,12 @@ class _Files(IndexDataCacheFile):  # type: ignore[misc]
     training do, may take the same number for different signatures, and the code of one may then answer for the other.
 
     Machine code from a damaged file would crash the process or compute wrong numbers, so nothing is unpickled unless
-    the digest matches. The digest covers the source, the signature and the machine too: code for anything else is
-    rejected in the same way. It does not protect against another user, who can write a digest as well; the permissions
-    of the folder and of the file have to.
+    the digest matches. The digest covers all sources of the kernel, the signature and the machine too: code for
+    anything else is rejected in the same way. It does not protect against another user, who can write a digest as well;
+    the permissions of the folder and of the file have to.
     """
+
+    sources: Callable[[], Any]
 
     def save(self, key: Any, data: Any) -> None:
         _check_private(self._cache_path, os.stat(self._cache_path))
@@ -83,12 +89,53 @@ class _Files(IndexDataCacheFile):  # type: ignore[misc]
         return pickle.loads(code) if digest == self._digest(key, code) else None
 
     def _digest(self, key: Any, code: bytes) -> bytes:
-        return hashlib.sha256(repr((VERSIONS, OPTIONS, self._source_stamp, key)).encode() + code).digest()
+        return hashlib.sha256(repr((VERSIONS, OPTIONS, self.sources(), key)).encode() + code).digest()
 
     def _path(self, key: Any) -> str:
         types, machine, _ = key
         name = hashlib.sha256(repr((VERSIONS, OPTIONS, types, machine)).encode()).hexdigest()
         return str(self._data_path(self._data_name(int(name[:16], 16))))
+
+
+def sources(kernel: Any) -> tuple[dict[str, str], dict[str, str]]:
+    """Return what a kernel is built from: the digest of each file, and the value of each constant.
+
+    The files are those of the kernel and of all functions that it calls, directly or not, in its own package. Numba
+    would look at the kernel's file alone, and run old machine code after an edit of a step in another file.
+    """
+    package = kernel.__module__.partition(".")[0]
+    functions, files, constants = [kernel], {}, {}
+    for function in functions:
+        files[function.__module__] = function.__globals__.get(_DIGEST) or digest_file(function)
+        for name in sorted(_names(function.__code__)):
+            value = function.__globals__.get(name)
+            value = getattr(value, "py_func", getattr(value, "_defn", value))  # of a step, of an intrinsic
+            if isinstance(value, (int, float, str, bytes, tuple, numpy.generic)):
+                constants[f"{function.__module__}.{name}"] = repr(value)
+            elif isinstance(value, FunctionType) and value.__module__.partition(".")[0] == package:
+                functions += [value] * (value not in functions)
+    return dict(sorted(files.items())), dict(sorted(constants.items()))
+
+
+def _names(code: CodeType) -> set[str]:
+    """The global names in a function and in those within it."""
+    return set(code.co_names).union(*(_names(each) for each in code.co_consts if isinstance(each, CodeType)))
+
+
+def digest_file(function: Any) -> str:
+    """Return the digest of the file that defines a function, and keep it in the function's module.
+
+    Called while the module is imported, so that an edit of the file while a process runs does not change it.
+    """
+    file = function.__code__.co_filename
+    linecache.checkcache(file)
+    source = "".join(linecache.getlines(file, function.__globals__))
+    digest = hashlib.sha256(source.encode()).hexdigest()
+    function.__globals__[_DIGEST] = digest
+    return digest
+
+
+_DIGEST = "__digest__"  # the name of the digest of a file among the globals of its module
 
 
 def _check_private(path: str, status: os.stat_result) -> None:
@@ -138,7 +185,8 @@ class _Cache(FunctionCache):  # type: ignore[misc]
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
-        self._cache_file: Any = _Files(self.cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp())
+        self._cache_file: Any = _Files(self.cache_path, self._impl.filename_base, None)
+        self._cache_file.sources = functools.cache(lambda: sources(function))
 
     def save_overload(self, signature: Any, data: Any) -> None:
         try:
@@ -147,23 +195,23 @@ class _Cache(FunctionCache):  # type: ignore[misc]
             _warn(f"a compiled kernel is not kept on disk: {error}")
 
 
-class _Told(event.Listener):  # type: ignore[misc]
-    """Logs when a kernel is compiled, and not read from the disk."""
+class _Listener(event.Listener):  # type: ignore[misc]
+    """A log of the kernels that are compiled, and not read from the disk."""
 
     def __init__(self) -> None:
         self.kernels: set[Any] = set()
         self.start = 0.0
 
-    def on_start(self, made: Any) -> None:
-        if (kernel := made.data["dispatcher"]) in self.kernels:
+    def on_start(self, compilation: Any) -> None:
+        if (kernel := compilation.data["dispatcher"]) in self.kernels:
             self.start = time.perf_counter()
             log.info("compiling %s", kernel.__name__)
 
-    def on_end(self, made: Any) -> None:
-        if (kernel := made.data["dispatcher"]) in self.kernels:
+    def on_end(self, compilation: Any) -> None:
+        if (kernel := compilation.data["dispatcher"]) in self.kernels:
             seconds, folder = time.perf_counter() - self.start, kernel.stats.cache_path or "memory alone"
             log.info("compiled %s in %.1f s, kept in %s", kernel.__name__, seconds, folder)
 
 
-_TOLD = _Told()
-event.register("numba:compile", _TOLD)
+_LISTENER = _Listener()
+event.register("numba:compile", _LISTENER)
