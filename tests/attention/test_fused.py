@@ -40,7 +40,7 @@ from gat_pyg.attention.pair import cpu as pair  # noqa: E402
 from gat_pyg.graph import adjacency  # noqa: E402
 from gat_pyg.graph.edges import Edges  # noqa: E402
 from gat_pyg.kernels import device  # noqa: E402
-from gat_pyg.kernels.cpu import cache, rows  # noqa: E402
+from gat_pyg.kernels.cpu import rows  # noqa: E402
 from gat_pyg.philox import keep_mask  # noqa: E402
 from graphs import BATCH, BIPARTITE, COMPLETE, RANDOM, STAR_IN, ZOO, Graph, random  # noqa: E402
 from laws import assert_close, edges_of, inputs, moved  # noqa: E402
@@ -939,9 +939,9 @@ def test_processes_that_compile_at_once(tmp_path: Path) -> None:
     """What two have kept that never saw each other's is together what a third one needs, each for its types."""
     script = tmp_path / "script.py"
     script.write_text(
-        "import runpy, sys\n"
+        "import sys\n"
         "import numpy as np\n"
-        f"compiled = runpy.run_path({cache.__file__!r})['compiled']  # nothing else of the package\n"
+        "from gat_pyg.kernels.cpu.cache import compiled\n"
         "double = compiled(lambda x: 2 * x)\n"
         "for kind in sys.argv[1:]:\n"
         "    found = double(np.ones(3, kind))\n"

@@ -86,6 +86,7 @@ def adjacency(edge_index: Tensor, edge_weight: Tensor, num_nodes: int) -> Sparse
         RuntimeError: if an id is outside of `[0, N)`.
 
     Example:
+        >>> from gat_pyg.features.linear import linear
         >>> matrix = adjacency(torch.tensor([[0, 1], [2, 2]]), torch.tensor([1.0, 10.0]), 3)
         >>> linear(matrix, torch.tensor([[1.0], [2.0], [3.0]])).flatten()
         tensor([ 0.,  0., 21.])

@@ -23,9 +23,13 @@ from numba import njit
 from numba.core import event
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile
 
+from . import interpreter
+
 log = logging.getLogger(__name__)
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+if interpreter.INTERPRET:
+    log.warning("GAT_PYG_INTERPRET is 1: the CPU kernels run uncompiled, which is about a thousand times slower")
 VERSIONS = (numba.__version__, llvmlite.__version__, numpy.__version__)
 
 
@@ -36,8 +40,13 @@ def inline(function: Callable[..., Any]) -> Any:
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Compile for the types of a call when first called, and keep the code on disk where there is a folder for it."""
+    """Compile for the types of a call when first called, and keep the code on disk where there is a folder for it.
+
+    Nothing is compiled if `GAT_PYG_INTERPRET` is 1.
+    """
     digest_file(function)
+    if interpreter.INTERPRET:
+        return interpreter.interpreted(function)
     kernel = njit(**OPTIONS)(function)
     try:
         kernel._cache = _Cache(function)  # as cache=True has it

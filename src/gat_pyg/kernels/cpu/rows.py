@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...graph.edges import Edges
+from . import interpreter
 from .cache import compiled
 from .draw import DRAWN
 from .vector import (
@@ -106,7 +107,7 @@ def run(kernel: Any, dtype: np.dtype[Any], job: Job, *args: Any) -> None:
     """
     bounds, models, threads = job.bounds, job.models, torch.get_num_threads()
     chunks = bounds.size - 1
-    if threads == 1 or job.gathers < SMALL:
+    if threads == 1 or job.gathers < SMALL or interpreter.INTERPRET:
         buffers, names = _buffers(job, dtype)
         for model in range(models):
             kernel(0, chunks, buffers, names, model, models, *args)
@@ -133,7 +134,10 @@ def run(kernel: Any, dtype: np.dtype[Any], job: Job, *args: Any) -> None:
 
 def _buffers(job: Job, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
     """Room for a chunk: seven numbers for each edge and lane, and the edges' names."""
-    return np.empty((7, job.room), dtype), np.empty(job.room, np.int64)
+    buffers, names = np.empty((7, job.room), dtype), np.empty(job.room, np.int64)
+    if interpreter.INTERPRET:  # an element that is read before it is written
+        buffers.fill(np.nan)
+    return buffers, names
 
 
 @compiled

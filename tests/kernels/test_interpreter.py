@@ -1,0 +1,177 @@
+"""The CPU kernels in the interpreter: the results of the compiled ones, and the faults that it finds."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("numba", reason="numba is not installed")
+
+from gat_pyg.attention import attend, attend_pairs, fused
+from gat_pyg.attention.additive import cpu as additive
+from gat_pyg.attention.pair import cpu as pair
+from gat_pyg.attention.steps import cpu as steps
+from gat_pyg.features import cpu as features
+from gat_pyg.features import mask, products
+from gat_pyg.features.pattern import Pattern
+from gat_pyg.graph.edges import Edges
+from gat_pyg.kernels.cpu import cache, interpreter, rows
+from gat_pyg.philox import keyed
+
+MODULES = [additive, pair, steps, features, rows]
+EDGES = Edges.from_index(torch.tensor([[0, 1, 2, 3, 0, 4, 4, 1], [0, 0, 0, 1, 2, 2, 2, 2]]), num_src=5, num_dst=4)
+
+
+@pytest.fixture
+def interpret(monkeypatch: pytest.MonkeyPatch) -> Callable[[], set[str]]:
+    """Interpret every kernel from the call on; returns the names of those that have run."""
+    ran: set[str] = set()
+
+    def begin() -> set[str]:
+        monkeypatch.setattr(interpreter, "INTERPRET", True)
+        for module in MODULES:
+            for name, value in [*vars(module).items()]:
+                if inspect.isfunction(getattr(value, "py_func", None)) and value in cache._LISTENER.kernels:
+                    monkeypatch.setattr(module, name, noted(value))
+        return ran
+
+    def noted(kernel: Any) -> Callable[..., None]:
+        run = interpreter.interpreted(kernel)
+
+        def call(*args: Any) -> None:
+            ran.add(f"{kernel.__module__}.{kernel.__name__}")
+            run(*args)
+
+        return call
+
+    return begin
+
+
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+
+
+def results(run: Callable[..., Tensor], *leaves: Tensor) -> list[Tensor]:
+    """The output and the gradient of every leaf, with dropout of one key."""
+    with keyed(torch.tensor(7)):
+        out = run(*leaves)
+    direction = draw(*out.shape, seed=9, dtype=out.dtype).detach()
+    return [out.detach(), *torch.autograd.grad(out, leaves, direction)]
+
+
+def additive_results(edges: Edges, heads: int, channels: int, dtype: Any, p: float) -> list[Tensor]:
+    leaves = [draw(edges.num_src, heads, channels, dtype=dtype), draw(edges.num_src, heads, dtype=dtype)]
+    leaves += [draw(edges.num_dst, heads, dtype=dtype), draw(edges.num_edges, heads, dtype=dtype)]
+    return results(lambda x, s, d, u: attend(x, s, d, edges, score_edge=u, dropout=p, backend="fused"), *leaves)
+
+
+def pair_results(edges: Edges, heads: int, channels: int, dtype: Any, p: float, att: bool = True) -> list[Tensor]:
+    leaves = [draw(edges.num_src, heads, channels, dtype=dtype), draw(edges.num_dst, heads, channels, dtype=dtype)]
+    if att:
+        leaves.append(draw(heads, channels, dtype=dtype))
+    return results(lambda x, x_dst, a=None: attend_pairs(x, x_dst, a, edges, dropout=p, backend="fused"), *leaves)
+
+
+def sparse_results(dtype: torch.dtype) -> list[Tensor]:
+    """Products of three sparse matrices with dropout, both ways, and a mask."""
+    pattern = Pattern.of((draw(9, 7) > 0).float().to_sparse_csr())
+    seeds = torch.tensor([1, 2**40, -5])
+    values, weight = draw(3, pattern.col.numel(), dtype=dtype), draw(3, 7, 70, dtype=dtype)
+    both = results(lambda v, w: products._sums(v, w, seeds, pattern, 0.4, False), values, weight)
+    return [*both, mask.kept(seeds, 100, 0.4, dtype)]
+
+
+LONG = torch.stack([torch.arange(rows.SPLIT + 3) % 4, torch.zeros(rows.SPLIT + 3, dtype=torch.long)])
+
+
+def everything(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    found = sparse_results(dtype)
+    for speed in (True, False):
+        with monkeypatch.context() as patch:
+            patch.setattr(fused, "keeps_output", lambda *_, speed=speed: speed)
+            found += additive_results(EDGES, 3, 5, dtype, 0.3)
+    for index in (LONG, LONG.flip(0)):
+        found += additive_results(Edges.from_index(index, 4, 4), 3, 5, dtype, 0.3)
+    if dtype == torch.float32:
+        found += [*additive_results(EDGES, 2, 19, dtype, 0.3), *pair_results(EDGES, 2, 19, dtype, 0.0, att=False)]
+    return [*found, *pair_results(EDGES, 3, 5, dtype, 0.3)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_results_are_those_of_the_compiled_kernels(
+    dtype: torch.dtype, interpret: Callable[[], set[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not bit by bit: a compiled product and sum may be rounded as one."""
+    expected = everything(dtype, monkeypatch)
+    ran = interpret()
+    for at, (one, other) in enumerate(zip(everything(dtype, monkeypatch), expected, strict=True)):
+        torch.testing.assert_close(one, other, msg=lambda text, at=at: f"result {at}: {text}")
+    kernels = {f"{kernel.__module__}.{kernel.__name__}" for kernel in cache._LISTENER.kernels}
+    assert ran == {name for name in kernels if name.startswith("gat_pyg.")}
+
+
+# A fault: what it is planted in, the code before and after, what runs, and what the error says of it.
+FAULTS: dict[str, tuple[Any, str, str, Callable[[], Any], str]] = {
+    "another edge's src": (
+        (additive, "_forward"),
+        "load(s, np.int64(src[begin + k])",
+        "load(s, np.int64(src[begin + k + 1])",
+        lambda: additive_results(EDGES, 3, 5, torch.float32, 0.0),
+        r"_forward: src_\[8\] is out of bounds, its indices are 0 to 7",
+    ),
+    "a step's edge": (
+        (pair, "weighted_sum"),
+        "np.int64(ids[begin + k]) * row",
+        "np.int64(ids[begin + k + 1]) * row",
+        lambda: pair_results(EDGES, 3, 5, torch.float32, 0.0),
+        r"_forward: src_\[8\] is out of bounds",
+    ),
+    "the next row's result": (
+        (additive, "_backward"),
+        "(o * heads + head) * channels, (j",
+        "((o + 1) * heads + head) * channels, (j",
+        lambda: additive_results(EDGES, 3, 5, torch.float32, 0.0),
+        r"_backward: grad_x_\[75:90\] is out of bounds, its indices are 0 to 74",
+    ),
+    "a vector that is too long": (
+        (additive, "store_norm"),
+        "store(norm, 2 * at, interleave(tops, share), twice)",
+        "store(norm, 2 * at, interleave(tops, share), None)",
+        lambda: additive_results(EDGES, 3, 5, torch.float32, 0.0),
+        r"_forward: norm_\[18:26\] is out of bounds, its indices are 0 to 23",
+    ),
+    "the next model": (
+        (features, "_gather_rows"),
+        "out = of_model(weight_, min(model, own_weight - 1), own_weight), of_model(out_, model, models)",
+        "out = of_model(weight_, min(model, own_weight - 1), own_weight), of_model(out_, model + 1, models)",
+        lambda: sparse_results(torch.float32),
+        r"_gather_rows: out_ of model 3\[0:64\] is out of bounds, its indices are none",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_index_out_of_bounds_is_found(
+    fault: str, interpret: Callable[[], set[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (module, name), old, new, run, message = FAULTS[fault]
+    function = getattr(module, name).py_func
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(old) == 1
+    interpret()
+    planted: dict[str, Any] = {}
+    exec(source.split("\n", 1)[1].replace(old, new), function.__globals__, planted)  # without its decorator
+    is_step = name in ("weighted_sum", "store_norm")
+    monkeypatch.setattr(
+        module, name, SimpleNamespace(py_func=planted[name]) if is_step else interpreter.interpreted(planted[name])
+    )
+    with pytest.raises(IndexError, match=message):
+        run()
