@@ -44,6 +44,7 @@ from gat_pyg.features import SparseFeatures
 from gat_pyg.files import full
 from gat_pyg.graph import adjacency, remembered
 from gat_pyg.models import GAT as GAT_PYG
+from gat_pyg.models import Readout
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from gat_pyg.tasks.objective import Objective
 from gat_pyg.training import Inductive, PaperStopping, Resumable, SafeCheckpoints, Transductive, modules
@@ -53,6 +54,7 @@ from gat_pyg.training.loading import TaskData, sparse_pays
 from gat_pyg.training.progress import MetricsFile, Progress
 from gat_pyg.training.shares import Batches
 from laws import assert_close
+from objectives import OBJECTIVES, WITH_GRAPHS, graph, many_graphs, objective, one_graph, setup
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated"),
@@ -69,45 +71,8 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def graph(N: int, K: int, seed: int, multilabel: bool = False, **others: Any) -> Data:
-    draw = torch.Generator().manual_seed(seed)
-    y = torch.rand(N, K, generator=draw).round() if multilabel else torch.randint(K, (N,), generator=draw)
-    edge_index = torch.randint(N, (2, 3 * N), generator=draw)
-    return Data(torch.randn(N, 6, generator=draw), edge_index, y=y, **others)
-
-
-def objective(multilabel: bool) -> Objective:
-    return NodeMultiLabels(3) if multilabel else NodeLabels(3)
-
-
 def objective_of(y: Tensor) -> Objective:
     return objective(y.is_floating_point())
-
-
-def one_graph(multilabel: bool = False) -> Task:
-    data = graph(30, 3, 0, multilabel)
-    for i, key in enumerate(("train_mask", "val_mask", "test_mask")):
-        data[key] = torch.arange(30) % 3 == i
-    return Task("one", [data], [data], [data], 6, objective(multilabel))
-
-
-def many_graphs(multilabel: bool = True) -> Task:
-    graphs = [graph(5 + i, 3, i, multilabel) for i in range(11)]
-    return Task("many", graphs[:5], graphs[5:8], graphs[8:], 6, objective(multilabel))
-
-
-TASKS: dict[str, Callable[[], Task]] = {
-    "one graph": one_graph,
-    "one graph, many labels": lambda: one_graph(True),
-    "many graphs": lambda: many_graphs(False),
-    "many graphs, many labels": many_graphs,
-}
-
-
-def setup(task: Task) -> LightningModule:
-    torch.manual_seed(0)
-    kind = Inductive if task.shared_graph is None else Transductive
-    return kind(GAT(6, 4, 2, 3, heads=2, dropout=0.5), task.objective, lr=0.01, weight_decay=5e-4)
 
 
 def trainer(*callbacks: Callback, epochs: int = 5, accelerator: str = "cpu", **arguments: Any) -> Trainer:
@@ -230,16 +195,16 @@ def test_the_model_gets_what_it_takes():
     torch.testing.assert_close(Inductive(gcn, NodeLabels(3))(data), gcn(data.x, data.edge_index))
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", OBJECTIVES)
 def test_scores_that_are_logged_are_those_of_the_whole_split(name: str):
-    task = TASKS[name]()
+    task = OBJECTIVES[name]()
     module, rule = setup(task), PaperStopping()
     fitted = trainer(rule, epochs=3)
     fitted.fit(module, datamodule=TaskData(task, batch_size=2))
     assert {"train_loss", "val_loss"} < fitted.callback_metrics.keys()
     scores = fitted.test(module, datamodule=TaskData(task, batch_size=2), verbose=False)[0]
     batch = Batch.from_data_list(task.test)
-    rows = batch.test_mask if task.shared_graph is not None else torch.ones(len(batch.x), dtype=torch.bool)
+    rows = batch.test_mask if task.shared_graph is not None else torch.ones(len(batch.y), dtype=torch.bool)
     with torch.no_grad():
         out, y = module.eval()(batch)[rows], batch.y[rows]
     if task.objective.columns == "labels":
@@ -347,11 +312,13 @@ class Ops(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_step_never_waits_for_the_device(name: str, sparse: bool):
-    task = TASKS[name]()
-    kind = Inductive if task.shared_graph is None else Transductive
-    module = kind(GAT_PYG(6, [4, 4], 3, [2, 2, 1], dropout=0.5, residual=[False, True, False]), task.objective)
+    task = OBJECTIVES[name]()
+    module = setup(task)
+    module.model = GAT_PYG(6, [4, 4], 3, [2, 2, 1], dropout=0.5, residual=[False, True, False])
+    module.model = Readout(module.model) if task.objective.item == "graph" else module.model
+    module._look_at(module.model)
     (data, *_) = TaskData(task, sparse=sparse and task.shared_graph is not None).train_dataloader()
     data.x = (
         SparseFeatures(data.x) if sparse and task.shared_graph is not None else data.x
@@ -422,9 +389,9 @@ def test_where_nearly_all_is_seen_the_graph_stays_whole():
     assert module._loss(data)[0].isfinite()
 
 
-@pytest.mark.parametrize("name", ["one graph", "many graphs"])
+@pytest.mark.parametrize("name", ["nodes of one graph", "nodes of many graphs"])
 def test_neighbourhoods_are_built_once_for_all_layers(name: str, monkeypatch: pytest.MonkeyPatch):
-    task, built = TASKS[name](), []
+    task, built = OBJECTIVES[name](), []
     build = adjacency._build
     monkeypatch.setattr(adjacency, "_build", lambda *args: built.append(args) or build(*args))
     kind = Inductive if task.shared_graph is None else Transductive
@@ -898,11 +865,11 @@ def test_why_there_is_no_cuda_graph():
     assert why(kind=Regularised) == "Regularised has its own training_step, which a replay would skip"
 
 
-@pytest.mark.parametrize("name", ["one graph", "many graphs, many labels"])
+@pytest.mark.parametrize("name", ["nodes of one graph", "nodes of many graphs, many labels"])
 def test_a_compiled_model_takes_the_same_steps(name: str):
     states = []
     for compiled in (False, True):
-        task, model = TASKS[name](), GAT_PYG(6, [4], 3, [2, 2]).double()  # in float32, Adam makes much of rounding
+        task, model = OBJECTIVES[name](), GAT_PYG(6, [4], 3, [2, 2]).double()  # in float32, Adam makes much of rounding
         for data in {id(data): data for data in (*task.train, *task.val)}.values():
             data.x = data.x.double()
         for parameter in model.parameters():
@@ -991,6 +958,53 @@ def test_over_processes_no_validation_graph_counts_twice(world: int, multilabel:
     torch.testing.assert_close(sums, expected, rtol=1e-5, atol=0.0)  # the losses are float32
     graphs = [len(batch.x) for part in data for batch in part.train_dataloader()]
     assert sum(graphs) >= sum(len(data.x) for data in task.train)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("name", WITH_GRAPHS)
+def test_a_step_of_several_processes_is_that_of_one(name: str, world: int, monkeypatch: pytest.MonkeyPatch):
+    task = OBJECTIVES[name]()
+    module = setup(task, dropout=0.0).double()
+
+    def batches(rank: int, world: int) -> list[Data]:
+        data = TaskData(task, batch_size=4)
+        data.trainer = Place(rank, world)
+        return [
+            batch.apply(lambda value: value.double() if value.is_floating_point() else value)
+            for batch in data.train_dataloader()
+        ]
+
+    def grads(loss: Tensor) -> list[Tensor]:
+        return list(torch.autograd.grad(loss, list(module.parameters())))
+
+    steps = list(zip(*(batches(rank, world) for rank in range(world)), strict=True))
+    whole = batches(0, 1)
+    assert len(steps) == len(whole) == 2  # of 5 graphs, the second step has one: all others are padded
+    module._trainer = types.SimpleNamespace(world_size=world)
+    for step, batch in zip(steps, whole, strict=True):
+        loss, sums = module._loss(batch)
+        parts = [module._loss(own) for own in step]
+        n = sum(own[1] for _, own in parts)
+        torch.testing.assert_close(sum(own for _, own in parts), sums)
+        monkeypatch.setattr(torch.distributed, "all_reduce", lambda size, n=n: size.copy_(n))
+        each = [grads(module._weighed(own, own_sums[1])) for own, own_sums in parts]
+        for expected, *others in zip(grads(loss), *each, strict=True):
+            torch.testing.assert_close(sum(others) / world, expected)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective_is_stopped_by_its_score(name: str):
+    task = OBJECTIVES[name]()
+    seen, rule = [], PaperStopping(patience=4)
+
+    class See(Callback):
+        def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            metrics = trainer.callback_metrics
+            seen.append((float(metrics[f"val_{task.objective.metric.name}"]), float(metrics["val_loss"])))
+
+    trainer(See(), rule, epochs=60).fit(setup(task), datamodule=TaskData(task, batch_size=2))
+    assert (rule.epoch, rule.best_epoch) == oracle(seen, 4)
+    assert (rule.kept_score, rule.kept_loss) == seen[rule.best_epoch - 1]
 
 
 # The stopping rule --------------------------------------------------------------------------------------------------
@@ -1214,7 +1228,7 @@ def resumed(
     name: str, folder: Path, kills: list[tuple[int, str]], saved: float, kind: type[Kill] = Kill
 ) -> tuple[LightningModule, Any]:
     """A run that is killed again and again; the checkpoint may be of some epochs ago."""
-    path, task = folder / "last.ckpt", TASKS[name]()
+    path, task = folder / "last.ckpt", OBJECTIVES[name]()
     for kill in [*kills, None]:
         rule = PaperStopping(patience=6)
         callbacks = [rule, MetricsFile(folder / "metrics.csv"), Resumable(path, seed=1, every=saved)]
@@ -1236,7 +1250,7 @@ KILLS = [(3, "start"), (4, "batch"), (4, "validation"), (8, "batch"), (9, "start
 
 
 @pytest.mark.parametrize("saved", [0.0, 0.05, 1e9], ids=["each epoch", "some epochs", "never"])
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_run_that_was_killed_ends_like_one_that_was_not(tmp_path: Path, name: str, saved: float):
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()
@@ -1252,7 +1266,7 @@ def test_a_run_that_was_killed_ends_like_one_that_was_not(tmp_path: Path, name: 
     assert all(math.isfinite(float(value)) for row in rows for value in row.values())
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_run_that_is_asked_to_end_goes_on_behind_its_epoch(tmp_path: Path, name: str):
     (tmp_path / "whole").mkdir()
     (tmp_path / "asked").mkdir()
@@ -1436,9 +1450,9 @@ def test_a_write_that_dies_leaves_the_last_checkpoint_whole(checkpoint: Path, mo
 # What one sees ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", OBJECTIVES)
 def test_progress_tells_epoch_loss_score_and_patience(name: str, capsys: pytest.CaptureFixture[str]):
-    task = TASKS[name]()
+    task = OBJECTIVES[name]()
     callbacks = [PaperStopping(patience=50), Progress("mine", every=0.0)]
     trainer(*callbacks, epochs=2).fit(setup(task), datamodule=TaskData(task, batch_size=2))
     score = r"micro-F1 0\.\d{3}" if task.objective.columns == "labels" else r"accuracy \d+\.\d %"

@@ -18,10 +18,11 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
 from ..tasks.checks import _NOTHING_KNOWN, KEYS, _check_graph, _check_present
+from ..tasks.graphs import GraphLabels
 from ..tasks.nodes import NodeLabels, NodeMultiLabels
-from ..tasks.objective import MASKS, SPLITS, any_known
+from ..tasks.objective import MASKS, SPLITS, Objective, any_known
 from ..tasks.task import Task
-from .splits import _draw_graphs, _draw_masks, _ogb_masks
+from .splits import _draw_graphs, _draw_masks, _fold_graphs, _ogb_masks
 
 # One's own graphs ---------------------------------------------------------------------------------------------------
 
@@ -174,15 +175,19 @@ def from_dataset(
     test: int = 1000,
     seed: int = 0,
     split: int = 0,
+    folds: int | None = None,
+    fold: int = 0,
     transforms: Sequence[Mapping[str, Any]] = (),
 ) -> Task:
-    """Any PyG data set of node labels: one graph, several graphs, or three data sets.
+    """Any PyG data set of labels of nodes or graphs: one graph, several graphs, or three data sets.
 
     ``dataset`` is a ``Data``, a PyG ``Dataset``, a list of ``Data``, or three of them (a mapping of train, val, test,
     or three ``Dataset`` in a row). Where one graph has masks, they are kept; of masks [N, S] column ``split`` is taken.
     Masks that are missing are drawn with ``seed``: ``per_class`` nodes of each class for training, then ``val`` and
     ``test`` nodes, all labelled. (With many labels per node, ``per_class`` times K nodes are for training.) Of several
-    graphs, ``val`` and ``test`` whole ones are drawn and the others are for training.
+    graphs, ``val`` and ``test`` whole ones are drawn and the others are for training. If every graph has one label
+    (and some graph has several nodes), these are labels of graphs. With ``folds`` such graphs are divided into that
+    many stratified folds: number ``fold`` is for testing, the next one for validation, the others are for training.
 
     ``x`` and ``edge_attr`` become float32, ``edge_attr`` [E] becomes [E, 1], ``y`` [N, 1] becomes [N]. ``y`` [N, K] is
     many labels per node. NaN is an unknown label; such nodes are taken out of the masks. Where ``dataset`` has an
@@ -202,28 +207,41 @@ def from_dataset(
     every = [data for graphs in parts for data in graphs]
     if not every:
         raise ValueError(f"{name} has no graph, expected at least one.")
-    multilabel = every[0].y.dim() == 2
-    K = every[0].y.size(1) if multilabel else max((int(data.y.max()) + 1 for data in every if len(data.y)), default=0)
-    N = sum(len(data.y) for data in every)
-    if K < 1 or not any(bool(any_known(data.y).any()) for data in every):
-        raise ValueError(f"{name}{_NOTHING_KNOWN}")
-    if not multilabel and N < K:
-        raise ValueError(f"{name}: y holds the label {K - 1}, but there are {N} nodes. Number the classes from 0.")
+    objective = _objective_of(every, name)
     F, D = (
         tensor.size(-1) if tensor is not None and tensor.dim() else 1 for tensor in (every[0].x, every[0].edge_attr)
     )
-    objective = NodeMultiLabels(K) if multilabel else NodeLabels(K)
     edge_dim = D if every[0].edge_attr is not None else None
     if len(parts) == 1 and len(every) == 1:
         _check_graph(every[0], F, edge_dim, objective, name)  # before a split is drawn from what is wrong
         if (idx := getattr(dataset, "get_idx_split", None)) is not None:
             _ogb_masks(every[0], idx())
-        _draw_masks(every[0], K, per_class, val, test, seed, name)
+        _draw_masks(every[0], objective.out_channels, per_class, val, test, seed, name)
         parts = [every, every, every]
+    elif len(parts) == 1 and folds is not None:
+        parts = _fold_graphs(every, folds, fold, seed, name)
     elif len(parts) == 1:
         parts = _draw_graphs(every, val, test, seed, name)
-    names = _class_names(dataset, K)
+    names = _class_names(dataset, objective.out_channels)
     return Task(name, parts[0], parts[1], parts[2], F, objective, edge_dim, names, tuple(transforms))
+
+
+def _objective_of(graphs: list[Data], name: str) -> Objective:
+    """Return the objective that the labels of some graphs are for."""
+    y = [data.y for data in graphs]
+    of_graphs = len(graphs) > 1 and all(len(one) == 1 for one in y) and any(data.x.shape[:1] != (1,) for data in graphs)
+    if y[0].dim() == 2 and of_graphs:
+        shape = tuple(y[0].shape)
+        raise ValueError(f"{name}: y has shape {shape}, many labels per graph, expected (1,): one label per graph.")
+    K = y[0].size(1) if y[0].dim() == 2 else max((int(one.max()) + 1 for one in y if len(one)), default=0)
+    if K < 1 or not any(bool(any_known(one).any()) for one in y):
+        raise ValueError(f"{name}{_NOTHING_KNOWN}")
+    objective = GraphLabels(K) if of_graphs else NodeMultiLabels(K) if y[0].dim() == 2 else NodeLabels(K)
+    count = sum(map(len, y))
+    if y[0].dim() == 1 and count < K:
+        items = f"{count} {objective.item}s"
+        raise ValueError(f"{name}: y holds the label {K - 1}, but there are {items}. Number the classes from 0.")
+    return objective
 
 
 def _class_names(dataset: Any, K: int) -> tuple[str, ...] | None:

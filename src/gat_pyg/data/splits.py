@@ -58,6 +58,29 @@ def _draw_graphs(graphs: list[Data], val: int, test: int, seed: int, name: str) 
     return [[graphs[i] for i in part] for part in (sorted(order[val + test :]), *held)]
 
 
+def _fold_graphs(graphs: list[Data], folds: int, fold: int, seed: int, name: str) -> list[list[Data]]:
+    """Whole graphs for training, validation and test: of stratified folds the others, the one after `fold`, `fold`."""
+    y = torch.cat([data.y.flatten() for data in graphs])
+    if any(data.y.shape != (1,) for data in graphs) or not 3 <= folds <= len(graphs) or not 0 <= fold < folds:
+        raise ValueError(
+            f"{name}: folds={folds} and fold={fold} (split.* in the command), expected from 3 folds to as many as the "
+            f"{len(graphs)} graphs, a fold from 0 to one less, and one label per graph."
+        )
+    try:
+        from sklearn.model_selection import StratifiedKFold
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{name}: stratified folds need scikit-learn, which is not installed. Run: python -m pip install "
+            "scikit-learn. Or choose split.folds=null, and split.val and split.test as numbers of graphs."
+        ) from error
+    held = [test for _, test in StratifiedKFold(folds, shuffle=True, random_state=seed).split(y, y)]
+    number = torch.empty(len(graphs), dtype=torch.long)
+    for this, index in enumerate(held):
+        number[index] = (this - fold) % folds  # 0 for testing, 1 for validation
+    number = number.clamp(max=2)
+    return [[data for data, its in zip(graphs, number.tolist(), strict=True) if its == one] for one in (2, 1, 0)]
+
+
 def _ogb_masks(data: Data, index: Mapping[str, Tensor]) -> None:
     """The split that comes with a data set of OGB, as masks."""
     for key, part in zip(MASKS, ("train", "valid", "test"), strict=True):

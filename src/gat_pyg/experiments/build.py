@@ -87,6 +87,7 @@ def build_model(settings: DictConfig, task: Task) -> Built:
         raise ValueError(f"model._target_={target} is no torch.nn.Module, expected the class of one.")
     namesake = made.__name__ in NAMESAKES and not made.__module__.startswith("gat_pyg.")
     method = str(arguments.pop("method", None) or (f"PyG's {made.__name__}" if namesake else made.__name__))
+    readout = arguments.pop("readout", "mean")  # of a model that gives a row for each node, where labels are of graphs
     takes = inspect.signature(made).parameters
     anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
     sizes = {"in_channels": task.num_features, "out_channels": task.num_classes}
@@ -97,6 +98,9 @@ def build_model(settings: DictConfig, task: Task) -> Built:
     if clash := sorted(sizes.keys() & arguments.keys()):
         raise ValueError(f"model.{clash[0]} follows from the data set, which has {sizes[clash[0]]}. Leave it out.")
     arguments = {key: value for key, value in sizes.items() if key in takes or anything} | arguments
+    if task.objective.item == "graph" and readout is not None:
+        arguments = {"model": {"_target_": target, **arguments}, "aggr": readout}
+        target = "gat_pyg.models.Readout"
     model = _made("model", {"_target_": target, **arguments})
     return model, target, arguments, method
 

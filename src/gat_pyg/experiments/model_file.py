@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 
 from ..files import write_whole
 from ..seeds.stack import Stack
@@ -99,6 +99,8 @@ def predict(
 ) -> Tensor:
     """Return the probabilities [N, K] of each node's classes, or of its labels, by the model of a run.
 
+    Where the run learnt labels of graphs, they are those of each graph, [G, K].
+
     ``data`` is a graph, or a batch of them, as it comes from its source: it is prepared as the run's data were
     (``Preparation``), on the device of its features. ``seed="all"`` gives the mean probabilities over the seeds. The
     other arguments, and what else is raised, are those of ``load``.
@@ -124,6 +126,8 @@ def predict(
     with_edge_attr = preparation.edge_dim is not None and "edge_attr" in takes
     with_edge_attr = with_edge_attr and getattr(single, "supports_edge_attr", True)
     options = {"edge_attr": data.edge_attr} if with_edge_attr else {}
+    if preparation.item == "graph" and "batch" in takes and isinstance(data, Batch):
+        options |= {"batch": data.batch, "batch_size": data.num_graphs}
     out = trained.to(data.x.device)(data.x, *edges, **options)
     probabilities: Tensor = preparation.probabilities(out)
     return probabilities.mean(0) if isinstance(trained, Stack) else probabilities

@@ -41,6 +41,8 @@ def numbers_of(config: DictConfig) -> dict[str, Any]:
     shared = {key: value for key, value in given["trainer"].items() if key not in SAME}  # gradient_clip_val, max_time
     shared |= {key: shared.get(key) for key in ("devices", "num_nodes", "precision")}  # the batch, the bits
     given["training"]["max_epochs"] = shared.pop("max_epochs", None)  # which the trainer obeys
+    if given["split"]["folds"] is None:  # as in all lines of earlier versions
+        given["split"] = {key: value for key, value in given["split"].items() if key not in ("folds", "fold")}
     loader = {key: value for key, value in given["loader"].items() if key != "num_workers"}
     drawn = {"loader": loader} if in_batches(config) else {}
     return {**{key: given[key] for key in NUMBERS}, "trainer": shared, **drawn}
@@ -141,6 +143,8 @@ RULES = {  # every setting outside of the groups whose keys are the arguments of
     "split.test": _whole(0),
     "split.seed": _whole(0),
     "split.split": _whole(0),
+    "split.folds": _whole(3, None),
+    "split.fold": _whole(0),
     "trainer.max_epochs": _whole(1),
 }
 OPTIONAL_RULES = {  # of those that are there

@@ -61,8 +61,7 @@ def all_at_once(config: DictConfig, task: Task, folder: Path) -> bool:
         if why_not is not None and asked is True:
             raise ValueError(f"vectorize is on, but {why_not}. Use vectorize=auto or off.")
         if why_not is not None or fit is None:
-            if task.shared_graph is not None:
-                say(f"{task.name}: {config.runs} runs one by one, since {why_not}")
+            say(f"{task.name}: {config.runs} runs one by one, since {why_not}")
             return False
         devices = getattr(trainer.strategy, "parallel_devices", None) or [trainer.strategy.root_device]
     devices = devices[: len(seeds)]

@@ -150,6 +150,7 @@ def train(
 def seeded(seed: int, make_model: Callable[[], T]) -> T:
     """What is made at the start of a run with this seed, which `seed_everything` takes.
 
+    >>> import torch
     >>> seeded(3, lambda: torch.rand(2)).equal(seeded(3, lambda: torch.rand(2)))
     True
     """

@@ -34,6 +34,7 @@ class Task:
         ValueError: if a graph is not of that form.
 
     Example:
+        >>> from gat_pyg.data import digits
         >>> task = digits()
         >>> task.num_features, task.objective
         (64, NodeLabels(out_channels=10))
@@ -53,6 +54,7 @@ class Task:
     def preparation(self) -> Preparation:
         """The dimensions, class names, transforms and range of the features, which a run stores beside its model.
 
+        >>> from gat_pyg.data import digits
         >>> digits().preparation.class_names[:3]
         ('0', '1', '2')
         """
@@ -94,6 +96,7 @@ class Task:
         Training graphs are shuffled by torch's global generator. A list is a loader too, so that a transductive epoch
         costs no collation.
 
+        >>> from gat_pyg.data import digits
         >>> digits().loader("train")
         [Data(x=[1797, 64], edge_index=[2, 12618], y=[1797], ...)]
         """

@@ -14,6 +14,7 @@ def differing(model: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> str:
 
     A tensor of floats may be of another precision, but not of integers or of 8 bits.
 
+    >>> from torch import nn
     >>> differing(nn.Linear(2, 7).state_dict(), nn.Linear(2, 3).state_dict())
     'weight has shape (7, 2) in the model and (3, 2) in the file'
     """

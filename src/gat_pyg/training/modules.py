@@ -13,7 +13,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 from torch_geometric.loader import NodeLoader
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
@@ -82,7 +82,7 @@ class Supervised(LightningModule):
         options: dict[str, Any] = {}
         if self._takes_edge_attr and data.edge_attr is not None:
             options["edge_attr"] = data.edge_attr
-        if self._takes_batch and data.batch is not None:
+        if self._takes_batch and isinstance(data, Batch):
             options |= {"batch": data.batch, "batch_size": data.num_graphs}
         return model(data.x, data.edge_index, **options, **self._hops(data))
 

@@ -1,0 +1,85 @@
+"""Data sets with a label for each graph: what they are recognised by, and stratified folds."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from gat_pyg.data import from_dataset
+from gat_pyg.tasks.graphs import GraphLabels
+from gat_pyg.tasks.nodes import NodeLabels
+from gat_pyg.tasks.objective import SPLITS
+
+
+def graphs(number: int = 40, nodes: int = 3) -> list[Data]:
+    edges = torch.tensor([[0, 1], [1, 2]]) % nodes
+    every_fourth = [torch.tensor([int(i % 4 == 0)]) for i in range(number)]
+    return [Data(torch.full((nodes, 2), float(i)), edges, y=y) for i, y in enumerate(every_fourth)]
+
+
+def numbers(task: Any) -> list[list[int]]:
+    return [[int(data.x[0, 0]) for data in task.graphs(split)] for split in SPLITS]
+
+
+def test_every_graph_is_tested_once_and_folds_are_stratified():
+    tested = []
+    for fold in range(5):
+        task = from_dataset(graphs(), "many", folds=5, fold=fold)
+        assert task.objective == GraphLabels(2)
+        train, val, test = numbers(task)
+        assert sorted(train + val + test) == list(range(40))
+        assert [len(train), len(val), len(test)] == [24, 8, 8]
+        assert [int(task.labels(split).sum()) for split in SPLITS] == [6, 2, 2]
+        tested.append(test)
+    assert sorted(itertools.chain(*tested)) == list(range(40))
+    _, val, _ = numbers(from_dataset(graphs(), "many", folds=5, fold=4))
+    assert val == tested[0]  # the next fold
+    again = from_dataset(graphs(), "many", folds=5, fold=0)
+    other = from_dataset(graphs(), "many", folds=5, fold=0, seed=1)
+    assert numbers(again)[2] == tested[0] != numbers(other)[2]
+
+
+def test_labels_are_of_graphs_where_nodes_would_have_others():
+    assert from_dataset(graphs(), val=5, test=5).objective == GraphLabels(2)
+    assert from_dataset(graphs(nodes=1), val=5, test=5).objective == NodeLabels(2)  # a node each
+    assert from_dataset((graphs(), graphs(), graphs())).objective == GraphLabels(2)
+    floats = [data.update({"y": data.y.float()[:, None]}) for data in graphs()]
+    floats[3].y[:] = float("nan")
+    task = from_dataset(floats, val=5, test=5)
+    assert sorted(torch.cat([task.labels(split) for split in SPLITS]).tolist()) == [-1] + [0] * 29 + [1] * 10
+
+
+@pytest.mark.parametrize(
+    ("change", "folds", "message"),
+    [
+        ({}, {"folds": 2}, r"many: folds=2 and fold=0 \(split.\* in the command\), expected from 3 folds"),
+        ({}, {"folds": 5, "fold": 5}, "folds=5 and fold=5 .* a fold from 0 to one less"),
+        ({}, {"folds": 41}, "expected from 3 folds to as many as the 40 graphs"),
+        ({"y": torch.tensor([0, 1, 1])}, {"folds": 5}, "and one label per graph"),
+        (
+            {"y": torch.tensor([[0.0, 1.0]])},
+            {"folds": 5},
+            r"y has shape \(1, 2\), many labels per graph, expected \(1,\)",
+        ),
+        ({"y": torch.tensor([0.5])}, {"folds": 5}, "expected whole numbers: classes, not quantities"),
+        ({"y": torch.tensor([77])}, {"folds": 5}, "y holds the label 77, but there are 40 graphs"),
+    ],
+)
+def test_what_cannot_be_is_refused(change: dict[str, Any], folds: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        from_dataset([data.update(dict(change)) for data in graphs()], "many", **folds)
+
+
+def test_one_graph_in_all_splits_has_no_labels_of_graphs():
+    data = graphs()[0]
+    with pytest.raises(ValueError, match="one graph is in all three splits, but it has one label"):
+        GraphLabels(2).check_splits(data, "one")
+
+
+def test_a_model_without_a_readout_is_told_of_it():
+    with pytest.raises(ValueError, match=r"gives 3 rows for 1 graphs, expected one for each.*gat_pyg\.models\.Readout"):
+        GraphLabels(2).rows(torch.zeros(3, 2), graphs()[0], None)

@@ -1,0 +1,82 @@
+"""Readout against PyG's pooling, graph by graph, and the files of trained models that have one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch_geometric.nn
+from omegaconf import OmegaConf
+from torch import nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import GIN, MLP, global_max_pool, global_mean_pool
+
+from gat_pyg import GAT, load
+from gat_pyg.baselines.gcn import GCN
+from gat_pyg.experiments.build import build_model
+from gat_pyg.experiments.model_file import predict, save_model
+from gat_pyg.models import Readout
+from gat_pyg.tasks.preparation import Preparation
+from objectives import labelled_graphs
+
+MODELS = {
+    "GAT": lambda: GAT(6, [4], 3, [2, 1]),
+    "PyG's GIN": lambda: GIN(6, 4, 2, 3),
+    "no edges": lambda: MLP([6, 3]),
+    "norm of graphs": lambda: torch_geometric.nn.GCN(6, 4, 2, 3, norm="graph_norm"),
+}
+
+
+def batch() -> Batch:
+    empty = Data(torch.zeros(0, 6), torch.zeros(2, 0, dtype=torch.long), y=torch.tensor([0]))
+    return Batch.from_data_list([*labelled_graphs().train, empty])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_graph_has_in_a_batch_the_output_that_it_has_alone(name: str):
+    torch.manual_seed(0)
+    model, graphs = Readout(MODELS[name]()).eval(), batch()
+    out = model(graphs.x, graphs.edge_index, batch=graphs.batch, batch_size=6)
+    alone = [model(data.x, data.edge_index) for data in labelled_graphs().train]
+    torch.testing.assert_close(out[:5], torch.cat(alone))
+    assert out.shape == (6, 3)  # the last has no node
+    out.sum().backward()
+    assert all(weight.grad is not None for weight in model.parameters())
+
+
+@pytest.mark.parametrize(("aggr", "pool"), [("mean", global_mean_pool), ("max", global_max_pool)])
+def test_it_is_the_pooling_of_pyg(aggr: str, pool: object):
+    graphs, model = batch(), MODELS["GAT"]()
+    out = Readout(model, aggr)(graphs.x, graphs.edge_index, batch=graphs.batch, batch_size=6)
+    assert torch.equal(out, pool(model(graphs.x, graphs.edge_index), graphs.batch, 6))  # type: ignore[operator]
+
+
+def test_edge_features_and_decayed_parameters_are_those_of_the_model():
+    assert Readout(GAT(6, [4], 3, [2, 1], edge_dim=2)).supports_edge_attr
+    assert not Readout(GAT(6, [4], 3, [2, 1])).supports_edge_attr and not Readout(MLP([6, 3])).supports_edge_attr
+    model = Readout(GCN(6, 4, 3))
+    assert {*model.decayed_parameters()} == {*model.model.decayed_parameters()} < {*model.parameters()}
+
+
+def test_a_model_with_a_loss_over_nodes_is_refused():
+    model = nn.Linear(6, 3)
+    model.penalty = lambda out, data: out.sum()  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="Linear has a loss of its own over nodes"):
+        Readout(model)
+
+
+def test_a_trained_model_is_built_again_and_predicts_graphs(tmp_path: Path):
+    task, graphs = labelled_graphs(), Batch.from_data_list(labelled_graphs().test)
+    settings = OmegaConf.create({"_target_": "torch_geometric.nn.GIN", "hidden_channels": 4, "num_layers": 2})
+    model, target, arguments, method = build_model(settings, task)
+    assert (target, method) == ("gat_pyg.models.Readout", "GIN")
+    path = tmp_path / "model.safetensors"
+    save_model(path, model, target, arguments, preparation=task.preparation.to_dict())
+    found = predict(tmp_path, graphs)
+    out = model.eval()(graphs.x, graphs.edge_index, batch=graphs.batch)
+    torch.testing.assert_close(found, out.softmax(-1))
+    assert found.shape == (3, 3) and load(tmp_path).preparation == task.preparation
+    assert Preparation.from_dict(task.preparation.to_dict()).item == "graph"
+    own, target, *_ = build_model(OmegaConf.merge(settings, {"readout": None}), task)  # with a readout of its own
+    assert target == "torch_geometric.nn.GIN" and isinstance(own, GIN)

@@ -1,0 +1,66 @@
+"""A small task of every objective: pooling, resume, processes and stopping are tested on each."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning import LightningModule
+from torch_geometric.data import Data
+from torch_geometric.nn import GAT
+
+from gat_pyg.data import Task
+from gat_pyg.models import Readout
+from gat_pyg.tasks.graphs import GraphLabels
+from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
+from gat_pyg.tasks.objective import Objective
+from gat_pyg.training import Inductive, Transductive
+
+
+def graph(N: int, K: int, seed: int, multilabel: bool = False, **others: Any) -> Data:
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.rand(N, K, generator=draw).round() if multilabel else torch.randint(K, (N,), generator=draw)
+    edge_index = torch.randint(N, (2, 3 * N), generator=draw)
+    return Data(torch.randn(N, 6, generator=draw), edge_index, y=y, **others)
+
+
+def objective(multilabel: bool) -> Objective:
+    return NodeMultiLabels(3) if multilabel else NodeLabels(3)
+
+
+def one_graph(multilabel: bool = False) -> Task:
+    data = graph(30, 3, 0, multilabel)
+    for i, key in enumerate(("train_mask", "val_mask", "test_mask")):
+        data[key] = torch.arange(30) % 3 == i
+    return Task("one", [data], [data], [data], 6, objective(multilabel))
+
+
+def many_graphs(multilabel: bool = True) -> Task:
+    graphs = [graph(5 + i, 3, i, multilabel) for i in range(11)]
+    return Task("many", graphs[:5], graphs[5:8], graphs[8:], 6, objective(multilabel))
+
+
+def labelled_graphs() -> Task:
+    """Graphs with one label each; that of one training graph is unknown, and one has a single edge."""
+    graphs = [graph(5 + i, 3, i) for i in range(11)]
+    for i, data in enumerate(graphs):
+        data.y = torch.tensor([-1 if i == 3 else i % 3])
+    graphs[0].edge_index = graphs[0].edge_index[:, :1]
+    return Task("labelled", graphs[:5], graphs[5:8], graphs[8:], 6, GraphLabels(3))
+
+
+OBJECTIVES: dict[str, Callable[[], Task]] = {
+    "nodes of one graph": one_graph,
+    "nodes of one graph, many labels": lambda: one_graph(True),
+    "nodes of many graphs": lambda: many_graphs(False),
+    "nodes of many graphs, many labels": many_graphs,
+    "graphs": labelled_graphs,
+}
+WITH_GRAPHS = [name for name, make in OBJECTIVES.items() if make().shared_graph is None]
+
+
+def setup(task: Task, dropout: float = 0.5) -> LightningModule:
+    torch.manual_seed(0)
+    model = GAT(6, 4, 2, 3, heads=2, dropout=dropout)
+    kind = Inductive if task.shared_graph is None else Transductive
+    pooled = Readout(model) if task.objective.item == "graph" else model
+    return kind(pooled, task.objective, lr=0.01, weight_decay=5e-4)
