@@ -10,8 +10,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from gat_pyg.experiments.command import config_folder
 from gat_pyg.experiments.result import read
-from gat_pyg.experiments.settings import config_folder
 from gat_pyg.run import main
 from graphs import amazon_files
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -13,8 +14,8 @@ from torch_geometric.data import Data
 
 from gat_pyg.data import Task
 from gat_pyg.experiments.build import build_logger, build_model, build_task, build_trainer, check_gpus
-from gat_pyg.experiments.result import config_hash
-from gat_pyg.experiments.settings import config_folder, numbers_of
+from gat_pyg.experiments.command import config_folder
+from gat_pyg.experiments.settings import Settings, flattened
 from gat_pyg.report.runs import gathered, lines_of, row_of
 from gat_pyg.tasks.nodes import NodeMultiLabels
 from gat_pyg.training import Inductive
@@ -47,10 +48,11 @@ def task(edge_dim: int | None = None) -> Task:
 
 def learns(config: DictConfig, task: Task) -> None:
     """The model of these settings is built for the task, and every parameter receives a gradient or is fitted."""
-    model, *_ = build_model(config.model, task)
+    settings = Settings.parse(config)
+    model, *_ = build_model(settings.model, task)
     if hasattr(model, "fit"):
         return
-    module = Inductive(model.train(), task.objective, config.training.lr, config.training.weight_decay)
+    module = Inductive(model.train(), task.objective, settings.training.lr, settings.training.weight_decay)
     out = module(task.train[0])
     assert out.shape == (6, 3)
     out.square().sum().backward()
@@ -93,9 +95,9 @@ def test_the_recorded_tables_are_of_the_settings_that_are_here(name: str):
     for dataset, method in product(table.datasets, table.methods):
         model, *settings = method.split() if isinstance(method, str) else method
         cell = compose("config", [f"dataset={dataset}", f"model={model}", *settings])
-        here.add(config_hash(numbers_of(cell)))
+        here.add(Settings.parse(cell).hash)
         OmegaConf.update(cell, "trainer.precision", "bf16-mixed", force_add=True)
-        here.add(config_hash(numbers_of(cell)))
+        here.add(Settings.parse(cell).hash)
     recorded = gathered(line for path in RESULTS.glob(f"*-{name}*.jsonl") for line in lines_of(path))
     assert recorded
     assert {row_of(key.method) for key, (newest, *_) in recorded.items() if newest.setting not in here} <= CUT_OFF
@@ -141,13 +143,30 @@ def test_the_papers_numbers(experiment: str):
         F, K = sizes
         data = Data(torch.zeros(1, F), torch.zeros(2, 0, dtype=torch.long), y=torch.zeros(1, K))
         like = Task("like", [data], [data.clone()], [data.clone()], F, NodeMultiLabels(K))
-        built, *_ = build_model(model, like)
+        built, *_ = build_model(Settings.parse(config).model, like)
         assert sum(parameter.numel() for parameter in built.parameters()) == parameters
+
+
+@pytest.mark.parametrize("loader", names("loader"))
+@pytest.mark.parametrize("trainer", names("trainer"))
+def test_settings_come_back_from_their_plain_values(loader: str, trainer: str):
+    config = compose("config", [f"loader={loader}", f"trainer={trainer}", "vectorize=on", "methods=[[gat,'runs=2']]"])
+    settings = Settings.parse(config)
+    assert Settings.parse(OmegaConf.create(settings.to_dict())) == settings
+    plain = OmegaConf.to_container(config, resolve=True)
+    assert flattened(settings.to_dict()) == flattened(plain) | {"vectorize": True}
+
+
+def test_settings_cannot_be_changed():
+    settings = Settings.parse(compose("config"))
+    for part, name in ((settings, "seed"), (settings.training, "lr"), (settings.model, "values")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(part, name, 1)
 
 
 @pytest.mark.parametrize("dataset", ["digits", "planted"])
 def test_data_sets_that_need_no_files(dataset: str):
-    built = build_task(compose("config", [f"dataset={dataset}"]))
+    built = build_task(Settings.parse(compose("config", [f"dataset={dataset}"])))
     assert (built.name, built.shared_graph is not None) == (dataset, dataset == "digits")
 
 
@@ -159,7 +178,7 @@ def test_trainers(trainer: str, tmp_path: Path):
     if config.trainer.accelerator == "gpu" and not torch.cuda.is_available():
         config.trainer.accelerator = "cpu"  # the rest of it is built all the same
         config.trainer.devices = 1
-    built = build_trainer(config, tmp_path, [])
+    built = build_trainer(Settings.parse(config), tmp_path, [])
     assert built.max_epochs == 7
     assert built.world_size == (2 if trainer == "ddp_cpu" else 1)
     torch.use_deterministic_algorithms(False)
@@ -180,14 +199,14 @@ def test_trainers(trainer: str, tmp_path: Path):
 )
 def test_gpus_that_suffice_are_not_refused(gpus: int, settings: list[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    check_gpus(compose("config", settings).trainer)
+    check_gpus(Settings.parse(compose("config", settings)).trainer)
 
 
 @pytest.mark.parametrize("logger", names("logger"))
 def test_loggers(logger: str, tmp_path: Path):
-    settings = compose("config", [f"logger={logger}"]).logger
+    settings = Settings.parse(compose("config", [f"logger={logger}"]))
     try:
-        built = build_logger(settings, tmp_path)
+        built = build_logger(settings.logger, tmp_path)
     except ValueError as error:
         assert f"Run: python -m pip install {logger}" in str(error)  # noqa: PT017 (whether it is raised is the machine's)
     else:

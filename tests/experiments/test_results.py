@@ -22,7 +22,8 @@ from torch_geometric.nn import GCN, Linear, SchNet
 import gat_pyg.files
 from gat_pyg import load
 from gat_pyg.experiments.model_file import save_model
-from gat_pyg.experiments.result import Result, append, config_hash, read
+from gat_pyg.experiments.result import Result, append, read
+from gat_pyg.experiments.settings import config_hash
 from gat_pyg.files import try_lock, unlock, write_whole
 
 Capture = pytest.CaptureFixture[str]

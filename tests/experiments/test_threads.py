@@ -7,16 +7,16 @@ import sys
 import pytest
 import torch
 
-from gat_pyg.experiments import threads
-from gat_pyg.experiments.threads import ELEMENTS, granted, suited_threads
+from gat_pyg.experiments import process
+from gat_pyg.experiments.process import ELEMENTS, granted, suited_threads
 
 
 @pytest.fixture
 def eight(monkeypatch):
     """A machine of eight cores, of which the user has chosen none."""
-    for name in threads.CHOSEN:
+    for name in process.CHOSEN:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(threads, "granted", lambda: 8)
+    monkeypatch.setattr(process, "granted", lambda: 8)
     before = torch.get_num_threads()
     torch.set_num_threads(8)
     yield
@@ -31,7 +31,7 @@ def test_no_more_threads_than_the_work_keeps_busy(eight, elements, expected):
 
 
 def test_no_more_threads_than_the_machine_grants(eight, monkeypatch):
-    monkeypatch.setattr(threads, "granted", lambda: 2)
+    monkeypatch.setattr(process, "granted", lambda: 2)
     with suited_threads(100 * ELEMENTS) as number:
         assert number == 2
 
@@ -42,7 +42,7 @@ def test_the_number_is_restored_after_an_error(eight):
     assert torch.get_num_threads() == 8
 
 
-@pytest.mark.parametrize("name", threads.CHOSEN)
+@pytest.mark.parametrize("name", process.CHOSEN)
 def test_the_users_choice_stays(eight, monkeypatch, name):
     monkeypatch.setenv(name, "8")
     with suited_threads(0) as number:
@@ -64,12 +64,8 @@ def test_a_containers_quota_counts(tmp_path, monkeypatch, text, expected):
 def test_the_command_decides_how_threads_wait_before_torch_is_imported(environment, expected):
     code = """
 import os, sys
-class Torch:
-    def find_spec(self, name, *_):
-        if name == "torch":
-            sys.exit(os.environ.get("OMP_WAIT_POLICY"))
-sys.meta_path.insert(0, Torch())
 import gat_pyg.run
+sys.exit("too late" if "torch" in sys.modules else os.environ.get("OMP_WAIT_POLICY"))
 """
     inherited = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     done = subprocess.run([sys.executable, "-c", code], env=inherited | environment, capture_output=True, text=True)

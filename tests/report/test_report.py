@@ -22,7 +22,7 @@ from torch_geometric.data import Data
 
 from gat_pyg.data import Task, digits
 from gat_pyg.experiments.result import Result, append
-from gat_pyg.report.__main__ import data_counts, main
+from gat_pyg.report.__main__ import main
 from gat_pyg.report.counts import Counts, counted
 from gat_pyg.report.formats import html, latex, latex_table, markdown
 from gat_pyg.report.runs import Key, Line, gathered, lines_of, permutation_test
@@ -40,6 +40,7 @@ from gat_pyg.report.tables import (
     signed,
     tables,
 )
+from gat_pyg.report.write import data_counts
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 
 real = pytest.mark.skipif("GAT_PYG_DATA" not in os.environ, reason="GAT_PYG_DATA names no folder with the real data")
@@ -483,8 +484,8 @@ def test_data_that_cannot_be_read_leaves_the_other_tables(tmp_path: Path, monkey
     def no_network(name: str, root: Path) -> Task:
         raise FileNotFoundError(f"{name}: x not found in {root}")
 
-    monkeypatch.setattr("gat_pyg.report.__main__.planetoid", no_network)
-    monkeypatch.setattr("gat_pyg.report.__main__.ppi", functools.partial(no_network, "ppi"))
+    monkeypatch.setattr("gat_pyg.report.write.planetoid", no_network)
+    monkeypatch.setattr("gat_pyg.report.write.ppi", functools.partial(no_network, "ppi"))
     path = write_lines(tmp_path / "results.jsonl", by_hand())
     assert main([str(path), "--out", str(tmp_path), "--data-root", "there"]) == 0
     text = (tmp_path / "report.md").read_text(encoding="utf-8")

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import datetime, timezone
-from multiprocessing import active_children
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
 from torch_geometric.data import Data
 
-from ..distributed.ranks import is_first, missing, say
+from ..distributed.ranks import is_first, missing
 from ..distributed.watch import Watch
 from ..files import write_whole
 from ..seeds.fitting import Outcome, seeded
@@ -21,29 +18,28 @@ from ..training.loading import is_divided
 from ..training.progress import MetricsFile, Progress
 from ..training.resume import Resumable
 from ..training.stopping import PaperStopping
-from .build import Built, build_data, build_model, build_module, build_trainer, in_batches
-from .folder import begun, checkpoint_of, finished, from_here, started_from
+from .build import Built, build_data, build_model, build_module, build_trainer
+from .folder import checkpoint_of, finished, save_settings, started_from
 from .model_file import save_model
-from .process import _deterministic, _device
-from .result import CHECKPOINT, CONFIG, METRICS, MODEL, RESULT, Result, config_hash, versions
-from .settings import elements, numbers_of
-from .threads import suited_threads
+from .process import deterministic, device_name, elements, suited_threads
+from .result import CHECKPOINT, METRICS, MODEL, RESULT, Result, versions
+from .settings import Settings
 
 
-def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result | None:
-    """Train with one seed, test the weights kept last, and leave all in ``folder``; None if no epoch was kept."""
-    built = seeded(seed, lambda: build_model(config.model, task))
-    model = built[0]
-    stopping = PaperStopping(config.training.patience, config.training.criterion)
-    resumable = Resumable(folder / CHECKPOINT, seed, config.checkpoint_every)
+def one_run(settings: Settings, task: Task, seed: int, folder: Path) -> Result | None:
+    """Train with one seed, test the best weights, and write the outputs; None if no epoch had a finite validation."""
+    built = seeded(seed, lambda: build_model(settings.model, task))
+    model, training = built.model, settings.training
+    stopping = PaperStopping(training.patience, training.criterion)
+    resumable = Resumable(folder / CHECKPOINT, seed, settings.checkpoint_every)
     watch = Watch()
     callbacks = [stopping, MetricsFile(folder / METRICS), resumable, Progress(f"{task.name}, seed {seed}"), watch]
-    module = build_module(config, task, model)
-    with _deterministic(), suited_threads(elements(config, task, [model])):
-        trainer = build_trainer(config, folder, callbacks)
-        data = build_data(config, task, model, trainer, seed)
-        alike = trainer.world_size > 1 and not in_batches(config) and not is_divided(trainer)
-        if task.shared_graph is not None and alike:
+    module = build_module(settings, task, model)
+    with deterministic(), suited_threads(elements(task, training.batch_size, [model])):
+        trainer = build_trainer(settings, folder, callbacks)
+        data = build_data(settings, task, model, trainer, seed)
+        repeated = trainer.world_size > 1 and not settings.loader.in_batches and not is_divided(trainer)
+        if task.shared_graph is not None and repeated:
             raise ValueError(
                 f"{task.name} is one graph, which {trainer.world_size} processes do not share out among them by "
                 "themselves. Use trainer.strategy=halo for a part each, or loader=neighbor or loader=cluster."
@@ -51,7 +47,7 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result |
         name = task.objective.metric.name
         fit: Callable[[Data], None] | None = getattr(model, "fit", None)
         if is_first():
-            save_config(config, seed, folder)
+            save_run_settings(settings, seed, folder)
         try:
             if fit is not None:  # a method of its own, without epochs
                 if task.shared_graph is None:
@@ -63,7 +59,7 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result |
                 seconds = time.perf_counter() - start
                 val = trainer.validate(module, datamodule=data, verbose=False)[0][f"val_{name}"]
             else:
-                trainer.fit(module, datamodule=data, ckpt_path=checkpoint_of(config, folder))
+                trainer.fit(module, datamodule=data, ckpt_path=checkpoint_of(settings, folder))
                 seconds, val = resumable.seconds, stopping.kept_score
                 if not stopping.best_epoch:
                     return None
@@ -77,19 +73,18 @@ def one_run(config: DictConfig, task: Task, seed: int, folder: Path) -> Result |
                     "with ckpt_path=last goes on from the last checkpoint; loader.num_workers may differ."
                 ) from error
             raise
-        device = _device(trainer)
+        device = device_name(trainer)
     outcome = Outcome(seed, name, score, val, stopping.epoch, stopping.best_epoch, seconds)
-    return leave(config, task, outcome, built, device, folder)
+    return write_outputs(settings, task, outcome, built, device, folder)
 
 
-def save_config(config: DictConfig, seed: int, folder: Path) -> None:
-    """Write the settings of one seed's run."""
-    own = OmegaConf.merge(config, {"seed": seed, "runs": 1, "ckpt_path": started_from(config, folder)})
-    write_whole(folder / CONFIG, lambda beside: OmegaConf.save(own, beside, resolve=True))
+def save_run_settings(settings: Settings, seed: int, folder: Path) -> None:
+    """Write the settings of one seed's run into its folder."""
+    save_settings(settings.replace(seed=seed, runs=1, ckpt_path=started_from(settings, folder)), folder)
 
 
-def leave(config: DictConfig, task: Task, outcome: Outcome, built: Built, device: str, folder: Path) -> Result:
-    """Leave the trained model and the Result of one seed's run."""
+def write_outputs(settings: Settings, task: Task, outcome: Outcome, built: Built, device: str, folder: Path) -> Result:
+    """Write the trained model and the result of one seed."""
     model, target, arguments, method = built
     result = Result(
         method=method,
@@ -105,7 +100,7 @@ def leave(config: DictConfig, task: Task, outcome: Outcome, built: Built, device
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         versions=versions(),
         device=device,
-        config_hash=config_hash(numbers_of(config)),
+        config_hash=settings.hash,
         run_dir=str(folder),
         timestamp=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         majority=round(task.objective.constant_score(task.labels("test")), 5),
@@ -115,21 +110,5 @@ def leave(config: DictConfig, task: Task, outcome: Outcome, built: Built, device
         facts = {"method": method, "dataset": task.name, **task.objective.describe()}
         save_model(folder / MODEL, model, target, arguments, **facts, preparation=task.preparation.to_dict())
         write_whole(folder / RESULT, lambda beside: beside.write_text(result.to_json() + "\n", encoding="utf-8"))
-        finished(folder, config.results)
+        finished(folder, settings.results)
     return result
-
-
-@contextmanager
-def _resumable(folder: Path) -> Iterator[None]:
-    """Say how to go on where a run is interrupted."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit):  # Lightning turns the one into the other
-        others = active_children()  # of other devices, whose checkpoints are to be written too
-        for process in others:
-            process.terminate()
-        for process in others:
-            process.join()
-        how = "finishes it" if begun(folder) else "begins it anew, since no epoch was done"
-        say(f"\nStopped in {from_here(folder)}. The same command with ckpt_path=last {how}.")
-        raise

@@ -1,45 +1,60 @@
-"""Where a run lives: in a folder of its own, which one process takes at a time and a resumed run finds again."""
+"""The folder of a job: one process at a time works in it, and a resumed job finds it again."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment  # type: ignore[attr-defined]
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from ..distributed.ranks import is_first, say
 from ..files import PART, try_lock, unlock, write_whole
 from .result import CHECKPOINT, CONFIG, RESULT, Result, append
+from .settings import Settings, differences, flattened
 
-RUN_DIR = "GAT_PYG_RUN_DIR"  # tells the processes that Lightning starts which folder the first one took
+RUN_DIR = "GAT_PYG_RUN_DIR"  # passes the first process's folder to the processes that Lightning starts
 LOCK, SWEEP = ".lock", "multirun.yaml"
-FREE = (  # what a resumed run may have otherwise
-    "ckpt_path",
-    "checkpoint_every",
-    "vectorize",
-    "seeds_per_pass",
-    "loader.num_workers",
-)
-WHERE = ("accelerator", "devices", "num_nodes", "strategy", "deterministic")  # and those of ``trainer``
+
+
+class Invocation(NamedTuple):
+    """How Hydra called the job."""
+
+    folder: Path  # that Hydra made for it, `hydra.run.dir`
+    multirun: bool
+    experiment: str | None  # the name of the file in conf/experiment
+    overrides: tuple[str, ...]
+
+    @classmethod
+    def current(cls) -> Invocation:
+        """Read Hydra's own configuration."""
+        hydra = HydraConfig.get()
+        runtime, multirun = hydra.runtime, hydra.mode == RunMode.MULTIRUN
+        return cls(Path(runtime.output_dir), multirun, runtime.choices.get("experiment"), (*hydra.overrides.task,))
+
+    def check(self) -> None:
+        """Raise ValueError if the path of Hydra's folder is empty, which would be the working directory."""
+        mode = "sweep" if self.multirun else "run"
+        if OmegaConf.to_container(HydraConfig.get()[mode], resolve=False)["dir"] == "":  # type: ignore[index, call-overload]
+            raise ValueError(f"hydra.{mode}.dir is empty, expected the path of a folder.")
 
 
 @contextmanager
-def run_folder(config: DictConfig) -> Iterator[Path]:
-    """The folder of this job, which no other process takes meanwhile; one that holds nothing afterwards goes.
+def run_folder(settings: Settings, invocation: Invocation) -> Iterator[Path]:
+    """Context manager: the job's folder, locked against other processes, removed on exit if empty.
 
-    It is Hydra's (``hydra.run.dir``), which must not hold a run yet. With ``ckpt_path=last`` it is that folder if it
-    holds a run, else the newest folder in ``outputs`` with an unfinished run of the same settings. Where there is none,
-    it is the newest with a finished run, which is not done again; in a multirun without one, it is Hydra's.
+    It is Hydra's (`hydra.run.dir`), which must not hold a run yet. With `ckpt_path=last` it is that folder if it
+    holds a run, else the newest folder in `outputs` with an unfinished run of the same settings. If there is none,
+    it is the newest with a finished run, which is not repeated; in a multirun without one, it is Hydra's.
     """
-    given = Path(HydraConfig.get().runtime.output_dir)
+    given = invocation.folder
     store = _store()
     if not is_first():
         folder = Path(os.environ.get(RUN_DIR) or (store.get(RUN_DIR).decode() if store else given))
@@ -49,17 +64,18 @@ def run_folder(config: DictConfig) -> Iterator[Path]:
         return
     folder = given
     try:
-        folder, lock = _resumed(config, given) if config.ckpt_path == "last" else _fresh(given)
+        folder, lock = _resumed(settings, invocation) if settings.ckpt_path == "last" else _fresh(given)
         if folder != given:
             drop_empty(given)
-            _drop_sweep(given.parent)
+            if invocation.multirun:
+                _drop_sweep(given.parent)
         os.environ[RUN_DIR] = str(folder)
         if store is not None:
             store.set(RUN_DIR, str(folder))
         try:
-            with held(folder, config, lock):
+            with held(folder, settings, lock):
                 if not (folder / CONFIG).is_file():
-                    write_whole(folder / CONFIG, lambda beside: OmegaConf.save(plain(config), beside))
+                    save_settings(settings, folder)
                 try:
                     yield folder
                 except Exception:
@@ -74,7 +90,7 @@ def run_folder(config: DictConfig) -> Iterator[Path]:
 
 
 @contextmanager
-def held(folder: Path, config: DictConfig, lock: int) -> Iterator[None]:
+def held(folder: Path, settings: Settings, lock: int) -> Iterator[None]:
     """Work in a folder whose lock this process has, without the half files of a process that died there.
 
     The lock's file is removed at the end. It stays where a process dies, and where a job is interrupted between its
@@ -86,7 +102,7 @@ def held(folder: Path, config: DictConfig, lock: int) -> Iterator[None]:
         yield
         ended = True
     finally:
-        if ended or not (begun(folder) and complete(folder, config)):  # settings that cannot work get here, too
+        if ended or not (begun(folder) and complete(folder, settings)):  # settings that cannot work get here, too
             unlock(folder / LOCK, lock)
         else:
             os.close(lock)
@@ -120,7 +136,7 @@ def drop_empty(folder: Path) -> None:
 
 def _drop_sweep(folder: Path) -> None:
     """Remove the folder of a multirun whose jobs are all done elsewhere so far: Hydra writes its command into it."""
-    if HydraConfig.get().mode == RunMode.MULTIRUN and {path.name for path in folder.iterdir()} <= {SWEEP}:
+    if {path.name for path in folder.iterdir()} <= {SWEEP}:
         (folder / SWEEP).unlink(missing_ok=True)
         drop_empty(folder)
 
@@ -137,26 +153,26 @@ def _fresh(folder: Path) -> tuple[Path, int]:
     return folder, lock
 
 
-def _resumed(config: DictConfig, given: Path) -> tuple[Path, int]:
-    wanted = settings_of(plain(config))
+def _resumed(settings: Settings, invocation: Invocation) -> tuple[Path, int]:
+    given, wanted = invocation.folder, flattened(settings.to_dict())
     if (given / CONFIG).is_file():
-        if changed := changes(settings_in(given), wanted):
+        if changed := differences(settings_in(given), wanted):
             raise ValueError(
                 f"The run in {given} was started with other settings: {changed}. Resume it with its own, "
                 "or start anew in another folder."
             )
         candidates = [given]
     else:
-        outputs = Path(config.outputs)
+        outputs = Path(settings.outputs)
         _remove_unbegun(outputs)
-        same = [folder.absolute() for folder, its in _begun(outputs) if not changes(its, wanted)]
-        candidates = [folder for folder in same if not over(folder, config)] or same[:1]
-        if not candidates and HydraConfig.get().mode == RunMode.MULTIRUN:
+        same = [folder.absolute() for folder, its in _begun(outputs) if not differences(its, wanted)]
+        candidates = [folder for folder in same if not over(folder, settings)] or same[:1]
+        if not candidates and invocation.multirun:
             return _fresh(given)
     for folder in candidates:
         lock = try_lock(folder / LOCK)
         if lock is not None:
-            if complete(folder, config):
+            if complete(folder, settings):
                 say(f"The run in {from_here(folder)} is finished")
             else:
                 say(f"Resuming the run in {from_here(folder)}{'' if begun(folder) else ' from its start'}")
@@ -164,7 +180,7 @@ def _resumed(config: DictConfig, given: Path) -> tuple[Path, int]:
     if candidates:
         raise ValueError(f"The run in {candidates[0]} is still going on in another process. Let it end, or stop it.")
     raise ValueError(
-        f"There is no run with these settings in {config.outputs}. Name its folder by hydra.run.dir=..., "
+        f"There is no run with these settings in {settings.outputs}. Name its folder by hydra.run.dir=..., "
         "or start anew without ckpt_path."
     )
 
@@ -197,13 +213,21 @@ def _remove_unbegun(outputs: Path) -> None:
             drop_empty(folder)
 
 
-def settings_in(folder: Path, free: Sequence[str] = FREE) -> dict[str, Any]:
-    """The settings of the job in a folder, as ``settings_of``.
+def save_settings(settings: Settings, folder: Path) -> None:
+    """Write the settings of a job or a run into its folder."""
+    config = OmegaConf.create(settings.to_dict())
+    write_whole(folder / CONFIG, lambda beside: OmegaConf.save(config, beside))
 
-    Raises ValueError where they cannot be read, and FileNotFoundError where there are none.
+
+def settings_in(folder: Path) -> dict[str, Any]:
+    """The settings of the job in a folder by their dotted names, as another version may have written them.
+
+    Raises:
+        ValueError: if they cannot be read.
+        FileNotFoundError: if there are none.
     """
     try:
-        return settings_of(OmegaConf.load(folder / CONFIG), free)
+        return flattened(OmegaConf.to_container(OmegaConf.load(folder / CONFIG)))
     except FileNotFoundError:
         raise
     except Exception as error:
@@ -213,9 +237,9 @@ def settings_in(folder: Path, free: Sequence[str] = FREE) -> dict[str, Any]:
         ) from error
 
 
-def seed_folder(folder: Path, config: DictConfig, seed: int) -> Path:
-    """The folder of one seed: the job's own, or one inside it when there may be several."""
-    return folder if config.runs == 1 and config.methods is None else folder / f"seed-{seed}"
+def seed_folder(folder: Path, settings: Settings, seed: int) -> Path:
+    """The folder of one seed: that of the job, or one inside it where there may be several."""
+    return folder if settings.runs == 1 and settings.methods is None else folder / f"seed-{seed}"
 
 
 def finished(folder: Path, results: str) -> Result | None:
@@ -242,15 +266,14 @@ def remove_checkpoints(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def complete(folder: Path, config: DictConfig) -> bool:
-    """Whether every seed has come to its end."""
-    seeds = range(config.seed, config.seed + config.runs)
-    return all((seed_folder(folder, config, seed) / RESULT).is_file() for seed in seeds)
+def complete(folder: Path, settings: Settings) -> bool:
+    """Return True if every seed is finished."""
+    return all((seed_folder(folder, settings, seed) / RESULT).is_file() for seed in settings.seeds)
 
 
-def over(folder: Path, config: DictConfig) -> bool:
-    """Return whether a job is finished: every seed, their lines in the shared file, and the summary."""
-    return complete(folder, config) and not (folder / LOCK).exists()
+def over(folder: Path, settings: Settings) -> bool:
+    """Return True if a job is finished: every seed, their lines in the shared file, and the summary."""
+    return complete(folder, settings) and not (folder / LOCK).exists()
 
 
 def begun(folder: Path) -> bool:
@@ -258,46 +281,19 @@ def begun(folder: Path) -> bool:
     return any(True for name in (f"*{CHECKPOINT}", RESULT) for _ in folder.rglob(name))
 
 
-def checkpoint_of(config: DictConfig, folder: Path) -> str | None:
-    """Return the checkpoint to resume from, by ``ckpt_path``: the last one, else the one the run was started from."""
-    if config.ckpt_path == "last" and (folder / CHECKPOINT).is_file():
+def checkpoint_of(settings: Settings, folder: Path) -> str | None:
+    """Return the checkpoint to resume from, by `ckpt_path`: the last one, else the one that the run started from."""
+    if settings.ckpt_path == "last" and (folder / CHECKPOINT).is_file():
         return str(folder / CHECKPOINT)
-    return started_from(config, folder)
+    return started_from(settings, folder)
 
 
-def started_from(config: DictConfig, folder: Path) -> str | None:
-    """The checkpoint that the run in a folder was started from, which its settings keep when it is resumed."""
-    if config.ckpt_path != "last":
-        return config.ckpt_path and str(config.ckpt_path)
-    first = settings_in(folder, free=()).get("ckpt_path") if (folder / CONFIG).is_file() else None
+def started_from(settings: Settings, folder: Path) -> str | None:
+    """The checkpoint that the run in a folder started from, which its settings keep when it is resumed."""
+    if settings.ckpt_path != "last":
+        return settings.ckpt_path
+    first = settings_in(folder).get("ckpt_path") if (folder / CONFIG).is_file() else None
     return None if first in (None, "last") else str(first)
-
-
-def plain(config: DictConfig) -> DictConfig:
-    """The settings with all references resolved."""
-    return cast(DictConfig, OmegaConf.create(OmegaConf.to_container(config, resolve=True)))
-
-
-def settings_of(config: Any, free: Sequence[str] = FREE) -> dict[str, Any]:
-    """Each setting that a resumed run must share, by its dotted name; ``free`` are those that may differ."""
-    flat: dict[str, Any] = {}
-
-    def walk(value: Any, name: str) -> None:
-        if isinstance(value, dict) and value:
-            for key, inner in value.items():
-                walk(inner, f"{name}.{key}" if name else str(key))
-        else:
-            flat[name] = value
-
-    walk(OmegaConf.to_container(config), "")
-    others = {*free, *(f"trainer.{key}" for key in WHERE)}
-    return {key: value for key, value in flat.items() if key not in others}
-
-
-def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """How settings differ, in words; "" where they do not."""
-    keys = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
-    return ", ".join(f"{key} was {old.get(key)}, is {new.get(key)}" for key in keys[:5])
 
 
 def from_here(path: Path) -> str:

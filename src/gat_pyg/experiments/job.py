@@ -1,50 +1,162 @@
-"""A job: one method on one data set, trained and tested with each of its seeds, one by one or all at once."""
+"""A job: a table, or one method on one data set, trained and tested with each of its seeds."""
 
 from __future__ import annotations
 
+import os
 import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing import active_children
 from pathlib import Path
+from typing import Any, cast
 
+import torch
+from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 
-from ..distributed.ranks import is_first
+from ..distributed import ray
+from ..distributed.ranks import is_first, say
+from ..tasks.task import Task
+from ..training.modules import Inductive, Transductive
 from ..training.progress import quiet
-from .alone import _resumable, one_run
-from .build import build_task
-from .folder import finished, from_here, remove_checkpoints, seed_folder
-from .messages import averaged, line, summary, summary_of_all
-from .process import _compiling_told
+from ..training.signals import handled
+from .alone import one_run
+from .build import RAY, build_model, build_task, check_gpus
+from .command import message
+from .folder import (
+    Invocation,
+    begun,
+    drop_empty,
+    finished,
+    from_here,
+    remove_checkpoints,
+    run_folder,
+    seed_folder,
+)
+from .messages import line, summary, summary_of_all
+from .model_file import load
+from .process import compiling_reported, end, keep_memory
+from .settings import Settings
+from .table import table
 from .together import all_at_once
 
 
-def all_runs(config: DictConfig, folder: Path) -> float:
-    """Train and test with each seed, and tell what came out; the mean validation score.
+def execute(config: DictConfig) -> float:
+    """Do the job that Hydra composed, and return its mean validation score; nan of a table.
 
-    Raises ValueError if seeds diverged before any epoch could be kept, after the other seeds are done.
+    SIGINT and SIGTERM end the process with 128 + their number.
     """
-    with _resumable(folder), quiet(), _compiling_told():
-        task = build_task(config)
-        together = all_at_once(config, task, folder)
+    keep_memory()
+    with handled(end):
+        invocation = Invocation.current()
+        try:
+            invocation.check()
+            settings = Settings.parse(config)
+            if settings.trainer.get("strategy") is not None and invocation.multirun:
+                raise ValueError("Several processes cannot go with --multirun: start the runs one by one, without -m.")
+            check_gpus(settings.trainer)
+            settings.check_results()
+        except Exception:
+            drop_empty(invocation.folder)
+            if config.outputs is None:
+                drop_empty(Path(str(config.outputs)))  # which Hydra made
+            raise
+        if settings.methods is not None or settings.datasets is not None:
+            drop_empty(invocation.folder)
+            return table(settings, invocation, all_seeds)
+        with run_folder(settings, invocation) as folder:
+            on_ray = settings.trainer.get("strategy") == RAY
+            return _by_ray(settings, folder) if on_ray else all_seeds(settings, folder)
+
+
+def all_seeds(settings: Settings, folder: Path) -> float:
+    """Train and test with each seed, print the results, and return the mean validation score.
+
+    Raises:
+        ValueError: if seeds diverged before any epoch with a finite validation, after the other seeds are done.
+    """
+    with _resumable(folder), quiet(), compiling_reported():
+        task = build_task(settings)
+        together = all_at_once(settings, task, folder)
         results, diverged = [], []
-        for seed in range(config.seed, config.seed + config.runs):
-            inner = seed_folder(folder, config, seed)
-            result = finished(inner, config.results) or (None if together else one_run(config, task, seed, inner))
+        for seed in settings.seeds:
+            inner = seed_folder(folder, settings, seed)
+            result = finished(inner, settings.results)
+            result = result or (None if together else one_run(settings, task, seed, inner))
             if result is None:
                 diverged.append(seed)
                 continue
             results.append(result)
             if is_first():
-                print(line(result) if together else summary(result, config, task), flush=True)
+                print(line(result) if together else summary(result, task, settings.results), flush=True)
         if is_first() and len(results) > 1:
-            mean = averaged(config, task, folder, [result.seed for result in results])
+            mean = averaged(settings, task, folder, [result.seed for result in results])
             print(summary_of_all(results, folder, mean), flush=True)
         if diverged:
-            others = f" The results of the others are in {from_here(Path(config.results))}." if results else ""
+            others = f" The results of the others are in {from_here(Path(settings.results))}." if results else ""
             seeds = ", ".join(map(str, diverged))
             raise ValueError(
-                f"{len(diverged)} of {config.runs} runs diverged (seed {seeds}): no epoch ended with a finite "
+                f"{len(diverged)} of {settings.runs} runs diverged (seed {seeds}): no epoch ended with a finite "
                 f"validation loss and score. A smaller training.lr may help.{others}"
             )
         if is_first():
             remove_checkpoints(folder)
         return statistics.fmean(result.val for result in results)
+
+
+@torch.no_grad()
+def averaged(settings: Settings, task: Task, folder: Path, seeds: Sequence[int]) -> float:
+    """The test score of the averaged prediction: the mean of the probabilities that the models of `seeds` give."""
+    sums: Any = 0
+    means: list[Any] = [0.0 for _ in task.test]
+    setup, objective = Inductive if task.shared_graph is None else Transductive, task.objective
+    module = setup(build_model(settings.model, task).model, objective).eval()
+    for seed in seeds:
+        load(seed_folder(folder, settings, seed), module.model)
+        for at, data in enumerate(task.test):
+            out = module(data).double()
+            means[at] = means[at] + objective.probabilities(out) / len(seeds)
+    for mean, data in zip(means, task.test, strict=True):
+        sums = sums + objective.statistics(*module.labelled(objective.logits(mean), data, "test"))
+    return objective.score(sums.tolist())
+
+
+@contextmanager
+def _resumable(folder: Path) -> Iterator[None]:
+    """Print how to resume if the job is interrupted."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):  # Lightning turns the one into the other
+        others = active_children()  # of other devices, whose checkpoints are to be written too
+        for process in others:
+            process.terminate()
+        for process in others:
+            process.join()
+        how = "finishes it" if begun(folder) else "begins it anew, since no epoch was done"
+        say(f"\nStopped in {from_here(folder)}. The same command with ckpt_path=last {how}.")
+        raise
+
+
+# Ray ----------------------------------------------------------------------------------------------------------------
+
+
+def _by_ray(settings: Settings, folder: Path) -> float:
+    """Train with each seed in processes that Ray starts."""
+    devices = settings.trainer.get("devices")
+    if type(devices) is not int or devices < 1:
+        raise ValueError(f"trainer.devices is {devices}, expected how many processes Ray is to start, at least 1.")
+    arguments = {"settings": settings, "folder": str(folder), "directory": os.getcwd()}
+    return float(ray.train(_ray_process, arguments, devices, settings.trainer.get("accelerator") == "gpu", folder))
+
+
+def _ray_process(arguments: Mapping[str, Any]) -> float:
+    """Train in one of the processes that Ray starts; an error that has a message is a ValueError with it."""
+    os.chdir(arguments["directory"])
+    keep_memory()
+    cast(Any, rank_zero_only).rank = int(os.environ["RANK"])
+    try:
+        return all_seeds(arguments["settings"], Path(arguments["folder"]))
+    except Exception as error:
+        if text := message(error):
+            raise ValueError(text) from None
+        raise

@@ -5,42 +5,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
-from omegaconf import DictConfig
 
 from ..tasks.objective import SPLITS, metric_named
 from ..tasks.task import Task
-from ..training.modules import Inductive, Transductive
-from .build import build_model
-from .folder import from_here, seed_folder
-from .model_file import load
+from .folder import from_here
 from .result import Result
 
 
-@torch.no_grad()
-def averaged(config: DictConfig, task: Task, folder: Path, seeds: Sequence[int]) -> float:
-    """The test score of the averaged prediction: the mean of the probabilities that the models of ``seeds`` give."""
-    sums: Any = 0
-    means: list[Any] = [0.0 for _ in task.test]
-    setup, objective = Inductive if task.shared_graph is None else Transductive, task.objective
-    module = setup(build_model(config.model, task)[0], objective).eval()
-    for seed in seeds:
-        load(seed_folder(folder, config, seed), module.model)
-        for at, data in enumerate(task.test):
-            out = module(data).double()
-            means[at] = means[at] + objective.probabilities(out) / len(seeds)
-    for mean, data in zip(means, task.test, strict=True):
-        sums = sums + objective.statistics(*module.labelled(objective.logits(mean), data, "test"))
-    return objective.score(sums.tolist())
-
-
-# What is told -------------------------------------------------------------------------------------------------------
-
-
-def summary(result: Result, config: DictConfig, task: Task) -> str:
-    """A few lines that say what came out and where it is."""
+def summary(result: Result, task: Task, results: str) -> str:
+    """The result of a run in a few lines, with the paths of its files."""
     metric = metric_named(result.metric)
     lines = {
         "data set": f"{result.dataset}: {sizes(task)}",
@@ -51,13 +24,13 @@ def summary(result: Result, config: DictConfig, task: Task) -> str:
         "warning": result.warning,
         "seconds": f"{result.seconds:.1f} ({_per_epoch(result)} per epoch, {result.device})",
         "files": from_here(Path(result.run_dir)),
-        "results": from_here(Path(config.results)),
+        "results": from_here(Path(results)),
     }
     return "\n".join(f"{key:<12}{value}" for key, value in lines.items() if value) + "\n"
 
 
 def sizes(task: Task) -> str:
-    """Return the numbers of nodes, edges and classes, and of what is for training, validation and test."""
+    """The numbers of nodes, edges and classes, and the sizes of the training, validation and test splits."""
     splits = [task.graphs(split) for split in SPLITS]
     shared = task.shared_graph
     graphs = [data for split in splits for data in split] if shared is None else [shared]
@@ -68,7 +41,7 @@ def sizes(task: Task) -> str:
 
 
 def line(result: Result) -> str:
-    """What came out of one seed of many, in one line."""
+    """The result of one seed of many, in one line."""
     metric = metric_named(result.metric)
     val, test = metric.text(result.val), metric.text(result.value)
     warning = f"; {result.warning}" if result.warning else ""

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
+import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 import torch
 from lightning import Trainer
+from torch import nn
 
 from ..distributed.ranks import say
+from ..tasks.task import Task
 
+ELEMENTS = 1 << 21  # what a step computes for each thread; below it, threads wait for each other longer than they work
+CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # environment variables by which a user chooses the number
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # a container's share of the CPU: microseconds in each period, or "max"
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
-def _device(trainer: Trainer) -> str:
+def device_name(trainer: Trainer) -> str:
+    """The devices and the precision of a training, as results name them."""
     device, precision = trainer.strategy.root_device, "" if trainer.precision == "32-true" else f", {trainer.precision}"
     processes = f"{trainer.world_size} x " if trainer.world_size > 1 else ""
     if device.type == "cuda":
@@ -45,7 +54,7 @@ def end(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
-def _compiling_told() -> Iterator[None]:
+def compiling_reported() -> Iterator[None]:
     """Say once that kernels are compiled, since that takes seconds."""
     log = logging.getLogger("gat_pyg.kernels.cpu.cache")
     level = log.level
@@ -66,10 +75,60 @@ def _compiling_told() -> Iterator[None]:
 
 
 @contextmanager
-def _deterministic() -> Iterator[None]:
+def deterministic() -> Iterator[None]:
     """Undo what ``trainer.deterministic`` sets for the whole process."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+# Threads ------------------------------------------------------------------------------------------------------------
+
+
+def elements(task: Task, batch_size: int, models: Sequence[nn.Module]) -> int:
+    """Estimate how many elements a step computes: for each node and edge, the parameters per input feature."""
+    graphs = 1 if task.shared_graph is not None else batch_size
+    size = sum(sorted((graph.num_nodes + graph.num_edges for graph in task.train), reverse=True)[:graphs])
+    parameters = sum(parameter.numel() for model in models for parameter in model.parameters())
+    return int(size * parameters // max(task.num_features, 1))
+
+
+@contextmanager
+def suited_threads(elements: int) -> Iterator[int]:
+    """Limit torch and the CPU kernels to one thread for each `ELEMENTS` of `elements`, and undo it afterwards.
+
+    The number never grows, and it stays as it is where the user set `OMP_NUM_THREADS` or `MKL_NUM_THREADS`. It depends
+    on the work and the machine alone, not on how busy the machine is, so that a run's bits can be reproduced.
+
+    Args:
+        elements: About how many elements one step computes.
+
+    Example:
+        >>> before = torch.get_num_threads()
+        >>> with suited_threads(1000) as threads:
+        ...     threads == torch.get_num_threads()
+        True
+        >>> torch.get_num_threads() == before
+        True
+    """
+    before = torch.get_num_threads()
+    threads = before
+    if not any(os.environ.get(name) for name in CHOSEN):
+        threads = max(1, min(before, granted(), elements // ELEMENTS))
+    torch.set_num_threads(threads)
+    try:
+        yield threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def granted(quota: Path = QUOTA) -> int:
+    """Return the number of cores that this process may use: those it is bound to, and a container's CPU quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        share, period = quota.read_text(encoding="ascii").split()
+        return cores if share == "max" else max(1, min(cores, math.ceil(int(share) / int(period))))
+    except (OSError, ValueError):  # no such limit on this system
+        return cores

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -11,7 +10,6 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from ..files import _locked, add
 from ..tasks.objective import metric_named
@@ -111,16 +109,6 @@ def versions() -> dict[str, str | None]:
         except importlib.metadata.PackageNotFoundError:
             found[package] = None
     return found
-
-
-def config_hash(config: Mapping[str, Any]) -> str:
-    """Twelve hex digits, the same for the same settings whatever their order.
-
-    >>> config_hash({"a": 1, "b": [2]}) == config_hash({"b": [2], "a": 1})
-    True
-    """
-    text = json.dumps(config, sort_keys=True, ensure_ascii=False, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def append(result: Result, path: str | Path) -> None:

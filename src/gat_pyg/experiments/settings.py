@@ -1,264 +1,434 @@
-"""The settings of a run: which are hashed, which change speed alone."""
+"""The settings of a run: parsed and checked once, then frozen."""
 
 from __future__ import annotations
 
-import difflib
-import math
+import copy
+import dataclasses
+import hashlib
+import inspect
+import json
 import os
+import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_type_hints
 
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from torch import nn
 
-from ..tasks.task import Task
-from ..training.stopping import Criterion
-from .build import check_gpus, in_batches
+from .rules import (
+    FINITE,
+    POSITIVE,
+    SECONDS,
+    Rule,
+    check_arguments,
+    choice,
+    is_list,
+    is_name,
+    is_one_of,
+    sequence,
+    similar,
+    text,
+    whole,
+)
 
-NUMBERS = ("dataset", "model", "training", "split")  # the groups of settings that decide what is learnt
-HOW = {  # the settings of ``training`` that decide how fast it is learnt, and their values
-    "sparse": ("auto", True, False),
-    "compile": (True, False),
-    "cuda_graphs": ("auto", True, False),
+HASHED = ("dataset", "model", "training", "split", "trainer", "loader")  # groups that decide what is learnt, but for
+UNHASHED = frozenset(
+    {
+        "dataset.root",
+        *(f"model.{label}" for label in ("row", "form", "study")),  # where the report shows a result
+        *(f"training.{key}" for key in ("sparse", "compile", "cuda_graphs")),  # speed only
+        *(f"trainer.{key}" for key in ("_target_", "accelerator", "strategy", "deterministic")),
+        "loader.num_workers",
+    }
+)
+MAY_CHANGE_ON_RESUME = frozenset(
+    {
+        *("ckpt_path", "checkpoint_every", "vectorize", "seeds_per_pass", "loader.num_workers"),
+        *(f"model.{label}" for label in ("row", "form", "study")),
+        *(f"trainer.{key}" for key in ("accelerator", "devices", "num_nodes", "strategy", "deterministic")),
+    }
+)
+VECTORIZE: dict[Any, bool | Literal["auto"]] = {"auto": "auto", "on": True, True: True, "off": False, False: False}
+LABELS = ("method", "row", "form", "study")  # of `model`: names in results, not arguments of the model's class
+FIXED = {  # arguments of the trainer that the command sets
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+    "log_every_n_steps": 1,
 }
-SAME = ("_target_", "accelerator", "strategy", "deterministic")  # of ``trainer``: what is learnt is the same
-VECTORIZE = {"auto": "auto", "on": True, True: True, "off": False, False: False}
-
-# How it runs --------------------------------------------------------------------------------------------------------
-
-
-def numbers_of(config: DictConfig) -> dict[str, Any]:
-    """What decides what is learnt, which makes the hash; of ``trainer`` also what is only given by hand."""
-    given = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
-    given["dataset"].pop("root", None)  # where the files lie changes nothing
-    given["training"] = {key: value for key, value in given["training"].items() if key not in HOW}
-    shared = {key: value for key, value in given["trainer"].items() if key not in SAME}  # gradient_clip_val, max_time
-    shared |= {key: shared.get(key) for key in ("devices", "num_nodes", "precision")}  # the batch, the bits
-    given["training"]["max_epochs"] = shared.pop("max_epochs", None)  # which the trainer obeys
-    if given["split"]["folds"] is None:  # as in all lines of earlier versions
-        given["split"] = {key: value for key, value in given["split"].items() if key not in ("folds", "fold")}
-    loader = {key: value for key, value in given["loader"].items() if key != "num_workers"}
-    drawn = {"loader": loader} if in_batches(config) else {}
-    return {**{key: given[key] for key in NUMBERS}, "trainer": shared, **drawn}
-
-
-def elements(config: DictConfig, task: Task, models: Sequence[nn.Module]) -> int:
-    """Estimate how many numbers a step computes: for each node and edge, the parameters per input feature."""
-    graphs = 1 if task.shared_graph is not None else config.training.batch_size
-    size = sum(sorted((graph.num_nodes + graph.num_edges for graph in task.train), reverse=True)[:graphs])
-    parameters = sum(parameter.numel() for model in models for parameter in model.parameters())
-    return int(size * parameters // max(task.num_features, 1))
-
-
-class Rule(NamedTuple):
-    """The values that a setting may have."""
-
-    expected: str
-    fits: Callable[[Any], bool]
-
-
-def _whole(least: int, *others: Any) -> Rule:
-    words = "".join(f"{_word(other)} or " for other in others)
-    return Rule(
-        f"{words}a whole number, at least {least}",
-        lambda value: (type(value) is int and value >= least) or _is_one_of(value, others),
-    )
-
-
-def _number(expected: str, fits: Callable[[float], bool]) -> Rule:
-    return Rule(expected, lambda value: type(value) in (int, float) and fits(value))
-
-
-def _choice(*values: Any) -> Rule:
-    *first, last = map(_word, values)
-    return Rule(f"{', '.join(first)} or {last}" if first else last, lambda value: _is_one_of(value, values))
-
-
-def _text(expected: str, *others: Any) -> Rule:
-    return Rule(expected, lambda value: (isinstance(value, str) and value != "") or _is_one_of(value, others))
-
-
-def _list(expected: str, fits: Callable[[Any], bool], *others: Any) -> Rule:
-    def fits_all(value: Any) -> bool:
-        return isinstance(value, ListConfig) and len(value) > 0 and all(map(fits, value))
-
-    return Rule(expected, lambda value: fits_all(value) or _is_one_of(value, others))
-
-
-def _is_one_of(value: Any, values: Iterable[Any]) -> bool:
-    return any(type(value) is type(one) and value == one for one in values)  # 1 == True
-
-
-def _word(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and value != ""
-
-
-def _is_method(value: Any) -> bool:
-    return _is_name(value) or (isinstance(value, ListConfig) and len(value) > 0 and all(map(_is_name, value)))
-
-
-_POSITIVE = _number("a number above 0", lambda value: value > 0)
-_FINITE = _number("a finite number, at least 0", lambda value: 0 <= value < math.inf)
-_SECONDS = _number("a number of seconds, at least 0", lambda value: value >= 0)
-GROUPS = ("dataset", "model", "loader", "trainer", "logger", "training", "split")
-RULES = {  # every setting outside of the groups whose keys are the arguments of a class or function
-    "seed": _whole(0),
-    "runs": _whole(1),
-    "vectorize": Rule("auto, on or off", lambda value: _is_one_of(value, VECTORIZE)),
-    "seeds_per_pass": _whole(1, "auto"),
-    "methods": Rule(
-        "null or a list such as [gat,gcn], where a method with settings is a list too",
-        lambda value: value is None or _is_name(value) or _list("", _is_method).fits(value),
-    ),
-    "datasets": Rule(
-        "null or a list such as [cora,citeseer]",
-        lambda value: value is None or _is_name(value) or _list("", _is_name).fits(value),
-    ),
-    "ckpt_path": _text("null, last or the path of a checkpoint", None),
-    "checkpoint_every": _SECONDS,
-    "data_root": _text("null or the path of a folder, such as data or ./1", None),
-    "outputs": _text("the path of a folder, such as outputs or ./1"),
-    "results": _text("the path of a file, such as results.jsonl or ./1"),
-    "training.lr": _FINITE,
-    "training.weight_decay": _FINITE,
-    "training.batch_size": _whole(1),
-    "training.patience": _whole(1),
-    "training.criterion": Rule(
-        "both, accuracy (or micro-F1) or loss", lambda value: _is_one_of(value, get_args(Criterion))
-    ),
-    "training.max_epochs": _whole(1),
-    **{f"training.{key}": _choice(*values) for key, values in HOW.items()},
-    "split.per_class": _whole(0),
-    "split.val": _whole(0),
-    "split.test": _whole(0),
-    "split.seed": _whole(0),
-    "split.split": _whole(0),
-    "split.folds": _whole(3, None),
-    "split.fold": _whole(0),
-    "trainer.max_epochs": _whole(1),
-}
-OPTIONAL_RULES = {  # of those that are there
-    "loader.num_neighbors": _list(
-        "null or a list of whole numbers, one for each hop: at least 1, or -1 for all neighbours",
-        lambda value: type(value) is int and (value >= 1 or value == -1),
-        None,
-    ),
-    "loader.num_parts": _whole(1),
-    "loader.batch_size": _whole(1),
-    "loader.num_workers": _whole(0),
+TRAINER = {
+    "trainer.max_epochs": whole(1),
     "trainer.devices": Rule(
         "auto, a number of devices, at least 1, or a list of their indices",
         lambda value: (
-            (_is_name(value) or value == -1 or _whole(1).fits(value))
-            or _list("", lambda index: type(index) is int and index >= 0).fits(value)
+            is_name(value)
+            or value == -1
+            or whole(1).fits(value)
+            or is_list(value, lambda index: type(index) is int and index >= 0)
         ),
     ),
-    "trainer.deterministic": _choice(None, True, False, "warn"),
-    "trainer.limit_train_batches": _POSITIVE,
-    "trainer.limit_val_batches": _POSITIVE,
-    "trainer.limit_test_batches": _POSITIVE,
-    "trainer.fast_dev_run": _choice(False),
+    "trainer.deterministic": choice(None, True, False, "warn"),
+    "trainer.limit_train_batches": POSITIVE,
+    "trainer.limit_val_batches": POSITIVE,
+    "trainer.limit_test_batches": POSITIVE,
+    "trainer.fast_dev_run": choice(False),
 }
 
 
-def config_folder() -> Path:
-    """The folder of the settings: inside the installed package, else the repository's own."""
-    package = Path(__file__).resolve().parents[1]
-    for folder in (package / "conf", package.parents[1] / "conf"):
-        if (folder / "config.yaml").is_file():
-            return folder
-    raise FileNotFoundError(f"There is no conf/config.yaml in {package} or in its repository. Install gat_pyg anew.")
+CRITERION = Rule("both, accuracy (or micro-F1) or loss", lambda value: is_one_of(value, ("both", "accuracy", "loss")))
+VECTORIZED = Rule("auto, on or off", lambda value: is_one_of(value, VECTORIZE))
+HOPS = sequence(
+    "null or a list of whole numbers, one for each hop: at least 1, or -1 for all neighbours",
+    lambda value: type(value) is int and (value >= 1 or value == -1),
+    None,
+)
+METHODS = Rule(
+    "null or a list such as [gat,gcn], where a method with settings is a list too",
+    lambda value: (
+        value is None or is_name(value) or is_list(value, lambda method: is_name(method) or is_list(method, is_name))
+    ),
+)
+DATASETS = Rule(
+    "null or a list such as [cora,citeseer]",
+    lambda value: value is None or is_name(value) or is_list(value, is_name),
+)
+
+# The groups ---------------------------------------------------------------------------------------------------------
 
 
-def _similar(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """A sentence on the names that are close to ``name``, else on those beside it, else on all."""
-    last = {one: one.rpartition(".")[2].lower() for one in known}
-    group, _, key = name.lower().rpartition(".")
-    close = difflib.get_close_matches(name.lower(), [*map(str.lower, last)], 1, 0.8)
-    close = [one for one in last if one.lower() in close]
-    close = close or [one for one in last if last[one] in difflib.get_close_matches(key, last.values(), 1, 0.7)]
-    if close:
-        return f" Did you mean {prefix}{close[0]}?"
-    beside = [one for one in last if one.rpartition(".")[0] == group]
-    return f" Known are: {', '.join(beside or last)}."
+@dataclass(frozen=True)
+class Training:
+    """The settings `training.*`."""
+
+    lr: Annotated[float, FINITE]
+    weight_decay: Annotated[float, FINITE]
+    batch_size: Annotated[int, whole(1)]
+    patience: Annotated[int, whole(1)]
+    criterion: Annotated[Literal["both", "accuracy", "loss"], CRITERION]
+    max_epochs: Annotated[int, whole(1)]
+    sparse: Annotated[bool | Literal["auto"], choice("auto", True, False)]
+    compile: Annotated[bool, choice(True, False)]
+    cuda_graphs: Annotated[bool | Literal["auto"], choice("auto", True, False)]
 
 
-def _misused_group(overrides: Iterable[str]) -> str | None:
-    """A message on the first override that sets a group of settings to something that is no name, or on none."""
-    parser = OverridesParser.create()
-    for text in overrides:
+@dataclass(frozen=True)
+class Split:
+    """The settings `split.*`, for data without masks."""
+
+    per_class: Annotated[int, whole(0)]
+    val: Annotated[int, whole(0)]
+    test: Annotated[int, whole(0)]
+    seed: Annotated[int, whole(0)]
+    split: Annotated[int, whole(0)]
+    folds: Annotated[int | None, whole(3, None)]
+    fold: Annotated[int, whole(0)]
+
+
+@dataclass(frozen=True)
+class Loader:
+    """The settings `loader.*`: whole graphs, or batches of a graph's nodes."""
+
+    num_neighbors: Annotated[list[int] | None, HOPS] = None
+    num_parts: Annotated[int | None, whole(1)] = None
+    batch_size: Annotated[int | None, whole(1)] = None
+    num_workers: Annotated[int | None, whole(0)] = None
+
+    @property
+    def in_batches(self) -> bool:
+        """Return True if a step is a batch of a graph's nodes."""
+        return self.num_neighbors is not None or self.num_parts is not None
+
+
+@dataclass(frozen=True)
+class Factory:
+    """A group of settings that names a class or function by `_target_`, and its other arguments.
+
+    >>> Factory("model", {"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 1})()
+    Linear(in_features=2, out_features=1, bias=True)
+    """
+
+    group: str
+    values: Mapping[str, Any]
+
+    @property
+    def target(self) -> str | None:
+        """The dotted name of the class or function."""
+        return self.values.get("_target_")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """A copy of the arguments."""
+        return {key: copy.deepcopy(value) for key, value in self.values.items() if key != "_target_"}
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The argument of this name, or `default` where it is not set."""
+        return self.values.get(key, default)
+
+    def locate(self) -> Any:
+        """Import the class or function.
+
+        Raises:
+            ValueError: if it cannot be found or called.
+        """
+        from hydra.utils import get_object
+
+        name = f"{self.group}._target_={self.target}"
         try:
-            override = parser.parse_override(text)
-        except HydraException:
-            continue
-        if not override.key_or_group:
-            return f"{text} cannot be read as a setting, expected name=value, as in dataset=cora."
-        folder = config_folder() / override.key_or_group
-        if folder.is_dir() and (override.is_delete() or not isinstance(override.value(), str)):
-            names = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
-            return f"{text} is no choice, expected {override.key_or_group}=NAME with one of {names}."
-    return None
+            target = get_object(self.target or "")
+        except Exception as error:
+            message = f"{name} cannot be found. Give the dotted name of something that can be imported."
+            raise ValueError(message) from error
+        if not callable(target):
+            raise ValueError(f"{name} cannot be called, expected a class or a function.")
+        return target
+
+    def check(self) -> None:
+        """Raise ValueError for arguments that the class or function does not take."""
+        check_arguments(self.group, self.locate(), self.arguments)
+
+    def __call__(self, **others: Any) -> Any:
+        """Instantiate the class, or call the function, with `others` beside or in place of the arguments.
+
+        Raises:
+            ValueError: if the arguments do not suit it; the message has the cause.
+        """
+        from hydra.errors import HydraException
+        from hydra.utils import instantiate
+        from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+        try:
+            return instantiate(dict(self.values), _convert_="all", **others)
+        except HydraException as error:
+            cause = error.__cause__
+            if not isinstance(cause, (TypeError, ValueError, RuntimeError, MisconfigurationException)):
+                raise
+            hint = " On this machine trainer=cpu may be what works." if _NO_DEVICE.search(str(cause)) else ""
+            words = " ".join(str(cause).split())
+            message = f"{self.group}._target_={self.target}: {words}{hint} Its settings: {self.arguments}."
+            raise ValueError(message) from error
 
 
-def _check(config: DictConfig) -> None:
-    """Raise ValueError for settings that cannot work, before anything is written."""
-    for group in GROUPS:
-        if not isinstance(OmegaConf.select(config, group), DictConfig):
-            raise ValueError(f"{group} has no settings. Choose one of conf/{group}, or leave {group} out.")
-    for name in _names(config):
-        if name not in RULES and name not in OPTIONAL_RULES:
-            raise ValueError(f"{name} is unknown.{_similar(name, [*RULES, *OPTIONAL_RULES])}")
-    for name, rule in {**RULES, **OPTIONAL_RULES}.items():
-        group, _, key = name.rpartition(".")
-        if name in OPTIONAL_RULES and key not in config[group]:
-            continue
-        if not rule.fits(value := OmegaConf.select(config, name)):
-            raise ValueError(f"{name} is {value!r}, expected {rule.expected}.")
-    if config.seed > 2**32 - config.runs:
-        raise ValueError(f"seed is {config.seed} with runs={config.runs}, expected seeds from 0 to 2^32 - 1.")
-    if config.ckpt_path not in (None, "last") and config.runs > 1:
-        raise ValueError(f"ckpt_path={config.ckpt_path} is one checkpoint, but runs={config.runs}. Use runs=1.")
-    mode = HydraConfig.get().mode
-    if config.trainer.get("strategy") is not None and mode == RunMode.MULTIRUN:
-        raise ValueError("Several processes cannot go with --multirun: start the runs one by one, without -m.")
-    where = "sweep" if mode == RunMode.MULTIRUN else "run"
-    if OmegaConf.to_container(HydraConfig.get()[where], resolve=False)["dir"] == "":  # type: ignore[index, call-overload]
-        raise ValueError(f"hydra.{where}.dir is empty, expected the path of a folder.")
-    check_gpus(config.trainer)
-    _check_appendable(Path(config.results))
+_NO_DEVICE = re.compile(r"accelerator is not available")  # Lightning's words
+
+
+@dataclass(frozen=True)
+class ModelFactory(Factory):
+    """The settings `model.*`; beside the arguments, how results name the model."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """A copy of the arguments."""
+        return {key: value for key, value in super().arguments.items() if key not in (*LABELS, "readout")}
+
+    def check(self) -> None:
+        """Raise ValueError for a class that is no model, and for arguments that it does not take."""
+        from torch import nn
+
+        target = self.locate()
+        if not inspect.isclass(target) or not issubclass(target, nn.Module):
+            raise ValueError(f"model._target_={self.target} is no torch.nn.Module, expected the class of one.")
+        for label in LABELS:
+            if not isinstance(self.get(label), (str, type(None))):
+                raise ValueError(f"model.{label} is {self.get(label)!r}, expected text: a name in the results.")
+        check_arguments(self.group, target, self.arguments)
+
+
+# All settings -------------------------------------------------------------------------------------------------------
+
+FACTORIES = {"dataset": Factory, "model": ModelFactory, "trainer": Factory, "logger": Factory}
+GROUPS = {"training": Training, "split": Split, "loader": Loader}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of a job, as `conf/config.yaml` describes them; `parse` is the only way to make one."""
+
+    dataset: Factory
+    model: ModelFactory
+    loader: Loader
+    trainer: Factory
+    logger: Factory
+    training: Training
+    split: Split
+    seed: Annotated[int, whole(0)]
+    runs: Annotated[int, whole(1)]
+    vectorize: Annotated[bool | Literal["auto"], VECTORIZED]
+    seeds_per_pass: Annotated[int | Literal["auto"], whole(1, "auto")]
+    methods: Annotated[str | list[str | list[str]] | None, METHODS]
+    datasets: Annotated[str | list[str] | None, DATASETS]
+    ckpt_path: Annotated[str | None, text("null, last or the path of a checkpoint", None)]
+    checkpoint_every: Annotated[float, SECONDS]
+    data_root: Annotated[str | None, text("null or the path of a folder, such as data or ./1", None)]
+    outputs: Annotated[str, text("the path of a folder, such as outputs or ./1")]
+    results: Annotated[str, text("the path of a file, such as results.jsonl or ./1")]
+
+    @classmethod
+    def parse(cls, config: DictConfig) -> Settings:
+        """Check a composed configuration, and resolve its references.
+
+        Raises:
+            ValueError: if a setting is unknown or has an invalid value; the message names the setting, and suggests
+                the closest valid name.
+        """
+        for group in (*FACTORIES, *GROUPS):
+            if not isinstance(OmegaConf.select(config, group), DictConfig):
+                raise ValueError(f"{group} has no settings. Choose one of conf/{group}, or leave {group} out.")
+        for name in _names(config):
+            if name not in rules():
+                raise ValueError(f"{name} is unknown.{similar(name, rules())}")
+        _check_values(config)
+        values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+        values |= {group: kind(**values[group]) for group, kind in GROUPS.items()}
+        values |= {group: kind(group, values[group]) for group, kind in FACTORIES.items()}
+        values["vectorize"] = VECTORIZE[values["vectorize"]]
+        settings = cls(**values)
+        settings._check()
+        return settings
+
+    def _check(self) -> None:
+        """Raise ValueError for settings that do not go together, and for arguments that a class does not take."""
+        if self.seed > 2**32 - self.runs:
+            raise ValueError(f"seed is {self.seed} with runs={self.runs}, expected seeds from 0 to 2^32 - 1.")
+        if self.ckpt_path not in (None, "last") and self.runs > 1:
+            raise ValueError(f"ckpt_path={self.ckpt_path} is one checkpoint, but runs={self.runs}. Use runs=1.")
+        if clash := sorted({*FIXED, "plugins", "callbacks", "logger", "default_root_dir"} & {*self.trainer.values}):
+            raise ValueError(f"trainer.{clash[0]} is set by the command. Leave it out.")
+        for factory in (self.dataset, self.model, self.trainer, self.logger):
+            if factory.target is not None or factory is not self.logger:
+                factory.check()
+
+    def check_results(self) -> None:
+        """Raise OSError or ValueError if lines cannot be appended to `results`; nothing is created."""
+        path = Path(self.results)
+        if path.exists():
+            if not path.is_file():
+                raise ValueError(f"results is {path}, which is no regular file. Choose another results=...")
+            os.close(os.open(path, os.O_RDWR))
+            return
+        folder = next(folder for folder in path.absolute().parents if folder.exists())
+        if not folder.is_dir():
+            raise ValueError(f"results is {path}, but {folder} is no folder. Choose another results=...")
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+
+    @property
+    def seeds(self) -> range:
+        """The seeds of the job."""
+        return range(self.seed, self.seed + self.runs)
+
+    def replace(self, **changes: Any) -> Settings:
+        """A copy in which some settings have other values."""
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, as a run's `config.yaml` has them and `parse` takes them."""
+        values: dict[str, Any] = {}
+        for name, value in ((each.name, getattr(self, each.name)) for each in fields(self)):
+            if name == "loader":  # has the settings of its kind alone
+                present = {key: inner for key, inner in dataclasses.asdict(value).items() if inner is not None}
+                values[name] = present or {"num_neighbors": None}
+            elif name in FACTORIES:
+                values[name] = copy.deepcopy(dict(value.values))
+            else:
+                values[name] = dataclasses.asdict(value) if name in GROUPS else copy.deepcopy(value)
+        return values
+
+    def hashed(self) -> dict[str, Any]:
+        """Return the settings that decide what is learnt."""
+        values = {
+            group: {key: value for key, value in inner.items() if f"{group}.{key}" not in UNHASHED}
+            for group, inner in self.to_dict().items()
+            if group in HASHED
+        }
+        if values["split"]["folds"] is None:  # as in all lines of earlier versions
+            values["split"] = {key: value for key, value in values["split"].items() if key not in ("folds", "fold")}
+        trainer = values["trainer"]
+        trainer |= {key: trainer.get(key) for key in ("devices", "num_nodes", "precision")}
+        values["training"]["max_epochs"] = trainer.pop("max_epochs", None)  # which the trainer obeys
+        return values if self.loader.in_batches else {key: value for key, value in values.items() if key != "loader"}
+
+    @property
+    def hash(self) -> str:
+        """The `config_hash` of results."""
+        return config_hash(self.hashed())
+
+
+def config_hash(values: Mapping[str, Any]) -> str:
+    """Return twelve hex digits, the same for the same values in any order.
+
+    >>> config_hash({"a": 1, "b": [2]}) == config_hash({"b": [2], "a": 1})
+    True
+    """
+    text = json.dumps(values, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def rules() -> dict[str, Rule]:
+    """The rules of all settings by their dotted names, those of the trainer last."""
+    kinds = {"": Settings, **{f"{group}.": kind for group, kind in GROUPS.items()}}
+    hints = {f"{prefix}{key}": hint for prefix, kind in kinds.items() for key, hint in _hints(kind).items()}
+    return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")} | TRAINER
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
 
 
 def _names(config: DictConfig) -> Iterator[str]:
-    """The dotted names of all settings that no class or function gets."""
+    """The dotted names of the settings in a configuration that no class or function takes."""
     for key in map(str, config):
-        if key in ("training", "split", "loader"):
+        if key in GROUPS:
             yield from (f"{key}.{inner}" for inner in config[key])
-        elif key not in GROUPS:
+        elif key not in FACTORIES:
             yield key
 
 
-def _check_appendable(path: Path) -> None:
-    """Raise OSError or ValueError if lines cannot be added to the file, which need not exist; nothing is created."""
-    if path.exists():
-        if not path.is_file():
-            raise ValueError(f"results is {path}, which is no regular file. Choose another results=...")
-        os.close(os.open(path, os.O_RDWR))
-        return
-    folder = next(folder for folder in path.absolute().parents if folder.exists())
-    if not folder.is_dir():
-        raise ValueError(f"results is {path}, but {folder} is no folder. Choose another results=...")
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+def _check_values(config: DictConfig) -> None:
+    """Raise ValueError for the first setting that breaks its rule."""
+    for name, rule in rules().items():
+        group, _, key = name.rpartition(".")
+        required = group not in ("loader", "trainer") or key == "max_epochs"
+        if required or key in config[group]:
+            value = _plain(config, name)
+            if not rule.fits(value):
+                raise ValueError(f"{name} is {value!r}, expected {rule.expected}.")
+
+
+def _plain(config: DictConfig, name: str) -> Any:
+    value = OmegaConf.select(config, name)
+    return OmegaConf.to_container(value, resolve=True) if isinstance(value, (DictConfig, ListConfig)) else value
+
+
+# Runs on disk -------------------------------------------------------------------------------------------------------
+
+
+def flattened(values: Any) -> dict[str, Any]:
+    """Nested settings by their dotted names.
+
+    >>> flattened({"seed": 0, "training": {"lr": 0.1}})
+    {'seed': 0, 'training.lr': 0.1}
+    """
+    if not isinstance(values, dict):
+        raise ValueError(f"it holds {values!r}, expected names and values")
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        inner = flattened(value) if isinstance(value, dict) and value else {"": value}
+        flat |= {f"{key}.{name}".removesuffix("."): leaf for name, leaf in inner.items()}
+    return flat
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """The settings in which a run cannot be resumed with others, with both values; "" where there are none.
+
+    >>> differences({"training.lr": 0.1, "vectorize": True}, {"training.lr": 0.2, "vectorize": False})
+    'training.lr was 0.1, is 0.2'
+    """
+    names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+    names = [name for name in names if name not in MAY_CHANGE_ON_RESUME]
+    return ", ".join(f"{name} was {old.get(name)}, is {new.get(name)}" for name in names[:5])

@@ -5,70 +5,48 @@ from __future__ import annotations
 import re
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hydra import compose
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from ..distributed.ranks import say
-from ..files import try_lock, write_whole
-from .build import dataset_name
-from .errors import _message
+from ..files import try_lock
+from .build import check_gpus
+from .command import config_folder, dataset_name, message, misused_group, without_numbers
 from .folder import (
     LOCK,
-    changes,
+    Invocation,
     complete,
     finished,
     from_here,
     held,
     over,
-    plain,
     remove_checkpoints,
+    save_settings,
     seed_folder,
     settings_in,
-    settings_of,
 )
-from .job import all_runs
 from .result import CONFIG, RESULT
-from .settings import _check, _misused_group, config_folder
+from .settings import Settings, differences, flattened
+
+PAUSE = 5.0  # seconds between looks at what others work on
+TABLE = ("experiment=", "+experiment=", "methods=", "datasets=", "ckpt_path=")  # overrides of the table, not of a cell
+TABLES = {"methods": "gat,gcn", "datasets": "cora,citeseer"}
 
 
-def for_what_runs(arguments: Sequence[str]) -> list[str]:
-    """Drop what belongs to a named model and a named data set where another class takes the place of either.
-
-    Those are the pair's numbers (``experiment/numbers``) and the model's ``method``: Hydra chooses them by the two
-    names, which a setting such as ``dataset._target_`` leaves as they are.
-
-    >>> for_what_runs(["model=gat", "dataset._target_=torch_geometric.datasets.KarateClub"])
-    ['model=gat', '~experiment/numbers', 'dataset._target_=torch_geometric.datasets.KarateClub']
-    """
-    keys = [argument.lstrip("+~").partition("=")[0] for argument in arguments]
-    first = next((at for at, key in enumerate(keys) if key in REPLACES), None)
-    if first is None or "experiment/numbers" in keys:
-        return list(arguments)
-    method = ["++model.method=null"] if "model._target_" in keys and "model.method" not in keys else []
-    return [*arguments[:first], "~experiment/numbers", *method, *arguments[first:]]
-
-
-REPLACES = ("dataset._target_", "dataset.name", "model._target_")
-
-# A table ------------------------------------------------------------------------------------------------------------
-
-
-def table(config: DictConfig) -> float:
-    """Every method on every data set, each with its seeds; nan, since scores of several data sets have no mean.
+def table(settings: Settings, invocation: Invocation, train: Callable[[Settings, Path], object]) -> float:
+    """Call `train` for every method on every data set; return nan, since scores of several data sets have no mean.
 
     A cell of the table is a folder of its own, which one process at a time works on: several may fill one table. What
-    is finished is not done again, what was interrupted goes on, and a cell that fails leaves the others alone.
+    is finished is not repeated, what was interrupted is resumed, and a cell that fails does not stop the others.
     """
-    runtime = HydraConfig.get().runtime
-    cells = _cells(config)
-    folder = Path(config.outputs).absolute() / (runtime.choices.get("experiment") or "table")  # the same each time
-    for name, own in cells.items():
-        _check_begun(own, folder / name)
+    cells = _cells(settings, invocation)
+    folder = Path(settings.outputs).absolute() / (invocation.experiment or "table")  # the same each time
+    for name, cell in cells.items():
+        _check_begun(cell, folder / name)
     failed: dict[str, Exception] = {}
     start, done_before = time.perf_counter(), _runs_done(cells, folder)
 
@@ -86,77 +64,89 @@ def table(config: DictConfig) -> float:
             try:
                 with held(folder / name, cells[name], lock):
                     if not complete(folder / name, cells[name]):  # by another process meanwhile
-                        _begin(cells[name], folder / name)
+                        save_settings(cells[name], folder / name)
                         say(f"{so_far()}; {name} begins")
-                        all_runs(cells[name], folder / name)
+                        train(cells[name], folder / name)
                     _finish(cells[name], folder / name)
             except Exception as error:
                 failed[name] = error
-                say(f"{name} failed: {_message(error) or traceback.format_exc()}")
+                say(f"{name} failed: {message(error) or traceback.format_exc()}")
         if not mine:  # other processes have all that is left
             time.sleep(PAUSE)
     say(so_far())
-    for name, own in cells.items():  # of cells that were finished before, whose lines may have been removed
+    for name, cell in cells.items():  # of cells that were finished before, whose lines may have been removed
         if name not in failed:
-            _finish(own, folder / name)
+            _finish(cell, folder / name)
     if failed:
         raise ValueError(
             f"{len(failed)} of {len(cells)} cells failed: {', '.join(failed)}. The same command tries again."
         )
-    where, lines = from_here(folder), from_here(Path(config.results))
+    where, lines = from_here(folder), from_here(Path(settings.results))
     print(f"All {len(cells)} cells are done, in {where}; their lines are in {lines}")
     return float("nan")
 
 
-def _cells(config: DictConfig) -> dict[str, DictConfig]:
-    """The settings of each cell, by its name: those of the model on the data set, then the method's own, then yours."""
-    given = [override for override in HydraConfig.get().overrides.task if not override.startswith(TABLE)]
-    if clash := [override for override in given if override.startswith(("model=", "dataset="))]:
+def _cells(settings: Settings, invocation: Invocation) -> dict[str, Settings]:
+    """The settings of each cell by its name: those of the model on the data set, then the method's, then yours."""
+    overrides = [override for override in invocation.overrides if not override.startswith(TABLE)]
+    if clash := [override for override in overrides if override.startswith(("model=", "dataset="))]:
         raise ValueError(f"{clash[0]} is for a single run. In a table, use methods=[...] and datasets=[...].")
-    file = config_folder() / "experiment" / f"{HydraConfig.get().runtime.choices.get('experiment')}.yaml"
-    in_file: Any = OmegaConf.load(file) if file.is_file() else {}
-    if more := {*in_file} - {"methods", "datasets", "runs"}:
-        raise ValueError(
-            f"{file} has {', '.join(sorted(map(str, more)))}, which no cell would get. Name such settings with each "
-            "method, or on the command line."
-        )
-    lists = {}
-    for name in ("methods", "datasets"):
-        lists[name] = [config[name]] if isinstance(config[name], str) else list(config[name] or ())
-        if not lists[name]:
-            raise ValueError(f"{name} is {config[name]}, expected a list such as {name}=[{TABLES[name]}].")
-    cells = {}
-    for dataset in lists["datasets"]:
-        for model, *own in _methods(lists["methods"], in_file.get("methods") or ()):
-            settings = [f"dataset={dataset}", f"model={model}", f"runs={config.runs}", *own, *given, "ckpt_path=last"]
-            made = _composed(for_what_runs(settings))
-            if made.trainer.get("strategy") is not None:
+    in_file = _experiment(invocation)
+    methods, datasets = _listed("methods", settings.methods), _listed("datasets", settings.datasets)
+    cells: dict[str, Settings] = {}
+    for dataset in datasets:
+        for model, *own in _methods(methods, in_file.get("methods") or ()):
+            asked = [f"dataset={dataset}", f"model={model}", f"runs={settings.runs}", *own, *overrides]
+            cell = _composed(without_numbers([*asked, "ckpt_path=last"])).replace(methods=model)  # it is a cell
+            if cell.trainer.get("strategy") is not None:
                 raise ValueError("A table is of runs in one process each. Leave out trainer=ddp or ddp_cpu.")
-            made.methods = model  # it is a cell
-            said = [part.rpartition("=")[2] for part in own if not part.startswith("runs=")]
-            name = "_".join(
-                [dataset_name(made.dataset), model, *(re.sub(r"[^\w.]+", "-", word).strip("-") for word in said)]
-            )
+            values = [setting.rpartition("=")[2] for setting in own if not setting.startswith("runs=")]
+            words = [re.sub(r"[^\w.]+", "-", value).strip("-") for value in values]
+            name = "_".join([dataset_name(cell.dataset.values), model, *words])
             if name in cells:
                 raise ValueError(
                     f"Two methods make the cell {name}. Tell them apart by +model.method=..., and list a data set once."
                 )
-            cells[name] = made
-            _check(made)
+            cells[name] = cell
+            check_gpus(cell.trainer)
     return cells
 
 
-def _composed(settings: list[str]) -> DictConfig:
+def _experiment(invocation: Invocation) -> dict[str, Any]:
+    """What the table's file holds, if it is one of conf/experiment.
+
+    Raises:
+        ValueError: if it holds settings of single runs, which no cell would get.
+    """
+    file = config_folder() / "experiment" / f"{invocation.experiment}.yaml"
+    values: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else {}
+    if more := {*values} - {"methods", "datasets", "runs"}:
+        raise ValueError(
+            f"{file} has {', '.join(sorted(map(str, more)))}, which no cell would get. Name such settings with each "
+            "method, or on the command line."
+        )
+    return dict(values)
+
+
+def _listed(name: str, value: Any) -> list[Any]:
+    names = [value] if isinstance(value, str) else value
+    if not names:
+        raise ValueError(f"{name} is {value}, expected a list such as {name}=[{TABLES[name]}].")
+    return list(names)
+
+
+def _composed(overrides: list[str]) -> Settings:
     try:
-        return compose("config", overrides=settings)
+        config = compose("config", overrides=overrides)
     except Exception as error:
-        if message := _misused_group(settings):
-            raise ValueError(message) from error
+        if text := misused_group(overrides):
+            raise ValueError(text) from error
         raise
+    return Settings.parse(config)
 
 
 def _methods(asked: Iterable[Any], in_file: Iterable[Any]) -> Iterable[tuple[str, ...]]:
-    """The methods asked for, each a model and its settings; a model alone is all that the file has of it, if any."""
+    """The requested methods, each a model and its settings; a model alone stands for all its entries in the file."""
 
     def parts(methods: Iterable[Any]) -> list[tuple[str, ...]]:
         return [tuple(method.split() if isinstance(method, str) else method) for method in methods]
@@ -167,38 +157,35 @@ def _methods(asked: Iterable[Any], in_file: Iterable[Any]) -> Iterable[tuple[str
     return dict.fromkeys(each for method in parts(asked) for each in entries.get(method, [method]))
 
 
-def _check_begun(config: DictConfig, folder: Path) -> None:
-    """Raise ValueError where a cell was begun with other settings than these."""
+def _check_begun(cell: Settings, folder: Path) -> None:
+    """Raise ValueError if a cell was begun with other settings than these."""
     if (folder / CONFIG).is_file():
-        old, new = settings_in(folder), settings_of(plain(config))
-        if changed := changes({**old, "runs": 0}, {**new, "runs": 0}):
+        old, new = settings_in(folder), flattened(cell.to_dict())
+        if changed := differences({**old, "runs": 0}, {**new, "runs": 0}):
             raise ValueError(
                 f"{folder} was begun with other settings: {changed}. Choose other outputs=..., or remove the folder."
             )
 
 
-def _begin(config: DictConfig, folder: Path) -> None:
-    write_whole(folder / CONFIG, lambda beside: OmegaConf.save(plain(config), beside))
-
-
-def _finish(config: DictConfig, folder: Path) -> None:
+def _finish(cell: Settings, folder: Path) -> None:
     """Add the lines of a complete cell where they lack, and remove its checkpoints."""
-    for seed in range(config.seed, config.seed + config.runs):
-        finished(seed_folder(folder, config, seed), config.results)
+    for seed in cell.seeds:
+        finished(seed_folder(folder, cell, seed), cell.results)
     remove_checkpoints(folder)
 
 
-def _runs_done(cells: Mapping[str, DictConfig], folder: Path) -> int:
-    def seeds(name: str, own: DictConfig) -> Iterator[Path]:
-        return (seed_folder(folder / name, own, seed) for seed in range(own.seed, own.seed + own.runs))
+def _runs_done(cells: Mapping[str, Settings], folder: Path) -> int:
+    return sum(
+        (seed_folder(folder / name, cell, seed) / RESULT).is_file()
+        for name, cell in cells.items()
+        for seed in cell.seeds
+    )
 
-    return sum((inner / RESULT).is_file() for name, own in cells.items() for inner in seeds(name, own))
 
-
-def _so_far(cells: Mapping[str, DictConfig], folder: Path, before: int, seconds: float) -> str:
+def _so_far(cells: Mapping[str, Settings], folder: Path, before: int, seconds: float) -> str:
     """How far the table is, in runs, and when it will be done if the rest takes as long as what was done."""
-    done, runs = _runs_done(cells, folder), sum(own.runs for own in cells.values())
-    whole = sum(complete(folder / name, own) for name, own in cells.items())
+    done, runs = _runs_done(cells, folder), sum(cell.runs for cell in cells.values())
+    whole = sum(complete(folder / name, cell) for name, cell in cells.items())
     left = f", about {_minutes(seconds * (runs - done) / (done - before))} left" if done > before else ""
     full = 20 * done // runs
     bar = "#" * full + "." * (20 - full)
@@ -207,8 +194,3 @@ def _so_far(cells: Mapping[str, DictConfig], folder: Path, before: int, seconds:
 
 def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-PAUSE = 5.0  # seconds between looks at what others work on
-TABLE = ("experiment=", "+experiment=", "methods=", "datasets=", "ckpt_path=")  # what is asked of a table, not a cell
-TABLES = {"methods": "gat,gcn", "datasets": "cora,citeseer"}

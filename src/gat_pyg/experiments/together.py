@@ -8,73 +8,77 @@ from typing import NamedTuple
 
 import torch
 from lightning import Trainer
-from omegaconf import DictConfig
 from torch.multiprocessing.spawn import ProcessExitedException, spawn
 
 from ..distributed.halo import HaloStrategy
 from ..distributed.ranks import missing, say
-from ..seeds.callbacks import EachMetrics, EachProgress, EachStopping
-from ..seeds.fitting import outcomes, seeded
+from ..seeds.fitting import fit_stack, seeded
 from ..seeds.memory import Fit, free_memory, in_passes, trial, why_not_by
-from ..seeds.module import Stacked
 from ..tasks.task import Task
 from ..training.checkpoint import SafeCheckpoints
 from ..training.loading import TaskData
 from ..training.progress import quiet
-from ..training.resume import Resumable
 from ..training.signals import handled
-from .alone import leave, save_config
-from .build import build_model, build_task, build_trainer, in_batches, wants_sparse
-from .folder import plain, seed_folder
-from .process import _deterministic, _device, end, keep_memory
+from .alone import save_run_settings, write_outputs
+from .build import build_model, build_task, build_trainer, wants_sparse
+from .folder import seed_folder
+from .process import deterministic, device_name, elements, end, keep_memory, suited_threads
 from .result import CHECKPOINT, CONFIG, METRICS, RESULT
-from .settings import VECTORIZE, elements
-from .threads import suited_threads
-
-# All runs at once ---------------------------------------------------------------------------------------------------
+from .settings import Settings
 
 
-def all_at_once(config: DictConfig, task: Task, folder: Path) -> bool:
-    """Train the seeds that are not finished as one, as ``vectorize`` says; whether that is so.
+def all_at_once(settings: Settings, task: Task, folder: Path) -> bool:
+    """Train the unfinished seeds as one, by `vectorize`, and return True; False if they are to be trained one by one.
 
-    Each leaves in its folder what a run of its own does.
+    Each seed's folder gets the files that a run of its own writes.
     """
-    seeds = range(config.seed, config.seed + config.runs)
-    todo = [seed for seed in seeds if not (seed_folder(folder, config, seed) / RESULT).is_file()]
-    asked = VECTORIZE[config.vectorize]
-    if asked is False or config.runs == 1 or not todo:
+    unfinished = [seed for seed in settings.seeds if not (seed_folder(folder, settings, seed) / RESULT).is_file()]
+    if settings.vectorize is False or settings.runs == 1 or not unfinished:
         return False
-    with _deterministic():
-        why_not, fit, sparse = _why_one_by_one(config, task), None, False
-        if why_not is None:
-            trainer = build_trainer(config, folder, [])
-            why_not = _why_not_here(trainer) or why_not_by(trainer)
-        if why_not is None:
-            built = [seeded(seed, lambda: build_model(config.model, task)) for seed in (todo * 2)[:2]]
-            sparse = wants_sparse(config, task, built[0][0], trainer, stacked=True)
-            (graph,) = TaskData(task, sparse=sparse).train_dataloader()
-            fit = trial([model for model, *_ in built], task.objective, graph, trainer.strategy.root_device)
-            why_not = fit.why_not and f"{type(built[0][0]).__name__} cannot be stacked: {fit.why_not}"
-            choice = why_not is None and asked == config.seeds_per_pass == "auto"
-            if choice and fit.seeds(trainer.strategy.root_device, config.runs) == 1:
-                why_not = f"a seed takes {fit.each >> 20} MiB, and there is room for one at a time"
-        if why_not is not None and asked is True:
-            raise ValueError(f"vectorize is on, but {why_not}. Use vectorize=auto or off.")
-        if why_not is not None or fit is None:
-            say(f"{task.name}: {config.runs} runs one by one, since {why_not}")
+    with deterministic():
+        trainer, plan = _planned(settings, task, folder, unfinished)
+        if isinstance(plan, str):
+            if settings.vectorize is True:
+                raise ValueError(f"vectorize is on, but {plan}. Use vectorize=auto or off.")
+            say(f"{task.name}: {settings.runs} runs one by one, since {plan}")
             return False
         devices = getattr(trainer.strategy, "parallel_devices", None) or [trainer.strategy.root_device]
-    devices = devices[: len(seeds)]
+    devices = devices[: settings.runs]
     places = [Place(rank, len(devices), device) for rank, device in enumerate(devices)]
     if len(places) == 1:
-        one_share(places[0], config, task, folder, sparse, fit)
-    else:  # nothing is told between them, so each is a process of its own
+        one_share(places[0], settings, task, folder, plan)
+    else:  # they exchange nothing, so each is a process of its own
         torch.cuda.empty_cache()  # free the trial's cached memory: each process plans its passes by the free memory
         try:
-            spawn(_share, (places, plain(config), folder, sparse, fit), nprocs=len(places))
+            spawn(_share, (places, settings, folder, plan), nprocs=len(places))
         except ProcessExitedException as error:
             raise ValueError(missing([error.error_index], len(places))) from error
     return True
+
+
+class Plan(NamedTuple):
+    """How seeds are trained as one: with which features, and with how much memory for each."""
+
+    sparse: bool
+    fit: Fit
+
+
+def _planned(settings: Settings, task: Task, folder: Path, seeds: Sequence[int]) -> tuple[Trainer, Plan | str]:
+    """Try two of the seeds as a stack; in place of a plan, why they have to be trained one by one."""
+    trainer = build_trainer(settings, folder, [])
+    why_not = _why_one_by_one(settings, task) or _why_not_here(trainer) or why_not_by(trainer)
+    if why_not is not None:
+        return trainer, why_not
+    models = [seeded(seed, lambda: build_model(settings.model, task)).model for seed in (*seeds, *seeds)[:2]]
+    sparse = wants_sparse(settings, task, models[0], trainer, stacked=True)
+    (graph,) = TaskData(task, sparse=sparse).train_dataloader()
+    device = trainer.strategy.root_device
+    fit = trial(models, task.objective, graph, device)
+    if fit.why_not:
+        return trainer, f"{type(models[0]).__name__} cannot be stacked: {fit.why_not}"
+    if settings.vectorize == settings.seeds_per_pass == "auto" and fit.seeds(device, settings.runs) == 1:
+        return trainer, f"a seed takes {fit.each >> 20} MiB, and there is room for one at a time"
+    return trainer, Plan(sparse, fit)
 
 
 class Place(NamedTuple):
@@ -90,8 +94,8 @@ class Place(NamedTuple):
         return CHECKPOINT if self.rank == 0 else f"{self.rank}.{CHECKPOINT}"
 
 
-def _share(rank: int, places: list[Place], config: DictConfig, folder: Path, sparse: bool, fit: Fit) -> None:
-    """A process of its own with its share of the seeds; on a CPU, with its share of the cores."""
+def _share(rank: int, places: list[Place], settings: Settings, folder: Path, plan: Plan) -> None:
+    """Train one share of the seeds in a process of its own; on a CPU, with its share of the cores."""
     place = places[rank]
     if place.device.type == "cpu":
         torch.set_num_threads(max(1, torch.get_num_threads() // place.world))
@@ -99,48 +103,48 @@ def _share(rank: int, places: list[Place], config: DictConfig, folder: Path, spa
         torch.cuda.set_device(place.device)
     keep_memory()
     with handled(end), quiet():
-        one_share(place, config, build_task(config), folder, sparse, fit)
+        one_share(place, settings, build_task(settings), folder, plan)
 
 
-def one_share(place: Place, config: DictConfig, task: Task, folder: Path, sparse: bool, fit: Fit) -> None:
-    """Train every n-th seed that is not finished, as many at once as fit the memory."""
-    seeds = range(config.seed + place.rank, config.seed + config.runs, place.world)
+def one_share(place: Place, settings: Settings, task: Task, folder: Path, plan: Plan) -> None:
+    """Train every n-th unfinished seed, as many at once as fit in memory."""
+    seeds = settings.seeds[place.rank :: place.world]
     path = folder / place.checkpoint
     trained: set[int] = set()  # those that diverged have no result
 
     def left() -> list[int]:
-        unfinished = (seed for seed in seeds if not (seed_folder(folder, config, seed) / RESULT).is_file())
+        unfinished = (seed for seed in seeds if not (seed_folder(folder, settings, seed) / RESULT).is_file())
         return [seed for seed in unfinished if seed not in trained]
 
-    resumed = path if config.ckpt_path == "last" and path.is_file() else None
+    resumed = path if settings.ckpt_path == "last" and path.is_file() else None
     if resumed is not None:
-        its = set(_seeds_of(resumed))
-        too_many = config.seeds_per_pass != "auto" and len(its) > config.seeds_per_pass
+        its, most = set(_seeds_of(resumed)), settings.seeds_per_pass
+        too_many = most != "auto" and len(its) > most
         if too_many or not its <= set(seeds) or its.isdisjoint(left()):  # divided otherwise, or this pass is done
             resumed = None
 
-    size = config.seeds_per_pass
+    size = settings.seeds_per_pass
     if size == "auto":
         free = free_memory(place.device)
         shared = free if free is None or place.device.type != "cpu" else free // place.world
-        size = fit.seeds(place.device, len(seeds), shared)
-    again = _seeds_of(resumed) if resumed is not None else _begun_pass(seeds, int(size), left(), config, folder)
+        size = plan.fit.seeds(place.device, len(seeds), shared)
+    again = _seeds_of(resumed) if resumed is not None else _begun_pass(seeds, size, left(), settings, folder)
 
     def some_or_resumed(some: list[int]) -> None:
         nonlocal again, resumed
         its, checkpoint = again or some, resumed
         again, resumed = [], None
-        one_pass(config, task, its, folder, sparse, place, checkpoint)
+        one_pass(settings, task, its, folder, plan, place, checkpoint)
         trained.update(its)
 
-    with _deterministic():
-        in_passes(left, int(size), some_or_resumed)
+    with deterministic():
+        in_passes(left, size, some_or_resumed)
     path.unlink(missing_ok=True)
 
 
-def _begun_pass(seeds: range, size: int, left: Sequence[int], config: DictConfig, folder: Path) -> list[int]:
+def _begun_pass(seeds: range, size: int, left: Sequence[int], settings: Settings, folder: Path) -> list[int]:
     """The seeds of the pass in which a process died, finished ones too: a smaller stack would round otherwise."""
-    begun = [seed for seed in seeds if (seed_folder(folder, config, seed) / CONFIG).is_file()]
+    begun = [seed for seed in seeds if (seed_folder(folder, settings, seed) / CONFIG).is_file()]
     if not left or left[0] not in begun:
         return []
     start = seeds.index(left[0]) // size * size
@@ -148,42 +152,43 @@ def _begun_pass(seeds: range, size: int, left: Sequence[int], config: DictConfig
 
 
 def one_pass(
-    config: DictConfig,
+    settings: Settings,
     task: Task,
     seeds: Sequence[int],
     folder: Path,
-    sparse: bool,
+    plan: Plan,
     place: Place,
     checkpoint: Path | None = None,
 ) -> None:
-    """Train these seeds as one, test the weights kept last of each, and leave everything in their folders."""
-    built = {seed: seeded(seed, lambda: build_model(config.model, task)) for seed in seeds}
-    folders = {seed: seed_folder(folder, config, seed) for seed in seeds}
+    """Train these seeds as one, test the best weights of each, and write the outputs into their folders."""
+    built = {seed: seeded(seed, lambda: build_model(settings.model, task)) for seed in seeds}
+    folders = {seed: seed_folder(folder, settings, seed) for seed in seeds}
     for seed in seeds:
-        save_config(config, seed, folders[seed])
-    training = config.training
-    models = [model for model, *_ in built.values()]
-    module = Stacked(models, seeds, task.objective, training.lr, training.weight_decay, training.cuda_graphs)
-    stopping = EachStopping(seeds, training.patience, training.criterion)
-    title = f"{task.name}, seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{task.name}, seed {seeds[0]}"
-    callbacks = [
-        EachMetrics({seed: folders[seed] / METRICS for seed in seeds}, stopping),
-        stopping,
-        Resumable(folder / place.checkpoint, seeds[0], config.checkpoint_every),
-        *([EachProgress(title, stopping)] if place.rank == 0 else []),
-    ]
-    alone = (
-        {} if place.world == 1 else {"strategy": "auto", "devices": [place.device.index] if place.device.index else 1}
-    )
-    trainer, data = build_trainer(config, folder, callbacks, **alone), TaskData(task, sparse=sparse)
-    with suited_threads(elements(config, task, models)):
-        trainer.fit(module, datamodule=data, ckpt_path=checkpoint)
-        trainer.test(module, datamodule=data, verbose=False)
-        device = _device(trainer)
-    for row, outcome in enumerate(outcomes(module, stopping)):
-        if outcome.best_epoch and not (folders[outcome.seed] / RESULT).is_file():
-            model = module.model[row].cpu()
-            leave(config, task, outcome, (model, *built[outcome.seed][1:]), device, folders[outcome.seed])
+        save_run_settings(settings, seed, folders[seed])
+    training, models = settings.training, [built[seed].model for seed in seeds]
+    single = {"strategy": "auto", "devices": [place.device.index] if place.device.index else 1}
+    with suited_threads(elements(task, training.batch_size, models)):
+        trainer, results = fit_stack(
+            models,
+            seeds,
+            TaskData(task, sparse=plan.sparse),
+            lambda callbacks: build_trainer(settings, folder, callbacks, **(single if place.world > 1 else {})),
+            lr=training.lr,
+            weight_decay=training.weight_decay,
+            cuda_graphs=training.cuda_graphs,
+            patience=training.patience,
+            criterion=training.criterion,
+            metrics={seed: folders[seed] / METRICS for seed in seeds},
+            checkpoint=folder / place.checkpoint,
+            checkpoint_every=settings.checkpoint_every,
+            resume_from=checkpoint,
+            progress=place.rank == 0,
+        )
+        device = device_name(trainer)
+    for outcome, model in results:
+        own = folders[outcome.seed]
+        if outcome.best_epoch and not (own / RESULT).is_file():
+            write_outputs(settings, task, outcome, built[outcome.seed]._replace(model=model.cpu()), device, own)
 
 
 def _seeds_of(checkpoint: Path) -> list[int]:
@@ -195,18 +200,18 @@ def _seeds_of(checkpoint: Path) -> list[int]:
     return list(rules)
 
 
-def _why_one_by_one(config: DictConfig, task: Task) -> str | None:
+def _why_one_by_one(settings: Settings, task: Task) -> str | None:
     """Why the settings do not let seeds be trained as one, or None."""
     if task.shared_graph is None:
         return f"{task.name} has many graphs"
-    if config.training.compile:
+    if settings.training.compile:
         return "training.compile is true"
-    if in_batches(config):
+    if settings.loader.in_batches:
         return "each draws its own batches"
-    if config.trainer.get("strategy") == HaloStrategy.strategy_name:
+    if settings.trainer.get("strategy") == HaloStrategy.strategy_name:
         return "the processes divide one graph"
-    if config.logger.get("_target_") is not None:
-        return f"{config.logger._target_} is told of one run at a time"
+    if settings.logger.target is not None:
+        return f"{settings.logger.target} logs one run at a time"
     return None
 
 

@@ -1,12 +1,35 @@
-"""What is shown of models and results: figures, pages, and tables beside what the paper printed.
+"""Figures and pages of attention, and tables that compare results with the paper.
 
 >>> import gat_pyg
 >>> gat_pyg.report.attention_figure.__module__
 'gat_pyg.report.figures'
 """
 
-from .figures import attention_figure as attention_figure
-from .figures import degree_figure as degree_figure
-from .figures import entropy_figure as entropy_figure
-from .figures import neighbourhood_figure as neighbourhood_figure
-from .page import attention_page as attention_page
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .figures import attention_figure as attention_figure
+    from .figures import degree_figure as degree_figure
+    from .figures import entropy_figure as entropy_figure
+    from .figures import neighbourhood_figure as neighbourhood_figure
+    from .page import attention_page as attention_page
+
+# Public name -> the module that defines it, imported on first use: it needs torch, the command's --help does not.
+_LAZY = {
+    "attention_figure": "figures",
+    "attention_page": "page",
+    "degree_figure": "figures",
+    "entropy_figure": "figures",
+    "neighbourhood_figure": "figures",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_LAZY[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*(name for name in globals() if name.startswith("__")), *_LAZY})

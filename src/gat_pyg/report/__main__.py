@@ -1,57 +1,42 @@
-"""The command ``python -m gat_pyg.report``: lines of results in, report.md, report.tex and report.html out."""
+"""The command `python -m gat_pyg.report`: compare lines of results with the paper."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
-from ..data.citation import planetoid
-from ..data.proteins import listed_links, ppi
-from ..files import write_whole
-from .counts import Counts, counted
-from .formats import html, latex, markdown
-from .runs import lines_of
-from .tables import NAMES, Table, tables
-
-FORMATS = {"report.md": markdown, "report.tex": latex, "report.html": html}
+EXAMPLES = """examples:
+  python -m gat_pyg.report                                 outputs/results.jsonl -> outputs/report
+  python -m gat_pyg.report a.jsonl b.jsonl --out report    the lines of two files
+  python -m gat_pyg.report --no-data                       without Table 1, which reads the data sets
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the report; the exit status, 1 where it cannot be written, which a message tells."""
+    """Write the report, and return the exit status: 1, after a message, if it cannot be written."""
     options = parser().parse_args(arguments)
+    from .write import write_report  # imports torch
+
     try:
-        lines = [line for path in dict.fromkeys(options.results) for line in lines_of(path)]
-        counts = {name: data_counts(name, options.data_root) for name in NAMES} if options.data else None
-        paths = write(tables(lines, counts), options.out)
+        count, paths = write_report(options.results, options.out, options.data_root, options.data)
     except (OSError, ValueError) as error:
         print(f"gat_pyg.report: {error}", file=sys.stderr)
         return 1
-    print(f"{len(lines)} lines of results are in {', '.join(map(str, paths))}")
+    print(f"{count} lines of results are in {', '.join(map(str, paths))}")
     return 0
 
 
-def write(found: Sequence[Table], folder: Path) -> list[Path]:
-    """Write the tables in every format; where they are."""
-    paths = []
-    for file, form in FORMATS.items():
-        try:
-            write_whole(folder / file, partial(Path.write_bytes, data=form(found).encode()))
-        except OSError as error:
-            raise OSError(f"{folder} cannot be written: {error.strerror}. Choose another: --out FOLDER.") from error
-        paths.append(folder / file)
-    return paths
-
-
 def parser() -> argparse.ArgumentParser:
-    """What the command takes."""
-    asked = argparse.ArgumentParser(
+    """The parser of the command line."""
+    result = argparse.ArgumentParser(
         prog="python -m gat_pyg.report",
-        description="Set lines of results beside the paper's numbers: report.md, report.tex and report.html.",
+        description="Compare lines of results with the paper's tables: report.md, report.tex and report.html.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    asked.add_argument(
+    result.add_argument(
         "results",
         nargs="*",
         type=Path,
@@ -59,30 +44,21 @@ def parser() -> argparse.ArgumentParser:
         metavar="RESULTS.jsonl",
         help="files of results (default: outputs/results.jsonl)",
     )
-    asked.add_argument(
+    result.add_argument(
         "--out",
         type=Path,
         default=Path("outputs/report"),
         metavar="FOLDER",
-        help="where to write (default: outputs/report)",
+        help="folder of the report (default: outputs/report)",
     )
-    asked.add_argument(
+    result.add_argument(
         "--data-root",
         type=Path,
         metavar="FOLDER",
-        help="the folder of raw files that Table 1 is counted in; else $GAT_PYG_DATA, else ~/.cache/gat_pyg",
+        help="folder of the raw files for Table 1 (default: $GAT_PYG_DATA, else ~/.cache/gat_pyg)",
     )
-    asked.add_argument("--no-data", dest="data", action="store_false", help="leave out Table 1 and read no data")
-    return asked
-
-
-def data_counts(name: str, root: Path | None) -> Counts | str:
-    """What the data set holds, or why it cannot be told."""
-    try:
-        task = ppi(root) if name == "ppi" else planetoid(name, root)
-        return counted(task, listed_links(name, root))
-    except (OSError, ValueError) as error:
-        return str(error)
+    result.add_argument("--no-data", dest="data", action="store_false", help="leave out Table 1 and read no data")
+    return result
 
 
 if __name__ == "__main__":

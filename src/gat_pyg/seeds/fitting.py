@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from lightning import Trainer, seed_everything
@@ -15,7 +16,7 @@ from ..training.loading import TaskData, sparse_pays
 from ..training.progress import quiet
 from ..training.resume import Resumable
 from ..training.stopping import Criterion
-from .callbacks import EachProgress, EachStopping
+from .callbacks import EachMetrics, EachProgress, EachStopping
 from .memory import in_passes, trial, why_not_by
 from .module import Stacked
 from .stack import Stack
@@ -46,6 +47,55 @@ def outcomes(module: Stacked, stopping: EachStopping) -> list[Outcome]:
         scores = metrics[f"test_{metric}"], rule.kept_score
         found.append(Outcome(seed, metric, *scores, rule.epoch, rule.best_epoch, stopping.seconds[seed]))
     return found
+
+
+def fit_stack(
+    models: Sequence[nn.Module],
+    seeds: Sequence[int],
+    data: TaskData,
+    make_trainer: Callable[[list[Callback]], Trainer],
+    *,
+    lr: float,
+    weight_decay: float,
+    cuda_graphs: bool | Literal["auto"] = "auto",
+    patience: int,
+    criterion: Criterion,
+    metrics: Mapping[int, Path] | None = None,
+    checkpoint: Path | None = None,
+    checkpoint_every: float = 30.0,
+    resume_from: Path | None = None,
+    progress: bool = True,
+) -> tuple[Trainer, list[tuple[Outcome, nn.Module]]]:
+    """Train the models of these seeds as one, and test the best weights of each.
+
+    Args:
+        models: one for each seed.
+        seeds: of the runs.
+        data: a task of one graph.
+        make_trainer: gives a trainer with these callbacks.
+        lr, weight_decay, cuda_graphs: as of `Transductive`.
+        patience, criterion: as of `PaperStopping`.
+        metrics: a file for each seed's metrics.
+        checkpoint, checkpoint_every: as `path` and `every` of `Resumable`.
+        resume_from: the checkpoint of an interrupted training of these seeds.
+        progress: if true, print a line of progress.
+
+    Returns:
+        The trainer, and for each seed its outcome and its model, on the trainer's device.
+    """
+    module = Stacked(models, seeds, data.task.objective, lr, weight_decay, cuda_graphs)
+    stopping = EachStopping(seeds, patience, criterion)
+    named = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    callbacks = [
+        *([EachMetrics(metrics, stopping)] if metrics else []),
+        stopping,
+        Resumable(checkpoint, seeds[0], checkpoint_every),
+        *([EachProgress(f"{data.task.name}, {named}", stopping)] if progress else []),
+    ]
+    trainer = make_trainer(callbacks)
+    trainer.fit(module, datamodule=data, ckpt_path=resume_from)
+    trainer.test(module, datamodule=data, verbose=False)
+    return trainer, [(outcome, module.model[row]) for row, outcome in enumerate(outcomes(module, stopping))]
 
 
 @quiet()
@@ -111,7 +161,8 @@ def train(
         "num_sanity_val_steps": 0,
         **trainer,
     }
-    given = options.pop("callbacks", None) or []
+    callbacks = options.pop("callbacks", None) or []
+    own: list[Callback] = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
     alone = Trainer(**options)
     if alone.world_size > 1:
         raise ValueError(f"The trainer has {alone.world_size} processes, expected one: each would train all seeds.")
@@ -129,18 +180,22 @@ def train(
     trained: dict[int, nn.Module] = {}
 
     def one_pass(some: list[int]) -> None:
-        module = Stacked(models(some), some, task.objective, lr, weight_decay)
-        stopping = EachStopping(some, patience, criterion)
-        callbacks: list[Callback] = [given] if isinstance(given, Callback) else list(given)
-        callbacks += [stopping, Resumable(None, some[0])]
-        callbacks += [EachProgress(f"{task.name}, {len(some)} seeds", stopping)] if progress else []
-        data = TaskData(task, sparse=sparse)
-        loop = Trainer(max_epochs=max_epochs, callbacks=callbacks, **options)
-        loop.fit(module, datamodule=data)
-        loop.test(module, datamodule=data, verbose=False)
-        module.cpu()
-        for place, outcome in enumerate(outcomes(module, stopping)):
-            found[outcome.seed], trained[outcome.seed] = outcome, module.model[place].eval()
+        def make_trainer(callbacks: list[Callback]) -> Trainer:
+            return Trainer(max_epochs=max_epochs, callbacks=[*own, *callbacks], **options)
+
+        _, results = fit_stack(
+            models(some),
+            some,
+            TaskData(task, sparse=sparse),
+            make_trainer,
+            lr=lr,
+            weight_decay=weight_decay,
+            patience=patience,
+            criterion=criterion,
+            progress=progress,
+        )
+        for outcome, model in results:
+            found[outcome.seed], trained[outcome.seed] = outcome, model.cpu().eval()
 
     size = fit.seeds(device, len(seeds)) if seeds_per_pass == "auto" else seeds_per_pass
     in_passes(lambda: [seed for seed in seeds if seed not in found], size, one_pass)

@@ -1,0 +1,165 @@
+"""Rules for the values of settings, each with a description that error messages quote."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import repeat
+from pathlib import Path
+from types import UnionType
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+
+class Rule(NamedTuple):
+    """The values that a setting may have."""
+
+    expected: str
+    fits: Callable[[Any], bool]
+
+
+def whole(least: int, *others: Any) -> Rule:
+    """A whole number of at least `least`, or one of `others`.
+
+    >>> whole(1, "auto").expected
+    'auto or a whole number, at least 1'
+    """
+    alternatives = "".join(f"{_text_of(other)} or " for other in others)
+    return Rule(
+        f"{alternatives}a whole number, at least {least}",
+        lambda value: (type(value) is int and value >= least) or is_one_of(value, others),
+    )
+
+
+def number(expected: str, fits: Callable[[float], bool]) -> Rule:
+    """A number for which `fits` holds."""
+    return Rule(expected, lambda value: type(value) in (int, float) and fits(value))
+
+
+def choice(*values: Any) -> Rule:
+    """One of several values.
+
+    >>> choice("auto", True, False).expected
+    'auto, true or false'
+    """
+    *first, last = map(_text_of, values)
+    return Rule(f"{', '.join(first)} or {last}" if first else last, lambda value: is_one_of(value, values))
+
+
+def text(expected: str, *others: Any) -> Rule:
+    """Text that is not empty, or one of `others`."""
+    return Rule(expected, lambda value: is_name(value) or is_one_of(value, others))
+
+
+def sequence(expected: str, fits: Callable[[Any], bool], *others: Any) -> Rule:
+    """A list of at least one element, all of which fit, or one of `others`."""
+    return Rule(expected, lambda value: is_list(value, fits) or is_one_of(value, others))
+
+
+def is_list(value: Any, fits: Callable[[Any], bool]) -> bool:
+    """Return True if `value` is a list of at least one element, all of which fit."""
+    return isinstance(value, list) and len(value) > 0 and all(map(fits, value))
+
+
+def is_name(value: Any) -> bool:
+    """Return True if `value` is text that is not empty."""
+    return isinstance(value, str) and value != ""
+
+
+def is_one_of(value: Any, values: Iterable[Any]) -> bool:
+    """Return True if `value` equals one of `values` and is of its type: 1 is not `True`."""
+    return any(type(value) is type(other) and value == other for other in values)
+
+
+def _text_of(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+POSITIVE = number("a number above 0", lambda value: value > 0)
+FINITE = number("a finite number, at least 0", lambda value: 0 <= value < math.inf)
+SECONDS = number("a number of seconds, at least 0", lambda value: value >= 0)
+
+
+def similar(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """A sentence that suggests the known name closest to `name`, else lists those of its group, else all.
+
+    >>> similar("training.lrr", ["training.lr", "seed"])
+    ' Did you mean training.lr?'
+    """
+    last = {other: other.rpartition(".")[2].lower() for other in known}
+    group, _, key = name.lower().rpartition(".")
+    close = difflib.get_close_matches(name.lower(), [*map(str.lower, last)], 1, 0.8)
+    close = [other for other in last if other.lower() in close]
+    close = close or [other for other in last if last[other] in difflib.get_close_matches(key, last.values(), 1, 0.7)]
+    if close:
+        return f" Did you mean {prefix}{close[0]}?"
+    siblings = [other for other in last if other.rpartition(".")[0] == group]
+    return f" Known are: {', '.join(siblings or last)}."
+
+
+# Arguments of classes and functions ---------------------------------------------------------------------------------
+
+_MAY_BE_ZERO = ("decayed_layers", "num_iterations", "num_negative_samples", "pretrain_steps", "steps")  # of a model
+_OF_HYDRA = ("_args_", "_convert_", "_partial_", "_recursive_", "_target_")
+
+
+def check_arguments(group: str, target: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Check the arguments for `target` against its signature, and in this package against its annotations.
+
+    Raises:
+        ValueError: if an argument is unknown or of another type; the message names the setting, `group.argument`.
+    """
+    parameters = _parameters(target)
+    unknown = [key for key in arguments if key not in (*parameters, *_OF_HYDRA)]
+    if parameters and unknown:
+        known = [f"{group}.{parameter}" for parameter in parameters]
+        name = f"{group}.{unknown[0]}"
+        raise ValueError(f"{name} is no argument of {getattr(target, '__qualname__', target)}.{similar(name, known)}")
+    if not getattr(target, "__module__", "").startswith("gat_pyg."):  # others' annotations may be wrong
+        return
+    types = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    for key, value in arguments.items():
+        least = 0 if group == "dataset" or key in _MAY_BE_ZERO else 1
+        if key in types and not _is_a(value, types[key], least):
+            raise ValueError(f"{group}.{key} is {value!r}, expected {_description(types[key], least)}.")
+    if "dropout" in types and not 0 <= arguments.get("dropout", 0) <= 1:
+        raise ValueError(f"{group}.dropout is {arguments['dropout']}, expected a number from 0 to 1.")
+
+
+def _parameters(target: Callable[..., Any]) -> list[str]:
+    """The names of all arguments of `target`; none where it takes others, too, or its signature cannot be read."""
+    parameters: Mapping[str, inspect.Parameter] = {}
+    with suppress(ValueError):
+        parameters = inspect.signature(target).parameters
+    takes_others = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return [] if takes_others else [*parameters]
+
+
+def _is_a(value: Any, kind: Any, least: int) -> bool:
+    """Return True if a plain value has an annotated type; a mapping, which describes an object, fits every type."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any or isinstance(value, dict):
+        return True
+    if origin in (Union, UnionType):
+        return any(_is_a(value, one, least) for one in inner)
+    if origin is tuple:
+        return isinstance(value, list) and len(value) == len(inner) and all(map(_is_a, value, inner, repeat(least)))
+    if origin is Sequence:
+        return isinstance(value, list) and all(_is_a(each, inner[0], least) for each in value)
+    if kind is float:
+        return type(value) in (int, float) and math.isfinite(value)
+    if kind is int:
+        return type(value) is int and value >= least
+    return type(value) is (str if kind is Path else kind)
+
+
+def _description(kind: Any, least: int) -> str:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(_description(one, least) for one in inner))
+    if origin in (tuple, Sequence):
+        return f"a list of which each is {_description(inner[0], least)}"
+    simple = {int: whole(least).expected, float: "a finite number", bool: "true or false", str: "text", Path: "text"}
+    return simple.get(kind, "null" if kind is type(None) else f"a {kind.__name__} by its _target_")

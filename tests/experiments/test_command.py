@@ -1,0 +1,47 @@
+"""The command line before a run: help, completion and the settings answer without torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+LIGHT = """
+import sys
+from gat_pyg.report.__main__ import main as report
+from gat_pyg.run import main
+for main, arguments in ((main, ["--version"]), (main, ["--help"]), (main, ["--cfg", "job", "model=gcn"]),
+                        (main, ["-sc", "query=bash"]), (report, ["--help"])):
+    sys.argv = ["gat-pyg", *arguments]
+    try:
+        main()
+    except SystemExit:
+        pass
+heavy = {"torch", "lightning", "torch_geometric", "numba", "numpy", "matplotlib"} & {*sys.modules}
+sys.exit(f"imported: {sorted(heavy)}" if heavy else 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def answers() -> str:
+    environment = {**os.environ, "COMP_LINE": "gat-pyg dataset=c"}
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gat_pyg 0.",
+        "gat-pyg dataset=cora runs=100 ",
+        "dataset: citeseer, cora, ",
+        "_target_: gat_pyg.baselines.gcn.GCN",
+        "dataset=citeseer\tdataset=cora",
+        "python -m gat_pyg.report a.jsonl b.jsonl",
+    ],
+)
+def test_help_version_settings_and_completion_need_no_torch(answers: str, text: str):
+    assert text.replace("\t", " ") in answers.replace("\t", " ")
