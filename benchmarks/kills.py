@@ -43,7 +43,7 @@ DIGITS = (*MLP, "training.max_epochs=150", "training.patience=60")
 HALO = ("model.heads=[2,1]", "training.max_epochs=25", "training.lr=0.02", "checkpoint_every=0.05")
 TABLE = ("methods=[mlp,'mlp model.hidden_channels=9']", "training.lr=0.02", "checkpoint_every=0.1")
 PLANTED = ("dataset=planted", "dataset.graphs=8", "training.batch_size=4")
-WORKER = ("model=sage_mean", "model.hidden_channels=[8,8]", "loader=neighbor", "loader.num_neighbors=[3,3]")
+WORKER = ("model=sage", "model.hidden_channels=[8,8]", "loader=neighbor", "loader.num_neighbors=[3,3]")
 KINDS: dict[str, tuple[str, ...]] = {
     "a run": DIGITS,
     "runs=5": (*DIGITS, "runs=5"),

@@ -222,9 +222,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "ppi": ("dataset=ppi", *TINY),
     "planted": PLANTED,
     "planted, two processes": (*PLANTED, *TWO),
-    **{f"planted, {model}": (*PLANTED, f"model={model}") for model in ("const_gat", "sage_mean", "random")},
+    **{f"planted, {model}": (*PLANTED, f"model={model}") for model in ("const_gat", "random")},
+    "planted, sage_mean": (*PLANTED, "model=sage"),
     **{f"cora, {model}": (*CORA, f"model={model}") for model in ("gcn", "chebyshev", "monet", "mlp", "lp")},
-    **{f"digits, {model}": (f"model={model}",) for model in ("gcn64_elu", "semiemb", "manireg", "planetoid")},
+    **{f"digits, {model}": (f"model={model}",) for model in ("semiemb", "manireg", "planetoid")},
+    "digits, gcn64_elu": ("model=gcn64", "model.act=elu"),
 }
 
 

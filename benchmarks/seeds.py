@@ -5,7 +5,7 @@
     python benchmarks/seeds.py --dataset cora --stacks 1 4 16 --epochs 30     # ms of a seed's epoch by the stack's size
 
 All train to the end by the paper's numbers and stopping rule. The command runs in processes of its own, as
-`experiment=gat_cora` and the like say; seconds are those of the whole process and of its Results, which leave out the
+`dataset=cora` and the like have; seconds are those of the whole process and of its Results, which leave out the
 start, reading data and the test. A way counts where its mean test accuracy is as it has to be: within `--within` points
 of that of the seeds trained as one. Peak memory is that of the process, resident or on the GPU. The file of results is
 written anew after every way.
@@ -41,7 +41,7 @@ LOWEST = {"cora": 80.0, "citeseer": 68.0, "pubmed": 75.0}  # of a mean test accu
 
 def command(name: str, seeds: int, *arguments: str, device: torch.device) -> dict[str, Any]:
     """What the command needs for these seeds, and what comes out."""
-    found, seconds, peak = machine.command(f"experiment=gat_{name}", f"runs={seeds}", *arguments, device=device)
+    found, seconds, peak = machine.command(f"dataset={name}", f"runs={seeds}", *arguments, device=device)
     assert len(found) == seeds, found
     return {
         "seeds": seeds,

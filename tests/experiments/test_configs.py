@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -73,7 +74,7 @@ def test_edge_features_reach_the_model():
     learns(compose("config", ["model=gat"]), task(edge_dim=2))
 
 
-TABLES = [name for name in names("experiment") if "methods" in OmegaConf.load(CONF / "experiment" / f"{name}.yaml")]
+TABLES = names("experiment")
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -103,20 +104,61 @@ def test_the_recorded_tables_are_of_the_settings_that_are_here(name: str):
     assert {row_of(key.method) for key, (newest, *_) in recorded.items() if newest.setting not in here} <= CUT_OFF
 
 
-@pytest.mark.parametrize("experiment", [name for name in names("experiment") if name not in TABLES])
-def test_an_experiment_is_its_model_on_its_data(experiment: str):
-    model, _, dataset = experiment.rpartition("_")
-    config = compose("config", [f"experiment={experiment}"])
-    same = compose("config", [f"model={model}", f"dataset={dataset}"])
-    assert config == same
+RECIPES = sorted(path.relative_to(CONF / "recipe") for path in (CONF / "recipe").rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=str)
+def test_a_recipe_is_that_of_a_model_and_a_data_set_that_exist(path: Path):
+    model, dataset = "gat", "cora"
+    if path.parts[0] == "on":
+        _, model, dataset = path.with_suffix("").parts
+    elif path.parts[0] != "setup":
+        model = path.stem
+    assert model in names("model") and dataset in names("dataset")
+    chosen = f"recipe/on={model}/{dataset}" if path.parts[0] == "on" else f"recipe={path.with_suffix('')}"
+    config = compose("config", [f"model={model}", f"dataset={dataset}", chosen])
     learns(config, task())
+    own = OmegaConf.load(CONF / "recipe" / path)
+    for name, value in flattened({key: OmegaConf.to_container(own[key]) for key in own if key != "defaults"}).items():
+        assert OmegaConf.select(config, name) == value or path.parts[0] != "on"
+    if path.parts[0] != "setup":
+        assert config == compose("config", [f"model={model}", f"dataset={dataset}"])
 
 
-@pytest.mark.parametrize("numbers", names("experiment/numbers"))
-def test_numbers_are_those_of_a_model_and_a_data_set_that_exist(numbers: str):
-    model, _, dataset = numbers.rpartition("_")
-    assert model in names("model")
-    assert dataset in names("dataset")
+@pytest.mark.parametrize("group", ["loader", "trainer", "logger", "dataset", "hydra/help"])
+def test_every_choice_composes(group: str):
+    for name in names(group):
+        path = ["dataset.path=x.npz"] if name == "file" else []
+        config = compose("config", [f"{group}={name}", *path])
+        if group != "hydra/help":
+            Settings.parse(config)
+
+
+@pytest.mark.parametrize(
+    ("aggr", "method", "channels"), [("gcn", "GCN", None), ("lstm", "LSTM", 128), ("pool", "pool", 512)]
+)
+def test_an_aggregator_brings_its_name_and_size(aggr: str, method: str, channels: int | None):
+    settings = Settings.parse(compose("config", ["model=sage", f"model.aggr={aggr}"]))
+    assert (settings.model.name, settings.model.get("aggr_channels")) == (f"GraphSAGE-{method}", channels)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name", "labels"),
+    [
+        ("model=gat", "GAT", ("GAT", None, None)),
+        ("model=gcn64 model.act=elu", "GCN-64* (ELU)", ("GCN-64*", "ELU", None)),
+        ("model=chebyshev model.order=3", "Chebyshev (K = 3)", ("Chebyshev", "K = 3", None)),
+        ("model=gat +model.study=ablation +model.form=text", "GAT: text", ("GAT", "text", "ablation")),
+        (
+            "model=sage_star '+model.study=trained as GAT'",
+            "GraphSAGE*, trained as GAT",
+            ("GraphSAGE*", None, "trained as GAT"),
+        ),
+    ],
+)
+def test_the_name_of_a_method_is_made_of_its_labels(overrides: str, name: str, labels: tuple[str | None, ...]):
+    model = Settings.parse(compose("config", shlex.split(overrides))).model
+    assert (model.name, (model.method, model.get("form"), model.get("study"))) == (name, labels)
 
 
 # Section 3.3 of the paper: heads, C, dropout, L2, learning rate, batch, what the stop looks at; parameters.
@@ -132,7 +174,8 @@ PAPER = {
 @pytest.mark.parametrize("experiment", PAPER)
 def test_the_papers_numbers(experiment: str):
     sizes, hidden, heads, dropout, l2, lr, batch, criterion, parameters = PAPER[experiment]
-    config = compose("config", [f"experiment={experiment}"])
+    name, _, dataset = experiment.rpartition("_")
+    config = compose("config", [f"model={name}", f"dataset={dataset}"])
     model, training = config.model, config.training
     assert (model.hidden_channels, model.heads, model.dropout) == (hidden, heads, dropout)
     assert (training.weight_decay, training.lr, training.batch_size, training.criterion) == (l2, lr, batch, criterion)

@@ -566,7 +566,7 @@ def test_two_sets_of_one_class_have_names_and_folders_of_their_own_and_the_defau
         (f"dataset=pubmed ++dataset._target_={SETS}.KarateClub", 0.005, [8, 1]),
         ("dataset=pubmed dataset.name=cora", 0.005, [8, 1]),
         ("dataset=pubmed model._target_=mine.GAT", 0.005, [8, 1]),
-        ("experiment/numbers=gat_pubmed dataset._target_=mine.Set", 0.01, [8, 8]),
+        ("recipe/on=gat/pubmed dataset._target_=mine.Set", 0.01, [8, 8]),
     ],
 )
 def test_the_numbers_of_two_names_are_for_what_they_name(command: Command, arguments: str, lr: float, heads: list[int]):
@@ -678,7 +678,7 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
         (["model.num_layers=-1"], r"model\.num_layers is -1, expected a whole number, at least 1\."),
         (["model=monet", "model.kernel_size=0"], r"model\.kernel_size is 0, expected a whole number, at least 1\."),
         (["model=planetoid", "model.dropout=-1"], r"model\.dropout is -1, expected a number from 0 to 1\."),
-        (["+model.method=3"], r"model\.method is 3, expected text: the method's name in the results\."),
+        (["+model.method=3"], r"model\.method is 3, expected text: a name in the results\."),
         (
             ["model=planetoid", "+model.weight_decay=[0.1]"],
             r"weight_decay is \[0\.1\], expected a list of which each is",

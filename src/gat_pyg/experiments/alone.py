@@ -85,9 +85,10 @@ def save_run_settings(settings: Settings, seed: int, folder: Path) -> None:
 
 def write_outputs(settings: Settings, task: Task, outcome: Outcome, built: Built, device: str, folder: Path) -> Result:
     """Write the trained model and the result of one seed."""
-    model, target, arguments, method = built
+    model, target, arguments = built
+    factory = settings.model
     result = Result(
-        method=method,
+        method=factory.name,
         dataset=task.name,
         metric=outcome.metric,
         value=round(outcome.value, 5),  # Lightning logs float32
@@ -105,9 +106,12 @@ def write_outputs(settings: Settings, task: Task, outcome: Outcome, built: Built
         timestamp=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         majority=round(task.objective.constant_score(task.labels("test")), 5),
         item=task.objective.item,
+        row=factory.method,
+        form=factory.get("form") or "",
+        study=factory.get("study") or "",
     )
     if is_first():
-        facts = {"method": method, "dataset": task.name, **task.objective.describe()}
+        facts = {"method": factory.name, "dataset": task.name, **task.objective.describe()}
         save_model(folder / MODEL, model, target, arguments, **facts, preparation=task.preparation.to_dict())
         write_whole(folder / RESULT, lambda beside: beside.write_text(result.to_json() + "\n", encoding="utf-8"))
         finished(folder, settings.results)

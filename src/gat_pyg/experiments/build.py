@@ -28,17 +28,15 @@ from ..training.modules import Inductive, Transductive
 from .command import dataset_name
 from .settings import FIXED, Factory, ModelFactory, Settings
 
-NAMESAKES = ("GAT",)  # classes that PyG has under the same name
 RAY = "ray"  # the strategy's name
 
 
 class Built(NamedTuple):
-    """A fresh model, and what its file and its Result say of it."""
+    """A fresh model, the dotted name of its class, and the arguments."""
 
     model: nn.Module
-    target: str  # the dotted name of its class
+    target: str
     arguments: dict[str, Any]
-    method: str
 
 
 def build_task(settings: Settings) -> Task:
@@ -67,8 +65,6 @@ def build_task(settings: Settings) -> Task:
 def build_model(factory: ModelFactory, task: Task) -> Built:
     """Build a fresh model for the task."""
     kind, arguments = factory.locate(), factory.arguments
-    namesake = kind.__name__ in NAMESAKES and not kind.__module__.startswith("gat_pyg.")
-    method = str(factory.get("method") or (f"PyG's {kind.__name__}" if namesake else kind.__name__))
     parameters = inspect.signature(kind).parameters
     anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     sizes = {"in_channels": task.num_features, "out_channels": task.num_classes}
@@ -85,7 +81,7 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
         arguments = {"model": {"_target_": target, **arguments}, "aggr": readout}
         target = "gat_pyg.models.Readout"
     model = Factory("model", {"_target_": target, **arguments})()
-    return Built(model, target, arguments, method)
+    return Built(model, target, arguments)
 
 
 def build_module(settings: Settings, task: Task, model: nn.Module) -> Transductive | Inductive:

@@ -39,21 +39,24 @@ def config_folder() -> Path:
 REPLACES = ("dataset._target_", "dataset.name", "model._target_")
 
 
-def without_numbers(arguments: Sequence[str]) -> list[str]:
-    """Drop what belongs to a named model and a named data set where another class replaces either.
+def without_recipes(arguments: Sequence[str]) -> list[str]:
+    """Drop what belongs to a named model or a named data set where another class replaces it.
 
-    Those are the numbers of the pair (`experiment/numbers`) and the model's `method`: Hydra chooses them by the two
-    names, which an override such as `dataset._target_` does not change.
+    Hydra chooses a model's recipe by the name of the model, and what differs on a data set by both names, which an
+    override such as `dataset._target_` does not change; and so it is with the model's `method`.
 
-    >>> without_numbers(["model=gat", "dataset._target_=torch_geometric.datasets.KarateClub"])
-    ['model=gat', '~experiment/numbers', 'dataset._target_=torch_geometric.datasets.KarateClub']
+    >>> without_recipes(["model=gat", "dataset._target_=torch_geometric.datasets.KarateClub"])
+    ['model=gat', '~recipe/on', 'dataset._target_=torch_geometric.datasets.KarateClub']
     """
     keys = [argument.lstrip("+~").partition("=")[0] for argument in arguments]
     first = next((at for at, key in enumerate(keys) if key in REPLACES), None)
-    if first is None or "experiment/numbers" in keys:
+    if first is None:
         return list(arguments)
-    method = ["++model.method=null"] if "model._target_" in keys and "model.method" not in keys else []
-    return [*arguments[:first], "~experiment/numbers", *method, *arguments[first:]]
+    dropped = [] if "recipe/on" in keys else ["~recipe/on"]
+    if "model._target_" in keys:
+        dropped += [] if "recipe" in keys else ["~recipe"]
+        dropped += [f"++model.{label}=null" for label in ("method", "form") if f"model.{label}" not in keys]
+    return [*arguments[:first], *dropped, *arguments[first:]]
 
 
 def misused_group(overrides: Iterable[str]) -> str | None:
@@ -120,7 +123,19 @@ def _name_of(kind: str, name: str = "") -> str:
     return name_of(kind, name)
 
 
+def pick(key: str, values: Mapping[str, Any]) -> Any:
+    """Return the value of `key`: `${pick:${.act},{relu:ReLU,elu:ELU}}` in a configuration.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if key not in values:
+        raise ValueError(f"{key!r} is unknown.{similar(str(key), map(str, values))}")
+    return values[key]
+
+
 OmegaConf.register_new_resolver("run_name", run_name, replace=True)  # for hydra.run.dir
+OmegaConf.register_new_resolver("pick", pick, replace=True)
 
 
 # Errors -------------------------------------------------------------------------------------------------------------

@@ -56,6 +56,9 @@ class Result:
     timestamp: str = ""  # UTC, ISO 8601
     majority: float | None = None  # the best test score of one prediction for all rows: the majority class's share
     item: str = "node"  # what is predicted for: "node", "graph"
+    row: str = ""  # of a table: the method without its form and study; "" in lines of earlier versions
+    form: str = ""  # where a method has several
+    study: str = ""  # that the run is part of, beside the paper's tables: "ablation", "trained as GAT"
 
     @property
     def warning(self) -> str:

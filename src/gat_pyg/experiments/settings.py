@@ -37,7 +37,7 @@ HASHED = ("dataset", "model", "training", "split", "trainer", "loader")  # group
 UNHASHED = frozenset(
     {
         "dataset.root",
-        *(f"model.{label}" for label in ("row", "form", "study")),  # where the report shows a result
+        *("model.form", "model.study"),  # parts of the method's name, see `ModelFactory.name`
         *(f"training.{key}" for key in ("sparse", "compile", "cuda_graphs")),  # speed only
         *(f"trainer.{key}" for key in ("_target_", "accelerator", "strategy", "deterministic")),
         "loader.num_workers",
@@ -46,12 +46,13 @@ UNHASHED = frozenset(
 MAY_CHANGE_ON_RESUME = frozenset(
     {
         *("ckpt_path", "checkpoint_every", "vectorize", "seeds_per_pass", "loader.num_workers"),
-        *(f"model.{label}" for label in ("row", "form", "study")),
+        *("model.form", "model.study"),
         *(f"trainer.{key}" for key in ("accelerator", "devices", "num_nodes", "strategy", "deterministic")),
     }
 )
 VECTORIZE: dict[Any, bool | Literal["auto"]] = {"auto": "auto", "on": True, True: True, "off": False, False: False}
-LABELS = ("method", "row", "form", "study")  # of `model`: names in results, not arguments of the model's class
+LABELS = ("method", "form", "study")  # settings of `model` that name it in results, not arguments of its class
+NAMESAKES = ("GAT",)  # classes that PyG has under the same name
 FIXED = {  # arguments of the trainer that the command sets
     "enable_checkpointing": False,
     "enable_progress_bar": False,
@@ -216,7 +217,29 @@ _NO_DEVICE = re.compile(r"accelerator is not available")  # Lightning's words
 
 @dataclass(frozen=True)
 class ModelFactory(Factory):
-    """The settings `model.*`; beside the arguments, how results name the model."""
+    """The settings `model.*`: beside the arguments, the names by which the report finds the results.
+
+    They are the `method`, by default the class's name; its `form`, where a method has several; and the `study` that
+    the run is part of, beside the paper's tables.
+
+    >>> ModelFactory("model", {"_target_": "gat_pyg.models.GAT", "form": "text", "study": "ablation"}).name
+    'GAT: text'
+    """
+
+    @property
+    def method(self) -> str:
+        """The method, a row of a table."""
+        kind = str(self.target).rpartition(".")[2]
+        namesake = kind in NAMESAKES and not str(self.target).startswith("gat_pyg.")
+        return str(self.get("method") or (f"PyG's {kind}" if namesake else kind))
+
+    @property
+    def name(self) -> str:
+        """The method with its form and study, as results show it."""
+        form, study = self.get("form"), self.get("study")
+        if study == "ablation":
+            return f"{self.method}: {form}"
+        return self.method + (f" ({form})" if form else "") + (f", {study}" if study else "")
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -348,6 +371,8 @@ class Settings:
         }
         if values["split"]["folds"] is None:  # as in all lines of earlier versions
             values["split"] = {key: value for key, value in values["split"].items() if key not in ("folds", "fold")}
+        if self.model.get("form") or self.model.get("study"):
+            values["model"]["method"] = self.model.name
         trainer = values["trainer"]
         trainer |= {key: trainer.get(key) for key in ("devices", "num_nodes", "precision")}
         values["training"]["max_epochs"] = trainer.pop("max_epochs", None)  # which the trainer obeys

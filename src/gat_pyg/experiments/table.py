@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from ..distributed.ranks import say
 from ..files import try_lock
 from .build import check_gpus
-from .command import config_folder, dataset_name, message, misused_group, without_numbers
+from .command import config_folder, dataset_name, message, misused_group, without_recipes
 from .folder import (
     LOCK,
     Invocation,
@@ -97,7 +97,7 @@ def _cells(settings: Settings, invocation: Invocation) -> dict[str, Settings]:
     for dataset in datasets:
         for model, *own in _methods(methods, in_file.get("methods") or ()):
             asked = [f"dataset={dataset}", f"model={model}", f"runs={settings.runs}", *own, *overrides]
-            cell = _composed(without_numbers([*asked, "ckpt_path=last"])).replace(methods=model)  # it is a cell
+            cell = _composed(without_recipes([*asked, "ckpt_path=last"])).replace(methods=model)  # it is a cell
             if cell.trainer.get("strategy") is not None:
                 raise ValueError("A table is of runs in one process each. Leave out trainer=ddp or ddp_cpu.")
             values = [setting.rpartition("=")[2] for setting in own if not setting.startswith("runs=")]
