@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -440,12 +441,12 @@ def test_the_split_size_itself() -> None:
 @runs
 def test_chunks_live_as_long_as_their_edges() -> None:
     edges = on_device(edges_of(stairs(rows.SPLIT + 1)))
-    known = len(rows._CHUNKS)
-    assert rows.chunks_of(edges, "dst") is rows.chunks_of(edges, "dst")
-    assert len(rows._CHUNKS) == known + 1
-    del edges
+    chunks = rows.chunks_of(edges, "dst")
+    assert chunks is not None and rows.chunks_of(edges, "dst") is chunks
+    start = weakref.ref(chunks.start)
+    del edges, chunks
     gc.collect()
-    assert len(rows._CHUNKS) == known
+    assert start() is None
 
 
 def test_chunks_cost_no_sync_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from gat_pyg.features import SparseFeatures
 from gat_pyg.features.linear import linear
 from gat_pyg.graph.adjacency import neighbourhoods
 from gat_pyg.graph.edges import Edges
-from gat_pyg.graph.remembered import once_per_graph
+from gat_pyg.graph.remembered import remembered
 from graphs import BIPARTITE, LOOPS, RANDOM
 from laws import assert_close, edges_of
 from test_fused import ADDITIVE, PAIRS, call, leaves_of
@@ -131,7 +131,7 @@ def test_a_graph_from_outside_is_remembered_within_a_transform() -> None:
 def test_edges_and_whatever_is_made_of_a_graph_within_a_transform() -> None:
     x = torch.randn(BIPARTITE.num_src, 1, 2)
 
-    @once_per_graph
+    @remembered
     def doubled(edge_index: Tensor) -> list[Tensor]:
         return [2 * edge_index]
 

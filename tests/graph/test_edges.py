@@ -17,9 +17,9 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 
 import gat_pyg.graph.adjacency
 import gat_pyg.graph.edges
-from gat_pyg.graph.adjacency import _REMEMBERED, neighbourhoods
+from gat_pyg.graph.adjacency import neighbourhoods
 from gat_pyg.graph.edges import Edges
-from gat_pyg.graph.remembered import once_per_graph
+from gat_pyg.graph.remembered import _RESULTS, remembered
 from graphs import BIPARTITE, LOOPS, RANDOM, REPEATED, SQUARE, ZOO, Graph, random
 from syncs import syncs
 
@@ -229,12 +229,12 @@ def test_all_layers_and_epochs_share_one() -> None:
 def test_it_is_forgotten_with_the_graph(layout: str) -> None:
     index = RANDOM.index.int() if layout == "dense" else adjacency(RANDOM, layout)  # int32: no copy on the way
     gc.collect()
-    before = len(_REMEMBERED)
+    before = len(_RESULTS)
     edges = [weakref.ref(neighbourhoods(index, 40, 40, add_self_loops=loops)[1]) for loops in (False, True)]
-    assert len(_REMEMBERED) == before + 1 and all(ref() is not None for ref in edges)
+    assert len(_RESULTS) == before + 1 and all(ref() is not None for ref in edges)
     del index
     gc.collect()
-    assert len(_REMEMBERED) == before and all(ref() is None for ref in edges)
+    assert len(_RESULTS) == before and all(ref() is None for ref in edges)
 
 
 def test_a_change_in_place_is_seen() -> None:
@@ -308,7 +308,7 @@ def test_what_inference_mode_built_serves_training() -> None:
 
 
 def test_whatever_is_made_of_a_graph_is_made_once_and_goes_with_it() -> None:
-    @once_per_graph
+    @remembered
     def loops(edge_index: torch.Tensor, num_nodes: int, scale: float = 1.0) -> list[torch.Tensor]:
         return [scale * add_self_loops(edge_index, num_nodes=num_nodes)[0]]
 

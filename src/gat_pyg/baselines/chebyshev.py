@@ -18,7 +18,7 @@ from torch_geometric.utils import get_laplacian, remove_self_loops
 from ..features.dropout import dropout
 from ..features.linear import Linear, linear
 from ..features.sparse import SparseFeatures, adjacency
-from ..graph.remembered import once_per_graph
+from ..graph.remembered import remembered
 
 
 class Chebyshev(nn.Module):
@@ -94,7 +94,7 @@ def series(laplacian: SparseFeatures, terms: Sequence[Tensor]) -> Tensor:
     return terms[0] + linear(laplacian, one) - two
 
 
-@once_per_graph
+@remembered
 def scaled_laplacian(edge_index: Tensor, num_nodes: int, dtype: torch.dtype) -> SparseFeatures:
     r"""The matrix :math:`\tilde{\mathbf{L}}` `[N, N]` of a graph without its loops, rows by dst."""
     index, weight = remove_self_loops(*get_laplacian(edge_index, None, "sym", dtype, num_nodes))

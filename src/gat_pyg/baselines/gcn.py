@@ -18,7 +18,7 @@ from torch_geometric.nn.resolver import activation_resolver
 from ..features.dropout import dropout
 from ..features.linear import Linear, linear
 from ..features.sparse import SparseFeatures, adjacency
-from ..graph.remembered import once_per_graph
+from ..graph.remembered import remembered
 
 
 class GCN(nn.Module):
@@ -77,7 +77,7 @@ class GCN(nn.Module):
         return x
 
 
-@once_per_graph
+@remembered
 def normalised(edge_index: Tensor, num_nodes: int, dtype: torch.dtype) -> SparseFeatures:
     r"""The matrix :math:`\hat{\mathbf{A}}` `[N, N]` of a graph, rows by dst; of repeated edges the weights add up."""
     looped, weight = gcn_norm(edge_index, None, num_nodes, dtype=dtype)

@@ -20,7 +20,7 @@ from torch_geometric.utils import add_remaining_self_loops, degree
 from ..features.dropout import dropout
 from ..features.linear import Linear, linear
 from ..features.sparse import SparseFeatures, adjacency
-from ..graph.remembered import once_per_graph
+from ..graph.remembered import remembered
 
 
 class MoNet(nn.Module):
@@ -102,7 +102,7 @@ class GaussianMixture(nn.Module):
         return linear(SparseFeatures(mean, mean.content * gaussian), z).sum(0)
 
 
-@once_per_graph
+@remembered
 def coordinates(edge_index: Tensor, num_nodes: int, dtype: torch.dtype) -> tuple[SparseFeatures, Tensor]:
     """The matrix `[N, N]` of the mean over a neighbourhood with its node, and 1/√d of dst and src per edge `[E, 2]`."""
     looped, _ = add_remaining_self_loops(edge_index, num_nodes=num_nodes)

@@ -7,10 +7,9 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.index import index2ptr, ptr2index
 
-from ..graph.remembered import ids_state
+from ..graph.remembered import remembered
 
 _INT32_MAX = torch.iinfo(torch.int32).max
 
@@ -40,23 +39,8 @@ class Pattern:
 
     @classmethod
     def of(cls, x: Tensor) -> Pattern:
-        """The pattern of a torch.sparse CSR matrix, remembered for as long as the matrix lives and is not changed."""
-        rowptr, col = x.crow_indices(), x.col_indices()
-        if x.is_inference():  # has no version to watch
-            return cls._made(rowptr, col, x.size(1))
-        state = ids_state(rowptr, col)
-        if _REMEMBERED.get(x, (None,))[0] != state:
-            _REMEMBERED[x] = state, cls._made(rowptr, col, x.size(1))
-        pattern: Pattern = _REMEMBERED[x][1]
-        return pattern
-
-    @classmethod
-    def _made(cls, rowptr: Tensor, col: Tensor, num_cols: int) -> Pattern:
-        # Lightning validates in inference mode; what is made there must serve training too.
-        with torch.inference_mode(False):
-            wide = max(rowptr.numel(), col.numel(), num_cols) > _INT32_MAX
-            dtype = torch.int64 if wide else torch.int32
-            return cls(rowptr.detach().to(dtype, copy=True), col.detach().to(dtype, copy=True), num_cols)
+        """The pattern of a torch.sparse CSR matrix, remembered with it."""
+        return _pattern_of(x)
 
     @property
     def num_rows(self) -> int:
@@ -98,5 +82,8 @@ class Pattern:
         return Pattern(rowptr, (self.col + self.num_cols * number).flatten(), n * self.num_cols)
 
 
-# The patterns already read: matrix -> (state of its ids, Pattern). Nothing in a value may hold the key.
-_REMEMBERED = WeakTensorKeyDictionary()
+@remembered
+def _pattern_of(x: Tensor) -> Pattern:
+    rowptr, col = x.crow_indices(), x.col_indices()
+    dtype = torch.int64 if max(rowptr.numel(), col.numel(), x.size(1)) > _INT32_MAX else torch.int32
+    return Pattern(rowptr.to(dtype, copy=True), col.to(dtype, copy=True), x.size(1))

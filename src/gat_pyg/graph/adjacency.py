@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric import EdgeIndex
 from torch_geometric.index import index2ptr
 from torch_geometric.typing import SparseTensor, torch_sparse
@@ -27,11 +26,7 @@ from .edges import (
     places_of,
     read,
 )
-from .remembered import _beneath, _outside, _owner, _state
-
-# The structures already built: graph -> (state of its ids, {how it was asked for -> (adjacency with loops, Edges)}).
-# Nothing in a value may hold the key, or it would never be freed.
-_REMEMBERED = WeakTensorKeyDictionary()
+from .remembered import _beneath, remembered, set_result
 
 
 def neighbourhoods(
@@ -45,9 +40,8 @@ def neighbourhoods(
     """The neighbourhoods of a graph, and the adjacency whose order they refer to: with loops, where asked for.
 
     With `add_self_loops`, the graph's own loops give way to one for each of the first min(N_src, N_dst) nodes, as in
-    PyG: the neighbourhood of i includes i. The result is remembered for as long as the graph lives, by the identity
-    and version of its index tensors, so every layer and epoch share one; an in-place change makes it anew. A write
-    that torch cannot see, through NumPy's view of the memory or `.data`, needs a new tensor.
+    PyG: the neighbourhood of i includes i. The result is remembered with the graph, so every layer and epoch share one;
+    an in-place change makes it anew.
 
     Args:
         adjacency: an edge list `[2, E]`, `EdgeIndex`, or the transposed adjacency matrix `[N_dst, N_src]` as
@@ -62,26 +56,30 @@ def neighbourhoods(
             a matrix is asked to flow from target to source.
         IndexError: if an id is outside `[0, N)`.
     """
-    adjacency = _beneath(adjacency)
-    owner = _owner(adjacency)
-    if owner.is_inference():  # has no version to watch
-        return _build(adjacency, num_src, num_dst, add_self_loops, flow)
-    known, built = _REMEMBERED.get(owner, (None, {}))
-    if known != _state(adjacency):
-        built = {}
-    asked = (type(adjacency), num_src, num_dst, add_self_loops, flow)
-    if asked not in built:
-        looped, edges = _build(adjacency, num_src, num_dst, add_self_loops, flow)
-        if owner in _NAMES:
-            edges = replace(edges, names=_NAMES[owner][1][add_self_loops])
-        built[asked] = (looped if add_self_loops else None, edges)
-        _REMEMBERED[owner] = (_state(adjacency), built)  # read again: PyG's tools touch the version of a COO matrix
-    looped, edges = built[asked]
-    return adjacency if looped is None else looped, edges
+    looped, edges = _build(adjacency, num_src, num_dst, add_self_loops, flow)
+    return _beneath(adjacency) if looped is None else looped, edges
 
 
-# What dropout calls the edges of a part of a graph: edge_index -> (as given, [without added loops, with them]).
-_NAMES = WeakTensorKeyDictionary()
+@remembered
+def _build(
+    adjacency: Any, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow
+) -> tuple[Tensor | SparseTensor | None, Edges]:
+    """The adjacency with self-loops, None without, and its edges."""
+    if isinstance(adjacency, SparseTensor):
+        looped, edges = _from_sparse_tensor(adjacency, num_src, num_dst, add_self_loops, flow)
+    elif is_torch_sparse_tensor(adjacency):
+        looped, edges = _from_torch_sparse(adjacency, num_src, num_dst, add_self_loops, flow)
+    else:
+        looped, edges = _from_edge_list(adjacency, num_src, num_dst, add_self_loops, flow)
+        if (ids := _dropout_ids(adjacency)) is not None:
+            edges = replace(edges, names=ids[1 + add_self_loops])
+    return looped if add_self_loops else None, edges
+
+
+@remembered
+def _dropout_ids(edge_index: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """What `name_edges` has set: the ids as passed, then in the narrowest dtype, without and with added self-loops."""
+    return None
 
 
 def name_edges(edge_index: Tensor, names: Tensor, looped: Tensor) -> None:
@@ -98,20 +96,10 @@ def name_edges(edge_index: Tensor, names: Tensor, looped: Tensor) -> None:
         >>> neighbourhoods(edge_index, 2, 2)[1].names_by_dst.tolist()
         [5, 7]
     """
-    known, _ = _NAMES.get(edge_index, (None, ()))
-    if known is not names:
+    known = _dropout_ids(edge_index)
+    if known is None or known[0] is not names:
         most = max(int(ids.max()) if ids.numel() else 0 for ids in (names, looped))
-        _NAMES[edge_index] = names, [ids.to(_id_dtype(0, 0, most)) for ids in (names, looped)]
-        _REMEMBERED.pop(edge_index, None)
-
-
-def _build(adjacency: Any, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow) -> tuple[Any, Edges]:
-    with _outside():
-        if isinstance(adjacency, SparseTensor):
-            return _from_sparse_tensor(adjacency, num_src, num_dst, add_self_loops, flow)
-        if is_torch_sparse_tensor(adjacency):
-            return _from_torch_sparse(adjacency, num_src, num_dst, add_self_loops, flow)
-        return _from_edge_list(adjacency, num_src, num_dst, add_self_loops, flow)
+        set_result(_dropout_ids, edge_index, (names, *(ids.to(_id_dtype(0, 0, most)) for ids in (names, looped))))
 
 
 def _from_edge_list(

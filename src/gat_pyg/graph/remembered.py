@@ -1,4 +1,4 @@
-"""Results that are computed once per tensor: by its identity and version."""
+"""The one cache of what is computed once per tensor: by its identity and version, for as long as it lives."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric import EdgeIndex
 from torch_geometric.typing import SparseTensor
 
+K = TypeVar("K")
 P = ParamSpec("P")
 T = TypeVar("T")
 NOT_OVER_THE_GRAPH = (
@@ -20,45 +21,68 @@ NOT_OVER_THE_GRAPH = (
     "Loop over the graphs, or join them as torch_geometric.data.Batch does."
 )
 
-
-@contextmanager
-def _outside() -> Iterator[None]:
-    """Out of inference mode and of torch.func's transforms: what is remembered has to serve everyone else too."""
-    with torch._C._DisableFuncTorch(), torch.inference_mode(False), torch.no_grad():
-        yield
+# tensor -> [state of its elements, {(function, type, arguments) -> result}]
+_RESULTS = WeakTensorKeyDictionary()
 
 
-def once_per_graph(make: Callable[Concatenate[Tensor, P], T]) -> Callable[Concatenate[Tensor, P], T]:
-    """`make(edge_index, ...)`, remembered for as long as the graph lives and is not changed, as `neighbourhoods` are.
+def remembered(make: Callable[Concatenate[K, P], T]) -> Callable[Concatenate[K, P], T]:
+    """Decorate a function of a tensor or graph, so that it computes each result once.
 
-    The other arguments are hashable, and nothing in what is made may hold the tensor `edge_index` itself.
+    The first argument is a tensor, or an adjacency in any form that `neighbourhoods` takes, and a result is kept for as
+    long as it lives and is not changed in place. A write that torch cannot see, through NumPy's view of the memory or
+    `.data`, needs a new tensor. It may also be an object that never changes, as `Edges`, which then holds the results
+    itself. The other arguments are hashable. Results are computed outside of inference mode and of torch.func's
+    transforms, since they have to serve everyone else too. Nothing is kept for an inference tensor, which has no
+    version, nor by a compiler.
 
-    >>> num_edges = once_per_graph(lambda edge_index: [edge_index.size(1)])
+    A result must not hold the tensor that it is computed from, or neither would ever be freed.
+
+    >>> num_edges = remembered(lambda edge_index: [edge_index.size(1)])
     >>> edge_index = torch.tensor([[0, 1], [1, 2]])
     >>> num_edges(edge_index), num_edges(edge_index) is num_edges(edge_index)
     ([2], True)
     """
-    remembered = WeakTensorKeyDictionary()
 
     @wraps(make)
-    def made_once(edge_index: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def lookup(key: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if torch.compiler.is_compiling():
-            return make(edge_index, *args, **kwargs)
-        edge_index = _beneath(edge_index)
-        if (owner := _owner(edge_index)).is_inference():  # has no version to watch
-            return make(edge_index, *args, **kwargs)
-        known, made = remembered.get(owner, (None, {}))
-        if known != _state(edge_index):
-            made = {}
-        asked = (type(edge_index), args, *kwargs.items())
-        if asked not in made:
+            return make(key, *args, **kwargs)
+        is_mutable = isinstance(key, (Tensor, SparseTensor))
+        key = _beneath(key) if is_mutable else key
+        if is_mutable and _owner(key).is_inference():
+            return make(key, *args, **kwargs)
+        stored = _stored(key) if is_mutable else vars(key).setdefault("_results", [None, {}])
+        results, call = stored[1], (make, type(key), args, *kwargs.items())
+        if call not in results:
             with _outside():
-                made[asked] = make(edge_index, *args, **kwargs)
-            remembered[owner] = _state(edge_index), made
-        found: T = made[asked]
-        return found
+                results[call] = make(key, *args, **kwargs)
+            if is_mutable:
+                stored[0] = _state(key)  # read again: PyG's tools touch the version of a COO matrix
+        result: T = results[call]
+        return result
 
-    return made_once
+    return lookup
+
+
+def set_result(function: Any, key: Tensor, result: Any) -> None:
+    """Set the result of a remembered function of a tensor, and forget everything else that was computed from it."""
+    _RESULTS[_owner(key)] = [_state(key), {(function.__wrapped__, type(key), ()): result}]
+
+
+def _stored(key: Tensor | SparseTensor) -> list[Any]:
+    """The state of a tensor and the results computed from it; none if it has been changed since."""
+    owner, state = _owner(key), _state(key)
+    stored: list[Any] | None = _RESULTS.get(owner)
+    if stored is None or stored[0] != state:
+        stored = _RESULTS[owner] = [state, {}]
+    return stored
+
+
+@contextmanager
+def _outside() -> Iterator[None]:
+    """Out of inference mode and of torch.func's transforms: what is computed here serves everyone else too."""
+    with torch._C._DisableFuncTorch(), torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def _owner(adjacency: Tensor | SparseTensor) -> Tensor:

@@ -6,11 +6,10 @@ import copy
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.data import Data
 from torch_geometric.utils import is_torch_sparse_tensor
 
-from .remembered import once_per_graph
+from .remembered import remembered
 
 
 def near(data: Data, nodes: Tensor, num_hops: int) -> Data:
@@ -80,27 +79,19 @@ def first_edges(edge_index: Tensor, edge_attr: Tensor | None, count: int) -> tup
     return _first(edge_index, count), None if edge_attr is None else edge_attr[:count]
 
 
-@once_per_graph
+@remembered
 def _first(edge_index: Tensor, count: int) -> Tensor:
     return edge_index[:, :count].clone()  # a view would hold the key
 
 
+@remembered
 def rows_of(mask: Tensor) -> Tensor:
-    """The rows under a mask, found once as long as it lives: ``out[mask]`` makes a GPU wait in each step.
+    """The rows under a mask, remembered with it: `out[mask]` makes a GPU wait in each step.
 
     >>> rows_of(torch.tensor([True, False, True]))
     tensor([0, 2])
     """
-    if mask.is_inference():  # has no version to watch
-        return mask.nonzero().squeeze(1)
-    if _ROWS.get(mask, (None,))[0] != mask._version:
-        with torch.inference_mode(False):
-            _ROWS[mask] = mask._version, mask.nonzero().squeeze(1)
-    rows: Tensor = _ROWS[mask][1]
-    return rows
-
-
-_ROWS = WeakTensorKeyDictionary()
+    return mask.nonzero().squeeze(1)
 
 
 def is_sampled(data: Data) -> bool:

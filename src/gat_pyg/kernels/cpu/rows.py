@@ -8,13 +8,13 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...graph.edges import Edges
+from ...graph.edges import Edges, Side
+from ...graph.remembered import remembered
 from . import interpreter
 from .cache import compiled
 from .draw import DRAWN
@@ -65,15 +65,10 @@ def _divide(pointer: np.ndarray) -> Chunks:
     return Chunks(bounds, row, slot, long, first, most)
 
 
-_DIVIDED: WeakKeyDictionary[Edges, dict[str, Chunks]] = WeakKeyDictionary()
-
-
-def chunks_of(edges: Edges, by: str) -> Chunks:
+@remembered
+def chunks_of(edges: Edges, side: Side) -> Chunks:
     """Return the chunks of rows by "dst" or by "src", remembered with the edges."""
-    known = _DIVIDED.setdefault(edges, {})
-    if by not in known:
-        known[by] = _divide((edges.rowptr if by == "dst" else edges.transpose[0]).numpy())
-    return known[by]
+    return _divide((edges.rowptr if side == "dst" else edges.transpose[0]).numpy())
 
 
 _POOL: list[ThreadPoolExecutor] = []

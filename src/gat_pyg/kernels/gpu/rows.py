@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 import triton
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from ...graph.edges import SPLIT as SPLIT
 from ...graph.edges import Edges, Side, count_long, places_of
+from ...graph.remembered import remembered
 
 # What the kernels share.
 
@@ -119,21 +119,15 @@ class Chunks(NamedTuple):
     first: Tensor  # [S + 1], the chunks of rows[k] are first[k]:first[k + 1]
 
 
-_CHUNKS: WeakKeyDictionary[Edges, dict[Side, Chunks | None]] = WeakKeyDictionary()
-
-
+@remembered
 def chunks_of(edges: Edges, side: Side) -> Chunks | None:
     """Return the chunks of long rows by "dst" or by "src", remembered with the edges, or None if no row is long.
 
     Without a device sync: `Edges` counted the long rows when it was built.
     """
-    known = _CHUNKS.setdefault(edges, {})
-    if side not in known:
-        with torch.inference_mode(False):
-            ptr = edges.rowptr if side == "dst" else edges.transpose[0]
-            long = count_long(ptr.diff(), SPLIT) if edges.long is None else edges.long[side]
-            known[side] = _cut(ptr, *map(int, long))
-    return known[side]
+    ptr = edges.rowptr if side == "dst" else edges.transpose[0]
+    long = count_long(ptr.diff(), SPLIT) if edges.long is None else edges.long[side]
+    return _cut(ptr, *map(int, long))
 
 
 def _cut(ptr: Tensor, num_rows: int, num_chunks: int) -> Chunks | None:
