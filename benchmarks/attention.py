@@ -44,7 +44,7 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 import machine
-from gat_pyg.attention import segment
+from gat_pyg.attention import Additive, segment
 from gat_pyg.attention.operation import BACKENDS
 from gat_pyg.conv.gatv2 import GATv2Conv
 from gat_pyg.data import citation, proteins
@@ -159,7 +159,7 @@ def trusted(problem: Problem) -> dict[str, Tensor]:
     for h in range(case.H):
         head = [part[:, h : h + 1].detach().double().requires_grad_() for part in of_nodes]
         keep = None if mask is None else mask[:, h : h + 1].double()
-        out = segment.attend(*head, problem.edges, keep=keep)[0]
+        out = segment.attend(head[0], Additive(*head[1:]), problem.edges, keep)[0]
         grad = problem.grad.view(-1, case.H, case.C)[:, h : h + 1].double()
         heads.append([part.detach().float() for part in (out, *torch.autograd.grad(out, head, grad))])
     out, *grads = (torch.cat(part, 1) for part in zip(*heads, strict=True))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch_geometric.utils import add_self_loops
 
 import gat_pyg
-from gat_pyg.attention import attend
+from gat_pyg.attention import Additive, attend
 from gat_pyg.features import dropout as features_dropout
 from gat_pyg.graph.adjacency import neighbourhoods
 from gat_pyg.graph.edges import Edges
@@ -135,7 +135,7 @@ def ours(problem: Problem, backend: Any) -> Way:
     case = problem.case
     if not case.F:
         x, src, dst = problem.given.values()
-        forward = lambda: attend(x, src, dst, problem.edges, dropout=problem.p, backend=backend)  # noqa: E731
+        forward = lambda: attend(x, Additive(src, dst), problem.edges, dropout=problem.p, backend=backend)  # noqa: E731
         return way(forward, problem.given, problem.grad)
     x = problem.given["x"].to_sparse_csr() if case.sparse else None
     layer = getattr(gat_pyg, case.kind)(case.F, case.C, case.H, backend=backend)

@@ -1,17 +1,16 @@
-"""What attention over neighbourhoods must obey, whoever computes it, as assertions."""
+"""The laws of attention over neighbourhoods, for any score and any backend, as assertions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from gat_pyg.attention import reference
 from gat_pyg.graph.edges import Edges
 from graphs import COMPLETE, Graph, union
+from scores import ADDITIVE, SCORES, SHAPES, leaves_of
 
 # One tolerance per dtype, relative and absolute, for every comparison of two ways to the same number.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
@@ -39,88 +38,87 @@ def moved(edges: Edges, device: str) -> Edges:
     )
 
 
-def inputs(graph: Graph, heads: int = 3, channels: int = 4, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
-    """Features and scores for a graph: (x, score_src, score_dst)."""
-    generator = torch.Generator().manual_seed(seed)
-    shapes = (graph.num_src, heads, channels), (graph.num_src, heads), (graph.num_dst, heads)
-    return tuple(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes)
-
-
-def sums_to_one(attend: Attend, graph: Graph, dtype: torch.dtype) -> None:
+def sums_to_one(attend: Attend, names: str, graph: Graph, dtype: torch.dtype) -> None:
     """Equation (2): attention over each neighbourhood sums to one, over none to zero."""
-    edges = edges_of(graph)
-    _, alpha = attend(*inputs(graph, dtype=dtype), edges)
+    _, alpha = attend(leaves_of(graph, 3, 5, names, dtype), edges_of(graph))
     mass = torch.zeros(graph.num_dst, alpha.size(1), dtype=dtype).index_add(0, graph.index[1], alpha)
     has_neighbours = torch.zeros(graph.num_dst, dtype=dtype).index_fill(0, graph.index[1], 1.0)
-    assert_close(mass, has_neighbours[:, None].expand_as(mass), f"{graph}")
+    assert_close(mass, has_neighbours[:, None].expand_as(mass), f"{names} {graph}")
     assert (alpha >= 0).all()
 
 
-def renaming_renames(attend: Attend, graph: Graph, dtype: torch.dtype) -> None:
+def renaming_renames(attend: Attend, names: str, graph: Graph, dtype: torch.dtype) -> None:
     """Nodes have no order: permuting them and shuffling the edges permutes the outputs."""
-    x, s, d = inputs(graph, dtype=dtype)
-    out, alpha = attend(x, s, d, edges_of(graph))
+    leaves = leaves_of(graph, 3, 5, names, dtype)
+    out, alpha = attend(leaves, edges_of(graph))
     generator = torch.Generator().manual_seed(1)
     new_src, new_dst, order = (
         torch.randperm(n, generator=generator) for n in (graph.num_src, graph.num_dst, graph.index.size(1))
     )
     src, dst = graph.index[:, order]
     renamed = Graph(graph.name, torch.stack([new_src[src], new_dst[dst]]), graph.num_src, graph.num_dst)
-    moved = [torch.empty_like(t).index_copy_(0, new, t) for t, new in ((x, new_src), (s, new_src), (d, new_dst))]
-    out_renamed, alpha_renamed = attend(*moved, edges_of(renamed))
-    assert_close(out_renamed[new_dst], out, f"{graph} out")
-    assert_close(alpha_renamed, alpha[order], f"{graph} alpha")
+    rows = {"N_src": new_src.argsort(), "N_dst": new_dst.argsort(), "E": order}
+    moved = {name: leaf[rows[SHAPES[name][0]]] if SHAPES[name][0] in rows else leaf for name, leaf in leaves.items()}
+    out_renamed, alpha_renamed = attend(moved, edges_of(renamed))
+    assert_close(out_renamed[new_dst], out, f"{names} {graph} out")
+    assert_close(alpha_renamed, alpha[order], f"{names} {graph} alpha")
 
 
-def jacobian_is_zero_without_edge(attend: Attend, graph: Graph) -> None:
-    """Masked attention: node i hears from node j exactly where there is an edge from j to i."""
-    x, s, d = inputs(graph)
-    jacobian = torch.autograd.functional.jacobian(lambda x: attend(x, s, d, edges_of(graph))[0].sum((1, 2)), x)
-    heard = jacobian.abs().sum((2, 3)) > 0  # [N_dst, N_src]
+def jacobian_is_zero_without_edge(attend: Attend, names: str, graph: Graph) -> None:
+    """Masked attention: the output of node i depends on node j exactly if there is an edge from j to i."""
+    leaves = leaves_of(graph, 3, 5, names)
+
+    def out(x: Tensor) -> Tensor:
+        return attend({**leaves, "x": x}, edges_of(graph))[0].sum((1, 2))
+
+    depends = torch.autograd.functional.jacobian(out, leaves["x"]).abs().sum((2, 3)) > 0  # [N_dst, N_src]
     edge = torch.zeros(graph.num_dst, graph.num_src, dtype=torch.bool)
     edge[graph.index[1], graph.index[0]] = True
-    assert torch.equal(heard, edge), f"{graph}"
+    assert torch.equal(depends, edge), f"{names} {graph}"
 
 
-def one_neighbour_is_returned(attend: Attend, graph: Graph, dtype: torch.dtype) -> None:
-    """A neighbourhood of one has nothing to weigh."""
-    x, s, d = inputs(graph, dtype=dtype)
-    out, _ = attend(x, 100 * s, 100 * d, edges_of(graph))
+def one_neighbour_is_returned(attend: Attend, names: str, graph: Graph, dtype: torch.dtype) -> None:
+    """A neighbourhood of one has nothing to weigh, whatever the score."""
+    leaves = leaves_of(graph, 3, 5, names, dtype)
+    out, _ = attend({name: leaf if name == "x" else 100 * leaf for name, leaf in leaves.items()}, edges_of(graph))
     src, dst = graph.index
     for i in range(graph.num_dst):
         if (dst == i).sum() == 1:
-            assert_close(out[i], x[src[dst == i][0]], f"{graph} dst {i}")
+            assert_close(out[i], leaves["x"][src[dst == i][0]], f"{names} {graph} dst {i}")
 
 
-def equal_scores_give_the_mean(attend: Attend, graph: Graph, dtype: torch.dtype) -> None:
-    """Where all neighbours score the same, attention is the mean, whatever the score."""
-    x, s, d = inputs(graph, dtype=dtype)
-    src, dst = graph.index
+def equal_scores_give_the_mean(attend: Attend, names: str, graph: Graph, dtype: torch.dtype) -> None:
+    """If all neighbours have the same score, attention is the mean: with zero operands, and with large equal ones."""
+    leaves = leaves_of(graph, 3, 5, names, dtype)
+    x, (src, dst) = leaves["x"], graph.index
     count = torch.zeros(graph.num_dst, dtype=dtype).index_add(0, dst, torch.ones(dst.numel(), dtype=dtype))
-    mean = (
-        torch.zeros(graph.num_dst, *x.shape[1:], dtype=dtype).index_add(0, dst, x[src])
-        / count.clamp(min=1)[:, None, None]
-    )
-    for score in (None, torch.zeros_like(s), torch.full_like(s, -700.0), torch.full_like(s, 1e4)):
-        out, _ = attend(x, score, d, edges_of(graph))
-        assert_close(out, mean, f"{graph}")
+    sums = torch.zeros(graph.num_dst, *x.shape[1:], dtype=dtype).index_add(0, dst, x[src])
+    mean = sums / count.clamp(min=1)[:, None, None]
+    for value in (0.0, -700.0, 1e4) if names == ADDITIVE else (0.0,):
+        equal = {name: leaf if name == "x" else torch.full_like(leaf, value) for name, leaf in leaves.items()}
+        assert_close(attend(equal, edges_of(graph))[0], mean, f"{names} {graph} {value}")
 
 
-def complete_graph_is_dense_attention(attend: Attend, dtype: torch.dtype) -> None:
-    """On a complete graph it is ordinary softmax attention, the N x N form."""
-    x, s, d = inputs(COMPLETE, dtype=dtype)
-    dense, alpha = reference.attend_dense(x, s, d, torch.ones(5, 5))
-    out, edge_alpha = attend(x, s, d, edges_of(COMPLETE))
-    assert_close(out, dense)
-    src, dst = COMPLETE.index
-    assert_close(edge_alpha, alpha[dst, src])
+def complete_graph_is_dense_attention(attend: Attend, names: str, dtype: torch.dtype) -> None:
+    """On a complete graph it is ordinary softmax attention over the definition of the score, the N x N form."""
+    leaves, (src, dst) = leaves_of(COMPLETE, 3, 5, names, dtype), COMPLETE.index
+    pairs = dict(leaves)
+    for name in leaves:
+        if SHAPES[name][0] == "E":
+            pairs[name] = leaves[name].new_empty(5, 5, 3)
+            pairs[name][dst, src] = leaves[name]
+    alpha = torch.softmax(SCORES[names].dense(**pairs), 1)
+    out, edge_alpha = attend(leaves, edges_of(COMPLETE))
+    assert_close(out, torch.einsum("ijh,jhc->ihc", alpha, leaves["x"]), names)
+    assert_close(edge_alpha, alpha[dst, src], names)
 
 
-def union_gives_both(attend: Attend, first: Graph, second: Graph, dtype: torch.dtype) -> None:
-    """Graphs side by side don't see one another."""
-    one, other = inputs(first, dtype=dtype), inputs(second, dtype=dtype, seed=1)
-    both = [torch.cat(pair) for pair in zip(one, other, strict=True)]
-    out, alpha = attend(*both, edges_of(union(first, second)))
-    apart = [attend(*one, edges_of(first)), attend(*other, edges_of(second))]
-    assert_close(out, torch.cat([o for o, _ in apart]))
-    assert_close(alpha, torch.cat([a for _, a in apart]))
+def union_gives_both(attend: Attend, names: str, first: Graph, second: Graph, dtype: torch.dtype) -> None:
+    """A disjoint union of graphs gives the results of both."""
+    one, other = leaves_of(first, 3, 5, names, dtype), leaves_of(second, 3, 5, names, dtype, seed=1)
+    other |= {name: leaf for name, leaf in one.items() if SHAPES[name][0] == "H"}  # parameters, of no node
+    both = {name: leaf if leaf is other[name] else torch.cat([leaf, other[name]]) for name, leaf in one.items()}
+    out, alpha = attend(both, edges_of(union(first, second)))
+    apart = [attend(one, edges_of(first)), attend(other, edges_of(second))]
+    assert_close(out, torch.cat([o for o, _ in apart]), names)
+    assert_close(alpha, torch.cat([a for _, a in apart]), names)

@@ -7,6 +7,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from . import report as report
+    from .attention import Additive as Additive
+    from .attention import Dot as Dot
+    from .attention import GATv2 as GATv2
     from .attention import attend as attend
     from .conv import GATConv as GATConv
     from .conv import GATv2Conv as GATv2Conv
@@ -21,8 +24,11 @@ if TYPE_CHECKING:
 # Public name -> the module that defines it, imported when the name is first used: torch takes a second to import,
 # Lightning some more, and the command has to choose how torch's threads wait before torch is imported.
 _LAZY = {
+    "Additive": "attention",
+    "Dot": "attention",
     "GAT": "models",
     "GATConv": "conv",
+    "GATv2": "attention",
     "GATv2Conv": "conv",
     "Inductive": "training",
     "PaperStopping": "training",

@@ -30,54 +30,27 @@ from torch import Tensor, nn
 
 pytest.importorskip("numba", reason="numba is not installed")
 
-import gat_pyg.attention
+from gat_pyg import GATConv, GATv2Conv, philox
+from gat_pyg.attention import Additive, Dot, GATv2, attend, fused
+from gat_pyg.attention.additive import cpu as additive
+from gat_pyg.attention.pair import cpu as pair
+from gat_pyg.graph import adjacency
+from gat_pyg.graph.adjacency import EdgeList
+from gat_pyg.graph.edges import Edges
+from gat_pyg.kernels import device
+from gat_pyg.kernels.cpu import rows
+from gat_pyg.philox import keep_mask
+from graphs import BATCH, BIPARTITE, COMPLETE, RANDOM, STAR_IN, Graph, random
+from laws import assert_close, edges_of, moved
+from scores import ADDITIVE, CONSTANT, GATV2, SCORES, Tensors, call, leaves_of, score_of
 
-pass
-from gat_pyg import GATConv, GATv2Conv, philox  # noqa: E402
-from gat_pyg.attention import attend, attend_pairs, fused  # noqa: E402
-from gat_pyg.attention.additive import cpu as additive  # noqa: E402
-from gat_pyg.attention.pair import cpu as pair  # noqa: E402
-from gat_pyg.graph import adjacency  # noqa: E402
-from gat_pyg.graph.edges import Edges  # noqa: E402
-from gat_pyg.kernels import device  # noqa: E402
-from gat_pyg.kernels.cpu import rows  # noqa: E402
-from gat_pyg.philox import keep_mask  # noqa: E402
-from graphs import BATCH, BIPARTITE, COMPLETE, RANDOM, STAR_IN, ZOO, Graph, random  # noqa: E402
-from laws import assert_close, edges_of, inputs, moved  # noqa: E402
-
-ADDITIVE = "x score_src score_dst score_edge"
-CONSTANT = "x"
-PAIRS = ["x x_dst att", "x x_dst"]
+PAIRS = [names for names in SCORES if "x_dst" in names]
 LAYERS = {"GATConv": GATConv, "GATv2Conv": GATv2Conv}
 MEMORY = pytest.mark.parametrize("speed", [True, False], ids=["speed", "memory"])
-Tensors = dict[str, Tensor]
-
-
-def leaves_of(graph: Graph, heads: int, channels: int, names: str, dtype: torch.dtype = torch.float64) -> Tensors:
-    x, score_src, score_dst = inputs(graph, heads, channels)
-    generator = torch.Generator().manual_seed(2)
-    everything = {
-        "x": x,
-        "score_src": score_src,
-        "score_dst": score_dst,
-        "score_edge": torch.randn(graph.index.size(1), heads, generator=generator, dtype=torch.float64),
-        "x_dst": torch.randn(graph.num_dst, heads, channels, generator=generator, dtype=torch.float64),
-        "att": torch.randn(heads, channels, generator=generator, dtype=torch.float64),
-    }
-    return {name: everything[name].to(dtype) for name in names.split()}
 
 
 def direction_of(graph: Graph, heads: int, channels: int) -> Tensor:
     return torch.randn(graph.num_dst, heads, channels, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-
-
-def call(leaves: Tensors, edges: Edges, backend: str = "fused", **options: Any) -> Tensor:
-    """The output of the operation that has these operands; a mask is that of seed 0."""
-    torch.manual_seed(0)
-    if "x_dst" in leaves:
-        return attend_pairs(leaves["x"], leaves["x_dst"], leaves.get("att"), edges, backend=backend, **options)
-    terms = (leaves.get("score_src"), leaves.get("score_dst"))
-    return attend(leaves["x"], *terms, edges, score_edge=leaves.get("score_edge"), backend=backend, **options)
 
 
 def answer(leaves: Tensors, edges: Edges, direction: Tensor, backend: str = "fused", **options: Any) -> Tensors:
@@ -236,7 +209,7 @@ def masks_by_kernel(index: Tensor, edges: Edges, heads: int, p: float) -> Tensor
     """k_ij as the kernels draw it: constant attention over eight one-hot src tells each edge's coefficient."""
     x = torch.eye(8, dtype=torch.float64)[:, None].expand(8, heads, 8)
     torch.manual_seed(0)
-    out = attend(x, None, None, edges, dropout=p, backend="fused")  # [N_dst, H, 8]
+    out = attend(x, Additive(), edges, dropout=p, backend="fused")  # [N_dst, H, 8]
     return 8 * out[index[1], :, index[0]]
 
 
@@ -267,7 +240,7 @@ def test_the_kernels_mask_is_keep_mask(heads: int, order: str) -> None:
 
 
 @ORDER
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 def test_gradients_are_of_what_was_kept(names: str, order: str) -> None:
     index, edges = ordered(order)
     graph = Graph(order, index, 8, 5)
@@ -278,7 +251,7 @@ def test_gradients_are_of_what_was_kept(names: str, order: str) -> None:
 
 def test_the_mask_is_of_the_callers_order() -> None:
     """Where edges lie in memory changes with the names of their dst, and no coefficient changes with it."""
-    x = inputs(RANDOM, 3, 5)[0]
+    x = leaves_of(RANDOM, 3, 5, "x")["x"]
     src, dst = RANDOM.index
     new = torch.randperm(40, generator=torch.Generator().manual_seed(0))
     one, renamed = edges_of(RANDOM), Edges.from_index(torch.stack([src, new[dst]]), 40, 40)
@@ -293,15 +266,15 @@ def test_the_mask_is_of_the_callers_order() -> None:
 @pytest.mark.parametrize("graph", [BIPARTITE, BATCH, RANDOM, random(30, 7, 200)], ids=str)
 @pytest.mark.parametrize("names", [ADDITIVE, "x score_src score_dst", "x score_src", "x score_dst", "x score_edge"])
 def test_both_memory_modes(names: str, graph: Graph, speed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "keeps_output", lambda *_: speed)
+    monkeypatch.setattr("gat_pyg.attention.additive.prefers_speed", lambda *_: speed)
     backward, dense, normalise = (spy(monkeypatch, additive, name) for name in ("backward", "_dense", "_normalise"))
     edges, leaves, direction = edges_of(graph), leaves_of(graph, 3, 5, names), direction_of(graph, 3, 5)
     for p in (0.0, 0.3) if names == ADDITIVE else (0.3,):
         truth = answer(leaves, edges, direction, "segment", dropout=p)
         assert_same(answer(leaves, edges, direction, dropout=p), truth, f"{graph} {names} {p} speed {speed}")
-    kept = [args[9:13] for args in backward.calls]
-    assert len(kept) == (2 if names == ADDITIVE else 1) and all(norm is not None for _, norm, _, _ in kept)
-    assert all((t is not None) == speed for out, _, plus, mass in kept for t in (out, plus, mass))
+    kept = [args[6:8] for args in backward.calls]
+    assert len(kept) == (2 if names == ADDITIVE else 1)
+    assert all((out is not None) == speed and len(saved) == (3 if speed else 1) for out, saved in kept)
     assert len(dense.calls) == len(kept) and len(normalise.calls) == (0 if speed else len(kept))
 
 
@@ -341,7 +314,7 @@ LONG = {"dst": (STAIRS, [2, 4], []), "src": (turned(STAIRS), [], [2, 4]), "both"
 
 
 @pytest.mark.parametrize("side", LONG)
-@pytest.mark.parametrize("names", [ADDITIVE, CONSTANT, *PAIRS])
+@pytest.mark.parametrize("names", [CONSTANT, *SCORES])
 def test_long_rows(names: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, by_dst, by_src = LONG[side]
     edges = edges_of(graph)
@@ -356,7 +329,7 @@ def test_long_rows(names: str, side: str, monkeypatch: pytest.MonkeyPatch) -> No
     for p in (0.0, 0.3):
         truth = answer(leaves, edges, direction, "segment", dropout=p)
         for speed in (True, False) if names == ADDITIVE else (True,):
-            monkeypatch.setattr(fused, "keeps_output", lambda *_, speed=speed: speed)
+            monkeypatch.setattr("gat_pyg.attention.additive.prefers_speed", lambda *_, speed=speed: speed)
             assert_same(answer(leaves, edges, direction, dropout=p), truth, f"{graph} {names} {p} speed {speed}")
     assert bool(merges[0].calls) == bool(by_dst)
     assert bool(merges[1].calls) == bool(by_src or "x_dst" in names)
@@ -387,7 +360,7 @@ def test_a_row_masked_as_a_whole_has_no_gradient(backend: str) -> None:
     assert not any(value.any() for value in found.values()), {k: v.isnan().sum().item() for k, v in found.items()}
 
 
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 def test_no_heads_and_no_channels(names: str) -> None:
     edges = edges_of(BIPARTITE)
     for heads, channels in ((0, 4), (2, 0)):
@@ -418,14 +391,14 @@ def far(values: np.ndarray, rows: int, first: int) -> np.ndarray:
 
 @pytest.mark.skipif(not hasattr(mmap, "MAP_PRIVATE") or sys.maxsize < 2**33, reason="needs mmap of 64 bits")
 @MEMORY
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kernel again with the nodes renamed to a place where row times width needs more than 31 bits."""
     if "x_dst" in names and not speed:
         pytest.skip("has one mode")
     graph, channels, first = COMPLETE, (1 << 16) + 5, 1 << 15  # whole tiles, and a part of one
     assert first * channels > 2**31
-    monkeypatch.setattr(fused, "keeps_output", lambda *_: speed)
+    monkeypatch.setattr("gat_pyg.attention.additive.prefers_speed", lambda *_: speed)
     run, seen = rows.run, []
 
     def run_twice(kernel: Any, dtype: Any, job: Any, *args: Any) -> None:
@@ -470,40 +443,19 @@ def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.M
 # --- Scores of the features of both ends. ---
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("graph", ZOO, ids=str)
-def test_pairs_are_the_reference(graph: Graph, dtype: torch.dtype) -> None:
-    edges = edges_of(graph)
-    for names in PAIRS:
-        sizes = {(3, 5): 0.3, (1, 1): 0.0, (8, 8): 0.3} if graph is RANDOM else {(3, 5): 0.3}
-        for (heads, channels), p in sizes.items():
-            leaves, direction = leaves_of(graph, heads, channels, names), direction_of(graph, heads, channels)
-            options = {"negative_slope": 0.1, "dropout": p}
-            truth = answer(leaves, edges, direction, "reference", **options)
-            own = {name: leaf.to(dtype) for name, leaf in leaves.items()}
-            if dtype == torch.float32:  # the truth is of what was rounded
-                truth = answer(
-                    {k: v.double() for k, v in own.items()}, edges, direction.float(), "reference", **options
-                )
-            for backend in ("fused", "segment"):
-                found = answer(own, edges, direction, backend, **options)
-                assert found["out"].dtype == dtype
-                assert_same(found, truth, f"{graph} {names} {heads}x{channels} {backend}")
-
-
-@pytest.mark.parametrize("att", [True, False], ids=["att", "dot"])
-def test_pairs_of_one_x(att: bool) -> None:
-    edges, leaves = edges_of(RANDOM), leaves_of(RANDOM, 3, 5, "x x_dst att")
+@pytest.mark.parametrize("names", PAIRS)
+def test_pairs_of_one_x(names: str) -> None:
+    edges, leaves = edges_of(RANDOM), leaves_of(RANDOM, 3, 5, names)
     grads = []
     for backend in ("fused", "reference"):
-        x, a = leaves["x"].clone().requires_grad_(), leaves["att"].clone().requires_grad_()
-        out = attend_pairs(x, x, a if att else None, edges, backend=backend)
+        own = {name: leaf.clone().requires_grad_() for name, leaf in leaves.items()}
+        out = call({**own, "x_dst": own["x"]}, edges, backend)
         out.square().sum().backward()
-        grads.append({"out": out.detach(), "x": x.grad} | ({"att": a.grad} if att else {}))
-    assert_same(*grads, "shared")
+        grads.append({"out": out.detach()} | {name: leaf.grad for name, leaf in own.items() if name != "x_dst"})
+    assert_same(*grads, names)
 
 
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 def test_twice_differentiable_with_dropout(names: str) -> None:
     graph = random(4, 3, 9)
     leaves, edges = leaves_of(graph, 2, 3, names), edges_of(graph)
@@ -516,7 +468,7 @@ def test_twice_differentiable_with_dropout(names: str) -> None:
     assert torch.autograd.gradgradcheck(run, values)
 
 
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 def test_the_same_bits_for_any_number_of_threads(
     names: str, monkeypatch: pytest.MonkeyPatch, two_threads: None
 ) -> None:
@@ -544,26 +496,25 @@ def test_the_same_bits_for_any_number_of_threads(
 
 
 def test_the_arguments_of_pairs_that_do_not_fit() -> None:
-    leaves, edges = leaves_of(BIPARTITE, 3, 4, "x x_dst att"), edges_of(BIPARTITE)
+    leaves, edges = leaves_of(BIPARTITE, 3, 4, GATV2), edges_of(BIPARTITE)
+    x, x_dst, att = leaves.values()
     with pytest.raises(ValueError, match=r"x_dst has shape \(5, 3, 4\), expected \(3, 3, 4\)"):
-        attend_pairs(leaves["x"], leaves["x"], leaves["att"], edges)
+        attend(x, GATv2(x, att), edges)
     with pytest.raises(ValueError, match=r"att has shape \(1, 3, 4\), expected \(3, 4\)"):
-        attend_pairs(leaves["x"], leaves["x_dst"], leaves["att"][None], edges)
-    elsewhere = {name: leaf.to("meta") for name, leaf in leaves.items()}
+        attend(x, GATv2(x_dst, att[None]), edges)
     with pytest.raises(ValueError, match="edges is on meta, expected cpu"):
-        attend_pairs(leaves["x"], leaves["x_dst"], leaves["att"], moved(edges, "meta"))
+        attend(x, GATv2(x_dst, att), moved(edges, "meta"))
     with pytest.raises(ValueError, match="x_dst is on meta, expected cpu"):
-        attend_pairs(leaves["x"], elsewhere["x_dst"], leaves["att"], edges)
+        attend(x, GATv2(x_dst.to("meta"), att), edges)
     with pytest.raises(ValueError, match="att is on meta, expected cpu"):
-        attend_pairs(leaves["x"], leaves["x_dst"], elsewhere["att"], edges)
+        attend(x, GATv2(x_dst, att.to("meta")), edges)
 
 
 def test_one_gpu_is_not_another() -> None:
     with torch._subclasses.FakeTensorMode():
         x, index = torch.empty(5, 3, 4, device="cuda:1"), torch.empty(2, 5, dtype=torch.long, device="cuda:0")
-        graph = (3, False, "source_to_target")
         with pytest.raises(ValueError, match="edge_index is on cuda:0, expected cuda:1, the device of x"):
-            gat_pyg.attention.attend_edge_index("additive", (x, None, None), index, graph, 0.2, 0.0)
+            attend(x, Additive(), EdgeList(index, 3))
 
 
 # --- What a tensor may look like. ---
@@ -577,7 +528,7 @@ def odd_layouts(leaf: Tensor) -> dict[str, Tensor]:
     return {"strided": wide[..., ::2], "transposed": leaf.mT.contiguous().mT, "offset": offset}
 
 
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 def test_odd_layouts(names: str) -> None:
     edges, leaves, direction = edges_of(BIPARTITE), leaves_of(BIPARTITE, 3, 5, names), direction_of(BIPARTITE, 3, 5)
     truth = answer(leaves, edges, direction, "reference", dropout=0.3)
@@ -589,7 +540,7 @@ def test_odd_layouts(names: str) -> None:
         assert_same(found, truth, f"{layout} {names}")
 
 
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 def test_expanded_operands_and_gradients(names: str) -> None:
     edges = edges_of(BIPARTITE)
     leaves = {name: leaf[:1] for name, leaf in leaves_of(BIPARTITE, 3, 5, names).items()}
@@ -605,7 +556,7 @@ def test_expanded_operands_and_gradients(names: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 def test_half_precision(names: str, dtype: torch.dtype) -> None:
     edges, leaves = edges_of(RANDOM), leaves_of(RANDOM, 3, 5, names, dtype)
     direction = direction_of(RANDOM, 3, 5).to(dtype)
@@ -615,7 +566,7 @@ def test_half_precision(names: str, dtype: torch.dtype) -> None:
     assert_same(found, truth, f"{names}")
 
 
-@pytest.mark.parametrize("names", [ADDITIVE, PAIRS[0]])  # each is compiled for these ids alone
+@pytest.mark.parametrize("names", [ADDITIVE, GATV2])  # each is compiled for these ids alone
 def test_wide_ids(names: str) -> None:
     narrow = edges_of(RANDOM)
     ids = {name: getattr(narrow, name).long() for name in ("index", "src", "dst", "perm")}
@@ -635,7 +586,7 @@ def test_wide_ids(names: str) -> None:
         (torch.bfloat16, torch.float16, torch.float32),
     ],
 )
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 def test_mixed_dtypes(names: str, of_x: torch.dtype, of_others: torch.dtype, of_out: torch.dtype) -> None:
     edges, leaves = edges_of(BIPARTITE), leaves_of(BIPARTITE, 3, 5, names)
     leaves = {name: leaf.to(of_x if name == "x" else of_others) for name, leaf in leaves.items()}
@@ -650,7 +601,7 @@ def test_mixed_dtypes(names: str, of_x: torch.dtype, of_others: torch.dtype, of_
 
 
 @pytest.mark.parametrize("backend", ["fused", "segment"])
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 def test_vmap_and_grad(names: str, backend: str, place: Place) -> None:
     edges, direction = place.edges(BIPARTITE), direction_of(BIPARTITE, 3, 5).to(place.device, place.dtype)
     batch = [{k: v + n for k, v in place.to(leaves_of(BIPARTITE, 3, 5, names)).items()} for n in range(3)]
@@ -670,13 +621,13 @@ def test_vmap_and_grad(names: str, backend: str, place: Place) -> None:
             assert_close(grads[name][n], truth[name], f"{names} {n} {name}")
 
 
-@pytest.mark.parametrize("names", [ADDITIVE, CONSTANT, *PAIRS])
+@pytest.mark.parametrize("names", [CONSTANT, *SCORES])
 @MEMORY
 def test_a_stack_is_each_of_its_models_alone(
     names: str, speed: bool, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The output and every gradient, with the dropout that follows from each model's own key."""
-    monkeypatch.setattr(fused, "keeps_output", lambda *_: speed)
+    monkeypatch.setattr("gat_pyg.attention.additive.prefers_speed", lambda *_: speed)
     edges, direction = place.edges(BIPARTITE), direction_of(BIPARTITE, 3, 5).to(place.device, place.dtype)
     leaves = place.to(leaves_of(BIPARTITE, 3, 5, names))
     stack = {k: torch.stack([v, v.flip(0), 2 * v]).requires_grad_() for k, v in leaves.items()}
@@ -698,7 +649,7 @@ def test_a_stack_is_each_of_its_models_alone(
             assert_close(stack[name].grad[m], leaf.grad, f"{names} {m} {name}")
 
 
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 def test_stacks_of_stacks(names: str, place: Place) -> None:
     edges, direction = place.edges(BIPARTITE), direction_of(BIPARTITE, 2, 3).to(place.device, place.dtype)
     leaves = place.to(leaves_of(BIPARTITE, 2, 3, names))
@@ -719,7 +670,7 @@ def test_vmap_gives_each_its_own_mask(place: Place) -> None:
     weight = torch.randn(4, 5, 20, 5, **exact)
 
     def run(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        out = attend(x, None, None, edges, dropout=0.5, backend="fused")
+        out = attend(x, Additive(), edges, dropout=0.5, backend="fused")
         return (out * weight).sum(), out
 
     torch.manual_seed(0)
@@ -749,7 +700,7 @@ def test_the_second_derivative_has_the_same_masks_under_vmap(dropout_p: float) -
 
     def slope(s: Tensor) -> Tensor:
         def loss(s: Tensor) -> Tensor:
-            return (attend(leaves["x"], s, None, edges, dropout=dropout_p, backend="fused") * direction).sum()
+            return (attend(leaves["x"], Additive(s), edges, dropout=dropout_p, backend="fused") * direction).sum()
 
         return torch.func.grad(loss)(s)
 
@@ -768,7 +719,7 @@ def test_the_second_derivative_has_the_same_masks_under_vmap(dropout_p: float) -
 
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.5])
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 def test_second_derivatives_of_a_stack_are_those_of_segment(names: str, dropout_p: float, place: Place) -> None:
     edges, leaves = place.edges(BIPARTITE), place.to(leaves_of(BIPARTITE, 2, 3, names))
     edges.wide, edges.transpose  # noqa: B018  # known before, see test_nothing_of_a_transform_is_remembered
@@ -790,7 +741,7 @@ def test_second_derivatives_of_a_stack_are_those_of_segment(names: str, dropout_
 
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.5])
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 def test_a_jacobian_is_of_one_forward_pass(names: str, dropout_p: float, place: Place) -> None:
     """Only the gradient of the output is a batch: there is one mask, of the one forward pass."""
     leaves, edges = place.to(leaves_of(BIPARTITE, 2, 3, names)), place.edges(BIPARTITE)
@@ -802,7 +753,7 @@ def test_a_jacobian_is_of_one_forward_pass(names: str, dropout_p: float, place: 
 
 
 @pytest.mark.parametrize("backend", ["fused", "segment"])
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 def test_nothing_of_a_transform_is_remembered(names: str, backend: str) -> None:
     """What Edges remember is made when first asked for, which may be within a derivative of a derivative."""
     leaves, direction = leaves_of(BIPARTITE, 3, 4, names), direction_of(BIPARTITE, 3, 4)
@@ -888,10 +839,10 @@ def test_a_device_without_kernels() -> None:
     reason = str(device.unsupported_reason(x))
     assert "x is on meta" in reason and "there are kernels for cpu and cuda" in reason
     with pytest.raises(ValueError, match=f"backend='fused' cannot serve: {reason}"):
-        attend(x, None, None, moved(edges_of(BIPARTITE), "meta"), backend="fused")
+        attend(x, Additive(), moved(edges_of(BIPARTITE), "meta"), backend="fused")
 
 
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 def test_without_numba(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
     edges, leaves, direction = edges_of(BIPARTITE), leaves_of(BIPARTITE, 3, 4, names), direction_of(BIPARTITE, 3, 4)
     truth = answer(leaves, edges, direction, "auto", dropout=0.3)
@@ -919,12 +870,12 @@ def test_no_folder_for_the_code(tmp_path: Path) -> None:
         import logging
         logging.basicConfig(level=logging.INFO)
         import torch
-        from gat_pyg.attention import attend
+        from gat_pyg.attention import Additive, attend
         from gat_pyg.attention.additive import cpu
         from gat_pyg.graph.edges import Edges
         edges = Edges.from_index(torch.tensor([[1, 2], [0, 0]]), num_src=3, num_dst=1)
         x = torch.tensor([[[0.0]], [[2.0]], [[4.0]]])
-        print(cpu.__file__, attend(x, None, None, edges, backend="fused").item())
+        print(cpu.__file__, attend(x, Additive(), edges, backend="fused").item())
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], env=environment, cwd=tmp_path, capture_output=True, text=True
@@ -1016,7 +967,7 @@ def test_a_forked_process(monkeypatch: pytest.MonkeyPatch, two_threads: None) ->
 def test_two_callers_at_once(monkeypatch: pytest.MonkeyPatch, two_threads: None) -> None:
     monkeypatch.setattr(rows, "SMALL", 1)
     graph = random(300, 300, 3000)
-    cases = [(leaves_of(graph, 3, 5, names), names) for names in (ADDITIVE, PAIRS[0])]
+    cases = [(leaves_of(graph, 3, 5, names), names) for names in (ADDITIVE, GATV2)]
     direction = direction_of(graph, 3, 5)
     truths = [answer(leaves, edges_of(graph), direction, "segment") for leaves, _ in cases]
     shared, found, start = edges_of(graph), [[], []], threading.Barrier(2)
@@ -1112,43 +1063,32 @@ def test_a_cuda_graph_does_not_hold_the_operators() -> None:
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5])
-@pytest.mark.parametrize("names", ["x score_src score_dst", "x score_src score_dst score_edge", "x", *PAIRS])
+@pytest.mark.parametrize("names", ["x score_src score_dst", CONSTANT, *SCORES])
 def test_the_operators_are_what_torch_expects(names: str, p: float) -> None:
     leaves = {name: leaf.requires_grad_() for name, leaf in leaves_of(BIPARTITE, 3, 5, names).items()}
-    order = ("x", "x_dst", "att", "") if "x_dst" in names else ("x", "score_src", "score_dst", "score_edge")
-    operands = [leaves.get(name) for name in order]
-    kind = "pair" if "x_dst" in names else "additive"
+    score, tensors = score_of(leaves), [*leaves.values()]
+    present = [True, *(operand is not None for operand in score.operands)]
     seed = torch.tensor(7) if p else None
-    rest = (3, False, "source_to_target", kind, 0.2, p)
-    for speed in (True, False) if kind == "additive" else (False,):
-        args = (*operands, seed, BIPARTITE.index, *rest, speed)
+    rest = (present, seed, BIPARTITE.index, 3, False, "source_to_target", type(score).__name__, [p, *score.values])
+    for speed in (True, False) if score.saved else (True,):
+        args = (tensors, *rest, speed)
         found = torch.library.opcheck(torch.ops.gat_pyg.attend.default, args)
         assert set(found.values()) == {"SUCCESS"}, found
-        out, *kept = torch.ops.gat_pyg.attend(*args)
-        kept = kept if speed or kind == "pair" else [kept[0], None, None]  # as `_keep_for_backward`
-        detached = [None if t is None else t.detach() for t in (out, *operands)]
-        kept = [None if t is None else t.detach() for t in kept]
-        saved = (detached[0] if speed or kind == "pair" else None, *kept)
-        for edge_grad in {False, "score_edge" in leaves}:
+        results = [t.detach() for t in torch.ops.gat_pyg.attend(*args)]
+        saved = results if speed else results[1:]  # as `_save_for_backward`
+        detached = [t.detach() for t in tensors]
+        for needs in {(True,) * len(tensors), (True,) * (len(tensors) - 1) + (False,)}:
             torch.library.opcheck(
                 torch.ops.gat_pyg.attend_backward.default,
-                (
-                    torch.ones_like(out).detach(),
-                    *detached[1:],
-                    seed,
-                    BIPARTITE.index,
-                    *saved,
-                    *rest,
-                    edge_grad,
-                ),
+                (torch.ones_like(results[0]), detached, saved, list(needs), *rest, speed),
                 test_utils=("test_schema", "test_faketensor"),
             )
 
 
 @MEMORY
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 def test_nan_reaches_every_gradient(names: str, speed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "keeps_output", lambda *_: speed)
+    monkeypatch.setattr("gat_pyg.attention.additive.prefers_speed", lambda *_: speed)
     leaves, direction = leaves_of(RANDOM, 3, 5, names), direction_of(RANDOM, 3, 5)
     leaves["score_src" if "score_src" in leaves else "x"][[0, 7]] = torch.nan
     found, truth = (answer(leaves, edges_of(RANDOM), direction, backend) for backend in ("fused", "reference"))
@@ -1167,8 +1107,8 @@ def test_a_score_that_is_no_number_is_not_lost(degree: int) -> None:
         score[at] = torch.nan
         for fill in (0.0, -torch.inf):  # among numbers, and alone
             scores = torch.full_like(bad, fill) + score
-            out = attend(x, scores, None, edges, backend="fused")
+            out = attend(x, Additive(scores), edges, backend="fused")
             assert out[0].isnan().all() and not out[1].any(), (degree, at, fill)
         node = x.clone()
         node[at] = torch.nan
-        assert attend_pairs(node, torch.ones(2, 1, 3), None, edges, backend="fused")[0].isnan().all()
+        assert attend(node, Dot(torch.ones(2, 1, 3)), edges, backend="fused")[0].isnan().all()

@@ -22,16 +22,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 tl = pytest.importorskip("triton.language")
 
 from gat_pyg import philox as generator  # noqa: E402
-from gat_pyg.attention import attend, attend_pairs, fused, reference  # noqa: E402
+from gat_pyg.attention import Additive, reference  # noqa: E402
 from gat_pyg.attention.additive import gpu as additive  # noqa: E402
 from gat_pyg.attention.pair import gpu as pair  # noqa: E402
+from gat_pyg.attention.score import Score  # noqa: E402
 from gat_pyg.attention.steps import gpu as steps  # noqa: E402
 from gat_pyg.features import SparseFeatures  # noqa: E402
 from gat_pyg.features import gpu as features  # noqa: E402
@@ -45,7 +45,8 @@ from gat_pyg.kernels.gpu import draw, rows  # noqa: E402
 from gat_pyg.philox import keyed  # noqa: E402
 from gat_pyg.tasks.nodes import NodeLabels  # noqa: E402
 from graphs import BATCH, BIPARTITE, RANDOM, STAR_IN, ZOO, Graph, random, union  # noqa: E402
-from laws import TOLERANCE, assert_close, edges_of, inputs, moved  # noqa: E402
+from laws import TOLERANCE, assert_close, edges_of, moved  # noqa: E402
+from scores import ADDITIVE, GATV2, SCORES, SHAPES, call, leaves_of, score_of  # noqa: E402
 from syncs import syncs  # noqa: E402
 from test_features import SIZES, bag_of_words  # noqa: E402
 
@@ -144,37 +145,15 @@ def on_device(edges: Edges) -> Edges:
     return moved(edges, DEVICE)
 
 
-def leaves_of(graph: Graph, heads: int, channels: int, names: str) -> Tensors:
-    x, score_src, score_dst = inputs(graph, heads, channels)
-    generator = torch.Generator().manual_seed(2)
-    everything = {
-        "x": x,
-        "score_src": score_src,
-        "score_dst": score_dst,
-        "score_edge": torch.randn(graph.index.size(1), heads, generator=generator, dtype=torch.float64),
-        "x_dst": torch.randn(graph.num_dst, heads, channels, generator=generator, dtype=torch.float64),
-        "att": torch.randn(heads, channels, generator=generator, dtype=torch.float64),
-    }
-    return {name: everything[name] for name in names.split()}
-
-
 def by_reference(
     graph: Graph, leaves: Tensors, direction: Tensor, dropout: float = 0.0, order: Tensor | None = None
 ) -> Tensors:
     """The output and every gradient, in float64; the mask's rows in some `order`."""
     edges = edges_of(graph)
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in leaves.items()}
-    x, slope, score_edge = leaves["x"], 0.2, leaves.get("score_edge")
-    if "x_dst" in leaves:
-        x_src, x_dst = x[graph.index[0]], leaves["x_dst"][graph.index[1]]
-        if "att" in leaves:
-            score_edge = (leaves["att"] * F.leaky_relu(x_src + x_dst, slope)).sum(-1)
-        else:
-            score_edge = (x_src * x_dst).sum(-1) / math.sqrt(x.size(2))
-        slope = 1.0
-    keep = keep_mask(edges.num_edges, x.size(1), dropout) if dropout else None
+    keep = keep_mask(edges.num_edges, leaves["x"].size(1), dropout) if dropout else None
     keep = keep if keep is None or order is None else keep[order]
-    out, _ = reference.attend(x, leaves.get("score_src"), leaves.get("score_dst"), edges, score_edge, slope, keep)
+    out, _ = reference.attend(leaves["x"], score_of(leaves), edges, keep)
     (out * direction).sum().backward()
     # Nothing to differentiate on a graph without edges: no gradient is a zero one.
     grads = {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
@@ -190,25 +169,43 @@ def by_kernels(
     dtype: torch.dtype = torch.float32,
     seed: int | list[int] = SEED,
 ) -> Tensors:
-    """The same by the kernels: `saved` is the mode that keeps the output for the backward."""
+    """The same by the kernels: `saved` is the mode that saves the output for the backward pass."""
     wide = torch.float32
-    own = {k: v.to(DEVICE, dtype if k in ("x", "x_dst", "att") else wide) for k, v in leaves.items()}
-    direction = direction.to(DEVICE, dtype)
-    how = (edges, 0.2, dropout, torch.tensor(seed, device=DEVICE) if dropout else None)
-    if "x_dst" in own:
-        args = (own["x"], own["x_dst"], own.get("att"), *how)
-        out, lse = pair.forward(*args, dtype)
-        grads = dict(zip(("x", "x_dst", "att"), pair.backward(direction, *args, out, lse), strict=True))
-    else:
-        args = (own["x"], own.get("score_src"), own.get("score_dst"), own.get("score_edge"), *how)
-        out, lse, out_plus, mass_plus = additive.forward(*args, dtype, saved)
-        assert (out_plus is None) == (mass_plus is None) == (not saved)
-        kept = (out if saved else None, lse, out_plus, mass_plus)
-        results = additive.backward(direction, *args, *kept, "score_edge" in own)
-        grads = dict(zip(("x", "score_src", "score_dst", "score_edge"), results, strict=True))
+    own = {k: v.to(DEVICE, dtype if "C" in SHAPES[k] else wide) for k, v in leaves.items()}
+    key = torch.tensor(seed, device=DEVICE) if dropout else None
+    lse, out, grads = by_hand(own, edges, direction.to(DEVICE, dtype), dropout, key, saved, dtype)
     assert (lse.isfinite() | out.isnan().any(-1)).all() and lse.dtype == wide
-    assert {name for name, grad in grads.items() if grad is not None} == set(own)
-    return {"out": out.cpu()} | {name: grad.cpu() for name, grad in grads.items() if grad is not None}
+    assert grads.keys() == own.keys()
+    return {"out": out.cpu()} | {name: grad.cpu() for name, grad in grads.items()}
+
+
+def by_hand(
+    leaves: Tensors,
+    edges: Edges,
+    direction: Tensor,
+    dropout: float,
+    seed: Tensor | None,
+    saved: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensors]:
+    """Log-sum-exp, output and gradients, by the functions that the fused operation calls."""
+    score = score_of(leaves)
+    kernels, common = kernels_of(score), (leaves["x"], score, edges, dropout, seed)
+    out, lse, *others = kernels.forward(*common, dtype, saved)
+    assert len(others) == (len(score.saved) if saved else 0)
+    needs = tuple(operand is not None for operand in (leaves["x"], *score.operands))
+    grads = kernels.backward(direction, *common, out if saved else None, (lse, *others), needs)
+    return lse, out, {k: g for k, g in zip(("x", *score.shapes), grads, strict=True) if g is not None}
+
+
+def kernels_of(score: Score) -> Any:
+    """The module of a score's kernels for a GPU."""
+    return importlib.import_module(f"gat_pyg.attention.{score.kernels}.gpu")
+
+
+def modes_of(names: str) -> tuple[bool, ...]:
+    """The ways in which a score can save what its backward pass needs."""
+    return (True, False) if SCORES.get(names, SCORES[ADDITIVE]).score.saved else (True,)
 
 
 def assert_same(answer: Tensors, truth: Tensors, case: str) -> None:
@@ -222,13 +219,12 @@ def check(graph: Graph, heads: int, channels: int, names: str, dropout: float = 
     direction = torch.randn(graph.num_dst, heads, channels, generator=torch.Generator().manual_seed(3)).double()
     truth = by_reference(graph, leaves, direction, dropout)
     edges = on_device(edges_of(graph))
-    for saved in (True, False) if "x_dst" not in leaves else (True,):
+    for saved in modes_of(names):
         answer = by_kernels(edges, leaves, direction, dropout, saved)
         assert_same(answer, truth, f"{graph} {heads}x{channels} {names} dropout {dropout} saved {saved}")
 
 
-ADDITIVE = "x score_src score_dst score_edge"
-PAIRS = ["x x_dst att", "x x_dst"]
+PAIRS = [names for names in SCORES if "x_dst" in names]
 
 
 @runs
@@ -277,7 +273,7 @@ def test_no_channels_and_no_heads() -> None:
 
 @runs
 def test_dropout_of_everything() -> None:
-    for names in (ADDITIVE, *PAIRS):
+    for names in SCORES:
         leaves = leaves_of(SMALL, 3, 4, names)
         answer = by_kernels(on_device(edges_of(SMALL)), leaves, torch.ones(6, 3, 4), dropout=1.0)
         assert not any(value.any() for value in answer.values())
@@ -296,7 +292,7 @@ def assert_each_is_alone(graph: Graph, models: int, each: int, channels: int, na
     leaves = [{name: leaf.roll(m, 0) for name, leaf in one.items()} for m in range(models)]
     directions = torch.randn(models, graph.num_dst, each, channels, generator=torch.Generator().manual_seed(3))
     stack = {name: torch.stack([leaves[m][name] for m in range(models)]) for name in one}
-    for saved in (True, False) if "x_dst" not in one else (True,):
+    for saved in modes_of(names):
         together = by_kernels(edges, stack, directions, 0.3, saved, seed=SEEDS[:models])
         for m in range(models):
             alone = by_kernels(edges, leaves[m], directions[m], 0.3, saved, seed=SEEDS[m])
@@ -307,13 +303,13 @@ def assert_each_is_alone(graph: Graph, models: int, each: int, channels: int, na
 @runs
 @MODELS
 @EACH
-@pytest.mark.parametrize("names", [ADDITIVE, PAIRS[0]])
+@pytest.mark.parametrize("names", [ADDITIVE, GATV2])
 def test_models_of_a_stack_are_each_alone(names: str, each: int, models: int) -> None:
     assert_each_is_alone(SMALL, models, each, 3, names)
 
 
 @runs
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 def test_a_stack_of_several_slabs(names: str) -> None:
     """Of two heads each: slabs that end within a model, and one that goes beyond the last."""
     assert rows.tile_for(3, 9, 100, 4).heads == 2
@@ -322,7 +318,7 @@ def test_a_stack_of_several_slabs(names: str) -> None:
 
 @runs
 @pytest.mark.parametrize(("heads", "channels"), [(0, 4), (2, 0)])
-@pytest.mark.parametrize("names", [ADDITIVE, PAIRS[0]])
+@pytest.mark.parametrize("names", [ADDITIVE, GATV2])
 def test_a_stack_without_heads_or_channels(names: str, heads: int, channels: int) -> None:
     assert_each_is_alone(SMALL, 2, heads, channels, names)
 
@@ -344,7 +340,7 @@ def test_the_mask_of_models_side_by_side(each: int, models: int) -> None:
 
 
 @runs
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 def test_one_seed_is_one_model(names: str) -> None:
     edges, leaves, direction = on_device(edges_of(SMALL)), leaves_of(SMALL, 3, 4, names), torch.randn(6, 3, 4)
     scalar = by_kernels(edges, leaves, direction, 0.3)
@@ -360,7 +356,7 @@ def test_seeds_may_be_strided() -> None:
     for strided in (torch.stack([seeds, seeds + 1], 1)[:, 0], seeds[0].expand(2)):
         assert not strided.is_contiguous()
         one, other = (
-            additive.forward(x, None, None, None, edges, 0.2, 0.5, s, torch.float32, False)[0]
+            additive.forward(x, Additive(), edges, 0.5, s, torch.float32, False)[0]
             for s in (strided, strided.contiguous())
         )
         assert torch.equal(one, other)
@@ -392,7 +388,7 @@ class Spy:
 
 
 @runs
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 @pytest.mark.parametrize("turn", [False, True], ids=["dst", "src"])
 def test_long_rows_are_split(names: str, turn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     split = 8 if INTERPRETED else rows.SPLIT
@@ -411,14 +407,14 @@ def test_long_rows_are_split(names: str, turn: bool, monkeypatch: pytest.MonkeyP
     leaves = leaves_of(graph, 3, 5, names)
     direction = torch.randn(graph.num_dst, 3, 5, generator=torch.Generator().manual_seed(3)).double()
     truth = by_reference(graph, leaves, direction, 0.3)
-    for saved in (True, False):
+    for saved in modes_of(names):
         answer = by_kernels(edges, leaves, direction, 0.3, saved)
         assert_same(answer, truth, f"{graph} {names} saved {saved}")
-    assert spies["_merge_kernel"].launches == 2 and spies["_sum_kernel"].launches >= 2
+    assert spies["_merge_kernel"].launches == len(modes_of(names)) and spies["_sum_kernel"].launches >= 2
 
 
 @runs
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 def test_long_rows_of_a_stack_are_split(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
     split = 8 if INTERPRETED else rows.SPLIT
     monkeypatch.setattr(rows, "SPLIT", split)
@@ -646,7 +642,7 @@ def test_minus_infinity_masks_an_edge() -> None:
 
 
 @runs
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 def test_nan_reaches_the_output_and_every_gradient(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
     split = 8 if INTERPRETED else rows.SPLIT
     monkeypatch.setattr(rows, "SPLIT", split)
@@ -660,7 +656,7 @@ def test_nan_reaches_the_output_and_every_gradient(names: str, monkeypatch: pyte
     direction = torch.randn(6, 2, 3, generator=torch.Generator().manual_seed(3)).double()
     truth = by_reference(graph, leaves, direction)
     assert truth["out"].isnan().flatten(1).any(1).tolist() == [True, True, False, True, False, False]
-    for saved in (True, False):
+    for saved in modes_of(names):
         answer = by_kernels(on_device(edges_of(graph)), leaves, direction, saved=saved)
         assert {name: value.isnan().tolist() for name, value in answer.items()} == {
             name: value.isnan().tolist() for name, value in truth.items()
@@ -721,7 +717,7 @@ THRESHOLDS = pytest.mark.parametrize("p", [0.3, 0.6])
 
 @runs
 @THRESHOLDS
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 def test_dropout_calls_edges_by_their_names(names: str, p: float) -> None:
     leaves, direction = leaves_of(SMALL, 3, 5, names), torch.randn(SMALL.num_dst, 3, 5).double()
     order = torch.randperm(SMALL.index.size(1), generator=torch.Generator().manual_seed(4))
@@ -745,7 +741,7 @@ def test_dropout_of_features_is_that_of_four_heads(size: int, p: float) -> None:
 
 
 @runs
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 def test_wide_ids_and_the_same_bits_every_time(names: str) -> None:
     leaves, direction = leaves_of(RANDOM, 2, 3, names), torch.randn(40, 2, 3)
     edges = on_device(edges_of(RANDOM))
@@ -758,7 +754,7 @@ def test_wide_ids_and_the_same_bits_every_time(names: str) -> None:
 
 
 @runs
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 def test_strides_do_not_matter(names: str) -> None:
     leaves, direction = leaves_of(SMALL, 2, 3, names), torch.randn(6, 2, 3)
     edges = on_device(edges_of(SMALL))
@@ -775,7 +771,7 @@ def test_strides_do_not_matter(names: str) -> None:
 
 @runs
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 def test_half_precision(names: str, dtype: torch.dtype) -> None:
     graph = stairs(40, 3, rows.SPLIT + 1)
     leaves = {k: v.to(dtype).double() for k, v in leaves_of(graph, 8, 8, names).items()}
@@ -812,7 +808,7 @@ SPEED = pytest.mark.parametrize("speed", [True, False], ids=["speed", "memory"])
 @runs
 @MIXED
 @SPEED
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 @pytest.mark.usefixtures("these_kernels")
 def test_mixed_dtypes(
     names: str,
@@ -822,18 +818,14 @@ def test_mixed_dtypes(
     speed: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fused, "keeps_output", lambda *_: speed)
+    monkeypatch.setattr("gat_pyg.attention.additive.prefers_speed", lambda *_: speed)
     graph = stairs(40, 3, rows.SPLIT + 1)
     leaves = {name: leaf.to(of_x if name == "x" else of_others) for name, leaf in leaves_of(graph, 3, 5, names).items()}
     direction = torch.randn(3, 3, 5, generator=torch.Generator().manual_seed(3))
     truth = by_reference(graph, {name: leaf.double() for name, leaf in leaves.items()}, direction.double())
     leaves = {name: leaf.to(DEVICE).requires_grad_() for name, leaf in leaves.items()}
     edges = on_device(edges_of(graph))
-    if "x_dst" in leaves:
-        out = attend_pairs(leaves["x"], leaves["x_dst"], leaves.get("att"), edges, backend="fused")
-    else:
-        x, score_src, score_dst, score_edge = leaves.values()
-        out = attend(x, score_src, score_dst, edges, score_edge=score_edge, backend="fused")
+    out = call(leaves, edges)
     assert out.dtype == of_out
     out.backward(direction.to(DEVICE))
     assert_same({"out": out.detach().cpu()} | {name: leaf.grad.cpu() for name, leaf in leaves.items()}, truth, names)
@@ -842,7 +834,7 @@ def test_mixed_dtypes(
 @runs
 @MIXED
 @SPEED
-@pytest.mark.parametrize("names", [ADDITIVE, "x score_src score_dst", "x", *PAIRS])
+@pytest.mark.parametrize("names", ["x score_src score_dst", "x", *SCORES])
 @pytest.mark.usefixtures("these_kernels")
 def test_fake_operators_return_what_the_kernels_do(
     names: str, of_x: torch.dtype, of_others: torch.dtype, of_out: torch.dtype, speed: bool
@@ -850,23 +842,22 @@ def test_fake_operators_return_what_the_kernels_do(
     """Shapes, dtypes and strides of the operators on fake CUDA tensors are those of the kernels' results."""
     leaves = leaves_of(BIPARTITE, 3, 5, names)
     leaves = {name: leaf.to(DEVICE, of_x if name == "x" else of_others) for name, leaf in leaves.items()}
-    kind = "pair" if "x_dst" in leaves else "additive"
-    order = ("x", "x_dst", "att", "") if kind == "pair" else ("x", "score_src", "score_dst", "score_edge")
-    graph = [torch.tensor(SEED, device=DEVICE), BIPARTITE.index.to(DEVICE)]
-    rest = (3, False, "source_to_target", kind, 0.2, 0.3)
+    score, saves_output = score_of(leaves), speed or not SCORES.get(names, SCORES[ADDITIVE]).score.saved
+    present = [True, *(operand is not None for operand in score.operands)]
+    rest = (3, False, "source_to_target", type(score).__name__, [0.3, *score.values], saves_output)
 
-    def layouts(*tensors: Tensor | None) -> list[Any]:
-        operands, (seed, index) = tensors[:4], tensors[4:]
-        out, *kept = torch.ops.gat_pyg.attend(*operands, seed, index, *rest, speed)
-        saved = (out, *kept) if speed or kind == "pair" else (None, kept[0], None, None)
-        results = [out, *kept]
-        for edge_grad in (False, "score_edge" in leaves):
-            results += torch.ops.gat_pyg.attend_backward(torch.ones_like(out), *tensors, *saved, *rest, edge_grad)
+    def layouts(seed: Tensor, index: Tensor, *operands: Tensor) -> list[Any]:
+        tensors = [*operands]
+        results = torch.ops.gat_pyg.attend(tensors, present, seed, index, *rest)
+        saved, ones = results if saves_output else results[1:], torch.ones_like(results[0])
+        for last in (False, True):
+            needs = [True] * (len(tensors) - 1) + [last]
+            results += torch.ops.gat_pyg.attend_backward(ones, tensors, saved, needs, present, seed, index, *rest)
         return [(tuple(t.shape), t.dtype, t.stride()) for t in results]
 
-    real = [*(leaves.get(name) for name in order), *graph]
+    real = [torch.tensor(SEED, device=DEVICE), BIPARTITE.index.to(DEVICE), *leaves.values()]
     with torch._subclasses.FakeTensorMode():
-        fake = [None if t is None else torch.empty(t.shape, dtype=t.dtype, device="cuda") for t in real]
+        fake = [torch.empty(t.shape, dtype=t.dtype, device="cuda") for t in real]
         expected = layouts(*fake)
     assert layouts(*real) == expected
 
@@ -884,7 +875,7 @@ def test_without_triton_the_import_says_so(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @on_cuda
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 def test_captured_in_a_graph(names: str) -> None:
     graph = stairs(40, 3, rows.SPLIT + 1)
     leaves = {k: v.float().cuda() for k, v in leaves_of(graph, 8, 8, names).items()}
@@ -892,15 +883,8 @@ def test_captured_in_a_graph(names: str) -> None:
     edges = on_device(edges_of(graph))
 
     def step() -> list[Tensor]:
-        if "x_dst" in leaves:
-            args = (leaves["x"], leaves["x_dst"], leaves.get("att"), edges, 0.2, 0.3, seed)
-            kept = pair.forward(*args, torch.float32)
-            grads = pair.backward(direction, *args, *kept)
-        else:
-            args = (*leaves.values(), edges, 0.2, 0.3, seed)
-            kept = additive.forward(*args, torch.float32, True)
-            grads = additive.backward(direction, *args, *kept, True)
-        return [kept[0], *(grad for grad in grads if grad is not None)]
+        _, out, grads = by_hand(leaves, edges, direction, 0.3, seed, True, torch.float32)
+        return [out, *grads.values()]
 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -957,27 +941,21 @@ def specialisations(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
 
 @compiles
 @pytest.mark.parametrize("each", [1, 6, 8])
-@pytest.mark.parametrize("names", [ADDITIVE, *PAIRS])
+@pytest.mark.parametrize("names", SCORES)
 def test_stacks_of_all_sizes_share_their_kernels(names: str, each: int, specialisations: set[tuple[str, str]]) -> None:
     long = stairs(3, rows.SPLIT + 1)
     graph = union(long, turned(long))
     edges = edges_of(graph)
 
-    def kernels_of(models: int) -> set[tuple[str, str]]:
+    def launched(models: int) -> set[tuple[str, str]]:
         specialisations.clear()
         leaves = {
             name: leaf.float().expand(models, *leaf.shape) for name, leaf in leaves_of(graph, each, 8, names).items()
         }
         direction, seeds = torch.ones(models, graph.num_dst, each, 8), torch.arange(models)
-        for rest in ((edges, 0.2, 0.3, seeds), (edges, 0.2, 0.0, None)):
-            if "x_dst" in leaves:
-                args = (leaves["x"], leaves["x_dst"], leaves.get("att"), *rest)
-                pair.backward(direction, *args, *pair.forward(*args, torch.float32))
-                continue
-            args = (*leaves.values(), *rest)
-            for saved in (True, False):
-                out, *kept = additive.forward(*args, torch.float32, saved)
-                additive.backward(direction, *args, out if saved else None, *kept, True)
+        for p, key in ((0.3, seeds), (0.0, None)):
+            for saved in modes_of(names):
+                by_hand(leaves, edges, direction, p, key, saved, torch.float32)
         return set(specialisations)
 
     expected = {"_forward_kernel", "_merge_kernel", "_sum_kernel"}
@@ -986,10 +964,10 @@ def test_stacks_of_all_sizes_share_their_kernels(names: str, each: int, speciali
         if "x_dst" in names
         else {"_mean_kernel", "_segment_mean_kernel", "_backward_kernel"}
     )
-    two = kernels_of(2)
+    two = launched(2)
     assert {name for name, _ in two} == expected
     for models in (3, 16, 17, 100):
-        assert kernels_of(models) == two, models
+        assert launched(models) == two, models
 
 
 @compiles
@@ -1234,8 +1212,8 @@ def assert_compiled_well(
     assert len(loads) >= at_least, f"{len(loads)} loads of 16 bytes, of {at_least} a thread"
 
 
-SCORES = "score_src score_dst score_edge lse"
-MEMORY = f"{SCORES} mean g ptr dst place perm grad_src grad_edge {CHUNKS}"
+TERMS = "score_src score_dst score_edge lse"
+MEMORY = f"{TERMS} mean g ptr dst place perm grad_src grad_edge {CHUNKS}"
 TILE = {"BLOCK_E": 16, "BLOCK_H": 8, "BLOCK_C": 8, "num_warps": 1}
 REST = {
     "merge": ("_merge_kernel", "chunks chunks_h rows first out lse out_plus mass_plus", TILE),
@@ -1245,10 +1223,10 @@ REST = {
         {"EACH_WIDE": 64, "EACH_NARROW": 8, "BLOCK_E": 8, "BLOCK_W": 256},
     ),
     "mean": ("_mean_kernel", "grad out out_plus mass_plus mean grad_dst", TILE),
-    "mean of g": ("_segment_mean_kernel", f"g {SCORES} ptr src perm mean grad_dst", TILE),
+    "mean of g": ("_segment_mean_kernel", f"g {TERMS} ptr src perm mean grad_dst", TILE),
     "mean of g, long rows": (
         "_segment_mean_kernel",
-        f"g {SCORES} ptr src perm rows mean grad_dst",
+        f"g {TERMS} ptr src perm rows mean grad_dst",
         {**TILE, "BLOCK_E": 512, "num_warps": 8},
     ),
     "backward, second pass": ("_backward_kernel", MEMORY, {**TILE, "C": 0, "BLOCK_C": 1}),

@@ -16,7 +16,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.utils import add_self_loops, dropout_edge
 
 from gat_pyg import GATConv, GATv2Conv
-from gat_pyg.attention import attend, attend_pairs, fused
+from gat_pyg.attention import Additive, Dot, attend, fused
 from gat_pyg.features import SparseFeatures
 from gat_pyg.features.linear import linear
 from gat_pyg.graph.adjacency import neighbourhoods
@@ -24,11 +24,11 @@ from gat_pyg.graph.edges import Edges
 from gat_pyg.graph.remembered import remembered
 from graphs import BIPARTITE, LOOPS, RANDOM
 from laws import assert_close, edges_of
-from test_fused import ADDITIVE, PAIRS, call, leaves_of
+from scores import ADDITIVE, CONSTANT, SCORES, call, leaves_of
 
 LAYERS = {"GATConv": GATConv, "GATv2Conv": GATv2Conv}
 both_layers = pytest.mark.parametrize("name", LAYERS)
-every_operand = pytest.mark.parametrize("names", [ADDITIVE, "x", "x score_src", *PAIRS])
+every_operand = pytest.mark.parametrize("names", [CONSTANT, "x score_src", *SCORES])
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +121,7 @@ def test_a_graph_from_outside_is_remembered_within_a_transform() -> None:
 
     def loss(x: Tensor, index: Tensor) -> Tensor:
         seen.append(neighbourhoods(index, 40, 40)[1])
-        return attend(x, None, None, seen[-1]).sum()
+        return attend(x, Additive(), seen[-1]).sum()
 
     grad(loss)(torch.randn(40, 1, 2), index)
     grad(lambda index, x: loss(x, index), argnums=1)(index.double().long(), torch.randn(40, 1, 2))
@@ -142,11 +142,11 @@ def test_edges_and_whatever_is_made_of_a_graph_within_a_transform() -> None:
         edges = edges_of(BIPARTITE)
         made = Edges.from_index(index, BIPARTITE.num_src, BIPARTITE.num_dst)
         again = Edges.from_csr(edges.rowptr + 0, edges.src + 0, BIPARTITE.num_src)
-        outs = [attend(x, None, None, each).square().sum() for each in (edges, made, again)]
+        outs = [attend(x, Additive(), each).square().sum() for each in (edges, made, again)]
         return outs[0] + 10 * outs[1] + 100 * outs[2]
 
     def plain(x: Tensor) -> Tensor:
-        return 111 * attend(x, None, None, edges_of(BIPARTITE)).square().sum()
+        return 111 * attend(x, Additive(), edges_of(BIPARTITE)).square().sum()
 
     assert_close(grad(loss)(x), grad(plain)(x))
 
@@ -160,7 +160,7 @@ def test_vmap_over_edge_lists_is_refused(name: str, loops: bool) -> None:
     with pytest.raises(NotImplementedError, match="torch_geometric.data.Batch"):
         vmap(lambda index: grad(lambda x: conv(x, index + 0).sum())(x))(indices)
     with pytest.raises(NotImplementedError, match="not over the graph"):
-        vmap(lambda index: attend(x[:, None], None, None, Edges.from_index(index, 40, 40)))(indices)
+        vmap(lambda index: attend(x[:, None], Additive(), Edges.from_index(index, 40, 40)))(indices)
 
 
 # Forward mode -------------------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def test_forward_mode_of_several_models(names: str) -> None:
 
 def test_only_forward_mode_leaves_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     leaves, edges = leaves_of(BIPARTITE, 2, 3, ADDITIVE), edges_of(BIPARTITE)
-    monkeypatch.setattr(fused, "_plain", None)
+    monkeypatch.setattr(fused, "_by_segments", None)
     call(leaves, edges)
     grad(lambda leaves: call(leaves, edges).sum())(leaves)
     with pytest.raises(TypeError, match="not callable"):
@@ -328,9 +328,9 @@ def test_forward_mode_with_returned_attention() -> None:
     assert_trees_close(found, expected, "alpha")
 
 
-def test_attend_pairs_in_forward_mode_by_hand() -> None:
+def test_dot_in_forward_mode_by_hand() -> None:
     """Two neighbours with one score: the mean, of which the tangent is the mean of the tangents."""
     edges = Edges.from_index(torch.tensor([[0, 1], [0, 0]]), num_src=2, num_dst=2)
     x, v = torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([[[10.0]], [[30.0]]])
-    out, tangent = jvp(lambda x: attend_pairs(x, torch.zeros(2, 1, 1), None, edges), (x,), (v,))
+    out, tangent = jvp(lambda x: attend(x, Dot(torch.zeros(2, 1, 1)), edges), (x,), (v,))
     assert out.flatten().tolist() == [2.0, 0.0] and tangent.flatten().tolist() == [20.0, 0.0]

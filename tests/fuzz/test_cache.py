@@ -19,7 +19,7 @@ pytest.importorskip("numba", reason="numba is not installed")
 
 from numba import config
 
-from gat_pyg.attention import attend, attend_pairs
+from gat_pyg.attention import Additive, GATv2, attend
 from gat_pyg.graph.edges import Edges
 
 FLIPS = min(200, int(os.environ.get("FUZZ_CASES", "0")))
@@ -42,8 +42,8 @@ def answer() -> bytes:
     x, x_dst, att = draw(40, 3, 5), draw(40, 3, 5), draw(3, 5)
     scores = draw(40, 3), draw(40, 3), draw(300, 3)
     torch.manual_seed(0)
-    out = attend(x, *scores[:2], edges, score_edge=scores[2], dropout=0.3, backend="fused")
-    pair = attend_pairs(x, x_dst, att, edges, backend="fused")
+    out = attend(x, Additive(*scores), edges, dropout=0.3, backend="fused")
+    pair = attend(x, GATv2(x_dst, att), edges, backend="fused")
     (out.square().sum() + pair.square().sum()).backward()
     results = (out, pair, *(leaf.grad for leaf in (x, x_dst, att, *scores)))
     return b"".join(result.detach().numpy().tobytes() for result in results if result is not None)

@@ -24,10 +24,11 @@ pytest.importorskip("numba", reason="numba is not installed")
 
 import gat_pyg.conv
 from gat_pyg import GATConv, GATv2Conv
-from gat_pyg.attention import attend, attend_pairs
+from gat_pyg.attention import attend
 from gat_pyg.graph.edges import Edges
 from gat_pyg.kernels.cpu import rows
 from laws import TOLERANCE
+from scores import CONSTANT, SCORES, SHAPES, score_of
 
 LONG = "FUZZ_CASES" in os.environ
 FUZZ = settings(
@@ -166,7 +167,7 @@ class Operation:
     threads: int
 
 
-OPERANDS = ["x score_src score_dst", "x score_src score_dst score_edge", "x", "x x_dst att", "x x_dst"]
+OPERANDS = ["x score_src score_dst", CONSTANT, *SCORES]
 
 
 @st.composite
@@ -194,28 +195,17 @@ def answer_operation(case: Operation, edges: Edges, dtype: torch.dtype, backend:
     """The output, the attention and every gradient by name."""
     heads, channels, _ = case.size
     generator = np.random.default_rng(case.graph.seed + 1)
-    shapes = {
-        "x": (edges.num_src, heads, channels),
-        "score_src": (edges.num_src, heads),
-        "score_dst": (edges.num_dst, heads),
-        "score_edge": (edges.num_edges, heads),
-        "x_dst": (edges.num_dst, heads, channels),
-        "att": (heads, channels),
-    }
+    sizes = {"N_src": edges.num_src, "N_dst": edges.num_dst, "E": edges.num_edges, "H": heads, "C": channels}
     leaves: dict[str, Tensor] = {}
     for name in case.operands.split():
         shift = case.offset if name in ("score_src", "score_edge") else 0.0
-        leaf = numbers(generator, *shapes[name], shift=shift).to(dtype)
+        leaf = numbers(generator, *(sizes[letter] for letter in SHAPES[name]), shift=shift).to(dtype)
         leaf = leaf.transpose(0, 1).contiguous().transpose(0, 1) if case.strided else leaf
         leaves[name] = leaf.requires_grad_(name != case.frozen)
     options: Any = {"dropout": case.dropout, "backend": backend, "return_attention_weights": case.weights}
-    options["negative_slope"] = case.negative_slope
+    score = score_of(leaves, negative_slope=case.negative_slope)
     torch.manual_seed(case.graph.seed)
-    if "x_dst" in leaves:
-        result = attend_pairs(leaves["x"], leaves["x_dst"], leaves.get("att"), edges, **options)
-    else:
-        ends = leaves.get("score_src"), leaves.get("score_dst")
-        result = attend(leaves["x"], *ends, edges, score_edge=leaves.get("score_edge"), **options)
+    result = attend(leaves["x"], score, edges, **options)
     return differentiated(dict(zip(("out", "alpha"), result if case.weights else (result,), strict=False)), leaves)
 
 

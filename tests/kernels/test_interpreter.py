@@ -14,7 +14,7 @@ from torch import Tensor
 
 pytest.importorskip("numba", reason="numba is not installed")
 
-from gat_pyg.attention import attend, attend_pairs, fused
+from gat_pyg.attention import Additive, Dot, GATv2, attend
 from gat_pyg.attention.additive import cpu as additive
 from gat_pyg.attention.pair import cpu as pair
 from gat_pyg.attention.steps import cpu as steps
@@ -70,14 +70,15 @@ def results(run: Callable[..., Tensor], *leaves: Tensor) -> list[Tensor]:
 def additive_results(edges: Edges, heads: int, channels: int, dtype: Any, p: float) -> list[Tensor]:
     leaves = [draw(edges.num_src, heads, channels, dtype=dtype), draw(edges.num_src, heads, dtype=dtype)]
     leaves += [draw(edges.num_dst, heads, dtype=dtype), draw(edges.num_edges, heads, dtype=dtype)]
-    return results(lambda x, s, d, u: attend(x, s, d, edges, score_edge=u, dropout=p, backend="fused"), *leaves)
+    return results(lambda x, s, d, u: attend(x, Additive(s, d, u), edges, dropout=p, backend="fused"), *leaves)
 
 
 def pair_results(edges: Edges, heads: int, channels: int, dtype: Any, p: float, att: bool = True) -> list[Tensor]:
     leaves = [draw(edges.num_src, heads, channels, dtype=dtype), draw(edges.num_dst, heads, channels, dtype=dtype)]
     if att:
         leaves.append(draw(heads, channels, dtype=dtype))
-    return results(lambda x, x_dst, a=None: attend_pairs(x, x_dst, a, edges, dropout=p, backend="fused"), *leaves)
+    score = GATv2 if att else Dot
+    return results(lambda x, *operands: attend(x, score(*operands), edges, dropout=p, backend="fused"), *leaves)
 
 
 def sparse_results(dtype: torch.dtype) -> list[Tensor]:
@@ -96,7 +97,7 @@ def everything(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> list[Tens
     found = sparse_results(dtype)
     for speed in (True, False):
         with monkeypatch.context() as patch:
-            patch.setattr(fused, "keeps_output", lambda *_, speed=speed: speed)
+            patch.setattr("gat_pyg.attention.additive.prefers_speed", lambda *_, speed=speed: speed)
             found += additive_results(EDGES, 3, 5, dtype, 0.3)
     for index in (LONG, LONG.flip(0)):
         found += additive_results(Edges.from_index(index, 4, 4), 3, 5, dtype, 0.3)

@@ -1,5 +1,6 @@
 """Softmax attention over the neighbourhoods of a graph, behind one function and several backends."""
 
+from .additive import Additive as Additive
 from .operation import attend as attend
-from .operation import attend_edge_index as attend_edge_index
-from .operation import attend_pairs as attend_pairs
+from .pair import Dot as Dot
+from .pair import GATv2 as GATv2

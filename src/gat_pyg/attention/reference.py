@@ -1,57 +1,42 @@
 """The truth: equations (1) to (6) of the paper in plain torch, in the paper's order, slow and obvious.
 
-Letters: `x` is W h, `[N_src, H, C]`; `score_src` and `score_dst` are a_src . W h_j `[N_src, H]` and a_dst . W h_i
-`[N_dst, H]`, the two halves of a^T [W h_i || W h_j]; `score_edge` `[E, H]` is what an edge adds of its own.
+Letters: `x` is W h, `[N_src, H, C]`; e_ij, equations (1) and (3), is the score's own `per_edge`.
 """
 
 from __future__ import annotations
-
-import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..graph.edges import Edges
+from .score import Score
 
 
-def attend(
-    x: Tensor,
-    score_src: Tensor | None,
-    score_dst: Tensor | None,
-    edges: Edges,
-    score_edge: Tensor | None = None,
-    negative_slope: float = 0.2,
-    keep: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """One neighbourhood at a time: the output `[N_dst, H, C]` and alpha `[E, H]` in the caller's order."""
+def attend(x: Tensor, score: Score, edges: Edges, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Attend over one neighbourhood at a time.
+
+    Args:
+        x: `[N_src, H, C]`.
+        score: the mechanism.
+        edges: the neighbourhoods.
+        keep: k, `[E, H]` in the caller's order; None for no dropout.
+
+    Returns:
+        The output `[N_dst, H, C]`, and alpha `[E, H]` in the caller's order.
+    """
     src, dst = edges.index.long()
-    alpha = x.new_zeros(edges.num_edges, x.size(1))  # [E, H]
+    e = edges.ungroup(score.per_edge(x, edges))  # (1), (3): [E, H]
+    alpha = torch.zeros_like(e)
     out = []
     for i in range(edges.num_dst):
         j = (dst == i).nonzero().squeeze(1)  # the edges into i
-        e_i = x.new_zeros(j.numel(), x.size(1))  # [|N_i|, H]
-        if score_src is not None:
-            e_i = e_i + score_src[src[j]]  # (1)
-        if score_dst is not None:
-            e_i = e_i + score_dst[i]
-        if score_edge is not None:
-            e_i = e_i + score_edge[j]
-        e_i = F.leaky_relu(e_i, negative_slope)  # (3)
-        alpha_i = torch.softmax(e_i, dim=0)  # (2)
+        alpha_i = torch.softmax(e[j], dim=0)  # (2)
         if keep is not None:
             alpha_i = alpha_i * keep[j]
         out.append((alpha_i[:, :, None] * x[src[j]]).sum(0))  # (4)
-        alpha = alpha.index_put((j,), alpha_i)
+        alpha = alpha.index_put((j,), alpha_i.to(alpha.dtype))
     return torch.stack(out) if out else x[:0], alpha
-
-
-def pair_score(x: Tensor, x_dst: Tensor, att: Tensor | None, edges: Edges, negative_slope: float = 0.2) -> Tensor:
-    """GATv2's score att . LeakyReLU(x_i + x_j) of every edge, or without att <x_i, x_j> / sqrt(C): `[E, H]`."""
-    x_i, x_j = x_dst[edges.index[1].long()], x[edges.index[0].long()]
-    if att is None:
-        return (x_i * x_j).sum(-1) / math.sqrt(x.size(-1))
-    return (att * F.leaky_relu(x_i + x_j, negative_slope)).sum(-1)
 
 
 def concat_heads(out: Tensor) -> Tensor:

@@ -7,82 +7,32 @@ are torch_scatter's; where it is missing, plain torch does the same.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.typing import WITH_TORCH_SCATTER, torch_scatter
 
 from ..graph.edges import Edges
 from ..graph.remembered import NOT_OVER_THE_GRAPH
 from ..kernels.models import in_forward_mode
+from .score import Score
 
 
-def attend(
-    x: Tensor,
-    score_src: Tensor | None,
-    score_dst: Tensor | None,
-    edges: Edges,
-    score_edge: Tensor | None = None,
-    negative_slope: float = 0.2,
-    keep: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Equations (1) to (4) on all edges at once; arguments and results as in `reference.attend`."""
-    alpha = weights(x, score_src, score_dst, edges, score_edge, negative_slope, keep)
+def attend(x: Tensor, score: Score, edges: Edges, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Attend over all neighbourhoods at once; arguments and results as in `reference.attend`."""
+    alpha = weights(x, score, edges, keep)
     src, dst = edges.wide
     dtype = torch.promote_types(x.dtype, alpha.dtype)
     out = _weighted_sum(alpha.to(dtype), x.to(dtype), src, dst, edges.num_dst)
     return out, edges.ungroup(alpha)
 
 
-def weights(
-    x: Tensor,
-    score_src: Tensor | None,
-    score_dst: Tensor | None,
-    edges: Edges,
-    score_edge: Tensor | None,
-    negative_slope: float,
-    keep: Tensor | None,
-) -> Tensor:
-    """k_ij alpha_ij, equations (1) to (3): `[E, H]`, grouped by dst."""
-    e = score(x, score_src, score_dst, edges, score_edge, negative_slope)  # [E, H]
-    alpha = segment_softmax(e, edges)
+def weights(x: Tensor, score: Score, edges: Edges, keep: Tensor | None) -> Tensor:
+    """Return k_ij alpha_ij, equations (1) to (3): `[E, H]`, grouped by dst."""
+    alpha = segment_softmax(score.per_edge(x, edges), edges)
     return alpha if keep is None else alpha * edges.group(keep)
-
-
-def score(
-    x: Tensor,
-    score_src: Tensor | None,
-    score_dst: Tensor | None,
-    edges: Edges,
-    score_edge: Tensor | None,
-    negative_slope: float,
-) -> Tensor:
-    """e_ij = LeakyReLU(s_j + d_i + u_ij), equations (1) and (3): `[E, H]`, grouped by dst, in float32 or wider."""
-    src, dst = edges.wide
-    terms = [] if score_src is None else [_widened(score_src).index_select(0, src)]
-    terms += [] if score_dst is None else [_widened(score_dst).index_select(0, dst)]
-    terms += [] if score_edge is None else [edges.group(_widened(score_edge))]
-    if not terms:
-        return x.new_zeros(edges.num_edges, x.size(1), dtype=torch.promote_types(x.dtype, torch.float32))
-    z = sum(terms[1:], start=terms[0])
-    return F.leaky_relu(z, negative_slope)
-
-
-def _widened(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def pair_score(x: Tensor, x_dst: Tensor, att: Tensor | None, edges: Edges, negative_slope: float) -> Tensor:
-    """The scores of `reference.pair_score`, `[E, H]` in the caller's order; makes a few `[E, H, C]`."""
-    src, dst = edges.index.long()  # gradients add up by these, see Edges.wide
-    x_i, x_j = _widened(x_dst).index_select(0, dst), _widened(x).index_select(0, src)
-    if att is None:
-        return (x_i * x_j).sum(-1) / math.sqrt(x.size(-1))
-    return (F.leaky_relu(x_i + x_j, negative_slope) * att).sum(-1)
 
 
 def segment_softmax(e: Tensor, edges: Edges) -> Tensor:

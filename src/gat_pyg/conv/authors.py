@@ -8,12 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from ..attention.additive import Additive
 from ..attention.operation import attend
 from ..features.dropout import dropout
 from ..features.linear import linear
 from ..features.sparse import SparseFeatures, is_sparse_features
 from ..graph.adjacency import neighbourhoods
 from .base import check_layer
+from .mechanisms import MECHANISMS
 
 AUTHORS = ("input_dropout", "value_dropout", "score_bias", "init", "skip")  # what their code has, and the text has not
 
@@ -47,7 +49,7 @@ class AuthorsConv(nn.Module):
         negative_slope: float = 0.2,
         dropout: float = 0.0,
         residual: bool = False,
-        mechanism: str | nn.Module = "additive",
+        mechanism: str = "additive",
         of_authors: Sequence[str] = AUTHORS,
     ) -> None:
         super().__init__()
@@ -63,10 +65,10 @@ class AuthorsConv(nn.Module):
         self.residual = residual
         self.weight = Parameter(torch.empty(heads, in_channels, out_channels))
         self.bias = Parameter(torch.empty(heads, out_channels))
-        additive = mechanism == "additive"
-        self.att_src = Parameter(torch.empty(heads, out_channels)) if additive else None
-        self.att_dst = Parameter(torch.empty(heads, out_channels)) if additive else None
-        biased = additive and "score_bias" in of_authors
+        vectors = MECHANISMS[mechanism].vectors
+        self.att_src = Parameter(torch.empty(heads, out_channels)) if vectors else None
+        self.att_dst = Parameter(torch.empty(heads, out_channels)) if vectors else None
+        biased = vectors and "score_bias" in of_authors
         self.bias_src = Parameter(torch.empty(heads)) if biased else None
         self.bias_dst = Parameter(torch.empty(heads)) if biased else None
         project = residual and (in_channels != out_channels or "skip" not in of_authors)
@@ -105,10 +107,8 @@ class AuthorsConv(nn.Module):
         score_dst = self._score(z[:num_dst], self.att_dst, self.bias_dst)
         result = attend(
             self._drop(z.flatten(1)).view_as(z) if "value_dropout" in self.of_authors else z,
-            score_src,
-            score_dst,
+            Additive(score_src, score_dst, negative_slope=self.negative_slope),
             edges,
-            negative_slope=self.negative_slope,
             dropout=self.dropout if self.training else 0.0,
             return_attention_weights=bool(return_attention_weights),
         )

@@ -7,19 +7,21 @@ import numbers
 from typing import Any, Optional, Tuple, Union
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric import EdgeIndex, is_compiling
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import OptPairTensor, OptTensor, Size, SparseTensor, torch_sparse
 from torch_geometric.utils import add_self_loops, is_sparse, is_torch_sparse_tensor, remove_self_loops
 from torch_geometric.utils.sparse import set_sparse_value
 
-from ..attention.operation import BACKENDS, Backend, attend, attend_edge_index, attend_pairs, check_devices, fuses
+from ..attention.additive import Additive
+from ..attention.operation import BACKENDS, Backend, attend, check_devices, uses_kernels
+from ..attention.score import Score
 from ..features.linear import Linear
-from ..graph.adjacency import neighbourhoods
+from ..graph.adjacency import EdgeList, neighbourhoods
 from ..graph.edges import Edges, places_of
 from ..kernels.models import in_forward_mode
-from .mechanisms import DotProduct, DynamicAttention
+from .mechanisms import ONE_END
 
 
 def check_layer(heads: int, out_channels: int, dropout: Any) -> None:
@@ -78,10 +80,18 @@ class _AttentionConv(MessagePassing):
         self.residual = residual
         self.backend = backend
 
-    def _needs_messages(self, x: Any, edge_index: Any, edge_attr: OptTensor, weights: Optional[bool]) -> bool:
-        """Whether a compiler, an explainer, a hook, a subclass or another aggregation needs each message by itself."""
+    def _needs_messages(
+        self,
+        x: Any,
+        x_src: Tensor,
+        x_dst: OptTensor,
+        edge_index: Any,
+        edge_attr: OptTensor,
+        weights: Optional[bool],
+    ) -> bool:
+        """Return True if a compiler, an explainer, a hook, a subclass or another aggregation needs each message."""
         return (
-            (is_compiling() and not self._compiles(x, edge_index, edge_attr, weights))
+            (is_compiling() and not self._compiles(x, x_src, x_dst, edge_index, edge_attr, weights))
             or torch.jit.is_tracing()
             or self.explain is True
             or self.decomposed_layers > 1
@@ -92,74 +102,79 @@ class _AttentionConv(MessagePassing):
             or (is_sparse(edge_index) and (self.edge_dim is not None or edge_attr is not None))
         )
 
-    def _compiles(self, x: Any, edge_index: Any, edge_attr: OptTensor, weights: Optional[bool]) -> bool:
+    def _compiles(
+        self,
+        x: Any,
+        x_src: Tensor,
+        x_dst: OptTensor,
+        edge_index: Any,
+        edge_attr: OptTensor,
+        weights: Optional[bool],
+    ) -> bool:
         """Return whether a compiler gets the operation as one operator, rather than as messages.
 
         An exported program has plain operators, to run where this package is not, unless `backend` is "fused".
         """
         if torch.compiler.is_exporting() and (self.backend != "fused" or torch.onnx.is_in_onnx_export()):
             return False
-        return (
-            not in_forward_mode()
-            and fuses(self.backend, x if isinstance(x, Tensor) else x[0])
-            and isinstance(edge_index, Tensor)
-            and not isinstance(edge_index, EdgeIndex)
-            and edge_index.layout == torch.strided
-            and edge_attr is None
-            and not weights
-            and self._scores_by_kernel()
-        )
+        if (
+            in_forward_mode()
+            or not isinstance(edge_index, Tensor)
+            or isinstance(edge_index, EdgeIndex)
+            or edge_index.layout != torch.strided
+            or edge_attr is not None
+            or weights
+        ):
+            return False
+        score = self._score(x, x_src, x_dst, edge_attr)
+        return score is not None and uses_kernels(self.backend, type(score), x_src, *score.operands)
 
     def _attend(
         self,
-        x: OptPairTensor,
-        score: OptPairTensor,
+        x: Any,
+        x_src: Tensor,
+        x_dst: OptTensor,
         edge_index: Any,
         edge_attr: OptTensor,
         size: Size,
-        negative_slope: float,
         weights: Optional[bool],
     ) -> Tuple[Tensor, Any, Any]:
-        """The whole operation: output `[N_dst, H, C]`, the adjacency with loops, and alpha `[E, H]` in its order."""
-        num_src, num_dst = _graph_size(x, edge_index, size)
-        dropout = self.dropout if self.training else 0.0
-        pair = self._pair(x, edge_attr)
+        """Run the whole operation.
+
+        Args:
+            x: the layer's input.
+            x_src: `[N_src, H, C]`, the transformed features.
+            x_dst: `[N_dst, H, C]` or None, the same of dst.
+            edge_index, edge_attr, size: as in `GATConv.forward`.
+            weights: whether to return alpha.
+
+        Returns:
+            The output `[N_dst, H, C]`, the adjacency with loops, and alpha `[E, H]` in its order.
+        """
+        num_src, num_dst = _graph_size((x_src, x_dst), edge_index, size)
+        options: Any = {"dropout": self.dropout if self.training else 0.0, "backend": self.backend}
+        score = self._score(x, x_src, x_dst, edge_attr)
         if is_compiling():
-            graph = (num_dst, self.add_self_loops, self.flow)
-            if pair is None:
-                out = attend_edge_index("additive", (x[0], *score), edge_index, graph, negative_slope, dropout)
-            else:
-                out = attend_edge_index("pair", (x[0], x[1], pair[0]), edge_index, graph, pair[1], dropout)
-            return out, None, None
+            assert score is not None
+            edge_list = EdgeList(edge_index, num_dst, self.add_self_loops, self.flow)
+            return attend(x_src, score, edge_list, **options), None, None
         adjacency, edges = neighbourhoods(
             edge_index, num_src, num_dst, add_self_loops=self.add_self_loops, flow=self.flow
         )
-        options: Any = {
-            "dropout": dropout,
-            "backend": self.backend,
-            "return_attention_weights": bool(weights),
-        }
-        if pair is not None:
-            result = attend_pairs(x[0], x[1], pair[0], edges, negative_slope=pair[1], **options)
-        else:
+        if score is None:
             if edge_attr is not None:
                 edge_attr = self._features_with_loops(edge_index, edge_attr, edges)
-            edge_score = self._edge_score(x, edges, edge_attr)
-            result = attend(
-                x[0], score[0], score[1], edges, score_edge=edge_score, negative_slope=negative_slope, **options
-            )
+            score = self._edge_score(x, x_src, x_dst, edge_attr, edges)
+        result = attend(x_src, score, edges, **options, return_attention_weights=bool(weights))
         out, alpha = result if isinstance(result, tuple) else (result, None)
         return out, adjacency, alpha
 
-    def _scores_by_kernel(self) -> bool:
-        """Whether, without edge features, the operation knows the scores."""
-        return True
+    def _score(self, x: Any, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor) -> Optional[Score]:
+        """Return the scores, or None if they need the features of each edge; arguments as of `_attend`."""
+        raise NotImplementedError
 
-    def _pair(self, x: OptPairTensor, edge_attr: OptTensor) -> Optional[Tuple[OptTensor, float]]:
-        """`attend_pairs`'s att `[H, C]` and slope, where that is how edges are scored."""
-        return None
-
-    def _edge_score(self, x: OptPairTensor, edges: Edges, edge_attr: OptTensor) -> OptTensor:
+    def _edge_score(self, x: Any, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor, edges: Edges) -> Score:
+        """Return the scores by the features of the edges, in their order with the added loops."""
         raise NotImplementedError
 
     def _features_with_loops(self, edge_index: Tensor, edge_attr: Tensor, edges: Edges) -> Tensor:
@@ -323,21 +338,13 @@ def _plain(lin: Any) -> bool:
     )
 
 
-_ONE_END = "x is (x_src, None), but this mechanism scores both ends of an edge. Pass (x_src, x_dst)."
-
-
-def _known(mechanism: nn.Module) -> bool:
-    """Whether a mechanism is one of this file's as it stands, which the operation knows without calling it."""
-    hooked = mechanism._forward_hooks or mechanism._forward_pre_hooks
-    return type(mechanism) in (DotProduct, DynamicAttention) and not hooked
-
-
-def _score_ends(score: Any, x: OptPairTensor, edges: Edges, edge_attr: OptTensor) -> Tensor:
-    """The score of every edge in the caller's order from the features of both ends: `[E, H]`."""
+def edge_scores(function: Any, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor, edges: Edges) -> Score:
+    """Score every edge by a function of the features of both ends, `[E, H, C]` each, and its own, `[E, D]`."""
     src, dst = edges.index.long()  # gradients add up by these, see Edges.wide
-    if x[1] is None:
-        raise ValueError(_ONE_END)
-    return score(x[1].index_select(0, dst), x[0].index_select(0, src), edge_attr)
+    if x_dst is None:
+        raise ValueError(ONE_END)
+    score = function(x_dst.index_select(0, dst), x_src.index_select(0, src), edge_attr)
+    return Additive(score_edge=score, negative_slope=1.0)
 
 
 def _attention(adjacency: Any, alpha: Tensor) -> Any:

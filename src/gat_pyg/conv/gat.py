@@ -15,13 +15,15 @@ from torch_geometric.nn.inits import glorot, zeros
 from torch_geometric.typing import Adj, NoneType, OptPairTensor, OptTensor, Size, SparseTensor
 from torch_geometric.utils import softmax
 
+from ..attention.additive import Additive
 from ..attention.fused import is_spent
 from ..attention.operation import Backend
+from ..attention.score import Score
 from ..features.linear import linear
 from ..features.sparse import SparseFeatures, is_sparse_features
 from ..graph.edges import Edges
-from .base import _ONE_END, _attention, _AttentionConv, _check_call, _known, _plain, _score_ends, _whole_size
-from .mechanisms import DotProduct, DynamicAttention, _glorot_linear
+from .base import _attention, _AttentionConv, _check_call, _plain, _whole_size, edge_scores
+from .mechanisms import _glorot_linear, build_mechanism, own_score
 
 if typing.TYPE_CHECKING:
     from typing import overload
@@ -114,19 +116,7 @@ class GATConv(_AttentionConv):
             residual,
             backend,
         )
-        if mechanism == "dot":
-            mechanism = DotProduct()
-        elif mechanism == "gatv2":
-            mechanism = DynamicAttention(heads, out_channels, edge_dim, negative_slope)
-        elif not isinstance(mechanism, nn.Module) and mechanism not in ("additive", "constant"):
-            raise ValueError(
-                f"mechanism is {mechanism!r}, expected 'additive', 'constant', 'dot', 'gatv2' or a module."
-            )
-        if mechanism == "constant" and edge_dim is not None:
-            raise ValueError(
-                f"edge_dim is {edge_dim}, but constant attention has no score for edge features to act on."
-            )
-        self.mechanism = mechanism if isinstance(mechanism, nn.Module) else None
+        self.mechanism, vectors = build_mechanism(mechanism, heads, out_channels, edge_dim, negative_slope)
 
         self.lin = self.lin_src = self.lin_dst = None
         if isinstance(in_channels, int):
@@ -135,12 +125,11 @@ class GATConv(_AttentionConv):
             self.lin_src = _glorot_linear(in_channels[0], heads * out_channels)
             self.lin_dst = _glorot_linear(in_channels[1], heads * out_channels)
 
-        additive = mechanism == "additive"
-        self.register_parameter("att_src", Parameter(torch.empty(1, heads, out_channels)) if additive else None)
-        self.register_parameter("att_dst", Parameter(torch.empty(1, heads, out_channels)) if additive else None)
-        additive = additive and edge_dim is not None
-        self.lin_edge = _glorot_linear(edge_dim, heads * out_channels) if additive and edge_dim is not None else None
-        self.register_parameter("att_edge", Parameter(torch.empty(1, heads, out_channels)) if additive else None)
+        self.register_parameter("att_src", Parameter(torch.empty(1, heads, out_channels)) if vectors else None)
+        self.register_parameter("att_dst", Parameter(torch.empty(1, heads, out_channels)) if vectors else None)
+        self.lin_edge = _glorot_linear(edge_dim, heads * out_channels) if vectors and edge_dim is not None else None
+        of_edges = None if self.lin_edge is None else Parameter(torch.empty(1, heads, out_channels))
+        self.register_parameter("att_edge", of_edges)
 
         total_channels = out_channels * (heads if concat else 1)
         dst_channels = in_channels if isinstance(in_channels, int) else in_channels[1]
@@ -270,11 +259,9 @@ class GATConv(_AttentionConv):
                     x_dst = self.lin_dst(x_dst).view(-1, H, C)
 
         if not torch.jit.is_scripting():
-            if not self._needs_messages(x, edge_index, edge_attr, return_attention_weights):
-                ends = self._end_scores(x, x_src, x_dst)
-                slope = self.negative_slope if self.mechanism is None else 1.0
+            if not self._needs_messages(x, x_src, x_dst, edge_index, edge_attr, return_attention_weights):
                 out, adjacency, alpha = self._attend(
-                    (x_src, x_dst), ends, edge_index, edge_attr, size, slope, return_attention_weights
+                    x, x_src, x_dst, edge_index, edge_attr, size, return_attention_weights
                 )
                 out = self._finish(out, res, not is_compiling() and is_spent(out))
                 return (out, _attention(adjacency, alpha)) if return_attention_weights else out
@@ -366,25 +353,20 @@ class GATConv(_AttentionConv):
             None if x_dst is None else (x_dst * self.att_dst).sum(dim=-1),
         )
 
-    def _scores_by_kernel(self) -> bool:
-        return self.mechanism is None or _known(self.mechanism)
-
-    def _pair(self, x: OptPairTensor, edge_attr: OptTensor) -> Optional[Tuple[OptTensor, float]]:
-        if self.mechanism is None or not _known(self.mechanism):
-            return None
-        if x[1] is None:
-            raise ValueError(_ONE_END)
-        if isinstance(self.mechanism, DotProduct):
-            return None, 1.0
-        assert isinstance(self.mechanism, DynamicAttention)
-        if edge_attr is not None and self.mechanism.lin_edge is not None:
-            return None
-        return self.mechanism.att[0], self.mechanism.negative_slope
-
-    def _edge_score(self, x: OptPairTensor, edges: Edges, edge_attr: OptTensor) -> OptTensor:
+    def _score(self, x: Any, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor) -> Optional[Score]:
         if self.mechanism is not None:
-            return _score_ends(self.mechanism, x, edges, edge_attr)
-        return None if edge_attr is None or self.lin_edge is None else self._edge_term(edge_attr)
+            return own_score(self.mechanism, x_dst, x_src, edge_attr)
+        if edge_attr is not None:
+            return None
+        score_src, score_dst = self._end_scores(x, x_src, x_dst)
+        return Additive(score_src, score_dst, negative_slope=self.negative_slope)
+
+    def _edge_score(self, x: Any, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor, edges: Edges) -> Score:
+        if self.mechanism is not None:
+            return edge_scores(self.mechanism, x_src, x_dst, edge_attr, edges)
+        score_src, score_dst = self._end_scores(x, x_src, x_dst)
+        score_edge = None if edge_attr is None or self.lin_edge is None else self._edge_term(edge_attr)
+        return Additive(score_src, score_dst, score_edge, self.negative_slope)
 
     def _edge_term(self, edge_attr: Tensor) -> Tensor:
         """a_edge . W_edge e_ij: `[E, D]` or `[E]` to `[E, H]`."""

@@ -12,13 +12,15 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch_geometric import is_compiling
 from torch_geometric.nn.inits import glorot, zeros
-from torch_geometric.typing import Adj, NoneType, OptPairTensor, OptTensor, PairTensor, SparseTensor
+from torch_geometric.typing import Adj, NoneType, OptTensor, PairTensor, SparseTensor
 from torch_geometric.utils import softmax
 
 from ..attention.fused import is_spent
 from ..attention.operation import Backend
+from ..attention.pair import GATv2
+from ..attention.score import Score
 from ..graph.edges import Edges
-from .base import _attention, _AttentionConv, _check_call, _score_ends
+from .base import _attention, _AttentionConv, _check_call, edge_scores
 from .mechanisms import _dynamic_score, _glorot_linear
 
 if typing.TYPE_CHECKING:
@@ -162,11 +164,8 @@ class GATv2Conv(_AttentionConv):
             x_r = self.lin_r(x[1]).view(-1, H, C)
 
         if not torch.jit.is_scripting():
-            if not self._needs_messages(x, edge_index, edge_attr, return_attention_weights):
-                ends = (None, None)
-                out, adjacency, alpha = self._attend(
-                    (x_l, x_r), ends, edge_index, edge_attr, None, 1.0, return_attention_weights
-                )
+            if not self._needs_messages(x, x_l, x_r, edge_index, edge_attr, return_attention_weights):
+                out, adjacency, alpha = self._attend(x, x_l, x_r, edge_index, edge_attr, None, return_attention_weights)
                 out = self._finish(out, res, not is_compiling() and is_spent(out))
                 return (out, _attention(adjacency, alpha)) if return_attention_weights else out
 
@@ -203,18 +202,18 @@ class GATv2Conv(_AttentionConv):
         dim_size: Optional[int],
     ) -> Tensor:
         """The features of each edge's ends, `[E, H, C]`, to alpha `[E, H]`."""
-        alpha = softmax(self._score(x_i, x_j, edge_attr), index, ptr, dim_size)
+        alpha = softmax(self._score_of_ends(x_i, x_j, edge_attr), index, ptr, dim_size)
         return F.dropout(alpha, p=self.dropout, training=self.training)
 
-    def _pair(self, x: OptPairTensor, edge_attr: OptTensor) -> Optional[Tuple[OptTensor, float]]:
+    def _score(self, x: Any, x_src: Tensor, x_dst: Tensor, edge_attr: OptTensor) -> Optional[Score]:
         if edge_attr is not None and self.lin_edge is not None:
             return None
-        return self.att[0], self.negative_slope
+        return GATv2(x_dst, self.att[0], self.negative_slope)
 
-    def _edge_score(self, x: OptPairTensor, edges: Edges, edge_attr: OptTensor) -> OptTensor:
-        return _score_ends(self._score, x, edges, edge_attr)
+    def _edge_score(self, x: Any, x_src: Tensor, x_dst: Tensor, edge_attr: OptTensor, edges: Edges) -> Score:
+        return edge_scores(self._score_of_ends, x_src, x_dst, edge_attr, edges)
 
-    def _score(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor) -> Tensor:
+    def _score_of_ends(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor) -> Tensor:
         x_edge: OptTensor = None
         if edge_attr is not None and self.lin_edge is not None:
             if edge_attr.dim() == 1:

@@ -1,7 +1,7 @@
-"""Attention mechanisms as modules."""
+"""Attention mechanisms: by name, as modules, and as the `Score` that the kernels compute."""
 
 import math
-from typing import Optional
+from typing import Callable, Dict, NamedTuple, Optional, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,11 @@ from torch.nn import Parameter
 from torch_geometric.nn.inits import glorot
 from torch_geometric.typing import OptTensor
 
+from ..attention.pair import Dot, GATv2
+from ..attention.score import Score
 from ..features.linear import Linear
+
+ONE_END = "x is (x_src, None), but this mechanism scores both ends of an edge. Pass (x_src, x_dst)."
 
 
 class DotProduct(nn.Module):
@@ -27,6 +31,10 @@ class DotProduct(nn.Module):
     def forward(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor = None) -> Tensor:
         """`[E, H, C]` of each edge's dst and src to scores `[E, H]`; edge features play no part."""
         return (x_dst * x_src).sum(dim=-1) / math.sqrt(x_src.size(-1))
+
+    def score(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor = None) -> Optional[Score]:
+        """The same for all edges at once, from the features of dst and src: `[N, H, C]` each."""
+        return Dot(x_dst)
 
 
 class DynamicAttention(nn.Module):
@@ -69,6 +77,65 @@ class DynamicAttention(nn.Module):
         if edge_attr is not None and self.lin_edge is not None:
             x_edge = self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels)
         return _dynamic_score(x_dst, x_src, x_edge, self.att, self.negative_slope)
+
+    def score(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor = None) -> Optional[Score]:
+        """The same for all edges at once, from the features of dst and src; None if edges have features."""
+        if edge_attr is not None and self.lin_edge is not None:
+            return None
+        return GATv2(x_dst, self.att[0], self.negative_slope)
+
+
+class Mechanism(NamedTuple):
+    """What a name stands for: a module, or a score of the layer's own, with attention vectors or without."""
+
+    build: Optional[Callable[..., nn.Module]] = None  # from heads, out_channels, edge_dim, negative_slope
+    vectors: bool = False
+
+
+MECHANISMS: Dict[str, Mechanism] = {
+    "additive": Mechanism(vectors=True),
+    "constant": Mechanism(),
+    "dot": Mechanism(lambda *_: DotProduct()),
+    "gatv2": Mechanism(DynamicAttention),
+}
+
+
+def build_mechanism(
+    mechanism: Union[str, nn.Module], heads: int, out_channels: int, edge_dim: Optional[int], negative_slope: float
+) -> Tuple[Optional[nn.Module], bool]:
+    """Return the module that scores the edges, None if the layer does, and whether it has attention vectors.
+
+    Raises:
+        ValueError: if the name is unknown, or the mechanism cannot have edge features.
+    """
+    if isinstance(mechanism, nn.Module):
+        return mechanism, False
+    if not isinstance(mechanism, str) or mechanism not in MECHANISMS:
+        known = ", ".join(map(repr, MECHANISMS))
+        raise ValueError(f"mechanism is {mechanism!r}, expected {known} or a module.")
+    build, vectors = MECHANISMS[mechanism]
+    if build is not None:
+        return build(heads, out_channels, edge_dim, negative_slope), vectors
+    if edge_dim is not None and not vectors:
+        raise ValueError(f"edge_dim is {edge_dim}, but {mechanism} attention has no score for edge features to act on.")
+    return None, vectors
+
+
+def scored_by_layer(mechanism: Union[str, nn.Module]) -> bool:
+    """Return True for the names of the paper's two mechanisms, which need no module."""
+    return isinstance(mechanism, str) and mechanism in MECHANISMS and MECHANISMS[mechanism].build is None
+
+
+def own_score(mechanism: nn.Module, x_dst: OptTensor, x_src: Tensor, edge_attr: OptTensor) -> Optional[Score]:
+    """Return the `score` of a mechanism that has one and whose `forward` is unchanged, else None."""
+    classes = type(mechanism).__mro__
+    definer = next(cls for cls in classes if "score" in vars(cls) or "forward" in vars(cls))
+    changed = mechanism._forward_hooks or mechanism._forward_pre_hooks or "forward" in vars(mechanism)
+    if "score" not in vars(definer) or changed:
+        return None
+    if x_dst is None:
+        raise ValueError(ONE_END)
+    return mechanism.score(x_dst, x_src, edge_attr)  # type: ignore[operator]
 
 
 def _glorot_linear(in_channels: int, out_channels: int, bias: bool = False) -> Linear:

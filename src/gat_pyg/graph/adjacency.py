@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,6 +58,30 @@ def neighbourhoods(
     """
     looped, edges = _build(adjacency, num_src, num_dst, add_self_loops, flow)
     return _beneath(adjacency) if looped is None else looped, edges
+
+
+class EdgeList(NamedTuple):
+    """An edge list and how to group it: the graph as a compiler sees it, which only an operator turns into `Edges`.
+
+    Attributes:
+        edge_index: `[2, E]`.
+        num_dst, add_self_loops, flow: as of `neighbourhoods`.
+    """
+
+    edge_index: Tensor
+    num_dst: int
+    add_self_loops: bool = False
+    flow: Flow = "source_to_target"
+
+    @property
+    def num_edges(self) -> int:
+        """E, without the self-loops that are to be added."""
+        return self.edge_index.size(1)
+
+    def group(self, num_src: int) -> Edges:
+        """Return the `neighbourhoods` of this edge list."""
+        edge_index, num_dst, add_self_loops, flow = self
+        return neighbourhoods(edge_index, num_src, num_dst, add_self_loops=add_self_loops, flow=flow)[1]
 
 
 @remembered

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..conv.authors import AUTHORS, AuthorsConv
 from ..conv.gat import GATConv
+from ..conv.mechanisms import scored_by_layer
 from ..features.dropout import dropout
 from ..graph.subgraph import first_edges
 
@@ -98,7 +99,7 @@ class GAT(nn.Module):
                 )
         some = [reproduction] if isinstance(reproduction, str) else reproduction or ()
         of_authors = AUTHORS if some is True else tuple(some)
-        if of_authors and (edge_dim is not None or mechanism not in ("additive", "constant") or kwargs):
+        if of_authors and (edge_dim is not None or not scored_by_layer(mechanism) or kwargs):
             raise ValueError(
                 f"reproduction={reproduction} is the authors' layer: it has no edge features, no other mechanisms and "
                 "no further options."

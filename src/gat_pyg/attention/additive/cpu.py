@@ -40,6 +40,7 @@ from ...kernels.cpu.vector import (
     store,
 )
 from ..steps.cpu import AHEAD, close, merge, softmax, store_norm, weighted_sum
+from . import Additive
 
 
 @compiled
@@ -325,23 +326,21 @@ def _collect(first: int, last: int, buffers: Any, names: Any, model: int, models
 
 def forward(
     x: Tensor,
-    score_src: Tensor | None,
-    score_dst: Tensor | None,
-    score_edge: Tensor | None,
+    score: Additive,
     edges: Edges,
-    negative_slope: float,
     dropout: float,
     seed: Tensor | None,
     dtype: torch.dtype,
-    plus: bool,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Return O `[N_dst, H, C]` in `dtype`, the softmax's (max, 1 / denominator) `[N_dst, H, 2]`, and O+, A+ or None."""
+    saves_output: bool,
+) -> tuple[Tensor, ...]:
+    """Return O `[N_dst, H, C]` in `dtype`, (max, 1 / denominator) `[N_dst, H, 2]`, and, if saved, O+ and A+."""
+    score_src, score_dst, score_edge = score.operands
     shape = Shape.of(x, score_src, score_dst, score_edge)
     heads, channels = shape.heads, shape.channels
     chunks = chunks_of(edges, "dst")
     out, norm = shape.empty(chunks.slots, heads, channels), shape.empty(chunks.slots, heads, 2)
-    out_plus = shape.empty(chunks.slots, heads, channels) if plus else None
-    mass_plus = shape.empty(chunks.slots, heads) if plus else None
+    out_plus = shape.empty(chunks.slots, heads, channels) if saves_output else None
+    mass_plus = shape.empty(chunks.slots, heads) if saves_output else None
     run(
         _forward,
         shape.dtype,
@@ -354,7 +353,7 @@ def forward(
         *(shape.flat(t) for t in (x, score_src, score_dst, score_edge)),
         heads,
         channels,
-        shape.dtype.type(negative_slope),
+        shape.dtype.type(score.negative_slope),
         shape.drop(seed, dropout, edges.names_by_dst),
         out,
         norm,
@@ -366,38 +365,34 @@ def forward(
         for model in range(shape.models):
             merge(model, shape.models, chunks.long, chunks.first, out, norm, out_plus, mass_plus, heads, channels)
     rows = edges.num_dst
-    return (
-        shape.tensor(out, rows, heads, channels).to(dtype),
-        shape.tensor(norm, rows, heads, 2),
-        None if out_plus is None else shape.tensor(out_plus, rows, heads, channels),
-        None if mass_plus is None else shape.tensor(mass_plus, rows, heads),
-    )
+    results = shape.tensor(out, rows, heads, channels).to(dtype), shape.tensor(norm, rows, heads, 2)
+    if out_plus is None or mass_plus is None:
+        return results
+    return *results, shape.tensor(out_plus, rows, heads, channels), shape.tensor(mass_plus, rows, heads)
 
 
 def backward(
     grad: Tensor,
     x: Tensor,
-    score_src: Tensor | None,
-    score_dst: Tensor | None,
-    score_edge: Tensor | None,
+    score: Additive,
     edges: Edges,
-    negative_slope: float,
     dropout: float,
     seed: Tensor | None,
     out: Tensor | None,
-    norm: Tensor,
-    out_plus: Tensor | None,
-    mass_plus: Tensor | None,
-    edge_grad: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of x and the scores; by D and grad d in one dense pass where O and O+ were kept."""
+    saved: tuple[Tensor, ...],
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """The gradients of x and the scores; by D and grad d in one dense pass where O and O+ were saved."""
+    score_src, score_dst, score_edge = score.operands
+    norm, out_plus, mass_plus = (*saved, None, None)[:3]
+    edge_grad = needs[3]
     shape = Shape.of(x, score_src, score_dst, score_edge)
     heads, channels = shape.heads, shape.channels
     colptr, dst, place = edges.transpose
     chunks = chunks_of(edges, "src")
     scored = not (score_src is None and score_dst is None and score_edge is None)
     speed = scored and out is not None
-    slope, drop = shape.dtype.type(negative_slope), shape.drop(seed, dropout, edges.names_by_src)
+    slope, drop = shape.dtype.type(score.negative_slope), shape.drop(seed, dropout, edges.names_by_src)
     flat_grad, flat_x, flat_norm = shape.flat(grad), shape.flat(x), shape.flat(norm)
     s, d, u = (shape.flat(t) for t in (score_src, score_dst, score_edge))
     rows = np.arange(edges.num_dst + 1)

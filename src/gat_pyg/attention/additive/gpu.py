@@ -40,6 +40,7 @@ from ...kernels.gpu.rows import (
 )
 from ..steps import gpu as steps
 from ..steps.gpu import alpha
+from . import Additive
 
 # Backward, additive. With g_ij = k_ij <dO_i, x_j> and D_i = sum_j alpha_ij g_ij = <dO_i, O_i>:
 #   grad z_ij = alpha_ij (g_ij - D_i) LeakyReLU'(z_ij), grad s_j = sum_i grad z_ij, grad d_i = sum_j grad z_ij,
@@ -242,44 +243,39 @@ def _backward_kernel(
 
 def forward(
     x: Tensor,
-    score_src: Tensor | None,
-    score_dst: Tensor | None,
-    score_edge: Tensor | None,
+    score: Additive,
     edges: Edges,
-    negative_slope: float,
     dropout: float,
     seed: Tensor | None,
     dtype: torch.dtype,
-    plus: bool,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    saves_output: bool,
+) -> tuple[Tensor, ...]:
     """Return the output `[N_dst, H, C]` in `dtype` and the log-sum-exp `[N_dst, H]` in float32.
 
-    Where `plus`, also the share of output and mass with z > 0, in the same dtypes.
+    If the output is saved for the backward pass, also the share of output and mass with z > 0, in the same dtypes.
     """
-    scores = (score_src, score_dst, score_edge)
-    return steps.forward(x, None, None, *scores, edges, negative_slope, dropout, seed, dtype, plus)
+    terms = score.score_src, score.score_dst, score.score_edge
+    return steps.forward(x, None, None, *terms, edges, score.negative_slope, dropout, seed, dtype, saves_output)
 
 
 def backward(
     grad: Tensor,
     x: Tensor,
-    score_src: Tensor | None,
-    score_dst: Tensor | None,
-    score_edge: Tensor | None,
+    score: Additive,
     edges: Edges,
-    negative_slope: float,
     dropout: float,
     seed: Tensor | None,
     out: Tensor | None,
-    lse: Tensor,
-    out_plus: Tensor | None,
-    mass_plus: Tensor | None,
-    edge_grad: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    saved: tuple[Tensor, ...],
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
     """The gradients of x, of the scores of src and dst, and of edges in the caller's order.
 
-    From `out` and what `plus` gave, in one pass over the features; without them in one such pass and two over `[E, H]`.
+    From O, O+ and A+, in one pass over the features; without them in one such pass and two over `[E, H]`.
     """
+    score_src, score_dst, score_edge = score.operands
+    lse, out_plus, mass_plus = (*saved, None, None)[:3]
+    edge_grad, negative_slope = needs[3], score.negative_slope
     models = x.shape[:-3]
     grad, x, score_src, score_dst, score_edge = beside(models, grad, x, score_src, score_dst, score_edge)
     out, lse, out_plus, mass_plus = beside(models, out, lse, out_plus, mass_plus)
@@ -300,13 +296,13 @@ def backward(
     drop = drop_arguments(dropout, seed, edges.names_by_dst)
     by_src = {"p_grad_src": grad_src, "p_grad_edge": grad_edge}
     scored = score_src is not None or score_dst is not None or edge_grad
-    saved = out is not None and (out_plus is not None or score_dst is None)
+    speed = out is not None and (out_plus is not None or score_dst is None)
     mean = new(num_dst, scored)
     size = models.numel()
     with torch.cuda.device_of(x):
         if not scored:
             _over_src(edges, terms, negative_slope, size, heads, channels, p_grad=grad, p_grad_x=grad_x, **drop)
-        elif saved:
+        elif speed:
             tile = tile_for(size, heads, channels, num_dst)
             _mean_kernel[(triton.cdiv(num_dst, tile.edges), triton.cdiv(heads, tile.heads))](
                 grad,

@@ -30,6 +30,7 @@ from ...kernels.cpu.vector import (
     store,
 )
 from ..steps.cpu import AHEAD, merge, softmax, store_norm, weighted_sum
+from . import Dot, GATv2
 
 BLOCK = 512  # rows that are summed one after the other
 
@@ -227,18 +228,18 @@ def _multiply_blocks(first: int, last: int, buffers: Any, names: Any, model: int
 
 def forward(
     x: Tensor,
-    x_dst: Tensor,
-    att: Tensor | None,
+    score: GATv2 | Dot,
     edges: Edges,
-    negative_slope: float,
     dropout: float,
     seed: Tensor | None,
     dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
+    saves_output: bool,
+) -> tuple[Tensor, ...]:
     """Return O in `dtype` and (max, 1 / denominator) for e_ij = att . LeakyReLU(x_j + x_i).
 
     Without `att`, e_ij = <x_i, x_j> / sqrt(C).
     """
+    x_dst, att = score.x_dst, score.att
     shape = Shape.of(x, x_dst, att, narrow=False)
     heads, channels = shape.heads, shape.channels
     chunks = chunks_of(edges, "dst")
@@ -254,7 +255,7 @@ def forward(
         *(shape.flat(t) for t in (x, x_dst, att)),
         heads,
         channels,
-        shape.dtype.type(negative_slope),
+        shape.dtype.type(score.negative_slope),
         shape.dtype.type(1.0 if att is not None else max(channels, 1) ** -0.5),
         shape.drop(seed, dropout, edges.names_by_dst),
         out,
@@ -272,15 +273,14 @@ def forward(
 def backward(
     grad: Tensor,
     x: Tensor,
-    x_dst: Tensor,
-    att: Tensor | None,
+    score: GATv2 | Dot,
     edges: Edges,
-    negative_slope: float,
     dropout: float,
     seed: Tensor | None,
     out: Tensor,
-    norm: Tensor,
-) -> tuple[Tensor, Tensor, Tensor | None]:
+    saved: tuple[Tensor, ...],
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
     """The gradients of x, x_dst and att.
 
     Of att . LeakyReLU(v), v = x_j + x_i, they are de att LeakyReLU'(v) for both ends and de LeakyReLU(v) for att,
@@ -288,11 +288,12 @@ def backward(
     grad x_j = att A_j + sum_i k alpha dO_i and grad att = sum_i x_i B_i + sum_j x_j A_j: nothing is kept of an edge
     but two numbers a head.
     """
+    x_dst, att, (norm,) = score.x_dst, score.att, saved
     shape = Shape.of(x, x_dst, att, narrow=False)
     heads, channels = shape.heads, shape.channels
     _, dst, place = edges.transpose
     by_dst, by_src = chunks_of(edges, "dst"), chunks_of(edges, "src")
-    slope = shape.dtype.type(negative_slope)
+    slope = shape.dtype.type(score.negative_slope)
     g, flat_x, flat_x_dst, flat_att = (shape.flat(t) for t in (grad, x, x_dst, att))
     delta = shape.flat((grad.to(norm.dtype) * out.to(norm.dtype)).sum(-1))
     weights, changes = shape.empty(edges.num_edges, heads), shape.empty(edges.num_edges, heads)
@@ -355,7 +356,7 @@ def backward(
     spread_src = shape.tensor(flat_src, edges.num_src, heads, channels)
     spread_dst = shape.tensor(flat_dst, edges.num_dst, heads, channels)
     if att is None:
-        return grad_x.add_(spread_src), spread_dst, None
+        return grad_x.add_(spread_src), spread_dst
     grad_att = _column_dots(shape, flat_x, flat_src, edges.num_src) + _column_dots(
         shape, flat_x_dst, flat_dst, edges.num_dst
     )

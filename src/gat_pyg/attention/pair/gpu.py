@@ -23,6 +23,7 @@ from ...kernels.gpu.rows import (
 )
 from ..steps import gpu as steps
 from ..steps.gpu import alpha, leaky
+from . import Dot, GATv2
 
 # Backward, pair. D as above and grad e_ij = alpha_ij (g_ij - D_i); grad z_ij = att grad e_ij LeakyReLU'(z_ij) with
 # z_ij = x_j + x_i, or for the scaled product scale grad e_ij times the other end's features.
@@ -181,39 +182,37 @@ def _backward_src_kernel(
 
 def forward(
     x: Tensor,
-    x_dst: Tensor,
-    att: Tensor | None,
+    score: GATv2 | Dot,
     edges: Edges,
-    negative_slope: float,
     dropout: float,
     seed: Tensor | None,
     dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
+    saves_output: bool,
+) -> tuple[Tensor, ...]:
     """Return the output `[N_dst, H, C]` in `dtype` and log-sum-exp `[N_dst, H]` of a score by both ends' features."""
-    out, lse, _, _ = steps.forward(x, x_dst, att, None, None, None, edges, negative_slope, dropout, seed, dtype, False)
-    return out, lse
+    slope = score.negative_slope
+    return steps.forward(x, score.x_dst, score.att, None, None, None, edges, slope, dropout, seed, dtype, False)
 
 
 def backward(
     grad: Tensor,
     x: Tensor,
-    x_dst: Tensor,
-    att: Tensor | None,
+    score: GATv2 | Dot,
     edges: Edges,
-    negative_slope: float,
     dropout: float,
     seed: Tensor | None,
     out: Tensor,
-    lse: Tensor,
-) -> tuple[Tensor, Tensor, Tensor | None]:
+    saved: tuple[Tensor, ...],
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
     """The gradients of x, x_dst and att, in one pass over dst and one over src; holds two numbers an edge and head."""
-    models = x.shape[:-3]
-    grad, x, x_dst, out, lse = beside(models, grad, x, x_dst, out, lse)
+    att, models = score.att, x.shape[:-3]
+    grad, x, x_dst, out, lse = beside(models, grad, x, score.x_dst, out, *saved)
     (_, heads, channels), num_edges = x.shape, edges.num_edges
     grad_x, grad_x_dst = torch.empty_like(x), torch.empty_like(x_dst)
     if num_edges == 0 or x.numel() == 0:
-        grad_att = None if att is None else torch.zeros_like(att)
-        return *apart(models, grad_x.zero_(), grad_x_dst.zero_()), grad_att
+        results = apart(models, grad_x.zero_(), grad_x_dst.zero_())
+        return results if att is None else (*results, torch.zeros_like(att))
 
     weights = x.new_empty(num_edges, 2, heads, dtype=torch.float32)
     by_dst, by_src = (Walk(edges, side, models.numel(), heads, channels) for side in ("dst", "src"))
@@ -221,7 +220,7 @@ def backward(
     held_att = None if att is None else x.new_empty(by_dst.items, heads, channels, dtype=torch.float32)
     shared: dict[str, Any] = {"p_grad": grad, "p_x": x, "p_x_dst": x_dst, "p_weights": weights}
     shared |= {"p_att": None if att is None else att.contiguous()}
-    shared |= {"slope": float(negative_slope), "scale": channels**-0.5}
+    shared |= {"slope": float(score.negative_slope), "scale": channels**-0.5}
     _, dst, place = edges.transpose
     with torch.cuda.device_of(x):
         _backward_dst_kernel[(by_dst.items, by_dst.slabs)](
@@ -245,5 +244,5 @@ def backward(
             **by_src.arguments,
         )
         by_src.sum(held_src, grad_x)
-        grad_att = None if att is None or held_att is None else held_att.sum(0).view_as(att)
-    return *apart(models, grad_x, grad_x_dst), grad_att
+        results = apart(models, grad_x, grad_x_dst)
+        return results if att is None or held_att is None else (*results, held_att.sum(0).view_as(att))

@@ -45,6 +45,14 @@ def leaky(b_z, slope):
     return tl.where(b_z > 0.0, b_z, slope * b_z)
 
 
+@triton.jit
+def online_softmax(b_e, b_top):
+    """A step of the online softmax: the new maximum, the factor for what was summed so far, and exp(e - maximum)."""
+    b_new = tl.maximum(b_top, tl.max(b_e, 0))
+    b_base = finite(b_new)
+    return b_new, tl.exp2((b_top - b_base) * LOG2E), tl.exp2((b_e - b_base[None, :]) * LOG2E)
+
+
 # Forward.
 
 
@@ -125,13 +133,7 @@ def _forward_kernel(
             b_z += gather(p_score_src, i_src, i_h, m_eh, H)
             b_z += gather(p_score_edge, i_edge, i_h, m_eh, H)
             b_e = leaky(b_z, slope)
-        b_e = tl.where(m_eh, b_e, float("-inf"))
-
-        b_top_new = tl.maximum(b_top, tl.max(b_e, 0))
-        b_base = finite(b_top_new)
-        b_shrink = tl.exp2((b_top - b_base) * LOG2E)
-        b_exp = tl.exp2((b_e - b_base[None, :]) * LOG2E)
-        b_top = b_top_new
+        b_top, b_shrink, b_exp = online_softmax(tl.where(m_eh, b_e, float("-inf")), b_top)
         b_mass = b_mass * b_shrink[None, :] + b_exp
         b_w = b_exp
         if p_seed is not None:
@@ -202,11 +204,7 @@ def _merge_kernel(
         p_chunk = p_chunks + offset(i_chunk, 2 * H * C)[:, None, None] + o_hc[None, :, :]
         p_chunk_h = p_chunks_h + offset(i_chunk, 2 * H)[:, None] + i_h[None, :]
         b_e = tl.load(p_chunk_h, mask=m_eh, other=float("-inf"))
-        b_top_new = tl.maximum(b_top, tl.max(b_e, 0))
-        b_base = finite(b_top_new)
-        b_shrink = tl.exp2((b_top - b_base) * LOG2E)
-        b_exp = tl.exp2((b_e - b_base[None, :]) * LOG2E)
-        b_top = b_top_new
+        b_top, b_shrink, b_exp = online_softmax(b_e, b_top)
         b_mass = b_mass * b_shrink + tl.sum(b_exp, 0)
         b_out = b_out * b_shrink[:, None] + tl.sum(b_exp[:, :, None] * tl.load(p_chunk, mask=m_ehc, other=0.0), 0)
         if p_out_plus is not None:
@@ -237,16 +235,17 @@ def forward(
     seed: Tensor | None,
     dtype: torch.dtype,
     plus: bool,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, ...]:
     """Return O, its log-sum-exp and, where `plus`, O+ and A+; of scores of pairs if `x_dst` is there."""
     models = x.shape[:-3]
     x, x_dst, score_src, score_dst, score_edge = beside(models, x, x_dst, score_src, score_dst, score_edge)
     num_dst, (_, heads, channels) = edges.num_dst, x.shape
     out = x.new_empty(num_dst, heads, channels, dtype=dtype)
     lse = x.new_empty(num_dst, heads, dtype=torch.float32)
-    out_plus, mass_plus = (torch.empty_like(out), torch.empty_like(lse)) if plus else (None, None)
+    of_positive = (torch.empty_like(out), torch.empty_like(lse)) if plus else ()
     if out.numel() == 0:
-        return apart(models, out, lse.zero_(), out_plus, mass_plus.zero_() if mass_plus is not None else None)
+        return apart(models, out, lse.zero_(), *(t.zero_() for t in of_positive))
+    out_plus, mass_plus = of_positive or (None, None)
     walk = Walk(edges, "dst", models.numel(), heads, channels)
     held, held_h = walk.hold(2, heads, channels), walk.hold(2, heads)
     with torch.cuda.device_of(x):
@@ -270,18 +269,31 @@ def forward(
             **drop_arguments(dropout, seed, edges.names_by_dst),
             **walk.arguments,
         )
-        if walk.chunks is not None:
-            _merge_kernel[(walk.chunks.rows.numel(), walk.slabs)](
-                held,
-                held_h,
-                walk.chunks.rows,
-                walk.chunks.first,
-                out,
-                lse,
-                out_plus,
-                mass_plus,
-                **stack_arguments(walk.models, heads),
-                C=channels,
-                **walk.tile.blocks,
-            )
-    return apart(models, out, lse, out_plus, mass_plus)
+        merge(walk, held, held_h, out, lse, out_plus, mass_plus)
+    return apart(models, out, lse, *of_positive)
+
+
+def merge(
+    walk: Walk,
+    held: Tensor | None,
+    held_h: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    out_plus: Tensor | None = None,
+    mass_plus: Tensor | None = None,
+) -> None:
+    """Merge the chunks of long rows into the results of their rows."""
+    if walk.chunks is not None:
+        _merge_kernel[(walk.chunks.rows.numel(), walk.slabs)](
+            held,
+            held_h,
+            walk.chunks.rows,
+            walk.chunks.first,
+            out,
+            lse,
+            out_plus,
+            mass_plus,
+            **stack_arguments(walk.models, walk.heads),
+            C=walk.channels,
+            **walk.tile.blocks,
+        )

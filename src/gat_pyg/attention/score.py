@@ -1,0 +1,98 @@
+"""`Score`: everything that a backend needs to know about an attention mechanism.
+
+A score has operands (tensors) and options (numbers). It computes e_ij of every edge in plain torch, from which the
+backends "reference" and "segment" continue, and it names the folder of its kernels, which "fused" runs. A new mechanism
+is a subclass; no backend has to be changed for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..graph.adjacency import EdgeList
+from ..graph.edges import Edges
+
+SCORES: dict[str, type[Score]] = {}  # name of a class -> the class, for operators, whose arguments are plain values
+
+
+class Score:
+    """A mechanism's score e_ij and its operands for one call of `gat_pyg.attention.attend`.
+
+    A subclass is a dataclass: its fields are the operands, in the order of `shapes`, then the options. With several
+    models on one graph, every operand has one more axis in front.
+
+    Attributes:
+        shapes: the shape of each operand by name, in the letters "N_src", "N_dst", "E", "H" and "C". An operand may be
+            None if its field allows it.
+        options: the names of the options.
+        kernels: the folder in `gat_pyg.attention` with the kernels, in `cpu.py` and `gpu.py`; "" if there is none.
+        saved: the shapes of the results, besides the output and the log-sum-exp, that the kernels save for the backward
+            pass when they save the output.
+    """
+
+    shapes: ClassVar[dict[str, tuple[str, ...]]]
+    options: ClassVar[tuple[str, ...]] = ()
+    kernels: ClassVar[str] = ""
+    saved: ClassVar[tuple[tuple[str, ...], ...]] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        SCORES[cls.__name__] = cls
+
+    def per_edge(self, x: Tensor, edges: Edges) -> Tensor:
+        """Return e_ij `[E, H]` of all edges, grouped by dst, in float32 or wider; differentiable any number of times.
+
+        Args:
+            x: `[N_src, H, C]`, the features that are attended to.
+            edges: the neighbourhoods.
+        """
+        raise NotImplementedError
+
+    def saves_output(self, x: Tensor, edges: Edges | EdgeList) -> bool:
+        """Return True if the kernels' backward pass reads the output."""
+        return True
+
+    @property
+    def operands(self) -> tuple[Tensor | None, ...]:
+        """The operands in the order of `shapes`."""
+        return tuple(getattr(self, name) for name in self.shapes)
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The values of the options."""
+        return tuple(getattr(self, name) for name in self.options)
+
+    @classmethod
+    def of(cls, operands: Sequence[Tensor | None], values: Sequence[float]) -> Score:
+        """The score of these operands and option values."""
+        return cls(*operands, *values)
+
+    def map(self, function: Callable[[Tensor, int], Tensor]) -> Score:
+        """Apply a function to each operand and its axis of heads."""
+        axes = (shape.index("H") for shape in self.shapes.values())
+        pairs = zip(self.operands, axes, strict=True)
+        return self.of([None if operand is None else function(operand, axis) for operand, axis in pairs], self.values)
+
+    def check(self, x: Tensor, edges: Edges) -> None:
+        """Raise ValueError for an operand whose shape does not fit x and the edges."""
+        _, heads, channels = x.shape
+        sizes = {"N_src": edges.num_src, "N_dst": edges.num_dst, "E": edges.num_edges, "H": heads, "C": channels}
+        for name, operand, letters in zip(self.shapes, self.operands, self.shapes.values(), strict=True):
+            expected = tuple(sizes[letter] for letter in letters)
+            if operand is not None and operand.shape != expected:
+                raise ValueError(f"{name} has shape {tuple(operand.shape)}, expected {expected}.")
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Return the tensor in float32 or wider."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def ends(x_dst: Tensor, x: Tensor, edges: Edges) -> tuple[Tensor, Tensor]:
+    """Return x_i and x_j of every edge, `[E, H, C]` each in the caller's order, in float32 or wider."""
+    src, dst = edges.index.long()  # gradients add up by these, see Edges.wide
+    return widened(x_dst).index_select(0, dst), widened(x).index_select(0, src)

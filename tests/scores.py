@@ -1,0 +1,74 @@
+"""The scores that every law, comparison, vmap, compile and export test runs over. A new score is one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gat_pyg.attention import Additive, Dot, GATv2, attend
+from gat_pyg.attention.score import Score
+from gat_pyg.graph.edges import Edges
+from graphs import Graph
+
+Tensors = dict[str, Tensor]
+
+
+class Case(NamedTuple):
+    """A score and its definition: e `[N_dst, N_src, H]` of every pair of nodes, from x and the operands."""
+
+    score: type[Score]
+    dense: Callable[..., Tensor]
+
+
+def _additive(x: Tensor, score_src: Tensor, score_dst: Tensor, score_edge: Tensor) -> Tensor:
+    return F.leaky_relu(score_dst[:, None] + score_src + score_edge, 0.2)
+
+
+def _gatv2(x: Tensor, x_dst: Tensor, att: Tensor) -> Tensor:
+    return torch.einsum("hc,ijhc->ijh", att, F.leaky_relu(x_dst[:, None] + x, 0.2))
+
+
+def _dot(x: Tensor, x_dst: Tensor) -> Tensor:
+    return torch.einsum("ihc,jhc->ijh", x_dst, x) / x.size(-1) ** 0.5
+
+
+ADDITIVE = "x score_src score_dst score_edge"
+CONSTANT = "x"
+GATV2 = "x x_dst att"
+SCORES = {  # by the names of x and the operands
+    ADDITIVE: Case(Additive, _additive),
+    GATV2: Case(GATv2, _gatv2),
+    "x x_dst": Case(Dot, _dot),
+}
+SHAPES = {"x": ("N_src", "H", "C")} | {name: s for case in SCORES.values() for name, s in case.score.shapes.items()}
+
+
+def leaves_of(
+    graph: Graph, heads: int, channels: int, names: str, dtype: torch.dtype = torch.float64, seed: int = 0
+) -> Tensors:
+    """Random tensors by name, x and operands; vectors `[H, C]` are of length one, so that scores are of order one."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = {"N_src": graph.num_src, "N_dst": graph.num_dst, "E": graph.index.size(1), "H": heads, "C": channels}
+    leaves = {}
+    for name in names.split():
+        leaf = torch.randn([sizes[letter] for letter in SHAPES[name]], generator=generator, dtype=torch.float64)
+        leaves[name] = (leaf / channels**0.5 if SHAPES[name] == ("H", "C") else leaf).to(dtype)
+    return leaves
+
+
+def score_of(leaves: Tensors, **options: float) -> Score:
+    """The score that has these operands; some of `Additive`'s may be missing."""
+    score = SCORES[" ".join(leaves)].score if " ".join(leaves) in SCORES else Additive
+    options = {name: value for name, value in options.items() if name in score.options}
+    return score(**{name: leaf for name, leaf in leaves.items() if name != "x"}, **options)
+
+
+def call(leaves: Tensors, edges: Edges, backend: str = "fused", negative_slope: float = 0.2, **options: Any) -> Any:
+    """The result of the operation with these operands; a mask is that of seed 0."""
+    torch.manual_seed(0)
+    score = score_of(leaves, negative_slope=negative_slope)
+    return attend(leaves["x"], score, edges, backend=backend, **options)
