@@ -27,6 +27,7 @@ from gat_pyg.distributed.halo import Part, divided
 from gat_pyg.experiments.result import Result, read
 from gat_pyg.models import GAT
 from gat_pyg.philox import keyed
+from processes import python
 
 KEY = torch.tensor(2**40 + 5)
 
@@ -191,9 +192,14 @@ def test_gradients_of_fetched_rows_are_added_in_one_order(world: int, monkeypatc
 RUN = ("dataset=digits", "+trainer.precision=64-true", "training.max_epochs=25", "checkpoint_every=0")
 
 
-def command(outputs: Path, *arguments: str, world: int = 1) -> list[str]:
+def command(outputs: Path, *arguments: str, world: int = 1) -> Any:
     several = ("trainer=ddp_cpu", "trainer.strategy=halo", f"trainer.devices={world}")
-    return [sys.executable, "-m", "gat_pyg.run", *RUN, *several, *arguments, f"outputs={outputs}"]
+    return python("-m", "gat_pyg.run", *RUN, *several, *arguments, f"outputs={outputs}")
+
+
+def ended(process: Any) -> None:
+    _, complaints = process.communicate(timeout=240)
+    assert process.returncode == 0, complaints
 
 
 def left(outputs: Path) -> tuple[Result, dict[str, Tensor]]:
@@ -216,15 +222,15 @@ def test_two_gpus_train_as_one_does(tmp_path: Path):
 @pytest.mark.skipif(sys.platform == "win32", reason="a signal ends the run")
 def test_any_number_of_processes_trains_alike_and_goes_on_from_one_another(tmp_path: Path):
     alone, several = tmp_path / "alone", tmp_path / "several"
-    subprocess.run(command(alone), check=True, capture_output=True)
-    begun = subprocess.Popen(command(several, world=3), stderr=subprocess.PIPE, text=True)
+    ended(command(alone))
+    begun = command(several, world=3)
     while not any(several.rglob("last.ckpt")):
         assert begun.poll() is None, begun.communicate()[1]
         time.sleep(0.01)
     begun.terminate()
     _, told = begun.communicate(timeout=60)
     assert begun.returncode == 143 and "1,797 nodes in 3 parts; " in told, told
-    subprocess.run(command(several, "ckpt_path=last", world=2), check=True, capture_output=True)
+    ended(command(several, "ckpt_path=last", world=2))
     (one, weights), (other, its) = left(alone), left(several)
     assert (one.epochs, one.best_epoch, one.val, one.value) == (other.epochs, other.best_epoch, other.val, other.value)
     for name, value in weights.items():

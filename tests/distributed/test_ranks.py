@@ -24,7 +24,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gat_pyg.data import planted
-from gat_pyg.distributed import watch
+from gat_pyg.distributed import ranks, watch
 from gat_pyg.distributed.ranks import SILENT, Beats
 from gat_pyg.distributed.watch import Watch
 from gat_pyg.experiments.process import end
@@ -33,6 +33,7 @@ from gat_pyg.training import signals
 from gat_pyg.training.loading import TaskData
 from gat_pyg.training.shares import Shares
 from graphs import random
+from processes import python
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are stopped by POSIX signals")
 
@@ -40,24 +41,17 @@ EXACT = ("dataset=planted", "dataset.graphs=14", "dataset.nodes=40", "model=gat"
 STEPS = ("training.batch_size=3", "training.lr=0.02", "training.patience=6", "training.max_epochs=40")
 
 
-def started(*line: str, cwd: Path | None = None, **more: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        line,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **more},
-        start_new_session=True,
-    )
+def started(*arguments: str, cwd: Path | None = None, **more: str) -> Any:
+    """A process of Python."""
+    return python(*arguments, cwd=cwd, env={**os.environ, "OMP_NUM_THREADS": "1", **more})
 
 
-def command(outputs: Path, *arguments: str, world: int = 1) -> subprocess.Popen[str]:
+def command(outputs: Path, *arguments: str, world: int = 1) -> Any:
     several = ("trainer=ddp_cpu", f"trainer.devices={world}") if world > 1 else ()
-    return started(sys.executable, "-m", "gat_pyg.run", *EXACT, *STEPS, *several, *arguments, f"outputs={outputs}")
+    return started("-m", "gat_pyg.run", *EXACT, *STEPS, *several, *arguments, f"outputs={outputs}")
 
 
-def ended(process: subprocess.Popen[str], status: int = 0) -> None:
+def ended(process: Any, status: int = 0) -> None:
     _, complaints = process.communicate(timeout=240)
     assert process.returncode == status, complaints
     assert "Warning" not in complaints, complaints
@@ -124,7 +118,6 @@ def test_a_rank_without_a_training_node_changes_nothing(tmp_path: Path):
     x = torch.randn(30, 5, generator=generator, dtype=torch.float64)
     np.savez(tmp_path / "graph.npz", x=x, edge_index=graph.index, y=torch.arange(30) % 3, **arrays)
     run = [
-        sys.executable,
         "-m",
         "gat_pyg.run",
         "dataset=file",
@@ -139,7 +132,7 @@ def test_a_rank_without_a_training_node_changes_nothing(tmp_path: Path):
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")
 def test_processes_of_ray_take_the_steps_of_one(alone: Path, tmp_path: Path):
-    run = [sys.executable, "-m", "gat_pyg.run", "trainer=ray", f"outputs={tmp_path}"]
+    run = ["-m", "gat_pyg.run", "trainer=ray", f"outputs={tmp_path}"]
     shy = {"RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0"}  # else they give way to other processes
     process = started(*run, *EXACT, *STEPS, **shy)
     _, complaints = process.communicate(timeout=240)
@@ -149,7 +142,7 @@ def test_processes_of_ray_take_the_steps_of_one(alone: Path, tmp_path: Path):
 
 
 def test_two_machines_leave_one_folder(alone: Path, tmp_path: Path):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=0"]
+    launcher = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=0"]
     launcher += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{29400 + os.getpid() % 1000}", "--rdzv-id=gat"]
     run = ["-m", "gat_pyg.run", *EXACT, *STEPS, "trainer=ddp_cpu", "trainer.devices=1", "+trainer.num_nodes=2"]
     machines = [started(*launcher, *run, f"outputs={tmp_path}") for _ in range(2)]
@@ -164,7 +157,7 @@ SLOW_TEST = """
 import functools, pathlib, time
 import gat_pyg.run
 from gat_pyg import training
-from gat_pyg.distributed import watch
+from gat_pyg.distributed import ranks, watch
 def waits(module, data, batch_idx):
     pathlib.Path(f"testing-{module.trainer.global_rank}").touch()
     time.sleep(100)  # as in a kernel that waits for the others
@@ -179,7 +172,7 @@ def test_who_is_lost_in_the_test_is_named_and_the_others_end(number: signal.Sign
     assert SILENT < 60
     (tmp_path / "slow.py").write_text(SLOW_TEST)
     run = ["slow.py", *EXACT, "model.hidden_channels=[4]", "training.batch_size=2", "training.max_epochs=1"]
-    process = started(sys.executable, *run, "trainer=ddp_cpu", cwd=tmp_path)
+    process = started(*run, "trainer=ddp_cpu", cwd=tmp_path)
     wait(lambda: len(list(tmp_path.glob("testing-*"))) == 2, process)
     other = second(process)
     os.kill(other, number)
@@ -211,8 +204,10 @@ def test_a_full_disk_ends_all_and_loses_nothing(alone: Path, tmp_path: Path):
     disk = tmp_path / "disk"
     disk.mkdir()
     run = " ".join([sys.executable, "-m", "gat_pyg.run", *EXACT, *STEPS])
-    process = started("unshare", "-rm", "bash", "-c", SMALL_DISK.format(run=run), "bash", str(disk))
-    said, complaints = process.communicate(timeout=240)
+    script = ["unshare", "-rm", "bash", "-c", SMALL_DISK.format(run=run), "bash", str(disk)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=240)
+    said, complaints = process.stdout, process.stderr
     assert process.returncode == 0, complaints
     assert said.splitlines() == ["status 1"]
     assert "could not be written: the disk is full" in complaints
@@ -222,7 +217,7 @@ def test_a_full_disk_ends_all_and_loses_nothing(alone: Path, tmp_path: Path):
 
 def test_two_tasks_of_slurm_leave_one_folder(alone: Path, tmp_path: Path):
     job = {"JOB_ID": f"{20000 + os.getpid() % 10000}", "JOB_NAME": "gat", "NTASKS": "2", "NTASKS_PER_NODE": "2"}
-    run = [sys.executable, "-m", "gat_pyg.run", *EXACT, *STEPS, "trainer=ddp_cpu", f"outputs={tmp_path}"]
+    run = ["-m", "gat_pyg.run", *EXACT, *STEPS, "trainer=ddp_cpu", f"outputs={tmp_path}"]
     tasks = []
     for task in ("0", "1"):  # what srun tells each
         its = {**job, "PROCID": task, "LOCALID": task, "NODEID": "0", "NODELIST": "localhost"}
@@ -234,12 +229,12 @@ def test_two_tasks_of_slurm_leave_one_folder(alone: Path, tmp_path: Path):
     same(tmp_path, alone)
 
 
-def second(process: subprocess.Popen[str]) -> int:
+def second(process: Any) -> int:
     """The process that the first one started."""
     return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[-1])
 
 
-def wait(until: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 120) -> None:
+def wait(until: Callable[[], bool], process: Any, seconds: float = 120) -> None:
     start = time.perf_counter()
     while not until():
         assert process.poll() is None and time.perf_counter() - start < seconds, process.communicate()[1]
@@ -249,25 +244,38 @@ def wait(until: Callable[[], bool], process: subprocess.Popen[str], seconds: flo
 # Who is still there -------------------------------------------------------------------------------------------------
 
 
-def test_whoever_is_silent_is_named_and_the_others_end(capsys: pytest.CaptureFixture[str]):
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "BEAT", 0.1)
+
+
+def until_there_are(ended: list[Any], count: int) -> None:
+    for _ in range(1200):
+        if len(ended) == count:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"{ended}, expected {count} of them")
+
+
+def test_whoever_is_silent_is_named_and_the_others_end(quick: None, capsys: pytest.CaptureFixture[str]):
     ended: list[tuple[int, int]] = []
-    first = Beats("localhost", 0, 0, 3, silent=3.0, end=lambda status: ended.append((0, status)))
-    others = [Beats("localhost", first.port, rank, 3, 3.0, lambda status: ended.append((1, status))) for rank in (1, 2)]
-    time.sleep(3.5)
-    assert not ended and first.lost(3.0) == others[0].lost(3.0) == []
+    first = Beats("localhost", 0, 0, 3, silent=2.0, end=lambda status: ended.append((0, status)))
+    others = [Beats("localhost", first.port, rank, 3, 2.0, lambda status: ended.append((1, status))) for rank in (1, 2)]
+    time.sleep(2.5)
+    assert not ended and first.lost(2.0) == others[0].lost(2.0) == []
     others[1].stop()  # as when it is killed
-    time.sleep(5.0)
+    until_there_are(ended, 2)
     assert sorted(ended) == [(0, 1), (1, 1)]
-    assert first.lost(3.0) == [2]
+    assert first.lost(2.0) == [2]
     assert capsys.readouterr().err.count("Rank 2 of 3 ended or cannot be reached") == 2
 
 
-def test_a_store_that_does_not_answer_is_the_silence_of_the_first(monkeypatch: pytest.MonkeyPatch):
+def test_a_store_that_does_not_answer_is_the_silence_of_the_first(quick: None, monkeypatch: pytest.MonkeyPatch):
     ended: list[int] = []
     first = Beats("localhost", 0, 0, 2)
     other = Beats("localhost", first.port, 1, 2, silent=2.0, end=ended.append)
     monkeypatch.setattr(other, "_store", SimpleNamespace(add=lambda *_: time.sleep(60)))  # as without power there
-    time.sleep(4.0)
+    until_there_are(ended, 1)
     assert ended == [1] and other.lost(2.0) == [0]
     first.stop()
 

@@ -42,6 +42,7 @@ from gat_pyg.files import try_lock
 from gat_pyg.kernels.cpu import cache
 from gat_pyg.seeds import Outcome
 from graphs import amazon_files
+from processes import python
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
 
@@ -82,15 +83,18 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return run
 
 
-def outside(*arguments: str, threads: str | None = "1") -> subprocess.Popen[str]:
+def outside(*arguments: str) -> Any:
     """The command in a process of its own."""
-    environment = {**os.environ, "OMP_NUM_THREADS": threads or ""}
-    if threads is None:
-        del environment["OMP_NUM_THREADS"]
+    return python("-m", "gat_pyg.run", *arguments, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def started(*arguments: str, **environment: str) -> tuple[str, str]:
+    """What the command prints, and writes to stderr, where nothing was imported before."""
     line = [sys.executable, "-m", "gat_pyg.run", *arguments]
-    return subprocess.Popen(
-        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    )
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | environment
+    done = subprocess.run(line, capture_output=True, text=True, env=environment, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
 
 
 def runs(folder: str = "outputs") -> list[Path]:
@@ -174,10 +178,10 @@ print(json.dumps([100 * right, list(out.shape), model.preparation.class_names]))
 
 def predicted(run: str | Path, data: str) -> list[Any]:
     """The score, the shape of the prediction and the class names, in a process that reads the data by itself."""
-    line = [sys.executable, "-c", PREDICT.format(data=data), str(run)]
-    done = subprocess.run(line, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    process = python("-c", PREDICT.format(data=data), str(run), env={**os.environ, "OMP_NUM_THREADS": "1"})
+    told, complaints = process.communicate(timeout=120)
+    assert process.returncode == 0, complaints
+    return json.loads(told.splitlines()[-1])
 
 
 @pytest.mark.usefixtures("nothing_compiled")
@@ -998,7 +1002,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def kill_in_training(process: subprocess.Popen[str], folder: Path, chance: random.Random) -> bool:
+def kill_in_training(process: Any, folder: Path, chance: random.Random) -> bool:
     """Kill -9 at a random moment after the process wrote its own first checkpoint; False if it ended before."""
 
     def written() -> float:
@@ -1457,9 +1461,7 @@ def test_a_job_killed_between_any_two_writes_at_its_end_is_finished(
 
 def test_two_processes_train_one_model_and_leave_one_run(place: Path):
     small = ("dataset=planted", "dataset.graphs=6", "model=mlp", "runs=2", "training.max_epochs=3")
-    process = outside(*small, "trainer=ddp_cpu", "trainer.devices=2", threads=None)
-    told, complaints = process.communicate(timeout=120)
-    assert process.returncode == 0, complaints
+    told, complaints = started(*small, "trainer=ddp_cpu", "trainer.devices=2")
     assert "2 runs: test micro-F1" in told
     assert told.count("data set    planted") == 2
     assert "Warning" not in complaints, complaints
@@ -1512,7 +1514,7 @@ def test_a_checkpoint_of_one_run_is_none_of_many(tmp_path: Path):
         gat_pyg.experiments.together._seeds_of(tmp_path / "last.ckpt")
 
 
-def kill(process: subprocess.Popen[str]) -> None:
+def kill(process: Any) -> None:
     """The process and those that it started."""
     assert process.poll() is None
     with suppress(ProcessLookupError):
@@ -1521,8 +1523,7 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 
 def test_as_a_command_it_says_only_what_is_useful(place: Path):
-    process = outside(*SMALL, "training.max_epochs=3")
-    told, complaints = process.communicate(timeout=120)
+    told, complaints = started(*SMALL, "training.max_epochs=3", OMP_NUM_THREADS="1")
     assert re.fullmatch(r"digits, seed 0: epoch 1, loss [\d.]+, val .*, patience left \[#+\] 100/100\n", complaints)
     assert [line.split("  ")[0] for line in told.splitlines() if line] == [
         "data set",

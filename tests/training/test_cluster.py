@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from gat_pyg.training.clusters import Clusters
 from gat_pyg.training.loading import TaskData
 from graphs import SQUARE, Graph, random
 from laws import assert_close
+from processes import python
 
 
 def one_graph(edge_dim: int | None = None) -> Task:
@@ -295,7 +295,7 @@ def left(outputs: Path) -> tuple[Result, dict[str, Tensor]]:
     return result, load_file(Path(result.run_dir) / "model.safetensors")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="processes as in tests/test_ranks.py")
+@pytest.mark.skipif(sys.platform == "win32", reason="processes as in tests/distributed/test_ranks.py")
 def test_processes_take_the_steps_of_one_where_no_edge_is_between_parts(tmp_path: Path):
     islands(tmp_path / "islands.npz")
     common = ["dataset=file", f"dataset.path={tmp_path}/islands.npz", "loader=cluster", "loader.num_parts=6"]
@@ -303,15 +303,11 @@ def test_processes_take_the_steps_of_one_where_no_edge_is_between_parts(tmp_path
     found = []
     for world in (1, 3):
         several = ["trainer=ddp_cpu", f"trainer.devices={world}"] if world > 1 else []
-        process = subprocess.run(
-            [sys.executable, "-m", "gat_pyg.run", *common, *several, f"outputs={tmp_path}/{world}"],
-            capture_output=True,
-            text=True,
-            timeout=240,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        assert process.returncode == 0 and "Warning" not in process.stderr, process.stderr
-        assert len(re.findall(r"islands: 6 parts .*, 0\.0 % of the edges between them", process.stderr)) == 1
+        run = ["-m", "gat_pyg.run", *common, *several, f"outputs={tmp_path}/{world}"]
+        process = python(*run, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        _, complaints = process.communicate(timeout=240)
+        assert process.returncode == 0 and "Warning" not in complaints, complaints
+        assert len(re.findall(r"islands: 6 parts .*, 0\.0 % of the edges between them", complaints)) == 1
         found.append(left(tmp_path / str(world)))
     (alone, weights), (result, its) = found
     assert (result.best_epoch, result.value, result.val) == (alone.best_epoch, alone.value, alone.val)

@@ -1,0 +1,156 @@
+"""`python ARGUMENTS` in a process of its own, forked from one that has imported the libraries, which takes seconds."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any, TextIO
+
+IMPORTED = [
+    "pytest",
+    "hydra.main",
+    "lightning.pytorch",
+    "lightning.pytorch.strategies.launchers.subprocess_script",
+    "sklearn.datasets",
+    "torch_geometric.nn",
+    "torch_geometric.loader",
+    "gat_pyg.attention.cpu",
+    "gat_pyg.baselines.mlp",
+    "gat_pyg.data",
+    "gat_pyg.experiments.job",
+    "gat_pyg.models.gat",
+    "gat_pyg.seeds",
+    "gat_pyg.training",
+]
+
+
+def python(*arguments: str, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Any:
+    """Start it as the first of a new session; what it returns is used as a `subprocess.Popen` with pipes for text."""
+    environment = dict(os.environ if env is None else env)
+    if sys.platform != "linux":  # elsewhere a fork may not use all that was imported before it
+        command, pipe = [sys.executable, *arguments], subprocess.PIPE
+        return subprocess.Popen(
+            command, stdout=pipe, stderr=pipe, text=True, cwd=cwd, env=environment, start_new_session=True
+        )
+    return Forked(arguments, Path.cwd() if cwd is None else cwd, environment)
+
+
+class Forked:
+    """A process whose output goes to files."""
+
+    def __init__(self, arguments: tuple[str, ...], cwd: Path, environment: dict[str, str]) -> None:
+        forkserver.set_forkserver_preload(IMPORTED)
+        self.files: list[TextIO] = [tempfile.NamedTemporaryFile("w+", encoding="utf-8") for _ in range(2)]  # noqa: SIM115
+        start = (arguments, str(cwd), environment, [file.name for file in self.files])
+        self.process = multiprocessing.get_context("forkserver").Process(target=_session, args=start, daemon=True)
+        self.process.start()
+        assert self.process.pid is not None
+        self.pid = self.process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.exitcode
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise subprocess.TimeoutExpired("python", timeout or 0.0)
+        return self.process.exitcode
+
+    def communicate(self, timeout: float | None = None) -> list[str]:
+        self.wait(timeout)
+        texts = []
+        for file in self.files:
+            with file:
+                texts.append(file.read())
+        return texts
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+def _session(arguments: tuple[str, ...], cwd: str, environment: dict[str, str], outputs: list[str]) -> None:
+    """Be the process: a session, a folder, an environment and outputs of its own."""
+    os.setsid()
+    for descriptor, output in enumerate(outputs, 1):
+        os.dup2(os.open(output, os.O_WRONLY | os.O_APPEND), descriptor)
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may start others
+    _main(arguments, cwd, environment)
+
+
+def _main(arguments: tuple[str, ...], cwd: str, environment: dict[str, str]) -> None:
+    """Do what Python does with its arguments."""
+    import torch
+    from lightning.fabric.utilities.rank_zero import _get_rank, rank_zero_only
+    from lightning.pytorch.strategies.launchers import subprocess_script
+
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    if threads := environment.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))
+    rank_zero_only.rank = _get_rank() or 0  # Lightning reads the environment when it is imported
+    subprocess_script.subprocess.Popen = _Rank  # type: ignore[misc]
+    kind, *rest = arguments
+    if kind == "-m":
+        sys.argv, sys.path[:0] = rest, [cwd]
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.argv, sys.path[:0] = ["-c", *rest[1:]], [""]
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv, sys.path[:0] = [*arguments], [str(Path(cwd, kind).parent)]
+        runpy.run_path(kind, run_name="__main__")
+
+
+class _Rank:
+    """A process that Lightning starts beside the first, forked from it."""
+
+    def __init__(self, command: Sequence[str], env: dict[str, str], cwd: str | None = None) -> None:
+        from hydra.core.global_hydra import GlobalHydra
+
+        self.returncode: int | None = None
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid:
+            return
+        status: Any = 1
+        try:
+            os.closerange(3, 1024)  # as those of a new program
+            GlobalHydra.instance().clear()
+            _main(tuple(command[1:]), cwd or os.getcwd(), env)
+            status = 0
+        except SystemExit as error:
+            status = error.code or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
