@@ -49,10 +49,17 @@ def one_mask(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "F", SimpleNamespace(**{**vars(F), "dropout": dropout}))
 
 
-@pytest.fixture
-def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """backend="auto" is segment's: for tests of many networks, of which each would have kernels compiled for it."""
-    monkeypatch.setitem(gat_pyg.kernels.device.REASONS, "cpu", "what is tested is not the kernels")
+COMPILING = {"attention", "conv", "features", "fuzz", "kernels"}  # folders whose tests are about the kernels
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """backend="auto" is segment's in other folders, where each network would have kernels compiled for it.
+
+    A test that needs the kernels has the mark `kernels`; processes that a test starts have them too.
+    """
+    if request.path.parent.name not in COMPILING and not request.node.get_closest_marker("kernels"):
+        monkeypatch.setitem(gat_pyg.kernels.device.REASONS, "cpu", "what is tested is not the kernels")
 
 
 def _found(package: str) -> str:

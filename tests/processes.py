@@ -23,7 +23,7 @@ IMPORTED = [
     "sklearn.datasets",
     "torch_geometric.nn",
     "torch_geometric.loader",
-    "gat_pyg.attention.cpu",
+    "gat_pyg.attention.additive.cpu",
     "gat_pyg.baselines.mlp",
     "gat_pyg.data",
     "gat_pyg.experiments.job",

@@ -50,7 +50,6 @@ def test_command_composes(command, own_settings):
     assert config.dataset._target_
 
 
-@pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
 def test_own_settings_are_used(own_settings, monkeypatch):
     monkeypatch.chdir(own_settings)

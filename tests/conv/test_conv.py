@@ -133,13 +133,16 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any], case: str) -> None
 @both_layers
 @pytest.mark.usefixtures("no_messages", "one_mask")
 def test_all_options(name: str, graph: Graph) -> None:
+    """Each graph sees every value of each option; one of them, all combinations."""
     x = x_of(graph)
-    for heads, concat, loops, bias, residual, dropout in itertools.product(
-        (1, 3), (True, False), (True, False), (True, False), (True, False), (0.0, 0.5)
-    ):
+    ways = list(itertools.product((1, 3), (True, False), (0.0, 0.5)))  # these change what the operation does,
+    ends = list(itertools.product((True, False), repeat=3))  # these what is done with its result
+    both = itertools.product(ways, ends) if graph is RANDOM else zip(ways, ends, strict=True)
+    for (heads, loops, dropout), (concat, bias, residual) in both:
         options = {"heads": heads, "concat": concat, "add_self_loops": loops, "bias": bias}
         options |= {"residual": residual, "dropout": dropout, "negative_slope": 0.1}
-        theirs, ours = pair(name, 5, 4, **options)
+        theirs, ours = pair(name, 5, 5, **options)
+        ours.backend = "fused" if heads == 3 else "segment"
         assert_same(run(ours, x, graph.index), run(theirs, x, graph.index), f"{graph} {options}")
 
 
@@ -149,13 +152,24 @@ def test_all_options(name: str, graph: Graph) -> None:
 @pytest.mark.usefixtures("no_messages")
 def test_edge_features(name: str, graph: Graph, fill_value: Any) -> None:
     x, edge_attr = x_of(graph), torch.randn(graph.index.size(1), 3)
-    for heads, loops in itertools.product((1, 3), (True, False)):
-        options = {"heads": heads, "add_self_loops": loops, "edge_dim": 3, "fill_value": fill_value}
-        theirs, ours = pair(name, 5, 4, **options)
-        assert_same(run(ours, x, graph.index, edge_attr), run(theirs, x, graph.index, edge_attr), f"{graph} {options}")
-    theirs, ours = pair(name, 5, 4, edge_dim=1, fill_value=2.0)
+    options = {"heads": 3, "edge_dim": 3, "fill_value": fill_value}
+    theirs, ours = pair(name, 5, 5, **options)
+    ours.backend = "fused" if fill_value == "mean" else "segment"
+    assert_same(run(ours, x, graph.index, edge_attr), run(theirs, x, graph.index, edge_attr), f"{graph} {options}")
+
+
+@pytest.mark.parametrize("graph", SQUARE, ids=str)
+@both_layers
+@pytest.mark.usefixtures("no_messages")
+def test_edge_features_without_loops_of_one_feature_and_not_given(name: str, graph: Graph) -> None:
+    x, edge_attr = x_of(graph), torch.randn(graph.index.size(1), 3)
+    for heads in (1, 3):
+        theirs, ours = pair(name, 5, 5, heads=heads, add_self_loops=False, edge_dim=3)
+        ours.backend = "fused" if heads == 3 else "segment"
+        assert_same(run(ours, x, graph.index, edge_attr), run(theirs, x, graph.index, edge_attr), f"{graph} {heads}")
+    theirs, ours = pair(name, 5, 5, heads=3, edge_dim=1, fill_value=2.0)
     assert_same(run(ours, x, graph.index, edge_attr[:, 0]), run(theirs, x, graph.index, edge_attr[:, 0]), "one feature")
-    theirs, ours = pair(name, 5, 4, edge_dim=3)
+    theirs, ours = pair(name, 5, 5, heads=3, edge_dim=3)
     assert_same(run(ours, x, graph.index), run(theirs, x, graph.index), "no features given")
 
 
@@ -166,7 +180,7 @@ def test_bipartite(name: str, graph: Graph) -> None:
     for loops, residual, in_channels in itertools.product((True, False), (True, False), ((5, 6), (5, 5), 5)):
         width = 5 if in_channels == 5 else in_channels[1]
         x = x_of(graph), x_of(graph, width, "dst")
-        theirs, ours = pair(name, in_channels, 4, heads=2, add_self_loops=loops, residual=residual)
+        theirs, ours = pair(name, in_channels, 5, heads=3, add_self_loops=loops, residual=residual)
         assert_same(run(ours, x, graph.index), run(theirs, x, graph.index), f"{graph} {loops} {in_channels}")
         if name == "GATConv":
             size = (graph.num_src, graph.num_dst)
@@ -187,7 +201,7 @@ def test_the_first_rows_of_one_x_may_be_those_of_dst(width: Any, options: dict[s
 @pytest.mark.parametrize("messages", [False, True])
 @pytest.mark.parametrize("loops", [False, True])
 def test_a_size_may_be_left_open(loops: bool, messages: bool) -> None:
-    theirs, ours = pair("GATConv", 5, 4, heads=2, add_self_loops=loops)
+    theirs, ours = pair("GATConv", 5, 5, heads=3, add_self_loops=loops)
     x, index = x_of(RANDOM), RANDOM.index
     with ours.register_message_forward_hook(lambda *_: None) if messages else nullcontext():
         for given in (x, (x, x), (x, None)):
@@ -200,16 +214,16 @@ def test_a_size_may_be_left_open(loops: bool, messages: bool) -> None:
 
 
 def test_a_graph_without_dst() -> None:
-    theirs, ours = pair("GATConv", 5, 4, heads=2, add_self_loops=False)
+    theirs, ours = pair("GATConv", 5, 5, heads=3, add_self_loops=False)
     for size in ((5, 0), (None, 0)):
         answer = run(ours, (x_of(BIPARTITE), None), BIPARTITE.index[:, :0], size=size)
-        assert answer["out"].shape == (0, 8)
+        assert answer["out"].shape == (0, 15)
         assert_same(answer, run(theirs, (x_of(BIPARTITE), None), BIPARTITE.index[:, :0], size=size), f"{size}")
 
 
 def test_src_alone() -> None:
     for loops, in_channels in itertools.product((True, False), (5, (5, 6))):
-        theirs, ours = pair("GATConv", in_channels, 4, heads=2, add_self_loops=loops)
+        theirs, ours = pair("GATConv", in_channels, 5, heads=3, add_self_loops=loops)
         x = x_of(BIPARTITE), None
         for size in ((5, 3), (5, 5), None):
             index = BIPARTITE.index if size else RANDOM.index % 5
@@ -236,7 +250,7 @@ def test_every_adjacency_type(name: str, graph: Graph, layout: str) -> None:
         given = index.int()
     x: Any = x_of(graph) if graph is not BIPARTITE else (x_of(graph), x_of(graph, 6, "dst"))
     for loops in (True, False):
-        theirs, ours = pair(name, 5 if graph is not BIPARTITE else (5, 6), 4, heads=2, add_self_loops=loops)
+        theirs, ours = pair(name, 5 if graph is not BIPARTITE else (5, 6), 5, heads=3, add_self_loops=loops)
         if graph is BIPARTITE and loops and layout in ("coo", "csr"):
             continue  # PyG builds a square matrix there and fails
         if layout == "int32":  # PyG's gradient is wrong there without loops, so its answer for int64 is the oracle
@@ -257,7 +271,7 @@ def test_narrow_ids_with_edge_features(name: str, dtype: torch.dtype, fill_value
     edge_attr = torch.randn(RANDOM.index.size(1), 3)
     for flow, loops in itertools.product(("source_to_target", "target_to_source"), (True, False)):
         options = {"edge_dim": 3, "fill_value": fill_value, "flow": flow, "add_self_loops": loops}
-        theirs, ours = pair(name, 5, 4, heads=2, **options)
+        theirs, ours = pair(name, 5, 5, heads=3, **options)
         narrow = RANDOM.index.to(dtype)
         for given in (narrow, EdgeIndex(narrow, sparse_size=(40, 40))) if dtype == torch.int32 else (narrow,):
             answer, expected = (
@@ -294,7 +308,7 @@ def test_loops_between_few_src_and_many_dst(name: str, messages: bool, fill_valu
 @pytest.mark.parametrize("loops", [True, False])
 @pytest.mark.usefixtures("no_operation")
 def test_int32_by_messages(name: str, loops: bool) -> None:
-    _, ours = pair(name, 5, 4, heads=2, add_self_loops=loops)
+    _, ours = pair(name, 5, 5, heads=3, add_self_loops=loops)
     with ours.register_message_forward_hook(lambda *_: None):
         assert_same(run(ours, x_of(RANDOM), RANDOM.index.int()), run(ours, x_of(RANDOM), RANDOM.index), f"{loops}")
 
@@ -302,7 +316,7 @@ def test_int32_by_messages(name: str, loops: bool) -> None:
 @both_layers
 @pytest.mark.parametrize("loops", [True, False])
 def test_csc_which_pyg_refuses(name: str, loops: bool) -> None:
-    theirs, ours = pair(name, 5, 4, heads=2, add_self_loops=loops)
+    theirs, ours = pair(name, 5, 5, heads=3, add_self_loops=loops)
     x = x_of(RANDOM)
     expected = theirs(x, adjacency(RANDOM, "csr").double(), return_attention_weights=True)
     out, (attention, alpha) = ours(x, adjacency(RANDOM, "csc").double(), return_attention_weights=True)
@@ -317,11 +331,11 @@ def test_csc_which_pyg_refuses(name: str, loops: bool) -> None:
 @both_layers
 def test_target_to_source(name: str) -> None:
     for loops in (True, False):
-        theirs, ours = pair(name, 5, 4, heads=2, flow="target_to_source", add_self_loops=loops)
+        theirs, ours = pair(name, 5, 5, heads=3, flow="target_to_source", add_self_loops=loops)
         x, index = x_of(RANDOM), RANDOM.index
         assert_same(run(ours, x, index), run(theirs, x, index), f"{loops}")
         assert_close(ours(x, index), LAYERS[name].forward(_as_forward(ours), x, index.flip(0)))
-        theirs, ours = pair(name, (5, 5), 4, heads=2, flow="target_to_source", add_self_loops=loops)
+        theirs, ours = pair(name, (5, 5), 5, heads=3, flow="target_to_source", add_self_loops=loops)
         assert_same(run(ours, (x, x), index), run(theirs, (x, x), index), f"{loops} two weights")
 
 
@@ -347,7 +361,7 @@ def test_features_on_a_sparse_adjacency() -> None:
     x, index = x_of(RANDOM), torch.unique(RANDOM.index, dim=1)
     edge_attr = torch.randn(index.size(1), 3)
     adj = torch_sparse.SparseTensor.from_edge_index(index, edge_attr, sparse_sizes=(40, 40)).t()
-    theirs, ours = pair("GATConv", 5, 4, heads=2, edge_dim=3, add_self_loops=False)
+    theirs, ours = pair("GATConv", 5, 5, heads=3, edge_dim=3, add_self_loops=False)
     assert_same(run(ours, x, adj), run(theirs, x, adj), "features as values")
     assert_close(ours(x, adj), ours(x, index, edge_attr))
     _, ours = pair("GATConv", 5, 4, edge_dim=3)
@@ -360,7 +374,7 @@ def test_features_on_a_sparse_adjacency() -> None:
 @both_layers
 def test_checkpoints_go_both_ways(name: str) -> None:
     for in_channels in (5, (5, 6)):
-        theirs, ours = pair(name, in_channels, 4, heads=2, edge_dim=3, residual=True)
+        theirs, ours = pair(name, in_channels, 5, heads=3, edge_dim=3, residual=True)
         for source, target in ((theirs, ours), (ours, theirs)):
             source.reset_parameters()
             target.load_state_dict(source.state_dict())
@@ -530,7 +544,7 @@ def test_the_fast_template_is_compiled(name: str) -> None:
 @both_layers
 @pytest.mark.usefixtures("no_operation")
 def test_torchscript(name: str) -> None:
-    theirs, ours = pair(name, 5, 4, heads=2, residual=True)
+    theirs, ours = pair(name, 5, 5, heads=3, residual=True)
     x, index = x_of(RANDOM), RANDOM.index
     out, both, (order, alpha) = torch.jit.script(Calls(ours))(x, index)
     expected, attention = theirs(x, index, return_attention_weights=True)
@@ -538,7 +552,7 @@ def test_torchscript(name: str) -> None:
         assert_close(answer, expected)
     assert torch.equal(order, attention[0])
     assert_close(alpha, attention[1])
-    theirs, ours = pair(name, 5, 4, heads=2, edge_dim=3)
+    theirs, ours = pair(name, 5, 5, heads=3, edge_dim=3)
     edge_attr = torch.randn(index.size(1), 3)
     assert_close(torch.jit.script(CallsWithFeatures(ours))(x, index, edge_attr), theirs(x, index, edge_attr))
 

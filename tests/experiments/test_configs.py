@@ -26,7 +26,6 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated"),
-    pytest.mark.usefixtures("nothing_compiled"),
 ]
 
 

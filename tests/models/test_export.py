@@ -57,6 +57,7 @@ def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert Path("model.pt2").exists() and Path("model.onnx").exists()
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_fused_operator_is_exported_where_it_is_named(name: str, strict: bool) -> None:

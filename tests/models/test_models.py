@@ -50,7 +50,6 @@ def test_const_gat_has_no_attention_parameters() -> None:
     assert const < gat
 
 
-@pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.parametrize(
     ("mechanism", "reproduction"),
     [

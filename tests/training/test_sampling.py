@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import re
-import subprocess
 import sys
 import warnings
 import weakref
@@ -38,6 +37,7 @@ from gat_pyg.training.loading import TaskData
 from gat_pyg.training.neighbours import TorchSampler, draw
 from graphs import SQUARE, Graph, random
 from laws import assert_close
+from processes import python
 
 
 def sampled(graph: Graph, seeds: list[int], num_neighbors: list[int]) -> object:
@@ -377,14 +377,10 @@ def test_features_that_exceed_the_memory_stay_on_disk(tmp_path: Path):
     np.save(folder / "y.npy", y)
     np.save(folder / "edge_index.npy", generator.integers(0, N, (2, 2 * N)))
     del x
-    process = subprocess.run(
-        [sys.executable, "-c", SMALL_MEMORY.format(room=room, features=4 * N * F)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert process.returncode == 0, process.stderr
+    code = SMALL_MEMORY.format(room=room, features=4 * N * F)
+    process = python("-c", code, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    _, complaints = process.communicate(timeout=240)
+    assert process.returncode == 0, complaints
     (result,) = read(tmp_path / "outputs" / "results.jsonl")
     assert result.epochs == 1
 
