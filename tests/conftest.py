@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import time
+import zlib
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import version
 from itertools import groupby
@@ -15,6 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
+from numba.core import event
 from torch import Tensor
 
 import gat_pyg.conv.gat
@@ -49,17 +53,52 @@ def one_mask(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "F", SimpleNamespace(**{**vars(F), "dropout": dropout}))
 
 
+@pytest.fixture
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """backend="auto" is segment's: for tests of many networks, of which each would have kernels compiled for it."""
+    monkeypatch.setitem(gat_pyg.kernels.device.REASONS, "cpu", "what is tested is not the kernels")
+
+
 COMPILING = {"attention", "conv", "features", "fuzz", "kernels"}  # folders whose tests are about the kernels
 
 
 @pytest.fixture(autouse=True)
-def nothing_compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """backend="auto" is segment's in other folders, where each network would have kernels compiled for it.
-
-    A test that needs the kernels has the mark `kernels`; processes that a test starts have them too.
-    """
+def kernels_where_they_matter(request: pytest.FixtureRequest) -> None:
+    """In other folders the tests with the mark `kernels` have them; so have the processes that any test starts."""
     if request.path.parent.name not in COMPILING and not request.node.get_closest_marker("kernels"):
-        monkeypatch.setitem(gat_pyg.kernels.device.REASONS, "cpu", "what is tested is not the kernels")
+        request.getfixturevalue("nothing_compiled")
+
+
+class Compilations(event.Listener):
+    """The package's CPU kernels that this process compiled, each with its types and the seconds it took."""
+
+    def __init__(self) -> None:
+        self.kernels: list[tuple[str, float]] = []
+        self.starts: list[float] = []
+
+    def on_start(self, started: event.Event) -> None:
+        self.starts.append(time.perf_counter())
+
+    def on_end(self, ended: event.Event) -> None:
+        seconds = time.perf_counter() - self.starts.pop()
+        kernel = ended.data["dispatcher"].py_func
+        if not self.starts and kernel.__module__.startswith("gat_pyg."):  # else a step, which is compiled within one
+            types = zlib.crc32(str(ended.data["args"]).encode())
+            self.kernels.append((f"{kernel.__module__}.{kernel.__name__} {types:08x}", seconds))
+
+
+COMPILATIONS = Compilations()
+event.register("numba:compile", COMPILATIONS)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Add the kernels that a test compiles to its report."""
+    try:
+        return (yield)
+    finally:
+        item.user_properties.extend(("kernel", kernel) for kernel in COMPILATIONS.kernels)
+        COMPILATIONS.kernels.clear()
 
 
 def _found(package: str) -> str:
@@ -72,9 +111,12 @@ def _found(package: str) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Write which of the optional libraries the tests ran with, and what the compiled CUDA kernels take."""
+    """Write which of the optional libraries the tests ran with, and what was compiled."""
     terminalreporter.write_line(", ".join(_found(package) for package in ("torch_scatter", "torch_sparse", "numba")))
     reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    kernels = [tuple(use) for report in reports for name, use in report.user_properties if name == "kernel"]
+    seconds, again = sum(seconds for _, seconds in kernels), len(kernels) - len({name for name, _ in kernels})
+    terminalreporter.write_line(f"CPU kernels compiled: {len(kernels)} in {seconds:.0f} s, {again} of them again")
     compiled = {tuple(use) for report in reports for name, use in report.user_properties if name == "compiled"}
     for sm, kernels in groupby(sorted(compiled), key=itemgetter(0)):
         _, _, registers, spills, shared = zip(*kernels, strict=True)

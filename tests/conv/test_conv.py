@@ -175,7 +175,7 @@ def test_edge_features_without_loops_of_one_feature_and_not_given(name: str, gra
 
 @pytest.mark.parametrize("graph", [BIPARTITE, WIDE, RANDOM], ids=str)
 @both_layers
-@pytest.mark.usefixtures("no_messages")
+@pytest.mark.usefixtures("no_messages", "nothing_compiled")
 def test_bipartite(name: str, graph: Graph) -> None:
     for loops, residual, in_channels in itertools.product((True, False), (True, False), ((5, 6), (5, 5), 5)):
         width = 5 if in_channels == 5 else in_channels[1]
@@ -285,6 +285,7 @@ def test_narrow_ids_with_edge_features(name: str, dtype: torch.dtype, fill_value
 @pytest.mark.parametrize("fill_value", FILLS, ids=str)
 @pytest.mark.parametrize("messages", [False, True])
 @both_layers
+@pytest.mark.usefixtures("nothing_compiled")
 def test_loops_between_few_src_and_many_dst(name: str, messages: bool, fill_value: Any) -> None:
     """Where PyG's layer stops: the features of the added loops are reduced over the edges to the first N_src dst."""
     ours = LAYERS[name]((5, 6), 4, heads=2, edge_dim=3, fill_value=fill_value)
@@ -346,6 +347,7 @@ def _as_forward(layer: Any) -> Any:
 
 
 @both_layers
+@pytest.mark.usefixtures("nothing_compiled")
 def test_lazy_sizes(name: str) -> None:
     x, edge_attr = (x_of(BIPARTITE), x_of(BIPARTITE, 6, "dst")), torch.randn(5, 3)
     layers = pair(name, (-1, -1), 4, heads=2, edge_dim=-1, residual=True)
@@ -440,7 +442,7 @@ MECHANISMS = {
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.usefixtures("one_mask")
+@pytest.mark.usefixtures("one_mask", "nothing_compiled")
 def test_both_ways_agree_for_every_mechanism(mechanism: str) -> None:
     x, edge_attr = x_of(RANDOM), torch.randn(RANDOM.index.size(1), 3)
     for loops, dropout in itertools.product((True, False), (0.0, 0.5)):

@@ -503,6 +503,7 @@ def test_that_features_are_sparse_is_told(monkeypatch: pytest.MonkeyPatch, capsy
     assert "mine: 1.7 % of the features are not 0, so they are a sparse matrix\n" in capsys.readouterr().err
 
 
+@pytest.mark.kernels
 def test_that_kernels_are_compiled_is_told_once(command: Command, monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
     build_task = gat_pyg.experiments.build.build_task
@@ -1014,6 +1015,7 @@ def kill_in_training(process: Any, folder: Path, chance: random.Random) -> bool:
     return not ended
 
 
+@pytest.mark.kernels
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is a POSIX signal")
 def test_a_killed_run_ends_like_one_that_was_not(command: Command):
     command(*LONG, "outputs=whole")
@@ -1067,6 +1069,7 @@ def test_a_signal_before_the_training_ends_it_in_a_line(
     assert [result.epochs for result in read("outputs/results.jsonl")] == [2]
 
 
+@pytest.mark.kernels
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 @pytest.mark.parametrize(("number", "seeds"), [(signal.SIGINT, 1), (signal.SIGTERM, 3)], ids=["SIGINT", "SIGTERM"])
 def test_a_signal_leaves_a_checkpoint_to_go_on_from(command: Command, number: signal.Signals, seeds: int):
@@ -1133,6 +1136,7 @@ def test_a_job_of_several_seeds_goes_on_with_the_first_unfinished(command: Comma
     assert "no run with these settings" in command(*arguments, "training.lr=0.3", "ckpt_path=last", fails=True)
 
 
+@pytest.mark.kernels
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is a POSIX signal")
 def test_seeds_trained_together_go_on_after_a_kill(command: Command):
     many = (*SMALL, "runs=5", "seeds_per_pass=3", "training.max_epochs=150", "checkpoint_every=0.1")
@@ -1470,6 +1474,7 @@ def test_two_processes_train_one_model_and_leave_one_run(place: Path):
     assert sorted(path.name for path in job.iterdir()) == ["config.yaml", "seed-0", "seed-1"]
 
 
+@pytest.mark.kernels
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is a POSIX signal")
 def test_two_processes_share_the_seeds_of_one_graph(command: Command):
     seeds = (*SMALL, "model.dropout=0.0", "runs=5", "training.max_epochs=100", "checkpoint_every=0")
@@ -1610,6 +1615,7 @@ def test_a_cell_is_not_finished_with_other_settings(command: Command):
     assert "digits_mlp was begun with other settings: training.lr was" in told and "is 0.7" in told
 
 
+@pytest.mark.kernels
 def test_a_table_killed_twice_and_filled_by_two_is_the_table(command: Command):
     table = ("methods=[mlp,'mlp model.hidden_channels=9']", "datasets=digits", "runs=6", "vectorize=off")
     table += ("training.max_epochs=30", "checkpoint_every=0", "trainer.accelerator=cpu")

@@ -596,6 +596,7 @@ def test_what_a_seed_takes_is_what_its_step_takes():
         assert 0.7 * seeds * fit.each < peak.bytes + 4 * weights <= 1.05 * seeds * fit.each
 
 
+@pytest.mark.kernels
 def test_passes_stay_within_the_memory_there_is(monkeypatch: pytest.MonkeyPatch):
     task, sizes = digits(), []
     make = lambda: GAT(64, [8], 10, [8, 1], dropout=0.6)  # noqa: E731

@@ -1249,8 +1249,10 @@ def resumed(
 KILLS = [(3, "start"), (4, "batch"), (4, "validation"), (8, "batch"), (9, "start"), (9, "start")]
 
 
-@pytest.mark.parametrize("saved", [0.0, 0.05, 1e9], ids=["each epoch", "some epochs", "never"])
-@pytest.mark.parametrize("name", OBJECTIVES)
+SAVED = [(name, 0.0) for name in OBJECTIVES] + [("nodes of one graph", 0.05), ("nodes of one graph", 1e9)]  # seconds
+
+
+@pytest.mark.parametrize(("name", "saved"), SAVED)
 def test_a_run_that_was_killed_ends_like_one_that_was_not(tmp_path: Path, name: str, saved: float):
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()
