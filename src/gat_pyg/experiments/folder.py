@@ -239,7 +239,7 @@ def settings_in(folder: Path) -> dict[str, Any]:
 
 def seed_folder(folder: Path, settings: Settings, seed: int) -> Path:
     """The folder of one seed: that of the job, or one inside it where there may be several."""
-    return folder if settings.runs == 1 and settings.methods is None else folder / f"seed-{seed}"
+    return folder if settings.runs == 1 and not settings.is_table else folder / f"seed-{seed}"
 
 
 def finished(folder: Path, results: str) -> Result | None:

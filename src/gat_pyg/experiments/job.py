@@ -61,7 +61,7 @@ def execute(config: DictConfig) -> float:
             if config.outputs is None:
                 drop_empty(Path(str(config.outputs)))  # which Hydra made
             raise
-        if settings.methods is not None or settings.datasets is not None:
+        if settings.is_table:
             drop_empty(invocation.folder)
             return table(settings, invocation, all_seeds)
         with run_folder(settings, invocation) as folder:

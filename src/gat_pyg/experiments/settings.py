@@ -319,7 +319,8 @@ class Settings:
             raise ValueError(f"ckpt_path={self.ckpt_path} is one checkpoint, but runs={self.runs}. Use runs=1.")
         if clash := sorted({*FIXED, "plugins", "callbacks", "logger", "default_root_dir"} & {*self.trainer.values}):
             raise ValueError(f"trainer.{clash[0]} is set by the command. Leave it out.")
-        for factory in (self.dataset, self.model, self.trainer, self.logger):
+        unused = self.is_table  # the overrides are for the cells, whose data sets and models are others
+        for factory in (*([] if unused else [self.dataset, self.model]), self.trainer, self.logger):
             if factory.target is not None or factory is not self.logger:
                 factory.check()
 
@@ -339,6 +340,11 @@ class Settings:
                 pass
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from error
+
+    @property
+    def is_table(self) -> bool:
+        """Return True for all methods on all data sets, or one cell of such a table."""
+        return self.methods is not None or self.datasets is not None
 
     @property
     def seeds(self) -> range:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import TypeVar
 
-from .tables import Cell, Table
+from .cells import Cell, Table
 
 _Part = TypeVar("_Part")
 TITLE = "Graph Attention Networks: results beside the paper's"

@@ -1,4 +1,4 @@
-"""Lines of results gathered into the runs of one setting, and whether two of them differ by more than chance."""
+"""Lines of results gathered into the runs of one setting, and a permutation test between two of them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,57 @@ class Line(NamedTuple):
 
 
 class Key(NamedTuple):
-    """What a cell of a table is about."""
+    """The fields of a Result by which a table finds it."""
 
-    method: str
+    row: str
     dataset: str
     metric: str
+    form: str = ""
+    study: str = ""
+
+
+ABLATION, AS_GAT = "ablation", "trained as GAT"  # studies
+EARLIER = {  # the method in lines of earlier versions, which have no other fields -> row, form, study
+    **{f"Chebyshev (K = {order})": ("Chebyshev", f"K = {order}", "") for order in (2, 3)},
+    **{f"GCN-64* ({act})": ("GCN-64*", act, "") for act in ("ReLU", "ELU")},
+    **{
+        f"GAT: {form}": ("GAT", form, ABLATION)
+        for form in (
+            "text",
+            *(
+                f"text, {switch}"
+                for switch in (
+                    "input dropout for each head",
+                    "dropout of W h once more",
+                    "biases in the scores",
+                    "Glorot for each head",
+                    "stop on accuracy",
+                    "stop on loss",
+                )
+            ),
+            "code",
+            "code, stop on accuracy",
+            "code of the authors",
+            "skip on every layer",
+        )
+    },
+    **{
+        f"{row}, trained as GAT": (row, "", AS_GAT)
+        for row in ("MLP", *(f"GraphSAGE-{aggr}" for aggr in ("GCN", "mean", "LSTM", "pool")))
+    },
+    "GraphSAGE*, trained as GAT (cut off at epoch 2152)": ("GraphSAGE*", "cut off at epoch 2152", AS_GAT),
+}
+
+
+def key_of(result: Result) -> Key:
+    """The key of a Result.
+
+    >>> key_of(Result("GAT: text", "cora", "accuracy", 83.1, 0, 812, 711, 82.0, 9.2, 0.011, 92373))
+    Key(row='GAT', dataset='cora', metric='accuracy', form='text', study='ablation')
+    """
+    labels = result.row, result.form, result.study
+    row, form, study = labels if result.row else EARLIER.get(result.method, (result.method, "", ""))
+    return Key(row, result.dataset, result.metric, form, study)
 
 
 @dataclass(frozen=True)
@@ -119,37 +165,29 @@ def gathered(lines: Iterable[Line]) -> dict[Key, list[Runs]]:
     newest: dict[tuple[Key, str, int], Line] = {}
     for line in sorted(lines, key=lambda line: line.result.timestamp):  # stable: where times tie, the later line
         result = line.result
-        newest[Key(result.method, result.dataset, result.metric), result.config_hash, result.seed] = line
+        newest[key_of(result), result.config_hash, result.seed] = line
     together: dict[tuple[Key, str], list[Line]] = {}
     for (key, setting, _), line in sorted(newest.items(), key=lambda item: item[0][2]):
         together.setdefault((key, setting), []).append(line)
     found: dict[Key, list[Runs]] = {}
     for (key, _), its in together.items():
         found.setdefault(key, []).append(Runs(tuple(its)))
-    return {key: sorted(runs, key=lambda one: one.newest, reverse=True) for key, runs in sorted(found.items())}
-
-
-def row_of(method: str) -> str:
-    """The row of a table that a method is in: a method may be a form of it.
-
-    >>> row_of("Chebyshev (K = 2)"), row_of("GAT")
-    ('Chebyshev', 'GAT')
-    """
-    return method.partition(" (")[0]
+    order = sorted(found, key=lambda key: (key.row, key.study, key.form, key.dataset, key.metric))
+    return {key: sorted(found[key], key=lambda runs: runs.newest, reverse=True) for key in order}
 
 
 def forms(runs: Mapping[Key, Sequence[Runs]], key: Key) -> list[Runs]:
     """The newest setting of each form of a row, the best mean validation score first."""
-    found = [its[0] for one, its in runs.items() if one._replace(method=row_of(one.method)) == key]
-    return sorted(found, key=lambda one: one.val, reverse=True)
+    newest = [its[0] for other, its in runs.items() if other._replace(form="") == key]
+    return sorted(newest, key=lambda each: each.val, reverse=True)
 
 
 def shown(runs: Mapping[Key, Sequence[Runs]], key: Key) -> Runs | None:
-    """The runs that stand in a row: of its forms the one that does best on the validation nodes."""
+    """The runs that stand in a row: the form with the best mean validation score."""
     return next(iter(forms(runs, key)), None)
 
 
-# Chance -------------------------------------------------------------------------------------------------------------
+# Significance -------------------------------------------------------------------------------------------------------
 
 
 def permutation_test(first: Sequence[float], second: Sequence[float], resamples: int = RESAMPLES) -> float:

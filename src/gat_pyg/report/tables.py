@@ -2,46 +2,33 @@
 
 from __future__ import annotations
 
-import csv
-import functools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import resources
 from typing import NamedTuple, TypeAlias
 
 from ..tasks.objective import ACCURACY, MICRO_F1, metric_named
+from .cells import (
+    NAMES,
+    NONE,
+    Cell,
+    Table,
+    cost_cell,
+    difference_cell,
+    ours_cell,
+    p_cell,
+    paper_cell,
+    places,
+    published,
+    ranges,
+    source_of,
+    spread,
+)
 from .counts import Counts
-from .runs import Key, Line, Runs, forms, gathered, permutation_test, row_of, shown
+from .data_table import data_table, unknown_note
+from .runs import ABLATION, AS_GAT, Key, Line, Runs, forms, gathered, shown
 
-NAMES = {"cora": "Cora", "citeseer": "Citeseer", "pubmed": "Pubmed", "ppi": "PPI"}
-ABLATION = "GAT: "  # how the method of a run of the ablation begins
-TEXT = ABLATION + "text"  # what its other rows are compared with
-AS_GAT = ", trained as GAT"  # how the method of a run of Table 3's second column ends
-NONE = "—"
 Gathered: TypeAlias = Mapping[Key, Sequence[Runs]]
-
-
-class Cell(NamedTuple):
-    """What stands in a table, and where it comes from."""
-
-    text: str
-    source: str = ""
-
-
-@dataclass(frozen=True)
-class Table:
-    """What every format writes: a caption, a head of groups and names of columns, rows of cells, and notes below.
-
-    A row has a cell for each column; neighbouring columns of one group share its head. ``name`` is short and unique.
-    """
-
-    name: str
-    caption: str
-    columns: tuple[tuple[str, str], ...]  # (group or "", name)
-    rows: tuple[tuple[Cell, ...], ...]
-    notes: tuple[str, ...] = ()
 
 
 class Scores(NamedTuple):
@@ -53,7 +40,11 @@ class Scores(NamedTuple):
     metric: str
     rival: str  # the method that shows what attention gives
     training: str  # how `experiment=table<number>` trains GAT and its rival
-    as_gat: bool = False  # whether it has a column of methods that were trained as GAT is
+    as_gat: bool = False  # if true, it has a column of the study `AS_GAT`
+
+    def has(self, key: Key) -> bool:
+        """Return True if runs with this key have the table's data sets and metric."""
+        return key.dataset in self.datasets and key.metric == self.metric
 
 
 TABLE2 = Scores(
@@ -73,31 +64,6 @@ TABLE3 = Scores(
     "GAT and Const-GAT are the authors' code and stop on the validation score",
     as_gat=True,
 )
-
-
-class Printed(NamedTuple):
-    """A number that the paper printed; NaN where it has none."""
-
-    mean: float
-    std: float
-    runs: str
-    source: str
-
-
-@functools.cache
-def published() -> dict[tuple[str, str, str], Printed]:
-    """The paper's numbers by (table, row, data set), in its order; a fact sheet that is part of the package.
-
-    >>> published()["2", "GAT", "cora"].mean
-    83.0
-    """
-    with resources.files("gat_pyg.report").joinpath("published.csv").open(encoding="utf-8") as file:
-        return {
-            (row["table"], row["row"], row["dataset"]): Printed(
-                float(row["mean"] or "nan"), float(row["std"] or "nan"), row["runs"], row["source"]
-            )
-            for row in csv.DictReader(file)
-        }
 
 
 def tables(lines: Sequence[Line], counts: Mapping[str, Counts | str] | None = None) -> list[Table]:
@@ -122,8 +88,7 @@ def tables(lines: Sequence[Line], counts: Mapping[str, Counts | str] | None = No
 def score_table(scores: Scores, runs: Gathered, notes: Iterable[str] = ()) -> Table:
     """Table 2 or 3: for each method our mean ± std (runs), the printed number and the difference."""
     methods = [row for table, row, _ in published() if table == scores.number]
-    ours = [row_of(key.method) for key in runs if key.dataset in scores.datasets and key.metric == scores.metric]
-    methods += [method for method in ours if not method.startswith(ABLATION) and not method.endswith(AS_GAT)]
+    methods += [key.row for key in runs if scores.has(key) and not key.study]
     rows = []
     for method in dict.fromkeys(methods):
         row = [Cell(method)]
@@ -136,9 +101,10 @@ def score_table(scores: Scores, runs: Gathered, notes: Iterable[str] = ()) -> Ta
                 difference_cell(here.mean if here else math.nan, paper.mean if paper else math.nan, scores.metric),
             ]
             if scores.as_gat:
-                row.append(ours_cell(shown(runs, Key(method + AS_GAT, dataset, scores.metric)), scores.metric))
+                as_gat = shown(runs, Key(method, dataset, scores.metric, study=AS_GAT))
+                row.append(ours_cell(as_gat, scores.metric))
         rows.append(tuple(row))
-    names = ["here", "paper", "difference"] + [AS_GAT.removeprefix(", ")] * scores.as_gat
+    names = ["here", "paper", "difference"] + [AS_GAT] * scores.as_gat
     columns = [(NAMES[dataset], name) for dataset in scores.datasets for name in names]
     return Table(
         name=f"table{scores.number}",
@@ -148,7 +114,7 @@ def score_table(scores: Scores, runs: Gathered, notes: Iterable[str] = ()) -> Ta
         notes=(
             *notes,
             f"As experiment=table{scores.number} has them, {scores.training}. What a method does otherwise than its "
-            "original is told in its file of gat_pyg/baselines.",
+            "original is described in its file of gat_pyg/baselines.",
             *_forms_notes(scores, runs),
             *_settings_notes(scores, runs),
             *_precision_notes(scores, runs),
@@ -157,69 +123,35 @@ def score_table(scores: Scores, runs: Gathered, notes: Iterable[str] = ()) -> Ta
 
 
 def _forms_notes(scores: Scores, runs: Gathered) -> Iterable[str]:
-    """Which of a row's forms stands in it, and by how much it did better on the validation nodes."""
-    rows = {key._replace(method=row_of(key.method)): None for key in runs if key.metric == scores.metric}
-    for key in rows:
-        its = forms(runs, key) if key.dataset in scores.datasets else []
+    """The form of a row that the table shows, with the mean validation scores of all its forms."""
+    for key in dict.fromkeys(key._replace(form="") for key in runs if scores.has(key) and key.study != ABLATION):
+        its = forms(runs, key)
         if len(its) > 1:
-            told = ", ".join(f"{one.method} {one.val:.{_digits(key.metric) + 1}f}" for one in its)
-            yield f"{key.method} on {NAMES[key.dataset]} is {its[0].method}, by the mean validation scores: {told}."
-
-
-def ours_cell(runs: Runs | None, metric: str) -> Cell:
-    """Our mean ± std (runs), with its lines."""
-    if runs is None:
-        return Cell(NONE, "no lines")
-    return Cell(f"{spread(runs.mean, runs.std, metric)} ({len(runs.lines)})", source_of(runs))
-
-
-def paper_cell(paper: Printed | None, metric: str) -> Cell:
-    """The printed number, with its source."""
-    if paper is None or math.isnan(paper.mean):
-        return Cell(NONE, paper.source if paper else "not in the paper")
-    return Cell(spread(paper.mean, paper.std, metric) + (f" ({paper.runs})" if paper.runs else ""), paper.source)
-
-
-def difference_cell(first: float, second: float, metric: str) -> Cell:
-    """The first minus the second."""
-    return Cell(signed(first - second, metric), "" if math.isnan(first - second) else "the first less the second")
+            digits = metric_named(key.metric).digits + 1
+            values = ", ".join(f"{one.method} {one.val:.{digits}f}" for one in its)
+            yield f"{key.row} on {NAMES[key.dataset]} is {its[0].method}, by the mean validation scores: {values}."
 
 
 def _settings_notes(scores: Scores, runs: Gathered) -> Iterable[str]:
     for key, its in runs.items():
-        if key.dataset in scores.datasets and key.metric == scores.metric and len(its) > 1:
+        if scores.has(key) and len(its) > 1:
             others = ", ".join(f"{one.setting or 'none'} ({len(one.lines)} runs)" for one in its[1:])
             yield (
-                f"{key.method} on {NAMES[key.dataset]} has lines of several settings. The newest one's are shown, "
+                f"{its[0].method} on {NAMES[key.dataset]} has lines of several settings. The newest one's are shown, "
                 f"config_hash {its[0].setting or 'none'}; the others are {others}, see the runs below."
             )
 
 
 def _precision_notes(scores: Scores, runs: Gathered) -> Iterable[str]:
-    """Which rows were not trained in float32, as the command adds to the device."""
+    """The rows that were not trained in float32, as the device of a Result shows."""
     rows: dict[str, list[str]] = {}
     for key, its in runs.items():
-        if key.dataset in scores.datasets and key.metric == scores.metric:
+        if scores.has(key):
             for precision in sorted({line.result.device.rpartition(", ")[2] for line in its[0].lines}):
                 if precision.endswith(("-mixed", "-true")):
-                    rows.setdefault(precision, []).append(f"{key.method} on {NAMES[key.dataset]}")
+                    rows.setdefault(precision, []).append(f"{its[0].method} on {NAMES[key.dataset]}")
     for precision, methods in rows.items():
         yield f"In {precision} precision, not in float32: {'; '.join(methods)}."
-
-
-def unknown_note(ppi: Counts | None) -> str:
-    """What validation on PPI leaves out."""
-    if ppi is None:
-        return "Nodes of PPI whose labels are all unknown are left out of training and validation."
-    if not any(ppi.unknown.values()):
-        return "Every node of PPI has known labels here."
-    parts = [f"{ppi.unknown[split]} of the {ppi.split[split]} {word} nodes" for split, word in _WORDS.items()]
-    some = [part for part in parts if not part.startswith("0 ")]
-    scores = "test scores are of all test nodes" if not ppi.unknown["test"] else "so are they out of test scores"
-    return f"The labels of {' and '.join(some)} of PPI are unknown here and left out; {scores}."
-
-
-_WORDS = {"train": "training", "val": "validation", "test": "test"}
 
 
 # Significance -------------------------------------------------------------------------------------------------------
@@ -256,14 +188,6 @@ def significance_table(runs: Gathered) -> Table:
     )
 
 
-def p_cell(first: Runs | None, second: Runs | None) -> Cell:
-    """The p of a permutation test between the scores of two methods."""
-    p = math.nan if first is None or second is None else permutation_test(first.values, second.values)
-    if math.isnan(p):
-        return Cell(NONE, "needs two runs of both")
-    return Cell("≤ 0.0001" if p <= 1e-4 else f"{p:.4f}", "permutation test")
-
-
 # The ablation -------------------------------------------------------------------------------------------------------
 
 
@@ -272,21 +196,21 @@ def ablation_table(runs: Gathered) -> Table:
     rows = []
     for scores in (TABLE2, TABLE3):
         for dataset in scores.datasets:
-            keys = [key for key in runs if (key.dataset, key.metric) == (dataset, scores.metric)]
-            switched = [key for key in keys if key.method.startswith(ABLATION)]
+            switched = [key for key in runs if key.study == ABLATION and key.dataset == dataset and scores.has(key)]
             if not switched:
                 continue
-            gat, base = (Key(method, dataset, scores.metric) for method in ("GAT", TEXT))
+            gat = Key("GAT", dataset, scores.metric)
+            base = gat._replace(form="text", study=ABLATION)  # the others are compared with it
             for key in sorted((*switched, *[gat] * (gat in runs)), key=lambda key: key != base):  # base first
                 one, first = runs[key][0], runs[base][0] if base in runs and key != base else None
                 rows.append(
                     (
                         Cell(NAMES[dataset]),
-                        Cell(f"GAT in Table {scores.number}" if key == gat else key.method.removeprefix(ABLATION)),
+                        Cell(f"GAT in Table {scores.number}" if key == gat else key.form),
                         ours_cell(one, scores.metric),
                         difference_cell(one.mean, first.mean if first else math.nan, scores.metric),
                         p_cell(one, first),
-                        _cost(one),
+                        cost_cell(one),
                     )
                 )
     return Table(
@@ -297,112 +221,8 @@ def ablation_table(runs: Gathered) -> Table:
         notes=(
             "Difference and p (as above, of each row alone) are from the text; where there are no runs of it, there is "
             "none. A form of the residual is a switch only of networks that have one, on PPI.",
-            *([] if rows else [f"There are no lines of it: their method is “{ABLATION}<switch>”."]),
+            *([] if rows else [f"There are no lines of it: their study is “{ABLATION}”."]),
         ),
-    )
-
-
-def _cost(runs: Runs) -> Cell:
-    devices = ", ".join(dict.fromkeys(line.result.device for line in runs.lines))
-    return Cell(f"{runs.seconds:.1f}", f"training alone, {devices}")
-
-
-# Table 1: the data --------------------------------------------------------------------------------------------------
-
-
-def data_table(counts: Mapping[str, Counts | str]) -> Table:
-    """Table 1, counted in the data beside the printed one; in place of counts, why there are none."""
-    rows = []
-    for row, head in _HEADS.items():
-        cells = [Cell(head)]
-        for dataset in NAMES:
-            one = counts.get(dataset, "not read")
-            here = Cell(NONE, one) if isinstance(one, str) else Cell(_counts_of(one)[row], "counted in the data")
-            cells += [here, Cell(_printed_counts(dataset)[row], "GAT paper")]
-        rows.append(tuple(cells))
-    notes = [note for dataset, one in counts.items() for note in data_notes(dataset, one)]
-    return Table(
-        name="table1",
-        caption="Table 1 of the paper. The data sets; an edge is a pair of two different nodes.",
-        columns=(("", ""), *((NAMES[dataset], name) for dataset in NAMES for name in ("here", "paper"))),
-        rows=tuple(rows),
-        notes=tuple(notes),
-    )
-
-
-_HEADS = {
-    "task": "Task",
-    "nodes": "# Nodes",
-    "edges": "# Edges",
-    "features": "# Features/Node",
-    "classes": "# Classes",
-    "train nodes": "# Training Nodes",
-    "val nodes": "# Validation Nodes",
-    "test nodes": "# Test Nodes",
-}
-
-
-def _counts_of(one: Counts) -> dict[str, str]:
-    numbers = {"nodes": one.nodes, "edges": one.edges, "features": one.features, "classes": one.classes}
-    numbers |= {f"{split} nodes": n for split, n in one.split.items()}
-    numbers |= {f"{split} graphs": n for split, n in one.graphs.items()} | {"graphs": one.graphs["all"]}
-    return _in_words(numbers, one.shared, one.columns == "labels")
-
-
-def _printed_counts(dataset: str) -> dict[str, str]:
-    rows = {row: paper for (table, row, its), paper in published().items() if (table, its) == ("1", dataset)}
-    return _in_words({row: int(paper.mean) for row, paper in rows.items()}, dataset != "ppi", dataset == "ppi")
-
-
-def _in_words(numbers: Mapping[str, int], shared: bool, many: bool) -> dict[str, str]:
-    """The cells of a column of Table 1, by row, in the paper's words."""
-    words = {row: f"{numbers[row]}" for row in ("edges", "features", "classes")}
-    for split in _WORDS:
-        graphs = "" if shared else f" ({numbers[f'{split} graphs']} graphs)"
-        words[f"{split} nodes"] = f"{numbers[f'{split} nodes']}{graphs}"
-    words["task"] = "Transductive" if shared else "Inductive"
-    words["nodes"] = f"{numbers['nodes']} ({numbers['graphs']} graph{'s' if numbers['graphs'] > 1 else ''})"
-    words["classes"] += " (multilabel)" if many else ""
-    return words
-
-
-def data_notes(dataset: str, one: Counts | str) -> list[str]:
-    """The reason for each difference from the printed Table 1."""
-    name = NAMES[dataset]
-    if isinstance(one, str):
-        return [f"{name} was not counted: {one}"]
-    here, paper = _counts_of(one), _printed_counts(dataset)
-    notes = [edges_note(one, int(paper["edges"]))] if here["edges"] != paper["edges"] else []
-    other = [_HEADS[row] for row in here if row != "edges" and here[row] != paper[row]]
-    if other:
-        notes.append(f"{name}: {', '.join(other)} differ from the paper's: these are not the files that it used.")
-    for split, n in one.unknown.items():
-        if n:
-            notes.append(f"{name}: {n} of the {_WORDS[split]} nodes have no known label in these files.")
-    return notes
-
-
-def edges_note(one: Counts, printed: int) -> str:
-    """Why the paper's number of edges is another one."""
-    name = NAMES[one.dataset]
-    if one.listed == 2 * printed:
-        loops = one.loops // 2
-        repeated = printed - loops - one.edges
-        which = [f"{repeated} links that are listed more than once"] * (repeated > 0)
-        which += [f"{loops} loops of a node with itself"] * (loops > 0)
-        return (
-            f"{name}: the files list {one.listed} links, each in both directions, and the paper's {printed} is half of "
-            f"that. It counts {' and '.join(which)}; without them {one.edges} edges are left, 2 × {one.edges} = "
-            f"{2 * one.edges} directed ones."
-        )
-    both = f"{name}: the files list {one.listed} links: {one.edges} edges in both directions"
-    if one.listed == 2 * one.edges + one.loops:
-        both += f", and a loop at {one.looped} of the {one.nodes} nodes"
-    if printed <= one.edges:
-        return f"{both}. The paper's {printed} is no count of these files, and what makes the difference is not known."
-    return (
-        f"{both}. The paper's {printed} is no count of these files: it is {printed - one.edges} more than their edges, "
-        f"as it would be with loops at {printed - one.edges} of the nodes. Its own files are not at hand to tell."
     )
 
 
@@ -418,7 +238,7 @@ def runs_table(runs: Gathered, lines: Sequence[Line]) -> Table:
             results = [line.result for line in one.lines]
             rows.append(
                 (
-                    Cell(key.method),
+                    Cell(one.method),
                     Cell(NAMES.get(key.dataset, key.dataset)),
                     Cell(one.setting or NONE),
                     Cell("yes" if _stands(one, key, runs) else "no"),
@@ -426,9 +246,9 @@ def runs_table(runs: Gathered, lines: Sequence[Line]) -> Table:
                     Cell(ranges([result.seed for result in results])),
                     Cell(f"{statistics.fmean(result.epochs for result in results):.0f}"),
                     Cell(f"{statistics.fmean(result.best_epoch for result in results):.0f}"),
-                    _cost(one),
+                    cost_cell(one),
                     Cell(", ".join(dict.fromkeys(result.device for result in results))),
-                    Cell("; ".join(f"[{files[file]}] {ranges(numbers)}" for file, numbers in _places(one).items())),
+                    Cell("; ".join(f"[{files[file]}] {ranges(numbers)}" for file, numbers in places(one).items())),
                 )
             )
     names = (
@@ -465,17 +285,15 @@ def _warnings(runs: Gathered) -> Iterable[str]:
         for one in its:
             warnings = [line.result.warning for line in one.lines if line.result.warning]
             if warnings:
-                setting = f"{key.method} on {NAMES.get(key.dataset, key.dataset)} ({one.setting or 'none'})"
+                setting = f"{one.method} on {NAMES.get(key.dataset, key.dataset)} ({one.setting or 'none'})"
                 yield f"{setting}: {len(warnings)} of {len(one.lines)} runs are {warnings[0]}."
 
 
 def _stands(one: Runs, key: Key, runs: Gathered) -> bool:
-    """Whether runs have a place in the tables above."""
-    if not any(key.dataset in scores.datasets and key.metric == scores.metric for scores in (TABLE2, TABLE3)):
+    """Return True if runs have a place in the tables above."""
+    if not any(scores.has(key) for scores in (TABLE2, TABLE3)):
         return False
-    return one is (
-        runs[key][0] if key.method.startswith(ABLATION) else shown(runs, key._replace(method=row_of(key.method)))
-    )
+    return one is (runs[key][0] if key.study == ABLATION else shown(runs, key._replace(form="")))
 
 
 def files_table(lines: Sequence[Line]) -> Table:
@@ -489,62 +307,3 @@ def files_table(lines: Sequence[Line]) -> Table:
 
 def _numbered(lines: Sequence[Line]) -> dict[str, int]:
     return {file: n for n, file in enumerate(dict.fromkeys(line.file for line in lines), start=1)}
-
-
-def _places(runs: Runs) -> dict[str, list[int]]:
-    places: dict[str, list[int]] = {}
-    for line in runs.lines:
-        places.setdefault(line.file, []).append(line.number)
-    return places
-
-
-def source_of(runs: Runs) -> str:
-    """The lines that a number comes from, in words."""
-    places = "; ".join(f"{file}, lines {ranges(numbers)}" for file, numbers in _places(runs).items())
-    return f"{places}; config_hash {runs.setting or 'none'}"
-
-
-# Numbers in words ---------------------------------------------------------------------------------------------------
-
-
-def spread(mean: float, std: float, metric: str) -> str:
-    """Mean ± std with the digits of the metric.
-
-    >>> spread(83.04, 0.71, ACCURACY.name), spread(0.9731, float("nan"), MICRO_F1.name)
-    ('83.0 ± 0.7', '0.973')
-    """
-    if math.isnan(mean):
-        return "NaN"
-    digits = _digits(metric)
-    return f"{mean:.{digits}f}" if math.isnan(std) else f"{mean:.{digits}f} ± {std:.{digits}f}"
-
-
-def signed(difference: float, metric: str) -> str:
-    """A difference with its sign, or a dash.
-
-    >>> signed(0.26, ACCURACY.name), signed(-0.0031, MICRO_F1.name), signed(-0.01, ACCURACY.name)
-    ('+0.3', '−0.003', '0.0')
-    """
-    if math.isnan(difference):
-        return NONE
-    text = f"{abs(difference):.{_digits(metric)}f}"
-    return text if float(text) == 0 else ("+" if difference > 0 else "−") + text
-
-
-def _digits(metric: str) -> int:
-    return metric_named(metric).digits
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Whole numbers in their order, neighbours joined.
-
-    >>> ranges([3, 1, 2, 7])
-    '1–3, 7'
-    """
-    parts: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if parts and parts[-1][1] == number - 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ", ".join(str(low) if low == high else f"{low}–{high}" for low, high in parts)

@@ -9,10 +9,11 @@ from pathlib import Path
 from ..data.citation import planetoid
 from ..data.proteins import listed_links, ppi
 from ..files import write_whole
+from .cells import NAMES, Table
 from .counts import Counts, counted
 from .formats import html, latex, markdown
 from .runs import lines_of
-from .tables import NAMES, Table, tables
+from .tables import tables
 
 FORMATS = {"report.md": markdown, "report.tex": latex, "report.html": html}
 

@@ -1,0 +1,164 @@
+"""Tables as every format writes them, and their cells: scores, differences, significance, sources."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import resources
+from typing import NamedTuple
+
+from ..tasks.objective import metric_named
+from .runs import Runs, permutation_test
+
+NAMES = {"cora": "Cora", "citeseer": "Citeseer", "pubmed": "Pubmed", "ppi": "PPI"}
+NONE = "—"
+
+
+class Cell(NamedTuple):
+    """What stands in a table, and where it comes from."""
+
+    text: str
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """What every format writes: a caption, a head of groups and names of columns, rows of cells, and notes below.
+
+    A row has a cell for each column; neighbouring columns of one group share its head. ``name`` is short and unique.
+    """
+
+    name: str
+    caption: str
+    columns: tuple[tuple[str, str], ...]  # (group or "", name)
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+
+
+# The paper's numbers ------------------------------------------------------------------------------------------------
+
+
+class Printed(NamedTuple):
+    """A number that the paper printed; NaN where it has none."""
+
+    mean: float
+    std: float
+    runs: str
+    source: str
+
+
+@functools.cache
+def published() -> dict[tuple[str, str, str], Printed]:
+    """The paper's numbers by (table, row, data set), in its order; a fact sheet that is part of the package.
+
+    >>> published()["2", "GAT", "cora"].mean
+    83.0
+    """
+    with resources.files("gat_pyg.report").joinpath("published.csv").open(encoding="utf-8") as file:
+        return {
+            (row["table"], row["row"], row["dataset"]): Printed(
+                float(row["mean"] or "nan"), float(row["std"] or "nan"), row["runs"], row["source"]
+            )
+            for row in csv.DictReader(file)
+        }
+
+
+# Cells --------------------------------------------------------------------------------------------------------------
+
+
+def ours_cell(runs: Runs | None, metric: str) -> Cell:
+    """Our mean ± std (runs), with its lines."""
+    if runs is None:
+        return Cell(NONE, "no lines")
+    return Cell(f"{spread(runs.mean, runs.std, metric)} ({len(runs.lines)})", source_of(runs))
+
+
+def paper_cell(paper: Printed | None, metric: str) -> Cell:
+    """The printed number, with its source."""
+    if paper is None or math.isnan(paper.mean):
+        return Cell(NONE, paper.source if paper else "not in the paper")
+    return Cell(spread(paper.mean, paper.std, metric) + (f" ({paper.runs})" if paper.runs else ""), paper.source)
+
+
+def difference_cell(first: float, second: float, metric: str) -> Cell:
+    """The first minus the second."""
+    return Cell(signed(first - second, metric), "" if math.isnan(first - second) else "the first less the second")
+
+
+def p_cell(first: Runs | None, second: Runs | None) -> Cell:
+    """The p of a permutation test between the scores of two methods."""
+    p = math.nan if first is None or second is None else permutation_test(first.values, second.values)
+    if math.isnan(p):
+        return Cell(NONE, "needs two runs of both")
+    return Cell("≤ 0.0001" if p <= 1e-4 else f"{p:.4f}", "permutation test")
+
+
+def cost_cell(runs: Runs) -> Cell:
+    """The mean seconds of a training, with the devices."""
+    devices = ", ".join(dict.fromkeys(line.result.device for line in runs.lines))
+    return Cell(f"{runs.seconds:.1f}", f"training alone, {devices}")
+
+
+# Text ---------------------------------------------------------------------------------------------------------------
+
+
+def source_of(runs: Runs) -> str:
+    """The lines that a number comes from, in words."""
+    text = "; ".join(f"{file}, lines {ranges(numbers)}" for file, numbers in places(runs).items())
+    return f"{text}; config_hash {runs.setting or 'none'}"
+
+
+def places(runs: Runs) -> dict[str, list[int]]:
+    """The line numbers of runs in each file."""
+    numbers: dict[str, list[int]] = {}
+    for line in runs.lines:
+        numbers.setdefault(line.file, []).append(line.number)
+    return numbers
+
+
+def spread(mean: float, std: float, metric: str) -> str:
+    """Mean ± std with the digits of the metric.
+
+    >>> from gat_pyg.tasks.objective import ACCURACY, MICRO_F1
+    >>> spread(83.04, 0.71, ACCURACY.name), spread(0.9731, float("nan"), MICRO_F1.name)
+    ('83.0 ± 0.7', '0.973')
+    """
+    if math.isnan(mean):
+        return "NaN"
+    digits = _digits(metric)
+    return f"{mean:.{digits}f}" if math.isnan(std) else f"{mean:.{digits}f} ± {std:.{digits}f}"
+
+
+def signed(difference: float, metric: str) -> str:
+    """A difference with its sign, or a dash.
+
+    >>> from gat_pyg.tasks.objective import ACCURACY, MICRO_F1
+    >>> signed(0.26, ACCURACY.name), signed(-0.0031, MICRO_F1.name), signed(-0.01, ACCURACY.name)
+    ('+0.3', '−0.003', '0.0')
+    """
+    if math.isnan(difference):
+        return NONE
+    text = f"{abs(difference):.{_digits(metric)}f}"
+    return text if float(text) == 0 else ("+" if difference > 0 else "−") + text
+
+
+def _digits(metric: str) -> int:
+    return metric_named(metric).digits
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers in their order, neighbours joined.
+
+    >>> ranges([3, 1, 2, 7])
+    '1–3, 7'
+    """
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and parts[-1][1] == number - 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low}–{high}" for low, high in parts)

@@ -1,0 +1,119 @@
+"""Table 1: the data sets, counted beside the paper's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .cells import NAMES, NONE, Cell, Table, published
+from .counts import Counts
+
+
+def data_table(counts: Mapping[str, Counts | str]) -> Table:
+    """Table 1, counted in the data beside the printed one; in place of counts, why there are none."""
+    rows = []
+    for row, head in _HEADS.items():
+        cells = [Cell(head)]
+        for dataset in NAMES:
+            one = counts.get(dataset, "not read")
+            here = Cell(NONE, one) if isinstance(one, str) else Cell(_counts_of(one)[row], "counted in the data")
+            cells += [here, Cell(_printed_counts(dataset)[row], "GAT paper")]
+        rows.append(tuple(cells))
+    notes = [note for dataset, one in counts.items() for note in data_notes(dataset, one)]
+    return Table(
+        name="table1",
+        caption="Table 1 of the paper. The data sets; an edge is a pair of two different nodes.",
+        columns=(("", ""), *((NAMES[dataset], name) for dataset in NAMES for name in ("here", "paper"))),
+        rows=tuple(rows),
+        notes=tuple(notes),
+    )
+
+
+_HEADS = {
+    "task": "Task",
+    "nodes": "# Nodes",
+    "edges": "# Edges",
+    "features": "# Features/Node",
+    "classes": "# Classes",
+    "train nodes": "# Training Nodes",
+    "val nodes": "# Validation Nodes",
+    "test nodes": "# Test Nodes",
+}
+
+
+def _counts_of(one: Counts) -> dict[str, str]:
+    numbers = {"nodes": one.nodes, "edges": one.edges, "features": one.features, "classes": one.classes}
+    numbers |= {f"{split} nodes": n for split, n in one.split.items()}
+    numbers |= {f"{split} graphs": n for split, n in one.graphs.items()} | {"graphs": one.graphs["all"]}
+    return _in_words(numbers, one.shared, one.columns == "labels")
+
+
+def _printed_counts(dataset: str) -> dict[str, str]:
+    rows = {row: paper for (table, row, its), paper in published().items() if (table, its) == ("1", dataset)}
+    return _in_words({row: int(paper.mean) for row, paper in rows.items()}, dataset != "ppi", dataset == "ppi")
+
+
+def _in_words(numbers: Mapping[str, int], shared: bool, many: bool) -> dict[str, str]:
+    """The cells of a column of Table 1, by row, in the paper's words."""
+    words = {row: f"{numbers[row]}" for row in ("edges", "features", "classes")}
+    for split in _WORDS:
+        graphs = "" if shared else f" ({numbers[f'{split} graphs']} graphs)"
+        words[f"{split} nodes"] = f"{numbers[f'{split} nodes']}{graphs}"
+    words["task"] = "Transductive" if shared else "Inductive"
+    words["nodes"] = f"{numbers['nodes']} ({numbers['graphs']} graph{'s' if numbers['graphs'] > 1 else ''})"
+    words["classes"] += " (multilabel)" if many else ""
+    return words
+
+
+def data_notes(dataset: str, one: Counts | str) -> list[str]:
+    """The reason for each difference from the printed Table 1."""
+    name = NAMES[dataset]
+    if isinstance(one, str):
+        return [f"{name} was not counted: {one}"]
+    here, paper = _counts_of(one), _printed_counts(dataset)
+    notes = [edges_note(one, int(paper["edges"]))] if here["edges"] != paper["edges"] else []
+    other = [_HEADS[row] for row in here if row != "edges" and here[row] != paper[row]]
+    if other:
+        notes.append(f"{name}: {', '.join(other)} differ from the paper's: these are not the files that it used.")
+    for split, n in one.unknown.items():
+        if n:
+            notes.append(f"{name}: {n} of the {_WORDS[split]} nodes have no known label in these files.")
+    return notes
+
+
+def edges_note(one: Counts, printed: int) -> str:
+    """Why the paper's number of edges is another one."""
+    name = NAMES[one.dataset]
+    if one.listed == 2 * printed:
+        loops = one.loops // 2
+        repeated = printed - loops - one.edges
+        which = [f"{repeated} links that are listed more than once"] * (repeated > 0)
+        which += [f"{loops} loops of a node with itself"] * (loops > 0)
+        return (
+            f"{name}: the files list {one.listed} links, each in both directions, and the paper's {printed} is half of "
+            f"that. It counts {' and '.join(which)}; without them {one.edges} edges are left, 2 × {one.edges} = "
+            f"{2 * one.edges} directed ones."
+        )
+    both = f"{name}: the files list {one.listed} links: {one.edges} edges in both directions"
+    if one.listed == 2 * one.edges + one.loops:
+        both += f", and a loop at {one.looped} of the {one.nodes} nodes"
+    if printed <= one.edges:
+        return f"{both}. The paper's {printed} is no count of these files, and what makes the difference is not known."
+    return (
+        f"{both}. The paper's {printed} is no count of these files: it is {printed - one.edges} more than their edges, "
+        f"as it would be with loops at {printed - one.edges} of the nodes. Its own files are not at hand to tell."
+    )
+
+
+def unknown_note(ppi: Counts | None) -> str:
+    """What validation on PPI leaves out."""
+    if ppi is None:
+        return "Nodes of PPI whose labels are all unknown are left out of training and validation."
+    if not any(ppi.unknown.values()):
+        return "Every node of PPI has known labels here."
+    parts = [f"{ppi.unknown[split]} of the {ppi.split[split]} {word} nodes" for split, word in _WORDS.items()]
+    some = [part for part in parts if not part.startswith("0 ")]
+    scores = "test scores are of all test nodes" if not ppi.unknown["test"] else "so are they out of test scores"
+    return f"The labels of {' and '.join(some)} of PPI are unknown here and left out; {scores}."
+
+
+_WORDS = {"train": "training", "val": "validation", "test": "test"}
