@@ -111,11 +111,11 @@ def test_the_second_time_features_are_read_from_the_disk_without_ogb(
 @needs_ogb
 @pytest.mark.parametrize("name", OGBN)
 def test_it_is_downloaded_by_ogb_without_a_question(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    told = ogb._told_of_ogbn(name)
+    told = ogb._ogb_metadata(name)
     assert told["url"].startswith("http") and told["download_name"] != name
     stored(name, tmp_path / "there").rename(tmp_path / "there" / told["download_name"])
     archive = shutil.make_archive(str(tmp_path / "it"), "zip", tmp_path / "there", told["download_name"])
-    monkeypatch.setattr(ogb, "_told_of_ogbn", lambda name: {**told, "url": Path(archive).as_uri()})
+    monkeypatch.setattr(ogb, "_ogb_metadata", lambda name: {**told, "url": Path(archive).as_uri()})
     monkeypatch.setattr("ogb.utils.url.GBFACTOR", 1.0)  # as if it were of as many gigabytes as it has bytes
     task, folder = ogbn(name, tmp_path / "here"), tmp_path / "here" / name.replace("-", "_")
     assert task.train[0].num_nodes == N
@@ -125,8 +125,8 @@ def test_it_is_downloaded_by_ogb_without_a_question(name: str, tmp_path: Path, m
 
 @needs_ogb
 def test_without_a_network_the_error_says_where_the_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    told = {**ogb._told_of_ogbn("ogbn-arxiv"), "url": "http://127.0.0.1:9/arxiv.zip"}
-    monkeypatch.setattr(ogb, "_told_of_ogbn", lambda name: told)
+    told = {**ogb._ogb_metadata("ogbn-arxiv"), "url": "http://127.0.0.1:9/arxiv.zip"}
+    monkeypatch.setattr(ogb, "_ogb_metadata", lambda name: told)
     with pytest.raises(
         FileNotFoundError, match=r"ogbn-arxiv: raw, split, RELEASE_v1.txt not found in .*ogbn_arxiv, and not"
     ):

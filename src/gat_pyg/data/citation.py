@@ -45,11 +45,11 @@ CLASSES = {  # in the order of the files, where only the sizes of the classes te
 def planetoid(name: str, root: str | Path | None = None) -> Task:
     """A citation network (Section 3.1) with the split of Yang et al. (2016): 20 per class / 500 / 1000.
 
-    ``name`` is ``"cora"``, ``"citeseer"`` or ``"pubmed"``. The result is that of PyG's
-    ``Planetoid(root, name, split="public", transform=NormalizeFeatures())``: bag-of-words rows that sum to one, doubled
+    `name` is `"cora"`, `"citeseer"` or `"pubmed"`. The result is that of PyG's
+    `Planetoid(root, name, split="public", transform=NormalizeFeatures())`: bag-of-words rows that sum to one, doubled
     links and loops dropped, Citeseer's 15 test nodes without features as rows of zeros that no mask holds.
 
-    Reads ``<root>/Planetoid/<Cora|CiteSeer|PubMed>/raw/ind.*`` (see ``data_root``) and downloads what is missing there,
+    Reads `<root>/Planetoid/<Cora|CiteSeer|PubMed>/raw/ind.*` (see `data_root`) and downloads what is missing there,
     from where PyG does. The files are pickles; nothing they name is ever called. Nothing else is written.
 
     Raises ValueError for an unknown name or a broken or hostile file, FileNotFoundError when there is no network.

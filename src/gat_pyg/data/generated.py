@@ -19,14 +19,14 @@ from .splits import _draw_masks
 
 
 def digits(k: int = 5) -> Task:
-    """The default data set: 1797 images of handwritten digits, each linked with its ``k`` nearest neighbours.
+    """The default data set: 1797 images of handwritten digits, each linked with its `k` nearest neighbours.
 
-    ``x`` [1797, 64] are the 8 x 8 pixels in 0..1. Two images are linked when either is among the other's ``k`` nearest
+    `x` [1797, 64] are the 8 x 8 pixels in 0..1. Two images are linked when either is among the other's `k` nearest
     by Euclidean distance, the lower number first where distances tie, so that the graph is the same on every machine.
     20 nodes per class are for training, 500 for validation and 1000 for test. A GAT classifies about 97 % of the test
     nodes, an MLP about 91 %.
 
-    Needs no network: the pixels are part of the package (45 KB). They are those of scikit-learn's ``load_digits``, the
+    Needs no network: the pixels are part of the package (45 KB). They are those of scikit-learn's `load_digits`, the
     test part of E. Alpaydin and C. Kaynak's "Optical Recognition of Handwritten Digits" (UCI, 1998; CC BY 4.0).
     Costs a transient [N, N] matrix of int64 (26 MB).
 
@@ -56,16 +56,16 @@ def _nearest(x: Tensor, k: int) -> Tensor:
 
 
 def planted(graphs: int = 20, nodes: int = 100, labels: int = 16, degree: int = 4, seed: int = 0) -> Task:
-    """Graphs in which each node's labels are planted at one node nearby, told from the others by its salience.
+    """Graphs in which each node's labels are planted at one node nearby, which is the most salient one.
 
-    ``x`` [N, 1 + K] is a node's salience, drawn from the exponential distribution, and ``labels`` bits of its own; its
-    labels ``y`` [N, K] are the bits of the most salient node within two steps, itself included. A mean over neighbours
-    blurs those bits (how frequent each bit is differs from graph to graph, and that is what a mean still tells);
+    `x` [N, 1 + K] is a node's salience, drawn from the exponential distribution, and `labels` bits of its own; its
+    labels `y` [N, K] are the bits of the most salient node within two steps, itself included. A mean over neighbours
+    blurs those bits (how frequent each bit is differs from graph to graph, which a mean still shows);
     attention finds them, since the score a_src . W h_j of equation (3) may grow with the salience of j. So with two
     layers GAT > Const-GAT > MLP in micro-F1, by at least 0.3 and 0.1, within 30 epochs: seconds on one core.
 
-    Edges are undirected, drawn at random, ``degree`` to a node on average. ``graphs`` graphs are for training, a
-    quarter as many for validation and for testing each (at least one). Everything is determined by ``seed``.
+    Edges are undirected, drawn at random, `degree` to a node on average. `graphs` graphs are for training, a
+    quarter as many for validation and for testing each (at least one). Everything is determined by `seed`.
 
     Raises ValueError when a number is too small.
 

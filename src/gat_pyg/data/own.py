@@ -30,17 +30,17 @@ from .splits import _draw_graphs, _draw_masks, _fold_graphs, _ogb_masks
 def from_file(
     path: str | Path, per_class: int = 20, val: int = 500, test: int = 1000, seed: int = 0, split: int = 0
 ) -> Task:
-    """A graph of one's own, from a ``.pt`` file (torch.save), a ``.npz`` file (numpy.savez) or a folder (numpy.save).
+    """A graph of one's own, from a `.pt` file (torch.save), a `.npz` file (numpy.savez) or a folder (numpy.save).
 
-    ``.pt`` holds a PyG ``Data``, a list of them, or a dict of tensors; ``.npz`` holds arrays; a folder has a file for
-    each, ``x.npy`` and so on. Those are mapped into memory and not read as a whole: with ``loader=neighbor`` a graph
+    `.pt` holds a PyG `Data`, a list of them, or a dict of tensors; `.npz` holds arrays; a folder has a file for
+    each, `x.npy` and so on. Those are mapped into memory and not read as a whole: with `loader=neighbor` a graph
     may have more features than memory, and processes on one machine share them. They must not be written to; x has to
-    be float32, else it is converted in memory. Read are ``x`` [N, F],
-    ``edge_index`` [2, E], ``y`` [N] or [N, K] and, where present, ``edge_attr`` [E] or [E, D] and ``train_mask``,
-    ``val_mask``, ``test_mask`` [N]; other keys are left alone. The rest is as in ``from_dataset``.
+    be float32, else it is converted in memory. Read are `x` [N, F],
+    `edge_index` [2, E], `y` [N] or [N, K] and, where present, `edge_attr` [E] or [E, D] and `train_mask`,
+    `val_mask`, `test_mask` [N]; other keys are left alone. The rest is as in `from_dataset`.
 
-    No code in the file is run: ``.pt`` is read with ``weights_only=True`` and PyG's ``Data`` allowed, ``.npz`` with
-    ``allow_pickle=False``.
+    No code in the file is run: `.pt` is read with `weights_only=True` and PyG's `Data` allowed, `.npz` with
+    `allow_pickle=False`.
 
     Raises FileNotFoundError, and ValueError for a file that is truncated, would run code or lacks a key.
 
@@ -181,20 +181,20 @@ def from_dataset(
 ) -> Task:
     """Any PyG data set of labels of nodes or graphs: one graph, several graphs, or three data sets.
 
-    ``dataset`` is a ``Data``, a PyG ``Dataset``, a list of ``Data``, or three of them (a mapping of train, val, test,
-    or three ``Dataset`` in a row). Where one graph has masks, they are kept; of masks [N, S] column ``split`` is taken.
-    Masks that are missing are drawn with ``seed``: ``per_class`` nodes of each class for training, then ``val`` and
-    ``test`` nodes, all labelled. (With many labels per node, ``per_class`` times K nodes are for training.) Of several
-    graphs, ``val`` and ``test`` whole ones are drawn and the others are for training. If every graph has one label
-    (and some graph has several nodes), these are labels of graphs. With ``folds`` such graphs are divided into that
-    many stratified folds: number ``fold`` is for testing, the next one for validation, the others are for training.
+    `dataset` is a `Data`, a PyG `Dataset`, a list of `Data`, or three of them (a mapping of train, val, test,
+    or three `Dataset` in a row). Where one graph has masks, they are kept; of masks [N, S] column `split` is taken.
+    Masks that are missing are drawn with `seed`: `per_class` nodes of each class for training, then `val` and
+    `test` nodes, all labelled. (With many labels per node, `per_class` times K nodes are for training.) Of several
+    graphs, `val` and `test` whole ones are drawn and the others are for training. If every graph has one label
+    (and some graph has several nodes), these are labels of graphs. With `folds` such graphs are divided into that
+    many stratified folds: number `fold` is for testing, the next one for validation, the others are for training.
 
-    ``x`` and ``edge_attr`` become float32, ``edge_attr`` [E] becomes [E, 1], ``y`` [N, 1] becomes [N]. ``y`` [N, K] is
-    many labels per node. NaN is an unknown label; such nodes are taken out of the masks. Where ``dataset`` has an
-    attribute ``class_names``, they become the task's. ``transforms`` describes those that were applied to ``dataset``,
-    as ``Preparation`` has them; here they are not applied.
+    `x` and `edge_attr` become float32, `edge_attr` [E] becomes [E, 1], `y` [N, 1] becomes [N]. `y` [N, K] is
+    many labels per node. NaN is an unknown label; such nodes are taken out of the masks. Where `dataset` has an
+    attribute `class_names`, they become the task's. `transforms` describes those that were applied to `dataset`,
+    as `Preparation` has them; here they are not applied.
 
-    Raises ValueError where ``Task`` does, and when there are too few labelled nodes or graphs for the split.
+    Raises ValueError where `Task` does, and when there are too few labelled nodes or graphs for the split.
 
     >>> x, edge_index = torch.eye(4), torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]])
     >>> data = Data(x, edge_index, y=torch.tensor([0.0, 1.0, 0.0, float("nan")]))
@@ -282,7 +282,7 @@ def _parts(dataset: Any, name: str) -> list[list[Any]]:
 
 
 def _tidy(data: Any, split: int, name: str) -> Data:
-    """A graph of its own with the keys of ``Task`` only, in their types; the caller's graph stays as it was."""
+    """A graph of its own with the keys of `Task` only, in their types; the caller's graph stays as it was."""
     if not isinstance(data, Data):
         hint = " Use its to_homogeneous()." if hasattr(data, "to_homogeneous") else ""
         raise ValueError(f"{name} holds a {type(data).__name__}, expected torch_geometric.data.Data.{hint}")

@@ -29,12 +29,12 @@ PPI_SPLITS = ("train", "valid", "test")  # as its files name them
 def ppi(root: str | Path | None = None) -> Task:
     """The protein-protein interaction graphs (Section 3.1): 20 for training, 2 for validation, 2 for testing.
 
-    ``x`` [N, 50] is standardised on the training nodes, as scikit-learn's ``StandardScaler`` does and the paper's code
-    did; the published features already are, so that this changes them by rounding only. ``y`` is [N, 121] float32 with
+    `x` [N, 50] is standardised on the training nodes, as scikit-learn's `StandardScaler` does and the paper's code
+    did; the published features already are, so that this changes them by rounding only. `y` is [N, 121] float32 with
     NaN where a label is unknown. Loops and doubled links are dropped: 1226368, 198920 and 161976 directed edges, sorted
     by dst, remain.
 
-    Reads ``<root>/PPI/raw/{train,valid,test}_{feats.npy,labels.npy,graph_id.npy,graph.json}`` (see ``data_root``) and
+    Reads `<root>/PPI/raw/{train,valid,test}_{feats.npy,labels.npy,graph_id.npy,graph.json}` (see `data_root`) and
     downloads what is missing there, from where PyG does. Nothing else is written, and no pickle is read.
 
     Raises ValueError for a broken file, FileNotFoundError when there is no network. Takes 2 to 6 seconds and 0.6 GB.
@@ -97,7 +97,7 @@ def _ppi_links(path: Path) -> Tensor:
 
 
 def listed_links(name: str, root: str | Path | None = None) -> list[Tensor]:
-    """The links [2, L] as the files of ``"cora"``, ``"citeseer"``, ``"pubmed"`` or ``"ppi"`` list them.
+    """The links [2, L] as the files of `"cora"`, `"citeseer"`, `"pubmed"` or `"ppi"` list them.
 
     In both directions, with loops, and with repeated ones as often as they come: what `planetoid` and `ppi` leave out.
     PPI's are of its three files, for training, validation and testing.

@@ -18,7 +18,7 @@ from .own import _numbers
 
 
 def data_root(root: str | Path | None = None) -> Path:
-    """The folder of raw files: ``root``, else ``$GAT_PYG_DATA``, else ``~/.cache/gat_pyg``.
+    """The folder of raw files: `root`, else `$GAT_PYG_DATA`, else `~/.cache/gat_pyg`.
 
     >>> data_root("somewhere").name
     'somewhere'
@@ -27,9 +27,9 @@ def data_root(root: str | Path | None = None) -> Path:
 
 
 def _raw_folder(folder: Path, files: Sequence[str], fetch: Callable[[str, Sequence[str]], None], title: str) -> Path:
-    """``folder`` itself, after those of ``files`` that are not there were fetched whole into it.
+    """`folder` itself, after those of `files` that are not there were fetched whole into it.
 
-    ``fetch`` fills a folder of its own beside ``folder``; from there each file is moved in one step, so that a download
+    `fetch` fills a folder of its own beside `folder`; from there each file is moved in one step, so that a download
     which breaks off leaves nothing under a final name.
     """
     missing = [file for file in files if not (folder / file).exists()]

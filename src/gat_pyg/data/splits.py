@@ -14,7 +14,7 @@ from ..tasks.objective import MASKS, any_known
 
 
 def _draw_masks(data: Data, K: int, per_class: int, val: int, test: int, seed: int, name: str) -> None:
-    """Give ``data`` the masks it lacks, drawn among the labelled nodes that no mask of its own holds."""
+    """Add the masks that `data` lacks, drawn among the labelled nodes that no mask of its own holds."""
     order = torch.randperm(len(data.y), generator=torch.Generator().manual_seed(seed))
     free = any_known(data.y)
     for key in MASKS:
@@ -47,7 +47,7 @@ def _draw_masks(data: Data, K: int, per_class: int, val: int, test: int, seed: i
 
 
 def _draw_graphs(graphs: list[Data], val: int, test: int, seed: int, name: str) -> list[list[Data]]:
-    """Whole graphs for training, validation and test; those for training keep their order."""
+    """Draw whole graphs for training, validation and test; those for training keep their order."""
     if val + test >= len(graphs) or min(val, test) < 1:
         raise ValueError(
             f"{name} has {len(graphs)} graphs, of which val={val} and test={test} are to be drawn and at least one be "
@@ -59,7 +59,7 @@ def _draw_graphs(graphs: list[Data], val: int, test: int, seed: int, name: str) 
 
 
 def _fold_graphs(graphs: list[Data], folds: int, fold: int, seed: int, name: str) -> list[list[Data]]:
-    """Whole graphs for training, validation and test: of stratified folds the others, the one after `fold`, `fold`."""
+    """Divide graphs into stratified folds: `fold` is for the test, the next for validation, the others for training."""
     y = torch.cat([data.y.flatten() for data in graphs])
     if any(data.y.shape != (1,) for data in graphs) or not 3 <= folds <= len(graphs) or not 0 <= fold < folds:
         raise ValueError(
@@ -82,6 +82,6 @@ def _fold_graphs(graphs: list[Data], folds: int, fold: int, seed: int, name: str
 
 
 def _ogb_masks(data: Data, index: Mapping[str, Tensor]) -> None:
-    """The split that comes with a data set of OGB, as masks."""
+    """Add the split that comes with a data set of OGB, as masks."""
     for key, part in zip(MASKS, ("train", "valid", "test"), strict=True):
         data[key] = torch.zeros(len(data.y), dtype=torch.bool).index_fill_(0, index[part], True) & any_known(data.y)

@@ -14,7 +14,7 @@ from .raw import LARGEST
 
 
 class _Made:
-    """What a pickle asks to be made. Its arguments and its state are kept; nothing is called with them."""
+    """An object that a pickle would create. Its arguments and state are stored; nothing is called with them."""
 
     args: tuple[Any, ...] = ()
     state: Any = None

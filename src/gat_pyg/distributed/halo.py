@@ -24,7 +24,7 @@ from ..philox import rows_of_whole
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    r"""What one of W processes has of a graph whose nodes are divided among them.
+    r"""The share that one of W processes has of a graph whose nodes are divided among them.
 
     Its own nodes are the destinations that it computes. An edge into one of them is its edge, too; where the edge comes
     from a node of another process, that node is in the halo, whose rows it fetches before each layer. The softmax of a
@@ -60,7 +60,7 @@ class Part:
 
     @classmethod
     def of(cls, edge_index: Tensor, owner: Tensor, rank: int, world: int) -> Part:
-        """The part of process `rank`: `owner` `[N]` tells whose each node is.
+        """The part of process `rank`: `owner` `[N]` is the rank of each node.
 
         Needs the whole edge list `[2, E]`, which may be mapped from a file, and no communication. Cost: O(E) time, and
         about 24 bytes for each edge of the whole graph while it is made.
@@ -83,8 +83,8 @@ class Part:
         local[nodes], local[halo] = order.split([nodes.numel(), halo.numel()])
 
         out = ((owner[src] == rank) & (owner[dst] != rank)).nonzero().view(-1)  # edges into others' nodes
-        asked = (owner[dst[out]] * owner.numel() + src[out]).unique()  # by who asks, then by node, as their halo is
-        asker, asked = asked // max(owner.numel(), 1), asked % max(owner.numel(), 1)
+        wanted = (owner[dst[out]] * owner.numel() + src[out]).unique()  # by rank, then node, as their halo is
+        asker, wanted = wanted // max(owner.numel(), 1), wanted % max(owner.numel(), 1)
 
         loops = src == dst
         before = loops.cumsum(0)
@@ -96,7 +96,7 @@ class Part:
             torch.stack([local[own_src], local[own_dst]]),
             edges,
             looped,
-            local[asked],
+            local[wanted],
             asker.bincount(minlength=world).tolist(),
             owner[halo].bincount(minlength=world).tolist(),
             owner.numel(),
@@ -206,7 +206,7 @@ def _exchanged(rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
 def divided(data: Data, rank: int, world: int, device: torch.device | str = "cpu") -> tuple[Data, int]:
     """The part of process `rank` of a graph, and how many rows all fetch before a layer.
 
-    The first process divides the nodes so that few edges run between parts, see `partition`, and tells the others, by
+    The first process divides the nodes so that few edges run between parts, see `partition`, and broadcasts it, by
     `device`. The parts are of one size, but for some percent; each process needs the whole graph in reach, and copies
     its part.
 

@@ -1,4 +1,4 @@
-"""Processes that train together: which one speaks, and who is still there, so that a wait for a lost one ends."""
+"""Ranks: printing on the first one, and heartbeats, so that a wait for a dead rank ends."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ SILENT = 40.0  # seconds after which a process counts as lost
 
 
 def is_first() -> bool:
-    """Whether this is the first of them, or the only one."""
+    """Return True on the first rank, or in a single process."""
     return int(getattr(rank_zero_only, "rank", 0)) == 0
 
 
 def say(text: str) -> None:
-    """Tell the user, once over all of them, beside what was asked for."""
+    """Print to stderr on the first rank alone."""
     if is_first():
         print(text, file=sys.stderr)
 
 
 class Beats:
-    """Threads that tell the other processes that this one lives, and end it where one of them is silent for long.
+    """Heartbeats: threads that report this process as alive, and end it if another has been silent for long.
 
     A process that is killed leaves the others with an error of the network that does not name it, or waiting for ever:
     NCCL's kernels, a machine without power. The beats go through a store of the first process, so that its end is seen
     as the silence of all.
 
     Args:
-        host, port: where the first process listens; it takes any free port for 0 and tells it as `port`.
+        host, port: where the first process listens; for 0 it takes any free port, `port`.
         rank, world: which process this is, and of how many.
         silent: the seconds after which a process counts as lost.
         end: what ends this one then, after a message.
@@ -58,13 +58,13 @@ class Beats:
             threading.Thread(target=work, name="heartbeats", daemon=True).start()
 
     def lost(self, within: float) -> list[int]:
-        """Those of whom nothing was heard for so many seconds."""
+        """Return the ranks that have been silent for so many seconds."""
         now = time.monotonic()
         silent = [rank for rank, (_, when) in self._heard.items() if now - when > within and rank != self.rank]
         return [0] if 0 in silent else silent  # without the first nothing is heard of any
 
     def stop(self) -> None:
-        """No longer tell or look."""
+        """Stop the threads."""
         self._done.set()
 
     def _beat(self) -> None:
@@ -87,7 +87,7 @@ class Beats:
 
 
 def missing(lost: list[int], world: int) -> str:
-    """What to say of processes that are lost."""
+    """Return the message about ranks that are lost."""
     which = f"Rank {lost[0]}" if len(lost) == 1 else f"Ranks {', '.join(map(str, lost))}"
     return (
         f"{which} of {world} ended or cannot be reached, so the others stop. Its own last words may say why; the same "

@@ -10,13 +10,13 @@ from typing import Any
 
 
 def train(work: Callable[[dict[str, Any]], Any], given: dict[str, Any], processes: int, gpu: bool, folder: Path) -> Any:
-    """Call ``work(given)`` in processes that Ray starts, each with a CPU or a GPU; what the first of them gives.
+    """Call `work(given)` in processes that Ray starts, each with a CPU or a GPU; what the first of them gives.
 
-    Ray keeps its own notes in ``folder`` meanwhile, which all machines have to see under that name.
+    Ray keeps its own notes in `folder` meanwhile, which all machines have to see under that name.
 
-    Raises ValueError where Ray is not installed, or with the words of one that ``work`` raised.
+    Raises ValueError where Ray is not installed, or with the words of one that `work` raised.
     """
-    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # else what is printed is told twice
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # else everything is printed twice
     try:
         from ray.train import RunConfig, ScalingConfig, WorkerGroupError
         from ray.train.torch import TorchTrainer

@@ -13,9 +13,9 @@ from .ranks import BEAT, Beats
 
 
 class Watch(Callback):
-    """Names a process that is lost among several, and ends the others: see `gat_pyg.distributed.ranks`.
+    """Detects a dead rank, reports it, and stops the others: see `gat_pyg.distributed.ranks`.
 
-    Training, validation and test are each watched from their setup to their teardown. ``lost`` are the ranks that were
+    Training, validation and test are each watched from their setup to their teardown. `lost` are the ranks that were
     silent as an error ended one of them. With one process it does nothing.
     """
 
@@ -24,12 +24,12 @@ class Watch(Callback):
         self._beats: Beats | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begin to tell and to look."""
+        """Start the heartbeats."""
         if trainer.world_size > 1:
             first, host = trainer.global_rank == 0, os.environ.get("MASTER_ADDR", "localhost")
             beats = Beats(host, 0, 0, trainer.world_size) if first else None
             port = trainer.strategy.broadcast(beats.port if beats else 0)
-            for thread in threading.enumerate():  # Lightning's own kills the first process before it can say a word
+            for thread in threading.enumerate():  # Lightning's own kills the first process before it can report
                 if thread.name == "child-process-observer":
                     thread._run = lambda: True  # type: ignore[attr-defined]
             self._beats = beats or Beats(host, port, trainer.global_rank, trainer.world_size)
@@ -43,12 +43,12 @@ class Watch(Callback):
             trainer._signal_connector._sigterm_notifier_fn = forward  # type: ignore[assignment]
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """No longer tell or look: all have come to the end."""
+        """Stop the heartbeats: all processes have come to the end."""
         if self._beats is not None:
             self._beats.stop()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Find out who is lost, where it may be that."""
+        """Find the ranks that are lost, if that may be the cause."""
         if self._beats is not None:
             if isinstance(exception, RuntimeError):  # as those of torch.distributed are
                 time.sleep(4 * BEAT)

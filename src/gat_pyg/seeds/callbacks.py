@@ -21,13 +21,11 @@ from .module import Stacked, _stacked
 
 LEAVE = 0.1  # the share of the stack that has to have stopped before those leave it: a smaller stack costs a copy
 
-# When each stops, and what is left of it ----------------------------------------------------------------------------
-
 
 class EachStopping(Callback):
     """`PaperStopping` for each seed of a stack: its rule, its best weights and its seconds.
 
-    Seeds that have stopped leave the stack as soon as they are a share ``leave`` of it. After the fit the module is the
+    Seeds that have stopped leave the stack as soon as they are a share `leave` of it. After the fit the module is the
     stack of all seeds again, each with the weights that its rule kept last.
 
     A seed's share of an epoch's seconds is that of the seeds still running, so that over all seeds they add up to the
@@ -82,7 +80,7 @@ class EachStopping(Callback):
         trainer.should_stop = trainer.should_stop or not self.running()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let those that have stopped leave, where they are enough."""
+        """Remove stopped seeds from the stack as soon as they are many enough."""
         module = _stacked(pl_module)
         running = [seed for seed in module.seeds if self.rules[seed].left > 0]
         gone = len(module.seeds) - len(running)
@@ -124,12 +122,12 @@ class EachStopping(Callback):
             self.left[seed] = {key: value[row].clone() for key, value in taken.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it, for the checkpoint."""
+        """Return the state, for the checkpoint."""
         rules = {seed: rule.state_dict() for seed, rule in self.rules.items()}
         return {"rules": rules, "seconds": dict(self.seconds), "kept": self.kept, "left": self.left}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state."""
+        """Continue from a checkpoint's state."""
         for seed, state in state_dict["rules"].items():
             self.rules[seed].load_state_dict(state)
         self.seconds, self.kept, self.left = (dict(state_dict[key]) for key in ("seconds", "kept", "left"))
@@ -157,7 +155,7 @@ class EachMetrics(Callback):
         self.stopping = stopping
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the lines that the checkpoint knows of."""
+        """Discard the lines that are newer than the checkpoint."""
         for file in self.files.values():
             file.on_train_start(trainer, pl_module)
 
@@ -169,7 +167,7 @@ class EachMetrics(Callback):
                 self.files[seed].add(epoch, metrics)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Write the lines that the checkpoint will know of."""
+        """Write all lines, so that the files have every epoch of the checkpoint."""
         for file in self.files.values():
             file.on_save_checkpoint(trainer, pl_module, checkpoint)
 
@@ -184,24 +182,24 @@ class EachMetrics(Callback):
             file.on_exception(trainer, pl_module, exception)
 
     def state_dict(self) -> dict[str, Any]:
-        """How many lines each has, for the checkpoint."""
+        """Return the number of lines of each, for the checkpoint."""
         return {"files": {seed: file.state_dict() for seed, file in self.files.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on behind a checkpoint's lines."""
+        """Continue after a checkpoint's lines."""
         for seed, state in state_dict["files"].items():
             self.files[seed].load_state_dict(state)
 
 
 class EachProgress(Progress):
-    """One line that tells the epoch, the seeds running and stopped, the spread of their validation, the time left."""
+    """One line with the epoch, the seeds running and stopped, the spread of their validation, the time left."""
 
     def __init__(self, title: str, stopping: EachStopping, every: float = 10.0) -> None:
         super().__init__(title, every)
         self.stopping = stopping
 
     def parts(self, trainer: Trainer, batch: str) -> list[str]:
-        """What the line tells."""
+        """Return the fields of the line."""
         module, rules = _stacked(trainer.lightning_module), self.stopping.rules
         running = [(rules[seed], own) for seed, own in zip(module.seeds, module.metrics, strict=True)]
         running = [(rule, own) for rule, own in running if rule.left > 0]

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out of one seed: ``value`` and ``val`` are the test and the validation score of the weights kept."""
+    """The result of one seed: `value` and `val` are the test and the validation score of the weights kept."""
 
     seed: int
     metric: str  # the name of the objective's metric
@@ -40,7 +40,7 @@ class Outcome:
 
 
 def outcomes(module: Stacked, stopping: EachStopping) -> list[Outcome]:
-    """What came out of each seed, after the fit and the test of the stack."""
+    """Return the result of each seed, after the fit and the test of the stack."""
     found, metric = [], module.objective.metric.name
     for seed, metrics in zip(module.seeds, module.metrics, strict=True):
         rule = stopping.rules[seed]
@@ -115,7 +115,7 @@ def train(
 ) -> tuple[list[Outcome], Stack]:
     """Train the model with every seed, as many at once as fit memory; the outcomes and the stack of trained models.
 
-    ``make_model()`` is called after `seed_everything(s)`: seed s starts from the weights that it has in a single run,
+    `make_model()` is called after `seed_everything(s)`: seed s starts from the weights that it has in a single run,
     and takes the same steps but for rounding, where dropout is that of gat_pyg's layers. Each stops by the paper's
     rule, and the stack has the weights that were kept last.
 
@@ -126,13 +126,13 @@ def train(
         lr, weight_decay: as of `Transductive`.
         patience, criterion: as of `PaperStopping`.
         max_epochs: where a seed ends that has not stopped.
-        seeds_per_pass: how many to train at once; "auto" asks the device for its memory.
-        progress: whether to tell how it goes.
+        seeds_per_pass: how many to train at once; "auto" fits them to the device's memory.
+        progress: whether to print the progress.
         **trainer: of Lightning's Trainer, for a single device; its callbacks come before those of the stack.
 
     Raises:
         ValueError: if the task has many graphs, the models are one and the same or cannot be stacked, the trainer would
-            treat seeds as one or start processes, or a number is none that can be: the message says why.
+            treat seeds as one or start processes, or a number is out of range.
 
     Example:
         >>> import gat_pyg.data, gat_pyg.models
@@ -203,7 +203,7 @@ def train(
 
 
 def seeded(seed: int, make_model: Callable[[], T]) -> T:
-    """What is made at the start of a run with this seed, which `seed_everything` takes.
+    """Call `make_model` after `seed_everything(seed)`, as at the start of a run with this seed.
 
     >>> import torch
     >>> seeded(3, lambda: torch.rand(2)).equal(seeded(3, lambda: torch.rand(2)))

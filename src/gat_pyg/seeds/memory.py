@@ -1,4 +1,4 @@
-"""How many models fit in memory at once."""
+"""An estimate of the number of models that fit in memory at once."""
 
 from __future__ import annotations
 
@@ -26,13 +26,11 @@ from .module import Stacked
 ROOM = {"cpu": 1 << 30}  # bytes of a pass that are enough: beyond, a CPU gains nothing
 SHARE = 0.8  # of the free memory, for what is estimated
 
-# How many at once ---------------------------------------------------------------------------------------------------
-
 
 def in_passes(left: Callable[[], Sequence[int]], size: int, one_pass: Callable[[list[int]], object]) -> None:
-    """Call ``one_pass(seeds)`` with ``size`` of the seeds that ``left()`` tells until there are none.
+    """Call `one_pass(seeds)` with `size` of the seeds that `left()` returns until there are none.
 
-    Where memory runs out, go on with half as many at a time and say so. Raises what ``one_pass`` raises otherwise.
+    Where memory runs out, go on with half as many at a time and print it. Raises what `one_pass` raises otherwise.
     """
     while seeds := list(left())[:size]:
         try:
@@ -46,7 +44,7 @@ def in_passes(left: Callable[[], Sequence[int]], size: int, one_pass: Callable[[
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory has run out, on a GPU or on the CPU."""
+    """Return True if an error means that memory has run out, on a GPU or on the CPU."""
     words = ("can't allocate memory", "not enough memory", "out of memory", "alloc_failed")
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
         isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
@@ -54,7 +52,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """The bytes that are free for more, as the device, or on a CPU the system and its control groups, say; else None.
+    """Return the free bytes of the device, or on a CPU of the system and its control groups; None if unknown.
 
     >>> free_memory(torch.device("cpu")) != 0
     True
@@ -108,7 +106,7 @@ class Peak(TorchDispatchMode):
     """The most bytes that the tensors of all operations within it held at once, what they were given included.
 
     What a kernel has made outside of torch is seen when the next operation is given it. So that what was there before
-    does not count, let the same operations run twice, with ``start_over()`` between.
+    does not count, let the same operations run twice, with `start_over()` between.
     """
 
     def __init__(self) -> None:
@@ -152,13 +150,13 @@ def _plain_tensors(tree: Any) -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class Fit:
-    """Whether a model can be stacked, or ``why_not``, and the bytes that a seed takes at most."""
+    """An estimate: the reason a model cannot be stacked, or None, and the bytes that a seed takes at most."""
 
     why_not: str | None = None
     each: int = 0
 
     def seeds(self, device: torch.device, wanted: int, free: int | None = None) -> int:
-        """How many of the seeds wanted to train at once: what fits the memory and is of use, in equal passes.
+        """Return the number of seeds to train at once: those that fit in memory, in equal passes.
 
         >>> Fit(each=1000).seeds(torch.device("cpu"), 10, free=4_000)
         3
@@ -170,7 +168,7 @@ class Fit:
 
 
 def why_not_by(trainer: Trainer) -> str | None:
-    """Why a trainer cannot train seeds as one, or None."""
+    """Return the reason a trainer cannot train seeds as one, or None."""
     if trainer.gradient_clip_val:
         return "gradients would be clipped over all seeds"
     if not str(trainer.precision).endswith("-true"):

@@ -47,11 +47,11 @@ class Stacked(Transductive):
         self.metrics: list[dict[str, float]] = []
 
     def begin_epoch(self, seed: int, epoch: int) -> None:
-        """Let each model's dropout depend on its own seed and the epoch alone, whatever ``seed`` is."""
+        """Let each model's dropout depend on its own seed and the epoch alone, whatever `seed` is."""
         self._hold(torch.tensor([key_of(own, epoch) for own in self.seeds]))
 
     def forward(self, data: Data) -> Tensor:
-        """The logits [S, N, K] of a graph's nodes."""
+        """Return the logits [S, N, K] of a graph's nodes."""
         out: Tensor
         if self._key is None or not self.training:
             out = self.model.each(lambda model: self._given(model, data))
@@ -60,7 +60,7 @@ class Stacked(Transductive):
         return out
 
     def _loss(self, data: Data) -> tuple[Tensor, Tensor]:
-        """The sum of the losses, and what the epoch adds up for each: (loss, known) [S, 2]."""
+        """Return the sum of the losses, and the summands of each epoch mean: (loss, known) [S, 2]."""
         data = self._seen(data, "train")
         out = self(data)
         loss, sums = vmap(self.objective.train_statistics, (0, None))(*self.labelled(out, data, "train"))
@@ -74,14 +74,14 @@ class Stacked(Transductive):
         return sums
 
     def _metrics(self, *splits: str) -> dict[str, float]:
-        """Turn the sums into each model's metrics; what Lightning is told is their mean."""
+        """Return the mean of the models' metrics, which is logged; `self.metrics` has those of each model."""
         sums = self._pooled(*splits)
         each = [dict(zip(sums, own, strict=True)) for own in zip(*sums.values(), strict=True)]
         self.metrics = [self.objective.metrics(own) for own in each]
         return {name: statistics.fmean(own[name] for own in self.metrics) for name in self.metrics[0]}
 
     def keep(self, seeds: Sequence[int]) -> None:
-        """Let the models of all other seeds leave, with what the optimizer knows of them."""
+        """Remove the models of all other seeds, with their state in the optimizer."""
         places = [self.seeds.index(seed) for seed in seeds]
         rows = torch.tensor(places, device=self.device)
         self.model.select(rows)
@@ -99,11 +99,11 @@ class Stacked(Transductive):
         self.seeds = list(weights)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Note whose the rows are."""
+        """Record the seeds of the rows."""
         checkpoint["seeds"] = list(self.seeds)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Let those leave that had left; ValueError where the checkpoint is of other seeds or shapes."""
+        """Remove the seeds that had stopped; raise ValueError if the checkpoint is of other seeds or shapes."""
         there = checkpoint.get("seeds", [])
         if not there or not set(there) <= set(self.seeds):
             raise ValueError(

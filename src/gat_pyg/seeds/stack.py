@@ -57,7 +57,7 @@ class Stack(nn.Module):
 
     @property
     def supports_sparse_features(self) -> bool:
-        """Whether the models take x as a torch.sparse CSR matrix."""
+        """True if the models accept x as a torch.sparse CSR matrix."""
         return bool(getattr(self.models, "supports_sparse_features", False))
 
     def decayed_parameters(self) -> Iterable[nn.Parameter]:
@@ -66,7 +66,7 @@ class Stack(nn.Module):
         return own
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """What each of the models gives for the same arguments."""
+        """Return the output of each model for the same arguments."""
         out: Tensor = self.each(lambda model: model(*args, **kwargs))
         return out
 

@@ -16,7 +16,7 @@ from .objective import ACCURACY, MICRO_F1, Objective
 
 @dataclass(frozen=True)
 class _Labels(Objective):
-    """What both kinds of labels share: their form."""
+    """Labels of a known form: what both kinds have in common."""
 
     def size(self, data: Data) -> int:
         """Return the number of rows that the labels of a graph have."""

@@ -68,7 +68,7 @@ def metric_named(name: str) -> Metric:
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """What a row of a model's output predicts, and how good the prediction is.
+    """A prediction goal: what a row of a model's output predicts, its loss and its score.
 
     Training, validation and reports use an objective and know no particular one. Labels that are unknown count neither
     in the loss nor in the score.
@@ -93,7 +93,7 @@ class Objective(ABC):
 
     @abstractmethod
     def check_splits(self, data: Data, where: str) -> None:
-        """Check that a graph which all splits share says what is for training, validation and test.
+        """Check that a graph which all splits share marks what is for training, validation and test.
 
         Raises:
             ValueError: if it does not; the message begins with `where`.

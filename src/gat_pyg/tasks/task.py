@@ -21,7 +21,7 @@ from .preparation import Preparation, row_ranges
 class Task:
     """A learning task: graphs for training, validation and test, checked once, and the objective.
 
-    Either the three splits share one graph, which says what is for which split (with node labels by `train_mask`,
+    Either the three splits share one graph, which marks what is for which split (with node labels by `train_mask`,
     `val_mask` and `test_mask` `[N]` bool), and `train`, `val` and `test` each hold it. Or each has graphs of its own.
 
     Every graph has `x` `[N, F]` float, `edge_index` `[2, E]` (src, dst) and, where `edge_dim` is a number,
@@ -52,7 +52,7 @@ class Task:
 
     @cached_property
     def preparation(self) -> Preparation:
-        """The dimensions, class names, transforms and range of the features, which a run stores beside its model.
+        """Dimensions, class names, transforms and range of the features, which a run stores beside its model.
 
         >>> from gat_pyg.data import digits
         >>> digits().preparation.class_names[:3]
@@ -87,11 +87,11 @@ class Task:
         return torch.cat([self.objective.labels(data, own) for data in self.graphs(split)])
 
     def graphs(self, split: Split) -> list[Data]:
-        """The graphs of ``"train"``, ``"val"`` or ``"test"``."""
+        """Return the graphs of `"train"`, `"val"` or `"test"`."""
         return cast(list[Data], getattr(self, split))
 
     def loader(self, split: Split, batch_size: int = 1) -> DataLoader | list[Data]:
-        """Batches of ``split`` for one epoch: the one graph itself, or ``batch_size`` graphs at a time.
+        """Return the batches of `split` for one epoch: the one graph itself, or `batch_size` graphs at a time.
 
         Training graphs are shuffled by torch's global generator. A list is a loader too, so that a transductive epoch
         costs no collation.

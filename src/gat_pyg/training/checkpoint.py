@@ -14,16 +14,16 @@ from ..files import write_whole
 
 
 class SafeCheckpoints(TorchCheckpointIO):
-    """Checkpoints that are never half written and never run code: a plugin for ``Trainer(plugins=[...])``.
+    """Checkpoints that are never half written and never run code: a plugin for `Trainer(plugins=[...])`.
 
     Raises ValueError when a file is truncated, is no checkpoint of a training, or would run code on load.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write beside ``path``, then put the file there in one step."""
+        """Write beside `path`, then put the file there in one step."""
 
         def write(beside: Path) -> None:
-            with beside.open("wb") as file:  # of a path of its own torch does not say why it cannot write
+            with beside.open("wb") as file:  # given a path, torch does not report why it cannot write
                 torch.save(checkpoint, file)
 
         write_whole(path, write)
@@ -35,9 +35,9 @@ class SafeCheckpoints(TorchCheckpointIO):
         try:
             found = torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
-            if asked := re.search(r"GLOBAL ([\w.]+)", str(error)):
+            if refused := re.search(r"GLOBAL ([\w.]+)", str(error)):
                 raise ValueError(
-                    f"{path} would run code on load: it asks for {asked[1]}. Nothing of it was run. Expected "
+                    f"{path} would run code on load: it asks for {refused[1]}. Nothing of it was run. Expected "
                     "tensors and plain values, as this package's runs write them. Do not trust the file."
                 ) from error
             raise ValueError(f"{path} {_BROKEN}") from error

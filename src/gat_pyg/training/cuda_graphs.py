@@ -59,13 +59,13 @@ SMALL = 1_000_000  # edges; with more, launching kernels takes little of the tim
 class Captured:
     """A computation as a CUDA graph: captured once, then replayed by a single launch.
 
-    ``compute`` takes all its inputs from the same memory every time and gives tensors; ``results`` hold what the last
+    `compute` takes all its inputs from the same memory every time and gives tensors; `results` hold what the last
     replay gave. Chance comes from the device's default generator as it does without a graph, so that seeding it before
-    a replay gives the numbers that it would give there. The generator is left as it was, and so is what ``compute``
-    changes beside its results, the ``buffers``.
+    a replay gives the numbers that it would give there. The generator is left as it was, and so is what `compute`
+    changes beside its results, the `buffers`.
 
     Raises what the driver or an operation that cannot be captured raises, such as one that makes the host wait for the
-    GPU, and RuntimeError where ``compute`` draws random numbers on the CPU. The device is then usable as before.
+    GPU, and RuntimeError where `compute` draws random numbers on the CPU. The device is then usable as before.
     """
 
     def __init__(self, compute: Callable[[], tuple[Tensor, ...]], buffers: Sequence[Tensor] = ()) -> None:

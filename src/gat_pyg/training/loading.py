@@ -28,25 +28,25 @@ from .shares import Batches, Cut, Drawn, Shares, _padding_graph, _without
 
 
 class TaskData(LightningDataModule):
-    """A task's graphs as Lightning takes them: ``trainer.fit(module, datamodule=TaskData(task))``.
+    """The LightningDataModule of a task: `trainer.fit(module, datamodule=TaskData(task))`.
 
-    Training graphs are shuffled; their order follows from ``seed`` and the epoch alone, so that a resumed run sees the
+    Training graphs are shuffled; their order follows from `seed` and the epoch alone, so that a resumed run sees the
     same. Validation and test batches are put together once. Over several processes each takes its share of every step's
-    ``batch_size`` graphs, so that a step is the same over any number of them; no graph is repeated or counted twice.
+    `batch_size` graphs, so that a step is the same over any number of them; no graph is repeated or counted twice.
     Raises ValueError where there are more processes than graphs in a step.
 
-    With ``sparse`` the features of the one graph of a transductive task are a torch.sparse CSR matrix, for a model that
-    takes such a one; ``sparse_pays`` tells where that is faster.
+    With `sparse` the features of a graph that all splits share are a torch.sparse CSR matrix, for a model that takes
+    such a one; `sparse_pays` decides where that is faster.
 
     With a trainer whose strategy is "halo", each process has its part of the graph and a step is that of one process
-    with the whole: see ``gat_pyg.distributed.halo``. Features are dense there.
+    with the whole: see `gat_pyg.distributed.halo`. Features are dense there.
 
-    With ``num_neighbors`` a step of training and validation on a single graph is a batch of ``batch_size`` seeds with
+    With `num_neighbors` a step of training and validation on a single graph is a batch of `batch_size` seeds with
     neighbours drawn at random, so many of each hop (-1: all), by pyg-lib where it is installed, else by
-    `neighbours`. The test is of the whole graph, one layer after the other where the model has ``inference``.
+    `neighbours`. The test is of the whole graph, one layer after the other where the model has `inference`.
 
-    With ``num_parts`` a step of training on a single graph is the subgraph that ``batch_size`` of so many parts of it
-    induce, drawn anew in each epoch (Cluster-GCN, Chiang et al., KDD 2019); ``part`` tells the part of each node. Over
+    With `num_parts` a step of training on a single graph is the subgraph that `batch_size` of so many parts of it
+    induce, drawn anew in each epoch (Cluster-GCN, Chiang et al., KDD 2019); `part` is the part of each node. Over
     several processes each takes the subgraph of its share of a step's parts, without the edges to another's. Validation
     and test are of the whole graph, one layer after the other.
     """
@@ -86,7 +86,7 @@ class TaskData(LightningDataModule):
             self._whole = Batches([data])
 
     def train_dataloader(self) -> DataLoader | Batches | NodeLoader:
-        """The one graph, batches of its seed nodes or its parts, or of shuffled graphs."""
+        """Return the one graph, batches of its seed nodes or its parts, or of shuffled graphs."""
         if self.num_neighbors is not None:
             return self._seeds("train")
         if self.num_parts is not None:
@@ -99,19 +99,19 @@ class TaskData(LightningDataModule):
         return DataLoader(graphs, sampler.each, sampler=sampler, generator=torch.Generator())
 
     def val_dataloader(self) -> Batches | NodeLoader:
-        """The one graph, batches of its seed nodes or all of them, or this process's share of the validation graphs."""
+        """Return the one graph, batches of seed nodes or of all, or this process's share of the validation graphs."""
         if self.num_neighbors is not None:
             return self._seeds("val")
         return self._share(self.task.val) if self.num_parts is None else self._all_nodes()
 
     def test_dataloader(self) -> Batches:
-        """The one graph, or the loader of all its nodes as one batch, or this process's share of the test graphs."""
+        """Return the one graph, the loader of all its nodes as a batch, or this process's share of the test graphs."""
         whole = self.num_neighbors is None and self.num_parts is None
         return self._share(self.task.test) if whole else self._all_nodes()
 
     @cached_property
     def part(self) -> Tensor:
-        """The part of each node, [N] int64, where there are ``num_parts``."""
+        """The part of each node, [N] int64, where there are `num_parts`."""
         if self.num_parts is None:
             raise ValueError(f"{self.task.name} is not divided into parts. Give num_parts.")
         data = self.task.train[0]
@@ -142,7 +142,7 @@ class TaskData(LightningDataModule):
         return Batches([Batch.from_data_list(share[start : start + size]) for start in range(0, len(share), size)])
 
     def _single(self) -> Batches:
-        """The one graph, or this process's part of it."""
+        """Return the one graph, or this process's part of it."""
         assert self._whole is not None
         if self.trainer is None or not is_divided(self.trainer):
             return self._whole
@@ -158,7 +158,7 @@ class TaskData(LightningDataModule):
 
     @property
     def _graph(self) -> Data:
-        """What batches are cut out of."""
+        """The graph that batches are cut out of."""
         given: Data = self.task.train[0]
         data = Data(given.x, given.edge_index, given.edge_attr, given.y)
         for split in ("train", "val", "test"):
@@ -180,7 +180,7 @@ class TaskData(LightningDataModule):
         return Batches([NodeLoader(self._graph, self._sampler([-1]), batch_size=size)])
 
     def _clusters(self, num_parts: int) -> Cut:
-        """This process's share of the parts in batches, in an order that seed and epoch decide."""
+        """Return this process's share of the parts in batches, in an order that seed and epoch decide."""
         share, clusters = self._shares("part", range(num_parts)), Clusters(self._graph, self.part)
         return Cut(
             list(range(num_parts + 1)),  # type: ignore[arg-type]  # the last, without nodes, is for who has none left
@@ -192,7 +192,7 @@ class TaskData(LightningDataModule):
         )
 
     def _shares(self, kind: str, items: Sequence[Any]) -> Shares:
-        """This process's share of the graphs or parts of each step."""
+        """Return this process's share of the graphs or parts of each step."""
         rank, world = self._place()
         if self.batch_size < world:
             raise ValueError(
@@ -203,7 +203,7 @@ class TaskData(LightningDataModule):
         return Shares(items, self.batch_size, rank, world, seed)
 
     def _seeds(self, split: Split) -> NodeLoader:
-        """This process's share of the seed nodes in batches, in an order that seed and epoch decide."""
+        """Return this process's share of the seed nodes in batches, in an order that seed and epoch decide."""
         assert self.num_neighbors is not None
         rank, world = self._place()
         if self.batch_size % world:
@@ -217,12 +217,12 @@ class TaskData(LightningDataModule):
         return Drawn(
             self._graph,
             self._sampler(self.num_neighbors),
-            torch.cat([nodes, nodes[:1]]),  # the last is nobody's, who has none in the last step
+            torch.cat([nodes, nodes[:1]]),  # the last pads the share of a rank without a seed in the last step
             batch_size=share.each,
             sampler=share,
             transform_sampler_output=partial(_without, nodes.numel()),
             num_workers=self.num_workers,
-            generator=share.chance,
+            generator=share.generator,
         )
 
     def _place(self) -> tuple[int, int]:
@@ -233,7 +233,7 @@ SPARSE = 0.2  # the density up to which sparse features were faster at every siz
 
 
 def sparse_pays(task: Task, model: nn.Module, device: str = "cpu", stacked: bool = False) -> bool:
-    """Return whether ``TaskData(sparse=True)`` is faster, as for one graph with few features that are not 0.
+    """Return whether `TaskData(sparse=True)` is faster, as for one graph with few features that are not 0.
 
     On CUDA this holds for stacks only, since every model of a stack needs a dropped-out x of its own. A single model's
     dense x and product are small there, and a sparse product takes as long as its longest column.
@@ -251,20 +251,20 @@ def sparse_pays(task: Task, model: nn.Module, device: str = "cpu", stacked: bool
 
 
 def takes_sparse(model: nn.Module) -> bool:
-    """Whether a model says that its x may be a torch.sparse CSR matrix; compiled, it may not."""
+    """Return True if a model accepts x as a torch.sparse CSR matrix; compiled, it does not."""
     return bool(getattr(model, "supports_sparse_features", False)) and not is_compiled(model)
 
 
 def is_divided(trainer: Trainer) -> bool:
-    """Whether the processes have parts of one graph."""
+    """Return True if the processes have parts of one graph."""
     return isinstance(getattr(trainer, "strategy", None), HaloStrategy)
 
 
 def is_drawn(data: Data) -> bool:
-    """Whether this is one of many batches of a graph: seed nodes with neighbours, or some of its parts."""
+    """Return True if this is one of many batches of a graph: seed nodes with neighbours, or some of its parts."""
     return is_sampled(data) or "parts" in data
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether ``torch.compile(model)`` or ``model.compile()`` was called."""
+    """Return True if `torch.compile(model)` or `model.compile()` was called."""
     return hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None

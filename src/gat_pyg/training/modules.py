@@ -32,7 +32,7 @@ from .resume import _check_states
 
 
 class Supervised(LightningModule):
-    """What both setups share: the call of the model, loss and score of an objective, and Adam with L2.
+    """Training by an objective, in common to both setups: the call of the model, loss and score, Adam with L2.
 
     Validation and test pool the objective's statistics over all graphs and all processes before they divide. Logs
     `train_loss`, `val_loss`, `test_loss`, and the score as `val_` and `test_` with the name of the objective's metric.
@@ -55,7 +55,7 @@ class Supervised(LightningModule):
         self.lr = lr
         self.weight_decay = weight_decay
         self._look_at(model)
-        self._sums: dict[str, Tensor] = {}  # per split, since the last time they were told
+        self._sums: dict[str, Tensor] = {}  # per split, since the last log
 
     def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
         """Return the rows of the logits that a split is about, and their labels."""
@@ -66,7 +66,7 @@ class Supervised(LightningModule):
         return self._given(self.model, data)
 
     def _look_at(self, model: nn.Module) -> None:
-        """Find out what the model takes."""
+        """Read from the model's signature what it takes."""
         takes = inspect.signature(getattr(model, "_orig_mod", model).forward).parameters
         self._takes_edges = "edge_index" in takes
         self._takes_edge_attr = "edge_attr" in takes and bool(getattr(model, "supports_edge_attr", True))
@@ -76,7 +76,7 @@ class Supervised(LightningModule):
         self._penalty: Callable[[Tensor, Data], Tensor] | None = getattr(model, "penalty", None)
 
     def _given(self, model: Callable[..., Tensor], data: Data) -> Tensor:
-        """What the model gives for what it takes of the data."""
+        """Call a model with the fields of the data that it takes."""
         if not self._takes_edges:
             return model(data.x)
         options: dict[str, Any] = {}
@@ -87,27 +87,27 @@ class Supervised(LightningModule):
         return model(data.x, data.edge_index, **options, **self._hops(data))
 
     def _hops(self, data: Data) -> dict[str, Any]:
-        """The numbers of nodes and edges per hop, where the model is to know them."""
+        """Return the numbers of nodes and edges per hop, if the model takes them."""
         return {}
 
     def _seen(self, data: Data, split: Split) -> Data:
-        """The part of the graph that ``split`` needs."""
+        """Return the part of the graph that the split needs."""
         return data
 
     def training_step(self, data: Data, batch_idx: int) -> Tensor:
-        """The loss of a batch of graphs; over several processes so scaled that DDP's mean is that of all graphs."""
+        """Return the loss of a batch; over several processes scaled so that DDP's mean is that of all graphs."""
         loss, sums = self._loss(data)
         self._add("train", sums)
         return self._weighed(loss, sums[..., 1]) if self._shared() else loss
 
     def _weighed(self, loss: Tensor, size: Tensor) -> Tensor:
-        """The mean over ``size`` labels, of n such in all W processes together, times W size / n."""
+        """Return the mean over `size` labels times W size / n, for n labels in all W processes."""
         n = size.clone()
         torch.distributed.all_reduce(n)
         return loss * (self.trainer.world_size * size / n.clamp(min=1))
 
     def _loss(self, data: Data) -> tuple[Tensor, Tensor]:
-        """The loss of a batch, and what the epoch adds up: (loss, known)."""
+        """Return the loss of a batch, and the summands of the epoch's mean: (loss, known)."""
         data = self._seen(data, "train")
         out = self(data)
         loss, sums = self.objective.train_statistics(*self.labelled(out, data, "train"))
@@ -122,12 +122,12 @@ class Supervised(LightningModule):
         self._add("test", self._counts(data, "test"))
 
     def _counts(self, data: Data, split: Split) -> Tensor:
-        """What a pooled score needs of a batch."""
+        """Return the sufficient statistics of a batch."""
         data = self._seen(data, split)
         return self.objective.statistics(*self.labelled(self(data), data, split))
 
     def on_validation_epoch_end(self) -> None:
-        """Turn the sums into ``train_loss``, ``val_loss`` and the score."""
+        """Turn the sums into `train_loss`, `val_loss` and the score."""
         metrics = self._metrics("train", "val")
         if self.trainer.state.fn != "fit":
             self._log(metrics)
@@ -135,7 +135,7 @@ class Supervised(LightningModule):
             self._tell(metrics)
 
     def on_test_epoch_end(self) -> None:
-        """Turn the sums into ``test_loss`` and the score."""
+        """Turn the sums into `test_loss` and the score."""
         self._log(self._metrics("test"))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -163,7 +163,7 @@ class Supervised(LightningModule):
         self.log_dict(metrics, batch_size=1, sync_dist=True, reduce_fx="max")
 
     def _tell(self, metrics: dict[str, float]) -> None:
-        """What ``self.log_dict`` does with an epoch's metrics, at a tenth of its time: 0.1 ms."""
+        """Log an epoch's metrics as `self.log_dict` does, in a tenth of its time: 0.1 ms."""
         self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
         for logger in self.trainer.loggers:
             logger.log_metrics({**metrics, "epoch": self.current_epoch}, step=self.global_step)
@@ -176,11 +176,11 @@ class Supervised(LightningModule):
         self._sums[split] = self._sums[split] + sums if split in self._sums else sums
 
     def _metrics(self, *splits: str) -> dict[str, float]:
-        """What is told of some splits since the last call."""
+        """Return the metrics of some splits since the last call."""
         return self.objective.metrics(self._pooled(*splits))
 
     def _pooled(self, *splits: str) -> dict[str, Any]:
-        """The sums of some splits since the last call, over all processes, as lists."""
+        """Return the statistics of some splits since the last call, over all processes, as lists."""
         sums = {split: self._sums.pop(split) for split in splits if split in self._sums}
         if self._shared():
             sums = {split: self.trainer.strategy.reduce(values, reduce_op="sum") for split, values in sums.items()}
@@ -188,21 +188,21 @@ class Supervised(LightningModule):
 
 
 class Transductive(Supervised):
-    """One graph whose masks say which nodes are for training, validation and test; one step is the whole graph.
+    """One graph that all splits share; a step is the whole graph.
 
-    A model that tells ``num_hops``, how far away nodes may be that a row of its output depends on, is given only what
-    the labelled nodes of a split see; with ``num_sampled_nodes_per_hop`` and ``num_sampled_edges_per_hop``, as PyG's
-    models have them, each of its layers leaves out what no later one looks at. Loss, gradients and scores are those of
-    the whole graph.
+    A model that declares `num_hops`, how far away nodes may be that a row of its output depends on, gets only the
+    receptive field of a split's labelled nodes; with `num_sampled_nodes_per_hop` and `num_sampled_edges_per_hop`, as
+    PyG's models have them, each of its layers leaves out what no later one reads. Loss, gradients and scores are those
+    of the whole graph.
 
-    With ``cuda_graphs="auto"``, a training step's forward and backward and a validation are captured on a GPU as CUDA
+    With `cuda_graphs="auto"`, a training step's forward and backward and a validation are captured on a GPU as CUDA
     graphs in the second epoch and then replayed, with the same results: a small graph of nodes leaves a GPU waiting for
     Python otherwise. Python code inside the step, hooks included, does not run in a replay. The step is captured again
     after a tensor of the graph was replaced or written to, a parameter or buffer was replaced, frozen or unfrozen, or a
-    module changed between training and evaluation; other attributes, such as ``model.dropout``, are not watched.
+    module changed between training and evaluation; other attributes, such as `model.dropout`, are not watched.
     Steps are not captured with several processes, mixed precision, gradient accumulation, a compiled model, a subclass
-    with its own ``training_step`` or ``backward``, over a million edges, or a graph that holds other than dense or CSR
-    tensors. ``True`` is for any number of edges and raises ValueError where the trainer or the model rules it out. A
+    with its own `training_step` or `backward`, over a million edges, or a graph that holds other than dense or CSR
+    tensors. `True` is for any number of edges and raises ValueError where the trainer or the model rules it out. A
     step that makes the host wait for the GPU cannot be captured: a warning says why and training continues without.
 
     >>> import gat_pyg.data, lightning, torch_geometric.nn
@@ -232,7 +232,7 @@ class Transductive(Supervised):
         return self.objective.rows(out, data, split)
 
     def _seen(self, data: Data, split: Split) -> Data:
-        """What the labelled nodes see, where that is less than ``SEEN`` of the work; found once."""
+        """Return the receptive field of the labelled nodes if it is less than `MAX_FIELD` of the work, cached."""
         if is_drawn(data) or "part" in data:
             return data
         mask = data[f"{split}_mask"]
@@ -251,7 +251,7 @@ class Transductive(Supervised):
         return part
 
     def _hops(self, data: Data) -> dict[str, Any]:
-        """The numbers per hop of what ``_seen`` gave: of another's batch, rows and masks would not fit."""
+        """Return the numbers per hop of a receptive field; those of another's batch would not fit rows and masks."""
         ours = any(data is part and data.x is not given[0] for given, _, part in self._parts.values())
         if not self._takes_hops or not (ours or (is_sampled(data) and "num_sampled_edges" in data)):
             return {}
@@ -261,7 +261,7 @@ class Transductive(Supervised):
         }
 
     def begin_epoch(self, seed: int, epoch: int) -> None:
-        """Let the dropout of gat_pyg's layers depend on the seed and the epoch alone; ``Resumable`` says both.
+        """Let the dropout of gat_pyg's layers depend on the seed and the epoch alone; `Resumable` calls this.
 
         Then it is the same in a process of its own, in a stack of many seeds, and replayed as a CUDA graph. Of several
         steps in an epoch each would drop the same, so batches of nodes draw from torch's generator.
@@ -276,7 +276,7 @@ class Transductive(Supervised):
             self._key.copy_(key)  # where a CUDA graph reads it
 
     def forward(self, data: Data) -> Tensor:
-        """The logits [N, K] of the graph's nodes, or of those of this process's part."""
+        """Return the logits [N, K] of the graph's nodes, or of those of this process's part."""
         with data.part.joined(self.model, data.edge_index) if "part" in data else nullcontext():
             if self._key is None or not self.training or is_drawn(data):
                 return super().forward(data)
@@ -287,14 +287,14 @@ class Transductive(Supervised):
             return self._given(model, data)
 
     def setup(self, stage: str) -> None:
-        """Reset the state of an earlier fit; raise ValueError if ``cuda_graphs=True`` is impossible here."""
+        """Reset the state of an earlier fit; raise ValueError if `cuda_graphs=True` is impossible here."""
         if stage == "fit":
             self._forget()
             if self.cuda_graphs is True and (why := self._why_not_captured()):
                 raise ValueError(f"cuda_graphs is true, but {why}. Use cuda_graphs=auto or false.")
 
     def training_step(self, data: Data, batch_idx: int) -> Tensor:
-        """The loss of the graph; where a CUDA graph is replayed, the gradients come with it."""
+        """Return the loss of the graph; a replayed CUDA graph computes the gradients, too."""
 
         def step() -> tuple[Tensor, ...]:
             loss, sums = self._loss(data)
@@ -308,7 +308,7 @@ class Transductive(Supervised):
         return loss
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Backpropagation, or the gradients that the CUDA graph has left."""
+        """Backpropagate, or take the gradients of the CUDA graph."""
         if self._grads is None:
             super().backward(loss, *args, **kwargs)
             return
@@ -328,7 +328,7 @@ class Transductive(Supervised):
             super().validation_step(data, batch_idx)
 
     def _counts(self, data: Data | NodeLoader, split: Split) -> Tensor:
-        """What a pooled score needs of the graph: whole or, of a loader of all its nodes, one layer after the other."""
+        """Return the sufficient statistics of the graph; of a loader of all its nodes, layer by layer."""
         if not isinstance(data, NodeLoader):
             return super()._counts(data, split)
         whole: Data = data.data
@@ -340,7 +340,7 @@ class Transductive(Supervised):
         return self.objective.statistics(out[rows], whole.y[rows]).to(self.device)
 
     def on_train_end(self) -> None:
-        """Let go of the CUDA graphs, of what was seen and of the last epoch's key: what comes has its own chance."""
+        """Release the CUDA graphs, the receptive fields and the last epoch's key: another fit draws its own masks."""
         self._forget()
 
     def _forget(self) -> None:
@@ -404,7 +404,7 @@ class Transductive(Supervised):
 
 
 class Inductive(Supervised):
-    """Graphs of their own for training, validation and test; a step is a batch of whole graphs."""
+    """Each split has graphs of its own; a step is a batch of whole graphs."""
 
     def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
         """Return all rows: a batch belongs to one split as a whole."""

@@ -20,7 +20,7 @@ from ..files import add, write_whole
 from ..tasks.objective import Objective
 from .stopping import PaperStopping
 
-QUIET = (  # what Lightning and torch say of themselves, and of a loader that is right here as it is
+QUIET = (  # messages of Lightning and torch that need no action here
     r".*LeafSpec.* is deprecated",
     r"The '(train|val|test)_dataloader' does not have many workers",
     r"Sparse CSR tensor support is in beta state",
@@ -29,7 +29,7 @@ QUIET = (  # what Lightning and torch say of themselves, and of a loader that is
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep Lightning's banners and tips from the screen; its warnings stay, but for those in ``QUIET``."""
+    """Keep Lightning's banners and tips from the screen; its warnings stay, but for those in `QUIET`."""
     names = ("lightning.pytorch", "lightning.fabric", "lightning")
     loggers = {name: logging.getLogger(name) for name in names}
     levels = {name: logger.level for name, logger in loggers.items()}
@@ -46,7 +46,7 @@ def quiet() -> Iterator[None]:
 
 
 class MetricsFile(Callback):
-    """One line of ``metrics.csv`` per epoch: the epoch, counted from 1, and everything that was logged.
+    """One line of `metrics.csv` per epoch: the epoch, counted from 1, and everything that was logged.
 
     Whole lines are appended about once a second, and before each checkpoint, so that a checkpoint never knows of an
     epoch that the file lacks. A resumed run cuts off the lines that it will write again.
@@ -60,7 +60,7 @@ class MetricsFile(Callback):
         self._flushed = float("-inf")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the lines that the checkpoint knows of."""
+        """Discard the lines that are newer than the checkpoint."""
         if not trainer.is_global_zero or not self.path.is_file():
             return
         lines = self.path.read_bytes().splitlines(keepends=True)[: self._rows + 1]
@@ -87,7 +87,7 @@ class MetricsFile(Callback):
             self._flush()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Write the lines that the checkpoint will know of."""
+        """Write all lines, so that the file has every epoch of the checkpoint."""
         self._flush()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -95,7 +95,7 @@ class MetricsFile(Callback):
         self._flush()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Write what there is; where that cannot be, the error that came first is the one to tell."""
+        """Write the remaining lines; if that fails too, the first error is the one that is raised."""
         with suppress(OSError):
             self._flush()
 
@@ -107,21 +107,21 @@ class MetricsFile(Callback):
             self._buffer = io.StringIO()
 
     def state_dict(self) -> dict[str, Any]:
-        """How many lines there are, for the checkpoint."""
+        """Return the number of lines, for the checkpoint."""
         return {"rows": self._rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on behind a checkpoint's lines."""
+        """Continue after a checkpoint's lines."""
         self._rows = state_dict["rows"]
 
 
-# What one sees meanwhile --------------------------------------------------------------------------------------------
+# Progress ----------------------------------------------------------------------------------------------------------
 
 
 class Progress(Callback):
-    """One line that tells epoch, loss, validation score and the patience left.
+    """One line with epoch, loss, validation score and the patience left.
 
-    On a terminal it is rewritten a few times a second; elsewhere a new line comes every ``every`` seconds.
+    On a terminal it is rewritten a few times a second; elsewhere a new line comes every `every` seconds.
     """
 
     def __init__(self, title: str, every: float = 10.0) -> None:
@@ -134,21 +134,21 @@ class Progress(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
-        self._next = now = time.monotonic()  # the first epoch is told at once
+        self._next = now = time.monotonic()  # the first epoch is printed at once
         self._speed = now, trainer.current_epoch
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Tell how far a long epoch has come."""
+        """Print the progress of a long epoch."""
         if trainer.num_training_batches > 1 and trainer.is_global_zero and time.monotonic() >= self._next:
             batch = trainer.fit_loop.epoch_loop.batch_progress.current.ready
             self._show(trainer, f" batch {batch}/{trainer.num_training_batches}")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Tell how an epoch went."""
+        """Print the result of an epoch."""
         if not trainer.is_global_zero:
             return
         due = time.monotonic() >= self._next
-        if due or trainer.num_training_batches > 1:  # then a batch of the next epoch may be the next to tell
+        if due or trainer.num_training_batches > 1:  # then a batch of the next epoch may be printed next
             self._shown = dict(trainer.callback_metrics)
         if due:
             self._show(trainer, "")
@@ -159,7 +159,7 @@ class Progress(Callback):
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
     def parts(self, trainer: Trainer, batch: str) -> list[str]:
-        """What the line tells."""
+        """Return the fields of the line."""
         parts = [f"{self.title}: epoch {trainer.current_epoch + 1}{batch}"]
         if "train_loss" in self._shown:
             parts.append(f"loss {self._shown['train_loss']:.4f}")
@@ -173,7 +173,7 @@ class Progress(Callback):
         return parts
 
     def seconds_per_epoch(self, trainer: Trainer) -> float | None:
-        """How long an epoch took since the start, or None in the first."""
+        """Return the mean seconds per epoch since the start, or None in the first epoch."""
         start, first = self._speed
         return (time.monotonic() - start) / (trainer.current_epoch - first) if trainer.current_epoch > first else None
 

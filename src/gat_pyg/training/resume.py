@@ -37,18 +37,18 @@ def _check_states(callbacks: Sequence[Callback], states: Any) -> None:
 
 
 class Resumable(Callback):
-    """Makes a run that was killed at any moment end like one that was not: ``trainer.fit(..., ckpt_path=path)``.
+    """Exact resume: a run that was killed at any moment ends like one that was not: `trainer.fit(..., ckpt_path=path)`.
 
-    Before each epoch all sources of chance (torch on all devices, numpy, Python) are seeded from ``seed``, the
+    Before each epoch all sources of chance (torch on all devices, numpy, Python) are seeded from `seed`, the
     process's rank and the epoch's number, so that an epoch's dropout does not depend on how one came to it. After
-    an epoch the checkpoint at ``path`` is replaced in one step if ``every`` seconds have gone by since the last one; a
+    an epoch the checkpoint at `path` is replaced in one step if `every` seconds have gone by since the last one; a
     write that takes long is made less often, so that writing stays below a twentieth of the time. What a kill costs is
-    the epochs since then, which are redone. ``every=0`` writes after each epoch, ``path=None`` never.
+    the epochs since then, which are redone. `every=0` writes after each epoch, `path=None` never.
 
     SIGINT (Ctrl-C) and SIGTERM wait for the end of the epoch: its checkpoint is written, and SystemExit(128 + signal)
-    raised. A second SIGINT does not wait. With ``path=None``, or in another thread than the first, they are left alone.
+    raised. A second SIGINT does not wait. With `path=None`, or in another thread than the first, they are left alone.
 
-    Needs data whose order does not come from the global generator: ``TaskData``, or a graph as a whole.
+    Needs data whose order does not come from the global generator: `TaskData`, or a graph as a whole.
     """
 
     def __init__(self, path: str | Path | None, seed: int = 0, every: float = 30.0) -> None:
@@ -60,7 +60,7 @@ class Resumable(Callback):
         self._before = 0.0  # seconds of training before this process
         self._start = self._due = float("inf")
         self._end: float | None = None
-        self._status: int | None = None  # to exit with after this epoch, as a signal asked
+        self._status: int | None = None  # to exit with after this epoch, on a signal
         self._signals = ExitStack()
 
     @property
@@ -70,7 +70,7 @@ class Resumable(Callback):
         return self._before + max(now - self._start, 0.0)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock, and take the signals."""
+        """Start the clock and handle the signals."""
         self._start, self._end = time.perf_counter(), None
         self._due = self._start + self.every
         self._status = None
@@ -84,8 +84,8 @@ class Resumable(Callback):
             begin(self.seed, trainer.current_epoch)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the checkpoint if it is due, and exit if that was asked, of any of the processes."""
-        due, status = self._asked(trainer, time.perf_counter() >= self._due)
+        """Write the checkpoint if it is due, and exit if any of the processes got a signal."""
+        due, status = self._agreed(trainer, time.perf_counter() >= self._due)
         if (due or status) and self.path is not None:
             start = time.perf_counter()
             trainer.save_checkpoint(self.path)
@@ -95,23 +95,23 @@ class Resumable(Callback):
             raise SystemExit(status)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop the clock, and give the signals back."""
+        """Stop the clock and restore the signal handlers."""
         self._end = time.perf_counter()
         self._signals.close()
-        if status := self._asked(trainer)[1]:  # it came after the last epoch
+        if status := self._agreed(trainer)[1]:  # it came after the last epoch
             raise SystemExit(status)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Give the signals back."""
+        """Restore the signal handlers."""
         self._signals.close()
 
-    def _asked(self, trainer: Trainer, due: bool = False) -> tuple[bool, int]:
+    def _agreed(self, trainer: Trainer, due: bool = False) -> tuple[bool, int]:
         """Return whether a checkpoint is due, and the status to exit with or 0: the same in all processes."""
-        asked = int(due), self._status or 0
+        request = int(due), self._status or 0
         if trainer.world_size > 1:
-            ours = torch.tensor(asked, device=trainer.strategy.root_device)
-            asked = cast(tuple[int, int], trainer.strategy.reduce(ours, reduce_op="max").tolist())
-        return bool(asked[0]), asked[1]
+            ours = torch.tensor(request, device=trainer.strategy.root_device)
+            request = cast(tuple[int, int], trainer.strategy.reduce(ours, reduce_op="max").tolist())
+        return bool(request[0]), request[1]
 
     def _wait(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self._status is not None:
@@ -122,9 +122,9 @@ class Resumable(Callback):
                 say("\nEnding after this epoch; Ctrl-C again does not wait.")
 
     def state_dict(self) -> dict[str, Any]:
-        """The seconds so far, for the checkpoint."""
+        """Return the seconds so far, for the checkpoint."""
         return {"seconds": self.seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint's seconds."""
+        """Continue from a checkpoint's seconds."""
         self._before = state_dict["seconds"]

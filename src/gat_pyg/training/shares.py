@@ -18,7 +18,7 @@ from ..tasks.objective import Objective
 
 
 class Batches:
-    """The same batches every epoch; they are moved to a device once and keep what is remembered of their edges."""
+    """The same batches every epoch: moved to a device once, with the cached structure of their edges."""
 
     def __init__(self, batches: Sequence[Data | NodeLoader]) -> None:
         self._batches = [copy.copy(data) for data in batches]  # the tensors are shared until a batch is moved
@@ -31,9 +31,10 @@ class Batches:
 
 
 class Shares(DistributedSampler[Data]):
-    """One process's part of the steps: of each step's graphs, which seed and epoch decide, every ``world``-th.
+    """One process's share of each step: every `world`-th of its graphs, in an order that seed and epoch determine.
 
-    Where a step has too few for all, the index N stands for a graph of nobody, so that all take as many steps.
+    If a step has fewer graphs than ranks, index N (the padding graph) fills in, so that all ranks take the same number
+    of steps.
 
     >>> [list(Shares(range(5), 2, rank, 2, seed=0)) for rank in (0, 1)]
     [[4, 1, 2], [0, 3, 5]]
@@ -44,13 +45,13 @@ class Shares(DistributedSampler[Data]):
         self.num_graphs = len(graphs)
         self.batch_size = batch_size  # of all processes together
         self.each = -(-batch_size // world)
-        self.chance = torch.Generator()  # that a loader's workers take their seeds from
+        self.generator = torch.Generator()  # of the seeds of a loader's workers
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch that order and chance follow from, which Lightning tells before each."""
+        """Set the epoch, which determines the order and the seeds; Lightning calls this before each."""
         super().set_epoch(epoch)
-        self.chance.manual_seed(int(np.random.SeedSequence([self.seed, self.rank, epoch]).generate_state(1)[0]))
+        self.generator.manual_seed(int(np.random.SeedSequence([self.seed, self.rank, epoch]).generate_state(1)[0]))
 
     def __iter__(self) -> Iterator[int]:
         order = torch.randperm(
@@ -66,7 +67,7 @@ class Shares(DistributedSampler[Data]):
 
 
 class _Late:
-    """A loader whose workers start as the first batch is asked for: of a resumed run, the epoch is told only then."""
+    """A loader whose workers start with the first batch: a resumed run knows its epoch only then."""
 
     def __iter__(self) -> Iterator[Any]:
         yield from super().__iter__()  # type: ignore[misc]
@@ -77,11 +78,11 @@ class Drawn(_Late, NodeLoader):  # type: ignore[misc]
 
 
 class Cut(_Late, Loader[Any]):  # type: ignore[misc]
-    """Parts of a graph with the edges among them."""
+    """Some parts of a graph with the edges among them."""
 
 
 def _without(number: int, out: SamplerOutput) -> SamplerOutput:
-    """A batch that tells of no seed where its only one has this number."""
+    """Remove the only seed of a batch if it has this number, which stands for none."""
     seeds, time = out.metadata
     if seeds.tolist() == [number]:
         out.metadata = seeds[:0], time

@@ -28,7 +28,7 @@ def _heeded() -> Iterator[None]:
 
 @contextmanager
 def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Let ``handler`` have SIGINT and SIGTERM, but for what is ignored; a thread other than the first cannot."""
+    """Let `handler` have SIGINT and SIGTERM, but for what is ignored; a thread other than the first cannot."""
     first = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if first}
     before = {number: own for number, own in before.items() if own not in (None, signal.SIG_IGN)}

@@ -21,7 +21,7 @@ Criterion = Literal["both", "accuracy", "loss"]
 class PaperStopping(Callback):
     """The stopping rule of the paper's code: patience on the validation score and loss, ties count.
 
-    After each validation, with ``criterion="both"``::
+    After each validation, with `criterion="both"`::
 
         if score >= best_score or loss <= best_loss:
             if both: keep these weights
@@ -29,10 +29,10 @@ class PaperStopping(Callback):
         else:
             wait += 1; stop at wait == patience
 
-    With ``"accuracy"`` (the score, whichever it is) or ``"loss"`` only that one is looked at, and a new best or a tie
-    keeps the weights. At the end of the fit the module has the weights kept last, in ``best_epoch`` (counted from 1).
+    With `"accuracy"` (the score, whichever it is) or `"loss"` only that one is looked at, and a new best or a tie
+    keeps the weights. At the end of the fit the module has the weights kept last, in `best_epoch` (counted from 1).
 
-    It reads what the module logged as ``val_loss`` and as ``score``, by default ``val_`` and the name of the metric of
+    It reads what the module logged as `val_loss` and as `score`, by default `val_` and the name of the metric of
     the module's objective.
     The weights are kept in memory, on the device; they and all else of its state are in Lightning's checkpoints.
     An epoch whose loss or score is not finite improves nothing. If the model's parameters are not finite either, which
@@ -65,7 +65,7 @@ class PaperStopping(Callback):
         self.weights: dict[str, Tensor] = {}
 
     def update(self, score: float, loss: float) -> bool:
-        """Take in one epoch; True when its weights are those to keep."""
+        """Record one epoch; return True if its weights are the new best."""
         self.epoch += 1
         finite = math.isfinite(score) and math.isfinite(loss)
         by_score, by_loss = finite and score >= self.best_score, finite and loss <= self.best_loss
@@ -82,7 +82,7 @@ class PaperStopping(Callback):
         return keep
 
     def stop_diverged(self, parameters: Iterable[Tensor], run: str = "Training") -> None:
-        """End the patience if the last epoch's parameters are not finite."""
+        """Stop if the last epoch's parameters are not finite."""
         if all(bool(value.isfinite().all()) for value in parameters):
             return
         self.wait = self.patience
@@ -94,7 +94,7 @@ class PaperStopping(Callback):
 
     @property
     def left(self) -> int:
-        """How many epochs without improvement are left before the stop."""
+        """The number of epochs without improvement that are left before the stop."""
         return self.patience - self.wait
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -141,11 +141,11 @@ class PaperStopping(Callback):
                 self.weights[key].copy_(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """All of the rule's state, for the checkpoint."""
+        """Return the rule's state, for the checkpoint."""
         return {key: getattr(self, key) for key in _RULE}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state."""
+        """Continue from a checkpoint's state."""
         for key in _RULE:
             setattr(self, key, state_dict[key])
 
