@@ -849,7 +849,7 @@ def test_fake_operators_return_what_the_kernels_do(
     def layouts(seed: Tensor, index: Tensor, *operands: Tensor) -> list[Any]:
         tensors = [*operands]
         results = torch.ops.gat_pyg.attend(tensors, present, seed, index, *rest)
-        saved, ones = results if saves_output else results[1:], torch.ones_like(results[0])
+        saved, ones = [*results] if saves_output else results[1:], torch.ones_like(results[0])
         for last in (False, True):
             needs = [True] * (len(tensors) - 1) + [last]
             results += torch.ops.gat_pyg.attend_backward(ones, tensors, saved, needs, present, seed, index, *rest)
