@@ -69,12 +69,11 @@ def test_laws(name: str, names: str) -> None:
         laws.jacobian_is_zero_without_edge(backend(name), names, graph)
 
 
-# Odd sizes in both dtypes; a single number; the paper's two sizes, whose second one scores of pairs share.
+# Odd sizes in the one dtype, the paper's in the other; a single number; the size of the paper's last layer.
 SIZES = [
     (3, 5, torch.float64),
-    (3, 5, torch.float32),
-    (1, 1, torch.float64),
     (8, 8, torch.float32),
+    (1, 1, torch.float64),
     (1, 121, torch.float32),
 ]
 
@@ -83,7 +82,7 @@ SIZES = [
 @pytest.mark.parametrize("names", [CONSTANT, ENDS, "x score_src", *SCORES])
 @pytest.mark.parametrize("name", WAYS[1:], indirect=True)
 def test_every_backend_is_the_reference(name: str, names: str, graph: Graph) -> None:
-    several = SIZES if names == ADDITIVE else SIZES[:4] if graph is RANDOM else SIZES[:2]
+    several = SIZES if names == ADDITIVE else SIZES[:3] if graph is RANDOM else SIZES[:2]
     for heads, channels, dtype in several if names in SCORES else SIZES[:1]:
         leaves, edges = leaves_of(graph, heads, channels, names, dtype), edges_of(graph)
         direction = torch.randn(graph.num_dst, heads, channels, dtype=dtype)

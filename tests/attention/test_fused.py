@@ -360,7 +360,7 @@ def test_a_row_masked_as_a_whole_has_no_gradient(backend: str) -> None:
     assert not any(value.any() for value in found.values()), {k: v.isnan().sum().item() for k, v in found.items()}
 
 
-@pytest.mark.parametrize("names", SCORES)
+@pytest.mark.parametrize("names", [ADDITIVE, GATV2])  # without att, the kernels of pairs multiply by no vector
 def test_no_heads_and_no_channels(names: str) -> None:
     edges = edges_of(BIPARTITE)
     for heads, channels in ((0, 4), (2, 0)):
@@ -477,7 +477,7 @@ def test_the_same_bits_for_any_number_of_threads(
     graph = Graph("random with a long row", torch.cat([graph.index, row.index], 1), 400, 300)
     edges = edges_of(graph)
     assert rows.chunks_of(edges, "dst").long.tolist() == [0]
-    leaves, direction = leaves_of(graph, 4, 5, names, torch.float32), direction_of(graph, 4, 5)
+    leaves, direction = leaves_of(graph, 8, 8, names, torch.float32), direction_of(graph, 8, 8)
     monkeypatch.setattr(rows, "SMALL", 1)
     submits: list[Any] = []
     submit = ThreadPoolExecutor.submit
@@ -651,8 +651,8 @@ def test_a_stack_is_each_of_its_models_alone(
 
 @pytest.mark.parametrize("names", SCORES)
 def test_stacks_of_stacks(names: str, place: Place) -> None:
-    edges, direction = place.edges(BIPARTITE), direction_of(BIPARTITE, 2, 3).to(place.device, place.dtype)
-    leaves = place.to(leaves_of(BIPARTITE, 2, 3, names))
+    edges, direction = place.edges(BIPARTITE), direction_of(BIPARTITE, 3, 5).to(place.device, place.dtype)
+    leaves = place.to(leaves_of(BIPARTITE, 3, 5, names))
     grid = {k: torch.stack([v, v.flip(0), 2 * v, 3 * v, -v, v + 1]) for k, v in leaves.items()}
 
     def grads(leaves: Tensors) -> Tensors:
@@ -692,8 +692,8 @@ def test_vmap_gives_each_its_own_mask(place: Place) -> None:
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.5])
 def test_the_second_derivative_has_the_same_masks_under_vmap(dropout_p: float) -> None:
-    edges, leaves = edges_of(BIPARTITE), leaves_of(BIPARTITE, 2, 3, "x score_src")
-    direction = direction_of(BIPARTITE, 2, 3)
+    edges, leaves = edges_of(BIPARTITE), leaves_of(BIPARTITE, 3, 5, "x score_src")
+    direction = direction_of(BIPARTITE, 3, 5)
     edges.wide, edges.transpose  # noqa: B018  # known before, see test_nothing_of_a_transform_is_remembered
     scores = torch.stack([leaves["score_src"], -leaves["score_src"], 2 * leaves["score_src"]])
     step = torch.randn(scores.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
@@ -744,7 +744,7 @@ def test_second_derivatives_of_a_stack_are_those_of_segment(names: str, dropout_
 @pytest.mark.parametrize("names", SCORES)
 def test_a_jacobian_is_of_one_forward_pass(names: str, dropout_p: float, place: Place) -> None:
     """Only the gradient of the output is a batch: there is one mask, of the one forward pass."""
-    leaves, edges = place.to(leaves_of(BIPARTITE, 2, 3, names)), place.edges(BIPARTITE)
+    leaves, edges = place.to(leaves_of(BIPARTITE, 3, 5, names)), place.edges(BIPARTITE)
     fused_one, truth = (
         torch.func.jacrev(lambda x, b=b: call({**leaves, "x": x}, edges, b, dropout=dropout_p))(leaves["x"])
         for b in ("fused", "segment")
@@ -756,7 +756,7 @@ def test_a_jacobian_is_of_one_forward_pass(names: str, dropout_p: float, place: 
 @pytest.mark.parametrize("names", SCORES)
 def test_nothing_of_a_transform_is_remembered(names: str, backend: str) -> None:
     """What Edges remember is made when first asked for, which may be within a derivative of a derivative."""
-    leaves, direction = leaves_of(BIPARTITE, 3, 4, names), direction_of(BIPARTITE, 3, 4)
+    leaves, direction = leaves_of(BIPARTITE, 3, 5, names), direction_of(BIPARTITE, 3, 5)
 
     def by_autograd(edges: Edges) -> Tensor:
         x = leaves["x"].clone().requires_grad_()
@@ -844,7 +844,7 @@ def test_a_device_without_kernels() -> None:
 
 @pytest.mark.parametrize("names", SCORES)
 def test_without_numba(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    edges, leaves, direction = edges_of(BIPARTITE), leaves_of(BIPARTITE, 3, 4, names), direction_of(BIPARTITE, 3, 4)
+    edges, leaves, direction = edges_of(BIPARTITE), leaves_of(BIPARTITE, 3, 5, names), direction_of(BIPARTITE, 3, 5)
     truth = answer(leaves, edges, direction, "auto", dropout=0.3)
     monkeypatch.setitem(sys.modules, "numba", None)  # as where it is not installed
     for module in ("rows", "cache"):
