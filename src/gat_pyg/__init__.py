@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from .conv import GATv2Conv as GATv2Conv
     from .experiments.model_file import load as load
     from .experiments.model_file import predict as predict
+    from .graph.edges import Edges as Edges
     from .models import GAT as GAT
     from .models import attention_of as attention_of
     from .training import Inductive as Inductive
     from .training import PaperStopping as PaperStopping
+    from .training import TaskData as TaskData
     from .training import Transductive as Transductive
 
 # Public name -> the module that defines it, imported when the name is first used: torch takes a second to import,
@@ -26,12 +28,14 @@ if TYPE_CHECKING:
 _LAZY = {
     "Additive": "attention",
     "Dot": "attention",
+    "Edges": "graph.edges",
     "GAT": "models",
     "GATConv": "conv",
     "GATv2": "attention",
     "GATv2Conv": "conv",
     "Inductive": "training",
     "PaperStopping": "training",
+    "TaskData": "training",
     "Transductive": "training",
     "attend": "attention",
     "attention_of": "models",
