@@ -25,7 +25,7 @@ HELD = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)  # errors of a lock that anot
 
 
 def add(descriptor: int, data: bytes, path: Path, sync: bool = False) -> None:
-    """Write all of ``data`` at the end of the open file at ``path``, or raise OSError and leave the file as it was."""
+    """Write all of `data` at the end of the open file at `path`, or raise OSError and leave the file as it was."""
     end = os.lseek(descriptor, 0, os.SEEK_END)
     failed = _full(path)  # a disk takes as much as it has room for
     try:
@@ -44,7 +44,7 @@ def _full(path: Path, number: int = errno.ENOSPC) -> OSError:
 
 
 def full(error: BaseException | None) -> int | None:
-    """The key in `FULL` of an error, or of the error that it came from; None where the disk is not full."""
+    """Return the key in `FULL` of an error or of its cause; None if the disk is not full."""
     if error is None:
         return None
     if isinstance(error, OSError) and error.errno in FULL:
@@ -54,7 +54,7 @@ def full(error: BaseException | None) -> int | None:
 
 @contextmanager
 def _locked(descriptor: int, path: Path) -> Iterator[None]:
-    """Wait until this process alone holds the open file; the system lets go of it should the process die."""
+    """Context manager: wait for the lock on the open file; the system releases it if the process dies."""
     start, reported = time.monotonic(), False
     while not _takes(descriptor, path):
         if not reported and time.monotonic() - start > PATIENCE:
@@ -85,7 +85,7 @@ def _takes(descriptor: int, path: Path) -> bool:
 
 
 def try_lock(path: Path) -> int | None:
-    """Hold the file at ``path`` for as long as this process lives, or None when another process holds it."""
+    """Lock the file at `path` until this process ends, and return its descriptor; None if another process holds it."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         if not _takes(descriptor, path):
@@ -98,7 +98,7 @@ def try_lock(path: Path) -> int | None:
 
 
 def unlock(path: Path, descriptor: int) -> None:
-    """Remove a file that `try_lock` holds, and let go of it."""
+    """Remove a file that `try_lock` locked, and release the lock."""
     if sys.platform == "win32":
         os.close(descriptor)
         with suppress(OSError):  # another process has it now
@@ -109,7 +109,7 @@ def unlock(path: Path, descriptor: int) -> None:
 
 
 def write_whole(path: str | Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a file beside ``path``, then put it there in one step: a reader meets the old or the new.
+    """Write a file atomically: `write` fills one beside `path`, which then replaces it in one step.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "note.txt"
@@ -117,7 +117,7 @@ def write_whole(path: str | Path, write: Callable[[Path], object]) -> None:
     >>> path.read_text()
     'whole'
 
-    Raises what ``write`` raises, or an OSError that names ``path`` where the disk is full.
+    Raises what `write` raises, or an OSError that names `path` where the disk is full.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

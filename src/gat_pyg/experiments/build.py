@@ -127,24 +127,23 @@ def build_data(settings: Settings, task: Task, model: nn.Module, trainer: Traine
 
 def wants_sparse(settings: Settings, task: Task, model: nn.Module, trainer: Trainer, stacked: bool = False) -> bool:
     """Return True if the features are to be a sparse matrix, by `training.sparse`."""
-    asked = settings.training.sparse
-    if is_divided(trainer) and asked == "auto":
+    sparse = settings.training.sparse
+    if is_divided(trainer) and sparse == "auto":
         return False  # rows of the features are fetched
-    if asked is True and is_divided(trainer):
+    if sparse is True and is_divided(trainer):
         raise ValueError("training.sparse is true, but trainer.strategy=halo fetches dense rows. Use auto or false.")
-    if asked is True and (task.shared_graph is None or not takes_sparse(model)):
+    if sparse is True and (task.shared_graph is None or not takes_sparse(model)):
         raise ValueError(
             f"training.sparse is true, but {task.name} with {type(model).__name__} cannot do that: it needs a single "
             "graph and a model that takes sparse features, such as gat_pyg.models.GAT, and is not compiled. "
             "Use training.sparse=auto."
         )
     device = trainer.strategy.root_device.type
-    sparse = sparse_pays(task, model, device, stacked) if asked == "auto" else bool(asked)
-    if sparse:
+    if wanted := sparse_pays(task, model, device, stacked) if sparse == "auto" else sparse:
         x = task.train[0].x
         share = 100 * int(x.count_nonzero()) / max(x.numel(), 1)
         say(f"{task.name}: {share:.1f} % of the features are not 0, so they are a sparse matrix")
-    return sparse
+    return wanted
 
 
 def check_gpus(trainer: Factory) -> None:

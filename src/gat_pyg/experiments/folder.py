@@ -25,7 +25,7 @@ LOCK, SWEEP = ".lock", "multirun.yaml"
 
 
 class Invocation(NamedTuple):
-    """How Hydra called the job."""
+    """Hydra's part of a job: its folder, its mode, its overrides."""
 
     folder: Path  # that Hydra made for it, `hydra.run.dir`
     multirun: bool
@@ -54,21 +54,21 @@ def run_folder(settings: Settings, invocation: Invocation) -> Iterator[Path]:
     holds a run, else the newest folder in `outputs` with an unfinished run of the same settings. If there is none,
     it is the newest with a finished run, which is not repeated; in a multirun without one, it is Hydra's.
     """
-    given = invocation.folder
+    fresh = invocation.folder
     store = _store()
     if not is_first():
-        folder = Path(os.environ.get(RUN_DIR) or (store.get(RUN_DIR).decode() if store else given))
-        if folder != given:
-            drop_empty(given)
+        folder = Path(os.environ.get(RUN_DIR) or (store.get(RUN_DIR).decode() if store else fresh))
+        if folder != fresh:
+            drop_empty(fresh)
         yield folder
         return
-    folder = given
+    folder = fresh
     try:
-        folder, lock = _resumed(settings, invocation) if settings.ckpt_path == "last" else _fresh(given)
-        if folder != given:
-            drop_empty(given)
+        folder, lock = _resumed(settings, invocation) if settings.ckpt_path == "last" else _fresh(fresh)
+        if folder != fresh:
+            drop_empty(fresh)
             if invocation.multirun:
-                _drop_sweep(given.parent)
+                _drop_sweep(fresh.parent)
         os.environ[RUN_DIR] = str(folder)
         if store is not None:
             store.set(RUN_DIR, str(folder))
@@ -85,16 +85,16 @@ def run_folder(settings: Settings, invocation: Invocation) -> Iterator[Path]:
         finally:
             os.environ.pop(RUN_DIR)
     finally:
-        drop_empty(given)
+        drop_empty(fresh)
         drop_empty(folder)
 
 
 @contextmanager
 def held(folder: Path, settings: Settings, lock: int) -> Iterator[None]:
-    """Work in a folder whose lock this process has, without the half files of a process that died there.
+    """Context manager: hold a folder's lock, and remove the incomplete files of a process that died there.
 
-    The lock's file is removed at the end. It stays where a process dies, and where a job is interrupted between its
-    last result and its summary: ``over`` tells such a job from a finished one.
+    The lock's file is removed at the end. It remains if the process dies, or if a job is interrupted between its last
+    result and its summary: by it, `over` distinguishes such a job from a finished one.
     """
     ended = False
     try:
@@ -115,7 +115,7 @@ def _remove_parts(folder: Path) -> None:
 
 
 def _store() -> Store | None:
-    """Where processes that torchrun or SLURM started can tell one another something, before they train together."""
+    """A store shared by the processes that torchrun or SLURM started, before they train together; else None."""
     launchers = (TorchElasticEnvironment, SLURMEnvironment)
     place = next((launcher() for launcher in launchers if launcher.detect()), None)
     if place is None or place.world_size() == 1:
@@ -127,7 +127,7 @@ def _store() -> Store | None:
 
 
 def drop_empty(folder: Path) -> None:
-    """Remove a folder that holds nothing, unless it is the working directory."""
+    """Remove an empty folder, unless it is the working directory."""
     if folder.absolute() == Path.cwd():
         return
     with suppress(OSError):
@@ -154,21 +154,21 @@ def _fresh(folder: Path) -> tuple[Path, int]:
 
 
 def _resumed(settings: Settings, invocation: Invocation) -> tuple[Path, int]:
-    given, wanted = invocation.folder, flattened(settings.to_dict())
-    if (given / CONFIG).is_file():
-        if changed := differences(settings_in(given), wanted):
+    fresh, wanted = invocation.folder, flattened(settings.to_dict())
+    if (fresh / CONFIG).is_file():
+        if changed := differences(settings_in(fresh), wanted):
             raise ValueError(
-                f"The run in {given} was started with other settings: {changed}. Resume it with its own, "
+                f"The run in {fresh} was started with other settings: {changed}. Resume it with its own, "
                 "or start anew in another folder."
             )
-        candidates = [given]
+        candidates = [fresh]
     else:
         outputs = Path(settings.outputs)
         _remove_unbegun(outputs)
         same = [folder.absolute() for folder, its in _begun(outputs) if not differences(its, wanted)]
         candidates = [folder for folder in same if not over(folder, settings)] or same[:1]
         if not candidates and invocation.multirun:
-            return _fresh(given)
+            return _fresh(fresh)
     for folder in candidates:
         lock = try_lock(folder / LOCK)
         if lock is not None:
@@ -186,21 +186,21 @@ def _resumed(settings: Settings, invocation: Invocation) -> tuple[Path, int]:
 
 
 def _in(outputs: Path, name: str) -> Iterator[Path]:
-    """The folders of jobs, in ``outputs`` or in a folder of several, that have a file of this name."""
+    """The folders of jobs, in `outputs` or in a folder of several, that have a file of this name."""
     return (path.parent for pattern in ("*", "*/*") for path in outputs.glob(f"{pattern}/{name}"))
 
 
 def _begun(outputs: Path) -> list[tuple[Path, dict[str, Any]]]:
     """The folders of all jobs with their settings, the newest first; one that cannot be read is reported."""
-    found = []
+    jobs = []
     for folder in _in(outputs, CONFIG):
         try:
-            found.append(((folder / CONFIG).stat().st_mtime, folder, settings_in(folder)))
+            jobs.append(((folder / CONFIG).stat().st_mtime, folder, settings_in(folder)))
         except FileNotFoundError:  # removed meanwhile
             continue
         except ValueError as error:
             say(f"{from_here(folder)} was left out: {error}")
-    return [(folder, its) for _, folder, its in sorted(found, key=lambda each: each[0], reverse=True)]
+    return [(folder, its) for _, folder, its in sorted(jobs, key=lambda each: each[0], reverse=True)]
 
 
 def _remove_unbegun(outputs: Path) -> None:
@@ -243,7 +243,7 @@ def seed_folder(folder: Path, settings: Settings, seed: int) -> Path:
 
 
 def finished(folder: Path, results: str) -> Result | None:
-    """The Result of a run that has come to its end, or None; if it did not reach the shared file, it is added there."""
+    """Return the Result of a finished run, else None; a line that did not reach the shared file is added there."""
     if not (folder / RESULT).is_file():
         return None
     try:
@@ -260,7 +260,7 @@ def finished(folder: Path, results: str) -> Result | None:
 
 
 def remove_checkpoints(folder: Path) -> None:
-    """Remove what a finished job or run would have gone on from."""
+    """Remove the checkpoints of a finished job or run."""
     for pattern in (CHECKPOINT, f"[0-9]*.{CHECKPOINT}"):  # of several devices each has its own
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)
@@ -277,7 +277,7 @@ def over(folder: Path, settings: Settings) -> bool:
 
 
 def begun(folder: Path) -> bool:
-    """Whether there is something to go on from: a checkpoint, or a seed that is finished."""
+    """Return True if there is something to resume: a checkpoint, or a finished seed."""
     return any(True for name in (f"*{CHECKPOINT}", RESULT) for _ in folder.rglob(name))
 
 
@@ -297,6 +297,6 @@ def started_from(settings: Settings, folder: Path) -> str | None:
 
 
 def from_here(path: Path) -> str:
-    """The path as one would type it from here."""
+    """The path relative to the working directory, if it is inside."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

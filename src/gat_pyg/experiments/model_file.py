@@ -30,9 +30,9 @@ REBUILT = ("gat_pyg.", "torch_geometric.nn.models.", "torch_geometric.nn.conv.")
 
 
 def save_model(path: str | Path, model: nn.Module, target: str, arguments: Mapping[str, Any], **facts: Any) -> None:
-    """Write the weights of ``model`` with what rebuilds it: ``target``, the class's name, and its ``arguments``.
+    """Write the weights of `model` with what rebuilds it: `target`, the class's name, and its `arguments`.
 
-    The file is safetensors: numbers and a JSON text, nothing that could run. ``facts`` (JSON too) go into that text.
+    The file is safetensors: numbers and a JSON text, nothing that could run. `facts` (JSON too) go into that text.
     """
     about = {"target": target, "arguments": dict(arguments), **facts}
     # a state dict may hold one tensor twice, which safetensors refuses
@@ -42,19 +42,19 @@ def save_model(path: str | Path, model: nn.Module, target: str, arguments: Mappi
 
 
 def load(run_dir: str | Path, model: nn.Module | None = None, seed: int | Literal["all"] | None = None) -> nn.Module:
-    """The trained model of a run, with its best weights and in eval mode, on the CPU.
+    """Return the trained model of a run, with its best weights and in eval mode, on the CPU.
 
-    Of a folder with the runs of several seeds, ``seed=3`` gives one model and ``seed="all"`` the stack of them, whose
-    call gives logits [S, N, K] in the order of the seeds: ``load(folder, seed="all")(x, edge_index)``.
+    Of a folder with the runs of several seeds, `seed=3` gives one model and `seed="all"` the stack of them, whose
+    call gives logits [S, N, K] in the order of the seeds: `load(folder, seed="all")(x, edge_index)`.
 
-    ``model.preparation`` says how the data of the run were prepared, and prepares others: ``model.preparation(data)``.
+    `model.preparation` describes how the data of the run were prepared, and prepares others: `model.preparation(data)`.
     The first call raises ValueError for another number of features, and warns of features prepared differently. It is
     None for a file saved without.
 
     Nothing in the folder is ever run: the weights are plain numbers, and the class is built by its name only where it
-    is an ``nn.Module`` of gat_pyg or one of PyG's models or layers. For any other, give a ``model`` of the same shapes.
+    is an `nn.Module` of gat_pyg or one of PyG's models or layers. For any other, give a `model` of the same shapes.
 
-    Raises FileNotFoundError when ``run_dir`` is not the folder of a finished run, and ValueError when the file is
+    Raises FileNotFoundError when `run_dir` is not the folder of a finished run, and ValueError when the file is
     truncated, the class is not one to be built by name, or its shapes differ from those saved.
 
     >>> load("nowhere")
@@ -101,11 +101,11 @@ def predict(
 
     Where the run learnt labels of graphs, they are those of each graph, [G, K].
 
-    ``data`` is a graph, or a batch of them, as it comes from its source: it is prepared as the run's data were
-    (``Preparation``), on the device of its features. ``seed="all"`` gives the mean probabilities over the seeds. The
-    other arguments, and what else is raised, are those of ``load``.
+    `data` is a graph, or a batch of them, as it comes from its source: it is prepared as the run's data were
+    (`Preparation`), on the device of its features. `seed="all"` gives the mean probabilities over the seeds. The
+    other arguments, and what else is raised, are those of `load`.
 
-    Raises ValueError when the dimensions of ``data`` are not the run's, or the run has no preparation that can be
+    Raises ValueError when the dimensions of `data` are not the run's, or the run has no preparation that can be
     applied, and warns of features that differ from the run's.
 
     >>> predict("nowhere", Data())
@@ -134,7 +134,7 @@ def predict(
 
 
 def _preparation(path: Path, about: Any) -> Preparation | None:
-    """The preparation that the file describes, or None where it has none."""
+    """The preparation that the file describes, or None."""
     description = about.get("preparation") if isinstance(about, dict) else None
     try:
         return None if description is None else Preparation.from_dict(description)
@@ -162,7 +162,7 @@ def _model_file(folder: Path) -> Path:
 
 
 def _rebuild(path: Path, about: Any, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """A fresh model of the class and arguments that the file names, if the class is one of ``REBUILT``."""
+    """A fresh model of the class and arguments that the file names, if the class is one of `REBUILT`."""
     known = isinstance(about, dict) and isinstance(about.get("target"), str)
     if not known or not isinstance(about.get("arguments"), dict):
         raise ValueError(f"{path} does not say of which class its model is. Give it: load(run_dir, model=...).")

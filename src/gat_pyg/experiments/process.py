@@ -37,9 +37,9 @@ def device_name(trainer: Trainer) -> str:
 
 
 def keep_memory() -> None:
-    """Let glibc keep memory that is freed for what is asked next.
+    """Let glibc keep freed memory for the next allocation.
 
-    It gives large pieces back, and the pages of the next one are made anew.
+    By default it returns large blocks to the system, and the pages of the next one have to be mapped again.
     """
     if sys.platform == "linux":
         with suppress(AttributeError):  # another C library
@@ -55,7 +55,7 @@ def end(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def compiling_reported() -> Iterator[None]:
-    """Say once that kernels are compiled, since that takes seconds."""
+    """Context manager: print once that kernels are compiled, since that takes seconds."""
     log = logging.getLogger("gat_pyg.kernels.cpu.cache")
     level = log.level
 
@@ -76,7 +76,7 @@ def compiling_reported() -> Iterator[None]:
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Undo what ``trainer.deterministic`` sets for the whole process."""
+    """Context manager: undo on exit what `trainer.deterministic` sets for the whole process."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     try:
         yield

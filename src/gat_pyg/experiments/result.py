@@ -28,10 +28,10 @@ PACKAGES = ("gat_pyg", "torch", "torch_geometric", "lightning", "torch_scatter")
 
 @dataclass(frozen=True)
 class Result:
-    """What came out of one run: one line of ``results.jsonl``.
+    """The result of one run: one line of `results.jsonl`.
 
-    ``value`` and ``val`` are the test and the validation score of the weights that were kept: accuracy in percent, or
-    micro-F1 as a fraction. ``seconds`` is the training alone, without reading data and without the test.
+    `value` and `val` are the test and the validation score of the weights that were kept: accuracy in percent, or
+    micro-F1 as a fraction. `seconds` is the training alone, without reading data and without the test.
 
     >>> line = Result("GAT", "cora", "accuracy", 83.1, 0, 812, 711, 82.0, 9.2, 0.011, 92373).to_json()
     >>> Result.from_json(line).value
@@ -69,7 +69,7 @@ class Result:
         return f"no better than {metric.constant.format(item=self.item)} ({metric.value(self.majority)})"
 
     def to_json(self) -> str:
-        """One line of JSON, without the line break; a score that is NaN is null."""
+        """Return one line of JSON, without the line break; a score that is NaN is null."""
         values = {key: None if value != value else value for key, value in asdict(self).items()}
         if self.item == "node":  # as all lines of earlier versions
             del values["item"]
@@ -77,7 +77,7 @@ class Result:
 
     @classmethod
     def from_json(cls, line: str) -> Result:
-        """The Result that ``to_json`` wrote; fields that a later version added are left out.
+        """Return the Result that `to_json` wrote, without the fields that a later version added.
 
         Raises ValueError when the line is not a whole Result.
         """
@@ -104,7 +104,7 @@ _JSON: dict[str, type | tuple[type, ...]] = {
 
 
 def versions() -> dict[str, str | None]:
-    """The versions a number depends on; None for what is not installed."""
+    """Return the versions that a result depends on; None for a package that is not installed."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -115,10 +115,10 @@ def versions() -> dict[str, str | None]:
 
 
 def append(result: Result, path: str | Path) -> None:
-    """Add ``result`` to the file at ``path`` as one line, whoever else adds to it at the same time.
+    """Append `result` to the file at `path` as one line; several processes may do so at the same time.
 
-    The line goes out in one write under a lock on the file, unless the file has it already. A line that an earlier
-    writer left torn (a full disk, a lost machine) stays as it is, and the new one begins on a line of its own.
+    The line is written at once under a lock on the file, unless the file has it already. An incomplete line of an
+    earlier writer (a full disk, a lost machine) remains, and the new one begins on a line of its own.
 
     Raises OSError when the line cannot be written whole; the file is then as it was before.
     """
@@ -138,7 +138,7 @@ def append(result: Result, path: str | Path) -> None:
 
 
 def read(path: str | Path) -> list[Result]:
-    """The results in the file at ``path``, in the order they came; a torn line is left out with a warning."""
+    """Return the results in the file at `path`, in its order; an incomplete line is skipped with a warning."""
     results: list[Result] = []
     for number, line in enumerate(Path(path).read_bytes().splitlines(), start=1):
         if not line.strip():

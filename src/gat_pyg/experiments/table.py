@@ -96,8 +96,8 @@ def _cells(settings: Settings, invocation: Invocation) -> dict[str, Settings]:
     cells: dict[str, Settings] = {}
     for dataset in datasets:
         for model, *own in _methods(methods, in_file.get("methods") or ()):
-            asked = [f"dataset={dataset}", f"model={model}", f"runs={settings.runs}", *own, *overrides]
-            cell = _composed(without_recipes([*asked, "ckpt_path=last"])).replace(methods=model)  # it is a cell
+            chosen = [f"dataset={dataset}", f"model={model}", f"runs={settings.runs}", *own, *overrides]
+            cell = _composed(without_recipes([*chosen, "ckpt_path=last"])).replace(methods=model)  # it is a cell
             if cell.trainer.get("strategy") is not None:
                 raise ValueError("A table is of runs in one process each. Leave out trainer=ddp or ddp_cpu.")
             values = [setting.rpartition("=")[2] for setting in own if not setting.startswith("runs=")]
@@ -113,7 +113,7 @@ def _cells(settings: Settings, invocation: Invocation) -> dict[str, Settings]:
 
 
 def _experiment(invocation: Invocation) -> dict[str, Any]:
-    """What the table's file holds, if it is one of conf/experiment.
+    """The settings in the table's file, if it is one of conf/experiment.
 
     Raises:
         ValueError: if it holds settings of single runs, which no cell would get.
@@ -145,7 +145,7 @@ def _composed(overrides: list[str]) -> Settings:
     return Settings.parse(config)
 
 
-def _methods(asked: Iterable[Any], in_file: Iterable[Any]) -> Iterable[tuple[str, ...]]:
+def _methods(requested: Iterable[Any], in_file: Iterable[Any]) -> Iterable[tuple[str, ...]]:
     """The requested methods, each a model and its settings; a model alone stands for all its entries in the file."""
 
     def parts(methods: Iterable[Any]) -> list[tuple[str, ...]]:
@@ -154,7 +154,7 @@ def _methods(asked: Iterable[Any], in_file: Iterable[Any]) -> Iterable[tuple[str
     entries: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for entry in parts(in_file):
         entries.setdefault(entry[:1], []).append(entry)
-    return dict.fromkeys(each for method in parts(asked) for each in entries.get(method, [method]))
+    return dict.fromkeys(each for method in parts(requested) for each in entries.get(method, [method]))
 
 
 def _check_begun(cell: Settings, folder: Path) -> None:
@@ -183,7 +183,7 @@ def _runs_done(cells: Mapping[str, Settings], folder: Path) -> int:
 
 
 def _so_far(cells: Mapping[str, Settings], folder: Path, before: int, seconds: float) -> str:
-    """How far the table is, in runs, and when it will be done if the rest takes as long as what was done."""
+    """The progress in runs, and the time left if the other runs take as long as those done so far."""
     done, runs = _runs_done(cells, folder), sum(cell.runs for cell in cells.values())
     whole = sum(complete(folder / name, cell) for name, cell in cells.items())
     left = f", about {_minutes(seconds * (runs - done) / (done - before))} left" if done > before else ""

@@ -57,7 +57,7 @@ def all_at_once(settings: Settings, task: Task, folder: Path) -> bool:
 
 
 class Plan(NamedTuple):
-    """How seeds are trained as one: with which features, and with how much memory for each."""
+    """A plan for training seeds as one: sparse features or not, and the memory of each."""
 
     sparse: bool
     fit: Fit
@@ -82,7 +82,7 @@ def _planned(settings: Settings, task: Task, folder: Path, seeds: Sequence[int])
 
 
 class Place(NamedTuple):
-    """Where a share of the seeds is trained: on the n-th of some devices."""
+    """The device of a share of the seeds, the n-th of several."""
 
     rank: int
     world: int
@@ -186,22 +186,22 @@ def one_pass(
         )
         device = device_name(trainer)
     for outcome, model in results:
-        own = folders[outcome.seed]
-        if outcome.best_epoch and not (own / RESULT).is_file():
-            write_outputs(settings, task, outcome, built[outcome.seed]._replace(model=model.cpu()), device, own)
+        inner = folders[outcome.seed]
+        if outcome.best_epoch and not (inner / RESULT).is_file():
+            write_outputs(settings, task, outcome, built[outcome.seed]._replace(model=model.cpu()), device, inner)
 
 
 def _seeds_of(checkpoint: Path) -> list[int]:
     """The seeds of the pass that a checkpoint is of."""
-    found = SafeCheckpoints().load_checkpoint(checkpoint)
-    rules = (found.get("callbacks") or {}).get("EachStopping", {}).get("rules")
+    state = SafeCheckpoints().load_checkpoint(checkpoint)
+    rules = (state.get("callbacks") or {}).get("EachStopping", {}).get("rules")
     if rules is None:
         raise ValueError(f"{checkpoint} is a checkpoint of one run, expected one of many seeds.")
     return list(rules)
 
 
 def _why_one_by_one(settings: Settings, task: Task) -> str | None:
-    """Why the settings do not let seeds be trained as one, or None."""
+    """The setting that prevents training seeds as one, or None."""
     if task.shared_graph is None:
         return f"{task.name} has many graphs"
     if settings.training.compile:
@@ -216,7 +216,7 @@ def _why_one_by_one(settings: Settings, task: Task) -> str | None:
 
 
 def _why_not_here(trainer: Trainer) -> str | None:
-    """Why the trainer's devices cannot share out seeds, or None."""
+    """The reason why the trainer's devices cannot share the seeds, or None."""
     cluster = getattr(trainer.strategy, "cluster_environment", None)
     if trainer.num_nodes > 1 or (cluster is not None and cluster.creates_processes_externally):
         return "its processes were started from outside, and seeds are divided among those of one machine"

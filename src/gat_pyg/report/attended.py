@@ -1,4 +1,4 @@
-"""What a trained model attends to on one graph, as numbers: what every figure and page of it begins with."""
+"""The attention of a trained model on one graph, from which every figure and page is made."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ..models.attention import attention_of
 
 EXTRA = "python -m pip install 'gat_pyg[report]'"
 UNKNOWN = "#b0b0b0"  # the colour of a node whose class is not known
-# Tol's colours, told apart by nearly everyone and none of them grey, as edges are.
+# Tol's colours, which nearly everyone can distinguish; none is grey, the colour of edges.
 _COLOURS = ("#0077bb", "#ee7733", "#009988", "#ee3377", "#33bbee", "#882255", "#999933", "#332288", "#cc3311")
 
 
 @dataclass(frozen=True, eq=False)
 class Attended:
-    """What a model attends to on a graph of N nodes; all of it on the CPU.
+    """The attention of a model on a graph of N nodes, on the CPU.
 
     Attributes:
         features: `[N, F']`, the first attention layer's output, before what follows it.
@@ -64,7 +64,7 @@ class Attended:
 
         Raises:
             ValueError: if no layer gives its attention, or the graph, its labels, the model's output or the number of
-                names is not of the form told above.
+                names has another form than described above.
         """
         _check(data, label)
         N = data.num_nodes
@@ -73,8 +73,10 @@ class Attended:
         def keep(layer: nn.Module, args: Any, output: Any) -> None:
             ran.append((layer, output[0] if isinstance(output, tuple) else output))
 
-        asked = [m for m in model.modules() if "return_attention_weights" in inspect.signature(m.forward).parameters]
-        handles = [module.register_forward_hook(keep) for module in (*asked, model)]
+        attending = [
+            m for m in model.modules() if "return_attention_weights" in inspect.signature(m.forward).parameters
+        ]
+        handles = [module.register_forward_hook(keep) for module in (*attending, model)]
         try:
             attention = attention_of(model, data)
         finally:
@@ -280,7 +282,7 @@ def _tsne(content: bytes, N: int, F: int, seed: int) -> np.ndarray:
 
 
 def places(seen: Attended, layout: Tensor | None, seed: int) -> Tensor:
-    """Where to draw the nodes, `[N, 2]`: the layout that was given, checked, or t-SNE of the features."""
+    """The positions of the nodes, `[N, 2]`: the caller's layout, checked, or t-SNE of the features."""
     if layout is None:
         return tsne(seen.features, seed)
     layout = torch.as_tensor(layout, dtype=torch.float32).cpu()

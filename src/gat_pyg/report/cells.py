@@ -18,7 +18,7 @@ NONE = "—"
 
 
 class Cell(NamedTuple):
-    """What stands in a table, and where it comes from."""
+    """The text of a cell, and its source."""
 
     text: str
     source: str = ""
@@ -26,9 +26,9 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """What every format writes: a caption, a head of groups and names of columns, rows of cells, and notes below.
+    """A table for every format: caption, groups and names of columns, rows of cells, and notes below.
 
-    A row has a cell for each column; neighbouring columns of one group share its head. ``name`` is short and unique.
+    A row has a cell for each column; neighbouring columns of one group share its head. `name` is short and unique.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What a data set holds, counted in the data itself."""
+"""The sizes of a data set, counted in the data."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..tasks.task import Task
 class Counts:
     """The numbers of the paper's Table 1 for one data set, and what explains them.
 
-    ``listed`` and ``loops`` are of the files' lists, where a link stands once for each direction and as often as it is
-    repeated; ``edges`` are pairs of two different nodes, each once.
+    `listed` and `loops` are of the files' lists, where a link stands once for each direction and as often as it is
+    repeated; `edges` are pairs of two different nodes, each once.
 
     >>> from gat_pyg.data import digits
     >>> counted(digits(), []).nodes
@@ -24,7 +24,7 @@ class Counts:
     """
 
     dataset: str
-    shared: bool  # whether all splits share one graph
+    shared: bool  # if true, all splits share one graph
     columns: str  # what is predicted: "classes", "labels"
     graphs: dict[str, int]  # of "all", "train", "val", "test"
     nodes: int
@@ -39,7 +39,7 @@ class Counts:
 
 
 def counted(task: Task, links: Sequence[Tensor]) -> Counts:
-    """Count a task, and the ``links`` [2, L] that its files list."""
+    """Count a task, and the `links` [2, L] that its files list."""
     shared = task.shared_graph
     graphs = [data for split in SPLITS for data in task.graphs(split)] if shared is None else [shared]
     sizes: dict[str, int] = {split: len(task.graphs(split)) for split in SPLITS}
@@ -63,7 +63,7 @@ def counted(task: Task, links: Sequence[Tensor]) -> Counts:
 
 
 def _pairs(edge_index: Tensor) -> int:
-    """How many pairs of two different nodes have an edge, in whichever direction."""
+    """The number of pairs of two different nodes with an edge in either direction."""
     low, high = edge_index.long().aminmax(dim=0)
     N = int(high.max()) + 1 if high.numel() else 0
     return int((low * N + high)[low != high].unique().numel())

@@ -81,7 +81,7 @@ def data_notes(dataset: str, one: Counts | str) -> list[str]:
 
 
 def edges_note(one: Counts, printed: int) -> str:
-    """Why the paper's number of edges is another one."""
+    """The reason for the paper's other number of edges."""
     name = NAMES[one.dataset]
     if one.listed == 2 * printed:
         loops = one.loops // 2
@@ -100,12 +100,12 @@ def edges_note(one: Counts, printed: int) -> str:
         return f"{both}. The paper's {printed} is no count of these files, and what makes the difference is not known."
     return (
         f"{both}. The paper's {printed} is no count of these files: it is {printed - one.edges} more than their edges, "
-        f"as it would be with loops at {printed - one.edges} of the nodes. Its own files are not at hand to tell."
+        f"as it would be with loops at {printed - one.edges} of the nodes. Its own files are not available for a check."
     )
 
 
 def unknown_note(ppi: Counts | None) -> str:
-    """What validation on PPI leaves out."""
+    """The nodes of PPI that validation leaves out."""
     if ppi is None:
         return "Nodes of PPI whose labels are all unknown are left out of training and validation."
     if not any(ppi.unknown.values()):

@@ -4,7 +4,7 @@ Every function takes a model and a graph, gives a Matplotlib figure, and writes 
 or PDF by the path's ending. What there is tens of thousands of, edges and dots, are pixels in an SVG too.
 
 Coefficients are shown in times uniform, |N_i| alpha_ij: 1 is what a mean over the neighbourhood would give. The caption
-under each figure, `figure.get_supxlabel()`, says how far from uniform the attention is.
+under each figure, `figure.get_supxlabel()`, states how far from uniform the attention is.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def neighbourhood_figure(
     Args:
         model, data, path, layer, class_names, label: as of `attention_figure`.
         nodes: which nodes. By default the six whose attention is furthest from uniform: those whose entropy is the most
-            nats below the logarithm of the neighbourhood's size. The caption says so, and what a median node has.
+            nats below the logarithm of the neighbourhood's size. The caption states it, and that of a median node.
         largest: how many neighbours to show of each.
 
     Raises:

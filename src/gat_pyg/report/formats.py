@@ -58,7 +58,7 @@ _PACKAGES = ("[T1]{fontenc}", "{booktabs}", "{adjustbox}")
 
 
 def latex_table(table: Table) -> str:
-    r"""One table with its caption above and its notes below; needs ``\usepackage{booktabs,adjustbox}``.
+    r"""One table with its caption above and its notes below; needs `\usepackage{booktabs,adjustbox}`.
 
     >>> print(latex_table(Table("t", "A table.", (("", "method"), ("Cora", "here")), ((Cell("a_b"), Cell("−0.2")),))))
     \begin{table}[htbp]

@@ -63,7 +63,7 @@ def attention_page(
 
 
 def _content(seen: Attended, place: Tensor, title: str) -> dict[str, Any]:
-    """What the page reads: numbers as base64 of little-endian arrays, each edge list once."""
+    """The data of the page: arrays as base64, little-endian, each edge list once."""
     place = place * torch.tensor([1.0, -1.0])  # a screen's second axis points down
     low, high = place.min(0).values, place.max(0).values
     span = float((high - low).max()) or 1.0

@@ -94,7 +94,7 @@ class Runs:
 
     @property
     def method(self) -> str:
-        """What was trained."""
+        """The name of the method."""
         return self.lines[0].result.method
 
     @property
@@ -141,11 +141,11 @@ def lines_of(path: str | Path) -> list[Line]:
         )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)  # a table has to hold every run or say that it does not
+            warnings.simplefilter("error", UserWarning)  # a table must hold every run or report that it does not
             results = read(path)
     except UserWarning as torn:
-        told = str(torn).replace(" and was left out", "")
-        raise ValueError(f"{told} Delete that line, or train that seed again and then delete it.") from torn
+        message = str(torn).replace(" and was left out", "")
+        raise ValueError(f"{message} Delete that line, or train that seed again and then delete it.") from torn
     if not results:
         raise ValueError(f"{path} holds no line of results. Train first: gat-pyg dataset=cora results={path}.")
     numbers = [number for number, line in enumerate(path.read_bytes().splitlines(), start=1) if line.strip()]
@@ -191,7 +191,7 @@ def shown(runs: Mapping[Key, Sequence[Runs]], key: Key) -> Runs | None:
 
 
 def permutation_test(first: Sequence[float], second: Sequence[float], resamples: int = RESAMPLES) -> float:
-    r"""How often chance alone would set two groups of independent runs this far apart: p, two-sided.
+    r"""The two-sided p-value of the difference between two groups of independent runs, by a permutation test.
 
     The statistic is Welch's,
 
@@ -199,7 +199,7 @@ def permutation_test(first: Sequence[float], second: Sequence[float], resamples:
         t = (\bar x - \bar y) / \sqrt{s_x^2 / n_x + s_y^2 / n_y},
 
     and its distribution is that over the ways of sharing out all the scores into groups of these sizes: every way where
-    there are at most ``resamples``, else the given one and so many drawn ones, always the same. Without an assumption
+    there are at most `resamples`, else the given one and so many drawn ones, always the same. Without an assumption
     on the scores' distribution this is exact where both methods have the same, and by the studentised statistic right
     for many runs where only their means are the same and their deviations differ. NaN where a group has under two runs
     or a score is NaN.

@@ -183,7 +183,7 @@ def significance_table(runs: Gathered) -> Table:
             "p is two-sided, by a permutation test of Welch's t, which assumes no distribution of the scores and no "
             "equal deviations. It needs at least two runs of both; with three of each it cannot be below 0.1.",
             "Runs are not paired: a seed draws other weights and masks for another network, and the split is the same "
-            "for all. So p tells about the chance of training alone, not about other splits or graphs.",
+            "for all. So p covers the randomness of training alone, not other splits or graphs.",
         ),
     )
 
