@@ -1,7 +1,7 @@
-"""What can be done with the repository: `nox --list` tells, `nox -s NAME` does it.
+"""Sessions to work on the repository: `nox --list` lists them, `nox -s NAME` runs one.
 
-Every environment takes torch first, at the version of constraints.txt, so that nothing else can pull another one in.
-Where torch comes from is pip's matter: PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL and their like pass through.
+Every environment installs torch first, at the version of constraints.txt, so that no other package installs another one.
+Pip's own settings choose where torch comes from: PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL and the like are passed on.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def tests(session: nox.Session) -> None:
     """Run the whole suite; with torch_scatter and torch_sparse where a ready wheel can be had, without compiling."""
     install(session, "-e", ".[dev]")
     for package in SPARSE:
-        # 1 is pip's "no such wheel": then the plain torch paths are what is tested, and the summary says so
+        # 1 is pip's "no such wheel": then the plain torch paths are what is tested, and the summary reports it
         session.install("--only-binary", ":all:", *PINS, package, success_codes=[0, 1], silent=True)
     session.run(*PYTEST, *session.posargs)
 
@@ -103,14 +103,14 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session
 def ray(session: nox.Session) -> None:
-    """Test Ray as what starts the processes."""
+    """Test processes that Ray starts."""
     install(session, "-e", ".[dev,ray]")
     session.run("python", "-m", "pytest", "tests/distributed/test_ranks.py", "-k", "ray", *session.posargs)
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style, format and the floors."""
+    """Check style, format and the import layers."""
     session.install(*PINS, "ruff", "import-linter")
     session.run("ruff", "check")
     session.run("ruff", "format", "--check", "--diff")
