@@ -1,6 +1,6 @@
 """Sessions to work on the repository: `nox --list` lists them, `nox -s NAME` runs one.
 
-Every environment installs torch first, at the version of constraints.txt, so that no other package installs another one.
+Every environment installs torch first, at the version of constraints.txt, so that no package installs another one.
 Pip's own settings choose where torch comes from: PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL and the like are passed on.
 """
 
