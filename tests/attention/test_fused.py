@@ -371,9 +371,25 @@ def test_no_heads_and_no_channels(names: str) -> None:
 
 # --- Offsets beyond 2^31. ---
 
-BY_NODE = {"x_", "s_", "d_", "x_dst_", "grad_", "out_", "out_plus_", "norm_", "mass_plus_", "stats_", "delta_"}
-BY_NODE |= {"grad_x_", "grad_s_", "grad_d_", "grad_dst_", "grad_src_"}
-BY_ID = {"src_", "dst_", "row", "slot"}
+BY_NODE = {"x", "s", "d", "x_dst", "grad", "out", "out_plus", "norm", "mass_plus", "stats", "delta"}
+BY_NODE |= {"grad_x", "grad_s", "grad_d", "grad_dst", "grad_src"}
+BY_ID = {"src", "dst", "row", "slot"}
+
+
+def arrays_of(value: Any, name: str) -> Iterator[tuple[str, np.ndarray]]:
+    """The arrays in an argument of a kernel, by name."""
+    if isinstance(value, np.ndarray):
+        yield name.rstrip("_"), value
+    for field in getattr(value, "_fields", ()):
+        yield from arrays_of(getattr(value, field), field)
+
+
+def replaced(value: Any, arrays: Iterator[np.ndarray]) -> Any:
+    """The argument with other arrays in it, in the order of `arrays_of`."""
+    if isinstance(value, np.ndarray):
+        return next(arrays)
+    fields = getattr(value, "_fields", None)
+    return value if fields is None else type(value)(*(replaced(getattr(value, field), arrays) for field in fields))
 
 
 def far(values: np.ndarray, rows: int, first: int) -> np.ndarray:
@@ -402,25 +418,31 @@ def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.M
     run, seen = rows.run, []
 
     def run_twice(kernel: Any, dtype: Any, job: Any, *args: Any) -> None:
-        named = list(inspect.signature(kernel.py_func).parameters)[6:]
-        assert len(named) == len(args)
-        moved, start = list(args), first if kernel is additive._dense else 0
+        named = list(inspect.signature(kernel.py_func).parameters)[1:]
+        near = [array for name, value in zip(named, args, strict=True) for array in arrays_of(value, name)]
+        start = first if kernel is additive._dense else 0
         if kernel is pair._multiply_blocks:
             start = first // pair.BLOCK
             a, b, count, row, blocks = args
-            moved = [far(a, count, first), far(b, count, first), first + count, row, far(blocks, 1, start)]
-        for at, (name, value) in enumerate(zip(named, args, strict=True)):
-            if isinstance(value, np.ndarray) and value.size:
-                if name in BY_NODE:
-                    moved[at] = far(value, graph.num_src, first)
-                elif name in BY_ID:
-                    moved[at] = value + value.dtype.type(first)
+            there = [far(a, count, first), far(b, count, first), far(blocks, 1, start)]
+            moved: list[Any] = [*there[:2], first + count, row, there[2]]
+        else:
+            there = [
+                far(value, graph.num_src, first)
+                if name in BY_NODE and value.size
+                else value + value.dtype.type(first)
+                if name in BY_ID
+                else value
+                for name, value in near
+            ]
+            arrays = iter(there)
+            moved = [replaced(value, arrays) for value in args]
         run(kernel, dtype, job, *args)
-        kernel(start, start + job.bounds.size - 1, *rows._buffers(job, dtype), 0, 1, *moved)
-        for name, there, here in zip(named, moved, args, strict=True):
-            if isinstance(here, np.ndarray) and name not in BY_ID:
-                assert np.array_equal(there[there.size - here.size :], here), f"{kernel.__name__} {name}"
-        assert any(a is not b and a.size > 2**31 for a, b in zip(moved, args, strict=True) if isinstance(a, np.ndarray))
+        kernel(rows.Work(start, start + job.bounds.size - 1, 0, 1, *rows._buffers(job, dtype)), *moved)
+        for (name, here), far_away in zip(near, there, strict=True):
+            if name not in BY_ID:
+                assert np.array_equal(far_away[far_away.size - here.size :], here), f"{kernel.__name__} {name}"
+        assert any(array.size > 2**31 for array in there)
         seen.append(kernel.__name__)
 
     def run_near(kernel: Any, *rest: Any) -> None:

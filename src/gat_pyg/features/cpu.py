@@ -24,10 +24,10 @@ from ..kernels.cpu.vector import (
 
 
 @compiled
-def _keep(first: int, last: int, buffers: Any, names: Any, model: int, models: int, drop: Any, keep_: Any,
-          four: Any) -> None:  # fmt: skip
+def _keep(work: Any, drop: Any, keep_: Any, four: Any) -> None:
     """k of four heads for the edges `DRAWN` times `first` to `last`."""
-    keep, chosen = of_model(keep_, model, models), pointer(names, 0)
+    first, last, model, models = work.first, work.last, work.model, work.models
+    keep, chosen = of_model(keep_, model, models), pointer(work.names, 0)
     for tile in range(first, last):
         draw_row(keep, tile * DRAWN * 4, chosen, tile * DRAWN, DRAWN, pointer(drop[3], 0), drop, model, 0, four)
 
@@ -53,14 +53,26 @@ def _draw_numbers(keep: Any, names: Any, begin: int, end: int, drop: Any, model:
 
 
 @compiled
-def _gather_rows(first: int, last: int, buffers: Any, names: Any, model: int, models: int, rowptr: Any, col_: Any,
-                 values_: Any, own_values: int, weight_: Any, own_weight: int, channels: int, drop: Any, out_: Any,
-                 tile: Any, four: Any) -> None:  # fmt: skip
+def _gather_rows(
+    work: Any,
+    rowptr: Any,
+    col_: Any,
+    values_: Any,
+    own_values: Any,
+    weight_: Any,
+    own_weight: Any,
+    channels: Any,
+    drop: Any,
+    out_: Any,
+    tile: Any,
+    four: Any,
+) -> None:
     """out_i = sum_k v_k W_col(k) for some rows; so many models have values and weights of their own."""
+    first, last, model, models = work.first, work.last, work.model, work.models
     col, width = pointer(col_, 0), 1 << len(tile)
     values = of_model(values_, min(model, own_values - 1), own_values)
     weight, out = of_model(weight_, min(model, own_weight - 1), own_weight), of_model(out_, model, models)
-    keep, chosen, base = only_if(drop, pointer(buffers[0], 0)), pointer(names, 0), 0
+    keep, chosen, base = only_if(drop, pointer(work.buffers[0], 0)), pointer(work.names, 0), 0
     whole = channels // width * width
     while first < last:
         stop = _block(rowptr, first, last)
@@ -99,14 +111,26 @@ def _scatter(row: Any, values: Any, keep: Any, base: int, drop: Any, col: Any, b
 
 
 @compiled
-def _scatter_rows(first: int, last: int, buffers: Any, names: Any, model: int, models: int, rowptr: Any, col_: Any,
-                  values_: Any, own_values: int, rows_: Any, own_rows: int, channels: int, drop: Any, out_: Any,
-                  tile: Any, four: Any) -> None:  # fmt: skip
+def _scatter_rows(
+    work: Any,
+    rowptr: Any,
+    col_: Any,
+    values_: Any,
+    own_values: Any,
+    rows_: Any,
+    own_rows: Any,
+    channels: Any,
+    drop: Any,
+    out_: Any,
+    tile: Any,
+    four: Any,
+) -> None:
     """out_col(k) += v_k R_i for all rows and some tiles of the features, into zeros that a core's cache holds."""
+    first, last, model, models = work.first, work.last, work.model, work.models
     col, width, size = pointer(col_, 0), 1 << len(tile), rowptr.size - 1
     values = of_model(values_, min(model, own_values - 1), own_values)
     rows, out = of_model(rows_, min(model, own_rows - 1), own_rows), of_model(out_, model, models)
-    keep, chosen, base = only_if(drop, pointer(buffers[0], 0)), pointer(names, 0), 0
+    keep, chosen, base = only_if(drop, pointer(work.buffers[0], 0)), pointer(work.names, 0), 0
     for c in range(first * width, min(last * width, channels), width):
         start, count = 0, channels - c
         while start < size:

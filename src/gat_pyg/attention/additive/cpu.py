@@ -11,7 +11,7 @@ for. No result depends on the number of threads.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,24 +43,87 @@ from ..steps.cpu import AHEAD, close, merge, softmax, store_norm, weighted_sum
 from . import Additive
 
 
+class Forward(NamedTuple):
+    """The arrays of `_forward` that are always there."""
+
+    src: Any
+    x: Any
+    out: Any
+    norm: Any
+
+
+class Dense(NamedTuple):
+    """The arrays of `_dense` that are always there."""
+
+    grad: Any
+    norm: Any
+    stats: Any
+
+
+class Backward(NamedTuple):
+    """The arrays of `_backward` that are always there."""
+
+    dst: Any
+    place: Any
+    grad: Any
+    x: Any
+    stats: Any
+    grad_x: Any
+
+
+class Normalise(NamedTuple):
+    """The arrays of `_normalise` that are always there."""
+
+    rowptr: Any
+    src: Any
+    stats: Any
+    per_edge: Any
+    grad_d: Any
+
+
+class Collect(NamedTuple):
+    """The arrays of `_collect` that are always there."""
+
+    colptr: Any
+    place: Any
+    per_edge: Any
+    grad_s: Any
+
+
 @compiled
-def _forward(first: int, last: int, buffers: Any, names: Any, model: int, models: int, bounds: Any, row: Any, slot: Any,
-             src_: Any, ids_: Any, x_: Any, s_: Any, d_: Any, u_: Any, heads: int, channels: int, slope: Any, drop: Any,
-             out_: Any, norm_: Any, out_plus_: Any, mass_plus_: Any,
-             lanes: Any, narrow: Any, tile: Any, ragged: Any) -> None:  # fmt: skip
+def _forward(
+    work: Any,
+    chunks: Any,
+    sizes: Any,
+    layout: Any,
+    narrow: Any,
+    drop: Any,
+    arrays: Any,
+    ids_: Any,
+    s_: Any,
+    d_: Any,
+    u_: Any,
+    out_plus_: Any,
+    mass_plus_: Any,
+) -> None:
     """Equations (1) to (4) for some chunks, with O+ and A+ where `out_plus` is given."""
-    G, width, end = 1 << len(lanes), 1 << len(tile), src_.size - 1
-    src, ids = pointer(src_, 0), pointer(ids_, 0)
+    first, last, model, models = work.first, work.last, work.model, work.models
+    bounds, row, slot = chunks.bounds, chunks.row, chunks.slot
+    heads, channels, slope = sizes.heads, sizes.channels, sizes.slope
+    lanes, tile, ragged = layout.lanes, layout.tile, layout.ragged
+    G, width, end = 1 << len(lanes), 1 << len(tile), arrays.src.size - 1
+    src, ids = pointer(arrays.src, 0), pointer(ids_, 0)
     x, s, d, u = (
-        of_model(x_, model, models),
+        of_model(arrays.x, model, models),
         of_model(s_, model, models),
         of_model(d_, model, models),
         of_model(u_, model, models),
     )
-    out, norm = of_model(out_, model, models), of_model(norm_, model, models)
+    out, norm = of_model(arrays.out, model, models), of_model(arrays.norm, model, models)
     out_plus, mass_plus = of_model(out_plus_, model, models), of_model(mass_plus_, model, models)
-    keep, weight, shares = only_if(drop, pointer(buffers[0], 0)), pointer(buffers[1], 0), pointer(buffers[2], 0)
-    positive, chosen = only_if(out_plus_, pointer(buffers[3], 0)), pointer(names, 0)
+    keep, weight = only_if(drop, pointer(work.buffers[0], 0)), pointer(work.buffers[1], 0)
+    shares = pointer(work.buffers[2], 0)
+    positive, chosen = only_if(out_plus_, pointer(work.buffers[3], 0)), pointer(work.names, 0)
     one = splat(x, 1.0, lanes)
     for head in range(0, heads, G):
         count, many = only_if(ragged, heads - head), only_if(ragged, (heads - head) * channels)
@@ -117,16 +180,32 @@ def _forward(first: int, last: int, buffers: Any, names: Any, model: int, models
 
 
 @compiled
-def _dense(first: int, last: int, buffers: Any, names: Any, model: int, models: int, grad_: Any, d_: Any, norm_: Any,
-           out_: Any, out_plus_: Any, mass_plus_: Any, heads: int, channels: int, slope: Any, stats_: Any, grad_d_: Any,
-           lanes: Any, narrow: Any, tile: Any, ragged: Any) -> None:  # fmt: skip
+def _dense(
+    work: Any,
+    sizes: Any,
+    layout: Any,
+    narrow: Any,
+    arrays: Any,
+    d_: Any,
+    out_: Any,
+    out_plus_: Any,
+    mass_plus_: Any,
+    grad_d_: Any,
+) -> None:
     """For some dst (d, max, 1 / sum, D) as their `stats`, D = <dO, O>; and grad d = (1 - slope)(<dO, O+> - D A+)."""
+    first, last, model, models = work.first, work.last, work.model, work.models
+    heads, channels, slope = sizes.heads, sizes.channels, sizes.slope
+    lanes, tile, ragged = layout.lanes, layout.tile, layout.ragged
     G, width = 1 << len(lanes), 1 << len(tile)
-    grad, d, norm = of_model(grad_, model, models), of_model(d_, model, models), of_model(norm_, model, models)
+    grad, d, norm = (
+        of_model(arrays.grad, model, models),
+        of_model(d_, model, models),
+        of_model(arrays.norm, model, models),
+    )
     out, out_plus = of_model(out_, model, models), of_model(out_plus_, model, models)
     mass_plus = of_model(mass_plus_, model, models)
-    stats, grad_d = of_model(stats_, model, models), of_model(grad_d_, model, models)
-    products, pluses = pointer(buffers[0], 0), pointer(buffers[1], 0)
+    stats, grad_d = of_model(arrays.stats, model, models), of_model(grad_d_, model, models)
+    products, pluses = pointer(work.buffers[0], 0), pointer(work.buffers[1], 0)
     zero = splat(grad, 0.0, lanes)
     pair = (lanes, (0, 0))
     for i in range(first, last):
@@ -186,28 +265,44 @@ def _weigh_back(grad: Any, row: int, at: int, ids: Any, begin: int, n: int, end:
 
 
 @compiled
-def _backward(first: int, last: int, buffers: Any, names: Any, model: int, models: int, bounds: Any, row: Any,
-              slot: Any, dst_: Any, place_: Any, ids_: Any, grad_: Any, x_: Any, s_: Any, u_: Any, stats_: Any,
-              heads: int, channels: int, slope: Any, drop: Any, grad_x_: Any, grad_s_: Any, per_edge_: Any,
-              scored: Any, lanes: Any, narrow: Any, tile: Any, ragged: Any) -> None:  # fmt: skip
+def _backward(
+    work: Any,
+    chunks: Any,
+    sizes: Any,
+    layout: Any,
+    narrow: Any,
+    drop: Any,
+    arrays: Any,
+    ids_: Any,
+    s_: Any,
+    u_: Any,
+    grad_s_: Any,
+    per_edge_: Any,
+    scored: Any,
+) -> None:
     """grad x and grad s of some chunks of src rows, in one gather of dO; `stats` has (d, max, 1 / sum, D) of each dst.
 
     With `grad_s`, `per_edge` is given dz_ij LeakyReLU'(z_ij), grouped by dst, where it is wanted. Without, D is not
     known yet, and `per_edge` is given g_ij = k_ij <dO_i, x_j>. `scored` is None for constant attention: then grad x is
     all there is.
     """
-    G, width, end = 1 << len(lanes), 1 << len(tile), dst_.size - 1
-    dst, place, ids = pointer(dst_, 0), pointer(place_, 0), pointer(ids_, 0)
+    first, last, model, models = work.first, work.last, work.model, work.models
+    bounds, row, slot = chunks.bounds, chunks.row, chunks.slot
+    heads, channels, slope = sizes.heads, sizes.channels, sizes.slope
+    lanes, tile, ragged = layout.lanes, layout.tile, layout.ragged
+    G, width, end = 1 << len(lanes), 1 << len(tile), arrays.dst.size - 1
+    dst, place, ids = pointer(arrays.dst, 0), pointer(arrays.place, 0), pointer(ids_, 0)
     grad, x, stats = (
-        of_model(grad_, model, models),
-        of_model(x_, model, models),
-        of_model(stats_, model, models),
+        of_model(arrays.grad, model, models),
+        of_model(arrays.x, model, models),
+        of_model(arrays.stats, model, models),
     )
-    s, u, grad_x = of_model(s_, model, models), of_model(u_, model, models), of_model(grad_x_, model, models)
+    s, u, grad_x = of_model(s_, model, models), of_model(u_, model, models), of_model(arrays.grad_x, model, models)
     grad_s, per_edge = of_model(grad_s_, model, models), of_model(per_edge_, model, models)
-    keep, alpha, weight = only_if(drop, pointer(buffers[0], 0)), pointer(buffers[1], 0), pointer(buffers[2], 0)
-    factor, delta, share = pointer(buffers[3], 0), pointer(buffers[4], 0), pointer(buffers[5], 0)
-    product, chosen = only_if(scored, pointer(buffers[6], 0)), pointer(names, 0)
+    keep, alpha = only_if(drop, pointer(work.buffers[0], 0)), pointer(work.buffers[1], 0)
+    weight = pointer(work.buffers[2], 0)
+    factor, delta, share = pointer(work.buffers[3], 0), pointer(work.buffers[4], 0), pointer(work.buffers[5], 0)
+    product, chosen = only_if(scored, pointer(work.buffers[6], 0)), pointer(work.names, 0)
     one = splat(x, 1.0, lanes)
     for head in range(0, heads, G):
         count, many = only_if(ragged, heads - head), only_if(ragged, (heads - head) * channels)
@@ -275,13 +370,13 @@ def _backward(first: int, last: int, buffers: Any, names: Any, model: int, model
 
 
 @compiled
-def _normalise(first: int, last: int, buffers: Any, names: Any, model: int, models: int, rowptr: Any, src_: Any,
-               ids_: Any, s_: Any, u_: Any, stats_: Any, heads: int, slope: Any, per_edge_: Any, grad_d_: Any,
-               lanes: Any, ragged: Any) -> None:  # fmt: skip
+def _normalise(work: Any, sizes: Any, layout: Any, arrays: Any, ids_: Any, s_: Any, u_: Any) -> None:
     """g_ij in `per_edge` to dz_ij LeakyReLU'(z_ij), by D_i = sum_j alpha_ij g_ij; and its sum, grad d."""
-    src, ids, stats = pointer(src_, 0), pointer(ids_, 0), of_model(stats_, model, models)
+    first, last, model, models = work.first, work.last, work.model, work.models
+    rowptr, heads, slope, lanes, ragged = arrays.rowptr, sizes.heads, sizes.slope, layout.lanes, layout.ragged
+    src, ids, stats = pointer(arrays.src, 0), pointer(ids_, 0), of_model(arrays.stats, model, models)
     s, u = of_model(s_, model, models), of_model(u_, model, models)
-    per_edge, grad_d = of_model(per_edge_, model, models), of_model(grad_d_, model, models)
+    per_edge, grad_d = of_model(arrays.per_edge, model, models), of_model(arrays.grad_d, model, models)
     one, zero = splat(stats, 1.0, lanes), splat(stats, 0.0, lanes)
     for i in range(first, last):
         for head in range(0, heads, 1 << len(lanes)):
@@ -308,13 +403,14 @@ def _normalise(first: int, last: int, buffers: Any, names: Any, model: int, mode
 
 
 @compiled
-def _collect(first: int, last: int, buffers: Any, names: Any, model: int, models: int, colptr: Any, place_: Any,
-             per_edge_: Any, heads: int, grad_s_: Any, lanes: Any, ragged: Any) -> None:  # fmt: skip
+def _collect(work: Any, sizes: Any, layout: Any, arrays: Any) -> None:
     """grad s_j = sum_i dz_ij LeakyReLU'(z_ij)."""
+    first, last, model, models = work.first, work.last, work.model, work.models
+    colptr, heads, lanes, ragged = arrays.colptr, sizes.heads, layout.lanes, layout.ragged
     place, per_edge, grad_s = (
-        pointer(place_, 0),
-        of_model(per_edge_, model, models),
-        of_model(grad_s_, model, models),
+        pointer(arrays.place, 0),
+        of_model(arrays.per_edge, model, models),
+        of_model(arrays.grad_s, model, models),
     )
     for j in range(first, last):
         for head in range(0, heads, 1 << len(lanes)):
@@ -341,26 +437,12 @@ def forward(
     out, norm = shape.empty(chunks.slots, heads, channels), shape.empty(chunks.slots, heads, 2)
     out_plus = shape.empty(chunks.slots, heads, channels) if saves_output else None
     mass_plus = shape.empty(chunks.slots, heads) if saves_output else None
-    run(
-        _forward,
-        shape.dtype,
-        shape.job(chunks.bounds, chunks.most, edges),
-        chunks.bounds,
-        chunks.row,
-        chunks.slot,
-        edges.src.numpy(),
-        edge_ids(edges),
-        *(shape.flat(t) for t in (x, score_src, score_dst, score_edge)),
-        heads,
-        channels,
-        shape.dtype.type(score.negative_slope),
-        shape.drop(seed, dropout, edges.names_by_dst),
-        out,
-        norm,
-        out_plus,
-        mass_plus,
-        *shape.layout,
-    )
+    x_, s, d, u = (shape.flat(t) for t in (x, *score.operands))
+    arrays = Forward(edges.src.numpy(), x_, out, norm)
+    sizes, drop = shape.sizes(score.negative_slope), shape.drop(seed, dropout, edges.names_by_dst)
+    job = shape.job(chunks.bounds, chunks.most, edges)
+    common = (sizes, shape.layout, shape.narrow)
+    run(_forward, shape.dtype, job, chunks, *common, drop, arrays, edge_ids(edges), s, d, u, out_plus, mass_plus)
     if chunks.long.size:
         for model in range(shape.models):
             merge(model, shape.models, chunks.long, chunks.first, out, norm, out_plus, mass_plus, heads, channels)
@@ -392,79 +474,31 @@ def backward(
     chunks = chunks_of(edges, "src")
     scored = not (score_src is None and score_dst is None and score_edge is None)
     speed = scored and out is not None
-    slope, drop = shape.dtype.type(score.negative_slope), shape.drop(seed, dropout, edges.names_by_src)
-    flat_grad, flat_x, flat_norm = shape.flat(grad), shape.flat(x), shape.flat(norm)
+    sizes, drop = shape.sizes(score.negative_slope), shape.drop(seed, dropout, edges.names_by_src)
+    flat_grad, flat_x = shape.flat(grad), shape.flat(x)
     s, d, u = (shape.flat(t) for t in (score_src, score_dst, score_edge))
-    rows = np.arange(edges.num_dst + 1)
 
     grad_x, stats = shape.empty(chunks.slots, heads, channels), shape.empty(edges.num_dst, 4, heads)
     grad_s = shape.empty(chunks.slots, heads) if scored else None
     grad_d = shape.empty(edges.num_dst, heads) if scored else None
     per_edge = shape.empty(edges.num_edges, heads) if scored and (edge_grad or not speed) else None
     kept = (shape.flat(t) if speed else None for t in (out, out_plus, mass_plus))
-    run(
-        _dense,
-        shape.dtype,
-        shape.job(rows, 1, edges),
-        flat_grad,
-        d,
-        flat_norm,
-        *kept,
-        heads,
-        channels,
-        slope,
-        stats,
-        grad_d,
-        *shape.layout,
-    )
-    run(
-        _backward,
-        shape.dtype,
-        shape.job(chunks.bounds, chunks.most, edges),
-        chunks.bounds,
-        chunks.row,
-        chunks.slot,
-        dst.numpy(),
-        place.numpy(),
-        None if u is None else edges.ids_by_src.numpy(),
-        flat_grad,
-        flat_x,
-        s,
-        u,
-        stats,
-        heads,
-        channels,
-        slope,
-        drop,
-        grad_x,
-        grad_s if speed else None,
-        per_edge,
-        True if scored else None,
-        *shape.layout,
-    )
+    common = (sizes, shape.layout, shape.narrow)
+    job = shape.job(np.arange(edges.num_dst + 1), 1, edges)
+    run(_dense, shape.dtype, job, *common, Dense(flat_grad, shape.flat(norm), stats), d, *kept, grad_d)
+    arrays = Backward(dst.numpy(), place.numpy(), flat_grad, flat_x, stats, grad_x)
+    ids = None if u is None else edges.ids_by_src.numpy()
+    sums = (grad_s if speed else None, per_edge, True if scored else None)
+    job = shape.job(chunks.bounds, chunks.most, edges)
+    run(_backward, shape.dtype, job, chunks, *common, drop, arrays, ids, s, u, *sums)
     if scored and not speed:
         rowptr = edges.rowptr.numpy()
-        run(
-            _normalise,
-            shape.dtype,
-            shape.job(rowptr, 1, edges),
-            rowptr,
-            edges.src.numpy(),
-            edge_ids(edges),
-            s,
-            u,
-            stats,
-            heads,
-            slope,
-            per_edge,
-            grad_d,
-            shape.lanes,
-            shape.ragged,
-        )
+        by_dst = Normalise(rowptr, edges.src.numpy(), stats, per_edge, grad_d)
+        job = shape.job(rowptr, 1, edges)
+        run(_normalise, shape.dtype, job, sizes, shape.layout, by_dst, edge_ids(edges), s, u)
         if score_src is not None:
-            by_src = colptr.numpy()
-            job, layout = shape.job(by_src, 1, edges), (shape.lanes, shape.ragged)
-            run(_collect, shape.dtype, job, by_src, place.numpy(), per_edge, heads, grad_s, *layout)
+            by_src = Collect(colptr.numpy(), place.numpy(), per_edge, grad_s)
+            run(_collect, shape.dtype, shape.job(by_src.colptr, 1, edges), sizes, shape.layout, by_src)
     if chunks.long.size:
         for model in range(shape.models):
             merge_sums(model, shape.models, chunks.long, chunks.first, grad_x, heads * channels)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +33,44 @@ from ..steps.cpu import AHEAD, merge, softmax, store_norm, weighted_sum
 from . import Dot, GATv2
 
 BLOCK = 512  # rows that are summed one after the other
+
+
+class Forward(NamedTuple):
+    """The arrays of `_forward` that are always there."""
+
+    src: Any
+    x: Any
+    x_dst: Any
+    out: Any
+    norm: Any
+
+
+class BackwardDst(NamedTuple):
+    """The arrays of `_backward_dst` that are always there."""
+
+    src: Any
+    grad: Any
+    x: Any
+    x_dst: Any
+    norm: Any
+    delta: Any
+    weights: Any
+    changes: Any
+    grad_dst: Any
+
+
+class BackwardSrc(NamedTuple):
+    """The arrays of `_backward_src` that are always there."""
+
+    dst: Any
+    place: Any
+    grad: Any
+    x: Any
+    x_dst: Any
+    weights: Any
+    changes: Any
+    grad_x: Any
+    grad_src: Any
 
 
 @inline
@@ -71,17 +109,23 @@ def _spread(x: Any, own: Any, mine: int, att: Any, row: int, at: int, ids: Any, 
 
 
 @compiled
-def _forward(first: int, last: int, buffers: Any, names: Any, model: int, models: int, bounds: Any, row: Any,
-                  slot: Any, src_: Any, x_: Any, x_dst_: Any, att_: Any, heads: int, channels: int,
-                  slope: Any, scale: Any, drop: Any, out_: Any, norm_: Any,
-                  lanes: Any, tile: Any, ragged: Any) -> None:  # fmt: skip
+def _forward(work: Any, chunks: Any, sizes: Any, layout: Any, drop: Any, arrays: Any, att_: Any) -> None:
     """The scores of some chunks, `scale` times, then equations (2) and (4)."""
-    G, width, end = 1 << len(lanes), 1 << len(tile), src_.size - 1
-    src = pointer(src_, 0)
-    x, x_dst, att = of_model(x_, model, models), of_model(x_dst_, model, models), of_model(att_, model, models)
-    out, norm = of_model(out_, model, models), of_model(norm_, model, models)
-    keep, weight, shares = only_if(drop, pointer(buffers[0], 0)), pointer(buffers[1], 0), pointer(buffers[2], 0)
-    chosen, whole = pointer(names, 0), channels // width * width
+    first, last, model, models = work.first, work.last, work.model, work.models
+    bounds, row, slot = chunks.bounds, chunks.row, chunks.slot
+    heads, channels, slope, scale = sizes
+    lanes, tile, ragged = layout.lanes, layout.tile, layout.ragged
+    G, width, end = 1 << len(lanes), 1 << len(tile), arrays.src.size - 1
+    src = pointer(arrays.src, 0)
+    x, x_dst, att = (
+        of_model(arrays.x, model, models),
+        of_model(arrays.x_dst, model, models),
+        of_model(att_, model, models),
+    )
+    out, norm = of_model(arrays.out, model, models), of_model(arrays.norm, model, models)
+    keep, weight = only_if(drop, pointer(work.buffers[0], 0)), pointer(work.buffers[1], 0)
+    shares = pointer(work.buffers[2], 0)
+    chosen, whole = pointer(work.names, 0), channels // width * width
     for head in range(0, heads, G):
         for v in range(first, last):
             begin, n, i, o = bounds[v], bounds[v + 1] - bounds[v], np.int64(row[v]), np.int64(slot[v])
@@ -119,20 +163,28 @@ def _forward(first: int, last: int, buffers: Any, names: Any, model: int, models
 
 
 @compiled
-def _backward_dst(first: int, last: int, buffers: Any, names: Any, model: int, models: int, bounds: Any, row: Any,
-                       slot: Any, src_: Any, grad_: Any, x_: Any, x_dst_: Any, att_: Any, norm_: Any,
-                       delta_: Any, heads: int, channels: int, slope: Any, scale: Any, drop: Any,
-                       weights_: Any, changes_: Any, grad_dst_: Any,
-                       lanes: Any, tile: Any, ragged: Any) -> None:  # fmt: skip
+def _backward_dst(work: Any, chunks: Any, sizes: Any, layout: Any, drop: Any, arrays: Any, att_: Any) -> None:
     """k_ij alpha_ij and de_ij = alpha_ij (g_ij - D_i) of some chunks, grouped by dst, and the `_spread` of each dst."""
-    G, width, end = 1 << len(lanes), 1 << len(tile), src_.size - 1
-    src, grad = pointer(src_, 0), of_model(grad_, model, models)
-    x, x_dst, att = of_model(x_, model, models), of_model(x_dst_, model, models), of_model(att_, model, models)
-    norm, deltas = of_model(norm_, model, models), of_model(delta_, model, models)
-    grad_dst = of_model(grad_dst_, model, models)
-    weights, changes = of_model(weights_, model, models), of_model(changes_, model, models)
-    keep, alpha, product = only_if(drop, pointer(buffers[0], 0)), pointer(buffers[1], 0), pointer(buffers[2], 0)
-    chosen, whole, pair = pointer(names, 0), channels // width * width, (lanes, (0, 0))
+    first, last, model, models = work.first, work.last, work.model, work.models
+    bounds, row, slot = chunks.bounds, chunks.row, chunks.slot
+    heads, channels, slope, scale = sizes
+    lanes, tile, ragged = layout.lanes, layout.tile, layout.ragged
+    G, width, end = 1 << len(lanes), 1 << len(tile), arrays.src.size - 1
+    src, grad = pointer(arrays.src, 0), of_model(arrays.grad, model, models)
+    x, x_dst, att = (
+        of_model(arrays.x, model, models),
+        of_model(arrays.x_dst, model, models),
+        of_model(att_, model, models),
+    )
+    norm, deltas = of_model(arrays.norm, model, models), of_model(arrays.delta, model, models)
+    grad_dst = of_model(arrays.grad_dst, model, models)
+    weights, changes = of_model(arrays.weights, model, models), of_model(arrays.changes, model, models)
+    keep, alpha, product = (
+        only_if(drop, pointer(work.buffers[0], 0)),
+        pointer(work.buffers[1], 0),
+        pointer(work.buffers[2], 0),
+    )
+    chosen, whole, pair = pointer(work.names, 0), channels // width * width, (lanes, (0, 0))
     for head in range(0, heads, G):
         count, twice = only_if(ragged, heads - head), only_if(ragged, 2 * (heads - head))
         for v in range(first, last):
@@ -179,17 +231,22 @@ def _backward_dst(first: int, last: int, buffers: Any, names: Any, model: int, m
 
 
 @compiled
-def _backward_src(first: int, last: int, buffers: Any, names: Any, model: int, models: int, bounds: Any, row: Any,
-                       slot: Any, dst_: Any, place_: Any, grad_: Any, x_: Any, x_dst_: Any, att_: Any, weights_: Any,
-                       changes_: Any, heads: int, channels: int, slope: Any, grad_x_: Any, grad_src_: Any,
-                       lanes: Any, tile: Any, ragged: Any) -> None:  # fmt: skip
+def _backward_src(work: Any, chunks: Any, sizes: Any, layout: Any, arrays: Any, att_: Any) -> None:
     """sum k_ij alpha_ij dO_i of some chunks of src rows, and the `_spread` of each src."""
-    G, width, end = 1 << len(lanes), 1 << len(tile), dst_.size - 1
-    dst, place, grad = pointer(dst_, 0), pointer(place_, 0), of_model(grad_, model, models)
-    x, x_dst, att = of_model(x_, model, models), of_model(x_dst_, model, models), of_model(att_, model, models)
-    weights, changes = of_model(weights_, model, models), of_model(changes_, model, models)
-    grad_x, grad_src = of_model(grad_x_, model, models), of_model(grad_src_, model, models)
-    weight, change, whole = pointer(buffers[0], 0), pointer(buffers[1], 0), channels // width * width
+    first, last, model, models = work.first, work.last, work.model, work.models
+    bounds, row, slot = chunks.bounds, chunks.row, chunks.slot
+    heads, channels, slope = sizes.heads, sizes.channels, sizes.slope
+    lanes, tile, ragged = layout.lanes, layout.tile, layout.ragged
+    G, width, end = 1 << len(lanes), 1 << len(tile), arrays.dst.size - 1
+    dst, place, grad = pointer(arrays.dst, 0), pointer(arrays.place, 0), of_model(arrays.grad, model, models)
+    x, x_dst, att = (
+        of_model(arrays.x, model, models),
+        of_model(arrays.x_dst, model, models),
+        of_model(att_, model, models),
+    )
+    weights, changes = of_model(arrays.weights, model, models), of_model(arrays.changes, model, models)
+    grad_x, grad_src = of_model(arrays.grad_x, model, models), of_model(arrays.grad_src, model, models)
+    weight, change, whole = pointer(work.buffers[0], 0), pointer(work.buffers[1], 0), channels // width * width
     for head in range(0, heads, G):
         count = only_if(ragged, heads - head)
         for v in range(first, last):
@@ -214,9 +271,9 @@ def _backward_src(first: int, last: int, buffers: Any, names: Any, model: int, m
 
 
 @compiled
-def _multiply_blocks(first: int, last: int, buffers: Any, names: Any, model: int, models: int, a_: Any, b_: Any,
-                     rows: int, row: int, blocks_: Any) -> None:  # fmt: skip
+def _multiply_blocks(work: Any, a_: Any, b_: Any, rows: Any, row: Any, blocks_: Any) -> None:
     """sum_n a_n b_n, element by element, over each block of `BLOCK` rows."""
+    first, last, model, models = work.first, work.last, work.model, work.models
     a, b, blocks = of_model(a_, model, models), of_model(b_, model, models), of_model(blocks_, model, models)
     for block in range(first, last):
         for c in range(row):
@@ -244,26 +301,11 @@ def forward(
     heads, channels = shape.heads, shape.channels
     chunks = chunks_of(edges, "dst")
     out, norm = shape.empty(chunks.slots, heads, channels), shape.empty(chunks.slots, heads, 2)
-    run(
-        _forward,
-        shape.dtype,
-        shape.job(chunks.bounds, chunks.most, edges),
-        chunks.bounds,
-        chunks.row,
-        chunks.slot,
-        edges.src.numpy(),
-        *(shape.flat(t) for t in (x, x_dst, att)),
-        heads,
-        channels,
-        shape.dtype.type(score.negative_slope),
-        shape.dtype.type(1.0 if att is not None else max(channels, 1) ** -0.5),
-        shape.drop(seed, dropout, edges.names_by_dst),
-        out,
-        norm,
-        shape.lanes,
-        shape.tile,
-        shape.ragged,
-    )
+    x_, x_dst_, att_ = (shape.flat(t) for t in (x, x_dst, att))
+    arrays = Forward(edges.src.numpy(), x_, x_dst_, out, norm)
+    scale = 1.0 if att is not None else max(channels, 1) ** -0.5
+    drop, job = shape.drop(seed, dropout, edges.names_by_dst), shape.job(chunks.bounds, chunks.most, edges)
+    run(_forward, shape.dtype, job, chunks, shape.sizes(score.negative_slope, scale), shape.layout, drop, arrays, att_)
     if chunks.long.size:
         for model in range(shape.models):
             merge(model, shape.models, chunks.long, chunks.first, out, norm, None, None, heads, channels)
@@ -293,62 +335,18 @@ def backward(
     heads, channels = shape.heads, shape.channels
     _, dst, place = edges.transpose
     by_dst, by_src = chunks_of(edges, "dst"), chunks_of(edges, "src")
-    slope = shape.dtype.type(score.negative_slope)
+    sizes = shape.sizes(score.negative_slope, 1.0 if att is not None else max(channels, 1) ** -0.5)
     g, flat_x, flat_x_dst, flat_att = (shape.flat(t) for t in (grad, x, x_dst, att))
     delta = shape.flat((grad.to(norm.dtype) * out.to(norm.dtype)).sum(-1))
     weights, changes = shape.empty(edges.num_edges, heads), shape.empty(edges.num_edges, heads)
     flat_dst = shape.empty(by_dst.slots, heads, channels)
-    run(
-        _backward_dst,
-        shape.dtype,
-        shape.job(by_dst.bounds, by_dst.most, edges),
-        by_dst.bounds,
-        by_dst.row,
-        by_dst.slot,
-        edges.src.numpy(),
-        g,
-        flat_x,
-        flat_x_dst,
-        flat_att,
-        shape.flat(norm),
-        delta,
-        heads,
-        channels,
-        slope,
-        shape.dtype.type(1.0 if att is not None else max(channels, 1) ** -0.5),
-        shape.drop(seed, dropout, edges.names_by_dst),
-        weights,
-        changes,
-        flat_dst,
-        shape.lanes,
-        shape.tile,
-        shape.ragged,
-    )
+    arrays = BackwardDst(edges.src.numpy(), g, flat_x, flat_x_dst, shape.flat(norm), delta, weights, changes, flat_dst)
+    drop, job = shape.drop(seed, dropout, edges.names_by_dst), shape.job(by_dst.bounds, by_dst.most, edges)
+    run(_backward_dst, shape.dtype, job, by_dst, sizes, shape.layout, drop, arrays, flat_att)
     flat_grad, flat_src = (shape.empty(by_src.slots, heads, channels) for _ in range(2))
-    run(
-        _backward_src,
-        shape.dtype,
-        shape.job(by_src.bounds, by_src.most, edges),
-        by_src.bounds,
-        by_src.row,
-        by_src.slot,
-        dst.numpy(),
-        place.numpy(),
-        g,
-        flat_x,
-        flat_x_dst,
-        flat_att,
-        weights,
-        changes,
-        heads,
-        channels,
-        slope,
-        flat_grad,
-        flat_src,
-        shape.lanes,
-        shape.tile,
-        shape.ragged,
-    )
+    job = shape.job(by_src.bounds, by_src.most, edges)
+    back = BackwardSrc(dst.numpy(), place.numpy(), g, flat_x, flat_x_dst, weights, changes, flat_grad, flat_src)
+    run(_backward_src, shape.dtype, job, by_src, sizes, shape.layout, back, flat_att)
     for chunks, sums in ((by_dst, (flat_dst,)), (by_src, (flat_grad, flat_src))):
         for model, each in itertools.product(range(shape.models if chunks.long.size else 0), sums):
             merge_sums(model, shape.models, chunks.long, chunks.first, each, heads * channels)

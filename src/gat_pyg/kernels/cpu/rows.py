@@ -93,8 +93,40 @@ class Job(NamedTuple):
     gathers: int  # numbers that are read or made in all, about
 
 
+class Work(NamedTuple):
+    """The chunks `first` to `last` of one of several models, and buffers for one chunk."""
+
+    first: int
+    last: int
+    model: int
+    models: int
+    buffers: np.ndarray  # seven elements for each edge and lane
+    names: np.ndarray  # the ids of the edges for dropout
+
+
+class Sizes(NamedTuple):
+    """The sizes and constants of a call: heads, channels of a head, negative slope, factor of the scores."""
+
+    heads: int
+    channels: int
+    slope: Any
+    scale: Any
+
+
+class Layout(NamedTuple):
+    """The types that a kernel is compiled for, as `vector.width_of` reads them.
+
+    Numba removes branches on None for arguments alone, not for fields: `narrow`, the features of all heads of a vector
+    where they are summed together, stays an argument.
+    """
+
+    lanes: tuple[int, ...]  # heads of a vector: those that are computed at once
+    tile: tuple[int, ...]  # features of a head that are summed at once
+    ragged: bool | None  # True where the last vector of heads is not full, else None
+
+
 def run(kernel: Any, dtype: np.dtype[Any], job: Job, *args: Any) -> None:
-    """Call `kernel(first, last, buffers, names, model, models, *args)` for ranges of chunks, on torch's many threads.
+    """Call `kernel(work, *args)` for ranges of chunks and for every model, on as many threads as torch has.
 
     The kernels give up the GIL and the threads are Python's: Numba's own would be one more pool beside torch's, and
     not each kind of it survives a fork or two callers at once, as autograd's threads may be. A chunk is summed by one
@@ -105,7 +137,7 @@ def run(kernel: Any, dtype: np.dtype[Any], job: Job, *args: Any) -> None:
     if threads == 1 or job.gathers < SMALL or interpreter.INTERPRET:
         buffers, names = _buffers(job, dtype)
         for model in range(models):
-            kernel(0, chunks, buffers, names, model, models, *args)
+            kernel(Work(0, chunks, model, models, buffers, names), *args)
         return
     cost = bounds + np.arange(bounds.size)  # an edge and a chunk cost about the same to begin with
     cuts = np.searchsorted(cost, np.linspace(cost[0], cost[-1], -(-4 * threads // models) + 1)[1:-1]).tolist()
@@ -115,8 +147,8 @@ def run(kernel: Any, dtype: np.dtype[Any], job: Job, *args: Any) -> None:
     def share() -> None:
         buffers, names = _buffers(job, dtype)
         while (at := next(turn)) < len(ranges):
-            model, part = ranges[at]
-            kernel(*part, buffers, names, model, models, *args)
+            model, (first, last) = ranges[at]
+            kernel(Work(first, last, model, models, buffers, names), *args)
 
     with _POOL_LOCK:
         if not _POOL:
@@ -183,9 +215,13 @@ class Shape(NamedTuple):
         return math.prod(self.batch)
 
     @property
-    def layout(self) -> tuple[Any, ...]:
-        """The arguments that a kernel is compiled for."""
-        return self.lanes, self.narrow, self.tile, self.ragged
+    def layout(self) -> Layout:
+        """The types that a kernel is compiled for."""
+        return Layout(self.lanes, self.tile, self.ragged)
+
+    def sizes(self, negative_slope: float = 1.0, scale: float = 1.0) -> Sizes:
+        """The sizes and constants of a call."""
+        return Sizes(self.heads, self.channels, self.dtype.type(negative_slope), self.dtype.type(scale))
 
     def job(self, bounds: np.ndarray, most: int, edges: Edges) -> Job:
         """The work of a kernel over chunks of at most `most` edges."""
