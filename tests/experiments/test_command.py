@@ -37,7 +37,7 @@ def answers() -> str:
     [
         "gat_pyg 0.",
         "gat-pyg dataset=cora runs=100 ",
-        "dataset: citeseer, cora, ",
+        " citeseer, cora, digits, ",
         "_target_: gat_pyg.baselines.gcn.GCN",
         "dataset=citeseer\tdataset=cora",
         "python -m gat_pyg.report a.jsonl b.jsonl",
