@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gat_pyg.attention import Additive, Dot, GATv2, attend
+from gat_pyg.attention import Additive, Cosine, Dot, GATv2, attend
 from gat_pyg.attention.score import Score
 from gat_pyg.graph.edges import Edges
 from graphs import Graph
@@ -43,6 +43,7 @@ SCORES = {  # by the names of x and the operands
     ADDITIVE: Case(Additive, _additive),
     GATV2: Case(GATv2, _gatv2),
     "x x_dst": Case(Dot, _dot),
+    "x x_dst beta": Case(Cosine, lambda x, x_dst, beta: beta * F.cosine_similarity(x_dst[:, None], x, dim=-1)),
 }
 SHAPES = {"x": ("N_src", "H", "C")} | {name: s for case in SCORES.values() for name, s in case.score.shapes.items()}
 

@@ -8,6 +8,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from . import report as report
     from .attention import Additive as Additive
+    from .attention import Cosine as Cosine
     from .attention import Dot as Dot
     from .attention import GATv2 as GATv2
     from .attention import attend as attend
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 # Lightning some more, and the command has to choose how torch's threads wait before torch is imported.
 _LAZY = {
     "Additive": "attention",
+    "Cosine": "attention",
     "Dot": "attention",
     "Edges": "graph.edges",
     "GAT": "models",

@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ from gat_pyg import GATConv, GATv2Conv, philox
 from gat_pyg.attention import Additive, Dot, GATv2, attend, fused
 from gat_pyg.attention.additive import cpu as additive
 from gat_pyg.attention.pair import cpu as pair
+from gat_pyg.conv.mechanisms import MECHANISMS
 from gat_pyg.graph import adjacency
 from gat_pyg.graph.adjacency import EdgeList
 from gat_pyg.graph.edges import Edges
@@ -42,11 +44,18 @@ from gat_pyg.kernels.cpu import rows
 from gat_pyg.philox import keep_mask
 from graphs import BATCH, BIPARTITE, COMPLETE, RANDOM, STAR_IN, Graph, random
 from laws import assert_close, edges_of, moved
-from scores import ADDITIVE, CONSTANT, GATV2, SCORES, Tensors, call, leaves_of, score_of
+from scores import ADDITIVE, CONSTANT, GATV2, SCORES, SHAPES, Tensors, call, leaves_of, score_of
 
 PAIRS = [names for names in SCORES if "x_dst" in names]
 LAYERS = {"GATConv": GATConv, "GATv2Conv": GATv2Conv}
+LAYERS |= {name: partial(GATConv, mechanism=name) for name in MECHANISMS if name != "additive"}
 MEMORY = pytest.mark.parametrize("speed", [True, False], ids=["speed", "memory"])
+
+
+def kernels_of(names: str) -> Any:
+    """The module of the kernels for a CPU of the score with these operands."""
+    score = SCORES[names].score if names in SCORES else Additive
+    return device.load_kernels(f"attention.{score.kernels}", "cpu")
 
 
 def direction_of(graph: Graph, heads: int, channels: int) -> Tensor:
@@ -324,7 +333,8 @@ def test_long_rows(names: str, side: str, monkeypatch: pytest.MonkeyPatch) -> No
         split = rows.SPLIT
         assert np.diff(chunks.bounds).tolist() == [split - 1, split, split, 1, 0, split, split, 1, 3]
         assert chunks.row.tolist() == [0, 1, 2, 2, 3, 4, 4, 4, 5] and chunks.slots == 6 + 5
-    merges = [spy(monkeypatch, pair if "x_dst" in names else additive, name) for name in ("merge", "merge_sums")]
+    kernels = kernels_of(names)
+    merges = [spy(monkeypatch, kernels, name) for name in ("merge", "merge_sums")]
     leaves, direction = leaves_of(graph, 3, 5, names), direction_of(graph, 3, 5)
     for p in (0.0, 0.3):
         truth = answer(leaves, edges, direction, "segment", dropout=p)
@@ -372,7 +382,7 @@ def test_no_heads_and_no_channels(names: str) -> None:
 # --- Offsets beyond 2^31. ---
 
 BY_NODE = {"x", "s", "d", "x_dst", "grad", "out", "out_plus", "norm", "mass_plus", "stats", "delta"}
-BY_NODE |= {"grad_x", "grad_s", "grad_d", "grad_dst", "grad_src"}
+BY_NODE |= {"query", "inverse", "grad_x", "grad_s", "grad_d", "grad_dst", "grad_src"}
 BY_ID = {"src", "dst", "row", "slot"}
 
 
@@ -449,8 +459,7 @@ def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.M
         # Their arrays are [N, H] and [E, H], and they index by NumPy's own int64.
         (run if kernel in (additive._normalise, additive._collect) else run_twice)(kernel, *rest)
 
-    for module in (additive, pair):
-        monkeypatch.setattr(module, "run", run_near)
+    monkeypatch.setattr(kernels_of(names), "run", run_near)
     leaves = leaves_of(graph, 1, channels, names, torch.float32)
     edges = edges_of(graph)
     assert edges.src.dtype == torch.int32  # the ids themselves are short
@@ -547,7 +556,8 @@ def odd_layouts(leaf: Tensor) -> dict[str, Tensor]:
     wide = leaf.new_full((*leaf.shape[:-1], 2 * leaf.size(-1)), torch.nan)
     wide[..., ::2] = leaf
     offset = torch.cat([leaf.new_full((3,), torch.nan), leaf.flatten()])[3:].view_as(leaf)
-    return {"strided": wide[..., ::2], "transposed": leaf.mT.contiguous().mT, "offset": offset}
+    transposed = leaf.mT.contiguous().mT if leaf.dim() > 1 else leaf.clone()
+    return {"strided": wide[..., ::2], "transposed": transposed, "offset": offset}
 
 
 @pytest.mark.parametrize("names", SCORES)
@@ -566,11 +576,11 @@ def test_odd_layouts(names: str) -> None:
 def test_expanded_operands_and_gradients(names: str) -> None:
     edges = edges_of(BIPARTITE)
     leaves = {name: leaf[:1] for name, leaf in leaves_of(BIPARTITE, 3, 5, names).items()}
-    rows = {"x": 5, "score_src": 5, "score_dst": 3, "score_edge": 5, "x_dst": 3, "att": 3}
+    rows = {"N_src": 5, "N_dst": 3, "E": 5, "H": 3}
     results = []
     for backend in ("fused", "reference"):
         own = {name: leaf.clone().requires_grad_() for name, leaf in leaves.items()}
-        expanded = {name: leaf.expand(rows[name], *leaf.shape[1:]) for name, leaf in own.items()}
+        expanded = {name: leaf.expand(rows[SHAPES[name][0]], *leaf.shape[1:]) for name, leaf in own.items()}
         out = call(expanded, edges, backend, dropout=0.3)
         out.sum().backward()  # the gradient is one number, expanded
         results.append({"out": out.detach()} | {name: leaf.grad for name, leaf in own.items()})
@@ -1055,7 +1065,7 @@ def test_compiled(name: str, dropout_p: float, monkeypatch: pytest.MonkeyPatch) 
     found = results(compiled, net, x, index)
     assert seen == [["gat_pyg.attend.default"] * 2, ["gat_pyg.attend_backward.default"] * 2]
     assert_same(found, results(net, net, x, index), name)
-    built = spy(monkeypatch, adjacency, "_build")
+    built = spy(monkeypatch, adjacency, "_from_edge_list")
     for _ in range(3):
         assert torch.equal(results(compiled, net, x, index)["x"], found["x"])
     assert not built.calls

@@ -30,6 +30,7 @@ tl = pytest.importorskip("triton.language")
 from gat_pyg import philox as generator  # noqa: E402
 from gat_pyg.attention import Additive, reference  # noqa: E402
 from gat_pyg.attention.additive import gpu as additive  # noqa: E402
+from gat_pyg.attention.cosine import gpu as cosine  # noqa: E402
 from gat_pyg.attention.pair import gpu as pair  # noqa: E402
 from gat_pyg.attention.score import Score  # noqa: E402
 from gat_pyg.attention.steps import gpu as steps  # noqa: E402
@@ -54,7 +55,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ON_CUDA = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if ON_CUDA else "cpu"
 
-MODULES = (additive, pair, features, steps, rows)
+MODULES = (additive, pair, features, steps, rows, cosine)
 MERGES = {"_merge_kernel": steps, "_sum_kernel": rows}
 
 runs = pytest.mark.skipif(not (INTERPRETED or ON_CUDA), reason="needs TRITON_INTERPRET=1 or a GPU")

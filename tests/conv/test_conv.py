@@ -436,6 +436,7 @@ class Negative(nn.Module):
 MECHANISMS = {
     "constant": lambda: "constant",
     "dot": lambda: "dot",
+    "cosine": lambda: "cosine",
     "gatv2": lambda: DynamicAttention(2, 4, edge_dim=3),
     "own": Negative,
 }
@@ -476,6 +477,22 @@ def test_dynamic_attention_is_gatv2_with_shared_weights() -> None:
     conv.mechanism.load_state_dict({"att": v2.att.data, "lin_edge.weight": v2.lin_edge.weight.data})
     edge_attr = torch.randn(RANDOM.index.size(1), 3)
     assert_close(conv(x_of(RANDOM), RANDOM.index, edge_attr), v2(x_of(RANDOM), RANDOM.index, edge_attr))
+
+
+def test_cosine_is_pygs_agnn() -> None:
+    """AGNN has no weight matrix and one head, and adds self-loops as `GATConv` does."""
+    conv = GATConv(5, 5, mechanism="cosine", bias=False)
+    theirs = pyg.AGNNConv()
+    conv.lin.weight.data = torch.eye(5)
+    conv.mechanism.beta.data.fill_(-1.7)
+    theirs.beta.data.fill_(-1.7)
+    answers = []
+    for layer, beta in ((conv, conv.mechanism.beta), (theirs, theirs.beta)):
+        x = x_of(RANDOM).requires_grad_()
+        out = layer(x, RANDOM.index)
+        answers.append([out, *torch.autograd.grad(out.sin().sum(), (x, beta))])
+    for found, expected in zip(*answers, strict=True):
+        assert_close(found, expected)
 
 
 def test_dot_product_is_torchs_attention() -> None:
@@ -568,7 +585,7 @@ def test_torchscript_of_a_sparse_tensor(name: str) -> None:
     assert_close(torch.jit.script(CallsWithSparse(ours))(x_of(RANDOM), adj), theirs(x_of(RANDOM), adj))
 
 
-@pytest.mark.parametrize("mechanism", ["constant", "dot", "gatv2"])
+@pytest.mark.parametrize("mechanism", ["constant", "dot", "gatv2", "cosine"])
 @pytest.mark.usefixtures("no_operation")
 def test_torchscript_of_a_mechanism(mechanism: str) -> None:
     conv = GATConv(5, 4, heads=2, mechanism=MECHANISMS[mechanism]())
@@ -822,11 +839,11 @@ def test_option_out_of_range(name: str, options: dict[str, Any], message: str) -
 
 def test_mechanism_that_is_none() -> None:
     with pytest.raises(
-        ValueError, match="mechanism is 'sum', expected 'additive', 'constant', 'dot', 'gatv2' or a module"
+        ValueError, match="mechanism is 'sum', expected 'additive', 'constant', 'dot', 'gatv2', 'cosine' or a module"
     ):
         GATConv(5, 4, mechanism="sum")
     for other in (DotProduct, {"_target_": "x"}, 3):
-        with pytest.raises(ValueError, match="expected 'additive', 'constant', 'dot', 'gatv2' or a module"):
+        with pytest.raises(ValueError, match="expected 'additive', 'constant', 'dot', 'gatv2', 'cosine' or a module"):
             GATConv(5, 4, mechanism=other)
     with pytest.raises(ValueError, match="edge_dim is 3, but constant attention has no score"):
         GATConv(5, 4, mechanism="constant", edge_dim=3)

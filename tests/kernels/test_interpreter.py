@@ -14,8 +14,9 @@ from torch import Tensor
 
 pytest.importorskip("numba", reason="numba is not installed")
 
-from gat_pyg.attention import Additive, Dot, GATv2, attend
+from gat_pyg.attention import Additive, Cosine, Dot, GATv2, attend
 from gat_pyg.attention.additive import cpu as additive
+from gat_pyg.attention.cosine import cpu as cosine
 from gat_pyg.attention.pair import cpu as pair
 from gat_pyg.attention.steps import cpu as steps
 from gat_pyg.features import cpu as features
@@ -25,7 +26,7 @@ from gat_pyg.graph.edges import Edges
 from gat_pyg.kernels.cpu import cache, interpreter, rows
 from gat_pyg.philox import keyed
 
-MODULES = [additive, pair, steps, features, rows]
+MODULES = [additive, pair, cosine, steps, features, rows]
 EDGES = Edges.from_index(torch.tensor([[0, 1, 2, 3, 0, 4, 4, 1], [0, 0, 0, 1, 2, 2, 2, 2]]), num_src=5, num_dst=4)
 
 
@@ -81,6 +82,12 @@ def pair_results(edges: Edges, heads: int, channels: int, dtype: Any, p: float, 
     return results(lambda x, *operands: attend(x, score(*operands), edges, dropout=p, backend="fused"), *leaves)
 
 
+def cosine_results(edges: Edges, heads: int, channels: int, dtype: Any, p: float) -> list[Tensor]:
+    leaves = [draw(edges.num_src, heads, channels, dtype=dtype), draw(edges.num_dst, heads, channels, dtype=dtype)]
+    leaves.append(draw(heads, dtype=dtype))
+    return results(lambda x, *operands: attend(x, Cosine(*operands), edges, dropout=p, backend="fused"), *leaves)
+
+
 def sparse_results(dtype: torch.dtype) -> list[Tensor]:
     """Products of three sparse matrices with dropout, both ways, and a mask."""
     pattern = Pattern.of((draw(9, 7) > 0).float().to_sparse_csr())
@@ -103,7 +110,7 @@ def everything(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> list[Tens
         found += additive_results(Edges.from_index(index, 4, 4), 3, 5, dtype, 0.3)
     if dtype == torch.float32:
         found += [*additive_results(EDGES, 2, 19, dtype, 0.3), *pair_results(EDGES, 2, 19, dtype, 0.0, att=False)]
-    return [*found, *pair_results(EDGES, 3, 5, dtype, 0.3)]
+    return [*found, *pair_results(EDGES, 3, 5, dtype, 0.3), *cosine_results(EDGES, 3, 5, dtype, 0.3)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

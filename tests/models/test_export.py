@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -16,7 +17,7 @@ from laws import assert_close
 
 ROOT = Path(__file__).parents[2]
 CODE = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/export.md").read_text(encoding="utf-8"), re.M | re.S)
-LAYERS = {"GATConv": GATConv, "GATv2Conv": GATv2Conv}
+LAYERS = {"GATConv": GATConv, "GATv2Conv": GATv2Conv, "cosine": partial(GATConv, mechanism="cosine")}
 
 
 @pytest.fixture

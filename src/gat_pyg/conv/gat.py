@@ -56,8 +56,8 @@ class GATConv(_AttentionConv):
         bias: whether to add a learnable bias.
         residual: whether to add a learnable linear skip connection.
         mechanism: how an edge is scored: "additive", the paper's; "constant", 1 / |N_i| without parameters (Const-GAT);
-            "dot" for `DotProduct`, "gatv2" for `DynamicAttention`; or a module that maps
-            `(x_dst [E, H, C], x_src [E, H, C], edge_attr)` to scores `[E, H]`.
+            "dot" for `DotProduct`, "gatv2" for `DynamicAttention`, "cosine" for `CosineSimilarity`; or a module that
+            maps `(x_dst [E, H, C], x_src [E, H, C], edge_attr)` to scores `[E, H]`.
         backend: of `gat_pyg.attention.attend`.
         **kwargs: of `torch_geometric.nn.conv.MessagePassing`.
 

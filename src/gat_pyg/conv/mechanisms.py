@@ -10,6 +10,7 @@ from torch.nn import Parameter
 from torch_geometric.nn.inits import glorot
 from torch_geometric.typing import OptTensor
 
+from ..attention.cosine import Cosine
 from ..attention.pair import Dot, GATv2
 from ..attention.score import Score
 from ..features.linear import Linear
@@ -85,6 +86,38 @@ class DynamicAttention(nn.Module):
         return GATv2(x_dst, self.att[0], self.negative_slope)
 
 
+class CosineSimilarity(nn.Module):
+    r"""AGNN's scores (Thekumparampil et al., 2018), a mechanism for `GATConv`, with a temperature for each head.
+
+    .. math::
+        e_{ij} = \beta \cos(\mathbf{W} h_i, \mathbf{W} h_j)
+
+    Args:
+        heads: H.
+
+    Example:
+        >>> CosineSimilarity(heads=2)(torch.ones(5, 2, 4), torch.ones(5, 2, 4)).tolist()[0]
+        [1.0, 1.0]
+    """
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.beta = Parameter(torch.ones(heads))
+
+    def reset_parameters(self) -> None:
+        """Set every beta to 1."""
+        torch.nn.init.ones_(self.beta)
+
+    def forward(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor = None) -> Tensor:
+        """`[E, H, C]` of each edge's dst and src to scores `[E, H]`; edge features play no part."""
+        x_dst, x_src = F.normalize(x_dst, dim=-1), F.normalize(x_src, dim=-1)
+        return self.beta * (x_dst * x_src).sum(dim=-1)
+
+    def score(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor = None) -> Optional[Score]:
+        """The same for all edges at once, from the features of dst and src: `[N, H, C]` each."""
+        return Cosine(x_dst, self.beta)
+
+
 class Mechanism(NamedTuple):
     """What a name stands for: a module, or a score of the layer's own, with attention vectors or without."""
 
@@ -97,6 +130,7 @@ MECHANISMS: Dict[str, Mechanism] = {
     "constant": Mechanism(),
     "dot": Mechanism(lambda *_: DotProduct()),
     "gatv2": Mechanism(DynamicAttention),
+    "cosine": Mechanism(lambda heads, *_: CosineSimilarity(heads)),
 }
 
 

@@ -49,7 +49,7 @@ class GAT(nn.Module):
         heads: H of each layer, the last one included.
         dropout: p, of the layers' inputs and of the attention coefficients.
         residual: which layers have a skip connection: one bool for each, or one for all hidden layers after the first.
-        mechanism: "additive", "constant" for Const-GAT, "dot" or "gatv2"; a module, as in `GATConv`, serves all layers.
+        mechanism: "additive", as in `GATConv`; a module serves all layers.
         negative_slope: of the LeakyReLU.
         edge_dim: the number of edge features, if any.
         reproduction: whether to use the authors' form of the layer, or what of it.
