@@ -10,10 +10,12 @@ import subprocess
 import sys
 import tempfile
 import traceback
+import weakref
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any, TextIO
+from types import SimpleNamespace
+from typing import Any
 
 IMPORTED = [
     "pytest",
@@ -49,8 +51,12 @@ class Forked:
 
     def __init__(self, arguments: tuple[str, ...], cwd: Path, environment: dict[str, str]) -> None:
         forkserver.set_forkserver_preload(IMPORTED)
-        self.files: list[TextIO] = [tempfile.NamedTemporaryFile("w+", encoding="utf-8") for _ in range(2)]  # noqa: SIM115
-        start = (arguments, str(cwd), environment, [file.name for file in self.files])
+        self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        weakref.finalize(self, self.folder.cleanup)
+        self.files = [Path(self.folder.name, name) for name in ("stdout", "stderr")]
+        for file in self.files:
+            file.touch()
+        start = (arguments, str(cwd), environment, [str(file) for file in self.files])
         self.process = multiprocessing.get_context("forkserver").Process(target=_session, args=start, daemon=True)
         self.process.start()
         assert self.process.pid is not None
@@ -71,11 +77,7 @@ class Forked:
 
     def communicate(self, timeout: float | None = None) -> list[str]:
         self.wait(timeout)
-        texts = []
-        for file in self.files:
-            with file:
-                texts.append(file.read())
-        return texts
+        return [file.read_text(encoding="utf-8") for file in self.files]
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -106,7 +108,8 @@ def _main(arguments: tuple[str, ...], cwd: str, environment: dict[str, str]) -> 
     if threads := environment.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))
     rank_zero_only.rank = _get_rank() or 0  # Lightning reads the environment when it is imported
-    subprocess_script.subprocess.Popen = _Rank  # type: ignore[misc]
+    replaced = SimpleNamespace(**{**vars(subprocess), "Popen": _Rank})  # for Lightning alone: torchrun has other ranks
+    subprocess_script.subprocess = replaced  # type: ignore[assignment]
     kind, *rest = arguments
     if kind == "-m":
         sys.argv, sys.path[:0] = rest, [cwd]

@@ -353,7 +353,7 @@ def many(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
     import seeds
 
-    monkeypatch.setattr(seeds.data, "planetoid", lambda name: replace(digits(), name=name))
+    monkeypatch.setattr(seeds.citation, "planetoid", lambda name: replace(digits(), name=name))
     return seeds
 
 
@@ -386,7 +386,7 @@ def test_an_epoch_of_stacks(many: ModuleType, monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_pygs_loop_stops_by_the_rule(many: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = many.data.planetoid("cora")
+    task = many.citation.planetoid("cora")
     monkeypatch.setitem(PRESETS, "cora", {"hidden_channels": (4,), "heads": (2, 1), "dropout": 0.0})
     found = many.bare(task, seeds=2, max_epochs=12, patience=100, device=torch.device("cpu"))
     assert found["epochs"] == 12 and len(found["accuracies"]) == 2 and min(found["accuracies"]) > 20

@@ -200,7 +200,7 @@ def answer_operation(case: Operation, edges: Edges, dtype: torch.dtype, backend:
     for name in case.operands.split():
         shift = case.offset if name in ("score_src", "score_edge") else 0.0
         leaf = numbers(generator, *(sizes[letter] for letter in SHAPES[name]), shift=shift).to(dtype)
-        leaf = leaf.transpose(0, 1).contiguous().transpose(0, 1) if case.strided else leaf
+        leaf = leaf.transpose(0, 1).contiguous().transpose(0, 1) if case.strided and leaf.dim() > 1 else leaf
         leaves[name] = leaf.requires_grad_(name != case.frozen)
     options: Any = {"dropout": case.dropout, "backend": backend, "return_attention_weights": case.weights}
     score = score_of(leaves, negative_slope=case.negative_slope)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch_geometric.nn
-from omegaconf import OmegaConf
 from torch import nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GIN, MLP, global_max_pool, global_mean_pool
@@ -16,6 +15,7 @@ from gat_pyg import GAT, load
 from gat_pyg.baselines.gcn import GCN
 from gat_pyg.experiments.build import build_model
 from gat_pyg.experiments.model_file import predict, save_model
+from gat_pyg.experiments.settings import ModelFactory
 from gat_pyg.models import Readout
 from gat_pyg.tasks.preparation import Preparation
 from objectives import labelled_graphs
@@ -68,9 +68,9 @@ def test_a_model_with_a_loss_over_nodes_is_refused():
 
 def test_a_trained_model_is_built_again_and_predicts_graphs(tmp_path: Path):
     task, graphs = labelled_graphs(), Batch.from_data_list(labelled_graphs().test)
-    settings = OmegaConf.create({"_target_": "torch_geometric.nn.GIN", "hidden_channels": 4, "num_layers": 2})
-    model, target, arguments, method = build_model(settings, task)
-    assert (target, method) == ("gat_pyg.models.Readout", "GIN")
+    settings = {"_target_": "torch_geometric.nn.GIN", "hidden_channels": 4, "num_layers": 2}
+    model, target, arguments = build_model(ModelFactory("model", settings), task)
+    assert target == "gat_pyg.models.Readout"
     path = tmp_path / "model.safetensors"
     save_model(path, model, target, arguments, preparation=task.preparation.to_dict())
     found = predict(tmp_path, graphs)
@@ -78,5 +78,6 @@ def test_a_trained_model_is_built_again_and_predicts_graphs(tmp_path: Path):
     torch.testing.assert_close(found, out.softmax(-1))
     assert found.shape == (3, 3) and load(tmp_path).preparation == task.preparation
     assert Preparation.from_dict(task.preparation.to_dict()).item == "graph"
-    own, target, *_ = build_model(OmegaConf.merge(settings, {"readout": None}), task)  # with a readout of its own
+    has_readout = ModelFactory("model", {**settings, "readout": None})  # has one of its own
+    own, target, _ = build_model(has_readout, task)
     assert target == "torch_geometric.nn.GIN" and isinstance(own, GIN)

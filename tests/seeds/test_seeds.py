@@ -33,7 +33,7 @@ from gat_pyg.conv import GATConv
 from gat_pyg.data import Task, digits, planetoid
 from gat_pyg.models import GAT
 from gat_pyg.philox import draw_seed, first_seeds, keyed
-from gat_pyg.seeds import EachStopping, Outcome, Stacked, train
+from gat_pyg.seeds import EachStopping, Outcome, Stacked, fitting, train
 from gat_pyg.seeds import callbacks as seeds_callbacks
 from gat_pyg.seeds import memory as seeds_memory
 from gat_pyg.seeds.callbacks import EachMetrics, EachProgress, _copy_all_rows
@@ -603,7 +603,7 @@ def test_passes_stay_within_the_memory_there_is(monkeypatch: pytest.MonkeyPatch)
     limit = 10 * trial([make(), make()], task.objective, task.train[0]).each
     monkeypatch.setattr(seeds_memory, "free_memory", lambda device: limit)
     monkeypatch.setattr(
-        seeds_memory, "in_passes", lambda left, size, one_pass: sizes.append(size) or in_passes(left, size, one_pass)
+        fitting, "in_passes", lambda left, size, one_pass: sizes.append(size) or in_passes(left, size, one_pass)
     )
     peaks = {}
     for per_pass in ("auto", 12):

@@ -26,6 +26,7 @@ def attention_of(model: nn.Module, data: Data) -> list[tuple[Any, Tensor]]:
         ValueError: if no layer gives its attention.
 
     Example:
+        >>> from gat_pyg import GAT
         >>> data = Data(x=torch.randn(3, 16), edge_index=torch.tensor([[0, 1], [1, 2]]))
         >>> [alpha.shape for _, alpha in attention_of(GAT(16, [8], 7, heads=[8, 1]), data)]
         [torch.Size([5, 8]), torch.Size([5, 1])]

@@ -306,4 +306,4 @@ def backward(
     grad_x, across, grad_query = apart(models, grad_x, across, grad_query)
     grad_x = grad_x + across + along_itself(own, inverse[..., None], across)
     grad_x_dst, along = score.query_gradients(grad_query)
-    return grad_x, grad_x_dst, along.sum(-2)
+    return grad_x.to(x.dtype), grad_x_dst, along.sum(-2)
