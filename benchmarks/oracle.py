@@ -291,16 +291,16 @@ def main() -> None:
     way.add_argument("--record", type=Path, metavar="FILE")
     way.add_argument("--compare", type=Path, metavar="FILE")
     parser.add_argument("--only", default="", metavar="TEXT")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    now = hashes(asked.only)
-    if asked.record:
-        asked.record.write_text(json.dumps(now, indent=0) + "\n", encoding="utf-8")
+    now = hashes(arguments.only)
+    if arguments.record:
+        arguments.record.write_text(json.dumps(now, indent=0) + "\n", encoding="utf-8")
         return
-    recorded = json.loads(asked.compare.read_text(encoding="utf-8"))
-    before = {name: value for name, value in recorded.items() if asked.only in name.partition(": ")[0]}
+    recorded = json.loads(arguments.compare.read_text(encoding="utf-8"))
+    before = {name: value for name, value in recorded.items() if arguments.only in name.partition(": ")[0]}
     different = {name: value for name, value in before.items() if now.get(name) != value}
-    for name, value in list(different.items())[:50]:
+    for name, value in different.items():
         print(f"{name}: {value}, now {now.get(name, 'gone')}")
     print(f"{len(before):,} compared: {len(different):,} differ or are gone, {len(now.keys() - before):,} are new")
     raise SystemExit(bool(different))
