@@ -1,4 +1,4 @@
-"""Which attention coefficients are dropped: random words that depend on a seed, an edge and a head, and nothing else.
+"""Counter-based random numbers: a dropout mask depends on a seed, an edge and a head, and on nothing else.
 
 The generator is Philox4x32-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011). Its key is the
 seed; its counter is (edge, head // 4), the edge by its place in the caller's order, and head % 4 says which of its
@@ -31,7 +31,7 @@ def draw_seed(device: torch.device) -> Tensor:
 
 
 def _may_be_run_again() -> bool:
-    """Whether `torch.utils.checkpoint` may be the caller: it stores no values, by hooks or by `no_grad`."""
+    """Return True if `torch.utils.checkpoint` may be the caller, which stores no values, by hooks or by `no_grad`."""
     hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
     return (hooked or not torch.is_grad_enabled()) and not torch._C._are_functorch_transforms_active()
 
@@ -129,8 +129,8 @@ def rows_of_whole(rows: Tensor, num_rows: int, sizes: tuple[int, ...]) -> Iterat
 
 
 def fours(shape: torch.Size) -> tuple[Tensor, Tensor] | None:
-    """Which fours of the whole's numbers the rows of x `[..., n, F]` begin in and go on to `[R, fours]`, and where in
-    the first of them `[R]`; None outside of `rows_of_whole`.
+    """Return the Philox blocks (4 words each) that cover each row of x `[..., n, F]`, `[R, blocks]`, and the offset in
+    the first one `[R]`; None outside of `rows_of_whole`.
 
     Raises:
         ValueError: if x has other rows.

@@ -153,6 +153,6 @@ class Planetoid(nn.Module):
 
     @torch.no_grad()
     def _right(self, data: Data, x: Tensor) -> int:
-        """How many validation nodes are classified right."""
+        """Return the number of validation nodes that are classified correctly."""
         self.eval()
         return int((self(x).argmax(1) == data.y)[data.val_mask].sum())

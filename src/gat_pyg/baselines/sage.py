@@ -130,7 +130,7 @@ class SampledConv(nn.Module):
 
 
 def read(lstm: nn.LSTM, x: Tensor, drawn: Tensor) -> Tensor:
-    """What `lstm(x[drawn])` ends with, `[N, C]` for `[N, S]`; W_ih x is computed before the rows are drawn.
+    """Return the last state of `lstm(x[drawn])`, `[N, C]` for `[N, S]`; W_ih x is computed before the rows are drawn.
 
     Example:
         >>> lstm, x, drawn = nn.LSTM(4, 2, batch_first=True), torch.randn(5, 4), torch.tensor([[3, 1], [0, 4]])

@@ -1,4 +1,4 @@
-"""What the layers share: checks, the fused and the message-passing way through a layer, self-loops."""
+"""The base of all layers: checks, the fused and the message-passing way through a layer, self-loops."""
 
 # PyG compiles this module's source into templates and TorchScript. So: no `__all__`, no postponed annotations, typing's
 # Optional, Tuple and Union instead of `X | None`, and the `# propagate_type` and `# edge_updater_type` comments.
@@ -48,7 +48,7 @@ def _check_widths(in_channels: Any, edge_dim: Any) -> None:
 
 
 class _AttentionConv(MessagePassing):
-    """What the layers share: options, the choice of the way a call takes, self-loops, and the end of a forward."""
+    """The base of all layers: options, the choice of the way a call takes, self-loops, and the end of a forward."""
 
     def _set_options(
         self,
@@ -327,7 +327,7 @@ def _check_call(x: Any, edge_index: Any, edge_attr: Any, in_channels: Union[int,
 
 
 def _plain(lin: Any) -> bool:
-    """Whether a layer's Linear does x W^T and nothing more."""
+    """Return True if a layer's Linear computes x W^T and nothing else."""
     hooked = lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks or lin._backward_pre_hooks
     return (
         "forward" not in vars(lin)
@@ -348,7 +348,7 @@ def edge_scores(function: Any, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTe
 
 
 def _attention(adjacency: Any, alpha: Tensor) -> Any:
-    """What PyG's layers return for `return_attention_weights`."""
+    """Return the attention weights in the form that PyG's layers return."""
     if isinstance(adjacency, SparseTensor):
         return adjacency.set_value(alpha, layout="coo")
     if is_torch_sparse_tensor(adjacency):

@@ -119,7 +119,7 @@ class CosineSimilarity(nn.Module):
 
 
 class Mechanism(NamedTuple):
-    """What a name stands for: a module, or a score of the layer's own, with attention vectors or without."""
+    """A mechanism by name: a module, or a score that the layer computes itself, with or without attention vectors."""
 
     build: Optional[Callable[..., nn.Module]] = None  # from heads, out_channels, edge_dim, negative_slope
     vectors: bool = False

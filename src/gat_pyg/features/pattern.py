@@ -16,7 +16,7 @@ _INT32_MAX = torch.iinfo(torch.int32).max
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """Where the non-zeros of a matrix `[rows, columns]` are, row by row (CSR); ids are int32 where they fit.
+    """The positions of the non-zeros of a matrix `[rows, columns]`, in CSR form; ids are int32 if they fit.
 
     Attributes:
         rowptr: `[rows + 1]`; row i holds the non-zeros `rowptr[i]:rowptr[i + 1]`.

@@ -49,7 +49,7 @@ class SparseFeatures(Tensor):
 
     @property
     def several(self) -> bool:
-        """Whether these are H matrices with one pattern."""
+        """True for H matrices with one pattern."""
         return self.kept.dim() > 1 or (self.seed is not None and self.seed.dim() > 0)
 
     def dropped(self, p: float, *times: int) -> SparseFeatures:
@@ -75,7 +75,7 @@ class SparseFeatures(Tensor):
 
 
 def is_sparse_features(x: Any) -> bool:
-    """Whether x is a torch.sparse CSR matrix or `SparseFeatures`."""
+    """Return True if x is a torch.sparse CSR matrix or `SparseFeatures`."""
     return isinstance(x, SparseFeatures) or (isinstance(x, Tensor) and x.layout == torch.sparse_csr)
 
 

@@ -102,7 +102,7 @@ def _build(
 
 @remembered
 def _dropout_ids(edge_index: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-    """What `name_edges` has set: the ids as passed, then in the narrowest dtype, without and with added self-loops."""
+    """The ids that `name_edges` set: as passed, then in the narrowest dtype, without and with added self-loops."""
     return None
 
 

@@ -142,7 +142,7 @@ class Edges:
 
     @property
     def drawn(self) -> int | Tensor:
-        """What a mask in the caller's order is drawn for: how many edges, or what dropout calls each."""
+        """The edges to draw a dropout mask for, in the caller's order: their number, or explicit ids."""
         return self.num_edges if self.names is None else self.names
 
     @cached_property

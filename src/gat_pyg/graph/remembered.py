@@ -120,7 +120,7 @@ def ids_state(*ids: Tensor) -> list[tuple[Any, ...]]:
 
 
 def _state(adjacency: Tensor | SparseTensor) -> list[tuple[Any, ...]]:
-    """What changes with the ids of a graph."""
+    """The identity and version of everything that holds the ids of a graph."""
     with torch._C._DisableFuncTorch():  # within a transform, a COO matrix of memory returns indices without
         if isinstance(adjacency, SparseTensor):
             return ids_state(adjacency.storage.rowptr(), adjacency.storage.col())

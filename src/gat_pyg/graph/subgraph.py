@@ -57,7 +57,7 @@ def _rows(value: Tensor, index: Tensor) -> Tensor:
 
 
 def _by_hop(hop: Tensor, last: int) -> Tensor:
-    """Which are of some hop, those of hop 0 first."""
+    """Return the positions of the entries up to hop `last`, sorted by hop."""
     hop, order = hop.sort(stable=True)
     return order[: int((hop <= last).sum())]
 

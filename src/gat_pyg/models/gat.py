@@ -145,7 +145,7 @@ class GAT(nn.Module):
 
     @property
     def num_hops(self) -> int | None:
-        """How far away nodes may be that a row of the output depends on; None where edges run from target to source."""
+        """The number of hops that a row of the output depends on; None if edges run from target to source."""
         forward = all(getattr(conv, "flow", "source_to_target") == "source_to_target" for conv in self.convs)
         return len(self.convs) if forward else None
 

@@ -43,7 +43,7 @@ class Readout(nn.Module):
 
     @property
     def supports_edge_attr(self) -> bool:
-        """Whether the model takes edge features."""
+        """True if the model takes edge features."""
         return "edge_attr" in self._takes and bool(getattr(self.model, "supports_edge_attr", True))
 
     def decayed_parameters(self) -> Iterable[nn.Parameter]:

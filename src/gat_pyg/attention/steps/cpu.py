@@ -30,7 +30,7 @@ AHEAD = 16  # edges between the one that is summed and the one that is prefetche
 
 @inline
 def close(buffer: Any, n: int, value: Any) -> None:
-    """What comes after n numbers, up to the next multiple of `LANES`, is `value`."""
+    """Fill the buffer with `value` from n up to the next multiple of `LANES`."""
     store(buffer, n // LANES * LANES, splat(buffer, value, LANES), None)
 
 
@@ -59,7 +59,7 @@ def softmax(weight: Any, positive: Any, keep: Any, n: int, tops: Any, lanes: Any
 
 @inline
 def store_norm(norm: Any, at: int, tops: Any, share: Any, whole: bool, twice: Any) -> None:
-    """What normalises a softmax: (max, 1 / denominator), (0, 0) where nothing has a weight; of a chunk (-inf, 0)."""
+    """Return (max, 1 / denominator) of a softmax: (0, 0) if no edge has a weight; (-inf, 0) for such a chunk."""
     tops = tops + (share - share)  # a NaN in the scores is in the share alone
     if whole:
         tops = replace(tops, -np.inf, 0.0)

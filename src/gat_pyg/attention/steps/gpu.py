@@ -1,4 +1,4 @@
-"""What the CUDA kernels of all scores share: the forward pass, softmax of a row, merge of chunks."""
+"""Steps that the CUDA kernels of all scores share: the forward pass, softmax of a row, merge of chunks."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Chunks(NamedTuple):
 
     @property
     def slots(self) -> int:
-        """How many places the sums need: the rows, and the chunks of long rows."""
+        """The number of sums: one for each row, and one for each chunk of a long row."""
         return int(self.first[-1])
 
 
@@ -85,7 +85,7 @@ if hasattr(os, "register_at_fork"):  # a child has none of its parent's threads
 
 
 class Job(NamedTuple):
-    """What there is to do: the chunks of `bounds` for each of some models, and room for the buffers of one chunk."""
+    """The work of a launch: the chunks of `bounds` for each of some models, and room for the buffers of one chunk."""
 
     bounds: np.ndarray
     models: int

@@ -52,7 +52,7 @@ def _of_model(p_seed, i_all, models, EACH: tl.constexpr):
 
 
 def drop_arguments(dropout: float, seed: Tensor | None, names: Tensor | None = None) -> dict[str, Any]:
-    """What the kernels need for dropout: a coefficient is kept where its random word is at least the threshold."""
+    """Return the dropout arguments of a kernel; an edge is kept if its random word is at least the threshold."""
     if dropout == 0.0 or seed is None:
         return {"p_seed": None, "p_names": None, "threshold": 0, "keep_scale": 1.0}
     shared = {"p_seed": seed.contiguous(), "p_names": names}

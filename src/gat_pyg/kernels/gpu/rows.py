@@ -62,7 +62,7 @@ def gather(p_score, i_row, i_h, m_eh, H):
 
 @triton.jit
 def load_row(p_rows, o_row, m_row):
-    """What belongs to one row, in float32, 0 where there is none."""
+    """Load the values of one row in float32; 0 if there are none."""
     if p_rows is None:
         return 0.0
     else:
@@ -144,7 +144,7 @@ def _cut(ptr: Tensor, num_rows: int, num_chunks: int) -> Chunks | None:
 
 
 class Tile(NamedTuple):
-    """How a program walks over its edges: `edges x heads x channels` at a time."""
+    """The block that a program processes at a time: `edges x heads x channels` at a time."""
 
     edges: int
     heads: int
