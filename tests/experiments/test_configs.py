@@ -133,6 +133,12 @@ def test_every_choice_composes(group: str):
             Settings.parse(config)
 
 
+def test_hydra_leaves_logging_as_it_is():
+    """Its own default would silence the warnings of every library that is imported by then."""
+    hydra = compose("config", return_hydra_config=True).hydra
+    assert hydra.job_logging.root is None and hydra.hydra_logging.root is None
+
+
 @pytest.mark.parametrize(
     ("aggr", "method", "channels"), [("gcn", "GCN", None), ("lstm", "LSTM", 128), ("pool", "pool", 512)]
 )

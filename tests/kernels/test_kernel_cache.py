@@ -49,7 +49,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     only = [locator for locator in LOCATORS if locator.__name__ == "UserProvidedCacheLocator"]
     monkeypatch.setattr(cache._Implementation, "_locator_classes", only)
-    monkeypatch.setattr(cache.log, "disabled", False)  # as the command's settings of logging leave it in this process
     cache._warn.cache_clear()
     assert call() == (3.0, False) and call() == (3.0, True)
     (file,) = tmp_path.rglob("*.*")

@@ -66,7 +66,6 @@ def compiling_reported() -> Iterator[None]:
 
     log.addFilter(first)
     log.setLevel(logging.INFO)
-    log.disabled = False  # Hydra disables all that there are
     try:
         yield
     finally:
