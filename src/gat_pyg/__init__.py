@@ -1,12 +1,13 @@
 """Graph Attention Networks (Veličković et al., ICLR 2018) for PyTorch Geometric."""
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-
 if TYPE_CHECKING:
+    from . import data as data
     from . import report as report
+    from . import seeds as seeds
     from .attention import Additive as Additive
     from .attention import Cosine as Cosine
     from .attention import Dot as Dot
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from .training import PaperStopping as PaperStopping
     from .training import TaskData as TaskData
     from .training import Transductive as Transductive
+
+    __version__: str
 
 # Public name -> the module that defines it, imported when the name is first used: torch takes a second to import,
 # Lightning some more, and the command has to choose how torch's threads wait before torch is imported.
@@ -41,13 +44,17 @@ _LAZY = {
     "Transductive": "training",
     "attend": "attention",
     "attention_of": "models",
+    "data": "data",
     "load": "experiments.model_file",
     "predict": "experiments.model_file",
     "report": "report",
+    "seeds": "seeds",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("gat_pyg")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     file = import_module(f".{_LAZY[name]}", __name__)
@@ -55,4 +62,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*(name for name in globals() if name.startswith("__")), *_LAZY})
+    return sorted({*(name for name in globals() if name.startswith("__")), *_LAZY, "__version__"})

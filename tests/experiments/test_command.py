@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+import gat_pyg
+
 LIGHT = """
 import sys
 from gat_pyg.report.__main__ import main as report
@@ -35,7 +37,7 @@ def answers() -> str:
 @pytest.mark.parametrize(
     "text",
     [
-        "gat_pyg 0.",
+        f"gat_pyg {gat_pyg.__version__}\n",
         "gat-pyg dataset=cora runs=100 ",
         " citeseer, cora, digits, ",
         "_target_: gat_pyg.baselines.gcn.GCN",
@@ -45,3 +47,9 @@ def answers() -> str:
 )
 def test_help_version_settings_and_completion_need_no_torch(answers: str, text: str):
     assert text.replace("\t", " ") in answers.replace("\t", " ")
+
+
+def test_every_public_name_is_defined() -> None:
+    names = [name for name in dir(gat_pyg) if not name.startswith("_")]
+    assert {"GATConv", "TaskData", "attend", "data", "report", "seeds"} <= {*names}
+    assert not {"Any", "import_module", "version"} & {*names} and all(hasattr(gat_pyg, name) for name in names)
