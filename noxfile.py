@@ -126,11 +126,14 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def wheel(session: nox.Session) -> None:
-    """Build the wheel and the sdist, install each in a clean environment and run the command from another directory."""
+    """Build wheel and sdist (or take those of a folder: `-- dist`), install each elsewhere and run the command."""
     with tempfile.TemporaryDirectory() as folder:
-        dist = Path(folder, "dist")
-        session.install(*PINS, "build")
-        session.run("python", "-m", "build", "--outdir", str(dist))
+        if session.posargs:
+            dist = Path(session.posargs[0]).resolve()
+        else:
+            dist = Path(folder, "dist")
+            session.install(*PINS, "build")
+            session.run("python", "-m", "build", "--outdir", str(dist))
         for built in (next(dist.glob("*.whl")), next(dist.glob("*.tar.gz"))):
             elsewhere = Path(folder, built.suffix.lstrip("."))
             elsewhere.mkdir()
@@ -139,7 +142,7 @@ def wheel(session: nox.Session) -> None:
             for package in ("torch", str(built)):
                 session.run(str(scripts / "python"), "-m", "pip", "install", "-q", *PINS, package, external=True)
             with session.chdir(elsewhere):
-                session.run(str(scripts / "gat-pyg"), *session.posargs, external=True)
+                session.run(str(scripts / "gat-pyg"), external=True)
 
 
 @nox.session
