@@ -40,7 +40,15 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spare the garbage collector what stays anyway: it looks through it again and again while kernels are compiled."""
+    """Hide from the garbage collector what stays anyway: it walks through it again and again while kernels are compiled."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def frozen_heap() -> Iterator[None]:
+    """Freeze what a file leaves, first of all compiled kernels: each gc.collect() of later tests would take seconds."""
+    yield
     gc.collect()
     gc.freeze()
 

@@ -28,7 +28,9 @@ IMPORTED = [
     "gat_pyg.attention.additive.cpu",
     "gat_pyg.baselines.mlp",
     "gat_pyg.data",
+    "gat_pyg.distributed.halo",
     "gat_pyg.experiments.job",
+    "gat_pyg.graph.partition",
     "gat_pyg.models.gat",
     "gat_pyg.seeds",
     "gat_pyg.training",
@@ -46,11 +48,17 @@ def python(*arguments: str, cwd: Path | None = None, env: Mapping[str, str] | No
     return Forked(arguments, Path.cwd() if cwd is None else cwd, environment)
 
 
+def start_server() -> None:
+    """Start the process that the others are forked from: the first preload of a test process holds for all."""
+    forkserver.set_forkserver_preload(IMPORTED)
+    forkserver.ensure_running()
+
+
 class Forked:
     """A process whose output goes to files."""
 
     def __init__(self, arguments: tuple[str, ...], cwd: Path, environment: dict[str, str]) -> None:
-        forkserver.set_forkserver_preload(IMPORTED)
+        start_server()
         self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         weakref.finalize(self, self.folder.cleanup)
         self.files = [Path(self.folder.name, name) for name in ("stdout", "stderr")]

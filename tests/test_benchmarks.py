@@ -23,6 +23,7 @@ from gat_pyg.data import digits, planted
 from gat_pyg.models import GAT, PRESETS
 from gat_pyg.training import Inductive, PaperStopping
 from gat_pyg.training.loading import TaskData
+from processes import start_server
 
 
 @pytest.fixture
@@ -493,6 +494,7 @@ def test_two_processes_are_checked_measured_and_predicted(
     scaling: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(scaling, "WORLDS", (2,))
+    start_server()
     out = tmp_path / "it.json"
     assert scaling.main(["--scale=0.003", "--rounds=1", "--cut-edges", "8000", f"--out={out}"]) == 0
     record = json.loads(out.read_text())

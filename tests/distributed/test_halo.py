@@ -27,7 +27,7 @@ from gat_pyg.distributed.halo import Part, divided
 from gat_pyg.experiments.result import Result, read
 from gat_pyg.models import GAT
 from gat_pyg.philox import keyed
-from processes import python
+from processes import python, start_server
 
 KEY = torch.tensor(2**40 + 5)
 
@@ -140,8 +140,8 @@ def process(rank: int, world: int, store: str, backend: str) -> None:
 def test_parts_give_what_the_whole_gives(world: int, backend: str, tmp_path: Path):
     if backend == "nccl" and torch.cuda.device_count() < world:
         pytest.skip(f"needs {world} GPUs")
+    start_server()
     context = get_context("forkserver")
-    context.set_forkserver_preload(["gat_pyg.distributed.halo"])  # once for all of them
     store = str(tmp_path / "store")
     started = [
         context.Process(target=process, args=(rank, world, store, backend), daemon=True) for rank in range(world)
