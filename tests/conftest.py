@@ -24,6 +24,7 @@ import gat_pyg.conv.gat
 import gat_pyg.conv.gatv2
 import gat_pyg.kernels.device
 from gat_pyg.philox import draw_seed, keep_mask
+from processes import WITHOUT_KERNELS
 
 try:
     from numba.core.event import Event, Listener, register
@@ -40,7 +41,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Hide from the garbage collector what stays anyway: it walks through it again and again while kernels are compiled."""
+    """Hide from the garbage collector what stays: it would look through it again and again while kernels compile."""
     gc.collect()
     gc.freeze()
 
@@ -67,8 +68,13 @@ def one_mask(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """backend="auto" is segment's: for tests of many networks, of which each would have kernels compiled for it."""
-    monkeypatch.setitem(gat_pyg.kernels.device.REASONS, "cpu", "what is tested is not the kernels")
+    """backend="auto" is segment's: for tests of many networks, of which each would have kernels compiled for it.
+
+    So it is in the processes that `processes.python` starts.
+    """
+    reason = "what is tested is not the kernels"
+    monkeypatch.setitem(gat_pyg.kernels.device.REASONS, "cpu", reason)
+    monkeypatch.setenv(WITHOUT_KERNELS, reason)
 
 
 COMPILING = {"attention", "conv", "features", "fuzz", "kernels"}  # folders whose tests are about the kernels
@@ -76,7 +82,7 @@ COMPILING = {"attention", "conv", "features", "fuzz", "kernels"}  # folders whos
 
 @pytest.fixture(autouse=True)
 def kernels_where_they_matter(request: pytest.FixtureRequest) -> None:
-    """In other folders the tests with the mark `kernels` have them; so have the processes that any test starts."""
+    """In other folders the tests with the mark `kernels` have them."""
     if request.path.parent.name not in COMPILING and not request.node.get_closest_marker("kernels"):
         request.getfixturevalue("nothing_compiled")
 

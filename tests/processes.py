@@ -12,6 +12,7 @@ import tempfile
 import traceback
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,6 +47,16 @@ def python(*arguments: str, cwd: Path | None = None, env: Mapping[str, str] | No
             command, stdout=pipe, stderr=pipe, text=True, cwd=cwd, env=environment, start_new_session=True
         )
     return Forked(arguments, Path.cwd() if cwd is None else cwd, environment)
+
+
+WITHOUT_KERNELS = "GAT_PYG_TESTS_WITHOUT_KERNELS"  # the variable with the reason, for processes that compile nothing
+
+
+def without_kernels(reason: str) -> None:
+    """Let backend="auto" be segment's in this process."""
+    from gat_pyg.kernels import device
+
+    device.REASONS["cpu"] = reason
 
 
 def start_server() -> None:
@@ -110,14 +121,19 @@ def _main(arguments: tuple[str, ...], cwd: str, environment: dict[str, str]) -> 
     from lightning.fabric.utilities.rank_zero import _get_rank, rank_zero_only
     from lightning.pytorch.strategies.launchers import subprocess_script
 
+    import gat_pyg.experiments.together as together
+
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
+    if reason := environment.get(WITHOUT_KERNELS):
+        without_kernels(reason)
     if threads := environment.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))
     rank_zero_only.rank = _get_rank() or 0  # Lightning reads the environment when it is imported
     replaced = SimpleNamespace(**{**vars(subprocess), "Popen": _Rank})  # for Lightning alone: torchrun has other ranks
     subprocess_script.subprocess = replaced  # type: ignore[assignment]
+    together.spawn = partial(torch.multiprocessing.start_processes, start_method="fork")  # type: ignore[assignment]
     kind, *rest = arguments
     if kind == "-m":
         sys.argv, sys.path[:0] = rest, [cwd]

@@ -23,7 +23,7 @@ from gat_pyg.data import digits, planted
 from gat_pyg.models import GAT, PRESETS
 from gat_pyg.training import Inductive, PaperStopping
 from gat_pyg.training.loading import TaskData
-from processes import start_server
+from processes import start_server, without_kernels
 
 
 @pytest.fixture
@@ -489,11 +489,20 @@ def test_graphs_to_cut_are_undirected(scaling: ModuleType, kind: str) -> None:
     assert 50 < src.bincount().max() < 500
 
 
+def quick_process(*arguments: Any) -> None:
+    """A process of the benchmark, which compiles nothing."""
+    import scaling
+
+    without_kernels("what is tested is the benchmark")
+    scaling.process(*arguments)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo's rendezvous by a file, memory as Linux tells it")
 def test_two_processes_are_checked_measured_and_predicted(
     scaling: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(scaling, "WORLDS", (2,))
+    monkeypatch.setattr(scaling, "process", quick_process)
     start_server()
     out = tmp_path / "it.json"
     assert scaling.main(["--scale=0.003", "--rounds=1", "--cut-edges", "8000", f"--out={out}"]) == 0

@@ -33,17 +33,19 @@ from gat_pyg.training import signals
 from gat_pyg.training.loading import TaskData
 from gat_pyg.training.shares import Shares
 from graphs import random
-from processes import python
+from processes import WITHOUT_KERNELS, python
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are stopped by POSIX signals")
 
 EXACT = ("dataset=planted", "dataset.graphs=14", "dataset.nodes=40", "model=gat", "+trainer.precision=64-true")
+SEGMENT = "+model.backend=segment"  # for processes that are not forked from ours and would compile kernels
 STEPS = ("training.batch_size=3", "training.lr=0.02", "training.patience=6", "training.max_epochs=40")
 
 
 def started(*arguments: str, cwd: Path | None = None, **more: str) -> Any:
-    """A process of Python."""
-    return python(*arguments, cwd=cwd, env={**os.environ, "OMP_NUM_THREADS": "1", **more})
+    """A process of Python, which compiles nothing where it is forked."""
+    quick = {"OMP_NUM_THREADS": "1", WITHOUT_KERNELS: "what is tested is not the kernels"}
+    return python(*arguments, cwd=cwd, env={**os.environ, **quick, **more})
 
 
 def command(outputs: Path, *arguments: str, world: int = 1) -> Any:
@@ -144,7 +146,7 @@ def test_processes_of_ray_take_the_steps_of_one(alone: Path, tmp_path: Path):
 def test_two_machines_leave_one_folder(alone: Path, tmp_path: Path):
     launcher = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=0"]
     launcher += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{29400 + os.getpid() % 1000}", "--rdzv-id=gat"]
-    run = ["-m", "gat_pyg.run", *EXACT, *STEPS, "trainer=ddp_cpu", "trainer.devices=1", "+trainer.num_nodes=2"]
+    run = ["-m", "gat_pyg.run", *EXACT, *STEPS, SEGMENT, "trainer=ddp_cpu", "trainer.devices=1", "+trainer.num_nodes=2"]
     machines = [started(*launcher, *run, f"outputs={tmp_path}") for _ in range(2)]
     for machine in machines:
         _, complaints = machine.communicate(timeout=240)
@@ -203,7 +205,7 @@ cp -r "$1.kept/." "$1"
 def test_a_full_disk_ends_all_and_loses_nothing(alone: Path, tmp_path: Path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    run = " ".join([sys.executable, "-m", "gat_pyg.run", *EXACT, *STEPS])
+    run = " ".join([sys.executable, "-m", "gat_pyg.run", *EXACT, *STEPS, SEGMENT])
     script = ["unshare", "-rm", "bash", "-c", SMALL_DISK.format(run=run), "bash", str(disk)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=240)

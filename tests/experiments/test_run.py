@@ -5,6 +5,7 @@ import errno
 import json
 import logging
 import os
+import pickle
 import random
 import re
 import shutil
@@ -357,7 +358,7 @@ def test_several_seeds_each_leave_their_line_and_a_mean(command: Command):
 
 @pytest.mark.parametrize("model", ["gat", "mlp"])
 def test_seeds_together_leave_what_they_leave_one_by_one(command: Command, model: str):
-    arguments = (f"model={model}", "model.dropout=0.0", "runs=4", "training.max_epochs=40", "training.patience=5")
+    arguments = (f"model={model}", "model.dropout=0.0", "runs=4", "training.max_epochs=20", "training.patience=5")
     told = {}
     for vectorize, size in (("off", "auto"), ("auto", "auto"), ("on", 3)):
         how = (f"vectorize={vectorize}", f"seeds_per_pass={size}", f"outputs={vectorize}")
@@ -853,8 +854,13 @@ def test_the_memory_of_the_trial_is_freed_before_each_device_trains_its_share(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ):
     done: list[str] = []
+
+    def spawn(*given: object, nprocs: int) -> None:
+        assert pickle.loads(pickle.dumps(given))  # as it has to go to processes that are started anew
+        done.append(f"{nprocs} processes")
+
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("freed"))
-    monkeypatch.setattr(gat_pyg.experiments.together, "spawn", lambda *_, nprocs: done.append(f"{nprocs} processes"))
+    monkeypatch.setattr(gat_pyg.experiments.together, "spawn", spawn)
     command(*SMALL, "trainer=ddp_cpu", "runs=2", "vectorize=on", fails=True)  # nobody trains
     assert done == ["freed", "2 processes"]
 
@@ -991,7 +997,7 @@ def test_our_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 # Killed and resumed -------------------------------------------------------------------------------------------------
 
-LONG = ("training.max_epochs=300", "training.patience=100", "training.lr=0.02", "checkpoint_every=0.1")
+LONG = ("training.max_epochs=120", "training.patience=100", "training.lr=0.02", "checkpoint_every=0.1")
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -1073,7 +1079,7 @@ def test_a_signal_before_the_training_ends_it_in_a_line(
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 @pytest.mark.parametrize(("number", "seeds"), [(signal.SIGINT, 1), (signal.SIGTERM, 3)], ids=["SIGINT", "SIGTERM"])
 def test_a_signal_leaves_a_checkpoint_to_go_on_from(command: Command, number: signal.Signals, seeds: int):
-    many = ("training.max_epochs=300", "training.lr=0.02", f"runs={seeds}")  # over in less than checkpoint_every
+    many = ("training.max_epochs=100", "training.lr=0.02", f"runs={seeds}")  # over in less than checkpoint_every
     command(*many, "outputs=whole")
     process = outside(*many, "outputs=ended")
     while process.poll() is None and not list(Path("ended").rglob("metrics.csv")):
@@ -1139,7 +1145,7 @@ def test_a_job_of_several_seeds_goes_on_with_the_first_unfinished(command: Comma
 @pytest.mark.kernels
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is a POSIX signal")
 def test_seeds_trained_together_go_on_after_a_kill(command: Command):
-    many = (*SMALL, "runs=5", "seeds_per_pass=3", "training.max_epochs=150", "checkpoint_every=0.1")
+    many = (*SMALL, "runs=5", "seeds_per_pass=3", "training.max_epochs=100", "checkpoint_every=0.1")
     command(*many, "outputs=whole")
     assert kill_in_training(outside(*many, "outputs=killed"), Path("killed"), random.Random(os.getpid()))
     command(*many, "outputs=killed", "ckpt_path=last")
@@ -1477,7 +1483,7 @@ def test_two_processes_train_one_model_and_leave_one_run(place: Path):
 @pytest.mark.kernels
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is a POSIX signal")
 def test_two_processes_share_the_seeds_of_one_graph(command: Command):
-    seeds = (*SMALL, "model.dropout=0.0", "runs=5", "training.max_epochs=100", "checkpoint_every=0")
+    seeds = (*SMALL, "model.dropout=0.0", "runs=5", "training.max_epochs=50", "checkpoint_every=0")
     command(*seeds, "outputs=one")
     two = (*seeds, "trainer=ddp_cpu", "trainer.devices=2", "outputs=two")
     process = outside(*two)
@@ -1490,7 +1496,7 @@ def test_two_processes_share_the_seeds_of_one_graph(command: Command):
     told, complaints = process.communicate(timeout=200)
     assert process.returncode == 0, complaints
     assert "Warning" not in complaints, complaints
-    assert told.startswith("seed 0: 100 epochs") and "5 runs: test accuracy" in told
+    assert told.startswith("seed 0: 50 epochs") and "5 runs: test accuracy" in told
     found = [{result.seed: result.value for result in read(f"{place}/results.jsonl")} for place in ("one", "two")]
     assert found[0] == found[1] and len(found[0]) == 5
     (folder,) = {path.parent for path in runs("two")}
@@ -1618,7 +1624,7 @@ def test_a_cell_is_not_finished_with_other_settings(command: Command):
 @pytest.mark.kernels
 def test_a_table_killed_twice_and_filled_by_two_is_the_table(command: Command):
     table = ("methods=[mlp,'mlp model.hidden_channels=9']", "datasets=digits", "runs=6", "vectorize=off")
-    table += ("training.max_epochs=30", "checkpoint_every=0", "trainer.accelerator=cpu")
+    table += ("training.max_epochs=10", "checkpoint_every=0", "trainer.accelerator=cpu")
     command(*table, "outputs=whole")
 
     for done in (2, 5):  # killed when so many lines are there
