@@ -34,7 +34,7 @@ from torch_geometric.utils import k_hop_subgraph
 
 from gat_pyg.data import Task, digits, from_dataset, from_file, generated, planetoid, planted, ppi, proteins, unpickle
 from gat_pyg.data.raw import data_root
-from gat_pyg.graph.subgraph import near
+from gat_pyg.graph.subgraph import receptive_field
 from gat_pyg.tasks.checks import KEYS
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from gat_pyg.tasks.objective import MASKS
@@ -1098,7 +1098,7 @@ def test_what_nodes_see_is_what_pyg_reaches_from_them(graph: Graph, num_hops: in
     N, E = graph.num_src, graph.index.size(1)
     data = Data(x=torch.arange(N).float().view(-1, 1), edge_index=graph.index, edge_attr=torch.arange(E).float())
     nodes = torch.tensor([N - 1, 0])
-    part = near(data, nodes, num_hops)
+    part = receptive_field(data, nodes, num_hops)
     assert set(part.n_id[: part.num_sampled_nodes[0]].tolist()) == set(nodes.tolist())
     for hop in range(num_hops + 1):
         reached = k_hop_subgraph(nodes, hop, graph.index, num_nodes=N)[0]
@@ -1113,4 +1113,4 @@ def test_what_nodes_see_has_its_rows_of_sparse_features():
     x = torch.eye(7)[:, [3, 1, 4, 0]]
     data, sparse = (Data(x=x, edge_index=CHAIN.index) for x in (x, x.to_sparse_csr()))
     nodes = torch.tensor([4, 2])
-    assert near(sparse, nodes, 2).x.to_dense().equal(near(data, nodes, 2).x)
+    assert receptive_field(sparse, nodes, 2).x.to_dense().equal(receptive_field(data, nodes, 2).x)

@@ -229,7 +229,7 @@ def test_losses_and_scores_are_pooled_on_the_gpu(
     ranks: Ranks,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(nodes, "rows_of", lambda mask: torch.arange(3, device=mask.device))
+    monkeypatch.setattr(nodes, "mask_to_index", lambda mask: torch.arange(3, device=mask.device))
     monkeypatch.setattr(cuda_graphs, "Captured", lambda *_: pytest.fail("collectives would be captured"))
     for rank in ranks(2):
         data = graph(12, 30).to(rank.device)

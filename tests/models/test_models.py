@@ -18,7 +18,7 @@ from gat_pyg import GAT, attention_of
 from gat_pyg.conv.authors import AUTHORS, AuthorsConv
 from gat_pyg.features import SparseFeatures
 from gat_pyg.features.dropout import dropout
-from gat_pyg.graph.subgraph import near
+from gat_pyg.graph.subgraph import receptive_field
 from gat_pyg.models import PRESETS
 from graphs import CHAIN, ISOLATED, LOOPS, RANDOM, REPEATED, Graph, random, union
 from laws import assert_close
@@ -315,7 +315,7 @@ def test_nodes_get_from_what_they_see_what_the_whole_graph_gives_them(options: d
     x, edge_attr = torch.randn(graph.num_src, 5).relu(), torch.randn(graph.index.size(1), 3)
     data = Data(x=x.double(), edge_index=graph.index, edge_attr=edge_attr.double() if "edge_dim" in options else None)
     data.x = data.x.to_sparse_csr() if sparse else data.x
-    part = near(data, torch.tensor([4, 0, 9, 17, 25]), model.double().num_hops + more)
+    part = receptive_field(data, torch.tensor([4, 0, 9, 17, 25]), model.double().num_hops + more)
     hops = {"num_sampled_nodes_per_hop": part.num_sampled_nodes, "num_sampled_edges_per_hop": part.num_sampled_edges}
     found = []
     for given, told, rows in ((data, {}, part.n_id[:5]), (part, hops, slice(5))):

@@ -22,7 +22,7 @@ from torch_geometric.transforms import AddSelfLoops, Compose, NormalizeFeatures
 from gat_pyg import load, predict
 from gat_pyg.data import Task, digits, from_dataset, planetoid, planted, ppi
 from gat_pyg.experiments.model_file import save_model
-from gat_pyg.graph.subgraph import near
+from gat_pyg.graph.subgraph import receptive_field
 from gat_pyg.tasks.nodes import NodeLabels
 from gat_pyg.tasks.objective import SPLITS
 from gat_pyg.tasks.preparation import NORMALIZE, Preparation, Standardize, attach, build_transform, row_ranges
@@ -139,7 +139,7 @@ def test_no_part_of_a_runs_own_data_is_taken_for_another(make: Any):
         assert torch.equal(preparation(data).x, data.x)
         assert preparation.fits(data.x)
         assert preparation.fits(data.x.to_sparse_csr())
-        assert preparation.fits(near(data, torch.arange(10), 1).x)
+        assert preparation.fits(receptive_field(data, torch.arange(10), 1).x)
         assert preparation.fits(data.x.bfloat16())
         assert not preparation.fits(10 * data.x)
     rows = torch.cat([data.x for data in task.train])

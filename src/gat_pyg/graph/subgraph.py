@@ -12,7 +12,7 @@ from torch_geometric.utils import is_torch_sparse_tensor
 from .remembered import remembered
 
 
-def near(data: Data, nodes: Tensor, num_hops: int) -> Data:
+def receptive_field(data: Data, nodes: Tensor, num_hops: int) -> Data:
     """The part of a graph that some nodes see from so many hops: what `NeighborLoader` gives with all neighbours.
 
     The nodes come first, then those of hop 1, 2, ..., each in their order, and the edges into each hop in the same way.
@@ -20,7 +20,7 @@ def near(data: Data, nodes: Tensor, num_hops: int) -> Data:
     features are copied.
 
     >>> path = Data(x=torch.arange(5.0).view(-1, 1), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]]))
-    >>> part = near(path, torch.tensor([3]), num_hops=2)
+    >>> part = receptive_field(path, torch.tensor([3]), num_hops=2)
     >>> part.n_id.tolist(), part.edge_index.tolist(), part.num_sampled_nodes, part.num_sampled_edges
     ([3, 2, 1], [[1, 2], [0, 1]], [1, 1, 1], [1, 1])
     """
@@ -85,10 +85,10 @@ def _first(edge_index: Tensor, count: int) -> Tensor:
 
 
 @remembered
-def rows_of(mask: Tensor) -> Tensor:
+def mask_to_index(mask: Tensor) -> Tensor:
     """The rows under a mask, remembered with it: `out[mask]` makes a GPU wait in each step.
 
-    >>> rows_of(torch.tensor([True, False, True]))
+    >>> mask_to_index(torch.tensor([True, False, True]))
     tensor([0, 2])
     """
     return mask.nonzero().squeeze(1)

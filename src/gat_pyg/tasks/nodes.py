@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from ..graph.subgraph import is_sampled, rows_of
+from ..graph.subgraph import is_sampled, mask_to_index
 from .labels import ManyLabels, OneLabel
 from .objective import MASKS, Objective, Split, any_known
 
@@ -29,12 +29,12 @@ class _OfNodes(Objective):
             return out, data.y
         if is_sampled(data):
             return out[: data.batch_size], data.y[: data.batch_size]
-        return out.index_select(-2, rows_of(data[f"{split}_mask"])), self.labels(data, split)
+        return out.index_select(-2, mask_to_index(data[f"{split}_mask"])), self.labels(data, split)
 
     def labels(self, data: Data, split: Split | None) -> Tensor:
         """Return the labels under the mask of the split."""
         y: Tensor = data.y
-        return y if split is None else y.index_select(0, rows_of(data[f"{split}_mask"]))
+        return y if split is None else y.index_select(0, mask_to_index(data[f"{split}_mask"]))
 
     def check_splits(self, data: Data, where: str) -> None:
         """Raise ValueError unless the three masks are disjoint, not empty and hold known labels only."""

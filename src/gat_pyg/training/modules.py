@@ -18,7 +18,7 @@ from torch_geometric.loader import NodeLoader
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ..graph.remembered import ids_state
-from ..graph.subgraph import is_sampled, near, rows_of
+from ..graph.subgraph import is_sampled, mask_to_index, receptive_field
 from ..philox import first_seeds, keyed
 from ..tasks.objective import Objective, Split
 from .cuda_graphs import SMALL, Captured, _parts_of, _plain_tensors, _reason, _Repeated
@@ -245,7 +245,7 @@ class Transductive(Supervised):
         _, known, part = self._parts.get(split, ([], [], data))
         if state != known:
             with torch.inference_mode(False), torch.no_grad():
-                part = near(data, rows_of(mask), self._num_hops)
+                part = receptive_field(data, mask_to_index(mask), self._num_hops)
             part = part if _is_less(part, data) else data
             self._parts[split] = given, state, part  # an id is that of a tensor for as long as it lives
         return part
@@ -336,7 +336,7 @@ class Transductive(Supervised):
         if layer_by_layer is None or isinstance(self.model, BasicGNN):  # PyG's takes no loader but its own
             moved = self.trainer.strategy.batch_to_device(copy.copy(whole), self.device)
             return super()._counts(moved, split)
-        out, rows = layer_by_layer(data), rows_of(whole[f"{split}_mask"])
+        out, rows = layer_by_layer(data), mask_to_index(whole[f"{split}_mask"])
         return self.objective.statistics(out[rows], whole.y[rows]).to(self.device)
 
     def on_train_end(self) -> None:
