@@ -113,31 +113,34 @@ def _wrapped(number: int) -> int:
 
 
 @contextmanager
-def rows_of_whole(rows: Tensor, num_rows: int, sizes: tuple[int, ...]) -> Iterator[None]:
-    """Within it, feature dropout drops of x `[..., n, F]` what it would of these rows of `[..., num_rows, F]`.
+def global_rows(rows: Tensor, num_rows: int, sizes: tuple[int, ...]) -> Iterator[None]:
+    """Context manager: x `[..., n, F]` gets the feature dropout mask of these rows of a full matrix `[..., num_rows, F]`.
 
     Args:
-        rows: `[N]`, which rows of the whole; the first n are those of an x with n.
-        num_rows: how many the whole has.
-        sizes: the n that there are.
+        rows: `[N]`, indices of rows of the full matrix; an x with n rows consists of the first n of them.
+        num_rows: the number of rows of the full matrix.
+        sizes: the allowed values of n.
     """
-    before, _STREAMS.part = _STREAMS.part, (rows, num_rows, sizes)
+    before, _STREAMS.rows = _STREAMS.rows, (rows, num_rows, sizes)
     try:
         yield
     finally:
-        _STREAMS.part = before
+        _STREAMS.rows = before
 
 
-def fours(shape: torch.Size) -> tuple[Tensor, Tensor] | None:
-    """Return the Philox blocks (4 words each) that cover each row of x `[..., n, F]`, `[R, blocks]`, and the offset in
-    the first one `[R]`; None outside of `rows_of_whole`.
+def philox_blocks(shape: torch.Size) -> tuple[Tensor, Tensor] | None:
+    """Return the Philox blocks that cover each row of x, or None outside of `global_rows`.
+
+    Returns:
+        For x `[..., n, F]` with R rows in all, the blocks of 4 words each, `[R, blocks]`, and the offset in the first
+        block, `[R]`.
 
     Raises:
-        ValueError: if x has other rows.
+        ValueError: if the number of rows n is not one of the `sizes` of `global_rows`.
     """
-    if (part := _STREAMS.part) is None or torch.compiler.is_compiling():
+    if (whole := _STREAMS.rows) is None or torch.compiler.is_compiling():
         return None
-    rows, num_rows, sizes = part
+    rows, num_rows, sizes = whole
     *several, n, width = shape
     if n not in sizes:
         raise ValueError(f"x has {n} rows to drop out, expected those of a part of a graph: {sizes}.")
@@ -149,7 +152,7 @@ def fours(shape: torch.Size) -> tuple[Tensor, Tensor] | None:
 
 class _Streams(threading.local):
     current: _Stream | None = None
-    part: tuple[Tensor, int, tuple[int, ...]] | None = None
+    rows: tuple[Tensor, int, tuple[int, ...]] | None = None
 
 
 _STREAMS = _Streams()

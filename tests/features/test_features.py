@@ -15,7 +15,7 @@ from gat_pyg.features.dropout import dropout
 from gat_pyg.features.linear import Linear, linear
 from gat_pyg.features.mask import kept
 from gat_pyg.features.pattern import Pattern
-from gat_pyg.philox import keep_mask, keyed, rows_of_whole
+from gat_pyg.philox import global_rows, keep_mask, keyed
 from laws import assert_close
 
 
@@ -159,9 +159,9 @@ def test_rows_of_a_whole_are_dropped_as_there(width: int, kernel: bool, monkeypa
     with keyed(torch.tensor(5)):
         whole = dropout(x, 0.5)
     for part in (rows, rows[:8]):
-        with keyed(torch.tensor(5)), rows_of_whole(rows, 50, (20, 8)):
+        with keyed(torch.tensor(5)), global_rows(rows, 50, (20, 8)):
             assert torch.equal(dropout(x[:, part], 0.5), whole[:, part])
-    with rows_of_whole(rows, 50, (20, 8)), pytest.raises(ValueError, match="x has 9 rows to drop out, expected"):
+    with global_rows(rows, 50, (20, 8)), pytest.raises(ValueError, match="x has 9 rows to drop out, expected"):
         dropout(x[:, :9], 0.5)
 
 

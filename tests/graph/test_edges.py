@@ -149,7 +149,7 @@ def test_a_new_graph_costs_one_sync(form: str, loops: bool, monkeypatch: pytest.
     given = make(HUBS.index)
     with syncs() as found:
         looped, edges = neighbourhoods(given, 40, 40, add_self_loops=loops, **options)
-        _ = edges.wide, edges.transpose, edges.ids_by_src, edges.names_by_src, edges.ungroup(edges.src)
+        _ = edges.wide, edges.transpose, edges.ids_by_src, edges.dropout_ids_by_src, edges.ungroup(edges.src)
     assert found == ["tolist"]
     assert type(looped) is type(expected[0]) and torch.equal(looped, expected[0])
     if isinstance(looped, EdgeIndex):
@@ -202,7 +202,7 @@ def test_a_new_graph_costs_a_gpu_one_sync(loops: bool) -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             _, edges = neighbourhoods(index, 40, 40, add_self_loops=loops)
-            _ = edges.wide, edges.transpose, edges.ids_by_src, edges.names_by_src, edges.ungroup(edges.src)
+            _ = edges.wide, edges.transpose, edges.ids_by_src, edges.dropout_ids_by_src, edges.ungroup(edges.src)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len([one for one in caught if "called a synchronizing CUDA operation" in str(one.message)]) == 1

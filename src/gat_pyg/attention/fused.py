@@ -160,7 +160,7 @@ def _by_segments(call: _Call, seed: Tensor | None, x: Tensor, *operands: Tensor 
         return to_models(_by_segments(call, seed, to_heads(x, 1), *heads), 1, x.size(0))
     dtype = result_dtype(x, *operands)
     wide = torch.promote_types(dtype, torch.float32)
-    keep = None if seed is None else keep_mask(seed, call.edges.drawn, x.size(1), call.dropout, wide)
+    keep = None if seed is None else keep_mask(seed, call.edges.dropout_edges, x.size(1), call.dropout, wide)
     return segment.attend(x, score, call.edges, keep)[0].to(dtype)
 
 

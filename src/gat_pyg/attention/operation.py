@@ -119,7 +119,7 @@ def attend(
         return fused.attend(x, score, edges, seed, dropout)
     dtype = result_dtype(x, *score.operands)
     wide = torch.promote_types(dtype, torch.float32)
-    keep = None if seed is None else keep_mask(seed, edges.drawn, x.size(1), dropout, wide)
+    keep = None if seed is None else keep_mask(seed, edges.dropout_edges, x.size(1), dropout, wide)
     if kernels:
         out = fused.attend(x, score, edges, seed, dropout)
         alpha = edges.ungroup(segment.weights(x, score, edges, keep))

@@ -17,9 +17,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
-from ..graph.adjacency import name_edges
+from ..graph.adjacency import set_dropout_ids
 from ..graph.partition import partition
-from ..philox import rows_of_whole
+from ..philox import global_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,13 +131,13 @@ class Part:
             ValueError: as `layers_of`.
         """
         layers = layers_of(model)
-        name_edges(edge_index, self.edges, self.looped)
+        set_dropout_ids(edge_index, self.edges, self.looped)
         rows = torch.cat([self.nodes, self.halo])
         with ExitStack() as stack:
             for layer in layers:
                 handle = layer.register_forward_pre_hook(self._given, with_kwargs=True)
                 stack.callback(handle.remove)
-            stack.enter_context(rows_of_whole(rows, self.num_nodes, (self.nodes.numel(), rows.numel())))
+            stack.enter_context(global_rows(rows, self.num_nodes, (self.nodes.numel(), rows.numel())))
             yield
 
     def _given(self, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

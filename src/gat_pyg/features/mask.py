@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from ..kernels.device import load_kernels, missing_reason
-from ..philox import draw_seed, fours, keep_mask
+from ..philox import draw_seed, keep_mask, philox_blocks
 
 
 def keep(x: Tensor, p: float) -> Tensor:
     """0 with probability p, else 1 / (1 - p), for each number in x: `keep_mask`'s of size / 4 edges and four heads.
 
     The seed is drawn from torch's generator; where `torch.func.vmap` draws one for each of several models, each has the
-    mask that it would have alone. Within `rows_of_whole` it is that of those rows.
+    mask that it would have alone. Within `global_rows` it is that of those rows.
     """
     seed = draw_seed(x.device)
-    if (found := fours(x.shape)) is None:
+    if (found := philox_blocks(x.shape)) is None:
         return kept(seed, x.numel(), p, x.dtype).view(x.shape)
     names, start = found
     mask = kept(seed, 4 * names.numel(), p, x.dtype, names.flatten()).view(len(names), 4 * names.size(1))

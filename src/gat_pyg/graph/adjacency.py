@@ -96,34 +96,35 @@ def _build(
     else:
         looped, edges = _from_edge_list(adjacency, num_src, num_dst, add_self_loops, flow)
         if (ids := _dropout_ids(adjacency)) is not None:
-            edges = replace(edges, names=ids[1 + add_self_loops])
+            edges = replace(edges, dropout_ids=ids[1 + add_self_loops])
     return looped if add_self_loops else None, edges
 
 
 @remembered
 def _dropout_ids(edge_index: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The ids that `name_edges` set: as passed, then in the narrowest dtype, without and with added self-loops."""
+    """The ids that `set_dropout_ids` set: as passed, then in the narrowest dtype, without and with added self-loops."""
     return None
 
 
-def name_edges(edge_index: Tensor, names: Tensor, looped: Tensor) -> None:
-    """Let dropout call the edges of a part of a graph what it calls them in the whole graph: by their places there.
+def set_dropout_ids(edge_index: Tensor, ids: Tensor, looped: Tensor) -> None:
+    """Give the edges of a subgraph their ids in the full graph, so that both draw the same dropout mask.
 
     Args:
-        edge_index: `[2, E]`, of the part.
-        names: `[E]`, the place of each in the whole.
-        looped: the same where self-loops are added: of the edges that are no loops, then of those of each dst.
+        edge_index: `[2, E]`, of the subgraph.
+        ids: `[E]`, the index of each edge in the full graph.
+        looped: the ids when self-loops are added: those of the edges that are not loops, then those of the added loops.
 
     Example:
         >>> edge_index = torch.tensor([[0, 1], [1, 0]])
-        >>> name_edges(edge_index, torch.tensor([7, 5]), torch.tensor([7, 5, 9, 10]))
-        >>> neighbourhoods(edge_index, 2, 2)[1].names_by_dst.tolist()
+        >>> set_dropout_ids(edge_index, torch.tensor([7, 5]), torch.tensor([7, 5, 9, 10]))
+        >>> neighbourhoods(edge_index, 2, 2)[1].dropout_ids_by_dst.tolist()
         [5, 7]
     """
     known = _dropout_ids(edge_index)
-    if known is None or known[0] is not names:
-        most = max(int(ids.max()) if ids.numel() else 0 for ids in (names, looped))
-        set_result(_dropout_ids, edge_index, (names, *(ids.to(_id_dtype(0, 0, most)) for ids in (names, looped))))
+    if known is None or known[0] is not ids:
+        largest = max(int(values.max()) if values.numel() else 0 for values in (ids, looped))
+        narrow = (values.to(_id_dtype(0, 0, largest)) for values in (ids, looped))
+        set_result(_dropout_ids, edge_index, (ids, *narrow))
 
 
 def _from_edge_list(

@@ -41,7 +41,8 @@ class Edges:
         perm: `[E]`, the place in the caller's order of each grouped edge; None where the two orders are one.
         num_src: N_src.
         num_dst: N_dst.
-        names: `[E]`, what dropout calls each edge in the caller's order; None where that is its place there.
+        dropout_ids: `[E]`, the counter that identifies each edge to the dropout generator, in the caller's order; None
+            if it is the edge's index.
         long: the numbers of long rows and of their parts, by side; None on a CPU.
 
     Example:
@@ -57,7 +58,7 @@ class Edges:
     perm: Tensor | None
     num_src: int
     num_dst: int
-    names: Tensor | None = None
+    dropout_ids: Tensor | None = None
     long: dict[Side, Long] | None = None
 
     @classmethod
@@ -141,21 +142,21 @@ class Edges:
             return place if self.perm is None else self.perm.index_select(0, place)
 
     @property
-    def drawn(self) -> int | Tensor:
-        """The edges to draw a dropout mask for, in the caller's order: their number, or explicit ids."""
-        return self.num_edges if self.names is None else self.names
+    def dropout_edges(self) -> int | Tensor:
+        """The edges to draw a dropout mask for, in the caller's order: a count, or explicit ids."""
+        return self.num_edges if self.dropout_ids is None else self.dropout_ids
 
     @cached_property
-    def names_by_dst(self) -> Tensor | None:
-        """`[E]`, what dropout calls each grouped edge; None where that is its place."""
+    def dropout_ids_by_dst(self) -> Tensor | None:
+        """`[E]`, the dropout ids grouped by dst; None if each is the edge's index."""
         with _outside():
-            return self.perm if self.names is None else self.group(self.names)
+            return self.perm if self.dropout_ids is None else self.group(self.dropout_ids)
 
     @cached_property
-    def names_by_src(self) -> Tensor:
-        """`[E]`, what dropout calls each edge of the CSC form."""
+    def dropout_ids_by_src(self) -> Tensor:
+        """`[E]`, the dropout ids in the order of the CSC form."""
         with _outside():
-            return self.ids_by_src if self.names is None else self.names.index_select(0, self.ids_by_src)
+            return self.ids_by_src if self.dropout_ids is None else self.dropout_ids.index_select(0, self.ids_by_src)
 
     def group(self, per_edge: Tensor) -> Tensor:
         """`[E, ...]` from the caller's order to the order grouped by dst."""

@@ -439,7 +439,7 @@ def forward(
     mass_plus = shape.empty(chunks.slots, heads) if saves_output else None
     x_, s, d, u = (shape.flat(t) for t in (x, *score.operands))
     arrays = Forward(edges.src.numpy(), x_, out, norm)
-    sizes, drop = shape.sizes(score.negative_slope), shape.drop(seed, dropout, edges.names_by_dst)
+    sizes, drop = shape.sizes(score.negative_slope), shape.drop(seed, dropout, edges.dropout_ids_by_dst)
     job = shape.job(chunks.bounds, chunks.most, edges)
     common = (sizes, shape.layout, shape.narrow)
     run(_forward, shape.dtype, job, chunks, *common, drop, arrays, edge_ids(edges), s, d, u, out_plus, mass_plus)
@@ -474,7 +474,7 @@ def backward(
     chunks = chunks_of(edges, "src")
     scored = not (score_src is None and score_dst is None and score_edge is None)
     speed = scored and out is not None
-    sizes, drop = shape.sizes(score.negative_slope), shape.drop(seed, dropout, edges.names_by_src)
+    sizes, drop = shape.sizes(score.negative_slope), shape.drop(seed, dropout, edges.dropout_ids_by_src)
     flat_grad, flat_x = shape.flat(grad), shape.flat(x)
     s, d, u = (shape.flat(t) for t in (score_src, score_dst, score_edge))
 

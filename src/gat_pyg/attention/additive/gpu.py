@@ -293,7 +293,7 @@ def backward(
                 result.zero_()
         return apart(models, grad_x, grad_src, grad_dst, grad_edge)
 
-    drop = drop_arguments(dropout, seed, edges.names_by_dst)
+    drop = drop_arguments(dropout, seed, edges.dropout_ids_by_dst)
     by_src = {"p_grad_src": grad_src, "p_grad_edge": grad_edge}
     scored = score_src is not None or score_dst is not None or edge_grad
     speed = out is not None and (out_plus is not None or score_dst is None)

@@ -260,7 +260,7 @@ def forward(
     out, norm = shape.empty(chunks.slots, heads, channels), shape.empty(chunks.slots, heads, 2)
     x_, query, inverse = (shape.flat(t) for t in (x, score.queries(dtype), inverse_norm(x)))
     arrays = Forward(edges.src.numpy(), x_, query, inverse, out, norm)
-    drop, job = shape.drop(seed, dropout, edges.names_by_dst), shape.job(chunks.bounds, chunks.most, edges)
+    drop, job = shape.drop(seed, dropout, edges.dropout_ids_by_dst), shape.job(chunks.bounds, chunks.most, edges)
     run(_forward, shape.dtype, job, chunks, shape.sizes(1.0, 1.0), shape.layout, drop, arrays)
     if chunks.long.size:
         for model in range(shape.models):
@@ -298,7 +298,7 @@ def backward(
     arrays = BackwardDst(
         edges.src.numpy(), flat_grad, flat_x, query, shape.flat(inverse), norm_, delta, weights, changes, grad_query
     )
-    drop, job = shape.drop(seed, dropout, edges.names_by_dst), shape.job(by_dst.bounds, by_dst.most, edges)
+    drop, job = shape.drop(seed, dropout, edges.dropout_ids_by_dst), shape.job(by_dst.bounds, by_dst.most, edges)
     run(_backward_dst, shape.dtype, job, by_dst, shape.sizes(1.0, 1.0), shape.layout, drop, arrays)
     values, across = (shape.empty(by_src.slots, heads, channels) for _ in range(2))
     back = BackwardSrc(dst.numpy(), place.numpy(), flat_grad, query, weights, changes, values, across)

@@ -247,7 +247,7 @@ def forward(
             p_lse=lse,
             p_chunks=held,
             p_chunks_h=held_h,
-            **drop_arguments(dropout, seed, edges.names_by_dst),
+            **drop_arguments(dropout, seed, edges.dropout_ids_by_dst),
             **walk.arguments,
         )
         steps.merge(walk, held, held_h, out, lse)
@@ -287,7 +287,7 @@ def backward(
                 p_grad_query=grad_query,
                 p_chunks=held_dst,
                 **shared,
-                **drop_arguments(dropout, seed, edges.names_by_dst),
+                **drop_arguments(dropout, seed, edges.dropout_ids_by_dst),
                 **by_dst.arguments,
             )
             by_dst.sum(held_dst, grad_query)

@@ -304,7 +304,7 @@ def forward(
     x_, x_dst_, att_ = (shape.flat(t) for t in (x, x_dst, att))
     arrays = Forward(edges.src.numpy(), x_, x_dst_, out, norm)
     scale = 1.0 if att is not None else max(channels, 1) ** -0.5
-    drop, job = shape.drop(seed, dropout, edges.names_by_dst), shape.job(chunks.bounds, chunks.most, edges)
+    drop, job = shape.drop(seed, dropout, edges.dropout_ids_by_dst), shape.job(chunks.bounds, chunks.most, edges)
     run(_forward, shape.dtype, job, chunks, shape.sizes(score.negative_slope, scale), shape.layout, drop, arrays, att_)
     if chunks.long.size:
         for model in range(shape.models):
@@ -341,7 +341,7 @@ def backward(
     weights, changes = shape.empty(edges.num_edges, heads), shape.empty(edges.num_edges, heads)
     flat_dst = shape.empty(by_dst.slots, heads, channels)
     arrays = BackwardDst(edges.src.numpy(), g, flat_x, flat_x_dst, shape.flat(norm), delta, weights, changes, flat_dst)
-    drop, job = shape.drop(seed, dropout, edges.names_by_dst), shape.job(by_dst.bounds, by_dst.most, edges)
+    drop, job = shape.drop(seed, dropout, edges.dropout_ids_by_dst), shape.job(by_dst.bounds, by_dst.most, edges)
     run(_backward_dst, shape.dtype, job, by_dst, sizes, shape.layout, drop, arrays, flat_att)
     flat_grad, flat_src = (shape.empty(by_src.slots, heads, channels) for _ in range(2))
     job = shape.job(by_src.bounds, by_src.most, edges)

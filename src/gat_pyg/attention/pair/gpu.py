@@ -231,7 +231,7 @@ def backward(
             p_grad_att=held_att,
             p_chunks=held_dst,
             **shared,
-            **drop_arguments(dropout, seed, edges.names_by_dst),
+            **drop_arguments(dropout, seed, edges.dropout_ids_by_dst),
             **by_dst.arguments,
         )
         by_dst.sum(held_dst, grad_x_dst)

@@ -266,7 +266,7 @@ def forward(
             p_chunks_h=held_h,
             slope=float(negative_slope),
             scale=channels**-0.5,
-            **drop_arguments(dropout, seed, edges.names_by_dst),
+            **drop_arguments(dropout, seed, edges.dropout_ids_by_dst),
             **walk.arguments,
         )
         merge(walk, held, held_h, out, lse, out_plus, mass_plus)
