@@ -983,7 +983,7 @@ def test_seeds_that_leave_a_stack_compile_no_new_kernels(
 
     from gat_pyg.models import GAT
     from gat_pyg.seeds import Stacked
-    from gat_pyg.seeds.callbacks import LEAVE
+    from gat_pyg.seeds.callbacks import COMPACT_AT
 
     monkeypatch.setitem(device.FILES, "cpu", "gpu")
     monkeypatch.setattr(device, "REASONS", {})
@@ -994,7 +994,7 @@ def test_seeds_that_leave_a_stack_compile_no_new_kernels(
         data[f"{split}_mask"] = torch.zeros(270, dtype=torch.bool)
         data[f"{split}_mask"][part] = True
     module = Stacked([GAT.preset("cora", in_channels=40) for _ in range(100)], range(100), NodeLabels(7))
-    for size in (100, *range(100 - math.ceil(100 * LEAVE), 0, -1)):
+    for size in (100, *range(100 - math.ceil(100 * COMPACT_AT), 0, -1)):
         module.keep(range(size))
         module.begin_epoch(0, 0)
         module.train()

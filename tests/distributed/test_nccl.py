@@ -17,9 +17,9 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
-from gat_pyg.distributed import halo, watch
+from gat_pyg.distributed import halo, monitor
 from gat_pyg.distributed.halo import HaloStrategy, Part, divided
-from gat_pyg.distributed.watch import Watch
+from gat_pyg.distributed.monitor import RankMonitor
 from gat_pyg.seeds import Stacked
 from gat_pyg.tasks import nodes
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
@@ -275,10 +275,10 @@ def test_the_processes_agree_on_a_checkpoint_by_their_gpus(strategy: type[DDPStr
 
 
 def test_the_port_of_the_beats_is_broadcast_once(ranks: Ranks, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(watch, "Beats", lambda *_: SimpleNamespace(port=1))
+    monkeypatch.setattr(monitor, "Beats", lambda *_: SimpleNamespace(port=1))
     for rank in ranks(2):
         trainer = trainer_of(rank, HaloStrategy, _signal_connector=SimpleNamespace())
-        Watch().setup(trainer, None, "fit")  # type: ignore[arg-type]
+        RankMonitor().setup(trainer, None, "fit")  # type: ignore[arg-type]
         assert rank.calls == [("broadcast_object_list", 0, 1)]
 
 

@@ -24,10 +24,10 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gat_pyg.data import planted
-from gat_pyg.distributed import ranks, watch
+from gat_pyg.distributed import monitor, ranks
+from gat_pyg.distributed.monitor import RankMonitor
 from gat_pyg.distributed.ranks import SILENT, Beats
-from gat_pyg.distributed.watch import Watch
-from gat_pyg.experiments.process import end
+from gat_pyg.experiments.process import exit_on_signal
 from gat_pyg.experiments.result import Result, read
 from gat_pyg.training import signals
 from gat_pyg.training.loading import TaskData
@@ -159,12 +159,12 @@ SLOW_TEST = """
 import functools, pathlib, time
 import gat_pyg.run
 from gat_pyg import training
-from gat_pyg.distributed import ranks, watch
+from gat_pyg.distributed import monitor, ranks
 def waits(module, data, batch_idx):
     pathlib.Path(f"testing-{module.trainer.global_rank}").touch()
     time.sleep(100)  # as in a kernel that waits for the others
 training.Inductive.test_step = waits
-watch.Beats = functools.partial(watch.Beats, silent=4.0)
+monitor.Beats = functools.partial(monitor.Beats, silent=4.0)
 gat_pyg.run.main()
 """
 
@@ -293,11 +293,11 @@ def test_sigterm_waits_for_no_other_process(monkeypatch: pytest.MonkeyPatch):
     trainer: Any = SimpleNamespace(world_size=2, global_rank=0, local_rank=0, strategy=strategy)
     trainer._accelerator_connector = SimpleNamespace(cluster_environment=None)
     trainer._signal_connector = _SignalConnector(trainer)
-    monkeypatch.setattr(watch, "Beats", lambda *_: SimpleNamespace(port=1))
+    monkeypatch.setattr(monitor, "Beats", lambda *_: SimpleNamespace(port=1))
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "broadcast", hangs)
-    Watch().setup(trainer, None, "fit")  # type: ignore[arg-type]
-    with signals.handled(end):
+    RankMonitor().setup(trainer, None, "fit")  # type: ignore[arg-type]
+    with signals.handled(exit_on_signal):
         trainer._signal_connector.register_signal_handlers()
         with pytest.raises(SystemExit, match="143"):
             signal.raise_signal(signal.SIGTERM)

@@ -402,7 +402,7 @@ def test_what_is_not_trained_together_is_told(command: Command, monkeypatch: pyt
     def says(*arguments: str) -> str:
         said: list[str] = []
         with monkeypatch.context() as patch:
-            patch.setattr(gat_pyg.experiments.together, "say", said.append)
+            patch.setattr(gat_pyg.experiments.together, "rank_zero_print", said.append)
             command(*SMALL, "runs=2", "training.max_epochs=1", *arguments)
         return "\n".join(said)
 
@@ -509,7 +509,7 @@ def test_that_kernels_are_compiled_is_told_once(command: Command, monkeypatch: p
     said: list[str] = []
     build_task = gat_pyg.experiments.build.build_task
     log = cache.log
-    monkeypatch.setattr(gat_pyg.experiments.process, "say", said.append)
+    monkeypatch.setattr(gat_pyg.experiments.process, "rank_zero_print", said.append)
     monkeypatch.setattr(
         gat_pyg.experiments.job, "build_task", lambda config: (log.info("1"), log.info("2"), build_task(config))[2]
     )
@@ -1240,7 +1240,7 @@ def test_a_pass_that_was_too_large_is_done_in_smaller_ones(command: Command, mon
 def test_where_there_is_room_for_one_they_go_one_by_one(command: Command, monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
     monkeypatch.setattr(gat_pyg.seeds.memory, "ROOM", {"cpu": 1})
-    monkeypatch.setattr(gat_pyg.experiments.together, "say", said.append)
+    monkeypatch.setattr(gat_pyg.experiments.together, "rank_zero_print", said.append)
     command(*SMALL, "runs=2", "training.max_epochs=2")
     (line,) = said
     assert re.fullmatch(
@@ -1263,7 +1263,7 @@ def test_memory_that_does_not_suffice_is_shared_by_fewer_seeds(command: Command,
         one_pass(config, task, seeds, *others)  # type: ignore[arg-type]
 
     monkeypatch.setattr(gat_pyg.experiments.together, "one_pass", small)
-    monkeypatch.setattr(gat_pyg.seeds.memory, "say", said.append)
+    monkeypatch.setattr(gat_pyg.seeds.memory, "rank_zero_print", said.append)
     command(*SMALL, "runs=5", "training.max_epochs=2")
     assert passes == [[0, 1, 2, 3, 4], [0, 1, 2], [0, 1], [2, 3], [4]]
     assert said == [f"Memory does not suffice for {n} seeds at once: going on with {m}" for n, m in ((5, 3), (3, 2))]

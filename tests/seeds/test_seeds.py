@@ -38,7 +38,7 @@ from gat_pyg.seeds import callbacks as seeds_callbacks
 from gat_pyg.seeds import memory as seeds_memory
 from gat_pyg.seeds.callbacks import EachMetrics, EachProgress, _copy_all_rows
 from gat_pyg.seeds.fitting import outcomes, seeded
-from gat_pyg.seeds.memory import Fit, Peak, free_memory, in_passes, out_of_memory, trial
+from gat_pyg.seeds.memory import MemoryEstimate, Peak, free_memory, in_passes, out_of_memory, trial
 from gat_pyg.seeds.stack import Stack
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from gat_pyg.training import PaperStopping, Resumable, SafeCheckpoints, Transductive
@@ -649,7 +649,7 @@ def test_the_output_of_attention_is_part_of_what_a_seed_takes():
 
 @pytest.mark.parametrize(("free", "wanted", "size"), [(1000, 100, 8), (10, 100, 1), (10**9, 5, 5), (500, 6, 3)])
 def test_passes_are_even_and_fit_the_memory(free: int, wanted: int, size: int):
-    assert Fit(each=100).seeds(torch.device("cpu"), wanted, free) == size
+    assert MemoryEstimate(each=100).seeds(torch.device("cpu"), wanted, free) == size
 
 
 def test_memory_that_is_free_heeds_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

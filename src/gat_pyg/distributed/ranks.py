@@ -20,7 +20,7 @@ def is_first() -> bool:
     return int(getattr(rank_zero_only, "rank", 0)) == 0
 
 
-def say(text: str) -> None:
+def rank_zero_print(text: str) -> None:
     """Print to stderr on the first rank alone."""
     if is_first():
         print(text, file=sys.stderr)

@@ -46,7 +46,7 @@ def train(work: Callable[[dict[str, Any]], Any], given: dict[str, Any], processe
         shutil.rmtree(notes, ignore_errors=True)
 
 
-def among_others() -> tuple[Any, list[Any]]:
+def ray_strategy() -> tuple[Any, list[Any]]:
     """The strategy and the plugins of a Lightning trainer in such a process."""
     from ray.train.lightning import RayDDPStrategy, RayLightningEnvironment
 

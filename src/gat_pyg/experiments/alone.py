@@ -9,8 +9,8 @@ from pathlib import Path
 
 from torch_geometric.data import Data
 
+from ..distributed.monitor import RankMonitor
 from ..distributed.ranks import is_first, missing
-from ..distributed.watch import Watch
 from ..files import write_whole
 from ..seeds.fitting import Outcome, seeded
 from ..tasks.task import Task
@@ -32,8 +32,8 @@ def one_run(settings: Settings, task: Task, seed: int, folder: Path) -> Result |
     model, training = built.model, settings.training
     stopping = PaperStopping(training.patience, training.criterion)
     resumable = Resumable(folder / CHECKPOINT, seed, settings.checkpoint_every)
-    watch = Watch()
-    callbacks = [stopping, MetricsFile(folder / METRICS), resumable, Progress(f"{task.name}, seed {seed}"), watch]
+    monitor = RankMonitor()
+    callbacks = [stopping, MetricsFile(folder / METRICS), resumable, Progress(f"{task.name}, seed {seed}"), monitor]
     module = build_module(settings, task, model)
     with deterministic(), suited_threads(elements(task, training.batch_size, [model])):
         trainer = build_trainer(settings, folder, callbacks)
@@ -65,8 +65,8 @@ def one_run(settings: Settings, task: Task, seed: int, folder: Path) -> Result |
                     return None
             score = trainer.test(module, datamodule=data, verbose=False)[0][f"test_{name}"]
         except RuntimeError as error:
-            if watch.lost:
-                raise ValueError(missing(watch.lost, trainer.world_size)) from error
+            if monitor.lost:
+                raise ValueError(missing(monitor.lost, trainer.world_size)) from error
             if str(error).startswith("DataLoader worker"):
                 raise ValueError(
                     "A process of loader.num_workers ended or was killed, perhaps for lack of memory. The same command "

@@ -19,7 +19,7 @@ from ..data.own import from_dataset
 from ..data.raw import data_root
 from ..distributed import ray
 from ..distributed.halo import layers_of
-from ..distributed.ranks import say
+from ..distributed.ranks import rank_zero_print
 from ..graph.partition import WITH_METIS, edge_cut
 from ..tasks.task import Task
 from ..training.checkpoint import SafeCheckpoints
@@ -117,7 +117,7 @@ def build_data(settings: Settings, task: Task, model: nn.Module, trainer: Traine
     if (num_parts := data.num_parts) is not None:
         cut = 100 * edge_cut(task.train[0].edge_index, data.part)  # before the fit, where others wait for this process
         how = "by METIS" if WITH_METIS else "of node ids in a row (by METIS with 'gat_pyg[metis]')"
-        say(f"{task.name}: {num_parts} parts {how}, {cut:.1f} % of the edges between them")
+        rank_zero_print(f"{task.name}: {num_parts} parts {how}, {cut:.1f} % of the edges between them")
         return data
     wanted = getattr(model, "num_hops", None)
     if wanted not in (None, 0, len(hops or ())):
@@ -142,7 +142,7 @@ def wants_sparse(settings: Settings, task: Task, model: nn.Module, trainer: Trai
     if wanted := sparse_pays(task, model, device, stacked) if sparse == "auto" else sparse:
         x = task.train[0].x
         share = 100 * int(x.count_nonzero()) / max(x.numel(), 1)
-        say(f"{task.name}: {share:.1f} % of the features are not 0, so they are a sparse matrix")
+        rank_zero_print(f"{task.name}: {share:.1f} % of the features are not 0, so they are a sparse matrix")
     return wanted
 
 
@@ -179,7 +179,7 @@ def build_trainer(settings: Settings, folder: Path, callbacks: Sequence[Any], **
     """Build Lightning's trainer by `trainer` and `logger`; what would cost time in each epoch is off."""
     others: list[Any] = []
     if settings.trainer.get("strategy") == RAY:
-        changes["strategy"], others = ray.among_others()
+        changes["strategy"], others = ray.ray_strategy()
         changes["devices"] = "auto"
     fixed = {
         "plugins": [SafeCheckpoints(), *others],

@@ -15,7 +15,7 @@ from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElastic
 from omegaconf import OmegaConf
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from ..distributed.ranks import is_first, say
+from ..distributed.ranks import is_first, rank_zero_print
 from ..files import PART, try_lock, unlock, write_whole
 from .result import CHECKPOINT, CONFIG, RESULT, Result, append
 from .settings import Settings, differences, flattened
@@ -102,7 +102,9 @@ def held(folder: Path, settings: Settings, lock: int) -> Iterator[None]:
         yield
         ended = True
     finally:
-        if ended or not (begun(folder) and complete(folder, settings)):  # settings that cannot work get here, too
+        if ended or not (
+            has_progress(folder) and complete(folder, settings)
+        ):  # settings that cannot work get here, too
             unlock(folder / LOCK, lock)
         else:
             os.close(lock)
@@ -173,9 +175,11 @@ def _resumed(settings: Settings, invocation: Invocation) -> tuple[Path, int]:
         lock = try_lock(folder / LOCK)
         if lock is not None:
             if complete(folder, settings):
-                say(f"The run in {from_here(folder)} is finished")
+                rank_zero_print(f"The run in {relative_path(folder)} is finished")
             else:
-                say(f"Resuming the run in {from_here(folder)}{'' if begun(folder) else ' from its start'}")
+                rank_zero_print(
+                    f"Resuming the run in {relative_path(folder)}{'' if has_progress(folder) else ' from its start'}"
+                )
             return folder, lock
     if candidates:
         raise ValueError(f"The run in {candidates[0]} is still going on in another process. Let it end, or stop it.")
@@ -199,7 +203,7 @@ def _begun(outputs: Path) -> list[tuple[Path, dict[str, Any]]]:
         except FileNotFoundError:  # removed meanwhile
             continue
         except ValueError as error:
-            say(f"{from_here(folder)} was left out: {error}")
+            rank_zero_print(f"{relative_path(folder)} was left out: {error}")
     return [(folder, its) for _, folder, its in sorted(jobs, key=lambda each: each[0], reverse=True)]
 
 
@@ -233,7 +237,7 @@ def settings_in(folder: Path) -> dict[str, Any]:
     except Exception as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
-            f"{from_here(folder / CONFIG)} cannot be read, expected the settings of a run: {why}."
+            f"{relative_path(folder / CONFIG)} cannot be read, expected the settings of a run: {why}."
         ) from error
 
 
@@ -276,7 +280,7 @@ def over(folder: Path, settings: Settings) -> bool:
     return complete(folder, settings) and not (folder / LOCK).exists()
 
 
-def begun(folder: Path) -> bool:
+def has_progress(folder: Path) -> bool:
     """Return True if there is something to resume: a checkpoint, or a finished seed."""
     return any(True for name in (f"*{CHECKPOINT}", RESULT) for _ in folder.rglob(name))
 
@@ -296,7 +300,7 @@ def started_from(settings: Settings, folder: Path) -> str | None:
     return None if first in (None, "last") else str(first)
 
 
-def from_here(path: Path) -> str:
+def relative_path(path: Path) -> str:
     """The path relative to the working directory, if it is inside."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

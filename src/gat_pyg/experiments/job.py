@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 
 from ..distributed import ray
-from ..distributed.ranks import is_first, say
+from ..distributed.ranks import is_first, rank_zero_print
 from ..tasks.task import Task
 from ..training.modules import Inductive, Transductive
 from ..training.progress import quiet
@@ -25,17 +25,17 @@ from .build import RAY, build_model, build_task, check_gpus
 from .command import message
 from .folder import (
     Invocation,
-    begun,
     drop_empty,
     finished,
-    from_here,
+    has_progress,
+    relative_path,
     remove_checkpoints,
     run_folder,
     seed_folder,
 )
 from .messages import line, summary, summary_of_all
 from .model_file import load
-from .process import compiling_reported, end, keep_memory
+from .process import compiling_reported, exit_on_signal, keep_memory
 from .settings import Settings
 from .table import table
 from .together import all_at_once
@@ -47,7 +47,7 @@ def execute(config: DictConfig) -> float:
     SIGINT and SIGTERM end the process with 128 + their number.
     """
     keep_memory()
-    with handled(end):
+    with handled(exit_on_signal):
         invocation = Invocation.current()
         try:
             invocation.check()
@@ -93,7 +93,7 @@ def all_seeds(settings: Settings, folder: Path) -> float:
             mean = averaged(settings, task, folder, [result.seed for result in results])
             print(summary_of_all(results, folder, mean), flush=True)
         if diverged:
-            others = f" The results of the others are in {from_here(Path(settings.results))}." if results else ""
+            others = f" The results of the others are in {relative_path(Path(settings.results))}." if results else ""
             seeds = ", ".join(map(str, diverged))
             raise ValueError(
                 f"{len(diverged)} of {settings.runs} runs diverged (seed {seeds}): no epoch ended with a finite "
@@ -132,8 +132,8 @@ def _resumable(folder: Path) -> Iterator[None]:
             process.terminate()
         for process in others:
             process.join()
-        how = "finishes it" if begun(folder) else "begins it anew, since no epoch was done"
-        say(f"\nStopped in {from_here(folder)}. The same command with ckpt_path=last {how}.")
+        how = "finishes it" if has_progress(folder) else "begins it anew, since no epoch was done"
+        rank_zero_print(f"\nStopped in {relative_path(folder)}. The same command with ckpt_path=last {how}.")
         raise
 
 

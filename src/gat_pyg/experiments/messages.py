@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..tasks.objective import SPLITS, metric_named
 from ..tasks.task import Task
-from .folder import from_here
+from .folder import relative_path
 from .result import Result
 
 
@@ -23,8 +23,8 @@ def summary(result: Result, task: Task, results: str) -> str:
         "test": metric.text(result.value),
         "warning": result.warning,
         "seconds": f"{result.seconds:.1f} ({_per_epoch(result)} per epoch, {result.device})",
-        "files": from_here(Path(result.run_dir)),
-        "results": from_here(Path(results)),
+        "files": relative_path(Path(result.run_dir)),
+        "results": relative_path(Path(results)),
     }
     return "\n".join(f"{key:<12}{value}" for key, value in lines.items() if value) + "\n"
 
@@ -60,9 +60,7 @@ def summary_of_all(results: Sequence[Result], folder: Path, together: float) -> 
     spread += f" (averaged prediction {metric.value(together)})"
     warnings = [result.warning for result in results if result.warning]
     warning = f"\nwarning: {len(warnings)} of {n} runs are {warnings[0]}" if warnings else ""
-    return (
-        f"{results[0].dataset}, {n} runs: test {spread}, {seconds:.1f} seconds a run, in {from_here(folder)}{warning}"
-    )
+    return f"{results[0].dataset}, {n} runs: test {spread}, {seconds:.1f} seconds a run, in {relative_path(folder)}{warning}"
 
 
 def _per_epoch(result: Result) -> str:

@@ -17,7 +17,7 @@ import torch
 from lightning import Trainer
 from torch import nn
 
-from ..distributed.ranks import say
+from ..distributed.ranks import rank_zero_print
 from ..tasks.task import Task
 
 ELEMENTS = 1 << 21  # what a step computes for each thread; below it, threads wait for each other longer than they work
@@ -48,7 +48,7 @@ def keep_memory() -> None:
             mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def end(number: int, frame: FrameType | None) -> None:
+def exit_on_signal(number: int, frame: FrameType | None) -> None:
     """End the process by a signal, with the status that shells give it."""
     raise SystemExit(128 + number)
 
@@ -61,7 +61,7 @@ def compiling_reported() -> Iterator[None]:
 
     def first(record: logging.LogRecord) -> bool:
         log.removeFilter(first)
-        say("Compiling the kernels for their first use")
+        rank_zero_print("Compiling the kernels for their first use")
         return True
 
     log.addFilter(first)

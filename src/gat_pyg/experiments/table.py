@@ -12,7 +12,7 @@ from typing import Any
 from hydra import compose
 from omegaconf import OmegaConf
 
-from ..distributed.ranks import say
+from ..distributed.ranks import rank_zero_print
 from ..files import try_lock
 from .build import check_gpus
 from .command import config_folder, dataset_name, message, misused_group, without_recipes
@@ -21,9 +21,9 @@ from .folder import (
     Invocation,
     complete,
     finished,
-    from_here,
     held,
     over,
+    relative_path,
     remove_checkpoints,
     save_settings,
     seed_folder,
@@ -65,15 +65,15 @@ def table(settings: Settings, invocation: Invocation, train: Callable[[Settings,
                 with held(folder / name, cells[name], lock):
                     if not complete(folder / name, cells[name]):  # by another process meanwhile
                         save_settings(cells[name], folder / name)
-                        say(f"{so_far()}; {name} begins")
+                        rank_zero_print(f"{so_far()}; {name} begins")
                         train(cells[name], folder / name)
                     _finish(cells[name], folder / name)
             except Exception as error:
                 failed[name] = error
-                say(f"{name} failed: {message(error) or traceback.format_exc()}")
+                rank_zero_print(f"{name} failed: {message(error) or traceback.format_exc()}")
         if not mine:  # other processes have all that is left
             time.sleep(PAUSE)
-    say(so_far())
+    rank_zero_print(so_far())
     for name, cell in cells.items():  # of cells that were finished before, whose lines may have been removed
         if name not in failed:
             _finish(cell, folder / name)
@@ -81,7 +81,7 @@ def table(settings: Settings, invocation: Invocation, train: Callable[[Settings,
         raise ValueError(
             f"{len(failed)} of {len(cells)} cells failed: {', '.join(failed)}. The same command tries again."
         )
-    where, lines = from_here(folder), from_here(Path(settings.results))
+    where, lines = relative_path(folder), relative_path(Path(settings.results))
     print(f"All {len(cells)} cells are done, in {where}; their lines are in {lines}")
     return float("nan")
 

@@ -11,9 +11,9 @@ from lightning import Trainer
 from torch.multiprocessing.spawn import ProcessExitedException, spawn
 
 from ..distributed.halo import HaloStrategy
-from ..distributed.ranks import missing, say
+from ..distributed.ranks import missing, rank_zero_print
 from ..seeds.fitting import fit_stack, seeded
-from ..seeds.memory import Fit, free_memory, in_passes, trial, why_not_by
+from ..seeds.memory import MemoryEstimate, free_memory, in_passes, trial, why_not_by
 from ..tasks.task import Task
 from ..training.checkpoint import SafeCheckpoints
 from ..training.loading import TaskData
@@ -22,7 +22,7 @@ from ..training.signals import handled
 from .alone import save_run_settings, write_outputs
 from .build import build_model, build_task, build_trainer, wants_sparse
 from .folder import seed_folder
-from .process import deterministic, device_name, elements, end, keep_memory, suited_threads
+from .process import deterministic, device_name, elements, exit_on_signal, keep_memory, suited_threads
 from .result import CHECKPOINT, CONFIG, METRICS, RESULT
 from .settings import Settings
 
@@ -40,7 +40,7 @@ def all_at_once(settings: Settings, task: Task, folder: Path) -> bool:
         if isinstance(plan, str):
             if settings.vectorize is True:
                 raise ValueError(f"vectorize is on, but {plan}. Use vectorize=auto or off.")
-            say(f"{task.name}: {settings.runs} runs one by one, since {plan}")
+            rank_zero_print(f"{task.name}: {settings.runs} runs one by one, since {plan}")
             return False
         devices = getattr(trainer.strategy, "parallel_devices", None) or [trainer.strategy.root_device]
     devices = devices[: settings.runs]
@@ -60,7 +60,7 @@ class Plan(NamedTuple):
     """A plan for training seeds as one: sparse features or not, and the memory of each."""
 
     sparse: bool
-    fit: Fit
+    fit: MemoryEstimate
 
 
 def _planned(settings: Settings, task: Task, folder: Path, seeds: Sequence[int]) -> tuple[Trainer, Plan | str]:
@@ -102,7 +102,7 @@ def _share(rank: int, places: list[Place], settings: Settings, folder: Path, pla
     else:
         torch.cuda.set_device(place.device)
     keep_memory()
-    with handled(end), quiet():
+    with handled(exit_on_signal), quiet():
         one_share(place, settings, build_task(settings), folder, plan)
 
 

@@ -19,7 +19,7 @@ from ..training.progress import MetricsFile, Progress
 from ..training.stopping import Criterion, PaperStopping
 from .module import Stacked, _stacked
 
-LEAVE = 0.1  # the share of the stack that has to have stopped before those leave it: a smaller stack costs a copy
+COMPACT_AT = 0.1  # the share of the stack that has to have stopped before those leave it: a smaller stack costs a copy
 
 
 class EachStopping(Callback):
@@ -37,10 +37,10 @@ class EachStopping(Callback):
         seeds: Iterable[int],
         patience: int = 100,
         criterion: Criterion = "both",
-        leave: float = LEAVE,
+        compact_at: float = COMPACT_AT,
     ) -> None:
         self.rules = {seed: PaperStopping(patience, criterion) for seed in seeds}
-        self.leave = leave
+        self.compact_at = compact_at
         self.seconds = dict.fromkeys(self.rules, 0.0)
         self.kept: dict[str, Tensor] = {}  # the best weights of the seeds in the stack, [S, ...]
         self.left: dict[int, dict[str, Tensor]] = {}  # those of the seeds that have left, on the CPU
@@ -84,7 +84,7 @@ class EachStopping(Callback):
         module = _stacked(pl_module)
         running = [seed for seed in module.seeds if self.rules[seed].left > 0]
         gone = len(module.seeds) - len(running)
-        if running and gone and gone >= self.leave * len(module.seeds):
+        if running and gone and gone >= self.compact_at * len(module.seeds):
             self._part(module, [seed for seed in module.seeds if seed not in running])
             rows = torch.tensor([module.seeds.index(seed) for seed in running], device=module.device)
             self.kept = {key: value.index_select(0, rows) for key, value in self.kept.items()}

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 
-from ..distributed.ranks import say
+from ..distributed.ranks import rank_zero_print
 from ..tasks.objective import Objective
 from ..training.signals import _heeded
 from .module import Stacked
@@ -39,7 +39,7 @@ def in_passes(left: Callable[[], Sequence[int]], size: int, one_pass: Callable[[
             if len(seeds) == 1 or not out_of_memory(error):
                 raise
             size = -(-len(seeds) // 2)
-            say(f"Memory does not suffice for {len(seeds)} seeds at once: going on with {size}")
+            rank_zero_print(f"Memory does not suffice for {len(seeds)} seeds at once: going on with {size}")
         gc.collect()  # a trainer and its module hold each other, and with them the memory
 
 
@@ -149,7 +149,7 @@ def _plain_tensors(tree: Any) -> Iterator[Tensor]:
 
 
 @dataclass(frozen=True)
-class Fit:
+class MemoryEstimate:
     """An estimate: the reason a model cannot be stacked, or None, and the bytes that a seed takes at most."""
 
     why_not: str | None = None
@@ -158,7 +158,7 @@ class Fit:
     def seeds(self, device: torch.device, wanted: int, free: int | None = None) -> int:
         """Return the number of seeds to train at once: those that fit in memory, in equal passes.
 
-        >>> Fit(each=1000).seeds(torch.device("cpu"), 10, free=4_000)
+        >>> MemoryEstimate(each=1000).seeds(torch.device("cpu"), 10, free=4_000)
         3
         """
         free = free_memory(device) if free is None else free
@@ -179,14 +179,14 @@ def why_not_by(trainer: Trainer) -> str | None:
 
 
 @_heeded()
-def trial(models: Sequence[nn.Module], objective: Objective, data: Data, device: torch.device | str = "cpu") -> Fit:
+def trial(models: Sequence[nn.Module], objective: Objective, data: Data, device: torch.device | str = "cpu") -> MemoryEstimate:
     """Try two models or more on the data as a stack.
 
     Each has to give what it gives by itself, and an epoch and a test have to run. Their peak of memory by the number of
     models is more than a seed will take beside others, who share a part; weights and optimizer come on top.
     """
     if hasattr(models[0], "fit"):
-        return Fit("it fits itself")
+        return MemoryEstimate("it fits itself")
     try:
         module = Stacked(models, range(len(models)), objective).to(device)
         data = data.clone().to(device)
@@ -196,7 +196,7 @@ def trial(models: Sequence[nn.Module], objective: Objective, data: Data, device:
                 alone = module._given(copy.deepcopy(model).to(device).eval(), data)
                 largest = float(alone.abs().nan_to_num(posinf=0.0).max())
                 if not torch.allclose(one, alone, rtol=0.01, atol=0.01 * largest, equal_nan=True):
-                    return Fit("in a stack it does not give what it gives by itself")
+                    return MemoryEstimate("in a stack it does not give what it gives by itself")
         module.begin_epoch(0, 0)
         with Peak() as peak:
             for _ in range(2):  # what is built or compiled at first is no part of it
@@ -210,7 +210,7 @@ def trial(models: Sequence[nn.Module], objective: Objective, data: Data, device:
                         module._counts(data, split)
     except Exception as error:
         if out_of_memory(error):
-            return Fit(f"memory does not suffice for {len(models)} seeds")
-        return Fit(f"torch.func.vmap cannot stack it ({' '.join(str(error).split())[:300]})")
+            return MemoryEstimate(f"memory does not suffice for {len(models)} seeds")
+        return MemoryEstimate(f"torch.func.vmap cannot stack it ({' '.join(str(error).split())[:300]})")
     weights = sum(value.nbytes for value in module.model.weights().values())
-    return Fit(None, (peak.bytes + 4 * weights) // len(models))  # the parameters, Adam's two moments, those kept
+    return MemoryEstimate(None, (peak.bytes + 4 * weights) // len(models))  # the parameters, Adam's two moments, those kept

@@ -17,7 +17,7 @@ from torch_geometric.sampler import BaseSampler, NeighborSampler
 from torch_geometric.typing import WITH_PYG_LIB
 
 from ..distributed.halo import HaloStrategy, divided
-from ..distributed.ranks import say
+from ..distributed.ranks import rank_zero_print
 from ..graph.partition import partition
 from ..graph.subgraph import is_sampled
 from ..tasks.objective import Split
@@ -150,7 +150,7 @@ class TaskData(LightningDataModule):
             (rank, world), N = self._place(), self.task.train[0].x.size(0)
             part, fetched = divided(self._graph, rank, world, self.trainer.strategy.root_device)
             self._own = Batches([part])
-            say(
+            rank_zero_print(
                 f"{self.task.name}: {N:,} nodes in {world} parts; {fetched:,} rows, {100 * fetched / N:.1f} % of them, "
                 "are fetched from other processes before each layer"
             )

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from ..distributed.ranks import say
+from ..distributed.ranks import rank_zero_print
 from .epoch_seeds import seed_epoch
 from .signals import handled
 from .stopping import PaperStopping
@@ -119,7 +119,7 @@ class Resumable(Callback):
         self._status = 128 + number
         if number == signal.SIGINT:
             with suppress(RuntimeError):  # in the middle of another line
-                say("\nEnding after this epoch; Ctrl-C again does not wait.")
+                rank_zero_print("\nEnding after this epoch; Ctrl-C again does not wait.")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the seconds so far, for the checkpoint."""

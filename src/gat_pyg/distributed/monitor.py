@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from .ranks import BEAT, Beats
 
 
-class Watch(Callback):
+class RankMonitor(Callback):
     """Detects a dead rank, reports it, and stops the others: see `gat_pyg.distributed.ranks`.
 
     Training, validation and test are each watched from their setup to their teardown. `lost` are the ranks that were
