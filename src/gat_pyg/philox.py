@@ -114,7 +114,7 @@ def _wrapped(number: int) -> int:
 
 @contextmanager
 def global_rows(rows: Tensor, num_rows: int, sizes: tuple[int, ...]) -> Iterator[None]:
-    """Context manager: x `[..., n, F]` gets the feature dropout mask of these rows of a full matrix `[..., num_rows, F]`.
+    """Context manager: draw for x `[..., n, F]` the dropout mask of these rows of the full matrix `[..., num_rows, F]`.
 
     Args:
         rows: `[N]`, indices of rows of the full matrix; an x with n rows consists of the first n of them.

@@ -995,7 +995,7 @@ def test_seeds_that_leave_a_stack_compile_no_new_kernels(
         data[f"{split}_mask"][part] = True
     module = Stacked([GAT.preset("cora", in_channels=40) for _ in range(100)], range(100), NodeLabels(7))
     for size in (100, *range(100 - math.ceil(100 * COMPACT_AT), 0, -1)):
-        module.keep(range(size))
+        module.select(range(size))
         module.begin_epoch(0, 0)
         module.train()
         module._loss(data)[0].backward()

@@ -199,7 +199,7 @@ def test_seeds_are_stacked(make: Callable[..., nn.Module], sparse: bool):
     for place, split in enumerate(("train", "val", "test")):
         data[f"{split}_mask"] = torch.arange(40) % 4 == place
     models = [make(5, 4, 3, dropout=0.5) for _ in range(3)]
-    assert trial(models, NodeLabels(3), data).why_not is None
+    assert trial(models, NodeLabels(3), data).obstacle is None
     stack = Stack(models)
     keys = torch.tensor([3, 5, 8])
 

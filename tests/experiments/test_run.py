@@ -1239,12 +1239,12 @@ def test_a_pass_that_was_too_large_is_done_in_smaller_ones(command: Command, mon
 
 def test_where_there_is_room_for_one_they_go_one_by_one(command: Command, monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
-    monkeypatch.setattr(gat_pyg.seeds.memory, "ROOM", {"cpu": 1})
+    monkeypatch.setattr(gat_pyg.seeds.memory, "CPU_BUDGET", 1)
     monkeypatch.setattr(gat_pyg.experiments.together, "rank_zero_print", said.append)
     command(*SMALL, "runs=2", "training.max_epochs=2")
     (line,) = said
     assert re.fullmatch(
-        r"digits: 2 runs one by one, since a seed takes \d+ MiB, and there is room for one at a time", line
+        r"digits: 2 runs one by one, since a seed takes \d+ MiB, and only one fits in memory at a time", line
     )
     assert len(read("outputs/results.jsonl")) == 2
 

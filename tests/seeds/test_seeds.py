@@ -160,7 +160,7 @@ class Leave(EachStopping):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         before = len(pl_module.seeds)
-        self.leave = 0.0 if trainer.current_epoch in self.epochs else 2.0
+        self.compact_at = 0.0 if trainer.current_epoch in self.epochs else 2.0
         super().on_train_epoch_end(trainer, pl_module)
         if len(pl_module.seeds) < before:
             self.left_at.append(trainer.current_epoch)
@@ -548,7 +548,7 @@ def test_a_captured_step_of_a_stack_is_a_step(name: str, monkeypatch: pytest.Mon
     replayed = stacked(make, task, range(5), 60, patience=5, leave=range(100))
     epochs, sizes = max(outcome.epochs for outcome in replayed[0].values()), 1 + len(replayed[2].left_at)
     assert FakeGraph.replays == 2 * (epochs - sizes) and sizes > 1  # the first epoch of each stack is not captured
-    monkeypatch.setattr(Transductive, "_why_not_captured", lambda self: "it is not to be")
+    monkeypatch.setattr(Transductive, "_capture_obstacle", lambda self: "it is not to be")
     assert_same(stacked(make, task, range(5), 60, patience=5, leave=range(100)), replayed, atol=0.0)
 
 
@@ -559,7 +559,7 @@ def test_a_captured_step_of_a_stack_is_a_step_on_a_gpu(monkeypatch: pytest.Monke
     make, _ = DRAWS["GAT"]
     replayed = stacked(make, small(), range(3), 6, accelerator="gpu")
     assert len(captured) == 2  # training and validation
-    monkeypatch.setattr(Transductive, "_why_not_captured", lambda self: "it is not to be")
+    monkeypatch.setattr(Transductive, "_capture_obstacle", lambda self: "it is not to be")
     assert_same(stacked(make, small(), range(3), 6, accelerator="gpu"), replayed, atol=1e-4)
 
 
@@ -584,7 +584,7 @@ def test_passes_give_what_all_at_once_gives():
 def test_what_a_seed_takes_is_what_its_step_takes():
     task, make = digits(), lambda: GAT(64, [8], 10, [8, 1], dropout=0.6)
     fit = trial([make(), make()], task.objective, task.train[0])
-    assert fit.why_not is None
+    assert fit.obstacle is None
     for seeds in (4, 12):
         module = Stacked([make() for _ in range(seeds)], range(seeds), NodeLabels(3))
         weights = sum(value.nbytes for value in module.model.weights().values())
@@ -593,14 +593,14 @@ def test_what_a_seed_takes_is_what_its_step_takes():
                 module.zero_grad()
                 peak.start_over()
                 module._loss(task.train[0])[0].backward()
-        assert 0.7 * seeds * fit.each < peak.bytes + 4 * weights <= 1.05 * seeds * fit.each
+        assert 0.7 * seeds * fit.bytes_per_seed < peak.bytes + 4 * weights <= 1.05 * seeds * fit.bytes_per_seed
 
 
 @pytest.mark.kernels
 def test_passes_stay_within_the_memory_there_is(monkeypatch: pytest.MonkeyPatch):
     task, sizes = digits(), []
     make = lambda: GAT(64, [8], 10, [8, 1], dropout=0.6)  # noqa: E731
-    limit = 10 * trial([make(), make()], task.objective, task.train[0]).each
+    limit = 10 * trial([make(), make()], task.objective, task.train[0]).bytes_per_seed
     monkeypatch.setattr(seeds_memory, "free_memory", lambda device: limit)
     monkeypatch.setattr(
         fitting, "in_passes", lambda left, size, one_pass: sizes.append(size) or in_passes(left, size, one_pass)
@@ -643,13 +643,13 @@ def test_the_output_of_attention_is_part_of_what_a_seed_takes():
     data = Data(torch.randn(n, 6), torch.randint(n, (2, 30 * n)), y=torch.zeros(n, dtype=torch.long))
     data.train_mask = data.val_mask = data.test_mask = torch.arange(n) < 9
     fit = trial([GATConv(6, channels) for _ in range(2)], NodeLabels(channels), data)
-    assert fit.why_not is None
-    assert fit.each > 5 * n * channels * 4  # W h, O and O+, and the gradients of O and W h
+    assert fit.obstacle is None
+    assert fit.bytes_per_seed > 5 * n * channels * 4  # W h, O and O+, and the gradients of O and W h
 
 
 @pytest.mark.parametrize(("free", "wanted", "size"), [(1000, 100, 8), (10, 100, 1), (10**9, 5, 5), (500, 6, 3)])
 def test_passes_are_even_and_fit_the_memory(free: int, wanted: int, size: int):
-    assert MemoryEstimate(each=100).seeds(torch.device("cpu"), wanted, free) == size
+    assert MemoryEstimate(bytes_per_seed=100).seeds(torch.device("cpu"), wanted, free) == size
 
 
 def test_memory_that_is_free_heeds_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -719,7 +719,7 @@ class Remembering(nn.Linear):
     ("make", "why"),
     [
         (lambda: Branching(6, 3), r"torch\.func\.vmap cannot stack it \(.*data-dependent control flow"),
-        (lambda: Remembering(6, 3), "in a stack it does not give what it gives by itself"),
+        (lambda: Remembering(6, 3), "its outputs in a stack differ from those of the model alone"),
         (lambda: GCN(6, 4, 2, 3, norm="batch_norm", norm_kwargs={"momentum": None}), r"calling \.item\(\)"),
         (lambda: GCN(-1, 4, 2, 3), "torch.func.vmap cannot stack it"),
     ],
@@ -727,7 +727,7 @@ class Remembering(nn.Linear):
 def test_a_model_that_cannot_be_stacked_says_why(make: Make, why: str):
     task = small()
     fit = trial([seeded(seed, make) for seed in (0, 1)], task.objective, task.train[0])
-    assert fit.why_not is not None and re.search(why, fit.why_not), fit.why_not
+    assert fit.obstacle is not None and re.search(why, fit.obstacle), fit.obstacle
     with pytest.raises(ValueError, match=rf"cannot be stacked: (?s:.)*{why}.*Train its seeds one by one"):
         train(make, task, range(2), progress=False, accelerator="cpu")
 
@@ -783,7 +783,7 @@ def test_many_graphs_are_no_task_for_a_stack():
 def test_one_model_for_all_seeds_is_refused():
     model = MAKES["MLP"]()
     for make in (lambda: model, lambda: nn.Sequential(model)):
-        with pytest.raises(ValueError, match=r"make_model\(\) gave the weights that it had given before"):
+        with pytest.raises(ValueError, match=r"make_model\(\) returned the same weights again"):
             train(make, small(), range(2), accelerator="cpu")
 
 
@@ -802,7 +802,7 @@ def test_processes_that_would_each_train_all_seeds_are_refused():
         ({"seeds_per_pass": 0}, r"seeds_per_pass is 0, expected 'auto' or a number of seeds, at least 1\."),
         ({"gradient_clip_val": 1.0}, "Seeds cannot be trained as one: gradients would be clipped over all seeds"),
         ({"precision": "bf16-mixed"}, "precision is bf16-mixed, whose scale would be that of all seeds"),
-        ({"check_val_every_n_epoch": 5}, "validation is every 5 epochs, and the rule of each looks at every one"),
+        ({"check_val_every_n_epoch": 5}, "validation is every 5 epochs, and the stopping rule needs each epoch"),
     ],
 )
 def test_what_would_not_train_each_alone_is_refused(arguments: dict[str, Any], message: str):
@@ -930,7 +930,7 @@ def test_a_gpu_keeps_the_best_weights_by_one_kernel_per_tensor():
     assert not called
     with Operators():
         stopping._keep(module, [0, 2, 3])
-    assert called["aten.where"] == len(stopping.kept) > 4 and called["aten._to_copy"] == 1
+    assert called["aten.where"] == len(stopping.best_weights) > 4 and called["aten._to_copy"] == 1
     assert not called["aten.copy_"] and not called["aten.select"]
 
 

@@ -318,7 +318,7 @@ def test_a_step_never_waits_for_the_device(name: str, sparse: bool):
     module = setup(task)
     module.model = GAT_PYG(6, [4, 4], 3, [2, 2, 1], dropout=0.5, residual=[False, True, False])
     module.model = Readout(module.model) if task.objective.item == "graph" else module.model
-    module._look_at(module.model)
+    module._inspect_model(module.model)
     (data, *_) = TaskData(task, sparse=sparse and task.shared_graph is not None).train_dataloader()
     data.x = (
         SparseFeatures(data.x) if sparse and task.shared_graph is not None else data.x
@@ -353,14 +353,14 @@ def test_a_step_on_what_is_seen_is_one_on_the_whole_graph(make: Callable[[], nn.
     module, found = Transductive(make().double(), NodeLabels(3)), []
     for num_hops in (None, module._num_hops):
         module._num_hops = num_hops
-        module._parts.clear()
+        module._fields.clear()
         module.zero_grad()
         loss, sums = module._loss(data)
         loss.backward()
         counts = [module._counts(data, split) for split in ("val", "test")]
         found.append([loss, sums, *counts, *(p.grad for p in module.parameters())])
-        assert (module._seen(data, "train").num_nodes < N) is (num_hops is not None)
-        assert module._seen(data, "train") is module._seen(data, "train")
+        assert (module._field_of(data, "train").num_nodes < N) is (num_hops is not None)
+        assert module._field_of(data, "train") is module._field_of(data, "train")
     for whole, seen in zip(*found, strict=True):
         assert_close(seen, whole)
 
@@ -370,14 +370,14 @@ def test_what_is_seen_follows_the_graph():
     data.edge_index = data.edge_index[:, :300]
     data.train_mask = torch.arange(400) % 20 == 0
     module = Transductive(GAT_PYG(6, [4], 3, [2, 1]), NodeLabels(3))
-    first = module._seen(data, "train")
+    first = module._field_of(data, "train")
     data.x.mul_(2)
-    second = module._seen(data, "train")
+    second = module._field_of(data, "train")
     assert second.x.equal(2 * first.x)
     data.train_mask = torch.arange(400) % 20 == 1
-    assert module._seen(data, "train").n_id[0] == 1
+    assert module._field_of(data, "train").n_id[0] == 1
     data.x.requires_grad_()
-    assert module._seen(data, "train") is data
+    assert module._field_of(data, "train") is data
 
 
 def test_where_nearly_all_is_seen_the_graph_stays_whole():
@@ -385,7 +385,7 @@ def test_where_nearly_all_is_seen_the_graph_stays_whole():
     module = Transductive(GAT_PYG(6, [4], 3, [2, 1]), NodeLabels(3))
     data.train_mask = torch.ones_like(data.train_mask)
     data.num_sampled_nodes, data.num_sampled_edges = [24], []  # a loader's, of fewer hops than the model has
-    assert module._seen(data, "train") is data
+    assert module._field_of(data, "train") is data
     assert module._loss(data)[0].isfinite()
 
 
@@ -513,7 +513,7 @@ def faked(monkeypatch: pytest.MonkeyPatch, ends_failures: bool) -> FakeCuda:
     monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", fake.end_allocate, raising=False)
     monkeypatch.setattr(modules, "Captured", FakeCaptured)
-    monkeypatch.setattr(Transductive, "_why_not_captured", lambda self: None)
+    monkeypatch.setattr(Transductive, "_capture_obstacle", lambda self: None)
     monkeypatch.setattr(FakeGraph, "cuda", fake, raising=False)
     monkeypatch.setattr(FakeGraph, "replays", 0)
     return fake
@@ -763,7 +763,7 @@ def test_what_a_replay_reads_stays_in_memory():
     class Look(Callback):
         def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
             if trainer.current_epoch == 2:
-                parts.append(weakref.ref(pl_module._parts["val"][2].edge_index))
+                parts.append(weakref.ref(pl_module._fields["val"][2].edge_index))
                 pl_module._counts(one_graph().train[0], "val")
                 gc.collect()
                 parts.append(parts[0]())
@@ -845,7 +845,7 @@ def test_why_there_is_no_cuda_graph():
         module = kind(GCN(6, 4, 2, 3) if model is None else model, NodeLabels(3))
         facts = {"world_size": 1, "accumulate_grad_batches": 1, **changes}
         module._trainer = types.SimpleNamespace(strategy=strategy, precision=precision, **facts)
-        return module._why_not_captured()
+        return module._capture_obstacle()
 
     assert why() is None
     assert why(world_size=2) == "there are 2 processes"
@@ -987,7 +987,7 @@ def test_a_step_of_several_processes_is_that_of_one(name: str, world: int, monke
         n = sum(own[1] for _, own in parts)
         torch.testing.assert_close(sum(own for _, own in parts), sums)
         monkeypatch.setattr(torch.distributed, "all_reduce", lambda size, n=n: size.copy_(n))
-        each = [grads(module._weighed(own, own_sums[1])) for own, own_sums in parts]
+        each = [grads(module._weighted(own, own_sums[1])) for own, own_sums in parts]
         for expected, *others in zip(grads(loss), *each, strict=True):
             torch.testing.assert_close(sum(others) / world, expected)
 

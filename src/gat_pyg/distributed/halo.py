@@ -135,12 +135,12 @@ class Part:
         rows = torch.cat([self.nodes, self.halo])
         with ExitStack() as stack:
             for layer in layers:
-                handle = layer.register_forward_pre_hook(self._given, with_kwargs=True)
+                handle = layer.register_forward_pre_hook(self._with_halo, with_kwargs=True)
                 stack.callback(handle.remove)
             stack.enter_context(global_rows(rows, self.num_nodes, (self.nodes.numel(), rows.numel())))
             yield
 
-    def _given(self, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def _with_halo(self, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """The arguments of a layer with the halo: of one x for both ends where it takes that, else of x for each."""
         given = inspect.signature(layer.forward).bind(*args, **kwargs)
         x = given.arguments["x"]

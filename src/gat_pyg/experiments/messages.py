@@ -55,12 +55,11 @@ def summary_of_all(results: Sequence[Result], folder: Path, together: float) -> 
     metric, n = metric_named(results[0].metric), len(results)
     scores = [result.value for result in results]
     mean, std = statistics.fmean(scores), statistics.stdev(scores)
-    spread = metric.spread(mean, std)
-    seconds = statistics.fmean(result.seconds for result in results)
-    spread += f" (averaged prediction {metric.value(together)})"
+    spread = f"{metric.spread(mean, std)} (averaged prediction {metric.value(together)})"
+    seconds = f"{statistics.fmean(result.seconds for result in results):.1f} seconds a run"
     warnings = [result.warning for result in results if result.warning]
     warning = f"\nwarning: {len(warnings)} of {n} runs are {warnings[0]}" if warnings else ""
-    return f"{results[0].dataset}, {n} runs: test {spread}, {seconds:.1f} seconds a run, in {relative_path(folder)}{warning}"
+    return f"{results[0].dataset}, {n} runs: test {spread}, {seconds}, in {relative_path(folder)}{warning}"
 
 
 def _per_epoch(result: Result) -> str:

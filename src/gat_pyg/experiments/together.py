@@ -1,4 +1,4 @@
-"""Several seeds trained as one model, one share per device."""
+"""Several seeds trained as one model, with one share of the seeds per device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, spawn
 from ..distributed.halo import HaloStrategy
 from ..distributed.ranks import missing, rank_zero_print
 from ..seeds.fitting import fit_stack, seeded
-from ..seeds.memory import MemoryEstimate, free_memory, in_passes, trial, why_not_by
+from ..seeds.memory import StackPlan, free_memory, in_passes, plan_stack, trainer_obstacle
 from ..tasks.task import Task
 from ..training.checkpoint import SafeCheckpoints
 from ..training.loading import TaskData
@@ -28,9 +28,9 @@ from .settings import Settings
 
 
 def all_at_once(settings: Settings, task: Task, folder: Path) -> bool:
-    """Train the unfinished seeds as one, by `vectorize`, and return True; False if they are to be trained one by one.
+    """Train the unfinished seeds as one if `vectorize` allows it, and return True; else return False.
 
-    Each seed's folder gets the files that a run of its own writes.
+    Each seed's folder gets the same files as after a single run.
     """
     unfinished = [seed for seed in settings.seeds if not (seed_folder(folder, settings, seed) / RESULT).is_file()]
     if settings.vectorize is False or settings.runs == 1 or not unfinished:
@@ -47,8 +47,8 @@ def all_at_once(settings: Settings, task: Task, folder: Path) -> bool:
     places = [Place(rank, len(devices), device) for rank, device in enumerate(devices)]
     if len(places) == 1:
         one_share(places[0], settings, task, folder, plan)
-    else:  # they exchange nothing, so each is a process of its own
-        torch.cuda.empty_cache()  # free the trial's cached memory: each process plans its passes by the free memory
+    else:  # the shares exchange nothing, so each has a process of its own
+        torch.cuda.empty_cache()  # of the trial: each process plans its passes by the free memory
         try:
             spawn(_share, (places, settings, folder, plan), nprocs=len(places))
         except ProcessExitedException as error:
@@ -56,33 +56,24 @@ def all_at_once(settings: Settings, task: Task, folder: Path) -> bool:
     return True
 
 
-class Plan(NamedTuple):
-    """A plan for training seeds as one: sparse features or not, and the memory of each."""
-
-    sparse: bool
-    fit: MemoryEstimate
-
-
-def _planned(settings: Settings, task: Task, folder: Path, seeds: Sequence[int]) -> tuple[Trainer, Plan | str]:
-    """Try two of the seeds as a stack; in place of a plan, why they have to be trained one by one."""
+def _planned(settings: Settings, task: Task, folder: Path, seeds: Sequence[int]) -> tuple[Trainer, StackPlan | str]:
+    """Return a trainer and the plan for training the seeds as one, or the reason to train them one by one."""
     trainer = build_trainer(settings, folder, [])
-    why_not = _why_one_by_one(settings, task) or _why_not_here(trainer) or why_not_by(trainer)
-    if why_not is not None:
-        return trainer, why_not
+    obstacle = _settings_obstacle(settings, task) or _devices_obstacle(trainer) or trainer_obstacle(trainer)
+    if obstacle is not None:
+        return trainer, obstacle
     models = [seeded(seed, lambda: build_model(settings.model, task)).model for seed in (*seeds, *seeds)[:2]]
-    sparse = wants_sparse(settings, task, models[0], trainer, stacked=True)
-    (graph,) = TaskData(task, sparse=sparse).train_dataloader()
-    device = trainer.strategy.root_device
-    fit = trial(models, task.objective, graph, device)
-    if fit.why_not:
-        return trainer, f"{type(models[0]).__name__} cannot be stacked: {fit.why_not}"
-    if settings.vectorize == settings.seeds_per_pass == "auto" and fit.seeds(device, settings.runs) == 1:
-        return trainer, f"a seed takes {fit.each >> 20} MiB, and there is room for one at a time"
-    return trainer, Plan(sparse, fit)
+    sparse, device = wants_sparse(settings, task, models[0], trainer, stacked=True), trainer.strategy.root_device
+    plan = plan_stack(models, task, sparse, device)
+    if isinstance(plan, str):
+        return trainer, plan
+    if settings.vectorize == settings.seeds_per_pass == "auto" and plan.memory.seeds(device, settings.runs) == 1:
+        return trainer, f"a seed takes {plan.memory.bytes_per_seed >> 20} MiB, and only one fits in memory at a time"
+    return trainer, plan
 
 
 class Place(NamedTuple):
-    """The device of a share of the seeds, the n-th of several."""
+    """The device that trains one of `world` shares of the seeds."""
 
     rank: int
     world: int
@@ -90,12 +81,12 @@ class Place(NamedTuple):
 
     @property
     def checkpoint(self) -> str:
-        """The name of its checkpoint in the job's folder."""
+        """The file name of the share's checkpoint in the job's folder."""
         return CHECKPOINT if self.rank == 0 else f"{self.rank}.{CHECKPOINT}"
 
 
-def _share(rank: int, places: list[Place], settings: Settings, folder: Path, plan: Plan) -> None:
-    """Train one share of the seeds in a process of its own; on a CPU, with its share of the cores."""
+def _share(rank: int, places: list[Place], settings: Settings, folder: Path, plan: StackPlan) -> None:
+    """Train one share of the seeds in a process of its own; on a CPU, with a share of the cores."""
     place = places[rank]
     if place.device.type == "cpu":
         torch.set_num_threads(max(1, torch.get_num_threads() // place.world))
@@ -106,11 +97,11 @@ def _share(rank: int, places: list[Place], settings: Settings, folder: Path, pla
         one_share(place, settings, build_task(settings), folder, plan)
 
 
-def one_share(place: Place, settings: Settings, task: Task, folder: Path, plan: Plan) -> None:
-    """Train every n-th unfinished seed, as many at once as fit in memory."""
+def one_share(place: Place, settings: Settings, task: Task, folder: Path, plan: StackPlan) -> None:
+    """Train every `world`-th unfinished seed, as many at once as fit in memory."""
     seeds = settings.seeds[place.rank :: place.world]
     path = folder / place.checkpoint
-    trained: set[int] = set()  # those that diverged have no result
+    trained: set[int] = set()  # diverged seeds included, which have no result
 
     def left() -> list[int]:
         unfinished = (seed for seed in seeds if not (seed_folder(folder, settings, seed) / RESULT).is_file())
@@ -118,37 +109,37 @@ def one_share(place: Place, settings: Settings, task: Task, folder: Path, plan: 
 
     resumed = path if settings.ckpt_path == "last" and path.is_file() else None
     if resumed is not None:
-        its, most = set(_seeds_of(resumed)), settings.seeds_per_pass
-        too_many = most != "auto" and len(its) > most
-        if too_many or not its <= set(seeds) or its.isdisjoint(left()):  # divided otherwise, or this pass is done
+        saved, limit = set(_seeds_of(resumed)), settings.seeds_per_pass
+        too_many = limit != "auto" and len(saved) > limit
+        if too_many or not saved <= set(seeds) or saved.isdisjoint(left()):  # divided differently, or a finished pass
             resumed = None
 
     size = settings.seeds_per_pass
     if size == "auto":
         free = free_memory(place.device)
         shared = free if free is None or place.device.type != "cpu" else free // place.world
-        size = plan.fit.seeds(place.device, len(seeds), shared)
-    again = _seeds_of(resumed) if resumed is not None else _begun_pass(seeds, size, left(), settings, folder)
+        size = plan.memory.seeds(place.device, len(seeds), shared)
+    again = _seeds_of(resumed) if resumed is not None else _interrupted_pass(seeds, size, left(), settings, folder)
 
     def some_or_resumed(some: list[int]) -> None:
         nonlocal again, resumed
-        its, checkpoint = again or some, resumed
+        selected, checkpoint = again or some, resumed
         again, resumed = [], None
-        one_pass(settings, task, its, folder, plan, place, checkpoint)
-        trained.update(its)
+        one_pass(settings, task, selected, folder, plan, place, checkpoint)
+        trained.update(selected)
 
     with deterministic():
         in_passes(left, size, some_or_resumed)
     path.unlink(missing_ok=True)
 
 
-def _begun_pass(seeds: range, size: int, left: Sequence[int], settings: Settings, folder: Path) -> list[int]:
-    """The seeds of the pass in which a process died, finished ones too: a smaller stack would round otherwise."""
-    begun = [seed for seed in seeds if (seed_folder(folder, settings, seed) / CONFIG).is_file()]
-    if not left or left[0] not in begun:
+def _interrupted_pass(seeds: range, size: int, left: Sequence[int], settings: Settings, folder: Path) -> list[int]:
+    """Return all seeds of the pass in which a process died: a smaller stack would round differently."""
+    started = [seed for seed in seeds if (seed_folder(folder, settings, seed) / CONFIG).is_file()]
+    if not left or left[0] not in started:
         return []
     start = seeds.index(left[0]) // size * size
-    return [seed for seed in seeds[start : start + size] if seed in begun]
+    return [seed for seed in seeds[start : start + size] if seed in started]
 
 
 def one_pass(
@@ -156,7 +147,7 @@ def one_pass(
     task: Task,
     seeds: Sequence[int],
     folder: Path,
-    plan: Plan,
+    plan: StackPlan,
     place: Place,
     checkpoint: Path | None = None,
 ) -> None:
@@ -192,7 +183,7 @@ def one_pass(
 
 
 def _seeds_of(checkpoint: Path) -> list[int]:
-    """The seeds of the pass that a checkpoint is of."""
+    """Return the seeds of the pass that wrote a checkpoint."""
     state = SafeCheckpoints().load_checkpoint(checkpoint)
     rules = (state.get("callbacks") or {}).get("EachStopping", {}).get("rules")
     if rules is None:
@@ -200,8 +191,8 @@ def _seeds_of(checkpoint: Path) -> list[int]:
     return list(rules)
 
 
-def _why_one_by_one(settings: Settings, task: Task) -> str | None:
-    """The setting that prevents training seeds as one, or None."""
+def _settings_obstacle(settings: Settings, task: Task) -> str | None:
+    """Return the setting that prevents training seeds as one, or None."""
     if task.shared_graph is None:
         return f"{task.name} has many graphs"
     if settings.training.compile:
@@ -215,8 +206,8 @@ def _why_one_by_one(settings: Settings, task: Task) -> str | None:
     return None
 
 
-def _why_not_here(trainer: Trainer) -> str | None:
-    """The reason why the trainer's devices cannot share the seeds, or None."""
+def _devices_obstacle(trainer: Trainer) -> str | None:
+    """Return the reason that the trainer's devices cannot share the seeds, or None."""
     cluster = getattr(trainer.strategy, "cluster_environment", None)
     if trainer.num_nodes > 1 or (cluster is not None and cluster.creates_processes_externally):
         return "its processes were started from outside, and seeds are divided among those of one machine"

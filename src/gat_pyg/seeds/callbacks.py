@@ -1,4 +1,4 @@
-"""Stopping, metrics and progress of every seed of a stack."""
+"""Stopping, metrics and progress for each seed of a stack."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ..training.progress import MetricsFile, Progress
 from ..training.stopping import Criterion, PaperStopping
 from .module import Stacked, _stacked
 
-COMPACT_AT = 0.1  # the share of the stack that has to have stopped before those leave it: a smaller stack costs a copy
+COMPACT_AT = 0.1  # the share of stopped seeds that triggers a compaction, which copies the stack
 
 
 class EachStopping(Callback):
     """`PaperStopping` for each seed of a stack: its rule, its best weights and its seconds.
 
-    Seeds that have stopped leave the stack as soon as they are a share `leave` of it. After the fit the module is the
-    stack of all seeds again, each with the weights that its rule kept last.
+    Stopped seeds are removed from the stack as soon as their share of it reaches `compact_at`. After the fit, the
+    module holds all seeds again, each with its best weights.
 
-    A seed's share of an epoch's seconds is that of the seeds still running, so that over all seeds they add up to the
-    time that went by. Raises ValueError as `PaperStopping` does.
+    The seconds of an epoch are divided equally among the seeds still running, so the seconds of all seeds add up to
+    the elapsed time. Raises ValueError as `PaperStopping` does.
     """
 
     def __init__(
@@ -42,22 +42,22 @@ class EachStopping(Callback):
         self.rules = {seed: PaperStopping(patience, criterion) for seed in seeds}
         self.compact_at = compact_at
         self.seconds = dict.fromkeys(self.rules, 0.0)
-        self.kept: dict[str, Tensor] = {}  # the best weights of the seeds in the stack, [S, ...]
-        self.left: dict[int, dict[str, Tensor]] = {}  # those of the seeds that have left, on the CPU
+        self.best_weights: dict[str, Tensor] = {}  # of the seeds in the stack, [S, ...]
+        self.stopped_weights: dict[int, dict[str, Tensor]] = {}  # best weights of removed seeds, on the CPU
         self._clock = 0.0
 
     def running(self) -> list[int]:
-        """The seeds that have not stopped."""
+        """Return the seeds that have not stopped."""
         return [seed for seed, rule in self.rules.items() if rule.left > 0]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock, and stop at once when a resumed run had come to its end."""
-        self.kept = {key: value.to(pl_module.device) for key, value in self.kept.items()}
+        """Start the clock, and stop at once if all seeds of a resumed run have stopped."""
+        self.best_weights = {key: value.to(pl_module.device) for key, value in self.best_weights.items()}
         self._clock = time.perf_counter()
         trainer.should_stop = trainer.should_stop or not self.running()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Apply each seed's rule to its validation."""
+        """Apply each seed's rule to its validation metrics."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         module = _stacked(pl_module)
@@ -69,34 +69,34 @@ class EachStopping(Callback):
                 continue
             rule = self.rules[seed]
             score = metrics[f"val_{module.objective.metric.name}"]
-            if rule.update(score, metrics["val_loss"]) or not rule.best_epoch:  # until one is kept, the last ones are
+            if rule.update(score, metrics["val_loss"]) or not rule.best_epoch:  # before the first best: the latest
                 better.append(row)
             if not math.isfinite(metrics["val_loss"]):
                 parameters = (value[row] for value in module.parameters() if value.requires_grad)
                 rule.stop_diverged(parameters, f"Seed {seed}")
             self.seconds[seed] += (now - self._clock) / len(running)
-        self._keep(module, better)
+        self._update_best(module, better)
         self._clock = now
         trainer.should_stop = trainer.should_stop or not self.running()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove stopped seeds from the stack as soon as they are many enough."""
+        """Remove stopped seeds from the stack if their share is at least `compact_at`."""
         module = _stacked(pl_module)
         running = [seed for seed in module.seeds if self.rules[seed].left > 0]
-        gone = len(module.seeds) - len(running)
-        if running and gone and gone >= self.compact_at * len(module.seeds):
-            self._part(module, [seed for seed in module.seeds if seed not in running])
+        stopped = len(module.seeds) - len(running)
+        if running and stopped and stopped >= self.compact_at * len(module.seeds):
+            self._set_aside(module, [seed for seed in module.seeds if seed not in running])
             rows = torch.tensor([module.seeds.index(seed) for seed in running], device=module.device)
-            self.kept = {key: value.index_select(0, rows) for key, value in self.kept.items()}
-            module.keep(running)
+            self.best_weights = {key: value.index_select(0, rows) for key, value in self.best_weights.items()}
+            module.select(running)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the weights kept last back into the module, in the order of the seeds."""
+        """Load the best weights of every seed into the module, in the order of the seeds."""
         module = _stacked(pl_module)
-        if self.kept:
-            self._part(module, module.seeds)
-            module.fill({seed: self.left[seed] for seed in self.rules})
-            self.kept = {}
+        if self.best_weights:
+            self._set_aside(module, module.seeds)
+            module.fill({seed: self.stopped_weights[seed] for seed in self.rules})
+            self.best_weights = {}
         if never := [seed for seed, rule in self.rules.items() if rule.epoch and not rule.best_epoch]:
             rank_zero_warn(
                 f"Seeds {', '.join(map(str, never))}: no epoch was kept, since the validation loss or score was not "
@@ -104,43 +104,43 @@ class EachStopping(Callback):
             )
 
     @torch.no_grad()
-    def _keep(self, module: Stacked, rows: list[int]) -> None:
-        """Take the weights of these rows as the best ones of their seeds."""
+    def _update_best(self, module: Stacked, rows: list[int]) -> None:
+        """Save the current weights of these rows as the best ones of their seeds."""
         weights = module.model.weights()
-        if not self.kept:
-            self.kept = {key: value.clone() for key, value in weights.items()}
+        if not self.best_weights:
+            self.best_weights = {key: value.clone() for key, value in weights.items()}
         elif rows:
             copy_rows = _copy_each_row if module.device.type == "cpu" else _copy_all_rows
-            copy_rows(self.kept, weights, rows)
+            copy_rows(self.best_weights, weights, rows)
 
-    def _part(self, module: Stacked, seeds: Sequence[int]) -> None:
-        """Take the best weights of some seeds out of the stack's."""
-        rows = [module.seeds.index(seed) for seed in seeds]
-        index = torch.tensor(rows, device=module.device)
-        taken = {key: value.index_select(0, index).cpu() for key, value in self.kept.items()}
+    def _set_aside(self, module: Stacked, seeds: Sequence[int]) -> None:
+        """Copy the best weights of some seeds to the CPU."""
+        index = torch.tensor([module.seeds.index(seed) for seed in seeds], device=module.device)
+        weights = {key: value.index_select(0, index).cpu() for key, value in self.best_weights.items()}
         for row, seed in enumerate(seeds):
-            self.left[seed] = {key: value[row].clone() for key, value in taken.items()}
+            self.stopped_weights[seed] = {key: value[row].clone() for key, value in weights.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, for the checkpoint."""
         rules = {seed: rule.state_dict() for seed, rule in self.rules.items()}
-        return {"rules": rules, "seconds": dict(self.seconds), "kept": self.kept, "left": self.left}
+        return {"rules": rules, "seconds": dict(self.seconds), "kept": self.best_weights, "left": self.stopped_weights}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint's state."""
         for seed, state in state_dict["rules"].items():
             self.rules[seed].load_state_dict(state)
-        self.seconds, self.kept, self.left = (dict(state_dict[key]) for key in ("seconds", "kept", "left"))
+        self.seconds = dict(state_dict["seconds"])
+        self.best_weights, self.stopped_weights = dict(state_dict["kept"]), dict(state_dict["left"])
 
 
 def _copy_each_row(to: Mapping[str, Tensor], source: Mapping[str, Tensor], rows: Sequence[int]) -> None:
-    """Copy some rows one by one, which on a CPU takes a sixth of the time of `index_select`."""
+    """Copy some rows one by one: on a CPU this takes a sixth of the time of `index_select`."""
     for row, (key, value) in itertools.product(rows, source.items()):
         to[key][row].copy_(value[row])
 
 
 def _copy_all_rows(to: Mapping[str, Tensor], source: Mapping[str, Tensor], rows: Sequence[int]) -> None:
-    """Copy some rows with one kernel per tensor, since launching one per row takes a GPU longer."""
+    """Copy some rows with one kernel per tensor: on a GPU this is faster than one launch per row."""
     first = next(iter(to.values()))
     mask = torch.zeros(first.size(0), dtype=torch.bool).index_fill_(0, torch.tensor(rows), True).to(first.device)
     for key, value in to.items():
@@ -148,26 +148,29 @@ def _copy_all_rows(to: Mapping[str, Tensor], source: Mapping[str, Tensor], rows:
 
 
 class EachMetrics(Callback):
-    """A `MetricsFile` for each seed, with the epochs until it stopped. It comes before `EachStopping`."""
+    """A `MetricsFile` for each seed, with the epochs until it stopped.
+
+    Its place in the list of callbacks is before `EachStopping`.
+    """
 
     def __init__(self, paths: Mapping[int, str | Path], stopping: EachStopping) -> None:
         self.files = {seed: MetricsFile(path) for seed, path in paths.items()}
         self.stopping = stopping
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Discard the lines that are newer than the checkpoint."""
+        """Discard lines newer than the checkpoint."""
         for file in self.files.values():
             file.on_train_start(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Add the epoch's line of each seed that took part."""
+        """Add the epoch's line for each seed that was running."""
         module, epoch = _stacked(pl_module), trainer.current_epoch + 1
         for seed, metrics in zip(module.seeds, module.metrics, strict=True):
             if self.stopping.rules[seed].epoch == epoch:
                 self.files[seed].add(epoch, metrics)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Write all lines, so that the files have every epoch of the checkpoint."""
+        """Write all buffered lines, so that the files have every epoch of the checkpoint."""
         for file in self.files.values():
             file.on_save_checkpoint(trainer, pl_module, checkpoint)
 
@@ -177,12 +180,12 @@ class EachMetrics(Callback):
             file.on_train_end(trainer, pl_module)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Write what there is."""
+        """Write the remaining lines."""
         for file in self.files.values():
             file.on_exception(trainer, pl_module, exception)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of lines of each, for the checkpoint."""
+        """Return the number of lines of each file, for the checkpoint."""
         return {"files": {seed: file.state_dict() for seed, file in self.files.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -192,7 +195,7 @@ class EachMetrics(Callback):
 
 
 class EachProgress(Progress):
-    """One line with the epoch, the seeds running and stopped, the spread of their validation, the time left."""
+    """One line of progress: epoch, running and stopped seeds, range of their validation scores, time left."""
 
     def __init__(self, title: str, stopping: EachStopping, every: float = 10.0) -> None:
         super().__init__(title, every)
@@ -201,15 +204,15 @@ class EachProgress(Progress):
     def parts(self, trainer: Trainer, batch: str) -> list[str]:
         """Return the fields of the line."""
         module, rules = _stacked(trainer.lightning_module), self.stopping.rules
-        running = [(rules[seed], own) for seed, own in zip(module.seeds, module.metrics, strict=True)]
-        running = [(rule, own) for rule, own in running if rule.left > 0]
+        running = [(rules[seed], metrics) for seed, metrics in zip(module.seeds, module.metrics, strict=True)]
+        running = [(rule, metrics) for rule, metrics in running if rule.left > 0]
         parts = [f"{self.title}: epoch {trainer.current_epoch + 1}"]
         parts.append(f"{len(running)} running, {len(rules) - len(running)} stopped")
         metric = module.objective.metric
-        if scores := [own[name] for _, own in running if (name := f"val_{metric.name}") in own]:
+        if scores := [metrics[name] for _, metrics in running if (name := f"val_{metric.name}") in metrics]:
             parts.append(f"val {metric.range(min(scores), max(scores))}")
         if running and (seconds := self.seconds_per_epoch(trainer)):
-            epochs = max(rule.left for rule, _ in running)  # each better epoch adds to it
+            epochs = max(rule.left for rule, _ in running)  # at least: each improvement adds to it
             epochs = min(epochs, trainer.max_epochs - trainer.current_epoch - 1) if trainer.max_epochs else epochs
             parts.append(f"at least {_duration(seconds * epochs)} left")
         return parts

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import torch
 from lightning import Trainer, seed_everything
 from lightning.pytorch import Callback
 from torch import nn
@@ -17,18 +18,25 @@ from ..training.progress import quiet
 from ..training.resume import Resumable
 from ..training.stopping import Criterion
 from .callbacks import EachMetrics, EachProgress, EachStopping
-from .memory import in_passes, trial, why_not_by
+from .memory import StackPlan, in_passes, plan_stack, trainer_obstacle
 from .module import Stacked
 from .stack import Stack
 
 T = TypeVar("T")
 
-# Without the command ------------------------------------------------------------------------------------------------
+SINGLE = {  # arguments of a trainer that runs one stack on one device
+    "devices": 1,
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one seed: `value` and `val` are the test and the validation score of the weights kept."""
+    """The result of one seed: `value` and `val` are the test and the validation score of the best weights."""
 
     seed: int
     metric: str  # the name of the objective's metric
@@ -41,12 +49,12 @@ class Outcome:
 
 def outcomes(module: Stacked, stopping: EachStopping) -> list[Outcome]:
     """Return the result of each seed, after the fit and the test of the stack."""
-    found, metric = [], module.objective.metric.name
+    results, metric = [], module.objective.metric.name
     for seed, metrics in zip(module.seeds, module.metrics, strict=True):
         rule = stopping.rules[seed]
         scores = metrics[f"test_{metric}"], rule.kept_score
-        found.append(Outcome(seed, metric, *scores, rule.epoch, rule.best_epoch, stopping.seconds[seed]))
-    return found
+        results.append(Outcome(seed, metric, *scores, rule.epoch, rule.best_epoch, stopping.seconds[seed]))
+    return results
 
 
 def fit_stack(
@@ -72,25 +80,25 @@ def fit_stack(
         models: one for each seed.
         seeds: of the runs.
         data: a task of one graph.
-        make_trainer: gives a trainer with these callbacks.
-        lr, weight_decay, cuda_graphs: as of `Transductive`.
-        patience, criterion: as of `PaperStopping`.
-        metrics: a file for each seed's metrics.
+        make_trainer: returns a trainer with these callbacks.
+        lr, weight_decay, cuda_graphs: as in `Transductive`.
+        patience, criterion: as in `PaperStopping`.
+        metrics: the file of each seed's metrics.
         checkpoint, checkpoint_every: as `path` and `every` of `Resumable`.
         resume_from: the checkpoint of an interrupted training of these seeds.
         progress: if true, print a line of progress.
 
     Returns:
-        The trainer, and for each seed its outcome and its model, on the trainer's device.
+        The trainer, and the outcome and the model of each seed; models are on the trainer's device.
     """
     module = Stacked(models, seeds, data.task.objective, lr, weight_decay, cuda_graphs)
     stopping = EachStopping(seeds, patience, criterion)
-    named = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    title = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
     callbacks = [
         *([EachMetrics(metrics, stopping)] if metrics else []),
         stopping,
         Resumable(checkpoint, seeds[0], checkpoint_every),
-        *([EachProgress(f"{data.task.name}, {named}", stopping)] if progress else []),
+        *([EachProgress(f"{data.task.name}, {title}", stopping)] if progress else []),
     ]
     trainer = make_trainer(callbacks)
     trainer.fit(module, datamodule=data, ckpt_path=resume_from)
@@ -113,80 +121,54 @@ def train(
     progress: bool = True,
     **trainer: Any,
 ) -> tuple[list[Outcome], Stack]:
-    """Train the model with every seed, as many at once as fit memory; the outcomes and the stack of trained models.
+    """Train the model with every seed, as many at once as fit in memory.
 
-    `make_model()` is called after `seed_everything(s)`: seed s starts from the weights that it has in a single run,
-    and takes the same steps but for rounding, where dropout is that of gat_pyg's layers. Each stops by the paper's
-    rule, and the stack has the weights that were kept last.
+    `make_model()` is called after `seed_everything(s)`: seed s starts from the same weights as in a single run. If all
+    dropout is that of gat_pyg's layers, it also takes the same steps, up to rounding. Each seed stops by the paper's
+    rule and ends with its best weights.
 
     Args:
-        make_model: gives a fresh model, called as `Transductive` calls one.
+        make_model: returns a fresh model, called as in `Transductive`.
         task: a task of one graph.
-        seeds: each a number from 0 to 2^32 - 1.
-        lr, weight_decay: as of `Transductive`.
-        patience, criterion: as of `PaperStopping`.
-        max_epochs: where a seed ends that has not stopped.
+        seeds: integers from 0 to 2^32 - 1.
+        lr, weight_decay: as in `Transductive`.
+        patience, criterion: as in `PaperStopping`.
+        max_epochs: the number of epochs after which every seed ends.
         seeds_per_pass: how many to train at once; "auto" fits them to the device's memory.
         progress: whether to print the progress.
-        **trainer: of Lightning's Trainer, for a single device; its callbacks come before those of the stack.
+        **trainer: arguments of Lightning's Trainer, for a single device. Its callbacks come before those of the stack.
+
+    Returns:
+        The outcome of each seed, and the stack of the trained models.
 
     Raises:
-        ValueError: if the task has many graphs, the models are one and the same or cannot be stacked, the trainer would
-            treat seeds as one or start processes, or a number is out of range.
+        ValueError: if the task has many graphs, the models share weights or cannot be stacked, the trainer starts
+            several processes or has an option that would act on all seeds at once, or a number is out of range.
 
     Example:
         >>> import gat_pyg.data, gat_pyg.models
         >>> make = lambda: gat_pyg.models.GAT(64, [8], 10, heads=[8, 1], dropout=0.6)
-        >>> found, stack = train(make, gat_pyg.data.digits(), range(2), max_epochs=1, progress=False)
-        >>> [one.seed for one in found], len(stack)
+        >>> outcomes, stack = train(make, gat_pyg.data.digits(), range(2), max_epochs=1, progress=False)
+        >>> [outcome.seed for outcome in outcomes], len(stack)
         ([0, 1], 2)
     """
     seeds = list(seeds)
-    if not seeds or len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**32 for seed in seeds):
-        raise ValueError(f"seeds are {seeds}, expected at least one, from 0 to 2^32 - 1, and none twice.")
-    if seeds_per_pass != "auto" and seeds_per_pass < 1:
-        raise ValueError(f"seeds_per_pass is {seeds_per_pass}, expected 'auto' or a number of seeds, at least 1.")
-    if task.shared_graph is None:
-        raise ValueError(f"{task.name} has many graphs, and seeds are stacked on one. Train them one by one.")
-
-    def models(some: Sequence[int]) -> list[nn.Module]:
-        return [seeded(seed, make_model) for seed in some]
-
-    options: dict[str, Any] = {
-        "devices": 1,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "num_sanity_val_steps": 0,
-        **trainer,
-    }
+    _check_seeds(seeds, seeds_per_pass, task)
+    options: dict[str, Any] = {**SINGLE, **trainer}
     callbacks = options.pop("callbacks", None) or []
-    own: list[Callback] = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
-    alone = Trainer(**options)
-    if alone.world_size > 1:
-        raise ValueError(f"The trainer has {alone.world_size} processes, expected one: each would train all seeds.")
-    if why_not := why_not_by(alone):
-        raise ValueError(f"Seeds cannot be trained as one: {why_not}. Train them one by one.")
-    device = alone.strategy.root_device
-    tried = models((seeds * 2)[:2])
-    if {id(weight) for weight in tried[0].parameters()} & {id(weight) for weight in tried[1].parameters()}:
-        raise ValueError("make_model() gave the weights that it had given before, expected a fresh model at each call.")
-    sparse = sparse_pays(task, tried[0], device.type, stacked=True)
-    fit = trial(tried, task.objective, next(iter(TaskData(task, sparse=sparse).train_dataloader())), device)
-    if fit.why_not:
-        raise ValueError(f"{type(tried[0]).__name__} cannot be stacked: {fit.why_not}. Train its seeds one by one.")
-    found: dict[int, Outcome] = {}
-    trained: dict[int, nn.Module] = {}
+    first: list[Callback] = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+    device = _checked_device(Trainer(**options))
+    plan = _planned([seeded(seed, make_model) for seed in (*seeds, *seeds)[:2]], task, device)
+    results: dict[int, tuple[Outcome, nn.Module]] = {}
+
+    def make_trainer(callbacks: list[Callback]) -> Trainer:
+        return Trainer(max_epochs=max_epochs, callbacks=[*first, *callbacks], **options)
 
     def one_pass(some: list[int]) -> None:
-        def make_trainer(callbacks: list[Callback]) -> Trainer:
-            return Trainer(max_epochs=max_epochs, callbacks=[*own, *callbacks], **options)
-
-        _, results = fit_stack(
-            models(some),
+        _, pairs = fit_stack(
+            [seeded(seed, make_model) for seed in some],
             some,
-            TaskData(task, sparse=sparse),
+            TaskData(task, sparse=plan.sparse),
             make_trainer,
             lr=lr,
             weight_decay=weight_decay,
@@ -194,12 +176,41 @@ def train(
             criterion=criterion,
             progress=progress,
         )
-        for outcome, model in results:
-            found[outcome.seed], trained[outcome.seed] = outcome, model.cpu().eval()
+        results.update({outcome.seed: (outcome, model.cpu().eval()) for outcome, model in pairs})
 
-    size = fit.seeds(device, len(seeds)) if seeds_per_pass == "auto" else seeds_per_pass
-    in_passes(lambda: [seed for seed in seeds if seed not in found], size, one_pass)
-    return [found[seed] for seed in seeds], Stack([trained[seed] for seed in seeds]).eval()
+    size = plan.memory.seeds(device, len(seeds)) if seeds_per_pass == "auto" else seeds_per_pass
+    in_passes(lambda: [seed for seed in seeds if seed not in results], size, one_pass)
+    outcomes, models = zip(*(results[seed] for seed in seeds), strict=True)
+    return list(outcomes), Stack(models).eval()
+
+
+def _check_seeds(seeds: Sequence[int], seeds_per_pass: int | Literal["auto"], task: Task) -> None:
+    if not seeds or len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**32 for seed in seeds):
+        raise ValueError(f"seeds are {seeds}, expected at least one, from 0 to 2^32 - 1, and none twice.")
+    if seeds_per_pass != "auto" and seeds_per_pass < 1:
+        raise ValueError(f"seeds_per_pass is {seeds_per_pass}, expected 'auto' or a number of seeds, at least 1.")
+    if task.shared_graph is None:
+        raise ValueError(f"{task.name} has many graphs, and seeds are stacked on one. Train them one by one.")
+
+
+def _checked_device(trainer: Trainer) -> torch.device:
+    """Return the trainer's device; raise ValueError if the trainer cannot train a stack."""
+    if trainer.world_size > 1:
+        raise ValueError(f"The trainer has {trainer.world_size} processes, expected one: each would train all seeds.")
+    if obstacle := trainer_obstacle(trainer):
+        raise ValueError(f"Seeds cannot be trained as one: {obstacle}. Train them one by one.")
+    return trainer.strategy.root_device
+
+
+def _planned(models: Sequence[nn.Module], task: Task, device: torch.device) -> StackPlan:
+    """Return the plan for models like these two; raise ValueError if they share weights or cannot be stacked."""
+    first, second = ({id(weight) for weight in model.parameters()} for model in models)
+    if first & second:
+        raise ValueError("make_model() returned the same weights again, expected a fresh model at each call.")
+    plan = plan_stack(models, task, sparse_pays(task, models[0], device.type, stacked=True), device)
+    if isinstance(plan, str):
+        raise ValueError(f"{plan}. Train its seeds one by one.")
+    return plan
 
 
 def seeded(seed: int, make_model: Callable[[], T]) -> T:

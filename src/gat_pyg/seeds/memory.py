@@ -1,4 +1,4 @@
-"""An estimate of the number of models that fit in memory at once."""
+"""Memory of a stack of models: a trial, an estimate per seed, and passes that fit in memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning import Trainer
@@ -20,17 +20,19 @@ from torch_geometric.data import Data
 
 from ..distributed.ranks import rank_zero_print
 from ..tasks.objective import Objective
-from ..training.signals import _heeded
+from ..tasks.task import Task
+from ..training.loading import TaskData
+from ..training.signals import _interruptible
 from .module import Stacked
 
-ROOM = {"cpu": 1 << 30}  # bytes of a pass that are enough: beyond, a CPU gains nothing
-SHARE = 0.8  # of the free memory, for what is estimated
+CPU_BUDGET = 1 << 30  # bytes of a pass on a CPU, which gains nothing from larger ones
+SHARE = 0.8  # of the free memory that a pass may take by the estimate
 
 
 def in_passes(left: Callable[[], Sequence[int]], size: int, one_pass: Callable[[list[int]], object]) -> None:
-    """Call `one_pass(seeds)` with `size` of the seeds that `left()` returns until there are none.
+    """Call `one_pass(seeds)` with `size` seeds at a time until `left()` returns none.
 
-    Where memory runs out, go on with half as many at a time and print it. Raises what `one_pass` raises otherwise.
+    If memory runs out, print a message and continue with half as many. Other errors of `one_pass` are raised.
     """
     while seeds := list(left())[:size]:
         try:
@@ -40,14 +42,14 @@ def in_passes(left: Callable[[], Sequence[int]], size: int, one_pass: Callable[[
                 raise
             size = -(-len(seeds) // 2)
             rank_zero_print(f"Memory does not suffice for {len(seeds)} seeds at once: going on with {size}")
-        gc.collect()  # a trainer and its module hold each other, and with them the memory
+        gc.collect()  # a trainer and its module refer to each other, and so keep their memory
 
 
 def out_of_memory(error: BaseException) -> bool:
     """Return True if an error means that memory has run out, on a GPU or on the CPU."""
-    words = ("can't allocate memory", "not enough memory", "out of memory", "alloc_failed")
+    phrases = ("can't allocate memory", "not enough memory", "out of memory", "alloc_failed")
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
+        isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in phrases)
     )
 
 
@@ -62,20 +64,20 @@ def free_memory(device: torch.device) -> int | None:
         return torch.cuda.mem_get_info(device)[0] + unused
     if device.type != "cpu":
         return None
-    found = []
+    limits = []
     with suppress(OSError, ValueError, KeyError):
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        found.append(1024 * int(lines["MemAvailable"].split()[0]))
-    for limit, used, groups in _GROUPS:
+        limits.append(1024 * int(lines["MemAvailable"].split()[0]))
+    for limit, usage, groups in _GROUPS:
         for folder in groups():
-            with suppress(OSError, ValueError):  # no such file; "max", which is no number
-                taken = int((folder / used).read_text()) - _cached(folder)
-                found.append(max(int((folder / limit).read_text()) - taken, 1))
-    return min(found, default=None)
+            with suppress(OSError, ValueError):  # no such file, or the text "max"
+                used = int((folder / usage).read_text()) - _cached(folder)
+                limits.append(max(int((folder / limit).read_text()) - used, 1))
+    return min(limits, default=None)
 
 
 def _cached(folder: Path) -> int:
-    """The bytes that a control group uses for files, and that it gives back when they are needed."""
+    """Return the bytes of a control group's file cache, which the system frees on demand."""
     with suppress(OSError, ValueError):
         lines = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
         return sum(int(lines.get(f"{state}_file", 0)) for state in ("active", "inactive"))
@@ -83,15 +85,15 @@ def _cached(folder: Path) -> int:
 
 
 def _group_folders(root: str, controller: str) -> Callable[[], Iterator[Path]]:
-    """This process's control group and those around it."""
+    """Return a function that yields the folders of this process's control group and of the groups that contain it."""
 
     def folders() -> Iterator[Path]:
         with suppress(OSError):
             for line in Path("/proc/self/cgroup").read_text().splitlines():
                 _, controllers, path = line.split(":", 2)
                 if controller in controllers.split(","):
-                    own = Path(root, path.lstrip("/"))
-                    yield from (own, *(folder for folder in own.parents if folder.is_relative_to(root)))
+                    group = Path(root, path.lstrip("/"))
+                    yield from (group, *(folder for folder in group.parents if folder.is_relative_to(root)))
 
     return folders
 
@@ -103,25 +105,25 @@ _GROUPS = (
 
 
 class Peak(TorchDispatchMode):
-    """The most bytes that the tensors of all operations within it held at once, what they were given included.
+    """Context manager: measures the peak memory of the tensors that torch operations read or return.
 
-    What a kernel has made outside of torch is seen when the next operation is given it. So that what was there before
-    does not count, let the same operations run twice, with `start_over()` between.
+    Memory that a kernel allocates outside of torch counts from the next operation that reads it. To leave out memory
+    that was allocated before, run the same operations twice, with `start_over()` in between.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._now = self._most = self._before = 0
+        self._now = self._peak = self._start = 0
         self._known: set[int] = set()
 
     @property
     def bytes(self) -> int:
-        """The most since the last start."""
-        return self._most - self._before
+        """The peak since the last start, in bytes."""
+        return self._peak - self._start
 
     def start_over(self) -> None:
-        """Count from here on what comes on top of what there is."""
-        self._most = self._before = self._now
+        """Start a new measurement: only memory allocated from now on counts."""
+        self._peak = self._start = self._now
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -131,7 +133,7 @@ class Peak(TorchDispatchMode):
             if key not in self._known:
                 self._known.add(key)
                 self._now += size
-                self._most = max(self._most, self._now)
+                self._peak = max(self._peak, self._now)
                 weakref.finalize(storage, self._freed, key, size)
         return out
 
@@ -143,63 +145,67 @@ class Peak(TorchDispatchMode):
 def _plain_tensors(tree: Any) -> Iterator[Tensor]:
     for leaf in tree_leaves(tree):
         if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
-            with suppress(NotImplementedError, RuntimeError):  # a wrapper around others has no storage
+            with suppress(NotImplementedError, RuntimeError):  # a wrapper subclass has no storage
                 leaf.untyped_storage()
                 yield leaf
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """An estimate: the reason a model cannot be stacked, or None, and the bytes that a seed takes at most."""
+    """The result of a trial: the reason that models cannot be stacked, or None, and a bound on a seed's memory."""
 
-    why_not: str | None = None
-    each: int = 0
+    obstacle: str | None = None
+    bytes_per_seed: int = 0
 
-    def seeds(self, device: torch.device, wanted: int, free: int | None = None) -> int:
-        """Return the number of seeds to train at once: those that fit in memory, in equal passes.
+    def seeds(self, device: torch.device, count: int, free: int | None = None) -> int:
+        """Return how many of `count` seeds to train at once: as many as fit in memory, in passes of equal size.
 
-        >>> MemoryEstimate(each=1000).seeds(torch.device("cpu"), 10, free=4_000)
+        >>> MemoryEstimate(bytes_per_seed=1000).seeds(torch.device("cpu"), 10, free=4_000)
         3
         """
         free = free_memory(device) if free is None else free
-        rooms = [room for room in (free and int(SHARE * free), ROOM.get(device.type)) if room is not None]
-        passes = -(-wanted // max(1, min([wanted, *(room // max(self.each, 1) for room in rooms)])))
-        return -(-wanted // passes)
+        budgets = [] if free is None else [int(SHARE * free)]
+        budgets += [CPU_BUDGET] if device.type == "cpu" else []
+        largest = min([count, *(budget // max(self.bytes_per_seed, 1) for budget in budgets)])
+        passes = -(-count // max(1, largest))
+        return -(-count // passes)
 
 
-def why_not_by(trainer: Trainer) -> str | None:
-    """Return the reason a trainer cannot train seeds as one, or None."""
+def trainer_obstacle(trainer: Trainer) -> str | None:
+    """Return the reason that a trainer cannot train several seeds as one, or None."""
     if trainer.gradient_clip_val:
         return "gradients would be clipped over all seeds"
     if not str(trainer.precision).endswith("-true"):
         return f"precision is {trainer.precision}, whose scale would be that of all seeds"
     if trainer.check_val_every_n_epoch != 1:
-        return f"validation is every {trainer.check_val_every_n_epoch} epochs, and the rule of each looks at every one"
+        return f"validation is every {trainer.check_val_every_n_epoch} epochs, and the stopping rule needs each epoch"
     return None
 
 
-@_heeded()
-def trial(models: Sequence[nn.Module], objective: Objective, data: Data, device: torch.device | str = "cpu") -> MemoryEstimate:
-    """Try two models or more on the data as a stack.
+@_interruptible()
+def trial(
+    models: Sequence[nn.Module], objective: Objective, data: Data, device: torch.device | str = "cpu"
+) -> MemoryEstimate:
+    """Try to train two or more models as a stack.
 
-    Each has to give what it gives by itself, and an epoch and a test have to run. Their peak of memory by the number of
-    models is more than a seed will take beside others, who share a part; weights and optimizer come on top.
+    Each output must be that of the model alone, and an epoch and a test must run. Their peak memory divided by the
+    number of models is an upper bound for a seed, since seeds share some of it; weights and optimizer are added.
     """
     if hasattr(models[0], "fit"):
-        return MemoryEstimate("it fits itself")
+        return MemoryEstimate("it has a fit method of its own")
     try:
         module = Stacked(models, range(len(models)), objective).to(device)
         data = data.clone().to(device)
         module.eval()
         with torch.no_grad():
-            for model, one in zip(models, module(data), strict=True):
-                alone = module._given(copy.deepcopy(model).to(device).eval(), data)
+            for model, out in zip(models, module(data), strict=True):
+                alone = module._call_model(copy.deepcopy(model).to(device).eval(), data)
                 largest = float(alone.abs().nan_to_num(posinf=0.0).max())
-                if not torch.allclose(one, alone, rtol=0.01, atol=0.01 * largest, equal_nan=True):
-                    return MemoryEstimate("in a stack it does not give what it gives by itself")
+                if not torch.allclose(out, alone, rtol=0.01, atol=0.01 * largest, equal_nan=True):
+                    return MemoryEstimate("its outputs in a stack differ from those of the model alone")
         module.begin_epoch(0, 0)
         with Peak() as peak:
-            for _ in range(2):  # what is built or compiled at first is no part of it
+            for _ in range(2):  # what is built or compiled in the first run does not count
                 peak.start_over()
                 module.train()
                 module._loss(data)[0].backward()
@@ -213,4 +219,21 @@ def trial(models: Sequence[nn.Module], objective: Objective, data: Data, device:
             return MemoryEstimate(f"memory does not suffice for {len(models)} seeds")
         return MemoryEstimate(f"torch.func.vmap cannot stack it ({' '.join(str(error).split())[:300]})")
     weights = sum(value.nbytes for value in module.model.weights().values())
-    return MemoryEstimate(None, (peak.bytes + 4 * weights) // len(models))  # the parameters, Adam's two moments, those kept
+    # The parameters, Adam's two moments and the best weights.
+    return MemoryEstimate(None, (peak.bytes + 4 * weights) // len(models))
+
+
+class StackPlan(NamedTuple):
+    """The plan for training seeds as one: sparse features or not, and the memory of a seed."""
+
+    sparse: bool
+    memory: MemoryEstimate
+
+
+def plan_stack(models: Sequence[nn.Module], task: Task, sparse: bool, device: torch.device) -> StackPlan | str:
+    """Plan to train models like these two as one; return a sentence with the reason if that is impossible."""
+    (graph,) = TaskData(task, sparse=sparse).train_dataloader()
+    memory = trial(models, task.objective, graph, device)
+    if memory.obstacle:
+        return f"{type(models[0]).__name__} cannot be stacked: {memory.obstacle}"
+    return StackPlan(sparse, memory)

@@ -1,4 +1,4 @@
-"""Models of one class and shape as one module: their weights stacked, their calls made at once."""
+"""Models of one class and shape as one module: stacked weights, one vectorised call."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch.func import functional_call, vmap
 
 
 class Stack(nn.Module):
-    """S models that differ in their weights alone, called as one: `[S, N, K]` where each gives `[N, K]`.
+    """S models that differ only in their weights, called as one: the output is `[S, N, K]` if each returns `[N, K]`.
 
-    All get the same arguments. Every parameter and buffer is that of the models, with S in front, and `torch.func.vmap`
-    maps over it. `stack[s]` is a model of its own again, and `len(stack)` is S. Chance is drawn for all at once, but
-    for that of gat_pyg's layers where `gat_pyg.philox.keyed` has a key for each.
+    All models get the same arguments. Every parameter and buffer has a leading dimension S, over which
+    `torch.func.vmap` maps. `stack[s]` is a copy of one model, and `len(stack)` is S. Random numbers are drawn for all
+    models at once, except in gat_pyg's layers, where `gat_pyg.philox.keyed` may have a key for each model.
 
     The averaged prediction of an ensemble is `stack(x, edge_index).softmax(-1).mean(0)`.
 
     Raises:
-        ValueError: if there is no model, or one has parameters or buffers of other names or shapes than the first.
+        ValueError: if there is no model, or parameters or buffers differ in name or shape from the first model's.
 
     Example:
         >>> stack = Stack([nn.Linear(5, 2) for _ in range(3)])
@@ -34,26 +34,26 @@ class Stack(nn.Module):
         if not models:
             raise ValueError("there is no model to stack, expected at least one.")
         first = {name: value.shape for name, value in _tensors(models[0]).items()}
-        for place, model in enumerate(models):
+        for index, model in enumerate(models):
             if (shapes := {name: value.shape for name, value in _tensors(model).items()}) != first:
                 name = next(name for name in {**first, **shapes} if first.get(name) != shapes.get(name))
-                found, expected = (f"{name} {tuple(a[name])}" if name in a else f"no {name}" for a in (shapes, first))
+                actual, expected = (f"{name} {tuple(a[name])}" if name in a else f"no {name}" for a in (shapes, first))
                 raise ValueError(
-                    f"model {place} of the stack has {found}, expected {expected} as in the first: models of one class "
-                    "with the same arguments."
+                    f"model {index} of the stack has {actual}, expected {expected} as in the first: models of one "
+                    "class with the same arguments."
                 )
-        self.models = copy.deepcopy(models[0])  # called with the weights of each in place of its own
+        self.models = copy.deepcopy(models[0])  # called with each model's weights in turn
         self.fill([_tensors(model) for model in models])
 
     def __len__(self) -> int:
         return next(iter(_tensors(self.models).values())).size(0)
 
-    def __getitem__(self, place: int) -> nn.Module:
-        own: dict[int, Any] = {}  # in place of copies of all S
+    def __getitem__(self, index: int) -> nn.Module:
+        memo: dict[int, Any] = {}  # deepcopy takes these instead of copying the weights of all S models
         for value in _tensors(self.models).values():
-            row = value.detach()[place].clone()
-            own[id(value)] = nn.Parameter(row, value.requires_grad) if isinstance(value, nn.Parameter) else row
-        return copy.deepcopy(self.models, own)
+            row = value.detach()[index].clone()
+            memo[id(value)] = nn.Parameter(row, value.requires_grad) if isinstance(value, nn.Parameter) else row
+        return copy.deepcopy(self.models, memo)
 
     @property
     def supports_sparse_features(self) -> bool:
@@ -61,9 +61,9 @@ class Stack(nn.Module):
         return bool(getattr(self.models, "supports_sparse_features", False))
 
     def decayed_parameters(self) -> Iterable[nn.Parameter]:
-        """Those of the models' parameters that they name as subject to weight decay: all, where they name none."""
-        own: Iterable[nn.Parameter] = getattr(self.models, "decayed_parameters", self.models.parameters)()
-        return own
+        """Return the parameters with weight decay: the models' `decayed_parameters()`, by default all."""
+        parameters: Iterable[nn.Parameter] = getattr(self.models, "decayed_parameters", self.models.parameters)()
+        return parameters
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the output of each model for the same arguments."""
@@ -71,37 +71,37 @@ class Stack(nn.Module):
         return out
 
     def each(self, call: Callable[..., Any], *mapped: Tensor) -> Any:
-        """`call(model, *own)` for each of the models, own being its row of each tensor in `mapped`.
+        """Return `call(model, *rows)` for each model, stacked; `rows` are the model's rows of the tensors in `mapped`.
 
-        `model.method(name, ...)` calls another method than its forward.
+        In `call`, `model(...)` is the forward and `model.method(name, ...)` any other method.
         """
 
-        def one(weights: dict[str, Tensor], *own: Tensor) -> Any:
-            return call(_Weighted(self.models, weights), *own)
+        def call_one(weights: dict[str, Tensor], *rows: Tensor) -> Any:
+            return call(_Weighted(self.models, weights), *rows)
 
-        return vmap(one, randomness="different")(_tensors(self.models), *mapped)
+        return vmap(call_one, randomness="different")(_tensors(self.models), *mapped)
 
     def weights(self) -> dict[str, Tensor]:
-        """All parameters and buffers `[S, ...]` by the names that they have in one model."""
+        """Return all parameters and buffers `[S, ...]` by their names in a single model."""
         return _tensors(self.models)
 
     @torch.no_grad()
     def select(self, rows: Tensor) -> None:
-        """Keep some of the models."""
+        """Remove all models but those of these rows."""
         for value in _tensors(self.models).values():
             value.grad = None
             value.data = value.data.index_select(0, rows)
 
     @torch.no_grad()
     def fill(self, weights: Sequence[Mapping[str, Tensor]]) -> None:
-        """Become as many models as there are, each with its own weights."""
+        """Replace all models: there is one for each entry of `weights`."""
         for name, value in _tensors(self.models).items():
             value.grad = None
-            value.data = torch.stack([one[name] for one in weights]).to(value.device)
+            value.data = torch.stack([each[name] for each in weights]).to(value.device)
 
 
 class _Weighted:
-    """A model with other weights than its own."""
+    """A model that is called with the given weights."""
 
     def __init__(self, model: nn.Module, weights: dict[str, Tensor]) -> None:
         self.model, self.weights = model, weights

@@ -54,7 +54,7 @@ class Supervised(LightningModule):
         self.objective = objective
         self.lr = lr
         self.weight_decay = weight_decay
-        self._look_at(model)
+        self._inspect_model(model)
         self._sums: dict[str, Tensor] = {}  # per split, since the last log
 
     def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
@@ -63,9 +63,9 @@ class Supervised(LightningModule):
 
     def forward(self, data: Data) -> Tensor:
         """Return the logits of a graph or a batch."""
-        return self._given(self.model, data)
+        return self._call_model(self.model, data)
 
-    def _look_at(self, model: nn.Module) -> None:
+    def _inspect_model(self, model: nn.Module) -> None:
         """Read from the model's signature what it takes."""
         takes = inspect.signature(getattr(model, "_orig_mod", model).forward).parameters
         self._takes_edges = "edge_index" in takes
@@ -75,7 +75,7 @@ class Supervised(LightningModule):
         self._num_hops: int | None = getattr(model, "num_hops", None)
         self._penalty: Callable[[Tensor, Data], Tensor] | None = getattr(model, "penalty", None)
 
-    def _given(self, model: Callable[..., Tensor], data: Data) -> Tensor:
+    def _call_model(self, model: Callable[..., Tensor], data: Data) -> Tensor:
         """Call a model with the fields of the data that it takes."""
         if not self._takes_edges:
             return model(data.x)
@@ -90,7 +90,7 @@ class Supervised(LightningModule):
         """Return the numbers of nodes and edges per hop, if the model takes them."""
         return {}
 
-    def _seen(self, data: Data, split: Split) -> Data:
+    def _field_of(self, data: Data, split: Split) -> Data:
         """Return the part of the graph that the split needs."""
         return data
 
@@ -98,9 +98,9 @@ class Supervised(LightningModule):
         """Return the loss of a batch; over several processes scaled so that DDP's mean is that of all graphs."""
         loss, sums = self._loss(data)
         self._add("train", sums)
-        return self._weighed(loss, sums[..., 1]) if self._shared() else loss
+        return self._weighted(loss, sums[..., 1]) if self._shared() else loss
 
-    def _weighed(self, loss: Tensor, size: Tensor) -> Tensor:
+    def _weighted(self, loss: Tensor, size: Tensor) -> Tensor:
         """Return the mean over `size` labels times W size / n, for n labels in all W processes."""
         n = size.clone()
         torch.distributed.all_reduce(n)
@@ -108,7 +108,7 @@ class Supervised(LightningModule):
 
     def _loss(self, data: Data) -> tuple[Tensor, Tensor]:
         """Return the loss of a batch, and the summands of the epoch's mean: (loss, known)."""
-        data = self._seen(data, "train")
+        data = self._field_of(data, "train")
         out = self(data)
         loss, sums = self.objective.train_statistics(*self.labelled(out, data, "train"))
         return (loss if self._penalty is None else loss + self._penalty(out, data)), sums
@@ -123,7 +123,7 @@ class Supervised(LightningModule):
 
     def _counts(self, data: Data, split: Split) -> Tensor:
         """Return the sufficient statistics of a batch."""
-        data = self._seen(data, split)
+        data = self._field_of(data, split)
         return self.objective.statistics(*self.labelled(self(data), data, split))
 
     def on_validation_epoch_end(self) -> None:
@@ -132,7 +132,7 @@ class Supervised(LightningModule):
         if self.trainer.state.fn != "fit":
             self._log(metrics)
         elif not self.trainer.sanity_checking:
-            self._tell(metrics)
+            self._log_epoch(metrics)
 
     def on_test_epoch_end(self) -> None:
         """Turn the sums into `test_loss` and the score."""
@@ -162,7 +162,7 @@ class Supervised(LightningModule):
         """Log what all processes have alike, as it is: a mean over them would round."""
         self.log_dict(metrics, batch_size=1, sync_dist=True, reduce_fx="max")
 
-    def _tell(self, metrics: dict[str, float]) -> None:
+    def _log_epoch(self, metrics: dict[str, float]) -> None:
         """Log an epoch's metrics as `self.log_dict` does, in a tenth of its time: 0.1 ms."""
         self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
         for logger in self.trainer.loggers:
@@ -221,7 +221,7 @@ class Transductive(Supervised):
     ) -> None:
         super().__init__(model, objective, lr, weight_decay)
         self.cuda_graphs = cuda_graphs
-        self._parts: dict[Split, tuple[list[Tensor], list[tuple[int, int]], Data]] = {}  # what is seen, and of what
+        self._fields: dict[Split, tuple[list[Tensor], list[tuple[int, int]], Data]] = {}  # what is seen, and of what
         self._captured: dict[Split, _Repeated] = {}
         self._grads: Sequence[Tensor | None] | None = None  # of the last training step, where it was a replay
         self._refused = False  # once a capture has failed, none is tried again in this fit
@@ -231,7 +231,7 @@ class Transductive(Supervised):
         """Return the rows that the graph assigns to the split."""
         return self.objective.rows(out, data, split)
 
-    def _seen(self, data: Data, split: Split) -> Data:
+    def _field_of(self, data: Data, split: Split) -> Data:
         """Return the receptive field of the labelled nodes if it is less than `MAX_FIELD` of the work, cached."""
         if is_drawn(data) or "part" in data:
             return data
@@ -242,17 +242,17 @@ class Transductive(Supervised):
         if any(type(value) is not Tensor or value.requires_grad or value.is_inference() for value in given):
             return data
         state = [(id(value), value._version) for value in given]
-        _, known, part = self._parts.get(split, ([], [], data))
+        _, known, part = self._fields.get(split, ([], [], data))
         if state != known:
             with torch.inference_mode(False), torch.no_grad():
                 part = receptive_field(data, mask_to_index(mask), self._num_hops)
             part = part if _is_less(part, data) else data
-            self._parts[split] = given, state, part  # an id is that of a tensor for as long as it lives
+            self._fields[split] = given, state, part  # an id is that of a tensor for as long as it lives
         return part
 
     def _hops(self, data: Data) -> dict[str, Any]:
         """Return the numbers per hop of a receptive field; those of another's batch would not fit rows and masks."""
-        ours = any(data is part and data.x is not given[0] for given, _, part in self._parts.values())
+        ours = any(data is part and data.x is not given[0] for given, _, part in self._fields.values())
         if not self._takes_hops or not (ours or (is_sampled(data) and "num_sampled_edges" in data)):
             return {}
         return {
@@ -266,9 +266,9 @@ class Transductive(Supervised):
         Then it is the same in a process of its own, in a stack of many seeds, and replayed as a CUDA graph. Of several
         steps in an epoch each would drop the same, so batches of nodes draw from torch's generator.
         """
-        self._hold(torch.tensor(key_of(seed, epoch)))
+        self._set_key(torch.tensor(key_of(seed, epoch)))
 
-    def _hold(self, key: Tensor) -> None:
+    def _set_key(self, key: Tensor) -> None:
         key = first_seeds(key)
         if self._key is None or (self._key.shape, self._key.device) != (key.shape, self.device):
             self._key = key.to(self.device)
@@ -280,17 +280,17 @@ class Transductive(Supervised):
         with data.part.joined(self.model, data.edge_index) if "part" in data else nullcontext():
             if self._key is None or not self.training or is_drawn(data):
                 return super().forward(data)
-            return self._drawn(self.model, data, self._key)
+            return self._call_keyed(self.model, data, self._key)
 
-    def _drawn(self, model: Callable[..., Tensor], data: Data, key: Tensor) -> Tensor:
+    def _call_keyed(self, model: Callable[..., Tensor], data: Data, key: Tensor) -> Tensor:
         with keyed(key):
-            return self._given(model, data)
+            return self._call_model(model, data)
 
     def setup(self, stage: str) -> None:
         """Reset the state of an earlier fit; raise ValueError if `cuda_graphs=True` is impossible here."""
         if stage == "fit":
-            self._forget()
-            if self.cuda_graphs is True and (why := self._why_not_captured()):
+            self._reset()
+            if self.cuda_graphs is True and (why := self._capture_obstacle()):
                 raise ValueError(f"cuda_graphs is true, but {why}. Use cuda_graphs=auto or false.")
 
     def training_step(self, data: Data, batch_idx: int) -> Tensor:
@@ -298,7 +298,7 @@ class Transductive(Supervised):
 
         def step() -> tuple[Tensor, ...]:
             loss, sums = self._loss(data)
-            return loss.detach(), sums, *torch.autograd.grad(loss, self._learnt(), allow_unused=True)
+            return loss.detach(), sums, *torch.autograd.grad(loss, self._trainable_parameters(), allow_unused=True)
 
         if (captured := self._capture("train", data, step)) is None:
             self._grads = None
@@ -312,7 +312,7 @@ class Transductive(Supervised):
         if self._grads is None:
             super().backward(loss, *args, **kwargs)
             return
-        for parameter, grad in zip(self._learnt(), self._grads, strict=True):
+        for parameter, grad in zip(self._trainable_parameters(), self._grads, strict=True):
             parameter.grad = grad
 
     def validation_step(self, data: Data | NodeLoader, batch_idx: int) -> None:
@@ -341,11 +341,11 @@ class Transductive(Supervised):
 
     def on_train_end(self) -> None:
         """Release the CUDA graphs, the receptive fields and the last epoch's key: another fit draws its own masks."""
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._captured.clear()
-        self._parts.clear()
+        self._fields.clear()
         self._key = self._grads = None
         self._refused = False
 
@@ -355,7 +355,7 @@ class Transductive(Supervised):
         """Return the step's CUDA graph, captured as soon as the step repeats, or None where it runs without one."""
         if self.cuda_graphs is False or self._refused or isinstance(data, NodeLoader) or is_drawn(data):
             return None
-        if self._why_not_captured() or (tensors := _plain_tensors(data)) is None:
+        if self._capture_obstacle() or (tensors := _plain_tensors(data)) is None:
             return None
         if self.cuda_graphs == "auto" and data.num_edges > SMALL:
             return None
@@ -370,7 +370,7 @@ class Transductive(Supervised):
         if known.captured is None:
             try:
                 known.captured = Captured(step, list(self.buffers()))
-                known.held.append(self._parts.get(split))
+                known.held.append(self._fields.get(split))
             except Exception as error:  # whatever the driver, or an operation that cannot be captured, may raise
                 self._refused = True
                 rank_zero_warn(
@@ -380,7 +380,7 @@ class Transductive(Supervised):
                 )
         return known.captured
 
-    def _why_not_captured(self) -> str | None:
+    def _capture_obstacle(self) -> str | None:
         trainer = self.trainer
         if trainer.strategy.root_device.type != "cuda":
             return f"the device is a {trainer.strategy.root_device.type}"
@@ -399,7 +399,7 @@ class Transductive(Supervised):
                 return f"{type(self).__name__} has its own {name}, which a replay would skip"
         return None
 
-    def _learnt(self) -> list[nn.Parameter]:
+    def _trainable_parameters(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
 

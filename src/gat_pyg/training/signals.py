@@ -10,7 +10,7 @@ from types import FrameType
 
 
 @contextmanager
-def _heeded() -> Iterator[None]:
+def _interruptible() -> Iterator[None]:
     """Interrupt what is within it, and at its end once more: a compiler's callbacks may lose what is raised in them."""
     came: list[int] = []
 

@@ -109,7 +109,7 @@ class PaperStopping(Callback):
             raise ValueError(f"PaperStopping needs val_loss and {name}, but the module logged {logged}.")
         score, loss = float(metrics[name]), float(metrics["val_loss"])
         if self.update(score, loss):
-            self._keep(pl_module)
+            self._save_weights(pl_module)
         elif not math.isfinite(loss):
             self.stop_diverged(parameter for parameter in pl_module.parameters() if parameter.requires_grad)
         if self.left <= 0:
@@ -132,7 +132,7 @@ class PaperStopping(Callback):
             )
 
     @torch.no_grad()
-    def _keep(self, module: LightningModule) -> None:
+    def _save_weights(self, module: LightningModule) -> None:
         state = {key: value for key, value in module.state_dict().items() if isinstance(value, Tensor)}
         if self.weights.keys() != state.keys():
             self.weights = {key: value.clone() for key, value in state.items()}
