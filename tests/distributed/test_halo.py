@@ -252,7 +252,7 @@ def test_a_model_without_layers_that_take_a_graph_is_refused():
     part = Part.of(torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 0]), 0, 1)
     backward, normed = pyg.SAGEConv(2, 2, flow="target_to_source"), pyg.GCN(2, 2, 2, norm="batch_norm")
     for model in (nn.Linear(2, 2), backward, normed, torch.compile(pyg.SAGEConv(2, 2))):
-        refused = pytest.raises(ValueError, match=f"{type(model).__name__} cannot be trained over a graph in parts")
+        refused = pytest.raises(ValueError, match=f"{type(model).__name__} cannot be trained on a graph in parts")
         with refused, part.joined(model, part.edge_index):
             pass
 
@@ -260,5 +260,5 @@ def test_a_model_without_layers_that_take_a_graph_is_refused():
 def test_who_owns_a_node_has_to_be_there():
     with pytest.raises(ValueError, match="owner names processes -1 to 0, expected 0 to 1"):
         Part.of(torch.tensor([[0], [1]]), torch.tensor([-1, 0]), 0, 2)
-    with pytest.raises(ValueError, match="There are 61 processes and 60 nodes: each needs one"):
+    with pytest.raises(ValueError, match="61 processes cannot divide 60 nodes: each needs one"):
         divided(graph(60, 10), 0, 61)

@@ -768,7 +768,7 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
         (["dataset=file", "dataset.path=x.npz"], r"x\.npz does not exist\."),
         (["trainer=ddp_cpu"], "digits is one graph, which 2 processes do not share out among them by themselves"),
         ([*HALO, "dataset=planted"], r"trainer\.strategy is halo, which divides a single graph"),
-        (HALO, "MLP cannot be trained over a graph in parts"),
+        (HALO, "MLP cannot be trained on a graph in parts"),
         (
             [*HALO, "training.sparse=true", "model=gat"],
             r"training\.sparse is true, but trainer\.strategy=halo fetches dense rows",

@@ -1,4 +1,4 @@
-"""One graph in one step of several processes: each has the rows of its own nodes and fetches those of its halo."""
+"""One graph divided among processes: each stores the rows of its own nodes and fetches those of its halo."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from ..philox import global_rows
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    r"""The share that one of W processes has of a graph whose nodes are divided among them.
+    r"""One process's part of a graph whose nodes are divided among W processes.
 
-    Its own nodes are the destinations that it computes. An edge into one of them is its edge, too; where the edge comes
-    from a node of another process, that node is in the halo, whose rows it fetches before each layer. The softmax of a
-    destination is over edges that are all here, so that nothing else is communicated: a layer of W processes moves
-    `F * sum of halo` numbers forward and, after the first, as many backward.
+    A process computes its own nodes, and stores all edges into them. If such an edge starts at a node of another
+    process, that node belongs to the halo, and the process fetches its row before each layer. All edges of a softmax
+    are stored in one process, so nothing else is communicated: the forward pass of a layer moves `F * h` elements,
+    summed over the processes, and so does the backward pass of every layer but the first.
 
     Attributes:
         nodes: `[n]`, its own nodes, ascending.
-        halo: `[h]`, nodes of others with an edge into one of its own, by whose they are.
-        edge_index: `[2, E']`, src in `[nodes, halo]` and dst in `nodes` by their places there, in the graph's order.
-        edges: `[E']`, the place of each edge in the graph.
+        halo: `[h]`, nodes of other processes with an edge into one of its own, sorted by process.
+        edge_index: `[2, E']`, src as indices into `[nodes, halo]`, dst as indices into `nodes`, in the graph's order.
+        edges: `[E']`, the index of each edge in the graph.
         looped: `[E'']`, the same in the graph with self-loops added, as `GATConv` adds them.
-        send: `[s]`, places in `nodes` of the rows that others fetch, by who.
-        sent, fetched: the number of rows to and from each process.
+        send: `[s]`, indices into `nodes` of the rows that other processes fetch, sorted by process.
+        sent, fetched: the number of rows sent to and fetched from each process.
         num_nodes: N of the graph.
 
     Example:
@@ -60,13 +60,13 @@ class Part:
 
     @classmethod
     def of(cls, edge_index: Tensor, owner: Tensor, rank: int, world: int) -> Part:
-        """The part of process `rank`: `owner` `[N]` is the rank of each node.
+        """Build the part of process `rank`; `owner` `[N]` is the rank of each node.
 
-        Needs the whole edge list `[2, E]`, which may be mapped from a file, and no communication. Cost: O(E) time, and
-        about 24 bytes for each edge of the whole graph while it is made.
+        Needs the whole edge list `[2, E]`, which may be memory-mapped, and no communication. Cost: O(E) time, and
+        about 24 bytes of temporary memory for each edge of the whole graph.
 
         Raises:
-            ValueError: if `owner` names a process that there is not.
+            ValueError: if `owner` holds a rank outside of 0 to `world` - 1.
         """
         if owner.numel() and not 0 <= int(owner.min()) <= int(owner.max()) < world:
             raise ValueError(
@@ -83,52 +83,55 @@ class Part:
         local[nodes], local[halo] = order.split([nodes.numel(), halo.numel()])
 
         out = ((owner[src] == rank) & (owner[dst] != rank)).nonzero().view(-1)  # edges into others' nodes
-        wanted = (owner[dst[out]] * owner.numel() + src[out]).unique()  # by rank, then node, as their halo is
-        asker, wanted = wanted // max(owner.numel(), 1), wanted % max(owner.numel(), 1)
+        keys = (owner[dst[out]] * owner.numel() + src[out]).unique()  # by rank, then node, as the halo there
+        receiver, requested = keys // max(owner.numel(), 1), keys % max(owner.numel(), 1)
 
         loops = src == dst
         before = loops.cumsum(0)
-        kept = edges[~loops[edges]]
-        looped = torch.cat([kept - before[kept], edge_index.size(1) - int(loops.sum()) + nodes])
+        loopless = edges[~loops[edges]]
+        looped = torch.cat([loopless - before[loopless], edge_index.size(1) - int(loops.sum()) + nodes])
         return cls(
             nodes,
             halo,
             torch.stack([local[own_src], local[own_dst]]),
             edges,
             looped,
-            local[wanted],
-            asker.bincount(minlength=world).tolist(),
+            local[requested],
+            receiver.bincount(minlength=world).tolist(),
             owner[halo].bincount(minlength=world).tolist(),
             owner.numel(),
         )
 
     def take(self, data: Data) -> Data:
-        """This process's part of a graph's data: rows of its nodes, its edges, and itself as `part`."""
-        taken = Data(data.x[self.nodes], self.edge_index, y=data.y[self.nodes], part=self)
-        taken.edge_attr = None if data.edge_attr is None else data.edge_attr[self.edges]
+        """Return this process's part of a graph's data: the rows of its nodes, its edges, and `part`, this object."""
+        own = Data(data.x[self.nodes], self.edge_index, y=data.y[self.nodes], part=self)
+        own.edge_attr = None if data.edge_attr is None else data.edge_attr[self.edges]
         for split in ("train", "val", "test"):
-            taken[f"{split}_mask"] = data[f"{split}_mask"][self.nodes]
-        return taken
+            own[f"{split}_mask"] = data[f"{split}_mask"][self.nodes]
+        return own
 
     def to(self, *args: Any, **kwargs: Any) -> Part:
-        """The same with its ids on a device: what `Data.to` calls."""
-        ids = {own.name: getattr(self, own.name) for own in fields(self)}
-        return replace(self, **{name: ids[name].to(*args, **kwargs) for name in ids if isinstance(ids[name], Tensor)})
+        """Return a copy with its ids on a device; `Data.to` calls this."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {
+            name: value.to(*args, **kwargs) for name, value in values.items() if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
 
     def fetch(self, x: Tensor) -> Tensor:
-        """`[n, F]` of the own nodes to `[n + h, F]`, with the rows of the halo; differentiable once."""
+        """Append the rows of the halo to those of the own nodes: `[n, F]` to `[n + h, F]`; differentiable once."""
         rows: Tensor = _Fetch.apply(x, self)  # type: ignore[no-untyped-call]
         return torch.cat([x, rows])
 
     @contextmanager
     def joined(self, model: nn.Module, edge_index: Tensor) -> Iterator[None]:
-        """Within it, `model(x [n, F], edge_index)` gives the rows of `nodes` of what it would give for the whole graph.
+        """Context manager: `model(x, edge_index)` with x `[n, F]` returns the rows of `nodes` of the full output.
 
-        Before each layer the halo's rows are fetched; dropout, where it follows from a seed that all processes share,
-        drops what it would drop there. All processes have to call the model alike.
+        Before each layer the rows of the halo are fetched. Dropout with a seed that all processes share uses the mask
+        of the whole graph. All processes must call the model in the same way.
 
         Raises:
-            ValueError: as `layers_of`.
+            ValueError: as in `layers_of`.
         """
         layers = layers_of(model)
         set_dropout_ids(edge_index, self.edges, self.looped)
@@ -141,38 +144,38 @@ class Part:
             yield
 
     def _with_halo(self, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The arguments of a layer with the halo: of one x for both ends where it takes that, else of x for each."""
-        given = inspect.signature(layer.forward).bind(*args, **kwargs)
-        x = given.arguments["x"]
-        whole = self.fetch(x)
+        """Return a layer's arguments with the halo: x with `size` if the layer accepts it, else (x_src, x_dst)."""
+        bound = inspect.signature(layer.forward).bind(*args, **kwargs)
+        x = bound.arguments["x"]
+        x_src = self.fetch(x)
         if getattr(layer, "accepts_size", False):
-            given.arguments.update(x=whole, size=(whole.size(0), x.size(0)))
+            bound.arguments.update(x=x_src, size=(x_src.size(0), x.size(0)))
         else:
-            given.arguments["x"] = whole, x
-        return given.args, given.kwargs
+            bound.arguments["x"] = x_src, x
+        return bound.args, bound.kwargs
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The layers of a model that take a graph.
+    """Return the layers of a model that take a graph.
 
     Raises:
-        ValueError: if there is none, one sends from target to source, the model is compiled, or it normalises over the
-            nodes of a process, which are not all.
+        ValueError: if there is none, one of them sends from target to source, the model is compiled, or it has a batch
+            norm that is not synchronised over the processes.
     """
     layers = [m for m in model.modules() if isinstance(m, MessagePassing) or getattr(m, "accepts_size", False)]
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and not isinstance(m, nn.SyncBatchNorm)]
     backward = any(getattr(layer, "flow", "source_to_target") != "source_to_target" for layer in layers)
     if not layers or norms or backward or hasattr(model, "_orig_mod"):
         raise ValueError(
-            f"{type(model).__name__} cannot be trained over a graph in parts: that needs layers of MessagePassing "
-            "which go from source to target, no BatchNorm but torch's SyncBatchNorm, and a model that is not compiled. "
-            "Train it by one process."
+            f"{type(model).__name__} cannot be trained on a graph in parts, which needs MessagePassing layers from "
+            "source to target, no BatchNorm except torch's SyncBatchNorm, and a model that is not compiled. "
+            "Train it in one process."
         )
     return layers
 
 
 class _Fetch(torch.autograd.Function):
-    """Rows of the halo from those who have them; back, the gradients to where the rows came from."""
+    """Fetch the rows of the halo; in the backward pass, send their gradients to the nodes' own processes."""
 
     @staticmethod
     def forward(x: Tensor, part: Part) -> Tensor:
@@ -198,24 +201,24 @@ class _Fetch(torch.autograd.Function):
 def _exchanged(rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
     if len(sent) == 1:
         return rows
-    made = rows.new_empty(sum(received), rows.size(1))
-    dist.all_to_all_single(made, rows, received, sent)
-    return made
+    result = rows.new_empty(sum(received), rows.size(1))
+    dist.all_to_all_single(result, rows, received, sent)
+    return result
 
 
 def divided(data: Data, rank: int, world: int, device: torch.device | str = "cpu") -> tuple[Data, int]:
-    """The part of process `rank` of a graph, and how many rows all fetch before a layer.
+    """Return one process's part of a graph, and the number of rows that all processes fetch before a layer.
 
-    The first process divides the nodes so that few edges run between parts, see `partition`, and broadcasts it, by
-    `device`. The parts are of one size, but for some percent; each process needs the whole graph in reach, and copies
-    its part.
+    The first process divides the nodes into parts with few edges between them (see `partition`) and broadcasts the
+    result through `device`. The sizes of the parts differ by a few percent. Each process needs access to the whole
+    graph, and copies its part.
 
     Raises:
         ValueError: if there are more processes than nodes.
     """
     N = data.x.size(0)
     if world > N:
-        raise ValueError(f"There are {world} processes and {N} nodes: each needs one. Start at most {N} processes.")
+        raise ValueError(f"{world} processes cannot divide {N} nodes: each needs one. Start at most {N} processes.")
     owner = partition(data.edge_index, N, world) if rank == 0 else torch.empty(N, dtype=torch.long)
     if world > 1:
         owner = owner.to(device)
@@ -228,9 +231,10 @@ def divided(data: Data, rank: int, world: int, device: torch.device | str = "cpu
 
 
 class HaloStrategy(DDPStrategy):
-    """Lightning's DDP where the one graph of a task is divided among the processes: `Trainer(strategy="halo")`.
+    """Lightning's DDP with a task's single graph divided among the processes: `Trainer(strategy="halo")`.
 
-    A step is that of one process with the whole graph; `gat_pyg.training` does what there is to do.
+    The steps are those of a single process with the whole graph. The data module and the modules of `gat_pyg.training`
+    recognise this strategy.
     """
 
     strategy_name = "halo"

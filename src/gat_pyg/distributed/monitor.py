@@ -1,4 +1,4 @@
-"""A monitor of ranks: a dead rank is reported and the others are ended."""
+"""A monitor of ranks: it reports a dead rank and ends the others."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .ranks import BEAT, Beats
 class RankMonitor(Callback):
     """Detects a dead rank, reports it, and stops the others: see `gat_pyg.distributed.ranks`.
 
-    Training, validation and test are each watched from their setup to their teardown. `lost` are the ranks that were
-    silent as an error ended one of them. With one process it does nothing.
+    It is active from the setup to the teardown of each training, validation and test, if there are several processes.
+    After an error, `lost` holds the ranks that sent no heartbeat.
     """
 
     def __init__(self) -> None:
@@ -39,18 +39,18 @@ class RankMonitor(Callback):
                 if launcher is not None:
                     launcher.kill(number)
 
-            # Lightning's own calls a collective inside the handler, and hangs unless all processes do so at one moment
+            # Lightning's own calls a collective in the handler, and hangs unless all processes do so at the same time
             trainer._signal_connector._sigterm_notifier_fn = forward  # type: ignore[assignment]
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Stop the heartbeats: all processes have come to the end."""
+        """Stop the heartbeats: all processes have finished."""
         if self._beats is not None:
             self._beats.stop()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Find the ranks that are lost, if that may be the cause."""
+        """Set `lost` if a dead rank may be the cause of the error."""
         if self._beats is not None:
-            if isinstance(exception, RuntimeError):  # as those of torch.distributed are
+            if isinstance(exception, RuntimeError):  # the type of torch.distributed's errors
                 time.sleep(4 * BEAT)
                 self.lost = self._beats.lost(3 * BEAT)
             self._beats.stop()

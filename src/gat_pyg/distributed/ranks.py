@@ -1,4 +1,4 @@
-"""Ranks: printing on the first one, and heartbeats, so that a wait for a dead rank ends."""
+"""Ranks: printing on the first one, and heartbeats that end a wait for a dead rank."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Callable
 from lightning.pytorch.utilities import rank_zero_only
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-BEAT = 0.5  # seconds between two
-SILENT = 40.0  # seconds after which a process counts as lost
+BEAT = 0.5  # seconds between two heartbeats
+SILENT = 40.0  # seconds without one after which a process counts as lost
 
 
 def is_first() -> bool:
@@ -21,23 +21,23 @@ def is_first() -> bool:
 
 
 def rank_zero_print(text: str) -> None:
-    """Print to stderr on the first rank alone."""
+    """Print to stderr on the first rank only."""
     if is_first():
         print(text, file=sys.stderr)
 
 
 class Beats:
-    """Heartbeats: threads that report this process as alive, and end it if another has been silent for long.
+    """Heartbeats: threads that report this process as alive, and end it if another one has been silent for too long.
 
-    A process that is killed leaves the others with an error of the network that does not name it, or waiting for ever:
-    NCCL's kernels, a machine without power. The beats go through a store of the first process, so that its end is seen
-    as the silence of all.
+    When a process is killed, the others get a network error that does not name it, or wait for ever, as in NCCL's
+    kernels or after a power failure. The heartbeats go through a store in the first process, so if that one ends, all
+    others appear silent.
 
     Args:
-        host, port: where the first process listens; for 0 it takes any free port, `port`.
-        rank, world: which process this is, and of how many.
-        silent: the seconds after which a process counts as lost.
-        end: what ends this one then, after a message.
+        host, port: the address of the first process's store; with port 0 it uses a free port, see `port`.
+        rank, world: the rank of this process, and the number of processes.
+        silent: the seconds without a heartbeat after which a process counts as lost.
+        end: ends this process after the message about a lost one.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class Beats:
         self.port: int = self._store.port
         self._heard = dict.fromkeys(range(world), (0, time.monotonic()))  # the last beat of each, and when
         self._done = threading.Event()
-        for work in (self._beat, self._look):  # the one may wait for a store that does not answer
+        for work in (self._beat, self._watch):  # two threads, since the store may block the first
             threading.Thread(target=work, name="heartbeats", daemon=True).start()
 
     def lost(self, within: float) -> list[int]:
-        """Return the ranks that have been silent for so many seconds."""
+        """Return the ranks without a heartbeat in the last `within` seconds."""
         now = time.monotonic()
         silent = [rank for rank, (_, when) in self._heard.items() if now - when > within and rank != self.rank]
-        return [0] if 0 in silent else silent  # without the first nothing is heard of any
+        return [0] if 0 in silent else silent  # without the store in rank 0, all appear silent
 
     def stop(self) -> None:
         """Stop the threads."""
@@ -75,10 +75,10 @@ class Beats:
                     beats = self._store.add(str(rank), 0)
                     if beats != before:
                         self._heard[rank] = beats, time.monotonic()
-            except RuntimeError:  # the first has ended, or the network: it will be missed
+            except RuntimeError:  # rank 0 or the network is down, which `_watch` will notice
                 continue
 
-    def _look(self) -> None:
+    def _watch(self) -> None:
         while not self._done.wait(BEAT):
             if lost := self.lost(self.silent):
                 print(f"\n{missing(lost, self.world)}", file=sys.stderr, flush=True)
@@ -87,9 +87,9 @@ class Beats:
 
 
 def missing(lost: list[int], world: int) -> str:
-    """Return the message about ranks that are lost."""
+    """Return the message about lost ranks."""
     which = f"Rank {lost[0]}" if len(lost) == 1 else f"Ranks {', '.join(map(str, lost))}"
     return (
-        f"{which} of {world} ended or cannot be reached, so the others stop. Its own last words may say why; the same "
-        "command with ckpt_path=last goes on from the last checkpoint."
+        f"{which} of {world} ended or cannot be reached, so the others stop. Its own output may show why. The same "
+        "command with ckpt_path=last continues from the last checkpoint."
     )

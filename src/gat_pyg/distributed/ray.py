@@ -1,4 +1,4 @@
-"""Ray as what starts the processes, on one machine or on many, and what Lightning has to know of it."""
+"""Training in processes that Ray starts, on one machine or several, and the strategy for Lightning."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 
-def train(work: Callable[[dict[str, Any]], Any], given: dict[str, Any], processes: int, gpu: bool, folder: Path) -> Any:
-    """Call `work(given)` in processes that Ray starts, each with a CPU or a GPU; what the first of them gives.
+def train(
+    work: Callable[[dict[str, Any]], Any], arguments: dict[str, Any], processes: int, gpu: bool, folder: Path
+) -> Any:
+    """Call `work(arguments)` in processes that Ray starts, each with a CPU or a GPU, and return the first one's result.
 
-    Ray keeps its own notes in `folder` meanwhile, which all machines have to see under that name.
+    Meanwhile Ray stores its state in `folder`, which must have the same path on all machines.
 
-    Raises ValueError where Ray is not installed, or with the words of one that `work` raised.
+    Raises ValueError if Ray is not installed, or if `work` raised one, with its message.
     """
-    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # else everything is printed twice
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # otherwise everything is printed twice
     try:
         from ray.train import RunConfig, ScalingConfig, WorkerGroupError
         from ray.train.torch import TorchTrainer
@@ -25,29 +27,30 @@ def train(work: Callable[[dict[str, Any]], Any], given: dict[str, Any], processe
             'trainer=ray needs a package that is not installed. Run: python -m pip install "ray[default,train]". '
             "Or use trainer=ddp, which needs none."
         ) from error
-    notes = folder / ".ray"
+    storage = folder / ".ray"
     try:
         return (
             TorchTrainer(
                 work,
-                train_loop_config=given,
+                train_loop_config=arguments,
                 scaling_config=ScalingConfig(num_workers=processes, use_gpu=gpu),
-                run_config=RunConfig(storage_path=str(notes), name="train"),
+                run_config=RunConfig(storage_path=str(storage), name="train"),
             )
             .fit()
             .return_value
         )
     except WorkerGroupError as error:
-        ours = next((one for _, one in sorted(error.worker_failures.items()) if isinstance(one, ValueError)), None)
-        if ours is None:
+        failures = (failure for _, failure in sorted(error.worker_failures.items()))
+        first = next((failure for failure in failures if isinstance(failure, ValueError)), None)
+        if first is None:
             raise
-        raise ValueError(str(ours)) from error
+        raise ValueError(str(first)) from error
     finally:
-        shutil.rmtree(notes, ignore_errors=True)
+        shutil.rmtree(storage, ignore_errors=True)
 
 
 def ray_strategy() -> tuple[Any, list[Any]]:
-    """The strategy and the plugins of a Lightning trainer in such a process."""
+    """Return the strategy and the plugins of a Lightning trainer in a process that Ray started."""
     from ray.train.lightning import RayDDPStrategy, RayLightningEnvironment
 
     return RayDDPStrategy(), [RayLightningEnvironment()]
