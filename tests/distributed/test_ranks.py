@@ -335,7 +335,7 @@ def test_who_has_no_graph_has_one_of_nobody():
 def test_more_ranks_than_graphs_in_a_step_are_refused():
     data = TaskData(planted(graphs=14, nodes=40), batch_size=2)
     data.trainer = Place(0, 3)
-    with pytest.raises(ValueError, match="batch_size is 2, the graphs of a step over all processes, and there are 3"):
+    with pytest.raises(ValueError, match="batch_size is 2 graphs in a step over all processes, but there are 3"):
         data.train_dataloader()
 
 

@@ -953,7 +953,7 @@ def test_a_broken_checkpoint_is_told(command: Command, place: Path, content: byt
     assert re.search(r"broken\.ckpt cannot be read: it is truncated or no checkpoint", said)
 
 
-@pytest.mark.filterwarnings("ignore:.*no epoch was kept.*:UserWarning", "ignore:None of .* was kept:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*he validation loss or score was not finite:UserWarning")
 @pytest.mark.parametrize("vectorize", ["on", "off"])
 def test_a_seed_that_diverges_costs_no_other_its_result(
     command: Command, monkeypatch: pytest.MonkeyPatch, vectorize: str
@@ -976,7 +976,7 @@ def test_a_seed_that_diverges_costs_no_other_its_result(
     assert [result.seed for result in read("outputs/results.jsonl")] == [0, 2, 3]
 
 
-@pytest.mark.filterwarnings("ignore:None of .* was kept:UserWarning")
+@pytest.mark.filterwarnings("ignore:The validation loss or score was not finite:UserWarning")
 @pytest.mark.parametrize("dataset", ["digits", "planted"])
 def test_a_run_that_diverges_ends_at_once_without_a_result(command: Command, dataset: str):
     said = command(*SMALL, f"dataset={dataset}", "training.lr=1e30", fails=True)

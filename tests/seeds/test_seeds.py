@@ -848,7 +848,7 @@ def test_nan_is_told_and_leaves_the_last_weights():
 
     stopping = EachStopping([3, 4], patience=3)
     module = Stacked([Broken(6, 3), Broken(6, 3)], [3, 4], NodeLabels(3))
-    message = r"Seeds 3, 4: no epoch was kept, since the validation loss or score was not finite in any"
+    message = r"Seeds 3, 4: the validation loss or score was not finite in any epoch"
     with pytest.warns(UserWarning, match=message):
         trainer(stopping, epochs=9).fit(module, datamodule=TaskData(small()))
     assert [rule.epoch for rule in stopping.rules.values()] == [1, 1]

@@ -206,7 +206,7 @@ def test_each_step_drops_out_anew():
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="num_parts is 4, but planted has many graphs: take them whole"):
+    with pytest.raises(ValueError, match="num_parts is 4, but planted has many graphs, which are used whole"):
         TaskData(planted(graphs=4, nodes=10), num_parts=4)
     with pytest.raises(ValueError, match=r"num_neighbors is \[2\] and num_parts is 4, expected one of them"):
         TaskData(one_graph(), num_neighbors=[2], num_parts=4)
@@ -218,7 +218,7 @@ def test_what_cannot_be_is_refused():
     data = TaskData(one_graph(), 2, num_parts=6)
     data.trainer = Place(0, 3)
     with pytest.raises(
-        ValueError, match="batch_size is 2, the parts of a step over all processes, and there are 3.*part,"
+        ValueError, match="batch_size is 2 parts in a step over all processes, but there are 3 .*batch_size=3"
     ):
         data.train_dataloader()
 
@@ -229,7 +229,7 @@ def test_what_cannot_be_is_refused():
         (["loader.num_parts=0"], "loader.num_parts is 0, expected a whole number, at least 1"),
         (["loader.num_parts=1798"], "num_parts is 1798, expected 1 to 1797, the number of nodes: none may be empty"),
         (["loader.batch_size=0"], "loader.batch_size is 0, expected a whole number, at least 1"),
-        (["dataset=planted"], "num_parts is 20, but planted has many graphs: take them whole"),
+        (["dataset=planted"], "num_parts is 20, but planted has many graphs, which are used whole"),
         (["training.sparse=true"], "training.sparse is true, but batches of nodes have dense features"),
         (["runs=2", "vectorize=on"], "vectorize is on, but each draws its own batches"),
     ],

@@ -259,7 +259,7 @@ def test_over_processes_each_seed_counts_once_and_a_step_has_the_same(world: int
 def test_a_step_that_cannot_be_shared_out_is_refused():
     data = TaskData(one_graph(), 8, num_neighbors=[-1, -1])
     data.trainer = Place(0, 3)
-    with pytest.raises(ValueError, match="batch_size is 8, the seed nodes of a step over all processes.*multiple: 9"):
+    with pytest.raises(ValueError, match="batch_size is 8 seed nodes in a step over all .* processes.*such as 9"):
         data.train_dataloader()
 
 
@@ -311,7 +311,7 @@ def test_workers_draw_in_a_resumed_run_what_they_draw_in_one(num_workers: int, t
     ("settings", "message"),
     [
         (["loader.num_neighbors=[4]"], r"loader.num_neighbors is \[4\], expected 2 numbers: one for each hop"),
-        (["dataset=planted"], r"num_neighbors is \[10, 10\], but planted has many graphs: take them whole"),
+        (["dataset=planted"], r"num_neighbors is \[10, 10\], but planted has many graphs, which are used whole"),
         (["loader.batch_size=0"], "loader.batch_size is 0, expected a whole number, at least 1"),
         (["training.sparse=true"], "training.sparse is true, but batches of nodes have dense features"),
         (["runs=2", "vectorize=on"], "vectorize is on, but each draws its own batches"),

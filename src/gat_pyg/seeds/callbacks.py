@@ -99,8 +99,8 @@ class EachStopping(Callback):
             self.best_weights = {}
         if never := [seed for seed, rule in self.rules.items() if rule.epoch and not rule.best_epoch]:
             rank_zero_warn(
-                f"Seeds {', '.join(map(str, never))}: no epoch was kept, since the validation loss or score was not "
-                "finite in any. The weights are those of the last epoch. A smaller lr may help."
+                f"Seeds {', '.join(map(str, never))}: the validation loss or score was not finite in any epoch, so the "
+                "weights are those of the last epoch. A smaller lr may help."
             )
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Cluster-GCN batches: subgraphs of some parts of a partition."""
+"""Cluster-GCN batches: subgraphs induced by some parts of a partition."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from .neighbours import draw
 class Clusters:
     """The subgraphs that parts of a graph induce: the batches of Cluster-GCN (Chiang et al., KDD 2019).
 
-    Called with some parts, it gives their nodes, part after part, and all edges among them, those from one part to
-    another too: all parts are the whole graph. Beside `x`, `edge_index`, `y`, `train_mask` and, where there is one,
-    `edge_attr`, a batch has the nodes' numbers `n_id` and the `parts` in ascending order; its edges are grouped by dst.
-    The part after the last is empty, for a process that has none: alone it gives one node that is not for training.
+    A call with some parts returns their nodes, part after part, and all edges among these nodes, including edges
+    between two of the parts; all parts together return the whole graph. A batch has `x`, `edge_index` (grouped by dst),
+    `y`, `train_mask` and, if the graph has it, `edge_attr`; also the ids of its nodes, `n_id`, and its `parts` in
+    ascending order. One more part after the last is empty. It pads the share of a process: alone, it returns one node
+    that is not a training node.
 
     Args:
         data: the graph, with `x`, `edge_index`, `y` and `train_mask`; its features are read row by row.
-        part: `[N]` int64, the part of each node, as of `gat_pyg.graph.partition.partition`.
+        part: `[N]` int64, the part of each node, as from `gat_pyg.graph.partition.partition`.
 
-    Cost: O(E log E) once, and 24 bytes an edge; a batch costs O(nodes and in-edges of its parts).
+    Cost: O(E log E) once, and 24 bytes per edge; a batch costs O(nodes and in-edges of its parts).
 
     Example:
         >>> path = Data(torch.eye(4), torch.tensor([[0, 1, 2], [1, 2, 3]]), y=torch.arange(4))
@@ -36,30 +37,30 @@ class Clusters:
 
     def __init__(self, data: Data, part: Tensor) -> None:
         self.data = data
-        self.n_id = part.argsort(stable=True)  # [N]: the nodes, part after part, as they are numbered from here on
+        self.n_id = part.argsort(stable=True)  # [N], node ids sorted by part; below, nodes are positions in this list
         self._part = part[self.n_id]
-        number = torch.empty_like(self.n_id)
-        number[self.n_id] = torch.arange(part.numel())
-        src, dst = number[data.edge_index.long()]
-        self._e_id = dst.argsort(stable=True)  # [E]: the edges, by dst
+        position = torch.empty_like(self.n_id)
+        position[self.n_id] = torch.arange(part.numel())
+        src, dst = position[data.edge_index.long()]
+        self._e_id = dst.argsort(stable=True)  # [E], edge ids sorted by dst
         self._src, self._dst = src[self._e_id], dst[self._e_id]
-        size = int(part.max()) + 2  # with a part after the last, which is empty
-        self._nodes = index2ptr(self._part, size)  # [size + 1]: where the nodes of each part begin,
-        self._edges = index2ptr(self._part[self._dst], size)  # and where its in-edges do
+        size = int(part.max()) + 2  # with the empty part
+        self._nodes = index2ptr(self._part, size)  # [size + 1], the first node of each part
+        self._edges = index2ptr(self._part[self._dst], size)  # [size + 1], the first in-edge of each part
 
     def __call__(self, parts: Sequence[int]) -> Data:
-        """The subgraph of the nodes of some parts."""
-        own = torch.tensor(sorted(parts), dtype=torch.long)
-        nodes, _ = draw(self._nodes, own, -1)
-        edges, _ = draw(self._edges, own, -1)
-        chosen = torch.zeros_like(self._nodes, dtype=torch.bool).index_fill_(0, own, True)
-        edges = edges[chosen[self._part[self._src[edges]]]]
-        size = self._nodes.diff()[own]
-        shift = torch.zeros_like(self._nodes)  # from a node's place among all to that in the batch
-        shift[own] = size.cumsum(0) - size - self._nodes[own]
+        """Return the subgraph of the nodes of some parts."""
+        part = torch.tensor(sorted(parts), dtype=torch.long)
+        nodes, _ = draw(self._nodes, part, -1)
+        edges, _ = draw(self._edges, part, -1)
+        is_selected = torch.zeros_like(self._nodes, dtype=torch.bool).index_fill_(0, part, True)
+        edges = edges[is_selected[self._part[self._src[edges]]]]
+        size = self._nodes.diff()[part]
+        shift = torch.zeros_like(self._nodes)  # of each part: from positions in the graph to positions in the batch
+        shift[part] = size.cumsum(0) - size - self._nodes[part]
         ends = torch.stack([self._src[edges], self._dst[edges]])
         data, n_id = self.data, self.n_id[nodes] if nodes.numel() else self.n_id[:1]
-        batch = Data(data.x[n_id], ends + shift[self._part[ends]], y=data.y[n_id], n_id=n_id, parts=own.tolist())
+        batch = Data(data.x[n_id], ends + shift[self._part[ends]], y=data.y[n_id], n_id=n_id, parts=part.tolist())
         batch.train_mask = data.train_mask[n_id] & (nodes.numel() > 0)
         if data.edge_attr is not None:
             batch.edge_attr = data.edge_attr[self._e_id[edges]]

@@ -20,26 +20,26 @@ from torch_geometric.typing import SparseTensor
 
 @dataclass
 class _Repeated:
-    """A step on a graph, what it reads, and its CUDA graph once it has been captured."""
+    """A step on a graph: the state of its inputs, and its CUDA graph once it has been captured."""
 
     data: Data
     state: list[Any]
-    held: list[Any]  # so that ids stay those of these tensors, and a replay reads no freed memory
+    held: list[Any]  # references, so that no id is reused and a replay reads no freed memory
     captured: Captured | None = None
 
 
 def _plain_tensors(data: Data) -> list[Tensor] | None:
-    """Return the tensors of a graph, or None if it holds any whose changes torch does not count."""
+    """Return the tensors of a graph, or None if torch does not count the changes of one of them."""
     values = [value for _, value in data if isinstance(value, (Tensor, SparseTensor))]
-    seen = (type(value) is Tensor and value.layout in _LAYOUTS and not value.is_inference() for value in values)
-    return values if all(seen) else None
+    counted = (type(value) is Tensor and value.layout in _LAYOUTS and not value.is_inference() for value in values)
+    return values if all(counted) else None
 
 
 _LAYOUTS = (torch.strided, torch.sparse_csr)
 
 
-def _parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors in whose memory a tensor is."""
+def _components(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the strided tensors that store a dense or CSR tensor."""
     if tensor.layout == torch.strided:
         return (tensor,)
     return tensor.crow_indices(), tensor.col_indices(), tensor.values()
@@ -47,41 +47,41 @@ def _parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
 
 def _reason(error: Exception) -> str:
     """Return the first line of an error and where it was raised."""
-    first = error.__context__ or error  # the end of a failed capture raises an error of its own
+    first = error.__context__ or error  # ending a failed capture raises another error
     message, *_ = f"{type(first).__name__}: {first}".splitlines()
     *_, frame = traceback.extract_tb(first.__traceback__)
     return f"{message} (in {frame.name}, {frame.filename}:{frame.lineno})"
 
 
-SMALL = 1_000_000  # edges; with more, launching kernels takes little of the time, and the memory is worth more
+SMALL = 1_000_000  # edges; in larger graphs launches take little of the time, and a CUDA graph too much memory
 
 
 class Captured:
     """A computation as a CUDA graph: captured once, then replayed by a single launch.
 
-    `compute` takes all its inputs from the same memory every time and gives tensors; `results` hold what the last
-    replay gave. Chance comes from the device's default generator as it does without a graph, so that seeding it before
-    a replay gives the numbers that it would give there. The generator is left as it was, and so is what `compute`
-    changes beside its results, the `buffers`.
+    `compute` reads all inputs from the same memory every time and returns tensors; `results` are those of the last
+    replay. Random numbers come from the device's default generator, as without a CUDA graph: after the same seed they
+    are the same. The capture restores the generator and the `buffers`, the tensors that `compute` changes beside its
+    results.
 
-    Raises what the driver or an operation that cannot be captured raises, such as one that makes the host wait for the
-    GPU, and RuntimeError where `compute` draws random numbers on the CPU. The device is then usable as before.
+    Raises the errors of the driver and of operations that cannot be captured, such as those that make the host wait for
+    the GPU, and RuntimeError if `compute` draws random numbers on the CPU. The device remains usable afterwards.
     """
 
     def __init__(self, compute: Callable[[], tuple[Tensor, ...]], buffers: Sequence[Tensor] = ()) -> None:
         self.graph = torch.cuda.CUDAGraph()
-        before, held = torch.cuda.get_rng_state(), [buffer.clone() for buffer in buffers]
+        before, copies = torch.cuda.get_rng_state(), [buffer.clone() for buffer in buffers]
         try:
             self._warm_up(compute)
-            with torch.cuda.stream(torch.cuda.current_stream()):  # torch.cuda.graph restores it only where it succeeds
+            with torch.cuda.stream(torch.cuda.current_stream()):  # torch.cuda.graph restores it only on success
                 self.results = self._capture(compute)
         finally:
             torch.cuda.set_rng_state(before)
-            for buffer, was in zip(buffers, held, strict=True):
-                buffer.copy_(was)
+            for buffer, copy in zip(buffers, copies, strict=True):
+                buffer.copy_(copy)
 
     def _warm_up(self, compute: Callable[[], tuple[Tensor, ...]]) -> None:
-        """Call it twice to build and compile everything, then once more, raising if the host waits for the GPU."""
+        """Call `compute` twice to compile everything, and once more to raise if the host waits for the GPU."""
         stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
         stream.wait_stream(current)
         try:
@@ -101,7 +101,7 @@ class Captured:
         except BaseException:
             # Before torch 2.13, the allocator and the default generator stay in the failed capture: empty_cache() and
             # the next random numbers would raise. The generator leaves it when another capture succeeds.
-            with suppress(RuntimeError):  # from torch 2.13 on: the allocator has left it
+            with suppress(RuntimeError):  # since torch 2.13 the allocator has already left it
                 torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
             with torch.cuda.graph(torch.cuda.CUDAGraph()):
                 torch.zeros(1, device="cuda")
@@ -115,7 +115,7 @@ class Captured:
 
 @contextmanager
 def _no_draws() -> Iterator[None]:
-    """Restore the CPU's generators. Raise RuntimeError where one was used, since a replay would not use it again."""
+    """Context manager: restore the CPU's generators, and raise RuntimeError if one was used: a replay does not."""
     before = _generators()
     try:
         yield
@@ -137,7 +137,7 @@ def _generators() -> tuple[Any, ...]:
 
 @contextmanager
 def _no_sync() -> Iterator[None]:
-    """Raise RuntimeError from operations that make the host wait for the GPU. torch recognises most of them."""
+    """Context manager: operations that make the host wait for the GPU raise RuntimeError, if torch detects them."""
     before = torch.cuda.get_sync_debug_mode()
     _set_sync_mode("error")
     try:

@@ -1,4 +1,4 @@
-"""Differences between two settings or states."""
+"""The first difference between two state dicts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch.nn.parameter import is_lazy
 
 
 def differing(model: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> str:
-    """The first difference between the names, shapes and kinds of two state dicts in words, or an empty text.
+    """Return a sentence on the first difference in name, shape or type between two state dicts, or "".
 
-    A tensor of floats may be of another precision, but not of integers or of 8 bits.
+    Floating-point tensors may differ in precision, except for 8-bit types.
 
     >>> from torch import nn
     >>> differing(nn.Linear(2, 7).state_dict(), nn.Linear(2, 3).state_dict())
@@ -21,7 +21,7 @@ def differing(model: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> str:
     for key, value in model.items():
         if key not in saved:
             return f"{key} {tuple(value.shape)} of the model is not in the file"
-        if is_lazy(value):  # takes the shape in the file
+        if is_lazy(value):  # will have the shape in the file
             continue
         if value.shape != saved[key].shape:
             return f"{key} has shape {tuple(value.shape)} in the model and {tuple(saved[key].shape)} in the file"

@@ -1,4 +1,4 @@
-"""The random seeds of an epoch and of a step."""
+"""The random seed and the dropout key of an epoch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def seed_epoch(seed: int, rank: int, epoch: int, device: str = "cpu") -> None:
-    """Seed torch (the CPU and the type of `device`), numpy and Python for one epoch: 50 us on a CPU."""
+    """Seed torch (on the CPU and on `device`), numpy and Python for one epoch; takes 50 us on a CPU."""
     words = np.random.SeedSequence([seed, rank, epoch]).generate_state(3)
     if device == "cpu":
         torch.default_generator.manual_seed(int(words[0]))  # torch.manual_seed records a stack trace for the GPUs: 1 ms
@@ -20,6 +20,6 @@ def seed_epoch(seed: int, rank: int, epoch: int, device: str = "cpu") -> None:
 
 
 def key_of(seed: int, epoch: int) -> int:
-    """Return the key of an epoch's dropout masks: 63 bits determined by seed and epoch, in 8 us."""
+    """Return the key of an epoch's dropout masks, 63 bits determined by seed and epoch; takes 8 us."""
     *_, low, high = map(int, np.random.SeedSequence([seed, 0, epoch]).generate_state(5))
     return low | (high & 0x7FFFFFFF) << 32

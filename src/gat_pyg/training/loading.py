@@ -1,4 +1,4 @@
-"""The graphs of a task as batches: whole, in parts or by seed nodes, and each process's share of them."""
+"""The graphs of a task as batches: whole graphs, clusters or seed nodes, and each process's share of them."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from .shares import Batches, Cut, Drawn, Shares, _padding_graph, _without
 class TaskData(LightningDataModule):
     """The LightningDataModule of a task: `trainer.fit(module, datamodule=TaskData(task))`.
 
-    Training graphs are shuffled; their order follows from `seed` and the epoch alone, so that a resumed run sees the
-    same. Validation and test batches are put together once. Over several processes each takes its share of every step's
-    `batch_size` graphs, so that a step is the same over any number of them; no graph is repeated or counted twice.
-    Raises ValueError where there are more processes than graphs in a step.
+    Training graphs are shuffled. Their order depends only on `seed` and the epoch, so a resumed run has the same order.
+    Validation and test batches are collated once. Each of several processes takes its share of the `batch_size` graphs
+    of a step, so the steps are the same for any number of processes; no graph is repeated or counted twice. Raises
+    ValueError if there are more processes than graphs in a step.
 
-    With `sparse` the features of a graph that all splits share are a torch.sparse CSR matrix, for a model that takes
-    such a one; `sparse_pays` decides where that is faster.
+    `sparse` turns the features of a shared graph into a torch.sparse CSR matrix, for a model that accepts one;
+    `sparse_pays` decides if that is faster.
 
-    With a trainer whose strategy is "halo", each process has its part of the graph and a step is that of one process
-    with the whole: see `gat_pyg.distributed.halo`. Features are dense there.
+    With the trainer's strategy "halo", each process has a part of the graph, and a step is the same as with the whole
+    graph in one process: see `gat_pyg.distributed.halo`. Features are then dense.
 
-    With `num_neighbors` a step of training and validation on a single graph is a batch of `batch_size` seeds with
-    neighbours drawn at random, so many of each hop (-1: all), by pyg-lib where it is installed, else by
-    `neighbours`. The test is of the whole graph, one layer after the other where the model has `inference`.
+    With `num_neighbors`, a step of training or validation on a single graph is a batch of `batch_size` seed nodes with
+    neighbours drawn at random, as many as given for each hop (-1: all), by pyg-lib if it is installed, else by
+    `TorchSampler`. The test uses the whole graph, layer by layer if the model has `inference`.
 
-    With `num_parts` a step of training on a single graph is the subgraph that `batch_size` of so many parts of it
-    induce, drawn anew in each epoch (Cluster-GCN, Chiang et al., KDD 2019); `part` is the part of each node. Over
-    several processes each takes the subgraph of its share of a step's parts, without the edges to another's. Validation
-    and test are of the whole graph, one layer after the other.
+    With `num_parts`, a single graph is divided into that many parts (`part` is the part of each node), and a training
+    step is the subgraph induced by `batch_size` of them, drawn in each epoch (Cluster-GCN, Chiang et al., KDD 2019).
+    Each of several processes takes the subgraph of its share of these parts, without edges to the other shares.
+    Validation and test use the whole graph, layer by layer.
     """
 
     def __init__(
@@ -62,15 +62,15 @@ class TaskData(LightningDataModule):
         num_parts: int | None = None,
     ) -> None:
         super().__init__()
-        drawn = {
+        options = {
             "num_neighbors": None if num_neighbors is None else list(num_neighbors),
             "num_parts": num_parts,
         }
-        given = [f"{key} is {value}" for key, value in drawn.items() if value is not None]
-        if given and task.shared_graph is None:
-            raise ValueError(f"{given[0]}, but {task.name} has many graphs: take them whole.")
-        if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)}, expected one of them: a batch is of seed nodes or of parts.")
+        passed = [f"{key} is {value}" for key, value in options.items() if value is not None]
+        if passed and task.shared_graph is None:
+            raise ValueError(f"{passed[0]}, but {task.name} has many graphs, which are used whole. Leave it out.")
+        if len(passed) > 1:
+            raise ValueError(f"{' and '.join(passed)}, expected only one: a batch is of seed nodes or of parts.")
         self.num_neighbors = num_neighbors
         self.num_parts = num_parts
         self.num_workers = num_workers
@@ -95,36 +95,36 @@ class TaskData(LightningDataModule):
             return self._single()
         sampler = self._shares("graph", self.task.train)
         graphs = [*self.task.train, _padding_graph(self.task.train[0], self.task.objective)]
-        # a generator of its own: what the loader draws must not shift the dropout of the epoch
+        # its own generator: the loader's draws must not change the epoch's dropout
         return DataLoader(graphs, sampler.each, sampler=sampler, generator=torch.Generator())
 
     def val_dataloader(self) -> Batches | NodeLoader:
-        """Return the one graph, batches of seed nodes or of all, or this process's share of the validation graphs."""
+        """Return the one graph, batches of seed nodes or of all nodes, or this process's validation graphs."""
         if self.num_neighbors is not None:
             return self._seeds("val")
         return self._share(self.task.val) if self.num_parts is None else self._all_nodes()
 
     def test_dataloader(self) -> Batches:
-        """Return the one graph, the loader of all its nodes as a batch, or this process's share of the test graphs."""
-        whole = self.num_neighbors is None and self.num_parts is None
-        return self._share(self.task.test) if whole else self._all_nodes()
+        """Return the one graph, a loader of all its nodes as the only batch, or this process's test graphs."""
+        is_whole = self.num_neighbors is None and self.num_parts is None
+        return self._share(self.task.test) if is_whole else self._all_nodes()
 
     @cached_property
     def part(self) -> Tensor:
-        """The part of each node, [N] int64, where there are `num_parts`."""
+        """The part of each node, [N] int64, if `num_parts` is given."""
         if self.num_parts is None:
             raise ValueError(f"{self.task.name} is not divided into parts. Give num_parts.")
         data = self.task.train[0]
         return partition(data.edge_index, data.x.size(0), self.num_parts)
 
     def transfer_batch_to_device(self, batch: Data, device: torch.device, dataloader_idx: int) -> Data:
-        """Move a batch once: a graph that is there already stays the same object, with what is remembered of it.
+        """Move a batch to the device; a graph on the device stays the same object, so that cached results stay valid.
 
-        Where the trainer's precision is another than float32, as "64-true", it is that of the graph, too.
+        Floating-point tensors are converted to the trainer's precision if it is not float32, as in "64-true".
         """
         if isinstance(batch, NodeLoader):
             return batch
-        with torch.inference_mode(False):  # a graph that is tested or validated first must serve training, too
+        with torch.inference_mode(False):  # training uses the same tensors after a test or validation
             if self.trainer and self.trainer.precision in ("64-true", "16-true", "bf16-true"):
                 dtype = self.trainer.precision_plugin.convert_input(torch.empty(0)).dtype
                 if batch.x.dtype != dtype:
@@ -136,7 +136,7 @@ class TaskData(LightningDataModule):
             return self._single()
         rank, world = self._place()
         share = graphs[rank::world]
-        if len(share) < -(-len(graphs) // world):  # all processes need as many batches: their forwards may communicate
+        if len(share) < -(-len(graphs) // world):  # all need the same number of batches: a forward may communicate
             share = [*share, _padding_graph(graphs[0], self.task.objective)]
         size = -(-self.batch_size // world)
         return Batches([Batch.from_data_list(share[start : start + size]) for start in range(0, len(share), size)])
@@ -158,11 +158,11 @@ class TaskData(LightningDataModule):
 
     @property
     def _graph(self) -> Data:
-        """The graph that batches are cut out of."""
-        given: Data = self.task.train[0]
-        data = Data(given.x, given.edge_index, given.edge_attr, given.y)
+        """The graph from which batches are sampled, with the keys of `Task` only."""
+        graph: Data = self.task.train[0]
+        data = Data(graph.x, graph.edge_index, graph.edge_attr, graph.y)
         for split in ("train", "val", "test"):
-            data[f"{split}_mask"] = given[f"{split}_mask"]
+            data[f"{split}_mask"] = graph[f"{split}_mask"]
         return data
 
     def _sampler(self, num_neighbors: Sequence[int]) -> BaseSampler:
@@ -170,20 +170,20 @@ class TaskData(LightningDataModule):
         if WITH_PYG_LIB:
             return NeighborSampler(data, list(num_neighbors))
         self._drawer = self._drawer or TorchSampler(data.edge_index, data.x.size(0), num_neighbors)
-        return self._drawer.of(num_neighbors)  # the edges are put in order once
+        return self._drawer.of(num_neighbors)  # shares the sorted edges
 
     def _all_nodes(self) -> Batches:
-        """The loader of all nodes with all neighbours, in batches of as many nodes as a step of training is about."""
+        """Return a loader of all nodes with all neighbours, in batches of about as many nodes as a training step."""
         size = self.batch_size
         if self.num_parts is not None:
             size = -(-self.part.numel() * min(size, self.num_parts) // self.num_parts)
         return Batches([NodeLoader(self._graph, self._sampler([-1]), batch_size=size)])
 
     def _clusters(self, num_parts: int) -> Cut:
-        """Return this process's share of the parts in batches, in an order that seed and epoch decide."""
+        """Return batches of this process's parts, in an order determined by seed and epoch."""
         share, clusters = self._shares("part", range(num_parts)), Clusters(self._graph, self.part)
         return Cut(
-            list(range(num_parts + 1)),  # type: ignore[arg-type]  # the last, without nodes, is for who has none left
+            list(range(num_parts + 1)),  # type: ignore[arg-type]  # the last part is empty, for padding
             batch_size=share.each,
             sampler=share,
             collate_fn=clusters,
@@ -196,20 +196,20 @@ class TaskData(LightningDataModule):
         rank, world = self._place()
         if self.batch_size < world:
             raise ValueError(
-                f"batch_size is {self.batch_size}, the {kind}s of a step over all processes, and there are {world} of "
-                f"them. Give each a {kind}, with batch_size={world} or more, or start fewer."
+                f"batch_size is {self.batch_size} {kind}s in a step over all processes, but there are {world} "
+                f"processes, and each needs one. Use batch_size={world} or more, or start fewer processes."
             )
-        seed = int(np.random.SeedSequence(self.seed).generate_state(1)[0])  # far apart: the sampler adds the epoch
+        seed = int(np.random.SeedSequence(self.seed).generate_state(1)[0])  # spread out: the sampler adds the epoch
         return Shares(items, self.batch_size, rank, world, seed)
 
     def _seeds(self, split: Split) -> NodeLoader:
-        """Return this process's share of the seed nodes in batches, in an order that seed and epoch decide."""
+        """Return batches of this process's seed nodes, in an order determined by seed and epoch."""
         assert self.num_neighbors is not None
         rank, world = self._place()
         if self.batch_size % world:
             raise ValueError(
-                f"batch_size is {self.batch_size}, the seed nodes of a step over all processes, and there are {world} "
-                f"of them. Make it a multiple: {-(-self.batch_size // world) * world}."
+                f"batch_size is {self.batch_size} seed nodes in a step over all {world} processes, expected a multiple "
+                f"of {world}, such as {-(-self.batch_size // world) * world}."
             )
         nodes = self._graph[f"{split}_mask"].nonzero().view(-1)
         seed = int(np.random.SeedSequence(self.seed).generate_state(1)[0])
@@ -217,7 +217,7 @@ class TaskData(LightningDataModule):
         return Drawn(
             self._graph,
             self._sampler(self.num_neighbors),
-            torch.cat([nodes, nodes[:1]]),  # the last pads the share of a rank without a seed in the last step
+            torch.cat([nodes, nodes[:1]]),  # the last entry pads the share of a rank without a seed node
             batch_size=share.each,
             sampler=share,
             transform_sampler_output=partial(_without, nodes.numel()),
@@ -233,35 +233,35 @@ SPARSE = 0.2  # the density up to which sparse features were faster at every siz
 
 
 def sparse_pays(task: Task, model: nn.Module, device: str = "cpu", stacked: bool = False) -> bool:
-    """Return whether `TaskData(sparse=True)` is faster, as for one graph with few features that are not 0.
+    """Return True if `TaskData(sparse=True)` is faster: on one graph with few non-zero features.
 
-    On CUDA this holds for stacks only, since every model of a stack needs a dropped-out x of its own. A single model's
-    dense x and product are small there, and a sparse product takes as long as its longest column.
+    On CUDA this holds only for stacks, where each model needs its own copy of x after dropout. For a single model,
+    dense x and its product are small, and a sparse product takes as long as its longest column.
 
     >>> import gat_pyg.data, gat_pyg.models
     >>> task = gat_pyg.data.digits()  # about half of the pixels are dark
     >>> sparse_pays(task, gat_pyg.models.GAT(64, [8], 10, [8, 1]))
     False
     """
-    where = device == "cpu" or (device == "cuda" and stacked)
-    if not where or task.shared_graph is None or not takes_sparse(model):
+    is_supported = device == "cpu" or (device == "cuda" and stacked)
+    if not is_supported or task.shared_graph is None or not takes_sparse(model):
         return False
     x: Tensor = task.shared_graph.x
     return x.count_nonzero().item() <= SPARSE * x.numel()
 
 
 def takes_sparse(model: nn.Module) -> bool:
-    """Return True if a model accepts x as a torch.sparse CSR matrix; compiled, it does not."""
+    """Return True if a model accepts x as a torch.sparse CSR matrix; compiled models do not."""
     return bool(getattr(model, "supports_sparse_features", False)) and not is_compiled(model)
 
 
 def is_divided(trainer: Trainer) -> bool:
-    """Return True if the processes have parts of one graph."""
+    """Return True if the trainer's processes divide one graph."""
     return isinstance(getattr(trainer, "strategy", None), HaloStrategy)
 
 
 def is_drawn(data: Data) -> bool:
-    """Return True if this is one of many batches of a graph: seed nodes with neighbours, or some of its parts."""
+    """Return True for one of many batches of a graph: seed nodes with neighbours, or some of its parts."""
     return is_sampled(data) or "parts" in data
 
 

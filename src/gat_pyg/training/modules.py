@@ -1,4 +1,4 @@
-"""The LightningModules of the transductive and the inductive setup: one training step of each."""
+"""The LightningModules of the transductive and the inductive setup."""
 
 from __future__ import annotations
 
@@ -21,31 +21,30 @@ from ..graph.remembered import ids_state
 from ..graph.subgraph import is_sampled, mask_to_index, receptive_field
 from ..philox import first_seeds, keyed
 from ..tasks.objective import Objective, Split
-from .cuda_graphs import SMALL, Captured, _parts_of, _plain_tensors, _reason, _Repeated
+from .cuda_graphs import SMALL, Captured, _components, _plain_tensors, _reason, _Repeated
 from .differing import differing
 from .epoch_seeds import key_of
 from .loading import is_compiled, is_drawn
-from .receptive_field import _is_less
+from .receptive_field import _is_smaller
 from .resume import _check_states
-
-# The two setups -----------------------------------------------------------------------------------------------------
 
 
 class Supervised(LightningModule):
-    """Training by an objective, in common to both setups: the call of the model, loss and score, Adam with L2.
+    """The base of both setups: training with an objective, that is the call of the model, loss, score, Adam with L2.
 
-    Validation and test pool the objective's statistics over all graphs and all processes before they divide. Logs
-    `train_loss`, `val_loss`, `test_loss`, and the score as `val_` and `test_` with the name of the objective's metric.
+    Validation and test sum the objective's statistics over all graphs and processes, and compute the score from the
+    sums. Logs `train_loss`, `val_loss`, `test_loss`, and the score as `val_` and `test_` with the name of the
+    objective's metric.
 
     Args:
-        model: any module called `model(x, edge_index)`, with `edge_attr=...` where it takes edge features and the graph
-            has some, and `model(x)` where it takes no edges. It gives logits `[N, K]`. For labels of graphs it is also
-            called with `batch=...` and `batch_size=...`, where it takes these, and gives logits `[G, K]`.
+        model: any module. It is called `model(x, edge_index)`, or `model(x)` if its forward has no `edge_index`, and
+            returns logits `[N, K]`. `edge_attr=...` is passed if the forward takes it and the graph has edge features.
+            For graph labels, `batch=...` and `batch_size=...` are passed if it takes them, and the logits are `[G, K]`.
+            If it has a method `penalty(out, data)`, the result is added to the training loss.
         objective: what the logits predict, as `task.objective`.
         lr: the learning rate.
-        weight_decay: the paper's L2 on all variables, biases too: exactly `Adam(weight_decay=...)`. It acts on the
-            model's `decayed_parameters()` alone where it has such; its `penalty(out, data)` is added to the training
-            loss.
+        weight_decay: the paper's L2 on all variables, including biases: exactly `Adam(weight_decay=...)`. If the model
+            has a method `decayed_parameters()`, only on those.
     """
 
     def __init__(self, model: nn.Module, objective: Objective, lr: float = 0.005, weight_decay: float = 0.0) -> None:
@@ -58,7 +57,7 @@ class Supervised(LightningModule):
         self._sums: dict[str, Tensor] = {}  # per split, since the last log
 
     def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
-        """Return the rows of the logits that a split is about, and their labels."""
+        """Return the logits of a split's rows, and their labels."""
         raise NotImplementedError
 
     def forward(self, data: Data) -> Tensor:
@@ -66,7 +65,7 @@ class Supervised(LightningModule):
         return self._call_model(self.model, data)
 
     def _inspect_model(self, model: nn.Module) -> None:
-        """Read from the model's signature what it takes."""
+        """Set the attributes that follow from the model's signature and methods."""
         takes = inspect.signature(getattr(model, "_orig_mod", model).forward).parameters
         self._takes_edges = "edge_index" in takes
         self._takes_edge_attr = "edge_attr" in takes and bool(getattr(model, "supports_edge_attr", True))
@@ -76,7 +75,7 @@ class Supervised(LightningModule):
         self._penalty: Callable[[Tensor, Data], Tensor] | None = getattr(model, "penalty", None)
 
     def _call_model(self, model: Callable[..., Tensor], data: Data) -> Tensor:
-        """Call a model with the fields of the data that it takes."""
+        """Call a model with the fields of the data that its forward takes."""
         if not self._takes_edges:
             return model(data.x)
         options: dict[str, Any] = {}
@@ -87,38 +86,38 @@ class Supervised(LightningModule):
         return model(data.x, data.edge_index, **options, **self._hops(data))
 
     def _hops(self, data: Data) -> dict[str, Any]:
-        """Return the numbers of nodes and edges per hop, if the model takes them."""
+        """Return the numbers of nodes and edges per hop as arguments, if the model takes them."""
         return {}
 
     def _field_of(self, data: Data, split: Split) -> Data:
-        """Return the part of the graph that the split needs."""
+        """Return the subgraph that the split needs."""
         return data
 
     def training_step(self, data: Data, batch_idx: int) -> Tensor:
-        """Return the loss of a batch; over several processes scaled so that DDP's mean is that of all graphs."""
+        """Return the loss of a batch; with several processes, scaled so that DDP's mean is the mean over all labels."""
         loss, sums = self._loss(data)
         self._add("train", sums)
         return self._weighted(loss, sums[..., 1]) if self._shared() else loss
 
     def _weighted(self, loss: Tensor, size: Tensor) -> Tensor:
-        """Return the mean over `size` labels times W size / n, for n labels in all W processes."""
+        """Multiply a mean over `size` labels by W * size / n, for n labels in all W processes."""
         n = size.clone()
         torch.distributed.all_reduce(n)
         return loss * (self.trainer.world_size * size / n.clamp(min=1))
 
     def _loss(self, data: Data) -> tuple[Tensor, Tensor]:
-        """Return the loss of a batch, and the summands of the epoch's mean: (loss, known)."""
+        """Return the loss of a batch, and its part of the epoch's sums: (summed loss, number of known labels)."""
         data = self._field_of(data, "train")
         out = self(data)
         loss, sums = self.objective.train_statistics(*self.labelled(out, data, "train"))
         return (loss if self._penalty is None else loss + self._penalty(out, data)), sums
 
     def validation_step(self, data: Data, batch_idx: int) -> None:
-        """Add a batch to the sums of the validation."""
+        """Add the statistics of a batch to the validation's sums."""
         self._add("val", self._counts(data, "val"))
 
     def test_step(self, data: Data, batch_idx: int) -> None:
-        """Add a batch to the sums of the test."""
+        """Add the statistics of a batch to the test's sums."""
         self._add("test", self._counts(data, "test"))
 
     def _counts(self, data: Data, split: Split) -> Tensor:
@@ -127,7 +126,7 @@ class Supervised(LightningModule):
         return self.objective.statistics(*self.labelled(self(data), data, split))
 
     def on_validation_epoch_end(self) -> None:
-        """Turn the sums into `train_loss`, `val_loss` and the score."""
+        """Compute `train_loss`, `val_loss` and the score from the sums, and log them."""
         metrics = self._metrics("train", "val")
         if self.trainer.state.fn != "fit":
             self._log(metrics)
@@ -135,19 +134,20 @@ class Supervised(LightningModule):
             self._log_epoch(metrics)
 
     def on_test_epoch_end(self) -> None:
-        """Turn the sums into `test_loss` and the score."""
+        """Compute `test_loss` and the score from the sums, and log them."""
         self._log(self._metrics("test"))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam, with L2 on all variables or on those that the model names."""
-        decayed = getattr(self.model, "decayed_parameters", self.parameters)
-        groups = [{"params": list(decayed())}]
-        if others := [own for own in self.parameters() if all(own is not one for one in groups[0]["params"])]:
-            groups.append({"params": others, "weight_decay": 0.0})  # type: ignore[dict-item]
+        """Return Adam, with L2 on all variables or on the model's `decayed_parameters()`."""
+        decayed = list(getattr(self.model, "decayed_parameters", self.parameters)())
+        ids = {id(parameter) for parameter in decayed}
+        groups: list[dict[str, Any]] = [{"params": decayed}]
+        if others := [parameter for parameter in self.parameters() if id(parameter) not in ids]:
+            groups.append({"params": others, "weight_decay": 0.0})
         return torch.optim.Adam(groups, lr=self.lr, weight_decay=self.weight_decay)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Raise ValueError when the checkpoint is of a model of other shapes, or lacks the state of a callback."""
+        """Raise ValueError if the checkpoint has tensors of other shapes, or lacks the state of a callback."""
         if different := differing(self.state_dict(), checkpoint["state_dict"]):
             raise ValueError(
                 f"The checkpoint does not fit this model: {different}. Resume with the settings that the run was "
@@ -155,15 +155,15 @@ class Supervised(LightningModule):
             )
         if self._trainer is not None and self.trainer.state.fn == "fit":
             _check_states(self.trainer.callbacks, checkpoint.get("callbacks"))  # type: ignore[attr-defined]
-        if self._trainer is not None:  # Lightning does so after loading, which would round float64 to float32
+        if self._trainer is not None:  # Lightning does this after loading, which would round float64 to float32
             self.trainer.precision_plugin.convert_module(self)
 
     def _log(self, metrics: dict[str, float]) -> None:
-        """Log what all processes have alike, as it is: a mean over them would round."""
+        """Log values that are the same in all processes; their maximum is exact, unlike their mean."""
         self.log_dict(metrics, batch_size=1, sync_dist=True, reduce_fx="max")
 
     def _log_epoch(self, metrics: dict[str, float]) -> None:
-        """Log an epoch's metrics as `self.log_dict` does, in a tenth of its time: 0.1 ms."""
+        """Log an epoch's metrics in 0.1 ms, a tenth of the time of `self.log_dict`."""
         self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
         for logger in self.trainer.loggers:
             logger.log_metrics({**metrics, "epoch": self.current_epoch}, step=self.global_step)
@@ -190,20 +190,20 @@ class Supervised(LightningModule):
 class Transductive(Supervised):
     """One graph that all splits share; a step is the whole graph.
 
-    A model that declares `num_hops`, how far away nodes may be that a row of its output depends on, gets only the
-    receptive field of a split's labelled nodes; with `num_sampled_nodes_per_hop` and `num_sampled_edges_per_hop`, as
-    PyG's models have them, each of its layers leaves out what no later one reads. Loss, gradients and scores are those
-    of the whole graph.
+    A model may declare `num_hops`: a row of its output depends only on nodes at most that many hops away. It then gets
+    only the receptive field of a split's labelled nodes. If its forward also takes `num_sampled_nodes_per_hop` and
+    `num_sampled_edges_per_hop`, as PyG's models do, each layer skips the rows that no later layer reads. Loss,
+    gradients and scores are those of the whole graph.
 
-    With `cuda_graphs="auto"`, a training step's forward and backward and a validation are captured on a GPU as CUDA
-    graphs in the second epoch and then replayed, with the same results: a small graph of nodes leaves a GPU waiting for
-    Python otherwise. Python code inside the step, hooks included, does not run in a replay. The step is captured again
-    after a tensor of the graph was replaced or written to, a parameter or buffer was replaced, frozen or unfrozen, or a
-    module changed between training and evaluation; other attributes, such as `model.dropout`, are not watched.
+    With `cuda_graphs="auto"`, training steps (forward and backward) and validations on a GPU are captured as CUDA
+    graphs in the second epoch and then replayed, with the same results. Otherwise the GPU would mostly wait for Python
+    on a small graph. Python code inside the step, including hooks, does not run in a replay. The step is captured again
+    if a tensor of the graph is replaced or changed in place, a parameter or buffer is replaced, frozen or unfrozen, or
+    a module changes between training and evaluation. Other attributes, such as `model.dropout`, are not checked.
     Steps are not captured with several processes, mixed precision, gradient accumulation, a compiled model, a subclass
-    with its own `training_step` or `backward`, over a million edges, or a graph that holds other than dense or CSR
-    tensors. `True` is for any number of edges and raises ValueError where the trainer or the model rules it out. A
-    step that makes the host wait for the GPU cannot be captured: a warning says why and training continues without.
+    with its own `training_step` or `backward`, more than a million edges, or tensors that are neither dense nor CSR.
+    `True` has no limit on edges, and raises ValueError if the trainer or the model cannot be captured. If a step makes
+    the host wait for the GPU, a warning gives the reason, and training continues without capturing.
 
     >>> import gat_pyg.data, lightning, torch_geometric.nn
     >>> task = gat_pyg.data.digits()
@@ -221,39 +221,40 @@ class Transductive(Supervised):
     ) -> None:
         super().__init__(model, objective, lr, weight_decay)
         self.cuda_graphs = cuda_graphs
-        self._fields: dict[Split, tuple[list[Tensor], list[tuple[int, int]], Data]] = {}  # what is seen, and of what
+        # Per split: the tensors of the graph, their ids and versions, and the receptive field.
+        self._fields: dict[Split, tuple[list[Tensor], list[tuple[int, int]], Data]] = {}
         self._captured: dict[Split, _Repeated] = {}
-        self._grads: Sequence[Tensor | None] | None = None  # of the last training step, where it was a replay
-        self._refused = False  # once a capture has failed, none is tried again in this fit
-        self._key: Tensor | None = None  # the epoch's key and the first seeds that follow from it
+        self._grads: Sequence[Tensor | None] | None = None  # of the last training step, if it was a replay
+        self._refused = False  # True after a failed capture: this fit does not try again
+        self._key: Tensor | None = None  # the epoch's key and the first seeds of its stream
 
     def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
         """Return the rows that the graph assigns to the split."""
         return self.objective.rows(out, data, split)
 
     def _field_of(self, data: Data, split: Split) -> Data:
-        """Return the receptive field of the labelled nodes if it is less than `MAX_FIELD` of the work, cached."""
+        """Return the cached receptive field of the split's nodes, or the graph if that saves too little work."""
         if is_drawn(data) or "part" in data:
             return data
         mask = data[f"{split}_mask"]
-        given = [value for value in (data.x, data.edge_index, data.edge_attr, data.y, mask) if value is not None]
+        tensors = [value for value in (data.x, data.edge_index, data.edge_attr, data.y, mask) if value is not None]
         if self._num_hops is None or self._penalty is not None or is_compiled(self.model):
             return data
-        if any(type(value) is not Tensor or value.requires_grad or value.is_inference() for value in given):
+        if any(type(value) is not Tensor or value.requires_grad or value.is_inference() for value in tensors):
             return data
-        state = [(id(value), value._version) for value in given]
-        _, known, part = self._fields.get(split, ([], [], data))
-        if state != known:
+        state = [(id(value), value._version) for value in tensors]
+        _, cached, field = self._fields.get(split, ([], [], data))
+        if state != cached:
             with torch.inference_mode(False), torch.no_grad():
-                part = receptive_field(data, mask_to_index(mask), self._num_hops)
-            part = part if _is_less(part, data) else data
-            self._fields[split] = given, state, part  # an id is that of a tensor for as long as it lives
-        return part
+                field = receptive_field(data, mask_to_index(mask), self._num_hops)
+            field = field if _is_smaller(field, data) else data
+            self._fields[split] = tensors, state, field  # the reference keeps the ids from being reused
+        return field
 
     def _hops(self, data: Data) -> dict[str, Any]:
-        """Return the numbers per hop of a receptive field; those of another's batch would not fit rows and masks."""
-        ours = any(data is part and data.x is not given[0] for given, _, part in self._fields.values())
-        if not self._takes_hops or not (ours or (is_sampled(data) and "num_sampled_edges" in data)):
+        """Return the numbers per hop of a receptive field or a sampled batch; others would not fit the masks."""
+        is_field = any(data is field and data.x is not tensors[0] for tensors, _, field in self._fields.values())
+        if not self._takes_hops or not (is_field or (is_sampled(data) and "num_sampled_edges" in data)):
             return {}
         return {
             "num_sampled_nodes_per_hop": data.num_sampled_nodes,
@@ -261,10 +262,10 @@ class Transductive(Supervised):
         }
 
     def begin_epoch(self, seed: int, epoch: int) -> None:
-        """Let the dropout of gat_pyg's layers depend on the seed and the epoch alone; `Resumable` calls this.
+        """Make the dropout of gat_pyg's layers depend only on the seed and the epoch; `Resumable` calls this.
 
-        Then it is the same in a process of its own, in a stack of many seeds, and replayed as a CUDA graph. Of several
-        steps in an epoch each would drop the same, so batches of nodes draw from torch's generator.
+        So the masks are the same in a run of one seed, in a stack of many seeds, and in the replay of a CUDA graph.
+        With several steps per epoch, each step would have the same mask, so batches of nodes use torch's generator.
         """
         self._set_key(torch.tensor(key_of(seed, epoch)))
 
@@ -273,10 +274,10 @@ class Transductive(Supervised):
         if self._key is None or (self._key.shape, self._key.device) != (key.shape, self.device):
             self._key = key.to(self.device)
         else:
-            self._key.copy_(key)  # where a CUDA graph reads it
+            self._key.copy_(key)  # in place: a CUDA graph reads this memory
 
     def forward(self, data: Data) -> Tensor:
-        """Return the logits [N, K] of the graph's nodes, or of those of this process's part."""
+        """Return the logits [N, K] of the graph's nodes, or those of the nodes in this process's part."""
         with data.part.joined(self.model, data.edge_index) if "part" in data else nullcontext():
             if self._key is None or not self.training or is_drawn(data):
                 return super().forward(data)
@@ -290,11 +291,11 @@ class Transductive(Supervised):
         """Reset the state of an earlier fit; raise ValueError if `cuda_graphs=True` is impossible here."""
         if stage == "fit":
             self._reset()
-            if self.cuda_graphs is True and (why := self._capture_obstacle()):
-                raise ValueError(f"cuda_graphs is true, but {why}. Use cuda_graphs=auto or false.")
+            if self.cuda_graphs is True and (obstacle := self._capture_obstacle()):
+                raise ValueError(f"cuda_graphs is true, but {obstacle}. Use cuda_graphs=auto or false.")
 
     def training_step(self, data: Data, batch_idx: int) -> Tensor:
-        """Return the loss of the graph; a replayed CUDA graph computes the gradients, too."""
+        """Return the loss of the graph; a replay of a CUDA graph also computes the gradients."""
 
         def step() -> tuple[Tensor, ...]:
             loss, sums = self._loss(data)
@@ -308,7 +309,7 @@ class Transductive(Supervised):
         return loss
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Backpropagate, or take the gradients of the CUDA graph."""
+        """Backpropagate, or set the gradients that a replay computed."""
         if self._grads is None:
             super().backward(loss, *args, **kwargs)
             return
@@ -316,7 +317,7 @@ class Transductive(Supervised):
             parameter.grad = grad
 
     def validation_step(self, data: Data | NodeLoader, batch_idx: int) -> None:
-        """Add the graph, whole or in batches, to the sums of the validation."""
+        """Add the statistics of the graph, whole or in batches, to the validation's sums."""
 
         def step() -> tuple[Tensor, ...]:
             return (self._counts(data, "val"),)
@@ -328,19 +329,19 @@ class Transductive(Supervised):
             super().validation_step(data, batch_idx)
 
     def _counts(self, data: Data | NodeLoader, split: Split) -> Tensor:
-        """Return the sufficient statistics of the graph; of a loader of all its nodes, layer by layer."""
+        """Return the sufficient statistics of the graph; for a loader of all nodes, computed layer by layer."""
         if not isinstance(data, NodeLoader):
             return super()._counts(data, split)
-        whole: Data = data.data
+        graph: Data = data.data
         layer_by_layer = getattr(self.model, "inference", None)
-        if layer_by_layer is None or isinstance(self.model, BasicGNN):  # PyG's takes no loader but its own
-            moved = self.trainer.strategy.batch_to_device(copy.copy(whole), self.device)
+        if layer_by_layer is None or isinstance(self.model, BasicGNN):  # PyG's method accepts only its own loader
+            moved = self.trainer.strategy.batch_to_device(copy.copy(graph), self.device)
             return super()._counts(moved, split)
-        out, rows = layer_by_layer(data), mask_to_index(whole[f"{split}_mask"])
-        return self.objective.statistics(out[rows], whole.y[rows]).to(self.device)
+        out, rows = layer_by_layer(data), mask_to_index(graph[f"{split}_mask"])
+        return self.objective.statistics(out[rows], graph.y[rows]).to(self.device)
 
     def on_train_end(self) -> None:
-        """Release the CUDA graphs, the receptive fields and the last epoch's key: another fit draws its own masks."""
+        """Release the CUDA graphs, the receptive fields and the last epoch's key."""
         self._reset()
 
     def _reset(self) -> None:
@@ -352,33 +353,33 @@ class Transductive(Supervised):
     def _capture(
         self, split: Split, data: Data | NodeLoader, step: Callable[[], tuple[Tensor, ...]]
     ) -> Captured | None:
-        """Return the step's CUDA graph, captured as soon as the step repeats, or None where it runs without one."""
+        """Return the step's CUDA graph, captured when the step repeats; None if the step runs without one."""
         if self.cuda_graphs is False or self._refused or isinstance(data, NodeLoader) or is_drawn(data):
             return None
         if self._capture_obstacle() or (tensors := _plain_tensors(data)) is None:
             return None
         if self.cuda_graphs == "auto" and data.num_edges > SMALL:
             return None
-        own = [*self.parameters(), *self.buffers(), *([] if self._key is None else [self._key])]
-        state: list[Any] = [(id(value), *ids_state(*_parts_of(value))) for value in tensors]
-        state += [(id(value), value.data_ptr(), value.shape, value.requires_grad) for value in own]
+        weights = [*self.parameters(), *self.buffers(), *([] if self._key is None else [self._key])]
+        state: list[Any] = [(id(value), *ids_state(*_components(value))) for value in tensors]
+        state += [(id(value), value.data_ptr(), value.shape, value.requires_grad) for value in weights]
         state += [module.training for module in self.modules()]
-        known = self._captured.get(split)
-        if known is None or known.data is not data or known.state != state:
-            self._captured[split] = _Repeated(data, state, [*tensors, *own])
+        repeated = self._captured.get(split)
+        if repeated is None or repeated.data is not data or repeated.state != state:
+            self._captured[split] = _Repeated(data, state, [*tensors, *weights])
             return None
-        if known.captured is None:
+        if repeated.captured is None:
             try:
-                known.captured = Captured(step, list(self.buffers()))
-                known.held.append(self._fields.get(split))
-            except Exception as error:  # whatever the driver, or an operation that cannot be captured, may raise
+                repeated.captured = Captured(step, list(self.buffers()))
+                repeated.held.append(self._fields.get(split))
+            except Exception as error:  # any error of the driver, or of an operation that cannot be captured
                 self._refused = True
                 rank_zero_warn(
                     f"The {split} step cannot be captured as a CUDA graph: {_reason(error)}. Training continues "
                     "without capturing, with the same results. Pass cuda_graphs=False (training.cuda_graphs=false in "
                     "the command) to silence this warning."
                 )
-        return known.captured
+        return repeated.captured
 
     def _capture_obstacle(self) -> str | None:
         trainer = self.trainer

@@ -16,10 +16,10 @@ from ..graph.edges import Edges
 class TorchSampler(BaseSampler):  # type: ignore[misc]
     """Uniform neighbour sampling (Hamilton et al., 2017) that needs neither pyg-lib nor torch_sparse.
 
-    From each node of a hop, up to `num_neighbors[hop]` of its in-edges are drawn without replacement, each set with the
-    same probability; -1 takes all. PyG's `NodeLoader(data, node_sampler=...)` makes batches of it, with what
-    `NeighborLoader` gives: seeds first, then the nodes of each hop, and `num_sampled_nodes` and `num_sampled_edges`.
-    Draws come from torch's generator, so that a loader's worker has its own.
+    For each node of a hop, up to `num_neighbors[hop]` of its in-edges are drawn without replacement, each set with the
+    same probability; -1 takes all. PyG's `NodeLoader(data, node_sampler=...)` turns the samples into batches like
+    those of `NeighborLoader`: the seed nodes first, then the nodes of each hop, with `num_sampled_nodes` and
+    `num_sampled_edges`. Random numbers come from torch's generator, of which every worker of a loader has its own.
 
     Args:
         edge_index: `[2, E]`, src and dst.
@@ -29,7 +29,7 @@ class TorchSampler(BaseSampler):  # type: ignore[misc]
     Raises:
         ValueError: if there is no hop, or a number is below -1.
 
-    Cost: O(E) once for the order by dst and 8 bytes a node; a batch costs O(edges drawn).
+    Cost: O(E) once for sorting by dst, and 8 bytes per node; a batch costs O(edges drawn).
 
     Example:
         >>> from torch_geometric.data import Data
@@ -44,53 +44,53 @@ class TorchSampler(BaseSampler):  # type: ignore[misc]
         self.num_neighbors = _numbers(num_neighbors)
         edges = Edges.from_index(edge_index, num_nodes, num_nodes)
         self.rowptr, self.src, self.perm = edges.rowptr, edges.src, edges.perm
-        self._local = torch.full((num_nodes,), -1)  # the place in a batch of each node that is in it
+        self._local = torch.full((num_nodes,), -1)  # the index of each node in the current batch, -1 outside
 
     def of(self, num_neighbors: Sequence[int]) -> TorchSampler:
-        """Other numbers on the same graph, whose order by dst is shared."""
+        """Return a sampler with other numbers that shares the sorted graph."""
         other = copy.copy(self)
         other.num_neighbors = _numbers(num_neighbors)
         return other
 
     @property
     def edge_permutation(self) -> Tensor | None:
-        """The place in the caller's order of each edge that is drawn from."""
+        """The index in the caller's edge order of each sorted edge."""
         return self.perm
 
     def sample_from_nodes(self, index: NodeSamplerInput, **kwargs: Any) -> SamplerOutput:
-        """The nodes that the seeds reach by edges drawn anew, and those edges; see `TorchSampler`."""
+        """Draw edges for the seed nodes, and return the nodes reached and the edges; see `TorchSampler`."""
         frontier = index.node.long()
-        nodes, sources, targets, drawn = [frontier], [], [], []
+        nodes, sources, targets, edges = [frontier], [], [], []
         self._local[frontier] = torch.arange(frontier.numel())
-        first, count = 0, frontier.numel()  # the place of the frontier's first node, and how many nodes there are
+        first, count = 0, frontier.numel()  # the index of the frontier's first node, and the number of nodes so far
         try:
             for num in self.num_neighbors:
-                place, target = draw(self.rowptr, frontier, num)
-                source = self.src[place].long()
+                edge, target = draw(self.rowptr, frontier, num)
+                source = self.src[edge].long()
                 frontier = source[self._local[source] < 0].unique()
                 self._local[frontier] = torch.arange(count, count + frontier.numel())
                 sources.append(source)
                 targets.append(target + first)
-                drawn.append(place)
+                edges.append(edge)
                 nodes.append(frontier)
                 first, count = count, count + frontier.numel()
             node = torch.cat(nodes)
             row = self._local[torch.cat(sources)]
         finally:
-            for some in nodes:
-                self._local[some] = -1
+            for hop in nodes:
+                self._local[hop] = -1
         return SamplerOutput(
             node=node,
             row=row,
             col=torch.cat(targets),
-            edge=torch.cat(drawn),
-            num_sampled_nodes=[some.numel() for some in nodes],
-            num_sampled_edges=[some.numel() for some in drawn],
+            edge=torch.cat(edges),
+            num_sampled_nodes=[hop.numel() for hop in nodes],
+            num_sampled_edges=[hop.numel() for hop in edges],
             metadata=(index.input_id, index.time),
         )
 
     def sample_from_edges(self, index: Any, neg_sampling: Any = None) -> SamplerOutput:
-        """Not there: raises NotImplementedError."""
+        """Raise NotImplementedError: edges are not sampled."""
         raise NotImplementedError("Edges are not sampled: use PyG's NeighborSampler, with pyg-lib or torch_sparse.")
 
 
@@ -103,27 +103,35 @@ def _numbers(num_neighbors: Sequence[int]) -> list[int]:
 
 
 def draw(rowptr: Tensor, nodes: Tensor, num: int) -> tuple[Tensor, Tensor]:
-    """Up to `num` in-edges of each node, or all for -1: their places in the order by dst, and whose they are.
+    """Draw up to `num` in-edges of each node, or take all for -1.
 
-    Floyd's algorithm (Bentley and Floyd, CACM 1987), for all nodes at once: of d edges, the t-th of n draws is one of
-    the first d - n + t, or the last of them where that one was drawn before.
+    Floyd's algorithm (Bentley and Floyd, CACM 1987), for all nodes at once: the t-th of n draws among d edges is one
+    of the first d - n + t, or, if that one was drawn before, the last of them.
+
+    Args:
+        rowptr: `[N + 1]`, the first in-edge of each node, with edges sorted by dst.
+        nodes: `[M]`.
+        num: how many to draw.
+
+    Returns:
+        The indices of the edges, sorted by dst, and for each the index of its dst in `nodes`.
 
     Example:
-        >>> place, whose = draw(torch.tensor([0, 3, 4]), torch.tensor([1, 0]), 2)
-        >>> whose.tolist(), place[0].item(), len(set(place.tolist()))
+        >>> edge, target = draw(torch.tensor([0, 3, 4]), torch.tensor([1, 0]), 2)
+        >>> target.tolist(), edge[0].item(), len(set(edge.tolist()))
         ([0, 1, 1], 3, 3)
     """
     begin = rowptr[nodes]
     degree = rowptr[nodes + 1] - begin
     size = degree if num < 0 else degree.clamp(max=num)
-    whose = torch.repeat_interleave(size)
-    number = torch.arange(whose.numel()) - (size.cumsum(0) - size)[whose]  # of an edge among its node's
+    target = torch.repeat_interleave(size)
+    offset = torch.arange(target.numel()) - (size.cumsum(0) - size)[target]  # of an edge among its node's edges
     if num >= 0:
         many = (degree > num).nonzero().view(-1)
-        chosen = torch.empty(many.numel(), num, dtype=torch.long)
+        sample = torch.empty(many.numel(), num, dtype=torch.long)
         for t in range(num):
             last = degree[many] - num + t
-            one = (torch.rand(many.numel(), dtype=torch.float64) * (last + 1)).long()
-            chosen[:, t] = torch.where((chosen[:, :t] == one[:, None]).any(1), last, one)
-        number[(degree > num)[whose]] = chosen.view(-1)
-    return begin[whose] + number, whose
+            candidate = (torch.rand(many.numel(), dtype=torch.float64) * (last + 1)).long()
+            sample[:, t] = torch.where((sample[:, :t] == candidate[:, None]).any(1), last, candidate)
+        offset[(degree > num)[target]] = sample.view(-1)
+    return begin[target] + offset, target

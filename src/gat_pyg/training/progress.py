@@ -1,4 +1,4 @@
-"""Epoch metrics as a CSV file and as one line of progress."""
+"""Epoch metrics as a CSV file and as a progress line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ QUIET = (  # messages of Lightning and torch that need no action here
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep Lightning's banners and tips from the screen; its warnings stay, but for those in `QUIET`."""
+    """Context manager: hide Lightning's banners and tips, and the warnings listed in `QUIET`."""
     names = ("lightning.pytorch", "lightning.fabric", "lightning")
     loggers = {name: logging.getLogger(name) for name in names}
     levels = {name: logger.level for name, logger in loggers.items()}
@@ -46,10 +46,10 @@ def quiet() -> Iterator[None]:
 
 
 class MetricsFile(Callback):
-    """One line of `metrics.csv` per epoch: the epoch, counted from 1, and everything that was logged.
+    """One line of `metrics.csv` per epoch: its number, counted from 1, and all logged metrics.
 
-    Whole lines are appended about once a second, and before each checkpoint, so that a checkpoint never knows of an
-    epoch that the file lacks. A resumed run cuts off the lines that it will write again.
+    Whole lines are appended about once a second and before each checkpoint, so the file has every epoch of the
+    checkpoint. A resumed run removes the lines of later epochs, which it will write again.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -60,12 +60,12 @@ class MetricsFile(Callback):
         self._flushed = float("-inf")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Discard the lines that are newer than the checkpoint."""
+        """Discard lines newer than the checkpoint."""
         if not trainer.is_global_zero or not self.path.is_file():
             return
         lines = self.path.read_bytes().splitlines(keepends=True)[: self._rows + 1]
         if self._rows == 0 or len(lines) < self._rows + 1:
-            lines = []  # a run from the start, or a checkpoint from elsewhere
+            lines = []  # a run from the start, or a checkpoint of another run
         self._columns = next(csv.reader([lines[0].decode()]), []) if lines else []
         write_whole(self.path, lambda beside: beside.write_bytes(b"".join(lines)))
 
@@ -87,7 +87,7 @@ class MetricsFile(Callback):
             self._flush()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Write all lines, so that the file has every epoch of the checkpoint."""
+        """Write all buffered lines, so that the file has every epoch of the checkpoint."""
         self._flush()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -95,7 +95,7 @@ class MetricsFile(Callback):
         self._flush()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Write the remaining lines; if that fails too, the first error is the one that is raised."""
+        """Write the remaining lines; an error in this does not replace the first one."""
         with suppress(OSError):
             self._flush()
 
@@ -119,9 +119,9 @@ class MetricsFile(Callback):
 
 
 class Progress(Callback):
-    """One line with epoch, loss, validation score and the patience left.
+    """One line of progress: epoch, loss, validation score and the patience left.
 
-    On a terminal it is rewritten a few times a second; elsewhere a new line comes every `every` seconds.
+    On a terminal, the line is rewritten a few times a second; otherwise a new line is printed every `every` seconds.
     """
 
     def __init__(self, title: str, every: float = 10.0) -> None:
@@ -134,21 +134,21 @@ class Progress(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
-        self._next = now = time.monotonic()  # the first epoch is printed at once
+        self._next = now = time.monotonic()  # prints the first epoch immediately
         self._speed = now, trainer.current_epoch
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Print the progress of a long epoch."""
+        """Print the progress within a long epoch."""
         if trainer.num_training_batches > 1 and trainer.is_global_zero and time.monotonic() >= self._next:
             batch = trainer.fit_loop.epoch_loop.batch_progress.current.ready
             self._show(trainer, f" batch {batch}/{trainer.num_training_batches}")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the result of an epoch."""
+        """Print the metrics of an epoch."""
         if not trainer.is_global_zero:
             return
         due = time.monotonic() >= self._next
-        if due or trainer.num_training_batches > 1:  # then a batch of the next epoch may be printed next
+        if due or trainer.num_training_batches > 1:  # the next line may be printed within the next epoch
             self._shown = dict(trainer.callback_metrics)
         if due:
             self._show(trainer, "")
@@ -168,8 +168,8 @@ class Progress(Callback):
             parts.append(f"val {objective.metric.text(float(self._shown[name]))}")
         for rule in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(rule, PaperStopping):
-                full = -(-10 * rule.left // rule.patience)
-                parts.append(f"patience left [{'#' * full}{'.' * (10 - full)}] {rule.left}/{rule.patience}")
+                filled = -(-10 * rule.left // rule.patience)
+                parts.append(f"patience left [{'#' * filled}{'.' * (10 - filled)}] {rule.left}/{rule.patience}")
         return parts
 
     def seconds_per_epoch(self, trainer: Trainer) -> float | None:

@@ -1,4 +1,4 @@
-"""Exact resume: the state of every generator and of stopping in the checkpoint."""
+"""Exact resume: seeded epochs, periodic checkpoints, and a checkpoint before exiting on a signal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .stopping import PaperStopping
 
 
 def _check_states(callbacks: Sequence[Callback], states: Any) -> None:
-    """Raise ValueError where a checkpoint lacks what a fit goes on from: Lightning would begin such a callback anew."""
+    """Raise ValueError if a checkpoint lacks a callback's state: Lightning would reset the callback silently."""
     for callback in callbacks:
         if not isinstance(callback, (PaperStopping, Resumable)):
             continue
@@ -33,22 +33,19 @@ def _check_states(callbacks: Sequence[Callback], states: Any) -> None:
             )
 
 
-# Resume -------------------------------------------------------------------------------------------------------------
-
-
 class Resumable(Callback):
-    """Exact resume: a run that was killed at any moment ends like one that was not: `trainer.fit(..., ckpt_path=path)`.
+    """Exact resume: after a kill, `trainer.fit(..., ckpt_path=path)` gives the results of an uninterrupted run.
 
-    Before each epoch all sources of chance (torch on all devices, numpy, Python) are seeded from `seed`, the
-    process's rank and the epoch's number, so that an epoch's dropout does not depend on how one came to it. After
-    an epoch the checkpoint at `path` is replaced in one step if `every` seconds have gone by since the last one; a
-    write that takes long is made less often, so that writing stays below a twentieth of the time. What a kill costs is
-    the epochs since then, which are redone. `every=0` writes after each epoch, `path=None` never.
+    Before each epoch all random generators (torch on all devices, numpy, Python) are seeded from `seed`, the rank and
+    the number of the epoch, so its random numbers do not depend on earlier epochs. After an epoch, the checkpoint at
+    `path` is replaced atomically if the last one is `every` seconds old. Slow writes happen less often, so that
+    writing takes less than 5 % of the time. A kill costs the epochs since the last checkpoint, which are repeated.
+    `every=0` writes after each epoch, `path=None` never.
 
-    SIGINT (Ctrl-C) and SIGTERM wait for the end of the epoch: its checkpoint is written, and SystemExit(128 + signal)
-    raised. A second SIGINT does not wait. With `path=None`, or in another thread than the first, they are left alone.
+    On SIGINT (Ctrl-C) or SIGTERM, the epoch is finished and its checkpoint written; then SystemExit(128 + signal) is
+    raised. A second SIGINT raises it immediately. Signals are not handled with `path=None` or outside the main thread.
 
-    Needs data whose order does not come from the global generator: `TaskData`, or a graph as a whole.
+    The order of the data must not depend on the global generator: use `TaskData`, or a whole graph.
     """
 
     def __init__(self, path: str | Path | None, seed: int = 0, every: float = 30.0) -> None:
@@ -60,17 +57,17 @@ class Resumable(Callback):
         self._before = 0.0  # seconds of training before this process
         self._start = self._due = float("inf")
         self._end: float | None = None
-        self._status: int | None = None  # to exit with after this epoch, on a signal
+        self._status: int | None = None  # after a signal: the status to exit with when the epoch ends
         self._signals = ExitStack()
 
     @property
     def seconds(self) -> float:
-        """Seconds of training so far, those before a resume included."""
+        """Seconds of training so far, including those before a resume."""
         now = time.perf_counter() if self._end is None else self._end
         return self._before + max(now - self._start, 0.0)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock and handle the signals."""
+        """Start the clock and install the signal handler."""
         self._start, self._end = time.perf_counter(), None
         self._due = self._start + self.every
         self._status = None
@@ -84,7 +81,7 @@ class Resumable(Callback):
             begin(self.seed, trainer.current_epoch)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the checkpoint if it is due, and exit if any of the processes got a signal."""
+        """Write the checkpoint if it is due, and exit if any process received a signal."""
         due, status = self._agreed(trainer, time.perf_counter() >= self._due)
         if (due or status) and self.path is not None:
             start = time.perf_counter()
@@ -98,7 +95,7 @@ class Resumable(Callback):
         """Stop the clock and restore the signal handlers."""
         self._end = time.perf_counter()
         self._signals.close()
-        if status := self._agreed(trainer)[1]:  # it came after the last epoch
+        if status := self._agreed(trainer)[1]:  # of a signal after the last epoch
             raise SystemExit(status)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -106,11 +103,11 @@ class Resumable(Callback):
         self._signals.close()
 
     def _agreed(self, trainer: Trainer, due: bool = False) -> tuple[bool, int]:
-        """Return whether a checkpoint is due, and the status to exit with or 0: the same in all processes."""
+        """Agree among all processes: return True if a checkpoint is due, and the status to exit with, 0 to continue."""
         request = int(due), self._status or 0
         if trainer.world_size > 1:
-            ours = torch.tensor(request, device=trainer.strategy.root_device)
-            request = cast(tuple[int, int], trainer.strategy.reduce(ours, reduce_op="max").tolist())
+            local = torch.tensor(request, device=trainer.strategy.root_device)
+            request = cast(tuple[int, int], trainer.strategy.reduce(local, reduce_op="max").tolist())
         return bool(request[0]), request[1]
 
     def _wait(self, number: int, frame: FrameType | None) -> None:
@@ -118,11 +115,11 @@ class Resumable(Callback):
             raise SystemExit(128 + number)
         self._status = 128 + number
         if number == signal.SIGINT:
-            with suppress(RuntimeError):  # in the middle of another line
+            with suppress(RuntimeError):  # the signal interrupted another print
                 rank_zero_print("\nEnding after this epoch; Ctrl-C again does not wait.")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the seconds so far, for the checkpoint."""
+        """Return the seconds of training so far, for the checkpoint."""
         return {"seconds": self.seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

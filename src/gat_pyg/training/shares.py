@@ -1,4 +1,4 @@
-"""Each rank's share of the graphs of a step, padded so that all ranks take as many steps."""
+"""Each rank's share of the graphs of a step, padded so that all ranks take the same number of steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..tasks.objective import Objective
 
 
 class Batches:
-    """The same batches every epoch: moved to a device once, with the cached structure of their edges."""
+    """The same batches in every epoch: moved to a device once, so that what is cached with their edges stays valid."""
 
     def __init__(self, batches: Sequence[Data | NodeLoader]) -> None:
         self._batches = [copy.copy(data) for data in batches]  # the tensors are shared until a batch is moved
@@ -31,7 +31,7 @@ class Batches:
 
 
 class Shares(DistributedSampler[Data]):
-    """One process's share of each step: every `world`-th of its graphs, in an order that seed and epoch determine.
+    """One process's share of each step: every `world`-th of its graphs, in an order determined by seed and epoch.
 
     If a step has fewer graphs than ranks, index N (the padding graph) fills in, so that all ranks take the same number
     of steps.
@@ -58,16 +58,16 @@ class Shares(DistributedSampler[Data]):
             self.num_graphs, generator=torch.Generator().manual_seed(self.seed + self.epoch)
         ).tolist()
         for start in range(0, self.num_graphs, self.batch_size):
-            own = order[start : start + self.batch_size][self.rank :: self.num_replicas]
+            share = order[start : start + self.batch_size][self.rank :: self.num_replicas]
             size = self.each if start + self.batch_size < self.num_graphs else 1
-            yield from [*own, *[self.num_graphs] * (size - len(own))]
+            yield from [*share, *[self.num_graphs] * (size - len(share))]
 
     def __len__(self) -> int:
         return self.each * -(-self.num_graphs // self.batch_size)
 
 
 class _Late:
-    """A loader whose workers start with the first batch: a resumed run knows its epoch only then."""
+    """A loader that starts its workers with the first batch, since a resumed run sets its epoch just before that."""
 
     def __iter__(self) -> Iterator[Any]:
         yield from super().__iter__()  # type: ignore[misc]
@@ -82,7 +82,7 @@ class Cut(_Late, Loader[Any]):  # type: ignore[misc]
 
 
 def _without(number: int, out: SamplerOutput) -> SamplerOutput:
-    """Remove the only seed of a batch if it has this number, which stands for none."""
+    """Remove the only seed node of a batch if it is the padding entry, which has this number."""
     seeds, time = out.metadata
     if seeds.tolist() == [number]:
         out.metadata = seeds[:0], time
@@ -90,7 +90,7 @@ def _without(number: int, out: SamplerOutput) -> SamplerOutput:
 
 
 def _padding_graph(data: Data, objective: Objective) -> Data:
-    """Return a graph like this one with one node, no edge to another, and unknown labels: it pads a rank's share."""
+    """Return a one-node graph with unknown labels that pads a rank's share."""
     padding = data.subgraph(torch.tensor([0]))
-    padding.y = objective.unknown(data.y[:1])  # of the one node, or of the one graph
+    padding.y = objective.unknown(data.y[:1])  # of the node, or of the graph
     return padding

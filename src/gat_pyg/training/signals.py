@@ -1,4 +1,4 @@
-"""Signals during a training."""
+"""Handling of SIGINT and SIGTERM."""
 
 from __future__ import annotations
 
@@ -11,31 +11,34 @@ from types import FrameType
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Interrupt what is within it, and at its end once more: a compiler's callbacks may lose what is raised in them."""
-    came: list[int] = []
+    """Context manager: a signal interrupts the block and is raised again at its end.
+
+    A compiler's callbacks may swallow the exception of the first.
+    """
+    received: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        came.append(number)
+        received.append(number)
         raise KeyboardInterrupt
 
     try:
         with handled(interrupt):
             yield
     finally:
-        if came:
-            signal.raise_signal(came[0])
+        if received:
+            signal.raise_signal(received[0])
 
 
 @contextmanager
 def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Let `handler` have SIGINT and SIGTERM, but for what is ignored; a thread other than the first cannot."""
-    first = threading.current_thread() is threading.main_thread()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if first}
-    before = {number: own for number, own in before.items() if own not in (None, signal.SIG_IGN)}
+    """Context manager: install a handler of SIGINT and SIGTERM, unless they are ignored; only in the main thread."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if is_main}
+    before = {number: old for number, old in before.items() if old not in (None, signal.SIG_IGN)}
     try:
         for number in before:
             signal.signal(number, handler)
         yield
     finally:
-        for number, own in before.items():
-            signal.signal(number, own)
+        for number, old in before.items():
+            signal.signal(number, old)

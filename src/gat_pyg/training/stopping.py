@@ -15,28 +15,25 @@ from ..tasks.objective import Objective
 
 Criterion = Literal["both", "accuracy", "loss"]
 
-# When to stop -------------------------------------------------------------------------------------------------------
-
 
 class PaperStopping(Callback):
-    """The stopping rule of the paper's code: patience on the validation score and loss, ties count.
+    """The stopping rule of the paper's code: patience on the validation score and loss, where a tie is an improvement.
 
     After each validation, with `criterion="both"`::
 
         if score >= best_score or loss <= best_loss:
-            if both: keep these weights
-            raise both bests; wait = 0
+            if both: save these weights
+            update best_score and best_loss; wait = 0
         else:
             wait += 1; stop at wait == patience
 
-    With `"accuracy"` (the score, whichever it is) or `"loss"` only that one is looked at, and a new best or a tie
-    keeps the weights. At the end of the fit the module has the weights kept last, in `best_epoch` (counted from 1).
+    With `"accuracy"` (the score, whatever the metric) or `"loss"`, only that one counts, and a new best or a tie saves
+    the weights. At the end of the fit, the module gets the weights saved last, those of `best_epoch` (counted from 1).
 
-    It reads what the module logged as `val_loss` and as `score`, by default `val_` and the name of the metric of
-    the module's objective.
-    The weights are kept in memory, on the device; they and all else of its state are in Lightning's checkpoints.
-    An epoch whose loss or score is not finite improves nothing. If the model's parameters are not finite either, which
-    no later step can mend, training stops at once.
+    The rule reads `val_loss` and `score` from the module's logs; by default, `score` is `val_` with the name of the
+    objective's metric. The saved weights stay in the device's memory. They and the rest of the state are part of
+    Lightning's checkpoints. An epoch whose loss or score is not finite is no improvement. If the parameters are not
+    finite either, no later step can repair them, and training stops at once.
 
     Raises ValueError for a patience below 1 or an unknown criterion.
 
@@ -59,7 +56,7 @@ class PaperStopping(Callback):
         self.wait = 0
         self.best_score = float("-inf")
         self.best_loss = float("inf")
-        self.best_epoch = 0  # whose weights are kept; 0: none yet
+        self.best_epoch = 0  # the epoch of the saved weights; 0: none yet
         self.kept_score = float("nan")
         self.kept_loss = float("nan")
         self.weights: dict[str, Tensor] = {}
@@ -70,16 +67,16 @@ class PaperStopping(Callback):
         finite = math.isfinite(score) and math.isfinite(loss)
         by_score, by_loss = finite and score >= self.best_score, finite and loss <= self.best_loss
         better = {"both": by_score or by_loss, "accuracy": by_score, "loss": by_loss}[self.criterion]
-        keep = by_score and by_loss if self.criterion == "both" else better
+        is_best = by_score and by_loss if self.criterion == "both" else better
         if better:
             self.best_score = max(self.best_score, score)
             self.best_loss = min(self.best_loss, loss)
             self.wait = 0
         else:
             self.wait += 1
-        if keep:
+        if is_best:
             self.best_epoch, self.kept_score, self.kept_loss = self.epoch, score, loss
-        return keep
+        return is_best
 
     def stop_diverged(self, parameters: Iterable[Tensor], run: str = "Training") -> None:
         """Stop if the last epoch's parameters are not finite."""
@@ -94,11 +91,11 @@ class PaperStopping(Callback):
 
     @property
     def left(self) -> int:
-        """The number of epochs without improvement that are left before the stop."""
+        """The patience left: the number of further epochs without improvement until the stop."""
         return self.patience - self.wait
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Apply the rule to what the validation logged."""
+        """Apply the rule to the logged validation metrics."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         metrics = trainer.callback_metrics
@@ -116,19 +113,19 @@ class PaperStopping(Callback):
             trainer.should_stop = True
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Bring kept weights to the device, and stop at once when a resumed run had come to its end."""
+        """Move the saved weights to the device, and stop at once if a resumed run has no patience left."""
         self.weights = {key: value.to(pl_module.device) for key, value in self.weights.items()}
         if self.left <= 0:
             trainer.should_stop = True
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the weights kept last back into the module."""
+        """Load the weights saved last into the module."""
         if self.weights:
             pl_module.load_state_dict(self.weights, strict=False)
         elif self.epoch:
             rank_zero_warn(
-                f"None of {self.epoch} epochs was kept, since the validation loss or score was not finite in any. The "
-                "weights are those of the last epoch. A smaller lr may help."
+                f"The validation loss or score was not finite in any of {self.epoch} epochs, so the weights are those "
+                "of the last epoch. A smaller lr may help."
             )
 
     @torch.no_grad()
