@@ -924,12 +924,12 @@ def test_a_gpu_keeps_the_best_weights_by_one_kernel_per_tensor():
 
     stopping, called = EachStopping(range(4)), collections.Counter[str]()
     module = Stacked([seeded(seed, MAKES["GAT"]) for seed in range(4)], range(4), NodeLabels(3)).to("meta")
-    stopping._keep(module, [0])  # the first time, all are copied
+    stopping._update_best(module, [0])  # the first time, all are copied
     with Operators():
-        stopping._keep(module, [])
+        stopping._update_best(module, [])
     assert not called
     with Operators():
-        stopping._keep(module, [0, 2, 3])
+        stopping._update_best(module, [0, 2, 3])
     assert called["aten.where"] == len(stopping.best_weights) > 4 and called["aten._to_copy"] == 1
     assert not called["aten.copy_"] and not called["aten.select"]
 

@@ -208,7 +208,7 @@ def test_each_step_drops_out_anew():
 def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="num_parts is 4, but planted has many graphs, which are used whole"):
         TaskData(planted(graphs=4, nodes=10), num_parts=4)
-    with pytest.raises(ValueError, match=r"num_neighbors is \[2\] and num_parts is 4, expected one of them"):
+    with pytest.raises(ValueError, match=r"num_neighbors is \[2\] and num_parts is 4, expected only one"):
         TaskData(one_graph(), num_neighbors=[2], num_parts=4)
     with pytest.raises(ValueError, match="one is not divided into parts. Give num_parts"):
         TaskData(one_graph()).part  # noqa: B018
