@@ -63,6 +63,7 @@ SIZES = {  # N, E in both directions without loops, the largest degree
     "citeseer": (3_327, 9_104, 99),
     "pubmed": (19_717, 88_648, 171),
     "ppi": (4_602, 125_074, 398),  # two graphs, as in a training step
+    "molecules": (600, 1_300, 4),  # a batch of 32
     "arxiv": (169_343, 2_315_598, 13_161),
     "reddit": (232_965, 114_615_892, 21_657),
     "products": (2_449_029, 123_718_280, 17_481),
@@ -81,6 +82,7 @@ CASES = [
     Case("ppi-2", "ppi", 1024, 4, 256),
     Case("ppi-1-gatv2", "ppi", 50, 4, 256, x_grad=False, kind="GATv2Conv"),
     Case("ppi-alone-4x256", "ppi", 0, 4, 256),
+    Case("molecules", "molecules", 64, 4, 16, fresh=True),
     Case("arxiv", "arxiv", 128, 3, 32, x_grad=False, special=True),
     *(Case(f"arxiv-alone-{H}x{C}", "arxiv", 0, H, C) for H, C in ((3, 32), (8, 8), (4, 64), (4, 256))),
     Case("reddit", "reddit", 602, 8, 8, x_grad=False),
@@ -116,7 +118,7 @@ def power_law(N: int, E: int, largest: int, device: torch.device) -> Tensor:
 
 def load(name: str, scale: float, device: torch.device) -> tuple[Tensor, Tensor | None, int, str]:
     """edge_index, x, N and a name that tells where they are from."""
-    if scale == 1 and name not in ("arxiv", *LARGE) and "GAT_PYG_DATA" in os.environ:
+    if scale == 1 and name not in ("arxiv", "molecules", *LARGE) and "GAT_PYG_DATA" in os.environ:
         try:
             graphs = proteins.ppi().train[2:4] if name == "ppi" else citation.planetoid(name).train
         except (OSError, ValueError) as error:

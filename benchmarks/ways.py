@@ -40,10 +40,11 @@ class Case:
     dropout: float = 0.0  # when it is timed: of x, before the layer; alone, of the attention coefficients
     special: bool = False  # compile PyG's layer too, and replay CUDA graphs
     dtype: torch.dtype = torch.float32
+    fresh: bool = False  # every call gets a graph that no call before had, as a batch of molecules is
 
     def __str__(self) -> str:
         what = f"{self.F} → {self.H}×{self.C}" if self.F else f"attention alone {self.H}×{self.C}"
-        kind = ", GATv2" * (self.kind == "GATv2Conv") + ", sparse x" * self.sparse
+        kind = ", GATv2" * (self.kind == "GATv2Conv") + ", sparse x" * self.sparse + ", fresh graph" * self.fresh
         kind += f", {str(self.dtype).removeprefix('torch.')}" * (self.dtype != torch.float32)
         return what + kind + f", dropout {self.dropout}" * (self.dropout > 0)
 
@@ -128,7 +129,8 @@ def of_layer(
     layer.to(problem.grad.device).load_state_dict(problem.weights)
     call, dense = layer if call is None else call, problem.given["x"]
     x, drop = (dense, F.dropout) if x is None else (x, features_dropout.dropout)
-    return way(lambda: call(drop(x, problem.p), index), {"x": dense, **dict(layer.named_parameters())}, problem.grad)
+    graph = index.clone if problem.case.fresh else lambda: index
+    return way(lambda: call(drop(x, problem.p), graph()), {"x": dense, **dict(layer.named_parameters())}, problem.grad)
 
 
 def ours(problem: Problem, backend: Any) -> Way:
