@@ -5,6 +5,7 @@ two layers of 256 features with S_1 = 25 and S_2 = 10 neighbours, no biases, ReL
 last, and a linear layer on top; the LSTM has 128 features and the pooling layer 512. It draws in evaluation as well.
 
 Otherwise here:
+
 - W [h_i, h_N(i)] is the paper's, as in PyG's `SAGEConv`; the code has 128 features of h_i beside 128 of h_N(i).
 - A layer draws neighbours once for each node of a batch of whole graphs, as in the paper's Algorithm 2. The code draws
   them for each of 512 nodes and again for each neighbour that they have, out of at most 128 drawn beforehand.

@@ -39,8 +39,9 @@ class GATv2Conv(_AttentionConv):
 
     Args:
         share_weights: whether W_l and W_r are one matrix.
-        in_channels, out_channels, heads, concat, negative_slope, dropout, add_self_loops, edge_dim, fill_value, bias,
-            residual, backend, **kwargs: as in `GATConv`; `bias` is of both matrices too.
+        bias: whether to add a learnable bias to the output and to both products with W_l and W_r.
+
+    All other arguments are those of `GATConv`.
 
     Raises:
         ValueError: if an argument is out of range.

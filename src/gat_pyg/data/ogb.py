@@ -29,13 +29,13 @@ OGBN = {"ogbn-arxiv": True, "ogbn-products": False, "ogbn-papers100M": True}  # 
 def ogbn(name: str, root: str | Path | None = None) -> Task:
     """A graph of the Open Graph Benchmark (Hu et al., NeurIPS 2020) with its own split.
 
-    ======================  ===========  ===  ===  =====================================
+    ====================  ===========  ===  ===  =====================================
     `name`                          N    F    K  nodes, edges
-    ======================  ===========  ===  ===  =====================================
+    ====================  ===========  ===  ===  =====================================
     `"ogbn-arxiv"`            169,343  128   40  papers, cited or citing
     `"ogbn-products"`       2,449,029  100   47  products, bought together
     `"ogbn-papers100M"`   111,059,956  128  172  papers, cited or citing; few have a y
-    ======================  ===========  ===  ===  =====================================
+    ====================  ===========  ===  ===  =====================================
 
     Citations are made undirected, as OGB's own examples do before they train; products' edges are so already. A node
     without a label has y = -1.

@@ -71,7 +71,7 @@ class Task:
 
     @property
     def num_classes(self) -> int:
-        """K, the number of classes or labels: the columns of a model's output."""
+        """K, the number of classes or labels, which is the number of columns of a model's output."""
         return self.objective.out_channels
 
     @property
