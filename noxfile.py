@@ -125,6 +125,14 @@ def types(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation into docs/_build, warnings are errors; `-- linkcheck` checks external links instead."""
+    install(session, "-e", ".[docs]")
+    builder, *options = session.posargs or ["html"]
+    session.run("sphinx-build", "-W", "--keep-going", "-b", builder, *options, "docs", f"docs/_build/{builder}")
+
+
+@nox.session
 def wheel(session: nox.Session) -> None:
     """Build wheel and sdist (or take those of a folder: `-- dist`), install each elsewhere and run the command."""
     with tempfile.TemporaryDirectory() as folder:

@@ -1,0 +1,111 @@
+"""Sphinx configuration of the documentation, which `nox -s docs` builds."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from latex2mathml.converter import convert
+from sphinx.application import Sphinx
+
+DOCS = Path(__file__).parent
+sys.path[:0] = [str(DOCS.parent / "src"), str(DOCS)]
+import gat_pyg  # noqa: E402
+
+project = "gat_pyg"
+author = "The gat_pyg maintainers"
+version = release = gat_pyg.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["_build"]
+nitpicky = True
+nitpick_ignore_regex = [
+    ("py:obj", ".*"),  # single backticks in a docstring: a link where the name is known, otherwise code
+    ("py:class", r"(gat_pyg\.)?.*\._\w+"),  # private base classes
+    ("py:class", r"Flow|torch_sparse\.tensor\.SparseTensor|torch\.fx\..*"),  # without documentation
+]
+default_role = "py:obj"
+
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_fence_as_directive = ["math"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 100
+napoleon_use_rtype = False
+
+# Only names listed in inventories/write.py are known: the build needs no network.
+ADDRESSES = {
+    "python": "https://docs.python.org/3/",
+    "torch": "https://docs.pytorch.org/docs/stable/",
+    "torch_geometric": "https://pytorch-geometric.readthedocs.io/en/stable/",
+    "lightning": "https://lightning.ai/docs/pytorch/2.3.3/",  # the last release with one page for each class
+    "matplotlib": "https://matplotlib.org/stable/",
+}
+intersphinx_mapping = {name: (address, f"inventories/{name}.inv") for name, address in ADDRESSES.items()}
+# The name that a type has at run time -> the name under which its project documents it.
+DOCUMENTED = {
+    "Data": "torch_geometric.data.Data",
+    "Figure": "matplotlib.figure.Figure",
+    "Path": "pathlib.Path",
+    "Tensor": "torch.Tensor",
+    "nn.Module": "torch.nn.Module",
+    "lightning.fabric.plugins.io.torch_io.TorchCheckpointIO": "lightning.pytorch.plugins.io.TorchCheckpointIO",
+    "lightning.pytorch.callbacks.callback.Callback": "lightning.pytorch.callbacks.Callback",
+    "lightning.pytorch.core.datamodule.LightningDataModule": "lightning.pytorch.core.LightningDataModule",
+    "lightning.pytorch.core.module.LightningModule": "lightning.pytorch.core.LightningModule",
+    "torch.nn.modules.module.Module": "torch.nn.Module",
+    "torch.nn.modules.rnn.LSTM": "torch.nn.LSTM",
+    "torch.optim.optimizer.Optimizer": "torch.optim.Optimizer",
+    "torch_geometric.data.data.Data": "torch_geometric.data.Data",
+    "torch_geometric.loader.dataloader.DataLoader": "torch_geometric.loader.DataLoader",
+    "torch_geometric.loader.node_loader.NodeLoader": "torch_geometric.loader.NodeLoader",
+    "torch_geometric.sampler.base.BaseSampler": "torch_geometric.sampler.BaseSampler",
+    "torch_geometric.sampler.base.NodeSamplerInput": "torch_geometric.sampler.NodeSamplerInput",
+    "torch_geometric.sampler.base.SamplerOutput": "torch_geometric.sampler.SamplerOutput",
+    "torch_geometric.transforms.base_transform.BaseTransform": "torch_geometric.transforms.BaseTransform",
+}
+
+html_theme = "furo"
+html_title = "gat_pyg"
+html_math_renderer = "mathml"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+copybutton_prompt_text = "$ "
+linkcheck_anchors = False  # pages made by JavaScript have none
+
+
+def use_documented_name(app: Sphinx, env: Any, node: nodes.Element, child: nodes.TextElement) -> None:
+    """Give a reference that was not found the name that its project documents, before the inventories are searched."""
+    node["reftarget"] = DOCUMENTED.get(node["reftarget"], node["reftarget"])
+
+
+def escape(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Keep |N_i| in a docstring from being a substitution, and a property's words before a colon a type."""
+    lines[:] = [re.sub(r"(?<![`\\])\|(\w+)\|", r"\\|\1\\|", line) for line in lines]
+    if what in ("attribute", "property") and lines:
+        lines[0] = lines[0].replace(": ", " – ")
+
+
+def write_math(translator: Any, node: nodes.Element) -> None:
+    """Write a formula as MathML, which browsers show without JavaScript and without a network."""
+    display = "block" if isinstance(node, nodes.math_block) else "inline"
+    translator.body.append(convert(node.astext(), display=display))
+    raise nodes.SkipNode
+
+
+def setup(app: Sphinx) -> None:
+    """Register what this file defines."""
+    app.connect("missing-reference", use_documented_name, priority=400)
+    app.connect("autodoc-process-docstring", escape, priority=400)  # before napoleon
+    app.add_html_math_renderer("mathml", (write_math, None), (write_math, None))
