@@ -15,6 +15,9 @@ from scores import ADDITIVE, SCORES, SHAPES, leaves_of
 # One tolerance per dtype, relative and absolute, for every comparison of two ways to the same number.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
+# Heads and channels of a dtype: odd ones in the one, the paper's in the other; for each size kernels are compiled.
+SIZES = {torch.float64: (3, 5), torch.float32: (8, 8)}
+
 Attend = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -40,7 +43,7 @@ def moved(edges: Edges, device: str) -> Edges:
 
 def sums_to_one(attend: Attend, names: str, graph: Graph, dtype: torch.dtype) -> None:
     """Equation (2): attention over each neighbourhood sums to one, over none to zero."""
-    _, alpha = attend(leaves_of(graph, 3, 5, names, dtype), edges_of(graph))
+    _, alpha = attend(leaves_of(graph, *SIZES[dtype], names, dtype), edges_of(graph))
     mass = torch.zeros(graph.num_dst, alpha.size(1), dtype=dtype).index_add(0, graph.index[1], alpha)
     has_neighbours = torch.zeros(graph.num_dst, dtype=dtype).index_fill(0, graph.index[1], 1.0)
     assert_close(mass, has_neighbours[:, None].expand_as(mass), f"{names} {graph}")
@@ -49,7 +52,7 @@ def sums_to_one(attend: Attend, names: str, graph: Graph, dtype: torch.dtype) ->
 
 def renaming_renames(attend: Attend, names: str, graph: Graph, dtype: torch.dtype) -> None:
     """Nodes have no order: permuting them and shuffling the edges permutes the outputs."""
-    leaves = leaves_of(graph, 3, 5, names, dtype)
+    leaves = leaves_of(graph, *SIZES[dtype], names, dtype)
     out, alpha = attend(leaves, edges_of(graph))
     generator = torch.Generator().manual_seed(1)
     new_src, new_dst, order = (
@@ -79,7 +82,7 @@ def jacobian_is_zero_without_edge(attend: Attend, names: str, graph: Graph) -> N
 
 def one_neighbour_is_returned(attend: Attend, names: str, graph: Graph, dtype: torch.dtype) -> None:
     """A neighbourhood of one has nothing to weigh, whatever the score."""
-    leaves = leaves_of(graph, 3, 5, names, dtype)
+    leaves = leaves_of(graph, *SIZES[dtype], names, dtype)
     out, _ = attend({name: leaf if name == "x" else 100 * leaf for name, leaf in leaves.items()}, edges_of(graph))
     src, dst = graph.index
     for i in range(graph.num_dst):
@@ -89,7 +92,7 @@ def one_neighbour_is_returned(attend: Attend, names: str, graph: Graph, dtype: t
 
 def equal_scores_give_the_mean(attend: Attend, names: str, graph: Graph, dtype: torch.dtype) -> None:
     """If all neighbours have the same score, attention is the mean: with zero operands, and with large equal ones."""
-    leaves = leaves_of(graph, 3, 5, names, dtype)
+    leaves = leaves_of(graph, *SIZES[dtype], names, dtype)
     x, (src, dst) = leaves["x"], graph.index
     count = torch.zeros(graph.num_dst, dtype=dtype).index_add(0, dst, torch.ones(dst.numel(), dtype=dtype))
     sums = torch.zeros(graph.num_dst, *x.shape[1:], dtype=dtype).index_add(0, dst, x[src])
@@ -101,11 +104,11 @@ def equal_scores_give_the_mean(attend: Attend, names: str, graph: Graph, dtype: 
 
 def complete_graph_is_dense_attention(attend: Attend, names: str, dtype: torch.dtype) -> None:
     """On a complete graph it is ordinary softmax attention over the definition of the score, the N x N form."""
-    leaves, (src, dst) = leaves_of(COMPLETE, 3, 5, names, dtype), COMPLETE.index
+    leaves, (src, dst) = leaves_of(COMPLETE, *SIZES[dtype], names, dtype), COMPLETE.index
     pairs = dict(leaves)
     for name in leaves:
         if SHAPES[name][0] == "E":
-            pairs[name] = leaves[name].new_empty(5, 5, 3)
+            pairs[name] = leaves[name].new_empty(5, 5, leaves[name].size(1))
             pairs[name][dst, src] = leaves[name]
     alpha = torch.softmax(SCORES[names].dense(**pairs), 1)
     out, edge_alpha = attend(leaves, edges_of(COMPLETE))
@@ -115,7 +118,7 @@ def complete_graph_is_dense_attention(attend: Attend, names: str, dtype: torch.d
 
 def union_gives_both(attend: Attend, names: str, first: Graph, second: Graph, dtype: torch.dtype) -> None:
     """A disjoint union of graphs gives the results of both."""
-    one, other = leaves_of(first, 3, 5, names, dtype), leaves_of(second, 3, 5, names, dtype, seed=1)
+    one, other = (leaves_of(graph, *SIZES[dtype], names, dtype, seed=n) for n, graph in enumerate((first, second)))
     other |= {name: leaf for name, leaf in one.items() if SHAPES[name][0] == "H"}  # parameters, of no node
     both = {name: leaf if leaf is other[name] else torch.cat([leaf, other[name]]) for name, leaf in one.items()}
     out, alpha = attend(both, edges_of(union(first, second)))

@@ -20,6 +20,7 @@ from scores import ADDITIVE, CONSTANT, SCORES, Tensors, call, leaves_of
 
 WAYS = ["reference", "fused", "segment", "segment in plain torch"]
 weighted = functools.partial(attend, return_attention_weights=True)
+double = functools.partial(torch.tensor, dtype=torch.float64)
 DTYPES = [torch.float64, torch.float32]
 ENDS = "x score_src score_dst"
 
@@ -40,13 +41,13 @@ def backend(name: str) -> laws.Attend:
 def test_by_hand(name: str) -> None:
     # 0 attends over 1 and 2 with scores log 1 and log 3; 1 over 0 alone; 2 over nobody.
     edges = Edges.from_index(torch.tensor([[1, 2, 0], [0, 0, 1]]), 3, 3)
-    x = torch.tensor([[[1.0]], [[4.0]], [[8.0]]])
-    score_src = torch.tensor([[0.0], [0.0], [math.log(3.0)]])
-    out, alpha = weighted(x, Additive(score_src, torch.zeros(3, 1)), edges, backend=name)
-    assert_close(alpha, torch.tensor([[0.25], [0.75], [1.0]]))
-    assert_close(out, torch.tensor([[[7.0]], [[1.0]], [[0.0]]]))
+    x = double([[[1.0]], [[4.0]], [[8.0]]])
+    score_src = double([[0.0], [0.0], [math.log(3.0)]])
+    out, alpha = weighted(x, Additive(score_src, torch.zeros_like(score_src)), edges, backend=name)
+    assert_close(alpha, double([[0.25], [0.75], [1.0]]))
+    assert_close(out, double([[[7.0]], [[1.0]], [[0.0]]]))
     _, alpha = weighted(x, Additive(-score_src, negative_slope=0.5), edges, backend=name)  # a negative score is halved
-    assert_close(alpha, torch.tensor([[math.sqrt(3.0)], [1.0], [1.0 + math.sqrt(3.0)]]) / (1.0 + math.sqrt(3.0)))
+    assert_close(alpha, double([[math.sqrt(3.0)], [1.0], [1.0 + math.sqrt(3.0)]]) / (1.0 + math.sqrt(3.0)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -129,7 +130,7 @@ def test_softmax_is_pygs() -> None:
 
 @pytest.mark.parametrize("offset", [0.0, 1e4, -1e4, 1e30, -1e30])
 def test_no_score_overflows(name: str, offset: float) -> None:
-    x, score_src, score_dst = leaves_of(RANDOM, 3, 5, ENDS, torch.float32).values()
+    x, score_src, score_dst = leaves_of(RANDOM, 8, 8, ENDS, torch.float32).values()
     score_src.requires_grad_()
     out, alpha = weighted(x, Additive(score_src + offset, score_dst), edges_of(RANDOM), backend=name)
     out.sum().backward()
@@ -154,14 +155,14 @@ def test_minus_infinity_masks_an_edge(name: str) -> None:
 @pytest.mark.parametrize("names", SCORES)
 def test_twice_differentiable(name: str, names: str) -> None:
     graph = random(5, 4, 12)
-    leaves, edges = leaves_of(graph, 2, 3, names), edges_of(graph)
+    leaves, edges = leaves_of(graph, 3, 5, names), edges_of(graph)
 
     def run(*values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return call(dict(zip(leaves, values, strict=True)), edges, name, return_attention_weights=True)
 
     values = [leaf.requires_grad_() for leaf in leaves.values()]
-    assert torch.autograd.gradcheck(run, values)
-    assert torch.autograd.gradgradcheck(run, values)
+    assert torch.autograd.gradcheck(run, values, fast_mode=True)  # along a random direction
+    assert torch.autograd.gradgradcheck(run, values, fast_mode=True)
 
 
 @pytest.mark.parametrize("names", SCORES)
@@ -191,7 +192,7 @@ def test_vmap_is_a_loop(name: str, names: str) -> None:
 @pytest.mark.parametrize("name", WAYS[1:], indirect=True)
 def test_half_precision_sums_in_float32(name: str, dtype: torch.dtype) -> None:
     star = random(4000, 1, 4000)
-    x, score_src, score_dst = leaves_of(star, 3, 5, ENDS, dtype).values()
+    x, score_src, score_dst = leaves_of(star, 8, 8, ENDS, dtype).values()
     out, alpha = weighted(x.abs(), Additive(score_src, score_dst), edges_of(star), backend=name)
     wide = Additive(score_src.double(), score_dst.double())
     exact, _ = weighted(x.abs().double(), wide, edges_of(star), backend=name)
@@ -223,7 +224,7 @@ def test_the_same_bits_every_time(name: str, threads: int, monkeypatch: pytest.M
     try:
         runs = []
         for _ in range(5):
-            leaves = {k: v.requires_grad_() for k, v in leaves_of(graph, 4, 16, ENDS, torch.float32).items()}
+            leaves = {k: v.requires_grad_() for k, v in leaves_of(graph, 8, 8, ENDS, torch.float32).items()}
             out = call(leaves, edges_of(graph), name)
             out.square().sum().backward()
             runs.append([out, *(leaf.grad for leaf in leaves.values())])

@@ -208,7 +208,7 @@ def test_forward_mode_of_the_layers(name: str, options: dict[str, Any]) -> None:
 @every_operand
 def test_forward_mode_of_the_operation(names: str, dropout: float, backend: str) -> None:
     """J v from forward mode is J v from two reverse passes, with the same mask."""
-    leaves, edges = leaves_of(BIPARTITE, 2, 3, names), edges_of(BIPARTITE)
+    leaves, edges = leaves_of(BIPARTITE, 3, 5, names), edges_of(BIPARTITE)
 
     def out(leaves: Any) -> Tensor:
         return call(leaves, edges, backend, dropout=dropout)
@@ -223,7 +223,7 @@ def test_forward_mode_of_the_operation(names: str, dropout: float, backend: str)
 @every_operand
 def test_forward_mode_of_a_recorded_backward(names: str, backend: str) -> None:
     """The tangent of a gradient of which the forward pass ran before forward mode began."""
-    leaves, edges = leaves_of(BIPARTITE, 2, 3, names), edges_of(BIPARTITE)
+    leaves, edges = leaves_of(BIPARTITE, 3, 5, names), edges_of(BIPARTITE)
     found, expected = [], []
     for answers, by in ((found, backend), (expected, "reference")):
         out, pull = vjp(lambda leaves, by=by: call(leaves, edges, by), leaves)
@@ -243,7 +243,7 @@ def test_forward_mode_of_a_recorded_backward(names: str, backend: str) -> None:
 @every_operand
 def test_forward_mode_of_several_models(names: str) -> None:
     edges = edges_of(BIPARTITE)
-    batch = [{k: v + n for k, v in leaves_of(BIPARTITE, 2, 3, names).items()} for n in range(3)]
+    batch = [{k: v + n for k, v in leaves_of(BIPARTITE, 3, 5, names).items()} for n in range(3)]
     stacked = {k: torch.stack([leaves[k] for leaves in batch]) for k in batch[0]}
 
     def push(leaves: Any, tangents: Any) -> Any:
@@ -261,7 +261,7 @@ def test_forward_mode_of_several_models(names: str) -> None:
 
 
 def test_only_forward_mode_leaves_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    leaves, edges = leaves_of(BIPARTITE, 2, 3, ADDITIVE), edges_of(BIPARTITE)
+    leaves, edges = leaves_of(BIPARTITE, 3, 5, ADDITIVE), edges_of(BIPARTITE)
     monkeypatch.setattr(fused, "_by_segments", None)
     call(leaves, edges)
     grad(lambda leaves: call(leaves, edges).sum())(leaves)

@@ -511,10 +511,10 @@ def test_dot_product_is_torchs_attention() -> None:
 class Net(nn.Module):
     """Two layers, as users write them."""
 
-    def __init__(self, layer: Any, first: Any = 5, second: Any = 8) -> None:
+    def __init__(self, layer: Any, first: Any = 5, second: Any = 15) -> None:
         super().__init__()
-        self.first = layer(first, 4, heads=2)
-        self.second = layer(second, 3)
+        self.first = layer(first, 5, heads=3)
+        self.second = layer(second, 5, heads=3)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.second(self.first(x, edge_index).relu(), edge_index)

@@ -25,6 +25,7 @@ from gat_pyg.features.pattern import Pattern
 from gat_pyg.graph.edges import Edges
 from gat_pyg.kernels.cpu import cache, interpreter, rows
 from gat_pyg.philox import keyed
+from laws import SIZES
 
 MODULES = [additive, pair, cosine, steps, features, rows]
 EDGES = Edges.from_index(torch.tensor([[0, 1, 2, 3, 0, 4, 4, 1], [0, 0, 0, 1, 2, 2, 2, 2]]), num_src=5, num_dst=4)
@@ -101,16 +102,17 @@ LONG = torch.stack([torch.arange(rows.SPLIT + 3) % 4, torch.zeros(rows.SPLIT + 3
 
 
 def everything(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    found = sparse_results(dtype)
+    found, (heads, channels) = sparse_results(dtype), SIZES[dtype]
     for speed in (True, False):
         with monkeypatch.context() as patch:
             patch.setattr("gat_pyg.attention.additive.prefers_speed", lambda *_, speed=speed: speed)
-            found += additive_results(EDGES, 3, 5, dtype, 0.3)
+            found += additive_results(EDGES, heads, channels, dtype, 0.3)
     for index in (LONG, LONG.flip(0)):
-        found += additive_results(Edges.from_index(index, 4, 4), 3, 5, dtype, 0.3)
+        found += additive_results(Edges.from_index(index, 4, 4), heads, channels, dtype, 0.3)
     if dtype == torch.float32:
         found += [*additive_results(EDGES, 2, 19, dtype, 0.3), *pair_results(EDGES, 2, 19, dtype, 0.0, att=False)]
-    return [*found, *pair_results(EDGES, 3, 5, dtype, 0.3), *cosine_results(EDGES, 3, 5, dtype, 0.3)]
+    found += pair_results(EDGES, heads, channels, dtype, 0.3)
+    return [*found, *cosine_results(EDGES, heads, channels, dtype, 0.3)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
