@@ -754,7 +754,7 @@ def test_the_second_derivative_has_the_same_masks_under_vmap(dropout_p: float) -
 @pytest.mark.parametrize("dropout_p", [0.0, 0.5])
 @pytest.mark.parametrize("names", SCORES)
 def test_second_derivatives_of_a_stack_are_those_of_segment(names: str, dropout_p: float, place: Place) -> None:
-    edges, leaves = place.edges(BIPARTITE), place.to(leaves_of(BIPARTITE, 2, 3, names))
+    edges, leaves = place.edges(BIPARTITE), place.to(leaves_of(BIPARTITE, 3, 5, names))
     edges.wide, edges.transpose  # noqa: B018  # known before, see test_nothing_of_a_transform_is_remembered
     stack = {k: torch.stack([v, v.flip(0), v / 2]) for k, v in leaves.items()}
 
