@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import itertools
 import math
 import mmap
 import os
@@ -35,6 +36,7 @@ from gat_pyg import GATConv, GATv2Conv, philox
 from gat_pyg.attention import Additive, Dot, GATv2, attend, fused
 from gat_pyg.attention.additive import cpu as additive
 from gat_pyg.attention.pair import cpu as pair
+from gat_pyg.attention.steps import cpu as steps
 from gat_pyg.conv.mechanisms import MECHANISMS
 from gat_pyg.graph import adjacency
 from gat_pyg.graph.adjacency import EdgeList
@@ -333,8 +335,7 @@ def test_long_rows(names: str, side: str, monkeypatch: pytest.MonkeyPatch) -> No
         split = rows.SPLIT
         assert np.diff(chunks.bounds).tolist() == [split - 1, split, split, 1, 0, split, split, 1, 3]
         assert chunks.row.tolist() == [0, 1, 2, 2, 3, 4, 4, 4, 5] and chunks.slots == 6 + 5
-    kernels = kernels_of(names)
-    merges = [spy(monkeypatch, kernels, name) for name in ("merge", "merge_sums")]
+    merges = [spy(monkeypatch, steps, "_merge"), spy(monkeypatch, rows, "_merge_sums")]
     leaves, direction = leaves_of(graph, 3, 5, names), direction_of(graph, 3, 5)
     for p in (0.0, 0.3):
         truth = answer(leaves, edges, direction, "segment", dropout=p)
@@ -381,8 +382,8 @@ def test_no_heads_and_no_channels(names: str) -> None:
 
 # --- Offsets beyond 2^31. ---
 
-BY_NODE = {"x", "s", "d", "x_dst", "grad", "out", "out_plus", "norm", "mass_plus", "stats", "delta"}
-BY_NODE |= {"query", "inverse", "grad_x", "grad_s", "grad_d", "grad_dst", "grad_src"}
+BY_NODE = {"x", "s", "d", "x_dst", "grad", "out", "out_plus", "lse", "mass_plus", "stats", "delta"}
+BY_NODE |= {"query", "inverse", "grad_x", "grad_s", "grad_d", "grad_dst", "grad_src", "grad_query", "across"}
 BY_ID = {"src", "dst", "row", "slot"}
 
 
@@ -390,16 +391,15 @@ def arrays_of(value: Any, name: str) -> Iterator[tuple[str, np.ndarray]]:
     """The arrays in an argument of a kernel, by name."""
     if isinstance(value, np.ndarray):
         yield name.rstrip("_"), value
-    for field in getattr(value, "_fields", ()):
-        yield from arrays_of(getattr(value, field), field)
+    elif name == "chunks":
+        yield from zip(("bounds", "row", "slot"), value, strict=True)
 
 
-def replaced(value: Any, arrays: Iterator[np.ndarray]) -> Any:
+def replaced(value: Any, name: str, arrays: Iterator[np.ndarray]) -> Any:
     """The argument with other arrays in it, in the order of `arrays_of`."""
-    if isinstance(value, np.ndarray):
-        return next(arrays)
-    fields = getattr(value, "_fields", None)
-    return value if fields is None else type(value)(*(replaced(getattr(value, field), arrays) for field in fields))
+    if name == "chunks":
+        return tuple(itertools.islice(arrays, len(value)))
+    return next(arrays) if isinstance(value, np.ndarray) else value
 
 
 def far(values: np.ndarray, rows: int, first: int) -> np.ndarray:
@@ -446,9 +446,9 @@ def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.M
                 for name, value in near
             ]
             arrays = iter(there)
-            moved = [replaced(value, arrays) for value in args]
+            moved = [replaced(value, name, arrays) for name, value in zip(named, args, strict=True)]
         run(kernel, dtype, job, *args)
-        kernel(rows.Work(start, start + job.bounds.size - 1, 0, 1, *rows._buffers(job, dtype)), *moved)
+        kernel((start, start + job.bounds.size - 1, 0, 1, rows._buffers(job, dtype)), *moved)
         for (name, here), far_away in zip(near, there, strict=True):
             if name not in BY_ID:
                 assert np.array_equal(far_away[far_away.size - here.size :], here), f"{kernel.__name__} {name}"

@@ -323,4 +323,4 @@ def test_the_files_of_each_kernel() -> None:
     forward = importlib.import_module("gat_pyg.attention.additive.cpu")._forward
     modules, constants = cache.sources(forward.py_func)
     assert "gat_pyg.attention.steps.cpu" in modules and "gat_pyg.kernels.cpu.draw" in modules
-    assert constants["gat_pyg.attention.additive.cpu.AHEAD"] == "16"
+    assert constants["gat_pyg.attention.steps.cpu.AHEAD"] == "16"

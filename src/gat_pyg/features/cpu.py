@@ -11,25 +11,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..kernels.cpu.cache import compiled, inline
-from ..kernels.cpu.draw import DRAWN, draw, draw_row
+from ..kernels.cpu.draw import DRAWN, draw
 from ..kernels.cpu.rows import SPLIT, Job, Shape, run
-from ..kernels.cpu.vector import (
-    load,
-    of_model,
-    only_if,
-    pointer,
-    splat,
-    store,
-)
+from ..kernels.cpu.vector import load, of_model, only_if, pointer, splat, store
 
 
 @compiled
 def _keep(work: Any, drop: Any, keep_: Any, four: Any) -> None:
     """k of four heads for the edges `DRAWN` times `first` to `last`."""
-    first, last, model, models = work.first, work.last, work.model, work.models
-    keep, chosen = of_model(keep_, model, models), pointer(work.names, 0)
+    first, last, model, models, _ = work
+    (keep,), ids = of_model((keep_,), model, models), pointer(drop[3], 0)
     for tile in range(first, last):
-        draw_row(keep, tile * DRAWN * 4, chosen, tile * DRAWN, DRAWN, pointer(drop[3], 0), drop, model, 0, four)
+        draw(keep, tile * DRAWN * 4, ids, tile * DRAWN, DRAWN, drop, model, 0, four)
 
 
 @inline
@@ -42,13 +35,11 @@ def _block(rowptr: Any, row: int, last: int) -> int:
 
 
 @inline
-def _draw_numbers(keep: Any, names: Any, begin: int, end: int, drop: Any, model: int, four: Any) -> int:
+def _draw_numbers(keep: Any, begin: int, end: int, drop: Any, model: int, four: Any) -> int:
     """k of the numbers from `begin` to `end`, as `_keep` has them, from one a little before on, which is returned."""
     first = begin // (4 * DRAWN)
     for tile in range(first, -(-end // (4 * DRAWN))):
-        for k in range(DRAWN):
-            names[k] = tile * DRAWN + k
-        draw(keep, (tile - first) * 4 * DRAWN, names, 0, drop, model, 0, four)
+        draw(keep, (tile - first) * 4 * DRAWN, None, tile * DRAWN, DRAWN, drop, model, 0, four)
     return first * 4 * DRAWN
 
 
@@ -68,16 +59,17 @@ def _gather_rows(
     four: Any,
 ) -> None:
     """out_i = sum_k v_k W_col(k) for some rows; so many models have values and weights of their own."""
-    first, last, model, models = work.first, work.last, work.model, work.models
+    first, last, model, models, buffers = work
     col, width = pointer(col_, 0), 1 << len(tile)
-    values = of_model(values_, min(model, own_values - 1), own_values)
-    weight, out = of_model(weight_, min(model, own_weight - 1), own_weight), of_model(out_, model, models)
-    keep, chosen, base = only_if(drop, pointer(work.buffers[0], 0)), pointer(work.names, 0), 0
+    (values,) = of_model((values_,), min(model, own_values - 1), own_values)
+    (weight,) = of_model((weight_,), min(model, own_weight - 1), own_weight)
+    (out,) = of_model((out_,), model, models)
+    keep, base = only_if(drop, pointer(buffers[0], 0)), 0
     whole = channels // width * width
     while first < last:
         stop = _block(rowptr, first, last)
         if drop is not None:
-            base = _draw_numbers(keep, chosen, np.int64(rowptr[first]), np.int64(rowptr[stop]), drop, model, four)
+            base = _draw_numbers(keep, np.int64(rowptr[first]), np.int64(rowptr[stop]), drop, model, four)
         for i in range(first, stop):
             to = np.int64(i) * channels
             for c in range(0, whole, width):
@@ -126,17 +118,18 @@ def _scatter_rows(
     four: Any,
 ) -> None:
     """out_col(k) += v_k R_i for all rows and some tiles of the features, into zeros that a core's cache holds."""
-    first, last, model, models = work.first, work.last, work.model, work.models
+    first, last, model, models, buffers = work
     col, width, size = pointer(col_, 0), 1 << len(tile), rowptr.size - 1
-    values = of_model(values_, min(model, own_values - 1), own_values)
-    rows, out = of_model(rows_, min(model, own_rows - 1), own_rows), of_model(out_, model, models)
-    keep, chosen, base = only_if(drop, pointer(work.buffers[0], 0)), pointer(work.names, 0), 0
+    (values,) = of_model((values_,), min(model, own_values - 1), own_values)
+    (rows,) = of_model((rows_,), min(model, own_rows - 1), own_rows)
+    (out,) = of_model((out_,), model, models)
+    keep, base = only_if(drop, pointer(buffers[0], 0)), 0
     for c in range(first * width, min(last * width, channels), width):
         start, count = 0, channels - c
         while start < size:
             stop = _block(rowptr, start, size)
             if drop is not None:
-                base = _draw_numbers(keep, chosen, np.int64(rowptr[start]), np.int64(rowptr[stop]), drop, model, four)
+                base = _draw_numbers(keep, np.int64(rowptr[start]), np.int64(rowptr[stop]), drop, model, four)
             for i in range(start, stop):
                 begin, end, at = np.int64(rowptr[i]), np.int64(rowptr[i + 1]), np.int64(i) * channels + c
                 if count >= width:

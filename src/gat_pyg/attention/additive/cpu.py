@@ -5,13 +5,13 @@ heads at a time, which are the lanes of a vector. The scores, softmax and dropou
 these heads at once, in buffers that a core's cache holds. Then the features are summed in vector registers, narrow
 heads together and of wide ones a tile at a time, while the rows of the edges to come are prefetched. A row of more than
 `SPLIT` edges is several chunks, merged in a fixed order. Several models on one graph lie one behind the other, and each
-is computed as if it were alone: in a kernel `x_` is the array of all and `x` the numbers of the one that it is called
+is computed as if it were alone: in a kernel `x_` is the array of all and `x` the elements of the one that it is called
 for. No result depends on the number of threads.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,59 +35,60 @@ from ...kernels.cpu.vector import (
     per_feature,
     per_head,
     pointer,
-    prefetch,
     splat,
     store,
 )
-from ..steps.cpu import AHEAD, close, merge, softmax, store_norm, weighted_sum
+from ..steps.cpu import (
+    Row,
+    clear,
+    close,
+    each_tile,
+    load_end,
+    merge,
+    prefetch_end,
+    row_of,
+    softmax,
+    store_lse,
+    weighted_sum,
+)
 from . import Additive
 
 
-class Forward(NamedTuple):
-    """The arrays of `_forward` that are always there."""
-
-    src: Any
-    x: Any
-    out: Any
-    norm: Any
-
-
-class Dense(NamedTuple):
-    """The arrays of `_dense` that are always there."""
-
-    grad: Any
-    norm: Any
-    stats: Any
+@inline
+def _add_terms(z: Any, s: Any, node: Any, u: Any, ids: Any, edge: Any, heads: int, head: int, lanes: Any,
+               count: Any) -> Any:  # fmt: skip
+    """z and the terms of the score that there are: of the other end, at `node[edge]`, and of the edge."""
+    if s is not None:
+        z = z + load(s, np.int64(node[edge]) * heads + head, lanes, count)
+    if u is not None:
+        at = np.int64(edge) if ids is None else np.int64(ids[edge])
+        z = z + load(u, at * heads + head, lanes, count)
+    return z
 
 
-class Backward(NamedTuple):
-    """The arrays of `_backward` that are always there."""
-
-    dst: Any
-    place: Any
-    grad: Any
-    x: Any
-    stats: Any
-    grad_x: Any
+@inline
+def _load_or_zero(array: Any, like: Any, at: Any, lanes: Any, count: Any) -> Any:
+    """`array[at:]`, or zeros where it is None."""
+    if array is None:
+        return splat(like, 0.0, lanes)
+    return load(array, at, lanes, count)
 
 
-class Normalise(NamedTuple):
-    """The arrays of `_normalise` that are always there."""
-
-    rowptr: Any
-    src: Any
-    stats: Any
-    per_edge: Any
-    grad_d: Any
-
-
-class Collect(NamedTuple):
-    """The arrays of `_collect` that are always there."""
-
-    colptr: Any
-    place: Any
-    per_edge: Any
-    grad_s: Any
+@inline
+def _weighted_sum(row: Row, narrow: Any, lanes: Any, many: Any, x: Any, weight: Any, positive: Any, share: Any,
+                  out: Any, out_plus: Any) -> None:  # fmt: skip
+    """Equation (4) as in `steps.cpu.weighted_sum`, for all heads of the vector together."""
+    total, plus = splat(x, 0.0, narrow), splat(x, 0.0, narrow)
+    for k in range(row.size):
+        prefetch_end(x, row, k, 0, narrow)
+        values = load_end(x, row, k, 0, narrow, many)
+        total = total + per_feature(load(weight, k * row.lanes, lanes, None), narrow) * values
+        if out_plus is not None:
+            plus = plus + per_feature(load(positive, k * row.lanes, lanes, None), narrow) * values
+    share = per_feature(share, narrow)
+    store(out, row.to * row.channels, share * total, many)
+    if out_plus is not None:
+        store(out_plus, row.to * row.channels, share * plus, many)
 
 
 @compiled
@@ -95,173 +96,149 @@ def _forward(
     work: Any,
     chunks: Any,
     sizes: Any,
+    slope: Any,
     layout: Any,
     narrow: Any,
     drop: Any,
-    arrays: Any,
+    src_: Any,
     ids_: Any,
+    x_: Any,
     s_: Any,
     d_: Any,
     u_: Any,
+    out_: Any,
+    lse_: Any,
     out_plus_: Any,
     mass_plus_: Any,
 ) -> None:
-    """Equations (1) to (4) for some chunks, with O+ and A+ where `out_plus` is given."""
-    first, last, model, models = work.first, work.last, work.model, work.models
-    bounds, row, slot = chunks.bounds, chunks.row, chunks.slot
-    heads, channels, slope = sizes.heads, sizes.channels, sizes.slope
-    lanes, tile, ragged = layout.lanes, layout.tile, layout.ragged
-    G, width, end = 1 << len(lanes), 1 << len(tile), arrays.src.size - 1
-    src, ids = pointer(arrays.src, 0), pointer(ids_, 0)
-    x, s, d, u = (
-        of_model(arrays.x, model, models),
-        of_model(s_, model, models),
-        of_model(d_, model, models),
-        of_model(u_, model, models),
-    )
-    out, norm = of_model(arrays.out, model, models), of_model(arrays.norm, model, models)
-    out_plus, mass_plus = of_model(out_plus_, model, models), of_model(mass_plus_, model, models)
-    keep, weight = only_if(drop, pointer(work.buffers[0], 0)), pointer(work.buffers[1], 0)
-    shares = pointer(work.buffers[2], 0)
-    positive, chosen = only_if(out_plus_, pointer(work.buffers[3], 0)), pointer(work.names, 0)
+    """Equations (1) to (4) for some chunks, with O+ and A+ where they are saved."""
+    first, last, model, models, buffers = work
+    heads, channels = sizes
+    lanes, tile, ragged = layout
+    src, ids = pointer(src_, 0), pointer(ids_, 0)
+    x, s, d, u = of_model((x_, s_, d_, u_), model, models)
+    out, lse, out_plus, mass_plus = of_model((out_, lse_, out_plus_, mass_plus_), model, models)
+    keep, weight, shares = only_if(drop, pointer(buffers[0], 0)), pointer(buffers[1], 0), pointer(buffers[2], 0)
+    positive = only_if(out_plus_, pointer(buffers[3], 0))
     one = splat(x, 1.0, lanes)
-    for head in range(0, heads, G):
-        count, many = only_if(ragged, heads - head), only_if(ragged, (heads - head) * channels)
+    for head in range(0, heads, 1 << len(lanes)):
         for v in range(first, last):
-            begin, n, i, o = bounds[v], bounds[v + 1] - bounds[v], np.int64(row[v]), np.int64(slot[v])
+            row = row_of(chunks, v, src, src_.size - 1, sizes, head, lanes)
+            n, G, count, many = row.size, row.lanes, only_if(ragged, row.width), only_if(ragged, row.width * channels)
             if drop is not None:
-                draw_row(keep, 0, chosen, begin, n, pointer(drop[3], 0), drop, model, head, lanes)
-            own, tops = splat(x, 0.0, lanes), splat(x, -np.inf, lanes)
-            if d_ is not None:
-                own = load(d, i * heads + head, lanes, count)
+                draw_row(keep, drop, model, row.begin, n, head, lanes)
+            d_i, tops = _load_or_zero(d, x, row.own, lanes, count), splat(x, -np.inf, lanes)
             close(weight, n * G, -np.inf)
             if out_plus_ is not None:
                 close(positive, n * G, 0.0)
             for k in range(n):
-                z = own
-                if s_ is not None:
-                    z = z + load(s, np.int64(src[begin + k]) * heads + head, lanes, count)
-                if u_ is not None:
-                    edge = np.int64(begin + k) if ids_ is None else np.int64(ids[begin + k])
-                    z = z + load(u, edge * heads + head, lanes, count)
+                z = _add_terms(d_i, s, src, u, ids, row.begin + k, heads, head, lanes, count)
                 e = leaky(z, z, slope)  # (3)
                 tops = larger(tops, e)
                 store(weight, k * G, e, None)
                 if out_plus_ is not None:
                     store(positive, k * G, leaky(one, z, constant(x, 0)), None)
             share, mass = softmax(weight, positive, keep, n, tops, lanes)  # (2)
-            store_norm(norm, o * heads + head, tops, share, o == i, only_if(ragged, 2 * (heads - head)))
+            store_lse(lse, row, tops, share, ragged)
             if out_plus_ is not None:
-                store(mass_plus, o * heads + head, mass, count)
-            at, to = head * channels, (o * heads + head) * channels
+                store(mass_plus, row.to, mass, count)
             if narrow is not None:
-                total, plus = splat(x, 0.0, narrow), splat(x, 0.0, narrow)
-                for k in range(n):
-                    prefetch(x, np.int64(src[min(begin + k + AHEAD, end)]) * heads * channels + at, narrow)
-                    values = load(x, np.int64(src[begin + k]) * heads * channels + at, narrow, many)
-                    total = total + per_feature(load(weight, k * G, lanes, None), narrow) * values
-                    if out_plus_ is not None:
-                        plus = plus + per_feature(load(positive, k * G, lanes, None), narrow) * values
-                scale = per_feature(share, narrow)
-                store(out, to, scale * total, many)
-                if out_plus_ is not None:
-                    store(out_plus, to, scale * plus, many)
+                _weighted_sum(row, narrow, lanes, many, x, weight, positive, share, out, out_plus)
             else:
                 store(shares, 0, share, None)
-                whole = channels // width * width
-                for h in range(min(G, heads - head)):
-                    for c in range(h * channels, h * channels + whole, width):
-                        weighted_sum(x, heads * channels, at + c, src, begin, n, end, weight, positive, h, G, shares[h],
-                               out, out_plus, to + c, tile, None)  # fmt: skip
-                    if whole < channels:
-                        c = h * channels + whole
-                        weighted_sum(x, heads * channels, at + c, src, begin, n, end, weight, positive, h, G, shares[h],
-                               out, out_plus, to + c, tile, channels - whole)  # fmt: skip
+                each_tile(weighted_sum, tile, row, x, weight, positive, shares, out, out_plus)
+
+
+@inline
+def _dots(grad: Any, out: Any, out_plus: Any, b: Any, product: Any, plus: Any, tile: Any, count: Any) -> Any:
+    """`product` and `plus`, to which a tile of <dO, O> and of <dO, O+> is added, lane by lane."""
+    values = load(grad, b, tile, count)
+    return product + values * load(out, b, tile, count), plus + values * load(out_plus, b, tile, count)
 
 
 @compiled
 def _dense(
     work: Any,
     sizes: Any,
+    slope: Any,
     layout: Any,
     narrow: Any,
-    arrays: Any,
+    grad_: Any,
     d_: Any,
+    lse_: Any,
+    stats_: Any,
     out_: Any,
     out_plus_: Any,
     mass_plus_: Any,
     grad_d_: Any,
 ) -> None:
     """For some dst (d, max, 1 / sum, D) as their `stats`, D = <dO, O>; and grad d = (1 - slope)(<dO, O+> - D A+)."""
-    first, last, model, models = work.first, work.last, work.model, work.models
-    heads, channels, slope = sizes.heads, sizes.channels, sizes.slope
-    lanes, tile, ragged = layout.lanes, layout.tile, layout.ragged
-    G, width = 1 << len(lanes), 1 << len(tile)
-    grad, d, norm = (
-        of_model(arrays.grad, model, models),
-        of_model(d_, model, models),
-        of_model(arrays.norm, model, models),
-    )
-    out, out_plus = of_model(out_, model, models), of_model(out_plus_, model, models)
-    mass_plus = of_model(mass_plus_, model, models)
-    stats, grad_d = of_model(arrays.stats, model, models), of_model(grad_d_, model, models)
-    products, pluses = pointer(work.buffers[0], 0), pointer(work.buffers[1], 0)
-    zero = splat(grad, 0.0, lanes)
-    pair = (lanes, (0, 0))
+    first, last, model, models, buffers = work
+    heads, channels = sizes
+    lanes, tile, ragged = layout
+    G = 1 << len(lanes)
+    grad, d, lse, stats = of_model((grad_, d_, lse_, stats_), model, models)
+    out, out_plus, mass_plus, grad_d = of_model((out_, out_plus_, mass_plus_, grad_d_), model, models)
+    products, pluses = pointer(buffers[0], 0), pointer(buffers[1], 0)
+    width = 1 << len(tile)
+    whole = channels // width * width
     for i in range(first, last):
         for head in range(0, heads, G):
             count, many = only_if(ragged, heads - head), only_if(ragged, (heads - head) * channels)
             here, q = i * heads + head, 4 * i * heads + head
-            both = load(norm, 2 * here, pair, only_if(ragged, 2 * (heads - head)))
-            own = zero
-            if d_ is not None:
-                own = load(d, here, lanes, count)
-            product = zero
+            both = load(lse, 2 * here, (lanes, (0, 0)), only_if(ragged, 2 * (heads - head)))
+            product = splat(grad, 0.0, lanes)
             if out_ is not None:
-                plus = zero
                 at = here * channels
                 if narrow is not None:
                     values = load(grad, at, narrow, many)
                     product = per_head(values * load(out, at, narrow, many), lanes)
                     plus = per_head(values * load(out_plus, at, narrow, many), lanes)
                 else:
-                    whole = channels // width * width
                     for h in range(min(G, heads - head)):
-                        c = at + h * channels
-                        sums, more = splat(grad, 0.0, tile), splat(grad, 0.0, tile)
-                        for b in range(c, c + whole, width):
-                            wide = load(grad, b, tile, None)
-                            sums = sums + wide * load(out, b, tile, None)
-                            more = more + wide * load(out_plus, b, tile, None)
+                        first_c, product_h, plus_h = at + h * channels, splat(grad, 0.0, tile), splat(grad, 0.0, tile)
+                        for b in range(first_c, first_c + whole, width):
+                            product_h, plus_h = _dots(grad, out, out_plus, b, product_h, plus_h, tile, None)
                         if whole < channels:
-                            b = c + whole
-                            wide = load(grad, b, tile, channels - whole)
-                            sums = sums + wide * load(out, b, tile, channels - whole)
-                            more = more + wide * load(out_plus, b, tile, channels - whole)
-                        products[h] = lane_sum(sums)
-                        pluses[h] = lane_sum(more)
+                            b = first_c + whole
+                            product_h, plus_h = _dots(grad, out, out_plus, b, product_h, plus_h, tile, channels - whole)
+                        products[h], pluses[h] = lane_sum(product_h), lane_sum(plus_h)
                     product, plus = load(products, 0, lanes, None), load(pluses, 0, lanes, None)
                 change = (constant(grad, 1) - slope) * (plus - product * load(mass_plus, here, lanes, count))
                 store(grad_d, here, change, count)
-            store(stats, q, own, count)
+            store(stats, q, _load_or_zero(d, grad, here, lanes, count), count)
             store(stats, q + heads, deinterleave(both, 0), count)
             store(stats, q + 2 * heads, deinterleave(both, 1), count)
             store(stats, q + 3 * heads, product, count)
 
 
 @inline
-def _weigh_back(grad: Any, row: int, at: int, ids: Any, begin: int, n: int, end: int, weight: Any, product: Any, h: int,
-                heads: int, x: Any, own: int, out: Any, o: int, tile: Any, count: Any) -> None:  # fmt: skip
+def _sum_back(row: Row, h: int, c: int, tile: Any, count: Any, grad: Any, weight: Any, x: Any, product: Any,
+              grad_x: Any) -> None:  # fmt: skip
     """grad x_j = sum_i k_ij alpha_ij dO_i for a tile of a head, and the tile's share of <dO_i, x_j>."""
     total = splat(grad, 0.0, tile)
-    mine = load(x, own, tile, count)
-    for k in range(n):
-        prefetch(grad, np.int64(ids[min(begin + k + AHEAD, end)]) * row + at, tile)
-        values = load(grad, np.int64(ids[begin + k]) * row + at, tile, count)
-        total = total + weight[k * heads + h] * values
+    x_j = load(x, row.own * row.channels + c, tile, count)
+    for k in range(row.size):
+        prefetch_end(grad, row, k, c, tile)
+        values = load_end(grad, row, k, c, tile, count)
+        total = total + weight[k * row.lanes + h] * values
         if product is not None:
-            product[k * heads + h] += lane_sum(mine * values)
-    store(out, o, total, count)
+            product[k * row.lanes + h] += lane_sum(x_j * values)
+    store(grad_x, row.to * row.channels + c, total, count)
+
+
+@inline
+def _sum_back_narrow(row: Row, narrow: Any, lanes: Any, many: Any, grad: Any, weight: Any, x: Any, product: Any,
+                     grad_x: Any) -> None:  # fmt: skip
+    """The same for all heads of the vector together."""
+    total, x_j = splat(x, 0.0, narrow), load(x, row.own * row.channels, narrow, many)
+    for k in range(row.size):
+        prefetch_end(grad, row, k, 0, narrow)
+        values = load_end(grad, row, k, 0, narrow, many)
+        total = total + per_feature(load(weight, k * row.lanes, lanes, None), narrow) * values
+        if product is not None:
+            store(product, k * row.lanes, per_head(x_j * values, lanes), None)
+    store(grad_x, row.to * row.channels, total, many)
 
 
 @compiled
@@ -269,56 +246,49 @@ def _backward(
     work: Any,
     chunks: Any,
     sizes: Any,
+    slope: Any,
     layout: Any,
     narrow: Any,
     drop: Any,
-    arrays: Any,
+    dst_: Any,
+    place_: Any,
     ids_: Any,
+    grad_: Any,
+    x_: Any,
     s_: Any,
     u_: Any,
+    stats_: Any,
+    grad_x_: Any,
     grad_s_: Any,
     per_edge_: Any,
     scored: Any,
 ) -> None:
     """grad x and grad s of some chunks of src rows, in one gather of dO; `stats` has (d, max, 1 / sum, D) of each dst.
 
-    With `grad_s`, `per_edge` is given dz_ij LeakyReLU'(z_ij), grouped by dst, where it is wanted. Without, D is not
-    known yet, and `per_edge` is given g_ij = k_ij <dO_i, x_j>. `scored` is None for constant attention: then grad x is
-    all there is.
+    With `grad_s`, `per_edge` is dz_ij LeakyReLU'(z_ij), grouped by dst, where it is wanted. Without, D is not known
+    yet, and `per_edge` is g_ij = k_ij <dO_i, x_j>. `scored` is None for constant attention, which has grad x alone.
     """
-    first, last, model, models = work.first, work.last, work.model, work.models
-    bounds, row, slot = chunks.bounds, chunks.row, chunks.slot
-    heads, channels, slope = sizes.heads, sizes.channels, sizes.slope
-    lanes, tile, ragged = layout.lanes, layout.tile, layout.ragged
-    G, width, end = 1 << len(lanes), 1 << len(tile), arrays.dst.size - 1
-    dst, place, ids = pointer(arrays.dst, 0), pointer(arrays.place, 0), pointer(ids_, 0)
-    grad, x, stats = (
-        of_model(arrays.grad, model, models),
-        of_model(arrays.x, model, models),
-        of_model(arrays.stats, model, models),
-    )
-    s, u, grad_x = of_model(s_, model, models), of_model(u_, model, models), of_model(arrays.grad_x, model, models)
-    grad_s, per_edge = of_model(grad_s_, model, models), of_model(per_edge_, model, models)
-    keep, alpha = only_if(drop, pointer(work.buffers[0], 0)), pointer(work.buffers[1], 0)
-    weight = pointer(work.buffers[2], 0)
-    factor, delta, share = pointer(work.buffers[3], 0), pointer(work.buffers[4], 0), pointer(work.buffers[5], 0)
-    product, chosen = only_if(scored, pointer(work.buffers[6], 0)), pointer(work.names, 0)
+    first, last, model, models, buffers = work
+    heads, channels = sizes
+    lanes, tile, ragged = layout
+    dst, place, ids = pointer(dst_, 0), pointer(place_, 0), pointer(ids_, 0)
+    grad, x, s, u, stats = of_model((grad_, x_, s_, u_, stats_), model, models)
+    grad_x, grad_s, per_edge = of_model((grad_x_, grad_s_, per_edge_), model, models)
+    keep, alpha, weight = only_if(drop, pointer(buffers[0], 0)), pointer(buffers[1], 0), pointer(buffers[2], 0)
+    factor, delta, share = pointer(buffers[3], 0), pointer(buffers[4], 0), pointer(buffers[5], 0)
+    product = only_if(scored, pointer(buffers[6], 0))
     one = splat(x, 1.0, lanes)
-    for head in range(0, heads, G):
-        count, many = only_if(ragged, heads - head), only_if(ragged, (heads - head) * channels)
+    for head in range(0, heads, 1 << len(lanes)):
         for v in range(first, last):
-            begin, n, j, o = bounds[v], bounds[v + 1] - bounds[v], np.int64(row[v]), np.int64(slot[v])
+            row = row_of(chunks, v, dst, dst_.size - 1, sizes, head, lanes)
+            n, G, count, many = row.size, row.lanes, only_if(ragged, row.width), only_if(ragged, row.width * channels)
             if drop is not None:
-                draw_row(keep, 0, chosen, begin, n, pointer(drop[3], 0), drop, model, head, lanes)
-            own = splat(x, 0.0, lanes)
-            if s_ is not None:
-                own = load(s, j * heads + head, lanes, count)
+                draw_row(keep, drop, model, row.begin, n, head, lanes)
+            s_j = _load_or_zero(s, x, row.own, lanes, count)
             for k in range(n):
-                q = np.int64(dst[begin + k]) * 4 * heads + head
-                z = own + load(stats, q, lanes, count)
-                if u_ is not None:
-                    edge = np.int64(begin + k) if ids_ is None else np.int64(ids[begin + k])
-                    z = z + load(u, edge * heads + head, lanes, count)
+                q = np.int64(dst[row.begin + k]) * 4 * heads + head
+                z = s_j + load(stats, q, lanes, count)
+                z = _add_terms(z, None, dst, u, ids, row.begin + k, heads, head, lanes, count)
                 # rounded as in the forward pass, so that no score is above the largest
                 store(alpha, k * G, leaky(z, z, slope) - load(stats, q + heads, lanes, count), None)
                 store(factor, k * G, leaky(one, z, slope), None)
@@ -330,29 +300,12 @@ def _backward(
                 if drop is not None:
                     values = values * load(keep, f, LANES, None)
                 store(weight, f, values, None)
-            at, to, mine = head * channels, (o * heads + head) * channels, (j * heads + head) * channels
             if narrow is not None:
-                total, inner = splat(x, 0.0, narrow), load(x, mine, narrow, many)
-                for k in range(n):
-                    prefetch(grad, np.int64(dst[min(begin + k + AHEAD, end)]) * heads * channels + at, narrow)
-                    outer = load(grad, np.int64(dst[begin + k]) * heads * channels + at, narrow, many)
-                    total = total + per_feature(load(weight, k * G, lanes, None), narrow) * outer
-                    if scored is not None:
-                        store(product, k * G, per_head(inner * outer, lanes), None)
-                store(grad_x, to, total, many)
+                _sum_back_narrow(row, narrow, lanes, many, grad, weight, x, product, grad_x)
             else:
                 if scored is not None:
-                    for f in range(0, n * G, LANES):
-                        store(product, f, splat(x, 0.0, LANES), None)
-                whole = channels // width * width
-                for h in range(min(G, heads - head)):
-                    for c in range(h * channels, h * channels + whole, width):
-                        _weigh_back(grad, heads * channels, at + c, dst, begin, n, end, weight, product, h, G,
-                                    x, mine + c, grad_x, to + c, tile, None)  # fmt: skip
-                    if whole < channels:
-                        c = h * channels + whole
-                        _weigh_back(grad, heads * channels, at + c, dst, begin, n, end, weight, product, h, G,
-                                    x, mine + c, grad_x, to + c, tile, channels - whole)  # fmt: skip
+                    clear(product, row)
+                each_tile(_sum_back, tile, row, grad, weight, x, product, grad_x)
             if scored is not None:
                 sums = splat(x, 0.0, lanes)
                 for k in range(n):
@@ -364,33 +317,40 @@ def _backward(
                         change = change * load(factor, k * G, lanes, None)
                         sums = sums + change
                     if per_edge_ is not None:
-                        store(per_edge, np.int64(place[begin + k]) * heads + head, change, count)
+                        store(per_edge, np.int64(place[row.begin + k]) * heads + head, change, count)
                 if grad_s_ is not None:
-                    store(grad_s, o * heads + head, sums, count)
+                    store(grad_s, row.to, sums, count)
 
 
 @compiled
-def _normalise(work: Any, sizes: Any, layout: Any, arrays: Any, ids_: Any, s_: Any, u_: Any) -> None:
+def _normalise(
+    work: Any,
+    sizes: Any,
+    slope: Any,
+    layout: Any,
+    rowptr: Any,
+    src_: Any,
+    ids_: Any,
+    s_: Any,
+    u_: Any,
+    stats_: Any,
+    per_edge_: Any,
+    grad_d_: Any,
+) -> None:
     """g_ij in `per_edge` to dz_ij LeakyReLU'(z_ij), by D_i = sum_j alpha_ij g_ij; and its sum, grad d."""
-    first, last, model, models = work.first, work.last, work.model, work.models
-    rowptr, heads, slope, lanes, ragged = arrays.rowptr, sizes.heads, sizes.slope, layout.lanes, layout.ragged
-    src, ids, stats = pointer(arrays.src, 0), pointer(ids_, 0), of_model(arrays.stats, model, models)
-    s, u = of_model(s_, model, models), of_model(u_, model, models)
-    per_edge, grad_d = of_model(arrays.per_edge, model, models), of_model(arrays.grad_d, model, models)
+    first, last, model, models, _ = work
+    heads, (lanes, _, ragged) = sizes[0], layout
+    src, ids = pointer(src_, 0), pointer(ids_, 0)
+    s, u, stats, per_edge, grad_d = of_model((s_, u_, stats_, per_edge_, grad_d_), model, models)
     one, zero = splat(stats, 1.0, lanes), splat(stats, 0.0, lanes)
     for i in range(first, last):
         for head in range(0, heads, 1 << len(lanes)):
             count, q = only_if(ragged, heads - head), 4 * i * heads + head
-            own, top = load(stats, q, lanes, count), load(stats, q + heads, lanes, count)
+            d_i, top = load(stats, q, lanes, count), load(stats, q + heads, lanes, count)
             share, delta, total = load(stats, q + 2 * heads, lanes, count), zero, zero
             for turn in range(2):  # D is known after the first
                 for p in range(rowptr[i], rowptr[i + 1]):
-                    z = own
-                    if s_ is not None:
-                        z = z + load(s, np.int64(src[p]) * heads + head, lanes, count)
-                    if u_ is not None:
-                        edge = np.int64(p) if ids_ is None else np.int64(ids[p])
-                        z = z + load(u, edge * heads + head, lanes, count)
+                    z = _add_terms(d_i, s, src, u, ids, p, heads, head, lanes, count)
                     alpha = share * exp(leaky(z, z, slope) - top)
                     g = load(per_edge, p * heads + head, lanes, count)
                     if turn == 0:
@@ -403,15 +363,12 @@ def _normalise(work: Any, sizes: Any, layout: Any, arrays: Any, ids_: Any, s_: A
 
 
 @compiled
-def _collect(work: Any, sizes: Any, layout: Any, arrays: Any) -> None:
+def _collect(work: Any, sizes: Any, layout: Any, colptr: Any, place_: Any, per_edge_: Any, grad_s_: Any) -> None:
     """grad s_j = sum_i dz_ij LeakyReLU'(z_ij)."""
-    first, last, model, models = work.first, work.last, work.model, work.models
-    colptr, heads, lanes, ragged = arrays.colptr, sizes.heads, layout.lanes, layout.ragged
-    place, per_edge, grad_s = (
-        pointer(arrays.place, 0),
-        of_model(arrays.per_edge, model, models),
-        of_model(arrays.grad_s, model, models),
-    )
+    first, last, model, models, _ = work
+    heads, lanes, ragged = sizes[0], layout[0], layout[2]
+    place = pointer(place_, 0)
+    per_edge, grad_s = of_model((per_edge_, grad_s_), model, models)
     for j in range(first, last):
         for head in range(0, heads, 1 << len(lanes)):
             count, total = only_if(ragged, heads - head), splat(per_edge, 0.0, lanes)
@@ -430,24 +387,34 @@ def forward(
     saves_output: bool,
 ) -> tuple[Tensor, ...]:
     """Return O `[N_dst, H, C]` in `dtype`, (max, 1 / denominator) `[N_dst, H, 2]`, and, if saved, O+ and A+."""
-    score_src, score_dst, score_edge = score.operands
-    shape = Shape.of(x, score_src, score_dst, score_edge)
-    heads, channels = shape.heads, shape.channels
-    chunks = chunks_of(edges, "dst")
-    out, norm = shape.empty(chunks.slots, heads, channels), shape.empty(chunks.slots, heads, 2)
-    out_plus = shape.empty(chunks.slots, heads, channels) if saves_output else None
-    mass_plus = shape.empty(chunks.slots, heads) if saves_output else None
-    x_, s, d, u = (shape.flat(t) for t in (x, *score.operands))
-    arrays = Forward(edges.src.numpy(), x_, out, norm)
-    sizes, drop = shape.sizes(score.negative_slope), shape.drop(seed, dropout, edges.dropout_ids_by_dst)
-    job = shape.job(chunks.bounds, chunks.most, edges)
-    common = (sizes, shape.layout, shape.narrow)
-    run(_forward, shape.dtype, job, chunks, *common, drop, arrays, edge_ids(edges), s, d, u, out_plus, mass_plus)
-    if chunks.long.size:
-        for model in range(shape.models):
-            merge(model, shape.models, chunks.long, chunks.first, out, norm, out_plus, mass_plus, heads, channels)
-    rows = edges.num_dst
-    results = shape.tensor(out, rows, heads, channels).to(dtype), shape.tensor(norm, rows, heads, 2)
+    shape, chunks = Shape.of(x, *score.operands), chunks_of(edges, "dst")
+    heads, channels, slots, rows = shape.heads, shape.channels, chunks.slots, edges.num_dst
+    out, lse = shape.empty(slots, heads, channels), shape.empty(slots, heads, 2)
+    out_plus = shape.empty(slots, heads, channels) if saves_output else None
+    mass_plus = shape.empty(slots, heads) if saves_output else None
+    run(
+        _forward,
+        shape.dtype,
+        shape.job(chunks.bounds, chunks.most, edges),
+        chunks.arrays,
+        shape.sizes,
+        shape.dtype.type(score.negative_slope),
+        shape.layout,
+        shape.narrow,
+        shape.drop(seed, dropout, edges.dropout_ids_by_dst),
+        edges.src.numpy(),
+        edge_ids(edges),
+        shape.flat(x),
+        shape.flat(score.score_src),
+        shape.flat(score.score_dst),
+        shape.flat(score.score_edge),
+        out,
+        lse,
+        out_plus,
+        mass_plus,
+    )
+    merge(shape, chunks, out, lse, out_plus, mass_plus)
+    results = shape.tensor(out, rows, heads, channels).to(dtype), shape.tensor(lse, rows, heads, 2)
     if out_plus is None or mass_plus is None:
         return results
     return *results, shape.tensor(out_plus, rows, heads, channels), shape.tensor(mass_plus, rows, heads)
@@ -466,44 +433,57 @@ def backward(
 ) -> tuple[Tensor | None, ...]:
     """The gradients of x and the scores; by D and grad d in one dense pass where O and O+ were saved."""
     score_src, score_dst, score_edge = score.operands
-    norm, out_plus, mass_plus = (*saved, None, None)[:3]
+    lse, out_plus, mass_plus = (*saved, None, None)[:3]
     edge_grad = needs[3]
-    shape = Shape.of(x, score_src, score_dst, score_edge)
-    heads, channels = shape.heads, shape.channels
+    shape, chunks = Shape.of(x, score_src, score_dst, score_edge), chunks_of(edges, "src")
+    heads, channels, layout = shape.heads, shape.channels, shape.layout
     colptr, dst, place = edges.transpose
-    chunks = chunks_of(edges, "src")
     scored = not (score_src is None and score_dst is None and score_edge is None)
     speed = scored and out is not None
-    sizes, drop = shape.sizes(score.negative_slope), shape.drop(seed, dropout, edges.dropout_ids_by_src)
-    flat_grad, flat_x = shape.flat(grad), shape.flat(x)
-    s, d, u = (shape.flat(t) for t in (score_src, score_dst, score_edge))
+    sizes, slope = shape.sizes, shape.dtype.type(score.negative_slope)
+    g, s, d, u = (shape.flat(t) for t in (grad, score_src, score_dst, score_edge))
 
     grad_x, stats = shape.empty(chunks.slots, heads, channels), shape.empty(edges.num_dst, 4, heads)
     grad_s = shape.empty(chunks.slots, heads) if scored else None
     grad_d = shape.empty(edges.num_dst, heads) if scored else None
     per_edge = shape.empty(edges.num_edges, heads) if scored and (edge_grad or not speed) else None
-    kept = (shape.flat(t) if speed else None for t in (out, out_plus, mass_plus))
-    common = (sizes, shape.layout, shape.narrow)
+    outputs = (shape.flat(t) if speed else None for t in (out, out_plus, mass_plus))
     job = shape.job(np.arange(edges.num_dst + 1), 1, edges)
-    run(_dense, shape.dtype, job, *common, Dense(flat_grad, shape.flat(norm), stats), d, *kept, grad_d)
-    arrays = Backward(dst.numpy(), place.numpy(), flat_grad, flat_x, stats, grad_x)
-    ids = None if u is None else edges.ids_by_src.numpy()
-    sums = (grad_s if speed else None, per_edge, True if scored else None)
-    job = shape.job(chunks.bounds, chunks.most, edges)
-    run(_backward, shape.dtype, job, chunks, *common, drop, arrays, ids, s, u, *sums)
+    run(_dense, shape.dtype, job, sizes, slope, layout, shape.narrow, g, d, shape.flat(lse), stats, *outputs, grad_d)
+    run(
+        _backward,
+        shape.dtype,
+        shape.job(chunks.bounds, chunks.most, edges),
+        chunks.arrays,
+        sizes,
+        slope,
+        layout,
+        shape.narrow,
+        shape.drop(seed, dropout, edges.dropout_ids_by_src),
+        dst.numpy(),
+        place.numpy(),
+        None if u is None else edges.ids_by_src.numpy(),
+        g,
+        shape.flat(x),
+        s,
+        u,
+        stats,
+        grad_x,
+        grad_s if speed else None,
+        per_edge,
+        True if scored else None,
+    )
     if scored and not speed:
-        rowptr = edges.rowptr.numpy()
-        by_dst = Normalise(rowptr, edges.src.numpy(), stats, per_edge, grad_d)
+        rowptr, src = edges.rowptr.numpy(), edges.src.numpy()
         job = shape.job(rowptr, 1, edges)
-        run(_normalise, shape.dtype, job, sizes, shape.layout, by_dst, edge_ids(edges), s, u)
+        operands = rowptr, src, edge_ids(edges), s, u, stats, per_edge, grad_d
+        run(_normalise, shape.dtype, job, sizes, slope, layout, *operands)
         if score_src is not None:
-            by_src = Collect(colptr.numpy(), place.numpy(), per_edge, grad_s)
-            run(_collect, shape.dtype, shape.job(by_src.colptr, 1, edges), sizes, shape.layout, by_src)
-    if chunks.long.size:
-        for model in range(shape.models):
-            merge_sums(model, shape.models, chunks.long, chunks.first, grad_x, heads * channels)
-            if speed:
-                merge_sums(model, shape.models, chunks.long, chunks.first, grad_s, heads)
+            ends = colptr.numpy(), place.numpy()
+            run(_collect, shape.dtype, shape.job(ends[0], 1, edges), sizes, layout, *ends, per_edge, grad_s)
+    merge_sums(shape.models, chunks, heads * channels, grad_x)
+    if grad_s is not None and speed:
+        merge_sums(shape.models, chunks, heads, grad_s)
     axis = len(shape.batch)
     return (
         shape.tensor(grad_x, edges.num_src, heads, channels),

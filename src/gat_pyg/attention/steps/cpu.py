@@ -1,23 +1,28 @@
-"""Steps that the CPU kernels of all scores share: softmax of a row, weighted sum, merge of chunks.
+"""Steps that the CPU kernels of all scores share: softmax of a row, sums over its edges, merge of chunks.
 
-A buffer holds a number for each edge of a chunk and each head of a vector.
+A kernel goes through the heads, as many at once as a vector has lanes, and through the chunks of rows. A buffer has an
+element for each edge of a chunk and each of these heads. Sums over features go through the tiles of each head.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...kernels.cpu.cache import compiled, inline
+from ...kernels.cpu.rows import Chunks, Shape
 from ...kernels.cpu.vector import (
     LANES,
+    deinterleave,
     exp,
     fold,
     interleave,
     inverse,
+    lane_sum,
     load,
     of_model,
+    only_if,
     prefetch,
     repeat,
     replace,
@@ -26,6 +31,69 @@ from ...kernels.cpu.vector import (
 )
 
 AHEAD = 16  # edges between the one that is summed and the one that is prefetched
+
+
+class Row(NamedTuple):
+    """A chunk of a row's edges, and the heads of a vector: where their elements are."""
+
+    ids: Any  # the other end of every edge
+    end: int  # the last edge of all, beyond which none is prefetched
+    begin: int  # the first edge of the chunk
+    size: int  # the number of its edges
+    heads: int  # of a node
+    channels: int  # of a head
+    head: int  # the first head of the vector
+    width: int  # its heads, those that exist
+    lanes: int  # its lanes, the elements of an edge in a buffer
+    own: int  # the same in the operands `[N, H]` of the row's own end; times `channels` in `[N, H, C]`
+    to: int  # the same in the results
+
+
+@inline
+def row_of(chunks: Any, v: int, ids: Any, end: int, sizes: Any, head: int, lanes: Any) -> Row:
+    """Chunk v, and the heads from `head` on."""
+    bounds, row, slot = chunks
+    heads, channels = sizes
+    width = min(1 << len(lanes), heads - head)
+    own, to = np.int64(row[v]) * heads + head, np.int64(slot[v]) * heads + head
+    begin, size = bounds[v], bounds[v + 1] - bounds[v]
+    return Row(ids, end, begin, size, heads, channels, head, width, 1 << len(lanes), own, to)
+
+
+@inline
+def each_tile(step: Any, tile: Any, row: Row, *operands: Any) -> None:
+    """Call `step(row, h, c, tile, count, *operands)` for each head and tile; c is its first feature, h included.
+
+    `count` is None for a whole tile, else the number of features that are left for the last one.
+    """
+    width = 1 << len(tile)
+    whole = row.channels // width * width
+    for h in range(row.width):
+        for c in range(h * row.channels, h * row.channels + whole, width):
+            step(row, h, c, tile, None, *operands)
+        if whole < row.channels:
+            step(row, h, h * row.channels + whole, tile, row.channels - whole, *operands)
+
+
+@inline
+def load_end(x: Any, row: Row, k: int, c: int, tile: Any, count: Any) -> Any:
+    """The features from c on of the other end of edge k."""
+    edge = row.begin + k
+    return load(x, (np.int64(row.ids[edge]) * row.heads + row.head) * row.channels + c, tile, count)
+
+
+@inline
+def prefetch_end(x: Any, row: Row, k: int, c: int, tile: Any) -> None:
+    """Prefetch what `load_end` will load for an edge that comes `AHEAD` after k."""
+    edge = min(row.begin + k + AHEAD, row.end)
+    prefetch(x, (np.int64(row.ids[edge]) * row.heads + row.head) * row.channels + c, tile)
+
+
+@inline
+def clear(buffer: Any, row: Row) -> None:
+    """Fill the buffer with zeros."""
+    for f in range(0, row.size * row.lanes, LANES):
+        store(buffer, f, splat(buffer, 0.0, LANES), None)
 
 
 @inline
@@ -45,62 +113,123 @@ def softmax(weight: Any, positive: Any, keep: Any, n: int, tops: Any, lanes: Any
     for f in range(0, n << len(lanes), LANES):
         alpha = exp(load(weight, f, LANES, None) - high)
         total = total + alpha
-        kept = alpha
+        dropped = alpha
         if keep is not None:
-            kept = alpha * load(keep, f, LANES, None)
-        store(weight, f, kept, None)
+            dropped = alpha * load(keep, f, LANES, None)
+        store(weight, f, dropped, None)
         if positive is not None:
             ones = load(positive, f, LANES, None)
             mass = mass + alpha * ones
-            store(positive, f, kept * ones, None)
+            store(positive, f, dropped * ones, None)
     share = inverse(fold(total, lanes))
     return share, fold(mass, lanes) * share
 
 
 @inline
-def store_norm(norm: Any, at: int, tops: Any, share: Any, whole: bool, twice: Any) -> None:
-    """Return (max, 1 / denominator) of a softmax: (0, 0) if no edge has a weight; (-inf, 0) for such a chunk."""
+def store_lse(lse: Any, row: Row, tops: Any, share: Any, ragged: Any) -> None:
+    """Store the log-sum-exp as (max, 1 / denominator): (0, 0) if no edge has a weight; (-inf, 0) for such a chunk."""
     tops = tops + (share - share)  # a NaN in the scores is in the share alone
-    if whole:
+    if row.own == row.to:
         tops = replace(tops, -np.inf, 0.0)
-    store(norm, 2 * at, interleave(tops, share), twice)
+    store(lse, 2 * row.to, interleave(tops, share), only_if(ragged, 2 * row.width))
 
 
 @inline
-def weighted_sum(x: Any, row: int, at: int, ids: Any, begin: int, n: int, end: int, weight: Any, positive: Any, h: int,
-           heads: int, share: Any, out: Any, out_plus: Any, o: int, tile: Any, count: Any) -> None:  # fmt: skip
-    """Equation (4) for a tile of a head: the sum of `weight` times the rows `ids` of x, and that of `positive` times
-    them, both times `share`."""
+def attend(row: Row, weight: Any, keep: Any, shares: Any, tops: Any, x: Any, out: Any, lse: Any, layout: Any) -> None:
+    """Equations (2) and (4): the scores of a chunk, of which `tops` are the largest, to its results."""
+    lanes, tile, ragged = layout
+    n = row.size * row.lanes
+    for f in range(n, (n + LANES - 1) // LANES * LANES):
+        weight[f] = -np.inf
+    share, _ = softmax(weight, None, keep, row.size, tops, lanes)
+    store_lse(lse, row, tops, share, ragged)
+    store(shares, 0, share, None)
+    each_tile(weighted_sum, tile, row, x, weight, None, shares, out, None)
+
+
+@inline
+def weighted_sum(row: Row, h: int, c: int, tile: Any, count: Any, x: Any, weight: Any, positive: Any, shares: Any,
+                 out: Any, out_plus: Any) -> None:  # fmt: skip
+    """Equation (4) for a tile: `weight` times the features x of the other ends, and `positive` times them; both times
+    the `shares` of the heads, where there are any."""
     total, plus = splat(x, 0.0, tile), splat(x, 0.0, tile)
-    for k in range(n):
-        prefetch(x, np.int64(ids[min(begin + k + AHEAD, end)]) * row + at, tile)
-        values = load(x, np.int64(ids[begin + k]) * row + at, tile, count)
-        total = total + weight[k * heads + h] * values
+    for k in range(row.size):
+        prefetch_end(x, row, k, c, tile)
+        values = load_end(x, row, k, c, tile, count)
+        total = total + weight[k * row.lanes + h] * values
         if out_plus is not None:
-            plus = plus + positive[k * heads + h] * values
-    store(out, o, share * total, count)
+            plus = plus + positive[k * row.lanes + h] * values
+    if shares is not None:
+        total, plus = shares[h] * total, shares[h] * plus
+    store(out, row.to * row.channels + c, total, count)
     if out_plus is not None:
-        store(out_plus, o, share * plus, count)
+        store(out_plus, row.to * row.channels + c, plus, count)
+
+
+@inline
+def load_lse(lse: Any, delta: Any, row: Row, lanes: Any, ragged: Any) -> Any:
+    """The max, 1 / denominator and D of a dst."""
+    both = load(lse, 2 * row.own, (lanes, (0, 0)), only_if(ragged, 2 * row.width))
+    return deinterleave(both, 0), deinterleave(both, 1), load(delta, row.own, lanes, only_if(ragged, row.width))
+
+
+@inline
+def softmax_back(row: Row, k: int, factor: Any, e: Any, product: Any, keep: Any, top: Any, share: Any, mean: Any,
+                 weights: Any, changes: Any, lanes: Any, ragged: Any) -> None:  # fmt: skip
+    """k_ij alpha_ij and `factor` alpha_ij (g_ij - D_i) of an edge whose score is `factor` times e; the latter also to
+    `product`, which has <dO_i, x_j>."""
+    alpha = share * exp(factor * load(e, k * row.lanes, lanes, None) - top)
+    change, dropped = load(product, k * row.lanes, lanes, None), alpha
+    if keep is not None:
+        mask = load(keep, k * row.lanes, lanes, None)
+        dropped = alpha * mask
+        change = change * mask
+    change = factor * (alpha * (change - mean))
+    at, count = np.int64(row.begin + k) * row.heads + row.head, only_if(ragged, row.width)
+    store(product, k * row.lanes, change, None)
+    store(weights, at, dropped, count)
+    store(changes, at, change, count)
+
+
+@inline
+def load_edges(buffer: Any, per_edge: Any, row: Row, place: Any, lanes: Any, ragged: Any) -> None:
+    """Fill a buffer for the edges of a src from `[E, H]`, grouped by dst."""
+    for k in range(row.size):
+        at = np.int64(place[row.begin + k]) * row.heads + row.head
+        store(buffer, k * row.lanes, load(per_edge, at, lanes, only_if(ragged, row.width)), None)
+
+
+@inline
+def dot(row: Row, h: int, c: int, tile: Any, count: Any, query: Any, x: Any, e: Any, grad: Any, product: Any) -> None:
+    """A tile's share of <q_i, x_j> for the edges of a dst; and with `product` of <dO_i, x_j>."""
+    query_i = load(query, row.own * row.channels + c, tile, count)
+    if product is not None:
+        grad_i = load(grad, row.own * row.channels + c, tile, count)
+    for k in range(row.size):
+        prefetch_end(x, row, k, c, tile)
+        values = load_end(x, row, k, c, tile, count)
+        if product is not None:
+            product[k * row.lanes + h] += lane_sum(grad_i * values)
+        e[k * row.lanes + h] += lane_sum(query_i * values)
 
 
 @compiled
-def merge(model: int, models: int, long: Any, first: Any, out_: Any, norm_: Any, out_plus_: Any, mass_plus_: Any,
+def _merge(model: int, models: int, long: Any, first: Any, out_: Any, lse_: Any, out_plus_: Any, mass_plus_: Any,
            heads: int, channels: int) -> None:  # fmt: skip
     """The outputs of long rows from those of their chunks, each weighted by its share of the softmax's denominator."""
-    out, norm = of_model(out_, model, models), of_model(norm_, model, models)
-    out_plus, mass_plus = of_model(out_plus_, model, models), of_model(mass_plus_, model, models)
+    out, lse, out_plus, mass_plus = of_model((out_, lse_, out_plus_, mass_plus_), model, models)
     for q in range(long.size):
         for h in range(heads):
-            top = norm_.dtype.type(-np.inf)
+            top = lse_.dtype.type(-np.inf)
             for p in range(first[q], first[q + 1]):
-                top = max(top, norm[2 * (p * heads + h)])
-            total = norm_.dtype.type(0)
+                top = max(top, lse[2 * (p * heads + h)])
+            total = lse_.dtype.type(0)
             for p in range(first[q], first[q + 1]):
-                if norm[2 * (p * heads + h)] != -np.inf:  # a NaN is not, and goes on
-                    total += np.exp(norm[2 * (p * heads + h)] - top) / norm[2 * (p * heads + h) + 1]
+                if lse[2 * (p * heads + h)] != -np.inf:  # a NaN is not, and goes on
+                    total += np.exp(lse[2 * (p * heads + h)] - top) / lse[2 * (p * heads + h) + 1]
             at = long[q] * heads + h
-            norm[2 * at] = top if top != -np.inf else 0.0
-            norm[2 * at + 1] = 1 / total if total != 0 else total
+            lse[2 * at] = top if top != -np.inf else 0.0
+            lse[2 * at + 1] = 1 / total if total != 0 else total
             for c in range(at * channels, (at + 1) * channels):
                 out[c] = 0.0
                 if out_plus_ is not None:
@@ -108,12 +237,20 @@ def merge(model: int, models: int, long: Any, first: Any, out_: Any, norm_: Any,
             if out_plus_ is not None:
                 mass_plus[at] = 0.0
             for p in range(first[q], first[q + 1]):
-                if norm[2 * (p * heads + h)] == -np.inf:
+                if lse[2 * (p * heads + h)] == -np.inf:
                     continue
-                share = np.exp(norm[2 * (p * heads + h)] - top) / (norm[2 * (p * heads + h) + 1] * total)
+                share = np.exp(lse[2 * (p * heads + h)] - top) / (lse[2 * (p * heads + h) + 1] * total)
                 for c in range(channels):
                     out[at * channels + c] += share * out[(p * heads + h) * channels + c]
                     if out_plus_ is not None:
                         out_plus[at * channels + c] += share * out_plus[(p * heads + h) * channels + c]
                 if out_plus_ is not None:
                     mass_plus[at] += share * mass_plus[p * heads + h]
+
+
+def merge(shape: Shape, chunks: Chunks, out: Any, lse: Any, out_plus: Any = None, mass_plus: Any = None) -> None:
+    """Merge the outputs of the chunks of long rows."""
+    if chunks.long.size:
+        results = out, lse, out_plus, mass_plus
+        for model in range(shape.models):
+            _merge(model, shape.models, chunks.long, chunks.first, *results, shape.heads, shape.channels)

@@ -15,6 +15,8 @@ from .vector import (
     I64,
     address,
     indices,
+    masked_load,
+    pointer,
     splat_value,
     width_of,
 )
@@ -23,17 +25,22 @@ DRAWN = 16  # calls of the random generator that are made at once
 
 
 @intrinsic(prefer_literal=True)
-def draw(context: Any, keep: Any, at: Any, names: Any, k: Any, drop: Any, model: Any, quad: Any, lanes: Any) -> Any:
-    """k_ij, 0 or 1 / (1 - p), of `DRAWN` fours of (edge, head) from edge `names[k]` on, to `keep[at:]`.
+def draw(
+    context: Any, keep: Any, at: Any, ids: Any, edge: Any, count: Any, drop: Any, model: Any, quad: Any, lanes: Any
+) -> Any:
+    """k_ij, 0 or 1 / (1 - p), of `DRAWN` fours of (edge, head), to `keep[at:]`.
+
+    The edges are `ids[edge : edge + count]`, and 0 after these; or `edge` and those after it where ids is None.
 
     A four holds the heads 4 q to 4 q + 3 of an edge: they are the words that Philox makes of the model's key and of the
     counter (edge, q). Where there are less than four heads, the other words are left out.
     """
     heads = width_of(lanes)
     fours, words = max(1, heads // 4), min(4, heads)
+    has_ids = ids is not types.none
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        keep, at, names, k, drop, model, quad, _ = args
+        keep, at, ids, edge, count, drop, model, quad, _ = args
         wide = ir.VectorType(I64, DRAWN)
 
         def const(value: int) -> ir.Constant:
@@ -44,10 +51,9 @@ def draw(context: Any, keep: Any, at: Any, names: Any, k: Any, drop: Any, model:
 
         low, half = const(0xFFFFFFFF), const(32)
         keys, threshold, scale = (builder.extract_value(drop, item) for item in range(3))
-        keys = context.make_array(signature.args[4][0])(context, builder, keys).data
+        keys = context.make_array(signature.args[5][0])(context, builder, keys).data
         key = splat(builder.load(builder.gep(keys, [model])))
-        found = ir.VectorType(I64, DRAWN // fours)
-        edge = builder.load(address(builder, names, k, found), align=8)
+        edge = _edges(builder, ids if has_ids else None, edge, count, DRAWN // fours)
         edge = builder.shuffle_vector(edge, edge, indices(lane // fours for lane in range(DRAWN)))
         c0, c1, c3 = builder.and_(edge, low), builder.lshr(edge, half), const(0)
         c2 = builder.add(splat(quad), ir.Constant(wide, [lane % fours for lane in range(DRAWN)]))
@@ -73,17 +79,22 @@ def draw(context: Any, keep: Any, at: Any, names: Any, k: Any, drop: Any, model:
         builder.store(value, address(builder, keep, at, tile), align=scale.type.get_abi_alignment(context.target_data))
         return context.get_dummy_value()
 
-    return types.void(keep, types.int64, names, types.int64, drop, types.int64, types.int64, lanes), codegen
+    integers = types.int64, types.int64
+    return types.void(keep, types.int64, ids, *integers, drop, *integers, lanes), codegen
+
+
+def _edges(builder: Any, ids: Any, edge: Any, count: Any, width: int) -> Any:
+    """`ids[edge : edge + count]`, then zeros; or `edge` and those after it where ids is None."""
+    wide = ir.VectorType(I64, width)
+    if ids is None:
+        return builder.add(splat_value(builder, edge, width), ir.Constant(wide, list(range(width))))
+    loaded = masked_load(builder, ids, edge, count, ir.VectorType(ids.type.pointee, width))
+    return loaded if loaded.type == wide else builder.sext(loaded, wide)
 
 
 @inline
-def draw_row(
-    keep: Any, at: int, chosen: Any, begin: int, n: int, names: Any, drop: Any, model: int, head: int, lanes: Any
-) -> None:
-    """k_ij of n edges for the heads of a vector, `head` the first of them, to `keep[at:]`."""
-    for k in range(n):
-        chosen[k] = np.int64(begin + k) if names is None else np.int64(names[begin + k])
-    heads = 1 << len(lanes)
-    step = DRAWN // max(1, heads // 4)
-    for k in range(0, n, step):
-        draw(keep, at + k * heads, chosen, k, drop, model, head // 4, lanes)
+def draw_row(keep: Any, drop: Any, model: int, begin: int, n: int, head: int, lanes: Any) -> None:
+    """k_ij of the n edges from `begin` on, for the heads of a vector, `head` the first of them."""
+    heads, ids = 1 << len(lanes), pointer(drop[3], 0)
+    for k in range(0, n, DRAWN // max(1, heads // 4)):
+        draw(keep, k * heads, ids, np.int64(begin + k), n - k, drop, model, head // 4, lanes)

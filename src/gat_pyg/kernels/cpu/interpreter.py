@@ -41,8 +41,8 @@ class Memory:
         return at
 
     def __getitem__(self, index: int) -> Any:
-        found = self.values[self.place(index)]
-        return Memory(found, f"{self.name}[{index}]") if isinstance(found, np.ndarray) else found
+        element = self.values[self.place(index)]
+        return Memory(element, f"{self.name}[{index}]") if isinstance(element, np.ndarray) else element
 
     def __setitem__(self, index: int, value: Any) -> None:
         self.values[self.place(index)] = value
@@ -51,7 +51,7 @@ class Memory:
 def interpreted(kernel: Any) -> Callable[..., None]:
     """Return a kernel, compiled or not, as a function that runs in Python and checks every access."""
     function: FunctionType = getattr(kernel, "py_func", kernel)
-    names = list(inspect.signature(function).parameters)
+    names = [name.rstrip("_") for name in inspect.signature(function).parameters]
 
     @functools.wraps(function)
     def run(*args: Any) -> None:
@@ -66,8 +66,6 @@ def _checked(argument: Any, name: str) -> Any:
     """Return an argument with `Memory` in place of every array in it."""
     if isinstance(argument, np.ndarray):
         return Memory(argument, name)
-    if isinstance(argument, tuple) and hasattr(argument, "_fields"):
-        return type(argument)(*(_checked(getattr(argument, field), f"{name}.{field}") for field in argument._fields))
     if isinstance(argument, tuple):
         return tuple(_checked(item, f"{name}[{at}]") for at, item in enumerate(argument))
     return argument
@@ -120,9 +118,11 @@ def pointer(array: Memory | None, offset: int) -> Memory | None:
 
 
 @_operation
-def of_model(array: Memory | None, model: int, models: int) -> Memory | None:
-    if array is None:
-        return None
+def of_model(arrays: tuple[Memory | None, ...], model: int, models: int) -> tuple[Memory | None, ...]:
+    return tuple(None if array is None else _of_model(array, model, models) for array in arrays)
+
+
+def _of_model(array: Memory, model: int, models: int) -> Memory:
     size = array.size // models
     name = array.name if models == 1 else f"{array.name} of model {model}"
     return Memory(array.values, name, model * size, model * size, min((model + 1) * size, array.size))
@@ -235,14 +235,17 @@ def exp(x: np.ndarray) -> Any:
 
 
 @_operation
-def draw(keep: Memory, at: int, names: Memory, k: int, drop: Any, model: int, quad: int, lanes: Any) -> None:
+def draw(
+    keep: Memory, at: int, ids: Memory | None, edge: int, count: int, drop: Any, model: int, quad: int, lanes: Any
+) -> None:
     keys, threshold, scale, _ = drop
     heads, drawn = _width(lanes), 16
     fours, words = max(1, heads // 4), min(4, heads)
-    first = names.place(k, drawn // fours)
-    edge = np.repeat(names.values[first : first + drawn // fours].astype(np.uint64), fours)
+    width = drawn // fours
+    edges = edge + np.arange(width) if ids is None else load(ids, edge, width, count)
+    edges = np.repeat(edges.astype(np.uint64), fours)
     low, half, key = np.uint64(0xFFFFFFFF), np.uint64(32), np.int64(keys[model]).astype(np.uint64)
-    c0, c1, c3 = edge & low, edge >> half, np.zeros(drawn, np.uint64)
+    c0, c1, c3 = edges & low, edges >> half, np.zeros(drawn, np.uint64)
     c2 = np.tile(np.arange(fours, dtype=np.uint64), drawn // fours) + np.uint64(quad)
     k0, k1 = key & low, key >> half
     for _ in range(10):

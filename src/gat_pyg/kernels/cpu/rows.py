@@ -18,9 +18,7 @@ from ...graph.remembered import remembered
 from . import interpreter
 from .cache import compiled
 from .draw import DRAWN
-from .vector import (
-    of_model,
-)
+from .vector import of_model
 
 SPLIT = 1024  # edges of a chunk: its buffers stay in a core's L2
 SMALL = 1 << 21  # numbers gathered, about a millisecond, below which one thread is as fast as several
@@ -30,7 +28,7 @@ NARROW = 16  # features of a head below which the heads of a vector are summed t
 class Chunks(NamedTuple):
     """The rows of a CSR or CSC form, those of more than `SPLIT` edges in several chunks.
 
-    Piece v holds the edges `bounds[v] : bounds[v + 1]` of row `row[v]`, and its sums go to `slot[v]`: the row, or,
+    Chunk v holds the edges `bounds[v] : bounds[v + 1]` of row `row[v]`, and its sums go to `slot[v]`: the row, or,
     for a chunk of a long row, a place after the last row. `long[q]` has its chunks at `first[q] : first[q + 1]`.
     """
 
@@ -45,6 +43,11 @@ class Chunks(NamedTuple):
     def slots(self) -> int:
         """The number of sums: one for each row, and one for each chunk of a long row."""
         return int(self.first[-1])
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """`bounds`, `row` and `slot`, for a kernel."""
+        return self.bounds, self.row, self.slot
 
 
 def _divide(pointer: np.ndarray) -> Chunks:
@@ -93,40 +96,11 @@ class Job(NamedTuple):
     gathers: int  # numbers that are read or made in all, about
 
 
-class Work(NamedTuple):
-    """The chunks `first` to `last` of one of several models, and buffers for one chunk."""
-
-    first: int
-    last: int
-    model: int
-    models: int
-    buffers: np.ndarray  # seven elements for each edge and lane
-    names: np.ndarray  # the ids of the edges for dropout
-
-
-class Sizes(NamedTuple):
-    """The sizes and constants of a call: heads, channels of a head, negative slope, factor of the scores."""
-
-    heads: int
-    channels: int
-    slope: Any
-    scale: Any
-
-
-class Layout(NamedTuple):
-    """The types that a kernel is compiled for, as `vector.width_of` reads them.
-
-    Numba removes branches on None for arguments alone, not for fields: `narrow`, the features of all heads of a vector
-    where they are summed together, stays an argument.
-    """
-
-    lanes: tuple[int, ...]  # heads of a vector: those that are computed at once
-    tile: tuple[int, ...]  # features of a head that are summed at once
-    ragged: bool | None  # True where the last vector of heads is not full, else None
-
-
 def run(kernel: Any, dtype: np.dtype[Any], job: Job, *args: Any) -> None:
     """Call `kernel(work, *args)` for ranges of chunks and for every model, on as many threads as torch has.
+
+    `work` is a tuple: the first chunk, the one after the last, the model, how many models there are, and the buffers of
+    a chunk, seven with an element for each edge and lane.
 
     The kernels give up the GIL and the threads are Python's: Numba's own would be one more pool beside torch's, and
     not each kind of it survives a fork or two callers at once, as autograd's threads may be. A chunk is summed by one
@@ -135,9 +109,9 @@ def run(kernel: Any, dtype: np.dtype[Any], job: Job, *args: Any) -> None:
     bounds, models, threads = job.bounds, job.models, torch.get_num_threads()
     chunks = bounds.size - 1
     if threads == 1 or job.gathers < SMALL or interpreter.INTERPRET:
-        buffers, names = _buffers(job, dtype)
+        buffers = _buffers(job, dtype)
         for model in range(models):
-            kernel(Work(0, chunks, model, models, buffers, names), *args)
+            kernel((0, chunks, model, models, buffers), *args)
         return
     cost = bounds + np.arange(bounds.size)  # an edge and a chunk cost about the same to begin with
     cuts = np.searchsorted(cost, np.linspace(cost[0], cost[-1], -(-4 * threads // models) + 1)[1:-1]).tolist()
@@ -145,10 +119,10 @@ def run(kernel: Any, dtype: np.dtype[Any], job: Job, *args: Any) -> None:
     turn = itertools.count()
 
     def share() -> None:
-        buffers, names = _buffers(job, dtype)
+        buffers = _buffers(job, dtype)
         while (at := next(turn)) < len(ranges):
             model, (first, last) = ranges[at]
-            kernel(Work(first, last, model, models, buffers, names), *args)
+            kernel((first, last, model, models, buffers), *args)
 
     with _POOL_LOCK:
         if not _POOL:
@@ -159,24 +133,31 @@ def run(kernel: Any, dtype: np.dtype[Any], job: Job, *args: Any) -> None:
         helper.result()
 
 
-def _buffers(job: Job, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Room for a chunk: seven numbers for each edge and lane, and the edges' names."""
-    buffers, names = np.empty((7, job.room), dtype), np.empty(job.room, np.int64)
+def _buffers(job: Job, dtype: np.dtype[Any]) -> np.ndarray:
+    """Room for a chunk: seven elements for each edge and lane."""
+    buffers = np.empty((7, job.room), dtype)
     if interpreter.INTERPRET:  # an element that is read before it is written
         buffers.fill(np.nan)
-    return buffers, names
+    return buffers
 
 
 @compiled
-def merge_sums(model: int, models: int, long: Any, first: Any, sums_: Any, row: int) -> None:
+def _merge_sums(model: int, models: int, long: Any, first: Any, sums_: Any, row: int) -> None:
     """The sums of long rows from those of their chunks, in order."""
-    sums = of_model(sums_, model, models)
+    (sums,) = of_model((sums_,), model, models)
     for q in range(long.size):
         for c in range(row):
             total = sums[first[q] * row + c]
             for p in range(first[q] + 1, first[q + 1]):
                 total += sums[p * row + c]
             sums[long[q] * row + c] = total
+
+
+def merge_sums(models: int, chunks: Chunks, row: int, *sums: np.ndarray) -> None:
+    """Add up the sums of the chunks of long rows, `row` elements each."""
+    if chunks.long.size:
+        for model, each in itertools.product(range(models), sums):
+            _merge_sums(model, models, chunks.long, chunks.first, each, row)
 
 
 class Shape(NamedTuple):
@@ -215,13 +196,17 @@ class Shape(NamedTuple):
         return math.prod(self.batch)
 
     @property
-    def layout(self) -> Layout:
-        """The types that a kernel is compiled for."""
-        return Layout(self.lanes, self.tile, self.ragged)
+    def layout(self) -> tuple[Any, ...]:
+        """`lanes`, `tile` and `ragged`, the types that a kernel is compiled for.
 
-    def sizes(self, negative_slope: float = 1.0, scale: float = 1.0) -> Sizes:
-        """The sizes and constants of a call."""
-        return Sizes(self.heads, self.channels, self.dtype.type(negative_slope), self.dtype.type(scale))
+        Numba removes branches on None for arguments alone, not for items: `narrow` stays an argument.
+        """
+        return self.lanes, self.tile, self.ragged
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The heads, and the channels of each."""
+        return self.heads, self.channels
 
     def job(self, bounds: np.ndarray, most: int, edges: Edges) -> Job:
         """The work of a kernel over chunks of at most `most` edges."""
@@ -233,7 +218,8 @@ class Shape(NamedTuple):
         if tensor is None:
             return None
         wide = torch.float64 if self.dtype == np.float64 else torch.float32
-        return tensor.detach().to(wide).contiguous().view(-1).numpy()
+        tensor = tensor.detach() if tensor.dtype == wide else tensor.detach().to(wide)
+        return tensor.contiguous().numpy().reshape(-1)
 
     def empty(self, rows: int, *row: int) -> np.ndarray:
         """Room for results, by NumPy: it asks for huge pages where that is large, and the first write costs less."""
@@ -245,13 +231,13 @@ class Shape(NamedTuple):
         shaped = values.reshape(*self.batch, values.size // each if each else rows, *row)
         return torch.from_numpy(shaped[:, :rows] if self.batch else shaped[:rows])  # no view of a tensor
 
-    def drop(self, seed: Tensor | None, dropout: float, names: Tensor | None = None) -> Any:
-        """Keys of the models, threshold, scale, names: an edge is kept if its random word reaches the threshold."""
+    def drop(self, seed: Tensor | None, dropout: float, ids: Tensor | None = None) -> Any:
+        """Keys of the models, threshold, scale, ids: an edge is kept if its random word reaches the threshold."""
         if seed is None or dropout == 0.0:
             return None
         scale = self.dtype.type(1 / (1 - dropout)) if dropout < 1 else self.dtype.type(0)
         keys, least = seed.contiguous().view(-1).numpy(), np.int64(min(math.floor(dropout * 2**32), 2**32 - 1))
-        return keys, least, scale, None if names is None else names.numpy()
+        return keys, least, scale, None if ids is None else ids.numpy()
 
 
 def _dtype(*tensors: Tensor | None) -> np.dtype[Any]:

@@ -110,9 +110,13 @@ def pointer(context: Any, array: Any, offset: Any) -> Any:
     return types.CPointer(array.dtype)(array, types.int64), codegen
 
 
-def _llvm(builder: Any, name: str, vector: Vector, kind: Any) -> Any:
+_SIZES = {"float": 4, "double": 8, "i32": 4, "i64": 8}  # bytes of an element, by its type in LLVM
+
+
+def _llvm(builder: Any, name: str, tile: Any, kind: Any) -> Any:
     """LLVM's intrinsic function on vectors in memory."""
-    name = f"llvm.{name}.v{vector.width}f{vector.dtype.bitwidth}.p0"
+    element = str(tile.element)
+    name = f"llvm.{name}.v{tile.count}{element[0]}{8 * _SIZES[element]}.p0"
     known = builder.module.globals.get(name)
     return ir.Function(builder.module, kind, name) if known is None else known
 
@@ -144,12 +148,17 @@ def load(context: Any, array: Any, offset: Any, width: Any, count: Any) -> Any:
         align = vector.dtype.bitwidth // 8
         if count is types.none:
             return builder.load(pointer, align=align)
-        mask = _mask(builder, args[3], vector.width)
-        kind = ir.FunctionType(tile, [pointer.type, I32, mask.type, tile])
-        masked = _llvm(builder, "masked.load", vector, kind)
-        return builder.call(masked, [pointer, ir.Constant(I32, align), mask, ir.Constant(tile, None)])
+        return masked_load(builder, args[0], args[1], args[3], tile)
 
     return vector(array, offset, width, count), codegen
+
+
+def masked_load(builder: Any, pointer: Any, offset: Any, count: Any, tile: Any) -> Any:
+    """The first `count` elements of a vector in memory, zeros for the others, in LLVM."""
+    pointer, mask = address(builder, pointer, offset, tile), _mask(builder, count, tile.count)
+    align = ir.Constant(I32, _SIZES[str(tile.element)])
+    kind = ir.FunctionType(tile, [pointer.type, I32, mask.type, tile])
+    return builder.call(_llvm(builder, "masked.load", tile, kind), [pointer, align, mask, ir.Constant(tile, None)])
 
 
 @intrinsic(prefer_literal=True)
@@ -165,7 +174,7 @@ def store(context: Any, array: Any, offset: Any, vector: Any, count: Any) -> Any
             return context.get_dummy_value()
         mask = _mask(builder, args[3], vector.width)
         kind = ir.FunctionType(ir.VoidType(), [tile, pointer.type, I32, mask.type])
-        masked = _llvm(builder, "masked.store", vector, kind)
+        masked = _llvm(builder, "masked.store", tile, kind)
         builder.call(masked, [args[2], pointer, ir.Constant(I32, align), mask])
         return context.get_dummy_value()
 
@@ -329,17 +338,22 @@ def constant(context: Any, pointer: Any, value: Any) -> Any:
 
 
 @intrinsic
-def of_model(context: Any, array: Any, model: Any, models: Any) -> Any:
-    """The numbers of one of several models, which share an array evenly, as `pointer` gives them."""
-    if array is types.none:
-        return array(array, model, models), lambda context, *_: context.get_dummy_value()
+def of_model(context: Any, arrays: Any, model: Any, models: Any) -> Any:
+    """Pointers to the elements of one of several models, which share each of the arrays evenly. None of None."""
+    pointers = [array if array is types.none else types.CPointer(array.dtype) for array in arrays]
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        struct = context.make_array(signature.args[0])(context, builder, args[0])
-        size = builder.sdiv(struct.nitems, args[2])
-        return builder.gep(struct.data, [builder.mul(size, args[1])])
+        values = []
+        for at, array in enumerate(arrays):
+            if array is types.none:
+                values.append(context.get_dummy_value())
+                continue
+            struct = context.make_array(array)(context, builder, builder.extract_value(args[0], at))
+            size = builder.sdiv(struct.nitems, args[2])
+            values.append(builder.gep(struct.data, [builder.mul(size, args[1])]))
+        return context.make_tuple(builder, signature.return_type, values)
 
-    return types.CPointer(array.dtype)(array, types.int64, types.int64), codegen
+    return types.Tuple(pointers)(arrays, types.int64, types.int64), codegen
 
 
 @intrinsic
