@@ -667,11 +667,11 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
         ),
         (
             ["model=gat", "model.hidden_channels=[8.5]"],
-            r"hidden_channels is \[8\.5\], expected a list of which each is a who",
+            r"hidden_channels is \[8\.5\], expected a list in which each element is a who",
         ),
         (
             ["model=gat", "model.hidden_channels=8"],
-            r"model\.hidden_channels is 8, expected a list of which each is a whole",
+            r"model\.hidden_channels is 8, expected a list in which each element is a whole",
         ),
         (["model=gat", "model.residual=abc"], r"model\.residual is 'abc', expected .*true or false"),
         (["model.dropout=abc"], r"model\.dropout is 'abc', expected a finite number\."),
@@ -683,7 +683,7 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
         (["+model.method=3"], r"model\.method is 3, expected text: a name in the results\."),
         (
             ["model=planetoid", "+model.weight_decay=[0.1]"],
-            r"weight_decay is \[0\.1\], expected a list of which each is",
+            r"weight_decay is \[0\.1\], expected a list in which each element is",
         ),
         (["dataset=planted", "dataset.nodes=abc"], r"dataset\.nodes is 'abc', expected a whole number, at least 0\."),
         (["+dataset.k=abc"], r"dataset\.k is 'abc', expected a whole number, at least 0\."),
@@ -757,7 +757,7 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
         (["training.sparse=perhaps"], r"training\.sparse is 'perhaps', expected auto, true or false\."),
         (
             ["training.sparse=true", "model._target_=torch_geometric.nn.MLP"],
-            r"training\.sparse is true, but digits with MLP cannot do that: .*sparse=auto\.",
+            r"training\.sparse is true, but which digits with MLP does not support: .*sparse=auto\.",
         ),
         (["training.compile=auto"], r"training\.compile is 'auto', expected true or false\."),
         (["training.cuda_graphs=true"], r"cuda_graphs is true, but the device is a cpu\."),
@@ -766,7 +766,7 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
         (["ckpt_path=x.ckpt"], r"There is no checkpoint x\.ckpt\."),
         (["ckpt_path=last"], r"There is no run with these settings in outputs\."),
         (["dataset=file", "dataset.path=x.npz"], r"x\.npz does not exist\."),
-        (["trainer=ddp_cpu"], "digits is one graph, which 2 processes do not share out among them by themselves"),
+        (["trainer=ddp_cpu"], "digits is one graph, which 2 processes do not divide by default"),
         ([*HALO, "dataset=planted"], r"trainer\.strategy is halo, which divides a single graph"),
         (HALO, "MLP cannot be trained on a graph in parts"),
         (
@@ -873,7 +873,7 @@ def test_hidden_gpus_are_named(command: Command, monkeypatch: pytest.MonkeyPatch
 
 
 def test_several_processes_and_multirun_do_not_go_together(command: Command):
-    assert "Several processes cannot go with --multirun" in command("-m", "trainer=ddp_cpu", "seed=1,2", fails=True)
+    assert "--multirun runs in a single process" in command("-m", "trainer=ddp_cpu", "seed=1,2", fails=True)
 
 
 def test_without_ray_or_a_number_of_processes_ray_is_refused(command: Command, monkeypatch: pytest.MonkeyPatch):
@@ -931,7 +931,7 @@ def test_a_folder_with_a_run_is_not_written_over(command: Command):
     command(*SMALL, "training.max_epochs=2", "hydra.run.dir=mine")
     before = {path: path.read_bytes() for path in Path("mine").iterdir()}
     said = command(*SMALL, "training.max_epochs=2", "hydra.run.dir=mine", fails=True)
-    assert re.search(r"mine holds a run already, which would be lost\.", said)
+    assert re.search(r"mine already holds a run, which would be lost\.", said)
     assert {path: path.read_bytes() for path in Path("mine").iterdir()} == before
     said = command(*SMALL, "training.max_epochs=3", "hydra.run.dir=mine", "ckpt_path=last", fails=True)
     assert re.search(r"started with other settings: .*training\.max_epochs was 2, is 3\.", said)
@@ -1068,7 +1068,7 @@ def test_a_signal_before_the_training_ends_it_in_a_line(
         patch.setattr(gat_pyg.experiments.job, "build_task", lambda config: signal.raise_signal(number))
         with pytest.raises(SystemExit, match=str(128 + number)):
             command(*SMALL, "training.max_epochs=2")
-    again = r"The same command with ckpt_path=last begins it anew, since no epoch was done\."
+    again = r"The same command with ckpt_path=last starts it again, since no epoch was finished\."
     assert re.fullmatch(rf"\nStopped in outputs/\S+\. {again}\n", capsys.readouterr().err)
     assert signal.getsignal(number) is before
     command(*SMALL, "training.max_epochs=2", "ckpt_path=last")
@@ -1313,7 +1313,7 @@ def test_a_loaders_process_that_dies_is_told(command: Command, monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr(gat_pyg.training.stopping.PaperStopping, "on_fit_end", dies)
         said = command(*run, fails=True)
-    assert "A process of loader.num_workers ended or was killed, perhaps for lack of memory." in said
+    assert "A worker process (loader.num_workers) ended or was killed, perhaps for lack of memory." in said
     command(*run, "ckpt_path=last")
     assert len(read("outputs/results.jsonl")) == 1
 
@@ -1606,8 +1606,8 @@ def test_a_cell_that_fails_leaves_the_others(command: Command):
         (("methods=gat", "datasets=digits", "model=mlp"), "model=mlp is for a single run. In a table, use methods="),
         (("methods=gat", "datasets=digits", "runs=0"), "runs is 0, expected a whole number, at least 1"),
         (("methods=cat", "datasets=digits"), "model=cat is unknown. Known are: .*gat"),
-        (("methods=[gat,'gat runs=2']", "datasets=digits"), r"Two methods make the cell digits_gat\."),
-        (("methods=gat", "datasets=digits", "trainer=ddp_cpu"), "A table is of runs in one process each."),
+        (("methods=[gat,'gat runs=2']", "datasets=digits"), r"Two methods have the same cell digits_gat\."),
+        (("methods=gat", "datasets=digits", "trainer=ddp_cpu"), "The runs of a table use one process each."),
     ],
 )
 def test_a_table_that_cannot_be_is_refused(command: Command, arguments: tuple[str, ...], message: str):
@@ -1618,7 +1618,7 @@ def test_a_table_that_cannot_be_is_refused(command: Command, arguments: tuple[st
 def test_a_cell_is_not_finished_with_other_settings(command: Command):
     command(*TABLE)
     told = command(*TABLE, "training.lr=0.7", fails=True)
-    assert "digits_mlp was begun with other settings: training.lr was" in told and "is 0.7" in told
+    assert "digits_mlp was started with other settings: training.lr was" in told and "is 0.7" in told
 
 
 @pytest.mark.kernels

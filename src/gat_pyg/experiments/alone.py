@@ -1,4 +1,4 @@
-"""One seed trained and tested; its outputs written."""
+"""A run of one seed: training, test and the files it writes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ from .settings import Settings
 
 
 def one_run(settings: Settings, task: Task, seed: int, folder: Path) -> Result | None:
-    """Train with one seed, test the best weights, and write the outputs; None if no epoch had a finite validation."""
+    """Train with one seed, test the best weights, and write the outputs.
+
+    Returns:
+        The result, or None if no epoch had a finite validation loss and score.
+    """
     built = seeded(seed, lambda: build_model(settings.model, task))
     model, training = built.model, settings.training
     stopping = PaperStopping(training.patience, training.criterion)
@@ -38,20 +42,20 @@ def one_run(settings: Settings, task: Task, seed: int, folder: Path) -> Result |
     with deterministic(), suited_threads(elements(task, training.batch_size, [model])):
         trainer = build_trainer(settings, folder, callbacks)
         data = build_data(settings, task, model, trainer, seed)
-        repeated = trainer.world_size > 1 and not settings.loader.in_batches and not is_divided(trainer)
-        if task.shared_graph is not None and repeated:
+        is_whole = not settings.loader.in_batches and not is_divided(trainer)
+        if task.shared_graph is not None and trainer.world_size > 1 and is_whole:
             raise ValueError(
-                f"{task.name} is one graph, which {trainer.world_size} processes do not share out among them by "
-                "themselves. Use trainer.strategy=halo for a part each, or loader=neighbor or loader=cluster."
+                f"{task.name} is one graph, which {trainer.world_size} processes do not divide by default. Use "
+                "trainer.strategy=halo to give each a part, or loader=neighbor or loader=cluster."
             )
         name = task.objective.metric.name
         fit: Callable[[Data], None] | None = getattr(model, "fit", None)
         if is_first():
             save_run_settings(settings, seed, folder)
         try:
-            if fit is not None:  # a method of its own, without epochs
+            if fit is not None:  # a method that is not trained in epochs
                 if task.shared_graph is None:
-                    raise ValueError(f"{type(model).__name__} fits itself on one graph, and {task.name} has many.")
+                    raise ValueError(f"{type(model).__name__} fits one graph, but {task.name} has many.")
                 root = trainer.strategy.root_device
                 model.to(root)
                 start = time.perf_counter()
@@ -69,8 +73,8 @@ def one_run(settings: Settings, task: Task, seed: int, folder: Path) -> Result |
                 raise ValueError(missing(monitor.lost, trainer.world_size)) from error
             if str(error).startswith("DataLoader worker"):
                 raise ValueError(
-                    "A process of loader.num_workers ended or was killed, perhaps for lack of memory. The same command "
-                    "with ckpt_path=last goes on from the last checkpoint; loader.num_workers may differ."
+                    "A worker process (loader.num_workers) ended or was killed, perhaps for lack of memory. The same "
+                    "command with ckpt_path=last continues from the last checkpoint; loader.num_workers may differ."
                 ) from error
             raise
         device = device_name(trainer)
@@ -111,8 +115,8 @@ def write_outputs(settings: Settings, task: Task, outcome: Outcome, built: Built
         study=factory.get("study") or "",
     )
     if is_first():
-        facts = {"method": factory.name, "dataset": task.name, **task.objective.describe()}
-        save_model(folder / MODEL, model, target, arguments, **facts, preparation=task.preparation.to_dict())
+        metadata = {"method": factory.name, "dataset": task.name, **task.objective.describe()}
+        save_model(folder / MODEL, model, target, arguments, **metadata, preparation=task.preparation.to_dict())
         write_whole(folder / RESULT, lambda beside: beside.write_text(result.to_json() + "\n", encoding="utf-8"))
         finished(folder, settings.results)
     return result

@@ -1,4 +1,4 @@
-"""The task, the model, its module, the batches, the trainer and the logger of a run, from its settings."""
+"""The objects of a run, built from its settings: task, model, module, batches, trainer and logger."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RAY = "ray"  # the strategy's name
 
 
 class Built(NamedTuple):
-    """A fresh model, the dotted name of its class, and the arguments."""
+    """A fresh model, the dotted name of its class, and the class's arguments."""
 
     model: nn.Module
     target: str
@@ -40,18 +40,18 @@ class Built(NamedTuple):
 
 
 def build_task(settings: Settings) -> Task:
-    """Build the task that `dataset` names: one of this package's, or any PyG data set by its `_target_`.
+    """Build the task from the settings `dataset`: one of this package's, or any PyG data set by its `_target_`.
 
-    A class that comes in parts (`split="train"` by default) is instantiated three times; `root` is by default a folder
-    of the class's name in `data_root`.
+    A class with an argument `split="train"` is instantiated once for each split. `root` is by default the folder with
+    the class's name in `data_root`.
     """
     dataset, target = settings.dataset, settings.dataset.locate()
     others: dict[str, Any] = {}
     parameters = inspect.signature(target).parameters
     if inspect.isclass(target) and "root" in parameters and dataset.get("root") is None:
         others["root"] = str(data_root(settings.data_root) / target.__name__)
-    described = [dataset.get(key) for key in ("pre_transform", "transform")]  # in the order that PyG applies them
-    transforms = [each for each in described if isinstance(each, dict)]
+    both = [dataset.get(key) for key in ("pre_transform", "transform")]  # in the order in which PyG applies them
+    transforms = [transform for transform in both if isinstance(transform, dict)]
     if "split" in parameters and parameters["split"].default == "train" and dataset.get("split") is None:
         result: Any = [dataset(split=split, **others) for split in ("train", "val", "test")]
     else:
@@ -66,18 +66,18 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
     """Build a fresh model for the task."""
     kind, arguments = factory.locate(), factory.arguments
     parameters = inspect.signature(kind).parameters
-    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     sizes = {"in_channels": task.num_features, "out_channels": task.num_classes}
-    if task.shared_graph is not None and "num_nodes" in parameters:  # what is kept for each node
+    if task.shared_graph is not None and "num_nodes" in parameters:  # for parameters or labels of each node
         sizes["num_nodes"] = task.shared_graph.num_nodes
-    takes_edges = "edge_dim" in parameters or (anything and getattr(kind, "supports_edge_attr", False))
+    takes_edges = "edge_dim" in parameters or (takes_any and getattr(kind, "supports_edge_attr", False))
     if task.edge_dim is not None and takes_edges:
         sizes["edge_dim"] = task.edge_dim
     if clash := sorted(sizes.keys() & arguments.keys()):
         raise ValueError(f"model.{clash[0]} follows from the data set, which has {sizes[clash[0]]}. Leave it out.")
-    arguments = {key: value for key, value in sizes.items() if key in parameters or anything} | arguments
+    arguments = {key: value for key, value in sizes.items() if key in parameters or takes_any} | arguments
     target, readout = str(factory.target), factory.get("readout", "mean")
-    if task.objective.item == "graph" and readout is not None:  # of a model that gives a row for each node
+    if task.objective.item == "graph" and readout is not None:  # the model returns a row for each node
         arguments = {"model": {"_target_": target, **arguments}, "aggr": readout}
         target = "gat_pyg.models.Readout"
     model = Factory("model", {"_target_": target, **arguments})()
@@ -85,7 +85,7 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
 
 
 def build_module(settings: Settings, task: Task, model: nn.Module) -> Transductive | Inductive:
-    """Build the module for the task's setup, with the model compiled if `training.compile` is true."""
+    """Build the module for the task's setup, and compile the model if `training.compile` is true."""
     training = settings.training
     if training.compile:
         model.compile()
@@ -103,8 +103,8 @@ def build_data(settings: Settings, task: Task, model: nn.Module, trainer: Traine
     loader, training = settings.loader, settings.training
     if is_divided(trainer) and (loader.in_batches or training.compile or task.shared_graph is None):
         raise ValueError(
-            "trainer.strategy is halo, which divides a single graph: it takes loader=full, training.compile=false and "
-            f"no data set of many graphs, as {task.name} may be. For those, use trainer.strategy=ddp."
+            "trainer.strategy is halo, which divides a single graph and needs loader=full and training.compile=false. "
+            f"For other loaders, compiled models or many graphs, use trainer.strategy=ddp. The data set is {task.name}."
         )
     if is_divided(trainer):
         layers_of(model)
@@ -115,39 +115,40 @@ def build_data(settings: Settings, task: Task, model: nn.Module, trainer: Traine
     hops, batch_size = loader.num_neighbors, loader.batch_size or 1
     data = TaskData(task, batch_size, seed, False, hops, loader.num_workers or 0, loader.num_parts)
     if (num_parts := data.num_parts) is not None:
-        cut = 100 * edge_cut(task.train[0].edge_index, data.part)  # before the fit, where others wait for this process
+        cut = 100 * edge_cut(task.train[0].edge_index, data.part)  # before the fit, in which other ranks would wait
         how = "by METIS" if WITH_METIS else "of node ids in a row (by METIS with 'gat_pyg[metis]')"
         rank_zero_print(f"{task.name}: {num_parts} parts {how}, {cut:.1f} % of the edges between them")
         return data
-    wanted = getattr(model, "num_hops", None)
-    if wanted not in (None, 0, len(hops or ())):
-        raise ValueError(f"loader.num_neighbors is {hops}, expected {wanted} numbers: one for each hop of the model.")
+    expected = getattr(model, "num_hops", None)
+    if expected not in (None, 0, len(hops or ())):
+        raise ValueError(f"loader.num_neighbors is {hops}, expected {expected} numbers: one for each hop of the model.")
     return data
 
 
 def wants_sparse(settings: Settings, task: Task, model: nn.Module, trainer: Trainer, stacked: bool = False) -> bool:
-    """Return True if the features are to be a sparse matrix, by `training.sparse`."""
+    """Return True if `training.sparse` makes the features a sparse matrix."""
     sparse = settings.training.sparse
     if is_divided(trainer) and sparse == "auto":
-        return False  # rows of the features are fetched
+        return False  # halo fetches dense rows
     if sparse is True and is_divided(trainer):
         raise ValueError("training.sparse is true, but trainer.strategy=halo fetches dense rows. Use auto or false.")
     if sparse is True and (task.shared_graph is None or not takes_sparse(model)):
         raise ValueError(
-            f"training.sparse is true, but {task.name} with {type(model).__name__} cannot do that: it needs a single "
-            "graph and a model that takes sparse features, such as gat_pyg.models.GAT, and is not compiled. "
+            f"training.sparse is true, which {task.name} with {type(model).__name__} does not support: it needs a "
+            "single graph and a model that takes sparse features, such as gat_pyg.models.GAT, and is not compiled. "
             "Use training.sparse=auto."
         )
     device = trainer.strategy.root_device.type
-    if wanted := sparse_pays(task, model, device, stacked) if sparse == "auto" else sparse:
+    use_sparse = sparse_pays(task, model, device, stacked) if sparse == "auto" else sparse
+    if use_sparse:
         x = task.train[0].x
         share = 100 * int(x.count_nonzero()) / max(x.numel(), 1)
         rank_zero_print(f"{task.name}: {share:.1f} % of the features are not 0, so they are a sparse matrix")
-    return wanted
+    return use_sparse
 
 
 def check_gpus(trainer: Factory) -> None:
-    """Check that this machine has the GPUs that the settings require; Ray finds them on its machines.
+    """Check that this machine has the GPUs that the settings require, unless Ray selects the machines.
 
     Raises:
         ValueError: if it has fewer.
@@ -155,11 +156,11 @@ def check_gpus(trainer: Factory) -> None:
     if trainer.get("accelerator") not in ("gpu", "cuda") or trainer.get("strategy") == RAY:
         return
     devices, gpus = trainer.get("devices", "auto"), torch.cuda.device_count()
-    numbers = devices.split(",") if isinstance(devices, str) and "," in devices else devices  # "0,1" is Lightning's
+    indices = devices.split(",") if isinstance(devices, str) and "," in devices else devices  # "0,1", as in Lightning
     needed = 1
-    if isinstance(numbers, Sequence) and not isinstance(numbers, str):
-        needed = 1 + max((int(number) for number in numbers if number != ""), default=0)
-    elif str(devices).isdecimal():  # not "auto", or -1, which is all
+    if isinstance(indices, Sequence) and not isinstance(indices, str):
+        needed = 1 + max((int(index) for index in indices if index != ""), default=0)
+    elif str(devices).isdecimal():  # neither "auto" nor -1, which means all
         needed = int(devices)
     if gpus >= max(needed, 1) or (gpus == 0 and torch.backends.mps.is_available()):
         return
@@ -176,13 +177,13 @@ def check_gpus(trainer: Factory) -> None:
 
 
 def build_trainer(settings: Settings, folder: Path, callbacks: Sequence[Any], **changes: Any) -> Trainer:
-    """Build Lightning's trainer by `trainer` and `logger`; what would cost time in each epoch is off."""
-    others: list[Any] = []
+    """Build Lightning's trainer from the settings `trainer` and `logger`, without options that slow down each epoch."""
+    plugins: list[Any] = []
     if settings.trainer.get("strategy") == RAY:
-        changes["strategy"], others = ray.ray_strategy()
+        changes["strategy"], plugins = ray.ray_strategy()
         changes["devices"] = "auto"
     fixed = {
-        "plugins": [SafeCheckpoints(), *others],
+        "plugins": [SafeCheckpoints(), *plugins],
         "callbacks": list(callbacks),
         "logger": build_logger(settings.logger, folder),
         "default_root_dir": str(folder),
@@ -191,19 +192,19 @@ def build_trainer(settings: Settings, folder: Path, callbacks: Sequence[Any], **
 
 
 def build_logger(factory: Factory, folder: Path) -> Any:
-    """Build a Lightning logger that writes into `folder`; False where metrics.csv is enough."""
+    """Build a Lightning logger that writes into `folder`; return False if there is none beside metrics.csv."""
     if factory.target is None:
         return False
     parameters = inspect.signature(factory.locate()).parameters
-    place = next((key for key in ("save_dir", "log_dir") if key in parameters and factory.get(key) is None), None)
+    key = next((key for key in ("save_dir", "log_dir") if key in parameters and factory.get(key) is None), None)
     try:
-        return instantiate(dict(factory.values), **({place: str(folder)} if place else {}))
+        return instantiate(dict(factory.values), **({key: str(folder)} if key else {}))
     except (HydraException, ModuleNotFoundError) as error:
         cause = error if isinstance(error, ModuleNotFoundError) else error.__cause__
         if not isinstance(cause, ModuleNotFoundError):
             raise
-        known = {"WandbLogger": "wandb", "MLFlowLogger": "mlflow"}
-        package = known.get(factory.target.rpartition(".")[2], "tensorboard")
+        packages = {"WandbLogger": "wandb", "MLFlowLogger": "mlflow"}
+        package = packages.get(factory.target.rpartition(".")[2], "tensorboard")
         raise ValueError(
             f"{factory.target} needs a package that is not installed. Run: python -m pip install {package}. "
             "Or use logger=csv, which needs none."

@@ -1,6 +1,6 @@
-"""The command line: its configuration folder, the names of run folders, and errors as messages.
+"""The command line: its configuration folder, the names of run folders, and error messages.
 
-Nothing here imports torch, so that help, completion and `--cfg` are quick.
+This file does not import torch, so that help, completion and `--cfg` are fast.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ..files import FULL, full
 from .rules import similar
 from .settings import FACTORIES, rules
 
-FULL_ERROR = "GAT_PYG_FULL_ERROR"  # the user's HYDRA_FULL_ERROR, which is set to 1 so that Hydra raises its errors
+FULL_ERROR = "GAT_PYG_FULL_ERROR"  # saves the user's HYDRA_FULL_ERROR, which the command sets to 1 for Hydra
 
 
 def config_folder() -> Path:
-    """The folder of configurations: inside the installed package, else the repository's."""
+    """Return the folder of configurations: in the installed package, else in the repository."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "conf", package.parents[1] / "conf"):
         if (folder / "config.yaml").is_file():
@@ -40,27 +40,27 @@ REPLACES = ("dataset._target_", "dataset.name", "model._target_")
 
 
 def without_recipes(arguments: Sequence[str]) -> list[str]:
-    """Drop what belongs to a named model or a named data set where another class replaces it.
+    """Remove the recipes of a model or a data set whose class is replaced by an override.
 
-    Hydra chooses a model's recipe by the name of the model, and what differs on a data set by both names, which an
-    override such as `dataset._target_` does not change; and so it is with the model's `method`.
+    Hydra selects a model's recipe by the model's name, and `recipe/on` by the names of model and data set. An override
+    such as `dataset._target_` changes neither name. The model's `method` and `form` are removed for the same reason.
 
     >>> without_recipes(["model=gat", "dataset._target_=torch_geometric.datasets.KarateClub"])
     ['model=gat', '~recipe/on', 'dataset._target_=torch_geometric.datasets.KarateClub']
     """
     keys = [argument.lstrip("+~").partition("=")[0] for argument in arguments]
-    first = next((at for at, key in enumerate(keys) if key in REPLACES), None)
+    first = next((index for index, key in enumerate(keys) if key in REPLACES), None)
     if first is None:
         return list(arguments)
-    dropped = [] if "recipe/on" in keys else ["~recipe/on"]
+    removals = [] if "recipe/on" in keys else ["~recipe/on"]
     if "model._target_" in keys:
-        dropped += [] if "recipe" in keys else ["~recipe"]
-        dropped += [f"++model.{label}=null" for label in ("method", "form") if f"model.{label}" not in keys]
-    return [*arguments[:first], *dropped, *arguments[first:]]
+        removals += [] if "recipe" in keys else ["~recipe"]
+        removals += [f"++model.{label}=null" for label in ("method", "form") if f"model.{label}" not in keys]
+    return [*arguments[:first], *removals, *arguments[first:]]
 
 
 def misused_group(overrides: Iterable[str]) -> str | None:
-    """A message on the first override that sets a group to something other than a name, or has no name; else None."""
+    """Return a message about the first override that has no name, or whose value for a group is not a name; or None."""
     parser = OverridesParser.create()
     for text in overrides:
         try:
@@ -82,7 +82,8 @@ def misused_group(overrides: Iterable[str]) -> str | None:
 def dataset_name(settings: Mapping[str, Any]) -> str:
     """Return the name of the data set in results and folders, before it is loaded.
 
-    A data set of this package keeps its name, a file has its stem, and any other class is joined with its `name`.
+    It is the name of a data set of this package, the stem of a file, the `name` of a TUDataset, and for any other
+    class its name joined with `name`.
 
     >>> dataset_name({"_target_": "torch_geometric.datasets.Amazon", "name": "Photo"})
     'amazon-photo'
@@ -93,10 +94,10 @@ def dataset_name(settings: Mapping[str, Any]) -> str:
 
 
 def run_name(_root_: DictConfig) -> str:
-    """Return the part of a run folder's name that follows the time: the model, the data set, and how it attends.
+    """Return the part of a run folder's name after the time: model, data set, loader, mechanism.
 
-    `_root_` is the composed configuration, with Hydra's own. The model is named as in `conf/model`, or after its
-    class where `model._target_` is replaced.
+    `_root_` is the composed configuration, including Hydra's own. The model has its name in `conf/model`, or that of
+    its class if `model._target_` is overridden.
     """
     choices = _root_.hydra.runtime.choices
     overrides = (override.lstrip("+").partition("=") for override in _root_.hydra.overrides.task)
@@ -124,10 +125,10 @@ def _name_of(kind: str, name: str = "") -> str:
 
 
 def pick(key: str, values: Mapping[str, Any]) -> Any:
-    """Return the value of `key`: `${pick:${.act},{relu:ReLU,elu:ELU}}` in a configuration.
+    """Return the value of `key` in a mapping: the resolver of `${pick:${.act},{relu:ReLU,elu:ELU}}`.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if there is no such key.
     """
     if key not in values:
         raise ValueError(f"{key!r} is unknown.{similar(str(key), map(str, values))}")
@@ -143,7 +144,7 @@ OmegaConf.register_new_resolver("pick", pick, replace=True)
 
 @contextmanager
 def errors_as_messages(overrides: Sequence[str]) -> Iterator[None]:
-    """Print an error as a message, and exit with the status 1."""
+    """Context manager: print an error as a message, and exit with status 1."""
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ.setdefault(FULL_ERROR, before or "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -168,7 +169,7 @@ def exit_with(error: Exception, text: str | None) -> NoReturn:
 
 
 def message(error: Exception) -> str | None:
-    """A message for errors of the user, the disk or Hydra; None for others, which need their traceback."""
+    """Return a message for an error of the user, the disk or Hydra; None for errors that need their traceback."""
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return f"{group}={name} is unknown.{similar(name, error.options, f'{group}=')}"
@@ -178,7 +179,7 @@ def message(error: Exception) -> str | None:
         return message(error.__cause__) or str(error)
     if isinstance(error, (ConfigAttributeError, ConfigKeyError)) and error.full_key:
         return _unknown(error)
-    if type(error).__name__ == "MisconfigurationException":  # Lightning's, which is not imported for it
+    if type(error).__name__ == "MisconfigurationException":  # Lightning's; the import would take a second
         return str(error)
     if isinstance(error, OmegaConfBaseException):
         return ": ".join([str(error.full_key), str(error).splitlines()[0]])
@@ -187,18 +188,18 @@ def message(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.filename is not None:
         return _unwritten(error)
     frames = traceback.extract_tb(error.__traceback__)
-    ours = frames and Path(frames[-1].filename).resolve().is_relative_to(Path(__file__).resolve().parents[1])
-    return str(error) if ours and isinstance(error, (ValueError, TypeError, OSError, ImportError)) else None
+    in_package = frames and Path(frames[-1].filename).resolve().is_relative_to(Path(__file__).resolve().parents[1])
+    return str(error) if in_package and isinstance(error, (ValueError, TypeError, OSError, ImportError)) else None
 
 
 def _unreadable(error: OverrideParseException) -> str:
     text = error.override
     if "=" not in text:
         return f"{text} cannot be read as a setting, expected name=value, as in dataset=cora."
-    why = str(error).removeprefix(f"Error parsing override '{text}'\n").splitlines()[0]
+    reason = str(error).removeprefix(f"Error parsing override '{text}'\n").splitlines()[0]
     return (
-        f"{text} cannot be read as a setting: {why}. Quote a value that holds signs such as = or (, and inside a "
-        "list each setting that does: methods=\"[[gat,'training.lr=0.01']]\"."
+        f"{text} cannot be read as a setting: {reason}. Quote values with characters such as = or (, also inside a "
+        "list: methods=\"[[gat,'training.lr=0.01']]\"."
     )
 
 
@@ -206,14 +207,14 @@ def _unknown(error: OmegaConfBaseException) -> str:
     name, siblings = str(error.full_key), error.parent_node
     group = name.rpartition(".")[0]
     known = [f"{group}.{key!s}".removeprefix(".") for key in (siblings if isinstance(siblings, DictConfig) else ())]
-    more = f" To pass it all the same, write +{name}=..." if group in FACTORIES else ""
-    return f"{name} is unknown.{similar(name, [*known, *rules()])}{more}"
+    hint = f" To pass it anyway, write +{name}=..." if group in FACTORIES else ""
+    return f"{name} is unknown.{similar(name, [*known, *rules()])}{hint}"
 
 
 def _unwritten(error: OSError) -> str:
     if (number := full(error)) is None:
         return f"{error.filename}: {error.strerror}. Choose a folder that can be written: hydra.run.dir=... outputs=..."
     return (
-        f"{error.filename} could not be written: {FULL[number]}. What was there before is whole. Free some "
-        "space; then the same command with ckpt_path=last goes on from the last checkpoint."
+        f"{error.filename} could not be written: {FULL[number]}. Its previous content is intact. Free some space; then "
+        "the same command with ckpt_path=last continues from the last checkpoint."
     )

@@ -1,4 +1,4 @@
-"""The folder of a job: one process at a time works in it, and a resumed job finds it again."""
+"""The folder of a job: its lock, its settings, and the search for the folder of a job to resume."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from ..files import PART, try_lock, unlock, write_whole
 from .result import CHECKPOINT, CONFIG, RESULT, Result, append
 from .settings import Settings, differences, flattened
 
-RUN_DIR = "GAT_PYG_RUN_DIR"  # passes the first process's folder to the processes that Lightning starts
+RUN_DIR = "GAT_PYG_RUN_DIR"  # environment variable: passes the folder to the processes that Lightning starts
 LOCK, SWEEP = ".lock", "multirun.yaml"
 
 
 class Invocation(NamedTuple):
     """Hydra's part of a job: its folder, its mode, its overrides."""
 
-    folder: Path  # that Hydra made for it, `hydra.run.dir`
+    folder: Path  # `hydra.run.dir`, which Hydra created
     multirun: bool
-    experiment: str | None  # the name of the file in conf/experiment
+    experiment: str | None  # the name of a file in conf/experiment
     overrides: tuple[str, ...]
 
     @classmethod
@@ -40,7 +40,7 @@ class Invocation(NamedTuple):
         return cls(Path(runtime.output_dir), multirun, runtime.choices.get("experiment"), (*hydra.overrides.task,))
 
     def check(self) -> None:
-        """Raise ValueError if the path of Hydra's folder is empty, which would be the working directory."""
+        """Raise ValueError if the path of Hydra's folder is empty, which would mean the working directory."""
         mode = "sweep" if self.multirun else "run"
         if OmegaConf.to_container(HydraConfig.get()[mode], resolve=False)["dir"] == "":  # type: ignore[index, call-overload]
             raise ValueError(f"hydra.{mode}.dir is empty, expected the path of a folder.")
@@ -50,9 +50,12 @@ class Invocation(NamedTuple):
 def run_folder(settings: Settings, invocation: Invocation) -> Iterator[Path]:
     """Context manager: the job's folder, locked against other processes, removed on exit if empty.
 
-    It is Hydra's (`hydra.run.dir`), which must not hold a run yet. With `ckpt_path=last` it is that folder if it
-    holds a run, else the newest folder in `outputs` with an unfinished run of the same settings. If there is none,
-    it is the newest with a finished run, which is not repeated; in a multirun without one, it is Hydra's.
+    It is Hydra's folder (`hydra.run.dir`), which must not hold a run yet. With `ckpt_path=last`, it is the first of:
+
+    - Hydra's folder, if it holds a run;
+    - the newest folder in `outputs` with an unfinished run of the same settings;
+    - the newest one with a finished run of the same settings, which is not repeated;
+    - in a multirun, Hydra's folder.
     """
     fresh = invocation.folder
     store = _store()
@@ -80,7 +83,7 @@ def run_folder(settings: Settings, invocation: Invocation) -> Iterator[Path]:
                     yield folder
                 except Exception:
                     if {path.name for path in folder.iterdir()} == {CONFIG, LOCK}:
-                        (folder / CONFIG).unlink()  # it failed before anything was done: the settings alone are no run
+                        (folder / CONFIG).unlink()  # nothing was done: the folder is not a run
                     raise
         finally:
             os.environ.pop(RUN_DIR)
@@ -93,8 +96,8 @@ def run_folder(settings: Settings, invocation: Invocation) -> Iterator[Path]:
 def held(folder: Path, settings: Settings, lock: int) -> Iterator[None]:
     """Context manager: hold a folder's lock, and remove the incomplete files of a process that died there.
 
-    The lock's file is removed at the end. It remains if the process dies, or if a job is interrupted between its last
-    result and its summary: by it, `over` distinguishes such a job from a finished one.
+    The lock file is removed at the end. It remains if the process dies, or if a job is interrupted between its last
+    result and its summary, so that `over` can distinguish such a job from a finished one.
     """
     ended = False
     try:
@@ -102,9 +105,7 @@ def held(folder: Path, settings: Settings, lock: int) -> Iterator[None]:
         yield
         ended = True
     finally:
-        if ended or not (
-            has_progress(folder) and complete(folder, settings)
-        ):  # settings that cannot work get here, too
+        if ended or not (has_progress(folder) and complete(folder, settings)):  # False for bad settings
             unlock(folder / LOCK, lock)
         else:
             os.close(lock)
@@ -117,14 +118,14 @@ def _remove_parts(folder: Path) -> None:
 
 
 def _store() -> Store | None:
-    """A store shared by the processes that torchrun or SLURM started, before they train together; else None."""
+    """Return a store shared by the processes that torchrun or SLURM started, or None if there are no such processes."""
     launchers = (TorchElasticEnvironment, SLURMEnvironment)
-    place = next((launcher() for launcher in launchers if launcher.detect()), None)
-    if place is None or place.world_size() == 1:
+    cluster = next((launcher() for launcher in launchers if launcher.detect()), None)
+    if cluster is None or cluster.world_size() == 1:
         return None
-    hosts = place.global_rank() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    wait = timedelta(seconds=60)
-    store = TCPStore(place.main_address, place.main_port, place.world_size(), hosts, wait, False, multi_tenant=True)
+    is_host = cluster.global_rank() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    address, port, world = cluster.main_address, cluster.main_port, cluster.world_size()
+    store = TCPStore(address, port, world, is_host, timedelta(seconds=60), False, multi_tenant=True)
     return PrefixStore(f"gat_pyg/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
@@ -133,11 +134,11 @@ def drop_empty(folder: Path) -> None:
     if folder.absolute() == Path.cwd():
         return
     with suppress(OSError):
-        folder.rmdir()  # refused unless it is empty
+        folder.rmdir()  # fails unless it is empty
 
 
 def _drop_sweep(folder: Path) -> None:
-    """Remove the folder of a multirun whose jobs are all done elsewhere so far: Hydra writes its command into it."""
+    """Remove the folder of a multirun if it holds only Hydra's file, since its jobs have other folders."""
     if {path.name for path in folder.iterdir()} <= {SWEEP}:
         (folder / SWEEP).unlink(missing_ok=True)
         drop_empty(folder)
@@ -146,7 +147,7 @@ def _drop_sweep(folder: Path) -> None:
 def _fresh(folder: Path) -> tuple[Path, int]:
     if (folder / CONFIG).is_file():
         raise ValueError(
-            f"{folder} holds a run already, which would be lost. Choose another hydra.run.dir, "
+            f"{folder} already holds a run, which would be lost. Choose another hydra.run.dir, "
             "or finish that run by ckpt_path=last."
         )
     lock = try_lock(folder / LOCK)
@@ -156,9 +157,9 @@ def _fresh(folder: Path) -> tuple[Path, int]:
 
 
 def _resumed(settings: Settings, invocation: Invocation) -> tuple[Path, int]:
-    fresh, wanted = invocation.folder, flattened(settings.to_dict())
+    fresh, values = invocation.folder, flattened(settings.to_dict())
     if (fresh / CONFIG).is_file():
-        if changed := differences(settings_in(fresh), wanted):
+        if changed := differences(settings_in(fresh), values):
             raise ValueError(
                 f"The run in {fresh} was started with other settings: {changed}. Resume it with its own, "
                 "or start anew in another folder."
@@ -166,8 +167,8 @@ def _resumed(settings: Settings, invocation: Invocation) -> tuple[Path, int]:
         candidates = [fresh]
     else:
         outputs = Path(settings.outputs)
-        _remove_unbegun(outputs)
-        same = [folder.absolute() for folder, its in _begun(outputs) if not differences(its, wanted)]
+        _remove_unstarted(outputs)
+        same = [folder.absolute() for folder, saved in _started(outputs) if not differences(saved, values)]
         candidates = [folder for folder in same if not over(folder, settings)] or same[:1]
         if not candidates and invocation.multirun:
             return _fresh(fresh)
@@ -182,7 +183,7 @@ def _resumed(settings: Settings, invocation: Invocation) -> tuple[Path, int]:
                 )
             return folder, lock
     if candidates:
-        raise ValueError(f"The run in {candidates[0]} is still going on in another process. Let it end, or stop it.")
+        raise ValueError(f"The run in {candidates[0]} is still running in another process. Let it end, or stop it.")
     raise ValueError(
         f"There is no run with these settings in {settings.outputs}. Name its folder by hydra.run.dir=..., "
         "or start anew without ckpt_path."
@@ -190,12 +191,12 @@ def _resumed(settings: Settings, invocation: Invocation) -> tuple[Path, int]:
 
 
 def _in(outputs: Path, name: str) -> Iterator[Path]:
-    """The folders of jobs, in `outputs` or in a folder of several, that have a file of this name."""
+    """Return the folders with a file of this name among those of jobs: in `outputs` and one level below."""
     return (path.parent for pattern in ("*", "*/*") for path in outputs.glob(f"{pattern}/{name}"))
 
 
-def _begun(outputs: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """The folders of all jobs with their settings, the newest first; one that cannot be read is reported."""
+def _started(outputs: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Return the folders of all jobs with their settings, the newest first; print those that cannot be read."""
     jobs = []
     for folder in _in(outputs, CONFIG):
         try:
@@ -204,11 +205,11 @@ def _begun(outputs: Path) -> list[tuple[Path, dict[str, Any]]]:
             continue
         except ValueError as error:
             rank_zero_print(f"{relative_path(folder)} was left out: {error}")
-    return [(folder, its) for _, folder, its in sorted(jobs, key=lambda each: each[0], reverse=True)]
+    return [(folder, values) for _, folder, values in sorted(jobs, key=lambda job: job[0], reverse=True)]
 
 
-def _remove_unbegun(outputs: Path) -> None:
-    """Remove the folders whose process died before it wrote the job's settings."""
+def _remove_unstarted(outputs: Path) -> None:
+    """Remove the folders of processes that died before they wrote the job's settings."""
     for folder in _in(outputs, LOCK):
         names = {path.name for path in folder.iterdir()} - {path.name for path in folder.glob(PART)}
         if names == {LOCK} and (lock := try_lock(folder / LOCK)) is not None:
@@ -224,7 +225,7 @@ def save_settings(settings: Settings, folder: Path) -> None:
 
 
 def settings_in(folder: Path) -> dict[str, Any]:
-    """The settings of the job in a folder by their dotted names, as another version may have written them.
+    """Return the settings of the job in a folder by their dotted names; another version may have written them.
 
     Raises:
         ValueError: if they cannot be read.
@@ -235,19 +236,19 @@ def settings_in(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise
     except Exception as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
-            f"{relative_path(folder / CONFIG)} cannot be read, expected the settings of a run: {why}."
+            f"{relative_path(folder / CONFIG)} cannot be read, expected the settings of a run: {reason}."
         ) from error
 
 
 def seed_folder(folder: Path, settings: Settings, seed: int) -> Path:
-    """The folder of one seed: that of the job, or one inside it where there may be several."""
+    """Return the folder of one seed: the job's folder, or one inside it if the job may have several seeds."""
     return folder if settings.runs == 1 and not settings.is_table else folder / f"seed-{seed}"
 
 
 def finished(folder: Path, results: str) -> Result | None:
-    """Return the Result of a finished run, else None; a line that did not reach the shared file is added there."""
+    """Return the result of a finished run, or None; append its line to the shared file if it is missing there."""
     if not (folder / RESULT).is_file():
         return None
     try:
@@ -265,7 +266,7 @@ def finished(folder: Path, results: str) -> Result | None:
 
 def remove_checkpoints(folder: Path) -> None:
     """Remove the checkpoints of a finished job or run."""
-    for pattern in (CHECKPOINT, f"[0-9]*.{CHECKPOINT}"):  # of several devices each has its own
+    for pattern in (CHECKPOINT, f"[0-9]*.{CHECKPOINT}"):  # the second: one for each of several devices
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)
 
@@ -276,7 +277,7 @@ def complete(folder: Path, settings: Settings) -> bool:
 
 
 def over(folder: Path, settings: Settings) -> bool:
-    """Return True if a job is finished: every seed, their lines in the shared file, and the summary."""
+    """Return True if a job is finished, including the lines in the shared file and the summary."""
     return complete(folder, settings) and not (folder / LOCK).exists()
 
 
@@ -286,14 +287,14 @@ def has_progress(folder: Path) -> bool:
 
 
 def checkpoint_of(settings: Settings, folder: Path) -> str | None:
-    """Return the checkpoint to resume from, by `ckpt_path`: the last one, else the one that the run started from."""
+    """Return the checkpoint to resume from, by `ckpt_path`: the last one, else the one from which the run started."""
     if settings.ckpt_path == "last" and (folder / CHECKPOINT).is_file():
         return str(folder / CHECKPOINT)
     return started_from(settings, folder)
 
 
 def started_from(settings: Settings, folder: Path) -> str | None:
-    """The checkpoint that the run in a folder started from, which its settings keep when it is resumed."""
+    """Return the checkpoint from which the run in a folder started, which stays in its settings on resume."""
     if settings.ckpt_path != "last":
         return settings.ckpt_path
     first = settings_in(folder).get("ckpt_path") if (folder / CONFIG).is_file() else None
@@ -301,6 +302,6 @@ def started_from(settings: Settings, folder: Path) -> str | None:
 
 
 def relative_path(path: Path) -> str:
-    """The path relative to the working directory, if it is inside."""
+    """Return the path relative to the working directory, if it is inside."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

@@ -1,4 +1,4 @@
-"""A job: a table, or one method on one data set, trained and tested with each of its seeds."""
+"""A job: a table, or one method on one data set with one or more seeds."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ from .together import all_at_once
 
 
 def execute(config: DictConfig) -> float:
-    """Do the job that Hydra composed, and return its mean validation score; nan of a table.
+    """Execute the job of a composed configuration, and return its mean validation score, or nan for a table.
 
-    SIGINT and SIGTERM end the process with 128 + their number.
+    On SIGINT or SIGTERM the process exits with status 128 + number.
     """
     keep_memory()
     with handled(exit_on_signal):
@@ -53,13 +53,13 @@ def execute(config: DictConfig) -> float:
             invocation.check()
             settings = Settings.parse(config)
             if settings.trainer.get("strategy") is not None and invocation.multirun:
-                raise ValueError("Several processes cannot go with --multirun: start the runs one by one, without -m.")
+                raise ValueError("--multirun runs in a single process. Start runs of several processes without -m.")
             check_gpus(settings.trainer)
             settings.check_results()
         except Exception:
             drop_empty(invocation.folder)
             if config.outputs is None:
-                drop_empty(Path(str(config.outputs)))  # which Hydra made
+                drop_empty(Path(str(config.outputs)))  # which Hydra created
             raise
         if settings.is_table:
             drop_empty(invocation.folder)
@@ -73,16 +73,16 @@ def all_seeds(settings: Settings, folder: Path) -> float:
     """Train and test with each seed, print the results, and return the mean validation score.
 
     Raises:
-        ValueError: if seeds diverged before any epoch with a finite validation, after the other seeds are done.
+        ValueError: after all seeds, if one of them had no epoch with a finite validation loss and score.
     """
     with _resumable(folder), quiet(), compiling_reported():
         task = build_task(settings)
         together = all_at_once(settings, task, folder)
         results, diverged = [], []
         for seed in settings.seeds:
-            inner = seed_folder(folder, settings, seed)
-            result = finished(inner, settings.results)
-            result = result or (None if together else one_run(settings, task, seed, inner))
+            run_dir = seed_folder(folder, settings, seed)
+            result = finished(run_dir, settings.results)
+            result = result or (None if together else one_run(settings, task, seed, run_dir))
             if result is None:
                 diverged.append(seed)
                 continue
@@ -106,16 +106,16 @@ def all_seeds(settings: Settings, folder: Path) -> float:
 
 @torch.no_grad()
 def averaged(settings: Settings, task: Task, folder: Path, seeds: Sequence[int]) -> float:
-    """The test score of the averaged prediction: the mean of the probabilities that the models of `seeds` give."""
+    """Return the test score of the averaged prediction: the mean of the probabilities over the models of `seeds`."""
     sums: Any = 0
     means: list[Any] = [0.0 for _ in task.test]
     setup, objective = Inductive if task.shared_graph is None else Transductive, task.objective
     module = setup(build_model(settings.model, task).model, objective).eval()
     for seed in seeds:
         load(seed_folder(folder, settings, seed), module.model)
-        for at, data in enumerate(task.test):
+        for index, data in enumerate(task.test):
             out = module(data).double()
-            means[at] = means[at] + objective.probabilities(out) / len(seeds)
+            means[index] = means[index] + objective.probabilities(out) / len(seeds)
     for mean, data in zip(means, task.test, strict=True):
         sums = sums + objective.statistics(*module.labelled(objective.logits(mean), data, "test"))
     return objective.score(sums.tolist())
@@ -123,17 +123,17 @@ def averaged(settings: Settings, task: Task, folder: Path, seeds: Sequence[int])
 
 @contextmanager
 def _resumable(folder: Path) -> Iterator[None]:
-    """Print how to resume if the job is interrupted."""
+    """Context manager: if the job is interrupted, print how to resume it."""
     try:
         yield
-    except (KeyboardInterrupt, SystemExit):  # Lightning turns the one into the other
-        others = active_children()  # of other devices, whose checkpoints are to be written too
-        for process in others:
+    except (KeyboardInterrupt, SystemExit):  # Lightning raises the second for the first
+        children = active_children()  # processes of other devices, which write their checkpoints before they exit
+        for process in children:
             process.terminate()
-        for process in others:
+        for process in children:
             process.join()
-        how = "finishes it" if has_progress(folder) else "begins it anew, since no epoch was done"
-        rank_zero_print(f"\nStopped in {relative_path(folder)}. The same command with ckpt_path=last {how}.")
+        effect = "finishes it" if has_progress(folder) else "starts it again, since no epoch was finished"
+        rank_zero_print(f"\nStopped in {relative_path(folder)}. The same command with ckpt_path=last {effect}.")
         raise
 
 
@@ -144,13 +144,13 @@ def _by_ray(settings: Settings, folder: Path) -> float:
     """Train with each seed in processes that Ray starts."""
     devices = settings.trainer.get("devices")
     if type(devices) is not int or devices < 1:
-        raise ValueError(f"trainer.devices is {devices}, expected how many processes Ray is to start, at least 1.")
+        raise ValueError(f"trainer.devices is {devices}, expected the number of processes for Ray, at least 1.")
     arguments = {"settings": settings, "folder": str(folder), "directory": os.getcwd()}
     return float(ray.train(_ray_process, arguments, devices, settings.trainer.get("accelerator") == "gpu", folder))
 
 
 def _ray_process(arguments: Mapping[str, Any]) -> float:
-    """Train in one of the processes that Ray starts; an error that has a message is a ValueError with it."""
+    """Train in one of the processes that Ray starts; raise ValueError for every error that has a message."""
     os.chdir(arguments["directory"])
     keep_memory()
     cast(Any, rank_zero_only).rank = int(os.environ["RANK"])

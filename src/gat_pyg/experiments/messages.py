@@ -13,7 +13,7 @@ from .result import Result
 
 
 def summary(result: Result, task: Task, results: str) -> str:
-    """The result of a run in a few lines, with the paths of its files."""
+    """Return the result of a run in a few lines, with the paths of its files."""
     metric = metric_named(result.metric)
     lines = {
         "data set": f"{result.dataset}: {sizes(task)}",
@@ -30,18 +30,19 @@ def summary(result: Result, task: Task, results: str) -> str:
 
 
 def sizes(task: Task) -> str:
-    """The numbers of nodes, edges and classes, and the sizes of the training, validation and test splits."""
+    """Return the numbers of nodes, edges and classes, and the sizes of the training, validation and test splits."""
     splits = [task.graphs(split) for split in SPLITS]
     shared = task.shared_graph
     graphs = [data for split in splits for data in split] if shared is None else [shared]
-    parts = [len(split) for split in splits] if shared is None else [len(task.labels(split)) for split in SPLITS]
+    counts = [len(split) for split in splits] if shared is None else [len(task.labels(split)) for split in SPLITS]
     nodes, edges = sum(data.x.size(0) for data in graphs), sum(data.edge_index.size(1) for data in graphs)
-    split = " / ".join(f"{part:,}" for part in parts) + f" {'graph' if shared is None else task.objective.item}s"
-    return f"{nodes:,} nodes, {edges:,} edges, {task.num_classes} {task.objective.columns}; {split}"
+    items = f"{'graph' if shared is None else task.objective.item}s"
+    split = " / ".join(f"{count:,}" for count in counts)
+    return f"{nodes:,} nodes, {edges:,} edges, {task.num_classes} {task.objective.columns}; {split} {items}"
 
 
 def line(result: Result) -> str:
-    """The result of one seed of many, in one line."""
+    """Return the result of one seed of many in one line."""
     metric = metric_named(result.metric)
     val, test = metric.text(result.val), metric.text(result.value)
     warning = f"; {result.warning}" if result.warning else ""
@@ -51,7 +52,7 @@ def line(result: Result) -> str:
 
 
 def summary_of_all(results: Sequence[Result], folder: Path, together: float) -> str:
-    """Mean ± std over the seeds, and the score of their averaged prediction."""
+    """Return a line with the mean ± std over the seeds and the score of their averaged prediction."""
     metric, n = metric_named(results[0].metric), len(results)
     scores = [result.value for result in results]
     mean, std = statistics.fmean(scores), statistics.stdev(scores)

@@ -23,50 +23,50 @@ from ..tasks.preparation import Preparation, attach
 from ..training.differing import differing
 from .result import CONFIG, MODEL, RESULT
 
-LARGEST = 10_000  # of an argument of a model with fewer parameters
-REBUILT = ("gat_pyg.", "torch_geometric.nn.models.", "torch_geometric.nn.conv.")  # what `load` may build by its name
+LARGEST = 10_000  # the largest argument of a model with fewer parameters than this
+REBUILT = ("gat_pyg.", "torch_geometric.nn.models.", "torch_geometric.nn.conv.")  # packages whose classes `load` builds
 
 # The trained model --------------------------------------------------------------------------------------------------
 
 
-def save_model(path: str | Path, model: nn.Module, target: str, arguments: Mapping[str, Any], **facts: Any) -> None:
-    """Write the weights of `model` with what rebuilds it: `target`, the class's name, and its `arguments`.
+def save_model(path: str | Path, model: nn.Module, target: str, arguments: Mapping[str, Any], **metadata: Any) -> None:
+    """Write the weights of `model` with `target`, the name of its class, and the class's `arguments`.
 
-    The file is safetensors: numbers and a JSON text, nothing that could run. `facts` (JSON too) go into that text.
+    The file is in safetensors format: numbers and a JSON text, nothing that could run. The text also holds `metadata`.
     """
-    about = {"target": target, "arguments": dict(arguments), **facts}
-    # a state dict may hold one tensor twice, which safetensors refuses
+    about = {"target": target, "arguments": dict(arguments), **metadata}
+    # a state dict may hold one tensor twice, which safetensors rejects
     tensors = {key: value.detach().cpu().clone().contiguous() for key, value in _tensors(model).items()}
-    metadata = {"gat_pyg": json.dumps(about, ensure_ascii=False)}
-    write_whole(path, lambda beside: beside.write_bytes(safetensors.torch.save(tensors, metadata)))
+    text = {"gat_pyg": json.dumps(about, ensure_ascii=False)}
+    write_whole(path, lambda beside: beside.write_bytes(safetensors.torch.save(tensors, text)))
 
 
 def load(run_dir: str | Path, model: nn.Module | None = None, seed: int | Literal["all"] | None = None) -> nn.Module:
-    """Return the trained model of a run, with its best weights and in eval mode, on the CPU.
+    """Return the trained model of a run with its best weights, in eval mode, on the CPU.
 
-    Of a folder with the runs of several seeds, `seed=3` gives one model and `seed="all"` the stack of them, whose
-    call gives logits [S, N, K] in the order of the seeds: `load(folder, seed="all")(x, edge_index)`.
+    For a folder with runs of several seeds, `seed=3` returns one model and `seed="all"` a stack of all, whose output
+    has the logits [S, N, K] in the order of the seeds: `load(folder, seed="all")(x, edge_index)`.
 
-    `model.preparation` describes how the data of the run were prepared, and prepares others: `model.preparation(data)`.
-    The first call raises ValueError for another number of features, and warns of features prepared differently. It is
-    None for a file saved without.
+    `model.preparation` is the data preparation of the run: `model.preparation(data)` applies it to other data. The
+    first call of the model raises ValueError for a wrong number of features, and warns if the features seem to be
+    prepared differently. It is None if the file has none.
 
-    Nothing in the folder is ever run: the weights are plain numbers, and the class is built by its name only where it
-    is an `nn.Module` of gat_pyg or one of PyG's models or layers. For any other, give a `model` of the same shapes.
+    No code in the folder is run: the weights are numbers, and the class is built by its name only if it is an
+    `nn.Module` of gat_pyg or one of PyG's models or layers. For other classes, pass a `model` of the same shapes.
 
-    Raises FileNotFoundError when `run_dir` is not the folder of a finished run, and ValueError when the file is
-    truncated, the class is not one to be built by name, or its shapes differ from those saved.
+    Raises FileNotFoundError if `run_dir` is not the folder of a finished run, and ValueError if the file is truncated,
+    the class is not one of those above, or its shapes differ from those saved.
 
     >>> load("nowhere")
     Traceback (most recent call last):
-    FileNotFoundError: nowhere is not a run folder: it does not exist. Give the folder that a run named at its end.
+    FileNotFoundError: nowhere is not a run folder: it does not exist. Give the folder that a run printed at its end.
     """
     folder = Path(run_dir)
     if seed == "all":
-        inner = sorted(folder.glob(f"seed-*/{MODEL}"), key=_seed_of)
-        if not inner:
+        paths = sorted(folder.glob(f"seed-*/{MODEL}"), key=_seed_of)
+        if not paths:
             raise FileNotFoundError(f"{folder} holds no runs of several seeds. Leave out seed, or give their folder.")
-        models = [load(path, copy.deepcopy(model)) for path in inner]
+        models = [load(path, copy.deepcopy(model)) for path in paths]
         stack = Stack(models).eval()
         attach(stack, getattr(models[0], "preparation", None))
         return stack
@@ -97,20 +97,18 @@ def _seed_of(path: Path) -> int:
 def predict(
     run_dir: str | Path, data: Data, model: nn.Module | None = None, seed: int | Literal["all"] | None = None
 ) -> Tensor:
-    """Return the probabilities [N, K] of each node's classes, or of its labels, by the model of a run.
+    """Return the class or label probabilities by the model of a run: [N, K] for nodes, [G, K] for graphs.
 
-    Where the run learnt labels of graphs, they are those of each graph, [G, K].
+    `data` is a graph or a batch of graphs as it comes from its source. It is prepared in the same way as the run's data
+    (`Preparation`), on the device of its features. `seed="all"` returns the mean over the seeds. The other arguments
+    and errors are those of `load`.
 
-    `data` is a graph, or a batch of them, as it comes from its source: it is prepared as the run's data were
-    (`Preparation`), on the device of its features. `seed="all"` gives the mean probabilities over the seeds. The
-    other arguments, and what else is raised, are those of `load`.
-
-    Raises ValueError when the dimensions of `data` are not the run's, or the run has no preparation that can be
-    applied, and warns of features that differ from the run's.
+    Raises ValueError if the dimensions of `data` differ from the run's or the run's preparation is missing or cannot be
+    applied, and warns if features seem to be prepared differently.
 
     >>> predict("nowhere", Data())
     Traceback (most recent call last):
-    FileNotFoundError: nowhere is not a run folder: it does not exist. Give the folder that a run named at its end.
+    FileNotFoundError: nowhere is not a run folder: it does not exist. Give the folder that a run printed at its end.
     """
     trained = load(run_dir, model, seed)
     preparation: Any = trained.preparation
@@ -134,7 +132,7 @@ def predict(
 
 
 def _preparation(path: Path, about: Any) -> Preparation | None:
-    """The preparation that the file describes, or None."""
+    """Return the preparation that the file describes, or None."""
     description = about.get("preparation") if isinstance(about, dict) else None
     try:
         return None if description is None else Preparation.from_dict(description)
@@ -149,36 +147,34 @@ def _model_file(folder: Path) -> Path:
     if path.is_file():
         return path
     if not folder.exists():
-        why = "it does not exist. Give the folder that a run named at its end"
-    elif inner := sorted(child.parent.name for child in folder.glob(f"*/{MODEL}")):
-        seeds = all(name.startswith("seed-") for name in inner)
-        beside = f", or seed={inner[0].removeprefix('seed-')} or seed='all' beside it" if seeds else ""
-        why = f"it holds the runs {', '.join(inner[:10])}. Give one of these{beside}"
+        reason = "it does not exist. Give the folder that a run printed at its end"
+    elif names := sorted(child.parent.name for child in folder.glob(f"*/{MODEL}")):
+        seeds = all(name.startswith("seed-") for name in names)
+        hint = f", or add seed={names[0].removeprefix('seed-')} or seed='all'" if seeds else ""
+        reason = f"it holds the runs {', '.join(names[:10])}. Give one of these{hint}"
     elif (folder / CONFIG).is_file() and not (folder / RESULT).is_file():
-        why = f"it has no {MODEL} since its run is not finished. Finish it by ckpt_path=last"
+        reason = f"it has no {MODEL} since its run is not finished. Finish it by ckpt_path=last"
     else:
-        why = f"it has no {MODEL}. Give the folder that a run named at its end"
-    raise FileNotFoundError(f"{folder} is not a run folder: {why}.")
+        reason = f"it has no {MODEL}. Give the folder that a run printed at its end"
+    raise FileNotFoundError(f"{folder} is not a run folder: {reason}.")
 
 
 def _rebuild(path: Path, about: Any, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """A fresh model of the class and arguments that the file names, if the class is one of `REBUILT`."""
-    known = isinstance(about, dict) and isinstance(about.get("target"), str)
-    if not known or not isinstance(about.get("arguments"), dict):
-        raise ValueError(f"{path} does not say of which class its model is. Give it: load(run_dir, model=...).")
+    """Build a fresh model of the class and arguments in the file, if the class is one of `REBUILT`."""
+    has_target = isinstance(about, dict) and isinstance(about.get("target"), str)
+    if not has_target or not isinstance(about.get("arguments"), dict):
+        raise ValueError(f"{path} does not name the class of its model. Pass the model: load(run_dir, model=...).")
     target, arguments = about["target"], about["arguments"]
-    most = max(LARGEST, sum(value.numel() for value in tensors.values()))
-    if large := [f"{key}={size}" for key, size in _sizes(arguments) if size > most]:
-        raise ValueError(f"{path} asks for {target} with {large[0]}, but has {most} numbers at most. Copy it again.")
+    limit = max(LARGEST, sum(value.numel() for value in tensors.values()))
+    if large := [f"{key}={size}" for key, size in _sizes(arguments) if size > limit]:
+        raise ValueError(f"{path} has {target} with {large[0]}, but at most {limit} numbers. Copy it again.")
     try:
-        with torch.device("meta"):  # takes no memory, whatever the arguments ask for
-            claimed = _built(path, target, arguments)
-    except (
-        ValueError
-    ):  # a constructor that computes with its values; or nothing that can be built, as is reported below
+        with torch.device("meta"):  # takes no memory, whatever the sizes in the arguments
+            model = _built(path, target, arguments)
+    except ValueError:  # a constructor that reads tensor values, or an error that is raised again below
         pass
     else:
-        _check_fits(claimed, tensors, path)
+        _check_fits(model, tensors, path)
     return _built(path, target, arguments)
 
 
@@ -196,26 +192,26 @@ def _sizes(value: Any, key: str = "") -> Iterator[tuple[str, int]]:
 
 def _built(path: Path, target: str, arguments: Mapping[str, Any]) -> nn.Module:
     home, _, name = target.rpartition(".")
-    found: object = None
+    kind: object = None
     if f"{home}.".startswith((*REBUILT, "torch_geometric.nn.")):
         with suppress(ImportError, ValueError):
-            found = getattr(importlib.import_module(home), name, None)
-    if not inspect.isclass(found) or not issubclass(found, nn.Module) or not found.__module__.startswith(REBUILT):
+            kind = getattr(importlib.import_module(home), name, None)
+    if not inspect.isclass(kind) or not issubclass(kind, nn.Module) or not kind.__module__.startswith(REBUILT):
         raise ValueError(
             f"{path} names the class {target}, expected one of gat_pyg or one of torch_geometric.nn's models and "
-            "layers; no other is built by its name alone. Build it yourself: load(run_dir, model=...)."
+            "layers; other classes are not built by name. Build the model yourself: load(run_dir, model=...)."
         )
     arguments = dict(arguments)
     for key, value in arguments.items():
-        if isinstance(value, dict) and "_target_" in value:  # a module inside, such as a mechanism
-            inner = {name: part for name, part in value.items() if name != "_target_"}
+        if isinstance(value, dict) and "_target_" in value:  # an inner module, such as a mechanism
+            inner = {name: argument for name, argument in value.items() if name != "_target_"}
             arguments[key] = _built(path, str(value["_target_"]), inner)
     try:
-        return found(**arguments)
+        return kind(**arguments)
     except Exception as error:
         raise ValueError(
-            f"{path} asks for {target}(**{arguments}), which this version cannot build: {error}. "
-            "Build it yourself: load(run_dir, model=...)."
+            f"{path} has {target}(**{arguments}), which this version cannot build: {error}. "
+            "Build the model yourself: load(run_dir, model=...)."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The process of a run: memory, threads, signals, log messages."""
+"""The process of a run: memory, threads, signals and log messages."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from torch import nn
 from ..distributed.ranks import rank_zero_print
 from ..tasks.task import Task
 
-ELEMENTS = 1 << 21  # what a step computes for each thread; below it, threads wait for each other longer than they work
-CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # environment variables by which a user chooses the number
-QUOTA = Path("/sys/fs/cgroup/cpu.max")  # a container's share of the CPU: microseconds in each period, or "max"
+ELEMENTS = 1 << 21  # elements of a step per thread; with fewer, threads wait for each other longer than they work
+CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # environment variables by which a user sets the number of threads
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # a container's CPU quota: microseconds and period, or "max"
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 def device_name(trainer: Trainer) -> str:
-    """The devices and the precision of a training, as results name them."""
+    """Return the devices and the precision of a training, for the results."""
     device, precision = trainer.strategy.root_device, "" if trainer.precision == "32-true" else f", {trainer.precision}"
     processes = f"{trainer.world_size} x " if trainer.world_size > 1 else ""
     if device.type == "cuda":
@@ -37,9 +37,9 @@ def device_name(trainer: Trainer) -> str:
 
 
 def keep_memory() -> None:
-    """Let glibc keep freed memory for the next allocation.
+    """Make glibc keep freed memory for the next allocation.
 
-    By default it returns large blocks to the system, and the pages of the next one have to be mapped again.
+    By default it returns large blocks to the system, so the pages of the next block have to be mapped again.
     """
     if sys.platform == "linux":
         with suppress(AttributeError):  # another C library
@@ -49,13 +49,13 @@ def keep_memory() -> None:
 
 
 def exit_on_signal(number: int, frame: FrameType | None) -> None:
-    """End the process by a signal, with the status that shells give it."""
+    """Exit on a signal with the status that shells use, 128 + number."""
     raise SystemExit(128 + number)
 
 
 @contextmanager
 def compiling_reported() -> Iterator[None]:
-    """Context manager: print once that kernels are compiled, since that takes seconds."""
+    """Context manager: print a message when the first kernel is compiled, which takes seconds."""
     log = logging.getLogger("gat_pyg.kernels.cpu.cache")
     level = log.level
 
@@ -96,13 +96,13 @@ def elements(task: Task, batch_size: int, models: Sequence[nn.Module]) -> int:
 
 @contextmanager
 def suited_threads(elements: int) -> Iterator[int]:
-    """Limit torch and the CPU kernels to one thread for each `ELEMENTS` of `elements`, and undo it afterwards.
+    """Context manager: limit torch and the CPU kernels to one thread for each `ELEMENTS` of `elements`.
 
-    The number never grows, and it stays as it is where the user set `OMP_NUM_THREADS` or `MKL_NUM_THREADS`. It depends
-    on the work and the machine alone, not on how busy the machine is, so that a run's bits can be reproduced.
+    The number of threads never grows, and does not change if the user set `OMP_NUM_THREADS` or `MKL_NUM_THREADS`. It
+    depends only on the work and the machine, not on the machine's load, so that a run is reproducible bit by bit.
 
     Args:
-        elements: About how many elements one step computes.
+        elements: the approximate number of elements that a step computes.
 
     Example:
         >>> before = torch.get_num_threads()
@@ -124,7 +124,7 @@ def suited_threads(elements: int) -> Iterator[int]:
 
 
 def granted(quota: Path = QUOTA) -> int:
-    """Return the number of cores that this process may use: those it is bound to, and a container's CPU quota."""
+    """Return the number of cores that this process may use, by its CPU affinity and a container's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         share, period = quota.read_text(encoding="ascii").split()

@@ -1,4 +1,4 @@
-"""The result of a run: one JSON line, read and appended."""
+"""The result of a run as one JSON line: written, appended and read."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ PACKAGES = ("gat_pyg", "torch", "torch_geometric", "lightning", "torch_scatter")
 class Result:
     """The result of one run: one line of `results.jsonl`.
 
-    `value` and `val` are the test and the validation score of the weights that were kept: accuracy in percent, or
-    micro-F1 as a fraction. `seconds` is the training alone, without reading data and without the test.
+    `value` and `val` are the test and the validation score of the best weights: accuracy in percent, or micro-F1 as a
+    fraction. `seconds` is the training only, without reading data and without the test.
 
     >>> line = Result("GAT", "cora", "accuracy", 83.1, 0, 812, 711, 82.0, 9.2, 0.011, 92373).to_json()
     >>> Result.from_json(line).value
@@ -54,22 +54,22 @@ class Result:
     config_hash: str = ""
     run_dir: str = ""
     timestamp: str = ""  # UTC, ISO 8601
-    majority: float | None = None  # the best test score of one prediction for all rows: the majority class's share
-    item: str = "node"  # what is predicted for: "node", "graph"
-    row: str = ""  # of a table: the method without its form and study; "" in lines of earlier versions
-    form: str = ""  # where a method has several
-    study: str = ""  # that the run is part of, beside the paper's tables: "ablation", "trained as GAT"
+    majority: float | None = None  # the best test score of a constant prediction, such as the majority class
+    item: str = "node"  # what has a label: "node", "graph"
+    row: str = ""  # the row of a table: the method without its form and study; "" in lines of earlier versions
+    form: str = ""  # the variant, if a method has several
+    study: str = ""  # the study that the run is part of, if any: "ablation", "trained as GAT"
 
     @property
     def warning(self) -> str:
-        """The warning that one prediction for all nodes has the same test score or a better one, else ""."""
+        """A warning if a constant prediction has the same test score or a better one, else ""."""
         if self.majority is None or self.value > self.majority + 2e-5:  # both are rounded to 5 digits
             return ""
         metric = metric_named(self.metric)
         return f"no better than {metric.constant.format(item=self.item)} ({metric.value(self.majority)})"
 
     def to_json(self) -> str:
-        """Return one line of JSON, without the line break; a score that is NaN is null."""
+        """Return one line of JSON without the line break; a NaN score becomes null."""
         values = {key: None if value != value else value for key, value in asdict(self).items()}
         if self.item == "node":  # as all lines of earlier versions
             del values["item"]
@@ -77,19 +77,19 @@ class Result:
 
     @classmethod
     def from_json(cls, line: str) -> Result:
-        """Return the Result that `to_json` wrote, without the fields that a later version added.
+        """Return the Result of a line that `to_json` wrote; fields of later versions are ignored.
 
-        Raises ValueError when the line is not a whole Result.
+        Raises ValueError if the line is not a complete Result.
         """
-        known = {field.name: field.type for field in fields(cls)}
+        types = {field.name: field.type for field in fields(cls)}
         try:
-            found = json.loads(line)
-            found |= {key: float("nan") for key in ("value", "val") if found.get(key, 0) is None}
-            found = {key: value for key, value in found.items() if key in known}
-            for key, value in found.items():
-                if isinstance(value, bool) or not isinstance(value, _JSON[str(known[key])]):
+            values = json.loads(line)
+            values |= {key: float("nan") for key in ("value", "val") if values.get(key, 0) is None}
+            values = {key: value for key, value in values.items() if key in types}
+            for key, value in values.items():
+                if isinstance(value, bool) or not isinstance(value, _JSON[str(types[key])]):
                     raise TypeError(f"{key} is {value!r}")
-            return cls(**found)
+            return cls(**values)
         except (AttributeError, TypeError, RecursionError) as error:
             raise ValueError(f"not a Result ({error}), expected a JSON object with the fields of Result.") from error
 
@@ -104,23 +104,23 @@ _JSON: dict[str, type | tuple[type, ...]] = {
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions that a result depends on; None for a package that is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    """Return the versions of Python and the packages that a result depends on; None if one is not installed."""
+    result: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            result[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = None
-    return found
+            result[package] = None
+    return result
 
 
 def append(result: Result, path: str | Path) -> None:
     """Append `result` to the file at `path` as one line; several processes may do so at the same time.
 
-    The line is written at once under a lock on the file, unless the file has it already. An incomplete line of an
-    earlier writer (a full disk, a lost machine) remains, and the new one begins on a line of its own.
+    The file is locked, and the line is written at once unless the file already has it. An incomplete line of an
+    earlier process (after a full disk or a crash) remains, and the new line begins below it.
 
-    Raises OSError when the line cannot be written whole; the file is then as it was before.
+    Raises OSError if the line cannot be written completely; the file is then unchanged.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ def append(result: Result, path: str | Path) -> None:
 
 
 def read(path: str | Path) -> list[Result]:
-    """Return the results in the file at `path`, in its order; an incomplete line is skipped with a warning."""
+    """Return the results in the file at `path`, in the file's order; skip incomplete lines with a warning."""
     results: list[Result] = []
     for number, line in enumerate(Path(path).read_bytes().splitlines(), start=1):
         if not line.strip():

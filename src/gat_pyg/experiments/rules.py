@@ -1,4 +1,4 @@
-"""Rules for the values of settings, each with a description that error messages quote."""
+"""Rules for the values of settings, each with a description for error messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Rule(NamedTuple):
 
 
 def whole(least: int, *others: Any) -> Rule:
-    """A whole number of at least `least`, or one of `others`.
+    """Return the rule for an integer of at least `least`, or one of `others`.
 
     >>> whole(1, "auto").expected
     'auto or a whole number, at least 1'
@@ -34,12 +34,12 @@ def whole(least: int, *others: Any) -> Rule:
 
 
 def number(expected: str, fits: Callable[[float], bool]) -> Rule:
-    """A number for which `fits` holds."""
+    """Return the rule for a number that satisfies `fits`."""
     return Rule(expected, lambda value: type(value) in (int, float) and fits(value))
 
 
 def choice(*values: Any) -> Rule:
-    """One of several values.
+    """Return the rule for one of several values.
 
     >>> choice("auto", True, False).expected
     'auto, true or false'
@@ -49,27 +49,27 @@ def choice(*values: Any) -> Rule:
 
 
 def text(expected: str, *others: Any) -> Rule:
-    """Text that is not empty, or one of `others`."""
+    """Return the rule for non-empty text, or one of `others`."""
     return Rule(expected, lambda value: is_name(value) or is_one_of(value, others))
 
 
 def sequence(expected: str, fits: Callable[[Any], bool], *others: Any) -> Rule:
-    """A list of at least one element, all of which fit, or one of `others`."""
+    """Return the rule for a non-empty list whose elements satisfy `fits`, or one of `others`."""
     return Rule(expected, lambda value: is_list(value, fits) or is_one_of(value, others))
 
 
 def is_list(value: Any, fits: Callable[[Any], bool]) -> bool:
-    """Return True if `value` is a list of at least one element, all of which fit."""
+    """Return True if `value` is a non-empty list whose elements satisfy `fits`."""
     return isinstance(value, list) and len(value) > 0 and all(map(fits, value))
 
 
 def is_name(value: Any) -> bool:
-    """Return True if `value` is text that is not empty."""
+    """Return True if `value` is non-empty text."""
     return isinstance(value, str) and value != ""
 
 
 def is_one_of(value: Any, values: Iterable[Any]) -> bool:
-    """Return True if `value` equals one of `values` and is of its type: 1 is not `True`."""
+    """Return True if `value` equals one of `values` and has the same type: 1 is not `True`."""
     return any(type(value) is type(other) and value == other for other in values)
 
 
@@ -83,7 +83,7 @@ SECONDS = number("a number of seconds, at least 0", lambda value: value >= 0)
 
 
 def similar(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """A sentence that suggests the known name closest to `name`, else lists those of its group, else all.
+    """Return a sentence that suggests the known name closest to `name`, or lists the names of its group, or all names.
 
     >>> similar("training.lrr", ["training.lr", "seed"])
     ' Did you mean training.lr?'
@@ -101,7 +101,7 @@ def similar(name: str, known: Iterable[str], prefix: str = "") -> str:
 
 # Arguments of classes and functions ---------------------------------------------------------------------------------
 
-_MAY_BE_ZERO = ("decayed_layers", "num_iterations", "num_negative_samples", "pretrain_steps", "steps")  # of a model
+_MAY_BE_ZERO = ("decayed_layers", "num_iterations", "num_negative_samples", "pretrain_steps", "steps")  # model.*
 _OF_HYDRA = ("_args_", "_convert_", "_partial_", "_recursive_", "_target_")
 
 
@@ -109,7 +109,7 @@ def check_arguments(group: str, target: Callable[..., Any], arguments: Mapping[s
     """Check the arguments for `target` against its signature, and in this package against its annotations.
 
     Raises:
-        ValueError: if an argument is unknown or of another type; the message names the setting, `group.argument`.
+        ValueError: if an argument is unknown or has a wrong type; the message names the setting, `group.argument`.
     """
     parameters = _parameters(target)
     unknown = [key for key in arguments if key not in (*parameters, *_OF_HYDRA)]
@@ -117,7 +117,7 @@ def check_arguments(group: str, target: Callable[..., Any], arguments: Mapping[s
         known = [f"{group}.{parameter}" for parameter in parameters]
         name = f"{group}.{unknown[0]}"
         raise ValueError(f"{name} is no argument of {getattr(target, '__qualname__', target)}.{similar(name, known)}")
-    if not getattr(target, "__module__", "").startswith("gat_pyg."):  # others' annotations may be wrong
+    if not getattr(target, "__module__", "").startswith("gat_pyg."):  # annotations of other packages may be wrong
         return
     types = get_type_hints(target.__init__ if inspect.isclass(target) else target)
     for key, value in arguments.items():
@@ -129,25 +129,25 @@ def check_arguments(group: str, target: Callable[..., Any], arguments: Mapping[s
 
 
 def _parameters(target: Callable[..., Any]) -> list[str]:
-    """The names of all arguments of `target`; none where it takes others, too, or its signature cannot be read."""
+    """Return the names of all arguments of `target`; [] if it has `**kwargs` or its signature cannot be read."""
     parameters: Mapping[str, inspect.Parameter] = {}
     with suppress(ValueError):
         parameters = inspect.signature(target).parameters
-    takes_others = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return [] if takes_others else [*parameters]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return [] if takes_any else [*parameters]
 
 
 def _is_a(value: Any, kind: Any, least: int) -> bool:
-    """Return True if a plain value has an annotated type; a mapping, which describes an object, fits every type."""
+    """Return True if a plain value has an annotated type; a mapping (an object by its `_target_`) has every type."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Any or isinstance(value, dict):
         return True
     if origin in (Union, UnionType):
-        return any(_is_a(value, one, least) for one in inner)
+        return any(_is_a(value, option, least) for option in inner)
     if origin is tuple:
         return isinstance(value, list) and len(value) == len(inner) and all(map(_is_a, value, inner, repeat(least)))
     if origin is Sequence:
-        return isinstance(value, list) and all(_is_a(each, inner[0], least) for each in value)
+        return isinstance(value, list) and all(_is_a(element, inner[0], least) for element in value)
     if kind is float:
         return type(value) in (int, float) and math.isfinite(value)
     if kind is int:
@@ -158,8 +158,8 @@ def _is_a(value: Any, kind: Any, least: int) -> bool:
 def _description(kind: Any, least: int) -> str:
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(_description(one, least) for one in inner))
+        return " or ".join(dict.fromkeys(_description(option, least) for option in inner))
     if origin in (tuple, Sequence):
-        return f"a list of which each is {_description(inner[0], least)}"
+        return f"a list in which each element is {_description(inner[0], least)}"
     simple = {int: whole(least).expected, float: "a finite number", bool: "true or false", str: "text", Path: "text"}
     return simple.get(kind, "null" if kind is type(None) else f"a {kind.__name__} by its _target_")

@@ -33,8 +33,8 @@ from .rules import (
     whole,
 )
 
-HASHED = ("dataset", "model", "training", "split", "trainer", "loader")  # groups that decide what is learnt, but for
-UNHASHED = frozenset(
+HASHED = ("dataset", "model", "training", "split", "trainer", "loader")  # groups that determine what is learnt
+UNHASHED = frozenset(  # their settings that do not
     {
         "dataset.root",
         *("model.form", "model.study"),  # parts of the method's name, see `ModelFactory.name`
@@ -52,7 +52,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
 )
 VECTORIZE: dict[Any, bool | Literal["auto"]] = {"auto": "auto", "on": True, True: True, "off": False, False: False}
 LABELS = ("method", "form", "study")  # settings of `model` that name it in results, not arguments of its class
-NAMESAKES = ("GAT",)  # classes that PyG has under the same name
+NAMESAKES = ("GAT",)  # classes with the name of one of PyG's
 FIXED = {  # arguments of the trainer that the command sets
     "enable_checkpointing": False,
     "enable_progress_bar": False,
@@ -130,7 +130,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Loader:
-    """The settings `loader.*`: whole graphs, or batches of a graph's nodes."""
+    """The settings `loader.*`: whole graphs, or batches of one graph's nodes."""
 
     num_neighbors: Annotated[list[int] | None, HOPS] = None
     num_parts: Annotated[int | None, whole(1)] = None
@@ -145,7 +145,7 @@ class Loader:
 
 @dataclass(frozen=True)
 class Factory:
-    """A group of settings that names a class or function by `_target_`, and its other arguments.
+    """A group of settings for a class or function: its name as `_target_`, and its arguments.
 
     >>> Factory("model", {"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 1})()
     Linear(in_features=2, out_features=1, bias=True)
@@ -165,7 +165,7 @@ class Factory:
         return {key: copy.deepcopy(value) for key, value in self.values.items() if key != "_target_"}
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The argument of this name, or `default` where it is not set."""
+        """Return the argument of this name, or `default` if it is not set."""
         return self.values.get(key, default)
 
     def locate(self) -> Any:
@@ -191,10 +191,10 @@ class Factory:
         check_arguments(self.group, self.locate(), self.arguments)
 
     def __call__(self, **others: Any) -> Any:
-        """Instantiate the class, or call the function, with `others` beside or in place of the arguments.
+        """Instantiate the class or call the function; `others` extend or replace the arguments.
 
         Raises:
-            ValueError: if the arguments do not suit it; the message has the cause.
+            ValueError: if it rejects the arguments; the message includes its error.
         """
         from hydra.errors import HydraException
         from hydra.utils import instantiate
@@ -206,21 +206,21 @@ class Factory:
             cause = error.__cause__
             if not isinstance(cause, (TypeError, ValueError, RuntimeError, MisconfigurationException)):
                 raise
-            hint = " On this machine trainer=cpu may be what works." if _NO_DEVICE.search(str(cause)) else ""
-            words = " ".join(str(cause).split())
-            message = f"{self.group}._target_={self.target}: {words}{hint} Its settings: {self.arguments}."
+            hint = " On this machine, trainer=cpu may work." if _NO_DEVICE.search(str(cause)) else ""
+            text = " ".join(str(cause).split())
+            message = f"{self.group}._target_={self.target}: {text}{hint} Its settings: {self.arguments}."
             raise ValueError(message) from error
 
 
-_NO_DEVICE = re.compile(r"accelerator is not available")  # Lightning's words
+_NO_DEVICE = re.compile(r"accelerator is not available")  # in Lightning's message
 
 
 @dataclass(frozen=True)
 class ModelFactory(Factory):
-    """The settings `model.*`: beside the arguments, the names by which the report finds the results.
+    """The settings `model.*`: the model's arguments, and the names by which the report finds the results.
 
-    They are the `method`, by default the class's name; its `form`, where a method has several; and the `study` that
-    the run is part of, beside the paper's tables.
+    The names are the `method` (by default the class's name), its `form` if a method has several, and the `study` that
+    the run is part of if it is not for the paper's tables.
 
     >>> ModelFactory("model", {"_target_": "gat_pyg.models.GAT", "form": "text", "study": "ablation"}).name
     'GAT: text'
@@ -247,7 +247,7 @@ class ModelFactory(Factory):
         return {key: value for key, value in super().arguments.items() if key not in (*LABELS, "readout")}
 
     def check(self) -> None:
-        """Raise ValueError for a class that is no model, and for arguments that it does not take."""
+        """Raise ValueError if the class is not a model, or does not take the arguments."""
         from torch import nn
 
         target = self.locate()
@@ -267,7 +267,7 @@ GROUPS = {"training": Training, "split": Split, "loader": Loader}
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings of a job, as `conf/config.yaml` describes them; `parse` is the only way to make one."""
+    """All settings of a job, as described in `conf/config.yaml`. Create them with `parse`, which checks them."""
 
     dataset: Factory
     model: ModelFactory
@@ -294,7 +294,7 @@ class Settings:
 
         Raises:
             ValueError: if a setting is unknown or has an invalid value; the message names the setting, and suggests
-                the closest valid name.
+                the closest known name.
         """
         for group in (*FACTORIES, *GROUPS):
             if not isinstance(OmegaConf.select(config, group), DictConfig):
@@ -312,15 +312,15 @@ class Settings:
         return settings
 
     def _check(self) -> None:
-        """Raise ValueError for settings that do not go together, and for arguments that a class does not take."""
+        """Raise ValueError if settings contradict each other, or a class does not take its arguments."""
         if self.seed > 2**32 - self.runs:
             raise ValueError(f"seed is {self.seed} with runs={self.runs}, expected seeds from 0 to 2^32 - 1.")
         if self.ckpt_path not in (None, "last") and self.runs > 1:
             raise ValueError(f"ckpt_path={self.ckpt_path} is one checkpoint, but runs={self.runs}. Use runs=1.")
         if clash := sorted({*FIXED, "plugins", "callbacks", "logger", "default_root_dir"} & {*self.trainer.values}):
             raise ValueError(f"trainer.{clash[0]} is set by the command. Leave it out.")
-        unused = self.is_table  # the overrides are for the cells, whose data sets and models are others
-        for factory in (*([] if unused else [self.dataset, self.model]), self.trainer, self.logger):
+        used = [] if self.is_table else [self.dataset, self.model]  # each cell of a table has its own
+        for factory in (*used, self.trainer, self.logger):
             if factory.target is not None or factory is not self.logger:
                 factory.check()
 
@@ -343,7 +343,7 @@ class Settings:
 
     @property
     def is_table(self) -> bool:
-        """Return True for all methods on all data sets, or one cell of such a table."""
+        """Return True for a table of methods and data sets, or one cell of it."""
         return self.methods is not None or self.datasets is not None
 
     @property
@@ -352,14 +352,14 @@ class Settings:
         return range(self.seed, self.seed + self.runs)
 
     def replace(self, **changes: Any) -> Settings:
-        """A copy in which some settings have other values."""
+        """Return a copy with some settings replaced."""
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, as a run's `config.yaml` has them and `parse` takes them."""
+        """Return plain values, as in a run's `config.yaml`, from which `parse` builds the same settings."""
         values: dict[str, Any] = {}
-        for name, value in ((each.name, getattr(self, each.name)) for each in fields(self)):
-            if name == "loader":  # has the settings of its kind alone
+        for name, value in ((field.name, getattr(self, field.name)) for field in fields(self)):
+            if name == "loader":  # only the settings of the chosen loader
                 present = {key: inner for key, inner in dataclasses.asdict(value).items() if inner is not None}
                 values[name] = present or {"num_neighbors": None}
             elif name in FACTORIES:
@@ -369,19 +369,20 @@ class Settings:
         return values
 
     def hashed(self) -> dict[str, Any]:
-        """Return the settings that decide what is learnt."""
+        """Return the settings that determine what is learnt."""
         values = {
             group: {key: value for key, value in inner.items() if f"{group}.{key}" not in UNHASHED}
             for group, inner in self.to_dict().items()
             if group in HASHED
         }
-        if values["split"]["folds"] is None:  # as in all lines of earlier versions
-            values["split"] = {key: value for key, value in values["split"].items() if key not in ("folds", "fold")}
+        for group in ("dataset", "split"):
+            if values[group].get("folds") is None:  # the hashes of earlier versions, which had no folds
+                values[group] = {key: value for key, value in values[group].items() if key not in ("folds", "fold")}
         if self.model.get("form") or self.model.get("study"):
             values["model"]["method"] = self.model.name
         trainer = values["trainer"]
         trainer |= {key: trainer.get(key) for key in ("devices", "num_nodes", "precision")}
-        values["training"]["max_epochs"] = trainer.pop("max_epochs", None)  # which the trainer obeys
+        values["training"]["max_epochs"] = trainer.pop("max_epochs", None)  # the trainer's limit counts
         return values if self.loader.in_batches else {key: value for key, value in values.items() if key != "loader"}
 
     @property
@@ -391,7 +392,7 @@ class Settings:
 
 
 def config_hash(values: Mapping[str, Any]) -> str:
-    """Return twelve hex digits, the same for the same values in any order.
+    """Return a hash of twelve hex digits that does not depend on the order of the values.
 
     >>> config_hash({"a": 1, "b": [2]}) == config_hash({"b": [2], "a": 1})
     True
@@ -401,7 +402,7 @@ def config_hash(values: Mapping[str, Any]) -> str:
 
 
 def rules() -> dict[str, Rule]:
-    """The rules of all settings by their dotted names, those of the trainer last."""
+    """Return the rules of all settings by their dotted names, those of the trainer last."""
     kinds = {"": Settings, **{f"{group}.": kind for group, kind in GROUPS.items()}}
     hints = {f"{prefix}{key}": hint for prefix, kind in kinds.items() for key, hint in _hints(kind).items()}
     return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")} | TRAINER
@@ -412,7 +413,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _names(config: DictConfig) -> Iterator[str]:
-    """The dotted names of the settings in a configuration that no class or function takes."""
+    """Return the dotted names of the settings outside the groups of classes and functions."""
     for key in map(str, config):
         if key in GROUPS:
             yield from (f"{key}.{inner}" for inner in config[key])
@@ -426,12 +427,12 @@ def _check_values(config: DictConfig) -> None:
         group, _, key = name.rpartition(".")
         required = group not in ("loader", "trainer") or key == "max_epochs"
         if required or key in config[group]:
-            value = _plain(config, name)
+            value = _resolved(config, name)
             if not rule.fits(value):
                 raise ValueError(f"{name} is {value!r}, expected {rule.expected}.")
 
 
-def _plain(config: DictConfig, name: str) -> Any:
+def _resolved(config: DictConfig, name: str) -> Any:
     value = OmegaConf.select(config, name)
     return OmegaConf.to_container(value, resolve=True) if isinstance(value, (DictConfig, ListConfig)) else value
 
@@ -440,7 +441,7 @@ def _plain(config: DictConfig, name: str) -> Any:
 
 
 def flattened(values: Any) -> dict[str, Any]:
-    """Nested settings by their dotted names.
+    """Return nested settings by their dotted names.
 
     >>> flattened({"seed": 0, "training": {"lr": 0.1}})
     {'seed': 0, 'training.lr': 0.1}
@@ -455,7 +456,7 @@ def flattened(values: Any) -> dict[str, Any]:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """The settings in which a run cannot be resumed with others, with both values; "" where there are none.
+    """Return the differing settings that rule out a resume, with both values, or "".
 
     >>> differences({"training.lr": 0.1, "vectorize": True}, {"training.lr": 0.2, "vectorize": False})
     'training.lr was 0.1, is 0.2'

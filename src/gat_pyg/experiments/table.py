@@ -1,4 +1,4 @@
-"""A table: methods x data sets, restartable, shared by processes."""
+"""A table of methods and data sets: it can be resumed, and several processes can share it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .folder import (
 from .result import CONFIG, RESULT
 from .settings import Settings, differences, flattened
 
-PAUSE = 5.0  # seconds between looks at what others work on
+PAUSE = 5.0  # seconds before the next search for a free cell
 TABLE = ("experiment=", "+experiment=", "methods=", "datasets=", "ckpt_path=")  # overrides of the table, not of a cell
 TABLES = {"methods": "gat,gcn", "datasets": "cora,citeseer"}
 
@@ -40,54 +40,54 @@ TABLES = {"methods": "gat,gcn", "datasets": "cora,citeseer"}
 def table(settings: Settings, invocation: Invocation, train: Callable[[Settings, Path], object]) -> float:
     """Call `train` for every method on every data set; return nan, since scores of several data sets have no mean.
 
-    A cell of the table is a folder of its own, which one process at a time works on: several may fill one table. What
-    is finished is not repeated, what was interrupted is resumed, and a cell that fails does not stop the others.
+    Each cell of the table has its own folder, locked by the process that trains it, so several processes can fill one
+    table. Finished cells are not repeated, interrupted ones are resumed, and a failed one does not stop the others.
     """
     cells = _cells(settings, invocation)
-    folder = Path(settings.outputs).absolute() / (invocation.experiment or "table")  # the same each time
+    folder = Path(settings.outputs).absolute() / (invocation.experiment or "table")  # the same in every call
     for name, cell in cells.items():
-        _check_begun(cell, folder / name)
+        _check_settings(cell, folder / name)
     failed: dict[str, Exception] = {}
     start, done_before = time.perf_counter(), _runs_done(cells, folder)
 
-    def so_far() -> str:
-        return _so_far(cells, folder, done_before, time.perf_counter() - start)
+    def progress() -> str:
+        return _progress(cells, folder, done_before, time.perf_counter() - start)
 
     while todo := [name for name in cells if name not in failed and not over(folder / name, cells[name])]:
-        mine = False
+        has_lock = False
         for name in todo:
             (folder / name).mkdir(parents=True, exist_ok=True)
             lock = try_lock(folder / name / LOCK)
             if lock is None:
                 continue
-            mine = True
+            has_lock = True
             try:
                 with held(folder / name, cells[name], lock):
-                    if not complete(folder / name, cells[name]):  # by another process meanwhile
+                    if not complete(folder / name, cells[name]):  # another process may have finished it
                         save_settings(cells[name], folder / name)
-                        rank_zero_print(f"{so_far()}; {name} begins")
+                        rank_zero_print(f"{progress()}; {name} begins")
                         train(cells[name], folder / name)
                     _finish(cells[name], folder / name)
             except Exception as error:
                 failed[name] = error
                 rank_zero_print(f"{name} failed: {message(error) or traceback.format_exc()}")
-        if not mine:  # other processes have all that is left
+        if not has_lock:  # other processes train all remaining cells
             time.sleep(PAUSE)
-    rank_zero_print(so_far())
-    for name, cell in cells.items():  # of cells that were finished before, whose lines may have been removed
+    rank_zero_print(progress())
+    for name, cell in cells.items():  # also cells of earlier calls, whose lines may have been removed
         if name not in failed:
             _finish(cell, folder / name)
     if failed:
         raise ValueError(
             f"{len(failed)} of {len(cells)} cells failed: {', '.join(failed)}. The same command tries again."
         )
-    where, lines = relative_path(folder), relative_path(Path(settings.results))
-    print(f"All {len(cells)} cells are done, in {where}; their lines are in {lines}")
+    results = relative_path(Path(settings.results))
+    print(f"All {len(cells)} cells are done, in {relative_path(folder)}; their lines are in {results}")
     return float("nan")
 
 
 def _cells(settings: Settings, invocation: Invocation) -> dict[str, Settings]:
-    """The settings of each cell by its name: those of the model on the data set, then the method's, then yours."""
+    """Return the settings of each cell by its name: of model and data set, then of the method, then the user's."""
     overrides = [override for override in invocation.overrides if not override.startswith(TABLE)]
     if clash := [override for override in overrides if override.startswith(("model=", "dataset="))]:
         raise ValueError(f"{clash[0]} is for a single run. In a table, use methods=[...] and datasets=[...].")
@@ -95,17 +95,18 @@ def _cells(settings: Settings, invocation: Invocation) -> dict[str, Settings]:
     methods, datasets = _listed("methods", settings.methods), _listed("datasets", settings.datasets)
     cells: dict[str, Settings] = {}
     for dataset in datasets:
-        for model, *own in _methods(methods, in_file.get("methods") or ()):
-            chosen = [f"dataset={dataset}", f"model={model}", f"runs={settings.runs}", *own, *overrides]
-            cell = _composed(without_recipes([*chosen, "ckpt_path=last"])).replace(methods=model)  # it is a cell
+        for model, *changes in _methods(methods, in_file.get("methods") or ()):
+            selected = [f"dataset={dataset}", f"model={model}", f"runs={settings.runs}", *changes, *overrides]
+            cell = _composed(without_recipes([*selected, "ckpt_path=last"])).replace(methods=model)  # marks a cell
             if cell.trainer.get("strategy") is not None:
-                raise ValueError("A table is of runs in one process each. Leave out trainer=ddp or ddp_cpu.")
-            values = [setting.rpartition("=")[2] for setting in own if not setting.startswith("runs=")]
+                raise ValueError("The runs of a table use one process each. Leave out trainer=ddp or ddp_cpu.")
+            values = [setting.rpartition("=")[2] for setting in changes if not setting.startswith("runs=")]
             words = [re.sub(r"[^\w.]+", "-", value).strip("-") for value in values]
             name = "_".join([dataset_name(cell.dataset.values), model, *words])
             if name in cells:
                 raise ValueError(
-                    f"Two methods make the cell {name}. Tell them apart by +model.method=..., and list a data set once."
+                    f"Two methods have the same cell {name}. Distinguish them by +model.method=..., and list each data "
+                    "set once."
                 )
             cells[name] = cell
             check_gpus(cell.trainer)
@@ -113,17 +114,17 @@ def _cells(settings: Settings, invocation: Invocation) -> dict[str, Settings]:
 
 
 def _experiment(invocation: Invocation) -> dict[str, Any]:
-    """The settings in the table's file, if it is one of conf/experiment.
+    """Return the settings in the table's file, if it is one of conf/experiment.
 
     Raises:
-        ValueError: if it holds settings of single runs, which no cell would get.
+        ValueError: if it has settings of single runs, which would apply to no cell.
     """
     file = config_folder() / "experiment" / f"{invocation.experiment}.yaml"
     values: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else {}
-    if more := {*values} - {"methods", "datasets", "runs"}:
+    if others := {*values} - {"methods", "datasets", "runs"}:
         raise ValueError(
-            f"{file} has {', '.join(sorted(map(str, more)))}, which no cell would get. Name such settings with each "
-            "method, or on the command line."
+            f"{file} has {', '.join(sorted(map(str, others)))}, which would apply to no cell. Add them to each "
+            "method, or to the command line."
         )
     return dict(values)
 
@@ -146,29 +147,29 @@ def _composed(overrides: list[str]) -> Settings:
 
 
 def _methods(requested: Iterable[Any], in_file: Iterable[Any]) -> Iterable[tuple[str, ...]]:
-    """The requested methods, each a model and its settings; a model alone stands for all its entries in the file."""
+    """Return the requested methods, each a model and its settings; a model alone means all its entries in_file."""
 
-    def parts(methods: Iterable[Any]) -> list[tuple[str, ...]]:
+    def parsed(methods: Iterable[Any]) -> list[tuple[str, ...]]:
         return [tuple(method.split() if isinstance(method, str) else method) for method in methods]
 
     entries: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
-    for entry in parts(in_file):
+    for entry in parsed(in_file):
         entries.setdefault(entry[:1], []).append(entry)
-    return dict.fromkeys(each for method in parts(requested) for each in entries.get(method, [method]))
+    return dict.fromkeys(entry for method in parsed(requested) for entry in entries.get(method, [method]))
 
 
-def _check_begun(cell: Settings, folder: Path) -> None:
-    """Raise ValueError if a cell was begun with other settings than these."""
+def _check_settings(cell: Settings, folder: Path) -> None:
+    """Raise ValueError if an earlier call started the cell with other settings."""
     if (folder / CONFIG).is_file():
         old, new = settings_in(folder), flattened(cell.to_dict())
         if changed := differences({**old, "runs": 0}, {**new, "runs": 0}):
             raise ValueError(
-                f"{folder} was begun with other settings: {changed}. Choose other outputs=..., or remove the folder."
+                f"{folder} was started with other settings: {changed}. Choose other outputs=..., or remove the folder."
             )
 
 
 def _finish(cell: Settings, folder: Path) -> None:
-    """Add the lines of a complete cell where they lack, and remove its checkpoints."""
+    """Append the missing lines of a complete cell, and remove its checkpoints."""
     for seed in cell.seeds:
         finished(seed_folder(folder, cell, seed), cell.results)
     remove_checkpoints(folder)
@@ -182,14 +183,14 @@ def _runs_done(cells: Mapping[str, Settings], folder: Path) -> int:
     )
 
 
-def _so_far(cells: Mapping[str, Settings], folder: Path, before: int, seconds: float) -> str:
-    """The progress in runs, and the time left if the other runs take as long as those done so far."""
+def _progress(cells: Mapping[str, Settings], folder: Path, before: int, seconds: float) -> str:
+    """Return the progress in runs and cells, and the time left if other runs take as long as those so far."""
     done, runs = _runs_done(cells, folder), sum(cell.runs for cell in cells.values())
-    whole = sum(complete(folder / name, cell) for name, cell in cells.items())
+    finished_cells = sum(complete(folder / name, cell) for name, cell in cells.items())
     left = f", about {_minutes(seconds * (runs - done) / (done - before))} left" if done > before else ""
-    full = 20 * done // runs
-    bar = "#" * full + "." * (20 - full)
-    return f"[{bar}] {done} of {runs} runs, {whole} of {len(cells)} cells, {_minutes(seconds)}{left}"
+    filled = 20 * done // runs
+    bar = "#" * filled + "." * (20 - filled)
+    return f"[{bar}] {done} of {runs} runs, {finished_cells} of {len(cells)} cells, {_minutes(seconds)}{left}"
 
 
 def _minutes(seconds: float) -> str:
