@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch_geometric.data import Data
 
-from gat_pyg.data import from_dataset
+from gat_pyg.data import from_dataset, from_file
 from gat_pyg.tasks.graphs import GraphLabels
 from gat_pyg.tasks.nodes import NodeLabels
 from gat_pyg.tasks.objective import SPLITS
@@ -41,6 +42,12 @@ def test_every_graph_is_tested_once_and_folds_are_stratified():
     again = from_dataset(graphs(), "many", folds=5, fold=0)
     other = from_dataset(graphs(), "many", folds=5, fold=0, seed=1)
     assert numbers(again)[2] == tested[0] != numbers(other)[2]
+
+
+def test_a_file_has_the_folds_of_its_graphs(tmp_path: Path):
+    torch.save(graphs(), tmp_path / "many.pt")
+    task = from_file(tmp_path / "many.pt", folds=5, fold=3)
+    assert numbers(task) == numbers(from_dataset(graphs(), "many", folds=5, fold=3))
 
 
 def test_labels_are_of_graphs_where_nodes_would_have_others():

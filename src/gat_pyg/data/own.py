@@ -28,18 +28,26 @@ from .splits import _draw_graphs, _draw_masks, _fold_graphs, _ogb_masks
 
 
 def from_file(
-    path: str | Path, per_class: int = 20, val: int = 500, test: int = 1000, seed: int = 0, split: int = 0
+    path: str | Path,
+    per_class: int = 20,
+    val: int = 500,
+    test: int = 1000,
+    seed: int = 0,
+    split: int = 0,
+    folds: int | None = None,
+    fold: int = 0,
 ) -> Task:
-    """A graph of one's own, from a `.pt` file (torch.save), a `.npz` file (numpy.savez) or a folder (numpy.save).
+    """Read a graph, or several, from a `.pt` file (torch.save), a `.npz` file (numpy.savez) or a folder (numpy.save).
 
-    `.pt` holds a PyG `Data`, a list of them, or a dict of tensors; `.npz` holds arrays; a folder has a file for
-    each, `x.npy` and so on. Those are mapped into memory and not read as a whole: with `loader=neighbor` a graph
-    may have more features than memory, and processes on one machine share them. They must not be written to; x has to
-    be float32, else it is converted in memory. Read are `x` [N, F],
-    `edge_index` [2, E], `y` [N] or [N, K] and, where present, `edge_attr` [E] or [E, D] and `train_mask`,
-    `val_mask`, `test_mask` [N]; other keys are left alone. The rest is as in `from_dataset`.
+    A `.pt` file holds a PyG `Data`, a list of them, or a dict of tensors; a `.npz` file holds arrays; a folder holds
+    one `.npy` file per array, such as `x.npy`. The keys are `x` [N, F], `edge_index` [2, E], `y` [N] or [N, K], and
+    optionally `edge_attr` [E] or [E, D] and `train_mask`, `val_mask`, `test_mask` [N]; other keys are ignored. Splits
+    and the other arguments are as in `from_dataset`.
 
-    No code in the file is run: `.pt` is read with `weights_only=True` and PyG's `Data` allowed, `.npz` with
+    The files of a folder are memory-mapped. So with `loader=neighbor` the features may exceed the memory, and processes
+    on one machine share them. The files must not change meanwhile. An x that is not float32 is converted in memory.
+
+    No code in the file is run: `.pt` is read with `weights_only=True` and only PyG's `Data` allowed, `.npz` with
     `allow_pickle=False`.
 
     Raises FileNotFoundError, and ValueError for a file that is truncated, would run code or lacks a key.
@@ -63,7 +71,7 @@ def from_file(
         if file.exists() and not file.is_file():
             raise ValueError(f"{file} is no regular file, expected arrays or tensors.")  # of a pipe none may ever come
     try:
-        found = _load_folder(path) if path.is_dir() else _load_pt(path) if path.suffix == ".pt" else _load_npz(path)
+        content = _load_folder(path) if path.is_dir() else _load_pt(path) if path.suffix == ".pt" else _load_npz(path)
     except Exception as error:
         if isinstance(error, OSError) and error.filename is not None:
             raise type(error)(f"{error.filename} cannot be read: {error.strerror}.") from error
@@ -73,7 +81,7 @@ def from_file(
             "Save a Data or a dict of tensors by torch.save, or arrays of numbers by numpy.savez."
         ) from error
     try:
-        return from_dataset(_graphs(found, path), path.stem, per_class, val, test, seed, split)
+        return from_dataset(_graphs(content, path), path.stem, per_class, val, test, seed, split, folds, fold)
     except ValueError as error:
         raise ValueError(f"{path}{str(error).removeprefix(path.stem)}") from error
 
@@ -257,13 +265,15 @@ def _first_names(names: Any, K: int) -> tuple[str, ...] | None:
 
 
 def name_of(kind: str, name: Any = None) -> str:
-    """Return the name of a data set in results: its class and which of the class's data sets it is, in kebab case.
+    """Return the name of a data set in results: its class and its name within the class, in kebab case.
 
-    >>> name_of("Amazon", "Photo"), name_of("KarateClub")
-    ('amazon-photo', 'karateclub')
+    A TUDataset has its own name alone, by which it is known.
+
+    >>> name_of("Amazon", "Photo"), name_of("KarateClub"), name_of("TUDataset", "MUTAG")
+    ('amazon-photo', 'karateclub', 'mutag')
     """
-    words = f"{kind} {name}" if isinstance(name, str) else kind
-    return re.sub(r"[\W_]+", "-", words).strip("-").lower()
+    text = kind if not isinstance(name, str) else name if kind == "TUDataset" else f"{kind} {name}"
+    return re.sub(r"[\W_]+", "-", text).strip("-").lower()
 
 
 def _parts(dataset: Any, name: str) -> list[list[Any]]:
