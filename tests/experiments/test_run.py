@@ -757,7 +757,7 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
         (["training.sparse=perhaps"], r"training\.sparse is 'perhaps', expected auto, true or false\."),
         (
             ["training.sparse=true", "model._target_=torch_geometric.nn.MLP"],
-            r"training\.sparse is true, but which digits with MLP does not support: .*sparse=auto\.",
+            r"training\.sparse is true, which digits with MLP does not support: .*sparse=auto\.",
         ),
         (["training.compile=auto"], r"training\.compile is 'auto', expected true or false\."),
         (["training.cuda_graphs=true"], r"cuda_graphs is true, but the device is a cpu\."),

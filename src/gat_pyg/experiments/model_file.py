@@ -150,7 +150,7 @@ def _model_file(folder: Path) -> Path:
         reason = "it does not exist. Give the folder that a run printed at its end"
     elif names := sorted(child.parent.name for child in folder.glob(f"*/{MODEL}")):
         seeds = all(name.startswith("seed-") for name in names)
-        hint = f", or add seed={names[0].removeprefix('seed-')} or seed='all'" if seeds else ""
+        hint = f", or seed={names[0].removeprefix('seed-')} or seed='all'" if seeds else ""
         reason = f"it holds the runs {', '.join(names[:10])}. Give one of these{hint}"
     elif (folder / CONFIG).is_file() and not (folder / RESULT).is_file():
         reason = f"it has no {MODEL} since its run is not finished. Finish it by ckpt_path=last"
