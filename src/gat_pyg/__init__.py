@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# Public name -> the module that defines it, imported when the name is first used: torch takes a second to import,
-# Lightning some more, and the command has to choose how torch's threads wait before torch is imported.
+# Public name -> the module that defines it, imported on first use: importing torch takes a second, Lightning some more,
+# and the command must set how torch's threads wait before torch is imported.
 _LAZY = {
     "Additive": "attention",
     "Cosine": "attention",

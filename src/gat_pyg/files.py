@@ -1,4 +1,4 @@
-"""Files that are written whole, appended to and locked; full disks."""
+"""Files: atomic writes, appends, locks, and errors of a full disk."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if sys.platform == "win32":
     import msvcrt
 else:
     import fcntl
-PART = ".*.[0-9]*.part"  # a file that is being written, by the process of that id: see `write_whole`
-PATIENCE = 5.0  # seconds of waiting for a lock before it is reported
-FULL = {  # errors of a disk that takes no more
+PART = ".*.[0-9]*.part"  # pattern of incomplete files, whose names contain a process id: see `write_whole`
+PATIENCE = 5.0  # seconds of waiting for a lock before a message
+FULL = {  # errors of a full disk
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "it would exceed the limit on the size of a file (ulimit -f, or a quota)",
 }
-HELD = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)  # errors of a lock that another process holds
+HELD = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)  # errors for a lock that another process holds
 
 
 def add(descriptor: int, data: bytes, path: Path, sync: bool = False) -> None:
     """Write all of `data` at the end of the open file at `path`, or raise OSError and leave the file as it was."""
     end = os.lseek(descriptor, 0, os.SEEK_END)
-    failed = _full(path)  # a disk takes as much as it has room for
+    failed = _full(path)  # on a full disk, os.write writes only a part
     try:
         if os.write(descriptor, data) == len(data):
             if sync:
@@ -44,7 +44,7 @@ def _full(path: Path, number: int = errno.ENOSPC) -> OSError:
 
 
 def full(error: BaseException | None) -> int | None:
-    """Return the key in `FULL` of an error or of its cause; None if the disk is not full."""
+    """Return the number of an error or of its cause if it is in `FULL`, else None."""
     if error is None:
         return None
     if isinstance(error, OSError) and error.errno in FULL:
@@ -54,7 +54,7 @@ def full(error: BaseException | None) -> int | None:
 
 @contextmanager
 def _locked(descriptor: int, path: Path) -> Iterator[None]:
-    """Context manager: wait for the lock on the open file; the system releases it if the process dies."""
+    """Context manager: wait for a lock on the open file; the system releases it if the process dies."""
     start, reported = time.monotonic(), False
     while not _takes(descriptor, path):
         if not reported and time.monotonic() - start > PATIENCE:
@@ -94,7 +94,7 @@ def try_lock(path: Path) -> int | None:
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 return descriptor
-        os.close(descriptor)  # its last holder has removed it meanwhile
+        os.close(descriptor)  # the last holder has removed the file meanwhile
 
 
 def unlock(path: Path, descriptor: int) -> None:
@@ -109,7 +109,7 @@ def unlock(path: Path, descriptor: int) -> None:
 
 
 def write_whole(path: str | Path, write: Callable[[Path], object]) -> None:
-    """Write a file atomically: `write` fills one beside `path`, which then replaces it in one step.
+    """Write a file atomically: `write` fills a temporary file, which is then renamed to `path`.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "note.txt"
@@ -117,7 +117,7 @@ def write_whole(path: str | Path, write: Callable[[Path], object]) -> None:
     >>> path.read_text()
     'whole'
 
-    Raises what `write` raises, or an OSError that names `path` where the disk is full.
+    Raises the errors of `write`, or an OSError that names `path` if the disk is full.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

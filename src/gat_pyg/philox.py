@@ -1,12 +1,12 @@
-"""Counter-based random numbers: a dropout mask depends on a seed, an edge and a head, and on nothing else.
+"""Counter-based random numbers: a dropout mask depends only on a seed, the edge and the head.
 
 The generator is Philox4x32-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011). Its key is the
-seed; its counter is (edge, head // 4), the edge by its place in the caller's order, and head % 4 says which of its
-four words is the head's. So every backend draws the same mask, in whatever order it meets the edges, and again in the
-backward pass, without keeping it.
+seed; its counter is (edge, head // 4), where the edge is an index in the caller's order, and head % 4 selects one of
+the four words. So every backend draws the same mask in any order of the edges, and draws it again in the backward pass
+instead of storing it.
 
-Several models on one graph (`torch.func.vmap`) may be one call with all their heads side by side. Then each has a seed
-and counts its heads from zero, so that it draws what it would draw alone.
+Several models on one graph (`torch.func.vmap`) may be computed in one call with the heads of all models. Each model
+has its own seed and counts its heads from zero, so that its mask is the same as when it is computed alone.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ _LOW = 0xFFFFFFFF
 
 
 def draw_seed(device: torch.device) -> Tensor:
-    """A seed from torch's generator on the device, or from the stream of `keyed`: 63 bits, without a sync."""
+    """Draw a seed of 63 bits from torch's generator on the device, or from the stream of `keyed`, without a sync."""
     if torch.compiler.is_compiling() or (stream := _STREAMS.current) is None or _may_be_run_again():
         return torch.randint(2**63 - 1, (), device=device)
     return stream.draw()
 
 
 def _may_be_run_again() -> bool:
-    """Return True if `torch.utils.checkpoint` may be the caller, which stores no values, by hooks or by `no_grad`."""
+    """Return True if the caller may be `torch.utils.checkpoint`, which uses hooks or `no_grad` to store no values."""
     hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
     return (hooked or not torch.is_grad_enabled()) and not torch._C._are_functorch_transforms_active()
 
 
 @contextmanager
 def keyed(key: Tensor) -> Iterator[None]:
-    """Within it, the n-th seed that this thread draws depends on n and the key alone, not on torch's generator.
+    """Context manager: the n-th seed that this thread draws depends only on n and the key, not on torch's generator.
 
-    The key is int64 without dimensions, on the device of what is dropped out, or the key with its `first_seeds`, which
-    saves computing them. `torch.func.vmap` may map over it: then each of the models that are mapped over has the seeds
-    that it would have by itself. Compiled code draws as ever, and so does code that is not mapped over where tensors
-    are saved by hooks or no gradient is recorded: it may be that `torch.utils.checkpoint` runs it again in the backward
-    pass, with torch's generator as it was and no key.
+    The key is an int64 tensor without dimensions on the device of the data, or the key with its `first_seeds`, which
+    are then not computed again. `torch.func.vmap` may map over it: each model then has the same seeds as alone.
+
+    Compiled code ignores the key. So does code outside of `vmap` if saved tensors have hooks or gradients are disabled:
+    `torch.utils.checkpoint` may run such code again in the backward pass, with torch's generator restored but no key.
 
     Example:
         >>> with keyed(torch.tensor(7)):
@@ -64,7 +64,7 @@ def keyed(key: Tensor) -> Iterator[None]:
 def first_seeds(key: Tensor, count: int = 63) -> Tensor:
     """Return keys `[...]`, each followed by the first seeds of its stream: `[..., 1 + count]`, for `keyed`.
 
-    On a GPU, computing a seed takes 13 kernels and copying it takes one, so call this on the CPU.
+    Call this on the CPU: on a GPU, computing a seed takes 13 kernels, and copying it only one.
 
     Example:
         >>> key = torch.tensor(7)
@@ -79,17 +79,17 @@ def first_seeds(key: Tensor, count: int = 63) -> Tensor:
 
 
 class _Stream:
-    """SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): steps of the golden ratio, each number then mixed."""
+    """SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): a counter in golden-ratio steps, then a mixing function."""
 
     def __init__(self, key: Tensor) -> None:
-        self.known = key.view(-1)  # the key and the seeds that are computed already
-        self.drawn = 0
+        self.seeds = key.view(-1)  # the key, followed by the seeds that are computed already
+        self.count = 0
 
     def draw(self) -> Tensor:
-        self.drawn += 1
-        if self.drawn < self.known.numel():
-            return self.known[self.drawn].clone()  # a copy, since the next epoch overwrites `known`
-        return _mixed(self.known[0] + _wrapped(self.drawn * _GOLDEN))
+        self.count += 1
+        if self.count < self.seeds.numel():
+            return self.seeds[self.count].clone()  # a copy, since the next epoch overwrites `seeds`
+        return _mixed(self.seeds[0] + _wrapped(self.count * _GOLDEN))
 
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -102,13 +102,13 @@ def _mixed(word: Tensor) -> Tensor:
 
 
 def _shifted(word: Tensor, by: int) -> Tensor:
-    """Shifted to the right as an unsigned number is."""
+    """Return a logical shift to the right, which fills with zeros."""
     mask: int = 2 ** (64 - by) - 1
     return (word >> by) & mask
 
 
 def _wrapped(number: int) -> int:
-    """The int64 of the same 64 bits."""
+    """Return the int64 with the same 64 bits."""
     return (number + 2**63) % 2**64 - 2**63
 
 
@@ -159,15 +159,15 @@ _STREAMS = _Streams()
 
 
 def threshold(p: float) -> int:
-    """A coefficient is kept if its word is at least this: 2^32 p of the 2^32 words are less."""
+    """Return the smallest 32-bit word with which a coefficient is kept: a share p of all words is below it."""
     return math.floor(p * 2**32)
 
 
 def keep_mask(seed: Tensor, edges: int | Tensor, heads: int, p: float, dtype: torch.dtype = torch.float32) -> Tensor:
-    """k_ij in the caller's edge order, `[E, H]`: 0, or 1 / (1 - p) with probability 1 - p.
+    """Return the dropout mask k_ij in the caller's edge order, `[E, H]`: 0, or 1 / (1 - p) with probability 1 - p.
 
-    `edges` is their number, or what each is called `[E]` where that is not its place. Seeds `[S]` give the masks of S
-    models side by side: H is the number of all their heads, H // S each.
+    `edges` is the number of edges, or their dropout ids `[E]` if these are not their indices. With seeds `[S]`, the
+    result holds the masks of S models side by side: H counts the heads of all models, H // S each.
     """
     mask: Tensor = _KeepMask.apply(seed, edges, heads, p, dtype)
     return mask
@@ -195,12 +195,12 @@ def _mask(seed: Tensor, edges: int | Tensor, heads: int, p: float, dtype: torch.
     edge = edge.view(-1, 1, 1)
     group = torch.arange((each + 3) // 4, device=seed.device)
     words = torch.stack(_philox(seed.view(-1, 1), edge, group), dim=-1)  # [E, S, H / S / 4, 4]
-    kept = (words.flatten(2)[..., :each].flatten(1) >= threshold(p)).to(dtype)
-    return kept / (1.0 - p) if p < 1.0 else kept
+    mask = (words.flatten(2)[..., :each].flatten(1) >= threshold(p)).to(dtype)
+    return mask / (1.0 - p) if p < 1.0 else mask
 
 
 def uniform(seed: Tensor, rows: int, columns: int) -> Tensor:
-    """Numbers from [0, 1), `[rows, columns]`, which follow from the seed alone: the same on every device.
+    """Draw uniform numbers from [0, 1), `[rows, columns]`; the seed determines them on every device.
 
     Example:
         >>> u = uniform(torch.tensor(7), 1000, 10)
@@ -225,6 +225,6 @@ def _philox(seed: Tensor, edge: Tensor, group: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def _product(word: Tensor, by: int) -> tuple[Tensor, Tensor]:
-    """The high and the low word of a product; int64 wraps as uint64 does."""
+    """Return the high and the low word of a product; int64 overflows like uint64."""
     product = word * by
     return (product >> 32) & _LOW, product & _LOW

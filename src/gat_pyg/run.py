@@ -13,15 +13,16 @@ from omegaconf import DictConfig
 
 from .experiments.command import config_folder, errors_as_messages, exit_with, message, without_recipes
 
-# Threads that wait give up their cores instead of spinning: beside other busy processes an epoch is several times
-# faster. OpenMP reads this when torch is imported, which `job` does first; a value that the user set stays.
+# Waiting threads release their cores instead of spinning: if other processes are busy, an epoch is several times
+# faster. OpenMP reads this when `job` imports torch. A value set by the user is not replaced.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def main() -> None:
-    """Run the console script `gat-pyg`: an error is printed as a message, and the exit status is 1.
+    """Run the console script `gat-pyg`: print an error as a message, and exit with status 1.
 
-    SIGINT (Ctrl-C) and SIGTERM end it with 128 + their number, in a training after the epoch and its checkpoint.
+    On SIGINT (Ctrl-C) or SIGTERM it exits with status 128 + number; a training first finishes the epoch and its
+    checkpoint.
     """
     if "--version" in sys.argv[1:]:
         print(f"gat_pyg {get_object('gat_pyg.__version__')}")
@@ -39,7 +40,7 @@ def job(config: DictConfig) -> float:
 
 
 def _job(config: DictConfig) -> float:
-    """Run `job`, but exit here for an error of a single run: Hydra would print the command's arguments before it."""
+    """Run `job`, and exit here on an error of a single run: Hydra would print the command's arguments first."""
     if HydraConfig.get().mode == RunMode.MULTIRUN:
         return job(config)
     try:

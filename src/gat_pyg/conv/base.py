@@ -19,7 +19,7 @@ from ..attention.operation import BACKENDS, Backend, attend, check_devices, uses
 from ..attention.score import Score
 from ..features.linear import Linear
 from ..graph.adjacency import EdgeList, neighbourhoods
-from ..graph.edges import Edges, places_of
+from ..graph.edges import Edges, indices_of
 from ..kernels.models import in_forward_mode
 from .mechanisms import ONE_END
 
@@ -191,7 +191,7 @@ class _AttentionConv(MessagePassing):
             edge_index = edge_index.long()  # torch's scatter has a wrong gradient for int32, and refuses narrower ids
             num_kept = edges.num_edges - min(edges.num_src, edges.num_dst)
             if num_kept < edge_index.size(1):  # the count is known: PyG's remove_self_loops would wait for the device
-                kept = places_of(edge_index[0] != edge_index[1], num_kept)
+                kept = indices_of(edge_index[0] != edge_index[1], num_kept)
                 edge_index, edge_attr = edge_index.index_select(1, kept), edge_attr.index_select(0, kept)
             _, edge_attr = self._append_loops(edge_index, edge_attr, edges.num_src, edges.num_dst)
             assert edge_attr is not None

@@ -1,4 +1,4 @@
-"""Any form of adjacency as `Edges`, remembered for every layer and epoch."""
+"""Any form of adjacency as `Edges`, cached for all layers and epochs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .edges import (
     _facts,
     _id_dtype,
     check_edge_index,
+    indices_of,
     is_remote,
-    places_of,
     read,
 )
 from .remembered import _beneath, remembered, set_result
@@ -37,23 +37,23 @@ def neighbourhoods(
     add_self_loops: bool = False,
     flow: Flow = "source_to_target",
 ) -> tuple[Tensor | SparseTensor, Edges]:
-    """The neighbourhoods of a graph, and the adjacency whose order they refer to: with loops, where asked for.
+    """Return the adjacency, with self-loops if requested, and its neighbourhoods in the same edge order.
 
-    With `add_self_loops`, the graph's own loops give way to one for each of the first min(N_src, N_dst) nodes, as in
-    PyG: the neighbourhood of i includes i. The result is remembered with the graph, so every layer and epoch share one;
-    an in-place change makes it anew.
+    With `add_self_loops`, the graph's own loops are replaced by one for each of the first min(N_src, N_dst) nodes, as
+    in PyG: the neighbourhood of i includes i. The result is cached with the graph, so all layers and epochs share it;
+    an in-place change of the graph invalidates it.
 
     Args:
         adjacency: an edge list `[2, E]`, `EdgeIndex`, or the transposed adjacency matrix `[N_dst, N_src]` as
             `SparseTensor` or torch.sparse COO, CSR or CSC.
         num_src: N_src.
         num_dst: N_dst.
-        add_self_loops: whether each node attends to itself.
-        flow: which row of an edge list is src: "source_to_target" the first, "target_to_source" the second.
+        add_self_loops: if true, each node attends to itself.
+        flow: the row of an edge list that is src: "source_to_target" the first, "target_to_source" the second.
 
     Raises:
         ValueError: if the ids are not integers, the shape is not `(2, E)`, a matrix is not `[N_dst, N_src]`, or
-            a matrix is asked to flow from target to source.
+            the flow of a matrix is "target_to_source".
         IndexError: if an id is outside `[0, N)`.
     """
     looped, edges = _build(adjacency, num_src, num_dst, add_self_loops, flow)
@@ -61,11 +61,11 @@ def neighbourhoods(
 
 
 class EdgeList(NamedTuple):
-    """An edge list and how to group it: the graph as a compiler sees it, which only an operator turns into `Edges`.
+    """An edge list with the arguments of `neighbourhoods`: the graph as it is passed to a compiled operator.
 
     Attributes:
         edge_index: `[2, E]`.
-        num_dst, add_self_loops, flow: as of `neighbourhoods`.
+        num_dst, add_self_loops, flow: as in `neighbourhoods`.
     """
 
     edge_index: Tensor
@@ -75,7 +75,7 @@ class EdgeList(NamedTuple):
 
     @property
     def num_edges(self) -> int:
-        """E, without the self-loops that are to be added."""
+        """E, without added self-loops."""
         return self.edge_index.size(1)
 
     def group(self, num_src: int) -> Edges:
@@ -88,7 +88,7 @@ class EdgeList(NamedTuple):
 def _build(
     adjacency: Any, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow
 ) -> tuple[Tensor | SparseTensor | None, Edges]:
-    """The adjacency with self-loops, None without, and its edges."""
+    """Return the adjacency with self-loops (None without), and its edges."""
     if isinstance(adjacency, SparseTensor):
         looped, edges = _from_sparse_tensor(adjacency, num_src, num_dst, add_self_loops, flow)
     elif is_torch_sparse_tensor(adjacency):
@@ -143,7 +143,7 @@ def _from_edge_list(
     facts = _facts(src, dst, num_src, num_dst, is_edge=is_edge)
     _check_ids(facts, "src", num_src)
     _check_ids(facts, "dst", num_dst)
-    looped = adjacency.index_select(1, places_of(is_edge, facts["edges"]))
+    looped = adjacency.index_select(1, indices_of(is_edge, facts["edges"]))
     if isinstance(adjacency, EdgeIndex) and isinstance(looped, EdgeIndex):
         looped._is_undirected = adjacency.is_undirected  # as PyG's remove_self_loops
     looped, _ = append_self_loops(looped, num_nodes=num_loops)
@@ -151,13 +151,13 @@ def _from_edge_list(
 
 
 def _as_index(edge_list: Tensor, flow: Flow) -> Tensor:
-    """The edges as a plain tensor `[2, E]` of (src, dst)."""
+    """Return the edges as a tensor `[2, E]` of (src, dst)."""
     index = edge_list.as_tensor() if isinstance(edge_list, EdgeIndex) else edge_list
     return index if flow == "source_to_target" else index.flip(0)
 
 
 def _group(edge_list: Tensor, num_src: int, num_dst: int, flow: Flow) -> Edges:
-    """Group an edge list by dst; nothing is sorted where it comes in that order."""
+    """Group an edge list by dst, without sorting if it is sorted by dst already."""
     index, side = _as_index(edge_list, flow), "col" if flow == "source_to_target" else "row"
     if not isinstance(edge_list, EdgeIndex) or edge_list.sort_order != side:
         return Edges.from_index(index, num_src, num_dst)
@@ -178,7 +178,7 @@ def _from_sparse_tensor(
 ) -> tuple[SparseTensor, Edges]:
     _check_matrix(tuple(adjacency.sparse_sizes()), num_src, num_dst, flow)
     if add_self_loops:
-        if (rowptr := adjacency.storage._rowptr) is not None:  # torch_sparse writes out of bounds where it is wrong
+        if (rowptr := adjacency.storage._rowptr) is not None:  # torch_sparse writes out of bounds if it is wrong
             _check_rowptr(read(_ends(rowptr)), adjacency.storage.col().numel())
         adjacency = torch_sparse.set_diag(adjacency)
     rowptr, col, _ = adjacency.csr()
@@ -189,7 +189,7 @@ def _from_torch_sparse(
     adjacency: Tensor, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow
 ) -> tuple[Tensor, Edges]:
     _check_matrix(tuple(adjacency.shape[:2]), num_src, num_dst, flow)
-    if adjacency.layout == torch.sparse_csc:  # the CSR of the transpose: same edges, same order, loops stay loops
+    if adjacency.layout == torch.sparse_csc:  # the CSR of the transpose has the same edges, order and loops
         adjacency = _with_loops(adjacency.t(), add_self_loops)
         (src, dst), _ = to_edge_index(adjacency)
         return adjacency.t(), Edges.from_index(torch.stack([src, dst]), num_src, num_dst)

@@ -1,4 +1,4 @@
-"""The neighbourhoods of a graph: its edges grouped by dst, checked once and remembered for every layer and epoch."""
+"""The neighbourhoods of a graph: its edges grouped by dst, checked once."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch_geometric.index import index2ptr, ptr2index
 from .remembered import _beneath, _outside
 
 Flow: TypeAlias = Literal["source_to_target", "target_to_source"]
-Side: TypeAlias = Literal["dst", "src"]  # whose rows: CSR or CSC
+Side: TypeAlias = Literal["dst", "src"]  # rows by dst (CSR) or by src (CSC)
 _INT32_MAX = torch.iinfo(torch.int32).max
 _ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-SPLIT = 256  # edges; the CUDA kernels process a longer row in parts
+SPLIT = 256  # edges; the CUDA kernels split longer rows into chunks
 
 
 class Long(NamedTuple):
-    """The number of rows with more than `SPLIT` edges, and the number of parts of at most `SPLIT` edges they have."""
+    """The number of rows with more than `SPLIT` edges, and of their chunks of at most `SPLIT` edges."""
 
     rows: int
     parts: int
@@ -38,12 +38,12 @@ class Edges:
         rowptr: `[N_dst + 1]`, int64; the neighbourhood of dst i is at `rowptr[i]:rowptr[i + 1]`.
         src: `[E]`, grouped by dst.
         dst: `[E]`, ascending.
-        perm: `[E]`, the place in the caller's order of each grouped edge; None where the two orders are one.
+        perm: `[E]`, the index in the caller's order of each grouped edge; None if both orders are the same.
         num_src: N_src.
         num_dst: N_dst.
         dropout_ids: `[E]`, the counter that identifies each edge to the dropout generator, in the caller's order; None
             if it is the edge's index.
-        long: the numbers of long rows and of their parts, by side; None on a CPU.
+        long: the numbers of long rows and of their chunks, by side; None on a CPU.
 
     Example:
         >>> edges = Edges.from_index(torch.tensor([[0, 1, 2], [1, 0, 1]]), num_src=3, num_dst=3)
@@ -89,7 +89,7 @@ class Edges:
 
     @classmethod
     def from_csr(cls, rowptr: Tensor, src: Tensor, num_src: int) -> Edges:
-        """Take edges that are grouped by dst already, as sparse matrices hold them: nothing is sorted.
+        """Build from edges that are already grouped by dst, as in a sparse matrix, without sorting.
 
         Raises:
             ValueError: if rowptr does not rise from 0 to E.
@@ -111,21 +111,21 @@ class Edges:
 
     @property
     def num_edges(self) -> int:
-        """E, with the self-loops that were added."""
+        """E, with added self-loops."""
         return self.src.numel()
 
     @cached_property
     def wide(self) -> tuple[Tensor, Tensor]:
-        """src and dst, grouped by dst, as int64: on a CPU torch adds rows up to four times faster by those."""
+        """src and dst, grouped by dst, as int64, by which torch adds rows up to four times faster on a CPU."""
         with _outside():
             return self.src.long(), self.dst.long()
 
     @cached_property
     def transpose(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The CSC form, by src: `(colptr [N_src + 1], dst [E], place of each edge in the order grouped by dst [E])`.
+        """The CSC form, grouped by src: `(colptr [N_src + 1], dst [E], index of each edge in the CSR form [E])`.
 
-        Built when first asked for. On a CPU, an undirected graph shares colptr and dst with rowptr and src; on other
-        devices the comparison would cost a sync, and sharing would save 4 bytes an edge.
+        Built on first use. On a CPU, an undirected graph shares colptr and dst with rowptr and src; on other devices
+        the comparison would cost a sync, and sharing would save only 4 bytes per edge.
         """
         with _outside():
             src, place = torch.sort(self.src, stable=True)
@@ -136,7 +136,7 @@ class Edges:
 
     @cached_property
     def ids_by_src(self) -> Tensor:
-        """`[E]`, the place in the caller's order of each edge of the CSC form."""
+        """`[E]`, the index in the caller's order of each edge of the CSC form."""
         place = self.transpose[2]
         with _outside():
             return place if self.perm is None else self.perm.index_select(0, place)
@@ -159,11 +159,11 @@ class Edges:
             return self.ids_by_src if self.dropout_ids is None else self.dropout_ids.index_select(0, self.ids_by_src)
 
     def group(self, per_edge: Tensor) -> Tensor:
-        """`[E, ...]` from the caller's order to the order grouped by dst."""
+        """Reorder `[E, ...]` from the caller's order to the order grouped by dst."""
         return per_edge if self.perm is None else per_edge.index_select(0, self.perm)
 
     def ungroup(self, per_edge: Tensor, axis: int = 0) -> Tensor:
-        """`[E, ...]` from the order grouped by dst to the caller's order; the edges are along `axis`."""
+        """Reorder from the order grouped by dst to the caller's order; `axis` is that of the edges."""
         return per_edge if self.perm is None else per_edge.index_select(axis, self._inverse)
 
     @cached_property
@@ -178,12 +178,12 @@ def _id_dtype(num_src: int, num_dst: int, num_edges: int) -> torch.dtype:
 
 
 def check_edge_index(edge_index: Tensor) -> None:
-    """Check what can be seen of an edge list without reading an id, so without a device sync.
+    """Check the dtype and shape of an edge list; no id is read, so there is no device sync.
 
     Raises:
         ValueError: if the ids are not integers or the shape is not `(2, E)`.
     """
-    if edge_index.dtype not in _ID_DTYPES:  # torch hardly computes with uint16, uint32 and uint64
+    if edge_index.dtype not in _ID_DTYPES:  # torch has few operations for uint16, uint32 and uint64
         raise ValueError(
             f"edge_index has dtype {edge_index.dtype}, expected integers, signed or uint8. "
             f"Did you mean edge_index.long()?"
@@ -194,32 +194,32 @@ def check_edge_index(edge_index: Tensor) -> None:
 
 
 def is_remote(tensor: Tensor) -> bool:
-    """Return True if reading a value of the tensor synchronises with a device, that is unless it is on a CPU."""
+    """Return True if the tensor is not on a CPU, so that reading a value synchronises with its device."""
     return tensor.device.type != "cpu"
 
 
 def read(scalars: dict[str, Tensor]) -> dict[str, int]:
-    """Return the integers that tensors `[]` hold, by one device sync."""
+    """Return the integers in tensors `[]`, with one device sync."""
     values = torch.stack([scalar.long() for scalar in scalars.values()]).tolist() if scalars else []
     return dict(zip(scalars, values, strict=True))
 
 
-def places_of(mask: Tensor, count: int) -> Tensor:
-    """Return the places `[count]` at which the mask is true, on CUDA without a device sync."""
-    # torch 2.10 has nonzero_static on CPUs, where it is slower, and CUDA alone
+def indices_of(mask: Tensor, count: int) -> Tensor:
+    """Return the indices `[count]` at which the mask is true, on CUDA without a device sync."""
+    # torch 2.10 has nonzero_static only on CUDA, and on CPUs, where it is slower
     static = is_remote(mask) and mask.device.type in ("cpu", "cuda")
-    places = mask.nonzero_static(size=count) if static else mask.nonzero()
-    return places.squeeze(1)
+    indices = mask.nonzero_static(size=count) if static else mask.nonzero()
+    return indices.squeeze(1)
 
 
 def count_long(degree: Tensor, split: int) -> tuple[Tensor, Tensor]:
-    """Return the number of rows of more than `split` edges and the number of their parts, `[]` each."""
-    parts = torch.where(degree > split, (degree + (split - 1)) // split, 0)
-    return (parts > 0).sum(), parts.sum()
+    """Return the number of rows of more than `split` edges and the number of their chunks, `[]` each."""
+    chunks = torch.where(degree > split, (degree + (split - 1)) // split, 0)
+    return (chunks > 0).sum(), chunks.sum()
 
 
 def _degree(ids: Tensor, num_nodes: int, is_edge: Tensor | None, num_loops: int) -> Tensor:
-    """The number of edges of each node, with added loops; an id outside of `[0, N)` counts for a node inside."""
+    """Return the number of edges of each node, with added loops; ids outside of `[0, N)` are clamped."""
     last = max(num_nodes - 1, 0)
     ones = ids.new_ones((), dtype=torch.int64).expand(ids.size(0)) if is_edge is None else is_edge.long()
     degree = ones.new_zeros(last + 1).scatter_add_(0, ids.long().clamp(0, last), ones)
@@ -237,30 +237,30 @@ def _facts(
     rowptr: Tensor | None = None,
     ascending: Tensor | None = None,
 ) -> dict[str, int]:
-    """Return the values to check of a new graph and, except on a CPU, its counts of long rows, by one device sync.
+    """Return the values by which a new graph is checked and, except on a CPU, its long rows, with one device sync.
 
     The edges are (src, dst) or, grouped by dst, (src, rowptr). Edges outside of the mask `is_edge` `[E]` are
     self-loops, which are replaced by one for each of the first min(N_src, N_dst) nodes.
     """
     ids: dict[Side, Tensor] = {"src": src} if dst is None else {"src": src, "dst": dst}
-    wanted = {}
+    scalars = {}
     if is_edge is not None:
-        wanted["edges"] = is_edge.sum()
-        ids = {side: torch.where(is_edge, each, 0) for side, each in ids.items()}  # 0 hides no wrong id
+        scalars["edges"] = is_edge.sum()
+        ids = {side: torch.where(is_edge, each, 0) for side, each in ids.items()}  # ids of loops need no check
     for side, each in ids.items():
         if each.numel():
-            wanted[f"lowest {side}"], wanted[f"highest {side}"] = torch.aminmax(each)
+            scalars[f"lowest {side}"], scalars[f"highest {side}"] = torch.aminmax(each)
     if rowptr is not None:
-        wanted |= _ends(rowptr)
+        scalars |= _ends(rowptr)
     if ascending is not None:
-        wanted["falls"] = _falls(ascending)
+        scalars["falls"] = _falls(ascending)
     if is_remote(src):
         num_loops = 0 if is_edge is None else min(num_src, num_dst)
         by_dst = rowptr.diff() if rowptr is not None else _degree(ids["dst"], num_dst, is_edge, num_loops)
-        wanted["long dst"], wanted["parts dst"] = count_long(by_dst, SPLIT)
+        scalars["long dst"], scalars["parts dst"] = count_long(by_dst, SPLIT)
         by_src = _degree(ids["src"], num_src, is_edge, num_loops)
-        wanted["long src"], wanted["parts src"] = count_long(by_src, SPLIT)
-    return {"edges": src.numel(), **read(wanted)}
+        scalars["long src"], scalars["parts src"] = count_long(by_src, SPLIT)
+    return {"edges": src.numel(), **read(scalars)}
 
 
 def _falls(values: Tensor) -> Tensor:
@@ -287,8 +287,8 @@ def _check_ids(facts: dict[str, int], side: Side, num_nodes: int) -> None:
 def _check_rowptr(facts: dict[str, int], num_edges: int) -> None:
     falls, first, last = facts["falls"], facts["first"], facts["last"]
     if falls or first != 0 or last != num_edges:
-        shown = "falls" if falls else f"begins at {first}" if first else f"ends at {last}"
-        raise ValueError(f"the adjacency's rowptr {shown}, expected 0 to {num_edges} without a fall.")
+        fault = "falls" if falls else f"begins at {first}" if first else f"ends at {last}"
+        raise ValueError(f"the adjacency's rowptr {fault}, expected 0 to {num_edges} without a fall.")
 
 
 def _long(facts: dict[str, int]) -> dict[Side, Long] | None:

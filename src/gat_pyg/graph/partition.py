@@ -1,4 +1,4 @@
-"""The nodes of a graph divided into parts of one size between which few edges run."""
+"""Partition of the nodes into parts of similar size with few edges between them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from torch_geometric.index import index2ptr
 from torch_geometric.utils import remove_self_loops, to_undirected
 
 Method = Literal["auto", "metis", "ranges"]
-LARGE = 2_000_000  # edges that METIS takes seconds for
+LARGE = 2_000_000  # edges; METIS takes seconds for more
 WITH_METIS = find_spec("pymetis") is not None
 
 
 def partition(edge_index: Tensor, num_nodes: int, num_parts: int, method: Method = "auto") -> Tensor:
-    """The part of each node, `[N]` int64 in 0 to num_parts - 1; none is empty, and the same graph has the same parts.
+    """Return the part of each node, `[N]` int64 in 0 to num_parts - 1; no part is empty. The result is deterministic.
 
-    `"metis"` looks for parts between which few edges run (Karypis and Kumar, SIAM J. Sci. Comput. 1998), of sizes a few
-    percent apart where they are of hundreds of nodes; directions, loops and repeated edges count for nothing. It needs
-    pymetis, the extra `metis`. `"ranges"` looks at no edge: each part is a range of node ids, and their sizes differ by
-    one at most. `"auto"` is METIS where pymetis is installed, which `WITH_METIS` tells.
+    `"metis"` minimises the number of edges between parts (Karypis and Kumar, SIAM J. Sci. Comput. 1998); the sizes of
+    parts with hundreds of nodes differ by a few percent. Edge directions, loops and repeated edges are ignored. It
+    needs pymetis, the extra `metis`. `"ranges"` ignores the edges: each part is a range of node ids, and the sizes
+    differ by one at most. `"auto"` is METIS if pymetis is installed (`WITH_METIS`), else ranges.
 
     Args:
         edge_index: `[2, E]`, src and dst.
@@ -36,9 +36,9 @@ def partition(edge_index: Tensor, num_nodes: int, num_parts: int, method: Method
 
     Raises:
         ValueError: for another number of parts, or another method.
-        ImportError: if METIS is asked for and pymetis is not installed.
+        ImportError: if `method` is "metis" and pymetis is not installed.
 
-    Cost: METIS takes O(E) time on one core and about 300 bytes an edge; ranges 8 bytes a node.
+    Cost: METIS takes O(E) time on one core and about 300 bytes per edge; ranges take 8 bytes per node.
 
     Example:
         >>> partition(torch.tensor([[0, 1, 3], [1, 2, 4]]), num_nodes=5, num_parts=2, method="ranges")
@@ -62,7 +62,7 @@ def _metis(edge_index: Tensor, N: int, num_parts: int) -> Tensor:
     src, dst = to_undirected(loopless, num_nodes=N)  # by src
     part = torch.from_numpy(_apart(index2ptr(src, N).numpy(), dst.contiguous().numpy(), num_parts))
     sizes = part.bincount(minlength=num_parts)
-    for empty in (sizes == 0).nonzero().flatten().tolist():  # as METIS may leave some, of a few nodes each
+    for empty in (sizes == 0).nonzero().flatten().tolist():  # METIS may leave some if parts have only a few nodes
         largest = int(sizes.argmax())
         part[(part == largest).nonzero()[-1]] = empty
         sizes[largest], sizes[empty] = sizes[largest] - 1, 1
@@ -70,25 +70,25 @@ def _metis(edge_index: Tensor, N: int, num_parts: int) -> Tensor:
 
 
 def _apart(rowptr: np.ndarray, col: np.ndarray, num_parts: int) -> np.ndarray:
-    """METIS; of a large graph in a process of its own, since no other thread of its process runs meanwhile."""
+    """Run METIS; for a large graph in a process of its own, since it blocks all threads of its process."""
     if col.size < LARGE:
         return _parts(rowptr, col, num_parts)
     with TemporaryDirectory() as folder:
-        graph, found = Path(folder, "graph.npz"), Path(folder, "found.npy")
+        graph, parts = Path(folder, "graph.npz"), Path(folder, "parts.npy")
         np.savez(graph, rowptr=rowptr, col=col)
-        subprocess.run([sys.executable, "-m", __name__, graph, found, str(num_parts)], check=True)
-        return np.asarray(np.load(found))
+        subprocess.run([sys.executable, "-m", __name__, graph, parts, str(num_parts)], check=True)
+        return np.asarray(np.load(parts))
 
 
 def _parts(rowptr: np.ndarray, col: np.ndarray, num_parts: int) -> np.ndarray:
     import pymetis
 
-    _, found = pymetis.part_graph(num_parts, pymetis.CSRAdjacency(rowptr, col), options=pymetis.Options(seed=0))
-    return np.array(found, dtype=np.int64)
+    _, parts = pymetis.part_graph(num_parts, pymetis.CSRAdjacency(rowptr, col), options=pymetis.Options(seed=0))
+    return np.array(parts, dtype=np.int64)
 
 
 def edge_cut(edge_index: Tensor, part: Tensor) -> float:
-    """The share of the edges `[2, E]` whose ends lie in two parts: 0 to 1, and 0 where there is no edge.
+    """Return the share of the edges `[2, E]` that connect two parts: 0 to 1, and 0 if there is no edge.
 
     Example:
         >>> edge_cut(torch.tensor([[0, 1, 2], [1, 2, 3]]), torch.tensor([0, 0, 1, 1]))
@@ -99,5 +99,5 @@ def edge_cut(edge_index: Tensor, part: Tensor) -> float:
 
 
 if __name__ == "__main__":  # see _apart
-    with np.load(sys.argv[1]) as given:
-        np.save(sys.argv[2], _parts(given["rowptr"], given["col"], int(sys.argv[3])))
+    with np.load(sys.argv[1]) as arrays:
+        np.save(sys.argv[2], _parts(arrays["rowptr"], arrays["col"], int(sys.argv[3])))

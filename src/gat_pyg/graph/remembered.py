@@ -1,4 +1,4 @@
-"""The one cache of what is computed once per tensor: by its identity and version, for as long as it lives."""
+"""A cache of results by the tensor from which they are computed: its identity and version, for its lifetime."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _RESULTS = WeakTensorKeyDictionary()
 def remembered(make: Callable[Concatenate[K, P], T]) -> Callable[Concatenate[K, P], T]:
     """Decorate a function of a tensor or graph, so that it computes each result once.
 
-    The first argument is a tensor, or an adjacency in any form that `neighbourhoods` takes, and a result is kept for as
-    long as it lives and is not changed in place. A write that torch cannot see, through NumPy's view of the memory or
-    `.data`, needs a new tensor. It may also be an object that never changes, as `Edges`, which then holds the results
-    itself. The other arguments are hashable. Results are computed outside of inference mode and of torch.func's
-    transforms, since they have to serve everyone else too. Nothing is kept for an inference tensor, which has no
-    version, nor by a compiler.
+    The first argument is a tensor, or an adjacency in any form that `neighbourhoods` takes. A result is cached until
+    this argument is freed or changed in place. torch does not count changes through NumPy's view of the memory or
+    `.data`: after those, pass a new tensor. The first argument may also be an immutable object such as `Edges`, which
+    then stores the results itself. The other arguments are hashable. Results are computed outside of inference mode and
+    of torch.func's transforms, so that every later caller can use them. There is no cache for inference tensors, which
+    have no version, nor in compiled code.
 
-    A result must not hold the tensor that it is computed from, or neither would ever be freed.
+    A result must not refer to the tensor from which it is computed, or neither would ever be freed.
 
     >>> num_edges = remembered(lambda edge_index: [edge_index.size(1)])
     >>> edge_index = torch.tensor([[0, 1], [1, 2]])
@@ -57,7 +57,7 @@ def remembered(make: Callable[Concatenate[K, P], T]) -> Callable[Concatenate[K, 
             with _outside():
                 results[call] = make(key, *args, **kwargs)
             if is_mutable:
-                stored[0] = _state(key)  # read again: PyG's tools touch the version of a COO matrix
+                stored[0] = _state(key)  # again: PyG's functions may increment the version of a COO matrix
         result: T = results[call]
         return result
 
@@ -65,12 +65,12 @@ def remembered(make: Callable[Concatenate[K, P], T]) -> Callable[Concatenate[K, 
 
 
 def set_result(function: Any, key: Tensor, result: Any) -> None:
-    """Set the result of a remembered function of a tensor, and forget everything else that was computed from it."""
+    """Set the cached result of a function of a tensor, and drop all other results of this tensor."""
     _RESULTS[_owner(key)] = [_state(key), {(function.__wrapped__, type(key), ()): result}]
 
 
 def _stored(key: Tensor | SparseTensor) -> list[Any]:
-    """The state of a tensor and the results computed from it; none if it has been changed since."""
+    """Return the state of a tensor and its cached results; there are none if it has changed since."""
     owner, state = _owner(key), _state(key)
     stored: list[Any] | None = _RESULTS.get(owner)
     if stored is None or stored[0] != state:
@@ -80,13 +80,13 @@ def _stored(key: Tensor | SparseTensor) -> list[Any]:
 
 @contextmanager
 def _outside() -> Iterator[None]:
-    """Out of inference mode and of torch.func's transforms: what is computed here serves everyone else too."""
+    """Context manager: leave inference mode and torch.func's transforms, for results that all callers can use."""
     with torch._C._DisableFuncTorch(), torch.inference_mode(False), torch.no_grad():
         yield
 
 
 def _owner(adjacency: Tensor | SparseTensor) -> Tensor:
-    """The tensor that lives as long as the graph does."""
+    """Return the tensor whose lifetime is that of the graph."""
     if isinstance(adjacency, SparseTensor):
         col: Tensor = adjacency.storage.col()
         return col
@@ -94,15 +94,15 @@ def _owner(adjacency: Tensor | SparseTensor) -> Tensor:
 
 
 def _beneath(adjacency: Any) -> Any:
-    """Return the graph without the wrappers of torch.func's transforms: within one, every operation returns a wrapper.
+    """Return the graph without the wrappers of torch.func's transforms.
 
-    The wrapper has no memory to read and ends with its transform, while the neighbourhoods are remembered.
+    A wrapper has no memory of its own and ends with its transform, while the neighbourhoods stay in the cache.
 
     Raises:
         NotImplementedError: if `torch.func.vmap` maps over it.
     """
     functorch = torch._C._functorch
-    if isinstance(adjacency, SparseTensor):  # cannot be made within a transform
+    if isinstance(adjacency, SparseTensor):  # cannot be created within a transform
         return adjacency
     ids = adjacency.as_tensor() if isinstance(adjacency, EdgeIndex) else adjacency
     if not functorch.is_functorch_wrapped_tensor(ids):
@@ -115,13 +115,13 @@ def _beneath(adjacency: Any) -> Any:
 
 
 def ids_state(*ids: Tensor) -> list[tuple[Any, ...]]:
-    """Return what changes when one of these tensors is written to or has its memory replaced."""
-    return [(part._version, part.data_ptr(), part.shape, part.stride()) for part in ids]
+    """Return a state that changes when one of these tensors is written to or has its memory replaced."""
+    return [(tensor._version, tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in ids]
 
 
 def _state(adjacency: Tensor | SparseTensor) -> list[tuple[Any, ...]]:
-    """The identity and version of everything that holds the ids of a graph."""
-    with torch._C._DisableFuncTorch():  # within a transform, a COO matrix of memory returns indices without
+    """Return the versions and addresses of the tensors that store the ids of a graph."""
+    with torch._C._DisableFuncTorch():  # within a transform, even a real COO matrix returns wrapped indices
         if isinstance(adjacency, SparseTensor):
             return ids_state(adjacency.storage.rowptr(), adjacency.storage.col())
         if adjacency.layout == torch.sparse_coo:

@@ -1,4 +1,4 @@
-"""Subgraphs: the receptive field of some nodes, and the edges that each layer of it reads."""
+"""Subgraphs: the receptive field of some nodes, and the edges that each layer reads."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from .remembered import remembered
 
 
 def receptive_field(data: Data, nodes: Tensor, num_hops: int) -> Data:
-    """The part of a graph that some nodes see from so many hops: what `NeighborLoader` gives with all neighbours.
+    """Return the subgraph that a model of `num_hops` layers reads to compute these nodes.
 
-    The nodes come first, then those of hop 1, 2, ..., each in their order, and the edges into each hop in the same way.
-    Their numbers are in ``num_sampled_nodes`` and ``num_sampled_edges``, where they were in ``n_id`` and ``e_id``; the
-    features are copied.
+    It equals the batch of `NeighborLoader` with all neighbours. The nodes come first, then those of hop 1, 2, ..., in
+    the graph's order within a hop; the edges are sorted in the same way by the hop of their dst. The numbers per hop
+    are `num_sampled_nodes` and `num_sampled_edges`, the ids in the graph `n_id` and `e_id`. Features are copied.
 
     >>> path = Data(x=torch.arange(5.0).view(-1, 1), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]]))
-    >>> part = receptive_field(path, torch.tensor([3]), num_hops=2)
-    >>> part.n_id.tolist(), part.edge_index.tolist(), part.num_sampled_nodes, part.num_sampled_edges
+    >>> field = receptive_field(path, torch.tensor([3]), num_hops=2)
+    >>> field.n_id.tolist(), field.edge_index.tolist(), field.num_sampled_nodes, field.num_sampled_edges
     ([3, 2, 1], [[1, 2], [0, 1]], [1, 1, 1], [1, 1])
     """
     src, dst = data.edge_index
     hop = torch.full((data.num_nodes or 0,), num_hops + 1, device=dst.device)
     hop[nodes] = 0
     for k in range(num_hops):
-        seen = src[hop[dst] <= k]
-        hop[seen] = hop[seen].clamp(max=k + 1)
+        neighbours = src[hop[dst] <= k]
+        hop[neighbours] = hop[neighbours].clamp(max=k + 1)
     n_id, e_id = _by_hop(hop, num_hops), _by_hop(hop[dst], num_hops - 1)
-    place = torch.empty_like(hop)
-    place[n_id] = torch.arange(n_id.numel(), device=hop.device)
-    part = copy.copy(data)
+    position = torch.empty_like(hop)
+    position[n_id] = torch.arange(n_id.numel(), device=hop.device)
+    field = copy.copy(data)
     for key, value in data:
         if key == "edge_index":
-            part[key] = place[value[:, e_id]]
+            field[key] = position[value[:, e_id]]
         elif isinstance(value, Tensor) and data.is_node_attr(key):
-            part[key] = _rows(value, n_id)
+            field[key] = _rows(value, n_id)
         elif isinstance(value, Tensor) and data.is_edge_attr(key):
-            part[key] = value[e_id]
+            field[key] = value[e_id]
     if "num_nodes" in data:
-        part.num_nodes = n_id.numel()
-    part.n_id, part.e_id = n_id, e_id
-    part.num_sampled_nodes = hop[n_id].bincount(minlength=num_hops + 1).tolist()
-    part.num_sampled_edges = hop[dst[e_id]].bincount(minlength=num_hops).tolist()
-    return part
+        field.num_nodes = n_id.numel()
+    field.n_id, field.e_id = n_id, e_id
+    field.num_sampled_nodes = hop[n_id].bincount(minlength=num_hops + 1).tolist()
+    field.num_sampled_edges = hop[dst[e_id]].bincount(minlength=num_hops).tolist()
+    return field
 
 
 def _rows(value: Tensor, index: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ def _by_hop(hop: Tensor, last: int) -> Tensor:
 
 
 def first_edges(edge_index: Tensor, edge_attr: Tensor | None, count: int) -> tuple[Tensor, Tensor | None]:
-    """The first of a graph's edges and their features, the very same tensor of ids each time.
+    """Return the first `count` edges of a graph and their features; the tensor of ids is the same object every time.
 
     Raises:
         ValueError: if the graph is no edge list `[2, E]`.
@@ -81,12 +81,12 @@ def first_edges(edge_index: Tensor, edge_attr: Tensor | None, count: int) -> tup
 
 @remembered
 def _first(edge_index: Tensor, count: int) -> Tensor:
-    return edge_index[:, :count].clone()  # a view would hold the key
+    return edge_index[:, :count].clone()  # a view would refer to the key of the cache
 
 
 @remembered
 def mask_to_index(mask: Tensor) -> Tensor:
-    """The rows under a mask, remembered with it: `out[mask]` makes a GPU wait in each step.
+    """Return the indices at which a mask is true, cached: `out[mask]` would synchronise with a GPU in each step.
 
     >>> mask_to_index(torch.tensor([True, False, True]))
     tensor([0, 2])
@@ -95,5 +95,5 @@ def mask_to_index(mask: Tensor) -> Tensor:
 
 
 def is_sampled(data: Data) -> bool:
-    """Return True if these are seed nodes with neighbours drawn for them, as PyG's loaders give them."""
+    """Return True for a batch of seed nodes with sampled neighbours, as from PyG's loaders."""
     return "batch_size" in data and "n_id" in data

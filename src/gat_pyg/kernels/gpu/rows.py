@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...graph.edges import SPLIT as SPLIT
-from ...graph.edges import Edges, Side, count_long, places_of
+from ...graph.edges import Edges, Side, count_long, indices_of
 from ...graph.remembered import remembered
 
 # What the kernels share.
@@ -135,7 +135,7 @@ def _cut(ptr: Tensor, num_rows: int, num_chunks: int) -> Chunks | None:
     if num_rows == 0:
         return None
     degree = ptr.diff()
-    rows = places_of(degree > SPLIT, num_rows)
+    rows = indices_of(degree > SPLIT, num_rows)
     number = (degree.index_select(0, rows) + SPLIT - 1) // SPLIT
     first = torch.cat([number.new_zeros(1), number.cumsum(0)])
     row = rows.repeat_interleave(number, output_size=num_chunks)
