@@ -246,7 +246,7 @@ def test_predictions_of_many_labels_and_of_many_seeds_have_their_recorded_scores
     said = command(*SMALL, "runs=3", "training.max_epochs=8")
     folder, data = Path(read("outputs/results.jsonl")[-1].run_dir).parent, digits().test[0]
     right = (predict(folder, data, seed="all").argmax(1) == data.y)[data.test_mask].double().mean()
-    assert f"(averaged prediction {100 * right:.1f} %)" in said
+    assert f"(averaged prediction {100 * right:.1f} %, " in said
     assert not predict(folder, data, seed=1).requires_grad
 
 
@@ -395,7 +395,7 @@ def test_the_averaged_prediction_is_that_of_the_stack(command: Command):
         for seed in range(3):
             torch.testing.assert_close(load(folder, seed=seed)(data.x, data.edge_index), out[seed])
     right = (out.softmax(-1).mean(0).argmax(-1) == data.y)[data.test_mask].double().mean().item()
-    assert f"(averaged prediction {100 * right:.1f} %)" in told
+    assert f"(averaged prediction {100 * right:.1f} %, " in told
 
 
 def test_what_is_not_trained_together_is_told(command: Command, monkeypatch: pytest.MonkeyPatch):
@@ -1531,7 +1531,9 @@ def kill(process: Any) -> None:
 def test_as_a_command_it_says_only_what_is_useful(place: Path):
     told, complaints = started(*SMALL, "training.max_epochs=3", OMP_NUM_THREADS="1")
     complaints = complaints.removeprefix("Compiling the kernels for their first use\n")  # where no run was before
-    assert re.fullmatch(r"digits, seed 0: epoch 1, loss [\d.]+, val .*, patience left \[#+\] 100/100\n", complaints)
+    assert re.fullmatch(
+        r"digits, seed 0: epoch 1, loss [\d.]+, val .*, stops after 100 more epochs without improvement\n", complaints
+    )
     assert [line.split("  ")[0] for line in told.splitlines() if line] == [
         "data set",
         "model",

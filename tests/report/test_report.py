@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from torch_geometric.data import Data
 
 from gat_pyg.data import Task, digits
+from gat_pyg.experiments.published import published
 from gat_pyg.experiments.result import Result, append
 from gat_pyg.report.__main__ import main
-from gat_pyg.report.cells import NAMES, NONE, Cell, Table, published, ranges, signed
+from gat_pyg.report.cells import NAMES, NONE, Cell, Table, ranges, signed
 from gat_pyg.report.counts import Counts, counted
 from gat_pyg.report.data_table import data_notes, data_table, edges_note
 from gat_pyg.report.formats import html, latex, latex_table, markdown

@@ -1458,7 +1458,9 @@ def test_progress_tells_epoch_loss_score_and_patience(name: str, capsys: pytest.
     score = r"micro-F1 0\.\d{3}" if task.objective.columns == "labels" else r"accuracy \d+\.\d %"
     last = capsys.readouterr().err.splitlines()[-1]
     assert re.fullmatch(
-        rf"mine: epoch 2, loss \d\.\d{{4}}, val {score}, patience left \[#+\] 50/50, [\d.]+ m?s per epoch", last
+        rf"mine: epoch 2, loss \d\.\d{{4}}, val {score}, "
+        r"stops after 50 more epochs without improvement, [\d.]+ m?s per epoch",
+        last,
     ), last
 
 

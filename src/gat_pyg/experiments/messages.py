@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from ..tasks.objective import SPLITS, metric_named
 from ..tasks.task import Task
 from .folder import relative_path
+from .published import published
 from .result import Result
 
 
@@ -20,7 +22,7 @@ def summary(result: Result, task: Task, results: str) -> str:
         "model": f"{result.method}, {result.parameters:,} parameters, seed {result.seed}",
         "epochs": f"{result.epochs}, best {result.best_epoch}",
         "validation": metric.text(result.val),
-        "test": metric.text(result.value),
+        "test": f"{metric.text(result.value)}{_beside(result)}",
         "warning": result.warning,
         "seconds": f"{result.seconds:.1f} ({_per_epoch(result)} per epoch, {result.device})",
         "files": relative_path(Path(result.run_dir)),
@@ -56,11 +58,23 @@ def summary_of_all(results: Sequence[Result], folder: Path, together: float) -> 
     metric, n = metric_named(results[0].metric), len(results)
     scores = [result.value for result in results]
     mean, std = statistics.fmean(scores), statistics.stdev(scores)
-    spread = f"{metric.spread(mean, std)} (averaged prediction {metric.value(together)})"
+    spread = f"{metric.spread(mean, std)}{_beside(results[0], f'averaged prediction {metric.value(together)}')}"
     seconds = f"{statistics.fmean(result.seconds for result in results):.1f} seconds a run"
     warnings = [result.warning for result in results if result.warning]
     warning = f"\nwarning: {len(warnings)} of {n} runs are {warnings[0]}" if warnings else ""
     return f"{results[0].dataset}, {n} runs: test {spread}, {seconds}, in {relative_path(folder)}{warning}"
+
+
+def _beside(result: Result, *scores: str) -> str:
+    """Return in brackets what a test score is to be compared with: other scores, a constant prediction, the paper's."""
+    metric = metric_named(result.metric)
+    if result.majority is not None and not result.warning:
+        scores = (*scores, f"constant prediction {metric.value(result.majority)}")
+    for table in ("2", "3"):
+        paper = published().get((table, result.row, result.dataset))
+        if paper is not None and not math.isnan(paper.mean) and not result.study:
+            scores = (*scores, f"the paper {metric.value(paper.mean)}")
+    return f" ({', '.join(scores)})" if scores else ""
 
 
 def _per_epoch(result: Result) -> str:

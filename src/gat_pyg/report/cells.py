@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import resources
 from typing import NamedTuple
 
+from ..experiments.published import Printed
 from ..tasks.objective import metric_named
 from .runs import Runs, permutation_test
 
@@ -36,34 +34,6 @@ class Table:
     columns: tuple[tuple[str, str], ...]  # (group or "", name)
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
-
-
-# The paper's numbers ------------------------------------------------------------------------------------------------
-
-
-class Printed(NamedTuple):
-    """A number that the paper printed; NaN where it has none."""
-
-    mean: float
-    std: float
-    runs: str
-    source: str
-
-
-@functools.cache
-def published() -> dict[tuple[str, str, str], Printed]:
-    """The paper's numbers by (table, row, data set), in its order; a fact sheet that is part of the package.
-
-    >>> published()["2", "GAT", "cora"].mean
-    83.0
-    """
-    with resources.files("gat_pyg.report").joinpath("published.csv").open(encoding="utf-8") as file:
-        return {
-            (row["table"], row["row"], row["dataset"]): Printed(
-                float(row["mean"] or "nan"), float(row["std"] or "nan"), row["runs"], row["source"]
-            )
-            for row in csv.DictReader(file)
-        }
 
 
 # Cells --------------------------------------------------------------------------------------------------------------

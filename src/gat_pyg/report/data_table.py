@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .cells import NAMES, NONE, Cell, Table, published
+from ..experiments.published import published
+from .cells import NAMES, NONE, Cell, Table
 from .counts import Counts
 
 

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
+from ..experiments.published import published
 from ..tasks.objective import ACCURACY, MICRO_F1, metric_named
 from .cells import (
     NAMES,
@@ -19,7 +20,6 @@ from .cells import (
     p_cell,
     paper_cell,
     places,
-    published,
     ranges,
     source_of,
     spread,

@@ -119,7 +119,7 @@ class MetricsFile(Callback):
 
 
 class Progress(Callback):
-    """One line of progress: epoch, loss, validation score and the patience left.
+    """One line of progress: epoch, loss, validation score, and when training will stop.
 
     On a terminal, the line is rewritten a few times a second; otherwise a new line is printed every `every` seconds.
     """
@@ -168,8 +168,7 @@ class Progress(Callback):
             parts.append(f"val {objective.metric.text(float(self._shown[name]))}")
         for rule in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(rule, PaperStopping):
-                filled = -(-10 * rule.left // rule.patience)
-                parts.append(f"patience left [{'#' * filled}{'.' * (10 - filled)}] {rule.left}/{rule.patience}")
+                parts.append(f"stops after {rule.left} more epochs without improvement")
         return parts
 
     def seconds_per_epoch(self, trainer: Trainer) -> float | None:
