@@ -10,19 +10,16 @@ import triton.language as tl
 from torch import Tensor
 
 from ..kernels.gpu.draw import draw, drop_arguments
-from ..kernels.gpu.rows import (
-    edge_id,
-    offset,
-)
+from ..kernels.gpu.rows import edge_id, offset
 
 
 @triton.jit(do_not_specialize=["size", "threshold"])
-def _keep_kernel(p_seed, p_names, p_keep, size, threshold, keep_scale, BLOCK: tl.constexpr):
+def _keep_kernel(p_seed, p_dropout_ids, p_keep, size, threshold, keep_scale, BLOCK: tl.constexpr):
     """k of `size` numbers of each model, as of four heads and size / 4 edges."""
     i_model = tl.program_id(2).to(tl.int64)
     i_four = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    i_name = edge_id(p_names, i_four, i_four * 4 < size)
-    b_keep = draw(p_seed + i_model, i_name, threshold, keep_scale, None, 4, BLOCK, 4)
+    i_edge = edge_id(p_dropout_ids, i_four, i_four * 4 < size)
+    b_keep = draw(p_seed + i_model, i_edge, threshold, keep_scale, None, 4, BLOCK, 4)
     o_keep = i_four[:, None] * 4 + tl.arange(0, 4)[None, :]
     tl.store(p_keep + i_model * size + o_keep, b_keep, o_keep < size)
 

@@ -23,24 +23,102 @@ from torch import Tensor
 
 from ...graph.edges import Edges
 from ...kernels.gpu import rows
-from ...kernels.gpu.draw import draw, drop_arguments
+from ...kernels.gpu.draw import drop_arguments, keep
 from ...kernels.gpu.rows import (
     Walk,
     all_models,
     apart,
     beside,
+    block_of_edges,
     chunks_of,
     edge_id,
     gather,
+    gather_features,
     load_row,
     offset,
+    slab,
     stack_arguments,
+    store_row,
     tile_for,
     work_item,
 )
-from ..steps import gpu as steps
-from ..steps.gpu import alpha
+from ..steps.gpu import alpha, attend, forward_pass, leaky, store_attended, total_mass
 from . import Additive
+
+
+@triton.jit(do_not_specialize=["num_chunks", "threshold", "models"])
+def _forward_kernel(
+    p_x,
+    p_score_src,
+    p_score_dst,
+    p_score_edge,
+    p_ptr,
+    p_src,
+    p_perm,
+    p_chunk_row,
+    p_chunk_start,
+    p_seed,
+    p_dropout_ids,
+    p_out,
+    p_lse,
+    p_out_plus,
+    p_mass_plus,
+    p_chunks,
+    p_chunks_h,
+    num_chunks,
+    models,
+    slope,
+    threshold,
+    keep_scale,
+    EACH: tl.constexpr,
+    C: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """For one dst i: O_i = sum_j k_ij alpha_ij x_j, alpha_ij = exp(e_ij - lse_i), lse_i = log sum_j exp e_ij.
+
+    e_ij is LeakyReLU(s_j + d_i + u_ij). O+ and A+ are what the edges with z > 0 give of O and of the attention mass. A
+    chunk leaves O, O+ in `p_chunks` and lse, A+ in `p_chunks_h`.
+    """
+    H = all_models(EACH, models)
+    i_row, start, count, is_whole, is_chunk = work_item(p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT)
+    i_h, o_hc, m_h, m_hc = slab(H, C, BLOCK_H, BLOCK_C)
+    b_d = load_row(p_score_dst, offset(i_row, H) + i_h, m_h)
+
+    b_top = tl.full([BLOCK_H], float("-inf"), tl.float32)
+    b_mass = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)  # summed over edges at the end
+    b_out = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
+    b_mass_plus = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)
+    b_out_plus = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
+    for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
+        o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
+        i_src = tl.load(p_src + start + o_e, mask=m_e, other=0)
+        b_x = gather_features(p_x, i_src, o_hc, m_e, m_hc, H * C)
+        b_z = tl.zeros([BLOCK_E, BLOCK_H], tl.float32) + b_d
+        b_z += gather(p_score_src, i_src, i_h, m_eh, H)
+        b_z += gather(p_score_edge, edge_id(p_perm, start + o_e, m_e), i_h, m_eh, H)
+        b_keep = keep(p_seed, p_dropout_ids, start + o_e, m_e, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
+        b_top, b_mass, b_out, b_shrink, b_exp = attend(leaky(b_z, slope), b_x, b_keep, b_top, b_mass, b_out, m_eh)
+        if p_out_plus is not None:
+            b_mass_plus = b_mass_plus * b_shrink[None, :] + tl.where(b_z > 0.0, b_exp, 0.0)
+            b_w = tl.where(b_z > 0.0, b_exp * b_keep, 0.0)
+            b_out_plus = b_out_plus * b_shrink[:, None] + tl.sum(b_w[:, :, None] * b_x, 0)
+
+    b_mass = total_mass(b_mass)
+    store_attended(
+        p_out, p_lse, p_chunks, p_chunks_h, b_top, b_mass, b_out, i_row, i_h, o_hc, m_h, m_hc, is_whole, is_chunk, H, C
+    )
+    if p_out_plus is not None:
+        b_out_plus /= b_mass[:, None]
+        b_mass_plus = tl.sum(b_mass_plus, 0) / b_mass
+        o_chunk, o_chunk_h = offset(tl.program_id(0), 2 * H * C) + o_hc, offset(tl.program_id(0), 2 * H) + i_h
+        o_row, o_row_h = offset(i_row, H * C) + o_hc, offset(i_row, H) + i_h
+        store_row(p_out_plus, p_chunks, o_row, o_chunk + H * C, b_out_plus, m_hc, is_whole, is_chunk)
+        store_row(p_mass_plus, p_chunks_h, o_row_h, o_chunk_h + H, b_mass_plus, m_h, is_whole, is_chunk)
+
 
 # Backward, additive. With g_ij = k_ij <dO_i, x_j> and D_i = sum_j alpha_ij g_ij = <dO_i, O_i>:
 #   grad z_ij = alpha_ij (g_ij - D_i) LeakyReLU'(z_ij), grad s_j = sum_i grad z_ij, grad d_i = sum_j grad z_ij,
@@ -126,9 +204,7 @@ def _segment_mean_kernel(
     b_mean_plus = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)
     b_mass_plus = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)
     for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
-        o_e = o_first + tl.arange(0, BLOCK_E)
-        m_e = o_e < count
-        m_eh = m_e[:, None] & m_h[None, :]
+        o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
         i_src = tl.load(p_src + start + o_e, mask=m_e, other=0)
         b_g = gather(p_g, start + o_e, i_h, m_eh, H)
         b_z = tl.zeros([BLOCK_E, BLOCK_H], tl.float32) + b_d
@@ -163,7 +239,7 @@ def _backward_kernel(
     p_chunk_row,
     p_chunk_start,
     p_seed,
-    p_names,
+    p_dropout_ids,
     p_grad_x,
     p_grad_src,
     p_grad_edge,
@@ -188,11 +264,7 @@ def _backward_kernel(
     """
     H = all_models(EACH, models)
     i_row, start, count, is_whole, is_chunk = work_item(p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT)
-    i_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    o_c = tl.arange(0, BLOCK_C)
-    o_hc = i_h[:, None] * C + o_c[None, :]
-    m_h = i_h < H
-    m_hc = m_h[:, None] & (o_c < C)[None, :]
+    i_h, o_hc, m_h, m_hc = slab(H, C, BLOCK_H, BLOCK_C)
     o_row, o_row_h = offset(i_row, H * C) + o_hc, offset(i_row, H) + i_h
     b_s = load_row(p_score_src, o_row_h, m_h)
     b_x = load_row(p_x, o_row, m_hc)
@@ -200,9 +272,7 @@ def _backward_kernel(
     b_grad_src = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)  # summed over edges at the end
     b_grad_x = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
     for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
-        o_e = o_first + tl.arange(0, BLOCK_E)
-        m_e = o_e < count
-        m_eh = m_e[:, None] & m_h[None, :]
+        o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
         i_dst = tl.load(p_dst + start + o_e, mask=m_e, other=0)
         i_place = tl.load(p_place + start + o_e, mask=m_e, other=0)
         i_edge = edge_id(p_perm, i_place, m_e)
@@ -211,13 +281,8 @@ def _backward_kernel(
         b_z += gather(p_score_edge, i_edge, i_h, m_eh, H)
         b_alpha = alpha(b_z, gather(p_lse, i_dst, i_h, m_eh, H), slope, m_eh)
         if p_grad_x is not None:
-            o_grad = offset(i_dst, H * C)[:, None, None] + o_hc[None, :, :]
-            m_ehc = m_e[:, None, None] & m_hc[None, :, :]
-            b_grad = tl.load(p_grad + o_grad, mask=m_ehc, other=0.0).to(tl.float32)
-            b_keep = tl.full([BLOCK_E, BLOCK_H], 1.0, tl.float32)
-            if p_seed is not None:
-                i_name = edge_id(p_names, i_place, m_e)
-                b_keep = draw(p_seed, i_name, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
+            b_grad = gather_features(p_grad, i_dst, o_hc, m_e, m_hc, H * C)
+            b_keep = keep(p_seed, p_dropout_ids, i_place, m_e, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
             b_grad_x += tl.sum((b_alpha * b_keep)[:, :, None] * b_grad, 0)
             b_g = b_keep * tl.sum(b_grad * b_x, 2)
             if p_g is not None:
@@ -230,15 +295,12 @@ def _backward_kernel(
             if p_grad_edge is not None:
                 tl.store(p_grad_edge + offset(i_edge, H)[:, None] + i_h[None, :], b_grad_z, mask=m_eh)
 
+    o_chunk = offset(tl.program_id(0), H * C + H)
     if p_grad_x is not None:
-        tl.store(p_grad_x + o_row, b_grad_x, mask=m_hc & is_whole)
-        if p_chunks is not None:
-            tl.store(p_chunks + offset(tl.program_id(0), H * C + H) + o_hc, b_grad_x, mask=m_hc & is_chunk)
+        store_row(p_grad_x, p_chunks, o_row, o_chunk + o_hc, b_grad_x, m_hc, is_whole, is_chunk)
     if p_grad_src is not None:
-        b_grad_src = tl.sum(b_grad_src, 0)
-        tl.store(p_grad_src + o_row_h, b_grad_src, mask=m_h & is_whole)
-        if p_chunks is not None:
-            tl.store(p_chunks + offset(tl.program_id(0), H * C + H) + H * C + i_h, b_grad_src, mask=m_h & is_chunk)
+        o_chunk_h = o_chunk + H * C + i_h
+        store_row(p_grad_src, p_chunks, o_row_h, o_chunk_h, tl.sum(b_grad_src, 0), m_h, is_whole, is_chunk)
 
 
 def forward(
@@ -254,8 +316,16 @@ def forward(
 
     If the output is saved for the backward pass, also the share of output and mass with z > 0, in the same dtypes.
     """
-    terms = score.score_src, score.score_dst, score.score_edge
-    return steps.forward(x, None, None, *terms, edges, score.negative_slope, dropout, seed, dtype, saves_output)
+    models = x.shape[:-3]
+    x, score_src, score_dst, score_edge = beside(models, x, *score.operands)
+    shape = edges.num_dst, *x.shape[1:]
+    operands = {"p_score_src": score_src, "p_score_dst": score_dst, "p_score_edge": score_edge, "p_perm": edges.perm}
+    out_plus = x.new_empty(shape, dtype=dtype) if saves_output else None
+    mass_plus = x.new_empty(shape[:2], dtype=torch.float32) if saves_output else None
+    operands |= {"p_out_plus": out_plus, "p_mass_plus": mass_plus}
+    slope = float(score.negative_slope)
+    results = forward_pass(_forward_kernel, x, edges, models.numel(), dropout, seed, dtype, slope=slope, **operands)
+    return apart(models, *results, *((out_plus, mass_plus) if saves_output else ()))
 
 
 def backward(

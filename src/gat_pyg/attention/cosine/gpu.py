@@ -10,11 +10,23 @@ import triton.language as tl
 from torch import Tensor
 
 from ...graph.edges import Edges
-from ...kernels.gpu.draw import draw, drop_arguments
-from ...kernels.gpu.rows import Walk, all_models, apart, beside, edge_id, gather, load_row, offset, work_item
+from ...kernels.gpu.draw import drop_arguments, keep
+from ...kernels.gpu.rows import (
+    Walk,
+    all_models,
+    apart,
+    beside,
+    block_of_edges,
+    gather,
+    gather_features,
+    load_row,
+    offset,
+    slab,
+    store_row,
+    work_item,
+)
 from ..score import widened
-from ..steps import gpu as steps
-from ..steps.gpu import LN2, alpha, finite, online_softmax
+from ..steps.gpu import alpha, attend, forward_pass, load_edges, store_attended, store_edges, total_mass
 from . import Cosine, along_itself, inverse_norm
 
 
@@ -28,7 +40,7 @@ def _forward_kernel(
     p_chunk_row,
     p_chunk_start,
     p_seed,
-    p_names,
+    p_dropout_ids,
     p_out,
     p_lse,
     p_chunks,
@@ -48,42 +60,24 @@ def _forward_kernel(
     """For one dst i: O_i = sum_j k_ij alpha_ij x_j and lse_i; a chunk leaves them in `p_chunks` and `p_chunks_h`."""
     H = all_models(EACH, models)
     i_row, start, count, is_whole, is_chunk = work_item(p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT)
-    i_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    o_c = tl.arange(0, BLOCK_C)
-    o_hc = i_h[:, None] * C + o_c[None, :]
-    m_h = i_h < H
-    m_hc = m_h[:, None] & (o_c < C)[None, :]
-    o_row, o_row_h = offset(i_row, H * C) + o_hc, offset(i_row, H) + i_h
-    b_query = load_row(p_query, o_row, m_hc)
+    i_h, o_hc, m_h, m_hc = slab(H, C, BLOCK_H, BLOCK_C)
+    b_query = load_row(p_query, offset(i_row, H * C) + o_hc, m_hc)
 
     b_top = tl.full([BLOCK_H], float("-inf"), tl.float32)
     b_mass = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)  # summed over edges at the end
     b_out = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
     for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
-        o_e = o_first + tl.arange(0, BLOCK_E)
-        m_e = o_e < count
-        m_eh = m_e[:, None] & m_h[None, :]
+        o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
         i_src = tl.load(p_src + start + o_e, mask=m_e, other=0)
-        o_x = offset(i_src, H * C)[:, None, None] + o_hc[None, :, :]
-        b_x = tl.load(p_x + o_x, mask=m_e[:, None, None] & m_hc[None, :, :], other=0.0).to(tl.float32)
+        b_x = gather_features(p_x, i_src, o_hc, m_e, m_hc, H * C)
         b_e = gather(p_inverse, i_src, i_h, m_eh, H) * tl.sum(b_x * b_query[None, :, :], 2)
-        b_top, b_shrink, b_exp = online_softmax(tl.where(m_eh, b_e, float("-inf")), b_top)
-        b_mass = b_mass * b_shrink[None, :] + b_exp
-        b_w = b_exp
-        if p_seed is not None:
-            i_name = edge_id(p_names, start + o_e, m_e)
-            b_w *= draw(p_seed, i_name, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
-        b_out = b_out * b_shrink[:, None] + tl.sum(b_w[:, :, None] * b_x, 0)
+        b_keep = keep(p_seed, p_dropout_ids, start + o_e, m_e, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
+        b_top, b_mass, b_out, _, _ = attend(b_e, b_x, b_keep, b_top, b_mass, b_out, m_eh)
 
-    b_mass = tl.sum(b_mass, 0)
-    b_mass = tl.where(b_mass == 0.0, 1.0, b_mass)
-    b_lse = b_top + tl.log2(b_mass) * LN2
-    b_out /= b_mass[:, None]
-    if p_chunks is not None:
-        tl.store(p_chunks + offset(tl.program_id(0), 2 * H * C) + o_hc, b_out, mask=m_hc & is_chunk)
-        tl.store(p_chunks_h + offset(tl.program_id(0), 2 * H) + i_h, b_lse, mask=m_h & is_chunk)
-    tl.store(p_out + o_row, b_out, mask=m_hc & is_whole)
-    tl.store(p_lse + o_row_h, finite(b_lse), mask=m_h & is_whole)
+    b_mass = total_mass(b_mass)
+    store_attended(
+        p_out, p_lse, p_chunks, p_chunks_h, b_top, b_mass, b_out, i_row, i_h, o_hc, m_h, m_hc, is_whole, is_chunk, H, C
+    )
 
 
 @triton.jit(do_not_specialize=["num_chunks", "threshold", "models"])
@@ -100,7 +94,7 @@ def _backward_dst_kernel(
     p_chunk_row,
     p_chunk_start,
     p_seed,
-    p_names,
+    p_dropout_ids,
     p_grad_query,
     p_chunks,
     num_chunks,
@@ -121,11 +115,7 @@ def _backward_dst_kernel(
     """
     H = all_models(EACH, models)
     i_row, start, count, is_whole, is_chunk = work_item(p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT)
-    i_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    o_c = tl.arange(0, BLOCK_C)
-    o_hc = i_h[:, None] * C + o_c[None, :]
-    m_h = i_h < H
-    m_hc = m_h[:, None] & (o_c < C)[None, :]
+    i_h, o_hc, m_h, m_hc = slab(H, C, BLOCK_H, BLOCK_C)
     o_row, o_item = offset(i_row, H * C) + o_hc, offset(tl.program_id(0), H * C) + o_hc
     b_query, b_grad = load_row(p_query, o_row, m_hc), load_row(p_grad, o_row, m_hc)
     b_lse = load_row(p_lse, offset(i_row, H) + i_h, m_h)
@@ -133,30 +123,18 @@ def _backward_dst_kernel(
 
     b_grad_query = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
     for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
-        o_e = o_first + tl.arange(0, BLOCK_E)
-        m_e = o_e < count
-        m_eh = m_e[:, None] & m_h[None, :]
+        o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
         i_src = tl.load(p_src + start + o_e, mask=m_e, other=0)
-        o_x = offset(i_src, H * C)[:, None, None] + o_hc[None, :, :]
-        b_x = tl.load(p_x + o_x, mask=m_e[:, None, None] & m_hc[None, :, :], other=0.0).to(tl.float32)
+        b_x = gather_features(p_x, i_src, o_hc, m_e, m_hc, H * C)
         b_g = tl.sum(b_x * b_grad[None, :, :], 2)
         b_inverse = gather(p_inverse, i_src, i_h, m_eh, H)
         b_alpha = alpha(b_inverse * tl.sum(b_x * b_query[None, :, :], 2), b_lse, 1.0, m_eh)
-        b_w = b_alpha
-        if p_seed is not None:
-            i_name = edge_id(p_names, start + o_e, m_e)
-            b_keep = draw(p_seed, i_name, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
-            b_w *= b_keep
-            b_g *= b_keep
-        b_f = b_inverse * (b_alpha * (b_g - b_mean))
-        p_edge = p_weights + offset(start + o_e, 2 * H)[:, None] + i_h[None, :]
-        tl.store(p_edge, b_w, mask=m_eh)
-        tl.store(p_edge + H, b_f, mask=m_eh)
+        b_keep = keep(p_seed, p_dropout_ids, start + o_e, m_e, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
+        b_f = b_inverse * (b_alpha * (b_g * b_keep - b_mean))
+        store_edges(p_weights, start + o_e, i_h, m_eh, b_alpha * b_keep, b_f, H)
         b_grad_query += tl.sum(b_f[:, :, None] * b_x, 0)
 
-    tl.store(p_grad_query + o_row, b_grad_query, mask=m_hc & is_whole)
-    if p_chunks is not None:
-        tl.store(p_chunks + o_item, b_grad_query, mask=m_hc & is_chunk)
+    store_row(p_grad_query, p_chunks, o_row, o_item, b_grad_query, m_hc, is_whole, is_chunk)
 
 
 @triton.jit(do_not_specialize=["num_chunks", "models"])
@@ -186,36 +164,23 @@ def _backward_src_kernel(
     """For one src j: sum_i k_ij alpha_ij dO_i and B_j = sum_i f_ij q_i, from what the pass over dst left."""
     H = all_models(EACH, models)
     i_row, start, count, is_whole, is_chunk = work_item(p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT)
-    i_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    o_c = tl.arange(0, BLOCK_C)
-    o_hc = i_h[:, None] * C + o_c[None, :]
-    m_h = i_h < H
-    m_hc = m_h[:, None] & (o_c < C)[None, :]
+    i_h, o_hc, m_h, m_hc = slab(H, C, BLOCK_H, BLOCK_C)
     o_row, o_item = offset(i_row, H * C) + o_hc, offset(tl.program_id(0), H * C) + o_hc
 
     b_sum = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
     b_across = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
     for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
-        o_e = o_first + tl.arange(0, BLOCK_E)
-        m_e = o_e < count
-        m_eh = m_e[:, None] & m_h[None, :]
-        m_ehc = m_e[:, None, None] & m_hc[None, :, :]
+        o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
         i_dst = tl.load(p_dst + start + o_e, mask=m_e, other=0)
         i_place = tl.load(p_place + start + o_e, mask=m_e, other=0)
-        o_dst = offset(i_dst, H * C)[:, None, None] + o_hc[None, :, :]
-        p_edge = p_weights + offset(i_place, 2 * H)[:, None] + i_h[None, :]
-        b_w = tl.load(p_edge, mask=m_eh, other=0.0)
-        b_f = tl.load(p_edge + H, mask=m_eh, other=0.0)
-        b_grad = tl.load(p_grad + o_dst, mask=m_ehc, other=0.0).to(tl.float32)
-        b_query = tl.load(p_query + o_dst, mask=m_ehc, other=0.0)
+        b_w, b_f = load_edges(p_weights, i_place, i_h, m_eh, H)
+        b_grad = gather_features(p_grad, i_dst, o_hc, m_e, m_hc, H * C)
+        b_query = gather_features(p_query, i_dst, o_hc, m_e, m_hc, H * C)
         b_sum += tl.sum(b_w[:, :, None] * b_grad, 0)
         b_across += tl.sum(b_f[:, :, None] * b_query, 0)
 
-    tl.store(p_grad_x + o_row, b_sum, mask=m_hc & is_whole)
-    tl.store(p_across + o_row, b_across, mask=m_hc & is_whole)
-    if p_chunks is not None:
-        tl.store(p_chunks + o_item, b_sum, mask=m_hc & is_chunk)
-        tl.store(p_chunks_across + o_item, b_across, mask=m_hc & is_chunk)
+    store_row(p_grad_x, p_chunks, o_row, o_item, b_sum, m_hc, is_whole, is_chunk)
+    store_row(p_across, p_chunks_across, o_row, o_item, b_across, m_hc, is_whole, is_chunk)
 
 
 def forward(
@@ -230,28 +195,8 @@ def forward(
     """Return the output `[N_dst, H, C]` in `dtype` and the log-sum-exp `[N_dst, H]`."""
     models = x.shape[:-3]
     x, query, inverse = beside(models, x, score.queries(torch.float32), inverse_norm(widened(x)))
-    _, heads, channels = x.shape
-    out = x.new_empty(edges.num_dst, heads, channels, dtype=dtype)
-    lse = x.new_empty(edges.num_dst, heads, dtype=torch.float32)
-    if out.numel() == 0:
-        return apart(models, out, lse.zero_())
-    walk = Walk(edges, "dst", models.numel(), heads, channels)
-    held, held_h = walk.hold(2, heads, channels), walk.hold(2, heads)
-    with torch.cuda.device_of(x):
-        _forward_kernel[(walk.items, walk.slabs)](
-            p_x=x,
-            p_query=query,
-            p_inverse=inverse,
-            p_src=edges.src,
-            p_out=out,
-            p_lse=lse,
-            p_chunks=held,
-            p_chunks_h=held_h,
-            **drop_arguments(dropout, seed, edges.dropout_ids_by_dst),
-            **walk.arguments,
-        )
-        steps.merge(walk, held, held_h, out, lse)
-    return apart(models, out, lse)
+    operands = {"p_query": query, "p_inverse": inverse}
+    return apart(models, *forward_pass(_forward_kernel, x, edges, models.numel(), dropout, seed, dtype, **operands))
 
 
 def backward(

@@ -10,20 +10,87 @@ import triton.language as tl
 from torch import Tensor
 
 from ...graph.edges import Edges
-from ...kernels.gpu.draw import draw, drop_arguments
+from ...kernels.gpu.draw import drop_arguments, keep
 from ...kernels.gpu.rows import (
     Walk,
     all_models,
     apart,
     beside,
-    edge_id,
+    block_of_edges,
+    gather_features,
     load_row,
     offset,
+    slab,
+    store_row,
     work_item,
 )
-from ..steps import gpu as steps
-from ..steps.gpu import alpha, leaky
+from ..steps.gpu import alpha, attend, forward_pass, leaky, load_edges, store_attended, store_edges, total_mass
 from . import Dot, GATv2
+
+
+@triton.jit
+def _score(b_x, b_x_dst, b_att, p_att, slope, scale):
+    """e_ij of a block of edges."""
+    if p_att is not None:
+        return tl.sum(b_att[None, :, :] * leaky(b_x + b_x_dst[None, :, :], slope), 2)
+    else:
+        return tl.sum(b_x * b_x_dst[None, :, :], 2) * scale
+
+
+@triton.jit(do_not_specialize=["num_chunks", "threshold", "models"])
+def _forward_kernel(
+    p_x,
+    p_x_dst,
+    p_att,
+    p_ptr,
+    p_src,
+    p_chunk_row,
+    p_chunk_start,
+    p_seed,
+    p_dropout_ids,
+    p_out,
+    p_lse,
+    p_chunks,
+    p_chunks_h,
+    num_chunks,
+    models,
+    slope,
+    scale,
+    threshold,
+    keep_scale,
+    EACH: tl.constexpr,
+    C: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """For one dst i: O_i and lse_i for e_ij = att . LeakyReLU(x_j + x_i), or scale <x_i, x_j> without att.
+
+    A chunk leaves O in `p_chunks` and lse in `p_chunks_h`.
+    """
+    H = all_models(EACH, models)
+    i_row, start, count, is_whole, is_chunk = work_item(p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT)
+    i_h, o_hc, m_h, m_hc = slab(H, C, BLOCK_H, BLOCK_C)
+    b_x_dst, b_att = load_row(p_x_dst, offset(i_row, H * C) + o_hc, m_hc), load_row(p_att, o_hc, m_hc)
+
+    b_top = tl.full([BLOCK_H], float("-inf"), tl.float32)
+    b_mass = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)  # summed over edges at the end
+    b_out = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
+    for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
+        o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
+        i_src = tl.load(p_src + start + o_e, mask=m_e, other=0)
+        b_x = gather_features(p_x, i_src, o_hc, m_e, m_hc, H * C)
+        b_e = _score(b_x, b_x_dst, b_att, p_att, slope, scale)
+        b_keep = keep(p_seed, p_dropout_ids, start + o_e, m_e, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
+        b_top, b_mass, b_out, _, _ = attend(b_e, b_x, b_keep, b_top, b_mass, b_out, m_eh)
+
+    b_mass = total_mass(b_mass)
+    store_attended(
+        p_out, p_lse, p_chunks, p_chunks_h, b_top, b_mass, b_out, i_row, i_h, o_hc, m_h, m_hc, is_whole, is_chunk, H, C
+    )
+
 
 # Backward, pair. D as above and grad e_ij = alpha_ij (g_ij - D_i); grad z_ij = att grad e_ij LeakyReLU'(z_ij) with
 # z_ij = x_j + x_i, or for the scaled product scale grad e_ij times the other end's features.
@@ -43,7 +110,7 @@ def _backward_dst_kernel(
     p_chunk_row,
     p_chunk_start,
     p_seed,
-    p_names,
+    p_dropout_ids,
     p_grad_x_dst,
     p_grad_att,
     p_chunks,
@@ -67,11 +134,7 @@ def _backward_dst_kernel(
     """
     H = all_models(EACH, models)
     i_row, start, count, is_whole, is_chunk = work_item(p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT)
-    i_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    o_c = tl.arange(0, BLOCK_C)
-    o_hc = i_h[:, None] * C + o_c[None, :]
-    m_h = i_h < H
-    m_hc = m_h[:, None] & (o_c < C)[None, :]
+    i_h, o_hc, m_h, m_hc = slab(H, C, BLOCK_H, BLOCK_C)
     o_row, o_item = offset(i_row, H * C) + o_hc, offset(tl.program_id(0), H * C) + o_hc
     b_x_dst, b_att = load_row(p_x_dst, o_row, m_hc), load_row(p_att, o_hc, m_hc)
     b_grad, b_lse = load_row(p_grad, o_row, m_hc), load_row(p_lse, offset(i_row, H) + i_h, m_h)
@@ -80,29 +143,15 @@ def _backward_dst_kernel(
     b_grad_x_dst = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
     b_grad_att = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
     for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
-        o_e = o_first + tl.arange(0, BLOCK_E)
-        m_e = o_e < count
-        m_eh = m_e[:, None] & m_h[None, :]
+        o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
         i_src = tl.load(p_src + start + o_e, mask=m_e, other=0)
-        o_x = offset(i_src, H * C)[:, None, None] + o_hc[None, :, :]
-        b_x = tl.load(p_x + o_x, mask=m_e[:, None, None] & m_hc[None, :, :], other=0.0).to(tl.float32)
+        b_x = gather_features(p_x, i_src, o_hc, m_e, m_hc, H * C)
         b_z = b_x + b_x_dst[None, :, :]
         b_g = tl.sum(b_x * b_grad[None, :, :], 2)
-        if p_att is not None:
-            b_e = tl.sum(b_att[None, :, :] * leaky(b_z, slope), 2)
-        else:
-            b_e = tl.sum(b_x * b_x_dst[None, :, :], 2) * scale
-        b_alpha = alpha(b_e, b_lse, 1.0, m_eh)
-        b_w = b_alpha
-        if p_seed is not None:
-            i_name = edge_id(p_names, start + o_e, m_e)
-            b_keep = draw(p_seed, i_name, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
-            b_w *= b_keep
-            b_g *= b_keep
-        b_grad_e = b_alpha * (b_g - b_mean)
-        p_edge = p_weights + offset(start + o_e, 2 * H)[:, None] + i_h[None, :]
-        tl.store(p_edge, b_w, mask=m_eh)
-        tl.store(p_edge + H, b_grad_e, mask=m_eh)
+        b_alpha = alpha(_score(b_x, b_x_dst, b_att, p_att, slope, scale), b_lse, 1.0, m_eh)
+        b_keep = keep(p_seed, p_dropout_ids, start + o_e, m_e, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
+        b_grad_e = b_alpha * (b_g * b_keep - b_mean)
+        store_edges(p_weights, start + o_e, i_h, m_eh, b_alpha * b_keep, b_grad_e, H)
         if p_att is not None:
             b_grad_x_dst += tl.sum(b_grad_e[:, :, None] * tl.where(b_z > 0.0, 1.0, slope), 0)
             b_grad_att += tl.sum(b_grad_e[:, :, None] * leaky(b_z, slope), 0)
@@ -110,9 +159,7 @@ def _backward_dst_kernel(
             b_grad_x_dst += tl.sum(b_grad_e[:, :, None] * b_x, 0)
 
     b_grad_x_dst *= b_att if p_att is not None else scale
-    tl.store(p_grad_x_dst + o_row, b_grad_x_dst, mask=m_hc & is_whole)
-    if p_chunks is not None:
-        tl.store(p_chunks + o_item, b_grad_x_dst, mask=m_hc & is_chunk)
+    store_row(p_grad_x_dst, p_chunks, o_row, o_item, b_grad_x_dst, m_hc, is_whole, is_chunk)
     if p_grad_att is not None:
         tl.store(p_grad_att + o_item, b_grad_att, mask=m_hc)
 
@@ -146,38 +193,26 @@ def _backward_src_kernel(
     """For one src j: grad x_j = sum_i k_ij alpha_ij dO_i + grad z_ij, from what the pass over dst left."""
     H = all_models(EACH, models)
     i_row, start, count, is_whole, is_chunk = work_item(p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT)
-    i_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    o_c = tl.arange(0, BLOCK_C)
-    o_hc = i_h[:, None] * C + o_c[None, :]
-    m_h = i_h < H
-    m_hc = m_h[:, None] & (o_c < C)[None, :]
+    i_h, o_hc, m_h, m_hc = slab(H, C, BLOCK_H, BLOCK_C)
     o_row, o_item = offset(i_row, H * C) + o_hc, offset(tl.program_id(0), H * C) + o_hc
     b_x, b_att = load_row(p_x, o_row, m_hc), load_row(p_att, o_hc, m_hc)
 
     b_sum = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)  # of k alpha dO
     b_sum_z = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)  # of grad z, less its constant factor
     for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
-        o_e = o_first + tl.arange(0, BLOCK_E)
-        m_e = o_e < count
-        m_eh = m_e[:, None] & m_h[None, :]
-        m_ehc = m_e[:, None, None] & m_hc[None, :, :]
+        o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
         i_dst = tl.load(p_dst + start + o_e, mask=m_e, other=0)
         i_place = tl.load(p_place + start + o_e, mask=m_e, other=0)
-        o_dst = offset(i_dst, H * C)[:, None, None] + o_hc[None, :, :]
-        p_edge = p_weights + offset(i_place, 2 * H)[:, None] + i_h[None, :]
-        b_w = tl.load(p_edge, mask=m_eh, other=0.0)
-        b_grad_e = tl.load(p_edge + H, mask=m_eh, other=0.0)
-        b_grad = tl.load(p_grad + o_dst, mask=m_ehc, other=0.0).to(tl.float32)
-        b_x_dst = tl.load(p_x_dst + o_dst, mask=m_ehc, other=0.0).to(tl.float32)
+        b_w, b_grad_e = load_edges(p_weights, i_place, i_h, m_eh, H)
+        b_grad = gather_features(p_grad, i_dst, o_hc, m_e, m_hc, H * C)
+        b_x_dst = gather_features(p_x_dst, i_dst, o_hc, m_e, m_hc, H * C)
         b_sum += tl.sum(b_w[:, :, None] * b_grad, 0)
         if p_att is not None:
             b_x_dst = tl.where(b_x + b_x_dst > 0.0, 1.0, slope)
         b_sum_z += tl.sum(b_grad_e[:, :, None] * b_x_dst, 0)
 
     b_sum += b_sum_z * (b_att if p_att is not None else scale)
-    tl.store(p_grad_x + o_row, b_sum, mask=m_hc & is_whole)
-    if p_chunks is not None:
-        tl.store(p_chunks + o_item, b_sum, mask=m_hc & is_chunk)
+    store_row(p_grad_x, p_chunks, o_row, o_item, b_sum, m_hc, is_whole, is_chunk)
 
 
 def forward(
@@ -190,8 +225,16 @@ def forward(
     saves_output: bool,
 ) -> tuple[Tensor, ...]:
     """Return the output `[N_dst, H, C]` in `dtype` and log-sum-exp `[N_dst, H]` of a score by both ends' features."""
-    slope = score.negative_slope
-    return steps.forward(x, score.x_dst, score.att, None, None, None, edges, slope, dropout, seed, dtype, False)
+    models = x.shape[:-3]
+    x, x_dst = beside(models, x, score.x_dst)
+    operands = {"p_x_dst": x_dst, **_constants(score, x.size(-1))}
+    return apart(models, *forward_pass(_forward_kernel, x, edges, models.numel(), dropout, seed, dtype, **operands))
+
+
+def _constants(score: GATv2 | Dot, channels: int) -> dict[str, Any]:
+    """The kernels' arguments for the score."""
+    att = None if score.att is None else score.att.contiguous()
+    return {"p_att": att, "slope": float(score.negative_slope), "scale": max(channels, 1) ** -0.5}
 
 
 def backward(
@@ -219,8 +262,7 @@ def backward(
     held_dst, held_src = by_dst.hold(heads * channels), by_src.hold(heads * channels)
     held_att = None if att is None else x.new_empty(by_dst.items, heads, channels, dtype=torch.float32)
     shared: dict[str, Any] = {"p_grad": grad, "p_x": x, "p_x_dst": x_dst, "p_weights": weights}
-    shared |= {"p_att": None if att is None else att.contiguous()}
-    shared |= {"slope": float(score.negative_slope), "scale": channels**-0.5}
+    shared |= _constants(score, channels)
     _, dst, place = edges.transpose
     with torch.cuda.device_of(x):
         _backward_dst_kernel[(by_dst.items, by_dst.slabs)](

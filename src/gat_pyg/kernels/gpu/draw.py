@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .rows import edge_id
+
 
 @triton.jit
 def draw(
@@ -42,6 +44,27 @@ def draw(
 
 
 @triton.jit
+def keep(
+    p_seed,
+    p_dropout_ids,
+    i_place,
+    m_e,
+    threshold,
+    keep_scale,
+    models,
+    EACH: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    """Attention dropout k of the edges at `i_place` in the order grouped by dst; 1 if there is none."""
+    if p_seed is None:
+        return 1.0
+    else:
+        i_edge = edge_id(p_dropout_ids, i_place, m_e)
+        return draw(p_seed, i_edge, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
+
+
+@triton.jit
 def _of_model(p_seed, i_all, models, EACH: tl.constexpr):
     """The seed of the model that each of `i_all` belongs to, `EACH` to a model, and its number within that model."""
     if models is None:
@@ -51,11 +74,11 @@ def _of_model(p_seed, i_all, models, EACH: tl.constexpr):
         return tl.load(p_seed + i_model)[None, :], i_all - i_model * EACH
 
 
-def drop_arguments(dropout: float, seed: Tensor | None, names: Tensor | None = None) -> dict[str, Any]:
+def drop_arguments(dropout: float, seed: Tensor | None, ids: Tensor | None = None) -> dict[str, Any]:
     """Return the dropout arguments of a kernel; an edge is kept if its random word is at least the threshold."""
     if dropout == 0.0 or seed is None:
-        return {"p_seed": None, "p_names": None, "threshold": 0, "keep_scale": 1.0}
-    shared = {"p_seed": seed.contiguous(), "p_names": names}
+        return {"p_seed": None, "p_dropout_ids": None, "threshold": 0, "keep_scale": 1.0}
+    shared = {"p_seed": seed.contiguous(), "p_dropout_ids": ids}
     if dropout == 1.0:
         return {**shared, "threshold": 0, "keep_scale": 0.0}
     return {**shared, "threshold": int(dropout * 2**32), "keep_scale": 1.0 / (1.0 - dropout)}

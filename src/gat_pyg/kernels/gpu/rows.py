@@ -52,6 +52,38 @@ def work_item(p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT: tl.constexpr
 
 
 @triton.jit
+def slab(H, C, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr):
+    """The heads of the program, their features within a row, and the masks of the heads and features that exist."""
+    i_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    o_c = tl.arange(0, BLOCK_C)
+    m_h = i_h < H
+    return i_h, i_h[:, None] * C + o_c[None, :], m_h, m_h[:, None] & (o_c < C)[None, :]
+
+
+@triton.jit
+def block_of_edges(o_first, count, m_h, BLOCK_E: tl.constexpr):
+    """The offsets of the row's edges from `o_first` on, and the masks of those that exist, without and with heads."""
+    o_e = o_first + tl.arange(0, BLOCK_E)
+    m_e = o_e < count
+    return o_e, m_e, m_e[:, None] & m_h[None, :]
+
+
+@triton.jit
+def gather_features(p_x, i_row, o_hc, m_e, m_hc, WIDTH):
+    """`[edges, heads, channels]`: the features of one end of each edge, in float32."""
+    o_x = offset(i_row, WIDTH)[:, None, None] + o_hc[None, :, :]
+    return tl.load(p_x + o_x, mask=m_e[:, None, None] & m_hc[None, :, :], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_row(p_rows, p_chunks, o_row, o_chunk, b_row, m_row, is_whole, is_chunk):
+    """Store the result of a whole row, or that of a chunk in its own place."""
+    tl.store(p_rows + o_row, b_row, mask=m_row & is_whole)
+    if p_chunks is not None:
+        tl.store(p_chunks + o_chunk, b_row, mask=m_row & is_chunk)
+
+
+@triton.jit
 def gather(p_score, i_row, i_h, m_eh, H):
     """`[edges, heads]`: a term of the score in float32, 0 where there is none."""
     if p_score is None:
