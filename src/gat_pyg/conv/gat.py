@@ -226,11 +226,59 @@ class GATConv(_AttentionConv):
             IndexError: if an id in `edge_index` has no row in x.
             NotImplementedError: for edge features and self-loops on a sparse adjacency.
         """
-        H, C = self.heads, self.out_channels
         if not torch.jit.is_scripting():
             _check_call(x, edge_index, edge_attr, self.in_channels)
             size = _whole_size(size, x)
 
+        x_src, x_dst, res = self._project(x, size)
+
+        if not torch.jit.is_scripting():
+            if not self._needs_messages(x, x_src, x_dst, edge_index, edge_attr, return_attention_weights):
+                out, adjacency, alpha = self._attend(
+                    x, x_src, x_dst, edge_index, edge_attr, size, return_attention_weights
+                )
+                out = self._finish(out, res, not is_compiling() and is_spent(out))
+                return (out, _attention(adjacency, alpha)) if return_attention_weights else out
+
+        if isinstance(edge_index, Tensor):
+            edge_index = self._as_pyg_takes_it(edge_index)
+        if self.add_self_loops:
+            num_src, num_dst = x_src.size(0), x_src.size(0) if x_dst is None else x_dst.size(0)
+            if size is not None:
+                num_src, num_dst = size
+            if isinstance(edge_index, Tensor):
+                edge_index, edge_attr = self._replace_loops(edge_index, edge_attr, num_src, num_dst)
+            elif isinstance(edge_index, SparseTensor):
+                edge_index = self._set_diag(edge_index)
+
+        score: OptTensor = None
+        if self.mechanism is not None:
+            assert x_dst is not None
+            if edge_attr is not None and edge_attr.dim() == 1:
+                edge_attr = edge_attr.view(-1, 1)
+            i, j = (1, 0) if self.flow == "source_to_target" else (0, 1)
+            score = self.mechanism(self._lift(x_dst, edge_index, i), self._lift(x_src, edge_index, j), edge_attr)
+
+        # edge_updater_type: (alpha: OptPairTensor, edge_attr: OptTensor, score: OptTensor)
+        alpha = self.edge_updater(
+            edge_index, alpha=self._halves(x_src, x_dst), edge_attr=edge_attr, score=score, size=size
+        )
+
+        # propagate_type: (x: OptPairTensor, alpha: Tensor)
+        out = self._finish(self.propagate(edge_index, x=(x_src, x_dst), alpha=alpha, size=size), res)
+
+        if not torch.jit.is_scripting():
+            return (out, _attention(edge_index, alpha)) if return_attention_weights else out
+        if isinstance(return_attention_weights, bool):
+            if isinstance(edge_index, Tensor):
+                return out, (edge_index, alpha)
+            elif isinstance(edge_index, SparseTensor):
+                return out, edge_index.set_value(alpha, layout="coo")
+        return out
+
+    def _project(self, x: Union[Tensor, OptPairTensor], size: Size) -> Tuple[Tensor, OptTensor, OptTensor]:
+        """W h `[N, H, C]` of src and of dst, and what the skip connection adds."""
+        H, C = self.heads, self.out_channels
         res: OptTensor = None
         if isinstance(x, Tensor):
             if self.res is not None:
@@ -257,56 +305,17 @@ class GATConv(_AttentionConv):
                 x_src = self.lin_src(x_src).view(-1, H, C)
                 if x_dst is not None:
                     x_dst = self.lin_dst(x_dst).view(-1, H, C)
+        return x_src, x_dst, res
 
-        if not torch.jit.is_scripting():
-            if not self._needs_messages(x, x_src, x_dst, edge_index, edge_attr, return_attention_weights):
-                out, adjacency, alpha = self._attend(
-                    x, x_src, x_dst, edge_index, edge_attr, size, return_attention_weights
-                )
-                out = self._finish(out, res, not is_compiling() and is_spent(out))
-                return (out, _attention(adjacency, alpha)) if return_attention_weights else out
-
-        # a^T [W h_i || W h_j] = a_dst . W h_i + a_src . W h_j; constant attention scores 0.
+    def _halves(self, x_src: Tensor, x_dst: OptTensor) -> OptPairTensor:
+        """a_src . W h_j and a_dst . W h_i, `[N, H]` each, whose sum is a^T [W h_i || W h_j]; zeros without a."""
         if self.att_src is not None and self.att_dst is not None:
             alpha_src = (x_src * self.att_src).sum(dim=-1)
             alpha_dst = None if x_dst is None else (x_dst * self.att_dst).sum(dim=-1)
         else:
-            alpha_src = x_src.new_zeros(x_src.size(0), H)
+            alpha_src = x_src.new_zeros(x_src.size(0), self.heads)
             alpha_dst = None
-
-        if isinstance(edge_index, Tensor):
-            edge_index = self._as_pyg_takes_it(edge_index)
-        if self.add_self_loops:
-            num_src, num_dst = x_src.size(0), x_src.size(0) if x_dst is None else x_dst.size(0)
-            if size is not None:
-                num_src, num_dst = size
-            if isinstance(edge_index, Tensor):
-                edge_index, edge_attr = self._replace_loops(edge_index, edge_attr, num_src, num_dst)
-            elif isinstance(edge_index, SparseTensor):
-                edge_index = self._set_diag(edge_index)
-
-        score: OptTensor = None
-        if self.mechanism is not None:
-            assert x_dst is not None
-            if edge_attr is not None and edge_attr.dim() == 1:
-                edge_attr = edge_attr.view(-1, 1)
-            i, j = (1, 0) if self.flow == "source_to_target" else (0, 1)
-            score = self.mechanism(self._lift(x_dst, edge_index, i), self._lift(x_src, edge_index, j), edge_attr)
-
-        # edge_updater_type: (alpha: OptPairTensor, edge_attr: OptTensor, score: OptTensor)
-        alpha = self.edge_updater(edge_index, alpha=(alpha_src, alpha_dst), edge_attr=edge_attr, score=score, size=size)
-
-        # propagate_type: (x: OptPairTensor, alpha: Tensor)
-        out = self._finish(self.propagate(edge_index, x=(x_src, x_dst), alpha=alpha, size=size), res)
-
-        if not torch.jit.is_scripting():
-            return (out, _attention(edge_index, alpha)) if return_attention_weights else out
-        if isinstance(return_attention_weights, bool):
-            if isinstance(edge_index, Tensor):
-                return out, (edge_index, alpha)
-            elif isinstance(edge_index, SparseTensor):
-                return out, edge_index.set_value(alpha, layout="coo")
-        return out
+        return alpha_src, alpha_dst
 
     def edge_update(
         self,
@@ -348,10 +357,7 @@ class GATConv(_AttentionConv):
             folded = torch.einsum("ehc,hcf->ehf", both, weight).flatten(0, 1)
             scores = linear(SparseFeatures(x), folded.t()) if is_sparse_features(x) else F.linear(x, folded)
             return scores[:, : self.heads], scores[: None if x_dst is None else x_dst.size(0), self.heads :]
-        return (
-            (x_src * self.att_src).sum(dim=-1),
-            None if x_dst is None else (x_dst * self.att_dst).sum(dim=-1),
-        )
+        return self._halves(x_src, x_dst)
 
     def _score(self, x: Any, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor) -> Optional[Score]:
         if self.mechanism is not None:
