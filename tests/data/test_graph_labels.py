@@ -83,7 +83,7 @@ def test_what_cannot_be_is_refused(change: dict[str, Any], folds: dict[str, Any]
 
 def test_one_graph_in_all_splits_has_no_labels_of_graphs():
     data = graphs()[0]
-    with pytest.raises(ValueError, match="one graph is in all three splits, but it has one label"):
+    with pytest.raises(ValueError, match="the single graph has only one label, but is used in all three splits"):
         GraphLabels(2).check_splits(data, "one")
 
 

@@ -203,7 +203,7 @@ data, mask = Data(**arrays), arrays["test_mask"]
     assert (shape, names) == ([1797, 10], None)
     trained, data = load(result.run_dir), digits().test[0]
     with pytest.warns(
-        UserWarning, match=r"row of x has the sum 313 .*, those that the run was trained on 15\.7 to 24\.8"
+        UserWarning, match=r"row of x has the sum 313 .*, but those of the run.s training data 15\.7 to 24\.8"
     ):
         trained(16 * data.x, data.edge_index, edge_attr=torch.ones(data.num_edges, 1))
     with pytest.raises(ValueError, match=r"edge_attr is missing, expected \(E, 1\)"):

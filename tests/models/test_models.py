@@ -332,6 +332,6 @@ def test_nodes_get_from_what_they_see_what_the_whole_graph_gives_them(options: d
 
 def test_a_model_asks_for_as_many_hops_as_it_has_layers():
     model = GAT(4, [4, 4], 3, [1, 1, 1])
-    with pytest.raises(ValueError, match="nodes of 3 hops and edges of 2, expected at least the edges of 3 hops"):
+    with pytest.raises(ValueError, match="per_hop has 3 entries and .* 2, expected edges of at least 3 hops"):
         model(torch.ones(2, 4), RANDOM.index[:, :0], None, [1, 1, 0], [0, 0])
     assert GAT(4, [4], 3, [1, 1], flow="target_to_source").num_hops is None

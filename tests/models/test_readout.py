@@ -62,7 +62,7 @@ def test_edge_features_and_decayed_parameters_are_those_of_the_model():
 def test_a_model_with_a_loss_over_nodes_is_refused():
     model = nn.Linear(6, 3)
     model.penalty = lambda out, data: out.sum()  # type: ignore[assignment]
-    with pytest.raises(ValueError, match="Linear has a loss of its own over nodes"):
+    with pytest.raises(ValueError, match="Linear has its own loss over nodes"):
         Readout(model)
 
 

@@ -174,11 +174,11 @@ def test_a_loader_or_a_model_that_will_not_do_is_refused():
     graph = random(40, 40, 300)
     data, model = Data(torch.randn(40, 6), graph.index), GAT(6, [4], 3, [2, 1])
     sampler = TorchSampler(graph.index, 40, [-1])
-    with pytest.raises(ValueError, match=r"in training mode, and would drop out. Call model.eval\(\) first"):
+    with pytest.raises(ValueError, match=r"in training mode, in which dropout is active\. Call model.eval\(\) first"):
         model.inference(NodeLoader(data, sampler, batch_size=8))
-    with pytest.raises(ValueError, match="The loader gives 5 of 40 nodes. Leave out its input_nodes"):
+    with pytest.raises(ValueError, match="The loader has 5 of 40 nodes. Leave out its input_nodes"):
         model.eval().inference(NodeLoader(data, sampler, torch.arange(5), batch_size=8))
-    with pytest.raises(ValueError, match="further than one hop"):
+    with pytest.raises(ValueError, match="more than one hop"):
         model.inference(NodeLoader(data, TorchSampler(graph.index, 40, [-1, -1]), batch_size=8))
 
 

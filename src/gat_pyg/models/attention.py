@@ -12,18 +12,18 @@ from torch_geometric.data import Data
 
 @torch.no_grad()
 def attention_of(model: nn.Module, data: Data) -> list[tuple[Any, Tensor]]:
-    """The attention coefficients of every layer of a model, ours or PyG's: those it has without dropout.
+    """Return the attention coefficients of every layer of a model, ours or PyG's, without dropout.
 
     Args:
         model: any module whose layers take `return_attention_weights`.
-        data: a graph with `x`, `edge_index` and, where the model takes them, `edge_attr`.
+        data: a graph with `x`, `edge_index` and, if the model takes them, `edge_attr`.
 
     Returns:
-        For each attention layer in the order they run, `(edge_index [2, E], alpha [E, H])`: the graph's edges in their
-        order without its own self-loops, then the loops that the layer adds.
+        For each attention layer in order of execution, `(edge_index [2, E], alpha [E, H])`: the graph's edges in their
+        order without self-loops, then the loops that the layer adds.
 
     Raises:
-        ValueError: if no layer gives its attention.
+        ValueError: if no layer takes `return_attention_weights`.
 
     Example:
         >>> from gat_pyg import GAT
@@ -31,21 +31,21 @@ def attention_of(model: nn.Module, data: Data) -> list[tuple[Any, Tensor]]:
         >>> [alpha.shape for _, alpha in attention_of(GAT(16, [8], 7, heads=[8, 1]), data)]
         [torch.Size([5, 8]), torch.Size([5, 1])]
     """
-    found: list[tuple[Any, Tensor]] = []
+    results: list[tuple[Any, Tensor]] = []
 
-    def ask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def request(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args, {**kwargs, "return_attention_weights": True}
 
-    def take(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+    def collect(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         out, attention = output
-        found.append(attention)
+        results.append(attention)
         return out
 
     layers = [m for m in model.modules() if "return_attention_weights" in inspect.signature(m.forward).parameters]
     if not layers:
         raise ValueError(f"no layer of {type(model).__name__} takes return_attention_weights: there is no attention.")
-    handles = [layer.register_forward_pre_hook(ask, with_kwargs=True) for layer in layers]
-    handles += [layer.register_forward_hook(take, with_kwargs=True) for layer in layers]
+    handles = [layer.register_forward_pre_hook(request, with_kwargs=True) for layer in layers]
+    handles += [layer.register_forward_hook(collect, with_kwargs=True) for layer in layers]
     was_training = model.training
     try:
         model.eval()
@@ -55,4 +55,4 @@ def attention_of(model: nn.Module, data: Data) -> list[tuple[Any, Tensor]]:
         model.train(was_training)
         for handle in handles:
             handle.remove()
-    return found
+    return results

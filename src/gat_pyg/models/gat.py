@@ -1,4 +1,4 @@
-"""Graph attention networks: stacks of the layer with the paper's presets."""
+"""Graph attention networks: models of several layers, with the paper's presets."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ class GAT(nn.Module):
 
     Hidden layers concatenate their heads, equation (5); the last one averages them and has no activation, equation (6).
     In training, dropout acts on every layer's input and on the attention coefficients. Input features may be a
-    torch.sparse CSR matrix: then it acts on the non-zeros, which comes to the same, and nothing is made dense.
+    torch.sparse CSR matrix. Dropout then acts on the non-zeros, which is equivalent, and nothing becomes dense.
 
-    With the numbers of nodes and edges per hop that a batch of PyG's `NeighborLoader` tells, each layer leaves out what
-    no later one looks at; with as many hops as layers the output has the rows of hop 0, the batch's own nodes.
+    With the numbers of nodes and edges per hop of a batch from PyG's `NeighborLoader`, each layer skips the rows that
+    no later layer reads. With as many hops as layers, the output has the rows of hop 0, the seed nodes.
 
-    With `reproduction=True` the layers are those of the authors' code, which the paper's text leaves out in part: every
-    head draws its own input dropout ("input_dropout") and its own Glorot weights ("init"), both score maps have a bias
-    ("score_bias"), W h is dropped once more after it was scored ("value_dropout"), and a skip connection is the dropped
-    input, through a projection with a bias per head where the widths differ ("skip"). A list of these takes some alone.
+    `reproduction=True` uses the layers of the authors' code, which differ from the paper's text: every head draws its
+    own input dropout ("input_dropout") and its own Glorot weights ("init"), both score maps have a bias ("score_bias"),
+    there is dropout of W h after the scores ("value_dropout"), and a skip connection takes the input after dropout,
+    with a projection with a bias for each head if the widths differ ("skip"). A list selects some of these.
 
     Args:
         in_channels: F, the number of input features.
-        hidden_channels: C of each hidden layer; as many as there are hidden layers, none for a single layer.
+        hidden_channels: C of each hidden layer; empty for a single layer.
         out_channels: K, the number of classes or labels.
-        heads: H of each layer, the last one included.
-        dropout: p, of the layers' inputs and of the attention coefficients.
-        residual: which layers have a skip connection: one bool for each, or one for all hidden layers after the first.
-        mechanism: "additive", as in `GATConv`; a module serves all layers.
+        heads: H of each layer, including the last.
+        dropout: p, for the layers' inputs and the attention coefficients.
+        residual: the layers with a skip connection: one bool per layer, or one for all hidden layers after the first.
+        mechanism: as in `GATConv`; a module is shared by all layers.
         negative_slope: of the LeakyReLU.
         edge_dim: the number of edge features, if any.
-        reproduction: whether to use the authors' form of the layer, or what of it.
-        **kwargs: of `GATConv`.
+        reproduction: if true, the layers are those of the authors' code; a list selects some of their differences.
+        **kwargs: further arguments of `GATConv`.
 
     Raises:
-        ValueError: if the lists do not fit each other or an argument is out of range.
+        ValueError: if the lengths of the lists differ or an argument is out of range.
 
     Example:
         >>> model = GAT(16, [8], 7, heads=[8, 1], dropout=0.6)
@@ -89,20 +89,20 @@ class GAT(nn.Module):
             )
         if isinstance(residual, bool):
             residual = [residual and 0 < layer < depth - 1 for layer in range(depth)]
-        for name, given in (("heads", heads), ("residual", residual)):
-            if isinstance(given, int):
-                raise ValueError(f"{name} is {given}, expected a list with one entry per layer: {[given] * depth}.")
-            if len(given) != depth:
+        for name, value in (("heads", heads), ("residual", residual)):
+            if isinstance(value, int):
+                raise ValueError(f"{name} is {value}, expected a list with one entry per layer: {[value] * depth}.")
+            if len(value) != depth:
                 raise ValueError(
-                    f"{name} has {len(given)} entries, expected {depth}: one for each of the {depth - 1} hidden layers "
+                    f"{name} has {len(value)} entries, expected {depth}: one for each of the {depth - 1} hidden layers "
                     f"and one for the output layer."
                 )
-        some = [reproduction] if isinstance(reproduction, str) else reproduction or ()
-        of_authors = AUTHORS if some is True else tuple(some)
+        selected = [reproduction] if isinstance(reproduction, str) else reproduction or ()
+        of_authors = AUTHORS if selected is True else tuple(selected)
         if of_authors and (edge_dim is not None or not scored_by_layer(mechanism) or kwargs):
             raise ValueError(
-                f"reproduction={reproduction} is the authors' layer: it has no edge features, no other mechanisms and "
-                "no further options."
+                f"reproduction={reproduction} uses the authors' layer, which has no edge features, no other mechanisms "
+                "and no further options."
             )
         self.dropout = dropout
         self.reproduction = bool(of_authors)
@@ -125,7 +125,11 @@ class GAT(nn.Module):
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> GAT:
-        """A network of the paper: "cora", "citeseer", "pubmed", "ppi" or "const_ppi", with `changes` to its arguments.
+        """Build a network of the paper: "cora", "citeseer", "pubmed", "ppi" or "const_ppi".
+
+        Args:
+            name: the name of the network.
+            **changes: arguments that replace those of the paper.
 
         Raises:
             ValueError: if there is no such network.
@@ -139,7 +143,7 @@ class GAT(nn.Module):
         return cls(**{**PRESETS[name], **changes})
 
     def reset_parameters(self) -> None:
-        """Draw every parameter anew."""
+        """Initialise all parameters again."""
         for conv in self.convs:
             conv.reset_parameters()  # type: ignore[operator]
 
@@ -157,16 +161,16 @@ class GAT(nn.Module):
         num_sampled_nodes_per_hop: Sequence[int] | None = None,
         num_sampled_edges_per_hop: Sequence[int] | None = None,
     ) -> Tensor:
-        """`[N, F]`, dense or torch.sparse CSR, to logits `[N, K]`; `edge_index` and `edge_attr` as in `GATConv`.
+        """Return logits `[N, K]` for x `[N, F]`, dense or torch.sparse CSR, and a graph as in `GATConv`.
 
         Raises:
-            ValueError: if there are numbers per hop, and fewer hops than layers.
+            ValueError: if there are numbers per hop, but fewer hops than layers.
         """
         nodes, edges = list(num_sampled_nodes_per_hop or ()), list(num_sampled_edges_per_hop or ())
         if edges and not len(self.convs) <= len(edges) == len(nodes) - 1:
             raise ValueError(
-                f"There are nodes of {len(nodes)} hops and edges of {len(edges)}, expected at least the edges of "
-                f"{len(self.convs)} hops, one a layer, and the nodes of one hop more."
+                f"num_sampled_nodes_per_hop has {len(nodes)} entries and num_sampled_edges_per_hop {len(edges)}, "
+                f"expected edges of at least {len(self.convs)} hops, one per layer, and nodes of one hop more."
             )
         for layer in range(len(self.convs)):
             size = None
@@ -179,7 +183,7 @@ class GAT(nn.Module):
 
     def _layer(self, layer: int, x: Tensor, edge_index: Any, edge_attr: Tensor | None, size: Any = None) -> Tensor:
         x = x if layer == 0 else F.elu(x)
-        if not self.reproduction:  # there, every head drops its own
+        if not self.reproduction:  # with it, each head of the layer has its own dropout
             x = dropout(x, self.dropout, self.training)
         out: Tensor = self.convs[layer](x, edge_index, edge_attr, size=size)
         return out
@@ -188,40 +192,40 @@ class GAT(nn.Module):
     def inference(
         self, loader: Any, device: torch.device | str | None = None, embedding_device: torch.device | str = "cpu"
     ) -> Tensor:
-        """The logits `[N, K]` of a whole graph, one layer after the other, in the memory of a batch of nodes.
+        """Return the logits `[N, K]` of a whole graph, computed layer by layer in batches of nodes.
 
-        Equal to calling the model on the graph, but for rounding. Beside a batch it holds the input and the output of
-        one layer, on `embedding_device`, whatever the depth. Arguments as of PyG's models.
+        The result is that of calling the model on the graph, up to rounding. Beside a batch, only the input and the
+        output of one layer are stored, on `embedding_device`. Arguments as in PyG's models.
 
         Args:
-            loader: batches of all nodes with all their neighbours, one hop away, from PyG's `NeighborLoader` or
+            loader: batches of all nodes with all their neighbours at one hop, from PyG's `NeighborLoader` or
                 `NodeLoader`: `NodeLoader(data, gat_pyg.training.TorchSampler(edge_index, N, [-1]), batch_size=1024)`.
-            device: where batches are computed; that of the model if None.
-            embedding_device: where all nodes' features are kept.
+            device: the device on which batches are computed, by default that of the model.
+            embedding_device: the device that stores the features of all nodes.
 
         Raises:
-            ValueError: if the model is in training mode, or the loader leaves out nodes or goes further than one hop.
+            ValueError: if the model is in training mode, or the loader omits nodes or samples more than one hop.
         """
         if self.training:
-            raise ValueError("The model is in training mode, and would drop out. Call model.eval() first.")
+            raise ValueError("The model is in training mode, in which dropout is active. Call model.eval() first.")
         weight = next(self.parameters())
         device = weight.device if device is None else device
-        given: Tensor = loader.data.x.to(embedding_device)
+        features: Tensor = loader.data.x.to(embedding_device)
         for layer in range(len(self.convs)):
             out: Tensor | None = None
-            seen = 0
+            count = 0
             for batch in loader:
                 n = batch.batch_size
                 edge_index, edge_attr = batch.edge_index.to(device), batch.edge_attr
                 edge_attr = None if edge_attr is None else edge_attr.to(device, weight.dtype)
-                x = given[batch.n_id.to(given.device)].to(device, weight.dtype)
-                if seen == 0 and layer == 0 and edge_index.numel() and int(edge_index[1].max()) >= n:
-                    raise ValueError("The loader goes further than one hop. Give it num_neighbors=[-1].")
-                made = self._layer(layer, x, edge_index, edge_attr, (x.size(0), n)).to(embedding_device)
-                out = made.new_empty(given.size(0), made.size(1)) if out is None else out
-                out[batch.n_id[:n].to(out.device)] = made
-                seen += n
-            if out is None or seen != given.size(0):
-                raise ValueError(f"The loader gives {seen} of {given.size(0)} nodes. Leave out its input_nodes.")
-            given = out
-        return given
+                x = features[batch.n_id.to(features.device)].to(device, weight.dtype)
+                if count == 0 and layer == 0 and edge_index.numel() and int(edge_index[1].max()) >= n:
+                    raise ValueError("The loader samples more than one hop. Give it num_neighbors=[-1].")
+                rows = self._layer(layer, x, edge_index, edge_attr, (x.size(0), n)).to(embedding_device)
+                out = rows.new_empty(features.size(0), rows.size(1)) if out is None else out
+                out[batch.n_id[:n].to(out.device)] = rows
+                count += n
+            if out is None or count != features.size(0):
+                raise ValueError(f"The loader has {count} of {features.size(0)} nodes. Leave out its input_nodes.")
+            features = out
+        return features

@@ -1,4 +1,4 @@
-"""Readout: a model of nodes as a model of graphs."""
+"""Readout: a model with one output per graph, from a model with one output per node."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Readout(nn.Module):
     """A model whose outputs `[N, K]` are pooled over the nodes of each graph to `[G, K]`.
 
     Args:
-        model: any module called `model(x, edge_index)` or `model(x)`, also with `edge_attr`, `batch` and `batch_size`
-            where it takes them.
-        aggr: the name of an aggregation of `torch_geometric.nn`, as "mean", "sum" or "max".
+        model: any module called `model(x, edge_index)` or `model(x)`. `edge_attr`, `batch` and `batch_size` are passed
+            if its forward takes them.
+        aggr: the name of an aggregation of `torch_geometric.nn`, such as "mean", "sum" or "max".
 
     Raises:
-        ValueError: if there is no such aggregation, or the model has a loss of its own over nodes (`penalty`, `fit`).
+        ValueError: if there is no such aggregation, or the model has its own loss over nodes (`penalty`, `fit`).
 
     Example:
         >>> import torch
@@ -34,8 +34,8 @@ class Readout(nn.Module):
         super().__init__()
         if hasattr(model, "penalty") or hasattr(model, "fit"):
             raise ValueError(
-                f"{type(model).__name__} has a loss of its own over nodes, which labels of graphs do not give. "
-                "Pool the nodes of another model."
+                f"{type(model).__name__} has its own loss over nodes, which needs node labels. Use another model for "
+                "graph labels."
             )
         self.model = model
         self.aggr: nn.Module = aggregation_resolver(aggr)
@@ -47,9 +47,9 @@ class Readout(nn.Module):
         return "edge_attr" in self._takes and bool(getattr(self.model, "supports_edge_attr", True))
 
     def decayed_parameters(self) -> Iterable[nn.Parameter]:
-        """Return the parameters that the model names as subject to weight decay: all, where it names none."""
-        own: Iterable[nn.Parameter] = getattr(self.model, "decayed_parameters", self.model.parameters)()
-        return own
+        """Return the parameters with weight decay: the model's `decayed_parameters()`, by default all."""
+        parameters: Iterable[nn.Parameter] = getattr(self.model, "decayed_parameters", self.model.parameters)()
+        return parameters
 
     def forward(
         self,
@@ -66,7 +66,7 @@ class Readout(nn.Module):
             edge_index: as the model takes it.
             edge_attr: `[E, D]`.
             batch: `[N]`, the graph of each node; None for a single graph.
-            batch_size: G, where the last graphs may have no node.
+            batch_size: G, needed if the last graphs may have no nodes.
         """
         options = {"edge_attr": edge_attr, "batch": batch, "batch_size": batch_size}
         options = {key: value for key, value in options.items() if value is not None and key in self._takes}

@@ -1,1 +1,1 @@
-"""Tasks: data, what is predicted and how good a prediction is."""
+"""Tasks: data, objective and data preparation."""

@@ -13,11 +13,11 @@ _NOTHING_KNOWN = ": no node has a known label, so there is nothing to learn."
 
 
 def _check_graph(data: Data, num_features: int, edge_dim: int | None, objective: Objective, where: str) -> None:
-    """Raise ValueError unless x, edge_index, edge_attr and y are of the form that `Task` requires."""
+    """Raise ValueError unless x, edge_index, edge_attr and y have the form that `Task` requires."""
     _check_present(data, where)
     x, edge_index, edge_attr = data.x, data.edge_index, data.edge_attr
     _check_shapes(num_features, edge_dim, x, edge_index, edge_attr, where)
-    objective.check(data, where)  # before the values of x: those may be many
+    objective.check(data, where)  # before the values of x, which take longer
     _check_x(x, where)
     _check_edge_index(edge_index, x.size(0), where)
     if edge_attr is not None and not edge_attr.isfinite().all():
@@ -28,7 +28,7 @@ _NOT_FINITE = "is not of finite floats. Use edge_attr.float(), replace NaN and i
 
 
 def _check_present(data: Data, where: str) -> None:
-    """Raise ValueError unless x, edge_index and y are there, and all keys are dense tensors of real numbers."""
+    """Raise ValueError if x, edge_index or y is missing, or a key is not a dense tensor of real numbers."""
     for key in KEYS:
         value, hint = data.get(key), _HINTS.get(key)
         if not isinstance(value, Tensor):
@@ -46,8 +46,8 @@ def _check_present(data: Data, where: str) -> None:
             "nested": value.is_nested,
             "on the meta device": value.is_meta,
         }
-        for kind, found in kinds.items():
-            if found:
+        for kind, is_kind in kinds.items():
+            if is_kind:
                 raise ValueError(f"{where}: {key} is {kind}, expected a tensor of real numbers.")
 
 
@@ -56,15 +56,15 @@ _HINTS = {
     "edge_index": "Give the edges as [2, E], src above dst; leave out transforms such as ToSparseTensor.",
     "y": "Give every node a label, -1 or NaN where it is unknown.",
 }
-CHECKED = 2**24  # numbers at a time
+CHECKED = 2**24  # elements that are checked at a time
 
 
 def _check_shapes(
     num_features: int, edge_dim: int | None, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, where: str
 ) -> None:
-    """Raise ValueError where a shape or a dtype is not what `Task` promises; no element is read."""
+    """Raise ValueError if a shape or dtype is not that of `Task`; no element is read."""
     if x.dim() != 2:
-        hint = " Of one feature a node, give x[:, None]." if x.dim() == 1 else ""
+        hint = " With one feature per node, give x[:, None]." if x.dim() == 1 else ""
         raise ValueError(f"{where}: x has shape {tuple(x.shape)}, expected (N, F), a row for each node.{hint}")
     if x.size(1) != num_features:
         raise ValueError(f"{where}: x has shape {tuple(x.shape)}, expected (N, {num_features}).")
@@ -85,10 +85,10 @@ def _check_shapes(
 
 def _check_x(x: Tensor, where: str) -> None:
     rows = max(1, CHECKED // max(1, x.size(1)))
-    for start, part in zip(range(0, x.size(0), rows), x.split(rows), strict=True):  # of what may not fit into memory
-        if part.isfinite().all():
+    for start, chunk in zip(range(0, x.size(0), rows), x.split(rows), strict=True):  # x may not fit in memory
+        if chunk.isfinite().all():
             continue
-        row = start + int((~part.isfinite()).any(1).nonzero()[0])
+        row = start + int((~chunk.isfinite()).any(1).nonzero()[0])
         raise ValueError(
             f"{where}: x is NaN or infinite at node {row} as {x.dtype}. Replace such values, for instance by 0."
         )

@@ -13,9 +13,9 @@ from .objective import Split
 
 @dataclass(frozen=True)
 class GraphLabels(OneLabel):
-    """One of K classes for each graph: y `[1]` int64, `[G]` in a batch, -1 where it is unknown.
+    """One of K classes for each graph: y `[1]` int64, `[G]` in a batch, -1 if it is unknown.
 
-    The output has a row for each graph of the batch, as that of `gat_pyg.models.Readout`.
+    The output has a row for each graph of the batch, as from `gat_pyg.models.Readout`.
 
     Example:
         >>> import torch
@@ -34,11 +34,11 @@ class GraphLabels(OneLabel):
         """Return all rows.
 
         Raises:
-            ValueError: if the output has not a row for each graph.
+            ValueError: if the number of rows differs from the number of graphs.
         """
         if out.size(-2) != data.y.size(0):
             raise ValueError(
-                f"The model gives {out.size(-2)} rows for {data.y.size(0)} graphs, expected one for each. Pool its "
+                f"The model returns {out.size(-2)} rows for {data.y.size(0)} graphs, expected one for each. Pool its "
                 "nodes: gat_pyg.models.Readout(model)."
             )
         return out, data.y
@@ -51,5 +51,6 @@ class GraphLabels(OneLabel):
     def check_splits(self, data: Data, where: str) -> None:
         """Raise ValueError: a single graph has a single label."""
         raise ValueError(
-            f"{where}: one graph is in all three splits, but it has one label. Give each split graphs of its own."
+            f"{where}: the single graph has only one label, but is used in all three splits. Give each split its own "
+            "graphs."
         )

@@ -1,4 +1,4 @@
-"""Labels, one or many in a row: losses, sufficient statistics and scores, whatever the rows are about."""
+"""Single and multiple labels per row, of nodes or graphs: losses, sufficient statistics and scores."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .objective import ACCURACY, MICRO_F1, Objective
 
 @dataclass(frozen=True)
 class _Labels(Objective):
-    """Labels of a known form: what both kinds have in common."""
+    """The common base of single and multiple labels."""
 
     def size(self, data: Data) -> int:
-        """Return the number of rows that the labels of a graph have."""
+        """Return the number of rows in the labels of a graph."""
         raise NotImplementedError
 
     def _check_form(self, y: Tensor, shape: tuple[int, ...], dtype: torch.dtype, form: str, where: str) -> None:
@@ -29,14 +29,14 @@ class _Labels(Objective):
             )
 
     def describe(self) -> dict[str, Any]:
-        """Return the objective as plain data; nodes, which models of earlier versions are about, are left out."""
+        """Return the objective as plain data; "item" is omitted for nodes, as in files of earlier versions."""
         kind: dict[str, Any] = {"metric": self.metric.name, "multilabel": self.metric is MICRO_F1}
         return kind if self.item == "node" else {**kind, "item": self.item}
 
 
 @dataclass(frozen=True)
 class OneLabel(_Labels):
-    """One of K classes in each row: y `[n]` int64 in 0..K-1, -1 where it is unknown.
+    """One of K classes in each row: y `[n]` int64 in 0..K-1, -1 if it is unknown.
 
     The loss is the cross-entropy, the score the accuracy in percent.
     """
@@ -66,7 +66,7 @@ class OneLabel(_Labels):
         return loss / self.known(y).sum().clamp(min=1) if reduction == "mean" else loss
 
     def statistics(self, out: Tensor, y: Tensor) -> Tensor:
-        """Return the sums (loss, known, correct), float64 where the device has it."""
+        """Return the sums (loss, known, correct), in float64 if the device has it."""
         wide = _wide(out)
         counts = [self.known(y).sum(), (out.argmax(-1) == y).sum()]
         return torch.stack([self.loss(out, y, reduction="sum").to(wide), *(count.to(wide) for count in counts)])
@@ -104,11 +104,10 @@ class OneLabel(_Labels):
 
 @dataclass(frozen=True)
 class ManyLabels(_Labels):
-    """K labels in each row: y `[n, K]` float32 of 0 and 1, NaN where it is unknown.
+    """K labels in each row: y `[n, K]` float32 of 0 and 1, NaN if it is unknown.
 
-    The loss is the sigmoid cross-entropy averaged over the known labels, so that K labels of n rows, all known, are
-    averaged over labels, then rows. The score is micro-F1, 2 TP / (2 TP + FP + FN), positive where the logit is above
-    0.
+    The loss is the sigmoid cross-entropy, averaged over all known labels. The score is micro-F1,
+    2 TP / (2 TP + FP + FN), where a label is predicted if its logit is above 0.
     """
 
     metric = MICRO_F1
@@ -140,12 +139,12 @@ class ManyLabels(_Labels):
             tensor(0.6931)
         """
         weight = self.known(y).to(out.dtype)
-        true = y.nan_to_num().to(torch.promote_types(out.dtype, y.dtype))  # else torch rounds float64 logits to float32
+        true = y.nan_to_num().to(torch.promote_types(out.dtype, y.dtype))  # else float64 logits are rounded to float32
         loss = F.binary_cross_entropy_with_logits(out, true, weight=weight, reduction="sum")
         return loss / self.known(y).sum().clamp(min=1) if reduction == "mean" else loss
 
     def statistics(self, out: Tensor, y: Tensor) -> Tensor:
-        """Return the sums (loss, known, TP, FP, FN), float64 where the device has it."""
+        """Return the sums (loss, known, TP, FP, FN), in float64 if the device has it."""
         wide, positive, true = _wide(out), out > 0, y == 1
         counts = [self.known(y).sum(), (positive & true).sum(), (positive & (y == 0)).sum(), (~positive & true).sum()]
         return torch.stack([self.loss(out, y, reduction="sum").to(wide), *(count.to(wide) for count in counts)])
@@ -162,7 +161,7 @@ class ManyLabels(_Labels):
         return 2 * TP / max(2 * TP + FP + FN, 1.0)
 
     def constant_score(self, y: Tensor) -> float:
-        """Return the micro-F1 of predicting the most frequent labels, as many of them as score best.
+        """Return the best micro-F1 of predicting the m most frequent labels in every row, over all m.
 
         Example:
             >>> from gat_pyg.tasks.nodes import NodeMultiLabels
@@ -184,4 +183,4 @@ class ManyLabels(_Labels):
 
 
 def _wide(out: Tensor) -> torch.dtype:
-    return torch.float32 if out.device.type == "mps" else torch.float64  # counts are whole up to 2^24 and 2^53
+    return torch.float32 if out.device.type == "mps" else torch.float64  # counts are exact up to 2^24 and 2^53

@@ -15,7 +15,7 @@ from .objective import MASKS, Objective, Split, any_known
 
 @dataclass(frozen=True)
 class _OfNodes(Objective):
-    """A row of the output for each node; of a graph that all splits share, masks select the nodes of each."""
+    """An objective with an output row for each node; in a shared graph, masks select the nodes of each split."""
 
     item = "node"
 
@@ -24,7 +24,7 @@ class _OfNodes(Objective):
         return int(data.x.size(0))
 
     def rows(self, out: Tensor, data: Data, split: Split | None) -> tuple[Tensor, Tensor]:
-        """Return the rows under the mask of the split; of a batch of seed nodes, those of the seeds."""
+        """Return the rows in the split's mask, or those of the seed nodes in a sampled batch."""
         if split is None:
             return out, data.y
         if is_sampled(data):
@@ -32,17 +32,17 @@ class _OfNodes(Objective):
         return out.index_select(-2, mask_to_index(data[f"{split}_mask"])), self.labels(data, split)
 
     def labels(self, data: Data, split: Split | None) -> Tensor:
-        """Return the labels under the mask of the split."""
+        """Return the labels in the split's mask."""
         y: Tensor = data.y
         return y if split is None else y.index_select(0, mask_to_index(data[f"{split}_mask"]))
 
     def check_splits(self, data: Data, where: str) -> None:
-        """Raise ValueError unless the three masks are disjoint, not empty and hold known labels only."""
+        """Raise ValueError unless the three masks are disjoint, not empty and select only known labels."""
         N, known = data.x.size(0), any_known(data.y)
         for key in MASKS:
             mask = data.get(key)
             if mask is None:
-                raise ValueError(f"{where}: {key} is missing. Give it, or have it drawn: from_dataset(data, val=500).")
+                raise ValueError(f"{where}: {key} is missing. Give it, or draw it: from_dataset(data, val=500).")
             if mask.dtype != torch.bool or tuple(mask.shape) != (N,):
                 raise ValueError(f"{where}: {key} is {mask.dtype} {tuple(mask.shape)}, expected torch.bool ({N},).")
             if not mask.any():
@@ -57,7 +57,7 @@ class _OfNodes(Objective):
 
 @dataclass(frozen=True)
 class NodeLabels(_OfNodes, OneLabel):
-    """One of K classes for each node: y `[N]` int64, -1 where it is unknown. Cross-entropy, accuracy in percent.
+    """One of K classes for each node: y `[N]` int64, -1 if it is unknown. Cross-entropy, accuracy in percent.
 
     Example:
         >>> NodeLabels(7).loss(torch.zeros(2, 7), torch.tensor([3, -1]))  # log 7
@@ -67,7 +67,7 @@ class NodeLabels(_OfNodes, OneLabel):
 
 @dataclass(frozen=True)
 class NodeMultiLabels(_OfNodes, ManyLabels):
-    """K labels for each node: y `[N, K]` float32 of 0 and 1, NaN where it is unknown. Sigmoid cross-entropy, micro-F1.
+    """K labels for each node: y `[N, K]` float32 of 0 and 1, NaN if it is unknown. Sigmoid cross-entropy, micro-F1.
 
     Example:
         >>> NodeMultiLabels(121).metric.text(0.9731)

@@ -1,4 +1,4 @@
-"""Objectives: what a row of a model's output predicts, the loss, and the score."""
+"""Objectives: the meaning of a row of a model's output, its loss and its score."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MASKS = tuple(f"{split}_mask" for split in SPLITS)
 
 @dataclass(frozen=True)
 class Metric:
-    """A kind of score: its name in logs and results, and the form in which its values are printed.
+    """A kind of score: its name in logs and results, and the format of its values.
 
     Example:
         >>> ACCURACY.text(83.14), MICRO_F1.text(0.9731)
@@ -30,7 +30,7 @@ class Metric:
     title: str
     digits: int  # after the decimal point
     unit: str = ""
-    constant: str = "the best constant prediction"  # what reaches `Objective.constant_score`
+    constant: str = "the best constant prediction"  # description of the prediction behind `constant_score`
 
     def value(self, score: float) -> str:
         """Return a score with its unit."""
@@ -45,7 +45,7 @@ class Metric:
         return f"{self.title} {mean:.{self.digits}f} ± {self.value(std)}"
 
     def range(self, low: float, high: float) -> str:
-        """Return two scores, or one where both are printed alike, with title and unit.
+        """Return two scores with title and unit, or one if both look the same.
 
         Example:
             >>> ACCURACY.range(81.0, 83.5)
@@ -62,16 +62,15 @@ _METRICS = {metric.name: metric for metric in (ACCURACY, MICRO_F1)}
 
 
 def metric_named(name: str) -> Metric:
-    """Return the metric of this name; one that is not known is printed with three digits."""
+    """Return the metric of this name; an unknown one has three digits."""
     return _METRICS.get(name) or Metric(name, name, 3)
 
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """A prediction goal: what a row of a model's output predicts, its loss and its score.
+    """A prediction goal: the meaning of a row of a model's output, its loss and its score.
 
-    Training, validation and reports use an objective and know no particular one. Labels that are unknown count neither
-    in the loss nor in the score.
+    Training, validation and reports work with any objective. Unknown labels count neither in the loss nor in the score.
 
     Args:
         out_channels: K, the number of columns of the output.
@@ -79,32 +78,32 @@ class Objective(ABC):
 
     out_channels: int
 
-    item: ClassVar[str]  # what a row of the output is about: "node", "graph"
+    item: ClassVar[str]  # what has a label, and a row in the output: "node", "graph"
     metric: ClassVar[Metric]
-    columns: ClassVar[str]  # what the columns of the output are, in the plural
+    columns: ClassVar[str]  # the plural noun for the columns of the output
 
     @abstractmethod
     def check(self, data: Data, where: str) -> None:
         """Check the labels of a graph, whose x is [N, F].
 
         Raises:
-            ValueError: if `data.y` is of another form; the message begins with `where`.
+            ValueError: if `data.y` has another form; the message begins with `where`.
         """
 
     @abstractmethod
     def check_splits(self, data: Data, where: str) -> None:
-        """Check that a graph which all splits share marks what is for training, validation and test.
+        """Check the training, validation and test masks of a graph that all splits share.
 
         Raises:
-            ValueError: if it does not; the message begins with `where`.
+            ValueError: if they are missing or invalid; the message begins with `where`.
         """
 
     @abstractmethod
     def rows(self, out: Tensor, data: Data, split: Split | None) -> tuple[Tensor, Tensor]:
-        """Return the rows of the output `[..., n, K]` that a split is about, and their labels.
+        """Return the rows of the output `[..., n, K]` that belong to a split, and their labels.
 
         Args:
-            out: the model's output for `data`; in front, the dimension of stacked models.
+            out: the model's output for `data`, with a leading dimension for stacked models.
             data: a graph or a batch.
             split: the split of a graph that all splits share; None if all of `data` belongs to one split.
         """
@@ -115,19 +114,19 @@ class Objective(ABC):
 
     @abstractmethod
     def known(self, y: Tensor) -> Tensor:
-        """Return a mask of the known labels, of the shape of y."""
+        """Return a mask of the known labels, with the shape of y."""
 
     @abstractmethod
     def unknown(self, y: Tensor) -> Tensor:
-        """Return labels like y, all of them unknown."""
+        """Return unknown labels with the shape of y."""
 
     @abstractmethod
     def loss(self, out: Tensor, y: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
-        """Return the mean or the sum of the loss over the known labels; 0 where none is known."""
+        """Return the mean or the sum of the loss over the known labels; 0 if none is known."""
 
     @abstractmethod
     def statistics(self, out: Tensor, y: Tensor) -> Tensor:
-        """Return what the score of several batches needs of one: sums, first of the loss, then of the known labels."""
+        """Return the sufficient statistics of a batch: sums, first of the loss, then the number of known labels."""
 
     @abstractmethod
     def score(self, statistics: Sequence[float]) -> float:
@@ -135,7 +134,7 @@ class Objective(ABC):
 
     @abstractmethod
     def constant_score(self, y: Tensor) -> float:
-        """Return the best score of a prediction that is the same in all rows."""
+        """Return the best score of a constant prediction, the same for all rows."""
 
     @abstractmethod
     def probabilities(self, out: Tensor) -> Tensor:
@@ -143,20 +142,20 @@ class Objective(ABC):
 
     @abstractmethod
     def logits(self, probabilities: Tensor) -> Tensor:
-        """Return an output with these probabilities."""
+        """Return logits with these probabilities."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Return the objective as plain data, which is stored with a trained model."""
+        """Return the objective as plain data, for the file of a trained model."""
 
     def train_statistics(self, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of a batch, and the summands of the epoch's mean: (sum of the loss, known labels)."""
+        """Return the loss of a batch, and its part of the epoch's sums: (summed loss, number of known labels)."""
         loss, size = self.loss(out, y), self.known(y).sum()
-        wide = torch.promote_types(loss.dtype, torch.float32)  # bfloat16 counts to 256
+        wide = torch.promote_types(loss.dtype, torch.float32)  # bfloat16 counts only to 256
         return loss, torch.stack([loss.detach().to(wide) * size, size.to(wide)])
 
     def metrics(self, statistics: Mapping[str, Sequence[float]]) -> dict[str, float]:
-        """Return the loss and the score of each split, of the training the loss alone, as float32 rounds them.
+        """Return the loss and the score of each split, rounded to float32; only the loss for the training.
 
         Example:
             >>> from gat_pyg.tasks.nodes import NodeLabels

@@ -1,4 +1,4 @@
-"""The data preparation of a run: dimensions, class names, transforms, and the range of the features."""
+"""The data preparation of a run: dimensions, class names, transforms and the range of the features."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch_geometric.transforms import BaseTransform
 Range: TypeAlias = tuple[float, float]
 NORMALIZE = {"_target_": "torch_geometric.transforms.NormalizeFeatures"}
 UNDIRECTED = {"_target_": "torch_geometric.transforms.ToUndirected"}
-SAMPLE = 10_000  # rows whose range is computed, evenly spaced: features may exceed the memory
+SAMPLE = 10_000  # evenly spaced rows from which the range is computed, since features may exceed the memory
 
 
 class Standardize(BaseTransform):  # type: ignore[misc]
@@ -32,7 +32,7 @@ class Standardize(BaseTransform):  # type: ignore[misc]
         self.std = torch.as_tensor(std, dtype=torch.float64)
 
     def forward(self, data: Data) -> Data:
-        """Replace the features by the standardised ones, float32."""
+        """Standardise the features, as float32."""
         x = data.x
         if x.size(-1) == self.mean.numel():
             data.x = ((x.double() - self.mean.to(x.device)) / self.std.to(x.device)).float()
@@ -45,13 +45,13 @@ class Standardize(BaseTransform):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Preparation(BaseTransform):  # type: ignore[misc]
-    """The data preparation of a trained run, which is a PyG transform that applies it.
+    """The data preparation of a trained run, as a PyG transform.
 
-    `gat_pyg.load(run).preparation(data)` prepares data as they come from their source, as does
-    `Planetoid(root, "Cora", transform=model.preparation)`. Features that are already prepared stay as they are: this is
-    recognised by `row_sum` and `row_norm`. Edges are always transformed.
+    `gat_pyg.load(run).preparation(data)` and `Planetoid(root, "Cora", transform=model.preparation)` prepare data as
+    they come from their source. Features that are already prepared, which is detected by `row_sum` and `row_norm`, do
+    not change. Edges are always transformed.
 
-    The caller's `data` is not changed. The result has dense float32 features `[N, F]`, and `edge_attr` `[E, D]`.
+    The caller's `data` does not change. The result has dense float32 features `[N, F]`, and `edge_attr` `[E, D]`.
 
     Example:
         >>> preparation = Preparation(2, None, "accuracy", transforms=(NORMALIZE,))
@@ -65,32 +65,32 @@ class Preparation(BaseTransform):  # type: ignore[misc]
     metric: str  # "accuracy" in percent, or "micro_f1"
     multilabel: bool = False
     class_names: tuple[str, ...] | None = None
-    transforms: tuple[Mapping[str, Any], ...] = ()  # in their order: the name of each class with its arguments
-    row_sum: Range | None = None  # of the absolute values in a row of x: 1 % and 99 % quantile over the training graphs
-    row_norm: Range | None = None  # likewise, Euclidean
-    item: str = "node"  # what a row of the output is about: "node", "graph"
+    transforms: tuple[Mapping[str, Any], ...] = ()  # in order of application: the name of each class and its arguments
+    row_sum: Range | None = None  # 1 % and 99 % quantiles of the rows' absolute sums in the training graphs
+    row_norm: Range | None = None  # the same of the rows' Euclidean norms
+    item: str = "node"  # what has a label: "node", "graph"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain data for JSON; nodes, which models of earlier versions are about, are left out."""
+        """Return the fields as plain data for JSON; "item" is omitted for nodes, as in files of earlier versions."""
         return {key: value for key, value in asdict(self).items() if (key, value) != ("item", "node")}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preparation:
-        """Return what `to_dict` described; fields of a later version are ignored.
+        """Return the preparation with the fields of `to_dict`; those of later versions are ignored.
 
         Raises:
             TypeError: if a field is missing.
         """
-        known: dict[str, Any] = {field.name: values[field.name] for field in fields(cls) if field.name in values}
-        known = {key: tuple(value) if isinstance(value, list) else value for key, value in known.items()}
-        return cls(**known)
+        arguments: dict[str, Any] = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        arguments = {key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()}
+        return cls(**arguments)
 
     def forward(self, data: Data) -> Data:
         """Prepare a graph.
 
         Raises:
-            ValueError: if `data` is no `Data` with `x`, its dimensions differ from those of the run, or a transform is
-                not one of `torch_geometric.transforms`.
+            ValueError: if `data` is not a `Data` with `x`, its dimensions differ from those of the run, or a transform
+                is not one of `torch_geometric.transforms`.
         """
         if not isinstance(data, Data) or not isinstance(data.x, Tensor):
             raise ValueError(f"data is {data}, expected a torch_geometric.data.Data with x [N, {self.in_channels}].")
@@ -101,7 +101,7 @@ class Preparation(BaseTransform):  # type: ignore[misc]
         for transform in transforms:
             data = transform(data)
         if fitted and (not self.fits(data.x) or torch.allclose(x.float(), data.x.float())):
-            data.x = x  # it was prepared already: a second standardisation would spoil it, a normalisation round it
+            data.x = x  # already prepared: standardising again would change it, normalising would round it
         data.x = data.x.float()
         self._check_dimensions(data)
         return data
@@ -131,11 +131,11 @@ class Preparation(BaseTransform):  # type: ignore[misc]
             )
 
     def fits(self, x: Tensor) -> bool:
-        """Return whether x has the run's number of features and a typical row is in the range of its rows."""
+        """Return True if x has the run's number of features, and a typical row is in the range of the run's rows."""
         return x.dim() == 2 and x.size(1) == self.in_channels and self.difference(x) is None
 
     def difference(self, x: Tensor) -> str | None:
-        """Describe how a typical row of x differs from those that the run was trained on, or return None."""
+        """Return a description of how a typical row of x differs from the run's training data, or None."""
         sums, norms = row_sizes(x, step=max(1, x.size(0) // SAMPLE))
         for name, sizes, expected in (("sum", sums, self.row_sum), ("norm", norms, self.row_norm)):
             if expected is None or not sizes.numel():
@@ -145,17 +145,17 @@ class Preparation(BaseTransform):  # type: ignore[misc]
             size = float(sizes.median())
             if not low / slack <= size <= high * slack:
                 span = f"{low:.3g}" if f"{low:.3g}" == f"{high:.3g}" else f"{low:.3g} to {high:.3g}"
-                return f"a row of x has the {name} {size:.3g} (median), those that the run was trained on {span}"
+                return f"a row of x has the {name} {size:.3g} (median), but those of the run's training data {span}"
         return None
 
 
 def build_transform(description: Mapping[str, Any]) -> BaseTransform:
-    """Build a transform from the name of its class and its arguments: one of PyG's, or `Standardize`.
+    """Build a transform, one of PyG's or `Standardize`, from the name of its class and its arguments.
 
     Nothing is imported, and no other class is built.
 
     Raises:
-        ValueError: if the class is another, or rejects the arguments.
+        ValueError: if the class is not one of these, or rejects the arguments.
 
     Example:
         >>> build_transform({"_target_": "torch_geometric.transforms.Constant", "value": 2.0})
@@ -163,19 +163,19 @@ def build_transform(description: Mapping[str, Any]) -> BaseTransform:
     """
     target = str(description.get("_target_"))
     home, _, name = target.rpartition(".")
-    found: object = None
+    kind: object = None
     if target == f"{__name__}.Standardize":
-        found = Standardize
+        kind = Standardize
     elif f"{home}.".startswith("torch_geometric.transforms."):
-        found = getattr(torch_geometric.transforms, name, None)
-    if not isinstance(found, type) or not issubclass(found, BaseTransform):
+        kind = getattr(torch_geometric.transforms, name, None)
+    if not isinstance(kind, type) or not issubclass(kind, BaseTransform):
         raise ValueError(
-            f"The run's data were prepared by {target}, expected a class of torch_geometric.transforms; no other is "
-            "built by its name alone. Apply it yourself, and call the model: gat_pyg.load(run_dir)."
+            f"The run's data were prepared by {target}, expected a class of torch_geometric.transforms; other classes "
+            "are not built by name. Apply it yourself, and call the model: gat_pyg.load(run_dir)."
         )
     arguments = {key: _argument(value) for key, value in description.items() if key != "_target_"}
     try:
-        return found(**arguments)
+        return kind(**arguments)
     except Exception as error:
         raise ValueError(
             f"The run's data were prepared by {target}(**{arguments}), which this version cannot build: {error}. "
@@ -184,14 +184,14 @@ def build_transform(description: Mapping[str, Any]) -> BaseTransform:
 
 
 def _argument(value: Any) -> Any:
-    """An argument of a transform, with the transforms inside it built."""
+    """Return an argument of a transform, in which inner transforms have been built."""
     if isinstance(value, Mapping) and "_target_" in value:
         return build_transform(value)
-    return [_argument(part) for part in value] if isinstance(value, (list, tuple)) else value
+    return [_argument(element) for element in value] if isinstance(value, (list, tuple)) else value
 
 
 def row_sizes(x: Tensor, step: int = 1) -> tuple[Tensor, Tensor]:
-    """Return the sum of absolute values and the norm of every `step`-th row that is not zero, dense or CSR.
+    """Return the absolute sums and the norms of the non-zero rows of x, dense or CSR; if dense, of every `step`-th row.
 
     Example:
         >>> row_sizes(torch.tensor([[3.0, -4.0], [0.0, 0.0]]))
@@ -209,7 +209,7 @@ def row_sizes(x: Tensor, step: int = 1) -> tuple[Tensor, Tensor]:
 
 
 def row_ranges(features: Sequence[Tensor]) -> tuple[Range | None, Range | None]:
-    """Return the range of the rows' sums and of their norms over all graphs, or None where all rows are zero."""
+    """Return the ranges of the rows' sums and norms over all graphs, or None if all rows are zero."""
     step = max(1, sum(x.size(0) for x in features) // SAMPLE)
     sizes = zip(*(row_sizes(x, step) for x in features), strict=True)
     sums, norms = (_range(torch.cat(part)) for part in sizes)
@@ -224,11 +224,11 @@ def _range(sizes: Tensor) -> Range | None:
 
 
 def attach(model: nn.Module, preparation: Preparation | None) -> None:
-    """Set `model.preparation`; the first call of the model then checks the features it is given, once.
+    """Set `model.preparation`, and check the features in the first call of the model.
 
-    The check is a forward pre-hook, which removes itself. It is skipped in compiled, traced, captured and
-    `torch.func`-transformed code, where values cannot be read. TorchScript compiles hooks: call the model once before
-    `torch.jit.script`.
+    The check is a forward pre-hook that removes itself. It does not run in compiled, traced, captured and
+    `torch.func`-transformed code, where values cannot be read. TorchScript would compile the hook: call the model once
+    before `torch.jit.script`.
     """
     if (check := getattr(model, "_first_check", None)) is not None:
         check.remove()
@@ -247,13 +247,13 @@ def _check(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None
         difference = preparation.difference(x)
     model._first_check.remove()
     if difference is not None:
-        how = [str(transform["_target_"]).rpartition(".")[2] for transform in preparation.transforms]
+        names = [str(transform["_target_"]).rpartition(".")[2] for transform in preparation.transforms]
         warnings.warn(
             f"The features seem to be prepared differently: {difference}. "
             + (
-                f"The run's data were prepared by {', '.join(how)}, which gat_pyg.predict(run_dir, data) and "
+                f"The run's data were prepared by {', '.join(names)}, which gat_pyg.predict(run_dir, data) and "
                 "model.preparation(data) apply."
-                if how
+                if names
                 else "The run's data were not transformed after they were read."
             ),
             stacklevel=2,

@@ -1,4 +1,4 @@
-"""A task: the graphs of three splits and what is to be predicted."""
+"""A task: the graphs of three splits, and the objective."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from .preparation import Preparation, row_ranges
 class Task:
     """A learning task: graphs for training, validation and test, checked once, and the objective.
 
-    Either the three splits share one graph, which marks what is for which split (with node labels by `train_mask`,
-    `val_mask` and `test_mask` `[N]` bool), and `train`, `val` and `test` each hold it. Or each has graphs of its own.
+    Either the three splits share one graph, which `train`, `val` and `test` each hold, and masks select the nodes of
+    each split (`train_mask`, `val_mask` and `test_mask` `[N]` bool). Or each split has its own graphs.
 
-    Every graph has `x` `[N, F]` float, `edge_index` `[2, E]` (src, dst) and, where `edge_dim` is a number,
-    `edge_attr` `[E, edge_dim]` float. The form of the labels `y` is that of the objective, see `NodeLabels`,
-    `NodeMultiLabels` and `GraphLabels`; no mask holds a node without a known label.
+    Every graph has `x` `[N, F]` float, `edge_index` `[2, E]` (src, dst) and, unless `edge_dim` is None, `edge_attr`
+    `[E, edge_dim]` float. The objective defines the form of the labels `y`: see `NodeLabels`, `NodeMultiLabels` and
+    `GraphLabels`. All nodes in a mask have a known label.
 
-    The checks read each tensor once, here and nowhere else.
+    The values of each tensor are checked once, here and nowhere else.
 
     Raises:
-        ValueError: if a graph is not of that form.
+        ValueError: if a graph does not have this form.
 
     Example:
         >>> from gat_pyg.data import digits
@@ -47,12 +47,12 @@ class Task:
     num_features: int  # F
     objective: Objective
     edge_dim: int | None = None
-    class_names: tuple[str, ...] | None = field(default=None, repr=False)  # of the K classes, where they are known
+    class_names: tuple[str, ...] | None = field(default=None, repr=False)  # of the K classes, if they are known
     transforms: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)  # as in Preparation
 
     @cached_property
     def preparation(self) -> Preparation:
-        """Dimensions, class names, transforms and range of the features, which a run stores beside its model.
+        """Dimensions, class names, transforms and range of the features, which a run stores with its model.
 
         >>> from gat_pyg.data import digits
         >>> digits().preparation.class_names[:3]
@@ -76,25 +76,25 @@ class Task:
 
     @property
     def shared_graph(self) -> Data | None:
-        """The graph that all splits share; None where each split has graphs of its own."""
+        """The graph that all splits share; None if each split has its own graphs."""
         first = (self.train[:1] + self.val[:1] + self.test[:1])[0]
         shared = all(len(graphs) == 1 and graphs[0] is first for graphs in (self.train, self.val, self.test))
         return first if shared else None
 
     def labels(self, split: Split) -> Tensor:
         """Return the labels of `"train"`, `"val"` or `"test"`."""
-        own = None if self.shared_graph is None else split
-        return torch.cat([self.objective.labels(data, own) for data in self.graphs(split)])
+        mask = None if self.shared_graph is None else split
+        return torch.cat([self.objective.labels(data, mask) for data in self.graphs(split)])
 
     def graphs(self, split: Split) -> list[Data]:
         """Return the graphs of `"train"`, `"val"` or `"test"`."""
         return cast(list[Data], getattr(self, split))
 
     def loader(self, split: Split, batch_size: int = 1) -> DataLoader | list[Data]:
-        """Return the batches of `split` for one epoch: the one graph itself, or `batch_size` graphs at a time.
+        """Return the batches of a split for one epoch: the shared graph, or `batch_size` graphs at a time.
 
-        Training graphs are shuffled by torch's global generator. A list is a loader too, so that a transductive epoch
-        costs no collation.
+        Training graphs are shuffled by torch's global generator. For a shared graph the loader is a list, so that it is
+        not collated in every epoch.
 
         >>> from gat_pyg.data import digits
         >>> digits().loader("train")
@@ -120,10 +120,10 @@ class Task:
             self.objective.check_splits(self.shared_graph, self.name)
             return
         for split in SPLITS:
-            known = False
+            has_label = False
             for number, data in enumerate(self.graphs(split)):
                 where = f"{self.name}, {split} graph {number}"
                 _check_graph(data, self.num_features, self.edge_dim, self.objective, where)
-                known = known or bool(any_known(data.y).any())
-            if not known:
+                has_label = has_label or bool(any_known(data.y).any())
+            if not has_label:
                 raise ValueError(f"{self.name}: all labels of the {split} graphs are unknown, expected at least one.")
