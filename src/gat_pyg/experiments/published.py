@@ -1,4 +1,4 @@
-"""The numbers that the paper printed, from the fact sheet `published.csv`."""
+"""The paper's numbers, from the fact sheet `published.csv`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Printed(NamedTuple):
-    """A number that the paper printed; NaN where it has none."""
+    """A number in the paper; NaN if it has none."""
 
     mean: float
     std: float
@@ -19,7 +19,7 @@ class Printed(NamedTuple):
 
 @functools.cache
 def published() -> dict[tuple[str, str, str], Printed]:
-    """Return the paper's numbers by (table, row, data set), in its order.
+    """Return the paper's numbers by (table, row, data set), in the paper's order.
 
     >>> published()["2", "GAT", "cora"].mean
     83.0

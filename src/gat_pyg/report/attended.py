@@ -1,4 +1,4 @@
-"""The attention of a trained model on one graph, from which every figure and page is made."""
+"""The attention of a trained model on one graph: the data of all figures and pages."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from torch_geometric.utils import coalesce, degree, scatter
 from ..models.attention import attention_of
 
 EXTRA = "python -m pip install 'gat_pyg[report]'"
-UNKNOWN = "#b0b0b0"  # the colour of a node whose class is not known
-# Tol's colours, which nearly everyone can distinguish; none is grey, the colour of edges.
+UNKNOWN = "#b0b0b0"  # the colour of a node of unknown class
+# Paul Tol's colours, which are distinguishable with colour blindness, without grey, the colour of edges.
 _COLOURS = ("#0077bb", "#ee7733", "#009988", "#ee3377", "#33bbee", "#882255", "#999933", "#332288", "#cc3311")
 
 
@@ -28,12 +28,12 @@ class Attended:
     """The attention of a model on a graph of N nodes, on the CPU.
 
     Attributes:
-        features: `[N, F']`, the first attention layer's output, before what follows it.
-        y: `[N]`, the class of each node, -1 where it is unknown, as everywhere where the graph has no y.
-        prediction: `[N]`, the class of the largest logit, or by the sign of the logit of one label.
+        features: `[N, F']`, the output of the first attention layer.
+        y: `[N]`, the class of each node, -1 if it is unknown or the graph has no y.
+        prediction: `[N]`, the class with the largest logit; for a single label, 1 if its logit is positive.
         class_names: the names of the K classes.
-        layers: for each attention layer in the order they run, `(edge_index [2, E], alpha [E, H])`, where
-            `edge_index[1]`, dst, is the node that attends.
+        layers: for each attention layer in order of execution, `(edge_index [2, E], alpha [E, H])`; `edge_index[1]`,
+            dst, is the node that attends.
 
     Example:
         >>> from gat_pyg.models import GAT
@@ -60,29 +60,29 @@ class Attended:
             data: a graph with `x`, `edge_index` and, where known, `y`.
             class_names: the names of the K classes; by default those of the model's data preparation
                 (`model.preparation.class_names`), else "class 0", "class 1", ...
-            label: for multi-label data, the label to show. The two classes are the nodes without and with it.
+            label: for multi-label data, the label to show. The two classes are then the nodes without and with it.
 
         Raises:
-            ValueError: if no layer gives its attention, or the graph, its labels, the model's output or the number of
-                names has another form than described above.
+            ValueError: if no layer takes `return_attention_weights`, or the graph, its labels, the model's output or
+                the number of names is not as described above.
         """
         _check(data, label)
         N = data.num_nodes
-        ran: list[tuple[nn.Module, Tensor]] = []  # the attention layers in their order, then the model
+        outputs: list[tuple[nn.Module, Tensor]] = []  # of the attention layers in order of execution, then the model
 
-        def keep(layer: nn.Module, args: Any, output: Any) -> None:
-            ran.append((layer, output[0] if isinstance(output, tuple) else output))
+        def collect(layer: nn.Module, args: Any, output: Any) -> None:
+            outputs.append((layer, output[0] if isinstance(output, tuple) else output))
 
         attending = [
             m for m in model.modules() if "return_attention_weights" in inspect.signature(m.forward).parameters
         ]
-        handles = [module.register_forward_hook(keep) for module in (*attending, model)]
+        handles = [module.register_forward_hook(collect) for module in (*attending, model)]
         try:
             attention = attention_of(model, data)
         finally:
             for handle in handles:
                 handle.remove()
-        logits = ran[-1][1]
+        logits = outputs[-1][1]
         if logits.dim() != 2 or logits.size(0) != N:
             raise ValueError(
                 f"{type(model).__name__} gives shape {tuple(logits.shape)}, expected ({N}, K): logits for each node."
@@ -103,12 +103,12 @@ class Attended:
             name = f"label {label}" if class_names is None else names[label]
             names = [f"without {name}", f"with {name}"]
         layers = []
-        for (layer, _), (edge_index, alpha) in zip(ran, attention, strict=False):
-            backwards = getattr(layer, "flow", "source_to_target") == "target_to_source"
-            edge_index = edge_index.flip(0) if backwards else edge_index
+        for (layer, _), (edge_index, alpha) in zip(outputs, attention, strict=False):
+            is_reversed = getattr(layer, "flow", "source_to_target") == "target_to_source"
+            edge_index = edge_index.flip(0) if is_reversed else edge_index
             alpha = alpha if alpha.dim() == 2 else alpha[:, None]  # a single head without its axis
             layers.append((edge_index.cpu(), alpha.float().cpu()))
-        return cls(ran[0][1].detach().float().cpu(), y.long(), prediction, names, layers)
+        return cls(outputs[0][1].detach().float().cpu(), y.long(), prediction, names, layers)
 
     @property
     def num_nodes(self) -> int:
@@ -117,21 +117,21 @@ class Attended:
 
     @property
     def shown(self) -> Tensor:
-        """The classes to colour the nodes by, `[N]`: y, or the prediction where no class is known."""
+        """The classes for the nodes' colours, `[N]`: y, or the prediction if no class is known."""
         return self.y if (self.y >= 0).any() else self.prediction
 
     @property
     def colours(self) -> list[str]:
-        """A colour for each class; of more than nine classes, only those that occur share the palette."""
+        """A colour for each class; with more than nine classes, only those that occur have one of their own."""
         K = len(self.class_names)
-        occur: Sequence[int] = range(K)
+        occurring: Sequence[int] = range(K)
         if len(_COLOURS) < K:
-            occur = [k for k in torch.cat([self.y, self.prediction]).unique().tolist() if k >= 0]
-        palette = dict(zip(occur, colours(len(occur)), strict=True))
+            occurring = [k for k in torch.cat([self.y, self.prediction]).unique().tolist() if k >= 0]
+        palette = dict(zip(occurring, colours(len(occurring)), strict=True))
         return [palette.get(k, UNKNOWN) for k in range(K)]
 
     def layer(self, number: int) -> tuple[Tensor, Tensor]:
-        """`(edge_index, alpha)` of one layer, counted from 0.
+        """Return `(edge_index, alpha)` of one layer, counted from 0.
 
         Raises:
             ValueError: if there is no such layer.
@@ -141,10 +141,10 @@ class Attended:
         return self.layers[number]
 
     def describe(self, number: int) -> str:
-        """Describe how far the attention of one layer, counted from 0, is from uniform: one sentence for a caption.
+        """Return a sentence for a caption: how far from uniform the attention of one layer, counted from 0, is.
 
-        The quantiles are those of every head's coefficients. Nodes with a single neighbour are left out: theirs are
-        always 1.
+        The quantiles are over the coefficients of all heads. Nodes with a single neighbour, whose coefficient is always
+        1, are left out.
         """
         edge_index, alpha = self.layer(number)
         size = sizes(edge_index, self.num_nodes)
@@ -186,14 +186,14 @@ def _check(data: Data, label: int | None) -> None:
 
 
 def pairs(edge_index: Tensor, values: Tensor, reduce: str = "sum") -> tuple[Tensor, Tensor]:
-    r"""Combine an edge's values, `[E, H]`, with its opposite's: the M pairs of nodes i < j, `[2, M]`, and `[M]` values.
+    r"""Combine the values of each edge, `[E, H]`, and its opposite: return the pairs i < j, `[2, M]`, and values `[M]`.
 
-    With coefficients and "sum" it is the thickness of the paper's Figure 2:
+    With coefficients and "sum", the values are the thickness of edges in the paper's Figure 2:
 
     .. math:: \sum_{k=1}^{H} \alpha^k_{ij} + \alpha^k_{ji}
 
-    "mean" is the mean of both directions and all heads. An edge without its opposite, as of a directed graph, counts
-    alone; self-loops are left out; repeated edges count each.
+    "mean" is the mean over both directions and all heads. An edge may have no opposite, as in a directed graph.
+    Self-loops are left out; every copy of a repeated edge counts.
 
     Example:
         >>> pairs(torch.tensor([[0, 1, 1, 0], [1, 0, 1, 0]]), torch.tensor([[0.7], [0.2], [0.3], [0.8]]))
@@ -203,17 +203,17 @@ def pairs(edge_index: Tensor, values: Tensor, reduce: str = "sum") -> tuple[Tens
     apart = edge_index[0] != edge_index[1]
     ends = edge_index[:, apart].sort(dim=0).values
     of_edge = values.sum(-1) if reduce == "sum" else values.mean(-1)
-    found, weight = coalesce(ends, of_edge[apart], reduce=reduce)
-    return found, weight
+    ends, combined = coalesce(ends, of_edge[apart], reduce=reduce)
+    return ends, combined
 
 
 def times_uniform(edge_index: Tensor, alpha: Tensor, num_nodes: int) -> Tensor:
-    r"""The coefficients relative to uniform attention, `[E, H]`: 1 where they are those of a mean.
+    r"""Return the coefficients relative to uniform attention, `[E, H]`: 1 if attention is a mean.
 
     .. math:: |\mathcal{N}_i| \, \alpha^k_{ij}
 
-    A coefficient alone is large where the neighbourhood is small. The mean of this over any neighbourhood is 1, and it
-    lies between 0 and the neighbourhood's size.
+    A coefficient itself is large in a small neighbourhood. This ratio has the mean 1 over any neighbourhood, and lies
+    between 0 and the neighbourhood's size.
 
     Example:
         >>> times_uniform(torch.tensor([[0, 1, 2], [0, 0, 2]]), torch.tensor([[0.75], [0.25], [1.0]]), 3)
@@ -225,7 +225,7 @@ def times_uniform(edge_index: Tensor, alpha: Tensor, num_nodes: int) -> Tensor:
 
 
 def entropies(edge_index: Tensor, alpha: Tensor, num_nodes: int) -> Tensor:
-    r"""The entropy of each node's attention in nats, `[N, H]`: log of the neighbourhood's size where it is uniform.
+    r"""Return the entropy of each node's attention in nats, `[N, H]`; uniform attention has log of the size.
 
     .. math:: -\sum_{j \in \mathcal{N}_i} \alpha^k_{ij} \log \alpha^k_{ij}
 
@@ -234,26 +234,26 @@ def entropies(edge_index: Tensor, alpha: Tensor, num_nodes: int) -> Tensor:
         tensor([[0.6931],
                 [0.0000]])
     """
-    found: Tensor = scatter(torch.special.entr(alpha), edge_index[1], dim=0, dim_size=num_nodes, reduce="sum")
-    return found
+    entropy: Tensor = scatter(torch.special.entr(alpha), edge_index[1], dim=0, dim_size=num_nodes, reduce="sum")
+    return entropy
 
 
 def sizes(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """The number of neighbours that each node attends over, `[N]`, itself among them where the layer adds loops."""
-    found: Tensor = degree(edge_index[1], num_nodes)
-    return found
+    """Return the size of each neighbourhood, `[N]`, including the node itself if the layer adds loops."""
+    size: Tensor = degree(edge_index[1], num_nodes)
+    return size
 
 
 def tsne(features: Tensor, seed: int = 0) -> Tensor:
-    """Place the nodes in the plane by t-SNE of their features: `[N, F']` to `[N, 2]`.
+    """Return positions of the nodes in the plane, `[N, 2]`, by t-SNE of their features `[N, F']`.
 
-    Of more than 50 features the 50 principal components are taken, and the nodes start from the first two. The number
-    of steps is fixed, so the time grows as N log N: 13 s of one core for Cora's 2,708 nodes, 50 s for Pubmed's 19,717,
-    for which, as for all graphs above 5,000 nodes, the steps are half as many and coarser. The same seed gives the same
-    places, and is computed once: the last two results are kept, so that figures and pages of a model share them.
+    More than 50 features are reduced to 50 principal components, and the nodes start from the first two. The number of
+    steps is fixed, so the time grows as N log N: 13 s on one core for Cora's 2,708 nodes, 50 s for Pubmed's 19,717.
+    Above 5,000 nodes, there are half as many and coarser steps. The result is deterministic for a seed. The last two
+    results are cached, so that figures and pages of a model share them.
 
     Raises:
-        ImportError: where scikit-learn is missing.
+        ImportError: if scikit-learn is missing.
         ValueError: if there are fewer than 4 nodes, or a feature is not finite.
     """
     N, F = features.shape
@@ -270,19 +270,19 @@ def _tsne(content: bytes, N: int, F: int, seed: int) -> np.ndarray:
         from sklearn.decomposition import PCA
         from sklearn.manifold import TSNE
     except ImportError as error:
-        raise ImportError(f"the places of the nodes need scikit-learn: {EXTRA}") from error
+        raise ImportError(f"the positions of the nodes need scikit-learn: {EXTRA}") from error
     x = np.frombuffer(content, np.float32).reshape(N, F)
     if min(N, F) > 50:
         x = PCA(50, random_state=seed).fit_transform(x)
     start = "pca" if F > 1 and x.std() > 0 else "random"
     coarse = {"angle": 0.8, "max_iter": 500} if N > 5000 else {}
     method = TSNE(perplexity=min(30.0, (N - 1) / 3), init=start, random_state=seed, **coarse)
-    found: np.ndarray = method.fit_transform(x)
-    return found
+    positions: np.ndarray = method.fit_transform(x)
+    return positions
 
 
 def places(seen: Attended, layout: Tensor | None, seed: int) -> Tensor:
-    """The positions of the nodes, `[N, 2]`: the caller's layout, checked, or t-SNE of the features."""
+    """Return the positions of the nodes, `[N, 2]`: the checked layout of the caller, or t-SNE of the features."""
     if layout is None:
         return tsne(seen.features, seed)
     layout = torch.as_tensor(layout, dtype=torch.float32).cpu()
@@ -292,7 +292,7 @@ def places(seen: Attended, layout: Tensor | None, seed: int) -> Tensor:
 
 
 def colours(K: int) -> list[str]:
-    """K colours as #rrggbb; of more than nine, hues a golden angle apart in two degrees of lightness.
+    """Return K colours as #rrggbb; more than nine are hues a golden angle apart, with two levels of lightness.
 
     Example:
         >>> colours(2), len(set(colours(121)))

@@ -1,4 +1,4 @@
-"""Tables as every format writes them, and their cells: scores, differences, significance, sources."""
+"""Tables for all formats, and their cells: scores, differences, significance, sources."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A table for every format: caption, groups and names of columns, rows of cells, and notes below.
+    """A table for all formats: caption, groups and names of columns, rows of cells, and notes below.
 
-    A row has a cell for each column; neighbouring columns of one group share its head. `name` is short and unique.
+    A row has a cell for each column. Adjacent columns of one group share the group's heading. `name` is short and
+    unique.
     """
 
     name: str
@@ -40,26 +41,26 @@ class Table:
 
 
 def ours_cell(runs: Runs | None, metric: str) -> Cell:
-    """Our mean ± std (runs), with its lines."""
+    """Return the cell of our mean ± std (runs), with its lines as the source."""
     if runs is None:
         return Cell(NONE, "no lines")
     return Cell(f"{spread(runs.mean, runs.std, metric)} ({len(runs.lines)})", source_of(runs))
 
 
 def paper_cell(paper: Printed | None, metric: str) -> Cell:
-    """The printed number, with its source."""
+    """Return the cell of the paper's number, with its source."""
     if paper is None or math.isnan(paper.mean):
         return Cell(NONE, paper.source if paper else "not in the paper")
     return Cell(spread(paper.mean, paper.std, metric) + (f" ({paper.runs})" if paper.runs else ""), paper.source)
 
 
 def difference_cell(first: float, second: float, metric: str) -> Cell:
-    """The first minus the second."""
+    """Return the cell of the first score minus the second."""
     return Cell(signed(first - second, metric), "" if math.isnan(first - second) else "the first less the second")
 
 
 def p_cell(first: Runs | None, second: Runs | None) -> Cell:
-    """The p of a permutation test between the scores of two methods."""
+    """Return the cell of the p-value of a permutation test between the scores of two methods."""
     p = math.nan if first is None or second is None else permutation_test(first.values, second.values)
     if math.isnan(p):
         return Cell(NONE, "needs two runs of both")
@@ -67,7 +68,7 @@ def p_cell(first: Runs | None, second: Runs | None) -> Cell:
 
 
 def cost_cell(runs: Runs) -> Cell:
-    """The mean seconds of a training, with the devices."""
+    """Return the cell of the mean seconds of a training, with the devices."""
     devices = ", ".join(dict.fromkeys(line.result.device for line in runs.lines))
     return Cell(f"{runs.seconds:.1f}", f"training alone, {devices}")
 
@@ -76,13 +77,13 @@ def cost_cell(runs: Runs) -> Cell:
 
 
 def source_of(runs: Runs) -> str:
-    """The lines that a number comes from, in words."""
+    """Return a text that names the lines from which a number is computed."""
     text = "; ".join(f"{file}, lines {ranges(numbers)}" for file, numbers in places(runs).items())
     return f"{text}; config_hash {runs.setting or 'none'}"
 
 
 def places(runs: Runs) -> dict[str, list[int]]:
-    """The line numbers of runs in each file."""
+    """Return the line numbers of runs by file."""
     numbers: dict[str, list[int]] = {}
     for line in runs.lines:
         numbers.setdefault(line.file, []).append(line.number)
@@ -90,7 +91,7 @@ def places(runs: Runs) -> dict[str, list[int]]:
 
 
 def spread(mean: float, std: float, metric: str) -> str:
-    """Mean ± std with the digits of the metric.
+    """Return mean ± std with the digits of the metric.
 
     >>> from gat_pyg.tasks.objective import ACCURACY, MICRO_F1
     >>> spread(83.04, 0.71, ACCURACY.name), spread(0.9731, float("nan"), MICRO_F1.name)
@@ -103,7 +104,7 @@ def spread(mean: float, std: float, metric: str) -> str:
 
 
 def signed(difference: float, metric: str) -> str:
-    """A difference with its sign, or a dash.
+    """Return a difference with its sign, or a dash for NaN.
 
     >>> from gat_pyg.tasks.objective import ACCURACY, MICRO_F1
     >>> signed(0.26, ACCURACY.name), signed(-0.0031, MICRO_F1.name), signed(-0.01, ACCURACY.name)
@@ -120,15 +121,15 @@ def _digits(metric: str) -> int:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Whole numbers in their order, neighbours joined.
+    """Return whole numbers in ascending order, with consecutive ones as ranges.
 
     >>> ranges([3, 1, 2, 7])
     '1–3, 7'
     """
-    parts: list[list[int]] = []
+    bounds: list[list[int]] = []
     for number in sorted(set(numbers)):
-        if parts and parts[-1][1] == number - 1:
-            parts[-1][1] = number
+        if bounds and bounds[-1][1] == number - 1:
+            bounds[-1][1] = number
         else:
-            parts.append([number, number])
-    return ", ".join(str(low) if low == high else f"{low}–{high}" for low, high in parts)
+            bounds.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low}–{high}" for low, high in bounds)

@@ -13,10 +13,10 @@ from ..tasks.task import Task
 
 @dataclass(frozen=True)
 class Counts:
-    """The numbers of the paper's Table 1 for one data set, and what explains them.
+    """The numbers of the paper's Table 1 for one data set, and further ones that explain differences.
 
-    `listed` and `loops` are of the files' lists, where a link stands once for each direction and as often as it is
-    repeated; `edges` are pairs of two different nodes, each once.
+    `listed` and `loops` count the entries in the files, where a link has an entry for each direction and repetition;
+    `edges` counts each pair of two different nodes once.
 
     >>> from gat_pyg.data import digits
     >>> counted(digits(), []).nodes
@@ -39,7 +39,7 @@ class Counts:
 
 
 def counted(task: Task, links: Sequence[Tensor]) -> Counts:
-    """Count a task, and the `links` [2, L] that its files list."""
+    """Count a task's graphs, and the `links` [2, L] in its files."""
     shared = task.shared_graph
     graphs = [data for split in SPLITS for data in task.graphs(split)] if shared is None else [shared]
     sizes: dict[str, int] = {split: len(task.graphs(split)) for split in SPLITS}
@@ -63,7 +63,7 @@ def counted(task: Task, links: Sequence[Tensor]) -> Counts:
 
 
 def _pairs(edge_index: Tensor) -> int:
-    """The number of pairs of two different nodes with an edge in either direction."""
+    """Return the number of pairs of two different nodes with an edge in either direction."""
     low, high = edge_index.long().aminmax(dim=0)
     N = int(high.max()) + 1 if high.numel() else 0
     return int((low * N + high)[low != high].unique().numel())

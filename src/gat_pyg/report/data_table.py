@@ -10,7 +10,7 @@ from .counts import Counts
 
 
 def data_table(counts: Mapping[str, Counts | str]) -> Table:
-    """Table 1, counted in the data beside the printed one; in place of counts, why there are none."""
+    """Return Table 1: our counts beside the paper's. In place of counts, a data set may have the reason for none."""
     rows = []
     for row, head in _HEADS.items():
         cells = [Cell(head)]
@@ -54,7 +54,7 @@ def _printed_counts(dataset: str) -> dict[str, str]:
 
 
 def _in_words(numbers: Mapping[str, int], shared: bool, many: bool) -> dict[str, str]:
-    """The cells of a column of Table 1, by row, in the paper's words."""
+    """Return the cells of a column of Table 1 by row, in the paper's wording."""
     words = {row: f"{numbers[row]}" for row in ("edges", "features", "classes")}
     for split in _WORDS:
         graphs = "" if shared else f" ({numbers[f'{split} graphs']} graphs)"
@@ -66,7 +66,7 @@ def _in_words(numbers: Mapping[str, int], shared: bool, many: bool) -> dict[str,
 
 
 def data_notes(dataset: str, one: Counts | str) -> list[str]:
-    """The reason for each difference from the printed Table 1."""
+    """Return the notes that explain the differences from the paper's Table 1."""
     name = NAMES[dataset]
     if isinstance(one, str):
         return [f"{name} was not counted: {one}"]
@@ -82,7 +82,7 @@ def data_notes(dataset: str, one: Counts | str) -> list[str]:
 
 
 def edges_note(one: Counts, printed: int) -> str:
-    """The reason for the paper's other number of edges."""
+    """Return the note that explains the paper's different number of edges."""
     name = NAMES[one.dataset]
     if one.listed == 2 * printed:
         loops = one.loops // 2
@@ -106,7 +106,7 @@ def edges_note(one: Counts, printed: int) -> str:
 
 
 def unknown_note(ppi: Counts | None) -> str:
-    """The nodes of PPI that validation leaves out."""
+    """Return the note on the nodes of PPI that have no known label."""
     if ppi is None:
         return "Nodes of PPI whose labels are all unknown are left out of training and validation."
     if not any(ppi.unknown.values()):

@@ -1,4 +1,4 @@
-"""Tables as Markdown, as LaTeX and as one HTML page: the same numbers in each."""
+"""Tables as Markdown, LaTeX and an HTML page, with the same numbers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ TITLE = "Graph Attention Networks: results beside the paper's"
 
 
 def markdown(tables: Sequence[Table]) -> str:
-    """A Markdown document; where numbers come from is in its last tables."""
+    """Return a Markdown document, whose last tables list the sources of the numbers."""
     return "\n\n".join([f"# {TITLE}", *map(markdown_table, tables)]) + "\n"
 
 
 def markdown_table(table: Table) -> str:
-    """One table with its caption as a heading and its notes as a list.
+    """Return one table with its caption as a heading and its notes as a list.
 
     >>> print(markdown_table(Table("t", "A table.", (("", "method"), ("Cora", "here")), ((Cell("GCN*"), Cell("81")),))))
     ## A table.
@@ -48,7 +48,7 @@ def _markdown(text: str) -> str:
 
 
 def latex(tables: Sequence[Table]) -> str:
-    """A whole LaTeX document in the style of booktabs; each table in it stands by itself."""
+    """Return a LaTeX document in the style of booktabs, from which each table can be copied."""
     begin = [r"\documentclass{article}", *(rf"\usepackage{name}" for name in _PACKAGES), r"\begin{document}"]
     section = [rf"\section*{{{_latex(TITLE)}}}"]
     return "\n\n".join(["\n".join(begin), *section, *map(latex_table, tables), r"\end{document}"]) + "\n"
@@ -58,7 +58,7 @@ _PACKAGES = ("[T1]{fontenc}", "{booktabs}", "{adjustbox}")
 
 
 def latex_table(table: Table) -> str:
-    r"""One table with its caption above and its notes below; needs `\usepackage{booktabs,adjustbox}`.
+    r"""Return one table with its caption above and its notes below; needs `\usepackage{booktabs,adjustbox}`.
 
     >>> print(latex_table(Table("t", "A table.", (("", "method"), ("Cora", "here")), ((Cell("a_b"), Cell("−0.2")),))))
     \begin{table}[htbp]
@@ -104,7 +104,7 @@ def latex_table(table: Table) -> str:
 
 
 def _latex_columns(table: Table) -> str:
-    """Each column's kind: one line, or a paragraph where a cell is long."""
+    """Return the type of each column: a single line, or a paragraph if one of its cells is long."""
     long = (any(len(row[n].text) > 60 for row in table.rows) for n in range(len(table.columns)))
     return "".join(r"p{0.6\textwidth}" if one else "l" for one in long)
 
@@ -124,7 +124,7 @@ def _latex_groups(table: Table) -> list[str]:
 
 def _latex_row(texts: Iterable[str]) -> str:
     row = " & ".join(map(_latex, texts))
-    return (r"\relax" if row.startswith("[") else "") + row + r" \\"  # a row's end would take a [ for its option
+    return (r"\relax" if row.startswith("[") else "") + row + r" \\"  # after \\, a [ would start an option
 
 
 _LATEX = {
@@ -155,7 +155,7 @@ def _latex(text: str) -> str:
 
 
 def html(tables: Sequence[Table]) -> str:
-    """One page that needs nothing else; where a number comes from shows when the pointer rests on it."""
+    """Return a self-contained HTML page, with the source of each number as a tooltip."""
     body = "\n".join(map(html_table, tables))
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -190,7 +190,7 @@ li { max-width: 50rem; }
 
 
 def html_table(table: Table) -> str:
-    """One table as a section with its caption and notes."""
+    """Return one table as a section with its caption and notes."""
     head = _html_row([name for _, name in table.columns], lambda name: f'<th scope="col">{escape(name)}</th>')
     if any(group for group, _ in table.columns):
         groups = [(group, len(list(its))) for group, its in itertools.groupby(table.columns, key=lambda one: one[0])]

@@ -1,4 +1,4 @@
-"""The attention of a trained model as one HTML file to look around in, which needs nothing else and no network."""
+"""The attention of a trained model as an interactive, self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 from ..files import write_whole
 from .attended import UNKNOWN, Attended, places
 
-SCALE = 65535  # the root of a coefficient is a 16-bit integer, 65535 for 1: right to 0.2 % even where it is 1/5000
+SCALE = 65535  # the square root of a coefficient is stored in 16 bits: within 0.2 % even for a coefficient of 1/5000
 
 
 def attention_page(
@@ -34,27 +34,27 @@ def attention_page(
 ) -> Path:
     """Write a page that shows every layer's and head's attention on a graph, drawn as `attention_figure` draws it.
 
-    One can zoom, pan, choose layer and head, show the strongest edges only, and point at a node for its class, its
-    prediction and what it attends to. Strong means large in times uniform, |N_i| alpha_ij: a large coefficient alone
-    may only mean few neighbours. The file holds its data; a browser opens it from disk.
+    The reader can zoom, pan, select a layer and a head, filter for the strongest edges, and point at a node to see its
+    class, its prediction and its attention. Strength is measured in times uniform, |N_i| alpha_ij, since a coefficient
+    may be large only because there are few neighbours. The file includes its data; a browser opens it from disk.
 
     Args:
-        model, data, class_names, label, layout, seed: as of `attention_figure`.
+        model, data, class_names, label, layout, seed: as in `attention_figure`.
         path: the HTML file to write.
-        title: what it is headed; the model's class where not given.
+        title: the heading, by default with the model's class.
 
     Returns:
         The path.
 
     Raises:
-        ImportError: where scikit-learn is missing and no layout is given.
+        ImportError: if scikit-learn is missing and there is no layout.
         ValueError: if an argument does not fit the model or the graph.
 
-    Cost: about 6 MB for Pubmed's 44,324 edges and 16 heads: 3 bytes for each edge, each way and each head.
+    Cost: 3 bytes per edge, direction and head; about 6 MB for Pubmed's 44,324 edges and 16 heads.
     """
-    seen = Attended.of(model, data, class_names, label)
-    place = places(seen, layout, seed)
-    content = _content(seen, place, title or f"The attention of a trained {type(model).__name__}")
+    attended = Attended.of(model, data, class_names, label)
+    place = places(attended, layout, seed)
+    content = _content(attended, place, title or f"The attention of a trained {type(model).__name__}")
     text = json.dumps(content, ensure_ascii=False).replace("<", "\\u003c")  # nothing in it ends the script
     template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     page = template.replace("{{title}}", escape(content["title"])).replace("{{content}}", text)
@@ -62,14 +62,14 @@ def attention_page(
     return Path(path)
 
 
-def _content(seen: Attended, place: Tensor, title: str) -> dict[str, Any]:
-    """The data of the page: arrays as base64, little-endian, each edge list once."""
+def _content(attended: Attended, place: Tensor, title: str) -> dict[str, Any]:
+    """Return the data of the page: arrays as base64, little-endian, each edge list once."""
     place = place * torch.tensor([1.0, -1.0])  # a screen's second axis points down
     low, high = place.min(0).values, place.max(0).values
     span = float((high - low).max()) or 1.0
     lists: list[Tensor] = []
     layers = []
-    for layer, (edge_index, alpha) in enumerate(seen.layers, start=1):
+    for layer, (edge_index, alpha) in enumerate(attended.layers, start=1):
         least, most = alpha.aminmax() if alpha.numel() else (alpha.new_zeros(()), alpha.new_ones(()))
         if not (least >= 0 and most <= 1.001):  # a softmax that was rounded
             raise ValueError(
@@ -83,17 +83,17 @@ def _content(seen: Attended, place: Tensor, title: str) -> dict[str, Any]:
                 "list": known,
                 "heads": alpha.size(1),
                 "alpha": _text((alpha.t().clamp(max=1).sqrt() * SCALE).round(), "<u2"),
-                "caption": seen.describe(layer - 1),
+                "caption": attended.describe(layer - 1),
             }
         )
     return {
         "title": title,
-        "classes": seen.class_names,
-        "colours": seen.colours,
+        "classes": attended.class_names,
+        "colours": attended.colours,
         "unknown": UNKNOWN,
         "place": _text((place - (low + high) / 2) / span, "<f4"),  # [N, 2], the longer side from -1/2 to 1/2
-        "y": _text(seen.y, "<i2"),
-        "prediction": _text(seen.prediction, "<i2"),
+        "y": _text(attended.y, "<i2"),
+        "prediction": _text(attended.prediction, "<i2"),
         "lists": [_text(edge_index, "<i4") for edge_index in lists],  # [2, E]
         "layers": layers,  # alpha: [H, E], the roots of the coefficients
     }

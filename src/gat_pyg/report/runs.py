@@ -1,4 +1,4 @@
-"""Lines of results gathered into the runs of one setting, and a permutation test between two of them."""
+"""Lines of results grouped into runs with the same settings, and a permutation test between two groups."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from ..experiments.result import Result, read
 
-RESAMPLES = 9_999  # of a permutation test; with as many ways or fewer, every one is taken
+RESAMPLES = 9_999  # of a permutation test, which is exact if there are at most this many permutations
 
 
 class Line(NamedTuple):
-    """A Result and where it stands."""
+    """A Result with its file and line number."""
 
     result: Result
     file: str
@@ -28,7 +28,7 @@ class Line(NamedTuple):
 
 
 class Key(NamedTuple):
-    """The fields of a Result by which a table finds it."""
+    """The fields of a Result by which tables select it."""
 
     row: str
     dataset: str
@@ -38,7 +38,7 @@ class Key(NamedTuple):
 
 
 ABLATION, AS_GAT = "ablation", "trained as GAT"  # studies
-EARLIER = {  # the method in lines of earlier versions, which have no other fields -> row, form, study
+EARLIER = {  # the method in lines of earlier versions -> row, form, study, which they do not have
     **{f"Chebyshev (K = {order})": ("Chebyshev", f"K = {order}", "") for order in (2, 3)},
     **{f"GCN-64* ({act})": ("GCN-64*", act, "") for act in ("ReLU", "ELU")},
     **{
@@ -71,7 +71,7 @@ EARLIER = {  # the method in lines of earlier versions, which have no other fiel
 
 
 def key_of(result: Result) -> Key:
-    """The key of a Result.
+    """Return the key of a Result.
 
     >>> key_of(Result("GAT: text", "cora", "accuracy", 83.1, 0, 812, 711, 82.0, 9.2, 0.011, 92373))
     Key(row='GAT', dataset='cora', metric='accuracy', form='text', study='ablation')
@@ -83,13 +83,13 @@ def key_of(result: Result) -> Key:
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of one method on one data set with one setting: a line for each seed, in the order of the seeds."""
+    """The runs of one method on one data set with the same settings: a line for each seed, sorted by seed."""
 
     lines: tuple[Line, ...]
 
     @property
     def setting(self) -> str:
-        """The hash of the settings that the runs share."""
+        """The hash of the common settings."""
         return self.lines[0].result.config_hash
 
     @property
@@ -99,7 +99,7 @@ class Runs:
 
     @property
     def newest(self) -> str:
-        """When the last of the runs ended."""
+        """The time at which the last run ended."""
         return max(line.result.timestamp for line in self.lines)
 
     @property
@@ -114,12 +114,12 @@ class Runs:
 
     @property
     def std(self) -> float:
-        """Its sample standard deviation over the seeds; NaN of a single one."""
+        """The sample standard deviation of the test scores; NaN for a single run."""
         return float(np.std(self.values, ddof=1)) if len(self.lines) > 1 else math.nan
 
     @property
     def val(self) -> float:
-        """The mean validation score, by which one of several forms is chosen."""
+        """The mean validation score, which selects one of several forms."""
         return statistics.fmean(line.result.val for line in self.lines)
 
     @property
@@ -129,9 +129,9 @@ class Runs:
 
 
 def lines_of(path: str | Path) -> list[Line]:
-    """The lines of one file of results, as a run appends them.
+    """Return the lines of a file of results.
 
-    Raises FileNotFoundError where there is none, and ValueError where a line is torn or there is no line.
+    Raises FileNotFoundError if there is no such file, and ValueError if a line is incomplete or there is no line.
     """
     path = Path(path)
     if not path.is_file():
@@ -141,7 +141,7 @@ def lines_of(path: str | Path) -> list[Line]:
         )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)  # a table must hold every run or report that it does not
+            warnings.simplefilter("error", UserWarning)  # a table must not omit runs silently
             results = read(path)
     except UserWarning as torn:
         message = str(torn).replace(" and was left out", "")
@@ -153,37 +153,37 @@ def lines_of(path: str | Path) -> list[Line]:
 
 
 def gathered(lines: Iterable[Line]) -> dict[Key, list[Runs]]:
-    """The runs of every method, data set and metric: those of each setting together, the newest setting first.
+    """Return the runs of each method, data set and metric, grouped by settings, the newest group first.
 
-    The newest setting is the one whose last run ended last. Of several lines of one seed with one setting, the newest
-    counts.
+    The newest group is the one whose last run ended last. If a seed has several lines with the same settings, the
+    newest counts.
 
     >>> result = Result("GAT", "cora", "accuracy", 83.1, 0, 812, 711, 82.0, 9.2, 0.011, 92373)
     >>> gathered([Line(result, "results.jsonl", 1)])[Key("GAT", "cora", "accuracy")][0].mean
     83.1
     """
     newest: dict[tuple[Key, str, int], Line] = {}
-    for line in sorted(lines, key=lambda line: line.result.timestamp):  # stable: where times tie, the later line
+    for line in sorted(lines, key=lambda line: line.result.timestamp):  # stable: on ties, the later line counts
         result = line.result
         newest[key_of(result), result.config_hash, result.seed] = line
-    together: dict[tuple[Key, str], list[Line]] = {}
+    groups: dict[tuple[Key, str], list[Line]] = {}
     for (key, setting, _), line in sorted(newest.items(), key=lambda item: item[0][2]):
-        together.setdefault((key, setting), []).append(line)
-    found: dict[Key, list[Runs]] = {}
-    for (key, _), its in together.items():
-        found.setdefault(key, []).append(Runs(tuple(its)))
-    order = sorted(found, key=lambda key: (key.row, key.study, key.form, key.dataset, key.metric))
-    return {key: sorted(found[key], key=lambda runs: runs.newest, reverse=True) for key in order}
+        groups.setdefault((key, setting), []).append(line)
+    groups_of: dict[Key, list[Runs]] = {}
+    for (key, _), group in groups.items():
+        groups_of.setdefault(key, []).append(Runs(tuple(group)))
+    order = sorted(groups_of, key=lambda key: (key.row, key.study, key.form, key.dataset, key.metric))
+    return {key: sorted(groups_of[key], key=lambda runs: runs.newest, reverse=True) for key in order}
 
 
 def forms(runs: Mapping[Key, Sequence[Runs]], key: Key) -> list[Runs]:
-    """The newest setting of each form of a row, the best mean validation score first."""
-    newest = [its[0] for other, its in runs.items() if other._replace(form="") == key]
-    return sorted(newest, key=lambda each: each.val, reverse=True)
+    """Return the newest group of each form of a row, the best mean validation score first."""
+    newest = [groups[0] for other, groups in runs.items() if other._replace(form="") == key]
+    return sorted(newest, key=lambda group: group.val, reverse=True)
 
 
 def shown(runs: Mapping[Key, Sequence[Runs]], key: Key) -> Runs | None:
-    """The runs that stand in a row: the form with the best mean validation score."""
+    """Return the runs shown in a row: the form with the best mean validation score."""
     return next(iter(forms(runs, key)), None)
 
 
@@ -191,18 +191,17 @@ def shown(runs: Mapping[Key, Sequence[Runs]], key: Key) -> Runs | None:
 
 
 def permutation_test(first: Sequence[float], second: Sequence[float], resamples: int = RESAMPLES) -> float:
-    r"""The two-sided p-value of the difference between two groups of independent runs, by a permutation test.
+    r"""Return the two-sided p-value of the difference between two groups of independent runs, by a permutation test.
 
     The statistic is Welch's,
 
     .. math::
         t = (\bar x - \bar y) / \sqrt{s_x^2 / n_x + s_y^2 / n_y},
 
-    and its distribution is that over the ways of sharing out all the scores into groups of these sizes: every way where
-    there are at most `resamples`, else the given one and so many drawn ones, always the same. Without an assumption
-    on the scores' distribution this is exact where both methods have the same, and by the studentised statistic right
-    for many runs where only their means are the same and their deviations differ. NaN where a group has under two runs
-    or a score is NaN.
+    and its distribution is taken over all permutations of the scores between the groups, or over `resamples` random
+    ones (always the same) and the given one if there are more. The test is exact if both methods have the same
+    distribution, whatever it is. Since the statistic is studentised, it is also asymptotically valid if only the means
+    are equal. The result is NaN if a group has fewer than two runs or a score is NaN.
 
     >>> permutation_test([83.0, 83.4, 82.9], [81.0, 81.3, 80.8])
     0.1
@@ -212,16 +211,17 @@ def permutation_test(first: Sequence[float], second: Sequence[float], resamples:
     if min(n, N - n) < 2 or np.isnan(scores).any():
         return math.nan
     scores -= scores.mean()
-    observed = abs(_welch(scores[None], n)[0]) * (1 - 1e-9)  # what is equal but for rounding is as far apart
+    observed = abs(_welch(scores[None], n)[0]) * (1 - 1e-9)  # so that values that are equal up to rounding count
     if math.comb(N, n) <= resamples:
         return float((abs(_welch(scores[_every_way(n, N)], n)) >= observed).mean())
     generator = np.random.default_rng(0)
-    further = sum(int((abs(_welch(some, n)) >= observed).sum()) for some in _drawn(scores, resamples, generator))
-    return (1 + further) / (1 + resamples)
+    batches = _permuted(scores, resamples, generator)
+    extreme = sum(int((abs(_welch(batch, n)) >= observed).sum()) for batch in batches)
+    return (1 + extreme) / (1 + resamples)
 
 
 def _welch(scores: NDArray[np.float64], n: int) -> NDArray[np.float64]:
-    """Welch's t of the first n columns against the others, a row each; 0 or infinite where nothing varies."""
+    """Return Welch's t of the first n columns against the others, for each row; 0 or infinite if nothing varies."""
     x, y = scores[:, :n], scores[:, n:]
     error = np.sqrt(x.var(1, ddof=1) / n + y.var(1, ddof=1) / y.shape[1])
     difference = x.mean(1) - y.mean(1)
@@ -232,13 +232,13 @@ def _welch(scores: NDArray[np.float64], n: int) -> NDArray[np.float64]:
 
 
 def _every_way(n: int, N: int) -> NDArray[np.int64]:
-    """[ways, N]: the numbers 0..N-1 with each choice of n in front."""
+    """Return the orders of 0..N-1 with each choice of n in front, `[ways, N]`."""
     front = np.array(list(itertools.combinations(range(N), n)))
-    behind = np.array([sorted(set(range(N)) - set(some)) for some in front.tolist()])
+    behind = np.array([sorted(set(range(N)) - set(choice)) for choice in front.tolist()])
     return np.concatenate([front, behind], axis=1)
 
 
-def _drawn(scores: NDArray[np.float64], times: int, generator: np.random.Generator) -> Iterator[NDArray[np.float64]]:
-    """The scores in so many drawn orders, a thousand at a time."""
+def _permuted(scores: NDArray[np.float64], times: int, generator: np.random.Generator) -> Iterator[NDArray[np.float64]]:
+    """Yield random permutations of the scores, a thousand at a time."""
     for start in range(0, times, 1000):
         yield generator.permuted(np.tile(scores, (min(1000, times - start), 1)), axis=1)

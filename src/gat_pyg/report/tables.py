@@ -1,4 +1,4 @@
-"""The paper's tables with our numbers beside the printed ones, the ablation, and where each number comes from."""
+"""The paper's tables with our numbers beside the paper's, the ablation, and the sources of all numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Scores(NamedTuple):
     caption: str
     datasets: tuple[str, ...]
     metric: str
-    rival: str  # the method that shows what attention gives
+    rival: str  # the same network without attention
     training: str  # how `experiment=table<number>` trains GAT and its rival
     as_gat: bool = False  # if true, it has a column of the study `AS_GAT`
 
@@ -67,7 +67,7 @@ TABLE3 = Scores(
 
 
 def tables(lines: Sequence[Line], counts: Mapping[str, Counts | str] | None = None) -> list[Table]:
-    """Every table of the report, from lines of results and what was counted in the data, or why it could not be."""
+    """Return all tables of the report; `counts` are those of the data sets, or the reasons why there are none."""
     runs = gathered(lines)
     first = [] if counts is None else [data_table(counts)]
     ppi = (counts or {}).get("ppi")
@@ -86,7 +86,7 @@ def tables(lines: Sequence[Line], counts: Mapping[str, Counts | str] | None = No
 
 
 def score_table(scores: Scores, runs: Gathered, notes: Iterable[str] = ()) -> Table:
-    """Table 2 or 3: for each method our mean ± std (runs), the printed number and the difference."""
+    """Return Table 2 or 3: for each method our mean ± std (runs), the paper's number and the difference."""
     methods = [row for table, row, _ in published() if table == scores.number]
     methods += [key.row for key in runs if scores.has(key) and not key.study]
     rows = []
@@ -123,7 +123,7 @@ def score_table(scores: Scores, runs: Gathered, notes: Iterable[str] = ()) -> Ta
 
 
 def _forms_notes(scores: Scores, runs: Gathered) -> Iterable[str]:
-    """The form of a row that the table shows, with the mean validation scores of all its forms."""
+    """Yield notes on the form that a row shows, with the mean validation scores of all its forms."""
     for key in dict.fromkeys(key._replace(form="") for key in runs if scores.has(key) and key.study != ABLATION):
         its = forms(runs, key)
         if len(its) > 1:
@@ -143,7 +143,7 @@ def _settings_notes(scores: Scores, runs: Gathered) -> Iterable[str]:
 
 
 def _precision_notes(scores: Scores, runs: Gathered) -> Iterable[str]:
-    """The rows that were not trained in float32, as the device of a Result shows."""
+    """Yield notes on rows that were not trained in float32."""
     rows: dict[str, list[str]] = {}
     for key, its in runs.items():
         if scores.has(key):
@@ -158,7 +158,7 @@ def _precision_notes(scores: Scores, runs: Gathered) -> Iterable[str]:
 
 
 def significance_table(runs: Gathered) -> Table:
-    """GAT against the same network without attention: difference, and p by a permutation test."""
+    """Return the table of GAT against the same network without attention: difference and p-value."""
     rows = []
     for scores in (TABLE2, TABLE3):
         for dataset in scores.datasets:
@@ -192,7 +192,7 @@ def significance_table(runs: Gathered) -> Table:
 
 
 def ablation_table(runs: Gathered) -> Table:
-    """From the paper's text to the authors' code, one switch at a time: score, difference from the text, p, seconds."""
+    """Return the table from the paper's text to the authors' code, one switch at a time."""
     rows = []
     for scores in (TABLE2, TABLE3):
         for dataset in scores.datasets:
@@ -230,7 +230,7 @@ def ablation_table(runs: Gathered) -> Table:
 
 
 def runs_table(runs: Gathered, lines: Sequence[Line]) -> Table:
-    """Every setting of every method and data set, those that stand in no table too, with its lines."""
+    """Return the table of all groups of runs with their lines, including those that no other table shows."""
     files = _numbered(lines)
     rows = []
     for key, its in runs.items():
@@ -280,7 +280,7 @@ def runs_table(runs: Gathered, lines: Sequence[Line]) -> Table:
 
 
 def _warnings(runs: Gathered) -> Iterable[str]:
-    """The runs whose test score a prediction has that is the same for every node."""
+    """Yield notes on runs whose test score is no better than that of a constant prediction."""
     for key, its in runs.items():
         for one in its:
             warnings = [line.result.warning for line in one.lines if line.result.warning]
@@ -290,14 +290,14 @@ def _warnings(runs: Gathered) -> Iterable[str]:
 
 
 def _stands(one: Runs, key: Key, runs: Gathered) -> bool:
-    """Return True if runs have a place in the tables above."""
+    """Return True if one of the tables above shows these runs."""
     if not any(scores.has(key) for scores in (TABLE2, TABLE3)):
         return False
     return one is (runs[key][0] if key.study == ABLATION else shown(runs, key._replace(form="")))
 
 
 def files_table(lines: Sequence[Line]) -> Table:
-    """The files that were read, by the numbers that stand for them."""
+    """Return the table of the files by the numbers that refer to them."""
     files = _numbered(lines)
     rows = [
         (Cell(f"[{n}]"), Cell(file), Cell(f"{sum(line.file == file for line in lines)}")) for file, n in files.items()

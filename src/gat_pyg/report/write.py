@@ -1,4 +1,4 @@
-"""The report's files: lines of results in, report.md, report.tex and report.html out."""
+"""Writing the report from lines of results: report.md, report.tex and report.html."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def write_report(results: Sequence[Path], folder: Path, data_root: Path | None, 
     return len(lines), write_tables(tables(lines, counts), folder)
 
 
-def write_tables(found: Sequence[Table], folder: Path) -> list[Path]:
+def write_tables(results: Sequence[Table], folder: Path) -> list[Path]:
     """Write the tables in every format, and return the files."""
     paths = []
     for file, form in FORMATS.items():
         try:
-            write_whole(folder / file, partial(Path.write_bytes, data=form(found).encode()))
+            write_whole(folder / file, partial(Path.write_bytes, data=form(results).encode()))
         except OSError as error:
             raise OSError(f"{folder} cannot be written: {error.strerror}. Choose another: --out FOLDER.") from error
         paths.append(folder / file)
@@ -45,7 +45,7 @@ def write_tables(found: Sequence[Table], folder: Path) -> list[Path]:
 
 
 def data_counts(name: str, root: Path | None) -> Counts | str:
-    """Count the data set; in place of counts, why that is impossible."""
+    """Return the counts of a data set, or the reason why it cannot be counted."""
     try:
         task = ppi(root) if name == "ppi" else planetoid(name, root)
         return counted(task, listed_links(name, root))
