@@ -298,7 +298,7 @@ def test_forward_mode_of_sparse_features() -> None:
     row, col = sparse.pattern.row.long(), sparse.pattern.col.long()
 
     def of_values(product: Callable[..., Tensor]) -> Any:
-        both = (sparse.kept, weight), (like(sparse.kept), like(weight, 2))
+        both = (sparse.undropped, weight), (like(sparse.undropped), like(weight, 2))
         twice = hessian(lambda v, w: product(v, w).sin().sum(), argnums=(0, 1))
         return jvp(product, *both), twice(*both[0])
 
@@ -312,7 +312,7 @@ def test_forward_mode_of_sparse_features() -> None:
         dropped.seed, dropped.p = seeds, 0.5
         return linear(dropped, w)
 
-    both = (sparse.kept, torch.randn(2, 5, 3)), (like(sparse.kept), like(torch.zeros(2, 5, 3), 2))
+    both = (sparse.undropped, torch.randn(2, 5, 3)), (like(sparse.undropped), like(torch.zeros(2, 5, 3), 2))
     primal, pull = vjp(several, *both[0])
     _, push = vjp(pull, torch.zeros_like(primal))
     assert_trees_close(jvp(several, *both), (primal, push(both[1])[0]), "dropout")

@@ -13,7 +13,7 @@ from torch import Tensor
 from gat_pyg.features import SparseFeatures
 from gat_pyg.features.dropout import dropout
 from gat_pyg.features.linear import Linear, linear
-from gat_pyg.features.mask import kept
+from gat_pyg.features.mask import mask_of
 from gat_pyg.features.pattern import Pattern
 from gat_pyg.philox import global_rows, keep_mask, keyed
 from laws import assert_close
@@ -125,7 +125,7 @@ def test_kernel_and_torch_give_the_same(
             for ours, theirs in zip(together, both(drawn(seeds), weight, back), strict=True):
                 assert_close(ours, theirs)
         dense = torch.zeros(3, size[0] * size[1], dtype=dtype)
-        at = torch.sparse_csr_tensor(x.pattern.rowptr, x.pattern.col, torch.ones_like(x.kept), x.shape).to_dense()
+        at = torch.sparse_csr_tensor(x.pattern.rowptr, x.pattern.col, torch.ones_like(x.undropped), x.shape).to_dense()
         dense[:, at.flatten() != 0] = drawn(seeds).content
         assert_close(together[0], dense.view(3, *x.shape) @ weight)
 
@@ -145,8 +145,8 @@ def test_a_mask_is_that_of_attention(size: int, kernel: bool, monkeypatch: pytes
     seeds = torch.tensor([[3, 2**62 + 1], [4, 5], [3, 6]])
     for dtype in (torch.float32, torch.float64):
         expected = torch.stack([keep_mask(s, -(-size // 4), 4, 0.4, dtype).flatten()[:size] for s in seeds.view(-1)])
-        assert torch.equal(kept(seeds[0, 0], size, 0.4, dtype), expected[0])
-        mapped = torch.vmap(torch.vmap(lambda seed: kept(seed, size, 0.4, dtype)))  # noqa: B023
+        assert torch.equal(mask_of(seeds[0, 0], size, 0.4, dtype), expected[0])
+        mapped = torch.vmap(torch.vmap(lambda seed: mask_of(seed, size, 0.4, dtype)))  # noqa: B023
         assert torch.equal(mapped(seeds).flatten(0, 1), expected)
 
 

@@ -95,7 +95,7 @@ def sparse_results(dtype: torch.dtype) -> list[Tensor]:
     seeds = torch.tensor([1, 2**40, -5])
     values, weight = draw(3, pattern.col.numel(), dtype=dtype), draw(3, 7, 70, dtype=dtype)
     both = results(lambda v, w: products._sums(v, w, seeds, pattern, 0.4, False), values, weight)
-    return [*both, mask.kept(seeds, 100, 0.4, dtype)]
+    return [*both, mask.mask_of(seeds, 100, 0.4, dtype)]
 
 
 LONG = torch.stack([torch.arange(rows.SPLIT + 3) % 4, torch.zeros(rows.SPLIT + 3, dtype=torch.long)])

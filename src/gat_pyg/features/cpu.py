@@ -141,17 +141,17 @@ def _scatter_rows(
             start = stop
 
 
-def keep(seed: Tensor, size: int, dropout: float, dtype: torch.dtype, names: Tensor | None = None) -> Tensor:
+def keep(seed: Tensor, size: int, dropout: float, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
     """`[size]`, or `[S, size]` for seeds `[S]`: 0, or 1 / (1 - p), by the words of the counters (0, 0), (1, 0), ...;
-    with `names` `[size / 4]` by those of (names[0], 0), (names[1], 0), ...
+    with `ids` `[size / 4]` by those of (ids[0], 0), (ids[1], 0), ...
     """
     shape = Shape.of(torch.empty(*seed.shape, size, 4, 0, dtype=dtype))
     tiles = -(-size // (4 * DRAWN))
-    made = shape.empty(tiles, 4 * DRAWN)
-    job = Job(np.arange(tiles + 1), shape.models, DRAWN, 8 * made.size)
-    names = names if names is None else F.pad(names, (0, tiles * DRAWN - names.numel()))
-    run(_keep, shape.dtype, job, shape.drop(seed, dropout, names), made, (0, 0))
-    return torch.from_numpy(made).view(*seed.shape, -1).narrow(-1, 0, size)
+    mask = shape.empty(tiles, 4 * DRAWN)
+    job = Job(np.arange(tiles + 1), shape.models, DRAWN, 8 * mask.size)
+    ids = ids if ids is None else F.pad(ids, (0, tiles * DRAWN - ids.numel()))
+    run(_keep, shape.dtype, job, shape.drop(seed, dropout, ids), mask, (0, 0))
+    return torch.from_numpy(mask).view(*seed.shape, -1).narrow(-1, 0, size)
 
 
 def weighted_rows(

@@ -24,16 +24,16 @@ def _keep_kernel(p_seed, p_dropout_ids, p_keep, size, threshold, keep_scale, BLO
     tl.store(p_keep + i_model * size + o_keep, b_keep, o_keep < size)
 
 
-def keep(seed: Tensor, size: int, dropout: float, dtype: torch.dtype, names: Tensor | None = None) -> Tensor:
+def keep(seed: Tensor, size: int, dropout: float, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
     """`[size]`, or `[S, size]` for seeds `[S]`: 0, or 1 / (1 - p), by the words of the counters (0, 0), (1, 0), ...;
-    with `names` `[size / 4]` by those of (names[0], 0), (names[1], 0), ...
+    with `ids` `[size / 4]` by those of (ids[0], 0), (ids[1], 0), ...
     """
-    made = torch.empty(*seed.shape, size, dtype=dtype, device=seed.device)
-    if made.numel():
-        drop = drop_arguments(dropout, seed, names)
+    mask = torch.empty(*seed.shape, size, dtype=dtype, device=seed.device)
+    if mask.numel():
+        drop = drop_arguments(dropout, seed, ids)
         with torch.cuda.device_of(seed):
-            _keep_kernel[(triton.cdiv(size, 1024), 1, seed.numel())](p_keep=made, size=size, BLOCK=256, **drop)
-    return made
+            _keep_kernel[(triton.cdiv(size, 1024), 1, seed.numel())](p_keep=mask, size=size, BLOCK=256, **drop)
+    return mask
 
 
 # Sums over the non-zeros of sparse matrices that share one pattern.

@@ -18,29 +18,29 @@ def keep(x: Tensor, p: float) -> Tensor:
     mask that it would have alone. Within `global_rows` it is that of those rows.
     """
     seed = draw_seed(x.device)
-    if (found := philox_blocks(x.shape)) is None:
-        return kept(seed, x.numel(), p, x.dtype).view(x.shape)
-    names, start = found
-    mask = kept(seed, 4 * names.numel(), p, x.dtype, names.flatten()).view(len(names), 4 * names.size(1))
+    if (blocks := philox_blocks(x.shape)) is None:
+        return mask_of(seed, x.numel(), p, x.dtype).view(x.shape)
+    ids, start = blocks
+    mask = mask_of(seed, 4 * ids.numel(), p, x.dtype, ids.flatten()).view(len(ids), 4 * ids.size(1))
     if x.size(-1) % 4:
         mask = mask.gather(1, start[:, None] + torch.arange(x.size(-1), device=x.device))
     return mask.view(x.shape)
 
 
-def kept(seed: Tensor, size: int, p: float, dtype: torch.dtype, names: Tensor | None = None) -> Tensor:
+def mask_of(seed: Tensor, size: int, p: float, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
     """`[size]`, or `[S, size]` for seeds `[S]`: the mask of `keep` that follows from a seed, or these fours of it."""
-    mask: Tensor = _Keep.apply(seed, size, p, torch.promote_types(dtype, torch.float32), names)
+    mask: Tensor = _Keep.apply(seed, size, p, torch.promote_types(dtype, torch.float32), ids)
     return mask.to(dtype)
 
 
 class _Keep(torch.autograd.Function):
     @staticmethod
-    def forward(seed: Tensor, size: int, p: float, dtype: torch.dtype, names: Tensor | None) -> Tensor:
+    def forward(seed: Tensor, size: int, p: float, dtype: torch.dtype, ids: Tensor | None) -> Tensor:
         device = seed.device.type
         if missing_reason(device) is None and not (device == "cuda" and dtype == torch.float64):
-            made: Tensor = load_kernels("features", device).keep(seed, size, p, dtype, names)
-            return made
-        four = keep_mask(seed, -(-size // 4) if names is None else names, 4 * seed.numel(), p, dtype)
+            mask: Tensor = load_kernels("features", device).keep(seed, size, p, dtype, ids)
+            return mask
+        four = keep_mask(seed, -(-size // 4) if ids is None else ids, 4 * seed.numel(), p, dtype)
         each: Tensor = four.unflatten(1, (*seed.shape, 4)).movedim(0, -2).flatten(-2)
         return each.narrow(-1, 0, size)
 
@@ -50,5 +50,5 @@ class _Keep(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, seed: Tensor, size: int, *rest: Any) -> tuple[Tensor, int]:
-        made: Tensor = _Keep.apply(seed.movedim(in_dims[0], 0).flatten(), size, *rest)
-        return made.unflatten(0, (info.batch_size, *seed.shape[1:])), 0
+        mask: Tensor = _Keep.apply(seed.movedim(in_dims[0], 0).flatten(), size, *rest)
+        return mask.unflatten(0, (info.batch_size, *seed.shape[1:])), 0

@@ -67,12 +67,12 @@ class Pattern:
         if n not in self._copies:
             transpose, place = self.transpose
             with torch.inference_mode(False):
-                made = self._diagonal(n)
+                diagonal = self._diagonal(n)
                 number = torch.arange(n, device=place.device)[:, None]
-                # that of the whole is of those of the parts, so that nothing is sorted
-                vars(made)["transpose"] = transpose._diagonal(n), (place + place.numel() * number).flatten()
+                # built from the transpose of one, so that nothing is sorted
+                vars(diagonal)["transpose"] = transpose._diagonal(n), (place + place.numel() * number).flatten()
             self._copies.clear()  # of a stack of models that grows smaller one size is in use at a time
-            self._copies[n] = made
+            self._copies[n] = diagonal
         return self._copies[n]
 
     def _diagonal(self, n: int) -> Pattern:

@@ -53,8 +53,8 @@ class _Sums(torch.autograd.Function):
             return _Sums.forward(_dropped(values, seed, p), weight, None, pattern, p, back)
         if batch := values.shape[:-1] or weight.shape[:-2]:
             values, weight = (t.expand(*batch, *t.shape[-own:]).flatten(0, 1) for t, own in ((values, 1), (weight, 2)))
-            made = _Sums.forward(values, weight, None, pattern.copies(*batch), p, back)
-            return made.view(*batch, -1, weight.size(-1))
+            sums = _Sums.forward(values, weight, None, pattern.copies(*batch), p, back)
+            return sums.view(*batch, -1, weight.size(-1))
         if back:
             pattern, place = pattern.transpose
             values = values.index_select(0, place)
@@ -82,8 +82,8 @@ class _Sums(torch.autograd.Function):
             products = products if seed is None else _dropped(products, seed, ctx.p)
             grad_values = products.sum_to_size(values.shape)
         if ctx.needs_input_grad[1]:
-            made = _sums(values, grad, seed, ctx.pattern, ctx.p, not ctx.back)
-            grad_weight = made.sum_to_size(weight.shape)
+            sums = _sums(values, grad, seed, ctx.pattern, ctx.p, not ctx.back)
+            grad_weight = sums.sum_to_size(weight.shape)
         return grad_values, grad_weight, None, None, None, None
 
     @staticmethod
@@ -99,8 +99,8 @@ class _Products(torch.autograd.Function):
         batch = left.shape[:-2] or right.shape[:-2]
         step = max(1, _BLOCK // max(1, left.size(-1) * math.prod(batch)))
         ends = zip(pattern.row.split(step), pattern.col.split(step), strict=True)
-        parts = [(left.index_select(-2, row) * right.index_select(-2, col)).sum(-1) for row, col in ends]
-        return torch.cat(parts, -1)
+        blocks = [(left.index_select(-2, row) * right.index_select(-2, col)).sum(-1) for row, col in ends]
+        return torch.cat(blocks, -1)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Pattern], output: Tensor) -> None:
@@ -140,21 +140,23 @@ def _weighted_rows(
 
 
 def _each(function: Any, n: int, in_dims: Any, args: Any, dims: tuple[int, ...]) -> tuple[Tensor, int]:
-    """`function` of all n. Its first arguments have so many `dims` each, and one more where they are several already:
-    then both axes become one.
+    """Apply `function` to all n, with the axis of vmap in front; an operand that has none is shared by all.
+
+    The first arguments have so many `dims` each, and one more where they are several already: both axes become one.
     """
-    given, rest = args[: len(dims)], args[len(dims) :]
-    front = [t if dim is None else t.movedim(dim, 0) for t, dim in zip(given, in_dims, strict=False)]
-    inner = [
-        t is not None and t.dim() - own > (dim is not None) for t, dim, own in zip(given, in_dims, dims, strict=False)
+    operands, rest = args[: len(dims)], args[len(dims) :]
+    front = [t if dim is None else t.movedim(dim, 0) for t, dim in zip(operands, in_dims, strict=False)]
+    several = [
+        t is not None and t.dim() - ndim > (dim is not None)
+        for t, dim, ndim in zip(operands, in_dims, dims, strict=False)
     ]
-    if not any(inner):
+    if not any(several):
         return function.apply(*front, *rest), 0
-    m = next(t.size(-own - 1) for t, own, there in zip(front, dims, inner, strict=True) if there)
-    for at, (t, dim, own, there) in enumerate(zip(front, in_dims, dims, inner, strict=False)):
-        if dim is not None or there:  # what has neither axis is shared
-            t = t if there else t.unsqueeze(t.dim() - own)
-            front[at] = t.expand(n, m, *t.shape[t.dim() - own :]).flatten(0, 1)
+    m = next(t.size(-ndim - 1) for t, ndim, nested in zip(front, dims, several, strict=True) if nested)
+    for at, (t, dim, ndim, nested) in enumerate(zip(front, in_dims, dims, several, strict=False)):
+        if dim is not None or nested:
+            t = t if nested else t.unsqueeze(t.dim() - ndim)
+            front[at] = t.expand(n, m, *t.shape[t.dim() - ndim :]).flatten(0, 1)
     out: Tensor = function.apply(*front, *rest)
     return out.unflatten(0, (n, m)), 0
 

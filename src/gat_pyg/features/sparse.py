@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..philox import draw_seed
-from .mask import kept
+from .mask import mask_of
 from .pattern import Pattern
 
 
@@ -27,7 +27,7 @@ class SparseFeatures(Tensor):
     """
 
     pattern: Pattern
-    kept: Tensor  # [nnz] before dropout, or [H, nnz] of H matrices with one pattern
+    undropped: Tensor  # [nnz], the values before dropout, or [H, nnz] of H matrices with one pattern
     seed: Tensor | None  # of the dropout, or [H]
     p: float
 
@@ -38,19 +38,19 @@ class SparseFeatures(Tensor):
         own.pattern = x.pattern if isinstance(x, SparseFeatures) else Pattern.of(x)
         own.seed, own.p = (x.seed, x.p) if isinstance(x, SparseFeatures) and content is None else (None, 0.0)
         if content is None:
-            content = x.kept if isinstance(x, SparseFeatures) else x.values()
-        own.kept = content
+            content = x.undropped if isinstance(x, SparseFeatures) else x.values()
+        own.undropped = content
         return own
 
     @property
     def content(self) -> Tensor:
         """The values `[nnz]`, or `[H, nnz]` of several; what `Linear` does without, as it drops out while it sums."""
-        return self.kept if self.seed is None else _dropped(self.kept, self.seed, self.p)
+        return self.undropped if self.seed is None else _dropped(self.undropped, self.seed, self.p)
 
     @property
     def several(self) -> bool:
         """True for H matrices with one pattern."""
-        return self.kept.dim() > 1 or (self.seed is not None and self.seed.dim() > 0)
+        return self.undropped.dim() > 1 or (self.seed is not None and self.seed.dim() > 0)
 
     def dropped(self, p: float, *times: int) -> SparseFeatures:
         """Dropout of the values, drawn H times where `times` is H: then these are H matrices."""
@@ -61,7 +61,7 @@ class SparseFeatures(Tensor):
         if several:  # drawn where they are summed; else once for all sums
             own.seed, own.p = seed, p
         else:
-            own.kept = _dropped(own.kept, seed, p)
+            own.undropped = _dropped(own.undropped, seed, p)
         return own
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -97,4 +97,4 @@ def adjacency(edge_index: Tensor, edge_weight: Tensor, num_nodes: int) -> Sparse
 
 
 def _dropped(values: Tensor, seed: Tensor, p: float) -> Tensor:
-    return values * kept(seed, values.size(-1), p, values.dtype)
+    return values * mask_of(seed, values.size(-1), p, values.dtype)

@@ -22,14 +22,14 @@ def each_model(function: Any, batch_size: int, in_dims: Any, args: Any, x: int) 
     If x, the argument at that position, has an axis of models already, the two become one.
     """
     nested = args[x].dim() - (in_dims[x] is not None) == 4
-    given = []
+    operands = []
     for arg, dim in zip(args, in_dims, strict=True):
         if isinstance(arg, Tensor):
             arg = arg.expand(batch_size, *arg.shape) if dim is None else arg.movedim(dim, 0)
             arg = arg.flatten(0, 1) if nested else arg
-        given.append(arg)
-    found = function.apply(*given)
-    return tuple(t.unflatten(0, (batch_size, -1)) if nested else t for t in found), 0
+        operands.append(arg)
+    results = function.apply(*operands)
+    return tuple(t.unflatten(0, (batch_size, -1)) if nested else t for t in results), 0
 
 
 def to_heads(tensor: Tensor, axis: int) -> Tensor:

@@ -211,7 +211,7 @@ def backward(
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
     """The gradients of x, x_dst and beta, as on a CPU: one pass over dst and one over src."""
-    models, own, inverse = x.shape[:-3], widened(x), inverse_norm(widened(x))
+    models, wide, inverse = x.shape[:-3], widened(x), inverse_norm(widened(x))
     grad, x, query, by_row, out, lse = beside(models, grad, x, score.queries(torch.float32), inverse, out, *saved)
     (_, heads, channels), num_edges = x.shape, edges.num_edges
     grad_x, across = torch.zeros_like(x, dtype=torch.float32), torch.zeros_like(x, dtype=torch.float32)
@@ -249,6 +249,6 @@ def backward(
             by_src.sum(held_src, grad_x)
             by_src.sum(held_across, across)
     grad_x, across, grad_query = apart(models, grad_x, across, grad_query)
-    grad_x = grad_x + across + along_itself(own, inverse[..., None], across)
+    grad_x = grad_x + across + along_itself(wide, inverse[..., None], across)
     grad_x_dst, along = score.query_gradients(grad_query)
     return grad_x.to(x.dtype), grad_x_dst, along.sum(-2)

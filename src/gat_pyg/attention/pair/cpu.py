@@ -73,15 +73,15 @@ def _scores(tile: Any, row: Row, x_dst: Any, x: Any, e: Any, grad: Any, product:
 
 
 @inline
-def _spread(row: Row, h: int, c: int, tile: Any, count: Any, x: Any, x_own: Any, de: Any, att: Any, slope: Any,
+def _spread(row: Row, h: int, c: int, tile: Any, count: Any, x: Any, x_end: Any, de: Any, att: Any, slope: Any,
             out: Any) -> None:  # fmt: skip
     """A tile of sum de_ij LeakyReLU'(x_j + x_i), or of sum de_ij x_j, over the other ends of a row's edges."""
-    own = load(x_own, row.own * row.channels + c, tile, count)
+    end = load(x_end, row.own * row.channels + c, tile, count)
     one, total = splat(x, 1.0, tile), splat(x, 0.0, tile)
     for k in range(row.size):
         values = load_end(x, row, k, c, tile, count)
         if att is not None:
-            values = leaky(one, values + own, slope)
+            values = leaky(one, values + end, slope)
         total = total + de[k * row.lanes + h] * values
     store(out, row.to * row.channels + c, total, count)
 
