@@ -617,7 +617,7 @@ def test_a_pt_file_that_would_run_code_is_refused(tmp_path: Path):
     marker = tmp_path / "it_ran"
     for content in (Gadget(os.system, f"touch {marker}"), ring(extra=Gadget(os.system, f"touch {marker}"))):
         torch.save(content, tmp_path / "mine.pt")
-        with pytest.raises(ValueError, match=r"cannot be read: it asks for posix.system.*would run code") as caught:
+        with pytest.raises(ValueError, match=r"cannot be read: it needs posix.system.*would run code") as caught:
             from_file(tmp_path / "mine.pt")
         assert "weights_only" not in str(caught.value)  # torch's advice to trust the file is not passed on
     (tmp_path / "mine.pt").write_bytes(pickle.dumps(Gadget(os.system, f"touch {marker}")))
@@ -870,9 +870,9 @@ def test_a_split_takes_so_many_of_each_class_and_labelled_nodes_only():
 
 
 def test_a_split_of_negative_size_is_refused():
-    with pytest.raises(ValueError, match="ring: val_mask asks for -1 nodes"):
+    with pytest.raises(ValueError, match="ring: val_mask needs -1 nodes"):
         from_dataset(ring(60), "ring", per_class=2, val=-1, test=5)
-    with pytest.raises(ValueError, match="ring: per_class=-1 asks for"):
+    with pytest.raises(ValueError, match="ring: per_class=-1 needs"):
         from_dataset(ring(60), "ring", per_class=-1, val=5, test=5)
 
 
@@ -1022,7 +1022,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "edge_attr of one number": ({"edge_attr": torch.tensor(1.0)}, r"edge_attr has shape \(\), expected \(12, 1\)"),
     "too few": (
         {"test_mask": None},
-        "test_mask asks for 1000 nodes, but only 7 labelled ones are left. Choose smaller .*split\\.\\*",
+        "test_mask needs 1000 nodes, but only 7 labelled ones are left. Choose smaller .*split\\.\\*",
     ),
 }
 

@@ -177,7 +177,7 @@ def test_without_ogb_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: p
 
 def test_another_name_is_refused():
     with pytest.raises(
-        ValueError, match="'ogbn-mag' is not here: expected ogbn-arxiv, ogbn-products or ogbn-papers100M"
+        ValueError, match="'ogbn-mag' is unknown: expected ogbn-arxiv, ogbn-products or ogbn-papers100M"
     ):
         ogbn("ogbn-mag")
 

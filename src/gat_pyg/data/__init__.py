@@ -1,4 +1,4 @@
-"""Data sets by name, and a user's own, as tasks that are ready to train on."""
+"""Data sets by name, and users' own data, as tasks for training."""
 
 from ..tasks.task import Task as Task
 from .citation import planetoid as planetoid

@@ -25,7 +25,7 @@ from .unpickle import _unpickle
 PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")  # of each Planetoid set
 PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}  # name -> folder
 
-CLASSES = {  # in the order of the files, where only the sizes of the classes tell them apart
+CLASSES = {  # in the order of the files, found by the sizes of the classes: the files have no names
     "cora": (
         "Theory",
         "Reinforcement Learning",
@@ -43,16 +43,16 @@ CLASSES = {  # in the order of the files, where only the sizes of the classes te
 
 
 def planetoid(name: str, root: str | Path | None = None) -> Task:
-    """A citation network (Section 3.1) with the split of Yang et al. (2016): 20 per class / 500 / 1000.
+    """Load a citation network (Section 3.1) with the split of Yang et al. (2016): 20 per class / 500 / 1000.
 
     `name` is `"cora"`, `"citeseer"` or `"pubmed"`. The result is that of PyG's
-    `Planetoid(root, name, split="public", transform=NormalizeFeatures())`: bag-of-words rows that sum to one, doubled
-    links and loops dropped, Citeseer's 15 test nodes without features as rows of zeros that no mask holds.
+    `Planetoid(root, name, split="public", transform=NormalizeFeatures())`: bag-of-words rows that sum to one, without
+    repeated links and loops. Citeseer's 15 test nodes without features are rows of zeros, in none of the masks.
 
-    Reads `<root>/Planetoid/<Cora|CiteSeer|PubMed>/raw/ind.*` (see `data_root`) and downloads what is missing there,
-    from where PyG does. The files are pickles; nothing they name is ever called. Nothing else is written.
+    Reads `<root>/Planetoid/<Cora|CiteSeer|PubMed>/raw/ind.*` (see `data_root`) and downloads missing files from PyG's
+    source. The files are pickles, but no code in them is run. Nothing else is written.
 
-    Raises ValueError for an unknown name or a broken or hostile file, FileNotFoundError when there is no network.
+    Raises ValueError for an unknown name or a broken or malicious file, FileNotFoundError if a download fails.
 
     >>> planetoid("karate")
     Traceback (most recent call last):
@@ -91,7 +91,7 @@ def _read_planetoid(folder: Path, name: str) -> Data:
 
 
 def _assemble(raw: Mapping[str, Any]) -> Data:
-    """One graph from Planetoid's eight parts: allx and ally come first, tx and ty belong at the nodes of test.index."""
+    """Build one graph from Planetoid's eight files: first allx and ally; tx and ty belong to nodes of test.index."""
     test, first = raw["test.index"], raw["allx"].size(0)
     if len(test) != raw["tx"].size(0) or len(test.unique()) != len(test) or int(test.min()) != first:
         raise ValueError(
@@ -101,7 +101,7 @@ def _assemble(raw: Mapping[str, Any]) -> Data:
     if 2 * rows < N:  # Citeseer's test nodes have gaps between them, 15 in all
         raise ValueError(f"test.index holds {N - 1}, but allx and tx have {rows} rows together")
     links = _links(raw["graph"])
-    _check_edge_index(links, N, "graph")  # before coalesce, whose keys take ids from 0 to N - 1 for granted
+    _check_edge_index(links, N, "graph")  # before coalesce, which assumes ids from 0 to N - 1
     x = torch.zeros(N, raw["allx"].size(1))
     y = torch.zeros(N, raw["ally"].size(1))
     x[:first], y[:first] = raw["allx"], raw["ally"]
@@ -121,7 +121,7 @@ def _links(graph: Mapping[int, Sequence[int]]) -> Tensor:
 
 
 def _pairs(src: list[int], dst: list[int]) -> Tensor:
-    """Return links [2, L] int64, of which there may be none; ids that are not whole numbers are refused."""
+    """Return links [2, L] int64, possibly none; raise ValueError if ids are not whole numbers."""
     links = torch.tensor([src, dst]) if src or dst else torch.empty(2, 0, dtype=torch.long)
     _check_edge_index_shape(links, "graph")
     return links

@@ -1,4 +1,4 @@
-"""Data sets that need no download: `digits`, embedded in scikit-learn, and `planted`, generated."""
+"""Data sets that need no download: `digits`, part of the package, and `planted`, generated."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .splits import _draw_masks
 
 
 def digits(k: int = 5) -> Task:
-    """The default data set: 1797 images of handwritten digits, each linked with its `k` nearest neighbours.
+    """Load the default data set: 1797 images of handwritten digits, each linked with its `k` nearest neighbours.
 
-    `x` [1797, 64] are the 8 x 8 pixels in 0..1. Two images are linked when either is among the other's `k` nearest
-    by Euclidean distance, the lower number first where distances tie, so that the graph is the same on every machine.
-    20 nodes per class are for training, 500 for validation and 1000 for test. A GAT classifies about 97 % of the test
-    nodes, an MLP about 91 %.
+    `x` [1797, 64] are the 8 x 8 pixels in 0..1. Two images are linked if either is among the `k` nearest of the other
+    by Euclidean distance. Ties go to the lower index, so that the graph is the same on every machine. 20 nodes per
+    class are for training, 500 for validation and 1000 for test. A GAT classifies about 97 % of the test nodes
+    correctly, an MLP about 91 %.
 
     Needs no network: the pixels are part of the package (45 KB). They are those of scikit-learn's `load_digits`, the
     test part of E. Alpaydin and C. Kaynak's "Optical Recognition of Handwritten Digits" (UCI, 1998; CC BY 4.0).
-    Costs a transient [N, N] matrix of int64 (26 MB).
+    Costs a temporary [N, N] matrix of int64 (26 MB).
 
     >>> digits().train[0].test_mask.sum()
     tensor(1000)
@@ -42,7 +42,7 @@ def digits(k: int = 5) -> Task:
 
 
 def _nearest(x: Tensor, k: int) -> Tensor:
-    """The undirected k-nearest-neighbour graph of points with whole coordinates; ties go to the lower number."""
+    """Return the undirected k-nearest-neighbour graph of points with integer coordinates; ties go to lower indices."""
     N, square = x.size(0), x.square().sum(1)
     distance = square + square[:, None] - 2 * x @ x.t()  # [N, N], exact in float64
     rank = distance.round().long() * N + torch.arange(N)  # distance first, then number
@@ -56,18 +56,18 @@ def _nearest(x: Tensor, k: int) -> Tensor:
 
 
 def planted(graphs: int = 20, nodes: int = 100, labels: int = 16, degree: int = 4, seed: int = 0) -> Task:
-    """Graphs in which each node's labels are planted at one node nearby, which is the most salient one.
+    """Generate graphs in which the labels of each node are stored at the most salient node nearby.
 
-    `x` [N, 1 + K] is a node's salience, drawn from the exponential distribution, and `labels` bits of its own; its
-    labels `y` [N, K] are the bits of the most salient node within two steps, itself included. A mean over neighbours
-    blurs those bits (how frequent each bit is differs from graph to graph, which a mean still shows);
-    attention finds them, since the score a_src . W h_j of equation (3) may grow with the salience of j. So with two
-    layers GAT > Const-GAT > MLP in micro-F1, by at least 0.3 and 0.1, within 30 epochs: seconds on one core.
+    `x` [N, 1 + K] is a node's salience, drawn from the exponential distribution, and K = `labels` random bits. Its
+    labels `y` [N, K] are the bits of the most salient node within two hops, including itself. A mean over neighbours
+    blurs these bits, and shows only their frequencies, which differ between graphs. Attention can select them, since
+    the score a_src . W h_j of equation (3) may grow with the salience of j. So with two layers, GAT > Const-GAT > MLP
+    in micro-F1, by at least 0.3 and 0.1, within 30 epochs, which take seconds on one core.
 
-    Edges are undirected, drawn at random, `degree` to a node on average. `graphs` graphs are for training, a
-    quarter as many for validation and for testing each (at least one). Everything is determined by `seed`.
+    Edges are random and undirected, with `degree` per node on average. `graphs` graphs are for training, and a quarter
+    as many (at least one) for validation and for test. `seed` determines everything.
 
-    Raises ValueError when a number is too small.
+    Raises ValueError if a number is too small.
 
     >>> planted().train[0]
     Data(x=[100, 17], edge_index=[2, ...], y=[100, 16])
@@ -75,9 +75,9 @@ def planted(graphs: int = 20, nodes: int = 100, labels: int = 16, degree: int = 
     if min(graphs, nodes, labels) < 1 or degree < 0:
         raise ValueError(f"planted: {graphs=}, {nodes=}, {labels=}, {degree=}: expected at least 1, and a degree >= 0.")
     generator = torch.Generator().manual_seed(seed)
-    held = max(1, graphs // 4)
-    drawn = [_plant(nodes, labels, degree, generator) for _ in range(graphs + 2 * held)]
-    train, val, test = drawn[:graphs], drawn[graphs:-held], drawn[-held:]
+    quarter = max(1, graphs // 4)
+    data = [_plant(nodes, labels, degree, generator) for _ in range(graphs + 2 * quarter)]
+    train, val, test = data[:graphs], data[graphs:-quarter], data[-quarter:]
     return Task("planted", train, val, test, num_features=1 + labels, objective=NodeMultiLabels(labels))
 
 
@@ -88,7 +88,7 @@ def _plant(N: int, K: int, degree: int, generator: torch.Generator) -> Data:
     frequency = 0.7 * torch.rand(K, generator=generator)  # of each bit in this graph
     bits = (torch.rand(N, K, generator=generator) < frequency).float()
     by_salience = salience.argsort(stable=True)
-    highest = by_salience.argsort()  # the rank of the most salient node seen so far: itself
+    highest = by_salience.argsort()  # the rank of the most salient node within reach, at first the node itself
     for _ in range(2):
         highest = highest.scatter_reduce(0, edge_index[1], highest[edge_index[0]], "amax")
     return Data(torch.cat([salience[:, None], bits], 1), edge_index, y=bits[by_salience[highest]])

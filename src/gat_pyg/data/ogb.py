@@ -21,13 +21,13 @@ from ..tasks.task import Task
 from .own import _graph, _load_folder, from_dataset
 from .raw import _raw_folder, _reading, data_root
 
-OGBN = {"ogbn-arxiv": True, "ogbn-products": False, "ogbn-papers100M": True}  # name -> whether its edges are citations
+OGBN = {"ogbn-arxiv": True, "ogbn-products": False, "ogbn-papers100M": True}  # name -> True if its edges are citations
 
 # OGB: arxiv, products, papers100M -----------------------------------------------------------------------------------
 
 
 def ogbn(name: str, root: str | Path | None = None) -> Task:
-    """A graph of the Open Graph Benchmark (Hu et al., NeurIPS 2020) with its own split.
+    """Load a graph of the Open Graph Benchmark (Hu et al., NeurIPS 2020) with its own split.
 
     ====================  ===========  ===  ===  =====================================
     `name`                          N    F    K  nodes, edges
@@ -37,29 +37,29 @@ def ogbn(name: str, root: str | Path | None = None) -> Task:
     `"ogbn-papers100M"`   111,059,956  128  172  papers, cited or citing; few have a y
     ====================  ===========  ===  ===  =====================================
 
-    Citations are made undirected, as OGB's own examples do before they train; products' edges are so already. A node
+    Citations are made undirected, as in OGB's own examples; the edges of products are undirected already. A node
     without a label has y = -1.
 
-    The first time it needs the extra `ogb` and reads `<root>/ogbn_arxiv/{raw,split}` (see `data_root`) as the ogb
-    package leaves them there, or downloads them by its code: 0.1, 1.4 or 57 GB, without asking, since nobody may be
-    there to answer. What is needed of them is then in `<root>/ogbn_arxiv/npy`, a folder as of `from_file`, which is
-    mapped into memory: x [N, F] is never copied, and processes on one machine share it.
+    The first call needs the extra `ogb`. It reads `<root>/ogbn_arxiv/{raw,split}` (see `data_root`), in the format of
+    the ogb package, or downloads 0.1, 1.4 or 57 GB with its code, without confirmation. The data are then stored in
+    `<root>/ogbn_arxiv/npy`, a folder as in `from_file`, which is memory-mapped: x [N, F] is never copied, and processes
+    on one machine share it.
 
-    Cost: once, some 20 s for arxiv on one core, and more as the graphs grow. Papers100M's features go from the archive
-    to the disk, of which 230 GB have to be free, but its edges take 80 GB of memory on their way.
+    Cost: once, some 20 s for arxiv on one core, and more for the larger graphs. papers100M needs 230 GB of free disk
+    space for its features, and 80 GB of memory for its edges.
 
-    Raises ValueError for an unknown name or a broken file, FileNotFoundError when there is no network, ImportError when
-    there is no ogb.
+    Raises ValueError for an unknown name or a broken file, FileNotFoundError if a download fails, ImportError if ogb is
+    not installed.
 
     >>> ogbn("ogbn-mag")
     Traceback (most recent call last):
-    ValueError: 'ogbn-mag' is not here: expected ogbn-arxiv, ogbn-products or ogbn-papers100M.
+    ValueError: 'ogbn-mag' is unknown: expected ogbn-arxiv, ogbn-products or ogbn-papers100M.
     """
     if name not in OGBN:
-        raise ValueError(f"{name!r} is not here: expected ogbn-arxiv, ogbn-products or ogbn-papers100M.")
+        raise ValueError(f"{name!r} is unknown: expected ogbn-arxiv, ogbn-products or ogbn-papers100M.")
     folder = data_root(root) / name.replace("-", "_")
     if not (folder / "npy").is_dir():
-        with redirect_stdout(sys.stderr):  # where ogb prints what it does
+        with redirect_stdout(sys.stderr):  # ogb prints its progress
             _write_ogbn(name, folder)
     transforms = (UNDIRECTED,) if OGBN[name] else ()
     with _reading(folder / "npy"):
@@ -67,7 +67,7 @@ def ogbn(name: str, root: str | Path | None = None) -> Task:
 
 
 def _write_ogbn(name: str, folder: Path) -> None:
-    """Turn raw files, which are downloaded where they are missing, into `npy`: as a whole, or not at all."""
+    """Convert the raw files, downloaded if necessary, into the folder `npy`, atomically."""
     try:
         from ogb.utils import url
     except ImportError as error:
@@ -93,7 +93,7 @@ def _write_ogbn(name: str, folder: Path) -> None:
         try:
             npy.rename(folder / "npy")
         except OSError:
-            if not (folder / "npy").is_dir():  # of several processes another was first
+            if not (folder / "npy").is_dir():  # unless another process was first
                 raise
 
 
@@ -109,7 +109,7 @@ def _convert_ogbn(name: str, metadata: Mapping[str, str], folder: Path, npy: Pat
         y = np.load(raw / "node-label.npz")["node_label"]
     else:
         (graph,) = read_csv_graph_raw(str(raw), add_inverse_edge=metadata["add_inverse_edge"] == "True")
-        np.save(npy / "x.npy", graph["node_feat"], allow_pickle=False)  # None where its file is missing
+        np.save(npy / "x.npy", graph["node_feat"], allow_pickle=False)  # fails on None, for a missing file
         np.save(npy / "edge_index.npy", graph["edge_index"])
         y = np.loadtxt(raw / "node-label.csv.gz")
     np.save(npy / "y.npy", y)
@@ -122,7 +122,7 @@ def _convert_ogbn(name: str, metadata: Mapping[str, str], folder: Path, npy: Pat
 
 
 def _both_ways(edge_index: np.ndarray[Any, Any], N: int) -> np.ndarray[Any, Any]:
-    """Each edge once in each direction, by src: PyG's `to_undirected` in a third of its memory."""
+    """Return each edge once in each direction, sorted by src: PyG's `to_undirected` in a third of the memory."""
     src, dst = edge_index
     key = np.concatenate([src * N + dst, dst * N + src])
     key.sort()

@@ -1,4 +1,4 @@
-"""A user's own data: graphs from files, and any PyG data set, as a task."""
+"""Tasks from users' own data: graphs in files, and any PyG data set."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def from_file(
         raise FileNotFoundError(f"{path} does not exist. Give the path of a .pt or .npz file, or of a folder.")
     for file in path.glob("*.npy") if path.is_dir() else [path]:
         if file.exists() and not file.is_file():
-            raise ValueError(f"{file} is no regular file, expected arrays or tensors.")  # of a pipe none may ever come
+            raise ValueError(f"{file} is no regular file, expected arrays or tensors.")  # reading a pipe may block
     try:
         content = _load_folder(path) if path.is_dir() else _load_pt(path) if path.suffix == ".pt" else _load_npz(path)
     except Exception as error:
@@ -86,34 +86,34 @@ def from_file(
         raise ValueError(f"{path}{str(error).removeprefix(path.stem)}") from error
 
 
-def _graphs(found: Any, path: Path) -> Any:
+def _graphs(content: Any, path: Path) -> Any:
     """Return the graphs of a file: one, a list, or three lists."""
-    if isinstance(found, Mapping):
-        return _graph(found, path)
-    if not isinstance(found, (list, tuple)):
-        return found
-    several = len(found) == 3 and all(isinstance(part, (list, tuple)) for part in found)
-    lists = [[_graph(each, path) for each in part] for part in (found if several else [found])]
-    return lists if several else lists[0]
+    if isinstance(content, Mapping):
+        return _graph(content, path)
+    if not isinstance(content, (list, tuple)):
+        return content
+    is_split = len(content) == 3 and all(isinstance(split, (list, tuple)) for split in content)
+    lists = [[_graph(item, path) for item in split] for split in (content if is_split else [content])]
+    return lists if is_split else lists[0]
 
 
-def _graph(found: Any, path: Path) -> Data:
-    """Return a graph with the keys of `Task` that a mapping of arrays or tensors holds."""
-    if not isinstance(found, Mapping):
-        return cast(Data, found)  # which from_dataset refuses
-    lacking = [key for key in ("x", "edge_index", "y") if found.get(key) is None]
-    if lacking:
-        keys = ", ".join(key for key in list(found)[:8] if isinstance(key, str))
+def _graph(content: Any, path: Path) -> Data:
+    """Return a graph with the keys of `Task` in a mapping of arrays or tensors."""
+    if not isinstance(content, Mapping):
+        return cast(Data, content)  # from_dataset raises an error
+    missing = [key for key in ("x", "edge_index", "y") if content.get(key) is None]
+    if missing:
+        keys = ", ".join(key for key in list(content)[:8] if isinstance(key, str))
         raise ValueError(
-            f"{path.stem} has no {' and no '.join(lacking)}; its keys are {keys}. Expected x, edge_index and y."
+            f"{path.stem} has no {' and no '.join(missing)}; its keys are {keys}. Expected x, edge_index and y."
         )
-    return Data(**{key: _numbers(found[key], f"{path.stem}: {key}") for key in KEYS if found.get(key) is not None})
+    return Data(**{key: _numbers(content[key], f"{path.stem}: {key}") for key in KEYS if content.get(key) is not None})
 
 
 def _numbers(values: Any, where: str) -> Tensor:
-    """Return an array or a tensor as a tensor, its numbers in an order and a width that torch computes with.
+    """Return an array or a tensor as a tensor with a byte order and width that torch supports.
 
-    Raises ValueError for what is neither, or a tensor with more elements than are stored: work that has no end.
+    Raises ValueError for other values, and for an expanded tensor: its size is not bounded by that of the file.
     """
     if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
         kind = values.dtype.kind
@@ -124,10 +124,10 @@ def _numbers(values: Any, where: str) -> Tensor:
     elif not isinstance(values, Tensor):
         kind = getattr(values, "dtype", type(values).__name__)
         hint = " Give each class a number: numpy.unique(y, return_inverse=True)[1]." if where.endswith("y") else ""
-        wanted = "real numbers" if isinstance(values, np.ndarray) else "a tensor"
-        raise ValueError(f"{where} is of {kind}, expected {wanted}.{hint}")
+        expected = "real numbers" if isinstance(values, np.ndarray) else "a tensor"
+        raise ValueError(f"{where} is of {kind}, expected {expected}.{hint}")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nor is it to be
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # it is only read
         tensor = torch.as_tensor(values).detach()
     if tensor.layout == torch.strided and tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
         raise ValueError(
@@ -140,7 +140,7 @@ def _numbers(values: Any, where: str) -> Tensor:
 def _load_npz(path: Path) -> dict[str, Any]:
     if not is_zipfile(path):
         raise ValueError("it is no archive of numpy.savez.")
-    # not numpy.load, which takes an archive that begins otherwise for a pickle, and says how to load that
+    # not numpy.load, which takes other files for pickles and explains how to load them
     with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
         return {key: arrays[key] if key in KEYS else None for key in arrays.files}
 
@@ -154,25 +154,25 @@ def _load_folder(path: Path) -> dict[str, Any]:
 
 def _load_pt(path: Path) -> Any:
     kinds = {Data, DataEdgeAttr, DataTensorAttr, GlobalStorage}
-    # only those that PyG does not list: torch removes from its list what it was given, whoever listed it before
+    # only those that are not listed yet: on exit, torch removes all of these from its list
     with torch.serialization.safe_globals(list(kinds.difference(torch.serialization.get_safe_globals()))):
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    return _mappings(found)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    return _mappings(content)
 
 
-def _mappings(found: Any, depth: int = 2) -> Any:
-    """Return the mapping that each Data holds in its place, at most three lists deep."""
-    if isinstance(found, Data):
-        return found.to_dict()
-    if isinstance(found, (list, tuple)) and depth:
-        return [_mappings(part, depth - 1) for part in found]
-    return found
+def _mappings(content: Any, depth: int = 2) -> Any:
+    """Replace each Data in nested lists by a mapping."""
+    if isinstance(content, Data):
+        return content.to_dict()
+    if isinstance(content, (list, tuple)) and depth:
+        return [_mappings(item, depth - 1) for item in content]
+    return content
 
 
 def _refused(error: Exception) -> str:
-    """The name torch.load refused, without its advice to trust the file."""
+    """Return the name that torch.load rejected, without torch's advice to trust the file."""
     name = re.search(r"GLOBAL ([\w.]+)", str(error))
-    return f"it asks for {name[1]}." if name else f"{type(error).__name__}."
+    return f"it needs {name[1]}." if name else f"{type(error).__name__}."
 
 
 def from_dataset(
@@ -187,22 +187,22 @@ def from_dataset(
     fold: int = 0,
     transforms: Sequence[Mapping[str, Any]] = (),
 ) -> Task:
-    """Any PyG data set of labels of nodes or graphs: one graph, several graphs, or three data sets.
+    """Convert any PyG data set with labels of nodes or graphs: one graph, several graphs, or three data sets.
 
-    `dataset` is a `Data`, a PyG `Dataset`, a list of `Data`, or three of them (a mapping of train, val, test,
-    or three `Dataset` in a row). Where one graph has masks, they are kept; of masks [N, S] column `split` is taken.
-    Masks that are missing are drawn with `seed`: `per_class` nodes of each class for training, then `val` and
-    `test` nodes, all labelled. (With many labels per node, `per_class` times K nodes are for training.) Of several
-    graphs, `val` and `test` whole ones are drawn and the others are for training. If every graph has one label
-    (and some graph has several nodes), these are labels of graphs. With `folds` such graphs are divided into that
-    many stratified folds: number `fold` is for testing, the next one for validation, the others are for training.
+    `dataset` is a `Data`, a PyG `Dataset`, a list of `Data`, or three of these, as a mapping of train, val, test or as
+    a sequence. The masks of a single graph are kept; of masks [N, S], column `split` is used. Missing masks are drawn
+    with `seed` among the labelled nodes: `per_class` nodes of each class for training (`per_class` times K nodes if
+    there are many labels per node), then `val` and `test` nodes. Of several graphs, `val` and `test` graphs are drawn,
+    and the others are for training. If every graph has one label, and some graph has several nodes, these are graph
+    labels. With `folds`, such graphs are divided into stratified folds: number `fold` is for the test, the next one
+    for validation, the others for training.
 
-    `x` and `edge_attr` become float32, `edge_attr` [E] becomes [E, 1], `y` [N, 1] becomes [N]. `y` [N, K] is
-    many labels per node. NaN is an unknown label; such nodes are taken out of the masks. Where `dataset` has an
-    attribute `class_names`, they become the task's. `transforms` describes those that were applied to `dataset`,
-    as `Preparation` has them; here they are not applied.
+    `x` and `edge_attr` become float32, `edge_attr` [E] becomes [E, 1], `y` [N, 1] becomes [N]. `y` [N, K] means many
+    labels per node. NaN is an unknown label; nodes without a known label are removed from the masks. The attribute
+    `class_names` of `dataset`, if any, becomes the task's. `transforms` describes the transforms that were applied to
+    `dataset`, as in `Preparation`; they are not applied here.
 
-    Raises ValueError where `Task` does, and when there are too few labelled nodes or graphs for the split.
+    Raises ValueError as `Task` does, and if there are too few labelled nodes or graphs for the split.
 
     >>> x, edge_index = torch.eye(4), torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]])
     >>> data = Data(x, edge_index, y=torch.tensor([0.0, 1.0, 0.0, float("nan")]))
@@ -221,7 +221,7 @@ def from_dataset(
     )
     edge_dim = D if every[0].edge_attr is not None else None
     if len(parts) == 1 and len(every) == 1:
-        _check_graph(every[0], F, edge_dim, objective, name)  # before a split is drawn from what is wrong
+        _check_graph(every[0], F, edge_dim, objective, name)  # before a split is drawn
         if (idx := getattr(dataset, "get_idx_split", None)) is not None:
             _ogb_masks(every[0], idx())
         _draw_masks(every[0], objective.out_channels, per_class, val, test, seed, name)
@@ -235,14 +235,15 @@ def from_dataset(
 
 
 def _objective_of(graphs: list[Data], name: str) -> Objective:
-    """Return the objective that the labels of some graphs are for."""
+    """Return the objective that fits the labels of these graphs."""
     y = [data.y for data in graphs]
-    of_graphs = len(graphs) > 1 and all(len(one) == 1 for one in y) and any(data.x.shape[:1] != (1,) for data in graphs)
+    is_single = len(graphs) > 1 and all(len(labels) == 1 for labels in y)
+    of_graphs = is_single and any(data.x.shape[:1] != (1,) for data in graphs)
     if y[0].dim() == 2 and of_graphs:
         shape = tuple(y[0].shape)
         raise ValueError(f"{name}: y has shape {shape}, many labels per graph, expected (1,): one label per graph.")
-    K = y[0].size(1) if y[0].dim() == 2 else max((int(one.max()) + 1 for one in y if len(one)), default=0)
-    if K < 1 or not any(bool(any_known(one).any()) for one in y):
+    K = y[0].size(1) if y[0].dim() == 2 else max((int(labels.max()) + 1 for labels in y if len(labels)), default=0)
+    if K < 1 or not any(bool(any_known(labels).any()) for labels in y):
         raise ValueError(f"{name}{_NOTHING_KNOWN}")
     objective = GraphLabels(K) if of_graphs else NodeMultiLabels(K) if y[0].dim() == 2 else NodeLabels(K)
     count = sum(map(len, y))
@@ -253,14 +254,14 @@ def _objective_of(graphs: list[Data], name: str) -> Objective:
 
 
 def _class_names(dataset: Any, K: int) -> tuple[str, ...] | None:
-    """The names of the K classes, where the data set, or the first of several graphs or parts, has them."""
+    """Return the names of the K classes from the data set or its first element, or None."""
     first = dataset["train"] if isinstance(dataset, Mapping) and "train" in dataset else dataset
     first = first[0] if isinstance(first, (list, tuple)) and first else first
     return _first_names(getattr(first, "class_names", None), K)
 
 
 def _first_names(names: Any, K: int) -> tuple[str, ...] | None:
-    """The first K names; there are more where no node is of the last classes."""
+    """Return the first K names, or None; there may be more names if no node is in the last classes."""
     return tuple(map(str, names[:K])) if isinstance(names, (list, tuple)) and len(names) >= K else None
 
 
@@ -277,7 +278,7 @@ def name_of(kind: str, name: Any = None) -> str:
 
 
 def _parts(dataset: Any, name: str) -> list[list[Any]]:
-    """One list of graphs, or three where the data set comes split."""
+    """Return one list of graphs, or three if the data set is split."""
     if isinstance(dataset, Data):
         return [[dataset]]
     if isinstance(dataset, Mapping):
@@ -292,7 +293,7 @@ def _parts(dataset: Any, name: str) -> list[list[Any]]:
 
 
 def _tidy(data: Any, split: int, name: str) -> Data:
-    """A graph of its own with the keys of `Task` only, in their types; the caller's graph stays as it was."""
+    """Return a new graph with only the keys of `Task`, in the types of `Task`."""
     if not isinstance(data, Data):
         hint = " Use its to_homogeneous()." if hasattr(data, "to_homogeneous") else ""
         raise ValueError(f"{name} holds a {type(data).__name__}, expected torch_geometric.data.Data.{hint}")
@@ -321,7 +322,7 @@ def _tidy(data: Any, split: int, name: str) -> Data:
 
 
 def _labels(y: Tensor, name: str) -> Tensor:
-    """[N, K] float32 with NaN, or [N] int64 with -1, where a label is unknown."""
+    """Return labels as [N, K] float32 with NaN for unknown ones, or as [N] int64 with -1."""
     y = y.squeeze(1) if y.dim() == 2 and y.size(1) == 1 else y
     if y.dim() == 2:
         return y.float()

@@ -21,23 +21,23 @@ from .citation import _links, _pairs, _planetoid_folder
 from .raw import _npy, _raw_folder, _reading, data_root
 from .unpickle import _unpickle
 
-PPI_SPLITS = ("train", "valid", "test")  # as its files name them
+PPI_SPLITS = ("train", "valid", "test")  # in the names of its files
 
 # PPI ----------------------------------------------------------------------------------------------------------------
 
 
 def ppi(root: str | Path | None = None) -> Task:
-    """The protein-protein interaction graphs (Section 3.1): 20 for training, 2 for validation, 2 for testing.
+    """Load the protein-protein interaction graphs (Section 3.1): 20 for training, 2 for validation, 2 for test.
 
-    `x` [N, 50] is standardised on the training nodes, as scikit-learn's `StandardScaler` does and the paper's code
-    did; the published features already are, so that this changes them by rounding only. `y` is [N, 121] float32 with
-    NaN where a label is unknown. Loops and doubled links are dropped: 1226368, 198920 and 161976 directed edges, sorted
-    by dst, remain.
+    `x` [N, 50] is standardised on the training nodes, as by scikit-learn's `StandardScaler` and in the paper's code.
+    The published features are standardised already, so this changes them only by rounding. `y` is [N, 121] float32,
+    NaN for unknown labels. Loops and repeated links are removed: there remain 1226368, 198920 and 161976 directed
+    edges, sorted by dst.
 
     Reads `<root>/PPI/raw/{train,valid,test}_{feats.npy,labels.npy,graph_id.npy,graph.json}` (see `data_root`) and
-    downloads what is missing there, from where PyG does. Nothing else is written, and no pickle is read.
+    downloads missing files from PyG's source. Nothing else is written, and no pickle is read.
 
-    Raises ValueError for a broken file, FileNotFoundError when there is no network. Takes 2 to 6 seconds and 0.6 GB.
+    Raises ValueError for a broken file, FileNotFoundError if a download fails. Takes 2 to 6 seconds and 0.6 GB.
 
     >>> task = ppi()  # doctest: +SKIP
     >>> len(task.train), task.num_classes  # doctest: +SKIP
@@ -64,15 +64,15 @@ def _ppi_folder(root: str | Path | None) -> Path:
 
 
 def _standard(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each column [F]; a constant column has deviation 1."""
+    """Return the mean and standard deviation of each column, [F]; 1 as the deviation of a constant column."""
     mean, variance = x.mean(0), x.var(0, correction=0)
     noise = x.size(0) * torch.finfo(x.dtype).eps
-    constant = variance <= noise * variance + (noise * mean) ** 2  # what rounding may leave of zero
+    constant = variance <= noise * variance + (noise * mean) ** 2  # zero up to rounding
     return mean, variance.sqrt().masked_fill(constant, 1.0)
 
 
 def _read_ppi(folder: Path, split: str, x: Tensor) -> Iterator[Data]:
-    """The graphs of one split, cut from its one file along graph_id; each keeps its own nodes' order."""
+    """Yield the graphs of one split, which are concatenated in its files, by graph_id."""
     y, graph = _npy(folder / f"{split}_labels.npy").float(), _npy(folder / f"{split}_graph_id.npy")
     edge_index = _ppi_links(folder / f"{split}_graph.json")
     if not len(x) == len(y) == len(graph) or graph.dim() != 1 or (graph[1:] < graph[:-1]).any():
@@ -82,11 +82,11 @@ def _read_ppi(folder: Path, split: str, x: Tensor) -> Iterator[Data]:
     edge_index = coalesce(edge_index, num_nodes=len(x), sort_by_row=False)
     edge_index = edge_index[:, graph[edge_index[0]] == graph[edge_index[1]]]
     sizes = torch.unique_consecutive(graph, return_counts=True)[1].tolist()
-    last = torch.tensor(sizes).cumsum(0)  # one past the last node of each graph
+    last = torch.tensor(sizes).cumsum(0)  # the end of each graph's nodes (exclusive)
     edges = torch.bincount(torch.bucketize(edge_index[1], last, right=True), minlength=len(sizes)).tolist()
     cut = (torch.split(x.float(), sizes), torch.split(y, sizes), torch.split(edge_index, edges, dim=1), last)
-    for X, Y, own, end in zip(*cut, strict=True):
-        yield Data(X.clone(), own - (end - len(X)), y=Y.clone())
+    for X, Y, links, end in zip(*cut, strict=True):
+        yield Data(X.clone(), links - (end - len(X)), y=Y.clone())
 
 
 def _ppi_links(path: Path) -> Tensor:
@@ -97,10 +97,10 @@ def _ppi_links(path: Path) -> Tensor:
 
 
 def listed_links(name: str, root: str | Path | None = None) -> list[Tensor]:
-    """The links [2, L] as the files of `"cora"`, `"citeseer"`, `"pubmed"` or `"ppi"` list them.
+    """Return the links [2, L] exactly as in the files of `"cora"`, `"citeseer"`, `"pubmed"` or `"ppi"`.
 
-    In both directions, with loops, and with repeated ones as often as they come: what `planetoid` and `ppi` leave out.
-    PPI's are of its three files, for training, validation and testing.
+    They are in both directions, including the loops and repetitions that `planetoid` and `ppi` remove. PPI has three
+    files, for training, validation and test.
     """
     if name == "ppi":
         folder = _ppi_folder(root)

@@ -1,4 +1,4 @@
-"""Raw files: where they are, how to get them, how to read them safely."""
+"""Raw files: their folder, their download, and errors on reading them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from torch import Tensor
 
 from .own import _numbers
 
-# Raw files: where they are, how they come ---------------------------------------------------------------------------
-
 
 def data_root(root: str | Path | None = None) -> Path:
-    """The folder of raw files: `root`, else `$GAT_PYG_DATA`, else `~/.cache/gat_pyg`.
+    """Return the folder of raw files: `root`, else `$GAT_PYG_DATA`, else `~/.cache/gat_pyg`.
 
     >>> data_root("somewhere").name
     'somewhere'
@@ -27,10 +25,10 @@ def data_root(root: str | Path | None = None) -> Path:
 
 
 def _raw_folder(folder: Path, files: Sequence[str], fetch: Callable[[str, Sequence[str]], None], title: str) -> Path:
-    """`folder` itself, after those of `files` that are not there were fetched whole into it.
+    """Download the missing ones of `files`, and return `folder`.
 
-    `fetch` fills a folder of its own beside `folder`; from there each file is moved in one step, so that a download
-    which breaks off leaves nothing under a final name.
+    `fetch` writes to a temporary folder beside `folder`, from which each file is moved atomically. So an interrupted
+    download leaves no incomplete file.
     """
     missing = [file for file in files if not (folder / file).exists()]
     if not missing:
@@ -43,11 +41,11 @@ def _raw_folder(folder: Path, files: Sequence[str], fetch: Callable[[str, Sequen
             for file in missing:
                 try:
                     os.replace(Path(fresh) / file, folder / file)
-                except OSError:  # a folder that another process has put there meanwhile
+                except OSError:  # if it is a folder that another process has moved there meanwhile
                     if not (folder / file).exists():
                         raise
-    except Exception as error:  # whatever the network, the disk or the archive may raise
-        with suppress(OSError):  # one that is not empty stays
+    except Exception as error:  # any error of the network, the disk or the archive
+        with suppress(OSError):  # non-empty folders stay
             for parent in absent:
                 parent.rmdir()
         raise FileNotFoundError(
@@ -59,7 +57,7 @@ def _raw_folder(folder: Path, files: Sequence[str], fetch: Callable[[str, Sequen
 
 
 def _cause(error: Exception) -> str:
-    """Return the reason for a failed download, without the wrapping of urllib or aiohttp."""
+    """Return the reason for a failed download without the wrapper of urllib or aiohttp."""
     inner = getattr(error, "reason", None)
     inner = inner if isinstance(inner, OSError) else error
     if isinstance(inner, OSError) and inner.strerror and inner.filename is None:
@@ -68,19 +66,19 @@ def _cause(error: Exception) -> str:
 
 
 class _UnreadableError(ValueError):
-    """A file's error, with the file's name in its message."""
+    """An error on reading a file, with the file's name in its message."""
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn whatever a broken file makes a reader raise into a ValueError that names the file."""
+    """Context manager: turn any error of a reader into a ValueError that names the file."""
     try:
         yield
     except _UnreadableError:
         raise
     except Exception as error:
         if isinstance(error, OSError) and (error.filename is not None or error.errno == errno.ENOSPC):
-            raise  # it is the system that refuses, and the message has the file's name
+            raise  # an error of the system, whose message names the file
         raise _UnreadableError(
             f"{path} cannot be read: {type(error).__name__}: {error}. It is truncated or of another kind. "
             "Delete it to have it downloaded again, or put a whole copy in its place."

@@ -10,11 +10,9 @@ from torch_geometric.data import Data
 
 from ..tasks.objective import MASKS, any_known
 
-# Splits -------------------------------------------------------------------------------------------------------------
-
 
 def _draw_masks(data: Data, K: int, per_class: int, val: int, test: int, seed: int, name: str) -> None:
-    """Add the masks that `data` lacks, drawn among the labelled nodes that no mask of its own holds."""
+    """Draw the missing masks among the labelled nodes that are in no other mask."""
     order = torch.randperm(len(data.y), generator=torch.Generator().manual_seed(seed))
     free = any_known(data.y)
     for key in MASKS:
@@ -26,40 +24,40 @@ def _draw_masks(data: Data, K: int, per_class: int, val: int, test: int, seed: i
         order = order[free[order]]
         if key == "train_mask" and data.y.dim() == 1:
             labels = [order[data.y[order] == label][:per_class] for label in range(K)]
-            few = [f"{label} ({len(nodes)})" for label, nodes in enumerate(labels) if len(nodes) != per_class]
+            few = [f"{label} ({len(members)})" for label, members in enumerate(labels) if len(members) != per_class]
             if few:
                 raise ValueError(
-                    f"{name}: per_class={per_class} asks for more labelled nodes than there are in class "
+                    f"{name}: per_class={per_class} needs more labelled nodes than there are in class "
                     f"{', '.join(few[:5])}. Choose a smaller per_class (split.per_class in the command), or give "
                     "train_mask."
                 )
-            chosen = torch.cat(labels)
+            nodes = torch.cat(labels)
         else:
-            chosen = order[:size]
-            if len(chosen) != size:
+            nodes = order[:size]
+            if len(nodes) != size:
                 raise ValueError(
-                    f"{name}: {key} asks for {size} nodes, but only {len(chosen)} labelled ones are left. "
+                    f"{name}: {key} needs {size} nodes, but only {len(nodes)} labelled ones are left. "
                     f"Choose smaller per_class, val and test (split.* in the command), or give {key}."
                 )
         data[key] = torch.zeros_like(free)
-        data[key][chosen] = True
-        free[chosen] = False
+        data[key][nodes] = True
+        free[nodes] = False
 
 
 def _draw_graphs(graphs: list[Data], val: int, test: int, seed: int, name: str) -> list[list[Data]]:
-    """Draw whole graphs for training, validation and test; those for training keep their order."""
+    """Draw graphs for validation and test; the others, in their order, are for training."""
     if val + test >= len(graphs) or min(val, test) < 1:
         raise ValueError(
             f"{name} has {len(graphs)} graphs, of which val={val} and test={test} are to be drawn and at least one be "
             "left for training. Choose val and test (split.* in the command) as numbers of graphs, or give three sets."
         )
     order = torch.randperm(len(graphs), generator=torch.Generator().manual_seed(seed)).tolist()
-    held = [sorted(order[:val]), sorted(order[val : val + test])]
-    return [[graphs[i] for i in part] for part in (sorted(order[val + test :]), *held)]
+    splits = order[val + test :], order[:val], order[val : val + test]
+    return [[graphs[i] for i in sorted(split)] for split in splits]
 
 
 def _fold_graphs(graphs: list[Data], folds: int, fold: int, seed: int, name: str) -> list[list[Data]]:
-    """Divide graphs into stratified folds: `fold` is for the test, the next for validation, the others for training."""
+    """Divide graphs into stratified folds: `fold` is the test, the next one the validation, the others the training."""
     y = torch.cat([data.y.flatten() for data in graphs])
     if any(data.y.shape != (1,) for data in graphs) or not 3 <= folds <= len(graphs) or not 0 <= fold < folds:
         raise ValueError(
@@ -73,15 +71,15 @@ def _fold_graphs(graphs: list[Data], folds: int, fold: int, seed: int, name: str
             f"{name}: stratified folds need scikit-learn, which is not installed. Run: python -m pip install "
             "scikit-learn. Or choose split.folds=null, and split.val and split.test as numbers of graphs."
         ) from error
-    held = [test for _, test in StratifiedKFold(folds, shuffle=True, random_state=seed).split(y, y)]
-    number = torch.empty(len(graphs), dtype=torch.long)
-    for this, index in enumerate(held):
-        number[index] = (this - fold) % folds  # 0 for testing, 1 for validation
-    number = number.clamp(max=2)
-    return [[data for data, its in zip(graphs, number.tolist(), strict=True) if its == one] for one in (2, 1, 0)]
+    parts = [test for _, test in StratifiedKFold(folds, shuffle=True, random_state=seed).split(y, y)]
+    offset = torch.empty(len(graphs), dtype=torch.long)  # from `fold` to the fold of each graph
+    for number, index in enumerate(parts):
+        offset[index] = (number - fold) % folds
+    split = offset.clamp(max=2).tolist()  # 2 training, 1 validation, 0 test
+    return [[data for data, its in zip(graphs, split, strict=True) if its == number] for number in (2, 1, 0)]
 
 
 def _ogb_masks(data: Data, index: Mapping[str, Tensor]) -> None:
-    """Add the split that comes with a data set of OGB, as masks."""
+    """Add the split of a data set of OGB as masks."""
     for key, part in zip(MASKS, ("train", "valid", "test"), strict=True):
         data[key] = torch.zeros(len(data.y), dtype=torch.bool).index_fill_(0, index[part], True) & any_known(data.y)

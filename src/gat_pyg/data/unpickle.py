@@ -1,4 +1,4 @@
-"""The pickles of known data sets read without running code."""
+"""Pickles of known data sets, read without running code."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 from .raw import LARGEST
 
 
-class _Made:
-    """An object that a pickle would create. Its arguments and state are stored; nothing is called with them."""
+class _Stub:
+    """A stand-in for an object in a pickle: it stores the arguments and the state, and calls nothing."""
 
     args: tuple[Any, ...] = ()
     state: Any = None
@@ -26,7 +26,7 @@ class _Made:
         self.state = state
 
 
-class _Array(_Made):
+class _Array(_Stub):
     def read(self) -> np.ndarray[Any, Any]:
         _, shape, dtype, fortran, content = self.state
         code, order = dtype.args[0], dtype.state[1]
@@ -37,7 +37,7 @@ class _Array(_Made):
         return array.astype(np.float32 if code[0] == "f" else np.int64)
 
 
-class _Csr(_Made):
+class _Csr(_Stub):
     def read(self) -> Tensor:
         shape = tuple(self.state.get("_shape") or self.state["shape"])
         start, col, value = (torch.from_numpy(self.state[key].read()) for key in ("indptr", "indices", "data"))
@@ -49,43 +49,43 @@ class _Csr(_Made):
         return torch.sparse_coo_tensor(torch.stack([row, col]), value.float(), shape, check_invariants=True).to_dense()
 
 
-class _Dtype(_Made): ...
+class _Dtype(_Stub): ...
 
 
-class _Graph(_Made, dict): ...  # type: ignore[type-arg]
+class _Graph(_Stub, dict): ...  # type: ignore[type-arg]
 
 
 _NUMBERS = {"b1", *(kind + size for kind in "iu" for size in "1248"), "f4", "f8"}
-_PARTS_MADE: dict[str, type[_Made]] = {  # the names in Planetoid's files, and in those numpy and scipy write today
+_STUBS: dict[str, type[_Stub]] = {  # the names in Planetoid's files and in those of today's numpy and scipy
     "numpy.core.multiarray._reconstruct": _Array,
     "numpy._core.multiarray._reconstruct": _Array,
-    "numpy.ndarray": _Made,
+    "numpy.ndarray": _Stub,
     "numpy.dtype": _Dtype,
     "scipy.sparse.csr.csr_matrix": _Csr,
     "scipy.sparse._csr.csr_matrix": _Csr,
     "collections.defaultdict": _Graph,
-    "__builtin__.list": _Made,
-    "builtins.list": _Made,
+    "__builtin__.list": _Stub,
+    "builtins.list": _Stub,
 }
 
 
 class _Unpickler(pickle._Unpickler):  # in Python: the one in C takes 2^35 bytes for a memo's index of 2^32
-    def find_class(self, module: str, name: str) -> type[_Made]:
-        if f"{module}.{name}" not in _PARTS_MADE:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no Planetoid file holds; nothing was run")
-        return _PARTS_MADE[f"{module}.{name}"]
+    def find_class(self, module: str, name: str) -> type[_Stub]:
+        if f"{module}.{name}" not in _STUBS:
+            raise pickle.UnpicklingError(f"it needs {module}.{name}, which no Planetoid file holds; nothing was run")
+        return _STUBS[f"{module}.{name}"]
 
 
 def _unpickle(path: Path) -> Tensor | dict[int, list[int]]:
-    """The matrix [rows, columns] float32 or the graph in one of Planetoid's pickles."""
+    """Return the matrix [rows, columns] float32 or the graph in one of Planetoid's pickles."""
     with path.open("rb") as file:
-        made = _Unpickler(file, encoding="latin1").load()
-    if isinstance(made, _Csr):
-        return made.read()
-    if isinstance(made, _Array):
-        return torch.from_numpy(made.read()).float()
-    if isinstance(made, dict):
-        if (links := sum(map(len, made.values()))) > path.stat().st_size:  # one list may stand for many
+        content = _Unpickler(file, encoding="latin1").load()
+    if isinstance(content, _Csr):
+        return content.read()
+    if isinstance(content, _Array):
+        return torch.from_numpy(content.read()).float()
+    if isinstance(content, dict):
+        if (links := sum(map(len, content.values()))) > path.stat().st_size:  # a list may be referenced many times
             raise pickle.UnpicklingError(f"it claims {links} links, more than it has bytes")
-        return made
-    raise pickle.UnpicklingError(f"it holds a {type(made).__name__}, expected a matrix or a graph")
+        return content
+    raise pickle.UnpicklingError(f"it holds a {type(content).__name__}, expected a matrix or a graph")
