@@ -88,5 +88,7 @@ def test_one_graph_in_all_splits_has_no_labels_of_graphs():
 
 
 def test_a_model_without_a_readout_is_told_of_it():
-    with pytest.raises(ValueError, match=r"gives 3 rows for 1 graphs, expected one for each.*gat_pyg\.models\.Readout"):
+    with pytest.raises(
+        ValueError, match=r"returns 3 rows for 1 graphs, expected one for each.*gat_pyg\.models\.Readout"
+    ):
         GraphLabels(2).rows(torch.zeros(3, 2), graphs()[0], None)

@@ -408,7 +408,7 @@ def test_bad_input() -> None:
             call()
 
 
-@pytest.mark.parametrize(("missing", "message"), [("matplotlib", "figures need"), ("sklearn", "the places of")])
+@pytest.mark.parametrize(("missing", "message"), [("matplotlib", "figures need"), ("sklearn", "the positions of")])
 def test_what_to_install_is_told(missing: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [missing, *(name for name in sys.modules if name.startswith(f"{missing}."))]:
         monkeypatch.setitem(sys.modules, name, None)

@@ -204,7 +204,7 @@ def test_class_names_are_those_of_the_data_set():
 def test_the_first_call_alone_warns_of_features_prepared_differently(model: nn.Module):
     data = bag()
     attach(model, of(data, NORMALIZE))
-    with pytest.warns(UserWarning, match=r"trained on 1\. .* by NormalizeFeatures, which gat_pyg\.predict"):
+    with pytest.warns(UserWarning, match=r"training data 1\. .* by NormalizeFeatures, which gat_pyg\.predict"):
         model(data.x, data.edge_index)
     model(data.x, data.edge_index)
     attach(model, of(data))
