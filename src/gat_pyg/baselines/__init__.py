@@ -1,6 +1,6 @@
-"""The methods that the paper compares with, rows of its Tables 2 and 3: one per file, and none knows another.
+"""The methods that the paper compares with, rows of its Tables 2 and 3: one per file, without imports of each other.
 
-Those that sum over neighbours by weights of the graph alone, PyG's `GCNConv` and `ChebConv`, do it as products with a
-sparse matrix [N, N], made once for a graph: the sums then follow the projections to fewer features, and many models
-stacked share one pass over it.
+Methods whose weights depend only on the graph, as PyG's `GCNConv` and `ChebConv`, multiply by a sparse matrix [N, N]
+that is built once per graph. So the sums over neighbours come after the projection to fewer features, and stacked
+models share one pass over the matrix.
 """

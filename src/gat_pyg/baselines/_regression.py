@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 
 @torch.no_grad()
-def regress(lin: nn.Linear, x: Tensor, y: Tensor, strength: float) -> None:
-    """Make `softmax(lin(x))` the probabilities of scikit-learn's `LogisticRegression`; nothing is random.
+def fit_logistic(lin: nn.Linear, x: Tensor, y: Tensor, strength: float) -> None:
+    """Fit a layer so that `softmax(lin(x))` equals scikit-learn's `LogisticRegression`; the result is deterministic.
 
-    A class of the layer that no example has is given a bias of -1e9, so that it is never told.
+    A class without examples gets a bias of -1e9, so that it is never predicted.
 
     Args:
         lin: a layer `[K, D]`.
@@ -24,7 +24,7 @@ def regress(lin: nn.Linear, x: Tensor, y: Tensor, strength: float) -> None:
 
     Example:
         >>> lin = nn.Linear(2, 3)
-        >>> regress(lin, torch.eye(2), torch.tensor([2, 0]), strength=1.0)
+        >>> fit_logistic(lin, torch.eye(2), torch.tensor([2, 0]), strength=1.0)
         >>> lin(torch.eye(2)).argmax(1)
         tensor([2, 0])
     """
@@ -34,9 +34,9 @@ def regress(lin: nn.Linear, x: Tensor, y: Tensor, strength: float) -> None:
         raise ImportError(
             "this method needs scikit-learn's logistic regression. Run: python -m pip install 'gat_pyg[baselines]'."
         ) from error
-    found = LogisticRegression(C=strength, max_iter=1000).fit(x.cpu().numpy(), y.cpu().numpy())
-    weight, bias = (torch.from_numpy(value).to(lin.weight) for value in (found.coef_, found.intercept_))
-    if len(bias) == 1:  # of two classes, the log odds of the second
+    model = LogisticRegression(C=strength, max_iter=1000).fit(x.cpu().numpy(), y.cpu().numpy())
+    weight, bias = (torch.from_numpy(value).to(lin.weight) for value in (model.coef_, model.intercept_))
+    if len(bias) == 1:  # with two classes, the log odds of the second
         weight, bias = torch.cat([-weight, weight]) / 2, torch.cat([-bias, bias]) / 2
-    lin.weight.zero_()[found.classes_] = weight
-    lin.bias.fill_(-1e9)[found.classes_] = bias
+    lin.weight.zero_()[model.classes_] = weight
+    lin.bias.fill_(-1e9)[model.classes_] = bias

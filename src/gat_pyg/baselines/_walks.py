@@ -10,9 +10,9 @@ from torch_geometric.utils import sort_edge_index
 
 
 class Walks:
-    """Uniform random walks on a graph with N nodes; a walk that cannot go on stays where it is.
+    """Uniform random walks on a graph with N nodes; a walk stays at a node without out-edges.
 
-    PyG's walkers need pyg-lib or torch_cluster; this needs neither. Torch's global generator draws the steps.
+    Unlike PyG's walks, these need neither pyg-lib nor torch_cluster. The steps come from torch's global generator.
 
     Example:
         >>> walk = Walks(torch.tensor([[0, 1], [1, 2]]), 3)
@@ -23,11 +23,11 @@ class Walks:
 
     def __init__(self, edge_index: Tensor, N: int) -> None:
         src, dst = sort_edge_index(edge_index, num_nodes=N)
-        none = src.new_zeros(1)  # what is read where there is no edge, and not taken
+        none = src.new_zeros(1)  # padding that is read, but not used, at the end of the edges
         self.rowptr, self.col = index2ptr(src, N), torch.cat([dst, none])
 
     def __call__(self, nodes: Tensor, walk_length: int) -> Tensor:
-        """The walks `[B, walk_length]` that start at nodes `[B]`."""
+        """Return walks `[B, walk_length]` that start at nodes `[B]`."""
         walk = [nodes]
         for _ in range(walk_length - 1):
             first, end = self.rowptr[walk[-1]], self.rowptr[walk[-1] + 1]
@@ -37,19 +37,19 @@ class Walks:
 
 
 def skip_gram_loss(z: Tensor, c: Tensor, walks: Tensor, context_size: int, num_negative_samples: int) -> Tensor:
-    r"""How badly embeddings z tell which nodes meet on walks (Mikolov et al., NIPS 2013), a mean over the pairs.
+    r"""Return the skip-gram loss of embeddings z for nodes that co-occur on walks (Mikolov et al., NIPS 2013).
 
     .. math::
         - \log \sigma(z_v^T c_u) - n \, \mathrm{E}_r \log \sigma(-z_v^T c_r)
 
-    for two places of one walk that are at most `context_size` apart, with the nodes v and u. E is the mean over 200
-    nodes r, which torch's global generator draws uniformly and all pairs share.
+    averaged over all pairs of positions in one walk that are at most `context_size` apart, with the nodes v and u. E is
+    the mean over 200 nodes r, drawn uniformly by torch's global generator and shared by all pairs.
 
     Args:
         z: embeddings `[N, D]`.
         c: vectors of the same nodes as contexts `[N, D]`.
         walks: nodes `[B, T]`.
-        context_size: how far apart v and u may be; v may be u, where a walk comes back.
+        context_size: the largest distance of v and u on the walk; v may be u if the walk returns.
         num_negative_samples: n, the weight of the second term.
 
     Example:

@@ -1,8 +1,8 @@
-"""Random: labels drawn as often as the training nodes have them, whatever the node.
+"""Random: labels drawn with their frequencies among the training nodes, independently of the node.
 
-The row is of Hamilton, Ying and Leskovec, Inductive Representation Learning on Large Graphs (NeurIPS 2017), whose text
-does not tell how it was drawn. On PPI these draws are to be expected at 0.398 in micro-F1 where they report 0.396; the
-fair coins in a script of theirs at 0.375. scikit-learn calls it `DummyClassifier(strategy="stratified")`.
+The row is from Hamilton, Ying and Leskovec, Inductive Representation Learning on Large Graphs (NeurIPS 2017), whose
+text does not describe the method. On PPI, the expected micro-F1 of this one is 0.398, and they report 0.396; that of
+the fair coins in one of their scripts is 0.375. In scikit-learn it is `DummyClassifier(strategy="stratified")`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from ..philox import uniform
 
 
 class Chance(nn.Module):
-    r"""A bias for each label, at which the cross-entropy is least, and in evaluation noise on top:
+    r"""A learnt bias for each label, with noise in evaluation:
 
     .. math::
         z_{ik} = b_k + \log E_{i0} - \log E_{ik}, \qquad E \sim \mathrm{Exp}(1)
 
-    So a label is drawn, z > 0, with probability sigmoid(b_k), and is the largest of all with probability
-    softmax(b)_k. The draws follow from a seed that is drawn as the model is made and kept with its weights: a graph has
-    the same logits each time, on every device. Training by the loss of all graphs at once finds the labels' shares.
+    So a label is predicted (z > 0) with probability sigmoid(b_k), and has the largest logit with probability
+    softmax(b)_k. The noise depends on a seed that is drawn with the initial weights and saved with them: a graph has
+    the same logits every time, on every device. Training minimises the cross-entropy, at which sigmoid(b) or softmax(b)
+    are the frequencies of the labels.
 
     Args:
         out_channels: K, the number of classes or labels.
@@ -40,7 +41,7 @@ class Chance(nn.Module):
         self.register_buffer("seed", torch.randint(2**31, ()))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits `[N, K]` for x `[N, F]`, of which N alone counts."""
+        """Return logits `[N, K]` for x `[N, F]`, of which only N matters."""
         if self.training:
             return self.bias.expand(x.size(0), -1)
         u = uniform(self.seed, x.size(0), 1 + self.bias.size(0)).clamp(min=2**-25)  # a multiple of 2^-24; no E is 0

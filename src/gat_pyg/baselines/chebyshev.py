@@ -33,11 +33,11 @@ class Chebyshev(nn.Module):
 
     Args:
         in_channels: F, the number of input features.
-        hidden_channels: of each layer but the last.
+        hidden_channels: the width of each layer but the last.
         out_channels: the number of classes or labels.
         order: K, the highest degree of the polynomials, which is how many hops a layer sees.
-        num_layers: how many there are.
-        dropout: p, of the layers' inputs.
+        num_layers: the number of layers.
+        dropout: p, for the inputs of the layers.
         act: the name of the activation between layers; the last one has none.
 
     Raises:
@@ -72,21 +72,21 @@ class Chebyshev(nn.Module):
         self.dropout = dropout
 
     def decayed_parameters(self) -> Iterator[nn.Parameter]:
-        """The first layer's, as Kipf & Welling have it."""
+        """Return the first layer's parameters, as in Kipf & Welling's code."""
         return self.convs[0].parameters()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # the sparse products are kernels already
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """`[N, F]`, dense or torch.sparse CSR, and `[2, E]` to logits `[N, K]`."""
+        """Return logits `[N, K]` for x `[N, F]`, dense or torch.sparse CSR, and edges `[2, E]`."""
         laplacian = scaled_laplacian(edge_index, x.size(0), x.dtype)
         for layer, lins in enumerate(self.convs):
             x = self.act(x) if layer > 0 else x
             x = dropout(x, self.dropout, self.training)
-            x = series(laplacian, [lin(x) for lin in lins.children()])
+            x = clenshaw(laplacian, [lin(x) for lin in lins.children()])
         return x
 
 
-def series(laplacian: SparseFeatures, terms: Sequence[Tensor]) -> Tensor:
+def clenshaw(laplacian: SparseFeatures, terms: Sequence[Tensor]) -> Tensor:
     r"""The sum of :math:`T_k(\tilde{\mathbf{L}}) \mathbf{Z}_k`, by K products of the width of one term (Clenshaw's)."""
     one, two = terms[-1], torch.zeros_like(terms[-1])
     for term in reversed(terms[1:-1]):

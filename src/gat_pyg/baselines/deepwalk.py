@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from ._regression import regress
+from ._regression import fit_logistic
 from ._walks import Walks, skip_gram_loss
 
 
@@ -31,7 +31,7 @@ class DeepWalk(nn.Module):
 
     Args:
         out_channels: K, the number of classes.
-        num_nodes: N, of the graph that `fit` will see; only loading a state dict asks for it.
+        num_nodes: N, needed only to load a state dict; `fit` sets it otherwise.
         embedding_dim: the width of z.
         walk_length: the number of nodes in a walk.
         context_size: how far apart two nodes of a walk may be.
@@ -109,10 +109,10 @@ class DeepWalk(nn.Module):
 
     @torch.no_grad()
     def _classify(self, data: Data) -> None:
-        best, kept = -1, self.lin.state_dict()
+        best, state = -1, self.lin.state_dict()
         for strength in self.strengths:
-            regress(self.lin, self.z[data.train_mask], data.y[data.train_mask], strength)
+            fit_logistic(self.lin, self.z[data.train_mask], data.y[data.train_mask], strength)
             right = int((self(None).argmax(1) == data.y)[data.val_mask].sum())
             if right > best:
-                best, kept = right, copy.deepcopy(self.lin.state_dict())
-        self.lin.load_state_dict(kept)
+                best, state = right, copy.deepcopy(self.lin.state_dict())
+        self.lin.load_state_dict(state)

@@ -32,10 +32,10 @@ class GCN(nn.Module):
 
     Args:
         in_channels: F, the number of input features.
-        hidden_channels: of each layer but the last.
+        hidden_channels: the width of each layer but the last.
         out_channels: K, the number of classes or labels.
-        num_layers: how many there are.
-        dropout: p, of the layers' inputs.
+        num_layers: the number of layers.
+        dropout: p, for the inputs of the layers.
         act: the name of the activation between layers; the last one has none.
         decayed_layers: weight decay acts on so many layers, from the first on; on all if None.
 
@@ -69,7 +69,7 @@ class GCN(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # the sparse products are kernels already
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """`[N, F]`, dense or torch.sparse CSR, and `[2, E]` to logits `[N, K]`."""
+        """Return logits `[N, K]` for x `[N, F]`, dense or torch.sparse CSR, and edges `[2, E]`."""
         matrix = normalised(edge_index, x.size(0), x.dtype)
         for layer, lin in enumerate(self.lins):
             x = self.act(x) if layer > 0 else x

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.utils import scatter
 
-from ._regression import regress
+from ._regression import fit_logistic
 
 
 class ICA(nn.Module):
@@ -32,7 +32,7 @@ class ICA(nn.Module):
     Args:
         in_channels: F, the number of input features.
         out_channels: K, the number of classes.
-        num_nodes: N, of the graph that `fit` will see; only loading a state dict asks for it.
+        num_nodes: N, needed only to load a state dict; `fit` sets it otherwise.
         num_iterations: how often all nodes are classified anew.
         strengths: the inverse strengths of L2 to choose from, for the features and for the counts.
 
@@ -75,17 +75,17 @@ class ICA(nn.Module):
         known = torch.where(data.train_mask, data.y, self.labels.size(1))
         self.labels = F.one_hot(known, self.labels.size(1) + 1)[:, :-1].float()
         train, y = data.train_mask, data.y[data.train_mask]
-        best, kept = -1, self.state_dict()
+        best, state = -1, self.state_dict()
         by_features, by_links = self.strengths
         for of_features in by_features:
-            regress(self.by_features, data.x[train], y, of_features)
+            fit_logistic(self.by_features, data.x[train], y, of_features)
             counts = _counts(self._settled(self.by_features(data.x)), data.edge_index)
             for of_links in by_links:
-                regress(self.by_links, counts[train], y, of_links)
+                fit_logistic(self.by_links, counts[train], y, of_links)
                 right = int((self(data.x, data.edge_index).argmax(1) == data.y)[data.val_mask].sum())
                 if right > best:
-                    best, kept = right, copy.deepcopy(self.state_dict())
-        self.load_state_dict(kept)
+                    best, state = right, copy.deepcopy(self.state_dict())
+        self.load_state_dict(state)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """`[N, F]` and the edges of the graph that was fitted to log probabilities `[N, K]`, up to a constant each."""

@@ -30,7 +30,7 @@ class LP(nn.Module):
 
     Args:
         out_channels: K, the number of classes.
-        num_nodes: N, of the graph that `fit` will see; only loading a state dict asks for it.
+        num_nodes: N, needed only to load a state dict; `fit` sets it otherwise.
         num_layers: the number of propagations.
         normalize: whether to normalise the class masses.
 

@@ -41,7 +41,7 @@ class ManiReg(nn.Module):
         self.lin = Linear(in_channels, out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[N, F]`, dense or torch.sparse CSR, to logits `[N, K]`."""
+        """Return logits `[N, K]` for x `[N, F]`, dense or torch.sparse CSR."""
         out: Tensor = self.lin(x)
         return out
 

@@ -26,10 +26,10 @@ class MLP(nn.Module):
 
     Args:
         in_channels: F, the number of input features.
-        hidden_channels: of each layer but the last.
+        hidden_channels: the width of each layer but the last.
         out_channels: K, the number of classes or labels.
-        num_layers: how many there are.
-        dropout: p, of the layers' inputs.
+        num_layers: the number of layers.
+        dropout: p, for the inputs of the layers.
         act: the name of the activation between layers; the last one has none.
         bias: whether layers have one.
 
@@ -61,11 +61,11 @@ class MLP(nn.Module):
         self.dropout = dropout
 
     def decayed_parameters(self) -> Iterator[nn.Parameter]:
-        """The first layer's, as Kipf & Welling have it."""
+        """Return the first layer's parameters, as in Kipf & Welling's code."""
         return self.lins[0].parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[N, F]`, dense or torch.sparse CSR, to logits `[N, K]`."""
+        """Return logits `[N, K]` for x `[N, F]`, dense or torch.sparse CSR."""
         for layer, lin in enumerate(self.lins):
             x = self.act(x) if layer > 0 else x
             x = lin(dropout(x, self.dropout, self.training))

@@ -37,7 +37,7 @@ class Planetoid(nn.Module):
     Args:
         in_channels: F, the number of input features.
         out_channels: K, the number of classes.
-        num_nodes: N, of the graph that `fit` will see; only loading a state dict asks for it.
+        num_nodes: N, needed only to load a state dict; `fit` sets it otherwise.
         inductive: whether the embedding is made of the features.
         embedding_dim: the width of e.
         dropout: p, of x and e before the classifier.
@@ -125,7 +125,7 @@ class Planetoid(nn.Module):
         ]
         optimizer = torch.optim.Adam(groups, lr=self.lr)
         walk, train = Walks(data.edge_index, N), data.train_mask.nonzero()[:, 0]
-        best, kept = -1, self.state_dict()
+        best, state = -1, self.state_dict()
         for step in range(total := self.pretrain_steps + self.steps):
             optimizer.param_groups[0]["lr"] = self.lr * (1 - step / total)
             self.train()
@@ -139,8 +139,8 @@ class Planetoid(nn.Module):
             loss.backward()
             optimizer.step()
             if step >= self.pretrain_steps and (right := self._right(data, x)) >= best:
-                best, kept = right, copy.deepcopy(self.state_dict())
-        self.load_state_dict(kept)
+                best, state = right, copy.deepcopy(self.state_dict())
+        self.load_state_dict(state)
 
     def _embedded(self, x: Tensor) -> Tensor:
         e: Tensor = self.e if self.embed is None else self.embed(x)

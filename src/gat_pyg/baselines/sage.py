@@ -37,10 +37,9 @@ class GraphSAGE(nn.Module):
         h_i^k = \sigma(\mathbf{W}_1 h_i^{k-1} + \mathbf{W}_2\, \mathrm{aggr}(h_j^{k-1} : j \in N_k(i))),
         \qquad N_k(i): S_k \text{ draws with replacement from } \mathcal{N}_i
 
-    "mean" and "lstm" are what they say, "pool" is the maximum of ReLU(W h_j + b), and "gcn" has W_2 alone and a mean
-    that includes h_i. A node without neighbours has S_k rows of zeros for them. In evaluation the draws follow from a
-    seed that is drawn as the model is made and kept with its weights: a graph has the same logits each time, on every
-    device.
+    "pool" is the maximum of ReLU(W h_j + b); "gcn" is a mean that includes h_i, without W_1. A node without neighbours
+    aggregates S_k rows of zeros. In evaluation, the draws depend on a seed that is drawn with the initial weights and
+    saved with them: a graph has the same logits every time, on every device.
 
     Args:
         in_channels: F, the number of input features.
@@ -49,7 +48,7 @@ class GraphSAGE(nn.Module):
         num_neighbors: S of each layer.
         aggr: "gcn", "mean", "lstm" or "pool".
         aggr_channels: the features that "lstm" or "pool" aggregates to.
-        dropout: p, of the layers' inputs.
+        dropout: p, for the inputs of the layers.
 
     Raises:
         ValueError: if there is no such aggregator, or the numbers do not fit each other.
@@ -97,10 +96,10 @@ class GraphSAGE(nn.Module):
 
 
 class SampledConv(nn.Module):
-    """A layer of `GraphSAGE`: PyG's `SAGEConv` with its names of weights, for as many neighbours of every node.
+    """A layer of `GraphSAGE`: PyG's `SAGEConv`, with the same parameter names, for a fixed number of neighbours.
 
-    So nothing of size N S x C is scattered, and an LSTM weighs each node's features once, not once for each node that
-    drew it. On one core an epoch of PPI takes a seventh of the time with "pool", half of it with "lstm".
+    There is no scatter of size N S x C, and the LSTM's input projection is computed once per node, not once per draw.
+    On one core, an epoch of PPI takes a seventh of the time with "pool" and half of the time with "lstm".
     """
 
     def __init__(self, in_channels: int, out_channels: int, aggr: str, aggr_channels: int | None) -> None:
@@ -117,9 +116,9 @@ class SampledConv(nn.Module):
         self.lin_r = nn.Linear(in_channels, out_channels, bias=False) if aggr != "gcn" else None
 
     def forward(self, x: Tensor, drawn: Tensor) -> Tensor:
-        """`[N, C_in]` and the neighbours drawn `[N, S]`, N where there are none, to `[N, C_out]`."""
+        """Return `[N, C_out]` for x `[N, C_in]` and the drawn neighbours `[N, S]`, where N stands for none."""
         if self.lstm is not None:
-            aggregated = read(self.lstm, _with_zeros(x), drawn)
+            aggregated = run_lstm(self.lstm, _with_zeros(x), drawn)
         elif self.lin is not None:
             aggregated = F.embedding_bag(drawn, _with_zeros(self.lin(x).relu()), mode="max")
         else:
@@ -130,12 +129,12 @@ class SampledConv(nn.Module):
         return out if self.lin_r is None else out + self.lin_r(x)
 
 
-def read(lstm: nn.LSTM, x: Tensor, drawn: Tensor) -> Tensor:
+def run_lstm(lstm: nn.LSTM, x: Tensor, drawn: Tensor) -> Tensor:
     """Return the last state of `lstm(x[drawn])`, `[N, C]` for `[N, S]`; W_ih x is computed before the rows are drawn.
 
     Example:
         >>> lstm, x, drawn = nn.LSTM(4, 2, batch_first=True), torch.randn(5, 4), torch.tensor([[3, 1], [0, 4]])
-        >>> torch.allclose(read(lstm, x, drawn), lstm(x[drawn])[0][:, -1], atol=1e-6)
+        >>> torch.allclose(run_lstm(lstm, x, drawn), lstm(x[drawn])[0][:, -1], atol=1e-6)
         True
     """
     W_ih, W_hh, b_ih, b_hh = lstm.all_weights[0]
@@ -150,7 +149,7 @@ def read(lstm: nn.LSTM, x: Tensor, drawn: Tensor) -> Tensor:
 
 
 def sample(edges: Edges, num: int, seed: Tensor) -> Tensor:
-    """`[N, num]`: neighbours of each node, drawn uniformly with replacement by a seed; N for a node that has none.
+    """Draw neighbours of each node uniformly with replacement by a seed, `[N, num]`; N for a node without neighbours.
 
     Example:
         >>> _, edges = neighbourhoods(torch.tensor([[0, 2], [1, 1]]), 3, 3)
@@ -166,5 +165,5 @@ def sample(edges: Edges, num: int, seed: Tensor) -> Tensor:
 
 
 def _with_zeros(x: Tensor) -> Tensor:
-    """One row more, which stands for neighbours that are not there."""
+    """Append a row of zeros for missing neighbours."""
     return F.pad(x, (0, 0, 0, 1))

@@ -58,7 +58,7 @@ class SemiEmb(nn.Module):
         self.out = Linear(hidden_channels, out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[N, F]`, dense or torch.sparse CSR, to logits `[N, K]`."""
+        """Return logits `[N, K]` for x `[N, F]`, dense or torch.sparse CSR."""
         h = self.hidden(dropout(x, self.dropout, self.training)).relu()
         out: Tensor = self.out(dropout(h, self.dropout, self.training))
         return out
