@@ -265,7 +265,9 @@ mask = data.test_mask
     assert score == pytest.approx(result.value, abs=1e-5)
     assert (shape, names[3]) == ([2708, 7], "Neural Networks")
     data = Planetoid(str(tmp_path), "Cora")[0]
-    with pytest.warns(UserWarning, match=r"the sum 20 \(median\), .* training data 1\. .* prepared by NormalizeFeatures"):
+    with pytest.warns(
+        UserWarning, match=r"the sum 20 \(median\), .* training data 1\. .* prepared by NormalizeFeatures"
+    ):
         load(result.run_dir)(data.x, data.edge_index)
 
 

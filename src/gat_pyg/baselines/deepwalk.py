@@ -1,4 +1,4 @@
-"""DeepWalk: nodes embedded by the company they keep on random walks, then classified (Perozzi et al., KDD 2014)."""
+"""DeepWalk: node embeddings by co-occurrence on random walks, then classification (Perozzi et al., KDD 2014)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ._walks import Walks, skip_gram_loss
 class DeepWalk(nn.Module):
     r"""Skip-gram on uniform random walks, and logistic regression on the embeddings z.
 
-    For the nodes v and u at places of one walk that are at most `context_size` apart, and nodes r drawn uniformly,
+    The loss for nodes v and u at most `context_size` apart on a walk, and uniformly drawn nodes r, is
 
     .. math::
         - \log \sigma(z_v^T c_u) - n \log \sigma(-z_v^T c_r)
 
-    is made small on average, with vectors c of their own for the contexts. The original has a tree of classes
-    (hierarchical softmax) in place of the n negative samples, and stochastic gradients; here Adam takes the walks that
-    start at `batch_size` nodes at a time, with a learning rate that falls to zero, and 200 nodes r are shared among
-    them. Length of walks, contexts and width are the original's; its 80 walks from each node are fewer. The strength of
-    the regression's L2 is left open there: here, the one that does best on the validation nodes is taken.
+    with separate vectors c for the contexts. The original has a hierarchical softmax in place of the n negative
+    samples, and stochastic gradients. Here, each step of Adam takes the walks from `batch_size` nodes, which share 200
+    nodes r, and the learning rate decreases to zero. The length of walks, the context size and the width are the
+    original's; there are fewer than its 80 walks per node. The paper does not state the strength of the regression's
+    L2: here, the one with the best validation accuracy is selected.
 
     PyG's `Node2Vec` is the same with biased walks, and needs pyg-lib to walk.
 
@@ -34,7 +34,7 @@ class DeepWalk(nn.Module):
         num_nodes: N, needed only to load a state dict; `fit` sets it otherwise.
         embedding_dim: the width of z.
         walk_length: the number of nodes in a walk.
-        context_size: how far apart two nodes of a walk may be.
+        context_size: the largest distance of two nodes on a walk.
         walks_per_node: the number of walks that start at each node.
         num_negative_samples: n, the weight of a pair that is not on a walk.
         batch_size: the number of walks in a step.
@@ -89,7 +89,7 @@ class DeepWalk(nn.Module):
         self._classify(data)
 
     def forward(self, x: Tensor | None) -> Tensor:
-        """The logits `[N, K]` of the nodes that were embedded; x is not looked at."""
+        """Return the logits `[N, K]` of the embedded nodes; x is ignored."""
         out: Tensor = self.lin(self.z)
         return out
 

@@ -25,15 +25,15 @@ class ICA(nn.Module):
 
     where labelled nodes keep their labels. The classifier of counts is fitted to the counts of the first classes.
 
-    The original tells in-links from out-links and changes one node after the other in an order; here links have no
-    direction and all nodes change at once, so that nothing is random. It leaves the strengths of the L2 terms open:
-    here, those which do best on the validation nodes are taken.
+    The original distinguishes in-links from out-links, and updates the nodes one after the other. Here links have no
+    direction and all nodes are updated at once, so that nothing is random. The paper does not state the strengths of
+    the L2 terms: here, those with the best validation accuracy are selected.
 
     Args:
         in_channels: F, the number of input features.
         out_channels: K, the number of classes.
         num_nodes: N, needed only to load a state dict; `fit` sets it otherwise.
-        num_iterations: how often all nodes are classified anew.
+        num_iterations: the number of updates of all nodes.
         strengths: the inverse strengths of L2 to choose from, for the features and for the counts.
 
     Example:
@@ -88,7 +88,7 @@ class ICA(nn.Module):
         self.load_state_dict(state)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """`[N, F]` and the edges of the graph that was fitted to log probabilities `[N, K]`, up to a constant each."""
+        """Return log probabilities `[N, K]`, up to a constant per node, for x `[N, F]` and the fitted graph's edges."""
         out: Tensor = self.by_features(x).log_softmax(1)
         of_features = out
         for _ in range(self.num_iterations):
@@ -97,7 +97,7 @@ class ICA(nn.Module):
         return out
 
     def _settled(self, out: Tensor) -> Tensor:
-        """One-hot classes `[N, K]`: labels where they are known, else the most probable ones."""
+        """Return one-hot classes `[N, K]`: the known labels, else the most probable classes."""
         known = self.labels.any(1, keepdim=True)
         return torch.where(known, self.labels, F.one_hot(out.argmax(1), out.size(1)).to(out.dtype))
 

@@ -24,15 +24,15 @@ class LP(nn.Module):
     .. math::
         \hat{f}_{ik} = q_k \frac{f_{ik}}{\sum_i f_{ik}}
 
-    The original solves the linear system and weights edges by distances of features; here the graph's edges weigh 1,
-    and the mean is taken `num_layers` times over: on the citation networks the last step changes less than 2e-4.
-    A node that no label reaches has the classes' shares. Nothing is random, and no setting is tuned.
+    The original solves the linear system, and weights edges by distances of features. Here all edges have weight 1, and
+    the mean is applied `num_layers` times: on the citation networks the last step changes less than 2e-4. A node that
+    no label reaches gets the shares of the classes. Nothing is random, and no setting is tuned.
 
     Args:
         out_channels: K, the number of classes.
         num_nodes: N, needed only to load a state dict; `fit` sets it otherwise.
         num_layers: the number of propagations.
-        normalize: whether to normalise the class masses.
+        normalize: if true, normalise the class masses.
 
     Example:
         >>> path = Data(edge_index=torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]), y=torch.tensor([0, 0, 1, 1]))
@@ -52,7 +52,7 @@ class LP(nn.Module):
         self.register_buffer("labels", torch.zeros(num_nodes, out_channels))
 
     def fit(self, data: Data) -> None:
-        """Learn the labels of the training nodes by heart.
+        """Store the labels of the training nodes.
 
         Raises:
             ValueError: if nodes have many labels.
@@ -63,7 +63,7 @@ class LP(nn.Module):
         self.labels = F.one_hot(known, self.labels.size(1) + 1)[:, :-1].float()
 
     def forward(self, x: Tensor | None, edge_index: Tensor) -> Tensor:
-        """The edges of the graph that was fitted to log probabilities `[N, K]`; x is not looked at."""
+        """Return log probabilities `[N, K]` for the edges of the fitted graph; x is ignored."""
         N, known = self.labels.size(0), self.labels.any(1, keepdim=True)
         mean = 1 / degree(edge_index[1], N).clamp(min=1)[edge_index[1]]  # [E]
         adj_t = to_torch_csr_tensor(edge_index.flip(0), mean, size=(N, N))

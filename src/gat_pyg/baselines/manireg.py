@@ -17,9 +17,9 @@ class ManiReg(nn.Module):
         \gamma_A \lVert \mathbf{W} \rVert^2 + \frac{\gamma_I}{|E|} \sum_{(i, j) \in E} \lVert f_i - f_j \rVert^2
 
     The first term is the weight decay of the training; the sum is twice the trace of F^T L F, with L the Laplacian of
-    the graph. The original has a squared or hinge loss, a kernel of any kind and one output per class against the rest;
-    here the loss is the cross-entropy and the kernel linear. gamma is left open there: its default was chosen on the
-    validation nodes of Cora, Citeseer and Pubmed, among 0.1, 1 and 10, for all three at once.
+    the graph. The original has a squared or hinge loss, an arbitrary kernel and one output per class against the rest.
+    Here the loss is the cross-entropy and the kernel is linear. The paper does not state gamma: the default was
+    selected from 0.1, 1 and 10 on the validation nodes of Cora, Citeseer and Pubmed, with one value for all three.
 
     Args:
         in_channels: F, the number of input features.
@@ -46,11 +46,11 @@ class ManiReg(nn.Module):
         return out
 
     def decayed_parameters(self) -> Iterable[nn.Parameter]:
-        """The weights without the bias, which no kernel machine has in its norm."""
+        """Return the weights without the bias, which is not part of a kernel machine's norm."""
         return [self.lin.weight]
 
     def penalty(self, out: Tensor, data: Data) -> Tensor:
-        """gamma times the mean of the squared distance between the two ends of an edge, zero without edges."""
+        """Return gamma times the mean squared distance between the outputs at the ends of an edge; 0 without edges."""
         src, dst = data.edge_index
         difference: Tensor = out.index_select(0, src) - out.index_select(0, dst)  # [E, K]
         return self.gamma * difference.square().sum() / max(int(src.numel()), 1)

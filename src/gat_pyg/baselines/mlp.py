@@ -1,9 +1,9 @@
 """The multilayer perceptron: a classifier of each node by its features alone.
 
-Kipf & Welling (ICLR 2017), whose numbers the paper's Table 2 quotes, train it as their GCN and without biases
-(`bias=False`); here it has biases by default. On Citeseer the rule of their code, which counts the L2 in the validation
-loss and tests the last weights, stops half of the runs within sixty epochs: their 46.5 % is the mean of some at 26 to
-47 % and others at 54 to 57 %. Here, with the rule of their text, all come to 49 to 58 %.
+Kipf & Welling (ICLR 2017), from whom the paper's Table 2 quotes the numbers, train it like their GCN and without biases
+(`bias=False`); here it has biases by default. Their code includes L2 in the validation loss and tests the last weights.
+With this rule, half of the runs on Citeseer stop within sixty epochs: their 46.5 % is the mean of runs at 26 to 47 %
+and others at 54 to 57 %. Here, with the rule in their text, all runs reach 49 to 58 %.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class MLP(nn.Module):
         num_layers: the number of layers.
         dropout: p, for the inputs of the layers.
         act: the name of the activation between layers; the last one has none.
-        bias: whether layers have one.
+        bias: if true, layers have a bias.
 
     Example:
         >>> import torch

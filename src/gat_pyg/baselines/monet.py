@@ -24,7 +24,7 @@ from ..graph.remembered import remembered
 
 
 class MoNet(nn.Module):
-    r"""Layers that weigh neighbours by learnt Gaussian kernels of where they lie, as degrees tell it.
+    r"""Layers that weight neighbours by learnt Gaussian kernels of coordinates, which are computed from degrees.
 
     .. math::
         \mathbf{x}'_i = \sigma\Big(\frac{1}{d_i} \sum_{k=1}^{K} \sum_{j \in \mathcal{N}_i} w_k(\mathbf{u}_{ij})

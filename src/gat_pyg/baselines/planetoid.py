@@ -1,4 +1,4 @@
-"""Planetoid: embeddings that tell a node's class and the company it keeps on random walks (Yang et al., ICML 2016)."""
+"""Planetoid: embeddings that predict a node's class and its context on random walks (Yang et al., ICML 2016)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ._walks import Walks, skip_gram_loss
 
 
 class Planetoid(nn.Module):
-    r"""Both variants of "Revisiting Semi-Supervised Learning with Graph Embeddings"; the paper's table has the better.
+    r"""Both variants of "Revisiting Semi-Supervised Learning with Graph Embeddings"; the GAT paper quotes the better.
 
-    Features x and an embedding e tell the class together, and e tells the contexts c, the nodes met on walks:
+    Features x and an embedding e predict the class, and e predicts the contexts c, the nodes nearby on walks:
 
     .. math::
         p(y \mid x, e) = \mathrm{softmax}(\mathbf{W}_x x + \mathbf{W}_e e), \qquad
@@ -26,28 +26,28 @@ class Planetoid(nn.Module):
             + \mathrm{E} [ - \log \sigma(e_i^T c_j) - n \log \sigma(-e_i^T c_r) ]
 
     The transductive variant (Planetoid-T) has a free vector e for each node, the inductive one (Planetoid-I) e = W x.
-    First the second term alone is made small, then both.
+    Training first minimises the second term only, then both.
 
-    The original has hidden layers on x and e, samples nodes with the same label as contexts too, and takes turns
-    between the two terms by stochastic gradients; here the classifier is linear, Adam takes both terms in each step,
-    and contexts are met on walks alone: those by labels made Cora's validation accuracy lower. What is left open there
-    was chosen on validation nodes: the L2 of the two weights, the learning rates and the numbers of steps on those of
-    Cora, the variant on those of each data set. The weights kept are those of the step that does best on them.
+    The original has hidden layers on x and e, also samples nodes with the same label as contexts, and alternates
+    stochastic gradient steps on the two terms. Here the classifier is linear, each step of Adam uses both terms, and
+    contexts come only from walks: contexts by labels lowered Cora's validation accuracy. Settings that the paper does
+    not state were selected on validation nodes: L2, learning rates and numbers of steps on Cora, the variant on each
+    data set. The final weights are those of the step with the best validation accuracy.
 
     Args:
         in_channels: F, the number of input features.
         out_channels: K, the number of classes.
         num_nodes: N, needed only to load a state dict; `fit` sets it otherwise.
-        inductive: whether the embedding is made of the features.
+        inductive: if true, the embedding is computed from the features.
         embedding_dim: the width of e.
         dropout: p, of x and e before the classifier.
         walk_length: the number of nodes in a walk.
-        context_size: how far apart two nodes of a walk may be.
+        context_size: the largest distance of two nodes on a walk.
         num_negative_samples: n, the weight of a pair that is not on a walk.
         batch_size: the number of walks in a step.
         pretrain_steps: the number of steps for the contexts alone.
         steps: the number of steps for both.
-        lr: the learning rate of the embedding at first; it falls to zero.
+        lr: the initial learning rate of the embedding, which decreases to zero.
         weight_decay: the L2 of W_x and of W_e.
 
     Example:

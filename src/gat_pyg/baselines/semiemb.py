@@ -1,4 +1,4 @@
-"""SemiEmb: a perceptron whose embeddings are near along edges and apart otherwise (Weston et al., ICML 2008, 2012)."""
+"""SemiEmb: a perceptron with similar outputs along edges, distant ones otherwise (Weston et al., ICML 2008, 2012)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ..features.linear import Linear
 class SemiEmb(nn.Module):
     r"""The network of "Deep Learning via Semi-Supervised Embedding", regularised at its output, the first mode there.
 
-    A perceptron with one hidden layer of ReLUs gives logits f, and to the loss on labelled nodes is added, over the
-    edges and as many pairs (i, r) of the same i and a node r drawn anew in each step,
+    A perceptron with one hidden layer of ReLUs returns logits f. The loss on labelled nodes has a further term, over
+    the edges (i, j) and as many pairs (i, r), where r is a random node that is drawn in each step:
 
     .. math::
         \frac{\gamma}{|E|} \Big( \sum_{(i, j) \in E} \lVert f_i - f_j \rVert^2
             + \sum_{(i, r)} \max(0, m - \lVert f_i - f_r \rVert)^2 \Big)
 
-    The original takes turns between a labelled example, an edge and a random pair, by stochastic gradients; here each
-    step has all of them. gamma, m and the hidden layer are left open there: m is 1, width and dropout are much as in
-    the table's other networks, and gamma was chosen on the validation nodes of each data set, among 0.1, 1 and 10.
+    The original alternates stochastic gradient steps on a labelled example, an edge and a random pair; here each step
+    uses all of them. The paper does not state gamma, m and the hidden layer. Here m is 1, width and dropout are similar
+    to the table's other networks, and gamma was selected from 0.1, 1 and 10 on the validation nodes of each data set.
 
     Args:
         in_channels: F, the number of input features.
@@ -31,7 +31,7 @@ class SemiEmb(nn.Module):
         out_channels: K, the number of classes.
         dropout: p, of both layers' inputs.
         gamma: the weight of the embedding's loss.
-        margin: m, how far apart two nodes without an edge are to be.
+        margin: m, the distance below which a random pair contributes to the loss.
 
     Example:
         >>> model, data = SemiEmb(3, 8, 2, margin=0.0), Data(edge_index=torch.tensor([[0, 1], [1, 0]]))
@@ -64,9 +64,9 @@ class SemiEmb(nn.Module):
         return out
 
     def penalty(self, out: Tensor, data: Data) -> Tensor:
-        """gamma times the mean loss of an edge and of a random pair, which torch's generator draws; zero without edges.
+        """Return gamma times the mean loss of an edge and of a random pair; zero without edges.
 
-        A gradient is zero where two nodes have the same output.
+        Random pairs come from torch's generator. The gradient of a pair with equal outputs is zero.
         """
         src, dst = data.edge_index
         f = out.index_select(0, src)  # [E, K]

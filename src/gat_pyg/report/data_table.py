@@ -10,7 +10,7 @@ from .counts import Counts
 
 
 def data_table(counts: Mapping[str, Counts | str]) -> Table:
-    """Return Table 1: our counts beside the paper's. In place of counts, a data set may have the reason for none."""
+    """Return Table 1: our counts beside the paper's; `counts` has a text with the reason if a data set has none."""
     rows = []
     for row, head in _HEADS.items():
         cells = [Cell(head)]

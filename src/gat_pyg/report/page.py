@@ -55,7 +55,7 @@ def attention_page(
     attended = Attended.of(model, data, class_names, label)
     place = places(attended, layout, seed)
     content = _content(attended, place, title or f"The attention of a trained {type(model).__name__}")
-    text = json.dumps(content, ensure_ascii=False).replace("<", "\\u003c")  # nothing in it ends the script
+    text = json.dumps(content, ensure_ascii=False).replace("<", "\\u003c")  # so that no text closes the script element
     template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     page = template.replace("{{title}}", escape(content["title"])).replace("{{content}}", text)
     write_whole(path, lambda beside: beside.write_text(page, encoding="utf-8"))

@@ -297,7 +297,7 @@ def _stands(one: Runs, key: Key, runs: Gathered) -> bool:
 
 
 def files_table(lines: Sequence[Line]) -> Table:
-    """Return the table of the files by the numbers that refer to them."""
+    """Return the table of the files that were read, with the number by which other tables refer to each."""
     files = _numbered(lines)
     rows = [
         (Cell(f"[{n}]"), Cell(file), Cell(f"{sum(line.file == file for line in lines)}")) for file, n in files.items()
