@@ -122,7 +122,7 @@ def load(name: str, scale: float, device: torch.device) -> tuple[Tensor, Tensor 
         try:
             graphs = proteins.ppi().train[2:4] if name == "ppi" else citation.planetoid(name).train
         except (OSError, ValueError) as error:
-            say(f"{name} is not there, a graph of its size stands in. {str(error).splitlines()[0]}")
+            print_once(f"{name} is not there, a graph of its size stands in. {str(error).splitlines()[0]}")
         else:
             both = Batch.from_data_list(graphs).to(device)
             return both.edge_index, both.x.float(), both.num_nodes, name
@@ -278,7 +278,7 @@ def attempt(
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         if is_ours(name) and not case.sparse and not isinstance(error, torch.OutOfMemoryError | TimeoutError):
             return f"{case.name}: {name} does not run. {reason}"
-        say(f"{name} left out{'' if isinstance(error, ImportError) else f' of {case.name}'}. {reason}")
+        print_once(f"{name} left out{'' if isinstance(error, ImportError) else f' of {case.name}'}. {reason}")
         return None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -343,14 +343,14 @@ def clear() -> None:
 # The table ------------------------------------------------------------------------------------------------------------
 
 
-def say(line: str, told: set[str] = set()) -> None:  # noqa: B006
-    """Once, beside the table."""
-    if line not in told:
+def print_once(line: str, printed: set[str] = set()) -> None:  # noqa: B006
+    """Print a line to stderr, unless it has been printed before."""
+    if line not in printed:
         print(line, file=sys.stderr, flush=True)
-        told.add(line)
+        printed.add(line)
 
 
-def told(title: str, row: dict[str, Any]) -> str:
+def table_row(title: str, row: dict[str, Any]) -> str:
     def number(value: float | None, unit: float = 1.0) -> str:
         return "" if value is None else f"{value * unit:,.0f}" if value * unit >= 100 else f"{value * unit:.3g}"
 
@@ -360,18 +360,19 @@ def told(title: str, row: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def chosen(options: argparse.Namespace) -> Iterator[Case]:
-    """The cases in the order of the patterns."""
-    found = (c for pattern in options.cases for c in (*CASES, *HEADLINES) if fnmatch.fnmatch(c.name, pattern))
-    for case in dict.fromkeys(found):
+def selected_cases(options: argparse.Namespace) -> Iterator[Case]:
+    """Yield the cases in the order of the patterns."""
+    matches = (c for pattern in options.cases for c in (*CASES, *HEADLINES) if fnmatch.fnmatch(c.name, pattern))
+    for case in dict.fromkeys(matches):
         large = case.graph in LARGE or case in HEADLINES
         if large and not on_gpu(options.device) and options.scale == 1 and options.cases == ["*"]:
-            say(f"{case.name} left out on a CPU. Name the case, or scale it down.")
+            print_once(f"{case.name} left out on a CPU. Name the case, or scale it down.")
         else:
             yield case
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def command_line() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = ", ".join(case.name for case in (*CASES, *HEADLINES))
     parser.add_argument("--cases", nargs="*", default=["*"], help=f"patterns of {names}, in this order")
@@ -392,7 +393,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="of N and E; other than 1, every graph is generated")
     parser.add_argument("--name", default="attention", help="of the JSON file: <date>-<machine>-<name>.json")
     parser.add_argument("--out", type=Path, help="the JSON file, else in $OUT or benchmarks/results")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = command_line().parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
     signal.signal(signal.SIGALRM, out_of_time)
@@ -407,7 +412,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status = 0
     print("| case | way | forward ms | forward + backward ms | times PyG's speed | peak MiB | GB/s | build ms | bits |")
     print("|---|---|---|---|---|---|---|---|---|")
-    for case in chosen(options):
+    for case in selected_cases(options):
         problem, label = None, case.graph
         try:
             index, x, N, label = graph(case.graph, options.scale, options.device)
@@ -429,7 +434,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     status |= is_ours(name)
                 else:
                     record["rows"].append(found)
-                    print(told(f"{label}, {case}", found), flush=True)
+                    print(table_row(f"{label}, {case}", found), flush=True)
                 machine.write(out, record)
         except Exception as error:  # of what the ways have in common; the next case may do
             record["wrong"].append(f"{case.name}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
