@@ -156,7 +156,7 @@ def trusted(problem: Problem) -> dict[str, Tensor]:
     mask = None
     if problem.p:
         torch.manual_seed(SEED)
-        mask = keep_mask(draw_seed(problem.grad.device), problem.edges.drawn, case.H, problem.p)
+        mask = keep_mask(draw_seed(problem.grad.device), problem.edges.dropout_edges, case.H, problem.p)
     heads = []
     for h in range(case.H):
         head = [part[:, h : h + 1].detach().double().requires_grad_() for part in of_nodes]

@@ -205,12 +205,14 @@ def test_the_first_step_of_ours_may_compile(bench: ModuleType, tmp_path: Path, m
 def test_cases_come_in_the_order_of_their_patterns(bench: ModuleType) -> None:
     options = SimpleNamespace(cases=["products-alone-8x8*", "arxiv-alone-4x256*", "cora*", "*"], scale=1.0)
     options.device = torch.device("cpu")
-    names = [case.name for case in bench.chosen(options)]
+    names = [case.name for case in bench.selected_cases(options)]
     every = ["", "-dropout", "-bf16", "-bf16-dropout"]
     assert names[:8] == [f"{case}{how}" for case in ("products-alone-8x8", "arxiv-alone-4x256") for how in every]
     assert names[8] == "cora" and sorted(names) == sorted(case.name for case in (*bench.CASES, *bench.HEADLINES))
     options.cases = ["*"]
-    assert not {"reddit", "products-alone-8x8", "cora-alone-8x8-bf16"} & {case.name for case in bench.chosen(options)}
+    assert not {"reddit", "products-alone-8x8", "cora-alone-8x8-bf16"} & {
+        case.name for case in bench.selected_cases(options)
+    }
 
 
 def test_a_case_without_a_truth_does_not_end_the_table(
