@@ -60,13 +60,17 @@ def learns(config: DictConfig, task: Task) -> None:
 
 
 @pytest.mark.parametrize("model", names("model"))
-@pytest.mark.parametrize("dataset", names("dataset"))
-def test_every_model_goes_with_every_data_set(model: str, dataset: str):
-    path = ["dataset.path=x.npz"] if dataset == "file" else []
-    config = compose("config", [f"model={model}", f"dataset={dataset}", *path])
-    OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    learns(config, task())
-    assert callable(get_object(config.dataset._target_))
+def test_every_model_goes_with_every_data_set(model: str):
+    learnt: list[DictConfig] = []  # most data sets leave the model's settings as they are
+    for dataset in names("dataset"):
+        path = ["dataset.path=x.npz"] if dataset == "file" else []
+        config = compose("config", [f"model={model}", f"dataset={dataset}", *path])
+        OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        Settings.parse(config)
+        if config.model not in learnt:
+            learns(config, task())
+            learnt.append(config.model)
+        assert callable(get_object(config.dataset._target_))
 
 
 def test_edge_features_reach_the_model():
