@@ -1033,6 +1033,7 @@ KERNELS = {
     "forward, dropout and long rows": ("_forward_kernel", f"{FORWARD} seed dropout_ids {CHUNKS} chunks_h"),
     "forward, GATv2": ("_forward_kernel", "x x_dst att ptr src out lse"),
     "forward, product": ("_forward_kernel", "x x_dst ptr src out lse"),
+    "forward, cosine": ("_forward_kernel", "x query inverse ptr src out lse"),
     "backward": (
         "_backward_kernel",
         "grad x score_src score_dst lse mean ptr dst place perm grad_x grad_src",
@@ -1047,7 +1048,9 @@ KERNELS = {
     ),
     "backward of dst, product": ("_backward_dst_kernel", "grad x x_dst out lse weights ptr src grad_x_dst"),
     "backward of src, GATv2": ("_backward_src_kernel", "grad x x_dst att weights ptr dst place grad_x"),
+    "backward of dst, cosine": ("_backward_dst_kernel", "grad x query inverse out lse weights ptr src grad_query"),
     "backward of src, product": ("_backward_src_kernel", "grad x x_dst weights ptr dst place grad_x"),
+    "backward of src, cosine": ("_backward_src_kernel", "grad query weights ptr dst place grad_x across"),
 }
 DROPS = {kernel: KERNELS[kernel] for kernel in KERNELS if "dropout" in kernel} | {
     # not in KERNELS: with dropout one register is spilled at 256 channels of float32, for one model or many
@@ -1056,7 +1059,7 @@ DROPS = {kernel: KERNELS[kernel] for kernel in KERNELS if "dropout" in kernel} |
         "grad x x_dst att out lse weights ptr src seed dropout_ids grad_x_dst grad_att",
     ),
 }
-OF_X = {"x", "x_dst", "att", "grad", "out", "out_plus", "grad_x", "grad_x_dst", "values", "weight"}
+OF_X = {"x", "x_dst", "query", "att", "grad", "out", "out_plus", "grad_x", "grad_x_dst", "values", "weight"}
 IDS = {"src", "dst", "place", "perm", "dropout_ids", "col"}
 INTEGERS = dict.fromkeys(("num_chunks", "num_dst", "size", "models", "num_rows"), "i32")
 INTEGERS |= dict.fromkeys(("values_stride", "weight_rows", "seed_stride"), "i32")
