@@ -1,5 +1,6 @@
 """Sphinx configuration of the documentation, which `nox -s docs` builds."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -11,10 +12,12 @@ from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS.parent / "src"), str(DOCS)]
+import recorded  # noqa: E402
+
 import gat_pyg  # noqa: E402
 
 project = "gat_pyg"
-author = "The gat_pyg maintainers"
+author = copyright = "The gat_pyg maintainers"
 version = release = gat_pyg.__version__
 
 extensions = [
@@ -24,20 +27,36 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
+    "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = ["_build"]
+sphinx_gallery_conf = {
+    "examples_dirs": "../examples",
+    "gallery_dirs": "gallery",
+    "within_subsection_order": "FileNameSortKey",
+    "image_scrapers": ("recorded.save_figure",),
+    "remove_config_comments": True,
+    "filename_pattern": r"/\d_",  # the files that are run
+    "plot_gallery": os.environ.get("GALLERY", "1") == "1",
+    "download_all_examples": False,
+    "show_memory": False,
+    "min_reported_time": 3600,
+    "write_computation_times": False,
+    "abort_on_example_error": True,
+}
+exclude_patterns = ["_build", "generated"]
 nitpicky = True
 nitpick_ignore_regex = [
-    ("py:obj", ".*"),  # single backticks in a docstring: a link where the name is known, otherwise code
+    ("py:obj", "(?s).*"),  # single backticks in a docstring: a link where the name is known, otherwise code
     ("py:class", r"(gat_pyg\.)?.*\._\w+"),  # private base classes
     ("py:class", r"Flow|torch_sparse\.tensor\.SparseTensor|torch\.fx\..*"),  # without documentation
 ]
 default_role = "py:obj"
 
-myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_fence_as_directive = ["math"]
 myst_heading_anchors = 3
 
+autodoc_default_options = {"exclude-members": "edge_updater, propagate"}  # PyG adds them when a layer is made
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
@@ -64,6 +83,8 @@ DOCUMENTED = {
     "lightning.pytorch.callbacks.callback.Callback": "lightning.pytorch.callbacks.Callback",
     "lightning.pytorch.core.datamodule.LightningDataModule": "lightning.pytorch.core.LightningDataModule",
     "lightning.pytorch.core.module.LightningModule": "lightning.pytorch.core.LightningModule",
+    "torch_geometric.nn.GATConv": "torch_geometric.nn.conv.GATConv",
+    "torch_geometric.nn.GATv2Conv": "torch_geometric.nn.conv.GATv2Conv",
     "torch.nn.modules.module.Module": "torch.nn.Module",
     "torch.nn.modules.rnn.LSTM": "torch.nn.LSTM",
     "torch.optim.optimizer.Optimizer": "torch.optim.Optimizer",
@@ -95,17 +116,19 @@ def escape(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: lis
     lines[:] = [re.sub(r"(?<![`\\])\|(\w+)\|", r"\\|\1\\|", line) for line in lines]
     if what in ("attribute", "property") and lines:
         lines[0] = lines[0].replace(": ", " – ")
+    lines[:] = [re.sub(r"(: )([A-Z]\.)$", r"\1\\\2", line) for line in lines]  # "C." is not the item of a list
 
 
 def write_math(translator: Any, node: nodes.Element) -> None:
     """Write a formula as MathML, which browsers show without JavaScript and without a network."""
     display = "block" if isinstance(node, nodes.math_block) else "inline"
-    translator.body.append(convert(node.astext(), display=display))
+    translator.body.append(convert(re.sub(r"\\[bB]igg?(?=\\)", "", node.astext()), display=display))
     raise nodes.SkipNode
 
 
 def setup(app: Sphinx) -> None:
     """Register what this file defines."""
+    app.connect("builder-inited", lambda app: recorded.write())
     app.connect("missing-reference", use_documented_name, priority=400)
     app.connect("autodoc-process-docstring", escape, priority=400)  # before napoleon
     app.add_html_math_renderer("mathml", (write_math, None), (write_math, None))

@@ -1,0 +1,57 @@
+"""Draw the pictures of the tutorial into `docs/pictures`, from two finished runs.
+
+gat-pyg dataset=planted hydra.run.dir=outputs/planted
+gat-pyg dataset=cora hydra.run.dir=outputs/cora
+python docs/pictures.py outputs
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import recorded
+from torch import Tensor
+from torch_geometric.utils import degree
+
+import gat_pyg
+from gat_pyg.data import planetoid, planted
+
+OUT = Path(__file__).parent / "pictures"
+
+
+def times_uniform(edge_index: Tensor, alpha: Tensor, num_nodes: int) -> Tensor:
+    """Return |N_i| alpha_ij of every edge and head."""
+    return degree(edge_index[1], num_nodes)[edge_index[1], None] * alpha
+
+
+def main(runs: Path) -> None:
+    """Draw the attention of both models side by side, then of each by itself."""
+    seen = {}
+    for name, data in (("planted", planted().test[0]), ("cora", planetoid("cora").test[0])):
+        model = gat_pyg.load(runs / name)
+        edge_index, alpha = gat_pyg.attention_of(model, data)[0]
+        seen[name] = times_uniform(edge_index, alpha, data.num_nodes).flatten().numpy()
+        quantiles = np.quantile(seen[name], [0.05, 0.5, 0.95])
+        print(f"{name}: 5, 50 and 95 % of the first layer's coefficients are below", *quantiles.round(2))
+        options = {"label": 0} if name == "planted" else {}
+        gat_pyg.report.neighbourhood_figure(model, data, OUT / f"{name}-nodes.svg", **options)
+        if name == "cora":
+            gat_pyg.report.attention_figure(model, data).savefig(OUT / "cora-figure2.png", dpi=100)
+
+    def draw(axes: np.ndarray) -> None:
+        for axis, (name, title) in zip(axes, (("planted", "planted"), ("cora", "Cora")), strict=True):
+            values = seen[name].clip(max=6)
+            weights = np.full(len(values), 100 / len(values))
+            axis.hist(values, bins=np.linspace(0, 6, 31), color=recorded.BLUE, weights=weights)
+            axis.axvline(1, color=recorded.ORANGE, lw=1)
+            axis.set_title(title)
+            axis.set_xlabel("times uniform (6: 6 and more)")
+        axes[0].set_ylabel("coefficients, %")
+        axes[1].annotate("a mean", (1, axes[1].get_ylim()[1] * 0.9), xytext=(8, 0), textcoords="offset points")
+
+    recorded.OUT = OUT
+    recorded.chart("uniform", draw, (8, 3), columns=2)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,262 @@
+"""Write the tables and charts of the pages Results and Speed, from the files in `benchmarks/results`.
+
+They go to `docs/generated`. `docs/conf.py` calls `write` at each build: no number on the two pages is copied by hand.
+"""
+
+import json
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import tomllib
+
+matplotlib.use("Agg")  # before pyplot
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from sphinx_gallery.scrapers import figure_rst
+
+from gat_pyg.report.cells import Table, published
+from gat_pyg.report.formats import markdown_table
+from gat_pyg.report.runs import Key, gathered, lines_of, shown
+from gat_pyg.report.tables import TABLE2, TABLE3, ablation_table, score_table, significance_table
+
+DOCS = Path(__file__).parent
+RESULTS = DOCS.parent / "benchmarks" / "results"
+OUT = DOCS / "generated"
+THEMES = {"light": "#222222", "dark": "#dddddd"}  # the colour of text
+BLUE, ORANGE, GREY = "#3b8bba", "#ee7733", "#999999"
+DATASETS = {"cora": "Cora", "citeseer": "Citeseer", "pubmed": "Pubmed"}
+
+
+def write() -> None:
+    """Write all tables and charts."""
+    OUT.mkdir(exist_ok=True)
+    write_versions()
+    write_results()
+    write_speed()
+
+
+def chart(name: str, draw: Callable[[Any], None], size: tuple[float, float], columns: int = 1) -> None:
+    """Write a chart twice, for the light and the dark pages."""
+    for theme, ink in THEMES.items():
+        keys = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+        style = dict.fromkeys(keys, ink) | {"svg.hashsalt": name, "font.size": 10, "axes.spines.top": False}
+        with plt.rc_context(style | {"axes.spines.right": False, "svg.fonttype": "none"}):
+            figure, axes = plt.subplots(1, columns, figsize=size, layout="constrained")
+            draw(axes)
+            figure.savefig(OUT / f"{name}-{theme}.svg", transparent=True, metadata={"Date": None})
+            plt.close(figure)
+
+
+def save_figure(block: Any, variables: dict[str, Any], options: dict[str, Any]) -> str:
+    """Save the figure that a block of an example ends with, for sphinx-gallery."""
+    figure = variables["example_globals"].get("___")  # the value of the last expression
+    if not isinstance(figure, Figure):
+        return ""
+    path = next(variables["image_path_iterator"])
+    figure.savefig(path, dpi=80)
+    return str(figure_rst([path], options["src_dir"]))
+
+
+def table(name: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Write a table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    text = re.sub(r"(?<=\d) (?=ms|MiB|s )", "\u00a0", text)
+    (OUT / f"{name}.md").write_text(text + "\n", encoding="utf-8")
+
+
+def newest(pattern: str) -> Path:
+    """Return the newest file of a kind: their names begin with the date."""
+    return sorted(RESULTS.glob(f"*-{pattern}"))[-1]
+
+
+def load(pattern: str) -> dict[str, Any]:
+    """Return the newest measurements of a kind."""
+    content: dict[str, Any] = json.loads(newest(pattern).read_text(encoding="utf-8"))
+    return content
+
+
+# Install ------------------------------------------------------------------------------------------------------------
+
+
+def write_versions() -> None:
+    """Write the table of dependencies: the lowest version that pyproject.toml allows, and the tested one."""
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pinned = re.findall(r"^([\w-]+)==(\S+)(?: ; (.*))?$", (DOCS.parent / "constraints.txt").read_text(), re.M)
+    rows = []
+    for requirement in project["dependencies"]:
+        name, lowest = re.match(r"([\w-]+)>=([\d.]+)", requirement).groups()
+        versions = {version: None for other, version, _ in pinned if other == name.replace("_", "-")}
+        rows.append((name, lowest, " or ".join(versions)))
+    table("versions", ("package", "lowest allowed", "tested"), [("Python", "3.10", "3.10 to 3.13"), *rows])
+
+
+# Results ------------------------------------------------------------------------------------------------------------
+
+
+def write_results() -> None:
+    """Write Tables 2 and 3, their significance and the ablation, from the recorded result lines."""
+    names = [*(f"table2-{name}.jsonl" for name in DATASETS), "table3.jsonl", "ablation.jsonl"]
+    runs = gathered(line for name in names for line in lines_of(newest(name)))
+    tables: dict[str, Table] = {
+        "table2": score_table(TABLE2, runs),
+        "table3": score_table(TABLE3, runs),
+        "significance": significance_table(runs),
+        "ablation": ablation_table(runs),
+    }
+    for name, one in tables.items():
+        body = markdown_table(one).split("\n", 2)[2]  # the page has its own headings
+        (OUT / f"{name}.md").write_text(body.lstrip() + "\n", encoding="utf-8")
+
+    methods = [row for number, row, dataset in published() if number == TABLE2.number and dataset == "cora"]
+
+    def draw(axes: Sequence[Axes]) -> None:
+        for axis, (dataset, title) in zip(axes, DATASETS.items(), strict=True):
+            for at, method in enumerate(reversed(methods)):
+                ours = shown(runs, Key(method, dataset, "accuracy"))
+                paper = published().get((TABLE2.number, method, dataset))
+                if paper:
+                    axis.plot(paper.mean, at, "D", color=ORANGE)
+                if ours:
+                    axis.errorbar(ours.mean, at, xerr=ours.std, fmt="o", color=BLUE)
+            axis.set_title(title)
+            axis.set_yticks(range(len(methods)), list(reversed(methods)) if axis is axes[0] else [""] * len(methods))
+            axis.set_xlabel("test accuracy, %")
+            axis.grid(axis="x", alpha=0.3)
+        axes[0].plot([], [], "o", color=BLUE, label="here, mean ± std")
+        axes[0].plot([], [], "D", color=ORANGE, label="the paper")
+        axes[0].figure.legend(loc="outside lower center", ncols=2, frameon=False)
+
+    chart("table2", draw, (8.5, 4.4), columns=3)
+
+
+# Speed --------------------------------------------------------------------------------------------------------------
+
+LAYERS = {
+    "ppi-1": "two PPI graphs, 50 → 4 × 256",
+    "ppi-1-gatv2": "the same, GATv2",
+    "ppi-2": "two PPI graphs, 1024 → 4 × 256",
+    "arxiv": "ogbn-arxiv's size, 128 → 3 × 32",
+    "pubmed": "Pubmed, 500 → 8 × 8",
+    "citeseer": "Citeseer, dense, 3703 → 8 × 8",
+    "cora": "Cora, dense, 1433 → 8 × 8",
+    "cora-sparse": "Cora, sparse",
+    "cora-trained": "Cora, sparse, features dropped",
+}
+
+
+def write_speed() -> None:
+    """Write the charts and tables of layers, epochs, many seeds, sampling and inference."""
+    layers()
+    epochs()
+    seeds()
+    sampled()
+
+
+def bars(axis: Axes, names: Sequence[str], values: Sequence[float], label: str, unit: str = "", base: int = 0) -> None:
+    """Draw horizontal bars with their values; the bar number `base` is what the others are compared with."""
+    places = range(len(names))[::-1]
+    axis.barh(places, values, color=[GREY if at == base else BLUE for at in range(len(names))])
+    axis.set_yticks(places, names)
+    axis.set_xlabel(label)
+    axis.margins(x=0.15)
+    for at, value in zip(places, values, strict=True):
+        axis.annotate(f" {value:.3g}{unit}", (value, at), va="center", fontsize=9)
+
+
+def layers() -> None:
+    """Write the layers' table and chart: forward and backward, this package beside PyG."""
+    measured = load("attention.json")
+    rows = {(row["case"], row["way"]): row for row in measured["rows"]}
+
+    def ms(case: str, way: str) -> float:
+        return 1e3 * statistics.median(rows[case, way]["step"])
+
+    def mib(case: str, way: str) -> str:
+        return f"{rows[case, way]['peak_bytes'] / 2**20:.0f} MiB"
+
+    table(
+        "layers",
+        ("layer", "PyG", "here", "of which Linear", "times faster", "peak, PyG", "peak, here"),
+        [
+            (
+                title,
+                f"{ms(case, 'pyg'):.1f} ms",
+                f"{ms(case, 'auto'):.1f} ms",
+                f"{ms(case, 'Linear alone'):.1f} ms" if "sparse" not in title else "–",
+                f"{rows[case, 'auto']['times_pyg']:.1f}",
+                mib(case, "pyg"),
+                mib(case, "auto"),
+            )
+            for case, title in LAYERS.items()
+        ],
+    )
+
+    def draw(axis: Axes) -> None:
+        values = [1.0, *(rows[case, "auto"]["times_pyg"] for case in LAYERS)]
+        bars(axis, ["PyG's layer", *LAYERS.values()], values, "times faster than PyG, forward and backward")
+
+    chart("layers", draw, (8, 3.8))
+    machine = f"{measured['processor']}, {measured['threads']} threads, " + ", ".join(
+        f"{name} {version}" for name, version in measured["versions"].items() if version
+    )
+    (OUT / "machine.md").write_text(f"{measured['date'][:10]}: {machine}.\n", encoding="utf-8")
+
+
+def epochs() -> None:
+    """Write the chart of epochs: Cora by each way of training, and PPI."""
+    cora = {row["way"]: 1e3 * row["seconds"] for row in load("training-cora.json")["rows"]}
+    ppi = load("inductive-ppi.json")["rows"]
+    names = {"pyg": "PyG's layer", "ours": "our layer", "no attention": "no attention"}
+
+    def draw(axes: Sequence[Axes]) -> None:
+        bars(axes[0], list(cora), list(cora.values()), "ms per epoch")
+        axes[0].set_title("Cora")
+        bars(axes[1], list(names.values()), [ppi[way]["seconds"] for way in names], "s per epoch")
+        axes[1].set_title("PPI")
+
+    chart("epochs", draw, (8.5, 3.2), columns=2)
+    table(
+        "ppi-epoch",
+        ("an epoch of PPI with", "seconds", "peak memory"),
+        [(name, f"{ppi[way]['seconds']:.1f}", f"{ppi[way]['peak_mib']:.0f} MiB") for way, name in names.items()],
+    )
+
+
+def seeds() -> None:
+    """Write the table of a hundred seeds: trained as one, one by one, and in a bare loop."""
+    rows = []
+    for dataset, title in DATASETS.items():
+        ways = load(f"seeds-{dataset}.json")["ways"]
+        for way, one in ways.items():
+            seconds, peak = f"{one['seconds'] / one['seeds']:.2f}", f"{one['peak_mib']:.0f} MiB"
+            rows.append((title, way, str(one["seeds"]), seconds, f"{one['times']:.1f}", peak))
+    table("seeds", ("data set", "trained", "seeds measured", "seconds a seed", "times the first", "peak memory"), rows)
+
+
+def sampled() -> None:
+    """Write the tables of the neighbour sampler and of layer-by-layer inference."""
+    measured = load("sampling.json")
+    rows = [
+        (str(row["fan_outs"]), row["sampler"], *(f"{value:,.0f}" for value in row["seeds_per_second"]))
+        for row in measured["rows"]
+    ]
+    table("sampling", ("neighbours", "sampler", "seed nodes a second, drawn", "drawn and with features"), rows)
+    measured = load("inference.json")
+    table(
+        "inference",
+        ("layers", "way", "peak memory beside the features", "seconds"),
+        [
+            (str(row["layers"]), row["way"], f"{row['peak_mib']:.0f} MiB", f"{row['seconds']:.1f}")
+            for row in measured["rows"]
+        ],
+    )
+
+
+if __name__ == "__main__":
+    write()
