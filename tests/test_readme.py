@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from gat_pyg.experiments.command import config_folder
@@ -18,9 +19,10 @@ from graphs import amazon_files
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [README, *(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))]
-COMMANDS = re.findall(r"^\$ (?:\w+=\w+ )?gat-pyg ([^#\n]+?) *(?:#.*)?$", "\n".join(PAGES), re.MULTILINE)
+TEXT = "\n".join(PAGES)
+COMMANDS = [*dict.fromkeys(re.findall(r"^ *\$ (?:\w+=\w+ )?gat-pyg ([^#\n]+?) *(?:#.*|\\)?$", TEXT, re.MULTILINE))]
 CODE = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-SETTINGS = re.findall(r"^```yaml\n((?:# @package .*\n)?# (\S+)\n.*?)^```$", README, re.MULTILINE | re.DOTALL)
+SETTINGS = re.findall(r"^```yaml\n((?:# @package [^\n]*\n)?# (\S+)\n.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
 def test_there_are_examples():
@@ -31,7 +33,7 @@ def test_there_are_examples():
 
 @pytest.fixture
 def own_settings(tmp_path):
-    """The folder with the README's own settings, mine/dataset/photo.yaml and so on."""
+    """The folder with the pages' own settings, mine/dataset/photo.yaml and so on."""
     for content, name in SETTINGS:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,10 +43,14 @@ def own_settings(tmp_path):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_composes(command, own_settings):
-    words = [word for word in shlex.split(command) if "=" in word]
+    words = [word for word in shlex.split(command) if "=" in word and not word.startswith("hydra")]
     if "--config-dir mine" in command:
         words += [f"hydra.searchpath=[file://{own_settings / 'mine'}]"]
-    options = [word if "[" in word else word.split(",")[0] for word in words]  # a list, or the first of a sweep
+    overrides = OverridesParser.create().parse_overrides(words)
+    options = [
+        f"{one.get_key_element()}={next(one.sweep_string_iterator())}" if one.is_sweep_override() else one.input_line
+        for one in overrides
+    ]
     with initialize_config_dir(str(config_folder()), version_base=None):
         config = compose("config", options)
     assert config.dataset._target_

@@ -1,0 +1,49 @@
+"""The Python code on every page of the documentation runs, block after block, in a folder with two finished runs."""
+
+import re
+import shutil
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from gat_pyg.run import main
+
+DOCS = Path(__file__).parents[1] / "docs"
+CODE = {  # export.md's is run by tests/models/test_export.py
+    path.name: [textwrap.dedent(code) for _, code in re.findall(r"^( *)```python\n(.*?)^\1```$", text, re.M | re.S)]
+    for path in sorted(DOCS.glob("*.md"))
+    if path.name != "export.md" and "```python" in (text := path.read_text(encoding="utf-8"))
+}
+
+
+def test_there_is_code():
+    assert len(CODE) >= 15
+    assert sum(map(len, CODE.values())) >= 25
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The folder with the runs that the pages train: `outputs/digits`, and `outputs/three` with three seeds."""
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name, settings in {"digits": [], "three": ["runs=3"]}.items():
+            patch.setattr(sys, "argv", ["gat-pyg", f"hydra.run.dir=outputs/{name}", "training.max_epochs=2", *settings])
+            main()
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning")  # its hints on speed
+@pytest.mark.parametrize("page", CODE)
+def test_code_runs(page, runs, tmp_path, monkeypatch):
+    shutil.copytree(runs / "outputs", tmp_path / "outputs")
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "page"}
+    for block in CODE[page]:
+        exec(block, names)
+    if page == "first-run.md":
+        assert names["probabilities"].shape == (1797, 10)
+    if page == "modules.md":
+        assert names["trainer"].current_epoch == 20
