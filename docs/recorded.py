@@ -19,7 +19,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from sphinx_gallery.scrapers import figure_rst
 
-from gat_pyg.report.cells import Table, published
+from gat_pyg.experiments.published import published
+from gat_pyg.report.cells import Table
 from gat_pyg.report.formats import markdown_table
 from gat_pyg.report.runs import Key, gathered, lines_of, shown
 from gat_pyg.report.tables import TABLE2, TABLE3, ablation_table, score_table, significance_table
@@ -111,7 +112,8 @@ def write_results() -> None:
     }
     for name, one in tables.items():
         body = markdown_table(one).split("\n", 2)[2]  # the page has its own headings
-        (OUT / f"{name}.md").write_text(body.lstrip() + "\n", encoding="utf-8")
+        body = re.sub(r" (?=±|\(\d+\) \|)|(?<=±) ", "\u00a0", body.lstrip())  # a score is one word
+        (OUT / f"{name}.md").write_text(body + "\n", encoding="utf-8")
 
     methods = [row for number, row, dataset in published() if number == TABLE2.number and dataset == "cora"]
 
