@@ -149,6 +149,7 @@ LAYERS = {
     "cora": "Cora, dense, 1433 → 8 × 8",
     "cora-sparse": "Cora, sparse",
     "cora-trained": "Cora, sparse, features dropped",
+    "molecules": "a fresh batch of 32 molecules, 64 → 4 × 16",
 }
 
 
