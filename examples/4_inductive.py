@@ -40,7 +40,7 @@ print(len(task.train), len(task.val), len(task.test), task.objective)
 # edge_index)` will do.
 
 module = gat_pyg.Inductive(gat_pyg.GAT(8, [32], 2, heads=[4, 1]), task.objective, lr=0.005)
-quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 trainer = Trainer(max_epochs=100, callbacks=[gat_pyg.PaperStopping(patience=20)], **quiet)
 trainer.fit(module, datamodule=gat_pyg.TaskData(task, batch_size=4))
 print(trainer.test(module, datamodule=gat_pyg.TaskData(task), verbose=False))
