@@ -5,6 +5,7 @@ import errno
 import json
 import logging
 import os
+import pathlib
 import pickle
 import random
 import re
@@ -1380,8 +1381,12 @@ class Dying:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, changes: int, ends: bool) -> None:
         self.left, self.ends, self.begun, self.dead = changes, ends, False, False
         self.locks: list[tuple[int, str]] = []
+        accessor = getattr(pathlib, "_normal_accessor", None)  # Python 3.10's, with the functions as imported
         for name in ("replace", "write", "unlink", "rmdir"):
-            monkeypatch.setattr(os, name, self.counted(name, getattr(os, name)))
+            changes_file = self.counted(name, getattr(os, name))
+            monkeypatch.setattr(os, name, changes_file)
+            if hasattr(accessor, name):
+                monkeypatch.setattr(accessor, name, changes_file)
         real = os.open
 
         def opens(path: Any, *arguments: Any) -> int:
