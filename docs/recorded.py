@@ -174,8 +174,8 @@ def bars(axis: Axes, names: Sequence[str], values: Sequence[float], label: str, 
 
 def layers() -> None:
     """Write the layers' table and chart: forward and backward, this package beside PyG."""
-    measured = load("attention.json")
-    rows = {(row["case"], row["way"]): row for row in measured["rows"]}
+    measured = load("attention.json"), load("readme.json")  # a case of both is shown as measured in the second
+    rows = {(row["case"], row["way"]): row for file in measured for row in file["rows"]}
 
     def ms(case: str, way: str) -> float:
         return 1e3 * statistics.median(rows[case, way]["step"])
@@ -205,10 +205,14 @@ def layers() -> None:
         bars(axis, ["PyG's layer", *LAYERS.values()], values, "times faster than PyG, forward and backward")
 
     chart("layers", draw, (8, 3.8))
-    machine = f"{measured['processor']}, {measured['threads']} threads, " + ", ".join(
-        f"{name} {version}" for name, version in measured["versions"].items() if version
-    )
-    (OUT / "machine.md").write_text(f"{measured['date'][:10]}: {machine}.\n", encoding="utf-8")
+    machines = []
+    for file in measured:
+        titles = "; ".join(title for case, title in LAYERS.items() if rows[case, "auto"] in file["rows"])
+        versions = ", ".join(f"{name} {version}" for name, version in file["versions"].items() if version)
+        machines.append(
+            f"- {file['date'][:10]}, {file['processor']}, {file['threads']} threads, {versions}: {titles}.\n"
+        )
+    (OUT / "machine.md").write_text("".join(machines), encoding="utf-8")
 
 
 def epochs() -> None:
