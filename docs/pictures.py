@@ -10,18 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import recorded
-from torch import Tensor
-from torch_geometric.utils import degree
 
 import gat_pyg
 from gat_pyg.data import planetoid, planted
+from gat_pyg.report.attended import times_uniform
 
 OUT = Path(__file__).parent / "pictures"
-
-
-def times_uniform(edge_index: Tensor, alpha: Tensor, num_nodes: int) -> Tensor:
-    """Return |N_i| alpha_ij of every edge and head."""
-    return degree(edge_index[1], num_nodes)[edge_index[1], None] * alpha
 
 
 def main(runs: Path) -> None:

@@ -3,8 +3,8 @@ What does your model attend to?
 ===============================
 
 The attention of a model whose layers return it, ours or PyG's, as numbers and as pictures. In the data set
-`planted`, a node's
-labels are those of the most salient node within two hops: attention can find it, a mean cannot.
+`planted`, a node's labels are the bits of the most salient node within two hops: attention can find it, a mean
+cannot.
 """
 
 import logging

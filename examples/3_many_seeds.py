@@ -2,8 +2,8 @@
 Many seeds as one model
 =======================
 
-Ten networks that differ by their seed alone train as one batched model: each starts, steps and stops as it
-would by itself.
+Ten networks that differ only in their seed train as one batched model: each starts, steps and stops as it would
+alone.
 """
 
 import statistics

@@ -21,7 +21,7 @@ lightning.seed_everything(0, verbose=False)
 
 
 def graph(nodes: int = 60) -> Data:
-    """A random graph; a node's label is the class of its first feature's largest neighbour."""
+    """Return a random graph; a node's label is 1 if a neighbour's first feature is above 1."""
     x = torch.randn(nodes, 8)
     edge_index = to_undirected(torch.randint(nodes, (2, 2 * nodes)))
     src, dst = edge_index

@@ -20,9 +20,9 @@ task = digits()
 module = gat_pyg.Transductive(gat_pyg.GAT(64, [8], 10, heads=[8, 1], dropout=0.2), task.objective, lr=0.02)
 
 # %%
-# 32 nodes a step, with 10 neighbours at the first hop and 5 at the second. For a graph that is larger than
-# memory, pass a folder of
-# `x.npy`, `edge_index.npy` and `y.npy` to `gat_pyg.data.from_file`: each step reads only the rows it needs.
+# 32 nodes a step, with 10 neighbours at the first hop and 5 at the second. For a graph that is larger than memory,
+# pass a folder of `x.npy`, `edge_index.npy` and `y.npy` to `gat_pyg.data.from_file`: each step reads only the rows
+# it needs.
 
 data = gat_pyg.TaskData(task, batch_size=32, num_neighbors=[10, 5])
 quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}

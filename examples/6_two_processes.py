@@ -2,7 +2,7 @@
 Two processes
 =============
 
-Two processes share out the graphs of each step, take the same steps as one and report the same score.
+Two processes divide the graphs of each step, take the same steps as one and report the same score.
 """
 
 import subprocess

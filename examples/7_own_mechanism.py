@@ -3,8 +3,7 @@ Your own attention mechanism
 ============================
 
 A mechanism is a module that maps the features of both ends of each edge to scores `[E, H]`. The layer does
-the rest: projection,
-softmax over each neighbourhood, dropout, aggregation.
+the rest: projection, softmax over each neighbourhood, dropout, aggregation.
 """
 
 import torch
