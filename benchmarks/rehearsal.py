@@ -88,7 +88,8 @@ def begin() -> None:
     edges.SPLIT = rows.SPLIT = 8  # so that rows are split in graphs of this size, too
     edges.is_remote = adjacency.is_remote = lambda tensor: True  # type: ignore[assignment]
     device.FILES["cpu"] = "gpu"
-    modules.Transductive._why_not_captured = lambda self: None  # type: ignore[method-assign]
+    assert hasattr(modules.Transductive, "_capture_obstacle")
+    modules.Transductive._capture_obstacle = lambda self: None  # type: ignore[method-assign]
     cuda_graphs._no_draws = nullcontext  # type: ignore[attr-defined]  # a step draws on the CPU here
 
     class Captured(Captured):

@@ -1,7 +1,7 @@
 """Graph Attention Networks (Veličković et al., ICLR 2018) for PyTorch Geometric."""
 
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -54,7 +54,10 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return version("gat_pyg")
+        try:
+            return version("gat_pyg")
+        except PackageNotFoundError as error:
+            raise AttributeError("gat_pyg is not installed, so it has no version. Run `pip install .`") from error
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     file = import_module(f".{_LAZY[name]}", __name__)

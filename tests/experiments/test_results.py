@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -21,9 +22,11 @@ from torch_geometric.nn import GCN, Linear, SchNet
 
 import gat_pyg.files
 from gat_pyg import load
+from gat_pyg.experiments.command import config_folder
+from gat_pyg.experiments.messages import _beside
 from gat_pyg.experiments.model_file import save_model
 from gat_pyg.experiments.result import Result, append, read
-from gat_pyg.experiments.settings import config_hash
+from gat_pyg.experiments.settings import Settings, config_hash
 from gat_pyg.files import try_lock, unlock, write_whole
 
 Capture = pytest.CaptureFixture[str]
@@ -405,3 +408,24 @@ def test_what_is_no_run_folder_says_what_to_give(folder: Path, tmp_path: Path):
     shutil.copytree(tmp_path / "job" / "seed-3", tmp_path / "job" / "seed-x")
     with pytest.raises(ValueError, match=r"seed-x is no folder of a seed, expected seed-0, seed-1, \.\.\. Rename it"):
         load(tmp_path / "job", seed="all")
+
+
+def test_a_test_score_is_shown_beside_a_constant_prediction_and_the_papers():
+    scores = ("accuracy", 83.1, 0, 812, 711, 82.0, 9.2, 0.011, 92373)
+    result = Result("GAT", "cora", *scores, row="GAT", majority=31.9)
+    assert _beside(result) == " (constant prediction 31.9 %, the paper 83.0 %)"
+    assert _beside(result, "averaged prediction 84.0 %").startswith(" (averaged prediction 84.0 %, constant")
+    assert _beside(dataclasses.replace(result, study="ablation")) == " (constant prediction 31.9 %)"
+    assert (
+        _beside(dataclasses.replace(result, value=31.9, dataset="mine")) == ""
+    )  # where the warning has the constant's score
+    assert "paper" not in _beside(dataclasses.replace(result, metric="micro_f1"))
+
+
+def test_the_fold_of_ones_own_data_set_is_hashed():
+    def hashed(fold: int) -> str:
+        config = compose("config", ["dataset._target_=torch_geometric.datasets.FakeDataset", f"+dataset.fold={fold}"])
+        return Settings.parse(config).hash
+
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        assert hashed(0) != hashed(1)

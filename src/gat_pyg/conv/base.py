@@ -98,7 +98,10 @@ class _AttentionConv(MessagePassing):
             or self.aggr not in ("add", "sum")
             or (self.flow == "target_to_source" and not isinstance(x, Tensor))
             or any(getattr(self, hooks) for hooks in _HOOKS)
-            or any(not getattr(self, step).__module__.startswith(module) for step, module in _STEPS.items())
+            or any(
+                step in self.__dict__ or not getattr(type(self), step).__module__.startswith(module)
+                for step, module in _STEPS.items()  # of the class: torch 2.10 cannot compile `self.message.__module__`
+            )
             or (is_sparse(edge_index) and (self.edge_dim is not None or edge_attr is not None))
         )
 
@@ -115,7 +118,8 @@ class _AttentionConv(MessagePassing):
 
         An exported program has plain operators, to run where this package is not, unless `backend` is "fused".
         """
-        if torch.compiler.is_exporting() and (self.backend != "fused" or torch.onnx.is_in_onnx_export()):
+        exporting = torch.compiler._is_exporting_flag  # torch 2.10 compiles is_exporting() to True, whatever it is
+        if exporting and (self.backend != "fused" or torch.onnx.is_in_onnx_export()):
             return False
         if (
             in_forward_mode()

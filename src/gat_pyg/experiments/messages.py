@@ -70,9 +70,9 @@ def _beside(result: Result, *scores: str) -> str:
     metric = metric_named(result.metric)
     if result.majority is not None and not result.warning:
         scores = (*scores, f"constant prediction {metric.value(result.majority)}")
-    for table in ("2", "3"):
+    for table, name in (("2", "accuracy"), ("3", "micro_f1")):
         paper = published().get((table, result.row, result.dataset))
-        if paper is not None and not math.isnan(paper.mean) and not result.study:
+        if paper is not None and not math.isnan(paper.mean) and not result.study and result.metric == name:
             scores = (*scores, f"the paper {metric.value(paper.mean)}")
     return f" ({', '.join(scores)})" if scores else ""
 

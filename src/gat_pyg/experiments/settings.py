@@ -376,7 +376,9 @@ class Settings:
             if group in HASHED
         }
         for group in ("dataset", "split"):
-            if values[group].get("folds") is None:  # the hashes of earlier versions, which had no folds
+            if (
+                "folds" in values[group] and values[group]["folds"] is None
+            ):  # the hashes of earlier versions, which had no folds
                 values[group] = {key: value for key, value in values[group].items() if key not in ("folds", "fold")}
         if self.model.get("form") or self.model.get("study"):
             values["model"]["method"] = self.model.name

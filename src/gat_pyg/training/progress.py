@@ -168,7 +168,8 @@ class Progress(Callback):
             parts.append(f"val {objective.metric.text(float(self._shown[name]))}")
         for rule in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(rule, PaperStopping):
-                parts.append(f"stops after {rule.left} more epochs without improvement")
+                epochs = "epoch" if rule.left == 1 else "epochs"
+                parts.append(f"stops after {rule.left} more {epochs} without improvement")
         return parts
 
     def seconds_per_epoch(self, trainer: Trainer) -> float | None:

@@ -230,7 +230,7 @@ def _sum_back(row: Row, h: int, c: int, tile: Any, count: Any, grad: Any, weight
 @inline
 def _sum_back_narrow(row: Row, narrow: Any, lanes: Any, many: Any, grad: Any, weight: Any, x: Any, product: Any,
                      grad_x: Any) -> None:  # fmt: skip
-    """The same for all heads of the vector together."""
+    """Sum as `_sum_back` does, for all heads of the vector together."""
     total, x_j = splat(x, 0.0, narrow), load(x, row.own * row.channels, narrow, many)
     for k in range(row.size):
         prefetch_end(grad, row, k, 0, narrow)

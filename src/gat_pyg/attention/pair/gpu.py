@@ -92,8 +92,9 @@ def _forward_kernel(
     )
 
 
-# Backward, pair. D as above and grad e_ij = alpha_ij (g_ij - D_i); grad z_ij = att grad e_ij LeakyReLU'(z_ij) with
-# z_ij = x_j + x_i, or for the scaled product scale grad e_ij times the other end's features.
+# Backward. With g_ij = k_ij <dO_i, x_j> and D_i = sum_j alpha_ij g_ij = <dO_i, O_i>: grad e_ij = alpha_ij (g_ij - D_i),
+# and grad z_ij = att grad e_ij LeakyReLU'(z_ij) with z_ij = x_j + x_i, or for the scaled product scale grad e_ij times
+# the other end's features.
 
 
 @triton.jit(do_not_specialize=["num_chunks", "threshold", "models"])

@@ -98,13 +98,13 @@ def clear(buffer: Any, row: Row) -> None:
 
 @inline
 def close(buffer: Any, n: int, value: Any) -> None:
-    """Fill the buffer with `value` from n up to the next multiple of `LANES`."""
+    """Fill the vector that holds element n with `value`; the elements up to n are stored after it."""
     store(buffer, n // LANES * LANES, splat(buffer, value, LANES), None)
 
 
 @inline
 def softmax(weight: Any, positive: Any, keep: Any, n: int, tops: Any, lanes: Any) -> Any:
-    """The scores of a chunk to k_ij exp(e_ij - max e), of which `positive` keeps those it has a 1 for.
+    """Replace the scores of a chunk by k_ij exp(e_ij - max e); `positive` has a 1 for those of positive score.
 
     Returns the inverse of the denominator of equation (2), and the share of it that `positive` has.
     """
