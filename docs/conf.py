@@ -51,7 +51,8 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:obj", "(?s).*"),  # single backticks in a docstring: a link where the name is known, otherwise code
     ("py:class", r"(gat_pyg\.)?.*\._\w+"),  # private base classes
-    ("py:class", r"Flow|torch_sparse\.tensor\.SparseTensor|torch_geometric\.typing\.SparseTensor|torch\.fx\..*"),  # without documentation
+    # without documentation
+    ("py:class", r"Flow|torch_sparse\.tensor\.SparseTensor|torch_geometric\.typing\.SparseTensor|torch\.fx\..*"),
 ]
 default_role = "py:obj"
 
