@@ -84,7 +84,7 @@ class _Attend(torch.autograd.Function):
             return None, None, *(None for _ in needs)
         call = replace(ctx.call, needs=needs)
         if in_forward_mode():
-            # what a transform recorded may be called after it has ended
+            # this may run after the functorch transform that recorded it has ended
             tensors = ctx.saved_tensors[: 1 + len(needs)]
             tensors = (None if t is None else torch._C._functorch.unwrap_if_dead(t) for t in tensors)
             grads: Any = _backward_by_segments(call, grad, *tensors)

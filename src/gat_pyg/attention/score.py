@@ -94,5 +94,5 @@ def widened(tensor: Tensor) -> Tensor:
 
 def ends(x_dst: Tensor, x: Tensor, edges: Edges) -> tuple[Tensor, Tensor]:
     """Return x_i and x_j of every edge, `[E, H, C]` each in the caller's order, in float32 or wider."""
-    src, dst = edges.index.long()  # gradients add up by these, see Edges.wide
+    src, dst = edges.index.long()  # int64: backward adds by these indices, see Edges.wide
     return widened(x_dst).index_select(0, dst), widened(x).index_select(0, src)

@@ -1,8 +1,8 @@
 """Random: labels drawn with their frequencies among the training nodes, independently of the node.
 
 The row is from Hamilton, Ying and Leskovec, Inductive Representation Learning on Large Graphs (NeurIPS 2017), whose
-text does not describe the method. On PPI, the expected micro-F1 of this one is 0.398, and they report 0.396; that of
-the fair coins in one of their scripts is 0.375. In scikit-learn it is `DummyClassifier(strategy="stratified")`.
+text does not describe the method. On PPI, its expected micro-F1 is 0.398, and the paper reports 0.396. A fair coin, as
+in one of their scripts, has 0.375. In scikit-learn it is `DummyClassifier(strategy="stratified")`.
 """
 
 from __future__ import annotations

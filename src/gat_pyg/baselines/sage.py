@@ -85,7 +85,7 @@ class GraphSAGE(nn.Module):
         self.register_buffer("seed", torch.randint(2**31, ()))
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """`[N, F]` and `[2, E]`, src above dst, to logits `[N, K]`."""
+        """`[N, F]` and `[2, E]` (src, dst) to logits `[N, K]`."""
         _, edges = neighbourhoods(edge_index, x.size(0), x.size(0))
         for k, (conv, num) in enumerate(zip(self.convs, self.num_neighbors, strict=True)):
             x = x if k == 0 else x.relu()

@@ -1,4 +1,4 @@
-"""The layers: PyG's arguments, call, parameter names and results around `gat_pyg.attention`."""
+"""Layers with PyG's arguments, call, parameter names and results, computed by `gat_pyg.attention`."""
 
 from .gat import GATConv as GATConv
 from .gatv2 import GATv2Conv as GATv2Conv

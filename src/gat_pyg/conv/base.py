@@ -344,7 +344,7 @@ def _plain(lin: Any) -> bool:
 
 def edge_scores(function: Any, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor, edges: Edges) -> Score:
     """Score every edge by a function of the features of both ends, `[E, H, C]` each, and its own, `[E, D]`."""
-    src, dst = edges.index.long()  # gradients add up by these, see Edges.wide
+    src, dst = edges.index.long()  # int64: backward adds by these indices, see Edges.wide
     if x_dst is None:
         raise ValueError(ONE_END)
     score = function(x_dst.index_select(0, dst), x_src.index_select(0, src), edge_attr)

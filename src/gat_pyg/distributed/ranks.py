@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 BEAT = 0.5  # seconds between two heartbeats
-SILENT = 40.0  # seconds without one after which a process counts as lost
+SILENT = 40.0  # seconds without a heartbeat, after which a process counts as lost
 
 
 def is_first() -> bool:

@@ -192,7 +192,7 @@ def build_trainer(settings: Settings, folder: Path, callbacks: Sequence[Any], **
 
 
 def build_logger(factory: Factory, folder: Path) -> Any:
-    """Build a Lightning logger that writes into `folder`; return False if there is none beside metrics.csv."""
+    """Build a Lightning logger that writes into `folder`; return False if no logger besides metrics.csv is set."""
     if factory.target is None:
         return False
     parameters = inspect.signature(factory.locate()).parameters

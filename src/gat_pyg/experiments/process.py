@@ -96,7 +96,7 @@ def elements(task: Task, batch_size: int, models: Sequence[nn.Module]) -> int:
 
 @contextmanager
 def suited_threads(elements: int) -> Iterator[int]:
-    """Context manager: limit torch and the CPU kernels to one thread for each `ELEMENTS` of `elements`.
+    """Context manager: limit torch and the CPU kernels to `elements / ELEMENTS` threads.
 
     The number of threads never grows, and does not change if the user set `OMP_NUM_THREADS` or `MKL_NUM_THREADS`. It
     depends only on the work and the machine, not on the machine's load, so that a run is reproducible bit by bit.

@@ -52,7 +52,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
 )
 VECTORIZE: dict[Any, bool | Literal["auto"]] = {"auto": "auto", "on": True, True: True, "off": False, False: False}
 LABELS = ("method", "form", "study")  # settings of `model` that name it in results, not arguments of its class
-NAMESAKES = ("GAT",)  # classes with the name of one of PyG's
+NAMESAKES = ("GAT",)  # our classes that have the name of a PyG class
 FIXED = {  # arguments of the trainer that the command sets
     "enable_checkpointing": False,
     "enable_progress_bar": False,

@@ -73,7 +73,7 @@ def _planned(settings: Settings, task: Task, folder: Path, seeds: Sequence[int])
 
 
 class Place(NamedTuple):
-    """The device that trains one of `world` shares of the seeds."""
+    """The process and device that train one share of the seeds; there are `world` shares."""
 
     rank: int
     world: int

@@ -53,7 +53,7 @@ def _check_present(data: Data, where: str) -> None:
 
 _HINTS = {
     "x": "Give the nodes features [N, F], for instance by torch_geometric.transforms.OneHotDegree or Constant.",
-    "edge_index": "Give the edges as [2, E], src above dst; leave out transforms such as ToSparseTensor.",
+    "edge_index": "Give the edges as [2, E], src in row 0, dst in row 1; leave out transforms such as ToSparseTensor.",
     "y": "Give every node a label, -1 or NaN where it is unknown.",
 }
 CHECKED = 2**24  # elements that are checked at a time

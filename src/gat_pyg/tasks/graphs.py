@@ -49,7 +49,7 @@ class GraphLabels(OneLabel):
         return y
 
     def check_splits(self, data: Data, where: str) -> None:
-        """Raise ValueError: a single graph has a single label."""
+        """Raise ValueError: one graph with one label cannot be split."""
         raise ValueError(
             f"{where}: the single graph has only one label, but is used in all three splits. Give each split its own "
             "graphs."

@@ -63,8 +63,8 @@ class Additive(Score):
 def prefers_speed(x: Tensor, edges: Edges | EdgeList) -> bool:
     """Return True if the backward pass should read O and O+ ("speed"), False for a scratch of `[E, H]` ("memory").
 
-    The one costs N H C to write and read twice, the other E H and, on a CPU, its exponentials; d edges a row decide.
-    A compiler for a CPU gets "speed", so that what it compiles serves any N and E.
+    "speed" writes and reads N H C elements twice; "memory" E H elements and, on a CPU, their exponentials. So the mean
+    number of edges per row decides. When compiling for a CPU it is always "speed", since N and E are not known.
     """
     size = x.size(2) * x.element_size() * x.size(0)
     if x.device.type == "cpu":

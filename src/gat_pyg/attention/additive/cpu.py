@@ -265,7 +265,7 @@ def _backward(
 ) -> None:
     """grad x and grad s of some chunks of src rows, in one gather of dO; `stats` has (d, max, 1 / sum, D) of each dst.
 
-    With `grad_s`, `per_edge` is dz_ij LeakyReLU'(z_ij), grouped by dst, where it is wanted. Without, D is not known
+    If `grad_s` is given, `per_edge` (optional) is grad z_ij LeakyReLU'(z_ij), grouped by dst. Otherwise D is not known
     yet, and `per_edge` is g_ij = k_ij <dO_i, x_j>. `scored` is None for constant attention, which has grad x alone.
     """
     first, last, model, models, buffers = work

@@ -46,7 +46,7 @@ BLOCK = 512  # rows that are summed one after the other
 @inline
 def _score(row: Row, h: int, c: int, tile: Any, count: Any, x_dst: Any, x: Any, e: Any, grad: Any, product: Any,
            att: Any, slope: Any) -> None:  # fmt: skip
-    """A tile's share of att . LeakyReLU(x_j + x_i) for the edges of a dst; and with `product` of <dO_i, x_j>."""
+    """Add one tile's part of att . LeakyReLU(x_j + x_i) for all edges of a dst; with `product`, also of <dO_i, x_j>."""
     x_i = load(x_dst, row.own * row.channels + c, tile, count)
     att_h = load(att, row.head * row.channels + c, tile, count)
     if product is not None:

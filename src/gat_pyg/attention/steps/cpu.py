@@ -201,7 +201,7 @@ def load_edges(buffer: Any, per_edge: Any, row: Row, place: Any, lanes: Any, rag
 
 @inline
 def dot(row: Row, h: int, c: int, tile: Any, count: Any, query: Any, x: Any, e: Any, grad: Any, product: Any) -> None:
-    """A tile's share of <q_i, x_j> for the edges of a dst; and with `product` of <dO_i, x_j>."""
+    """Add one tile's part of <q_i, x_j> for all edges of a dst; with `product`, also of <dO_i, x_j>."""
     query_i = load(query, row.own * row.channels + c, tile, count)
     if product is not None:
         grad_i = load(grad, row.own * row.channels + c, tile, count)

@@ -30,10 +30,10 @@ def draw(
 ) -> Any:
     """k_ij, 0 or 1 / (1 - p), of `DRAWN` fours of (edge, head), to `keep[at:]`.
 
-    The edges are `ids[edge : edge + count]`, and 0 after these; or `edge` and those after it where ids is None.
+    The ids of the edges are `ids[edge : edge + count]`, padded with 0. If ids is None, they are edge, edge + 1, ...
 
-    A four holds the heads 4 q to 4 q + 3 of an edge: they are the words that Philox makes of the model's key and of the
-    counter (edge, q). Where there are less than four heads, the other words are left out.
+    A Philox block has four words, which the model's key and the counter (edge, q) determine: those of the heads 4 q to
+    4 q + 3 of the edge. Words beyond the last head are not used.
     """
     heads = width_of(lanes)
     fours, words = max(1, heads // 4), min(4, heads)

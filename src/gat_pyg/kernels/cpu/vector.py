@@ -339,7 +339,7 @@ def constant(context: Any, pointer: Any, value: Any) -> Any:
 
 @intrinsic
 def of_model(context: Any, arrays: Any, model: Any, models: Any) -> Any:
-    """Pointers to the elements of one of several models, which share each of the arrays evenly. None of None."""
+    """Pointers to the block of one model in each array, which has equal blocks, one per model. None stays None."""
     pointers = [array if array is types.none else types.CPointer(array.dtype) for array in arrays]
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
