@@ -1134,12 +1134,13 @@ def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
 SPILLS = {
     "3.6.0": {
         ("backward of dst, GATv2", 80, 8, 8, "bf16"): 6,
+        ("backward of dst, GATv2", 90, 8, 8, "bf16"): 8,
         ("backward of dst, GATv2 with dropout", 90, 8, 8, "bf16"): 94,
         ("backward of dst, GATv2 with dropout", 90, 16, 8, "fp32"): 74,
         ("backward of dst, GATv2 with dropout", 90, 80, 8, "fp32"): 85,
         ("backward of dst, GATv2 with dropout", 80, 12, 32, "fp32"): 61,
         ("backward of dst, GATv2 with dropout", 90, 12, 32, "fp32"): 80,
-        ("backward of dst, GATv2 with dropout", 100, 12, 32, "fp32"): 44,
+        ("backward of dst, GATv2 with dropout", 100, 12, 32, "fp32"): 46,
         ("backward, dropout and long rows", 80, 12, 32, "fp32"): 4,
         ("forward, dropout and long rows", 90, 12, 32, "fp32"): 2,
     }
