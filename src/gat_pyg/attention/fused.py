@@ -17,8 +17,7 @@ from torch import Tensor
 from ..graph.adjacency import EdgeList
 from ..graph.edges import Edges
 from ..kernels.device import load_kernels, result_dtype
-from ..kernels.models import each_model, in_forward_mode, to_heads, to_models
-from ..philox import keep_mask
+from ..kernels.models import each_model, in_forward_mode
 from . import segment
 from .score import SCORES, Score
 
@@ -32,26 +31,34 @@ class _Call:
     edges: Edges
     dropout: float
     saves_output: bool
-    needs: tuple[bool, ...] = ()  # the operands, x first, that need a gradient
+    needs: tuple[bool, ...] = ()  # x, the edges' weights and the operands: those that need a gradient
 
     def kernels(self, x: Tensor) -> Any:
         return load_kernels(f"attention.{self.score.kernels}", x.device.type)
 
 
-def attend(x: Tensor, score: Score, edges: Edges | EdgeList, seed: Tensor | None, dropout: float) -> Tensor:
+def attend(
+    x: Tensor,
+    score: Score,
+    edges: Edges | EdgeList,
+    edge_weight: Tensor | None,
+    seed: Tensor | None,
+    dropout: float,
+) -> Tensor:
     """Return O `[N_dst, H, C]`; arguments as in `gat_pyg.attention.attend`, with a seed if there is dropout."""
-    dtype = result_dtype(x, *score.operands)
+    dtype = result_dtype(x, edge_weight, *score.operands)
     grouped = isinstance(edges, Edges)
     if x.device.type == "cpu" and dtype in (torch.float16, torch.bfloat16) and not (grouped and in_forward_mode()):
         # the backward pass reads the unrounded output
-        return attend(x.float(), score.map(lambda operand, _: operand.float()), edges, seed, dropout).to(dtype)
+        weight = None if edge_weight is None else edge_weight.float()
+        return attend(x.float(), score.map(torch.Tensor.float), edges, weight, seed, dropout).to(dtype)
     saves_output = torch.is_grad_enabled() and score.saves_output(x, edges)
     if isinstance(edges, EdgeList):
-        return _attend_for_compiler(x, score, edges, seed, dropout, saves_output)
+        return _attend_for_compiler(x, score, edges, edge_weight, seed, dropout, saves_output)
     call = _Call(type(score), score.values, edges, dropout, saves_output)
     if in_forward_mode():
-        return _by_segments(call, seed, x, *score.operands)
-    out: Tensor = _Attend.apply(call, seed, x, *score.operands)[0]
+        return _by_segments(call, seed, x, edge_weight, *score.operands)
+    out: Tensor = _Attend.apply(call, seed, x, edge_weight, *score.operands)[0]
     return out
 
 
@@ -152,40 +159,47 @@ def _backward_by_segments(call: _Call, grad: Tensor, seed: Tensor | None, *opera
     return _spread(present, pull(grad), len(operands))
 
 
-def _by_segments(call: _Call, seed: Tensor | None, x: Tensor, *operands: Tensor | None) -> Tensor:
+def _by_segments(
+    call: _Call, seed: Tensor | None, x: Tensor, edge_weight: Tensor | None, *operands: Tensor | None
+) -> Tensor:
     """The output by `segment`, differentiable any number of times."""
-    score = call.score.of(operands, call.values)
     if x.dim() == 4:
-        heads = score.map(to_heads).operands
-        return to_models(_by_segments(call, seed, to_heads(x, 1), *heads), 1, x.size(0))
-    dtype = result_dtype(x, *operands)
-    wide = torch.promote_types(dtype, torch.float32)
-    keep = None if seed is None else keep_mask(seed, call.edges.dropout_edges, x.size(1), call.dropout, wide)
-    return segment.attend(x, score, call.edges, keep)[0].to(dtype)
+        tensors = seed, x, edge_weight, *operands
+        each: Any = ([None if t is None else t[model] for t in tensors] for model in range(x.size(0)))
+        return torch.stack([_by_segments(call, *model) for model in each])
+    score, dtype = call.score.of(operands, call.values), result_dtype(x, edge_weight, *operands)
+    factor = segment.factors(call.edges, edge_weight, seed, x.size(1), call.dropout, dtype)
+    return segment.attend(x, score, call.edges, factor)[0].to(dtype)
 
 
 # --- The kernels. ---
 
 
-def _forward(call: _Call, seed: Tensor | None, x: Tensor, *operands: Tensor | None) -> tuple[Tensor, ...]:
-    score, dtype = call.score.of(operands, call.values), result_dtype(x, *operands)
-    results = call.kernels(x).forward(x, score, call.edges, call.dropout, seed, dtype, call.saves_output)
+def _forward(
+    call: _Call, seed: Tensor | None, x: Tensor, edge_weight: Tensor | None, *operands: Tensor | None
+) -> tuple[Tensor, ...]:
+    score, dtype = call.score.of(operands, call.values), result_dtype(x, edge_weight, *operands)
+    kernels, drop = call.kernels(x), (call.dropout, seed)
+    results = kernels.forward(x, score, call.edges, edge_weight, *drop, dtype, call.saves_output)
     return tuple(results)
 
 
-def _backward(call: _Call, grad: Tensor, seed: Tensor | None, x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+def _backward(
+    call: _Call, grad: Tensor, seed: Tensor | None, x: Tensor, edge_weight: Tensor | None, *tensors: Tensor
+) -> tuple[Tensor, ...]:
     count = len(call.score.shapes)
     score, saved = call.score.of(tensors[:count], call.values), tensors[count:]
     out, saved = (saved[0], saved[1:]) if call.saves_output else (None, saved)
-    grads = call.kernels(x).backward(grad, x, score, call.edges, call.dropout, seed, out, saved, call.needs)
-    empty = grad.new_empty(*x.shape[:-3], 0)
+    kernels, drop = call.kernels(x), (call.dropout, seed)
+    grads = kernels.backward(grad, x, score, call.edges, edge_weight, *drop, out, saved, call.needs)
+    empty, names = grad.new_empty(*x.shape[:-3], 0), ("x", "edge_weight", *call.score.shapes)
     return tuple(
-        empty.clone() if g is None or operand is None or not needed else g.to(operand.dtype)
-        for g, operand, needed in zip(grads, (x, *score.operands), call.needs, strict=True)
+        empty.clone() if grads.get(name) is None or operand is None or not needed else grads[name].to(operand.dtype)
+        for name, operand, needed in zip(names, (x, edge_weight, *score.operands), call.needs, strict=True)
     )
 
 
-# --- The same as operators, whose tensors are x and those operands that are not None. ---
+# --- The same as operators, whose tensors are x, the edges' weights and the operands, those that are not None. ---
 
 
 # A call may group a new edge list, which synchronises with the device: it must not become part of a CUDA graph.
@@ -193,10 +207,17 @@ _TAGS = (torch.Tag.cudagraph_unsafe,)
 
 
 def _attend_for_compiler(
-    x: Tensor, score: Score, edges: EdgeList, seed: Tensor | None, dropout: float, saves_output: bool
+    x: Tensor,
+    score: Score,
+    edges: EdgeList,
+    edge_weight: Tensor | None,
+    seed: Tensor | None,
+    dropout: float,
+    saves_output: bool,
 ) -> Tensor:
-    present = [True, *(operand is not None for operand in score.operands)]
-    tensors = [x, *(operand for operand in score.operands if operand is not None)]
+    operands = x, edge_weight, *score.operands
+    present = [operand is not None for operand in operands]
+    tensors = [operand for operand in operands if operand is not None]
     numbers, name = [dropout, *score.values], type(score).__name__
     out: Tensor = _attend_op(tensors, present, seed, *edges, name, numbers, saves_output)[0]
     return out
@@ -205,7 +226,7 @@ def _attend_for_compiler(
 def _unpack(
     tensors: list[Tensor], present: list[bool], edges: EdgeList, score: str, numbers: list[float], saves_output: bool
 ) -> tuple[_Call, list[Any]]:
-    """Return the call, and x and all operands."""
+    """Return the call, and x, the edges' weights and all operands."""
     call = _Call(SCORES[score], tuple(numbers[1:]), edges.group(tensors[0].size(0)), numbers[0], saves_output)
     return call, _spread([at for at, there in enumerate(present) if there], tensors, len(present))
 
@@ -231,14 +252,17 @@ def _attend_op(
 @_attend_op.register_fake
 def _(tensors, present, seed, edge_index, num_dst, add_self_loops, flow, score, numbers, saves_output):  # type: ignore[no-untyped-def]
     x, dtype = tensors[0], result_dtype(*tensors)
-    sizes = {"N_dst": num_dst, "H": x.size(1), "C": x.size(2)}
+    operands = _spread([at for at, there in enumerate(present) if there], tensors, len(present))
+    edge_values = SCORES[score].of(operands[2:], numbers[1:]).edge_values
+    channels = x.size(2) + (0 if edge_values is None else edge_values.size(1))
+    sizes = {"N_dst": num_dst, "H": x.size(1), "C": channels}
     wide = torch.promote_types(dtype, torch.float32)
     log_sum_exp = x.new_empty(num_dst, x.size(1), *((2,) if x.device.type == "cpu" else ()), dtype=wide)
     saved = SCORES[score].saved if saves_output else ()
     others = [
         x.new_empty([sizes[letter] for letter in shape], dtype=dtype if "C" in shape else wide) for shape in saved
     ]
-    return [x.new_empty(num_dst, x.size(1), x.size(2), dtype=dtype), log_sum_exp, *others]
+    return [x.new_empty(num_dst, x.size(1), channels, dtype=dtype), log_sum_exp, *others]
 
 
 @torch.library.custom_op("gat_pyg::attend_backward", mutates_args=(), tags=_TAGS)

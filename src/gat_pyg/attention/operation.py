@@ -10,9 +10,10 @@ from torch import Tensor
 from ..graph.adjacency import EdgeList
 from ..graph.edges import Edges
 from ..kernels.device import result_dtype, unsupported_reason
-from ..philox import draw_seed, keep_mask
+from ..philox import draw_seed
 from . import fused, reference, segment
 from .score import Score
+from .segment import factors
 
 Backend: TypeAlias = Literal["auto", "fused", "segment", "reference"]
 BACKENDS = ("auto", "fused", "segment", "reference")
@@ -24,6 +25,7 @@ def attend(
     score: Score,
     edges: Edges | EdgeList,
     *,
+    edge_weight: Tensor | None = ...,
     dropout: float = ...,
     backend: Backend = ...,
     return_attention_weights: Literal[False] = ...,
@@ -36,6 +38,7 @@ def attend(
     score: Score,
     edges: Edges | EdgeList,
     *,
+    edge_weight: Tensor | None = ...,
     dropout: float = ...,
     backend: Backend = ...,
     return_attention_weights: Literal[True],
@@ -48,6 +51,7 @@ def attend(
     score: Score,
     edges: Edges | EdgeList,
     *,
+    edge_weight: Tensor | None = ...,
     dropout: float = ...,
     backend: Backend = ...,
     return_attention_weights: bool,
@@ -59,6 +63,7 @@ def attend(
     score: Score,
     edges: Edges | EdgeList,
     *,
+    edge_weight: Tensor | None = None,
     dropout: float = 0.0,
     backend: Backend = "auto",
     return_attention_weights: bool = False,
@@ -67,10 +72,11 @@ def attend(
 
     .. math::
         \alpha_{ij} = \mathrm{softmax}_j(e_{ij}), \quad
-        O_i = \sum_{j \in \mathcal{N}_i} k_{ij}\, \alpha_{ij}\, x_j
+        O_i = \sum_{j \in \mathcal{N}_i} k_{ij}\, w_{ij}\, \alpha_{ij}\, x_j
 
     k_ij is attention dropout: 0 with probability p, else 1 / (1 - p). Its seed is drawn from torch's generator; one
-    seed gives the same mask in all backends and on all devices. A dst without neighbours gets zeros.
+    seed gives the same mask in all backends and on all devices. w_ij is the weight of an edge, 1 without
+    `edge_weight`. A dst without neighbours gets zeros.
 
     Sums are in float32 or wider whatever the dtype of `x`; "fused", and any backend on a CPU, gives the same bits every
     time. Differentiable any number of times, in reverse and in forward mode (`torch.func.jvp`, `jacfwd`, `hessian`,
@@ -82,13 +88,15 @@ def attend(
         score: the mechanism: `Additive`, the paper's; `Additive()`, constant attention; `GATv2`; `Dot`; `Cosine`;
             or another subclass of `gat_pyg.attention.score.Score`.
         edges: the neighbourhoods; or an `EdgeList`, which a compiler can trace.
+        edge_weight: w, `[E, H]` in the caller's edge order; it multiplies alpha after the softmax.
         dropout: p, the probability that an attention coefficient is dropped; 0 outside training.
         backend: "fused" (kernels for CPU and CUDA), "segment", "reference" (slow: one neighbourhood at a time), or
             "auto": "fused" if it supports the call, else "segment".
         return_attention_weights: whether to return alpha too, an `[E, H]` that "fused" does not compute otherwise.
 
     Returns:
-        O `[N_dst, H, C]`; with the weights `(O, alpha)`, alpha `[E, H]` after dropout in the caller's edge order.
+        O `[N_dst, H, C]`, with D more channels where the score has `edge_values`; with the weights `(O, alpha)`, alpha
+        `[E, H]` after dropout and times w, in the caller's edge order.
 
     Raises:
         ValueError: if a shape or a device does not fit the others, `dropout` is outside [0, 1], the backend is
@@ -106,38 +114,42 @@ def attend(
     if isinstance(edges, EdgeList):
         check_devices(x, edge_index=edges.edge_index)
         if torch.compiler.is_compiling():
-            if return_attention_weights or not uses_kernels(backend, type(score), x, *score.operands):
+            if return_attention_weights or not uses_kernels(backend, score, x, edge_weight):
                 raise ValueError("a compiled call on an EdgeList needs the kernels, and returns no attention weights.")
-            return fused.attend(x, score, edges, draw_seed(x.device) if dropout > 0.0 else None, dropout)
+            return fused.attend(x, score, edges, edge_weight, draw_seed(x.device) if dropout > 0.0 else None, dropout)
         edges = edges.group(x.size(0))
-    _check(x, edges, dropout, backend)
-    check_devices(x, edges=edges.index, **dict(zip(score.shapes, score.operands, strict=True)))
+    _check(x, edges, edge_weight, dropout, backend)
+    operands = dict(zip(score.shapes, score.operands, strict=True))
+    check_devices(x, edges=edges.index, edge_weight=edge_weight, **operands)
     score.check(x, edges)
     seed = draw_seed(x.device) if dropout > 0.0 else None
-    kernels = uses_kernels(backend, type(score), x, *score.operands)
+    kernels = uses_kernels(backend, score, x, edge_weight)
     if kernels and not return_attention_weights:
-        return fused.attend(x, score, edges, seed, dropout)
-    dtype = result_dtype(x, *score.operands)
-    wide = torch.promote_types(dtype, torch.float32)
-    keep = None if seed is None else keep_mask(seed, edges.dropout_edges, x.size(1), dropout, wide)
+        return fused.attend(x, score, edges, edge_weight, seed, dropout)
+    dtype = result_dtype(x, edge_weight, *score.operands)
+    factor = factors(edges, edge_weight, seed, x.size(1), dropout, dtype)
     if kernels:
-        out = fused.attend(x, score, edges, seed, dropout)
-        alpha = edges.ungroup(segment.weights(x, score, edges, keep))
+        out = fused.attend(x, score, edges, edge_weight, seed, dropout)
+        alpha = edges.ungroup(segment.weights(x, score, edges, factor))
     else:
         by_torch = reference if backend == "reference" else segment
-        out, alpha = by_torch.attend(x, score, edges, keep)
+        out, alpha = by_torch.attend(x, score, edges, factor)
     return (out.to(dtype), alpha.to(dtype)) if return_attention_weights else out.to(dtype)
 
 
-def uses_kernels(backend: Backend, score: type[Score], *operands: Tensor | None) -> bool:
-    """Return True if the kernels compute a score of these operands, x first.
+def uses_kernels(backend: Backend, score: Score, x: Tensor, edge_weight: Tensor | None = None) -> bool:
+    """Return True if the kernels compute this call.
 
     Raises:
-        ValueError: if the backend is "fused" and there are no kernels for them.
+        ValueError: if the backend is "fused" and there are no kernels for it.
     """
     if backend not in ("auto", "fused"):
         return False
-    reason = unsupported_reason(*operands) if score.kernels else f"{score.__name__} has no kernels"
+    reason = unsupported_reason(x, edge_weight, *score.operands)
+    if not score.kernels:
+        reason = f"{type(score).__name__} has no kernels"
+    if x.is_cuda and (edge_weight is not None or getattr(score, "edge_attr", None) is not None):
+        reason = "the CUDA kernels have neither edge features nor edge weights yet"
     if reason is not None and backend == "fused":
         raise ValueError(f"backend='fused' cannot serve: {reason}. backend='auto' takes another one where it must.")
     return reason is None
@@ -153,9 +165,12 @@ def check_devices(x: Tensor, **others: Tensor | None) -> None:
             raise ValueError(f"{name} is on {other.device}, expected {x.device}, the device of x. {moved}")
 
 
-def _check(x: Tensor, edges: Edges, dropout: float, backend: str) -> None:
+def _check(x: Tensor, edges: Edges, edge_weight: Tensor | None, dropout: float, backend: str) -> None:
     if x.dim() != 3 or x.size(0) != edges.num_src:
         raise ValueError(f"x has shape {tuple(x.shape)}, expected (N_src, H, C) with N_src = {edges.num_src}.")
+    expected = edges.num_edges, x.size(1)
+    if edge_weight is not None and edge_weight.shape != expected:
+        raise ValueError(f"edge_weight has shape {tuple(edge_weight.shape)}, expected (E, H) = {expected}.")
     if not 0.0 <= dropout <= 1.0:
         raise ValueError(f"dropout is {dropout}, expected a probability in [0, 1].")
     if backend not in BACKENDS:

@@ -13,30 +13,33 @@ from ..graph.edges import Edges
 from .score import Score
 
 
-def attend(x: Tensor, score: Score, edges: Edges, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def attend(x: Tensor, score: Score, edges: Edges, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Attend over one neighbourhood at a time.
 
     Args:
         x: `[N_src, H, C]`.
         score: the mechanism.
         edges: the neighbourhoods.
-        keep: k, `[E, H]` in the caller's order; None for no dropout.
+        factor: k w, `[E, H]` in the caller's order; None for neither dropout nor weights.
 
     Returns:
-        The output `[N_dst, H, C]`, and alpha `[E, H]` in the caller's order.
+        The output `[N_dst, H, C]` (or C + D, see `Score.edge_values`), and alpha `[E, H]` in the caller's order.
     """
     src, dst = edges.index.long()
+    messages = x[src]
+    if (values := score.edge_values) is not None:
+        messages = torch.cat([messages, values[:, None].expand(-1, x.size(1), -1)], -1)
     e = edges.ungroup(score.per_edge(x, edges))  # (1), (3): [E, H]
     alpha = torch.zeros_like(e)
     out = []
     for i in range(edges.num_dst):
         j = (dst == i).nonzero().squeeze(1)  # the edges into i
         alpha_i = torch.softmax(e[j], dim=0)  # (2)
-        if keep is not None:
-            alpha_i = alpha_i * keep[j]
-        out.append((alpha_i[:, :, None] * x[src[j]]).sum(0))  # (4)
+        if factor is not None:
+            alpha_i = alpha_i * factor[j]
+        out.append((alpha_i[:, :, None] * messages[j]).sum(0))  # (4)
         alpha = alpha.index_put((j,), alpha_i.to(alpha.dtype))
-    return torch.stack(out) if out else x[:0], alpha
+    return torch.stack(out) if out else messages[:0], alpha
 
 
 def concat_heads(out: Tensor) -> Tensor:

@@ -22,12 +22,12 @@ SCORES: dict[str, type[Score]] = {}  # name of a class -> the class, for operato
 class Score:
     """A mechanism's score e_ij and its operands for one call of `gat_pyg.attention.attend`.
 
-    A subclass is a dataclass: its fields are the operands, in the order of `shapes`, then the options. With several
-    models on one graph, every operand has one more axis in front.
+    A subclass is a dataclass: its fields are the operands and the options, by these names. With several models on one
+    graph, every operand has one more axis in front.
 
     Attributes:
-        shapes: the shape of each operand by name, in the letters "N_src", "N_dst", "E", "H" and "C". An operand may be
-            None if its field allows it.
+        shapes: the shape of each operand by name, in the letters "N_src", "N_dst", "E", "H", "C" and "D", the number of
+            features of an edge. An operand may be None if its field allows it.
         options: the names of the options.
         kernels: the folder in `gat_pyg.attention` with the kernels, in `cpu.py` and `gpu.py`; "" if there is none.
         saved: the shapes of the results, besides the output and the log-sum-exp, that the kernels save for the backward
@@ -57,6 +57,11 @@ class Score:
         return True
 
     @property
+    def edge_values(self) -> Tensor | None:
+        """Features `[E, D]` that are attended to beside x: D more channels of the output, sum_j alpha_ij u_ij."""
+        return None
+
+    @property
     def operands(self) -> tuple[Tensor | None, ...]:
         """The operands in the order of `shapes`."""
         return tuple(getattr(self, name) for name in self.shapes)
@@ -69,21 +74,28 @@ class Score:
     @classmethod
     def of(cls, operands: Sequence[Tensor | None], values: Sequence[float]) -> Score:
         """The score of these operands and option values."""
-        return cls(*operands, *values)
+        fields = dict(zip(cls.shapes, operands, strict=True)) | dict(zip(cls.options, values, strict=True))
+        return cls(**fields)
 
-    def map(self, function: Callable[[Tensor, int], Tensor]) -> Score:
-        """Apply a function to each operand and its axis of heads."""
-        axes = (shape.index("H") for shape in self.shapes.values())
-        pairs = zip(self.operands, axes, strict=True)
-        return self.of([None if operand is None else function(operand, axis) for operand, axis in pairs], self.values)
+    def map(self, function: Callable[[Tensor], Tensor]) -> Score:
+        """Apply a function to each operand."""
+        return self.of([None if operand is None else function(operand) for operand in self.operands], self.values)
 
     def check(self, x: Tensor, edges: Edges) -> None:
         """Raise ValueError for an operand whose shape does not fit x and the edges."""
         _, heads, channels = x.shape
         sizes = {"N_src": edges.num_src, "N_dst": edges.num_dst, "E": edges.num_edges, "H": heads, "C": channels}
+        of_edges = [name for name, letters in self.shapes.items() if letters[-1] == "D"]
+        missing = [name for name in of_edges if getattr(self, name) is None]
+        if missing and missing != of_edges:
+            raise ValueError(f"{' and '.join(missing)} is None, but {' and '.join(of_edges)} go together.")
         for name, operand, letters in zip(self.shapes, self.operands, self.shapes.values(), strict=True):
-            expected = tuple(sizes[letter] for letter in letters)
-            if operand is not None and operand.shape != expected:
+            if operand is None:
+                continue
+            if letters[-1] == "D" and operand.dim():
+                sizes.setdefault("D", operand.size(-1))
+            expected = tuple(sizes.get(letter, letter) for letter in letters)
+            if operand.shape != expected:
                 raise ValueError(f"{name} has shape {tuple(operand.shape)}, expected {expected}.")
 
 

@@ -17,22 +17,37 @@ from torch_geometric.typing import WITH_TORCH_SCATTER, torch_scatter
 from ..graph.edges import Edges
 from ..graph.remembered import NOT_OVER_THE_GRAPH
 from ..kernels.models import in_forward_mode
-from .score import Score
+from ..philox import keep_mask
+from .score import Score, widened
 
 
-def attend(x: Tensor, score: Score, edges: Edges, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def attend(x: Tensor, score: Score, edges: Edges, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Attend over all neighbourhoods at once; arguments and results as in `reference.attend`."""
-    alpha = weights(x, score, edges, keep)
+    alpha = weights(x, score, edges, factor)
     src, dst = edges.wide
     dtype = torch.promote_types(x.dtype, alpha.dtype)
     out = _weighted_sum(alpha.to(dtype), x.to(dtype), src, dst, edges.num_dst)
+    if (values := score.edge_values) is not None:
+        values = edges.group(values).to(dtype).unsqueeze(1).expand(-1, x.size(1), -1)
+        each = torch.arange(edges.num_edges, device=x.device)
+        out = torch.cat([out, _weighted_sum(alpha.to(dtype), values, each, dst, edges.num_dst)], -1)
     return out, edges.ungroup(alpha)
 
 
-def weights(x: Tensor, score: Score, edges: Edges, keep: Tensor | None) -> Tensor:
-    """Return k_ij alpha_ij, equations (1) to (3): `[E, H]`, grouped by dst."""
+def weights(x: Tensor, score: Score, edges: Edges, factor: Tensor | None) -> Tensor:
+    """Return k_ij w_ij alpha_ij, equations (1) to (3): `[E, H]`, grouped by dst."""
     alpha = segment_softmax(score.per_edge(x, edges), edges)
-    return alpha if keep is None else alpha * edges.group(keep)
+    return alpha if factor is None else alpha * edges.group(factor)
+
+
+def factors(
+    edges: Edges, edge_weight: Tensor | None, seed: Tensor | None, heads: int, dropout: float, dtype: torch.dtype
+) -> Tensor | None:
+    """Return k_ij w_ij `[E, H]` in the caller's order, in `dtype` or wider; None without dropout and weights."""
+    if seed is None:
+        return None if edge_weight is None else widened(edge_weight)
+    keep = keep_mask(seed, edges.dropout_edges, heads, dropout, torch.promote_types(dtype, torch.float32))
+    return keep if edge_weight is None else keep * edge_weight
 
 
 def segment_softmax(e: Tensor, edges: Edges) -> Tensor:

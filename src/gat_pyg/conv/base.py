@@ -131,7 +131,7 @@ class _AttentionConv(MessagePassing):
         ):
             return False
         score = self._score(x, x_src, x_dst, edge_attr)
-        return score is not None and uses_kernels(self.backend, type(score), x_src, *score.operands)
+        return score is not None and uses_kernels(self.backend, score, x_src)
 
     def _attend(
         self,

@@ -381,6 +381,7 @@ def forward(
     x: Tensor,
     score: Additive,
     edges: Edges,
+    edge_weight: Tensor | None,
     dropout: float,
     seed: Tensor | None,
     dtype: torch.dtype,
@@ -425,16 +426,17 @@ def backward(
     x: Tensor,
     score: Additive,
     edges: Edges,
+    edge_weight: Tensor | None,
     dropout: float,
     seed: Tensor | None,
     out: Tensor | None,
     saved: tuple[Tensor, ...],
     needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+) -> dict[str, Tensor | None]:
     """The gradients of x and the scores; by D and grad d in one dense pass where O and O+ were saved."""
     score_src, score_dst, score_edge = score.operands
     lse, out_plus, mass_plus = (*saved, None, None)[:3]
-    edge_grad = needs[3]
+    edge_grad = needs[4]
     shape, chunks = Shape.of(x, score_src, score_dst, score_edge), chunks_of(edges, "src")
     heads, channels, layout = shape.heads, shape.channels, shape.layout
     colptr, dst, place = edges.transpose
@@ -485,9 +487,9 @@ def backward(
     if grad_s is not None and speed:
         merge_sums(shape.models, chunks, heads, grad_s)
     axis = len(shape.batch)
-    return (
-        shape.tensor(grad_x, edges.num_src, heads, channels),
-        None if score_src is None else shape.tensor(grad_s, edges.num_src, heads),
-        None if score_dst is None else shape.tensor(grad_d, edges.num_dst, heads),
-        edges.ungroup(shape.tensor(per_edge, edges.num_edges, heads), axis) if edge_grad else None,
-    )
+    return {
+        "x": shape.tensor(grad_x, edges.num_src, heads, channels),
+        "score_src": None if score_src is None else shape.tensor(grad_s, edges.num_src, heads),
+        "score_dst": None if score_dst is None else shape.tensor(grad_d, edges.num_dst, heads),
+        "score_edge": edges.ungroup(shape.tensor(per_edge, edges.num_edges, heads), axis) if edge_grad else None,
+    }

@@ -307,6 +307,7 @@ def forward(
     x: Tensor,
     score: Additive,
     edges: Edges,
+    edge_weight: Tensor | None,
     dropout: float,
     seed: Tensor | None,
     dtype: torch.dtype,
@@ -333,19 +334,20 @@ def backward(
     x: Tensor,
     score: Additive,
     edges: Edges,
+    edge_weight: Tensor | None,
     dropout: float,
     seed: Tensor | None,
     out: Tensor | None,
     saved: tuple[Tensor, ...],
     needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+) -> dict[str, Tensor | None]:
     """The gradients of x, of the scores of src and dst, and of edges in the caller's order.
 
     From O, O+ and A+, in one pass over the features; without them in one such pass and two over `[E, H]`.
     """
     score_src, score_dst, score_edge = score.operands
     lse, out_plus, mass_plus = (*saved, None, None)[:3]
-    edge_grad, negative_slope = needs[3], score.negative_slope
+    edge_grad, negative_slope = needs[4], score.negative_slope
     models = x.shape[:-3]
     grad, x, score_src, score_dst, score_edge = beside(models, grad, x, score_src, score_dst, score_edge)
     out, lse, out_plus, mass_plus = beside(models, out, lse, out_plus, mass_plus)
@@ -361,7 +363,7 @@ def backward(
         for result in (grad_x, grad_src, grad_dst, grad_edge):
             if result is not None:
                 result.zero_()
-        return apart(models, grad_x, grad_src, grad_dst, grad_edge)
+        return dict(zip(("x", *score.shapes), apart(models, grad_x, grad_src, grad_dst, grad_edge), strict=True))
 
     drop = drop_arguments(dropout, seed, edges.dropout_ids_by_dst)
     by_src = {"p_grad_src": grad_src, "p_grad_edge": grad_edge}
@@ -407,7 +409,7 @@ def backward(
                     **by_src,
                     **drop_arguments(0.0, None),
                 )
-    return apart(models, grad_x, grad_src, grad_dst, grad_edge)
+    return dict(zip(("x", *score.shapes), apart(models, grad_x, grad_src, grad_dst, grad_edge), strict=True))
 
 
 def _over_src(

@@ -146,6 +146,7 @@ def forward(
     x: Tensor,
     score: Cosine,
     edges: Edges,
+    edge_weight: Tensor | None,
     dropout: float,
     seed: Tensor | None,
     dtype: torch.dtype,
@@ -180,12 +181,13 @@ def backward(
     x: Tensor,
     score: Cosine,
     edges: Edges,
+    edge_weight: Tensor | None,
     dropout: float,
     seed: Tensor | None,
     out: Tensor,
     saved: tuple[Tensor, ...],
     needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+) -> dict[str, Tensor | None]:
     """The gradients of x, x_dst and beta, by f_ij = r_j de_ij.
 
     grad q_i = sum_j f_ij x_j, and with B_j = sum_i f_ij q_i, the gradient as if |x_j| were constant,
@@ -230,4 +232,4 @@ def backward(
     grad_x += along_itself(x, inverse[..., None], as_if_constant)
     grad_x_dst, along = score.query_gradients(shape.tensor(grad_query, edges.num_dst, heads, channels))
     grad_beta = torch.from_numpy(along.numpy().sum(-2))  # torch may divide a long sum among its threads
-    return grad_x, grad_x_dst, grad_beta
+    return {"x": grad_x, "x_dst": grad_x_dst, "beta": grad_beta}

@@ -187,6 +187,7 @@ def forward(
     x: Tensor,
     score: Cosine,
     edges: Edges,
+    edge_weight: Tensor | None,
     dropout: float,
     seed: Tensor | None,
     dtype: torch.dtype,
@@ -204,12 +205,13 @@ def backward(
     x: Tensor,
     score: Cosine,
     edges: Edges,
+    edge_weight: Tensor | None,
     dropout: float,
     seed: Tensor | None,
     out: Tensor,
     saved: tuple[Tensor, ...],
     needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+) -> dict[str, Tensor | None]:
     """The gradients of x, x_dst and beta, as on a CPU: one pass over dst and one over src."""
     models, wide, inverse = x.shape[:-3], widened(x), inverse_norm(widened(x))
     grad, x, query, by_row, out, lse = beside(models, grad, x, score.queries(torch.float32), inverse, out, *saved)
@@ -251,4 +253,4 @@ def backward(
     grad_x, across, grad_query = apart(models, grad_x, across, grad_query)
     grad_x = grad_x + across + along_itself(wide, inverse[..., None], across)
     grad_x_dst, along = score.query_gradients(grad_query)
-    return grad_x.to(x.dtype), grad_x_dst, along.sum(-2)
+    return {"x": grad_x.to(x.dtype), "x_dst": grad_x_dst, "beta": along.sum(-2)}

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -18,47 +19,83 @@ class GATv2(Score):
     r"""The score of GATv2 (Brody et al., ICLR 2022).
 
     .. math::
-        e_{ij} = \vec{\mathbf{a}}^T \mathrm{LeakyReLU}(x_i + x_j)
+        e_{ij} = \vec{\mathbf{a}}^T \mathrm{LeakyReLU}(x_i + x_j + \mathbf{W}_e u_{ij})
 
     Args:
         x_dst: x_i, `[N_dst, H, C]`.
         att: a, `[H, C]`.
         negative_slope: of the LeakyReLU.
+        edge_attr: u, `[E, D]` in the caller's edge order.
+        lin_edge: W_e, `[H, C, D]`; together with `edge_attr`, or neither.
     """
 
-    shapes: ClassVar = {"x_dst": ("N_dst", "H", "C"), "att": ("H", "C")}
+    shapes: ClassVar = {
+        "x_dst": ("N_dst", "H", "C"),
+        "att": ("H", "C"),
+        "edge_attr": ("E", "D"),
+        "lin_edge": ("H", "C", "D"),
+    }
     options: ClassVar = ("negative_slope",)
     kernels: ClassVar = "pair"
 
     x_dst: Tensor
     att: Tensor
     negative_slope: float = 0.2
+    edge_attr: Tensor | None = None
+    lin_edge: Tensor | None = None
 
     def per_edge(self, x: Tensor, edges: Edges) -> Tensor:
         """Return e_ij `[E, H]`, grouped by dst; makes a few `[E, H, C]`."""
         x_i, x_j = ends(self.x_dst, x, edges)
-        return edges.group(widened((F.leaky_relu(x_i + x_j, self.negative_slope) * self.att).sum(-1)))
+        z = x_i + x_j
+        if self.edge_attr is not None and self.lin_edge is not None:
+            z = z + torch.einsum("ed,hcd->ehc", widened(self.edge_attr), widened(self.lin_edge))
+        return edges.group(widened((F.leaky_relu(z, self.negative_slope) * self.att).sum(-1)))
 
 
 @dataclass(frozen=True, eq=False)
 class Dot(Score):
-    r"""The scaled dot product (Vaswani et al., NeurIPS 2017).
+    r"""The scaled dot product (Vaswani et al., NeurIPS 2017), of edges with features too (Shi et al., IJCAI 2021).
 
     .. math::
-        e_{ij} = \langle x_i, x_j \rangle / \sqrt{C}
+        e_{ij} = (\langle x_i, k_j \rangle + \langle p_i, u_{ij} \rangle) / \sqrt{C}
+
+    With edge features, the output has D more channels, sum_j alpha_ij u_ij. So a layer whose keys and values are
+    k_j + W_e u_ij and x_j + W_e u_ij passes p_i = W_e^T x_i, adds W_e times these channels, and makes nothing `[E, C]`.
 
     Args:
-        x_dst: x_i, `[N_dst, H, C]`.
+        x_dst: x_i, the queries, `[N_dst, H, C]`.
+        key: k_j, `[N_src, H, C]`; None for x_j, the features that are attended to.
+        query_edge: p, `[N_dst, H, D]`.
+        edge_attr: u, `[E, D]` in the caller's edge order; together with `query_edge`, or neither.
     """
 
-    shapes: ClassVar = {"x_dst": ("N_dst", "H", "C")}
+    shapes: ClassVar = {
+        "x_dst": ("N_dst", "H", "C"),
+        "key": ("N_src", "H", "C"),
+        "query_edge": ("N_dst", "H", "D"),
+        "edge_attr": ("E", "D"),
+    }
     kernels: ClassVar = "pair"
     att: ClassVar = None  # for the kernels, which compute both scores of this file
+    lin_edge: ClassVar = None
     negative_slope: ClassVar = 1.0
 
     x_dst: Tensor
+    key: Tensor | None = None
+    query_edge: Tensor | None = None
+    edge_attr: Tensor | None = None
+
+    @property
+    def edge_values(self) -> Tensor | None:
+        """The features of the edges."""
+        return self.edge_attr
 
     def per_edge(self, x: Tensor, edges: Edges) -> Tensor:
         """Return e_ij `[E, H]`, grouped by dst; makes a few `[E, H, C]`."""
-        x_i, x_j = ends(self.x_dst, x, edges)
-        return edges.group((x_i * x_j).sum(-1) / math.sqrt(x.size(-1)))
+        x_i, k_j = ends(self.x_dst, x if self.key is None else self.key, edges)
+        e = (x_i * k_j).sum(-1)
+        if self.query_edge is not None and self.edge_attr is not None:
+            p_i = widened(self.query_edge).index_select(0, edges.index[1].long())
+            e = e + torch.einsum("ehd,ed->eh", p_i, widened(self.edge_attr))
+        return edges.group(e / math.sqrt(x.size(-1)))

@@ -212,6 +212,7 @@ def forward(
     x: Tensor,
     score: GATv2 | Dot,
     edges: Edges,
+    edge_weight: Tensor | None,
     dropout: float,
     seed: Tensor | None,
     dtype: torch.dtype,
@@ -256,12 +257,13 @@ def backward(
     x: Tensor,
     score: GATv2 | Dot,
     edges: Edges,
+    edge_weight: Tensor | None,
     dropout: float,
     seed: Tensor | None,
     out: Tensor,
     saved: tuple[Tensor, ...],
     needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+) -> dict[str, Tensor | None]:
     """The gradients of x, x_dst and att.
 
     Of att . LeakyReLU(v), v = x_j + x_i, they are de att LeakyReLU'(v) for both ends and de LeakyReLU(v) for att,
@@ -326,12 +328,12 @@ def backward(
     spread_src = shape.tensor(flat_src, edges.num_src, heads, channels)
     spread_dst = shape.tensor(flat_dst, edges.num_dst, heads, channels)
     if att is None:
-        return grad_x.add_(spread_src), spread_dst
+        return {"x": grad_x.add_(spread_src), "x_dst": spread_dst}
     grad_att = _column_dots(shape, flat_x, flat_src, edges.num_src) + _column_dots(
         shape, flat_x_dst, flat_dst, edges.num_dst
     )
     wide = att.to(grad_x.dtype).unsqueeze(-3)
-    return grad_x.addcmul_(spread_src, wide), spread_dst.mul_(wide), grad_att
+    return {"x": grad_x.addcmul_(spread_src, wide), "x_dst": spread_dst.mul_(wide), "att": grad_att}
 
 
 def _column_dots(shape: Shape, a: np.ndarray, b: np.ndarray, rows: int) -> Tensor:

@@ -220,6 +220,7 @@ def forward(
     x: Tensor,
     score: GATv2 | Dot,
     edges: Edges,
+    edge_weight: Tensor | None,
     dropout: float,
     seed: Tensor | None,
     dtype: torch.dtype,
@@ -243,12 +244,13 @@ def backward(
     x: Tensor,
     score: GATv2 | Dot,
     edges: Edges,
+    edge_weight: Tensor | None,
     dropout: float,
     seed: Tensor | None,
     out: Tensor,
     saved: tuple[Tensor, ...],
     needs: tuple[bool, ...],
-) -> tuple[Tensor | None, ...]:
+) -> dict[str, Tensor | None]:
     """The gradients of x, x_dst and att, in one pass over dst and one over src; holds two numbers an edge and head."""
     att, models = score.att, x.shape[:-3]
     grad, x, x_dst, out, lse = beside(models, grad, x, score.x_dst, out, *saved)
@@ -256,7 +258,8 @@ def backward(
     grad_x, grad_x_dst = torch.empty_like(x), torch.empty_like(x_dst)
     if num_edges == 0 or x.numel() == 0:
         results = apart(models, grad_x.zero_(), grad_x_dst.zero_())
-        return results if att is None else (*results, torch.zeros_like(att))
+        grad_att = None if att is None else torch.zeros_like(att)
+        return {"x": results[0], "x_dst": results[1], "att": grad_att}
 
     weights = x.new_empty(num_edges, 2, heads, dtype=torch.float32)
     by_dst, by_src = (Walk(edges, side, models.numel(), heads, channels) for side in ("dst", "src"))
@@ -288,4 +291,5 @@ def backward(
         )
         by_src.sum(held_src, grad_x)
         results = apart(models, grad_x, grad_x_dst)
-        return results if att is None or held_att is None else (*results, held_att.sum(0).view_as(att))
+        grad_att = None if att is None or held_att is None else held_att.sum(0).view_as(att)
+        return {"x": results[0], "x_dst": results[1], "att": grad_att}
