@@ -283,7 +283,7 @@ def test_both_memory_modes(names: str, graph: Graph, speed: bool, monkeypatch: p
     for p in (0.0, 0.3) if names == ADDITIVE else (0.3,):
         truth = answer(leaves, edges, direction, "segment", dropout=p)
         assert_same(answer(leaves, edges, direction, dropout=p), truth, f"{graph} {names} {p} speed {speed}")
-    kept = [args[6:8] for args in backward.calls]
+    kept = [args[7:9] for args in backward.calls]
     assert len(kept) == (2 if names == ADDITIVE else 1)
     assert all((out is not None) == speed and len(saved) == (3 if speed else 1) for out, saved in kept)
     assert len(dense.calls) == len(kept) and len(normalise.calls) == (0 if speed else len(kept))

@@ -191,12 +191,12 @@ def by_hand(
 ) -> tuple[Tensor, Tensor, Tensors]:
     """Log-sum-exp, output and gradients, by the functions that the fused operation calls."""
     score = score_of(leaves)
-    kernels, common = kernels_of(score), (leaves["x"], score, edges, dropout, seed)
+    kernels, common = kernels_of(score), (leaves["x"], score, edges, None, dropout, seed)
     out, lse, *others = kernels.forward(*common, dtype, saved)
     assert len(others) == (len(score.saved) if saved else 0)
-    needs = tuple(operand is not None for operand in (leaves["x"], *score.operands))
+    needs = tuple(operand is not None for operand in (leaves["x"], None, *score.operands))
     grads = kernels.backward(direction, *common, out if saved else None, (lse, *others), needs)
-    return lse, out, {k: g for k, g in zip(("x", *score.shapes), grads, strict=True) if g is not None}
+    return lse, out, {name: grad for name, grad in grads.items() if grad is not None}
 
 
 def kernels_of(score: Score) -> Any:
@@ -846,7 +846,7 @@ def test_fake_operators_return_what_the_kernels_do(
     leaves = leaves_of(BIPARTITE, 3, 5, names)
     leaves = {name: leaf.to(DEVICE, of_x if name == "x" else of_others) for name, leaf in leaves.items()}
     score, saves_output = score_of(leaves), speed or not SCORES.get(names, SCORES[ADDITIVE]).score.saved
-    present = [True, *(operand is not None for operand in score.operands)]
+    present = [True, False, *(operand is not None for operand in score.operands)]
     rest = (3, False, "source_to_target", type(score).__name__, [0.3, *score.values], saves_output)
 
     def layouts(seed: Tensor, index: Tensor, *operands: Tensor) -> list[Any]:
