@@ -1101,7 +1101,7 @@ def test_a_cuda_graph_does_not_hold_the_operators() -> None:
 def test_the_operators_are_what_torch_expects(names: str, p: float) -> None:
     leaves = {name: leaf.requires_grad_() for name, leaf in leaves_of(BIPARTITE, 3, 5, names).items()}
     score, tensors = score_of(leaves), [*leaves.values()]
-    present = [True, *(operand is not None for operand in score.operands)]
+    present = [True, False, *(operand is not None for operand in score.operands)]
     seed = torch.tensor(7) if p else None
     rest = (present, seed, BIPARTITE.index, 3, False, "source_to_target", type(score).__name__, [p, *score.values])
     for speed in (True, False) if score.saved else (True,):
