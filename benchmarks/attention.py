@@ -219,7 +219,7 @@ def structure(problem: Problem, device: torch.device) -> tuple[float, int]:
         graph, built = problem.index.clone(), []
 
         def build(graph: Tensor = graph, built: list[Edges] = built) -> None:
-            built.append(neighbourhoods(graph, problem.N, problem.N, add_self_loops=problem.case.F > 0)[1])
+            built.append(neighbourhoods(graph, problem.N, problem.N, add_self_loops=problem.case.F > 0))
             _ = built[0].transpose
 
         times.append(seconds(build, device))

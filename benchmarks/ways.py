@@ -79,7 +79,7 @@ class Problem:
 
     @cached_property
     def edges(self) -> Edges:
-        return neighbourhoods(self.looped, self.N, self.N)[1]
+        return neighbourhoods(self.looped, self.N, self.N)
 
     @property
     def gathered(self) -> int:

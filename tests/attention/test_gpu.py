@@ -451,11 +451,10 @@ def test_chunks_cost_no_sync_of_their_own(monkeypatch: pytest.MonkeyPatch) -> No
     graph = stairs(3, rows.SPLIT + 1, 0, rows.SPLIT, 3 * rows.SPLIT)
     for loops in (False, True):
         index = graph.index.clone()
-        _, on_cpu = neighbourhoods(index, graph.num_src, graph.num_dst, add_self_loops=loops)
+        on_cpu = neighbourhoods(index, graph.num_src, graph.num_dst, add_self_loops=loops)
         with monkeypatch.context() as patch, syncs() as found:
-            for module in ("adjacency", "edges"):
-                patch.setattr(f"gat_pyg.graph.{module}.is_remote", lambda _: True)
-            _, edges = neighbourhoods(index.clone(), graph.num_src, graph.num_dst, add_self_loops=loops)
+            patch.setattr("gat_pyg.graph.edges.is_remote", lambda _: True)
+            edges = neighbourhoods(index.clone(), graph.num_src, graph.num_dst, add_self_loops=loops)
             cut = {side: rows.chunks_of(edges, side) for side in ("dst", "src")}
         assert found == ["tolist"]
         for side, made in cut.items():
@@ -464,8 +463,7 @@ def test_chunks_cost_no_sync_of_their_own(monkeypatch: pytest.MonkeyPatch) -> No
             assert all(torch.equal(one, other) for one, other in zip(made, expected, strict=True))
     short = Edges.from_index(RANDOM.index, 40, 40)
     with monkeypatch.context() as patch, syncs() as found:
-        for module in ("adjacency", "edges"):
-            patch.setattr(f"gat_pyg.graph.{module}.is_remote", lambda _: True)
+        patch.setattr("gat_pyg.graph.edges.is_remote", lambda _: True)
         edges = Edges.from_index(RANDOM.index, 40, 40)
         assert rows.chunks_of(edges, "dst") is rows.chunks_of(edges, "src") is rows.chunks_of(short, "dst") is None
     assert found.count("tolist") == 1

@@ -116,11 +116,11 @@ def test_an_edge_index_made_within_a_transform(name: str) -> None:
 
 def test_a_graph_from_outside_is_remembered_within_a_transform() -> None:
     index = RANDOM.index.clone()
-    _, edges = neighbourhoods(index, 40, 40)
+    edges = neighbourhoods(index, 40, 40)
     seen: list[Edges] = []
 
     def loss(x: Tensor, index: Tensor) -> Tensor:
-        seen.append(neighbourhoods(index, 40, 40)[1])
+        seen.append(neighbourhoods(index, 40, 40))
         return attend(x, Additive(), seen[-1]).sum()
 
     grad(loss)(torch.randn(40, 1, 2), index)

@@ -17,17 +17,17 @@ from torch import Tensor, nn
 from torch_geometric import EdgeIndex
 from torch_geometric.explain import AttentionExplainer, Explainer, GNNExplainer
 from torch_geometric.typing import SparseTensor
+from torch_geometric.utils import add_self_loops
 
 import gat_pyg.attention.fused
 import gat_pyg.conv.base
 import gat_pyg.conv.gat
 import gat_pyg.conv.gatv2
-import gat_pyg.graph.adjacency
 import gat_pyg.graph.edges
 from gat_pyg import GATConv, GATv2Conv
 from gat_pyg.attention.fused import is_spent
 from gat_pyg.conv import DotProduct, DynamicAttention
-from graphs import BIPARTITE, LOOPS, NO_EDGES, RANDOM, SQUARE, WIDE, Graph
+from graphs import BATCH, BIPARTITE, LOOPS, NO_EDGES, RANDOM, SQUARE, WIDE, Graph
 from laws import assert_close
 from syncs import syncs
 from test_edges import adjacency
@@ -979,11 +979,34 @@ def test_bias_alone_may_be_mapped_over() -> None:
     assert_close(mapped, expected)
 
 
+@pytest.mark.parametrize(
+    "fill_value", ["mean", "add", "min", "max", "mul", 0.5, torch.tensor([1.0, 2.0, 3.0])], ids=str
+)
+@pytest.mark.parametrize("graph", [LOOPS, BIPARTITE, WIDE, BATCH], ids=str)
+def test_features_of_loops_are_pygs_without_sizes_that_depend_on_ids(graph: Graph, fill_value: Any) -> None:
+    """Traced for any N and E; whatever the features of replaced loops are, they are not read."""
+    layer = GATConv(6, 4, edge_dim=3, fill_value=fill_value)
+    is_edge, num_loops = graph.index[0] != graph.index[1], min(graph.num_src, graph.num_dst)
+    edge_attr = torch.randn(graph.index.size(1), 3).masked_fill_(~is_edge[:, None], torch.inf).requires_grad_()
+    _, pygs = add_self_loops(
+        graph.index[:, is_edge], edge_attr[is_edge], fill_value, num_nodes=max(graph.num_src, graph.num_dst)
+    )
+    expected = torch.zeros(graph.index.size(1) + num_loops, 3)
+    rows = torch.cat([is_edge, torch.ones(num_loops, dtype=torch.bool)])
+    expected[rows] = pygs[: int(rows.sum())]
+    traced = torch.compile(layer._features_with_loops, fullgraph=True, dynamic=True, backend="eager")
+    for function in (layer._features_with_loops, traced):
+        features = function(graph.index, edge_attr, graph.num_src, graph.num_dst)
+        assert torch.equal(features, expected)
+        (grad,) = torch.autograd.grad(features.sin().sum(), edge_attr)
+        (theirs,) = torch.autograd.grad(expected.sin().sum(), edge_attr, retain_graph=True)
+        assert torch.equal(grad, theirs)
+
+
 @pytest.mark.parametrize("fill_value", ["mean", 1.0])
 def test_a_training_step_on_a_new_graph_costs_one_sync(fill_value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Features of edges, of which some are loops, included. In the layer, in the operation and in what both prepare."""
-    for module in (gat_pyg.graph.adjacency, gat_pyg.graph.edges):
-        monkeypatch.setattr(module, "is_remote", lambda _: True)
+    monkeypatch.setattr(gat_pyg.graph.edges, "is_remote", lambda _: True)
     layer = GATConv(6, 4, heads=2, edge_dim=3, dropout=0.5, fill_value=fill_value, backend="segment")
     index, x, edge_attr = LOOPS.index.clone(), torch.randn(3, 6), torch.randn(5, 3, requires_grad=True)
     with syncs() as found:

@@ -15,10 +15,9 @@ import torch
 from torch_geometric import EdgeIndex
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
-import gat_pyg.graph.adjacency
 import gat_pyg.graph.edges
-from gat_pyg.graph.adjacency import neighbourhoods
-from gat_pyg.graph.edges import Edges
+from gat_pyg.graph.adjacency import neighbourhoods, with_self_loops
+from gat_pyg.graph.edges import SPLIT, Edges, count_long
 from gat_pyg.graph.remembered import _RESULTS, remembered
 from graphs import BIPARTITE, LOOPS, RANDOM, REPEATED, SQUARE, ZOO, Graph, random
 from syncs import syncs
@@ -40,8 +39,7 @@ def adjacency(graph: Graph, layout: str) -> torch.Tensor:
 def remote(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Run the test once as on a CPU and once as on a GPU, with CPU tensors."""
     if request.param:
-        for module in (gat_pyg.graph.adjacency, gat_pyg.graph.edges):
-            monkeypatch.setattr(module, "is_remote", lambda _: True)
+        monkeypatch.setattr(gat_pyg.graph.edges, "is_remote", lambda _: True)
     return bool(request.param)
 
 
@@ -87,11 +85,73 @@ def test_undirected_graph_shares_memory() -> None:
 @pytest.mark.parametrize("graph", SQUARE, ids=str)
 @pytest.mark.parametrize("loops", [False, True])
 def test_loops_are_pygs(graph: Graph, loops: bool) -> None:
-    looped, edges = neighbourhoods(graph.index, graph.num_src, graph.num_dst, add_self_loops=loops)
-    expected = graph.index
+    edges = neighbourhoods(graph.index, graph.num_src, graph.num_dst, add_self_loops=loops)
+    expected = rows = graph.index
     if loops:
         expected, _ = add_self_loops(remove_self_loops(graph.index)[0], num_nodes=graph.num_src)
-    assert torch.equal(looped, expected) and torch.equal(edges.index.long(), expected)
+        rows, _ = add_self_loops(graph.index, num_nodes=graph.num_src)
+        assert torch.equal(with_self_loops(graph.index, graph.num_src, graph.num_dst), expected)
+    assert torch.equal(edges.index.long(), rows)
+    assert torch.equal(rows if edges.rows is None else rows[:, edges.rows], expected)
+
+
+@pytest.mark.parametrize("graph", ZOO, ids=str)
+@pytest.mark.parametrize("loops", [False, True])
+def test_rows_without_an_edge_change_nothing_else(graph: Graph, loops: bool, remote: bool) -> None:
+    """Own loops that are replaced, and edges that are left out: as if they were not in the list."""
+    edges = neighbourhoods(graph.index, graph.num_src, graph.num_dst, add_self_loops=loops)
+    expected = graph.index
+    if loops:
+        is_edge = graph.index[0] != graph.index[1]
+        expected, _ = add_self_loops(graph.index[:, is_edge], num_nodes=min(graph.num_src, graph.num_dst))
+    whole = Edges.from_index(expected, graph.num_src, graph.num_dst)
+    assert_same_subset(edges, whole)
+    assert torch.equal(ids_of_edges(edges), ids_of_edges(whole))  # dropout is drawn as for the filtered list
+    keep = torch.rand(edges.num_rows, generator=torch.Generator().manual_seed(0)) < 0.7
+    kept = keep if edges.rows is None else keep[edges.rows]
+    with syncs() as found:
+        some = edges.subset(keep)
+    assert found == ["tolist"] if remote else True
+    again = some.subset(torch.ones(edges.num_rows, dtype=torch.bool))
+    for subset in (some, again, edges.subset(keep).subset(keep)):
+        assert_same_subset(subset, Edges.from_index(expected[:, kept], graph.num_src, graph.num_dst))
+        assert torch.equal(ids_of_edges(subset), ids_of_edges(edges)[kept])
+    if remote:
+        degrees = {"dst": some.rowptr.diff(), "src": some.transpose[0].diff()}
+        assert some.long == {side: tuple(map(int, count_long(degree, SPLIT))) for side, degree in degrees.items()}
+
+
+def ids_of_edges(edges: Edges) -> torch.Tensor:
+    """The dropout ids of the edges in the caller's order, three times: from the rows, by dst and by src."""
+    at = edges.perm if edges.perm is not None else torch.arange(edges.num_edges)
+    ids = torch.arange(edges.num_rows) if edges.dropout_ids is None else edges.dropout_ids
+    by_dst = at if edges.dropout_ids_by_dst is None else edges.dropout_ids_by_dst
+    assert torch.equal(edges.dropout_ids_by_src, by_dst[edges.transpose[2]])
+    assert torch.equal(ids[at].int(), by_dst.int())
+    return ids[at.sort().values].long()
+
+
+def assert_same_subset(edges: Edges, expected: Edges) -> None:
+    """The same edges, whatever their rows: in order, each between the ends that its row tells."""
+    for one, other in zip(
+        (edges.rowptr, edges.src, edges.dst, *edges.transpose),
+        (expected.rowptr, expected.src, expected.dst, *expected.transpose),
+        strict=True,
+    ):
+        assert one.dtype == other.dtype and torch.equal(one, other)
+    at = edges.perm if edges.perm is not None else torch.arange(edges.num_edges)
+    rows = at.sort().values if edges.rows is None else edges.rows
+    assert torch.equal(edges.index[:, at], torch.stack([edges.src, edges.dst]))
+    assert torch.equal(edges.index[:, rows], expected.index)
+    values = torch.randn(edges.num_edges, 2, dtype=torch.double)
+    apart = edges.ungroup(values)
+    assert apart.size(0) == edges.num_rows and torch.equal(apart[rows], expected.ungroup(values))
+    assert torch.equal(edges.group(apart), values) and torch.equal(edges.ungroup(values.t(), 1), apart.t())
+    assert torch.equal(apart.count_nonzero(0), values.count_nonzero(0))
+    assert torch.equal(edges.ids_by_src, at[edges.transpose[2]])
+    leaf = values.clone().requires_grad_()
+    assert torch.autograd.gradcheck(edges.ungroup, leaf) and torch.autograd.gradgradcheck(edges.ungroup, leaf)
+    assert torch.equal(torch.func.vmap(edges.ungroup, 1, 1)(values), apart)
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, "EdgeIndex", "sorted EdgeIndex", "int32", "SparseTensor", "reverse"])
@@ -113,12 +173,17 @@ def test_every_adjacency_type_means_the_same(graph: Graph, layout: str, loops: b
         given = index.int()
     else:
         given, flow = index.flip(0), "target_to_source"
-    _, expected = neighbourhoods(index, *sizes, add_self_loops=loops)
-    _, edges = neighbourhoods(given, *sizes, add_self_loops=loops, flow=flow)
+    expected = neighbourhoods(index, *sizes, add_self_loops=loops)
+    edges = neighbourhoods(given, *sizes, add_self_loops=loops, flow=flow)
     assert torch.equal(edges.rowptr, expected.rowptr)
-    assert pairs(edges.index) == pairs(expected.index) == pairs(torch.stack([edges.src, edges.dst]))
+    assert pairs(torch.stack([edges.src, edges.dst])) == pairs(torch.stack([expected.src, expected.dst]))
+    assert torch.equal(edges.index[:, rows_of(edges)], torch.stack([edges.src, edges.dst]))
     if layout in ("coo", "csr", "SparseTensor") or (layout == "sorted EdgeIndex" and not loops):
         assert edges.perm is None  # what comes sorted is not sorted again
+
+
+def rows_of(edges: Edges) -> torch.Tensor:
+    return torch.arange(edges.num_edges) if edges.perm is None else edges.perm
 
 
 def sorted_by(side: str) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -143,18 +208,19 @@ FORMS: dict[str, tuple[Callable[[torch.Tensor], Any], dict[str, Any]]] = {
 def test_a_new_graph_costs_one_sync(form: str, loops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     make, options = FORMS[form]
     expected = neighbourhoods(make(HUBS.index), 40, 40, add_self_loops=loops, **options)
-    for module in (gat_pyg.graph.adjacency, gat_pyg.graph.edges):
-        monkeypatch.setattr(module, "is_remote", lambda _: True)
+    monkeypatch.setattr(gat_pyg.graph.edges, "is_remote", lambda _: True)
     monkeypatch.setattr(gat_pyg.graph.edges, "SPLIT", 224)
     given = make(HUBS.index)
     with syncs() as found:
-        looped, edges = neighbourhoods(given, 40, 40, add_self_loops=loops, **options)
+        edges = neighbourhoods(given, 40, 40, add_self_loops=loops, **options)
         _ = edges.wide, edges.transpose, edges.ids_by_src, edges.dropout_ids_by_src, edges.ungroup(edges.src)
-    assert found == ["tolist"]
-    assert type(looped) is type(expected[0]) and torch.equal(looped, expected[0])
+        looped = with_self_loops(given, 40, 40, **options)
+    assert found == ["tolist"] if loops else found == ["tolist", "tolist"]  # with loops, another graph
+    pygs, _ = add_self_loops(remove_self_loops(given)[0], num_nodes=40)
+    assert type(looped) is type(pygs) and torch.equal(looped, pygs) and looped.dtype == pygs.dtype
     if isinstance(looped, EdgeIndex):
-        assert looped.is_undirected == expected[0].is_undirected and looped.sort_order == expected[0].sort_order
-    assert_same_edges(edges, expected[1])
+        assert looped.is_undirected == pygs.is_undirected and looped.sort_order == pygs.sort_order
+    assert_same_edges(edges, expected)
     for side, ptr in (("dst", edges.rowptr), ("src", edges.transpose[0])):
         degree = np.diff(ptr.numpy())
         long = degree[degree > 224]
@@ -178,15 +244,14 @@ def test_every_graph_is_the_same_on_every_device(
 ) -> None:
     with_loops = loops and (layout == "edge list" or graph in SQUARE)
 
-    def built() -> tuple[Any, Edges]:
+    def built() -> Edges:
         given = graph.index.clone() if layout == "edge list" else adjacency(graph, layout)
         return neighbourhoods(given, graph.num_src, graph.num_dst, add_self_loops=with_loops)
 
-    _, expected = built()
+    expected = built()
     assert expected.long is None
-    for module in (gat_pyg.graph.adjacency, gat_pyg.graph.edges):
-        monkeypatch.setattr(module, "is_remote", lambda _: True)
-    _, edges = built()
+    monkeypatch.setattr(gat_pyg.graph.edges, "is_remote", lambda _: True)
+    edges = built()
     assert_same_edges(edges, expected)
     assert edges.long == {"dst": (0, 0), "src": (0, 0)}  # none has a row of more than SPLIT edges
 
@@ -201,7 +266,7 @@ def test_a_new_graph_costs_a_gpu_one_sync(loops: bool) -> None:
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            _, edges = neighbourhoods(index, 40, 40, add_self_loops=loops)
+            edges = neighbourhoods(index, 40, 40, add_self_loops=loops)
             _ = edges.wide, edges.transpose, edges.ids_by_src, edges.dropout_ids_by_src, edges.ungroup(edges.src)
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -210,19 +275,20 @@ def test_a_new_graph_costs_a_gpu_one_sync(loops: bool) -> None:
 
 def test_loops_of_no_node_give_way_before_ids_are_checked(remote: bool) -> None:
     index = torch.tensor([[7, 0, -1], [7, 1, -1]])
-    looped, edges = neighbourhoods(index, 2, 2, add_self_loops=True)
+    edges, looped = neighbourhoods(index, 2, 2, add_self_loops=True), with_self_loops(index, 2, 2)
+    assert edges.index.tolist() == [[1, 0, 0, 0, 1], [1, 1, 0, 0, 1]]  # any id of a node
     assert looped.tolist() == [[0, 0, 1], [1, 0, 1]] and edges.rowptr.tolist() == [0, 1, 3]
-    assert neighbourhoods(torch.tensor([[7], [7]]), 0, 0, add_self_loops=True)[1].num_edges == 0
+    assert neighbourhoods(torch.tensor([[7], [7]]), 0, 0, add_self_loops=True).num_edges == 0
     assert remote == (edges.long is not None)
 
 
 def test_all_layers_and_epochs_share_one() -> None:
     index = RANDOM.index.clone()
-    _, first = neighbourhoods(index, 40, 40, add_self_loops=True)
-    assert neighbourhoods(index, 40, 40, add_self_loops=True)[1] is first
-    assert neighbourhoods(index, 40, 40)[1] is not first
-    assert neighbourhoods(index, 41, 41, add_self_loops=True)[1] is not first
-    assert neighbourhoods(index.clone(), 40, 40, add_self_loops=True)[1] is not first
+    first = neighbourhoods(index, 40, 40, add_self_loops=True)
+    assert neighbourhoods(index, 40, 40, add_self_loops=True) is first
+    assert neighbourhoods(index, 40, 40) is not first
+    assert neighbourhoods(index, 41, 41, add_self_loops=True) is not first
+    assert neighbourhoods(index.clone(), 40, 40, add_self_loops=True) is not first
 
 
 @pytest.mark.parametrize("layout", ["dense", *LAYOUTS])
@@ -230,7 +296,7 @@ def test_it_is_forgotten_with_the_graph(layout: str) -> None:
     index = RANDOM.index.int() if layout == "dense" else adjacency(RANDOM, layout)  # int32: no copy on the way
     gc.collect()
     before = len(_RESULTS)
-    edges = [weakref.ref(neighbourhoods(index, 40, 40, add_self_loops=loops)[1]) for loops in (False, True)]
+    edges = [weakref.ref(neighbourhoods(index, 40, 40, add_self_loops=loops)) for loops in (False, True)]
     assert len(_RESULTS) == before + 1 and all(ref() is not None for ref in edges)
     del index
     gc.collect()
@@ -241,13 +307,13 @@ def test_a_change_in_place_is_seen() -> None:
     index = REPEATED.index.clone()
     neighbourhoods(index, 3, 3)
     index[0, 0] = 2
-    assert torch.equal(neighbourhoods(index, 3, 3)[1].index.long(), index)
+    assert torch.equal(neighbourhoods(index, 3, 3).index.long(), index)
     index.t()[0] = torch.tensor([0, 1])  # through a view
-    assert torch.equal(neighbourhoods(index, 3, 3)[1].index.long(), index)
+    assert torch.equal(neighbourhoods(index, 3, 3).index.long(), index)
     index.resize_(2, 2)
-    assert torch.equal(neighbourhoods(index, 3, 3)[1].index.long(), index)
+    assert torch.equal(neighbourhoods(index, 3, 3).index.long(), index)
     index.data = torch.tensor([[1], [2]])
-    assert torch.equal(neighbourhoods(index, 3, 3)[1].index.long(), index)
+    assert torch.equal(neighbourhoods(index, 3, 3).index.long(), index)
 
 
 def test_other_strides_are_seen() -> None:
@@ -255,7 +321,7 @@ def test_other_strides_are_seen() -> None:
     index = torch.tensor([[0, 1], [2, 0]])
     neighbourhoods(index, 3, 3)
     index.data = index.data.t()
-    assert torch.equal(neighbourhoods(index, 3, 3)[1].index.long(), index)
+    assert torch.equal(neighbourhoods(index, 3, 3).index.long(), index)
 
 
 @pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
@@ -293,7 +359,7 @@ def test_a_sparse_tensor_that_lies(rowptr: list[int], shown: str, loops: bool, r
 def test_what_inference_mode_built_serves_training() -> None:
     index = RANDOM.index.clone()
     with torch.inference_mode():
-        _, edges = neighbourhoods(index, 40, 40, add_self_loops=True)
+        edges = neighbourhoods(index, 40, 40, add_self_loops=True)
         parts = [edges.src, edges.dst, edges.perm, *edges.wide, edges.transpose[1], edges.transpose[2]]
         edges.ungroup(edges.src)
     x = torch.randn(40, 3, requires_grad=True)
@@ -304,7 +370,7 @@ def test_what_inference_mode_built_serves_training() -> None:
     assert x.grad is not None
     with torch.inference_mode():
         own = RANDOM.index.clone()
-        assert torch.equal(neighbourhoods(own, 40, 40)[1].index.long(), own)
+        assert torch.equal(neighbourhoods(own, 40, 40).index.long(), own)
 
 
 def test_whatever_is_made_of_a_graph_is_made_once_and_goes_with_it() -> None:

@@ -96,7 +96,7 @@ def attend(
 
     Returns:
         O `[N_dst, H, C]`, with D more channels where the score has `edge_values`; with the weights `(O, alpha)`, alpha
-        `[E, H]` after dropout and times w, in the caller's edge order.
+        `[E, H]` after dropout and times w, in the caller's edge order (0 where `edges` has a row without an edge).
 
     Raises:
         ValueError: if a shape or a device does not fit the others, `dropout` is outside [0, 1], the backend is
@@ -168,7 +168,7 @@ def check_devices(x: Tensor, **others: Tensor | None) -> None:
 def _check(x: Tensor, edges: Edges, edge_weight: Tensor | None, dropout: float, backend: str) -> None:
     if x.dim() != 3 or x.size(0) != edges.num_src:
         raise ValueError(f"x has shape {tuple(x.shape)}, expected (N_src, H, C) with N_src = {edges.num_src}.")
-    expected = edges.num_edges, x.size(1)
+    expected = edges.num_rows, x.size(1)
     if edge_weight is not None and edge_weight.shape != expected:
         raise ValueError(f"edge_weight has shape {tuple(edge_weight.shape)}, expected (E, H) = {expected}.")
     if not 0.0 <= dropout <= 1.0:

@@ -20,12 +20,13 @@ def attend(x: Tensor, score: Score, edges: Edges, factor: Tensor | None = None) 
         x: `[N_src, H, C]`.
         score: the mechanism.
         edges: the neighbourhoods.
-        factor: k w, `[E, H]` in the caller's order; None for neither dropout nor weights.
+        factor: k w, `[R, H]` in the order of the rows of the edges; None for neither dropout nor weights.
 
     Returns:
-        The output `[N_dst, H, C]` (or C + D, see `Score.edge_values`), and alpha `[E, H]` in the caller's order.
+        The output `[N_dst, H, C]` (or C + D, see `Score.edge_values`), and alpha `[R, H]`, 0 in rows without an edge.
     """
     src, dst = edges.index.long()
+    is_edge = edges.ungroup(torch.ones_like(edges.src)) == 1
     messages = x[src]
     if (values := score.edge_values) is not None:
         messages = torch.cat([messages, values[:, None].expand(-1, x.size(1), -1)], -1)
@@ -33,7 +34,7 @@ def attend(x: Tensor, score: Score, edges: Edges, factor: Tensor | None = None) 
     alpha = torch.zeros_like(e)
     out = []
     for i in range(edges.num_dst):
-        j = (dst == i).nonzero().squeeze(1)  # the edges into i
+        j = ((dst == i) & is_edge).nonzero().squeeze(1)  # the edges into i
         alpha_i = torch.softmax(e[j], dim=0)  # (2)
         if factor is not None:
             alpha_i = alpha_i * factor[j]

@@ -26,8 +26,8 @@ class Score:
     graph, every operand has one more axis in front.
 
     Attributes:
-        shapes: the shape of each operand by name, in the letters "N_src", "N_dst", "E", "H", "C" and "D", the number of
-            features of an edge. An operand may be None if its field allows it.
+        shapes: the shape of each operand by name, in the letters "N_src", "N_dst", "E" (`Edges.num_rows`), "H", "C" and
+            "D", the number of features of an edge. An operand may be None if its field allows it.
         options: the names of the options.
         kernels: the folder in `gat_pyg.attention` with the kernels, in `cpu.py` and `gpu.py`; "" if there is none.
         saved: the shapes of the results, besides the output and the log-sum-exp, that the kernels save for the backward
@@ -84,7 +84,7 @@ class Score:
     def check(self, x: Tensor, edges: Edges) -> None:
         """Raise ValueError for an operand whose shape does not fit x and the edges."""
         _, heads, channels = x.shape
-        sizes = {"N_src": edges.num_src, "N_dst": edges.num_dst, "E": edges.num_edges, "H": heads, "C": channels}
+        sizes = {"N_src": edges.num_src, "N_dst": edges.num_dst, "E": edges.num_rows, "H": heads, "C": channels}
         of_edges = [name for name, letters in self.shapes.items() if letters[-1] == "D"]
         missing = [name for name in of_edges if getattr(self, name) is None]
         if missing and missing != of_edges:
@@ -105,6 +105,6 @@ def widened(tensor: Tensor) -> Tensor:
 
 
 def ends(x_dst: Tensor, x: Tensor, edges: Edges) -> tuple[Tensor, Tensor]:
-    """Return x_i and x_j of every edge, `[E, H, C]` each in the caller's order, in float32 or wider."""
+    """Return x_i and x_j of every row of the edges, `[R, H, C]` each, in float32 or wider."""
     src, dst = edges.index.long()  # int64: backward adds by these indices, see Edges.wide
     return widened(x_dst).index_select(0, dst), widened(x).index_select(0, src)

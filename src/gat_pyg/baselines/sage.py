@@ -86,7 +86,7 @@ class GraphSAGE(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """`[N, F]` and `[2, E]` (src, dst) to logits `[N, K]`."""
-        _, edges = neighbourhoods(edge_index, x.size(0), x.size(0))
+        edges = neighbourhoods(edge_index, x.size(0), x.size(0))
         for k, (conv, num) in enumerate(zip(self.convs, self.num_neighbors, strict=True)):
             x = x if k == 0 else x.relu()
             seed = draw_seed(x.device) if self.training else self.seed + k
@@ -152,7 +152,7 @@ def sample(edges: Edges, num: int, seed: Tensor) -> Tensor:
     """Draw neighbours of each node uniformly with replacement by a seed, `[N, num]`; N for a node without neighbours.
 
     Example:
-        >>> _, edges = neighbourhoods(torch.tensor([[0, 2], [1, 1]]), 3, 3)
+        >>> edges = neighbourhoods(torch.tensor([[0, 2], [1, 1]]), 3, 3)
         >>> drawn = sample(edges, 4, torch.tensor(7))
         >>> drawn[::2].tolist(), set(drawn[1].tolist()) <= {0, 2}
         ([[3, 3, 3, 3], [3, 3, 3, 3]], True)

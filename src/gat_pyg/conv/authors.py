@@ -13,7 +13,7 @@ from ..attention.operation import attend
 from ..features.dropout import dropout
 from ..features.linear import linear
 from ..features.sparse import SparseFeatures, is_sparse_features
-from ..graph.adjacency import neighbourhoods
+from ..graph.adjacency import neighbourhoods, with_self_loops
 from .base import check_layer
 from .mechanisms import MECHANISMS
 
@@ -100,7 +100,7 @@ class AuthorsConv(nn.Module):
     ) -> Any:
         """`[N, F]` to `[N, H C]`, or `[N, C]` where the heads are averaged; size and attention as of `GATConv`."""
         num_dst = x.size(0) if size is None else size[1]
-        looped, edges = neighbourhoods(edge_index, x.size(0), num_dst, add_self_loops=True)
+        edges = neighbourhoods(edge_index, x.size(0), num_dst, add_self_loops=True)
         dropped = self._drop_for_each_head(x)  # [H, N, F]
         z = self._project(dropped, self._of_heads(self.weight))  # [N, H, C]
         score_src = self._score(z, self.att_src, self.bias_src)
@@ -120,7 +120,11 @@ class AuthorsConv(nn.Module):
         elif self.residual:
             out = out + self._dense(dropped)[:num_dst]
         out = out.flatten(1) if self.concat else out.mean(1)
-        return out if alpha is None else (out, (looped, alpha.expand(-1, self.heads)))
+        if alpha is None:
+            return out
+        looped = with_self_loops(edge_index, x.size(0), num_dst)
+        alpha = alpha if edges.rows is None else alpha.index_select(0, edges.rows)
+        return out, (looped, alpha.expand(-1, self.heads))
 
     def _of_heads(self, parameter: Tensor) -> Tensor:
         """`[H, ...]`; the mean `[1, ...]` where averaged heads attend alike: they are one head of their means."""

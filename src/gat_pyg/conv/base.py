@@ -12,14 +12,15 @@ from torch_geometric import EdgeIndex, is_compiling
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import OptPairTensor, OptTensor, Size, SparseTensor, torch_sparse
 from torch_geometric.utils import add_self_loops, is_sparse, is_torch_sparse_tensor, remove_self_loops
+from torch_geometric.utils.loop import compute_loop_attr
 from torch_geometric.utils.sparse import set_sparse_value
 
 from ..attention.additive import Additive
 from ..attention.operation import BACKENDS, Backend, attend, check_devices, uses_kernels
 from ..attention.score import Score
 from ..features.linear import Linear
-from ..graph.adjacency import EdgeList, neighbourhoods
-from ..graph.edges import Edges, indices_of
+from ..graph.adjacency import EdgeList, neighbourhoods, with_self_loops
+from ..graph.edges import Edges
 from ..kernels.models import in_forward_mode
 from .mechanisms import ONE_END
 
@@ -153,7 +154,7 @@ class _AttentionConv(MessagePassing):
             weights: whether to return alpha.
 
         Returns:
-            The output `[N_dst, H, C]`, the adjacency with loops, and alpha `[E, H]` in its order.
+            The output `[N_dst, H, C]`; with `weights`, the adjacency with loops and alpha `[E, H]` in its order.
         """
         num_src, num_dst = _graph_size((x_src, x_dst), edge_index, size)
         options: Any = {"dropout": self.dropout if self.training else 0.0, "backend": self.backend}
@@ -162,27 +163,34 @@ class _AttentionConv(MessagePassing):
             assert score is not None
             edge_list = EdgeList(edge_index, num_dst, self.add_self_loops, self.flow)
             return attend(x_src, score, edge_list, **options), None, None
-        adjacency, edges = neighbourhoods(
-            edge_index, num_src, num_dst, add_self_loops=self.add_self_loops, flow=self.flow
-        )
+        edges = neighbourhoods(edge_index, num_src, num_dst, add_self_loops=self.add_self_loops, flow=self.flow)
         if score is None:
             if edge_attr is not None:
-                edge_attr = self._features_with_loops(edge_index, edge_attr, edges)
+                has_loops = edges.num_edges < edges.num_rows
+                edge_attr = self._features_with_loops(edge_index, edge_attr, num_src, num_dst, has_loops)
             score = self._edge_score(x, x_src, x_dst, edge_attr, edges)
-        result = attend(x_src, score, edges, **options, return_attention_weights=bool(weights))
-        out, alpha = result if isinstance(result, tuple) else (result, None)
-        return out, adjacency, alpha
+        if not weights:
+            return attend(x_src, score, edges, **options), None, None
+        out, alpha = attend(x_src, score, edges, **options, return_attention_weights=True)
+        if self.add_self_loops:
+            edge_index = with_self_loops(edge_index, num_src, num_dst, self.flow)
+        return out, edge_index, alpha if edges.rows is None else alpha.index_select(0, edges.rows)
 
     def _score(self, x: Any, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor) -> Optional[Score]:
         """Return the scores, or None if they need the features of each edge; arguments as of `_attend`."""
         raise NotImplementedError
 
     def _edge_score(self, x: Any, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor, edges: Edges) -> Score:
-        """Return the scores by the features of the edges, in their order with the added loops."""
+        """Return the scores by the features of the edges, a row for each of `Edges.num_rows`."""
         raise NotImplementedError
 
-    def _features_with_loops(self, edge_index: Tensor, edge_attr: Tensor, edges: Edges) -> Tensor:
-        """The features `[E, D]` of the edges attended over: without the graph's own loops, with the added ones."""
+    def _features_with_loops(
+        self, edge_index: Tensor, edge_attr: Tensor, num_src: int, num_dst: int, has_loops: bool = True
+    ) -> Tensor:
+        """The features `[R, D]` of the edges, 0 for the graph's own loops if they are replaced, then of added loops.
+
+        No size depends on an id, so that a compiler can trace it. `has_loops`: whether the graph may have loops.
+        """
         if edge_attr.size(0) != edge_index.size(1):
             raise ValueError(
                 f"edge_attr has {edge_attr.size(0)} rows, expected one per edge, E = {edge_index.size(1)}."
@@ -193,12 +201,14 @@ class _AttentionConv(MessagePassing):
         if self.add_self_loops:
             edge_index = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
             edge_index = edge_index.long()  # torch's scatter has a wrong gradient for int32, and refuses narrower ids
-            num_kept = edges.num_edges - min(edges.num_src, edges.num_dst)
-            if num_kept < edge_index.size(1):  # the count is known: PyG's remove_self_loops would wait for the device
-                kept = indices_of(edge_index[0] != edge_index[1], num_kept)
-                edge_index, edge_attr = edge_index.index_select(1, kept), edge_attr.index_select(0, kept)
-            _, edge_attr = self._append_loops(edge_index, edge_attr, edges.num_src, edges.num_dst)
-            assert edge_attr is not None
+            places = max(num_src, num_dst)  # PyG reduces over the edges to all nodes, so that it needs a place for each
+            if has_loops:
+                is_loop = edge_index[0] == edge_index[1]
+                edge_attr = edge_attr.masked_fill(is_loop.view(-1, *[1] * (edge_attr.dim() - 1)), 0)  # even if inf
+                if isinstance(self.fill_value, str):
+                    edge_index, places = edge_index.masked_fill(is_loop, places), places + 1  # the last is of no node
+            fill = compute_loop_attr(edge_index, edge_attr, places, False, self.fill_value)
+            edge_attr = torch.cat([edge_attr, fill[: min(num_src, num_dst)]])
         return edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
 
     def _as_pyg_takes_it(self, edge_index: Tensor) -> Tensor:

@@ -13,20 +13,8 @@ from torch_geometric.typing import SparseTensor, torch_sparse
 from torch_geometric.utils import add_self_loops as append_self_loops
 from torch_geometric.utils import is_torch_sparse_tensor, remove_self_loops, to_edge_index
 
-from .edges import (
-    Edges,
-    Flow,
-    _check_ids,
-    _check_rowptr,
-    _ends,
-    _facts,
-    _id_dtype,
-    check_edge_index,
-    indices_of,
-    is_remote,
-    read,
-)
-from .remembered import _beneath, remembered, set_result
+from .edges import Edges, Flow, _check_ids, _check_rowptr, _ends, _facts, _id_dtype, read
+from .remembered import remembered, set_result
 
 
 def neighbourhoods(
@@ -36,12 +24,13 @@ def neighbourhoods(
     *,
     add_self_loops: bool = False,
     flow: Flow = "source_to_target",
-) -> tuple[Tensor | SparseTensor, Edges]:
-    """Return the adjacency, with self-loops if requested, and its neighbourhoods in the same edge order.
+) -> Edges:
+    """Return the neighbourhoods of a graph, with self-loops if requested.
 
     With `add_self_loops`, the graph's own loops are replaced by one for each of the first min(N_src, N_dst) nodes, as
-    in PyG: the neighbourhood of i includes i. The result is cached with the graph, so all layers and epochs share it;
-    an in-place change of the graph invalidates it.
+    in PyG: the neighbourhood of i includes i. In an edge list the replaced loops keep their rows, and the added ones
+    have the rows after those of the list; in a matrix, every edge and loop is stored by row. The result is cached with
+    the graph, so all layers and epochs share it; an in-place change of the graph invalidates it.
 
     Args:
         adjacency: an edge list `[2, E]`, `EdgeIndex`, or the transposed adjacency matrix `[N_dst, N_src]` as
@@ -56,8 +45,17 @@ def neighbourhoods(
             the flow of a matrix is "target_to_source".
         IndexError: if an id is outside `[0, N)`.
     """
-    looped, edges = _build(adjacency, num_src, num_dst, add_self_loops, flow)
-    return _beneath(adjacency) if looped is None else looped, edges
+    return _build(adjacency, num_src, num_dst, add_self_loops, flow)
+
+
+def with_self_loops(
+    adjacency: Tensor | SparseTensor, num_src: int, num_dst: int, flow: Flow = "source_to_target"
+) -> Tensor | SparseTensor:
+    """Return the adjacency with self-loops, as PyG's layers return it; arguments as of `neighbourhoods`.
+
+    The own loops of an edge list are left out and the added ones appended, so its edges are those of `Edges.rows`.
+    """
+    return _looped(adjacency, num_src, num_dst, flow)
 
 
 class EdgeList(NamedTuple):
@@ -81,23 +79,40 @@ class EdgeList(NamedTuple):
     def group(self, num_src: int) -> Edges:
         """Return the `neighbourhoods` of this edge list."""
         edge_index, num_dst, add_self_loops, flow = self
-        return neighbourhoods(edge_index, num_src, num_dst, add_self_loops=add_self_loops, flow=flow)[1]
+        return neighbourhoods(edge_index, num_src, num_dst, add_self_loops=add_self_loops, flow=flow)
 
 
 @remembered
-def _build(
-    adjacency: Any, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow
-) -> tuple[Tensor | SparseTensor | None, Edges]:
-    """Return the adjacency with self-loops (None without), and its edges."""
+def _build(adjacency: Any, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow) -> Edges:
     if isinstance(adjacency, SparseTensor):
-        looped, edges = _from_sparse_tensor(adjacency, num_src, num_dst, add_self_loops, flow)
-    elif is_torch_sparse_tensor(adjacency):
-        looped, edges = _from_torch_sparse(adjacency, num_src, num_dst, add_self_loops, flow)
+        return _from_sparse_tensor(adjacency, num_src, num_dst, add_self_loops, flow)
+    if is_torch_sparse_tensor(adjacency):
+        return _from_torch_sparse(adjacency, num_src, num_dst, add_self_loops, flow)
+    if add_self_loops:
+        edges = Edges.with_loops(_as_index(adjacency, flow), num_src, num_dst)
     else:
-        looped, edges = _from_edge_list(adjacency, num_src, num_dst, add_self_loops, flow)
-        if (ids := _dropout_ids(adjacency)) is not None:
-            edges = replace(edges, dropout_ids=ids[1 + add_self_loops])
-    return looped if add_self_loops else None, edges
+        edges = _group(adjacency, num_src, num_dst, flow)
+    if (known := _dropout_ids(adjacency)) is not None:
+        ids, at = known[1 + add_self_loops], edges.dropout_ids
+        edges = replace(edges, dropout_ids=ids if at is None or not edges.num_edges else ids.index_select(0, at))
+    return edges
+
+
+@remembered
+def _looped(adjacency: Any, num_src: int, num_dst: int, flow: Flow) -> Tensor | SparseTensor:
+    if isinstance(adjacency, SparseTensor):
+        return torch_sparse.set_diag(adjacency)
+    if is_torch_sparse_tensor(adjacency):
+        if adjacency.layout == torch.sparse_csc:
+            return _with_loops(adjacency.t(), True).t()
+        return _with_loops(adjacency, True)
+    edges = neighbourhoods(adjacency, num_src, num_dst, add_self_loops=True, flow=flow)
+    num_loops, looped = min(num_src, num_dst), adjacency
+    if edges.rows is not None:
+        looped = adjacency.index_select(1, edges.rows[: edges.num_edges - num_loops])
+        if isinstance(adjacency, EdgeIndex) and isinstance(looped, EdgeIndex):
+            looped._is_undirected = adjacency.is_undirected  # as PyG's remove_self_loops
+    return append_self_loops(looped, num_nodes=num_loops)[0]
 
 
 @remembered
@@ -117,7 +132,7 @@ def set_dropout_ids(edge_index: Tensor, ids: Tensor, looped: Tensor) -> None:
     Example:
         >>> edge_index = torch.tensor([[0, 1], [1, 0]])
         >>> set_dropout_ids(edge_index, torch.tensor([7, 5]), torch.tensor([7, 5, 9, 10]))
-        >>> neighbourhoods(edge_index, 2, 2)[1].dropout_ids_by_dst.tolist()
+        >>> neighbourhoods(edge_index, 2, 2).dropout_ids_by_dst.tolist()
         [5, 7]
     """
     known = _dropout_ids(edge_index)
@@ -125,29 +140,6 @@ def set_dropout_ids(edge_index: Tensor, ids: Tensor, looped: Tensor) -> None:
         largest = max(int(values.max()) if values.numel() else 0 for values in (ids, looped))
         narrow = (values.to(_id_dtype(0, 0, largest)) for values in (ids, looped))
         set_result(_dropout_ids, edge_index, (ids, *narrow))
-
-
-def _from_edge_list(
-    adjacency: Tensor, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow
-) -> tuple[Tensor, Edges]:
-    if not add_self_loops:
-        return adjacency, _group(adjacency, num_src, num_dst, flow)
-    check_edge_index(adjacency)
-    num_loops = min(num_src, num_dst)
-    if not is_remote(adjacency):
-        adjacency, _ = remove_self_loops(adjacency)
-        adjacency, _ = append_self_loops(adjacency, num_nodes=num_loops)
-        return adjacency, _group(adjacency, num_src, num_dst, flow)
-    src, dst = _as_index(adjacency, flow)
-    is_edge = src != dst
-    facts = _facts(src, dst, num_src, num_dst, is_edge=is_edge)
-    _check_ids(facts, "src", num_src)
-    _check_ids(facts, "dst", num_dst)
-    looped = adjacency.index_select(1, indices_of(is_edge, facts["edges"]))
-    if isinstance(adjacency, EdgeIndex) and isinstance(looped, EdgeIndex):
-        looped._is_undirected = adjacency.is_undirected  # as PyG's remove_self_loops
-    looped, _ = append_self_loops(looped, num_nodes=num_loops)
-    return looped, Edges._sorted(_as_index(looped, flow), num_src, num_dst, facts)
 
 
 def _as_index(edge_list: Tensor, flow: Flow) -> Tensor:
@@ -173,32 +165,30 @@ def _group(edge_list: Tensor, num_src: int, num_dst: int, flow: Flow) -> Edges:
     return Edges._by_rows(index2ptr(dst, num_dst), src, num_src, facts)
 
 
-def _from_sparse_tensor(
-    adjacency: SparseTensor, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow
-) -> tuple[SparseTensor, Edges]:
+def _from_sparse_tensor(adjacency: SparseTensor, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow) -> Edges:
     _check_matrix(tuple(adjacency.sparse_sizes()), num_src, num_dst, flow)
     if add_self_loops:
         if (rowptr := adjacency.storage._rowptr) is not None:  # torch_sparse writes out of bounds if it is wrong
             _check_rowptr(read(_ends(rowptr)), adjacency.storage.col().numel())
         adjacency = torch_sparse.set_diag(adjacency)
     rowptr, col, _ = adjacency.csr()
-    return adjacency, Edges.from_csr(rowptr, col, num_src)
+    return Edges.from_csr(rowptr, col, num_src)
 
 
-def _from_torch_sparse(
-    adjacency: Tensor, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow
-) -> tuple[Tensor, Edges]:
+def _from_torch_sparse(adjacency: Tensor, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow) -> Edges:
     _check_matrix(tuple(adjacency.shape[:2]), num_src, num_dst, flow)
     if adjacency.layout == torch.sparse_csc:  # the CSR of the transpose has the same edges, order and loops
-        adjacency = _with_loops(adjacency.t(), add_self_loops)
-        (src, dst), _ = to_edge_index(adjacency)
-        return adjacency.t(), Edges.from_index(torch.stack([src, dst]), num_src, num_dst)
-    adjacency = _with_loops(adjacency.coalesce() if adjacency.layout == torch.sparse_coo else adjacency, add_self_loops)
+        (src, dst), _ = to_edge_index(_with_loops(adjacency.t(), add_self_loops))
+        return Edges.from_index(torch.stack([src, dst]), num_src, num_dst)
+    adjacency = _with_loops(adjacency, add_self_loops)
     (dst, src), _ = to_edge_index(adjacency)
-    return adjacency, Edges.from_csr(index2ptr(dst, num_dst), src, num_src)
+    return Edges.from_csr(index2ptr(dst, num_dst), src, num_src)
 
 
 def _with_loops(adjacency: Tensor, add_self_loops: bool) -> Tensor:
+    """A sparse matrix, coalesced if it is COO, with self-loops if requested."""
+    if adjacency.layout == torch.sparse_coo:
+        adjacency = adjacency.coalesce()
     if not add_self_loops:
         return adjacency
     adjacency, _ = remove_self_loops(adjacency)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.index import index2ptr, ptr2index
 
@@ -30,19 +31,23 @@ class Long(NamedTuple):
 class Edges:
     """The edges of a graph in CSR form by dst: row i holds the neighbourhood that dst i attends over.
 
-    Ids are int32 where N and E allow, else int64, on the device of the graph. Edges of one neighbourhood keep the
+    Whatever belongs to single edges, as their features, has R rows in the caller's order: one for each edge of the list
+    as it was passed, then one for each added self-loop. The E edges refer to some or all of these rows: the graph's own
+    loops, which the added ones replace, keep their rows but are no edges here.
+
+    Ids are int32 where N and R allow, else int64, on the device of the graph. Edges of one neighbourhood keep the
     caller's order, so the structure is the same every time.
 
     Attributes:
-        index: `[2, E]`, src and dst of every edge in the caller's order.
+        index: `[2, R]`, src and dst of every row.
         rowptr: `[N_dst + 1]`, int64; the neighbourhood of dst i is at `rowptr[i]:rowptr[i + 1]`.
         src: `[E]`, grouped by dst.
         dst: `[E]`, ascending.
-        perm: `[E]`, the index in the caller's order of each grouped edge; None if both orders are the same.
+        perm: `[E]`, the row of each grouped edge; None if each is the edge's index.
         num_src: N_src.
         num_dst: N_dst.
-        dropout_ids: `[E]`, the counter that identifies each edge to the dropout generator, in the caller's order; None
-            if it is the edge's index.
+        dropout_ids: `[R]`, the counter that identifies each row's edge to the dropout generator; None if it is the
+            row's index.
         long: the numbers of long rows and of their chunks, by side; None on a CPU.
 
     Example:
@@ -79,11 +84,37 @@ class Edges:
         return cls._sorted(index, num_src, num_dst, facts)
 
     @classmethod
-    def _sorted(cls, index: Tensor, num_src: int, num_dst: int, facts: dict[str, int]) -> Edges:
-        """Group an edge list whose ids have been checked."""
+    def with_loops(cls, index: Tensor, num_src: int, num_dst: int) -> Edges:
+        """Group an edge list `[2, E]` with one self-loop for each of the first min(N_src, N_dst) nodes.
+
+        They have the rows after those of the list, and replace its own loops. Cost and errors as of `from_index`.
+        """
+        index = _beneath(index).detach()
+        check_edge_index(index)
+        is_edge = index[0] != index[1]
+        facts = _facts(index[0], index[1], num_src, num_dst, is_edge=is_edge)
+        _check_ids(facts, "src", num_src)
+        _check_ids(facts, "dst", num_dst)
+        count, num_rows, num_loops = facts["edges"], index.size(1), min(num_src, num_dst)
+        index = index.to(_id_dtype(num_src, num_dst, num_rows + num_loops))
+        loops = torch.arange(num_loops, dtype=index.dtype, device=index.device)
+        if count == num_rows:
+            return cls._sorted(torch.cat([index, loops.expand(2, -1)], 1), num_src, num_dst, facts)
+        inside = index.clamp(0, max(num_loops - 1, 0))  # ids of own loops may be any
+        index = torch.cat([torch.where(is_edge, index, inside), loops.expand(2, -1)], 1)
+        rows = torch.cat([indices_of(is_edge, count).to(index.dtype), loops + num_rows])
+        edges = cls._sorted(index, num_src, num_dst, facts, rows)
+        dropout_ids = torch.cat([(is_edge.cumsum(0) - 1).clamp(min=0).to(index.dtype), loops + count])
+        return replace(edges, dropout_ids=dropout_ids)
+
+    @classmethod
+    def _sorted(
+        cls, index: Tensor, num_src: int, num_dst: int, facts: dict[str, int], rows: Tensor | None = None
+    ) -> Edges:
+        """Group an edge list whose ids have been checked; `rows`: of the edges, where they are not all."""
         index = index.detach().to(_id_dtype(num_src, num_dst, index.size(1)))
-        dst, perm = torch.sort(index[1], stable=True)
-        perm = perm.to(index.dtype)
+        dst, perm = torch.sort(index[1] if rows is None else index[1].index_select(0, rows), stable=True)
+        perm = perm.to(index.dtype) if rows is None else rows.index_select(0, perm)
         rowptr, src = index2ptr(dst.long(), num_dst), index[0].index_select(0, perm)
         return cls(index, rowptr, src, dst, perm, num_src, num_dst, long=_long(facts))
 
@@ -114,6 +145,19 @@ class Edges:
         """E, with added self-loops."""
         return self.src.numel()
 
+    @property
+    def num_rows(self) -> int:
+        """R, at least E."""
+        return self.index.size(1)
+
+    @cached_property
+    def rows(self) -> Tensor | None:
+        """`[E]`, the rows that have an edge, ascending; None if all have."""
+        if self.perm is None or self.num_rows == self.num_edges:
+            return None
+        with _outside():
+            return self.perm.sort().values
+
     @cached_property
     def wide(self) -> tuple[Tensor, Tensor]:
         """src and dst, grouped by dst, as int64, by which torch adds rows up to four times faster on a CPU."""
@@ -136,15 +180,15 @@ class Edges:
 
     @cached_property
     def ids_by_src(self) -> Tensor:
-        """`[E]`, the index in the caller's order of each edge of the CSC form."""
+        """`[E]`, the row of each edge of the CSC form."""
         place = self.transpose[2]
         with _outside():
             return place if self.perm is None else self.perm.index_select(0, place)
 
     @property
     def dropout_edges(self) -> int | Tensor:
-        """The edges to draw a dropout mask for, in the caller's order: a count, or explicit ids."""
-        return self.num_edges if self.dropout_ids is None else self.dropout_ids
+        """The rows to draw a dropout mask for: a count, or explicit ids."""
+        return self.num_rows if self.dropout_ids is None else self.dropout_ids
 
     @cached_property
     def dropout_ids_by_dst(self) -> Tensor | None:
@@ -159,18 +203,54 @@ class Edges:
             return self.ids_by_src if self.dropout_ids is None else self.dropout_ids.index_select(0, self.ids_by_src)
 
     def group(self, per_edge: Tensor) -> Tensor:
-        """Reorder `[E, ...]` from the caller's order to the order grouped by dst."""
+        """Reorder `[R, ...]` to `[E, ...]` grouped by dst."""
         return per_edge if self.perm is None else per_edge.index_select(0, self.perm)
 
     def ungroup(self, per_edge: Tensor, axis: int = 0) -> Tensor:
-        """Reorder from the order grouped by dst to the caller's order; `axis` is that of the edges."""
-        return per_edge if self.perm is None else per_edge.index_select(axis, self._inverse)
+        """Reorder E edges grouped by dst to R rows, zero where a row has no edge; `axis` is that of the edges."""
+        if self.perm is None:
+            return per_edge
+        if self.num_rows == self.num_edges:
+            return per_edge.index_select(axis, self._inverse)
+        shape = list(per_edge.shape)
+        shape[axis] = self.num_rows
+        return per_edge.new_zeros(shape).index_copy(axis, self._inverse, per_edge)
 
     @cached_property
     def _inverse(self) -> Tensor:
+        """`[R]`, the edge of each row; where some rows have none `[E]`, the row of each edge, as int64."""
         assert self.perm is not None
         with _outside():
-            return torch.argsort(self.perm)
+            return torch.argsort(self.perm) if self.num_rows == self.num_edges else self.perm.long()
+
+    def subset(self, keep: Tensor) -> Edges:
+        """The edges whose rows are true in a mask `[R]`, on the same rows and with the same dropout ids.
+
+        Costs one device sync and no sort.
+
+        Example:
+            >>> edges = Edges.from_index(torch.tensor([[0, 1, 2], [1, 0, 1]]), num_src=3, num_dst=3)
+            >>> some = edges.subset(torch.tensor([True, False, True]))
+            >>> some.rowptr.tolist(), some.src.tolist(), some.perm.tolist(), some.num_rows
+            ([0, 0, 2, 2], [0, 2], [0, 2], 3)
+        """
+        keep = _beneath(keep)
+        with _outside():
+            kept, (colptr, dst, place) = self.group(keep), self.transpose
+            kept_by_src = kept.index_select(0, place)
+            before, before_by_src = (F.pad(mask.cumsum(0), (1, 0)) for mask in (kept, kept_by_src))
+            rowptr, colptr = before.index_select(0, self.rowptr), before_by_src.index_select(0, colptr)
+            scalars = {"edges": before[-1]}
+            if is_remote(keep):
+                scalars |= _long_counts("dst", rowptr.diff()) | _long_counts("src", colptr.diff())
+            facts = read(scalars)
+            at, at_by_src = (indices_of(mask, facts["edges"]) for mask in (kept, kept_by_src))
+            perm = at.to(self.src.dtype) if self.perm is None else self.perm.index_select(0, at)
+            src, dst_of_row = self.src.index_select(0, at), self.dst.index_select(0, at)
+            edges = replace(self, rowptr=rowptr, src=src, dst=dst_of_row, perm=perm, long=_long(facts))
+            place = before.index_select(0, place.index_select(0, at_by_src)).to(place.dtype)
+            vars(edges)["transpose"] = colptr, dst.index_select(0, at_by_src), place
+        return edges
 
 
 def _id_dtype(num_src: int, num_dst: int, num_edges: int) -> torch.dtype:
@@ -257,9 +337,8 @@ def _facts(
     if is_remote(src):
         num_loops = 0 if is_edge is None else min(num_src, num_dst)
         by_dst = rowptr.diff() if rowptr is not None else _degree(ids["dst"], num_dst, is_edge, num_loops)
-        scalars["long dst"], scalars["parts dst"] = count_long(by_dst, SPLIT)
         by_src = _degree(ids["src"], num_src, is_edge, num_loops)
-        scalars["long src"], scalars["parts src"] = count_long(by_src, SPLIT)
+        scalars |= _long_counts("dst", by_dst) | _long_counts("src", by_src)
     return {"edges": src.numel(), **read(scalars)}
 
 
@@ -289,6 +368,11 @@ def _check_rowptr(facts: dict[str, int], num_edges: int) -> None:
     if falls or first != 0 or last != num_edges:
         fault = "falls" if falls else f"begins at {first}" if first else f"ends at {last}"
         raise ValueError(f"the adjacency's rowptr {fault}, expected 0 to {num_edges} without a fall.")
+
+
+def _long_counts(side: Side, degree: Tensor) -> dict[str, Tensor]:
+    rows, parts = count_long(degree, SPLIT)
+    return {f"long {side}": rows, f"parts {side}": parts}
 
 
 def _long(facts: dict[str, int]) -> dict[Side, Long] | None:

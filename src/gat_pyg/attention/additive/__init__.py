@@ -28,7 +28,7 @@ class Additive(Score):
     Args:
         score_src: s, `[N_src, H]`.
         score_dst: d, `[N_dst, H]`.
-        score_edge: u, `[E, H]` in the caller's edge order.
+        score_edge: u, `[E, H]` in the caller's edge order, a row for each of `Edges.num_rows`.
         negative_slope: of the LeakyReLU; 1 leaves the scores as they are.
     """
 

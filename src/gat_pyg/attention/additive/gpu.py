@@ -357,7 +357,9 @@ def backward(
     def new(rows: int, wanted: bool) -> Tensor | None:
         return x.new_empty(rows, heads, dtype=torch.float32) if wanted else None
 
-    grad_x, grad_edge = torch.empty_like(x), new(num_edges, edge_grad)
+    grad_x, grad_edge = torch.empty_like(x), new(edges.num_rows, edge_grad)
+    if grad_edge is not None and edges.num_rows > num_edges:
+        grad_edge.zero_()
     grad_src, grad_dst = new(num_src, score_src is not None), new(num_dst, score_dst is not None)
     if num_edges == 0 or x.numel() == 0:
         for result in (grad_x, grad_src, grad_dst, grad_edge):
