@@ -28,21 +28,34 @@ def _additive(x: Tensor, score_src: Tensor, score_dst: Tensor, score_edge: Tenso
     return F.leaky_relu(score_dst[:, None] + score_src + score_edge, 0.2)
 
 
-def _gatv2(x: Tensor, x_dst: Tensor, att: Tensor) -> Tensor:
-    return torch.einsum("hc,ijhc->ijh", att, F.leaky_relu(x_dst[:, None] + x, 0.2))
+def _gatv2(
+    x: Tensor, x_dst: Tensor, att: Tensor, edge_attr: Tensor | float = 0.0, lin_edge: Tensor | None = None
+) -> Tensor:
+    if lin_edge is not None:
+        edge_attr = torch.einsum("...d,hcd->...hc", edge_attr, lin_edge)
+    return torch.einsum("hc,ijhc->ijh", att, F.leaky_relu(x_dst[:, None] + x + edge_attr, 0.2))
 
 
-def _dot(x: Tensor, x_dst: Tensor) -> Tensor:
-    return torch.einsum("ihc,jhc->ijh", x_dst, x) / x.size(-1) ** 0.5
+def _dot(
+    x: Tensor, x_dst: Tensor, key: Tensor | None = None, query_edge: Tensor | None = None, edge_attr: Any = None
+) -> Tensor:
+    e = torch.einsum("ihc,jhc->ijh", x_dst, x if key is None else key)
+    if query_edge is not None:
+        e = e + (query_edge[:, None] * edge_attr.unsqueeze(-2)).sum(-1)
+    return e / x.size(-1) ** 0.5
 
 
 ADDITIVE = "x score_src score_dst score_edge"
 CONSTANT = "x"
 GATV2 = "x x_dst att"
+GATV2_EDGES = "x x_dst att edge_attr lin_edge"
+DOT_EDGES = "x x_dst key query_edge edge_attr"
 SCORES = {  # by the names of x and the operands
     ADDITIVE: Case(Additive, _additive),
     GATV2: Case(GATv2, _gatv2),
+    GATV2_EDGES: Case(GATv2, _gatv2),
     "x x_dst": Case(Dot, _dot),
+    DOT_EDGES: Case(Dot, _dot),
     "x x_dst beta": Case(Cosine, lambda x, x_dst, beta: beta * F.cosine_similarity(x_dst[:, None], x, dim=-1)),
 }
 SHAPES = {"x": ("N_src", "H", "C")} | {name: s for case in SCORES.values() for name, s in case.score.shapes.items()}
@@ -53,7 +66,14 @@ def leaves_of(
 ) -> Tensors:
     """Random tensors by name, x and operands; vectors `[H, C]` are of length one, so that scores are of order one."""
     generator = torch.Generator().manual_seed(seed)
-    sizes = {"N_src": graph.num_src, "N_dst": graph.num_dst, "E": graph.index.size(1), "H": heads, "C": channels}
+    sizes = {
+        "N_src": graph.num_src,
+        "N_dst": graph.num_dst,
+        "E": graph.index.size(1),
+        "H": heads,
+        "C": channels,
+        "D": 3,
+    }
     leaves = {}
     for name in names.split():
         leaf = torch.randn([sizes[letter] for letter in SHAPES[name]], generator=generator, dtype=torch.float64)

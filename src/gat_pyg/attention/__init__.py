@@ -2,6 +2,6 @@
 
 from .additive import Additive as Additive
 from .cosine import Cosine as Cosine
+from .dot import Dot as Dot
 from .operation import attend as attend
-from .pair import Dot as Dot
 from .pair import GATv2 as GATv2

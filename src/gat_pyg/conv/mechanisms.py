@@ -11,7 +11,8 @@ from torch_geometric.nn.inits import glorot
 from torch_geometric.typing import OptTensor
 
 from ..attention.cosine import Cosine
-from ..attention.pair import Dot, GATv2
+from ..attention.dot import Dot
+from ..attention.pair import GATv2
 from ..attention.score import Score
 from ..features.linear import Linear
 

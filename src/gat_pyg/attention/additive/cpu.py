@@ -32,6 +32,7 @@ from ...kernels.cpu.vector import (
     load,
     of_model,
     only_if,
+    only_if_any,
     per_feature,
     per_head,
     pointer,
@@ -44,6 +45,8 @@ from ..steps.cpu import (
     close,
     each_tile,
     load_end,
+    load_factors,
+    load_weight,
     merge,
     prefetch_end,
     row_of,
@@ -106,6 +109,7 @@ def _forward(
     s_: Any,
     d_: Any,
     u_: Any,
+    w_: Any,
     out_: Any,
     lse_: Any,
     out_plus_: Any,
@@ -116,17 +120,17 @@ def _forward(
     heads, channels = sizes
     lanes, tile, ragged = layout
     src, ids = pointer(src_, 0), pointer(ids_, 0)
-    x, s, d, u = of_model((x_, s_, d_, u_), model, models)
+    x, s, d, u, w = of_model((x_, s_, d_, u_, w_), model, models)
     out, lse, out_plus, mass_plus = of_model((out_, lse_, out_plus_, mass_plus_), model, models)
-    keep, weight, shares = only_if(drop, pointer(buffers[0], 0)), pointer(buffers[1], 0), pointer(buffers[2], 0)
+    keep = only_if_any((drop, w_), pointer(buffers[0], 0))
+    weight, shares = pointer(buffers[1], 0), pointer(buffers[2], 0)
     positive = only_if(out_plus_, pointer(buffers[3], 0))
     one = splat(x, 1.0, lanes)
     for head in range(0, heads, 1 << len(lanes)):
         for v in range(first, last):
             row = row_of(chunks, v, src, src_.size - 1, sizes, head, lanes)
             n, G, count, many = row.size, row.lanes, only_if(ragged, row.width), only_if(ragged, row.width * channels)
-            if drop is not None:
-                draw_row(keep, drop, model, row.begin, n, head, lanes)
+            load_factors(keep, drop, w, ids, row, model, lanes, ragged)
             d_i, tops = _load_or_zero(d, x, row.own, lanes, count), splat(x, -np.inf, lanes)
             close(weight, n * G, -np.inf)
             if out_plus_ is not None:
@@ -257,26 +261,29 @@ def _backward(
     x_: Any,
     s_: Any,
     u_: Any,
+    w_: Any,
     stats_: Any,
     grad_x_: Any,
     grad_s_: Any,
     per_edge_: Any,
+    grad_w_: Any,
     scored: Any,
 ) -> None:
     """grad x and grad s of some chunks of src rows, in one gather of dO; `stats` has (d, max, 1 / sum, D) of each dst.
 
     If `grad_s` is given, `per_edge` (optional) is grad z_ij LeakyReLU'(z_ij), grouped by dst. Otherwise D is not known
-    yet, and `per_edge` is g_ij = k_ij <dO_i, x_j>. `scored` is None for constant attention, which has grad x alone.
+    yet, and `per_edge` is g_ij = k_ij w_ij <dO_i, x_j>. `grad_w` (optional) is grad w_ij, grouped by dst. `scored` is
+    None where grad x is all there is.
     """
     first, last, model, models, buffers = work
     heads, channels = sizes
     lanes, tile, ragged = layout
     dst, place, ids = pointer(dst_, 0), pointer(place_, 0), pointer(ids_, 0)
-    grad, x, s, u, stats = of_model((grad_, x_, s_, u_, stats_), model, models)
-    grad_x, grad_s, per_edge = of_model((grad_x_, grad_s_, per_edge_), model, models)
+    grad, x, s, u, w, stats = of_model((grad_, x_, s_, u_, w_, stats_), model, models)
+    grad_x, grad_s, per_edge, grad_w = of_model((grad_x_, grad_s_, per_edge_, grad_w_), model, models)
     keep, alpha, weight = only_if(drop, pointer(buffers[0], 0)), pointer(buffers[1], 0), pointer(buffers[2], 0)
     factor, delta, share = pointer(buffers[3], 0), pointer(buffers[4], 0), pointer(buffers[5], 0)
-    product = only_if(scored, pointer(buffers[6], 0))
+    product, weigh = only_if(scored, pointer(buffers[6], 0)), only_if(w_, pointer(buffers[7], 0))
     one = splat(x, 1.0, lanes)
     for head in range(0, heads, 1 << len(lanes)):
         for v in range(first, last):
@@ -294,11 +301,15 @@ def _backward(
                 store(factor, k * G, leaky(one, z, slope), None)
                 store(share, k * G, load(stats, q + 2 * heads, lanes, count), None)
                 store(delta, k * G, load(stats, q + 3 * heads, lanes, count), None)
+                if w_ is not None:
+                    store(weigh, k * G, load_weight(w, ids, row, k, lanes, ragged), None)
             for f in range(0, n * G, LANES):
                 values = exp(load(alpha, f, LANES, None)) * load(share, f, LANES, None)
                 store(alpha, f, values, None)
                 if drop is not None:
                     values = values * load(keep, f, LANES, None)
+                if w_ is not None:
+                    values = values * load(weigh, f, LANES, None)
                 store(weight, f, values, None)
             if narrow is not None:
                 _sum_back_narrow(row, narrow, lanes, many, grad, weight, x, product, grad_x)
@@ -312,12 +323,17 @@ def _backward(
                     change = load(product, k * G, lanes, None)
                     if drop is not None:
                         change = change * load(keep, k * G, lanes, None)
+                    at = np.int64(place[row.begin + k]) * heads + head
+                    if grad_w_ is not None:
+                        store(grad_w, at, load(alpha, k * G, lanes, None) * change, count)
+                    if w_ is not None:
+                        change = change * load(weigh, k * G, lanes, None)
                     if grad_s_ is not None:  # de = alpha (g - D) LeakyReLU'(z)
                         change = load(alpha, k * G, lanes, None) * (change - load(delta, k * G, lanes, None))
                         change = change * load(factor, k * G, lanes, None)
                         sums = sums + change
                     if per_edge_ is not None:
-                        store(per_edge, np.int64(place[row.begin + k]) * heads + head, change, count)
+                        store(per_edge, at, change, count)
                 if grad_s_ is not None:
                     store(grad_s, row.to, sums, count)
 
@@ -388,7 +404,7 @@ def forward(
     saves_output: bool,
 ) -> tuple[Tensor, ...]:
     """Return O `[N_dst, H, C]` in `dtype`, (max, 1 / denominator) `[N_dst, H, 2]`, and, if saved, O+ and A+."""
-    shape, chunks = Shape.of(x, *score.operands), chunks_of(edges, "dst")
+    shape, chunks = Shape.of(x, edge_weight, *score.operands), chunks_of(edges, "dst")
     heads, channels, slots, rows = shape.heads, shape.channels, chunks.slots, edges.num_dst
     out, lse = shape.empty(slots, heads, channels), shape.empty(slots, heads, 2)
     out_plus = shape.empty(slots, heads, channels) if saves_output else None
@@ -409,6 +425,7 @@ def forward(
         shape.flat(score.score_src),
         shape.flat(score.score_dst),
         shape.flat(score.score_edge),
+        shape.flat(edge_weight),
         out,
         lse,
         out_plus,
@@ -437,7 +454,7 @@ def backward(
     score_src, score_dst, score_edge = score.operands
     lse, out_plus, mass_plus = (*saved, None, None)[:3]
     edge_grad = needs[4]
-    shape, chunks = Shape.of(x, score_src, score_dst, score_edge), chunks_of(edges, "src")
+    shape, chunks = Shape.of(x, edge_weight, *score.operands), chunks_of(edges, "src")
     heads, channels, layout = shape.heads, shape.channels, shape.layout
     colptr, dst, place = edges.transpose
     scored = not (score_src is None and score_dst is None and score_edge is None)
@@ -449,6 +466,7 @@ def backward(
     grad_s = shape.empty(chunks.slots, heads) if scored else None
     grad_d = shape.empty(edges.num_dst, heads) if scored else None
     per_edge = shape.empty(edges.num_edges, heads) if scored and (edge_grad or not speed) else None
+    grad_w = shape.empty(edges.num_edges, heads) if needs[1] else None
     outputs = (shape.flat(t) if speed else None for t in (out, out_plus, mass_plus))
     job = shape.job(np.arange(edges.num_dst + 1), 1, edges)
     run(_dense, shape.dtype, job, sizes, slope, layout, shape.narrow, g, d, shape.flat(lse), stats, *outputs, grad_d)
@@ -464,16 +482,18 @@ def backward(
         shape.drop(seed, dropout, edges.dropout_ids_by_src),
         dst.numpy(),
         place.numpy(),
-        None if u is None else edges.ids_by_src.numpy(),
+        None if u is None and edge_weight is None else edges.ids_by_src.numpy(),
         g,
         shape.flat(x),
         s,
         u,
+        shape.flat(edge_weight),
         stats,
         grad_x,
         grad_s if speed else None,
         per_edge,
-        True if scored else None,
+        grad_w,
+        True if scored or grad_w is not None else None,
     )
     if scored and not speed:
         rowptr, src = edges.rowptr.numpy(), edges.src.numpy()
@@ -489,6 +509,7 @@ def backward(
     axis = len(shape.batch)
     return {
         "x": shape.tensor(grad_x, edges.num_src, heads, channels),
+        "edge_weight": None if grad_w is None else edges.ungroup(shape.tensor(grad_w, edges.num_edges, heads), axis),
         "score_src": None if score_src is None else shape.tensor(grad_s, edges.num_src, heads),
         "score_dst": None if score_dst is None else shape.tensor(grad_d, edges.num_dst, heads),
         "score_edge": edges.ungroup(shape.tensor(per_edge, edges.num_edges, heads), axis) if edge_grad else None,

@@ -11,8 +11,8 @@ from torch import Tensor
 from ...graph.edges import Edges
 from ...kernels.cpu.cache import compiled, inline
 from ...kernels.cpu.draw import draw_row
-from ...kernels.cpu.rows import Shape, chunks_of, merge_sums, run
-from ...kernels.cpu.vector import larger, load, of_model, only_if, pointer, splat, store
+from ...kernels.cpu.rows import Shape, chunks_of, edge_ids, merge_sums, run
+from ...kernels.cpu.vector import larger, load, of_model, only_if, only_if_any, pointer, splat, store
 from ..steps.cpu import (
     Row,
     attend,
@@ -20,6 +20,7 @@ from ..steps.cpu import (
     dot,
     each_tile,
     load_edges,
+    load_factors,
     load_lse,
     merge,
     row_of,
@@ -44,23 +45,25 @@ def _forward(
     layout: Any,
     drop: Any,
     src_: Any,
+    ids_: Any,
     x_: Any,
     query_: Any,
     inverse_: Any,
+    w_: Any,
     out_: Any,
     lse_: Any,
 ) -> None:
     """The scores of some chunks, then equations (2) and (4)."""
     first, last, model, models, buffers = work
     lanes, tile, ragged = layout
-    src = pointer(src_, 0)
-    x, query, inverse, out, lse = of_model((x_, query_, inverse_, out_, lse_), model, models)
-    keep, weight, shares = only_if(drop, pointer(buffers[0], 0)), pointer(buffers[1], 0), pointer(buffers[2], 0)
+    src, ids = pointer(src_, 0), pointer(ids_, 0)
+    x, query, inverse, w, out, lse = of_model((x_, query_, inverse_, w_, out_, lse_), model, models)
+    keep = only_if_any((drop, w_), pointer(buffers[0], 0))
+    weight, shares = pointer(buffers[1], 0), pointer(buffers[2], 0)
     for head in range(0, sizes[0], 1 << len(lanes)):
         for v in range(first, last):
             row = row_of(chunks, v, src, src_.size - 1, sizes, head, lanes)
-            if drop is not None:
-                draw_row(keep, drop, model, row.begin, row.size, head, lanes)
+            load_factors(keep, drop, w, ids, row, model, lanes, ragged)
             clear(weight, row)
             each_tile(dot, tile, row, query, x, weight, None, None)
             tops = splat(x, -np.inf, lanes)
@@ -79,22 +82,26 @@ def _backward_dst(
     layout: Any,
     drop: Any,
     src_: Any,
+    ids_: Any,
     grad_: Any,
     x_: Any,
     query_: Any,
     inverse_: Any,
+    w_: Any,
     lse_: Any,
     delta_: Any,
     weights_: Any,
     changes_: Any,
+    grad_w_: Any,
     grad_query_: Any,
 ) -> None:
     """k_ij alpha_ij and f_ij = r_j alpha_ij (g_ij - D_i) of some chunks, grouped by dst, and sum_j f_ij x_j."""
     first, last, model, models, buffers = work
     lanes, tile, ragged = layout
-    src = pointer(src_, 0)
+    src, ids = pointer(src_, 0), pointer(ids_, 0)
     grad, x, query, inverse, lse, delta = of_model((grad_, x_, query_, inverse_, lse_, delta_), model, models)
-    weights, changes, grad_query = of_model((weights_, changes_, grad_query_), model, models)
+    w, weights, changes = of_model((w_, weights_, changes_), model, models)
+    grad_w, grad_query = of_model((grad_w_, grad_query_), model, models)
     keep, e, product = only_if(drop, pointer(buffers[0], 0)), pointer(buffers[1], 0), pointer(buffers[2], 0)
     for head in range(0, sizes[0], 1 << len(lanes)):
         for v in range(first, last):
@@ -107,7 +114,8 @@ def _backward_dst(
             top, share, mean = load_lse(lse, delta, row, lanes, ragged)
             for k in range(row.size):
                 factor = _load_inverse(inverse, row, k, lanes, ragged)
-                softmax_back(row, k, factor, e, product, keep, top, share, mean, weights, changes, lanes, ragged)
+                softmax_back(row, k, factor, e, product, keep, w, ids, top, share, mean, weights, changes, grad_w,
+                             lanes, ragged)  # fmt: skip
             each_tile(weighted_sum, tile, row, x, product, None, None, grad_query, None)
 
 
@@ -154,7 +162,7 @@ def forward(
 ) -> tuple[Tensor, ...]:
     """Return O in `dtype` and (max, 1 / denominator)."""
     x = x.to(dtype)
-    shape, chunks = Shape.of(x, *score.operands, narrow=False), chunks_of(edges, "dst")
+    shape, chunks = Shape.of(x, edge_weight, *score.operands, narrow=False), chunks_of(edges, "dst")
     heads, channels, rows = shape.heads, shape.channels, edges.num_dst
     out, lse = shape.empty(chunks.slots, heads, channels), shape.empty(chunks.slots, heads, 2)
     run(
@@ -166,9 +174,11 @@ def forward(
         shape.layout,
         shape.drop(seed, dropout, edges.dropout_ids_by_dst),
         edges.src.numpy(),
+        None if edge_weight is None else edge_ids(edges),
         shape.flat(x),
         shape.flat(score.queries(dtype)),
         shape.flat(inverse_norm(x)),
+        shape.flat(edge_weight),
         out,
         lse,
     )
@@ -193,7 +203,7 @@ def backward(
     grad q_i = sum_j f_ij x_j, and with B_j = sum_i f_ij q_i, the gradient as if |x_j| were constant,
     grad x_j = sum_i k_ij alpha_ij dO_i + B_j - r_j^2 <x_j, B_j> x_j. Of an edge, two numbers a head are held.
     """
-    shape, (lse,) = Shape.of(x, *score.operands, narrow=False), saved
+    shape, (lse,) = Shape.of(x, edge_weight, *score.operands, narrow=False), saved
     heads, channels, x = shape.heads, shape.channels, x.to(lse.dtype)
     _, dst, place = edges.transpose
     by_dst, by_src = chunks_of(edges, "dst"), chunks_of(edges, "src")
@@ -201,6 +211,7 @@ def backward(
     g, query = shape.flat(grad), shape.flat(score.queries(lse.dtype))
     delta = shape.flat((grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1))
     weights, changes = shape.empty(edges.num_edges, heads), shape.empty(edges.num_edges, heads)
+    grad_w = shape.empty(edges.num_edges, heads) if needs[1] else None
     grad_query = shape.empty(by_dst.slots, heads, channels)
     run(
         _backward_dst,
@@ -211,14 +222,17 @@ def backward(
         shape.layout,
         shape.drop(seed, dropout, edges.dropout_ids_by_dst),
         edges.src.numpy(),
+        None if edge_weight is None else edge_ids(edges),
         g,
         shape.flat(x),
         query,
         shape.flat(inverse),
+        shape.flat(edge_weight),
         shape.flat(lse),
         delta,
         weights,
         changes,
+        grad_w,
         grad_query,
     )
     values, across = (shape.empty(by_src.slots, heads, channels) for _ in range(2))
@@ -232,4 +246,7 @@ def backward(
     grad_x += along_itself(x, inverse[..., None], as_if_constant)
     grad_x_dst, along = score.query_gradients(shape.tensor(grad_query, edges.num_dst, heads, channels))
     grad_beta = torch.from_numpy(along.numpy().sum(-2))  # torch may divide a long sum among its threads
-    return {"x": grad_x, "x_dst": grad_x_dst, "beta": grad_beta}
+    grads: dict[str, Tensor | None] = {"x": grad_x, "x_dst": grad_x_dst, "beta": grad_beta}
+    if grad_w is not None:
+        grads["edge_weight"] = edges.ungroup(shape.tensor(grad_w, edges.num_edges, heads), len(shape.batch))
+    return grads

@@ -24,8 +24,9 @@ from ...kernels.gpu.rows import (
     store_row,
     work_item,
 )
+from ..dot import Dot
 from ..steps.gpu import alpha, attend, forward_pass, leaky, load_edges, store_attended, store_edges, total_mass
-from . import Dot, GATv2
+from . import GATv2
 
 
 @triton.jit
@@ -235,8 +236,10 @@ def forward(
 
 def _constants(score: GATv2 | Dot, channels: int) -> dict[str, Any]:
     """The kernels' arguments for the score."""
-    att = None if score.att is None else score.att.contiguous()
-    return {"p_att": att, "slope": float(score.negative_slope), "scale": max(channels, 1) ** -0.5}
+    scale = max(channels, 1) ** -0.5
+    if isinstance(score, Dot):
+        return {"p_att": None, "slope": 1.0, "scale": scale}
+    return {"p_att": score.att.contiguous(), "slope": float(score.negative_slope), "scale": scale}
 
 
 def backward(
@@ -252,7 +255,7 @@ def backward(
     needs: tuple[bool, ...],
 ) -> dict[str, Tensor | None]:
     """The gradients of x, x_dst and att, in one pass over dst and one over src; holds two numbers an edge and head."""
-    att, models = score.att, x.shape[:-3]
+    att, models = None if isinstance(score, Dot) else score.att, x.shape[:-3]
     grad, x, x_dst, out, lse = beside(models, grad, x, score.x_dst, out, *saved)
     (_, heads, channels), num_edges = x.shape, edges.num_edges
     grad_x, grad_x_dst = torch.empty_like(x), torch.empty_like(x_dst)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...kernels.cpu.cache import compiled, inline
+from ...kernels.cpu.draw import draw_row
 from ...kernels.cpu.rows import Chunks, Shape
 from ...kernels.cpu.vector import (
     LANES,
@@ -87,6 +88,32 @@ def prefetch_end(x: Any, row: Row, k: int, c: int, tile: Any) -> None:
     """Prefetch what `load_end` will load for an edge that comes `AHEAD` after k."""
     edge = min(row.begin + k + AHEAD, row.end)
     prefetch(x, (np.int64(row.ids[edge]) * row.heads + row.head) * row.channels + c, tile)
+
+
+@inline
+def row_of_edge(ids: Any, row: Row, k: int) -> Any:
+    """The row of edge k among what belongs to single edges, as their features."""
+    edge = np.int64(row.begin + k)
+    return edge if ids is None else np.int64(ids[edge])
+
+
+@inline
+def load_weight(w: Any, ids: Any, row: Row, k: int, lanes: Any, ragged: Any) -> Any:
+    """w_ij of edge k, for the heads of the vector."""
+    return load(w, row_of_edge(ids, row, k) * row.heads + row.head, lanes, only_if(ragged, row.width))
+
+
+@inline
+def load_factors(factor: Any, drop: Any, w: Any, ids: Any, row: Row, model: int, lanes: Any, ragged: Any) -> None:
+    """k_ij w_ij of the edges of a chunk, of those two that there are."""
+    if drop is not None:
+        draw_row(factor, drop, model, row.begin, row.size, row.head, lanes)
+    if w is not None:
+        for k in range(row.size):
+            values = load_weight(w, ids, row, k, lanes, ragged)
+            if drop is not None:
+                values = values * load(factor, k * row.lanes, lanes, None)
+            store(factor, k * row.lanes, values, None)
 
 
 @inline
@@ -174,18 +201,25 @@ def load_lse(lse: Any, delta: Any, row: Row, lanes: Any, ragged: Any) -> Any:
 
 
 @inline
-def softmax_back(row: Row, k: int, factor: Any, e: Any, product: Any, keep: Any, top: Any, share: Any, mean: Any,
-                 weights: Any, changes: Any, lanes: Any, ragged: Any) -> None:  # fmt: skip
-    """k_ij alpha_ij and `factor` alpha_ij (g_ij - D_i) of an edge whose score is `factor` times e; the latter also to
-    `product`, which has <dO_i, x_j>."""
+def softmax_back(row: Row, k: int, factor: Any, e: Any, product: Any, keep: Any, w: Any, ids: Any, top: Any, share: Any,
+                 mean: Any, weights: Any, changes: Any, grad_w: Any, lanes: Any, ragged: Any) -> None:  # fmt: skip
+    """k_ij w_ij alpha_ij and `factor` alpha_ij (g_ij - D_i) of an edge whose score is `factor` times e, also in place
+    of e and of `product`, which has <dO_i, x_j>; and grad w_ij, where it is asked for."""
     alpha = share * exp(factor * load(e, k * row.lanes, lanes, None) - top)
     change, dropped = load(product, k * row.lanes, lanes, None), alpha
+    at, count = np.int64(row.begin + k) * row.heads + row.head, only_if(ragged, row.width)
     if keep is not None:
         mask = load(keep, k * row.lanes, lanes, None)
         dropped = alpha * mask
         change = change * mask
+    if w is not None:
+        if grad_w is not None:
+            store(grad_w, at, alpha * change, count)
+        weight = load_weight(w, ids, row, k, lanes, ragged)
+        dropped = dropped * weight
+        change = change * weight
     change = factor * (alpha * (change - mean))
-    at, count = np.int64(row.begin + k) * row.heads + row.head, only_if(ragged, row.width)
+    store(e, k * row.lanes, dropped, None)
     store(product, k * row.lanes, change, None)
     store(weights, at, dropped, count)
     store(changes, at, change, count)

@@ -111,6 +111,11 @@ def only_if(flag: Any, value: Any) -> Any:
 
 
 @_operation
+def only_if_any(flags: tuple[Any, ...], value: Any) -> Any:
+    return None if all(flag is None for flag in flags) else value
+
+
+@_operation
 def pointer(array: Memory | None, offset: int) -> Memory | None:
     if array is None:
         return None
@@ -165,6 +170,17 @@ def larger(x: np.ndarray, y: np.ndarray) -> Any:
 @_operation
 def leaky(x: np.ndarray, at: np.ndarray, slope: Any) -> Any:
     return np.where(at > 0, x, x * slope)
+
+
+@_operation
+def store_signs(signs: Memory, offset: int, vector: np.ndarray) -> None:
+    store(signs, offset, np.packbits(vector > 0, bitorder="little"), None)
+
+
+@_operation
+def leaky_by(x: np.ndarray, signs: Memory, offset: int, slope: Any) -> Any:
+    at = signs.place(offset, len(x) // 8)
+    return np.where(np.unpackbits(signs.values[at : at + len(x) // 8], bitorder="little"), x, x * slope)
 
 
 @_operation

@@ -100,7 +100,7 @@ def run(kernel: Any, dtype: np.dtype[Any], job: Job, *args: Any) -> None:
     """Call `kernel(work, *args)` for ranges of chunks and for every model, on as many threads as torch has.
 
     `work` is a tuple: the first chunk, the one after the last, the model, how many models there are, and the buffers of
-    a chunk, seven with an element for each edge and lane.
+    a chunk, eight with an element for each edge and lane.
 
     The kernels give up the GIL and the threads are Python's: Numba's own would be one more pool beside torch's, and
     not each kind of it survives a fork or two callers at once, as autograd's threads may be. A chunk is summed by one
@@ -134,8 +134,8 @@ def run(kernel: Any, dtype: np.dtype[Any], job: Job, *args: Any) -> None:
 
 
 def _buffers(job: Job, dtype: np.dtype[Any]) -> np.ndarray:
-    """Room for a chunk: seven elements for each edge and lane."""
-    buffers = np.empty((7, job.room), dtype)
+    """Room for a chunk: eight elements for each edge and lane."""
+    buffers = np.empty((8, job.room), dtype)
     if interpreter.INTERPRET:  # an element that is read before it is written
         buffers.fill(np.nan)
     return buffers
@@ -158,6 +158,11 @@ def merge_sums(models: int, chunks: Chunks, row: int, *sums: np.ndarray) -> None
     if chunks.long.size:
         for model, each in itertools.product(range(models), sums):
             _merge_sums(model, models, chunks.long, chunks.first, each, row)
+
+
+def tile_of(channels: int) -> tuple[int, ...]:
+    """The features that are summed at once, as `width_of` reads it."""
+    return (0,) * next((power for power in (3, 4, 5) if channels <= 1 << power), 6)
 
 
 class Shape(NamedTuple):
@@ -186,7 +191,7 @@ class Shape(NamedTuple):
             channels,
             lanes,
             (lanes, (0,) * channels) if narrow else None,
-            (0,) * next((power for power in (3, 4, 5) if channels <= 1 << power), 6),
+            tile_of(channels),
             True if heads % (1 << len(lanes)) else None,
         )
 

@@ -98,6 +98,14 @@ def only_if(context: Any, flag: Any, value: Any) -> Any:
 
 
 @intrinsic
+def only_if_any(context: Any, flags: Any, value: Any) -> Any:
+    """The value, or None where all the flags are None: known when compiled."""
+    if all(flag is types.none for flag in flags):
+        return types.none(flags, value), lambda context, *_: context.get_dummy_value()
+    return value(flags, value), lambda context, builder, signature, args: args[1]
+
+
+@intrinsic
 def pointer(context: Any, array: Any, offset: Any) -> Any:
     """The numbers of an array from `offset` on, without the array: an index asks for no sign, and a call counts no
     references. None of None."""
@@ -200,6 +208,32 @@ def leaky(context: Any, x: Any, at: Any, slope: Any) -> Any:
         return builder.select(positive, args[0], builder.fmul(args[0], splat_value(builder, args[2], x.width)))
 
     return x(x, at, x.dtype), codegen
+
+
+@intrinsic
+def store_signs(context: Any, signs: Any, offset: Any, vector: Any) -> Any:
+    """A bit for each lane, 1 where it is positive, from byte `offset` on."""
+    bits = ir.IntType(vector.width)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        positive = builder.fcmp_ordered(">", args[2], ir.Constant(args[2].type, None))
+        builder.store(builder.bitcast(positive, bits), address(builder, args[0], args[1], bits), align=1)
+        return context.get_dummy_value()
+
+    return types.void(signs, offset, vector), codegen
+
+
+@intrinsic
+def leaky_by(context: Any, x: Any, signs: Any, offset: Any, slope: Any) -> Any:
+    """`x * (1 if positive else slope)`, lane by lane, by the bits of `store_signs`."""
+    bits, mask = ir.IntType(x.width), ir.VectorType(ir.IntType(1), x.width)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        stored = builder.load(address(builder, args[1], args[2], bits), align=1)
+        scaled = builder.fmul(args[0], splat_value(builder, args[3], x.width))
+        return builder.select(builder.bitcast(stored, mask), args[0], scaled)
+
+    return x(x, signs, offset, x.dtype), codegen
 
 
 @intrinsic(prefer_literal=True)
