@@ -105,6 +105,7 @@ def test_one_label_of_several(tmp_path: Path) -> None:
 def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
     text, content, _ = page_of(tmp_path / "page.html", title="<b>A & B</b>", class_names=["</script>", "1", "2"])
     assert not re.search(r"https?:|//[a-z]+\.|@import|url\(|\bfetch\(|<link[^>]+href=\"(?!data:)|<script[^>]+src", text)
+    assert "computes a weighted mean over the neighbours of each node" in text  # what attention is
     assert "default-src 'none'" in text and "{{" not in text
     assert text.count("</script>") == 2 and content["classes"][0] == "</script>"
     assert "<title>&lt;b&gt;A &amp; B&lt;/b&gt;</title>" in text
@@ -132,11 +133,12 @@ def test_bad_input_writes_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def console_of(page: Path, folder: Path) -> list[str]:
+def console_of(page: Path, folder: Path, window: str) -> list[str]:
     """What a browser says on its console from opening the page until it has told."""
     folder.mkdir()
     flags = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync"
-    command = [str(BROWSER), *flags.split(), "--enable-logging=stderr", f"--user-data-dir={folder}", page.as_uri()]
+    flags += f" --enable-logging=stderr --window-size={window} --user-data-dir={folder}"
+    command = [str(BROWSER), *flags.split(), page.as_uri()]
     with (folder / "log").open("w+", encoding="utf-8") as log:
         browser = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         try:
@@ -151,12 +153,12 @@ def console_of(page: Path, folder: Path) -> list[str]:
     return found
 
 
-def said(page: Path, script: str, folder: Path) -> Any:
+def said(page: Path, script: str, folder: Path, window: str = "1200,900") -> Any:
     """What the script, run at the end of the page, tells by `tell(value)`; nothing else may be on the console."""
     tell = 'const tell = value => console.log("TOLD" + JSON.stringify(value));'
-    text = page.read_text(encoding="utf-8").replace("</body>", f"<script>{tell}{script}</script></body>")
+    text = page.read_text(encoding="utf-8").replace("</body>", f"<script>{{{tell}{script}}}</script></body>")
     page.write_text(text, encoding="utf-8")
-    lines = console_of(page, folder)
+    lines = console_of(page, folder, window)
     assert len(lines) == 1 and lines[0].startswith("TOLD"), lines
     return json.loads(lines[0].removeprefix("TOLD"))
 
@@ -253,3 +255,43 @@ def test_finding_a_node(tmp_path: Path) -> None:
     assert not hidden and card and missing == "There is no node 6: the nodes are 0 to 5."
     assert again and node == "Node 5" and abs(dx) < 1 and abs(dy) < 1
     assert before > 200 and after < 60
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+def test_a_narrow_window(tmp_path: Path) -> None:
+    """Finding a node closes the panel; the node, its neighbours and its card are seen, and two fingers zoom."""
+    path = tmp_path / "page.html"
+    page_of(path)
+    script = """
+      const touch = (type, pointerId, clientX, clientY) =>
+        canvas.dispatchEvent(new PointerEvent(type, {pointerId, clientX, clientY}));
+      const closed = !$("panel").open;
+      $("panel").open = true;
+      $("find").value = 2;
+      $("find").dispatchEvent(new Event("change"));
+      const box = $("card").getBoundingClientRect(), end = innerHeight - below();
+      const inside = neighbours(2).every(({j}) => {
+        const [x, y] = seenAt(j);
+        return 0 <= x && x <= innerWidth && 0 <= y && y <= end;
+      });
+      const [x, y] = seenAt(2);
+      const covered = box.left <= x && x <= box.right && box.top <= y && y <= box.bottom;
+      const room = [box.left, box.top, innerWidth - box.right, end - box.bottom];
+      const before = view.scale;
+      touch("pointerdown", 1, x - 50, y);
+      touch("pointerdown", 2, x + 50, y);
+      touch("pointermove", 1, x - 100, y);
+      touch("pointermove", 2, x + 100, y);
+      const pinched = [view.scale / before, seenAt(2)[0] - x, seenAt(2)[1] - y];
+      touch("pointerup", 1, x - 100, y);
+      touch("pointermove", 2, x + 110, y);
+      pinched.push(seenAt(2)[0] - x);
+      touch("pointerup", 2, x + 110, y);
+      tell([closed, $("panel").open, inside, covered, room, pinched, pinned,
+        innerWidth <= 700 && document.documentElement.scrollWidth <= innerWidth]);
+    """
+    closed, opened, inside, covered, room, pinched, pinned, fits = said(path, script, tmp_path / "browser", "500,800")
+    assert closed and not opened and inside and not covered and fits
+    assert min(room) >= 0, room
+    assert pinched == pytest.approx([2, 0, 0, 10], abs=1e-6)
+    assert pinned == 2  # fingers that zoomed select nothing
