@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ sys.path[:0] = [str(DOCS.parent / "src"), str(DOCS)]
 import recorded  # noqa: E402
 
 import gat_pyg  # noqa: E402
-
-warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")  # Lightning, in the gallery
 
 project = "gat_pyg"
 author = copyright = "The gat_pyg maintainers"

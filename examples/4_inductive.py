@@ -6,6 +6,7 @@ Train on some graphs, stop on others, test on graphs that were never seen, with 
 """
 
 import logging
+import warnings
 
 import lightning
 import torch
@@ -17,6 +18,7 @@ import gat_pyg
 from gat_pyg.data import from_dataset
 
 logging.getLogger("lightning.pytorch").setLevel("WARNING")  # without its tips
+warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")  # torch, of Lightning
 lightning.seed_everything(0, verbose=False)
 
 

@@ -7,6 +7,7 @@ layer by layer.
 """
 
 import logging
+import warnings
 
 import lightning
 from lightning.pytorch import Trainer
@@ -15,6 +16,7 @@ import gat_pyg
 from gat_pyg.data import digits
 
 logging.getLogger("lightning.pytorch").setLevel("WARNING")  # without its tips
+warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")  # torch, of Lightning
 lightning.seed_everything(0, verbose=False)
 task = digits()
 module = gat_pyg.Transductive(gat_pyg.GAT(64, [8], 10, heads=[8, 1], dropout=0.2), task.objective, lr=0.02)
