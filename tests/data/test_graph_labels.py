@@ -44,6 +44,14 @@ def test_every_graph_is_tested_once_and_folds_are_stratified():
     assert numbers(again)[2] == tested[0] != numbers(other)[2]
 
 
+def test_folds_need_several_graphs_that_are_not_split():
+    one = Data(torch.eye(9), torch.tensor([[0], [1]]), y=torch.arange(9) % 2)
+    with pytest.raises(ValueError, match=r"one: folds=3 divides .*, but this is a single graph\. Leave out folds"):
+        from_dataset(one, "one", folds=3)
+    with pytest.raises(ValueError, match=r"three: folds=3 .*, but this is split already\. Leave out folds"):
+        from_dataset([graphs(8), graphs(4), graphs(4)], "three", folds=3)
+
+
 def test_a_file_has_the_folds_of_its_graphs(tmp_path: Path):
     torch.save(graphs(), tmp_path / "many.pt")
     task = from_file(tmp_path / "many.pt", folds=5, fold=3)

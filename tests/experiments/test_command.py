@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import gat_pyg
+import gat_pyg.run
 
 LIGHT = """
 import sys
@@ -47,6 +48,15 @@ def answers() -> str:
 )
 def test_help_version_settings_and_completion_need_no_torch(answers: str, text: str):
     assert text.replace("\t", " ") in answers.replace("\t", " ")
+
+
+def test_a_wrong_option_explains_how_settings_are_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(sys, "argv", ["gat-pyg", "--lr", "1"])
+    with pytest.raises(SystemExit, match="2"):
+        gat_pyg.run.main()
+    assert capsys.readouterr().err.endswith("settings are NAME=VALUE without dashes, as in training.lr=0.01.\n")
 
 
 def test_every_public_name_is_defined() -> None:

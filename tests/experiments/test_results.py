@@ -401,7 +401,7 @@ def test_what_is_no_run_folder_says_what_to_give(folder: Path, tmp_path: Path):
         load(tmp_path / "job")
     assert type(load(tmp_path / "job", seed=3)) is GCN
     assert len(load(tmp_path / "job", seed="all")) == 1
-    with pytest.raises(FileNotFoundError, match="seed-4 is not a run folder: it does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"job has no run of seed 4, expected one of 3\."):
         load(tmp_path / "job", seed=4)
     with pytest.raises(FileNotFoundError, match=r"seed-3 holds no runs of several seeds\. Leave out seed"):
         load(tmp_path / "job" / "seed-3", seed="all")

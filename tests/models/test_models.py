@@ -263,14 +263,17 @@ def test_attention_of_our_model_and_of_pygs() -> None:
         attention_of(pyg.MLP([16, 3]), data)
     with pytest.raises(ValueError, match="no layer of Linear takes return_attention_weights"):
         attention_of(nn.Linear(16, 3), data)
+    with pytest.raises(ValueError, match=r"data is a tuple, expected a graph: torch_geometric\.data\.Data\(x=x"):
+        attention_of(ours, (data.x, data.edge_index))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"heads": [8]}, r"heads has 1 entries, expected 2: one for each of the 1 hidden layers"),
-        ({"residual": [True]}, r"residual has 1 entries, expected 2"),
+        ({"heads": [8]}, r"heads has 1 entry, expected 2: one for each of the 1 hidden layers"),
+        ({"residual": [True]}, r"residual has 1 entry, expected 2"),
         ({"residual": True}, r"residual is True.* there is no such layer\. Name the layers: residual=\[True, False\]"),
+        ({"hidden_channels": 8}, r"hidden_channels is 8, expected a list with one entry per hidden layer: \[8\]"),
         ({"heads": 8}, r"heads is 8, expected a list with one entry per layer: \[8, 8\]"),
         ({"dropout": 1.5}, r"dropout is 1\.5, expected a probability in \[0, 1\]"),
         ({"heads": [8, 0]}, r"heads is 0, expected at least 1"),

@@ -195,7 +195,7 @@ def from_dataset(
     there are many labels per node), then `val` and `test` nodes. Of several graphs, `val` and `test` graphs are drawn,
     and the others are for training. If every graph has one label, and some graph has several nodes, these are graph
     labels. With `folds`, such graphs are divided into stratified folds: number `fold` is for the test, the next one
-    for validation, the others for training.
+    for validation, the others for training. Other data cannot be divided into folds.
 
     `x` and `edge_attr` become float32, `edge_attr` [E] becomes [E, 1], `y` [N, 1] becomes [N]. `y` [N, K] means many
     labels per node. NaN is an unknown label; nodes without a known label are removed from the masks. The attribute
@@ -220,6 +220,12 @@ def from_dataset(
         tensor.size(-1) if tensor is not None and tensor.dim() else 1 for tensor in (every[0].x, every[0].edge_attr)
     )
     edge_dim = D if every[0].edge_attr is not None else None
+    if folds is not None and (len(parts) == 3 or len(every) == 1):
+        kind = "is split already" if len(parts) == 3 else "is a single graph"
+        raise ValueError(
+            f"{name}: folds={folds} divides a list of graphs with one label each, but this {kind}. Leave out folds "
+            "(split.folds in the command)."
+        )
     if len(parts) == 1 and len(every) == 1:
         _check_graph(every[0], F, edge_dim, objective, name)  # before a split is drawn
         if (idx := getattr(dataset, "get_idx_split", None)) is not None:

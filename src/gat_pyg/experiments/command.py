@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from ..files import FULL, full
 from .rules import similar
@@ -142,9 +142,12 @@ OmegaConf.register_new_resolver("pick", pick, replace=True)
 # Errors -------------------------------------------------------------------------------------------------------------
 
 
+EXAMPLES = {"dataset.path": "graph.npz"}  # values of settings that have no default
+
+
 @contextmanager
 def errors_as_messages(overrides: Sequence[str]) -> Iterator[None]:
-    """Context manager: print an error as a message, and exit with status 1."""
+    """Context manager: print an error as a message, and exit with status 1; explain settings after a wrong option."""
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ.setdefault(FULL_ERROR, before or "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -152,6 +155,10 @@ def errors_as_messages(overrides: Sequence[str]) -> Iterator[None]:
         yield
     except Exception as error:
         exit_with(error, misused_group(overrides) or message(error))
+    except SystemExit as error:
+        if error.code == 2:  # argparse, after its usage
+            print("gat-pyg: settings are NAME=VALUE without dashes, as in training.lr=0.01.", file=sys.stderr)
+        raise
     finally:
         os.environ.pop(FULL_ERROR)
         os.environ.pop("HYDRA_FULL_ERROR")
@@ -181,6 +188,8 @@ def message(error: Exception) -> str | None:
         return _unknown(error)
     if type(error).__name__ == "MisconfigurationException":  # Lightning's; the import would take a second
         return str(error)
+    if isinstance(error, MissingMandatoryValue):
+        return f"{error.full_key} has no value. Pass {error.full_key}={EXAMPLES.get(str(error.full_key), '...')}"
     if isinstance(error, OmegaConfBaseException):
         return ": ".join([str(error.full_key), str(error).splitlines()[0]])
     if isinstance(error, HydraException):

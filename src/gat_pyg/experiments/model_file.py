@@ -70,6 +70,9 @@ def load(run_dir: str | Path, model: nn.Module | None = None, seed: int | Litera
         stack = Stack(models).eval()
         attach(stack, getattr(models[0], "preparation", None))
         return stack
+    seeds = sorted(_seed_of(path) for path in folder.glob(f"seed-*/{MODEL}")) if seed is not None else []
+    if seeds and seed not in seeds:
+        raise FileNotFoundError(f"{folder} has no run of seed {seed}, expected one of {', '.join(map(str, seeds))}.")
     path = _model_file(folder if seed is None else folder / f"seed-{seed}")
     try:
         with safe_open(path, framework="pt") as file:

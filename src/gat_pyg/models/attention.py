@@ -23,7 +23,7 @@ def attention_of(model: nn.Module, data: Data) -> list[tuple[Any, Tensor]]:
         order without self-loops, then the loops that the layer adds.
 
     Raises:
-        ValueError: if no layer takes `return_attention_weights`.
+        ValueError: if no layer takes `return_attention_weights`, or `data` is not a graph.
 
     Example:
         >>> from gat_pyg import GAT
@@ -32,6 +32,10 @@ def attention_of(model: nn.Module, data: Data) -> list[tuple[Any, Tensor]]:
         [torch.Size([5, 8]), torch.Size([5, 1])]
     """
     results: list[tuple[Any, Tensor]] = []
+    if not hasattr(data, "edge_index"):
+        raise ValueError(
+            f"data is a {type(data).__name__}, expected a graph: torch_geometric.data.Data(x=x, edge_index=edge_index)."
+        )
 
     def request(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args, {**kwargs, "return_attention_weights": True}

@@ -81,6 +81,11 @@ class GAT(nn.Module):
         **kwargs: Any,
     ) -> None:
         super().__init__()
+        if isinstance(hidden_channels, int):
+            raise ValueError(
+                f"hidden_channels is {hidden_channels}, expected a list with one entry per hidden layer: "
+                f"[{hidden_channels}]."
+            )
         depth = len(hidden_channels) + 1
         if residual is True and depth < 3:
             raise ValueError(
@@ -93,9 +98,10 @@ class GAT(nn.Module):
             if isinstance(value, int):
                 raise ValueError(f"{name} is {value}, expected a list with one entry per layer: {[value] * depth}.")
             if len(value) != depth:
+                entries = "1 entry" if len(value) == 1 else f"{len(value)} entries"
                 raise ValueError(
-                    f"{name} has {len(value)} entries, expected {depth}: one for each of the {depth - 1} hidden layers "
-                    f"and one for the output layer."
+                    f"{name} has {entries}, expected {depth}: one for each "
+                    f"of the {depth - 1} hidden layers and one for the output layer."
                 )
         selected = [reproduction] if isinstance(reproduction, str) else reproduction or ()
         of_authors = AUTHORS if selected is True else tuple(selected)
