@@ -208,7 +208,7 @@ class Factory:
                 raise
             hint = " On this machine, trainer=cpu may work." if _NO_DEVICE.search(str(cause)) else ""
             text = " ".join(str(cause).split())
-            if self.target.startswith("gat_pyg."):  # its message is complete
+            if str(self.target).startswith("gat_pyg."):  # its message is complete
                 raise ValueError(text) from error
             settings = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
             message = f"{self.group}._target_={self.target}: {text}{hint} Its settings: {settings}."
