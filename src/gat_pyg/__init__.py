@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .attention import attend as attend
     from .conv import GATConv as GATConv
     from .conv import GATv2Conv as GATv2Conv
+    from .conv import TransformerConv as TransformerConv
     from .experiments.model_file import load as load
     from .experiments.model_file import predict as predict
     from .graph.edges import Edges as Edges
@@ -38,6 +39,7 @@ _LAZY = {
     "GATConv": "conv",
     "GATv2": "attention",
     "GATv2Conv": "conv",
+    "TransformerConv": "conv",
     "Inductive": "training",
     "PaperStopping": "training",
     "TaskData": "training",

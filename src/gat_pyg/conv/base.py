@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex, is_compiling
 from torch_geometric.nn.conv import MessagePassing
-from torch_geometric.typing import OptPairTensor, OptTensor, Size, SparseTensor, torch_sparse
+from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size, SparseTensor, torch_sparse
 from torch_geometric.utils import add_self_loops, is_sparse, is_torch_sparse_tensor, remove_self_loops
 from torch_geometric.utils.loop import compute_loop_attr
 from torch_geometric.utils.sparse import set_sparse_value
@@ -21,7 +21,9 @@ from ..attention.score import Score
 from ..features.linear import Linear
 from ..graph.adjacency import EdgeList, neighbourhoods, with_self_loops
 from ..graph.edges import Edges
+from ..graph.remembered import _outside
 from ..kernels.models import in_forward_mode
+from ..philox import draw_seed, keep_mask
 from .mechanisms import ONE_END
 
 
@@ -33,8 +35,12 @@ def check_layer(heads: int, out_channels: int, dropout: Any) -> None:
             raise ValueError(f"{name} is {value!r}, expected a whole number of at least 1.")
         if value < 1:
             raise ValueError(f"{name} is {value}, expected at least 1.")
-    if not isinstance(dropout, numbers.Real) or not 0.0 <= float(dropout) <= 1.0:
-        raise ValueError(f"dropout is {dropout!r}, expected a probability in [0, 1].")
+    _check_probability("dropout", dropout)
+
+
+def _check_probability(name: str, value: Any) -> None:
+    if not isinstance(value, numbers.Real) or not 0.0 <= float(value) <= 1.0:
+        raise ValueError(f"{name} is {value!r}, expected a probability in [0, 1].")
 
 
 def _check_widths(in_channels: Any, edge_dim: Any) -> None:
@@ -64,8 +70,10 @@ class _AttentionConv(MessagePassing):
         fill_value: Union[float, Tensor, str],
         residual: bool,
         backend: Backend,
+        edge_dropout: float = 0.0,
     ) -> None:
         check_layer(heads, out_channels, dropout)
+        _check_probability("edge_dropout", edge_dropout)
         _check_widths(in_channels, edge_dim)
         if backend not in BACKENDS:
             raise ValueError(f"backend is {backend!r}, expected one of {', '.join(map(repr, BACKENDS))}.")
@@ -80,6 +88,7 @@ class _AttentionConv(MessagePassing):
         self.fill_value = fill_value
         self.residual = residual
         self.backend = backend
+        self.edge_dropout = edge_dropout
 
     def _needs_messages(
         self,
@@ -94,7 +103,7 @@ class _AttentionConv(MessagePassing):
         return (
             (is_compiling() and not self._compiles(x, x_src, x_dst, edge_index, edge_attr, weights))
             or torch.jit.is_tracing()
-            or self.explain is True
+            or (self.explain is True and self._edge_mask is None)
             or self.decomposed_layers > 1
             or self.aggr not in ("add", "sum")
             or (self.flow == "target_to_source" and not isinstance(x, Tensor))
@@ -127,8 +136,8 @@ class _AttentionConv(MessagePassing):
             or not isinstance(edge_index, Tensor)
             or isinstance(edge_index, EdgeIndex)
             or edge_index.layout != torch.strided
-            or edge_attr is not None
             or weights
+            or self._drops_edges()
         ):
             return False
         score = self._score(x, x_src, x_dst, edge_attr)
@@ -143,6 +152,7 @@ class _AttentionConv(MessagePassing):
         edge_attr: OptTensor,
         size: Size,
         weights: Optional[bool],
+        edge_weight: OptTensor,
     ) -> Tuple[Tensor, Any, Any]:
         """Run the whole operation.
 
@@ -152,37 +162,88 @@ class _AttentionConv(MessagePassing):
             x_dst: `[N_dst, H, C]` or None, the same of dst.
             edge_index, edge_attr, size: as in `GATConv.forward`.
             weights: whether to return alpha.
+            edge_weight: as in `GATConv.forward`.
 
         Returns:
             The output `[N_dst, H, C]`; with `weights`, the adjacency with loops and alpha `[E, H]` in its order.
         """
         num_src, num_dst = _graph_size((x_src, x_dst), edge_index, size)
-        options: Any = {"dropout": self.dropout if self.training else 0.0, "backend": self.backend}
+        edges: Any = EdgeList(edge_index, num_dst, self.add_self_loops, self.flow)
+        has_loops = True  # a compiler cannot know
+        if not is_compiling():
+            edges = neighbourhoods(edge_index, num_src, num_dst, add_self_loops=self.add_self_loops, flow=self.flow)
+            has_loops = edges.num_edges < edges.num_rows
+        if edge_attr is not None:
+            edge_attr = self._features_with_loops(edge_index, edge_attr, num_src, num_dst, has_loops)
         score = self._score(x, x_src, x_dst, edge_attr)
-        if is_compiling():
-            assert score is not None
-            edge_list = EdgeList(edge_index, num_dst, self.add_self_loops, self.flow)
-            return attend(x_src, score, edge_list, **options), None, None
-        edges = neighbourhoods(edge_index, num_src, num_dst, add_self_loops=self.add_self_loops, flow=self.flow)
         if score is None:
-            if edge_attr is not None:
-                has_loops = edges.num_edges < edges.num_rows
-                edge_attr = self._features_with_loops(edge_index, edge_attr, num_src, num_dst, has_loops)
             score = self._edge_score(x, x_src, x_dst, edge_attr, edges)
+        options: Any = {
+            "edge_weight": self._weight_with_loops(edge_weight, num_src, num_dst, edges),
+            "dropout": self.dropout if self.training else 0.0,
+            "backend": self.backend,
+        }
         if not weights:
-            return attend(x_src, score, edges, **options), None, None
-        out, alpha = attend(x_src, score, edges, **options, return_attention_weights=True)
+            return attend(x_src, score, self._drop_edges(edges), **options), None, None
+        out, alpha = attend(x_src, score, self._drop_edges(edges), **options, return_attention_weights=True)
         if self.add_self_loops:
             edge_index = with_self_loops(edge_index, num_src, num_dst, self.flow)
         return out, edge_index, alpha if edges.rows is None else alpha.index_select(0, edges.rows)
+
+    def _drops_edges(self) -> bool:
+        return self.training and self.edge_dropout > 0.0
+
+    def _drop_edges(self, edges: Any) -> Any:
+        """The edges without those that `edge_dropout` drops, which are never self-loops; the rows stay."""
+        if not self._drops_edges():
+            return edges
+        src, dst = edges.index
+        with _outside():  # one draw for all that torch.func.vmap maps over
+            ids = edges.num_rows if edges.dropout_ids is None else edges.dropout_ids
+            keep = keep_mask(draw_seed(src.device), ids, 1, self.edge_dropout).squeeze(1) > 0
+            return edges.subset(keep | (src == dst))
+
+    def _weight_with_loops(self, edge_weight: OptTensor, num_src: int, num_dst: int, edges: Any) -> OptTensor:
+        """The weights `[R, H]` of the edges, and those of an explainer; 1 for added loops."""
+        if self.explain is True:
+            mask = self._edge_mask.sigmoid() if self._apply_sigmoid else self._edge_mask
+            edge_weight = mask if edge_weight is None else (edge_weight.t() * mask).t()
+        if edge_weight is None:
+            return None
+        num_edges = edges.num_edges if isinstance(edges, EdgeList) else edges.num_rows
+        if self.add_self_loops and not isinstance(edges, EdgeList):
+            num_edges -= min(num_src, num_dst)
+        _check_weight(edge_weight, num_edges, self.heads)
+        if self.add_self_loops:
+            ones = edge_weight.new_ones(min(num_src, num_dst), *edge_weight.shape[1:])
+            edge_weight = torch.cat([edge_weight, ones])
+        return edge_weight.view(edge_weight.size(0), -1).expand(-1, self.heads)
+
+    def _messages_weighted(self, alpha: Tensor, edge_weight: OptTensor, edge_index: Adj) -> Tensor:
+        """alpha times the weights of the edges, for PyG's message passing; `edge_index` is without the added loops."""
+        if not torch.jit.is_scripting():
+            if self._drops_edges():
+                raise NotImplementedError("edge_dropout needs the operation, and this call takes single messages.")
+        if edge_weight is None:
+            return alpha
+        if not isinstance(edge_index, Tensor):
+            raise NotImplementedError("edge_weight needs an edge list here. Pass edge_index of shape (2, E).")
+        _check_weight(edge_weight, edge_index.size(1), self.heads)
+        if self.add_self_loops:
+            edge_weight = edge_weight[edge_index[0] != edge_index[1]]
+            ones = torch.ones_like(alpha[:, 0])[: alpha.size(0) - edge_weight.size(0)]
+            if edge_weight.dim() == 2:
+                ones = ones.view(-1, 1).expand(-1, edge_weight.size(1))
+            edge_weight = torch.cat([edge_weight, ones])
+        return alpha * edge_weight.view(alpha.size(0), -1)
 
     def _score(self, x: Any, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor) -> Optional[Score]:
         """Return the scores, or None if they need the features of each edge; arguments as of `_attend`."""
         raise NotImplementedError
 
     def _edge_score(self, x: Any, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor, edges: Edges) -> Score:
-        """Return the scores by the features of the edges, a row for each of `Edges.num_rows`."""
-        raise NotImplementedError
+        """Return the scores by a mechanism that needs the features of each edge, a row for each of `Edges.num_rows`."""
+        return edge_scores(self.mechanism, x_src, x_dst, edge_attr, edges)
 
     def _features_with_loops(
         self, edge_index: Tensor, edge_attr: Tensor, num_src: int, num_dst: int, has_loops: bool = True
@@ -279,6 +340,7 @@ class _AttentionConv(MessagePassing):
 
 
 _STEPS = {
+    "explain_message": MessagePassing.__module__,
     "edge_update": __package__,
     "message": __package__,
     "aggregate": MessagePassing.__module__,
@@ -305,6 +367,15 @@ def _graph_size(x: OptPairTensor, edge_index: Any, size: Size) -> Tuple[int, int
     return num_src, num_dst
 
 
+def _check_weight(edge_weight: Tensor, num_edges: int, heads: int) -> None:
+    one_each = edge_weight.dim() == 1 or (edge_weight.dim() == 2 and edge_weight.size(1) in (1, heads))
+    if not one_each or edge_weight.size(0) != num_edges:
+        raise ValueError(
+            f"edge_weight has shape {list(edge_weight.shape)}, "
+            f"expected (E,) or (E, H) with E = {num_edges} and H = {heads}."
+        )
+
+
 def _whole_size(size: Any, x: Any) -> Any:
     """Return the size with the numbers of rows of x where it is None."""
     if size is None or all(n is not None for n in size):
@@ -314,15 +385,18 @@ def _whole_size(size: Any, x: Any) -> Any:
     return tuple(row if n is None else n for n, row in zip(size, rows, strict=True))
 
 
-def _check_call(x: Any, edge_index: Any, edge_attr: Any, in_channels: Union[int, Tuple[int, int]]) -> None:
+def _check_call(
+    x: Any, edge_index: Any, edge_attr: Any, edge_weight: Any, in_channels: Union[int, Tuple[int, int]]
+) -> None:
     if not isinstance(edge_index, (Tensor, SparseTensor)):
         hint = "" if edge_index is None else " Did you mean torch.as_tensor(edge_index)?"
         raise ValueError(
             f"edge_index is of type {type(edge_index).__name__}, "
             f"expected an integer tensor of shape (2, E), an EdgeIndex, a SparseTensor or a sparse matrix.{hint}"
         )
-    if edge_attr is not None and not isinstance(edge_attr, Tensor):
-        raise ValueError(f"edge_attr is of type {type(edge_attr).__name__}, expected a tensor of shape (E, D) or (E,).")
+    for name, each, shape in (("edge_attr", edge_attr, "(E, D)"), ("edge_weight", edge_weight, "(E, H)")):
+        if each is not None and not isinstance(each, Tensor):
+            raise ValueError(f"{name} is of type {type(each).__name__}, expected a tensor of shape {shape} or (E,).")
     both = x if isinstance(x, (tuple, list)) else (x, x)
     widths = in_channels if isinstance(in_channels, (tuple, list)) else (in_channels, in_channels)
     for side, part, width in zip(("src", "dst"), both, widths, strict=True):
@@ -332,12 +406,12 @@ def _check_call(x: Any, edge_index: Any, edge_attr: Any, in_channels: Union[int,
             raise ValueError(f"x ({side}) is of type {type(part).__name__}, expected a tensor of shape (N, F).")
         if part.dim() != 2:
             raise ValueError(
-                f"x ({side}) has shape {tuple(part.shape)}, expected (N, F): static graphs are not supported."
+                f"x ({side}) has shape {tuple(part.shape)}, expected (N, F), or (B, N, F) for a batch on one graph."
             )
         if width != -1 and width != part.size(1):  # dynamo misreads `in` for a symbolic size
             raise ValueError(f"x ({side}) has {part.size(1)} features, expected in_channels = {width}.")
     graph = edge_index if isinstance(edge_index, Tensor) else None  # the operation checks a SparseTensor's
-    check_devices(both[0], x_dst=both[1], edge_index=graph, edge_attr=edge_attr)
+    check_devices(both[0], x_dst=both[1], edge_index=graph, edge_attr=edge_attr, edge_weight=edge_weight)
 
 
 def _plain(lin: Any) -> bool:
@@ -359,6 +433,29 @@ def edge_scores(function: Any, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTe
         raise ValueError(ONE_END)
     score = function(x_dst.index_select(0, dst), x_src.index_select(0, src), edge_attr)
     return Additive(score_edge=score, negative_slope=1.0)
+
+
+def is_batch(x: Any) -> bool:
+    """Return True for features `[B, N, F]` of B graphs with the same edges, or a pair of them."""
+    part = x[0] if isinstance(x, (tuple, list)) else x
+    return isinstance(part, Tensor) and part.dim() == 3
+
+
+def each_graph(layer: Any, x: Any, weights: Optional[bool], **graph: Any) -> Any:
+    """Call a layer on features `[B, N, F]` of B graphs with the same edges, as one call of the operation."""
+    adjacency: Any = None
+
+    def alone(x: Any) -> Any:
+        nonlocal adjacency
+        if not weights:
+            return layer(x, **graph)
+        out, (adjacency, alpha) = layer(x, **graph, return_attention_weights=True)
+        return out, alpha
+
+    x = tuple(x) if isinstance(x, list) else x
+    dims = tuple(None if part is None else 0 for part in x) if isinstance(x, tuple) else 0
+    result = torch.func.vmap(alone, in_dims=(dims,), randomness="different")(x)
+    return (result[0], (adjacency, result[1])) if weights else result
 
 
 def _attention(adjacency: Any, alpha: Tensor) -> Any:

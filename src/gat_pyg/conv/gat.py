@@ -21,8 +21,7 @@ from ..attention.operation import Backend
 from ..attention.score import Score
 from ..features.linear import linear
 from ..features.sparse import SparseFeatures, is_sparse_features
-from ..graph.edges import Edges
-from .base import _attention, _AttentionConv, _check_call, _plain, _whole_size, edge_scores
+from .base import _attention, _AttentionConv, _check_call, _plain, _whole_size, each_graph, is_batch
 from .mechanisms import _glorot_linear, build_mechanism, own_score
 
 if typing.TYPE_CHECKING:
@@ -58,6 +57,8 @@ class GATConv(_AttentionConv):
         mechanism: how an edge is scored: "additive", the paper's; "constant", 1 / |N_i| without parameters (Const-GAT);
             "dot" for `DotProduct`, "gatv2" for `DynamicAttention`, "cosine" for `CosineSimilarity`; or a module that
             maps `(x_dst [E, H, C], x_src [E, H, C], edge_attr)` to scores `[E, H]`.
+        edge_dropout: the probability that an edge that is no self-loop is left out in training, before the softmax and
+            for all heads.
         backend: of `gat_pyg.attention.attend`.
         **kwargs: of `torch_geometric.nn.conv.MessagePassing`.
 
@@ -98,6 +99,7 @@ class GATConv(_AttentionConv):
         residual: bool = False,
         *,
         mechanism: Union[str, nn.Module] = "additive",
+        edge_dropout: float = 0.0,
         backend: Backend = "auto",
         **kwargs: Any,
     ) -> None:
@@ -115,6 +117,7 @@ class GATConv(_AttentionConv):
             fill_value,
             residual,
             backend,
+            edge_dropout,
         )
         self.mechanism, vectors = build_mechanism(mechanism, heads, out_channels, edge_dim, negative_slope)
 
@@ -172,6 +175,7 @@ class GATConv(_AttentionConv):
         edge_attr: OptTensor = None,
         size: Size = None,
         return_attention_weights: NoneType = None,
+        edge_weight: OptTensor = None,
     ) -> Tensor:
         pass
 
@@ -183,6 +187,7 @@ class GATConv(_AttentionConv):
         edge_attr: OptTensor = None,
         size: Size = None,
         return_attention_weights: bool = None,
+        edge_weight: OptTensor = None,
     ) -> Tuple[Tensor, Tuple[Tensor, Tensor]]:
         pass
 
@@ -194,6 +199,7 @@ class GATConv(_AttentionConv):
         edge_attr: OptTensor = None,
         size: Size = None,
         return_attention_weights: bool = None,
+        edge_weight: OptTensor = None,
     ) -> Tuple[Tensor, SparseTensor]:
         pass
 
@@ -204,19 +210,22 @@ class GATConv(_AttentionConv):
         edge_attr: OptTensor = None,
         size: Size = None,
         return_attention_weights: Optional[bool] = None,
+        edge_weight: OptTensor = None,
     ) -> Union[Tensor, Tuple[Tensor, Tuple[Tensor, Tensor]], Tuple[Tensor, SparseTensor]]:
         """Attend over every neighbourhood.
 
         Args:
             x: `[N, F]`, or `(x_src [N_src, F_src], x_dst [N_dst, F_dst] or None)` for a bipartite graph; each dense, or
-                torch.sparse CSR where few features are not zero.
+                torch.sparse CSR where few features are not zero. `[B, N, F]` is a batch on one graph: every result
+                has B in front.
             edge_index: `[2, E]`, `EdgeIndex`, or the transposed adjacency `[N_dst, N_src]` as `SparseTensor` or
                 torch.sparse COO, CSR or CSC.
             edge_attr: `[E, D]` or `[E]`.
             size: (N_src, N_dst), where x does not tell; None is as many as x has. Of one x for both, the first N_dst
                 rows are those of dst.
-            return_attention_weights: whether to return alpha too, as `(out, (edge_index, alpha [E, H]))`, and after
-                dropout in training. A `SparseTensor` comes back with alpha as its values.
+            return_attention_weights: whether to return alpha too, as `(out, (edge_index, alpha [E, H]))`, after
+                dropout in training and times `edge_weight`. A `SparseTensor` comes back with alpha as its values.
+            edge_weight: `[E]` or `[E, H]`, which multiply alpha after the softmax; 1 for added loops.
 
         Returns:
             `[N_dst, H C]`, or `[N_dst, C]` with `concat=False`.
@@ -227,7 +236,10 @@ class GATConv(_AttentionConv):
             NotImplementedError: for edge features and self-loops on a sparse adjacency.
         """
         if not torch.jit.is_scripting():
-            _check_call(x, edge_index, edge_attr, self.in_channels)
+            if is_batch(x):
+                graph = {"edge_index": edge_index, "edge_attr": edge_attr, "edge_weight": edge_weight, "size": size}
+                return each_graph(self, x, return_attention_weights, **graph)
+            _check_call(x, edge_index, edge_attr, edge_weight, self.in_channels)
             size = _whole_size(size, x)
 
         x_src, x_dst, res = self._project(x, size)
@@ -235,13 +247,14 @@ class GATConv(_AttentionConv):
         if not torch.jit.is_scripting():
             if not self._needs_messages(x, x_src, x_dst, edge_index, edge_attr, return_attention_weights):
                 out, adjacency, alpha = self._attend(
-                    x, x_src, x_dst, edge_index, edge_attr, size, return_attention_weights
+                    x, x_src, x_dst, edge_index, edge_attr, size, return_attention_weights, edge_weight
                 )
                 out = self._finish(out, res, not is_compiling() and is_spent(out))
                 return (out, _attention(adjacency, alpha)) if return_attention_weights else out
 
         if isinstance(edge_index, Tensor):
             edge_index = self._as_pyg_takes_it(edge_index)
+        given = edge_index
         if self.add_self_loops:
             num_src, num_dst = x_src.size(0), x_src.size(0) if x_dst is None else x_dst.size(0)
             if size is not None:
@@ -263,6 +276,7 @@ class GATConv(_AttentionConv):
         alpha = self.edge_updater(
             edge_index, alpha=self._halves(x_src, x_dst), edge_attr=edge_attr, score=score, size=size
         )
+        alpha = self._messages_weighted(alpha, edge_weight, given)
 
         # propagate_type: (x: OptPairTensor, alpha: Tensor)
         out = self._finish(self.propagate(edge_index, x=(x_src, x_dst), alpha=alpha, size=size), res)
@@ -362,14 +376,6 @@ class GATConv(_AttentionConv):
     def _score(self, x: Any, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor) -> Optional[Score]:
         if self.mechanism is not None:
             return own_score(self.mechanism, x_dst, x_src, edge_attr)
-        if edge_attr is not None:
-            return None
-        score_src, score_dst = self._end_scores(x, x_src, x_dst)
-        return Additive(score_src, score_dst, negative_slope=self.negative_slope)
-
-    def _edge_score(self, x: Any, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor, edges: Edges) -> Score:
-        if self.mechanism is not None:
-            return edge_scores(self.mechanism, x_src, x_dst, edge_attr, edges)
         score_src, score_dst = self._end_scores(x, x_src, x_dst)
         score_edge = None if edge_attr is None or self.lin_edge is None else self._edge_term(edge_attr)
         return Additive(score_src, score_dst, score_edge, self.negative_slope)
@@ -379,4 +385,8 @@ class GATConv(_AttentionConv):
         assert self.lin_edge is not None
         if edge_attr.dim() == 1:
             edge_attr = edge_attr.view(-1, 1)
+        if not torch.jit.is_scripting():
+            if _plain(self.lin_edge) and self.lin_edge.in_channels > 0:  # (a W) . e instead of a . (W e)
+                weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
+                return F.linear(edge_attr, torch.einsum("hc,hcd->hd", self.att_edge.squeeze(0), weight))
         return (self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels) * self.att_edge).sum(dim=-1)

@@ -19,8 +19,7 @@ from ..attention.fused import is_spent
 from ..attention.operation import Backend
 from ..attention.pair import GATv2
 from ..attention.score import Score
-from ..graph.edges import Edges
-from .base import _attention, _AttentionConv, _check_call, edge_scores
+from .base import _attention, _AttentionConv, _check_call, each_graph, is_batch
 from .mechanisms import _dynamic_score, _glorot_linear
 
 if typing.TYPE_CHECKING:
@@ -68,6 +67,7 @@ class GATv2Conv(_AttentionConv):
         share_weights: bool = False,
         residual: bool = False,
         *,
+        edge_dropout: float = 0.0,
         backend: Backend = "auto",
         **kwargs: Any,
     ) -> None:
@@ -84,6 +84,7 @@ class GATv2Conv(_AttentionConv):
             fill_value,
             residual,
             backend,
+            edge_dropout,
         )
         self.share_weights = share_weights
 
@@ -113,6 +114,7 @@ class GATv2Conv(_AttentionConv):
         edge_index: Adj,
         edge_attr: OptTensor = None,
         return_attention_weights: NoneType = None,
+        edge_weight: OptTensor = None,
     ) -> Tensor:
         pass
 
@@ -123,6 +125,7 @@ class GATv2Conv(_AttentionConv):
         edge_index: Tensor,
         edge_attr: OptTensor = None,
         return_attention_weights: bool = None,
+        edge_weight: OptTensor = None,
     ) -> Tuple[Tensor, Tuple[Tensor, Tensor]]:
         pass
 
@@ -133,6 +136,7 @@ class GATv2Conv(_AttentionConv):
         edge_index: SparseTensor,
         edge_attr: OptTensor = None,
         return_attention_weights: bool = None,
+        edge_weight: OptTensor = None,
     ) -> Tuple[Tensor, SparseTensor]:
         pass
 
@@ -142,11 +146,15 @@ class GATv2Conv(_AttentionConv):
         edge_index: Adj,
         edge_attr: OptTensor = None,
         return_attention_weights: Optional[bool] = None,
+        edge_weight: OptTensor = None,
     ) -> Union[Tensor, Tuple[Tensor, Tuple[Tensor, Tensor]], Tuple[Tensor, SparseTensor]]:
         """Attend over every neighbourhood; arguments, result and errors as in `GATConv.forward`, for both ends' x."""
         H, C = self.heads, self.out_channels
         if not torch.jit.is_scripting():
-            _check_call(x, edge_index, edge_attr, self.in_channels)
+            if is_batch(x):
+                graph = {"edge_index": edge_index, "edge_attr": edge_attr, "edge_weight": edge_weight}
+                return each_graph(self, x, return_attention_weights, **graph)
+            _check_call(x, edge_index, edge_attr, edge_weight, self.in_channels)
             if not isinstance(x, Tensor) and x[1] is None:
                 raise ValueError("x is (x_src, None), but GATv2 scores both ends of an edge. Pass (x_src, x_dst).")
             if edge_attr is not None and self.lin_edge is None:
@@ -166,12 +174,15 @@ class GATv2Conv(_AttentionConv):
 
         if not torch.jit.is_scripting():
             if not self._needs_messages(x, x_l, x_r, edge_index, edge_attr, return_attention_weights):
-                out, adjacency, alpha = self._attend(x, x_l, x_r, edge_index, edge_attr, None, return_attention_weights)
+                out, adjacency, alpha = self._attend(
+                    x, x_l, x_r, edge_index, edge_attr, None, return_attention_weights, edge_weight
+                )
                 out = self._finish(out, res, not is_compiling() and is_spent(out))
                 return (out, _attention(adjacency, alpha)) if return_attention_weights else out
 
         if isinstance(edge_index, Tensor):
             edge_index = self._as_pyg_takes_it(edge_index)
+        given = edge_index
         if self.add_self_loops:
             if isinstance(edge_index, Tensor):
                 edge_index, edge_attr = self._replace_loops(edge_index, edge_attr, x_l.size(0), x_r.size(0))
@@ -180,6 +191,7 @@ class GATv2Conv(_AttentionConv):
 
         # edge_updater_type: (x: PairTensor, edge_attr: OptTensor)
         alpha = self.edge_updater(edge_index, x=(x_l, x_r), edge_attr=edge_attr)
+        alpha = self._messages_weighted(alpha, edge_weight, given)
 
         # propagate_type: (x: PairTensor, alpha: Tensor)
         out = self._finish(self.propagate(edge_index, x=(x_l, x_r), alpha=alpha), res)
@@ -207,12 +219,10 @@ class GATv2Conv(_AttentionConv):
         return F.dropout(alpha, p=self.dropout, training=self.training)
 
     def _score(self, x: Any, x_src: Tensor, x_dst: Tensor, edge_attr: OptTensor) -> Optional[Score]:
-        if edge_attr is not None and self.lin_edge is not None:
-            return None
-        return GATv2(x_dst, self.att[0], self.negative_slope)
-
-    def _edge_score(self, x: Any, x_src: Tensor, x_dst: Tensor, edge_attr: OptTensor, edges: Edges) -> Score:
-        return edge_scores(self._score_of_ends, x_src, x_dst, edge_attr, edges)
+        if edge_attr is None or self.lin_edge is None:
+            return GATv2(x_dst, self.att[0], self.negative_slope)
+        weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
+        return GATv2(x_dst, self.att[0], self.negative_slope, edge_attr, weight)
 
     def _score_of_ends(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor) -> Tensor:
         x_edge: OptTensor = None

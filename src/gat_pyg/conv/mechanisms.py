@@ -81,10 +81,11 @@ class DynamicAttention(nn.Module):
         return _dynamic_score(x_dst, x_src, x_edge, self.att, self.negative_slope)
 
     def score(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor = None) -> Optional[Score]:
-        """The same for all edges at once, from the features of dst and src; None if edges have features."""
-        if edge_attr is not None and self.lin_edge is not None:
-            return None
-        return GATv2(x_dst, self.att[0], self.negative_slope)
+        """The same for all edges at once, from the features of dst and src."""
+        if edge_attr is None or self.lin_edge is None:
+            return GATv2(x_dst, self.att[0], self.negative_slope)
+        weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
+        return GATv2(x_dst, self.att[0], self.negative_slope, edge_attr, weight)
 
 
 class CosineSimilarity(nn.Module):

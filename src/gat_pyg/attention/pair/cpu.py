@@ -160,7 +160,7 @@ def _backward_dst(
     grad_w_: Any,
     grad_dst_: Any,
 ) -> None:
-    """Of some chunks, k_ij w_ij alpha_ij, de_ij = alpha_ij (g_ij - D_i), the signs of z_ij, and `_spread` of each dst."""
+    """Of some chunks, k_ij w_ij alpha_ij, de_ij = alpha_ij (g_ij - D_i), the signs of z_ij and the `_spread` of dst."""
     first, last, model, models, buffers = work
     lanes, tile, ragged = layout
     src, ids = pointer(src_, 0), pointer(ids_, 0)

@@ -1,0 +1,256 @@
+"""`TransformerConv`: scaled dot-product attention with separate queries, keys and values, as PyG's."""
+
+# PyG compiles this module's source into templates and TorchScript. So: no `__all__`, no postponed annotations, typing's
+# Optional, Tuple and Union instead of `X | None`, and the `# propagate_type` and `# edge_updater_type` comments.
+
+import math
+import typing
+from typing import Any, Optional, Tuple, Union
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.typing import Adj, NoneType, OptTensor, PairTensor, SparseTensor
+from torch_geometric.utils import softmax
+
+from ..attention.dot import Dot
+from ..attention.operation import Backend
+from ..attention.score import Score
+from ..features.linear import Linear
+from .base import _attention, _AttentionConv, _check_call, each_graph, is_batch
+
+if typing.TYPE_CHECKING:
+    from typing import overload
+else:
+    from torch.jit import _overload_method as overload
+
+
+class TransformerConv(_AttentionConv):
+    r"""The layer of Shi et al. (IJCAI 2021), a drop-in for `torch_geometric.nn.TransformerConv`.
+
+    .. math::
+        h'_i = \mathbf{W}_1 h_i + \Big\Vert_{k=1}^{H} \sum_{j \in \mathcal{N}_i} \alpha_{ij}^k
+        (\mathbf{W}_2^k h_j + \mathbf{W}_6^k u_{ij}), \qquad
+        \alpha_{ij} = \mathrm{softmax}_j \Big( \frac{(\mathbf{W}_3 h_i)^T (\mathbf{W}_4 h_j + \mathbf{W}_6 u_{ij})}
+        {\sqrt{C}} \Big)
+
+    Args:
+        beta: whether a learnt gate weighs the two terms of h', beta W_1 h_i + (1 - beta) m_i, where m_i is the sum.
+        dropout: the probability that an attention coefficient is dropped in training.
+        edge_dim: the number of edge features u; their part of keys and values is W_6 u.
+        bias: whether the projections of nodes have a learnable bias.
+        root_weight: whether W_1 h_i is added.
+
+    All other arguments are those of `GATConv`.
+
+    Raises:
+        ValueError: if an argument is out of range.
+
+    Cost: as `GATConv`, with three projections. Edge features take `[E, D]` and `[N, H, D]`: the query is projected by
+    W_6 instead of every edge, since q . (W_6 u) = (W_6^T q) . u and W_6 can be taken out of the sum over the edges.
+
+    Example:
+        >>> TransformerConv(16, 8, heads=2)(torch.randn(3, 16), torch.tensor([[0, 1], [1, 2]])).shape
+        torch.Size([3, 16])
+    """
+
+    def __init__(
+        self,
+        in_channels: Union[int, Tuple[int, int]],
+        out_channels: int,
+        heads: int = 1,
+        concat: bool = True,
+        beta: bool = False,
+        dropout: float = 0.0,
+        edge_dim: Optional[int] = None,
+        bias: bool = True,
+        root_weight: bool = True,
+        *,
+        edge_dropout: float = 0.0,
+        backend: Backend = "auto",
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("aggr", "add")
+        super().__init__(node_dim=0, **kwargs)
+        self._set_options(
+            in_channels,
+            out_channels,
+            heads,
+            concat,
+            1.0,
+            dropout,
+            False,
+            edge_dim,
+            "mean",
+            root_weight,
+            backend,
+            edge_dropout,
+        )
+        self.root_weight = root_weight
+        self.beta = beta and root_weight
+        src_channels, dst_channels = (in_channels,) * 2 if isinstance(in_channels, int) else in_channels
+        width, total = heads * out_channels, out_channels * (heads if concat else 1)
+        self.lin_key = Linear(src_channels, width, bias=bias)
+        self.lin_query = Linear(dst_channels, width, bias=bias)
+        self.lin_value = Linear(src_channels, width, bias=bias)
+        self.lin_edge = None if edge_dim is None else Linear(edge_dim, width, bias=False)
+        self.lin_skip = Linear(dst_channels, total, bias=bias)
+        self.lin_beta = Linear(3 * total, 1, bias=False) if self.beta else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew, as `torch.nn.Linear` does."""
+        super().reset_parameters()
+        lins = self.lin_key, self.lin_query, self.lin_value, self.lin_edge, self.lin_skip, self.lin_beta
+        for lin in lins:
+            if lin is not None:
+                lin.reset_parameters()
+
+    @overload
+    def forward(
+        self,
+        x: Union[Tensor, PairTensor],
+        edge_index: Adj,
+        edge_attr: OptTensor = None,
+        return_attention_weights: NoneType = None,
+        edge_weight: OptTensor = None,
+    ) -> Tensor:
+        pass
+
+    @overload
+    def forward(  # noqa: F811
+        self,
+        x: Union[Tensor, PairTensor],
+        edge_index: Tensor,
+        edge_attr: OptTensor = None,
+        return_attention_weights: bool = None,
+        edge_weight: OptTensor = None,
+    ) -> Tuple[Tensor, Tuple[Tensor, Tensor]]:
+        pass
+
+    @overload
+    def forward(  # noqa: F811
+        self,
+        x: Union[Tensor, PairTensor],
+        edge_index: SparseTensor,
+        edge_attr: OptTensor = None,
+        return_attention_weights: bool = None,
+        edge_weight: OptTensor = None,
+    ) -> Tuple[Tensor, SparseTensor]:
+        pass
+
+    def forward(  # noqa: F811
+        self,
+        x: Union[Tensor, PairTensor],
+        edge_index: Adj,
+        edge_attr: OptTensor = None,
+        return_attention_weights: Optional[bool] = None,
+        edge_weight: OptTensor = None,
+    ) -> Union[Tensor, Tuple[Tensor, Tuple[Tensor, Tensor]], Tuple[Tensor, SparseTensor]]:
+        """Attend over every neighbourhood; arguments, result and errors as in `GATConv.forward`, for both ends' x.
+
+        As in PyG's layer, any value of `return_attention_weights` but None returns alpha, before dropout.
+        """
+        H, C = self.heads, self.out_channels
+        if not torch.jit.is_scripting():
+            if is_batch(x):
+                graph = {"edge_index": edge_index, "edge_attr": edge_attr, "edge_weight": edge_weight}
+                return each_graph(self, x, return_attention_weights is not None, **graph)
+            _check_call(x, edge_index, edge_attr, edge_weight, self.in_channels)
+            if not isinstance(x, Tensor) and x[1] is None:
+                raise ValueError("x is (x_src, None), but both ends of an edge are scored. Pass (x_src, x_dst).")
+            if edge_attr is not None and self.lin_edge is None:
+                raise ValueError("edge_attr was given to a layer without edge features. Pass edge_dim.")
+            if edge_attr is None and self.lin_edge is not None:
+                raise ValueError("the layer has edge_dim, but edge_attr is None. Pass edge_attr of shape (E, D).")
+
+        if isinstance(x, Tensor):
+            x_src, x_dst = x, x
+        else:
+            x_src, x_dst = x[0], x[1]
+        query = self.lin_query(x_dst).view(-1, H, C)
+        key = self.lin_key(x_src).view(-1, H, C)
+        value = self.lin_value(x_src).view(-1, H, C)
+        if edge_attr is not None and edge_attr.dim() == 1:
+            edge_attr = edge_attr.view(-1, 1)
+
+        if not torch.jit.is_scripting():
+            weights = return_attention_weights is not None
+            ends = key if isinstance(x, Tensor) else (key, query)
+            dropped = weights and self.training and self.dropout > 0.0  # alpha is returned before dropout
+            if not dropped and not self._needs_messages(ends, value, query, edge_index, edge_attr, weights):
+                out, adjacency, alpha = self._attend(
+                    ends, value, query, edge_index, edge_attr, None, weights, edge_weight
+                )
+                if self.lin_edge is not None:
+                    out = out[..., :C] + torch.einsum("nhd,hcd->nhc", out[..., C:], self._of_edges())
+                elif not self.root_weight and self.concat:
+                    out = out.clone()  # the backward pass needs the operation's own output
+                out = self._skip(self._heads(out), x_dst)
+                return (out, _attention(adjacency, alpha)) if weights else out
+
+        given = edge_index
+        if isinstance(edge_index, Tensor):
+            edge_index = self._as_pyg_takes_it(edge_index)
+
+        # edge_updater_type: (query: Tensor, key: Tensor, edge_attr: OptTensor)
+        alpha = self.edge_updater(edge_index, query=query, key=key, edge_attr=edge_attr)
+        factor = self._messages_weighted(F.dropout(alpha, p=self.dropout, training=self.training), edge_weight, given)
+
+        # propagate_type: (value: Tensor, alpha: Tensor, edge_attr: OptTensor)
+        out = self.propagate(edge_index, value=value, alpha=factor, edge_attr=edge_attr)
+        out = self._skip(self._heads(out), x_dst)
+
+        if not torch.jit.is_scripting():
+            return (out, _attention(edge_index, alpha)) if return_attention_weights is not None else out
+        if isinstance(return_attention_weights, bool):
+            if isinstance(edge_index, Tensor):
+                return out, (edge_index, alpha)
+            elif isinstance(edge_index, SparseTensor):
+                return out, edge_index.set_value(alpha, layout="coo")
+        return out
+
+    def _heads(self, out: Tensor) -> Tensor:
+        """The heads side by side, or their mean."""
+        return out.flatten(1) if self.concat else out.mean(dim=1)
+
+    def _skip(self, out: Tensor, x_dst: Tensor) -> Tensor:
+        """The output with W_1 h_i."""
+        if not self.root_weight:
+            return out
+        skip = self.lin_skip(x_dst)
+        if self.lin_beta is None:
+            return out + skip
+        beta = self.lin_beta(torch.cat([out, skip, out - skip], dim=-1)).sigmoid()
+        return beta * skip + (1 - beta) * out
+
+    def edge_update(
+        self,
+        query_i: Tensor,
+        key_j: Tensor,
+        edge_attr: OptTensor,
+        index: Tensor,
+        ptr: OptTensor,
+        dim_size: Optional[int],
+    ) -> Tensor:
+        """The query and key of each edge, `[E, H, C]`, to alpha `[E, H]`."""
+        if edge_attr is not None and self.lin_edge is not None:
+            key_j = key_j + self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels)
+        return softmax((query_i * key_j).sum(dim=-1) / math.sqrt(self.out_channels), index, ptr, dim_size)
+
+    def message(self, value_j: Tensor, alpha: Tensor, edge_attr: OptTensor) -> Tensor:  # type: ignore[override]
+        """A term of the sum: `[E, H, C]` of each edge's value, weighted by `[E, H]`."""
+        if edge_attr is not None and self.lin_edge is not None:
+            value_j = value_j + self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels)
+        return alpha.unsqueeze(-1) * value_j
+
+    def _of_edges(self) -> Tensor:
+        """W_6, `[H, C, D]`."""
+        assert self.lin_edge is not None
+        return self.lin_edge.weight.view(self.heads, self.out_channels, -1)
+
+    def _score(self, x: Any, x_src: Tensor, x_dst: Tensor, edge_attr: OptTensor) -> Optional[Score]:
+        key = x if isinstance(x, Tensor) else x[0]
+        if edge_attr is None:
+            return Dot(x_dst, key)
+        return Dot(x_dst, key, torch.einsum("nhc,hcd->nhd", x_dst, self._of_edges()), edge_attr)
