@@ -102,25 +102,39 @@ class Errors:
 
     cases: int = 0
     largest: dict[torch.dtype, tuple[float, str]] = field(default_factory=dict)
+    rounded: list[str] = field(default_factory=list)  # errors beyond the tolerance, but not beyond plain torch's
 
-    def compare(self, found: dict[str, Tensor], truth: dict[str, Tensor], dtype: torch.dtype, channels: int) -> None:
-        """Compare with the truth, relative to the terms of a score's gradient where they are larger.
+    def compare(
+        self,
+        found: dict[str, Tensor],
+        truth: dict[str, Tensor],
+        size: tuple[int, int, torch.dtype],
+        plain: Callable[[], dict[str, Tensor]],
+    ) -> None:
+        """Compare with the truth: an error beyond the tolerance may be at most twice that of `plain` in the same dtype.
 
-        Those are alpha <dO, x>, which cancel in a sum over the edges. With C numbers of dO and of x between -1 and 1,
-        the root mean square of <dO, x> is sqrt(C) / 3.
+        The error is relative to the terms of a score's gradient where they are larger than the gradient. Those are
+        alpha <dO, x>, which cancel in a sum over the edges. With C numbers of dO and of x between -1 and 1, the root
+        mean square of <dO, x> is sqrt(C) / 3. Plain torch is beyond the tolerance, too, where an input rounds: a
+        product of a thousand edge features is zero in float32, which moves scores across LeakyReLU's kink.
         """
+        _, channels, dtype = size
         self.cases += 1
         assert found.keys() == truth.keys()
         for name, expected in truth.items():
-            actual = found[name]
+            actual, least = found[name], math.sqrt(channels) / 3
             assert actual.shape == expected.shape and actual.dtype in (dtype, torch.int64), name
-            error = relative(actual, expected, math.sqrt(channels) / 3)
-            assert error <= TOLERANCE[dtype], f"{name} differs by {error:.1e}"  # NaN too
+            error = relative(actual, expected, least)
+            if not error <= TOLERANCE[dtype]:  # NaN too
+                rounding = relative(plain()[name], expected, least)
+                message = f"{name} differs by {error:.1e}, plain torch by {rounding:.1e}"
+                assert error <= 2 * rounding < math.inf, message
+                self.rounded.append(message)
             self.largest[dtype] = max(self.largest.get(dtype, (0.0, "")), (error, name))
 
     def __str__(self) -> str:
         worst = ", ".join(f"{str(d)[6:]} {error:.1e} ({name})" for d, (error, name) in self.largest.items())
-        return f"{self.cases} cases, largest relative error: {worst}"
+        return "; ".join([f"{self.cases} cases, largest relative error: {worst}", *self.rounded])
 
 
 def relative(actual: Tensor, expected: Tensor, least: float) -> float:
@@ -228,7 +242,7 @@ def check_operation(case: Operation, errors: Errors) -> None:
         edges = Edges.from_csr(edges.rowptr, edges.src.to(graph.ids), graph.num_src)
     truth = answer_operation(case, edges, torch.float64, "reference")
     found = answer_operation(case, edges, dtype, "fused")
-    errors.compare(found, truth, dtype, case.size[1])
+    errors.compare(found, truth, case.size, lambda: answer_operation(case, edges, dtype, "segment"))
 
 
 def test_operations() -> None:
@@ -343,14 +357,17 @@ def check_layer(case: Layer, errors: Errors) -> None:
     heads, channels, dtype = case.size
     args, index = (case.in_channels, channels, heads), case.graph.index()
     ours = {"GATConv": GATConv, "GATv2Conv": GATv2Conv}[case.name]
-    if case.options.get("mechanism", "additive") == "additive":
-        options = {k: v for k, v in case.options.items() if k != "mechanism"}
-        theirs = getattr(pyg, case.name)(*args, **options)
-    else:
-        theirs = ours(*args, **case.options, backend="reference")
-    truth = answer_layer(case, theirs, index.long(), torch.float64)
+
+    def theirs(dtype: torch.dtype) -> dict[str, Tensor]:
+        if case.options.get("mechanism", "additive") == "additive":
+            options = {k: v for k, v in case.options.items() if k != "mechanism"}
+            layer = getattr(pyg, case.name)(*args, **options)
+        else:
+            layer = ours(*args, **case.options, backend="reference")
+        return answer_layer(case, layer, index.long(), dtype)
+
     found = answer_layer(case, ours(*args, **case.options, backend="fused"), index, dtype)
-    errors.compare(found, truth, dtype, channels)
+    errors.compare(found, theirs(torch.float64), case.size, lambda: theirs(dtype))
 
 
 @pytest.mark.usefixtures("one_mask")
