@@ -270,4 +270,4 @@ def draw(
         c2, c3 = (p0 >> half) ^ c3 ^ k1, p0 & low
         k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
     word = np.stack([c0, c1, c2, c3][:words], 1).reshape(-1)
-    store(keep, at, np.where(word >= np.uint64(threshold), scale, scale * 0), None)
+    store(keep, at, np.where(word >= np.uint64(threshold), scale, keep.dtype.type(0)), None)
