@@ -211,7 +211,7 @@ def test_a_full_disk_ends_all_and_loses_nothing(alone: Path, tmp_path: Path):
     process = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=240)
     said, complaints = process.stdout, process.stderr
     assert process.returncode == 0, complaints
-    assert said.splitlines() == ["status 1"]
+    assert [line for line in said.splitlines() if not line.startswith("[Gloo]")] == ["status 1"]  # torch 2.10's Gloo
     assert "could not be written: the disk is full" in complaints
     assert "Rank 0 of 2 ended or cannot be reached" in complaints and "Traceback" not in complaints
     same(disk, alone)
