@@ -78,6 +78,7 @@ CUDA: dict[str, Any] = {
 
 def begin() -> None:
     """Replace the GPU in this process."""
+    from gat_pyg import data
     from gat_pyg.data import citation, proteins
     from gat_pyg.graph import adjacency, edges
     from gat_pyg.kernels import device
@@ -102,7 +103,8 @@ def begin() -> None:
     loading.sparse_pays = lambda task, model, device="cpu", *rest, **named: pays(task, model, "cuda", *rest, **named)
     for name, stand_in in CUDA.items():
         setattr(torch.cuda, name, stand_in)
-    citation.planetoid, proteins.ppi = cut(citation.planetoid), cut(proteins.ppi)
+    citation.planetoid = data.planetoid = cut(citation.planetoid)
+    proteins.ppi = data.ppi = cut(proteins.ppi)
 
 
 def cut(read: Callable[..., Any]) -> Callable[..., Any]:

@@ -326,6 +326,16 @@ def test_a_rehearsal_takes_the_way_of_a_gpu(tmp_path: Path) -> None:
     assert [row["way"] for row in record["rows"]] == ["pyg", "auto", "auto, CUDA graph", "auto, SPLIT=4"]
 
 
+def test_a_rehearsal_cuts_the_data_sets_of_the_command() -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    benchmarks = str(Path(__file__).parents[1] / "benchmarks")
+    begin = f"import sys; sys.path.insert(0, {benchmarks!r}); import machine"
+    check = f"{begin}; from gat_pyg import data; data.planetoid.__wrapped__, data.ppi.__wrapped__"
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    ran = subprocess.run([sys.executable, "-c", check], env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_generated_graphs_have_the_size_asked_for(bench: ModuleType) -> None:
     index = bench.power_law(1000, 20_000, 300, torch.device("cpu"))
     src, dst = index
