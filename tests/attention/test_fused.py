@@ -29,12 +29,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 
 pytest.importorskip("numba", reason="numba is not installed")
 
 from gat_pyg import GATConv, GATv2Conv, philox
 from gat_pyg.attention import Additive, Dot, GATv2, attend, fused
 from gat_pyg.attention.additive import cpu as additive
+from gat_pyg.attention.additive import prefers_speed
 from gat_pyg.attention.pair import cpu as pair
 from gat_pyg.attention.steps import cpu as steps
 from gat_pyg.conv.mechanisms import MECHANISMS
@@ -1090,6 +1092,19 @@ def test_exported(name: str) -> None:
     torch.export.save(program, file)
     file.seek(0)
     assert_close(torch.export.load(file).module()(x, index), net(x, index))
+
+
+def test_the_kernels_for_gpus_refuse_float64() -> None:
+    with FakeTensorMode():
+        x = torch.empty(3, 2, 4, device="cuda")
+        assert device.unsupported_reason(x, x.double()) == "the CUDA kernels sum in float32, and float64 came"
+
+
+def test_the_mode_on_a_gpu_follows_the_edges_per_row() -> None:
+    """O and O+ are read where N H C elements have less than 6.7 bytes for each edge: 268 for 40."""
+    edges = Edges.from_index(torch.zeros(2, 40, dtype=torch.int64), 1, 1)
+    for channels, speed in ((64, True), (68, False)):
+        assert prefers_speed(torch.empty(1, 1, channels, device="meta"), edges) is speed
 
 
 def test_a_cuda_graph_does_not_hold_the_operators() -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -868,6 +869,24 @@ def test_the_memory_of_the_trial_is_freed_before_each_device_trains_its_share(
     monkeypatch.setattr(gat_pyg.experiments.together, "spawn", spawn)
     command(*SMALL, "trainer=ddp_cpu", "runs=2", "vectorize=on", fails=True)  # nobody trains
     assert done == ["freed", "2 processes"]
+
+
+def test_a_share_trains_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch):
+    together = gat_pyg.experiments.together
+    calls: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
+    monkeypatch.setattr(together, "build_task", lambda settings: "task")
+    monkeypatch.setattr(together, "one_share", lambda place, *_: calls.append(place))
+    places = [together.Place(rank, 2, torch.device("cuda", rank)) for rank in range(2)]
+    together._share(1, places, *[None] * 3)
+    assert calls == [torch.device("cuda", 1), places[1]]
+
+
+def test_results_name_the_gpu(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU of {device}")
+    strategy = SimpleNamespace(root_device=torch.device("cuda", 0))
+    trainer = SimpleNamespace(strategy=strategy, world_size=2, precision="bf16-mixed")
+    assert gat_pyg.experiments.process.device_name(trainer) == "2 x GPU of cuda:0, bf16-mixed"
 
 
 def test_hidden_gpus_are_named(command: Command, monkeypatch: pytest.MonkeyPatch):

@@ -665,6 +665,13 @@ def test_memory_that_is_free_heeds_control_groups(tmp_path: Path, monkeypatch: p
     assert free_memory(torch.device("cpu")) != 4000
 
 
+def test_memory_that_is_free_on_a_gpu_counts_what_torch_keeps(monkeypatch: pytest.MonkeyPatch):
+    figures = {"memory_reserved": 700, "memory_allocated": 200, "mem_get_info": (4000, 9000)}
+    for name, figure in figures.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, figure=figure: figure)
+    assert free_memory(torch.device("cuda", 1)) == 4500
+
+
 def test_where_memory_runs_out_half_as_many_go_on(capsys: pytest.CaptureFixture[str]):
     done: list[int] = []
     sizes: list[int] = []
