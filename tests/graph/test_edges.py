@@ -186,6 +186,9 @@ def rows_of(edges: Edges) -> torch.Tensor:
     return torch.arange(edges.num_edges) if edges.perm is None else edges.perm
 
 
+COMPILED = gat_pyg.graph.edges._load_cpu_kernels()
+
+
 def sorted_by(side: str) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda index: EdgeIndex(index, sparse_size=(40, 40)).sort_by(side).values
 
@@ -228,7 +231,7 @@ def test_a_new_graph_costs_one_sync(form: str, loops: bool, monkeypatch: pytest.
 
 
 def assert_same_edges(edges: Edges, expected: Edges) -> None:
-    for name in ("index", "rowptr", "src", "dst", "perm"):
+    for name in ("index", "rowptr", "src", "dst", "perm", "dropout_ids"):
         one, other = getattr(edges, name), getattr(expected, name)
         assert (one is other) if other is None else (one.dtype == other.dtype and torch.equal(one, other)), name
     for one, other in zip(edges.transpose, expected.transpose, strict=True):
@@ -254,6 +257,26 @@ def test_every_graph_is_the_same_on_every_device(
     edges = built()
     assert_same_edges(edges, expected)
     assert edges.long == {"dst": (0, 0), "src": (0, 0)}  # none has a row of more than SPLIT edges
+
+
+@pytest.mark.parametrize("largest", [2**31 - 1, 0], ids=["int32", "int64"])
+@pytest.mark.parametrize("loops", [False, True])
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+def test_the_compiled_sort_is_torchs(flow: Any, loops: bool, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For ids of both widths, graphs with and without loops, and edge lists that are not contiguous."""
+    if COMPILED is None:
+        pytest.skip("numba is not installed")
+    monkeypatch.setattr(gat_pyg.graph.edges, "_INT32_MAX", largest)
+    for graph in (*ZOO, HUBS, random(300, 5, 4000), random(5, 300, 4000), random(1, 1, 7)):
+        sizes = (graph.num_src, graph.num_dst)[:: 1 if flow == "source_to_target" else -1]
+        for index in (graph.index, graph.index.t().contiguous().t(), graph.index.repeat(1, 2)[:, ::2].int()):
+            built = []
+            for kernels in (COMPILED, None):
+                monkeypatch.setattr(gat_pyg.graph.edges, "_cpu_kernels", lambda _, kernels=kernels: kernels)
+                built.append(neighbourhoods(index.view_as(index), *sizes, add_self_loops=loops, flow=flow))
+                assert len(built[-1].transpose) == 3
+            assert_same_edges(*built)
+            assert built[0].src.dtype == (torch.int32 if largest or not any((*sizes, index.size(1))) else torch.int64)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

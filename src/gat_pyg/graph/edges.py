@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -70,7 +72,7 @@ class Edges:
     def from_index(cls, index: Tensor, num_src: int, num_dst: int) -> Edges:
         """Group an edge list `[2, E]` of (src, dst) by dst.
 
-        Costs a stable radix sort, O(E), and one device sync.
+        Costs a stable sort, O(N + E), and one device sync.
 
         Raises:
             ValueError: if the ids are not integers or the shape is not `(2, E)`.
@@ -78,6 +80,9 @@ class Edges:
         """
         index = _beneath(index)
         check_edge_index(index)
+        if (cpu := _cpu_kernels(index)) is not None:
+            with _outside():
+                return cls._counted(cpu, index, num_src, num_dst, -1)
         facts = _facts(index[0], index[1], num_src, num_dst)
         _check_ids(facts, "src", num_src)
         _check_ids(facts, "dst", num_dst)
@@ -91,6 +96,9 @@ class Edges:
         """
         index = _beneath(index).detach()
         check_edge_index(index)
+        if (cpu := _cpu_kernels(index)) is not None:
+            with _outside():
+                return cls._counted(cpu, index, num_src, num_dst, min(num_src, num_dst))
         is_edge = index[0] != index[1]
         facts = _facts(index[0], index[1], num_src, num_dst, is_edge=is_edge)
         _check_ids(facts, "src", num_src)
@@ -104,8 +112,21 @@ class Edges:
         index = torch.cat([torch.where(is_edge, index, inside), loops.expand(2, -1)], 1)
         rows = torch.cat([indices_of(is_edge, count).to(index.dtype), loops + num_rows])
         edges = cls._sorted(index, num_src, num_dst, facts, rows)
-        dropout_ids = torch.cat([(is_edge.cumsum(0) - 1).clamp(min=0).to(index.dtype), loops + count])
-        return replace(edges, dropout_ids=dropout_ids)
+        return replace(edges, dropout_ids=_filtered_ids(is_edge, loops + count))
+
+    @classmethod
+    def _counted(cls, cpu: Any, index: Tensor, num_src: int, num_dst: int, num_loops: int) -> Edges:
+        """Group an edge list on a CPU; `num_loops`: the loops that replace its own, or -1."""
+        size, added = index.size(1), max(num_loops, 0)
+        index, facts = cpu.read_edges(index.detach(), num_loops, _id_dtype(num_src, num_dst, size + added))
+        _check_ids(facts, "src", num_src)
+        _check_ids(facts, "dst", num_dst)
+        src, dst = index
+        count = facts["edges"]
+        replaced = size if count < size else 0
+        rowptr, sorted_dst, sorted_src, perm = cpu.sort_edges(dst, src, num_dst, replaced, count + added)
+        ids = _filtered_ids(src[:size] != dst[:size], src[size:] + count) if replaced else None
+        return cls(index, rowptr, sorted_src, sorted_dst, perm, num_src, num_dst, ids)
 
     @classmethod
     def _sorted(
@@ -172,11 +193,14 @@ class Edges:
         the comparison would cost a sync, and sharing would save only 4 bytes per edge.
         """
         with _outside():
-            src, place = torch.sort(self.src, stable=True)
-            colptr, dst = index2ptr(src.long(), self.num_src), self.dst.index_select(0, place)
-            if not is_remote(src) and torch.equal(colptr, self.rowptr) and torch.equal(dst, self.src):
+            if (cpu := _cpu_kernels(self.src)) is not None:
+                colptr, _, dst, place = cpu.sort_edges(self.src, self.dst, self.num_src, 0, self.num_edges)
+            else:
+                src, place = torch.sort(self.src, stable=True)
+                colptr, dst = index2ptr(src.long(), self.num_src), self.dst.index_select(0, place)
+            if not is_remote(dst) and torch.equal(colptr, self.rowptr) and torch.equal(dst, self.src):
                 colptr, dst = self.rowptr, self.src
-            return colptr, dst, place.to(src.dtype)
+            return colptr, dst, place.to(dst.dtype)
 
     @cached_property
     def ids_by_src(self) -> Tensor:
@@ -276,6 +300,24 @@ def check_edge_index(edge_index: Tensor) -> None:
 def is_remote(tensor: Tensor) -> bool:
     """Return True if the tensor is not on a CPU, so that reading a value synchronises with its device."""
     return tensor.device.type != "cpu"
+
+
+def _cpu_kernels(tensor: Tensor) -> Any:
+    """Return the compiled kernels of this folder if they can serve a tensor, else None."""
+    return None if is_remote(tensor) else _load_cpu_kernels()
+
+
+@functools.cache
+def _load_cpu_kernels() -> Any:
+    try:
+        return importlib.import_module(f"{__package__}.cpu")
+    except ImportError:  # Numba is not installed, or not with this NumPy
+        return None
+
+
+def _filtered_ids(is_edge: Tensor, loops: Tensor) -> Tensor:
+    """Return the index of each row in the list without the graph's own loops, then those of the added loops."""
+    return torch.cat([(is_edge.cumsum(0) - 1).clamp(min=0).to(loops.dtype), loops])
 
 
 def read(scalars: dict[str, Tensor]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -78,9 +78,14 @@ def _stored(key: Tensor | SparseTensor) -> list[Any]:
     return stored
 
 
-@contextmanager
-def _outside() -> Iterator[None]:
+def _outside() -> AbstractContextManager[Any]:
     """Context manager: leave inference mode and torch.func's transforms, for results that all callers can use."""
+    within = torch.is_inference_mode_enabled() or torch._C._are_functorch_transforms_active()
+    return _left() if within else torch.no_grad()
+
+
+@contextmanager
+def _left() -> Iterator[None]:
     with torch._C._DisableFuncTorch(), torch.inference_mode(False), torch.no_grad():
         yield
 
