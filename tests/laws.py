@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gat_pyg.graph.edges import Edges
 from graphs import COMPLETE, Graph, union
-from scores import ADDITIVE, SCORES, SHAPES, leaves_of
+from scores import ADDITIVE, SCORES, SHAPES, leaves_of, messages
 
 # One tolerance per dtype, relative and absolute, for every comparison of two ways to the same number.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
@@ -87,18 +87,19 @@ def one_neighbour_is_returned(attend: Attend, names: str, graph: Graph, dtype: t
     src, dst = graph.index
     for i in range(graph.num_dst):
         if (dst == i).sum() == 1:
-            assert_close(out[i], leaves["x"][src[dst == i][0]], f"{names} {graph} dst {i}")
+            assert_close(out[i], messages(leaves, src)[dst == i][0], f"{names} {graph} dst {i}")
 
 
 def equal_scores_give_the_mean(attend: Attend, names: str, graph: Graph, dtype: torch.dtype) -> None:
     """If all neighbours have the same score, attention is the mean: with zero operands, and with large equal ones."""
     leaves = leaves_of(graph, *SIZES[dtype], names, dtype)
-    x, (src, dst) = leaves["x"], graph.index
+    src, dst = graph.index
     count = torch.zeros(graph.num_dst, dtype=dtype).index_add(0, dst, torch.ones(dst.numel(), dtype=dtype))
-    sums = torch.zeros(graph.num_dst, *x.shape[1:], dtype=dtype).index_add(0, dst, x[src])
-    mean = sums / count.clamp(min=1)[:, None, None]
     for value in (0.0, -700.0, 1e4) if names == ADDITIVE else (0.0,):
         equal = {name: leaf if name == "x" else torch.full_like(leaf, value) for name, leaf in leaves.items()}
+        each = messages(equal, src)
+        sums = torch.zeros(graph.num_dst, *each.shape[1:], dtype=dtype).index_add(0, dst, each)
+        mean = sums / count.clamp(min=1)[:, None, None]
         assert_close(attend(equal, edges_of(graph))[0], mean, f"{names} {graph} {value}")
 
 
@@ -112,7 +113,8 @@ def complete_graph_is_dense_attention(attend: Attend, names: str, dtype: torch.d
             pairs[name][dst, src] = leaves[name]
     alpha = torch.softmax(SCORES[names].dense(**pairs), 1)
     out, edge_alpha = attend(leaves, edges_of(COMPLETE))
-    assert_close(out, torch.einsum("ijh,jhc->ihc", alpha, leaves["x"]), names)
+    each = torch.zeros(5, 5, *out.shape[1:], dtype=dtype).index_put((dst, src), messages(leaves, src))
+    assert_close(out, torch.einsum("ijh,ijhc->ihc", alpha, each), names)
     assert_close(edge_alpha, alpha[dst, src], names)
 
 

@@ -81,6 +81,19 @@ def leaves_of(
     return leaves
 
 
+def messages(leaves: Tensors, src: Tensor) -> Tensor:
+    """What is summed of each edge, `[E, H, C]`, or `[E, H, C + D]` where its own features are too."""
+    x = leaves["x"][src]
+    if "query_edge" not in leaves:
+        return x
+    return torch.cat([x, leaves["edge_attr"][:, None].expand(-1, x.size(1), -1)], -1)
+
+
+def like(direction: Tensor, out: Tensor) -> Tensor:
+    """A direction `[N, H, C]` for an output, with ones where that has more channels."""
+    return F.pad(direction, (0, out.size(-1) - direction.size(-1)), value=1.0)
+
+
 def score_of(leaves: Tensors, **options: float) -> Score:
     """The score that has these operands; some of `Additive`'s may be missing."""
     score = SCORES[" ".join(leaves)].score if " ".join(leaves) in SCORES else Additive

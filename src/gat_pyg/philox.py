@@ -176,7 +176,7 @@ def keep_mask(seed: Tensor, edges: int | Tensor, heads: int, p: float, dtype: to
 class _KeepMask(torch.autograd.Function):
     @staticmethod
     def forward(seed: Tensor, edges: int | Tensor, heads: int, p: float, dtype: torch.dtype) -> Tensor:
-        return _mask(seed, edges, heads, p, dtype)
+        return draw_mask(seed, edges, heads, p, dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -189,7 +189,8 @@ class _KeepMask(torch.autograd.Function):
         return mask.unflatten(1, (info.batch_size, heads)), 1
 
 
-def _mask(seed: Tensor, edges: int | Tensor, heads: int, p: float, dtype: torch.dtype) -> Tensor:
+def draw_mask(seed: Tensor, edges: int | Tensor, heads: int, p: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the mask of `keep_mask`, outside of torch.func's transforms."""
     each = heads // seed.numel()
     edge = torch.arange(edges, device=seed.device) if isinstance(edges, int) else edges.long()
     edge = edge.view(-1, 1, 1)

@@ -16,7 +16,7 @@ from gat_pyg.graph.edges import Edges
 from gat_pyg.kernels.cpu import rows
 from graphs import BATCH, BIPARTITE, CHAIN, LOOPS, RANDOM, REPEATED, STAR_IN, ZOO, Graph, random
 from laws import assert_close, edges_of, moved
-from scores import ADDITIVE, CONSTANT, SCORES, Tensors, call, leaves_of
+from scores import ADDITIVE, CONSTANT, SCORES, Tensors, call, leaves_of, like
 
 WAYS = ["reference", "fused", "segment", "segment in plain torch"]
 weighted = functools.partial(attend, return_attention_weights=True)
@@ -97,7 +97,7 @@ def answer(leaves: Tensors, edges: Edges, direction: torch.Tensor, backend: str)
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in leaves.items()}
     options = {"dropout": 0.3, "negative_slope": 0.1, "return_attention_weights": True}
     out, alpha = call(leaves, edges, backend, **options)
-    (out * direction).sum().backward()
+    (out * like(direction, out)).sum().backward()
     # Nothing to differentiate on a graph without edges: no gradient is a zero one.
     grads = {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
     return {"out": out.detach(), "alpha": alpha.detach(), **grads}

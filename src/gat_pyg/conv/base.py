@@ -23,7 +23,7 @@ from ..graph.adjacency import EdgeList, neighbourhoods, with_self_loops
 from ..graph.edges import Edges
 from ..graph.remembered import _outside
 from ..kernels.models import in_forward_mode
-from ..philox import draw_seed, keep_mask
+from ..philox import draw_mask, draw_seed
 from .mechanisms import ONE_END
 
 
@@ -200,7 +200,7 @@ class _AttentionConv(MessagePassing):
         src, dst = edges.index
         with _outside():  # one draw for all that torch.func.vmap maps over
             ids = edges.num_rows if edges.dropout_ids is None else edges.dropout_ids
-            keep = keep_mask(draw_seed(src.device), ids, 1, self.edge_dropout).squeeze(1) > 0
+            keep = draw_mask(draw_seed(src.device), ids, 1, self.edge_dropout).squeeze(1) > 0
             return edges.subset(keep | (src == dst))
 
     def _weight_with_loops(self, edge_weight: OptTensor, num_src: int, num_dst: int, edges: Any) -> OptTensor:

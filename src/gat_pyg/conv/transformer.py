@@ -195,7 +195,8 @@ class TransformerConv(_AttentionConv):
 
         # edge_updater_type: (query: Tensor, key: Tensor, edge_attr: OptTensor)
         alpha = self.edge_updater(edge_index, query=query, key=key, edge_attr=edge_attr)
-        factor = self._messages_weighted(F.dropout(alpha, p=self.dropout, training=self.training), edge_weight, given)
+        alpha = self._messages_weighted(alpha, edge_weight, given)
+        factor = F.dropout(alpha, p=self.dropout, training=self.training)
 
         # propagate_type: (value: Tensor, alpha: Tensor, edge_attr: OptTensor)
         out = self.propagate(edge_index, value=value, alpha=factor, edge_attr=edge_attr)

@@ -38,7 +38,7 @@ def _dot_edges(p: Any, row: Row, u: Any, ids: Any, width: int, wide: Any, e: Any
         for d in range(0, width, 1 << len(wide)):
             p_i = load(p, (row.own + h) * width + d, wide, width - d)
             for k in range(row.size):
-                u_ij = load(u, row_of_edge(ids, row, k) * width + d, wide, width - d)
+                u_ij = load(u, row_of_edge(ids, row.begin + k) * width + d, wide, width - d)
                 e[k * row.lanes + h] += lane_sum(p_i * u_ij)
 
 
@@ -49,7 +49,7 @@ def _sum_edges(out: Any, row: Row, u: Any, ids: Any, width: int, wide: Any, weig
         for d in range(0, width, 1 << len(wide)):
             total = splat(u, 0.0, wide)
             for k in range(row.size):
-                u_ij = load(u, row_of_edge(ids, row, k) * width + d, wide, width - d)
+                u_ij = load(u, row_of_edge(ids, row.begin + k) * width + d, wide, width - d)
                 total = total + weight[k * row.lanes + h] * u_ij
             if shares is not None:
                 total = shares[h] * total
@@ -61,7 +61,7 @@ def _add_edges(grad_u: Any, row: Row, ids: Any, width: int, wide: Any, p: Any, c
                weight: Any) -> None:  # fmt: skip
     """Add the sum over the heads of `change` p_i + `weight` dS_i to the gradient of each u_ij."""
     for k in range(row.size):
-        to = row_of_edge(ids, row, k) * width
+        to = row_of_edge(ids, row.begin + k) * width
         for d in range(0, width, 1 << len(wide)):
             total = load(grad_u, to + d, wide, width - d)
             for h in range(row.width):

@@ -68,7 +68,7 @@ def _scores(row: Row, h: int, c: int, tile: Any, count: Any, x_dst: Any, x: Any,
             product[k * row.lanes + h] += lane_sum(grad_i * values)
         z = values + x_i
         if u is not None:
-            at = row_of_edge(ids, row, k) * width
+            at = row_of_edge(ids, row.begin + k) * width
             for d in range(width):
                 z = z + u[at + d] * load(lin, (d * row.heads + row.head) * row.channels + c, tile, count)
         if signs is not None:
@@ -235,7 +235,7 @@ def _backward_lin(
                     total = splat(changes, 0.0, tile)
                     total1, total2, total3 = total, total, total
                     for edge in range(cuts[block], cuts[block + 1]):
-                        at = (edge if ids is None else np.int64(ids[edge])) * width + d
+                        at = row_of_edge(ids, edge) * width + d
                         z = leaky_by(one, signs, ((edge * heads + h) * tiles + t) << len(tile) >> 3, slope)
                         z = changes[edge * heads + h] * z
                         total, total1 = total + u[at] * z, total1 + u[at + 1] * z
@@ -266,7 +266,7 @@ def _backward_edges(
     size = 1 << len(tile)
     tiles = (channels + size - 1) >> len(tile)
     for edge in range(first, last):
-        at = (edge if ids is None else np.int64(ids[edge])) * width
+        at = row_of_edge(ids, edge) * width
         for d in range(0, width, 1 << len(wide)):
             total = splat(changes, 0.0, wide)
             for h in range(heads):
@@ -425,7 +425,7 @@ def backward(
             grads["edge_attr"] = _grad_edge_attr(shape, score, slope, *each)
         spread = _spread_edges(shape, slope, u, width, *each)[..., : score.lin_edge.size(-1)]
         grad_att += (score.lin_edge.to(spread.dtype) * spread).sum(-1)
-        grads["lin_edge"] = att.to(spread.dtype).unsqueeze(-1) * spread
+        grads["lin_edge"] = (att.to(spread.dtype).unsqueeze(-1) * spread).contiguous()
     if grad_w is not None:
         grads["edge_weight"] = edges.ungroup(shape.tensor(grad_w, edges.num_edges, heads), len(shape.batch))
     return grads | {"x": grad_x.addcmul_(spread_src, wide), "x_dst": spread_dst.mul_(wide), "att": grad_att}

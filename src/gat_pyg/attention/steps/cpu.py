@@ -91,16 +91,15 @@ def prefetch_end(x: Any, row: Row, k: int, c: int, tile: Any) -> None:
 
 
 @inline
-def row_of_edge(ids: Any, row: Row, k: int) -> Any:
-    """The row of edge k among what belongs to single edges, as their features."""
-    edge = np.int64(row.begin + k)
-    return edge if ids is None else np.int64(ids[edge])
+def row_of_edge(ids: Any, edge: Any) -> Any:
+    """The row of an edge among what belongs to single edges, as their features."""
+    return np.int64(edge) if ids is None else np.int64(ids[edge])
 
 
 @inline
 def load_weight(w: Any, ids: Any, row: Row, k: int, lanes: Any, ragged: Any) -> Any:
     """w_ij of edge k, for the heads of the vector."""
-    return load(w, row_of_edge(ids, row, k) * row.heads + row.head, lanes, only_if(ragged, row.width))
+    return load(w, row_of_edge(ids, row.begin + k) * row.heads + row.head, lanes, only_if(ragged, row.width))
 
 
 @inline
