@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import unwrap_dead_wrappers
 
 from ..graph.adjacency import EdgeList
 from ..graph.edges import Edges
@@ -71,6 +72,13 @@ def is_spent(out: Tensor) -> bool:
 
 class _Attend(torch.autograd.Function):
     """`(O, log-sum-exp, ...)`: the output, and what the kernels save for the backward pass."""
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        if torch._C._are_functorch_transforms_active():
+            return super().apply(*args)
+        # torch's own inspects the signature of `forward` first, which takes longer than the kernels on a small graph
+        return super(torch.autograd.Function, cls).apply(*unwrap_dead_wrappers(args))  # type: ignore[misc]
 
     @staticmethod
     def forward(call: _Call, seed: Tensor | None, *operands: Tensor) -> tuple[Tensor, ...]:
@@ -192,9 +200,11 @@ def _backward(
     out, saved = (saved[0], saved[1:]) if call.saves_output else (None, saved)
     kernels, drop = call.kernels(x), (call.dropout, seed)
     grads = kernels.backward(grad, x, score, call.edges, edge_weight, *drop, out, saved, call.needs)
-    empty, names = grad.new_empty(*x.shape[:-3], 0), ("x", "edge_weight", *call.score.shapes)
+    names = "x", "edge_weight", *call.score.shapes
     return tuple(
-        empty.clone() if grads.get(name) is None or operand is None or not needed else grads[name].to(operand.dtype)
+        grad.new_empty(*x.shape[:-3], 0)
+        if grads.get(name) is None or operand is None or not needed
+        else grads[name].to(operand.dtype)
         for name, operand, needed in zip(names, (x, edge_weight, *score.operands), call.needs, strict=True)
     )
 

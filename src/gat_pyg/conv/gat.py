@@ -368,9 +368,12 @@ class GATConv(_AttentionConv):
             # a . (W h) = (a W) . h: two columns a head more in the product, instead of several passes over [N, H, C]
             both = torch.cat([self.att_src, self.att_dst])  # [2, H, C]
             weight = lin.weight.view(self.heads, self.out_channels, -1)
-            folded = torch.einsum("ehc,hcf->ehf", both, weight).flatten(0, 1)
+            folded = torch.bmm(both.transpose(0, 1), weight).transpose(0, 1).flatten(0, 1)
             scores = linear(SparseFeatures(x), folded.t()) if is_sparse_features(x) else F.linear(x, folded)
-            return scores[:, : self.heads], scores[: None if x_dst is None else x_dst.size(0), self.heads :]
+            score_src, score_dst = scores.chunk(2, 1)
+            if x_dst is None or x_dst is x_src:
+                return score_src, score_dst
+            return score_src, score_dst[: x_dst.size(0)]
         return self._halves(x_src, x_dst)
 
     def _score(self, x: Any, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor) -> Optional[Score]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import os
@@ -22,6 +23,7 @@ from .vector import of_model
 
 SPLIT = 1024  # edges of a chunk: its buffers stay in a core's L2
 SMALL = 1 << 21  # numbers gathered, about a millisecond, below which one thread is as fast as several
+SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 NARROW = 16  # features of a head below which the heads of a vector are summed together
 
 
@@ -53,19 +55,19 @@ class Chunks(NamedTuple):
 def _divide(pointer: np.ndarray) -> Chunks:
     num_rows = pointer.size - 1
     degree = np.diff(pointer)
-    chunks = np.maximum(1, -(-degree // SPLIT))
-    most = min(int(degree.max(initial=0)), SPLIT)
+    most = int(degree.max(initial=0))
     rows = np.arange(num_rows, dtype=np.int32 if pointer.size < 2**31 else np.int64)
+    if most <= SPLIT:
+        return Chunks(pointer, rows, rows, np.empty(0, np.int64), np.array([num_rows]), most)
+    chunks = np.maximum(1, -(-degree // SPLIT))
     long = np.flatnonzero(chunks > 1)
     first = num_rows + np.concatenate([[0], np.cumsum(chunks[long])])
-    if not long.size:
-        return Chunks(pointer, rows, rows, long, first, most)
     row = np.repeat(rows, chunks)
     start = np.concatenate([[0], np.cumsum(chunks)[:-1]])
     bounds = np.append(pointer[row] + SPLIT * (np.arange(row.size) - start[row]), pointer[-1])
     slot = row.copy()
     slot[chunks[row] > 1] = np.arange(num_rows, first[-1])
-    return Chunks(bounds, row, slot, long, first, most)
+    return Chunks(bounds, row, slot, long, first, SPLIT)
 
 
 @remembered
@@ -181,12 +183,17 @@ class Shape(NamedTuple):
     def of(cls, x: Tensor, *others: Tensor | None, narrow: bool = True) -> Shape:
         """The sizes of x `[..., N, H, C]`, in the widest dtype; `narrow`: if narrow heads may be summed together."""
         *batch, _, heads, channels = x.shape
+        return cls._of(_dtype(x, *others), tuple(batch), heads, channels, narrow)
+
+    @classmethod
+    @functools.cache
+    def _of(cls, dtype: np.dtype[Any], batch: tuple[int, ...], heads: int, channels: int, narrow: bool) -> Shape:
         narrow = narrow and 0 < channels < NARROW
         most = 16 if narrow and channels <= 8 else 8
         lanes = (0,) * math.ceil(math.log2(max(1, min(heads, most))))
         return cls(
-            _dtype(x, *others),
-            tuple(batch),
+            dtype,
+            batch,
             heads,
             channels,
             lanes,
@@ -247,7 +254,7 @@ class Shape(NamedTuple):
 
 def _dtype(*tensors: Tensor | None) -> np.dtype[Any]:
     """float64 if any of them is, else float32."""
-    return np.dtype(np.float64 if any(t is not None and t.dtype == torch.float64 for t in tensors) else np.float32)
+    return DOUBLE if any(t is not None and t.dtype == torch.float64 for t in tensors) else SINGLE
 
 
 def edge_ids(edges: Edges) -> Any:
