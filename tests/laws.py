@@ -83,7 +83,8 @@ def jacobian_is_zero_without_edge(attend: Attend, names: str, graph: Graph) -> N
 def one_neighbour_is_returned(attend: Attend, names: str, graph: Graph, dtype: torch.dtype) -> None:
     """A neighbourhood of one has nothing to weigh, whatever the score."""
     leaves = leaves_of(graph, *SIZES[dtype], names, dtype)
-    out, _ = attend({name: leaf if name == "x" else 100 * leaf for name, leaf in leaves.items()}, edges_of(graph))
+    leaves = {name: leaf if name == "x" else 100 * leaf for name, leaf in leaves.items()}
+    out, _ = attend(leaves, edges_of(graph))
     src, dst = graph.index
     for i in range(graph.num_dst):
         if (dst == i).sum() == 1:

@@ -856,7 +856,7 @@ def test_mechanism_that_is_none() -> None:
     ("x", "index", "edge_attr", "error", "message"),
     [
         (torch.zeros(40, 6), None, None, ValueError, r"x \(src\) has 6 features, expected in_channels = 5"),
-        (torch.zeros(2, 40, 5), None, None, ValueError, r"x \(src\) has shape \(2, 40, 5\), expected \(N, F\)"),
+        (torch.zeros(40), None, None, ValueError, r"x \(src\) has shape \(40,\), expected \(N, F\)"),
         (
             None,
             RANDOM.index.t(),
@@ -886,7 +886,7 @@ def test_mechanism_that_is_none() -> None:
     ],
     ids=[
         "width",
-        "three-dimensional",
+        "one-dimensional",
         "transposed",
         "float",
         "unsigned",

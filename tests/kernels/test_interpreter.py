@@ -17,6 +17,7 @@ pytest.importorskip("numba", reason="numba is not installed")
 from gat_pyg.attention import Additive, Cosine, Dot, GATv2, attend
 from gat_pyg.attention.additive import cpu as additive
 from gat_pyg.attention.cosine import cpu as cosine
+from gat_pyg.attention.dot import cpu as dot
 from gat_pyg.attention.pair import cpu as pair
 from gat_pyg.attention.steps import cpu as steps
 from gat_pyg.features import cpu as features
@@ -28,7 +29,7 @@ from gat_pyg.kernels.cpu import cache, interpreter, rows
 from gat_pyg.philox import keyed
 from laws import SIZES
 
-MODULES = [additive, pair, cosine, steps, features, rows, structure]
+MODULES = [additive, pair, cosine, dot, steps, features, rows, structure]
 EDGES = Edges.from_index(torch.tensor([[0, 1, 2, 3, 0, 4, 4, 1], [0, 0, 0, 1, 2, 2, 2, 2]]), num_src=5, num_dst=4)
 
 
@@ -76,12 +77,26 @@ def additive_results(edges: Edges, heads: int, channels: int, dtype: Any, p: flo
     return results(lambda x, s, d, u: attend(x, Additive(s, d, u), edges, dropout=p, backend="fused"), *leaves)
 
 
-def pair_results(edges: Edges, heads: int, channels: int, dtype: Any, p: float, att: bool = True) -> list[Tensor]:
+def pair_results(edges: Edges, heads: int, channels: int, dtype: Any, p: float) -> list[Tensor]:
+    """GATv2, with features and weights of the edges."""
     leaves = [draw(edges.num_src, heads, channels, dtype=dtype), draw(edges.num_dst, heads, channels, dtype=dtype)]
-    if att:
-        leaves.append(draw(heads, channels, dtype=dtype))
-    score = GATv2 if att else Dot
-    return results(lambda x, *operands: attend(x, score(*operands), edges, dropout=p, backend="fused"), *leaves)
+    leaves += [draw(heads, channels, dtype=dtype), draw(edges.num_rows, 3, dtype=dtype)]
+    leaves += [draw(heads, channels, 3, dtype=dtype), draw(edges.num_rows, heads, dtype=dtype)]
+
+    def run(x: Tensor, x_dst: Tensor, att: Tensor, edge_attr: Tensor, lin_edge: Tensor, weight: Tensor) -> Tensor:
+        score = GATv2(x_dst, att, edge_attr=edge_attr, lin_edge=lin_edge)
+        return attend(x, score, edges, edge_weight=weight, dropout=p, backend="fused")
+
+    return results(run, *leaves)
+
+
+def dot_results(edges: Edges, heads: int, channels: int, dtype: Any, p: float, wide: bool = True) -> list[Tensor]:
+    """The scaled product, with keys and features of the edges, or without."""
+    leaves = [draw(edges.num_src, heads, channels, dtype=dtype), draw(edges.num_dst, heads, channels, dtype=dtype)]
+    if wide:
+        leaves += [draw(edges.num_src, heads, channels, dtype=dtype), draw(edges.num_dst, heads, 3, dtype=dtype)]
+        leaves.append(draw(edges.num_rows, 3, dtype=dtype))
+    return results(lambda x, *operands: attend(x, Dot(*operands), edges, dropout=p, backend="fused"), *leaves)
 
 
 def cosine_results(edges: Edges, heads: int, channels: int, dtype: Any, p: float) -> list[Tensor]:
@@ -111,8 +126,9 @@ def everything(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> list[Tens
     for index in (LONG, LONG.flip(0)):
         found += additive_results(Edges.from_index(index, 4, 4), heads, channels, dtype, 0.3)
     if dtype == torch.float32:
-        found += [*additive_results(EDGES, 2, 19, dtype, 0.3), *pair_results(EDGES, 2, 19, dtype, 0.0, att=False)]
+        found += [*additive_results(EDGES, 2, 19, dtype, 0.3), *dot_results(EDGES, 2, 19, dtype, 0.0, wide=False)]
     found += pair_results(EDGES, heads, channels, dtype, 0.3)
+    found += dot_results(EDGES, heads, channels, dtype, 0.3)
     return [*found, *cosine_results(EDGES, heads, channels, dtype, 0.3)]
 
 

@@ -18,7 +18,6 @@ from torch_geometric.utils.sparse import set_sparse_value
 from ..attention.additive import Additive
 from ..attention.operation import BACKENDS, Backend, attend, check_devices, uses_kernels
 from ..attention.score import Score
-from ..features.linear import Linear
 from ..graph.adjacency import EdgeList, neighbourhoods, with_self_loops
 from ..graph.edges import Edges
 from ..graph.remembered import _outside
@@ -414,18 +413,6 @@ def _check_call(
     check_devices(both[0], x_dst=both[1], edge_index=graph, edge_attr=edge_attr, edge_weight=edge_weight)
 
 
-def _plain(lin: Any) -> bool:
-    """Return True if a layer's Linear computes x W^T and nothing else."""
-    hooked = lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks or lin._backward_pre_hooks
-    return (
-        "forward" not in vars(lin)
-        and type(lin) is Linear
-        and lin.bias is None
-        and not hooked
-        and not torch.is_autocast_enabled(lin.weight.device.type)
-    )
-
-
 def edge_scores(function: Any, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor, edges: Edges) -> Score:
     """Score every edge by a function of the features of both ends, `[E, H, C]` each, and its own, `[E, D]`."""
     src, dst = edges.index.long()  # int64: backward adds by these indices, see Edges.wide
@@ -441,8 +428,11 @@ def is_batch(x: Any) -> bool:
     return isinstance(part, Tensor) and part.dim() == 3
 
 
-def each_graph(layer: Any, x: Any, weights: Optional[bool], **graph: Any) -> Any:
-    """Call a layer on features `[B, N, F]` of B graphs with the same edges, as one call of the operation."""
+def each_graph(layer: Any, x: Any, weights: Optional[bool], graph: Any) -> Any:
+    """Call a layer on features `[B, N, F]` of B graphs with the same edges, as one call of the operation.
+
+    `graph` has the other arguments by name.
+    """
     adjacency: Any = None
 
     def alone(x: Any) -> Any:

@@ -21,8 +21,8 @@ from ..attention.operation import Backend
 from ..attention.score import Score
 from ..features.linear import linear
 from ..features.sparse import SparseFeatures, is_sparse_features
-from .base import _attention, _AttentionConv, _check_call, _plain, _whole_size, each_graph, is_batch
-from .mechanisms import _glorot_linear, build_mechanism, own_score
+from .base import _attention, _AttentionConv, _check_call, _whole_size, each_graph, is_batch
+from .mechanisms import _glorot_linear, _per_head, _plain, build_mechanism, own_score
 
 if typing.TYPE_CHECKING:
     from typing import overload
@@ -238,7 +238,7 @@ class GATConv(_AttentionConv):
         if not torch.jit.is_scripting():
             if is_batch(x):
                 graph = {"edge_index": edge_index, "edge_attr": edge_attr, "edge_weight": edge_weight, "size": size}
-                return each_graph(self, x, return_attention_weights, **graph)
+                return each_graph(self, x, return_attention_weights, graph)
             _check_call(x, edge_index, edge_attr, edge_weight, self.in_channels)
             size = _whole_size(size, x)
 
@@ -389,7 +389,7 @@ class GATConv(_AttentionConv):
         if edge_attr.dim() == 1:
             edge_attr = edge_attr.view(-1, 1)
         if not torch.jit.is_scripting():
-            if _plain(self.lin_edge) and self.lin_edge.in_channels > 0:  # (a W) . e instead of a . (W e)
-                weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
+            if _plain(self.lin_edge):  # (a W) . e instead of a . (W e)
+                weight = _per_head(self.lin_edge, self.heads)
                 return F.linear(edge_attr, torch.einsum("hc,hcd->hd", self.att_edge.squeeze(0), weight))
         return (self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels) * self.att_edge).sum(dim=-1)

@@ -19,8 +19,9 @@ from ..attention.fused import is_spent
 from ..attention.operation import Backend
 from ..attention.pair import GATv2
 from ..attention.score import Score
-from .base import _attention, _AttentionConv, _check_call, each_graph, is_batch
-from .mechanisms import _dynamic_score, _glorot_linear
+from ..graph.edges import Edges
+from .base import _attention, _AttentionConv, _check_call, each_graph, edge_scores, is_batch
+from .mechanisms import _dynamic_score, _glorot_linear, _per_head, _plain
 
 if typing.TYPE_CHECKING:
     from typing import overload
@@ -153,7 +154,7 @@ class GATv2Conv(_AttentionConv):
         if not torch.jit.is_scripting():
             if is_batch(x):
                 graph = {"edge_index": edge_index, "edge_attr": edge_attr, "edge_weight": edge_weight}
-                return each_graph(self, x, return_attention_weights, **graph)
+                return each_graph(self, x, return_attention_weights, graph)
             _check_call(x, edge_index, edge_attr, edge_weight, self.in_channels)
             if not isinstance(x, Tensor) and x[1] is None:
                 raise ValueError("x is (x_src, None), but GATv2 scores both ends of an edge. Pass (x_src, x_dst).")
@@ -221,8 +222,12 @@ class GATv2Conv(_AttentionConv):
     def _score(self, x: Any, x_src: Tensor, x_dst: Tensor, edge_attr: OptTensor) -> Optional[Score]:
         if edge_attr is None or self.lin_edge is None:
             return GATv2(x_dst, self.att[0], self.negative_slope)
-        weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
-        return GATv2(x_dst, self.att[0], self.negative_slope, edge_attr, weight)
+        if not _plain(self.lin_edge):
+            return None
+        return GATv2(x_dst, self.att[0], self.negative_slope, edge_attr, _per_head(self.lin_edge, self.heads))
+
+    def _edge_score(self, x: Any, x_src: Tensor, x_dst: Tensor, edge_attr: OptTensor, edges: Edges) -> Score:
+        return edge_scores(self._score_of_ends, x_src, x_dst, edge_attr, edges)
 
     def _score_of_ends(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor) -> Tensor:
         x_edge: OptTensor = None

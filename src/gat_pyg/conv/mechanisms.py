@@ -81,11 +81,12 @@ class DynamicAttention(nn.Module):
         return _dynamic_score(x_dst, x_src, x_edge, self.att, self.negative_slope)
 
     def score(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor = None) -> Optional[Score]:
-        """The same for all edges at once, from the features of dst and src."""
+        """The same for all edges at once, from the features of dst and src; None if W_e is not a plain product."""
         if edge_attr is None or self.lin_edge is None:
             return GATv2(x_dst, self.att[0], self.negative_slope)
-        weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
-        return GATv2(x_dst, self.att[0], self.negative_slope, edge_attr, weight)
+        if not _plain(self.lin_edge):
+            return None
+        return GATv2(x_dst, self.att[0], self.negative_slope, edge_attr, _per_head(self.lin_edge, self.heads))
 
 
 class CosineSimilarity(nn.Module):
@@ -176,6 +177,24 @@ def own_score(mechanism: nn.Module, x_dst: OptTensor, x_src: Tensor, edge_attr: 
 
 def _glorot_linear(in_channels: int, out_channels: int, bias: bool = False) -> Linear:
     return Linear(in_channels, out_channels, bias=bias, weight_initializer="glorot")
+
+
+def _per_head(lin: Linear, heads: int) -> Tensor:
+    """The weight of a projection of the edges, `[H, C, D]`."""
+    return lin.weight.view(heads, lin.out_channels // heads, -1)
+
+
+def _plain(lin: Linear) -> bool:
+    """Return True if a layer's Linear computes x W^T and nothing else, with a weight that is there."""
+    hooked = lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks or lin._backward_pre_hooks
+    return (
+        "forward" not in vars(lin)
+        and type(lin) is Linear
+        and lin.bias is None
+        and lin.in_channels >= 0
+        and not hooked
+        and not torch.is_autocast_enabled(lin.weight.device.type)
+    )
 
 
 def _dynamic_score(x_dst: Tensor, x_src: Tensor, x_edge: OptTensor, att: Tensor, negative_slope: float) -> Tensor:

@@ -18,6 +18,7 @@ from ..attention.operation import Backend
 from ..attention.score import Score
 from ..features.linear import Linear
 from .base import _attention, _AttentionConv, _check_call, each_graph, is_batch
+from .mechanisms import _per_head, _plain
 
 if typing.TYPE_CHECKING:
     from typing import overload
@@ -155,7 +156,7 @@ class TransformerConv(_AttentionConv):
         if not torch.jit.is_scripting():
             if is_batch(x):
                 graph = {"edge_index": edge_index, "edge_attr": edge_attr, "edge_weight": edge_weight}
-                return each_graph(self, x, return_attention_weights is not None, **graph)
+                return each_graph(self, x, return_attention_weights is not None, graph)
             _check_call(x, edge_index, edge_attr, edge_weight, self.in_channels)
             if not isinstance(x, Tensor) and x[1] is None:
                 raise ValueError("x is (x_src, None), but both ends of an edge are scored. Pass (x_src, x_dst).")
@@ -178,7 +179,12 @@ class TransformerConv(_AttentionConv):
             weights = return_attention_weights is not None
             ends = key if isinstance(x, Tensor) else (key, query)
             dropped = weights and self.training and self.dropout > 0.0  # alpha is returned before dropout
-            if not dropped and not self._needs_messages(ends, value, query, edge_index, edge_attr, weights):
+            of_each = self.lin_edge is not None and not _plain(self.lin_edge)
+            if (
+                not dropped
+                and not of_each
+                and not self._needs_messages(ends, value, query, edge_index, edge_attr, weights)
+            ):
                 out, adjacency, alpha = self._attend(
                     ends, value, query, edge_index, edge_attr, None, weights, edge_weight
                 )
@@ -248,7 +254,7 @@ class TransformerConv(_AttentionConv):
     def _of_edges(self) -> Tensor:
         """W_6, `[H, C, D]`."""
         assert self.lin_edge is not None
-        return self.lin_edge.weight.view(self.heads, self.out_channels, -1)
+        return _per_head(self.lin_edge, self.heads)
 
     def _score(self, x: Any, x_src: Tensor, x_dst: Tensor, edge_attr: OptTensor) -> Optional[Score]:
         key = x if isinstance(x, Tensor) else x[0]

@@ -441,7 +441,7 @@ def _spread_edges(
     job = Job(np.arange(count + 1), shape.models, 0, shape.models * num_edges * width * shape.heads)
     operands = cuts, ids, u, width, changes, signs, blocks
     run(_backward_lin, shape.dtype, job, shape.sizes, slope, shape.tile, *operands)
-    sums = blocks.reshape(shape.models, count, -1).sum(1).reshape(-1)
+    sums = blocks.reshape(shape.models, count, width * shape.heads * shape.channels).sum(1).reshape(-1)
     return shape.tensor(sums, width, shape.heads, shape.channels).movedim(-3, -1)
 
 
