@@ -58,13 +58,23 @@ SCORES = {  # by the names of x and the operands
     DOT_EDGES: Case(Dot, _dot),
     "x x_dst beta": Case(Cosine, lambda x, x_dst, beta: beta * F.cosine_similarity(x_dst[:, None], x, dim=-1)),
 }
-SHAPES = {"x": ("N_src", "H", "C")} | {name: s for case in SCORES.values() for name, s in case.score.shapes.items()}
+SHAPES: dict[str, tuple[str, ...]] = {"x": ("N_src", "H", "C"), "edge_weight": ("E", "H")}
+SHAPES |= {name: shape for case in SCORES.values() for name, shape in case.score.shapes.items()}
 
 
 def leaves_of(
-    graph: Graph, heads: int, channels: int, names: str, dtype: torch.dtype = torch.float64, seed: int = 0
+    graph: Graph,
+    heads: int,
+    channels: int,
+    names: str,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    features: int = 3,
 ) -> Tensors:
-    """Random tensors by name, x and operands; vectors `[H, C]` are of length one, so that scores are of order one."""
+    """Random tensors by name: x, operands and edge weights, with `features` of an edge.
+
+    Vectors `[H, C]` and the rows of W_e are of length one, so that scores are of order one.
+    """
     generator = torch.Generator().manual_seed(seed)
     sizes = {
         "N_src": graph.num_src,
@@ -72,12 +82,13 @@ def leaves_of(
         "E": graph.index.size(1),
         "H": heads,
         "C": channels,
-        "D": 3,
+        "D": features,
     }
     leaves = {}
     for name in names.split():
         leaf = torch.randn([sizes[letter] for letter in SHAPES[name]], generator=generator, dtype=torch.float64)
-        leaves[name] = (leaf / channels**0.5 if SHAPES[name] == ("H", "C") else leaf).to(dtype)
+        length = {("H", "C"): channels, ("H", "C", "D"): max(features, 1)}.get(SHAPES[name], 1)
+        leaves[name] = (leaf / length**0.5).to(dtype)
     return leaves
 
 
@@ -96,13 +107,15 @@ def like(direction: Tensor, out: Tensor) -> Tensor:
 
 def score_of(leaves: Tensors, **options: float) -> Score:
     """The score that has these operands; some of `Additive`'s may be missing."""
-    score = SCORES[" ".join(leaves)].score if " ".join(leaves) in SCORES else Additive
+    names = " ".join(name for name in leaves if name != "edge_weight")
+    score = SCORES[names].score if names in SCORES else Additive
     options = {name: value for name, value in options.items() if name in score.options}
-    return score(**{name: leaf for name, leaf in leaves.items() if name != "x"}, **options)
+    return score(**{name: leaf for name, leaf in leaves.items() if name in score.shapes}, **options)
 
 
 def call(leaves: Tensors, edges: Edges, backend: str = "fused", negative_slope: float = 0.2, **options: Any) -> Any:
     """The result of the operation with these operands; a mask is that of seed 0."""
     torch.manual_seed(0)
     score = score_of(leaves, negative_slope=negative_slope)
+    options = {"edge_weight": leaves.get("edge_weight"), **options}
     return attend(leaves["x"], score, edges, backend=backend, **options)

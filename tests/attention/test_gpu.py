@@ -32,6 +32,7 @@ from gat_pyg.attention import Additive, reference  # noqa: E402
 from gat_pyg.attention.additive import gpu as additive  # noqa: E402
 from gat_pyg.attention.cosine import gpu as cosine  # noqa: E402
 from gat_pyg.attention.pair import gpu as pair  # noqa: E402
+from gat_pyg.attention.pair import gpu_edges as pair_edges  # noqa: E402
 from gat_pyg.attention.score import Score  # noqa: E402
 from gat_pyg.attention.steps import gpu as steps  # noqa: E402
 from gat_pyg.features import SparseFeatures  # noqa: E402
@@ -47,7 +48,7 @@ from gat_pyg.philox import keyed  # noqa: E402
 from gat_pyg.tasks.nodes import NodeLabels  # noqa: E402
 from graphs import BATCH, BIPARTITE, RANDOM, STAR_IN, ZOO, Graph, random, union  # noqa: E402
 from laws import TOLERANCE, assert_close, edges_of, moved  # noqa: E402
-from scores import ADDITIVE, GATV2, SCORES, SHAPES, call, leaves_of, score_of  # noqa: E402
+from scores import ADDITIVE, DOT_EDGES, GATV2, GATV2_EDGES, SCORES, SHAPES, call, leaves_of, score_of  # noqa: E402
 from syncs import syncs  # noqa: E402
 from test_features import SIZES, bag_of_words  # noqa: E402
 
@@ -55,7 +56,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ON_CUDA = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if ON_CUDA else "cpu"
 
-MODULES = (additive, pair, features, steps, rows, cosine)
+MODULES = (additive, pair, pair_edges, features, steps, rows, cosine)
 MERGES = {"_merge_kernel": steps, "_sum_kernel": rows}
 
 runs = pytest.mark.skipif(not (INTERPRETED or ON_CUDA), reason="needs TRITON_INTERPRET=1 or a GPU")
@@ -146,16 +147,24 @@ def on_device(edges: Edges) -> Edges:
     return moved(edges, DEVICE)
 
 
+def towards(direction: Tensor, leaves: Tensors) -> Tensor:
+    """A direction with the channels of the edges' features too, where the output has them."""
+    features = leaves["query_edge"].size(-1) if "query_edge" in leaves else 0
+    return direction[..., torch.arange(direction.size(-1) + features) % max(direction.size(-1), 1)]
+
+
 def by_reference(
-    graph: Graph, leaves: Tensors, direction: Tensor, dropout: float = 0.0, order: Tensor | None = None
+    graph: Graph | Edges, leaves: Tensors, direction: Tensor, dropout: float = 0.0, order: Tensor | None = None
 ) -> Tensors:
     """The output and every gradient, in float64; the mask's rows in some `order`."""
-    edges = edges_of(graph)
+    edges = graph if isinstance(graph, Edges) else edges_of(graph)
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in leaves.items()}
-    keep = keep_mask(edges.num_edges, leaves["x"].size(1), dropout) if dropout else None
-    keep = keep if keep is None or order is None else keep[order]
-    out, _ = reference.attend(leaves["x"], score_of(leaves), edges, keep)
-    (out * direction).sum().backward()
+    factor = keep_mask(edges.num_rows, leaves["x"].size(1), dropout) if dropout else None
+    factor = factor if factor is None or order is None else factor[order]
+    if "edge_weight" in leaves:
+        factor = leaves["edge_weight"] * (1.0 if factor is None else factor)
+    out, _ = reference.attend(leaves["x"], score_of(leaves), edges, factor)
+    (out * towards(direction, leaves)).sum().backward()
     # Nothing to differentiate on a graph without edges: no gradient is a zero one.
     grads = {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
     return {"out": out.detach(), **grads}
@@ -172,7 +181,7 @@ def by_kernels(
 ) -> Tensors:
     """The same by the kernels: `saved` is the mode that saves the output for the backward pass."""
     wide = torch.float32
-    own = {k: v.to(DEVICE, dtype if "C" in SHAPES[k] else wide) for k, v in leaves.items()}
+    own = {k: v.to(DEVICE, dtype if {"C", "D"} & {*SHAPES[k]} else wide) for k, v in leaves.items()}
     key = torch.tensor(seed, device=DEVICE) if dropout else None
     lse, out, grads = by_hand(own, edges, direction.to(DEVICE, dtype), dropout, key, saved, dtype)
     assert (lse.isfinite() | out.isnan().any(-1)).all() and lse.dtype == wide
@@ -191,10 +200,11 @@ def by_hand(
 ) -> tuple[Tensor, Tensor, Tensors]:
     """Log-sum-exp, output and gradients, by the functions that the fused operation calls."""
     score = score_of(leaves)
-    kernels, common = kernels_of(score), (leaves["x"], score, edges, None, dropout, seed)
+    kernels, weight = kernels_of(score), leaves.get("edge_weight")
+    common, direction = (leaves["x"], score, edges, weight, dropout, seed), towards(direction, leaves)
     out, lse, *others = kernels.forward(*common, dtype, saved)
     assert len(others) == (len(score.saved) if saved else 0)
-    needs = tuple(operand is not None for operand in (leaves["x"], None, *score.operands))
+    needs = tuple(operand is not None for operand in (leaves["x"], weight, *score.operands))
     grads = kernels.backward(direction, *common, out if saved else None, (lse, *others), needs)
     return lse, out, {name: grad for name, grad in grads.items() if grad is not None}
 
@@ -206,7 +216,7 @@ def kernels_of(score: Score) -> Any:
 
 def modes_of(names: str) -> tuple[bool, ...]:
     """The ways in which a score can save what its backward pass needs."""
-    return (True, False) if SCORES.get(names, SCORES[ADDITIVE]).score.saved else (True,)
+    return (True, False) if SCORES.get(names.removesuffix(" edge_weight"), SCORES[ADDITIVE]).score.saved else (True,)
 
 
 def assert_same(answer: Tensors, truth: Tensors, case: str) -> None:
@@ -226,6 +236,9 @@ def check(graph: Graph, heads: int, channels: int, names: str, dropout: float = 
 
 
 PAIRS = [names for names in SCORES if "x_dst" in names]
+COSINE = "x x_dst beta"
+WEIGHTED = [f"{names} edge_weight" for names in (ADDITIVE, GATV2_EDGES, DOT_EDGES, COSINE)]
+CASES = [*SCORES, *WEIGHTED]
 
 
 @runs
@@ -235,10 +248,14 @@ def test_every_graph(graph: Graph) -> None:
     check(graph, 3, 5, "x")
     for names in PAIRS:
         check(graph, 3, 5, names)
+    for names in WEIGHTED:
+        check(graph, 2, 3, names, dropout=0.3)
 
 
 @runs
-@pytest.mark.parametrize("names", ["x score_src score_dst", "x score_src", "x score_dst", "x score_edge", "x"])
+@pytest.mark.parametrize(
+    "names", ["x score_src score_dst", "x score_src", "x score_dst", "x score_edge", "x", "x edge_weight"]
+)
 def test_every_term_may_be_missing(names: str) -> None:
     check(BATCH, 2, 3, names)
     check(BIPARTITE, 2, 3, names, dropout=0.5)
@@ -264,6 +281,45 @@ def test_odd_sizes(heads: int, channels: int) -> None:
     check(SMALL, heads, channels, ADDITIVE, dropout=0.3)
     for names in PAIRS:
         check(SMALL, heads, channels, names, dropout=0.3)
+
+
+@runs
+@pytest.mark.parametrize("features", [0, 1, 16, 17, 70])
+@pytest.mark.parametrize("names", [GATV2_EDGES, DOT_EDGES])
+def test_any_number_of_features_of_an_edge(names: str, features: int) -> None:
+    """Also several blocks of features and of channels in the passes over edges, and several heads to a slab."""
+    for heads, channels in ((2, 3), (3, 70)):
+        leaves = leaves_of(SMALL, heads, channels, names, features=features)
+        leaves["edge_attr"] = leaves["edge_attr"] / max(features, 1) ** 0.5
+        direction = torch.randn(6, heads, channels, generator=torch.Generator().manual_seed(3)).double()
+        truth = by_reference(SMALL, leaves, direction, 0.3)
+        answer = by_kernels(on_device(edges_of(SMALL)), leaves, direction, 0.3)
+        assert_same(answer, truth, f"{names} {heads}x{channels}x{features}")
+
+
+@runs
+@pytest.mark.parametrize("names", CASES)
+def test_rows_without_an_edge(names: str) -> None:
+    """Own loops that added ones replace: their rows have zero gradients."""
+    index = torch.cat([SMALL.index[:, SMALL.index[0] != SMALL.index[1]], torch.arange(4).expand(2, -1)], 1)
+    index = index[:, torch.randperm(index.size(1), generator=torch.Generator().manual_seed(5))]
+    edges = neighbourhoods(index, 7, 6, add_self_loops=True)
+    assert edges.num_rows == edges.num_edges + 4
+    leaves = leaves_of(Graph("rows", edges.index, 7, 6), 2, 3, names)
+    direction = torch.randn(6, 2, 3, generator=torch.Generator().manual_seed(3)).double()
+    truth = by_reference(edges, leaves, direction)
+    for saved in modes_of(names):
+        fresh = on_device(neighbourhoods(index.clone(), 7, 6, add_self_loops=True))
+        assert_same(by_kernels(fresh, leaves, direction, saved=saved), truth, f"{names} saved {saved}")
+
+
+@runs
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_programs_that_share_a_sum_of_parameters(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (pair, pair_edges):
+        monkeypatch.setattr(module, "BLOCKS", blocks)
+    check(RANDOM, 2, 3, GATV2)
+    check(RANDOM, 2, 3, GATV2_EDGES)
 
 
 @runs
@@ -310,7 +366,7 @@ def test_models_of_a_stack_are_each_alone(names: str, each: int, models: int) ->
 
 
 @runs
-@pytest.mark.parametrize("names", SCORES)
+@pytest.mark.parametrize("names", CASES)
 def test_a_stack_of_several_slabs(names: str) -> None:
     """Of two heads each: slabs that end within a model, and one that goes beyond the last."""
     assert rows.tile_for(3, 9, 100, 4).heads == 2
@@ -341,7 +397,7 @@ def test_the_mask_of_models_side_by_side(each: int, models: int) -> None:
 
 
 @runs
-@pytest.mark.parametrize("names", SCORES)
+@pytest.mark.parametrize("names", CASES)
 def test_one_seed_is_one_model(names: str) -> None:
     edges, leaves, direction = on_device(edges_of(SMALL)), leaves_of(SMALL, 3, 4, names), torch.randn(6, 3, 4)
     scalar = by_kernels(edges, leaves, direction, 0.3)
@@ -357,7 +413,7 @@ def test_seeds_may_be_strided() -> None:
     for strided in (torch.stack([seeds, seeds + 1], 1)[:, 0], seeds[0].expand(2)):
         assert not strided.is_contiguous()
         one, other = (
-            additive.forward(x, Additive(), edges, 0.5, s, torch.float32, False)[0]
+            additive.forward(x, Additive(), edges, None, 0.5, s, torch.float32, False)[0]
             for s in (strided, strided.contiguous())
         )
         assert torch.equal(one, other)
@@ -389,7 +445,7 @@ class Spy:
 
 
 @runs
-@pytest.mark.parametrize("names", SCORES)
+@pytest.mark.parametrize("names", CASES)
 @pytest.mark.parametrize("turn", [False, True], ids=["dst", "src"])
 def test_long_rows_are_split(names: str, turn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     split = 8 if INTERPRETED else rows.SPLIT
@@ -411,11 +467,12 @@ def test_long_rows_are_split(names: str, turn: bool, monkeypatch: pytest.MonkeyP
     for saved in modes_of(names):
         answer = by_kernels(edges, leaves, direction, 0.3, saved)
         assert_same(answer, truth, f"{graph} {names} saved {saved}")
-    assert spies["_merge_kernel"].launches == len(modes_of(names)) and spies["_sum_kernel"].launches >= 2
+    merges = 2 if "query_edge" in names else len(modes_of(names))
+    assert spies["_merge_kernel"].launches == merges and spies["_sum_kernel"].launches >= 2
 
 
 @runs
-@pytest.mark.parametrize("names", SCORES)
+@pytest.mark.parametrize("names", CASES)
 def test_long_rows_of_a_stack_are_split(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
     split = 8 if INTERPRETED else rows.SPLIT
     monkeypatch.setattr(rows, "SPLIT", split)
@@ -641,7 +698,7 @@ def test_minus_infinity_masks_an_edge() -> None:
 
 
 @runs
-@pytest.mark.parametrize("names", SCORES)
+@pytest.mark.parametrize("names", CASES)
 def test_nan_reaches_the_output_and_every_gradient(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
     split = 8 if INTERPRETED else rows.SPLIT
     monkeypatch.setattr(rows, "SPLIT", split)
@@ -716,7 +773,7 @@ THRESHOLDS = pytest.mark.parametrize("p", [0.3, 0.6])
 
 @runs
 @THRESHOLDS
-@pytest.mark.parametrize("names", SCORES)
+@pytest.mark.parametrize("names", CASES)
 def test_dropout_calls_edges_by_their_names(names: str, p: float) -> None:
     leaves, direction = leaves_of(SMALL, 3, 5, names), torch.randn(SMALL.num_dst, 3, 5).double()
     order = torch.randperm(SMALL.index.size(1), generator=torch.Generator().manual_seed(4))
@@ -740,7 +797,7 @@ def test_dropout_of_features_is_that_of_four_heads(size: int, p: float) -> None:
 
 
 @runs
-@pytest.mark.parametrize("names", SCORES)
+@pytest.mark.parametrize("names", CASES)
 def test_wide_ids_and_the_same_bits_every_time(names: str) -> None:
     leaves, direction = leaves_of(RANDOM, 2, 3, names), torch.randn(40, 2, 3)
     edges = on_device(edges_of(RANDOM))
@@ -753,7 +810,7 @@ def test_wide_ids_and_the_same_bits_every_time(names: str) -> None:
 
 
 @runs
-@pytest.mark.parametrize("names", SCORES)
+@pytest.mark.parametrize("names", CASES)
 def test_strides_do_not_matter(names: str) -> None:
     leaves, direction = leaves_of(SMALL, 2, 3, names), torch.randn(6, 2, 3)
     edges = on_device(edges_of(SMALL))
@@ -772,7 +829,7 @@ def test_strides_do_not_matter(names: str) -> None:
 
 @runs
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize("names", SCORES)
+@pytest.mark.parametrize("names", CASES)
 def test_half_precision(names: str, dtype: torch.dtype) -> None:
     graph = stairs(40, 3, rows.SPLIT + 1)
     leaves = {k: v.to(dtype).double() for k, v in leaves_of(graph, 8, 8, names).items()}
@@ -809,7 +866,7 @@ SPEED = pytest.mark.parametrize("speed", [True, False], ids=["speed", "memory"])
 @runs
 @MIXED
 @SPEED
-@pytest.mark.parametrize("names", SCORES)
+@pytest.mark.parametrize("names", CASES)
 @pytest.mark.usefixtures("these_kernels")
 def test_mixed_dtypes(
     names: str,
@@ -828,14 +885,14 @@ def test_mixed_dtypes(
     edges = on_device(edges_of(graph))
     out = call(leaves, edges)
     assert out.dtype == of_out
-    out.backward(direction.to(DEVICE))
+    out.backward(towards(direction, leaves).to(DEVICE))
     assert_same({"out": out.detach().cpu()} | {name: leaf.grad.cpu() for name, leaf in leaves.items()}, truth, names)
 
 
 @runs
 @MIXED
 @SPEED
-@pytest.mark.parametrize("names", ["x score_src score_dst", "x", *SCORES])
+@pytest.mark.parametrize("names", ["x score_src score_dst", "x", *CASES])
 @pytest.mark.usefixtures("these_kernels")
 def test_fake_operators_return_what_the_kernels_do(
     names: str, of_x: torch.dtype, of_others: torch.dtype, of_out: torch.dtype, speed: bool
@@ -843,8 +900,9 @@ def test_fake_operators_return_what_the_kernels_do(
     """Shapes, dtypes and strides of the operators on fake CUDA tensors are those of the kernels' results."""
     leaves = leaves_of(BIPARTITE, 3, 5, names)
     leaves = {name: leaf.to(DEVICE, of_x if name == "x" else of_others) for name, leaf in leaves.items()}
-    score, saves_output = score_of(leaves), speed or not SCORES.get(names, SCORES[ADDITIVE]).score.saved
-    present = [True, False, *(operand is not None for operand in score.operands)]
+    score, saves_output = score_of(leaves), speed or len(modes_of(names)) == 1
+    operands = leaves["x"], leaves.get("edge_weight"), *score.operands
+    present = [operand is not None for operand in operands]
     rest = (3, False, "source_to_target", type(score).__name__, [0.3, *score.values], saves_output)
 
     def layouts(seed: Tensor, index: Tensor, *operands: Tensor) -> list[Any]:
@@ -856,7 +914,8 @@ def test_fake_operators_return_what_the_kernels_do(
             results += torch.ops.gat_pyg.attend_backward(ones, tensors, saved, needs, present, seed, index, *rest)
         return [(tuple(t.shape), t.dtype, t.stride()) for t in results]
 
-    real = [torch.tensor(SEED, device=DEVICE), BIPARTITE.index.to(DEVICE), *leaves.values()]
+    real = [torch.tensor(SEED, device=DEVICE), BIPARTITE.index.to(DEVICE)]
+    real += [operand for operand in operands if operand is not None]
     with torch._subclasses.FakeTensorMode():
         fake = [torch.empty(t.shape, dtype=t.dtype, device="cuda") for t in real]
         expected = layouts(*fake)
@@ -876,7 +935,7 @@ def test_without_triton_the_import_says_so(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @on_cuda
-@pytest.mark.parametrize("names", SCORES)
+@pytest.mark.parametrize("names", CASES)
 def test_captured_in_a_graph(names: str) -> None:
     graph = stairs(40, 3, rows.SPLIT + 1)
     leaves = {k: v.float().cuda() for k, v in leaves_of(graph, 8, 8, names).items()}
@@ -942,7 +1001,7 @@ def specialisations(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
 
 @compiles
 @pytest.mark.parametrize("each", [1, 6, 8])
-@pytest.mark.parametrize("names", SCORES)
+@pytest.mark.parametrize("names", CASES)
 def test_stacks_of_all_sizes_share_their_kernels(names: str, each: int, specialisations: set[tuple[str, str]]) -> None:
     long = stairs(3, rows.SPLIT + 1)
     graph = union(long, turned(long))
@@ -965,6 +1024,7 @@ def test_stacks_of_all_sizes_share_their_kernels(names: str, each: int, speciali
         if "x_dst" in names
         else {"_mean_kernel", "_segment_mean_kernel", "_backward_kernel"}
     )
+    expected |= {"_parameters_kernel"} if "lin_edge" in names else {"_attr_kernel"} if "edge_attr" in names else set()
     two = launched(2)
     assert {name for name, _ in two} == expected
     for models in (3, 16, 17, 100):
@@ -1031,14 +1091,20 @@ KERNELS = {
     "forward, dropout and long rows": ("_forward_kernel", f"{FORWARD} seed dropout_ids {CHUNKS} chunks_h"),
     "forward, GATv2": ("_forward_kernel", "x x_dst att ptr src out lse"),
     "forward, product": ("_forward_kernel", "x x_dst ptr src out lse"),
+    "forward, weights": ("_forward_kernel", f"{FORWARD} edge_weight"),
+    "forward, GATv2 with features": ("_forward_kernel", "x x_dst att lin edge_attr ptr src perm out lse"),
+    "forward, product with keys and features": (
+        "_forward_kernel",
+        "x x_dst key query_edge edge_attr ptr src perm out out_edge lse",
+    ),
     "forward, cosine": ("_forward_kernel", "x query inverse ptr src out lse"),
     "backward": (
         "_backward_kernel",
-        "grad x score_src score_dst lse mean ptr dst place perm grad_x grad_src",
+        "grad x score_src score_dst lse mean ptr dst grad_x grad_src",
     ),
     "backward, dropout and long rows": (
         "_backward_kernel",
-        f"grad x score_src score_dst lse g ptr dst place perm seed dropout_ids grad_x {CHUNKS}",
+        f"grad x score_src score_dst lse g ptr dst place seed dropout_ids grad_x {CHUNKS}",
     ),
     "backward of dst, GATv2": (
         "_backward_dst_kernel",
@@ -1046,6 +1112,27 @@ KERNELS = {
     ),
     "backward of dst, product": ("_backward_dst_kernel", "grad x x_dst out lse weights ptr src grad_x_dst"),
     "backward of src, GATv2": ("_backward_src_kernel", "grad x x_dst att weights ptr dst place grad_x"),
+    "backward, weights": (
+        "_backward_kernel",
+        "grad x score_src score_dst edge_weight lse mean ptr dst edge_ids grad_x grad_src grad_weight",
+    ),
+    "backward of dst, GATv2 with features": (
+        "_backward_dst_kernel",
+        "grad x x_dst att lin edge_attr out lse weights ptr src perm grad_x_dst grad_att",
+    ),
+    "backward of dst, product with keys and features": (
+        "_backward_dst_kernel",
+        "grad grad_out_edge x x_dst key query_edge edge_attr out out_edge lse weights ptr src perm grad_x_dst "
+        "grad_query_edge",
+    ),
+    "backward of src, GATv2 with features": (
+        "_backward_src_kernel",
+        "grad x x_dst att lin edge_attr weights ptr dst place edge_ids grad_x",
+    ),
+    "backward of src, product with keys": (
+        "_backward_src_kernel",
+        "grad x x_dst weights ptr dst place grad_x grad_key",
+    ),
     "backward of dst, cosine": ("_backward_dst_kernel", "grad x query inverse out lse weights ptr src grad_query"),
     "backward of src, product": ("_backward_src_kernel", "grad x x_dst weights ptr dst place grad_x"),
     "backward of src, cosine": ("_backward_src_kernel", "grad query weights ptr dst place grad_x across"),
@@ -1057,9 +1144,11 @@ DROPS = {kernel: KERNELS[kernel] for kernel in KERNELS if "dropout" in kernel} |
         "grad x x_dst att out lse weights ptr src seed dropout_ids grad_x_dst grad_att",
     ),
 }
-OF_X = {"x", "x_dst", "query", "att", "grad", "out", "out_plus", "grad_x", "grad_x_dst", "values", "weight"}
-IDS = {"src", "dst", "place", "perm", "dropout_ids", "col"}
+OF_X = {"key", "lin", "query_edge", "edge_attr", "out_edge", "grad_out_edge", "grad_key", "grad_query_edge"}
+OF_X |= {"x", "x_dst", "query", "att", "grad", "out", "out_plus", "grad_x", "grad_x_dst", "values", "weight"}
+IDS = {"src", "dst", "place", "perm", "edge_ids", "dropout_ids", "col"}
 INTEGERS = dict.fromkeys(("num_chunks", "num_dst", "size", "models", "num_rows"), "i32")
+INTEGERS |= dict.fromkeys(("num_items", "num_edges", "attr_stride", "grad_stride"), "i32")
 INTEGERS |= dict.fromkeys(("values_stride", "weight_rows", "seed_stride"), "i32")
 WIDE_IDS = {"ptr", "chunk_row", "chunk_start", "seed", "rows", "first"}
 
@@ -1130,6 +1219,7 @@ def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
 # backward pass by dst takes at most 228 of the 255 registers with Triton 3.7.1; 3.6.0 takes all and needs a few more,
 # as it does for stacks of 32 channels with dropout.
 SPILLS = {
+    "3.7.1": {("backward of dst, GATv2 with features", 100, 4, 256, "fp32"): 6},
     "3.6.0": {
         ("backward of dst, GATv2", 80, 8, 8, "bf16"): 6,
         ("backward of dst, GATv2", 90, 8, 8, "bf16"): 8,
@@ -1141,7 +1231,7 @@ SPILLS = {
         ("backward of dst, GATv2 with dropout", 100, 12, 32, "fp32"): 46,
         ("backward, dropout and long rows", 80, 12, 32, "fp32"): 4,
         ("forward, dropout and long rows", 90, 12, 32, "fp32"): 2,
-    }
+    },
 }
 
 
@@ -1208,8 +1298,11 @@ def assert_compiled_well(
 ) -> None:
     """No spills, and loads of 16 bytes wherever features are gathered."""
     name, given = (KERNELS | DROPS)[kernel]
-    tile = rows.tile_for(models, heads, channels, degree)
-    sizes = {"EACH": heads // models, "C": channels} | ({"models": None} if models == 1 else {})
+    size_of_edges, features = (16 if "edge_attr" in given else 0), (16 if "query_edge" in given else 0)
+    tile = rows.tile_for(models, heads, channels, degree, features)
+    sizes = {"EACH": heads // models, "C": channels, "D": size_of_edges, "BLOCK_D": max(1, features)} | (
+        {"models": None} if models == 1 else {}
+    )
     constants = {**sizes, "SPLIT": rows.SPLIT, "STAGES": tile.stages, **tile.blocks}
     code = compile_kernel(name, given, dtype, sm=sm, **constants)
     assert_fits(code, sm, SPILLS.get(triton.__version__, {}).get((kernel, sm, heads, channels, dtype), 0))
@@ -1221,7 +1314,7 @@ def assert_compiled_well(
 
 
 TERMS = "score_src score_dst score_edge lse"
-MEMORY = f"{TERMS} mean g ptr dst place perm grad_src grad_edge {CHUNKS}"
+MEMORY = f"{TERMS} mean g ptr dst place edge_ids grad_src grad_edge {CHUNKS}"
 TILE = {"BLOCK_E": 16, "BLOCK_H": 8, "BLOCK_C": 8, "num_warps": 1}
 REST = {
     "merge": ("_merge_kernel", "chunks chunks_h rows first out lse out_plus mass_plus", TILE),
@@ -1238,6 +1331,16 @@ REST = {
         {**TILE, "BLOCK_E": 512, "num_warps": 8},
     ),
     "backward, second pass": ("_backward_kernel", MEMORY, {**TILE, "C": 0, "BLOCK_C": 1}),
+    "gradient of parameters": (
+        "_parameters_kernel",
+        "x x_dst att lin edge_attr weights src dst perm grad_lin grad_attr",
+        {"D": 16, "BLOCK_E": 32, "BLOCK_W": 64, "BLOCK_D": 16},
+    ),
+    "gradient of features": (
+        "_attr_kernel",
+        "grad_out_edge query_edge weights dst perm grad_attr",
+        {"D": 16, "BLOCK_E": 64, "BLOCK_D": 16},
+    ),
     "dropout of features": ("_keep_kernel", "seed dropout_ids keep", {"BLOCK": 256}),
 }
 
@@ -1263,6 +1366,7 @@ def test_a_wide_head_fits_in_shared_memory(sm: int, compile_kernel: Compile) -> 
             "models": None,
             "EACH": 1,
             "C": channels,
+            "D": 0,
             "SPLIT": rows.SPLIT,
             "STAGES": tile.stages,
             **tile.blocks,
@@ -1276,7 +1380,8 @@ def test_a_wide_head_fits_in_shared_memory(sm: int, compile_kernel: Compile) -> 
 )
 def test_a_minimum_of_scores_propagates_nan(kernel: str, compile_kernel: Compile) -> None:
     tile = rows.tile_for(1, 8, 8, 15)
-    constants = {"models": None, "EACH": 8, "C": 8, "SPLIT": rows.SPLIT, "STAGES": tile.stages, **tile.blocks}
+    constants = {"models": None, "EACH": 8, "C": 8, "D": 16, "BLOCK_D": 16, "SPLIT": rows.SPLIT}
+    constants |= {"STAGES": tile.stages, **tile.blocks}
     ptx = compile_kernel(*KERNELS[kernel], "fp32", **constants).ptx
     assert re.search(r"\bmin\.NaN\.f32\b", ptx) and not re.search(r"\bmin\.f32\b", ptx)
 

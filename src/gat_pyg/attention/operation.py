@@ -148,8 +148,6 @@ def uses_kernels(backend: Backend, score: Score, x: Tensor, edge_weight: Tensor 
     reason = unsupported_reason(x, edge_weight, *score.operands)
     if not score.kernels:
         reason = f"{type(score).__name__} has no kernels"
-    if x.is_cuda and (edge_weight is not None or getattr(score, "edge_attr", None) is not None):
-        reason = "the CUDA kernels have neither edge features nor edge weights yet"
     if reason is not None and backend == "fused":
         raise ValueError(f"backend='fused' cannot serve: {reason}. backend='auto' takes another one where it must.")
     return reason is None

@@ -14,7 +14,7 @@ are `[edges, heads, channels]`. What is None has no code in the compiled kernel.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -32,6 +32,7 @@ from ...kernels.gpu.rows import (
     block_of_edges,
     chunks_of,
     edge_id,
+    edge_weights,
     gather,
     gather_features,
     load_row,
@@ -42,7 +43,7 @@ from ...kernels.gpu.rows import (
     tile_for,
     work_item,
 )
-from ..steps.gpu import alpha, attend, forward_pass, leaky, store_attended, total_mass
+from ..steps.gpu import alpha, attend, forward_pass, leaky, of_rows, store_attended, total_mass
 from . import Additive
 
 
@@ -52,6 +53,7 @@ def _forward_kernel(
     p_score_src,
     p_score_dst,
     p_score_edge,
+    p_edge_weight,
     p_ptr,
     p_src,
     p_perm,
@@ -78,13 +80,15 @@ def _forward_kernel(
     BLOCK_C: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """For one dst i: O_i = sum_j k_ij alpha_ij x_j, alpha_ij = exp(e_ij - lse_i), lse_i = log sum_j exp e_ij.
+    """For one dst i: O_i = sum_j k_ij w_ij alpha_ij x_j, alpha_ij = exp(e_ij - lse_i), lse_i = log sum_j exp e_ij.
 
     e_ij is LeakyReLU(s_j + d_i + u_ij). O+ and A+ are what the edges with z > 0 give of O and of the attention mass. A
     chunk leaves O, O+ in `p_chunks` and lse, A+ in `p_chunks_h`.
     """
     H = all_models(EACH, models)
-    i_row, start, count, is_whole, is_chunk = work_item(p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT)
+    i_row, start, count, is_whole, is_chunk = work_item(
+        tl.program_id(0), p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT
+    )
     i_h, o_hc, m_h, m_hc = slab(H, C, BLOCK_H, BLOCK_C)
     b_d = load_row(p_score_dst, offset(i_row, H) + i_h, m_h)
 
@@ -99,12 +103,14 @@ def _forward_kernel(
         b_x = gather_features(p_x, i_src, o_hc, m_e, m_hc, H * C)
         b_z = tl.zeros([BLOCK_E, BLOCK_H], tl.float32) + b_d
         b_z += gather(p_score_src, i_src, i_h, m_eh, H)
-        b_z += gather(p_score_edge, edge_id(p_perm, start + o_e, m_e), i_h, m_eh, H)
+        i_edge = edge_id(p_perm, start + o_e, m_e)
+        b_z += gather(p_score_edge, i_edge, i_h, m_eh, H)
         b_keep = keep(p_seed, p_dropout_ids, start + o_e, m_e, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
-        b_top, b_mass, b_out, b_shrink, b_exp = attend(leaky(b_z, slope), b_x, b_keep, b_top, b_mass, b_out, m_eh)
+        b_factor = b_keep * edge_weights(p_edge_weight, i_edge, i_h, m_eh, H)
+        b_top, b_mass, b_out, b_shrink, b_exp = attend(leaky(b_z, slope), b_x, b_factor, b_top, b_mass, b_out, m_eh)
         if p_out_plus is not None:
             b_mass_plus = b_mass_plus * b_shrink[None, :] + tl.where(b_z > 0.0, b_exp, 0.0)
-            b_w = tl.where(b_z > 0.0, b_exp * b_keep, 0.0)
+            b_w = tl.where(b_z > 0.0, b_exp * b_factor, 0.0)
             b_out_plus = b_out_plus * b_shrink[:, None] + tl.sum(b_w[:, :, None] * b_x, 0)
 
     b_mass = total_mass(b_mass)
@@ -120,9 +126,9 @@ def _forward_kernel(
         store_row(p_mass_plus, p_chunks_h, o_row_h, o_chunk_h + H, b_mass_plus, m_h, is_whole, is_chunk)
 
 
-# Backward, additive. With g_ij = k_ij <dO_i, x_j> and D_i = sum_j alpha_ij g_ij = <dO_i, O_i>:
+# Backward, additive. With g_ij = k_ij w_ij <dO_i, x_j> and D_i = sum_j alpha_ij g_ij = <dO_i, O_i>:
 #   grad z_ij = alpha_ij (g_ij - D_i) LeakyReLU'(z_ij), grad s_j = sum_i grad z_ij, grad d_i = sum_j grad z_ij,
-#   grad x_j = sum_i k_ij alpha_ij dO_i.
+#   grad x_j = sum_i k_ij w_ij alpha_ij dO_i, grad w_ij = k_ij alpha_ij <dO_i, x_j>.
 
 
 @triton.jit(do_not_specialize=["num_dst", "models"])
@@ -229,13 +235,14 @@ def _backward_kernel(
     p_score_src,
     p_score_dst,
     p_score_edge,
+    p_edge_weight,
     p_lse,
     p_mean,
     p_g,
     p_ptr,
     p_dst,
     p_place,
-    p_perm,
+    p_edge_ids,
     p_chunk_row,
     p_chunk_start,
     p_seed,
@@ -243,6 +250,7 @@ def _backward_kernel(
     p_grad_x,
     p_grad_src,
     p_grad_edge,
+    p_grad_weight,
     p_chunks,
     num_chunks,
     models,
@@ -257,13 +265,17 @@ def _backward_kernel(
     BLOCK_C: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """For one src j: grad x_j = sum_i k_ij alpha_ij dO_i, grad u_ij = grad z_ij, grad s_j = sum_i grad z_ij.
+    """For one src j: grad x_j, grad w_ij, grad u_ij = grad z_ij and grad s_j = sum_i grad z_ij.
 
-    In one pass where D (`p_mean`) is known. Else g (`p_g`) is written on a first pass, which has `p_grad_x`, and read
-    on a second, which has `p_mean`. A chunk leaves grad x, grad s in its row of `p_chunks`.
+    `p_place`, `p_edge_ids` and `p_dropout_ids` are the edges' ids in the order of the rows: in that grouped by dst, in
+    the caller's, and to dropout. In one pass where D (`p_mean`) is known. Else g (`p_g`) is written on a first pass,
+    which has `p_grad_x`, and read on a second, which has `p_mean`. A chunk leaves grad x, grad s in its row of
+    `p_chunks`.
     """
     H = all_models(EACH, models)
-    i_row, start, count, is_whole, is_chunk = work_item(p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT)
+    i_row, start, count, is_whole, is_chunk = work_item(
+        tl.program_id(0), p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT
+    )
     i_h, o_hc, m_h, m_hc = slab(H, C, BLOCK_H, BLOCK_C)
     o_row, o_row_h = offset(i_row, H * C) + o_hc, offset(i_row, H) + i_h
     b_s = load_row(p_score_src, o_row_h, m_h)
@@ -274,17 +286,23 @@ def _backward_kernel(
     for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
         o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
         i_dst = tl.load(p_dst + start + o_e, mask=m_e, other=0)
-        i_place = tl.load(p_place + start + o_e, mask=m_e, other=0)
-        i_edge = edge_id(p_perm, i_place, m_e)
+        i_place = edge_id(p_place, start + o_e, m_e)
+        i_edge = edge_id(p_edge_ids, start + o_e, m_e)
         b_z = tl.zeros([BLOCK_E, BLOCK_H], tl.float32) + b_s
         b_z += gather(p_score_dst, i_dst, i_h, m_eh, H)
         b_z += gather(p_score_edge, i_edge, i_h, m_eh, H)
         b_alpha = alpha(b_z, gather(p_lse, i_dst, i_h, m_eh, H), slope, m_eh)
         if p_grad_x is not None:
             b_grad = gather_features(p_grad, i_dst, o_hc, m_e, m_hc, H * C)
-            b_keep = keep(p_seed, p_dropout_ids, i_place, m_e, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
-            b_grad_x += tl.sum((b_alpha * b_keep)[:, :, None] * b_grad, 0)
-            b_g = b_keep * tl.sum(b_grad * b_x, 2)
+            o_place = start + o_e
+            b_keep = keep(p_seed, p_dropout_ids, o_place, m_e, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
+            b_factor = b_keep * edge_weights(p_edge_weight, i_edge, i_h, m_eh, H)
+            b_grad_x += tl.sum((b_alpha * b_factor)[:, :, None] * b_grad, 0)
+            b_g = tl.sum(b_grad * b_x, 2)
+            if p_grad_weight is not None:
+                b_grad_weight = b_alpha * b_keep * b_g
+                tl.store(p_grad_weight + offset(i_edge, H)[:, None] + i_h[None, :], b_grad_weight, mask=m_eh)
+            b_g *= b_factor
             if p_g is not None:
                 tl.store(p_g + offset(i_place, H)[:, None] + i_h[None, :], b_g, mask=m_eh)
         else:
@@ -318,9 +336,10 @@ def forward(
     If the output is saved for the backward pass, also the share of output and mass with z > 0, in the same dtypes.
     """
     models = x.shape[:-3]
-    x, score_src, score_dst, score_edge = beside(models, x, *score.operands)
+    x, score_src, score_dst, score_edge, weight = beside(models, x, *score.operands, edge_weight)
     shape = edges.num_dst, *x.shape[1:]
-    operands = {"p_score_src": score_src, "p_score_dst": score_dst, "p_score_edge": score_edge, "p_perm": edges.perm}
+    operands = {"p_score_src": score_src, "p_score_dst": score_dst, "p_score_edge": score_edge}
+    operands |= {"p_edge_weight": weight, "p_perm": edges.perm}
     out_plus = x.new_empty(shape, dtype=dtype) if saves_output else None
     mass_plus = x.new_empty(shape[:2], dtype=torch.float32) if saves_output else None
     operands |= {"p_out_plus": out_plus, "p_mass_plus": mass_plus}
@@ -345,11 +364,9 @@ def backward(
 
     From O, O+ and A+, in one pass over the features; without them in one such pass and two over `[E, H]`.
     """
-    score_src, score_dst, score_edge = score.operands
     lse, out_plus, mass_plus = (*saved, None, None)[:3]
-    edge_grad, negative_slope = needs[4], score.negative_slope
-    models = x.shape[:-3]
-    grad, x, score_src, score_dst, score_edge = beside(models, grad, x, score_src, score_dst, score_edge)
+    models, edge_grad = x.shape[:-3], needs[4]
+    grad, x, score_src, score_dst, score_edge, weight = beside(models, grad, x, *score.operands, edge_weight)
     out, lse, out_plus, mass_plus = beside(models, out, lse, out_plus, mass_plus)
     terms = {"p_score_src": score_src, "p_score_dst": score_dst, "p_score_edge": score_edge, "p_lse": lse}
     num_src, num_dst, num_edges, (_, heads, channels) = edges.num_src, edges.num_dst, edges.num_edges, x.shape
@@ -357,135 +374,113 @@ def backward(
     def new(rows: int, wanted: bool) -> Tensor | None:
         return x.new_empty(rows, heads, dtype=torch.float32) if wanted else None
 
-    grad_x, grad_edge = torch.empty_like(x), new(edges.num_rows, edge_grad)
-    if grad_edge is not None and edges.num_rows > num_edges:
-        grad_edge.zero_()
+    grad_x = torch.empty_like(x)
+    grad_edge, grad_weight = (
+        of_rows(edges, wanted, edges.num_rows, heads, device=x.device)
+        for wanted in (edge_grad, weight is not None and needs[1])
+    )
     grad_src, grad_dst = new(num_src, score_src is not None), new(num_dst, score_dst is not None)
+    grads = grad_x, grad_weight, grad_src, grad_dst, grad_edge
+    names = "x", "edge_weight", *score.shapes
     if num_edges == 0 or x.numel() == 0:
-        for result in (grad_x, grad_src, grad_dst, grad_edge):
+        for result in grads:
             if result is not None:
                 result.zero_()
-        return dict(zip(("x", *score.shapes), apart(models, grad_x, grad_src, grad_dst, grad_edge), strict=True))
+        return dict(zip(names, apart(models, *grads), strict=True))
 
-    drop = drop_arguments(dropout, seed, edges.dropout_ids_by_dst)
+    launch = _Backward(edges, terms, float(score.negative_slope), models.numel(), heads)
+    features = {"p_grad": grad, "p_edge_weight": weight, "p_grad_x": grad_x, "p_grad_weight": grad_weight}
+    features |= drop_arguments(dropout, seed, edges.dropout_ids_by_src if dropout else None)
     by_src = {"p_grad_src": grad_src, "p_grad_edge": grad_edge}
     scored = score_src is not None or score_dst is not None or edge_grad
-    speed = out is not None and (out_plus is not None or score_dst is None)
+    if scored or grad_weight is not None:
+        features["p_x"] = x
     mean = new(num_dst, scored)
-    size = models.numel()
     with torch.cuda.device_of(x):
         if not scored:
-            _over_src(edges, terms, negative_slope, size, heads, channels, p_grad=grad, p_grad_x=grad_x, **drop)
-        elif speed:
-            tile = tile_for(size, heads, channels, num_dst)
-            _mean_kernel[(triton.cdiv(num_dst, tile.edges), triton.cdiv(heads, tile.heads))](
-                grad,
-                out,
-                out_plus,
-                mass_plus,
-                mean,
-                grad_dst,
-                num_dst,
-                float(negative_slope),
-                **stack_arguments(size, heads),
-                C=channels,
-                **tile.blocks,
-            )
-            features = {"p_grad": grad, "p_x": x, "p_grad_x": grad_x}
-            _over_src(edges, terms, negative_slope, size, heads, channels, **features, p_mean=mean, **by_src, **drop)
+            launch.over_src(channels, **features)
+        elif out is not None and (out_plus is not None or score_dst is None):
+            launch.mean(channels, grad, out, out_plus, mass_plus, mean, grad_dst)
+            launch.over_src(channels, **features, p_mean=mean, **by_src)
         else:
             g = x.new_empty(num_edges, heads, dtype=torch.float32)
-            features = {"p_grad": grad, "p_x": x, "p_grad_x": grad_x}
-            _over_src(edges, terms, negative_slope, size, heads, channels, **features, p_g=g, **drop)
-            _segment_mean(edges, terms, negative_slope, size, heads, g, mean, grad_dst)
+            launch.over_src(channels, **features, p_g=g)
+            launch.segment_mean(g, mean, grad_dst)
             if score_src is not None or edge_grad:
-                _over_src(
-                    edges,
-                    terms,
-                    negative_slope,
-                    size,
-                    heads,
-                    0,
-                    p_g=g,
-                    p_mean=mean,
-                    **by_src,
-                    **drop_arguments(0.0, None),
-                )
-    return dict(zip(("x", *score.shapes), apart(models, grad_x, grad_src, grad_dst, grad_edge), strict=True))
+                launch.over_src(0, p_g=g, p_mean=mean, **by_src, **drop_arguments(0.0, None))
+    return dict(zip(names, apart(models, *grads), strict=True))
 
 
-def _over_src(
-    edges: Edges,
-    terms: dict[str, Any],
-    negative_slope: float,
-    models: int,
-    heads: int,
-    channels: int,
-    *,
-    p_grad: Tensor | None = None,
-    p_x: Tensor | None = None,
-    p_mean: Tensor | None = None,
-    p_g: Tensor | None = None,
-    p_grad_x: Tensor | None = None,
-    p_grad_src: Tensor | None = None,
-    p_grad_edge: Tensor | None = None,
-    **drop: Any,
-) -> None:
-    """Launch the pass over the rows of src, and the sum of their chunks."""
-    _, dst, place = edges.transpose
-    walk = Walk(edges, "src", models, heads, channels)
-    held = walk.hold(heads * channels + heads)
-    _backward_kernel[(walk.items, walk.slabs)](
-        p_grad=p_grad,
-        p_x=p_x,
-        **terms,
-        p_mean=p_mean,
-        p_g=p_g,
-        p_dst=dst,
-        p_place=place,
-        p_perm=edges.perm,
-        p_grad_x=p_grad_x,
-        p_grad_src=p_grad_src,
-        p_grad_edge=p_grad_edge,
-        p_chunks=held,
-        slope=float(negative_slope),
-        **drop,
-        **walk.arguments,
-    )
-    walk.sum(held, p_grad_x, p_grad_src)
+class _Backward(NamedTuple):
+    """The launches of a backward pass."""
 
+    edges: Edges
+    terms: dict[str, Any]  # of the score, and the log-sum-exp
+    slope: float
+    models: int
+    heads: int
 
-def _segment_mean(
-    edges: Edges,
-    terms: dict[str, Any],
-    negative_slope: float,
-    models: int,
-    heads: int,
-    g: Tensor,
-    mean: Tensor | None,
-    grad_dst: Tensor | None,
-) -> None:
-    """Launch the pass over `[E, H]` by dst; long rows by a launch of their own, in wide programs and not in chunks."""
-    cut = chunks_of(edges, "dst")
-    tile = tile_for(models, heads, 1, edges.num_edges / edges.num_dst)
-    launches: list[tuple[Tensor | None, int, int, int, int]] = [(None, edges.num_dst, tile.edges, tile.stages, 1)]
-    if cut is not None:
-        launches.append((cut.rows, cut.rows.numel(), 4096 // tile.heads, 3, 8))
-    for long, number, block_e, stages, warps in launches:
-        _segment_mean_kernel[(number, triton.cdiv(heads, tile.heads))](
-            p_g=g,
-            **terms,
-            p_ptr=edges.rowptr,
-            p_src=edges.src,
-            p_perm=edges.perm,
-            p_rows=long,
-            p_mean=mean,
-            p_grad_dst=grad_dst,
-            slope=float(negative_slope),
-            **stack_arguments(models, heads),
-            SPLIT=rows.SPLIT,
-            BLOCK_E=block_e,
-            BLOCK_H=tile.heads,
-            STAGES=stages,
-            num_warps=warps,
+    def over_src(self, channels: int, **operands: Any) -> None:
+        """Launch the pass over the rows of src, and the sum of their chunks."""
+        edges, heads = self.edges, self.heads
+        _, dst, place = edges.transpose
+        by_edge = self.terms["p_score_edge"], *map(operands.get, ("p_edge_weight", "p_grad_edge", "p_grad_weight"))
+        walk = Walk(edges, "src", self.models, heads, channels)
+        held = walk.hold(heads * channels + heads)
+        operands = dict.fromkeys(_BACKWARD_OPERANDS) | operands
+        _backward_kernel[(walk.items, walk.slabs)](
+            **self.terms,
+            **operands,
+            p_dst=dst,
+            p_place=None if operands["p_g"] is None else place,
+            p_edge_ids=None if all(each is None for each in by_edge) else edges.ids_by_src,
+            p_chunks=held,
+            slope=self.slope,
+            **walk.arguments,
         )
+        walk.sum(held, operands["p_grad_x"], operands["p_grad_src"])
+
+    def mean(self, channels: int, grad: Tensor, *operands: Tensor | None) -> None:
+        """Launch the pass over O and O+."""
+        num_dst, tile = self.edges.num_dst, tile_for(self.models, self.heads, channels, self.edges.num_dst)
+        _mean_kernel[(triton.cdiv(num_dst, tile.edges), triton.cdiv(self.heads, tile.heads))](
+            grad,
+            *operands,
+            num_dst,
+            self.slope,
+            **stack_arguments(self.models, self.heads),
+            C=channels,
+            **tile.blocks,
+        )
+
+    def segment_mean(self, g: Tensor, mean: Tensor | None, grad_dst: Tensor | None) -> None:
+        """Launch the pass over `[E, H]` by dst; long rows by a launch of their own, in wide programs, not in chunks."""
+        edges, cut = self.edges, chunks_of(self.edges, "dst")
+        tile = tile_for(self.models, self.heads, 1, edges.num_edges / edges.num_dst)
+        launches: list[tuple[Tensor | None, int, int, int, int]] = [(None, edges.num_dst, tile.edges, tile.stages, 1)]
+        if cut is not None:
+            launches.append((cut.rows, cut.rows.numel(), 4096 // tile.heads, 3, 8))
+        for long, number, block_e, stages, warps in launches:
+            _segment_mean_kernel[(number, triton.cdiv(self.heads, tile.heads))](
+                p_g=g,
+                **self.terms,
+                p_ptr=edges.rowptr,
+                p_src=edges.src,
+                p_perm=edges.perm,
+                p_rows=long,
+                p_mean=mean,
+                p_grad_dst=grad_dst,
+                slope=self.slope,
+                **stack_arguments(self.models, self.heads),
+                SPLIT=rows.SPLIT,
+                BLOCK_E=block_e,
+                BLOCK_H=tile.heads,
+                STAGES=stages,
+                num_warps=warps,
+            )
+
+
+_BACKWARD_OPERANDS = (
+    *("p_grad", "p_x", "p_edge_weight", "p_mean", "p_g"),
+    *("p_grad_x", "p_grad_src", "p_grad_edge", "p_grad_weight"),
+)

@@ -17,6 +17,8 @@ from ...kernels.gpu.rows import (
     apart,
     beside,
     block_of_edges,
+    edge_id,
+    edge_weights,
     gather,
     gather_features,
     load_row,
@@ -26,7 +28,7 @@ from ...kernels.gpu.rows import (
     work_item,
 )
 from ..score import widened
-from ..steps.gpu import alpha, attend, forward_pass, load_edges, store_attended, store_edges, total_mass
+from ..steps.gpu import alpha, attend, forward_pass, load_edges, of_rows, store_attended, store_edges, total_mass
 from . import Cosine, along_itself, inverse_norm
 
 
@@ -35,8 +37,10 @@ def _forward_kernel(
     p_x,
     p_query,
     p_inverse,
+    p_edge_weight,
     p_ptr,
     p_src,
+    p_perm,
     p_chunk_row,
     p_chunk_start,
     p_seed,
@@ -57,9 +61,11 @@ def _forward_kernel(
     BLOCK_C: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """For one dst i: O_i = sum_j k_ij alpha_ij x_j and lse_i; a chunk leaves them in `p_chunks` and `p_chunks_h`."""
+    """For one dst i: O_i = sum_j k_ij w_ij alpha_ij x_j and lse_i; a chunk leaves them in its own place."""
     H = all_models(EACH, models)
-    i_row, start, count, is_whole, is_chunk = work_item(p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT)
+    i_row, start, count, is_whole, is_chunk = work_item(
+        tl.program_id(0), p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT
+    )
     i_h, o_hc, m_h, m_hc = slab(H, C, BLOCK_H, BLOCK_C)
     b_query = load_row(p_query, offset(i_row, H * C) + o_hc, m_hc)
 
@@ -72,7 +78,8 @@ def _forward_kernel(
         b_x = gather_features(p_x, i_src, o_hc, m_e, m_hc, H * C)
         b_e = gather(p_inverse, i_src, i_h, m_eh, H) * tl.sum(b_x * b_query[None, :, :], 2)
         b_keep = keep(p_seed, p_dropout_ids, start + o_e, m_e, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
-        b_top, b_mass, b_out, _, _ = attend(b_e, b_x, b_keep, b_top, b_mass, b_out, m_eh)
+        b_factor = b_keep * edge_weights(p_edge_weight, edge_id(p_perm, start + o_e, m_e), i_h, m_eh, H)
+        b_top, b_mass, b_out, _, _ = attend(b_e, b_x, b_factor, b_top, b_mass, b_out, m_eh)
 
     b_mass = total_mass(b_mass)
     store_attended(
@@ -86,16 +93,19 @@ def _backward_dst_kernel(
     p_x,
     p_query,
     p_inverse,
+    p_edge_weight,
     p_out,
     p_lse,
     p_weights,
     p_ptr,
     p_src,
+    p_perm,
     p_chunk_row,
     p_chunk_start,
     p_seed,
     p_dropout_ids,
     p_grad_query,
+    p_grad_weight,
     p_chunks,
     num_chunks,
     models,
@@ -109,12 +119,14 @@ def _backward_dst_kernel(
     BLOCK_C: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """For one dst i: grad q_i = sum_j f_ij x_j, with f_ij = r_j alpha_ij (g_ij - D_i).
+    """For one dst i: grad q_i = sum_j f_ij x_j, with f_ij = r_j alpha_ij (g_ij - D_i), and grad w_ij.
 
-    Every edge leaves k_ij alpha_ij and f_ij in `p_weights` `[E, 2, H]`, for the pass over src.
+    Every edge leaves k_ij w_ij alpha_ij and f_ij in `p_weights` `[E, 2, H]`, for the pass over src.
     """
     H = all_models(EACH, models)
-    i_row, start, count, is_whole, is_chunk = work_item(p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT)
+    i_row, start, count, is_whole, is_chunk = work_item(
+        tl.program_id(0), p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT
+    )
     i_h, o_hc, m_h, m_hc = slab(H, C, BLOCK_H, BLOCK_C)
     o_row, o_item = offset(i_row, H * C) + o_hc, offset(tl.program_id(0), H * C) + o_hc
     b_query, b_grad = load_row(p_query, o_row, m_hc), load_row(p_grad, o_row, m_hc)
@@ -130,8 +142,12 @@ def _backward_dst_kernel(
         b_inverse = gather(p_inverse, i_src, i_h, m_eh, H)
         b_alpha = alpha(b_inverse * tl.sum(b_x * b_query[None, :, :], 2), b_lse, 1.0, m_eh)
         b_keep = keep(p_seed, p_dropout_ids, start + o_e, m_e, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
-        b_f = b_inverse * (b_alpha * (b_g * b_keep - b_mean))
-        store_edges(p_weights, start + o_e, i_h, m_eh, b_alpha * b_keep, b_f, H)
+        i_edge = edge_id(p_perm, start + o_e, m_e)
+        b_factor = b_keep * edge_weights(p_edge_weight, i_edge, i_h, m_eh, H)
+        b_f = b_inverse * (b_alpha * (b_g * b_factor - b_mean))
+        store_edges(p_weights, start + o_e, i_h, m_eh, b_alpha * b_factor, b_f, H)
+        if p_grad_weight is not None:
+            tl.store(p_grad_weight + offset(i_edge, H)[:, None] + i_h[None, :], b_alpha * b_keep * b_g, mask=m_eh)
         b_grad_query += tl.sum(b_f[:, :, None] * b_x, 0)
 
     store_row(p_grad_query, p_chunks, o_row, o_item, b_grad_query, m_hc, is_whole, is_chunk)
@@ -150,7 +166,6 @@ def _backward_src_kernel(
     p_grad_x,
     p_across,
     p_chunks,
-    p_chunks_across,
     num_chunks,
     models,
     EACH: tl.constexpr,
@@ -161,11 +176,13 @@ def _backward_src_kernel(
     BLOCK_C: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """For one src j: sum_i k_ij alpha_ij dO_i and B_j = sum_i f_ij q_i, from what the pass over dst left."""
+    """For one src j: sum_i k_ij w_ij alpha_ij dO_i and B_j = sum_i f_ij q_i, from what the pass over dst left."""
     H = all_models(EACH, models)
-    i_row, start, count, is_whole, is_chunk = work_item(p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT)
+    i_row, start, count, is_whole, is_chunk = work_item(
+        tl.program_id(0), p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT
+    )
     i_h, o_hc, m_h, m_hc = slab(H, C, BLOCK_H, BLOCK_C)
-    o_row, o_item = offset(i_row, H * C) + o_hc, offset(tl.program_id(0), H * C) + o_hc
+    o_row, o_item = offset(i_row, H * C) + o_hc, offset(tl.program_id(0), 2 * H * C) + o_hc
 
     b_sum = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
     b_across = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
@@ -180,7 +197,7 @@ def _backward_src_kernel(
         b_across += tl.sum(b_f[:, :, None] * b_query, 0)
 
     store_row(p_grad_x, p_chunks, o_row, o_item, b_sum, m_hc, is_whole, is_chunk)
-    store_row(p_across, p_chunks_across, o_row, o_item, b_across, m_hc, is_whole, is_chunk)
+    store_row(p_across, p_chunks, o_row, o_item + H * C, b_across, m_hc, is_whole, is_chunk)
 
 
 def forward(
@@ -195,8 +212,8 @@ def forward(
 ) -> tuple[Tensor, ...]:
     """Return the output `[N_dst, H, C]` in `dtype` and the log-sum-exp `[N_dst, H]`."""
     models = x.shape[:-3]
-    x, query, inverse = beside(models, x, score.queries(torch.float32), inverse_norm(widened(x)))
-    operands = {"p_query": query, "p_inverse": inverse}
+    x, query, inverse, weight = beside(models, x, score.queries(torch.float32), inverse_norm(widened(x)), edge_weight)
+    operands = {"p_query": query, "p_inverse": inverse, "p_edge_weight": weight, "p_perm": edges.perm}
     return apart(models, *forward_pass(_forward_kernel, x, edges, models.numel(), dropout, seed, dtype, **operands))
 
 
@@ -212,26 +229,32 @@ def backward(
     saved: tuple[Tensor, ...],
     needs: tuple[bool, ...],
 ) -> dict[str, Tensor | None]:
-    """The gradients of x, x_dst and beta, as on a CPU: one pass over dst and one over src."""
+    """The gradients of x, the edges' weights, x_dst and beta, as on a CPU: one pass over dst and one over src."""
     models, wide, inverse = x.shape[:-3], widened(x), inverse_norm(widened(x))
     grad, x, query, by_row, out, lse = beside(models, grad, x, score.queries(torch.float32), inverse, out, *saved)
+    (weight,) = beside(models, edge_weight)
     (_, heads, channels), num_edges = x.shape, edges.num_edges
     grad_x, across = torch.zeros_like(x, dtype=torch.float32), torch.zeros_like(x, dtype=torch.float32)
     grad_query = torch.zeros_like(query)
+    wants_weight = weight is not None and needs[1]
+    grad_weight = of_rows(edges, wants_weight, edges.num_rows, heads, device=x.device)
     if num_edges and x.numel():
         weights = x.new_empty(num_edges, 2, heads, dtype=torch.float32)
         by_dst, by_src = (Walk(edges, side, models.numel(), heads, channels) for side in ("dst", "src"))
-        held_dst, held_src, held_across = (walk.hold(heads * channels) for walk in (by_dst, by_src, by_src))
+        held_dst, held_src = by_dst.hold(heads * channels), by_src.hold(2 * heads * channels)
         shared: dict[str, Any] = {"p_grad": grad, "p_query": query, "p_weights": weights}
         _, dst, place = edges.transpose
         with torch.cuda.device_of(x):
             _backward_dst_kernel[(by_dst.items, by_dst.slabs)](
                 p_x=x,
                 p_inverse=by_row,
+                p_edge_weight=weight,
                 p_out=out,
                 p_lse=lse,
                 p_src=edges.src,
+                p_perm=edges.perm,
                 p_grad_query=grad_query,
+                p_grad_weight=grad_weight,
                 p_chunks=held_dst,
                 **shared,
                 **drop_arguments(dropout, seed, edges.dropout_ids_by_dst),
@@ -244,13 +267,11 @@ def backward(
                 p_grad_x=grad_x,
                 p_across=across,
                 p_chunks=held_src,
-                p_chunks_across=held_across,
                 **shared,
                 **by_src.arguments,
             )
-            by_src.sum(held_src, grad_x)
-            by_src.sum(held_across, across)
-    grad_x, across, grad_query = apart(models, grad_x, across, grad_query)
+            by_src.sum(held_src, grad_x, across)
+    grad_x, across, grad_query, grad_weight = apart(models, grad_x, across, grad_query, grad_weight)
     grad_x = grad_x + across + along_itself(wide, inverse[..., None], across)
     grad_x_dst, along = score.query_gradients(grad_query)
-    return {"x": grad_x.to(x.dtype), "x_dst": grad_x_dst, "beta": along.sum(-2)}
+    return {"x": grad_x.to(x.dtype), "edge_weight": grad_weight, "x_dst": grad_x_dst, "beta": along.sum(-2)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -17,6 +17,8 @@ from ...kernels.gpu.rows import (
     apart,
     beside,
     block_of_edges,
+    edge_id,
+    edge_weights,
     gather_features,
     load_row,
     offset,
@@ -25,181 +27,315 @@ from ...kernels.gpu.rows import (
     work_item,
 )
 from ..dot import Dot
-from ..steps.gpu import alpha, attend, forward_pass, leaky, load_edges, store_attended, store_edges, total_mass
+from ..steps.gpu import (
+    alpha,
+    attend,
+    forward_pass,
+    leaky,
+    load_edges,
+    of_rows,
+    store_attended,
+    store_edges,
+    total_mass,
+)
 from . import GATv2
+from .gpu_edges import attr_gradient, of_edges, parameter_gradients
+
+BLOCKS = 4096  # programs of the pass over dst that sum the gradient of att; a fixed number, whatever the GPU
 
 
 @triton.jit
-def _score(b_x, b_x_dst, b_att, p_att, slope, scale):
+def _embed(
+    b_z,
+    p_lin,
+    p_edge_attr,
+    i_edge,
+    i_h,
+    o_hc,
+    m_e,
+    m_hc,
+    attr_stride,
+    models,
+    H,
+    EACH: tl.constexpr,
+    C,
+    D: tl.constexpr,
+):
+    """Add W_e u_ij to z of a block of edges, one feature of the edges at a time."""
+    if p_lin is not None:
+        p_attr = of_edges(p_edge_attr, i_edge, i_h, attr_stride, models, EACH, D)
+        for d in tl.range(0, D, num_stages=1):
+            b_attr = tl.load(p_attr + d, mask=m_e[:, None], other=0.0).to(tl.float32)
+            b_z += b_attr[:, :, None] * load_row(p_lin, d * H * C + o_hc, m_hc)[None, :, :]
+    return b_z
+
+
+@triton.jit
+def _features(p_edge_attr, p_query_edge, i_edge, i_h, o_d, m_e, attr_stride, models, EACH: tl.constexpr, D):
+    """u_ij of a block of edges, `[edges, 1 or heads, features]`, for the scaled product; 0 if there are none."""
+    if p_query_edge is None:
+        return 0.0
+    else:
+        p_attr = of_edges(p_edge_attr, i_edge, i_h, attr_stride, models, EACH, D)[:, :, None] + o_d[None, None, :]
+        return tl.load(p_attr, mask=m_e[:, None, None] & (o_d < D)[None, None, :], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _score(b_z, b_key, b_attr, b_x_dst, b_att, b_query_edge, p_att, p_query_edge, slope, scale):
     """e_ij of a block of edges."""
     if p_att is not None:
-        return tl.sum(b_att[None, :, :] * leaky(b_x + b_x_dst[None, :, :], slope), 2)
+        return tl.sum(b_att[None, :, :] * leaky(b_z, slope), 2)
     else:
-        return tl.sum(b_x * b_x_dst[None, :, :], 2) * scale
+        b_e = tl.sum(b_key * b_x_dst[None, :, :], 2)
+        if p_query_edge is not None:
+            b_e += tl.sum(b_attr * b_query_edge[None, :, :], 2)
+        return b_e * scale
 
 
-@triton.jit(do_not_specialize=["num_chunks", "threshold", "models"])
+@triton.jit(do_not_specialize=["num_chunks", "threshold", "models", "attr_stride"])
 def _forward_kernel(
     p_x,
     p_x_dst,
     p_att,
+    p_key,
+    p_lin,
+    p_query_edge,
+    p_edge_attr,
+    p_edge_weight,
     p_ptr,
     p_src,
+    p_perm,
     p_chunk_row,
     p_chunk_start,
     p_seed,
     p_dropout_ids,
     p_out,
+    p_out_edge,
     p_lse,
     p_chunks,
+    p_chunks_edge,
     p_chunks_h,
     num_chunks,
     models,
+    attr_stride,
     slope,
     scale,
     threshold,
     keep_scale,
     EACH: tl.constexpr,
     C: tl.constexpr,
+    D: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """For one dst i: O_i and lse_i for e_ij = att . LeakyReLU(x_j + x_i), or scale <x_i, x_j> without att.
+    """For one dst i: O_i and lse_i, for e_ij = att . LeakyReLU(z_ij) with z_ij = x_j + x_i + W_e u_ij.
 
-    A chunk leaves O in `p_chunks` and lse in `p_chunks_h`.
+    Without att, for e_ij = scale (<x_i, k_j> + <p_i, u_ij>), and S_i = sum_j k_ij w_ij alpha_ij u_ij too. A chunk
+    leaves O in `p_chunks`, S in `p_chunks_edge` and lse in `p_chunks_h`.
     """
     H = all_models(EACH, models)
-    i_row, start, count, is_whole, is_chunk = work_item(p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT)
+    i_item = tl.program_id(0)
+    i_row, start, count, is_whole, is_chunk = work_item(i_item, p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT)
     i_h, o_hc, m_h, m_hc = slab(H, C, BLOCK_H, BLOCK_C)
+    _, o_hd, _, m_hd = slab(H, D, BLOCK_H, BLOCK_D)
+    o_d = tl.arange(0, BLOCK_D)
     b_x_dst, b_att = load_row(p_x_dst, offset(i_row, H * C) + o_hc, m_hc), load_row(p_att, o_hc, m_hc)
+    b_query_edge = load_row(p_query_edge, offset(i_row, H * D) + o_hd, m_hd)
 
     b_top = tl.full([BLOCK_H], float("-inf"), tl.float32)
     b_mass = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)  # summed over edges at the end
     b_out = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
+    b_out_edge = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
     for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
         o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
         i_src = tl.load(p_src + start + o_e, mask=m_e, other=0)
+        i_edge = edge_id(p_perm, start + o_e, m_e)
         b_x = gather_features(p_x, i_src, o_hc, m_e, m_hc, H * C)
-        b_e = _score(b_x, b_x_dst, b_att, p_att, slope, scale)
-        b_keep = keep(p_seed, p_dropout_ids, start + o_e, m_e, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
-        b_top, b_mass, b_out, _, _ = attend(b_e, b_x, b_keep, b_top, b_mass, b_out, m_eh)
+        b_key = b_x if p_key is None else gather_features(p_key, i_src, o_hc, m_e, m_hc, H * C)
+        b_attr = _features(p_edge_attr, p_query_edge, i_edge, i_h, o_d, m_e, attr_stride, models, EACH, D)
+        b_z = b_x + b_x_dst[None, :, :]
+        b_z = _embed(b_z, p_lin, p_edge_attr, i_edge, i_h, o_hc, m_e, m_hc, attr_stride, models, H, EACH, C, D)
+        b_e = _score(b_z, b_key, b_attr, b_x_dst, b_att, b_query_edge, p_att, p_query_edge, slope, scale)
+        b_factor = keep(p_seed, p_dropout_ids, start + o_e, m_e, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
+        b_factor *= edge_weights(p_edge_weight, i_edge, i_h, m_eh, H)
+        b_top, b_mass, b_out, b_shrink, b_exp = attend(b_e, b_x, b_factor, b_top, b_mass, b_out, m_eh)
+        if p_out_edge is not None:
+            b_out_edge = b_out_edge * b_shrink[:, None] + tl.sum((b_exp * b_factor)[:, :, None] * b_attr, 0)
 
     b_mass = total_mass(b_mass)
     store_attended(
         p_out, p_lse, p_chunks, p_chunks_h, b_top, b_mass, b_out, i_row, i_h, o_hc, m_h, m_hc, is_whole, is_chunk, H, C
     )
+    if p_out_edge is not None:
+        o_row, o_chunk = offset(i_row, H * D) + o_hd, offset(i_item, 2 * H * D) + o_hd
+        store_row(p_out_edge, p_chunks_edge, o_row, o_chunk, b_out_edge / b_mass[:, None], m_hd, is_whole, is_chunk)
 
 
-# Backward. With g_ij = k_ij <dO_i, x_j> and D_i = sum_j alpha_ij g_ij = <dO_i, O_i>: grad e_ij = alpha_ij (g_ij - D_i),
-# and grad z_ij = att grad e_ij LeakyReLU'(z_ij) with z_ij = x_j + x_i, or for the scaled product scale grad e_ij times
-# the other end's features.
+# Backward. With g_ij = <dO_i, x_j> + <dS_i, u_ij> and D_i = sum_j k_ij w_ij alpha_ij g_ij = <dO_i, O_i> + <dS_i, S_i>:
+# grad w_ij = k_ij alpha_ij g_ij, grad e_ij = alpha_ij (k_ij w_ij g_ij - D_i), and grad z_ij = att grad e_ij
+# LeakyReLU'(z_ij), or for the scaled product scale grad e_ij times the other end's features.
 
 
-@triton.jit(do_not_specialize=["num_chunks", "threshold", "models"])
+@triton.jit(do_not_specialize=["num_chunks", "num_items", "threshold", "models", "attr_stride"])
 def _backward_dst_kernel(
     p_grad,
+    p_grad_out_edge,
     p_x,
     p_x_dst,
     p_att,
+    p_key,
+    p_lin,
+    p_query_edge,
+    p_edge_attr,
+    p_edge_weight,
     p_out,
+    p_out_edge,
     p_lse,
     p_weights,
     p_ptr,
     p_src,
+    p_perm,
     p_chunk_row,
     p_chunk_start,
     p_seed,
     p_dropout_ids,
     p_grad_x_dst,
+    p_grad_query_edge,
     p_grad_att,
+    p_grad_weight,
     p_chunks,
     num_chunks,
+    num_items,
     models,
+    attr_stride,
     slope,
     scale,
     threshold,
     keep_scale,
     EACH: tl.constexpr,
     C: tl.constexpr,
+    D: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """For one dst i: grad x_i = sum_j grad z_ij, and its share of grad att = sum_ij grad e_ij LeakyReLU(z_ij).
+    """For every dst i of the program: grad x_i = sum_j grad z_ij and grad p_i; its share of grad att; grad w_ij.
 
-    Every edge leaves k_ij alpha_ij and grad e_ij in `p_weights` `[E, 2, H]`, for the pass over src.
+    grad att = sum_ij grad e_ij LeakyReLU(z_ij). Every edge leaves k_ij w_ij alpha_ij and grad e_ij in `p_weights`
+    `[E, 2, H]`, for the passes over src and over edges.
     """
     H = all_models(EACH, models)
-    i_row, start, count, is_whole, is_chunk = work_item(p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT)
     i_h, o_hc, m_h, m_hc = slab(H, C, BLOCK_H, BLOCK_C)
-    o_row, o_item = offset(i_row, H * C) + o_hc, offset(tl.program_id(0), H * C) + o_hc
-    b_x_dst, b_att = load_row(p_x_dst, o_row, m_hc), load_row(p_att, o_hc, m_hc)
-    b_grad, b_lse = load_row(p_grad, o_row, m_hc), load_row(p_lse, offset(i_row, H) + i_h, m_h)
-    b_mean = tl.sum(b_grad * load_row(p_out, o_row, m_hc), 1)
-
-    b_grad_x_dst = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
+    _, o_hd, _, m_hd = slab(H, D, BLOCK_H, BLOCK_D)
+    o_d = tl.arange(0, BLOCK_D)
+    b_att = load_row(p_att, o_hc, m_hc)
     b_grad_att = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
-    for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
-        o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
-        i_src = tl.load(p_src + start + o_e, mask=m_e, other=0)
-        b_x = gather_features(p_x, i_src, o_hc, m_e, m_hc, H * C)
-        b_z = b_x + b_x_dst[None, :, :]
-        b_g = tl.sum(b_x * b_grad[None, :, :], 2)
-        b_alpha = alpha(_score(b_x, b_x_dst, b_att, p_att, slope, scale), b_lse, 1.0, m_eh)
-        b_keep = keep(p_seed, p_dropout_ids, start + o_e, m_e, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
-        b_grad_e = b_alpha * (b_g * b_keep - b_mean)
-        store_edges(p_weights, start + o_e, i_h, m_eh, b_alpha * b_keep, b_grad_e, H)
-        if p_att is not None:
-            b_grad_x_dst += tl.sum(b_grad_e[:, :, None] * tl.where(b_z > 0.0, 1.0, slope), 0)
-            b_grad_att += tl.sum(b_grad_e[:, :, None] * leaky(b_z, slope), 0)
-        else:
-            b_grad_x_dst += tl.sum(b_grad_e[:, :, None] * b_x, 0)
+    for o_item in tl.range(0, num_items - tl.program_id(0), tl.num_programs(0), num_stages=1):
+        i_item = tl.program_id(0) + o_item
+        i_row, start, count, is_whole, is_chunk = work_item(
+            i_item, p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT
+        )
+        o_row, o_row_d = offset(i_row, H * C) + o_hc, offset(i_row, H * D) + o_hd
+        b_x_dst, b_query_edge = load_row(p_x_dst, o_row, m_hc), load_row(p_query_edge, o_row_d, m_hd)
+        b_grad, b_lse = load_row(p_grad, o_row, m_hc), load_row(p_lse, offset(i_row, H) + i_h, m_h)
+        b_mean = tl.sum(b_grad * load_row(p_out, o_row, m_hc), 1)
+        if p_query_edge is not None:
+            b_grad_out_edge = load_row(p_grad_out_edge, o_row_d, m_hd)
+            b_mean += tl.sum(b_grad_out_edge * load_row(p_out_edge, o_row_d, m_hd), 1)
 
-    b_grad_x_dst *= b_att if p_att is not None else scale
-    store_row(p_grad_x_dst, p_chunks, o_row, o_item, b_grad_x_dst, m_hc, is_whole, is_chunk)
-    if p_grad_att is not None:
-        tl.store(p_grad_att + o_item, b_grad_att, mask=m_hc)
+        b_grad_x_dst = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
+        b_grad_query_edge = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
+        for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
+            o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
+            i_src = tl.load(p_src + start + o_e, mask=m_e, other=0)
+            i_edge = edge_id(p_perm, start + o_e, m_e)
+            b_x = gather_features(p_x, i_src, o_hc, m_e, m_hc, H * C)
+            b_key = b_x if p_key is None else gather_features(p_key, i_src, o_hc, m_e, m_hc, H * C)
+            b_attr = _features(p_edge_attr, p_query_edge, i_edge, i_h, o_d, m_e, attr_stride, models, EACH, D)
+            b_z = b_x + b_x_dst[None, :, :]
+            b_z = _embed(b_z, p_lin, p_edge_attr, i_edge, i_h, o_hc, m_e, m_hc, attr_stride, models, H, EACH, C, D)
+            b_g = tl.sum(b_x * b_grad[None, :, :], 2)
+            if p_query_edge is not None:
+                b_g += tl.sum(b_attr * b_grad_out_edge[None, :, :], 2)
+            b_e = _score(b_z, b_key, b_attr, b_x_dst, b_att, b_query_edge, p_att, p_query_edge, slope, scale)
+            b_alpha = alpha(b_e, b_lse, 1.0, m_eh)
+            o_place = start + o_e
+            b_keep = keep(p_seed, p_dropout_ids, o_place, m_e, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
+            b_factor = b_keep * edge_weights(p_edge_weight, i_edge, i_h, m_eh, H)
+            b_grad_e = b_alpha * (b_g * b_factor - b_mean)
+            store_edges(p_weights, o_place, i_h, m_eh, b_alpha * b_factor, b_grad_e, H)
+            if p_grad_weight is not None:
+                tl.store(p_grad_weight + offset(i_edge, H)[:, None] + i_h[None, :], b_alpha * b_keep * b_g, mask=m_eh)
+            if p_att is not None:
+                b_grad_x_dst += tl.sum(b_grad_e[:, :, None] * tl.where(b_z > 0.0, 1.0, slope), 0)
+                b_grad_att += tl.sum(b_grad_e[:, :, None] * leaky(b_z, slope), 0)
+            else:
+                b_grad_x_dst += tl.sum(b_grad_e[:, :, None] * b_key, 0)
+            if p_query_edge is not None:
+                b_grad_query_edge += tl.sum(b_grad_e[:, :, None] * b_attr, 0)
+
+        b_grad_x_dst *= b_att if p_att is not None else scale
+        o_chunk = offset(i_item, H * C + (0 if p_query_edge is None else H * D))
+        store_row(p_grad_x_dst, p_chunks, o_row, o_chunk + o_hc, b_grad_x_dst, m_hc, is_whole, is_chunk)
+        if p_query_edge is not None:
+            b_grad_query_edge *= scale
+            o_chunk_d = o_chunk + H * C + o_hd
+            store_row(p_grad_query_edge, p_chunks, o_row_d, o_chunk_d, b_grad_query_edge, m_hd, is_whole, is_chunk)
+    if p_att is not None:
+        tl.store(p_grad_att + offset(tl.program_id(0), H * C) + o_hc, b_grad_att, mask=m_hc)
 
 
-@triton.jit(do_not_specialize=["num_chunks", "models"])
+@triton.jit(do_not_specialize=["num_chunks", "models", "attr_stride"])
 def _backward_src_kernel(
     p_grad,
     p_x,
     p_x_dst,
     p_att,
+    p_lin,
+    p_edge_attr,
     p_weights,
     p_ptr,
     p_dst,
     p_place,
+    p_edge_ids,
     p_chunk_row,
     p_chunk_start,
     p_grad_x,
+    p_grad_key,
     p_chunks,
     num_chunks,
     models,
+    attr_stride,
     slope,
     scale,
     EACH: tl.constexpr,
     C: tl.constexpr,
+    D: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_C: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """For one src j: grad x_j = sum_i k_ij alpha_ij dO_i + grad z_ij, from what the pass over dst left."""
+    """For one src j: grad x_j = sum_i k_ij w_ij alpha_ij dO_i + grad z_ij, from what the pass over dst left.
+
+    With keys, the second sum is grad k_j instead.
+    """
     H = all_models(EACH, models)
-    i_row, start, count, is_whole, is_chunk = work_item(p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT)
+    i_item = tl.program_id(0)
+    i_row, start, count, is_whole, is_chunk = work_item(i_item, p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT)
     i_h, o_hc, m_h, m_hc = slab(H, C, BLOCK_H, BLOCK_C)
-    o_row, o_item = offset(i_row, H * C) + o_hc, offset(tl.program_id(0), H * C) + o_hc
+    o_row = offset(i_row, H * C) + o_hc
     b_x, b_att = load_row(p_x, o_row, m_hc), load_row(p_att, o_hc, m_hc)
 
-    b_sum = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)  # of k alpha dO
+    b_sum = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)  # of k w alpha dO
     b_sum_z = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)  # of grad z, less its constant factor
     for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
         o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
@@ -210,11 +346,77 @@ def _backward_src_kernel(
         b_x_dst = gather_features(p_x_dst, i_dst, o_hc, m_e, m_hc, H * C)
         b_sum += tl.sum(b_w[:, :, None] * b_grad, 0)
         if p_att is not None:
-            b_x_dst = tl.where(b_x + b_x_dst > 0.0, 1.0, slope)
+            i_edge = edge_id(p_edge_ids, start + o_e, m_e)
+            b_z = b_x + b_x_dst
+            b_z = _embed(b_z, p_lin, p_edge_attr, i_edge, i_h, o_hc, m_e, m_hc, attr_stride, models, H, EACH, C, D)
+            b_x_dst = tl.where(b_z > 0.0, 1.0, slope)
         b_sum_z += tl.sum(b_grad_e[:, :, None] * b_x_dst, 0)
 
-    b_sum += b_sum_z * (b_att if p_att is not None else scale)
-    store_row(p_grad_x, p_chunks, o_row, o_item, b_sum, m_hc, is_whole, is_chunk)
+    b_sum_z *= b_att if p_att is not None else scale
+    if p_grad_key is None:
+        store_row(p_grad_x, p_chunks, o_row, offset(i_item, H * C) + o_hc, b_sum + b_sum_z, m_hc, is_whole, is_chunk)
+    else:
+        o_item = offset(i_item, 2 * H * C) + o_hc
+        store_row(p_grad_x, p_chunks, o_row, o_item, b_sum, m_hc, is_whole, is_chunk)
+        store_row(p_grad_key, p_chunks, o_row, o_item + H * C, b_sum_z, m_hc, is_whole, is_chunk)
+
+
+class _Operands(NamedTuple):
+    """The operands as the kernels take them, the heads of all models side by side."""
+
+    x: Tensor
+    x_dst: Tensor
+    att: Tensor | None
+    key: Tensor | None
+    lin: Tensor | None  # [D, H, C]
+    query_edge: Tensor | None
+    edge_attr: Tensor | None  # [E, D] of all models, or of each in turn
+    attr_stride: int  # from one model to the next
+    slope: float
+    scale: float
+
+    @classmethod
+    def of(cls, x: Tensor, score: GATv2 | Dot) -> _Operands:
+        """The operands of a score."""
+        models, scale, edge_attr = x.shape[:-3], max(x.size(-1), 1) ** -0.5, score.edge_attr
+        att = lin = key = query_edge = None
+        slope = 1.0
+        if isinstance(score, Dot):
+            key, query_edge = score.key, score.query_edge
+        else:
+            att, lin, slope = score.att.contiguous(), score.lin_edge, float(score.negative_slope)
+        if edge_attr is None or edge_attr.size(-1) == 0:
+            lin = query_edge = edge_attr = None
+        stride = 0
+        if edge_attr is not None:
+            shared = edge_attr.dim() == 3 and edge_attr.stride(0) == 0
+            edge_attr = (edge_attr[0] if shared else edge_attr).contiguous()
+            stride = edge_attr[0].numel() if edge_attr.dim() == 3 else 0
+        x, x_dst, key, query_edge = beside(models, x, score.x_dst, key, query_edge)
+        lin = None if lin is None else lin.movedim(-1, 0).contiguous()
+        return cls(x, x_dst, att, key, lin, query_edge, edge_attr, stride, slope, scale)
+
+    @property
+    def size(self) -> int:
+        """D, the number of features of an edge."""
+        return 0 if self.edge_attr is None else self.edge_attr.size(-1)
+
+    @property
+    def features(self) -> int:
+        """D if the features are attended to, else 0."""
+        return 0 if self.query_edge is None else self.size
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The kernels' arguments for the operands."""
+        numbers = {name: getattr(self, name) for name in ("attr_stride", "slope", "scale")}
+        tensors = {f"p_{name}": getattr(self, name) for name in self._fields if name not in numbers}
+        return tensors | numbers | {"D": self.size}
+
+    @property
+    def block(self) -> dict[str, int]:
+        """The kernels' argument for a block of all features that are attended to."""
+        return {"BLOCK_D": triton.next_power_of_2(max(1, self.features))}
 
 
 def forward(
@@ -227,19 +429,18 @@ def forward(
     dtype: torch.dtype,
     saves_output: bool,
 ) -> tuple[Tensor, ...]:
-    """Return the output `[N_dst, H, C]` in `dtype` and log-sum-exp `[N_dst, H]` of a score by both ends' features."""
+    """Return the output `[N_dst, H, C]`, or C + D, in `dtype` and log-sum-exp `[N_dst, H]`."""
     models = x.shape[:-3]
-    x, x_dst = beside(models, x, score.x_dst)
-    operands = {"p_x_dst": x_dst, **_constants(score, x.size(-1))}
-    return apart(models, *forward_pass(_forward_kernel, x, edges, models.numel(), dropout, seed, dtype, **operands))
-
-
-def _constants(score: GATv2 | Dot, channels: int) -> dict[str, Any]:
-    """The kernels' arguments for the score."""
-    scale = max(channels, 1) ** -0.5
-    if isinstance(score, Dot):
-        return {"p_att": None, "slope": 1.0, "scale": scale}
-    return {"p_att": score.att.contiguous(), "slope": float(score.negative_slope), "scale": scale}
+    operands, (weight,) = _Operands.of(x, score), beside(models, edge_weight)
+    arguments, out_edge = operands.arguments, None
+    x = arguments.pop("p_x")
+    if operands.features:
+        out_edge = x.new_empty(edges.num_dst, x.size(1), operands.features, dtype=dtype)
+    written = {"p_out_edge": out_edge, "p_chunks_edge": None, "p_edge_weight": weight, "p_perm": edges.perm}
+    out, lse = forward_pass(
+        _forward_kernel, x, edges, models.numel(), dropout, seed, dtype, **arguments, **written, **operands.block
+    )
+    return apart(models, out if out_edge is None else torch.cat([out, out_edge], -1), lse)
 
 
 def backward(
@@ -254,45 +455,78 @@ def backward(
     saved: tuple[Tensor, ...],
     needs: tuple[bool, ...],
 ) -> dict[str, Tensor | None]:
-    """The gradients of x, x_dst and att, in one pass over dst and one over src; holds two numbers an edge and head."""
-    att, models = None if isinstance(score, Dot) else score.att, x.shape[:-3]
-    grad, x, x_dst, out, lse = beside(models, grad, x, score.x_dst, out, *saved)
-    (_, heads, channels), num_edges = x.shape, edges.num_edges
-    grad_x, grad_x_dst = torch.empty_like(x), torch.empty_like(x_dst)
-    if num_edges == 0 or x.numel() == 0:
-        results = apart(models, grad_x.zero_(), grad_x_dst.zero_())
-        grad_att = None if att is None else torch.zeros_like(att)
-        return {"x": results[0], "x_dst": results[1], "att": grad_att}
+    """The gradients, in one pass over dst and one over src, and one over the edges for those of W_e and u.
 
+    Holds two numbers an edge and head.
+    """
+    models, wanted = x.shape[:-3], dict(zip(("x", "edge_weight", *score.shapes), needs, strict=True))
+    operands = _Operands.of(x, score)
+    (_, heads, channels), num_edges, features = operands.x.shape, edges.num_edges, operands.features
+    if num_edges == 0 or operands.x.numel() == 0:
+        of = {"x": x, "edge_weight": edge_weight} | dict(zip(score.shapes, score.operands, strict=True))
+        return {name: None if operand is None else torch.zeros_like(operand) for name, operand in of.items()}
+
+    (grad, grad_edge), (out, out_edge) = (
+        beside(models, *each.split([channels, features], -1)) if features else (*beside(models, each), None)
+        for each in (grad, out)
+    )
+    lse, weight = beside(models, *saved, edge_weight)
+    key, query_edge = operands.key, operands.query_edge
+    grad_x, grad_x_dst = torch.empty_like(operands.x), torch.empty_like(operands.x_dst)
+    grad_key = None if key is None else torch.empty_like(key)
+    grad_query_edge = None if query_edge is None else torch.empty_like(query_edge)
+    grad_weight = of_rows(edges, wanted["edge_weight"], edges.num_rows, heads, device=x.device)
     weights = x.new_empty(num_edges, 2, heads, dtype=torch.float32)
-    by_dst, by_src = (Walk(edges, side, models.numel(), heads, channels) for side in ("dst", "src"))
-    held_dst, held_src = by_dst.hold(heads * channels), by_src.hold(heads * channels)
-    held_att = None if att is None else x.new_empty(by_dst.items, heads, channels, dtype=torch.float32)
-    shared: dict[str, Any] = {"p_grad": grad, "p_x": x, "p_x_dst": x_dst, "p_weights": weights}
-    shared |= _constants(score, channels)
-    _, dst, place = edges.transpose
+
+    size = models.numel()
+    by_dst, by_src = Walk(edges, "dst", size, heads, channels, features), Walk(edges, "src", size, heads, channels)
+    held_dst = by_dst.hold(heads * (channels + features))
+    held_src = by_src.hold(heads * channels * (1 if key is None else 2))
+    blocks = by_dst.items if operands.att is None else min(by_dst.items, BLOCKS)
+    held_att = None if operands.att is None else x.new_empty(blocks, heads, channels, dtype=torch.float32)
+    shared = {"p_grad": grad, "p_weights": weights, **operands.arguments}
     with torch.cuda.device_of(x):
-        _backward_dst_kernel[(by_dst.items, by_dst.slabs)](
+        _backward_dst_kernel[(blocks, by_dst.slabs)](
+            p_grad_out_edge=grad_edge,
+            p_edge_weight=weight,
             p_out=out,
+            p_out_edge=out_edge,
             p_lse=lse,
             p_src=edges.src,
+            p_perm=edges.perm,
             p_grad_x_dst=grad_x_dst,
+            p_grad_query_edge=grad_query_edge,
             p_grad_att=held_att,
+            p_grad_weight=grad_weight,
             p_chunks=held_dst,
+            num_items=by_dst.items,
             **shared,
+            **operands.block,
             **drop_arguments(dropout, seed, edges.dropout_ids_by_dst),
             **by_dst.arguments,
         )
-        by_dst.sum(held_dst, grad_x_dst)
+        by_dst.sum(held_dst, grad_x_dst, grad_query_edge)
+        _, dst, place = edges.transpose
         _backward_src_kernel[(by_src.items, by_src.slabs)](
+            **{name: value for name, value in shared.items() if name not in ("p_key", "p_query_edge")},
             p_dst=dst,
             p_place=place,
+            p_edge_ids=None if operands.lin is None else edges.ids_by_src,
             p_grad_x=grad_x,
+            p_grad_key=grad_key,
             p_chunks=held_src,
-            **shared,
             **by_src.arguments,
         )
-        by_src.sum(held_src, grad_x)
-        results = apart(models, grad_x, grad_x_dst)
-        grad_att = None if att is None or held_att is None else held_att.sum(0).view_as(att)
-        return {"x": results[0], "x_dst": results[1], "att": grad_att}
+        by_src.sum(held_src, grad_x, grad_key)
+        names = "x", "edge_weight", "x_dst", "key", "query_edge"
+        grads = dict(zip(names, apart(models, grad_x, grad_weight, grad_x_dst, grad_key, grad_query_edge), strict=True))
+        if isinstance(score, Dot):
+            if score.query_edge is not None and query_edge is None:  # D is 0
+                grads["query_edge"] = torch.zeros_like(score.query_edge)
+            if wanted["edge_attr"]:
+                grads["edge_attr"] = attr_gradient(operands, grad_edge, weights, edges, size, models)
+        else:
+            grads["att"] = None if held_att is None else held_att.sum(0).view_as(score.att)
+            if score.lin_edge is not None and (wanted["lin_edge"] or wanted["edge_attr"]):
+                grads |= parameter_gradients(operands, score.lin_edge, weights, edges, size, wanted["edge_attr"])
+    return {name: grads.get(name) for name in ("x", "edge_weight", *score.shapes)}

@@ -45,14 +45,14 @@ def online_softmax(b_e, b_top):
 
 
 @triton.jit
-def attend(b_e, b_x, b_keep, b_top, b_mass, b_out, m_eh):
-    """A step of equations (2) and (4) by the online softmax, for a block of edges with scores e and features x.
+def attend(b_e, b_x, b_factor, b_top, b_mass, b_out, m_eh):
+    """A step of equations (2) and (4) by the online softmax, for edges with scores e, features x and factors k w.
 
     Returns the new maximum, mass and output; for other sums, the factor for what was summed so far and exp(e - max).
     """
     b_top, b_shrink, b_exp = online_softmax(tl.where(m_eh, b_e, float("-inf")), b_top)
     b_mass = b_mass * b_shrink[None, :] + b_exp
-    b_out = b_out * b_shrink[:, None] + tl.sum((b_exp * b_keep)[:, :, None] * b_x, 0)
+    b_out = b_out * b_shrink[:, None] + tl.sum((b_exp * b_factor)[:, :, None] * b_x, 0)
     return b_top, b_mass, b_out, b_shrink, b_exp
 
 
@@ -145,6 +145,12 @@ def _merge_kernel(
         tl.store(p_mass_plus + o_row_h, b_mass_plus / b_mass, mask=m_h)
 
 
+def of_rows(edges: Edges, wanted: bool, *shape: int, device: torch.device) -> Tensor | None:
+    """Room for a gradient of what belongs to edges, zero where a row may have no edge; None if it is not wanted."""
+    make = torch.empty if edges.num_rows == edges.num_edges else torch.zeros
+    return make(shape, dtype=torch.float32, device=device) if wanted else None
+
+
 def forward_pass(
     kernel: Any,
     x: Tensor,
@@ -157,19 +163,22 @@ def forward_pass(
 ) -> tuple[Tensor, Tensor]:
     """Return O and its log-sum-exp by the forward kernel of a score with these operands; merge the chunks of long rows.
 
-    Of operands that a kernel writes, `p_out_plus` and `p_mass_plus` are merged too.
+    Of operands that a kernel writes, `p_out_plus`, `p_mass_plus` and `p_out_edge` are merged too.
     """
     _, heads, channels = x.shape
     out = x.new_empty(edges.num_dst, heads, channels, dtype=dtype)
     lse = x.new_empty(edges.num_dst, heads, dtype=torch.float32)
-    positive = operands.get("p_out_plus"), operands.get("p_mass_plus")
+    positive, out_edge = (operands.get("p_out_plus"), operands.get("p_mass_plus")), operands.get("p_out_edge")
     if out.numel() == 0:
-        for result in (lse, *positive):
+        for result in (lse, *positive, out_edge):
             if result is not None:
                 result.zero_()
         return out, lse
-    walk = Walk(edges, "dst", models, heads, channels)
+    features = 0 if out_edge is None else out_edge.size(2)
+    walk = Walk(edges, "dst", models, heads, channels, features)
     held, held_h = walk.hold(2, heads, channels), walk.hold(2, heads)
+    if out_edge is not None:
+        held_edge = operands["p_chunks_edge"] = walk.hold(2, heads, features)
     with torch.cuda.device_of(x):
         kernel[(walk.items, walk.slabs)](
             p_x=x,
@@ -183,6 +192,8 @@ def forward_pass(
             **walk.arguments,
         )
         _merge(walk, held, held_h, out, lse, *positive)
+        if out_edge is not None:
+            _merge(walk, held_edge, held_h, out_edge, lse, None, None)
     return out, lse
 
 
@@ -196,6 +207,7 @@ def _merge(
     mass_plus: Tensor | None,
 ) -> None:
     """Merge the chunks of long rows into the results of their rows."""
+    channels = out.size(2)
     if walk.chunks is not None:
         _merge_kernel[(walk.chunks.rows.numel(), walk.slabs)](
             held,
@@ -207,6 +219,6 @@ def _merge(
             out_plus,
             mass_plus,
             **stack_arguments(walk.models, walk.heads),
-            C=walk.channels,
-            **walk.tile.blocks,
+            C=channels,
+            **walk.tile._replace(channels=triton.next_power_of_2(channels)).blocks,
         )

@@ -32,12 +32,11 @@ def all_models(EACH: tl.constexpr, models):
 
 
 @triton.jit
-def work_item(p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT: tl.constexpr):
-    """The program's row, its first edge, how many, and whether they are the whole row or a chunk of it.
+def work_item(i_item, p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT: tl.constexpr):
+    """The row of a work item, its first edge, how many, and whether they are the whole row or a chunk of it.
 
-    The first `num_chunks` programs, the longest, take chunks; then comes one for each row, idle where the row is split.
+    The first `num_chunks` items, the longest, are chunks; then comes one for each row, idle where the row is split.
     """
-    i_item = tl.program_id(0)
     is_chunk = i_item < num_chunks
     i_row = (i_item - num_chunks).to(tl.int64)
     if p_chunk_row is not None:
@@ -90,6 +89,15 @@ def gather(p_score, i_row, i_h, m_eh, H):
         return 0.0
     else:
         return tl.load(p_score + offset(i_row, H)[:, None] + i_h[None, :], mask=m_eh, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def edge_weights(p_edge_weight, i_edge, i_h, m_eh, H):
+    """`[edges, heads]`: the weights of edges in float32; 1 if there are none."""
+    if p_edge_weight is None:
+        return 1.0
+    else:
+        return gather(p_edge_weight, i_edge, i_h, m_eh, H)
 
 
 @triton.jit
@@ -195,18 +203,20 @@ class Tile(NamedTuple):
         }
 
 
-def tile_for(models: int, heads: int, channels: int, degree: float) -> Tile:
+def tile_for(models: int, heads: int, channels: int, degree: float, features: int = 0) -> Tile:
     """A slab of heads of up to 256 numbers, or one wider head; 1024 numbers a warp, less for short rows.
 
     Stacks of all sizes use the same tile, since every further tile is one more kernel to compile.
     Loads run ahead, through shared memory, where rows are long enough to gain by it and the tiles fit.
+    With `features` of edges that are attended to beside x, half as many edges, whose features take as many registers.
     """
     block_c = triton.next_power_of_2(max(1, channels))
-    block_h = max(1, 256 // block_c)
+    width = max(block_c, triton.next_power_of_2(max(1, features)))
+    block_h = max(1, 256 // width)
     if models == 1:
         block_h = min(triton.next_power_of_2(heads), block_h)
-    warps = min(16, max(1, block_c // 256))
-    block_e = max(1, 1024 * warps // (block_h * block_c))
+    warps = min(16, max(1, width // 256))
+    block_e = max(1, (512 if features else 1024) * warps // (block_h * width))
     block_e = min(block_e, max(4, triton.next_power_of_2(round(degree))))
     return Tile(block_e, block_h, block_c, warps, 3 if degree > 4 * block_e and warps <= 8 else 1)
 
@@ -219,14 +229,15 @@ def stack_arguments(models: int, heads: int) -> dict[str, Any]:
 class Walk:
     """A launch over the rows of one side, and over the chunks of its long rows."""
 
-    def __init__(self, edges: Edges, side: Side, models: int, heads: int, channels: int) -> None:
+    def __init__(self, edges: Edges, side: Side, models: int, heads: int, channels: int, features: int = 0) -> None:
         self.ptr = edges.rowptr if side == "dst" else edges.transpose[0]
         self.chunks = chunks_of(edges, side)
         self.models, self.heads, self.channels = models, heads, channels
         self.num_rows = self.ptr.numel() - 1
         self.num_chunks = 0 if self.chunks is None else self.chunks.row.numel()
         mostly_chunks = 4 * SPLIT * self.num_chunks > edges.num_edges
-        self.tile = tile_for(models, heads, channels, SPLIT if mostly_chunks else edges.num_edges / self.num_rows)
+        degree = SPLIT if mostly_chunks else edges.num_edges / self.num_rows
+        self.tile = tile_for(models, heads, channels, degree, features)
 
     @property
     def items(self) -> int:
@@ -260,7 +271,7 @@ class Walk:
         return torch.empty(self.num_chunks, *widths, dtype=torch.float32, device=self.ptr.device)
 
     def sum(self, held: Tensor | None, wide: Tensor | None, narrow: Tensor | None = None) -> None:
-        """Sum the chunks' results, `[P, H C]` or `[P, H C + H]`, into those of their rows."""
+        """Sum the chunks' results, `[P, wide]` or `[P, wide + narrow]` numbers, into those of their rows."""
         if self.chunks is None or held is None:
             return
         width = self.heads * self.channels

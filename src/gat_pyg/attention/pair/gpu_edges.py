@@ -1,0 +1,205 @@
+"""Features of edges on CUDA: where they are, and the gradients that are sums over edges in any order.
+
+After the passes over dst and src, from k_ij w_ij alpha_ij and grad e_ij `[E, 2, H]`. The number of programs that share
+a sum is fixed, and their shares are added in their order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...graph.edges import Edges
+from ...kernels.gpu.rows import all_models, edge_id, offset, stack_arguments
+from ..steps.gpu import of_rows
+
+BLOCKS = 1024  # programs that sum the gradient of W_e; a fixed number, whatever the GPU
+
+
+@triton.jit
+def of_edges(p_edge_attr, i_edge, i_h, attr_stride, models, EACH: tl.constexpr, D):
+    """Pointers to the features of edges, `[edges, heads]`; `[edges, 1]` where there is one model."""
+    p_attr = p_edge_attr + offset(i_edge, D)[:, None]
+    if models is not None:
+        i_model = tl.minimum(i_h // EACH, models - 1)  # the last slab may go beyond the last head
+        p_attr += offset(i_model, attr_stride)[None, :]
+    return p_attr
+
+
+@triton.jit
+def _matrix(p_matrix, o_row, o_col, m_row, m_col):
+    """A block of a matrix in float32, by the offsets of its rows and columns."""
+    p_block = p_matrix + o_row[:, None] + o_col[None, :]
+    return tl.load(p_block, mask=m_row[:, None] & m_col[None, :], other=0.0).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["num_edges", "attr_stride", "grad_stride", "models"])
+def _parameters_kernel(
+    p_x,
+    p_x_dst,
+    p_att,
+    p_lin,
+    p_edge_attr,
+    p_weights,
+    p_src,
+    p_dst,
+    p_perm,
+    p_grad_lin,
+    p_grad_attr,
+    num_edges,
+    attr_stride,
+    grad_stride,
+    models,
+    slope,
+    EACH: tl.constexpr,
+    C: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """For one model, GATv2's grad W_e = sum_ij grad z_ij u_ij^T, a share, and grad u_ij = W_e^T grad z_ij.
+
+    The columns are the channels of all heads, a block at a time. For grad u the program adds to what it stored for the
+    blocks before.
+    """
+    H, WIDTH = all_models(EACH, models), EACH * C
+    i_model = tl.program_id(1)
+    p_edge_attr += offset(i_model, attr_stride)
+    o_own = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
+    for o_first in tl.range(0, WIDTH, BLOCK_W, num_stages=1):
+        o_w = o_first + tl.arange(0, BLOCK_W)
+        m_w = o_w < WIDTH
+        o_hc = i_model * WIDTH + o_w
+        b_att = tl.load(p_att + o_hc, mask=m_w, other=0.0).to(tl.float32)
+        b_own = _matrix(p_lin, o_own * H * C, o_hc, o_own < D, m_w)
+        b_sum = tl.zeros([BLOCK_W, BLOCK_D], tl.float32)
+        for i_first in tl.range(tl.program_id(0) * BLOCK_E, num_edges, tl.num_programs(0) * BLOCK_E, num_stages=1):
+            i_place = i_first + tl.arange(0, BLOCK_E)
+            m_e = i_place < num_edges
+            i_src = tl.load(p_src + i_place, mask=m_e, other=0)
+            i_dst = tl.load(p_dst + i_place, mask=m_e, other=0)
+            i_edge = edge_id(p_perm, i_place, m_e)
+            b_z = _matrix(p_x, offset(i_src, H * C), o_hc, m_e, m_w)
+            b_z += _matrix(p_x_dst, offset(i_dst, H * C), o_hc, m_e, m_w)
+            for d in tl.range(0, D, BLOCK_D, num_stages=1):
+                o_d = d + tl.arange(0, BLOCK_D)
+                b_attr = _matrix(p_edge_attr, offset(i_edge, D), o_d, m_e, o_d < D)
+                b_lin = _matrix(p_lin, o_d * H * C, o_hc, o_d < D, m_w)
+                b_z += tl.dot(b_attr, b_lin, input_precision="ieee")
+            b_grad_z = _matrix(p_weights + H, offset(i_place, 2 * H), o_hc // C, m_e, m_w)
+            b_grad_z *= tl.where(b_z > 0.0, 1.0, slope)
+            b_attr = _matrix(p_edge_attr, offset(i_edge, D), o_own, m_e, o_own < D)
+            b_sum += tl.dot(tl.trans(b_grad_z), b_attr, input_precision="ieee")
+            if p_grad_attr is not None:
+                b_grad = tl.dot(b_grad_z * b_att[None, :], tl.trans(b_own), input_precision="ieee")
+                o_attr = offset(i_model, grad_stride) + offset(i_edge, D)
+                b_grad += _matrix(p_grad_attr, o_attr, o_own, m_e & (o_first > 0), o_own < D)
+                p_grad = p_grad_attr + o_attr[:, None] + o_own[None, :]
+                tl.store(p_grad, b_grad, mask=m_e[:, None] & (o_own < D)[None, :])
+        p_share = p_grad_lin + (offset(tl.program_id(0), H * C) + o_hc)[:, None] * D + o_own[None, :]
+        tl.store(p_share, b_sum * b_att[:, None], mask=m_w[:, None] & (o_own < D)[None, :])
+
+
+@triton.jit(do_not_specialize=["num_edges", "grad_stride", "models"])
+def _attr_kernel(
+    p_grad_out_edge,
+    p_query_edge,
+    p_weights,
+    p_dst,
+    p_perm,
+    p_grad_attr,
+    num_edges,
+    grad_stride,
+    models,
+    scale,
+    EACH: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """For edges of one model, the scaled product's grad u_ij = sum of k_ij w_ij alpha_ij dS_i + grad e_ij scale p_i.
+
+    The sum is over the heads.
+    """
+    H, i_model = all_models(EACH, models), tl.program_id(1)
+    i_place = tl.program_id(0).to(tl.int64) * BLOCK_E + tl.arange(0, BLOCK_E)
+    m_e = i_place < num_edges
+    o_d = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
+    i_dst = tl.load(p_dst + i_place, mask=m_e, other=0)
+    b_sum = tl.zeros([BLOCK_E, BLOCK_D], tl.float32)
+    for i_head in tl.range(0, EACH, num_stages=1):
+        i_h = i_model * EACH + i_head
+        o_row = offset(i_dst, H * D) + i_h * D
+        b_w = tl.load(p_weights + offset(i_place, 2 * H) + i_h, mask=m_e, other=0.0)
+        b_grad_e = tl.load(p_weights + offset(i_place, 2 * H) + H + i_h, mask=m_e, other=0.0)
+        b_sum += b_w[:, None] * _matrix(p_grad_out_edge, o_row, o_d, m_e, o_d < D)
+        b_sum += (scale * b_grad_e)[:, None] * _matrix(p_query_edge, o_row, o_d, m_e, o_d < D)
+    o_attr = offset(i_model, grad_stride) + offset(edge_id(p_perm, i_place, m_e), D)
+    p_grad = p_grad_attr + o_attr[:, None] + o_d[None, :]
+    tl.store(p_grad, b_sum, mask=m_e[:, None] & (o_d < D)[None, :])
+
+
+def parameter_gradients(
+    operands: Any, lin_edge: Tensor, weights: Tensor, edges: Edges, models: int, wants_attr: bool
+) -> dict[str, Tensor | None]:
+    """Return the gradients of GATv2's `lin_edge` and, if it is wanted, `edge_attr`."""
+    if operands.lin is None:  # no features
+        empty = lin_edge.new_zeros(*lin_edge.shape[:-3], edges.num_rows, 0)
+        return {"lin_edge": torch.zeros_like(lin_edge), "edge_attr": empty}
+    (_, heads, channels), size, num_edges = operands.x.shape, operands.size, edges.num_edges
+    width, block_d = heads // models * channels, min(64, max(16, triton.next_power_of_2(size)))
+    block_w = min(64, max(16, triton.next_power_of_2(width)))
+    blocks = min(BLOCKS, triton.cdiv(num_edges, 32))
+    held = weights.new_empty(blocks, *operands.x.shape[1:], size)
+    grad_attr = of_rows(edges, wants_attr, *lin_edge.shape[:-3], edges.num_rows, size, device=weights.device)
+    _parameters_kernel[(blocks, models, triton.cdiv(size, block_d))](
+        **{f"p_{name}": getattr(operands, name) for name in ("x", "x_dst", "att", "lin", "edge_attr")},
+        p_weights=weights,
+        p_src=edges.src,
+        p_dst=edges.dst,
+        p_perm=edges.perm,
+        p_grad_lin=held,
+        p_grad_attr=grad_attr,
+        num_edges=num_edges,
+        attr_stride=operands.attr_stride,
+        grad_stride=edges.num_rows * size,
+        slope=operands.slope,
+        **stack_arguments(models, heads),
+        C=channels,
+        D=size,
+        BLOCK_E=32,
+        BLOCK_W=block_w,
+        BLOCK_D=block_d,
+    )
+    return {"lin_edge": held.sum(0).view_as(lin_edge), "edge_attr": grad_attr}
+
+
+def attr_gradient(
+    operands: Any, grad_out_edge: Tensor | None, weights: Tensor, edges: Edges, models: int, stack: torch.Size
+) -> Tensor | None:
+    """Return the gradient of the scaled product's `edge_attr`, in float32."""
+    size, num_edges, block_d = operands.size, edges.num_edges, min(64, triton.next_power_of_2(max(1, operands.size)))
+    grad_attr = of_rows(edges, True, *stack, edges.num_rows, size, device=weights.device)
+    if size:
+        block_e = 1024 // block_d
+        _attr_kernel[(triton.cdiv(num_edges, block_e), models, triton.cdiv(size, block_d))](
+            p_grad_out_edge=grad_out_edge,
+            p_query_edge=operands.query_edge,
+            p_weights=weights,
+            p_dst=edges.dst,
+            p_perm=edges.perm,
+            p_grad_attr=grad_attr,
+            num_edges=num_edges,
+            grad_stride=edges.num_rows * size,
+            scale=operands.scale,
+            **stack_arguments(models, operands.x.size(1)),
+            D=size,
+            BLOCK_E=block_e,
+            BLOCK_D=block_d,
+        )
+    return grad_attr
