@@ -43,10 +43,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Batch
 
+import gat_pyg
 import machine
 from gat_pyg.attention import Additive, segment
 from gat_pyg.attention.operation import BACKENDS
-from gat_pyg.conv.gatv2 import GATv2Conv
 from gat_pyg.data import citation, proteins
 from gat_pyg.graph.adjacency import neighbourhoods
 from gat_pyg.graph.edges import Edges
@@ -64,6 +64,7 @@ SIZES = {  # N, E in both directions without loops, the largest degree
     "pubmed": (19_717, 88_648, 171),
     "ppi": (4_602, 125_074, 398),  # two graphs, as in a training step
     "molecules": (600, 1_300, 4),  # a batch of 32
+    "edges": (20_000, 200_000, 100),
     "arxiv": (169_343, 2_315_598, 13_161),
     "reddit": (232_965, 114_615_892, 21_657),
     "products": (2_449_029, 123_718_280, 17_481),
@@ -83,6 +84,15 @@ CASES = [
     Case("ppi-1-gatv2", "ppi", 50, 4, 256, x_grad=False, kind="GATv2Conv"),
     Case("ppi-alone-4x256", "ppi", 0, 4, 256),
     Case("molecules", "molecules", 64, 4, 16, fresh=True),
+    *(
+        Case(f"molecules-{kind}", "molecules", 64, 4, 16, kind=f"{kind}Conv", edge_dim=8, fresh=True)
+        for kind in ("GAT", "GATv2", "Transformer")
+    ),
+    *(
+        Case(f"edges-{kind}-{edge_dim}", "edges", 128, 8, 16, kind=f"{kind}Conv", edge_dim=edge_dim, special=True)
+        for kind in ("GAT", "GATv2", "Transformer")
+        for edge_dim in (0, 16)
+    ),
     Case("arxiv", "arxiv", 128, 3, 32, x_grad=False, special=True),
     *(Case(f"arxiv-alone-{H}x{C}", "arxiv", 0, H, C) for H, C in ((3, 32), (8, 8), (4, 64), (4, 256))),
     Case("reddit", "reddit", 602, 8, 8, x_grad=False),
@@ -118,7 +128,7 @@ def power_law(N: int, E: int, largest: int, device: torch.device) -> Tensor:
 
 def load(name: str, scale: float, device: torch.device) -> tuple[Tensor, Tensor | None, int, str]:
     """edge_index, x, N and a name that tells where they are from."""
-    if scale == 1 and name not in ("arxiv", "molecules", *LARGE) and "GAT_PYG_DATA" in os.environ:
+    if scale == 1 and name not in ("arxiv", "molecules", "edges", *LARGE) and "GAT_PYG_DATA" in os.environ:
         try:
             graphs = proteins.ppi().train[2:4] if name == "ppi" else citation.planetoid(name).train
         except (OSError, ValueError) as error:
@@ -142,11 +152,12 @@ def trusted(problem: Problem) -> dict[str, Tensor]:
     """Output and gradients in float64 on the segment backend, one head at a time so that large graphs fit."""
     case = problem.case
     leaves = {name: value.detach().double().requires_grad_() for name, value in problem.weights.items()}
-    if case.kind == "GATv2Conv":
-        layer = GATv2Conv(case.F, case.C, case.H, backend="segment").double().to(problem.grad.device)
+    if case.kind != "GATConv" or case.edge_dim:
+        layer = case.layer(gat_pyg, backend="segment").double().to(problem.grad.device)
         layer.load_state_dict(problem.weights)
-        x = problem.given["x"].double()
-        return way(lambda: layer(x, problem.index), dict(layer.named_parameters()), problem.grad.double()).step()
+        x, *features = (value.detach().double() for value in problem.given.values())
+        leaves = dict(layer.named_parameters())
+        return way(lambda: layer(x, problem.index, *features), leaves, problem.grad.double()).step()
     if case.F:
         leaves["x"] = problem.given["x"].detach().double().requires_grad_(case.x_grad)
         x = F.linear(leaves["x"], leaves["lin.weight"]).view(-1, case.H, case.C)

@@ -40,13 +40,20 @@ class Case:
     dropout: float = 0.0  # when it is timed: of x, before the layer; alone, of the attention coefficients
     special: bool = False  # compile PyG's layer too, and replay CUDA graphs
     dtype: torch.dtype = torch.float32
+    edge_dim: int = 0  # features of an edge
     fresh: bool = False  # every call gets a graph that no call before had, as a batch of molecules is
 
     def __str__(self) -> str:
         what = f"{self.F} → {self.H}×{self.C}" if self.F else f"attention alone {self.H}×{self.C}"
-        kind = ", GATv2" * (self.kind == "GATv2Conv") + ", sparse x" * self.sparse + ", fresh graph" * self.fresh
+        kind = "" if self.kind == "GATConv" else f", {self.kind.removesuffix('Conv')}"
+        kind += f", {self.edge_dim} edge features" * (self.edge_dim > 0)
+        kind += ", sparse x" * self.sparse + ", fresh graph" * self.fresh
         kind += f", {str(self.dtype).removeprefix('torch.')}" * (self.dtype != torch.float32)
         return what + kind + f", dropout {self.dropout}" * (self.dropout > 0)
+
+    def layer(self, package: Any, **options: Any) -> Any:
+        """The layer of a package."""
+        return getattr(package, self.kind)(self.F, self.C, self.H, edge_dim=self.edge_dim or None, **options)
 
 
 class Problem:
@@ -64,7 +71,9 @@ class Problem:
                 if case.sparse:
                     x = x.relu() * (torch.rand_like(x) < 0.03)
             self.given = {"x": x}
-            layer = getattr(pyg, case.kind)(case.F, case.C, case.H).to(device)
+            if case.edge_dim:
+                self.given["edge_attr"] = torch.randn(index.size(1), case.edge_dim, device=device)
+            layer = case.layer(pyg).to(device)
             for parameter in layer.parameters():
                 nn.init.normal_(parameter, std=0.1)  # a bias of zeros would hide a wrong one
             self.weights = layer.state_dict()
@@ -130,7 +139,9 @@ def of_layer(
     call, dense = layer if call is None else call, problem.given["x"]
     x, drop = (dense, F.dropout) if x is None else (x, features_dropout.dropout)
     graph = index.clone if problem.case.fresh else lambda: index
-    return way(lambda: call(drop(x, problem.p), graph()), {"x": dense, **dict(layer.named_parameters())}, problem.grad)
+    features = [problem.given["edge_attr"]] if problem.case.edge_dim else []
+    leaves = problem.given | dict(layer.named_parameters())
+    return way(lambda: call(drop(x, problem.p), graph(), *features), leaves, problem.grad)
 
 
 def ours(problem: Problem, backend: Any) -> Way:
@@ -140,14 +151,14 @@ def ours(problem: Problem, backend: Any) -> Way:
         forward = lambda: attend(x, Additive(src, dst), problem.edges, dropout=problem.p, backend=backend)  # noqa: E731
         return way(forward, problem.given, problem.grad)
     x = problem.given["x"].to_sparse_csr() if case.sparse else None
-    layer = getattr(gat_pyg, case.kind)(case.F, case.C, case.H, backend=backend)
+    layer = case.layer(gat_pyg, backend=backend)
     return of_layer(layer, problem, problem.index, x)
 
 
 def pygs(problem: Problem, loops: bool = True) -> Way:
     case = problem.case
     if case.F:
-        layer = getattr(pyg, case.kind)(case.F, case.C, case.H, add_self_loops=loops)
+        layer = case.layer(pyg, **({} if loops else {"add_self_loops": False}))
         return of_layer(layer, problem, problem.index if loops else problem.looped)
     x, src, dst = problem.given.values()
     layer, index = pyg.GATConv(1, case.C, case.H, add_self_loops=False).to(x.device), problem.looped
@@ -164,7 +175,7 @@ def compiled(problem: Problem) -> Way | None:
     case = problem.case
     if not case.special or not case.F:
         return None
-    layer = pyg.GATConv(case.F, case.C, case.H)
+    layer = case.layer(pyg)
     return of_layer(layer, problem, problem.index, call=torch.compile(layer))
 
 
@@ -173,14 +184,14 @@ def linear(problem: Problem) -> Way | None:
     case, x = problem.case, problem.given["x"]
     if not case.F:
         return None
-    names = ["lin.weight"] if case.kind == "GATConv" else ["lin_l.weight", "lin_r.weight"]
+    names = [name for name, value in problem.weights.items() if value.shape == (case.H * case.C, case.F)]
     weights = {name: problem.weights[name].clone().requires_grad_() for name in names}
     return way(lambda: sum(F.linear(x, weight) for weight in weights.values()), {"x": x, **weights}, problem.grad)
 
 
 def dgls(problem: Problem) -> Way | None:
     case = problem.case
-    if case.kind != "GATConv":
+    if case.kind != "GATConv" or case.edge_dim:
         return None
     import dgl  # type: ignore[import-not-found]
 
@@ -204,7 +215,7 @@ def dgls(problem: Problem) -> Way | None:
 def cudnns(problem: Problem) -> Way | None:
     """cuDNN's operation, which scores the features itself, so it is no "attention alone"."""
     case, device = problem.case, problem.grad.device
-    if device.type != "cuda" or case.kind != "GATConv" or not case.F:
+    if device.type != "cuda" or case.kind != "GATConv" or not case.F or case.edge_dim:
         return None
     # cudnn looks in this path first; torch, which may have brought a cuDNN without graphs, has been loaded before
     with patch.dict(os.environ, LD_LIBRARY_PATH=os.environ.get("CUDNN_LIBRARIES", "")):
