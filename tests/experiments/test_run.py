@@ -1623,7 +1623,7 @@ def test_a_model_chosen_from_a_table_keeps_what_the_table_says_of_it(command: Co
 
 def test_a_cell_that_fails_leaves_the_others(command: Command):
     told = command("methods=[mlp,'gat model.heads=[2]']", *TABLE[1:], fails=True)
-    assert "heads has 1 entries, expected 2" in told and "2 of 4 cells failed: digits_gat_2, planted_gat_2" in told
+    assert "heads has 1 entry, expected 2" in told and "2 of 4 cells failed: digits_gat_2, planted_gat_2" in told
     assert f"[{'.' * 20}] 0 of 8 runs, 0 of 4 cells, 0 min; digits_mlp begins" in told
     assert f"[{'#' * 5}{'.' * 15}] 2 of 8 runs, 1 of 4 cells, 0 min, about 0 min left; digits_gat_2 begins" in told
     assert f"[{'#' * 10}{'.' * 10}] 4 of 8 runs, 2 of 4 cells" in told
