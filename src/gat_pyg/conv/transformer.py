@@ -189,7 +189,8 @@ class TransformerConv(_AttentionConv):
                     ends, value, query, edge_index, edge_attr, None, weights, edge_weight
                 )
                 if self.lin_edge is not None:
-                    out = out[..., :C] + torch.einsum("nhd,hcd->nhc", out[..., C:], self._of_edges())
+                    out, of_edges = out.split([C, self.lin_edge.in_channels], dim=-1)
+                    out = out + torch.einsum("nhd,hcd->nhc", of_edges, self._of_edges())
                 elif not self.root_weight and self.concat:
                     out = out.clone()  # the backward pass needs the operation's own output
                 out = self._skip(self._heads(out), x_dst)

@@ -209,7 +209,7 @@ def backward(
     by_dst, by_src = chunks_of(edges, "dst"), chunks_of(edges, "src")
     inverse = inverse_norm(x)
     g, query = shape.flat(grad), shape.flat(score.queries(lse.dtype))
-    delta = shape.flat((grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1))
+    delta = shape.flat(torch.einsum("...c,...c->...", grad.to(lse.dtype), out.to(lse.dtype)))
     weights, changes = shape.empty(edges.num_edges, heads), shape.empty(edges.num_edges, heads)
     grad_w = shape.empty(edges.num_edges, heads) if needs[1] else None
     grad_query = shape.empty(by_dst.slots, heads, channels)

@@ -311,7 +311,7 @@ def backward(
     _, dst, place = edges.transpose
     by_dst, by_src = chunks_of(edges, "dst"), chunks_of(edges, "src")
     given, width = _arguments(shape, x, score, edges, edge_weight)
-    delta = shape.flat((grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1))
+    delta = shape.flat(torch.einsum("...c,...c->...", grad.to(lse.dtype), out.to(lse.dtype)))
     g = shape.flat(grad[..., :channels] if width else grad)
     weights, changes = shape.empty(edges.num_edges, heads), shape.empty(edges.num_edges, heads)
     grad_w = shape.empty(edges.num_edges, heads) if needs[1] else None

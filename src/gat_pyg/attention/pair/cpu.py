@@ -372,7 +372,7 @@ def backward(
     slope, ids = shape.dtype.type(score.negative_slope), _ids(edges, score, edge_weight)
     g, flat_x, flat_x_dst = (shape.flat(t) for t in (grad, x, x_dst))
     u, lin, width = _edge_operands(shape, score)
-    delta = shape.flat((grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1))
+    delta = shape.flat(torch.einsum("...c,...c->...", grad.to(lse.dtype), out.to(lse.dtype)))
     weights, changes = shape.empty(edges.num_edges, heads), shape.empty(edges.num_edges, heads)
     tile = 1 << len(shape.tile)
     signs = np.empty(shape.models * edges.num_edges * heads * -(-channels // tile) * tile // 8, np.uint8)
