@@ -23,6 +23,7 @@ from ..steps.cpu import (
     load_factors,
     load_lse,
     merge,
+    prefetch_edge,
     row_of,
     row_of_edge,
     softmax_back,
@@ -32,14 +33,25 @@ from . import Dot
 
 
 @inline
-def _dot_edges(p: Any, row: Row, u: Any, ids: Any, width: int, wide: Any, e: Any) -> None:
-    """Add <p_i, u_ij> to e for all edges of a dst."""
-    for h in range(row.width):
-        for d in range(0, width, 1 << len(wide)):
-            p_i = load(p, (row.own + h) * width + d, wide, width - d)
-            for k in range(row.size):
-                u_ij = load(u, row_of_edge(ids, row.begin + k) * width + d, wide, width - d)
-                e[k * row.lanes + h] += lane_sum(p_i * u_ij)
+def _dot_edges(row: Row, u: Any, ids: Any, width: int, lanes: Any, ragged: Any, p: Any, e: Any, grad: Any,
+               product: Any) -> None:  # fmt: skip
+    """Add <p_i, u_ij> to e for all edges of a dst; with `product`, also <dS_i, u_ij>.
+
+    Both p and dS are `[N, D, H]`: a vector has all heads, and none has to be summed.
+    """
+    own, step, count = (row.own - row.head) * width + row.head, row.heads, only_if(ragged, row.width)
+    for k in range(row.size):
+        prefetch_edge(u, ids, row, k, width)
+        at, total = row_of_edge(ids, row.begin + k) * width, load(e, k * row.lanes, lanes, None)
+        if product is not None:
+            other = load(product, k * row.lanes, lanes, None)
+        for d in range(width):
+            total = total + u[at + d] * load(p, own + d * step, lanes, count)
+            if product is not None:
+                other = other + u[at + d] * load(grad, own + d * step, lanes, count)
+        store(e, k * row.lanes, total, None)
+        if product is not None:
+            store(product, k * row.lanes, other, None)
 
 
 @inline
@@ -57,18 +69,16 @@ def _sum_edges(out: Any, row: Row, u: Any, ids: Any, width: int, wide: Any, weig
 
 
 @inline
-def _add_edges(grad_u: Any, row: Row, ids: Any, width: int, wide: Any, p: Any, change: Any, grad: Any,
+def _add_edges(grad_u: Any, row: Row, ids: Any, width: int, lanes: Any, ragged: Any, p: Any, change: Any, grad: Any,
                weight: Any) -> None:  # fmt: skip
-    """Add the sum over the heads of `change` p_i + `weight` dS_i to the gradient of each u_ij."""
+    """Add the sum over the heads of `change` p_i + `weight` dS_i to the gradient of each u_ij; both are `[N, D, H]`."""
+    own, count = (row.own - row.head) * width + row.head, only_if(ragged, row.width)
     for k in range(row.size):
         to = row_of_edge(ids, row.begin + k) * width
-        for d in range(0, width, 1 << len(wide)):
-            total = load(grad_u, to + d, wide, width - d)
-            for h in range(row.width):
-                at = (row.own + h) * width + d
-                total = total + change[k * row.lanes + h] * load(p, at, wide, width - d)
-                total = total + weight[k * row.lanes + h] * load(grad, at, wide, width - d)
-            store(grad_u, to + d, total, width - d)
+        changes, weights = load(change, k * row.lanes, lanes, count), load(weight, k * row.lanes, lanes, count)
+        for d in range(width):
+            at = own + d * row.heads
+            grad_u[to + d] += lane_sum(changes * load(p, at, lanes, count) + weights * load(grad, at, lanes, count))
 
 
 @compiled
@@ -108,7 +118,7 @@ def _forward(
             clear(weight, row)
             each_tile(dot, tile, row, query, key, weight, None, None)
             if u_ is not None:
-                _dot_edges(p, row, u, ids, width, wide, weight)
+                _dot_edges(row, u, ids, width, lanes, ragged, p, weight, None, None)
             tops = splat(x, -np.inf, lanes)
             for k in range(row.size):
                 e = scale * load(weight, k * row.lanes, lanes, None)
@@ -173,8 +183,7 @@ def _backward_dst(
                 each_tile(dot, tile, row, query, key, e, None, None)
                 each_tile(dot, tile, row, grad, x, product, None, None)
             if u_ is not None:
-                _dot_edges(p, row, u, ids, width, wide, e)
-                _dot_edges(grad_out_u, row, u, ids, width, wide, product)
+                _dot_edges(row, u, ids, width, lanes, ragged, p, e, grad_out_u, product)
             top, share, mean = load_lse(lse, delta, row, lanes, ragged)
             for k in range(row.size):
                 softmax_back(row, k, scale, e, product, keep, w, ids, top, share, mean, weights, changes, grad_w, lanes,
@@ -186,7 +195,7 @@ def _backward_dst(
             if u_ is not None:
                 _sum_edges(grad_p, row, u, ids, width, wide, product, None)
             if grad_u_ is not None:
-                _add_edges(grad_u, row, ids, width, wide, p, product, grad_out_u, e)
+                _add_edges(grad_u, row, ids, width, lanes, ragged, p, product, grad_out_u, e)
 
 
 @compiled
@@ -235,7 +244,7 @@ def _arguments(
         "x": shape.flat(x),
         "key": shape.flat(score.key),
         "query": shape.flat(score.x_dst),
-        "p": shape.flat(score.query_edge),
+        "p": None if score.query_edge is None else shape.flat(score.query_edge.mT),
         "u": shape.flat(score.edge_attr),
         "w": shape.flat(edge_weight),
     }, width
@@ -332,7 +341,7 @@ def backward(
         given["src"],
         given["ids"],
         g,
-        shape.flat(grad[..., channels:]) if width else None,
+        shape.flat(grad[..., channels:].mT) if width else None,
         given["x"],
         given["key"],
         given["query"],

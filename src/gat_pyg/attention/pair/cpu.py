@@ -41,6 +41,7 @@ from ..steps.cpu import (
     load_factors,
     load_lse,
     merge,
+    prefetch_edge,
     prefetch_end,
     row_of,
     row_of_edge,
@@ -68,6 +69,7 @@ def _scores(row: Row, h: int, c: int, tile: Any, count: Any, x_dst: Any, x: Any,
             product[k * row.lanes + h] += lane_sum(grad_i * values)
         z = values + x_i
         if u is not None:
+            prefetch_edge(u, ids, row, k, width)
             at = row_of_edge(ids, row.begin + k) * width
             for d in range(width):
                 z = z + u[at + d] * load(lin, (d * row.heads + row.head) * row.channels + c, tile, count)

@@ -97,6 +97,15 @@ def row_of_edge(ids: Any, edge: Any) -> Any:
 
 
 @inline
+def prefetch_edge(u: Any, ids: Any, row: Row, k: int, width: int) -> None:
+    """Prefetch the features of an edge that comes `AHEAD` after k, up to four vectors of them."""
+    if ids is not None:
+        at = row_of_edge(ids, min(row.begin + k + AHEAD, row.end)) * width
+        for d in range(0, min(width, 4 * LANES), LANES):
+            prefetch(u, at + d, LANES)
+
+
+@inline
 def load_weight(w: Any, ids: Any, row: Row, k: int, lanes: Any, ragged: Any) -> Any:
     """w_ij of edge k, for the heads of the vector."""
     return load(w, row_of_edge(ids, row.begin + k) * row.heads + row.head, lanes, only_if(ragged, row.width))
