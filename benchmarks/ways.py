@@ -42,18 +42,55 @@ class Case:
     dtype: torch.dtype = torch.float32
     edge_dim: int = 0  # features of an edge
     fresh: bool = False  # every call gets a graph that no call before had, as a batch of molecules is
+    layers: int = 1  # one after the other, of H C channels each
+    fill: str | None = None  # the `fill_value` of self-loops
 
     def __str__(self) -> str:
         what = f"{self.F} → {self.H}×{self.C}" if self.F else f"attention alone {self.H}×{self.C}"
         kind = "" if self.kind == "GATConv" else f", {self.kind.removesuffix('Conv')}"
         kind += f", {self.edge_dim} edge features" * (self.edge_dim > 0)
+        kind += f", fill {self.fill}" * (self.fill is not None) + f", {self.layers} layers" * (self.layers > 1)
         kind += ", sparse x" * self.sparse + ", fresh graph" * self.fresh
         kind += f", {str(self.dtype).removeprefix('torch.')}" * (self.dtype != torch.float32)
         return what + kind + f", dropout {self.dropout}" * (self.dropout > 0)
 
     def layer(self, package: Any, **options: Any) -> Any:
         """The layer of a package."""
-        return getattr(package, self.kind)(self.F, self.C, self.H, edge_dim=self.edge_dim or None, **options)
+        if self.kind == "HeteroConv":
+            return TwoKinds(package, self, **options)
+        if self.fill is not None:
+            options["fill_value"] = self.fill
+        kind, widths = getattr(package, self.kind), [self.F] + [self.H * self.C] * (self.layers - 1)
+        layers = [kind(width, self.C, self.H, edge_dim=self.edge_dim or None, **options) for width in widths]
+        return layers[0] if self.layers == 1 else Stack(layers)
+
+
+class Stack(nn.ModuleList):
+    """Layers one after the other on one graph."""
+
+    def forward(self, x: Tensor, *graph: Tensor) -> Tensor:
+        for layer in self:
+            x = layer(x, *graph)
+        return x
+
+
+class TwoKinds(nn.Module):
+    """PyG's `HeteroConv`: the nodes of each half attend over those of the other, as users and items do."""
+
+    def __init__(self, package: Any, case: Case, **options: Any) -> None:
+        super().__init__()
+        both = (case.F, case.F)
+        layers = (package.GATConv(both, case.C, case.H, add_self_loops=False, **options) for _ in range(2))
+        self.conv = pyg.HeteroConv(dict(zip((("a", "to", "b"), ("b", "to", "a")), layers, strict=True)))
+        self.graph: tuple[Tensor, dict[Any, Tensor]] | None = None
+
+    def forward(self, x: Tensor, index: Tensor) -> Tensor:
+        half = x.size(0) // 2
+        if self.graph is None or self.graph[0] is not index:
+            ab, ba = (index % half).tensor_split(2, 1)
+            self.graph = index, {("a", "to", "b"): ab.contiguous(), ("b", "to", "a"): ba.contiguous()}
+        out = self.conv({"a": x[:half], "b": x[half:]}, self.graph[1])
+        return torch.cat([out["a"], out["b"]])
 
 
 class Problem:
