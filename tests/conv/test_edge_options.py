@@ -15,6 +15,7 @@ from gat_pyg import GATConv, GATv2Conv, TransformerConv
 from gat_pyg.conv import transformer
 from graphs import BIPARTITE, LOOPS, RANDOM, Graph
 from laws import assert_close
+from test_edges import adjacency
 
 LAYERS: dict[str, Any] = {"GATConv": GATConv, "GATv2Conv": GATv2Conv, "TransformerConv": TransformerConv}
 F, H, C, D = 5, 3, 4, 2
@@ -93,60 +94,103 @@ def test_transformer_in_training_and_as_messages() -> None:
 
 
 @every_layer
-def test_an_edge_weight_multiplies_alpha(name: str) -> None:
-    for graph, weight in itertools.product((RANDOM, LOOPS), (draw(300, H), draw(300))):
-        x, index, edge_attr = inputs(graph)
-        weight = weight[: index.size(1)]
-        conv = layer(name)
-        _, (looped, alpha) = conv(x, index, edge_attr, return_attention_weights=True)
-        found, weighted = [], None
-        for backend in ("fused", "segment", "reference", "messages"):
-            conv.backend = "auto" if backend == "messages" else backend
-            if backend == "messages":
-                conv.register_propagate_forward_pre_hook(lambda *_: None)
-            own = weight.clone().requires_grad_()
-            out, (_, weighted) = conv(x, index, edge_attr, edge_weight=own, return_attention_weights=True)
-            found.append([out, weighted, *torch.autograd.grad(out, own, draw(*out.shape))])
-        for results in found[1:]:
-            for one, other in zip(results, found[0], strict=True):
-                assert_close(one, other, f"{name} {graph}")
-        loops = conv.add_self_loops
-        kept = weight[index[0] != index[1]] if loops else weight
-        kept = kept.view(kept.size(0), -1).expand(-1, H)
-        factor = torch.cat([kept, torch.ones(alpha.size(0) - kept.size(0), H, dtype=alpha.dtype)])
-        assert weighted is not None and looped.size(1) == alpha.size(0)
-        assert_close(weighted, alpha * factor, name)
-
-
-@every_layer
-def test_a_batch_is_each_of_its_graphs(name: str) -> None:
+def test_a_weight_scales_a_message_and_not_its_share(name: str) -> None:
     x, index, edge_attr = inputs(RANDOM)
-    batch, conv = torch.stack([x, x.flip(0), 2 * x]), layer(name)
-    out, (looped, alpha) = conv(batch, index, edge_attr, return_attention_weights=True)
-    assert_close(conv(batch, index, edge_attr), out)
-    for b, each in enumerate(batch):
-        alone, (same, weights) = conv(each, index, edge_attr, return_attention_weights=True)
-        assert_close(out[b], alone, f"{name} {b}")
-        assert_close(alpha[b], weights, f"{name} {b}")
-        assert torch.equal(looped, same)
+    conv, ones = layer(name), torch.ones(300).double()
+    plain, (looped, alpha) = conv(x, index, edge_attr, return_attention_weights=True)
+    for weight in (ones, ones[:, None], ones[:, None].expand(-1, H)):
+        assert_close(conv(x, index, edge_attr, edge_weight=weight), plain, f"{name} ones")
+    edge = int((index[0] != index[1]).nonzero()[7])
+    row, dst = int((index[0] != index[1])[:edge].sum()) if looped.size(1) != 300 else edge, int(index[1, edge])
+    without = conv(x, index, edge_attr, edge_weight=ones.index_fill(0, torch.tensor(edge), 0.0))
+    twice, (_, doubled) = conv(
+        x, index, edge_attr, edge_weight=ones.index_fill(0, torch.tensor(edge), 2.0), return_attention_weights=True
+    )
+    assert_close(twice - plain, plain - without, f"{name} the message, added and taken away")
+    assert (twice - plain)[dst].abs().min() > 1e-6
+    assert ((twice - plain).abs().sum(1) > 0).nonzero().tolist() == [[dst]]
+    assert_close(doubled[row], 2 * alpha[row], name)  # and no other changes
+    assert_close(doubled.index_fill(0, torch.tensor(row), 0.0), alpha.index_fill(0, torch.tensor(row), 0.0), name)
 
 
 @every_layer
-def test_dropped_edges_are_left_out_before_the_softmax(name: str) -> None:
+def test_dropped_edges_are_drawn_by_the_seed_and_on_average_a_share_p(name: str) -> None:
     x, index, edge_attr = inputs(LOOPS)
-    x, index, edge_attr = (t.repeat(*r) for t, r in ((x, (1, 1)), (index, (1, 40)), (edge_attr, (40, 1))))
-    conv = layer(name, edge_dropout=0.5)
+    index, edge_attr = index.repeat(1, 400), edge_attr.repeat(400, 1)
+    conv = layer(name, edge_dropout=0.3)
     torch.manual_seed(1)
     out, (looped, alpha) = conv(x, index, edge_attr, return_attention_weights=True)
-    gone = (alpha == 0).all(1)
-    assert torch.equal(gone, (alpha == 0).any(1)) and 0.3 < gone[looped[0] != looped[1]].double().mean() < 0.7
-    assert not gone[looped[0] == looped[1]].any()
-    assert conv.state_dict().keys() == layer(name).state_dict().keys()
-    if name == "TransformerConv":  # which adds no loops: the same as the layer on the edges that are left
-        assert_close(conv.eval()(x, index[:, ~gone], edge_attr[~gone]), out)
+    edges = looped[0] != looped[1]
+    share = (alpha[edges] == 0).all(1).double()
+    assert abs(share.mean() - 0.3) < 4 * (0.3 * 0.7 / share.numel()) ** 0.5  # of 800 edges: four standard deviations
     torch.manual_seed(1)
-    assert torch.equal(conv.train()(x, index, edge_attr), out)
+    assert torch.equal(conv(x, index, edge_attr), out)
     assert not torch.equal(conv(x, index, edge_attr), out)
+    assert conv.state_dict().keys() == layer(name).state_dict().keys()
+    everything, nothing = layer(name, edge_dropout=1.0), layer(name)
+    alone = nothing(x, index[:, index[0] == index[1]], edge_attr[index[0] == index[1]])
+    assert_close(nothing.eval()(x, index, edge_attr), conv.eval()(x, index, edge_attr), f"{name} eval")
+    if name == "TransformerConv":  # others draw the features of added loops from all edges
+        assert_close(everything(x, index, edge_attr), alone, f"{name} loops alone")
+
+
+@every_layer
+def test_a_hook_sees_the_edges_that_are_not_dropped(name: str) -> None:
+    x, index, edge_attr = inputs(RANDOM)
+    conv, seen = layer(name, edge_dropout=0.5), []
+    conv.register_message_forward_hook(lambda _, __, message: seen.append(message.size(0)))
+    _, (looped, alpha) = conv(x, index, edge_attr, return_attention_weights=True)
+    assert seen == [int((alpha != 0).all(1).sum())] and seen[0] < looped.size(1) == alpha.size(0)
+
+
+@every_layer
+def test_edge_dropout_in_torchscript(name: str) -> None:
+    x, index, edge_attr = inputs(RANDOM)
+    conv = layer(name, edge_dropout=0.5)
+    scripted = torch.jit.script(Calls(conv))
+    outs = [scripted(x, index, edge_attr) for _ in range(2)]
+    assert not torch.equal(*outs)
+    assert_close(scripted.eval()(x, index, edge_attr), conv.eval()(x, index, edge_attr))
+
+
+@every_layer
+@pytest.mark.parametrize("layout", ["csr", "SparseTensor"])
+def test_weights_and_dropout_on_a_matrix(name: str, layout: str) -> None:
+    """Its edges have the order of its rows; added loops are among them, for which there is no weight."""
+    index = RANDOM.index[:, RANDOM.index[0] != RANDOM.index[1]].unique(dim=1)
+    index = index[:, (40 * index[1] + index[0]).argsort()]
+    x, weight, matrix = draw(40, F), draw(index.size(1)), adjacency(Graph("", index, 40, 40), "csr")
+    if layout == "SparseTensor":
+        matrix = pytest.importorskip("torch_sparse", reason="it is torch_sparse's").SparseTensor.from_dense(
+            matrix.to_dense()
+        )
+    torch.manual_seed(0)
+    conv = LAYERS[name](F, C, H, edge_dropout=0.5).double()
+    torch.manual_seed(1)
+    assert conv(x, matrix).shape == (40, H * C)
+    if name != "TransformerConv":
+        with pytest.raises(NotImplementedError, match=r"edge_weight and edge_dropout need an edge list here"):
+            conv(x, matrix, edge_weight=weight)
+        conv.add_self_loops = False
+    found = []
+    for graph in (matrix, index):
+        torch.manual_seed(1)
+        found.append(conv(x, graph, edge_weight=weight))
+    assert_close(*found, name)
+    conv.register_message_forward_hook(lambda *_: None)
+    with pytest.raises(NotImplementedError, match=r"edge_weight and edge_dropout need an edge list here"):
+        conv(x, matrix)
+
+
+def test_the_values_of_a_matrix_are_edge_features() -> None:
+    """PyG's layer takes them so, and ours on a `SparseTensor` too."""
+    torch_sparse = pytest.importorskip("torch_sparse", reason="SparseTensor is torch_sparse's")
+    index = RANDOM.index.unique(dim=1)
+    values = draw(index.size(1), D)
+    matrix = torch_sparse.SparseTensor(row=index[1], col=index[0], value=values, sparse_sizes=(40, 40))
+    for name in LAYERS:
+        conv = layer(name, **({} if name == "TransformerConv" else {"add_self_loops": False}))
+        assert_close(conv(draw(40, F), matrix), conv(draw(40, F), index, values), name)
 
 
 @every_layer

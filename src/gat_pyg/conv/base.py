@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex, is_compiling
 from torch_geometric.nn.conv import MessagePassing
-from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size, SparseTensor, torch_sparse
+from torch_geometric.typing import OptPairTensor, OptTensor, Size, SparseTensor, torch_sparse
 from torch_geometric.utils import add_self_loops, is_sparse, is_torch_sparse_tensor, remove_self_loops
 from torch_geometric.utils.loop import compute_loop_attr
 from torch_geometric.utils.sparse import set_sparse_value
@@ -178,7 +178,7 @@ class _AttentionConv(MessagePassing):
         if score is None:
             score = self._edge_score(x, x_src, x_dst, edge_attr, edges)
         options: Any = {
-            "edge_weight": self._weight_with_loops(edge_weight, num_src, num_dst, edges),
+            "edge_weight": self._weight_with_loops(edge_weight, num_src, num_dst, edges, is_sparse(edge_index)),
             "dropout": self.dropout if self.training else 0.0,
             "backend": self.backend,
         }
@@ -197,12 +197,18 @@ class _AttentionConv(MessagePassing):
         if not self._drops_edges():
             return edges
         src, dst = edges.index
-        with _outside():  # one draw for all that torch.func.vmap maps over
-            ids = edges.num_rows if edges.dropout_ids is None else edges.dropout_ids
-            keep = draw_mask(draw_seed(src.device), ids, 1, self.edge_dropout).squeeze(1) > 0
+        keep = self._drawn(src.device, edges.dropout_edges)
+        with _outside():
             return edges.subset(keep | (src == dst))
 
-    def _weight_with_loops(self, edge_weight: OptTensor, num_src: int, num_dst: int, edges: Any) -> OptTensor:
+    def _drawn(self, device: torch.device, ids: Union[int, Tensor]) -> Tensor:
+        """Draw the edges that `edge_dropout` leaves, loops or not: a mask of the edges with these dropout ids."""
+        with _outside():  # one draw for all that torch.func.vmap maps over
+            return draw_mask(draw_seed(device), ids, 1, self.edge_dropout).squeeze(1) > 0
+
+    def _weight_with_loops(
+        self, edge_weight: OptTensor, num_src: int, num_dst: int, edges: Any, is_matrix: bool
+    ) -> OptTensor:
         """The weights `[R, H]` of the edges, and those of an explainer; 1 for added loops."""
         if self.explain is True:
             mask = self._edge_mask.sigmoid() if self._apply_sigmoid else self._edge_mask
@@ -210,31 +216,58 @@ class _AttentionConv(MessagePassing):
         if edge_weight is None:
             return None
         num_edges = edges.num_edges if isinstance(edges, EdgeList) else edges.num_rows
+        if self.add_self_loops and is_matrix:  # its loops are among the other edges
+            _refuse_matrix()
         if self.add_self_loops and not isinstance(edges, EdgeList):
             num_edges -= min(num_src, num_dst)
         _check_weight(edge_weight, num_edges, self.heads)
         if self.add_self_loops:
             ones = edge_weight.new_ones(min(num_src, num_dst), *edge_weight.shape[1:])
             edge_weight = torch.cat([edge_weight, ones])
-        return edge_weight.view(edge_weight.size(0), -1).expand(-1, self.heads)
+        return (edge_weight if edge_weight.dim() == 2 else edge_weight.unsqueeze(1)).expand(-1, self.heads)
 
-    def _messages_weighted(self, alpha: Tensor, edge_weight: OptTensor, edge_index: Adj) -> Tensor:
-        """alpha times the weights of the edges, for PyG's message passing; `edge_index` is without the added loops."""
-        if not torch.jit.is_scripting():
-            if self._drops_edges():
-                raise NotImplementedError("edge_dropout needs the operation, and this call takes single messages.")
-        if edge_weight is None:
-            return alpha
-        if not isinstance(edge_index, Tensor):
-            raise NotImplementedError("edge_weight needs an edge list here. Pass edge_index of shape (2, E).")
-        _check_weight(edge_weight, edge_index.size(1), self.heads)
+    def _message_edges(
+        self, edge_index: Tensor, edge_attr: OptTensor, edge_weight: OptTensor, num_src: int, num_dst: int
+    ) -> Tuple[Tensor, Tensor, OptTensor, OptTensor, OptTensor]:
+        """The edges with loops, for PyG's message passing on a tensor, dense or sparse.
+
+        Then those that `edge_dropout` leaves, their features, weights `[E, 1 or H]`, and rows; None if it leaves all.
+        """
+        edge_index = self._as_pyg_takes_it(edge_index)
+        drops = self.training and self.edge_dropout > 0.0
+        if edge_index.layout != torch.strided and (drops or edge_weight is not None):
+            _refuse_matrix()
+        if edge_weight is not None:
+            _check_weight(edge_weight, edge_index.size(1), self.heads)
+            edge_weight = edge_weight if edge_weight.dim() == 2 else edge_weight.unsqueeze(1)
         if self.add_self_loops:
-            edge_weight = edge_weight[edge_index[0] != edge_index[1]]
-            ones = torch.ones_like(alpha[:, 0])[: alpha.size(0) - edge_weight.size(0)]
-            if edge_weight.dim() == 2:
-                ones = ones.view(-1, 1).expand(-1, edge_weight.size(1))
-            edge_weight = torch.cat([edge_weight, ones])
-        return alpha * edge_weight.view(alpha.size(0), -1)
+            is_edge = edge_index[0] != edge_index[1] if edge_weight is not None else None
+            edge_index, edge_attr = self._replace_loops(edge_index, edge_attr, num_src, num_dst)
+            if edge_weight is not None:
+                ones = edge_weight.new_ones(min(num_src, num_dst), edge_weight.size(1))
+                edge_weight = torch.cat([edge_weight[is_edge], ones])
+        if not drops:
+            return edge_index, edge_index, edge_attr, edge_weight, None
+        if torch.jit.is_scripting():
+            keep = torch.rand(edge_index.size(1), device=edge_index.device) >= self.edge_dropout
+        else:
+            keep = self._drawn(edge_index.device, int(edge_index.size(1)))
+        rows = (keep | (edge_index[0] == edge_index[1])).nonzero().squeeze(1)
+        edge_attr = None if edge_attr is None else edge_attr[rows]
+        edge_weight = None if edge_weight is None else edge_weight[rows]
+        return edge_index, edge_index[:, rows], edge_attr, edge_weight, rows
+
+    def _sparse_edges(self, adjacency: SparseTensor, edge_weight: OptTensor) -> SparseTensor:
+        """The edges with loops, for PyG's message passing on a `SparseTensor`."""
+        if edge_weight is not None or (self.training and self.edge_dropout > 0.0):
+            _refuse_matrix()
+        return self._set_diag(adjacency) if self.add_self_loops else adjacency
+
+    def _at_rows(self, alpha: Tensor, rows: OptTensor, edge_index: Tensor) -> Tensor:
+        """Alpha of all edges, 0 where `edge_dropout` dropped one."""
+        if rows is None:
+            return alpha
+        return alpha.new_zeros(edge_index.size(1), alpha.size(1)).index_copy(0, rows, alpha)
 
     def _score(self, x: Any, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor) -> Optional[Score]:
         """Return the scores, or None if they need the features of each edge; arguments as of `_attend`."""
@@ -364,6 +397,13 @@ def _graph_size(x: OptPairTensor, edge_index: Any, size: Size) -> Tuple[int, int
     if any(n is not None and n != rows for n, rows in zip(declared, (num_src, num_dst), strict=True)):
         raise ValueError(f"x has {num_src} src and {num_dst} dst rows, but the graph's size is {declared}.")
     return num_src, num_dst
+
+
+def _refuse_matrix() -> None:
+    raise NotImplementedError(
+        "edge_weight and edge_dropout need an edge list here, and edge_index is a sparse matrix. "
+        "Pass edge_index of shape (2, E)."
+    )
 
 
 def _check_weight(edge_weight: Tensor, num_edges: int, heads: int) -> None:

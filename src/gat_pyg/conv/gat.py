@@ -233,7 +233,7 @@ class GATConv(_AttentionConv):
         Raises:
             ValueError: if a shape or dtype does not fit.
             IndexError: if an id in `edge_index` has no row in x.
-            NotImplementedError: for edge features and self-loops on a sparse adjacency.
+            NotImplementedError: for edge features or weights, and self-loops, on a sparse adjacency.
         """
         if not torch.jit.is_scripting():
             if is_batch(x):
@@ -252,17 +252,16 @@ class GATConv(_AttentionConv):
                 out = self._finish(out, res, not is_compiling() and is_spent(out))
                 return (out, _attention(adjacency, alpha)) if return_attention_weights else out
 
+        num_src, num_dst = x_src.size(0), x_src.size(0) if x_dst is None else x_dst.size(0)
+        if size is not None:
+            num_src, num_dst = size
+        looped, rows = edge_index, torch.jit.annotate(OptTensor, None)
         if isinstance(edge_index, Tensor):
-            edge_index = self._as_pyg_takes_it(edge_index)
-        given = edge_index
-        if self.add_self_loops:
-            num_src, num_dst = x_src.size(0), x_src.size(0) if x_dst is None else x_dst.size(0)
-            if size is not None:
-                num_src, num_dst = size
-            if isinstance(edge_index, Tensor):
-                edge_index, edge_attr = self._replace_loops(edge_index, edge_attr, num_src, num_dst)
-            elif isinstance(edge_index, SparseTensor):
-                edge_index = self._set_diag(edge_index)
+            looped, edge_index, edge_attr, edge_weight, rows = self._message_edges(
+                edge_index, edge_attr, edge_weight, num_src, num_dst
+            )
+        elif isinstance(edge_index, SparseTensor):
+            looped = edge_index = self._sparse_edges(edge_index, edge_weight)
 
         score: OptTensor = None
         if self.mechanism is not None:
@@ -276,18 +275,20 @@ class GATConv(_AttentionConv):
         alpha = self.edge_updater(
             edge_index, alpha=self._halves(x_src, x_dst), edge_attr=edge_attr, score=score, size=size
         )
-        alpha = self._messages_weighted(alpha, edge_weight, given)
+        alpha = alpha if edge_weight is None else alpha * edge_weight
 
         # propagate_type: (x: OptPairTensor, alpha: Tensor)
         out = self._finish(self.propagate(edge_index, x=(x_src, x_dst), alpha=alpha, size=size), res)
+        if isinstance(looped, Tensor):
+            alpha = self._at_rows(alpha, rows, looped)
 
         if not torch.jit.is_scripting():
-            return (out, _attention(edge_index, alpha)) if return_attention_weights else out
+            return (out, _attention(looped, alpha)) if return_attention_weights else out
         if isinstance(return_attention_weights, bool):
-            if isinstance(edge_index, Tensor):
-                return out, (edge_index, alpha)
-            elif isinstance(edge_index, SparseTensor):
-                return out, edge_index.set_value(alpha, layout="coo")
+            if isinstance(looped, Tensor):
+                return out, (looped, alpha)
+            elif isinstance(looped, SparseTensor):
+                return out, looped.set_value(alpha, layout="coo")
         return out
 
     def _project(self, x: Union[Tensor, OptPairTensor], size: Size) -> Tuple[Tensor, OptTensor, OptTensor]:
@@ -328,7 +329,7 @@ class GATConv(_AttentionConv):
             alpha_dst = None if x_dst is None else (x_dst * self.att_dst).sum(dim=-1)
         else:
             alpha_src = x_src.new_zeros(x_src.size(0), self.heads)
-            alpha_dst = None
+            alpha_dst = None if x_dst is None else x_dst.new_zeros(x_dst.size(0), self.heads)
         return alpha_src, alpha_dst
 
     def edge_update(

@@ -181,29 +181,30 @@ class GATv2Conv(_AttentionConv):
                 out = self._finish(out, res, not is_compiling() and is_spent(out))
                 return (out, _attention(adjacency, alpha)) if return_attention_weights else out
 
+        looped, rows = edge_index, torch.jit.annotate(OptTensor, None)
         if isinstance(edge_index, Tensor):
-            edge_index = self._as_pyg_takes_it(edge_index)
-        given = edge_index
-        if self.add_self_loops:
-            if isinstance(edge_index, Tensor):
-                edge_index, edge_attr = self._replace_loops(edge_index, edge_attr, x_l.size(0), x_r.size(0))
-            elif isinstance(edge_index, SparseTensor):
-                edge_index = self._set_diag(edge_index)
+            looped, edge_index, edge_attr, edge_weight, rows = self._message_edges(
+                edge_index, edge_attr, edge_weight, x_l.size(0), x_r.size(0)
+            )
+        elif isinstance(edge_index, SparseTensor):
+            looped = edge_index = self._sparse_edges(edge_index, edge_weight)
 
         # edge_updater_type: (x: PairTensor, edge_attr: OptTensor)
         alpha = self.edge_updater(edge_index, x=(x_l, x_r), edge_attr=edge_attr)
-        alpha = self._messages_weighted(alpha, edge_weight, given)
+        alpha = alpha if edge_weight is None else alpha * edge_weight
 
         # propagate_type: (x: PairTensor, alpha: Tensor)
         out = self._finish(self.propagate(edge_index, x=(x_l, x_r), alpha=alpha), res)
+        if isinstance(looped, Tensor):
+            alpha = self._at_rows(alpha, rows, looped)
 
         if not torch.jit.is_scripting():
-            return (out, _attention(edge_index, alpha)) if return_attention_weights else out
+            return (out, _attention(looped, alpha)) if return_attention_weights else out
         if isinstance(return_attention_weights, bool):
-            if isinstance(edge_index, Tensor):
-                return out, (edge_index, alpha)
-            elif isinstance(edge_index, SparseTensor):
-                return out, edge_index.set_value(alpha, layout="coo")
+            if isinstance(looped, Tensor):
+                return out, (looped, alpha)
+            elif isinstance(looped, SparseTensor):
+                return out, looped.set_value(alpha, layout="coo")
         return out
 
     def edge_update(

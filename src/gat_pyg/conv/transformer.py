@@ -162,7 +162,8 @@ class TransformerConv(_AttentionConv):
                 raise ValueError("x is (x_src, None), but both ends of an edge are scored. Pass (x_src, x_dst).")
             if edge_attr is not None and self.lin_edge is None:
                 raise ValueError("edge_attr was given to a layer without edge features. Pass edge_dim.")
-            if edge_attr is None and self.lin_edge is not None:
+            has_values = isinstance(edge_index, SparseTensor) and edge_index.has_value()
+            if edge_attr is None and self.lin_edge is not None and not has_values:
                 raise ValueError("the layer has edge_dim, but edge_attr is None. Pass edge_attr of shape (E, D).")
 
         if isinstance(x, Tensor):
@@ -196,26 +197,35 @@ class TransformerConv(_AttentionConv):
                 out = self._skip(self._heads(out), x_dst)
                 return (out, _attention(adjacency, alpha)) if weights else out
 
-        given = edge_index
+        looped, rows = edge_index, torch.jit.annotate(OptTensor, None)
         if isinstance(edge_index, Tensor):
-            edge_index = self._as_pyg_takes_it(edge_index)
+            looped, edge_index, edge_attr, edge_weight, rows = self._message_edges(
+                edge_index, edge_attr, edge_weight, value.size(0), query.size(0)
+            )
+        elif isinstance(edge_index, SparseTensor):
+            looped = edge_index = self._sparse_edges(edge_index, edge_weight)
 
         # edge_updater_type: (query: Tensor, key: Tensor, edge_attr: OptTensor)
         alpha = self.edge_updater(edge_index, query=query, key=key, edge_attr=edge_attr)
-        alpha = self._messages_weighted(alpha, edge_weight, given)
+        alpha = alpha if edge_weight is None else alpha * edge_weight
         factor = F.dropout(alpha, p=self.dropout, training=self.training)
 
+        num_src, num_dst = value.size(0), query.size(0)
+        size = (num_src, num_dst) if self.flow == "source_to_target" else (num_dst, num_src)
+
         # propagate_type: (value: Tensor, alpha: Tensor, edge_attr: OptTensor)
-        out = self.propagate(edge_index, value=value, alpha=factor, edge_attr=edge_attr)
+        out = self.propagate(edge_index, value=value, alpha=factor, edge_attr=edge_attr, size=size)
         out = self._skip(self._heads(out), x_dst)
+        if isinstance(looped, Tensor):
+            alpha = self._at_rows(alpha, rows, looped)
 
         if not torch.jit.is_scripting():
-            return (out, _attention(edge_index, alpha)) if return_attention_weights is not None else out
+            return (out, _attention(looped, alpha)) if return_attention_weights is not None else out
         if isinstance(return_attention_weights, bool):
-            if isinstance(edge_index, Tensor):
-                return out, (edge_index, alpha)
-            elif isinstance(edge_index, SparseTensor):
-                return out, edge_index.set_value(alpha, layout="coo")
+            if isinstance(looped, Tensor):
+                return out, (looped, alpha)
+            elif isinstance(looped, SparseTensor):
+                return out, looped.set_value(alpha, layout="coo")
         return out
 
     def _heads(self, out: Tensor) -> Tensor:
