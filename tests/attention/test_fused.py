@@ -1143,16 +1143,17 @@ def test_the_operators_are_what_torch_expects(names: str, p: float) -> None:
     seed = torch.tensor(7) if p else None
     rest = (present, seed, BIPARTITE.index, 3, False, "source_to_target", type(score).__name__, [p, *score.values])
     for speed in (True, False) if score.saved else (True,):
-        args = (tensors, *rest, speed)
+        dropping = (torch.tensor(8), 0.5) if p else (None, 0.0)
+        args = (tensors, *rest, speed, *dropping, p > 0)
         found = torch.library.opcheck(torch.ops.gat_pyg.attend.default, args)
         assert set(found.values()) == {"SUCCESS"}, found
         results = [t.detach() for t in torch.ops.gat_pyg.attend(*args)]
-        saved = results if speed else results[1:]  # as `_save_for_backward`
+        saved = results[0 if speed else 1 : len(results) - (p > 0)]  # as `_save_for_backward`
         detached = [t.detach() for t in tensors]
         for needs in {(True,) * len(tensors), (True,) * (len(tensors) - 1) + (False,)}:
             torch.library.opcheck(
                 torch.ops.gat_pyg.attend_backward.default,
-                (torch.ones_like(results[0]), detached, saved, list(needs), *rest, speed),
+                (torch.ones_like(results[0]), detached, saved, list(needs), *rest, speed, *dropping),
                 test_utils=("test_schema", "test_faketensor"),
             )
 

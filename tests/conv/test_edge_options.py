@@ -9,11 +9,12 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch_geometric.explain import Explainer, GNNExplainer
 
 from gat_pyg import GATConv, GATv2Conv, TransformerConv
 from gat_pyg.conv import transformer
-from graphs import BIPARTITE, LOOPS, RANDOM, Graph
+from graphs import BATCH, BIPARTITE, LOOPS, RANDOM, Graph
 from laws import assert_close
 from test_edges import adjacency
 
@@ -213,23 +214,79 @@ def test_an_explainers_mask_is_an_edge_weight(name: str) -> None:
     torch.testing.assert_close(*masks, rtol=0.0, atol=1e-6)
 
 
-@every_layer
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_compiled_with_edge_features_and_weights(name: str, dropout: float) -> None:
-    conv = layer(name, dropout=dropout)
+KINDS = [*LAYERS, "constant", "dot", "gatv2", "cosine"]  # layers, and mechanisms of GATConv
+
+
+def kind_of(kind: str, **options: Any) -> Any:
+    """A layer, or `GATConv` with a mechanism."""
+    if kind in LAYERS:
+        return layer(kind, **options)
+    torch.manual_seed(0)
+    return GATConv(F, C, H, mechanism=kind, edge_dim=None if kind == "constant" else D, **options).double()
+
+
+def operators(graph: torch.fx.GraphModule) -> list[str]:
+    """The names of this package's operators in a graph."""
+    names = (str(node.target) for node in graph.graph.nodes)
+    return [name for name in names if name.startswith("gat_pyg.")]
+
+
+class All(torch.nn.Module):
+    """A call with every argument; `weights`: with alpha."""
+
+    def __init__(self, conv: Any, weights: bool) -> None:
+        super().__init__()
+        self.conv = conv
+        self.weights = weights
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, edge_weight: Tensor) -> Any:
+        options = {"return_attention_weights": True} if self.weights else {}
+        return self.conv(x, edge_index, edge_attr, edge_weight=edge_weight, **options)
+
+
+def results(model: Any, graph: Graph) -> list[Tensor]:
+    """Outputs and the gradients of features, edge features and weights."""
+    x, index, edge_attr = inputs(graph)
+    leaves = [leaf.requires_grad_() for leaf in (x, edge_attr, draw(index.size(1), H, seed=4))]
+    torch.manual_seed(3)
+    out = model(leaves[0], index, *leaves[1:])
+    out, (looped, alpha) = out if isinstance(out, tuple) else (out, (index, torch.zeros(1).double()))
+    total = (out * draw(*out.shape, seed=5)).sum() + (alpha * draw(*alpha.shape, seed=6)).sum()
+    grads = torch.autograd.grad(total, leaves, allow_unused=True)
+    return [out, looped.double(), alpha, *(g for g in grads if g is not None)]
+
+
+@pytest.mark.parametrize("weights", [False, True], ids=["out", "alpha"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_as_one_operator_for_any_size(kind: str, weights: bool) -> None:
+    dropout = 0.0 if kind == "TransformerConv" and weights else 0.4  # it returns alpha before dropout, by messages
+    model = All(kind_of(kind, dropout=dropout, edge_dropout=0.3, backend="fused"), weights)
     torch._dynamo.reset()
-    compiled = torch.compile(conv, fullgraph=True, dynamic=True, backend="aot_eager")
-    for graph in (RANDOM, LOOPS):
-        x, index, edge_attr = inputs(graph)
-        weight = draw(index.size(1), seed=4)
-        results = []
-        for run in (compiled, conv):
-            own = edge_attr.clone().requires_grad_()
-            torch.manual_seed(3)
-            out = run(x, index, own, edge_weight=weight)
-            results.append([out, *torch.autograd.grad(out, own, draw(*out.shape))])
-        for one, other in zip(*results, strict=True):
-            assert_close(one, other, f"{name} {graph}")
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
+    counts = []
+    for graph in (RANDOM, LOOPS, BATCH):
+        for one, other in zip(results(compiled, graph), results(model, graph), strict=True):
+            assert_close(one, other, f"{kind} {graph}")
+        counts.append(counter.frame_count)
+    assert counts[1:] == counts[:1] * 2, "compiled again for another size"
+    assert [name for graph in counter.graphs for name in operators(graph)] == ["gat_pyg.attend.default"]
+
+
+@pytest.mark.parametrize("weights", [False, True], ids=["out", "alpha"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("backend", ["fused", "auto"])
+def test_exported_for_any_size(kind: str, weights: bool, backend: str) -> None:
+    """As one operator with backend "fused", else as plain ones."""
+    model = All(kind_of(kind, backend=backend), weights).eval()
+    N, E = torch.export.Dim("N", min=2), torch.export.Dim("E", min=2)
+    x, index, edge_attr = inputs(RANDOM)
+    arguments = x, index, edge_attr, draw(index.size(1), H, seed=4)
+    program = torch.export.export(model, arguments, dynamic_shapes=({0: N}, {1: E}, {0: E}, {0: E}))
+    assert operators(program.graph_module) == (["gat_pyg.attend.default"] if backend == "fused" else [])
+    for graph in (RANDOM, LOOPS, BATCH):
+        for one, other in zip(results(program.module(), graph), results(model, graph), strict=True):
+            assert_close(one, other, f"{kind} {graph}")
 
 
 @every_layer

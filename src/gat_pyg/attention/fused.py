@@ -19,6 +19,7 @@ from ..graph.adjacency import EdgeList
 from ..graph.edges import Edges
 from ..kernels.device import load_kernels, result_dtype
 from ..kernels.models import each_model, in_forward_mode
+from ..philox import draw_mask
 from . import segment
 from .score import SCORES, Score
 
@@ -49,18 +50,48 @@ def attend(
     """Return O `[N_dst, H, C]`; arguments as in `gat_pyg.attention.attend`, with a seed if there is dropout."""
     dtype = result_dtype(x, edge_weight, *score.operands)
     grouped = isinstance(edges, Edges)
-    if x.device.type == "cpu" and dtype in (torch.float16, torch.bfloat16) and not (grouped and in_forward_mode()):
+    if _is_half_on_cpu(x, dtype) and not (grouped and in_forward_mode()):
         # the backward pass reads the unrounded output
         weight = None if edge_weight is None else edge_weight.float()
         return attend(x.float(), score.map(torch.Tensor.float), edges, weight, seed, dropout).to(dtype)
     saves_output = torch.is_grad_enabled() and score.saves_output(x, edges)
     if isinstance(edges, EdgeList):
-        return _attend_for_compiler(x, score, edges, edge_weight, seed, dropout, saves_output)
+        return _attend_for_compiler(x, score, edges, edge_weight, seed, dropout, saves_output, keeps=False)[0]
     call = _Call(type(score), score.values, edges, dropout, saves_output)
     if in_forward_mode():
         return _by_segments(call, seed, x, edge_weight, *score.operands)
     out: Tensor = _Attend.apply(call, seed, x, edge_weight, *score.operands)[0]
     return out
+
+
+def attend_and_keep(
+    x: Tensor, score: Score, edges: EdgeList, edge_weight: Tensor | None, seed: Tensor | None, dropout: float
+) -> tuple[Tensor, Tensor]:
+    """Return O and k_ij `[R, H]`, -1 for rows without an edge; arguments as of `attend`, for a compiler."""
+    dtype = result_dtype(x, edge_weight, *score.operands)
+    if _is_half_on_cpu(x, dtype):
+        x, score = x.float(), score.map(torch.Tensor.float)
+        edge_weight = None if edge_weight is None else edge_weight.float()
+    saves_output = torch.is_grad_enabled() and score.saves_output(x, edges)
+    out, *_, keep = _attend_for_compiler(x, score, edges, edge_weight, seed, dropout, saves_output, keeps=True)
+    return out.to(dtype), keep
+
+
+def _is_half_on_cpu(x: Tensor, dtype: torch.dtype) -> bool:
+    return x.device.type == "cpu" and dtype in (torch.float16, torch.bfloat16)
+
+
+def group(edges: EdgeList, num_src: int) -> Edges:
+    """Return the neighbourhoods of an edge list, without the edges that edge dropout drops."""
+    whole = edges.group(num_src)
+    return whole if edges.drop_seed is None else drop_edges(whole, edges.drop_seed, edges.drop)
+
+
+def drop_edges(edges: Edges, seed: Tensor, p: float) -> Edges:
+    """Return the edges without those that edge dropout drops, which are never self-loops; the rows stay."""
+    src, dst = edges.index
+    keep = draw_mask(seed, edges.dropout_edges, 1, p).squeeze(1) > 0
+    return edges.subset(keep | (src == dst))
 
 
 def is_spent(out: Tensor) -> bool:
@@ -224,20 +255,23 @@ def _attend_for_compiler(
     seed: Tensor | None,
     dropout: float,
     saves_output: bool,
-) -> Tensor:
+    keeps: bool,
+) -> list[Tensor]:
     operands = x, edge_weight, *score.operands
     present = [operand is not None for operand in operands]
     tensors = [operand for operand in operands if operand is not None]
     numbers, name = [dropout, *score.values], type(score).__name__
-    out: Tensor = _attend_op(tensors, present, seed, *edges, name, numbers, saves_output)[0]
-    return out
+    results: list[Tensor] = _attend_op(
+        tensors, present, seed, *edges[:4], name, numbers, saves_output, *edges[4:], keeps
+    )
+    return results
 
 
 def _unpack(
     tensors: list[Tensor], present: list[bool], edges: EdgeList, score: str, numbers: list[float], saves_output: bool
 ) -> tuple[_Call, list[Any]]:
     """Return the call, and x, the edges' weights and all operands."""
-    call = _Call(SCORES[score], tuple(numbers[1:]), edges.group(tensors[0].size(0)), numbers[0], saves_output)
+    call = _Call(SCORES[score], tuple(numbers[1:]), group(edges, tensors[0].size(0)), numbers[0], saves_output)
     return call, _spread([at for at, there in enumerate(present) if there], tensors, len(present))
 
 
@@ -253,14 +287,28 @@ def _attend_op(
     score: str,
     numbers: list[float],  # the dropout, then the score's options
     saves_output: bool,
+    drop_seed: Tensor | None,
+    drop: float,
+    keeps: bool,
 ) -> list[Tensor]:
-    edges = EdgeList(edge_index, num_dst, add_self_loops, flow)  # type: ignore[arg-type]
+    edges = EdgeList(edge_index, num_dst, add_self_loops, flow, drop_seed, drop)  # type: ignore[arg-type]
     call, operands = _unpack(tensors, present, edges, score, numbers, saves_output)
-    return list(_forward(call, seed, *operands))
+    results = list(_forward(call, seed, *operands))
+    return [*results, _keep(call, seed, operands[0])] if keeps else results
+
+
+def _keep(call: _Call, seed: Tensor | None, x: Tensor) -> Tensor:
+    """Return k_ij `[R, H]` in the caller's order, -1 for rows without an edge."""
+    edges, heads, dtype = call.edges, x.size(-2), torch.promote_types(x.dtype, torch.float32)
+    kept = x.new_ones(edges.num_rows, heads, dtype=dtype)
+    if seed is not None:
+        kept = draw_mask(seed, edges.dropout_edges, heads, call.dropout, dtype)
+    is_edge = edges.ungroup(kept.new_ones(edges.num_edges, 1, dtype=torch.bool))
+    return kept.masked_fill_(~is_edge, -1.0)
 
 
 @_attend_op.register_fake
-def _(tensors, present, seed, edge_index, num_dst, add_self_loops, flow, score, numbers, saves_output):  # type: ignore[no-untyped-def]
+def _(tensors, present, seed, edge_index, num_dst, loops, flow, score, numbers, saves_output, drop_seed, drop, keeps):  # type: ignore[no-untyped-def]
     x, dtype = tensors[0], result_dtype(*tensors)
     operands = _spread([at for at, there in enumerate(present) if there], tensors, len(present))
     edge_values = SCORES[score].of(operands[2:], numbers[1:]).edge_values
@@ -272,6 +320,9 @@ def _(tensors, present, seed, edge_index, num_dst, add_self_loops, flow, score, 
     others = [
         x.new_empty([sizes[letter] for letter in shape], dtype=dtype if "C" in shape else wide) for shape in saved
     ]
+    if keeps:
+        num_rows = edge_index.size(1) + (torch.sym_min(x.size(0), num_dst) if loops else 0)
+        others.append(x.new_empty(num_rows, x.size(1), dtype=torch.promote_types(x.dtype, torch.float32)))
     return [x.new_empty(num_dst, x.size(1), channels, dtype=dtype), log_sum_exp, *others]
 
 
@@ -290,8 +341,10 @@ def _attend_backward_op(
     score: str,
     numbers: list[float],
     saves_output: bool,
+    drop_seed: Tensor | None,
+    drop: float,
 ) -> list[Tensor]:
-    edges = EdgeList(edge_index, num_dst, add_self_loops, flow)  # type: ignore[arg-type]
+    edges = EdgeList(edge_index, num_dst, add_self_loops, flow, drop_seed, drop)  # type: ignore[arg-type]
     call, operands = _unpack(tensors, present, edges, score, numbers, saves_output)
     wanted = iter(needs)
     call = replace(call, needs=tuple(there and next(wanted) for there in present))
@@ -305,21 +358,21 @@ def _(grad, tensors, saved, needs, *rest):  # type: ignore[no-untyped-def]
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    tensors, present, seed, edge_index, *rest = inputs
-    saved = output if rest[-1] else output[1:]
+    tensors, present, seed, edge_index, *rest, saves_output, drop_seed, drop, keeps = inputs
+    saved = output[0 if saves_output else 1 : len(output) - keeps]
     ctx.count = len(tensors)
-    ctx.save_for_backward(seed, edge_index, *tensors, *saved)
-    ctx.present, ctx.rest = present, rest
+    ctx.save_for_backward(seed, drop_seed, edge_index, *tensors, *saved)
+    ctx.present, ctx.rest, ctx.drop = present, (*rest, saves_output), drop
 
 
 def _operator_backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
-    seed, edge_index, *tensors = ctx.saved_tensors
+    seed, drop_seed, edge_index, *tensors = ctx.saved_tensors
     tensors, saved = tensors[: ctx.count], tensors[ctx.count :]
     needs = ctx.needs_input_grad[0]
     results = _attend_backward_op(
-        grads[0].contiguous(), tensors, saved, needs, ctx.present, seed, edge_index, *ctx.rest
+        grads[0].contiguous(), tensors, saved, needs, ctx.present, seed, edge_index, *ctx.rest, drop_seed, ctx.drop
     )
-    return [g if needed else None for g, needed in zip(results, needs, strict=True)], *(None for _ in range(9))
+    return [g if needed else None for g, needed in zip(results, needs, strict=True)], *(None for _ in range(12))
 
 
 _attend_op.register_autograd(_operator_backward, setup_context=_save_for_backward)

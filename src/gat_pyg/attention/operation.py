@@ -114,10 +114,14 @@ def attend(
     if isinstance(edges, EdgeList):
         check_devices(x, edge_index=edges.edge_index)
         if torch.compiler.is_compiling():
-            if return_attention_weights or not uses_kernels(backend, score, x, edge_weight):
-                raise ValueError("a compiled call on an EdgeList needs the kernels, and returns no attention weights.")
-            return fused.attend(x, score, edges, edge_weight, draw_seed(x.device) if dropout > 0.0 else None, dropout)
-        edges = edges.group(x.size(0))
+            if not uses_kernels(backend, score, x, edge_weight):
+                raise ValueError("a compiled call on an EdgeList needs the kernels.")
+            seed = draw_seed(x.device) if dropout > 0.0 else None
+            if not return_attention_weights:
+                return fused.attend(x, score, edges, edge_weight, seed, dropout)
+            out, keep = fused.attend_and_keep(x, score, edges, edge_weight, seed, dropout)
+            return out, segment.weights_of_rows(x, score, edges, edge_weight, keep).to(out.dtype)
+        edges = fused.group(edges, x.size(0))
     _check(x, edges, edge_weight, dropout, backend)
     operands = dict(zip(score.shapes, score.operands, strict=True))
     check_devices(x, edges=edges.index, edge_weight=edge_weight, **operands)

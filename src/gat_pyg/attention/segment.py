@@ -8,12 +8,14 @@ are torch_scatter's; where it is missing, plain torch does the same.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.typing import WITH_TORCH_SCATTER, torch_scatter
 
+from ..graph.adjacency import EdgeList
 from ..graph.edges import Edges
 from ..graph.remembered import NOT_OVER_THE_GRAPH
 from ..kernels.models import in_forward_mode
@@ -50,6 +52,41 @@ def factors(
     return keep if edge_weight is None else keep * edge_weight
 
 
+def weights_of_rows(x: Tensor, score: Score, edges: EdgeList, edge_weight: Tensor | None, keep: Tensor) -> Tensor:
+    """Return k_ij w_ij alpha_ij `[R, H]` in the caller's order, in plain torch for a compiler.
+
+    Args:
+        keep: k_ij `[R, H]`, negative for rows without an edge, which get 0.
+        x, score, edges, edge_weight: as in `gat_pyg.attention.attend`.
+    """
+    index = edges.edge_index if edges.flow == "source_to_target" else edges.edge_index.flip(0)
+    if edges.add_self_loops:
+        loops = torch.arange(keep.size(0) - edges.num_edges, dtype=index.dtype, device=index.device)
+        index = torch.cat([index, loops.expand(2, -1)], 1)
+    is_edge = keep >= 0
+    index = index.masked_fill(~is_edge.any(1), 0)  # ids of replaced loops may be any
+    rows: Any = _Rows(index, index.long(), edges.num_dst)
+    e = score.per_edge(x, rows).masked_fill(~is_edge, -torch.inf)
+    alpha = segment_softmax(e, rows) * keep.abs()
+    return alpha if edge_weight is None else alpha * edge_weight
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """The rows of an edge list in the caller's order, with the attributes of `Edges` that a score needs."""
+
+    index: Tensor
+    wide: Tensor
+    num_dst: int
+
+    @property
+    def num_edges(self) -> int:
+        return self.index.size(1)
+
+    def group(self, per_edge: Tensor) -> Tensor:
+        return per_edge
+
+
 def segment_softmax(e: Tensor, edges: Edges) -> Tensor:
     """Equation (2) over each neighbourhood, `[E, H]` grouped by dst.
 
@@ -65,7 +102,7 @@ def segment_softmax(e: Tensor, edges: Edges) -> Tensor:
 def segment_max(per_edge: Tensor, edges: Edges) -> Tensor:
     """The largest value of each neighbourhood, `[E, H]` to `[N_dst, H]`, 0 where none is finite; without a gradient."""
     per_edge = per_edge.detach()
-    if WITH_TORCH_SCATTER and not in_forward_mode():
+    if _by_scatter():
         top: Tensor = _Segment.apply(per_edge, edges.rowptr, edges.wide[1], "max")
     else:
         index = edges.wide[1].unsqueeze(1).expand_as(per_edge)
@@ -77,10 +114,14 @@ def segment_max(per_edge: Tensor, edges: Edges) -> Tensor:
 def segment_sum(per_edge: Tensor, edges: Edges) -> Tensor:
     """The sum over each neighbourhood, `[E, H]` grouped by dst to `[N_dst, H]`."""
     dst = edges.wide[1]
-    if WITH_TORCH_SCATTER and not in_forward_mode():
+    if _by_scatter():
         total: Tensor = _Segment.apply(per_edge, edges.rowptr, dst, "sum")
         return total
     return per_edge.new_zeros(edges.num_dst, per_edge.size(1)).index_add(0, dst, per_edge)
+
+
+def _by_scatter() -> bool:
+    return WITH_TORCH_SCATTER and not in_forward_mode() and not torch.compiler.is_compiling()
 
 
 class _Segment(torch.autograd.Function):

@@ -16,6 +16,7 @@ from torch_geometric.utils.loop import compute_loop_attr
 from torch_geometric.utils.sparse import set_sparse_value
 
 from ..attention.additive import Additive
+from ..attention.fused import drop_edges
 from ..attention.operation import BACKENDS, Backend, attend, check_devices, uses_kernels
 from ..attention.score import Score
 from ..graph.adjacency import EdgeList, neighbourhoods, with_self_loops
@@ -100,7 +101,7 @@ class _AttentionConv(MessagePassing):
     ) -> bool:
         """Return True if a compiler, an explainer, a hook, a subclass or another aggregation needs each message."""
         return (
-            (is_compiling() and not self._compiles(x, x_src, x_dst, edge_index, edge_attr, weights))
+            (is_compiling() and not self._compiles(x, x_src, x_dst, edge_index, edge_attr))
             or torch.jit.is_tracing()
             or (self.explain is True and self._edge_mask is None)
             or self.decomposed_layers > 1
@@ -121,7 +122,6 @@ class _AttentionConv(MessagePassing):
         x_dst: OptTensor,
         edge_index: Any,
         edge_attr: OptTensor,
-        weights: Optional[bool],
     ) -> bool:
         """Return whether a compiler gets the operation as one operator, rather than as messages.
 
@@ -135,8 +135,6 @@ class _AttentionConv(MessagePassing):
             or not isinstance(edge_index, Tensor)
             or isinstance(edge_index, EdgeIndex)
             or edge_index.layout != torch.strided
-            or weights
-            or self._drops_edges()
         ):
             return False
         score = self._score(x, x_src, x_dst, edge_attr)
@@ -185,9 +183,21 @@ class _AttentionConv(MessagePassing):
         if not weights:
             return attend(x_src, score, self._drop_edges(edges), **options), None, None
         out, alpha = attend(x_src, score, self._drop_edges(edges), **options, return_attention_weights=True)
+        if isinstance(edges, EdgeList):
+            return out, *self._without_replaced(edge_index, alpha)
         if self.add_self_loops:
             edge_index = with_self_loops(edge_index, num_src, num_dst, self.flow)
         return out, edge_index, alpha if edges.rows is None else alpha.index_select(0, edges.rows)
+
+    def _without_replaced(self, edge_index: Tensor, alpha: Tensor) -> Tuple[Tensor, Tensor]:
+        """The edges with loops, and alpha, without the rows of the graph's own loops, in plain torch for a compiler."""
+        if not self.add_self_loops:
+            return edge_index, alpha
+        num_edges = edge_index.size(1)
+        rows = (edge_index[0] != edge_index[1]).nonzero().squeeze(1)
+        loops = torch.arange(alpha.size(0) - num_edges, dtype=edge_index.dtype, device=edge_index.device)
+        edge_index = torch.cat([edge_index.index_select(1, rows), loops.expand(2, -1)], 1)
+        return edge_index, torch.cat([alpha[:num_edges].index_select(0, rows), alpha[num_edges:]])
 
     def _drops_edges(self) -> bool:
         return self.training and self.edge_dropout > 0.0
@@ -196,15 +206,10 @@ class _AttentionConv(MessagePassing):
         """The edges without those that `edge_dropout` drops, which are never self-loops; the rows stay."""
         if not self._drops_edges():
             return edges
-        src, dst = edges.index
-        keep = self._drawn(src.device, edges.dropout_edges)
-        with _outside():
-            return edges.subset(keep | (src == dst))
-
-    def _drawn(self, device: torch.device, ids: Union[int, Tensor]) -> Tensor:
-        """Draw the edges that `edge_dropout` leaves, loops or not: a mask of the edges with these dropout ids."""
+        if isinstance(edges, EdgeList):
+            return edges._replace(drop_seed=draw_seed(edges.edge_index.device), drop=self.edge_dropout)
         with _outside():  # one draw for all that torch.func.vmap maps over
-            return draw_mask(draw_seed(device), ids, 1, self.edge_dropout).squeeze(1) > 0
+            return drop_edges(edges, draw_seed(edges.src.device), self.edge_dropout)
 
     def _weight_with_loops(
         self, edge_weight: OptTensor, num_src: int, num_dst: int, edges: Any, is_matrix: bool
@@ -251,7 +256,9 @@ class _AttentionConv(MessagePassing):
         if torch.jit.is_scripting():
             keep = torch.rand(edge_index.size(1), device=edge_index.device) >= self.edge_dropout
         else:
-            keep = self._drawn(edge_index.device, int(edge_index.size(1)))
+            with _outside():
+                seed = draw_seed(edge_index.device)
+                keep = draw_mask(seed, int(edge_index.size(1)), 1, self.edge_dropout).squeeze(1) > 0
         rows = (keep | (edge_index[0] == edge_index[1])).nonzero().squeeze(1)
         edge_attr = None if edge_attr is None else edge_attr[rows]
         edge_weight = None if edge_weight is None else edge_weight[rows]

@@ -68,9 +68,9 @@ class GATConv(_AttentionConv):
     Cost: O(N F H C + E H C) time; memory for a few `[N, H C]`, and for a few `[E, H]` where attention is returned.
     Neighbourhoods are built once per graph and shared by all layers and epochs. Under torch.compile the operation is
     one operator; under torch.export it is one with `backend="fused"` alone, so that other exports run anywhere. Under
-    TorchScript and ONNX, with an explainer, a message passing hook or an overridden step, and for a compiler where edge
-    features, returned attention or a mechanism of one's own ask for it, the layer runs PyG's message passing instead,
-    whatever the backend: the same results, but dropout is drawn as PyG draws it.
+    TorchScript and ONNX, with a message passing hook or an overridden step, and for a compiler that gets a mechanism of
+    one's own, an `EdgeIndex` or a sparse adjacency, the layer runs PyG's message passing instead, whatever the backend:
+    the same results, but attention dropout is drawn as PyG draws it.
 
     Example:
         >>> conv = GATConv(16, 8, heads=2)

@@ -64,12 +64,15 @@ class EdgeList(NamedTuple):
     Attributes:
         edge_index: `[2, E]`.
         num_dst, add_self_loops, flow: as in `neighbourhoods`.
+        drop_seed, drop: the seed and the probability p of edge dropout, which never drops a self-loop; None for none.
     """
 
     edge_index: Tensor
     num_dst: int
     add_self_loops: bool = False
     flow: Flow = "source_to_target"
+    drop_seed: Tensor | None = None
+    drop: float = 0.0
 
     @property
     def num_edges(self) -> int:
@@ -77,8 +80,8 @@ class EdgeList(NamedTuple):
         return self.edge_index.size(1)
 
     def group(self, num_src: int) -> Edges:
-        """Return the `neighbourhoods` of this edge list."""
-        edge_index, num_dst, add_self_loops, flow = self
+        """Return the `neighbourhoods` of this edge list, with all edges."""
+        edge_index, num_dst, add_self_loops, flow, *_ = self
         return neighbourhoods(edge_index, num_src, num_dst, add_self_loops=add_self_loops, flow=flow)
 
 
