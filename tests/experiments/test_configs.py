@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -75,6 +76,20 @@ def test_every_model_goes_with_every_data_set(model: str):
 
 def test_edge_features_reach_the_model():
     learns(compose("config", ["model=gat"]), task(edge_dim=2))
+
+
+class Doubled(torch.nn.Module):
+    """A model whose weights a safetensors file cannot hold."""
+
+    def __init__(self, in_channels: int, out_channels: int, **_: Any) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(in_channels, out_channels, dtype=torch.complex128))
+
+
+def test_a_model_that_could_not_be_saved_is_refused_before_training():
+    settings = Settings.parse(compose("config", [f"model={{_target_:{__name__}.Doubled}}"]))
+    with pytest.raises(ValueError, match=r"weight of Doubled has dtype torch\.complex128, which a safetensors file"):
+        build_model(settings.model, task())
 
 
 TABLES = names("experiment")

@@ -26,6 +26,7 @@ from ..training.checkpoint import SafeCheckpoints
 from ..training.loading import TaskData, is_divided, sparse_pays, takes_sparse
 from ..training.modules import Inductive, Transductive
 from .command import dataset_name
+from .model_file import check_dtypes
 from .settings import FIXED, Factory, ModelFactory, Settings
 
 RAY = "ray"  # the strategy's name
@@ -63,7 +64,11 @@ def build_task(settings: Settings) -> Task:
 
 
 def build_model(factory: ModelFactory, task: Task) -> Built:
-    """Build a fresh model for the task."""
+    """Build a fresh model for the task.
+
+    Raises:
+        ValueError: if an argument clashes with the data set, or the trained model could not be saved.
+    """
     kind, arguments = factory.locate(), factory.arguments
     parameters = inspect.signature(kind).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -81,6 +86,7 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
         arguments = {"model": {"_target_": target, **arguments}, "aggr": readout}
         target = "gat_pyg.models.Readout"
     model = Factory("model", {"_target_": target, **arguments})()
+    check_dtypes(model)
     return Built(model, target, arguments)
 
 

@@ -41,6 +41,18 @@ def save_model(path: str | Path, model: nn.Module, target: str, arguments: Mappi
     write_whole(path, lambda beside: beside.write_bytes(safetensors.torch.save(tensors, text)))
 
 
+def check_dtypes(model: nn.Module) -> None:
+    """Raise ValueError if a weight has a dtype that `save_model` cannot write, as complex128."""
+    for dtype, key in {value.dtype: key for key, value in _tensors(model).items()}.items():
+        try:
+            safetensors.torch.save({key: torch.empty(0, dtype=dtype)})
+        except (KeyError, ValueError, SafetensorError) as error:
+            raise ValueError(
+                f"{key} of {type(model).__name__} has dtype {dtype}, which a safetensors file cannot hold, so that the "
+                "trained model could not be saved. Use a real dtype or torch.complex64."
+            ) from error
+
+
 def load(run_dir: str | Path, model: nn.Module | None = None, seed: int | Literal["all"] | None = None) -> nn.Module:
     """Return the trained model of a run with its best weights, in eval mode, on the CPU.
 
