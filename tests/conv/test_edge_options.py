@@ -183,6 +183,22 @@ def test_weights_and_dropout_on_a_matrix(name: str, layout: str) -> None:
         conv(x, matrix)
 
 
+@every_layer
+@pytest.mark.parametrize("layout", ["csr", "csc"])
+def test_features_and_weights_of_a_matrix_have_the_order_of_its_values(name: str, layout: str) -> None:
+    index = RANDOM.index.unique(dim=1)  # by src, as the values of CSC are
+    index = index if layout == "csc" else index[:, (40 * index[1] + index[0]).argsort()]
+    matrix, num_edges = adjacency(Graph("", index, 40, 40), layout), index.size(1)
+    conv = layer(name, **({} if name == "TransformerConv" else {"add_self_loops": False}))
+    x, edge_attr = draw(40, F), draw(num_edges, D)
+    assert_close(conv(x, matrix, edge_attr), conv(x, index, edge_attr), f"{name} features")
+    with pytest.raises(ValueError, match=f"edge_attr has 7 rows, but the sparse matrix has {num_edges} edges"):
+        conv(x, matrix, edge_attr[:7])
+    conv = LAYERS[name](F, C, H, **({} if name == "TransformerConv" else {"add_self_loops": False})).double()
+    weight = draw(num_edges)
+    assert_close(conv(x, matrix, edge_weight=weight), conv(x, index, edge_weight=weight), f"{name} weights")
+
+
 def test_the_values_of_a_matrix_are_edge_features() -> None:
     """PyG's layer takes them so, and ours on a `SparseTensor` too."""
     torch_sparse = pytest.importorskip("torch_sparse", reason="SparseTensor is torch_sparse's")

@@ -238,6 +238,9 @@ class _AttentionConv(MessagePassing):
 
         Then those that `edge_dropout` leaves, their features, weights `[E, 1 or H]`, and rows; None if it leaves all.
         """
+        if not torch.jit.is_scripting():
+            if edge_attr is not None and edge_index.layout in (torch.sparse_csr, torch.sparse_csc):
+                edge_attr = _features_by_row(edge_index, edge_attr)
         edge_index = self._as_pyg_takes_it(edge_index)
         drops = self.training and self.edge_dropout > 0.0
         if edge_index.layout != torch.strided and (drops or edge_weight is not None):
@@ -404,6 +407,18 @@ def _graph_size(x: OptPairTensor, edge_index: Any, size: Size) -> Tuple[int, int
     if any(n is not None and n != rows for n, rows in zip(declared, (num_src, num_dst), strict=True)):
         raise ValueError(f"x has {num_src} src and {num_dst} dst rows, but the graph's size is {declared}.")
     return num_src, num_dst
+
+
+def _features_by_row(matrix: Tensor, edge_attr: Tensor) -> Tensor:
+    """The features of the edges of a CSR or CSC matrix, in the order of its values, by row."""
+    num_edges = matrix.values().size(0)
+    if edge_attr.size(0) != num_edges:
+        raise ValueError(f"edge_attr has {edge_attr.size(0)} rows, but the sparse matrix has {num_edges} edges.")
+    if matrix.layout == torch.sparse_csr:
+        return edge_attr
+    place, shape = torch.arange(num_edges, device=matrix.device), tuple(matrix.shape[:2])
+    by_column = torch.sparse_csc_tensor(matrix.ccol_indices(), matrix.row_indices(), place, shape)
+    return edge_attr.index_select(0, by_column.to_sparse_csr().values())
 
 
 def _refuse_matrix() -> None:
