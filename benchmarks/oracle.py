@@ -95,13 +95,15 @@ def attended(
     layers = [make((4, 6) if both else 4, channels, **options).to(dtype) for _ in range(models or 1)]
     for _, value in sorted((pair for layer in layers for pair in layer.named_parameters()), key=itemgetter(0)):
         value.data = torch.randn(value.shape).to(dtype)
-    shapes = {"x": (graph.num_src, 4), "x_dst": (graph.num_dst, 6), "edge_attr": (graph.index.size(1), 3)}
+    edges = adjacency(graph, form)  # a matrix has no repeated edges, of which PyG takes the features in its own order
+    num_edges = edges._nnz() if form == "csr" else graph.index.size(1)
+    shapes = {"x": (graph.num_src, 4), "x_dst": (graph.num_dst, 6), "edge_attr": (num_edges, 3)}
     used = {"x": True, "x_dst": both, "edge_attr": "edge_dim" in own}
     inputs = {name: torch.randn(shape).to(dtype).requires_grad_() for name, shape in shapes.items() if used[name]}
     parameters = stack_module_state(layers)[0] if models else dict(layers[0].named_parameters())
     x = (inputs["x"], inputs["x_dst"]) if both else inputs["x"]
     layer = torch.compile(layers[0], backend="aot_eager") if form == "compiled" else layers[0]
-    call = partial(layer, x, adjacency(graph, form), inputs.get("edge_attr"), return_attention_weights=weights)
+    call = partial(layer, x, edges, inputs.get("edge_attr"), return_attention_weights=weights)
     torch.manual_seed(1)  # of dropout
     if models:
         stacked = torch.vmap(
