@@ -15,7 +15,7 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch_geometric import EdgeIndex
-from torch_geometric.explain import AttentionExplainer, Explainer, GNNExplainer
+from torch_geometric.explain import AttentionExplainer, Explainer
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import add_self_loops
 
@@ -734,26 +734,6 @@ def test_attention_explainer(name: str) -> None:
         )
         masks.append(explainer(x_of(LOOPS), LOOPS.index).edge_mask)
     assert_close(masks[1], masks[0])
-
-
-@both_layers
-def test_gnn_explainer(name: str) -> None:
-    masks = []
-    for module in (getattr(pyg, name), LAYERS[name]):
-        torch.manual_seed(0)
-        explainer = Explainer(
-            Net(module),
-            GNNExplainer(epochs=5),
-            explanation_type="model",
-            node_mask_type="attributes",
-            edge_mask_type="object",
-            model_config={"mode": "multiclass_classification", "task_level": "node", "return_type": "raw"},
-        )
-        explanation = explainer(x_of(RANDOM), RANDOM.index, index=3)
-        masks.append((explanation.edge_mask, explanation.node_mask))
-    for ours, theirs in zip(masks[1], masks[0], strict=True):
-        assert ours.any()
-        assert_close(ours, theirs)
 
 
 @both_layers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch_geometric.explain import Explainer, GNNExplainer
+from torch_geometric.explain import Explainer, GNNExplainer, PGExplainer
 
+import gat_pyg
 from gat_pyg import GATConv, GATv2Conv, TransformerConv
 from gat_pyg.conv import transformer
 from graphs import BATCH, BIPARTITE, LOOPS, RANDOM, Graph
@@ -19,7 +21,7 @@ from laws import assert_close
 from test_edges import adjacency
 
 LAYERS: dict[str, Any] = {"GATConv": GATConv, "GATv2Conv": GATv2Conv, "TransformerConv": TransformerConv}
-F, H, C, D = 5, 3, 4, 2
+F, H, C, D = 5, 3, 5, 3  # sizes for which other tests compile kernels
 every_layer = pytest.mark.parametrize("name", LAYERS)
 
 
@@ -210,24 +212,75 @@ def test_the_values_of_a_matrix_are_edge_features() -> None:
         assert_close(conv(draw(40, F), matrix), conv(draw(40, F), index, values), name)
 
 
+class Explained(torch.nn.Module):
+    """Two layers and scores of classes, of the nodes or, summed, of the graph."""
+
+    def __init__(self, conv: Any, level: str) -> None:
+        super().__init__()
+        self.first = conv(F, C, H, edge_dim=D)
+        self.second = conv(H * C, C, H, concat=False, edge_dim=D)
+        self.level = level
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        out = self.second(self.first(x, edge_index, edge_attr).relu(), edge_index, edge_attr)
+        return out if self.level == "node" else out.mean(0, keepdim=True)
+
+
+def gnn_explainer(explained: Any, x: Tensor, index: Tensor, edge_attr: Tensor, level: str) -> list[Tensor]:
+    explainer = Explainer(
+        explained,
+        GNNExplainer(epochs=20),
+        explanation_type="model",
+        node_mask_type="attributes",
+        edge_mask_type="object",
+        model_config={"mode": "multiclass_classification", "task_level": level, "return_type": "raw"},
+    )
+    target = {"index": 3} if level == "node" else {}
+    explanation = explainer(x, index, edge_attr=edge_attr, **target)
+    return [explanation.edge_mask, explanation.node_mask]
+
+
+def pg_explainer(explained: Any, x: Tensor, index: Tensor, edge_attr: Tensor, level: str) -> list[Tensor]:
+    algorithm = PGExplainer(epochs=3).double()
+    explainer = Explainer(
+        explained,
+        algorithm,
+        explanation_type="phenomenon",
+        edge_mask_type="object",
+        model_config={"mode": "multiclass_classification", "task_level": level, "return_type": "raw"},
+    )
+    options: dict[str, Any] = {"target": torch.zeros(len(x) if level == "node" else 1, dtype=torch.long)}
+    options |= {"edge_attr": edge_attr} | ({"index": 3} if level == "node" else {})
+    for epoch in range(3):
+        algorithm.train(epoch, explained, x, index, **options)
+    return [explainer(x, index, **options).edge_mask]
+
+
 @every_layer
-def test_an_explainers_mask_is_an_edge_weight(name: str) -> None:
-    theirs: dict[str, Any] = {cls: getattr(pyg, cls) for cls in LAYERS}
-    x, index, _ = inputs(RANDOM)
-    masks = []
-    for cls in (LAYERS[name], theirs[name]):
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad:UserWarning")  # of PyG's PGExplainer
+@pytest.mark.parametrize("level", ["node", "graph"])
+@pytest.mark.parametrize("explain", [gnn_explainer, pg_explainer])
+def test_explanations_are_those_of_pygs_layers(
+    name: str, level: str, explain: Callable[..., list[Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mask of the edges is an edge weight, so that the layers run the operation, and no message is seen."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("the layer ran PyG's message passing")
+
+    monkeypatch.setattr(LAYERS[name], "_message_edges", refuse)
+    x, index, edge_attr = inputs(RANDOM)
+    index = torch.cat([index, torch.arange(3).expand(2, -1)], 1)  # with loops, which are replaced
+    edge_attr = torch.cat([edge_attr, draw(3, D)])
+    found = []
+    for layers in (pyg, gat_pyg):
         torch.manual_seed(0)
-        conv = cls(F, C, H).double()
-        explainer = Explainer(
-            conv,
-            GNNExplainer(epochs=5),
-            explanation_type="model",
-            edge_mask_type="object",
-            model_config={"mode": "regression", "task_level": "node", "return_type": "raw"},
-        )
-        torch.manual_seed(0)
-        masks.append(explainer(x, index).edge_mask)
-    torch.testing.assert_close(*masks, rtol=0.0, atol=1e-6)
+        explained = Explained(getattr(layers, name), level).double()
+        torch.manual_seed(1)
+        found.append(explain(explained, x, index, edge_attr, level))
+    for ours, theirs in zip(found[1], found[0], strict=True):
+        assert theirs.std() > 1e-3
+        torch.testing.assert_close(ours, theirs, rtol=0.0, atol=1e-6)
 
 
 KINDS = [*LAYERS, "constant", "dot", "gatv2", "cosine"]  # layers, and mechanisms of GATConv
