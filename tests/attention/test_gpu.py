@@ -35,6 +35,7 @@ from gat_pyg.attention.pair import gpu as pair  # noqa: E402
 from gat_pyg.attention.pair import gpu_edges as pair_edges  # noqa: E402
 from gat_pyg.attention.score import Score  # noqa: E402
 from gat_pyg.attention.steps import gpu as steps  # noqa: E402
+from gat_pyg.conv import GATConv, GATv2Conv, TransformerConv  # noqa: E402
 from gat_pyg.features import SparseFeatures  # noqa: E402
 from gat_pyg.features import gpu as features  # noqa: E402
 from gat_pyg.features.dropout import dropout as feature_dropout  # noqa: E402
@@ -1029,6 +1030,41 @@ def test_stacks_of_all_sizes_share_their_kernels(names: str, each: int, speciali
     assert {name for name, _ in two} == expected
     for models in (3, 16, 17, 100):
         assert launched(models) == two, models
+
+
+@compiles
+@pytest.mark.parametrize(
+    ("layer", "edge_dim", "kernels"),
+    [
+        (GATConv, None, "_forward _mean _backward _merge _sum"),
+        (GATConv, 3, "_forward _mean _backward _merge _sum"),
+        (GATv2Conv, 3, "_forward _backward_dst _backward_src _parameters _merge _sum"),
+        (TransformerConv, 3, "_forward _backward_dst _backward_src _attr _merge _sum"),
+    ],
+)
+def test_a_training_step_on_a_new_batch_costs_one_sync(
+    layer: type[torch.nn.Module],
+    edge_dim: int | None,
+    kernels: str,
+    specialisations: set[tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Self-loops, long rows, dropout, features of edges and the launches of all kernels included."""
+    monkeypatch.setitem(device.FILES, "cpu", "gpu")
+    monkeypatch.setattr(device, "REASONS", {})
+    monkeypatch.setattr("gat_pyg.graph.edges.is_remote", lambda _: True)
+    loops = {} if layer is TransformerConv else {"add_self_loops": True}
+    conv = layer(6, 8, heads=2, dropout=0.5, edge_dim=edge_dim, **loops)
+    index = torch.cat([torch.randint(40, (2, 400)), torch.stack([torch.arange(300) % 40, torch.full((300,), 3)])], 1)
+    index = torch.cat([index, index.flip(0)], 1)  # long rows by src too
+    x = torch.randn(40, 6, requires_grad=True)
+    edge_attr = None if edge_dim is None else torch.randn(1400, edge_dim, requires_grad=True)
+    with syncs() as found:
+        conv(x, index, edge_attr).sum().backward()
+        assert found == ["tolist"]
+        conv(x, index, edge_attr).sum().backward()
+    assert found == ["tolist"]
+    assert {name for name, _ in specialisations} == {f"{kernel}_kernel" for kernel in kernels.split()}
 
 
 @compiles
