@@ -798,6 +798,51 @@ def test_dropout_of_features_is_that_of_four_heads(size: int, p: float) -> None:
 
 
 @runs
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
+@pytest.mark.usefixtures("kernels_for_all")
+def test_dropout_of_dense_features_draws_its_mask_again(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without storing it; x k, its gradient and its tangent are those by the stored mask, in a stack too."""
+    stored = Spy(features._keep_kernel)
+    monkeypatch.setattr(features, "_keep_kernel", stored)
+    keys, p = torch.tensor(SEEDS, device=DEVICE), 0.6
+    x, tangent = torch.randn(2, 3, 6, 7, dtype=dtype, device=DEVICE)
+
+    def drop(x: Tensor, key: Tensor) -> Tensor:
+        with keyed(key):
+            return feature_dropout(x, p)
+
+    def check(answer: Tensor, x: Tensor, model: int) -> None:
+        seed = generator.first_seeds(torch.tensor(SEEDS[model]))[1]
+        keep = generator.keep_mask(seed, -(-x.numel() // 4), 4, p).flatten()[: x.numel()].view(x.shape)
+        assert torch.equal(answer.cpu() == 0, (x.cpu().float() * keep) == 0)
+        assert_close(answer.cpu(), (x.cpu().float() * keep).to(dtype))
+
+    for given in (x[0], x.mT[0], x[0][:0]):
+        leaf = given.clone().requires_grad_()
+        out = drop(leaf, keys[0])
+        (grad,) = torch.autograd.grad(out, leaf, tangent[0].reshape_as(given) if len(given) else given, True)
+        check(out, given, 0)
+        check(grad, tangent[0].reshape_as(given) if len(given) else given, 0)
+        assert grad.requires_grad is False
+    check(torch.func.jvp(lambda x: drop(x, keys[0]), (x[0],), (tangent[0],))[1], tangent[0], 0)
+
+    for mapped, of in ((0, x), (None, x[0]), (1, x.movedim(0, 1))):
+        each = torch.func.vmap(drop, in_dims=(mapped, 0))
+        out, pull = torch.func.vjp(lambda x: each(x, keys), of)  # noqa: B023
+        (grad,) = pull(tangent)
+        for model in range(3):
+            check(out[model], x[model] if mapped is not None else x[0], model)
+            if mapped is not None:
+                check(grad.select(mapped, model), tangent[model], model)
+        if mapped is None:
+            assert_close(grad, torch.stack([drop(tangent[model], keys[model]) for model in range(3)]).sum(0))
+    twice = torch.func.vmap(torch.func.vmap(drop))(x[:2, None].expand(2, 2, 6, 7), keys[[0, 1, 1, 0]].view(2, 2))
+    for row, column, model in ((0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0)):
+        check(twice[row, column], x[row], model)
+    assert stored.launches > 10 and not torch.equal(twice[0, 0], twice[0, 1])
+
+
+@runs
 @pytest.mark.parametrize("names", CASES)
 def test_wide_ids_and_the_same_bits_every_time(names: str) -> None:
     leaves, direction = leaves_of(RANDOM, 2, 3, names), torch.randn(40, 2, 3)
@@ -1185,7 +1230,7 @@ OF_X |= {"x", "x_dst", "query", "att", "grad", "out", "out_plus", "grad_x", "gra
 IDS = {"src", "dst", "place", "perm", "edge_ids", "dropout_ids", "col"}
 INTEGERS = dict.fromkeys(("num_chunks", "num_dst", "size", "models", "num_rows"), "i32")
 INTEGERS |= dict.fromkeys(("num_items", "num_edges", "attr_stride", "grad_stride"), "i32")
-INTEGERS |= dict.fromkeys(("values_stride", "weight_rows", "seed_stride"), "i32")
+INTEGERS |= dict.fromkeys(("values_stride", "weight_rows", "seed_stride", "x_stride"), "i32")
 WIDE_IDS = {"ptr", "chunk_row", "chunk_start", "seed", "rows", "first"}
 
 
@@ -1216,6 +1261,7 @@ def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
         sm: int = 90,
         num_warps: int,
         threshold: str = "i64",
+        divisible: tuple[str, ...] = (),
         **constants: int | None,
     ) -> Compiled:
         kernels = [getattr(module, name) for module in MODULES if hasattr(module, name)]
@@ -1235,6 +1281,8 @@ def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
                 signature[argument], aligned[(place,)] = f"*{element}", [["tt.divisibility", 16]]
             else:
                 signature[argument] = numbers.get(argument, "fp32")
+                if argument in divisible:
+                    aligned[(place,)] = [["tt.divisibility", 16]]
         source = ASTSource(kernel, signature, values, aligned)
         compiled = triton.compile(source, target=GPUTarget("cuda", sm, 32), options={"num_warps": num_warps})
         cubin = tmp_path / "kernel.cubin"
@@ -1386,7 +1434,8 @@ REST = {
         "grad_out_edge query_edge weights dst perm grad_attr",
         {"D": 16, "BLOCK_E": 64, "BLOCK_D": 16},
     ),
-    "dropout of features": ("_keep_kernel", "seed dropout_ids keep", {"BLOCK": 256}),
+    "dropout of features": ("_keep_kernel", "seed dropout_ids out", {"BLOCK": 256}),
+    "features dropped out": ("_keep_kernel", "seed x out", {"BLOCK": 256}),
 }
 
 
@@ -1433,8 +1482,19 @@ def test_a_minimum_of_scores_propagates_nan(kernel: str, compile_kernel: Compile
 
 @compiles
 def test_random_words_are_compared_without_a_sign(compile_kernel: Compile) -> None:
-    ptx = compile_kernel("_keep_kernel", "seed dropout_ids keep", "fp32", num_warps=4, BLOCK=256, threshold="i32").ptx
+    ptx = compile_kernel("_keep_kernel", "seed dropout_ids out", "fp32", num_warps=4, BLOCK=256, threshold="i32").ptx
     assert re.search(r"\bsetp\.\w+\.u32\b", ptx) and not re.search(r"\bsetp\.\w+\.s32\b", ptx)
+
+
+@compiles
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_dropout_of_features_reads_and_writes_four_at_once(dtype: str, compile_kernel: Compile) -> None:
+    wide = {"fp32": "128", "bf16": "64"}[dtype]
+    sizes = ("size", "x_stride")
+    code = compile_kernel("_keep_kernel", "seed x out", dtype, num_warps=4, BLOCK=256, divisible=sizes)
+    for access in ("LDG", "STG"):
+        assert len(re.findall(rf"\b{access}\.E(?:\.\w+)*?\.{wide}\b", code.sass)) >= 2
+    assert_fits(code, 90)
 
 
 SUMS = "values weight ptr col out"

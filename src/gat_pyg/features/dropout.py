@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .mask import keep
+from .mask import drop
 from .sparse import SparseFeatures, is_sparse_features
 
 
@@ -29,4 +29,4 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
         return x
     if is_sparse_features(x):
         return SparseFeatures(x).dropped(p)
-    return F.dropout(x, p) if torch.compiler.is_compiling() else x * keep(x, p)
+    return F.dropout(x, p) if torch.compiler.is_compiling() else drop(x, p)

@@ -13,15 +13,17 @@ from ..kernels.gpu.draw import draw, drop_arguments
 from ..kernels.gpu.rows import edge_id, offset
 
 
-@triton.jit(do_not_specialize=["size", "threshold"])
-def _keep_kernel(p_seed, p_dropout_ids, p_keep, size, threshold, keep_scale, BLOCK: tl.constexpr):
-    """k of `size` numbers of each model, as of four heads and size / 4 edges."""
+@triton.jit(do_not_specialize=["threshold"])
+def _keep_kernel(p_seed, p_dropout_ids, p_x, p_out, size, x_stride, threshold, keep_scale, BLOCK: tl.constexpr):
+    """k, or x k, of `size` numbers of each model, as of four heads and size / 4 edges; `x_stride` is 0 for one x."""
     i_model = tl.program_id(2).to(tl.int64)
     i_four = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     i_edge = edge_id(p_dropout_ids, i_four, i_four * 4 < size)
-    b_keep = draw(p_seed + i_model, i_edge, threshold, keep_scale, None, 4, BLOCK, 4)
-    o_keep = i_four[:, None] * 4 + tl.arange(0, 4)[None, :]
-    tl.store(p_keep + i_model * size + o_keep, b_keep, o_keep < size)
+    b_out = draw(p_seed + i_model, i_edge, threshold, keep_scale, None, 4, BLOCK, 4)
+    o_out = i_four[:, None] * 4 + tl.arange(0, 4)[None, :]
+    if p_x is not None:
+        b_out *= tl.load(p_x + i_model * x_stride + o_out, mask=o_out < size, other=0.0).to(tl.float32)
+    tl.store(p_out + i_model * size + o_out, b_out, o_out < size)
 
 
 def keep(seed: Tensor, size: int, dropout: float, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
@@ -29,11 +31,33 @@ def keep(seed: Tensor, size: int, dropout: float, dtype: torch.dtype, ids: Tenso
     with `ids` `[size / 4]` by those of (ids[0], 0), (ids[1], 0), ...
     """
     mask = torch.empty(*seed.shape, size, dtype=dtype, device=seed.device)
-    if mask.numel():
-        drop = drop_arguments(dropout, seed, ids)
-        with torch.cuda.device_of(seed):
-            _keep_kernel[(triton.cdiv(size, 1024), 1, seed.numel())](p_keep=mask, size=size, BLOCK=256, **drop)
+    _launch(mask, seed, size, dropout, ids)
     return mask
+
+
+def drop(x: Tensor, seed: Tensor, dropout: float) -> Tensor:
+    """Return x k for a seed, or for seeds `[S]` and x `[S, ...]`, with the k of `keep`, which is not stored."""
+    shared = seed.dim() == 1 and x.stride(0) == 0
+    given = x[0].contiguous() if shared and len(x) else x.contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    size = out.numel() // max(seed.numel(), 1)
+    _launch(out, seed, size, dropout, p_x=given, x_stride=0 if shared else size)
+    return out
+
+
+def _launch(
+    out: Tensor,
+    seed: Tensor,
+    size: int,
+    dropout: float,
+    ids: Tensor | None = None,
+    p_x: Tensor | None = None,
+    x_stride: int = 0,
+) -> None:
+    if out.numel():
+        arguments = {"p_x": p_x, "x_stride": x_stride, **drop_arguments(dropout, seed, ids)}
+        with torch.cuda.device_of(seed):
+            _keep_kernel[(triton.cdiv(size, 1024), 1, seed.numel())](p_out=out, size=size, BLOCK=256, **arguments)
 
 
 # Sums over the non-zeros of sparse matrices that share one pattern.

@@ -11,24 +11,32 @@ from ..kernels.device import load_kernels, missing_reason
 from ..philox import draw_seed, keep_mask, philox_blocks
 
 
-def keep(x: Tensor, p: float) -> Tensor:
-    """0 with probability p, else 1 / (1 - p), for each number in x: `keep_mask`'s of size / 4 edges and four heads.
+def drop(x: Tensor, p: float) -> Tensor:
+    """Return x k, where k is 0 with probability p, else 1 / (1 - p): `keep_mask`'s of size / 4 edges and four heads.
 
     The seed is drawn from torch's generator; where `torch.func.vmap` draws one for each of several models, each has the
-    mask that it would have alone. Within `global_rows` it is that of those rows.
+    mask that it would have alone. Within `global_rows` it is that of those rows. On CUDA, k is not stored.
     """
     seed = draw_seed(x.device)
     if (blocks := philox_blocks(x.shape)) is None:
-        return mask_of(seed, x.numel(), p, x.dtype).view(x.shape)
+        if x.dtype in (torch.float32, torch.bfloat16, torch.float16) and hasattr(_kernels(x.device.type), "drop"):
+            dropped: Tensor = _Drop.apply(x, seed, p)
+            return dropped
+        return x * mask_of(seed, x.numel(), p, x.dtype).view(x.shape)
     ids, start = blocks
     mask = mask_of(seed, 4 * ids.numel(), p, x.dtype, ids.flatten()).view(len(ids), 4 * ids.size(1))
     if x.size(-1) % 4:
         mask = mask.gather(1, start[:, None] + torch.arange(x.size(-1), device=x.device))
-    return mask.view(x.shape)
+    return x * mask.view(x.shape)
+
+
+def _kernels(device: str) -> Any:
+    """Return the kernels for a type of device, or None."""
+    return load_kernels("features", device) if missing_reason(device) is None else None
 
 
 def mask_of(seed: Tensor, size: int, p: float, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
-    """`[size]`, or `[S, size]` for seeds `[S]`: the mask of `keep` that follows from a seed, or these fours of it."""
+    """`[size]`, or `[S, size]` for seeds `[S]`: the mask of `drop` that follows from a seed, or these fours of it."""
     mask: Tensor = _Keep.apply(seed, size, p, torch.promote_types(dtype, torch.float32), ids)
     return mask.to(dtype)
 
@@ -36,9 +44,9 @@ def mask_of(seed: Tensor, size: int, p: float, dtype: torch.dtype, ids: Tensor |
 class _Keep(torch.autograd.Function):
     @staticmethod
     def forward(seed: Tensor, size: int, p: float, dtype: torch.dtype, ids: Tensor | None) -> Tensor:
-        device = seed.device.type
-        if missing_reason(device) is None and not (device == "cuda" and dtype == torch.float64):
-            mask: Tensor = load_kernels("features", device).keep(seed, size, p, dtype, ids)
+        kernels = _kernels(device := seed.device.type)
+        if kernels is not None and not (device == "cuda" and dtype == torch.float64):
+            mask: Tensor = kernels.keep(seed, size, p, dtype, ids)
             return mask
         four = keep_mask(seed, -(-size // 4) if ids is None else ids, 4 * seed.numel(), p, dtype)
         each: Tensor = four.unflatten(1, (*seed.shape, 4)).movedim(0, -2).flatten(-2)
@@ -52,3 +60,37 @@ class _Keep(torch.autograd.Function):
     def vmap(info: Any, in_dims: Any, seed: Tensor, size: int, *rest: Any) -> tuple[Tensor, int]:
         mask: Tensor = _Keep.apply(seed.movedim(in_dims[0], 0).flatten(), size, *rest)
         return mask.unflatten(0, (info.batch_size, *seed.shape[1:])), 0
+
+
+class _Drop(torch.autograd.Function):
+    """x k for a seed, or seeds `[S]` and x `[S, ...]`; k is computed again in the backward pass."""
+
+    @staticmethod
+    def forward(x: Tensor, seed: Tensor, p: float) -> Tensor:
+        dropped: Tensor = _kernels(x.device.type).drop(x, seed, p)
+        return dropped
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        _, seed, ctx.p = inputs
+        ctx.save_for_backward(seed)
+        ctx.save_for_forward(seed)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _Drop.apply(grad, *ctx.saved_tensors, ctx.p), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        dropped: Tensor = _Drop.apply(tangent, *ctx.saved_tensors, ctx.p)
+        return dropped
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, int]:
+        x, seed = (
+            tensor.expand(info.batch_size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
+            for tensor, axis in zip((x, seed), in_dims, strict=False)
+        )
+        if seed.dim() == 1:
+            return _Drop.apply(x, seed, p), 0
+        return _Drop.apply(x.flatten(0, 1), seed.flatten(), p).unflatten(0, seed.shape), 0
