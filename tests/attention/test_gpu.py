@@ -874,6 +874,35 @@ def test_strides_do_not_matter(names: str) -> None:
 
 
 @runs
+@pytest.mark.parametrize("limit", [additive.STRIDED, 0])
+def test_scores_of_both_ends_as_slices_of_one_tensor(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the layers compute them; small ones are read where they lie, in every pass and in both modes."""
+    monkeypatch.setattr(additive, "STRIDED", limit)
+    graph = union(SMALL, stairs(3, rows.SPLIT + 1))
+    edges = on_device(edges_of(graph))
+    for heads in (1, 3):
+        leaves = leaves_of(graph, heads, 5, ADDITIVE)
+        direction = torch.randn(graph.num_dst, heads, 5, generator=torch.Generator().manual_seed(3))
+        apart = {name: leaf.to(DEVICE, torch.float32) for name, leaf in leaves.items()}
+        both = torch.full((max(graph.num_src, graph.num_dst), 2 * heads), torch.nan, device=DEVICE)
+        src, dst = (half[:size] for half, size in zip(both.chunk(2, 1), (graph.num_src, graph.num_dst), strict=True))
+        src.copy_(apart["score_src"])
+        dst.copy_(apart["score_dst"])
+        sliced = {**apart, "score_src": src, "score_dst": dst}
+        arguments = additive._scores(torch.Size(), score_of(sliced))
+        assert arguments["STRIDE"] == (2 * heads if limit else None)
+        assert (arguments["p_score_src"] is src) == (arguments["p_score_dst"] is dst) == bool(limit)
+        key = torch.tensor(SEED, device=DEVICE)
+        for saved in (True, False):
+            one, other = (
+                by_hand(each, edges, direction.to(DEVICE), 0.3, key, saved, torch.float32) for each in (apart, sliced)
+            )
+            assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
+            for name, grad in one[2].items():
+                assert torch.equal(grad, other[2][name]), name
+
+
+@runs
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("names", CASES)
 def test_half_precision(names: str, dtype: torch.dtype) -> None:
@@ -1269,6 +1298,7 @@ def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
             kernel for kernel in kernels if {f"p_{pointer}" for pointer in given.split()} <= {*kernel.arg_names}
         )
         signature, values, aligned = {}, {}, {}
+        constants = {"STRIDE": None} | constants
         numbers = INTEGERS | {"threshold": threshold}
         for place, argument in enumerate(kernel.arg_names):
             pointer = argument.removeprefix("p_")

@@ -46,6 +46,17 @@ from ...kernels.gpu.rows import (
 from ..steps.gpu import alpha, attend, forward_pass, leaky, of_rows, store_attended, total_mass
 from . import Additive
 
+STRIDED = 1 << 24  # bytes of the scores of both ends that are read as they lie, as slices of one tensor
+
+
+@triton.jit
+def score_width(H, STRIDE: tl.constexpr):
+    """The number of elements from one row of the scores of nodes to the next."""
+    if STRIDE is None:
+        return H
+    else:
+        return STRIDE
+
 
 @triton.jit(do_not_specialize=["num_chunks", "threshold", "models"])
 def _forward_kernel(
@@ -73,6 +84,7 @@ def _forward_kernel(
     threshold,
     keep_scale,
     EACH: tl.constexpr,
+    STRIDE: tl.constexpr,
     C: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_E: tl.constexpr,
@@ -90,7 +102,7 @@ def _forward_kernel(
         tl.program_id(0), p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT
     )
     i_h, o_hc, m_h, m_hc = slab(H, C, BLOCK_H, BLOCK_C)
-    b_d = load_row(p_score_dst, offset(i_row, H) + i_h, m_h)
+    b_d = load_row(p_score_dst, offset(i_row, score_width(H, STRIDE)) + i_h, m_h)
 
     b_top = tl.full([BLOCK_H], float("-inf"), tl.float32)
     b_mass = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)  # summed over edges at the end
@@ -102,7 +114,7 @@ def _forward_kernel(
         i_src = tl.load(p_src + start + o_e, mask=m_e, other=0)
         b_x = gather_features(p_x, i_src, o_hc, m_e, m_hc, H * C)
         b_z = tl.zeros([BLOCK_E, BLOCK_H], tl.float32) + b_d
-        b_z += gather(p_score_src, i_src, i_h, m_eh, H)
+        b_z += gather(p_score_src, i_src, i_h, m_eh, score_width(H, STRIDE))
         i_edge = edge_id(p_perm, start + o_e, m_e)
         b_z += gather(p_score_edge, i_edge, i_h, m_eh, H)
         b_keep = keep(p_seed, p_dropout_ids, start + o_e, m_e, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
@@ -182,6 +194,7 @@ def _segment_mean_kernel(
     models,
     slope,
     EACH: tl.constexpr,
+    STRIDE: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -204,7 +217,8 @@ def _segment_mean_kernel(
     i_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     m_h = i_h < H
     o_row_h = offset(i_row, H) + i_h
-    b_d, b_lse = load_row(p_score_dst, o_row_h, m_h), load_row(p_lse, o_row_h, m_h)
+    b_d = load_row(p_score_dst, offset(i_row, score_width(H, STRIDE)) + i_h, m_h)
+    b_lse = load_row(p_lse, o_row_h, m_h)
 
     b_mean = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)  # summed over edges at the end
     b_mean_plus = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)
@@ -214,7 +228,7 @@ def _segment_mean_kernel(
         i_src = tl.load(p_src + start + o_e, mask=m_e, other=0)
         b_g = gather(p_g, start + o_e, i_h, m_eh, H)
         b_z = tl.zeros([BLOCK_E, BLOCK_H], tl.float32) + b_d
-        b_z += gather(p_score_src, i_src, i_h, m_eh, H)
+        b_z += gather(p_score_src, i_src, i_h, m_eh, score_width(H, STRIDE))
         b_z += gather(p_score_edge, edge_id(p_perm, start + o_e, m_e), i_h, m_eh, H)
         b_alpha = alpha(b_z, b_lse, slope, m_eh)
         b_alpha_plus = tl.where(b_z > 0.0, b_alpha, 0.0)
@@ -258,6 +272,7 @@ def _backward_kernel(
     threshold,
     keep_scale,
     EACH: tl.constexpr,
+    STRIDE: tl.constexpr,
     C: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_E: tl.constexpr,
@@ -278,7 +293,7 @@ def _backward_kernel(
     )
     i_h, o_hc, m_h, m_hc = slab(H, C, BLOCK_H, BLOCK_C)
     o_row, o_row_h = offset(i_row, H * C) + o_hc, offset(i_row, H) + i_h
-    b_s = load_row(p_score_src, o_row_h, m_h)
+    b_s = load_row(p_score_src, offset(i_row, score_width(H, STRIDE)) + i_h, m_h)
     b_x = load_row(p_x, o_row, m_hc)
 
     b_grad_src = tl.zeros([BLOCK_E, BLOCK_H], tl.float32)  # summed over edges at the end
@@ -289,7 +304,7 @@ def _backward_kernel(
         i_place = edge_id(p_place, start + o_e, m_e)
         i_edge = edge_id(p_edge_ids, start + o_e, m_e)
         b_z = tl.zeros([BLOCK_E, BLOCK_H], tl.float32) + b_s
-        b_z += gather(p_score_dst, i_dst, i_h, m_eh, H)
+        b_z += gather(p_score_dst, i_dst, i_h, m_eh, score_width(H, STRIDE))
         b_z += gather(p_score_edge, i_edge, i_h, m_eh, H)
         b_alpha = alpha(b_z, gather(p_lse, i_dst, i_h, m_eh, H), slope, m_eh)
         if p_grad_x is not None:
@@ -321,6 +336,24 @@ def _backward_kernel(
         store_row(p_grad_src, p_chunks, o_row_h, o_chunk_h, tl.sum(b_grad_src, 0), m_h, is_whole, is_chunk)
 
 
+def _scores(models: torch.Size, score: Additive) -> dict[str, Any]:
+    """Return the kernels' arguments for the terms of the score.
+
+    A layer computes both ends' scores as one tensor, whose slices need no copies. They are copied if they are large:
+    what is gathered should fill the L2 cache alone.
+    """
+    src, dst, stride = score.score_src, score.score_dst, None
+    if not models and src is not None and dst is not None:
+        width, *inner = src.stride()
+        size = 2 * max(src.numel(), dst.numel()) * src.element_size()
+        if dst.stride() == src.stride() and inner == [1] and src.size(1) < width and size <= STRIDED:
+            stride = width
+    if stride is None:
+        src, dst = beside(models, src, dst)
+    (edge,) = beside(models, score.score_edge)
+    return {"p_score_src": src, "p_score_dst": dst, "p_score_edge": edge, "STRIDE": stride}
+
+
 def forward(
     x: Tensor,
     score: Additive,
@@ -336,10 +369,9 @@ def forward(
     If the output is saved for the backward pass, also the share of output and mass with z > 0, in the same dtypes.
     """
     models = x.shape[:-3]
-    x, score_src, score_dst, score_edge, weight = beside(models, x, *score.operands, edge_weight)
+    x, weight = beside(models, x, edge_weight)
     shape = edges.num_dst, *x.shape[1:]
-    operands = {"p_score_src": score_src, "p_score_dst": score_dst, "p_score_edge": score_edge}
-    operands |= {"p_edge_weight": weight, "p_perm": edges.perm}
+    operands = _scores(models, score) | {"p_edge_weight": weight, "p_perm": edges.perm}
     out_plus = x.new_empty(shape, dtype=dtype) if saves_output else None
     mass_plus = x.new_empty(shape[:2], dtype=torch.float32) if saves_output else None
     operands |= {"p_out_plus": out_plus, "p_mass_plus": mass_plus}
@@ -366,9 +398,10 @@ def backward(
     """
     lse, out_plus, mass_plus = (*saved, None, None)[:3]
     models, edge_grad = x.shape[:-3], needs[4]
-    grad, x, score_src, score_dst, score_edge, weight = beside(models, grad, x, *score.operands, edge_weight)
+    grad, x, weight = beside(models, grad, x, edge_weight)
     out, lse, out_plus, mass_plus = beside(models, out, lse, out_plus, mass_plus)
-    terms = {"p_score_src": score_src, "p_score_dst": score_dst, "p_score_edge": score_edge, "p_lse": lse}
+    terms = _scores(models, score) | {"p_lse": lse}
+    score_src, score_dst = terms["p_score_src"], terms["p_score_dst"]
     num_src, num_dst, num_edges, (_, heads, channels) = edges.num_src, edges.num_dst, edges.num_edges, x.shape
 
     def new(rows: int, wanted: bool) -> Tensor | None:
