@@ -342,6 +342,29 @@ def test_compiled_as_one_operator_for_any_size(kind: str, weights: bool) -> None
     assert [name for graph in counter.graphs for name in operators(graph)] == ["gat_pyg.attend.default"]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_is_compiled_as_one_operator(kind: str) -> None:
+    x, index, edge_attr = inputs(RANDOM)
+    leaves = [leaf.requires_grad_() for leaf in (torch.stack([x, 2 * x]), edge_attr, draw(300, seed=4))]
+    model = All(kind_of(kind, edge_dropout=0.4, backend="fused"), True).eval()
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
+    found = []
+    for run in (compiled, model):
+        out, (looped, alpha) = run(leaves[0], index, *leaves[1:])
+        grads = torch.autograd.grad((out * alpha.sum()).sum(), leaves, allow_unused=True)
+        found.append([out, looped.double(), alpha, *(grad for grad in grads if grad is not None)])
+    for one, other in zip(*found, strict=True):
+        assert_close(one, other, kind)
+    assert [name for graph in counter.graphs for name in operators(graph)] == ["gat_pyg.attend.default"]
+    if kind == "GATConv":
+        model.train().conv.dropout = 0.5
+        _, (looped, alpha) = compiled(leaves[0], index, *leaves[1:])
+        dropped = (alpha == 0).all(2).all(0) & (looped[0] != looped[1])
+        assert 0.3 < dropped.double().mean() < 0.52 and not torch.equal(alpha[0] == 0, alpha[1] == 0)
+
+
 @pytest.mark.parametrize("weights", [False, True], ids=["out", "alpha"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("backend", ["fused", "auto"])

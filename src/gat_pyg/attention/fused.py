@@ -17,8 +17,9 @@ from torch._functorch.utils import unwrap_dead_wrappers
 
 from ..graph.adjacency import EdgeList
 from ..graph.edges import Edges
+from ..graph.remembered import NOT_OVER_THE_GRAPH
 from ..kernels.device import load_kernels, result_dtype
-from ..kernels.models import each_model, in_forward_mode
+from ..kernels.models import each_model, in_forward_mode, to_models
 from ..philox import draw_mask
 from . import segment
 from .score import SCORES, Score
@@ -271,7 +272,7 @@ def _unpack(
     tensors: list[Tensor], present: list[bool], edges: EdgeList, score: str, numbers: list[float], saves_output: bool
 ) -> tuple[_Call, list[Any]]:
     """Return the call, and x, the edges' weights and all operands."""
-    call = _Call(SCORES[score], tuple(numbers[1:]), group(edges, tensors[0].size(0)), numbers[0], saves_output)
+    call = _Call(SCORES[score], tuple(numbers[1:]), group(edges, tensors[0].size(-3)), numbers[0], saves_output)
     return call, _spread([at for at, there in enumerate(present) if there], tensors, len(present))
 
 
@@ -300,9 +301,10 @@ def _attend_op(
 def _keep(call: _Call, seed: Tensor | None, x: Tensor) -> Tensor:
     """Return k_ij `[R, H]` in the caller's order, -1 for rows without an edge."""
     edges, heads, dtype = call.edges, x.size(-2), torch.promote_types(x.dtype, torch.float32)
-    kept = x.new_ones(edges.num_rows, heads, dtype=dtype)
+    kept = x.new_ones(*x.shape[:-3], edges.num_rows, heads, dtype=dtype)
     if seed is not None:
-        kept = draw_mask(seed, edges.dropout_edges, heads, call.dropout, dtype)
+        kept = draw_mask(seed, edges.dropout_edges, heads * seed.numel(), call.dropout, dtype)
+        kept = to_models(kept, 1, seed.numel()).contiguous() if x.dim() == 4 else kept
     is_edge = edges.ungroup(kept.new_ones(edges.num_edges, 1, dtype=torch.bool))
     return kept.masked_fill_(~is_edge, -1.0)
 
@@ -312,18 +314,20 @@ def _(tensors, present, seed, edge_index, num_dst, loops, flow, score, numbers, 
     x, dtype = tensors[0], result_dtype(*tensors)
     operands = _spread([at for at, there in enumerate(present) if there], tensors, len(present))
     edge_values = SCORES[score].of(operands[2:], numbers[1:]).edge_values
-    channels = x.size(2) + (0 if edge_values is None else edge_values.size(1))
-    sizes = {"N_dst": num_dst, "H": x.size(1), "C": channels}
-    wide = torch.promote_types(dtype, torch.float32)
-    log_sum_exp = x.new_empty(num_dst, x.size(1), *((2,) if x.device.type == "cpu" else ()), dtype=wide)
+    channels = x.size(-1) + (0 if edge_values is None else edge_values.size(-1))
+    sizes = {"N_dst": num_dst, "H": x.size(-2), "C": channels}
+    wide, models = torch.promote_types(dtype, torch.float32), x.shape[:-3]
+    log_sum_exp = x.new_empty(*models, num_dst, x.size(-2), *((2,) if x.device.type == "cpu" else ()), dtype=wide)
     saved = SCORES[score].saved if saves_output else ()
     others = [
-        x.new_empty([sizes[letter] for letter in shape], dtype=dtype if "C" in shape else wide) for shape in saved
+        x.new_empty([*models, *(sizes[letter] for letter in shape)], dtype=dtype if "C" in shape else wide)
+        for shape in saved
     ]
     if keeps:
-        num_rows = edge_index.size(1) + (torch.sym_min(x.size(0), num_dst) if loops else 0)
-        others.append(x.new_empty(num_rows, x.size(1), dtype=torch.promote_types(x.dtype, torch.float32)))
-    return [x.new_empty(num_dst, x.size(1), channels, dtype=dtype), log_sum_exp, *others]
+        num_rows = edge_index.size(1) + (torch.sym_min(x.size(-3), num_dst) if loops else 0)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        others.append(x.new_empty(*models, num_rows, x.size(-2), dtype=wide))
+    return [x.new_empty(*models, num_dst, x.size(-2), channels, dtype=dtype), log_sum_exp, *others]
 
 
 @torch.library.custom_op("gat_pyg::attend_backward", mutates_args=(), tags=_TAGS)
@@ -354,7 +358,8 @@ def _attend_backward_op(
 
 @_attend_backward_op.register_fake
 def _(grad, tensors, saved, needs, *rest):  # type: ignore[no-untyped-def]
-    return [t.new_empty(t.shape) if needed else grad.new_empty(0) for t, needed in zip(tensors, needs, strict=True)]
+    none = grad.new_empty(*tensors[0].shape[:-3], 0)
+    return [t.new_empty(t.shape) if needed else none.clone() for t, needed in zip(tensors, needs, strict=True)]
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -376,3 +381,22 @@ def _operator_backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
 
 
 _attend_op.register_autograd(_operator_backward, setup_context=_save_for_backward)
+
+
+@_attend_op.register_vmap
+def _(info, in_dims, tensors, present, seed, edge_index, *rest):  # type: ignore[no-untyped-def]
+    *plain, drop_seed, drop, keeps = rest
+    dims, seed_dim, graph_dim, drop_dim = in_dims[0], in_dims[2], in_dims[3], in_dims[-3]
+    if graph_dim is not None:
+        raise NotImplementedError(NOT_OVER_THE_GRAPH)
+    if tensors[0].dim() - (dims[0] is not None) == 4:
+        raise NotImplementedError("a compiler maps over one axis of models or features, and there are two.")
+    tensors = [_in_front(t, dim, info.batch_size) for t, dim in zip(tensors, dims, strict=True)]
+    seed = None if seed is None else _in_front(seed, seed_dim, info.batch_size)
+    drop_seed = drop_seed if drop_dim is None else drop_seed.select(drop_dim, 0)  # one draw for all
+    results = _attend_op(tensors, present, seed, edge_index, *plain, drop_seed, drop, keeps)
+    return results, [0] * len(results)
+
+
+def _in_front(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)

@@ -193,11 +193,11 @@ class _AttentionConv(MessagePassing):
         """The edges with loops, and alpha, without the rows of the graph's own loops, in plain torch for a compiler."""
         if not self.add_self_loops:
             return edge_index, alpha
-        num_edges = edge_index.size(1)
+        num_edges, device = edge_index.size(1), edge_index.device
         rows = (edge_index[0] != edge_index[1]).nonzero().squeeze(1)
-        loops = torch.arange(alpha.size(0) - num_edges, dtype=edge_index.dtype, device=edge_index.device)
-        edge_index = torch.cat([edge_index.index_select(1, rows), loops.expand(2, -1)], 1)
-        return edge_index, torch.cat([alpha[:num_edges].index_select(0, rows), alpha[num_edges:]])
+        loops = torch.arange(alpha.size(0) - num_edges, device=device)
+        edge_index = torch.cat([edge_index.index_select(1, rows), loops.to(edge_index.dtype).expand(2, -1)], 1)
+        return edge_index, alpha.index_select(0, torch.cat([rows, loops + num_edges]))
 
     def _drops_edges(self) -> bool:
         return self.training and self.edge_dropout > 0.0
