@@ -4,6 +4,7 @@
     python benchmarks/attention.py --cases 'ppi*' --threads 2
     python benchmarks/attention.py --scale 0.01 --rounds 3      # generated graphs of a hundredth of the size
     python benchmarks/attention.py --cases 'products-alone-8x8*' --variants SPLIT=128 SPLIT=512
+    python benchmarks/attention.py --cases 'arxiv-alone-4x256*' --ways auto --variants    # all that are open
 
 A case is a layer with its Linear, or "attention alone": the operation on given features and scores. No row before its
 output and every gradient agree with float64 on the same weights, and ours also give the same bits ten times; a way that
@@ -52,7 +53,7 @@ from gat_pyg.graph.adjacency import neighbourhoods
 from gat_pyg.graph.edges import Edges
 from gat_pyg.philox import draw_seed, keep_mask
 from machine import on_gpu, seconds
-from ways import WAYS, Case, Problem, Way, variant, way
+from ways import WAYS, Case, Problem, Way, variant, variants, way
 
 # Of the norm and of the largest entry. In float32 some scores lie on the other side of the LeakyReLU than in float64:
 # the gradients of GATv2 with edge features are off by 3e-4 then, with PyG's layer as with ours.
@@ -427,7 +428,9 @@ def command_line() -> argparse.ArgumentParser:
         help="for a case's rounds; a way whose step takes a third is left out, PyG's not",
     )
     parser.add_argument(
-        "--variants", nargs="*", default=[], help="more ways: ours with a constant of the CUDA kernels, as SPLIT=64"
+        "--variants",
+        nargs="*",
+        help="more ways: ours with constants of the CUDA kernels, as SPLIT=64; alone: all open ones",
     )
     parser.add_argument("--compile", type=float, default=0.0, help="seconds that torch.compile gets for PyG's layer")
     parser.add_argument("--scale", type=float, default=1.0, help="of N and E; other than 1, every graph is generated")
@@ -446,7 +449,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record: dict[str, Any] = {**machine.about(options.device), "copy_gb_s": machine.bandwidth(options.device)}
     record |= {"scale": options.scale, "graphs": {}, "cases": [], "rows": [], "wrong": []}
     out = options.out or machine.results(options.name, options.device)
-    for setting in options.variants:
+    for setting in [] if options.variants is None else options.variants or variants():
         WAYS[f"auto, {setting}"] = variant(setting)
         options.ways = [*options.ways, f"auto, {setting}"]
     status = 0

@@ -298,19 +298,45 @@ def constant(name: str, value: int) -> Iterator[None]:
         yield
 
 
-def variant(setting: str) -> Callable[[Problem], Way]:
-    """Our way with another value of a constant of the CUDA kernels, such as SPLIT=64."""
-    name, value = setting.split("=")
+def narrowed(problem: Problem, channels: int) -> Way | None:
+    """Attention alone, a head as several narrower ones with the same scores; their gradients are added by autograd."""
+    case = problem.case
+    if case.F or case.C % channels or problem.p:
+        return None
+    x, *scores = problem.given.values()
+    parts = case.C // channels
 
-    def make(problem: Problem) -> Way:
-        made = ours(problem.anew(), "auto")
+    def forward() -> Tensor:
+        several = [score.repeat_interleave(parts, 1) for score in scores]
+        return attend(x.view(-1, case.H * parts, channels), Additive(*several), problem.edges).view(-1, case.H, case.C)
+
+    return way(forward, problem.given, problem.grad)
+
+
+def variant(setting: str) -> Callable[[Problem], Way | None]:
+    """Our way with other constants of the CUDA kernels, such as SPLIT=64; with CHANNELS=32, as `narrowed`."""
+    values = {name: int(value) for name, value in (part.split("=") for part in setting.split(","))}
+    channels = values.pop("CHANNELS", 0)
+
+    def make(problem: Problem) -> Way | None:
+        problem = problem.anew()
+        made = narrowed(problem, channels) if channels else ours(problem, "auto")
 
         def within(run: Callable[[], Any]) -> Callable[[], Any]:
-            return constant(name, int(value))(run)
+            for name, value in values.items():
+                run = constant(name, value)(run)
+            return run
 
-        return Way(within(made.forward), within(made.step))
+        return None if made is None else Way(within(made.forward), within(made.step))
 
     return make
+
+
+def variants() -> list[str]:
+    """Return the settings that only a measurement can decide on."""
+    from gat_pyg.kernels.gpu import rows
+
+    return [*rows.VARIANTS, "CHANNELS=32,SLAB=32"]
 
 
 # No PyG loops in its CUDA graph: dropping a graph's own loops waits for the device, which a capture cannot.

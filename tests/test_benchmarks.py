@@ -174,6 +174,13 @@ def test_attention_alone_in_bfloat16_and_with_dropout(bench: ModuleType, tmp_pat
     assert record["cases"][0]["dtype"] == ("torch.bfloat16" if "bf16" in case else "torch.float32")
 
 
+def test_a_head_as_several_narrower_ones(bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(bench.WAYS, "pyg", bench.variant("CHANNELS=4"))
+    status, record = run(bench, tmp_path, "cora-alone-8x8")
+    assert status == 0 and record["wrong"] == []
+    assert {row["way"] for row in record["rows"]} == {"pyg", "auto", "segment"}
+
+
 def test_no_row_of_another_mask(bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def shifted(problem: Any) -> Any:
         made = bench.WAYS["segment"](problem)
@@ -316,14 +323,14 @@ def test_usage(arguments: list[str]) -> None:
 def test_a_rehearsal_takes_the_way_of_a_gpu(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     script = Path(__file__).parents[1] / "benchmarks" / "attention.py"
-    ways = ["--ways", "pyg", "auto", "auto, CUDA graph", "--variants", "SPLIT=4"]
+    ways = ["--ways", "pyg", "auto", "auto, CUDA graph", "--variants", "SPLIT=4,AHEAD=1"]
     small = ["--rounds=1", "--seconds=60", f"--out={tmp_path}/it.json", "--cases", "cora-alone-8x8-dropout"]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     ran = subprocess.run([sys.executable, script, *ways, *small], env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     record = json.loads((tmp_path / "it.json").read_text())
     assert record["machine"] == "rehearsal" and record["wrong"] == []
-    assert [row["way"] for row in record["rows"]] == ["pyg", "auto", "auto, CUDA graph", "auto, SPLIT=4"]
+    assert [row["way"] for row in record["rows"]] == ["pyg", "auto", "auto, CUDA graph", "auto, SPLIT=4,AHEAD=1"]
 
 
 def test_a_rehearsal_cuts_the_data_sets_of_the_command() -> None:

@@ -41,6 +41,7 @@ from gat_pyg.features import gpu as features  # noqa: E402
 from gat_pyg.features.dropout import dropout as feature_dropout  # noqa: E402
 from gat_pyg.features.linear import Linear, linear  # noqa: E402
 from gat_pyg.features.pattern import Pattern  # noqa: E402
+from gat_pyg.graph import edges as edges_module  # noqa: E402
 from gat_pyg.graph.adjacency import neighbourhoods  # noqa: E402
 from gat_pyg.graph.edges import Edges  # noqa: E402
 from gat_pyg.kernels import device  # noqa: E402
@@ -484,6 +485,46 @@ def test_long_rows_of_a_stack_are_split(names: str, monkeypatch: pytest.MonkeyPa
     assert_each_is_alone(graph, 2, 5, 7, names)
 
 
+def vary(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set a constant of the launches, as `benchmarks/attention.py --variants` does."""
+    name, value = setting.split("=")
+    for module in (rows, edges_module):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, int(value))
+
+
+@runs
+@pytest.mark.parametrize("setting", rows.VARIANTS)
+def test_variants_of_the_launches_compute_the_same(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On rows of 1 to 300 edges, with many narrow heads and with wide ones."""
+    vary(setting, monkeypatch)
+    packed, launches = additive._Backward.packed, []
+    monkeypatch.setattr(additive._Backward, "packed", lambda launch: launches.append(setting) or packed(launch))
+    graph = stairs(1, 4, 0, 17, 33, 129, 300)
+    for names in (ADDITIVE, "x score_src score_dst", GATV2):
+        check(graph, 5, 8, names, dropout=0.3)
+    check(SMALL, 4, 256, ADDITIVE)
+    assert launches == ["PACKED=1"] * 3 * (setting == "PACKED=1")
+
+
+@compiles
+def test_variants_change_what_is_compiled(monkeypatch: pytest.MonkeyPatch, compile_kernel: Compile) -> None:
+    tiles = {}
+    for setting in ("AHEAD=4", *rows.VARIANTS):
+        with monkeypatch.context() as patch:
+            vary(setting, patch)
+            tiles[setting] = [rows.tile_for(1, 4, 256, 14, 0), rows.tile_for(1, 8, 8, 50, 0), rows.SPLIT, rows.STRIDED]
+            tiles[setting] += [rows.PACKED, rows.EVICT]
+    assert all(tiles[setting] != tiles["AHEAD=4"] for setting in rows.VARIANTS)
+    tile = rows.tile_for(1, 8, 8, 15)
+    constants = {"models": None, "EACH": 8, "C": 8, "SPLIT": rows.SPLIT, "STAGES": tile.stages, **tile.blocks}
+    for kernel in ("forward", "backward"):
+        record = {"RECORD": 32} if kernel == "backward" else {}
+        code = compile_kernel(*KERNELS[kernel], "fp32", **constants, **record, EVICT="evict_first")
+        assert re.search(r"\bld\.global\.\S*evict_first", code.ptx)
+        assert_fits(code, 90)
+
+
 @runs
 def test_the_split_size_itself() -> None:
     graph = stairs(rows.SPLIT, rows.SPLIT + 1)
@@ -874,10 +915,10 @@ def test_strides_do_not_matter(names: str) -> None:
 
 
 @runs
-@pytest.mark.parametrize("limit", [additive.STRIDED, 0])
+@pytest.mark.parametrize("limit", [rows.STRIDED, 0])
 def test_scores_of_both_ends_as_slices_of_one_tensor(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the layers compute them; small ones are read where they lie, in every pass and in both modes."""
-    monkeypatch.setattr(additive, "STRIDED", limit)
+    monkeypatch.setattr(rows, "STRIDED", limit)
     graph = union(SMALL, stairs(3, rows.SPLIT + 1))
     edges = on_device(edges_of(graph))
     for heads in (1, 3):
@@ -1291,14 +1332,14 @@ def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
         num_warps: int,
         threshold: str = "i64",
         divisible: tuple[str, ...] = (),
-        **constants: int | None,
+        **constants: int | str | None,
     ) -> Compiled:
         kernels = [getattr(module, name) for module in MODULES if hasattr(module, name)]
         kernel = next(
             kernel for kernel in kernels if {f"p_{pointer}" for pointer in given.split()} <= {*kernel.arg_names}
         )
         signature, values, aligned = {}, {}, {}
-        constants = {"STRIDE": None} | constants
+        constants = {"STRIDE": None, "RECORD": None, "EVICT": ""} | constants
         numbers = INTEGERS | {"threshold": threshold}
         for place, argument in enumerate(kernel.arg_names):
             pointer = argument.removeprefix("p_")

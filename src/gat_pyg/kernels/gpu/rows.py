@@ -13,6 +13,20 @@ from ...graph.edges import SPLIT as SPLIT
 from ...graph.edges import Edges, Side, count_long, indices_of
 from ...graph.remembered import remembered
 
+# Constants of the launches. `VARIANTS` has other values, which only a measurement can decide on.
+
+NUMBERS = 1024  # of a block of features, for each warp
+SLAB = 256  # numbers of a row's features that a program has at most, unless a head is wider
+AHEAD = 4  # blocks of edges in a row on average from which on loads run ahead, through shared memory
+STRIDED = 1 << 24  # bytes of the scores of both ends that are read as they lie, as slices of one tensor
+PACKED = 0  # 1: the additive backward pass gathers d, lse and D of a dst from one record
+EVICT = 0  # 1: the additive kernels evict ids from the L2 cache first
+
+VARIANTS = (
+    *("AHEAD=1", "NUMBERS=512", "NUMBERS=2048", "SLAB=1024", "SPLIT=32", "SPLIT=64", "SPLIT=128"),
+    *("STRIDED=0", "PACKED=1", "EVICT=1"),
+)
+
 # What the kernels share.
 
 
@@ -204,7 +218,7 @@ class Tile(NamedTuple):
 
 
 def tile_for(models: int, heads: int, channels: int, degree: float, features: int = 0) -> Tile:
-    """A slab of heads of up to 256 numbers, or one wider head; 1024 numbers a warp, less for short rows.
+    """A slab of heads of up to `SLAB` numbers, or one wider head; `NUMBERS` a warp, less for short rows.
 
     Stacks of all sizes use the same tile, since every further tile is one more kernel to compile.
     Loads run ahead, through shared memory, where rows are long enough to gain by it and the tiles fit.
@@ -212,13 +226,13 @@ def tile_for(models: int, heads: int, channels: int, degree: float, features: in
     """
     block_c = triton.next_power_of_2(max(1, channels))
     width = max(block_c, triton.next_power_of_2(max(1, features)))
-    block_h = max(1, 256 // width)
+    block_h = max(1, SLAB // width)
     if models == 1:
         block_h = min(triton.next_power_of_2(heads), block_h)
-    warps = min(16, max(1, width // 256))
-    block_e = max(1, (512 if features else 1024) * warps // (block_h * width))
+    warps = min(16, max(1, block_h * width // 256))
+    block_e = max(1, (NUMBERS // 2 if features else NUMBERS) * warps // (block_h * width))
     block_e = min(block_e, max(4, triton.next_power_of_2(round(degree))))
-    return Tile(block_e, block_h, block_c, warps, 3 if degree > 4 * block_e and warps <= 8 else 1)
+    return Tile(block_e, block_h, block_c, warps, 3 if degree > AHEAD * block_e and warps <= 8 else 1)
 
 
 def stack_arguments(models: int, heads: int) -> dict[str, Any]:
