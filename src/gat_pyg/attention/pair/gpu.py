@@ -39,45 +39,9 @@ from ..steps.gpu import (
     total_mass,
 )
 from . import GATv2
-from .gpu_edges import attr_gradient, of_edges, parameter_gradients
+from .gpu_edges import Operands, attr_gradient, embed, features_of, parameter_gradients
 
 BLOCKS = 4096  # programs of the pass over dst that sum the gradient of att; a fixed number, whatever the GPU
-
-
-@triton.jit
-def _embed(
-    b_z,
-    p_lin,
-    p_edge_attr,
-    i_edge,
-    i_h,
-    o_hc,
-    m_e,
-    m_hc,
-    attr_stride,
-    models,
-    H,
-    EACH: tl.constexpr,
-    C,
-    D: tl.constexpr,
-):
-    """Add W_e u_ij to z of a block of edges, one feature of the edges at a time."""
-    if p_lin is not None:
-        p_attr = of_edges(p_edge_attr, i_edge, i_h, attr_stride, models, EACH, D)
-        for d in tl.range(0, D, num_stages=1):
-            b_attr = tl.load(p_attr + d, mask=m_e[:, None], other=0.0).to(tl.float32)
-            b_z += b_attr[:, :, None] * load_row(p_lin, d * H * C + o_hc, m_hc)[None, :, :]
-    return b_z
-
-
-@triton.jit
-def _features(p_edge_attr, p_query_edge, i_edge, i_h, o_d, m_e, attr_stride, models, EACH: tl.constexpr, D):
-    """u_ij of a block of edges, `[edges, 1 or heads, features]`, for the scaled product; 0 if there are none."""
-    if p_query_edge is None:
-        return 0.0
-    else:
-        p_attr = of_edges(p_edge_attr, i_edge, i_h, attr_stride, models, EACH, D)[:, :, None] + o_d[None, None, :]
-        return tl.load(p_attr, mask=m_e[:, None, None] & (o_d < D)[None, None, :], other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -156,9 +120,9 @@ def _forward_kernel(
         i_edge = edge_id(p_perm, start + o_e, m_e)
         b_x = gather_features(p_x, i_src, o_hc, m_e, m_hc, H * C)
         b_key = b_x if p_key is None else gather_features(p_key, i_src, o_hc, m_e, m_hc, H * C)
-        b_attr = _features(p_edge_attr, p_query_edge, i_edge, i_h, o_d, m_e, attr_stride, models, EACH, D)
+        b_attr = features_of(p_edge_attr, p_query_edge, i_edge, i_h, o_d, m_e, attr_stride, models, EACH, D)
         b_z = b_x + b_x_dst[None, :, :]
-        b_z = _embed(b_z, p_lin, p_edge_attr, i_edge, i_h, o_hc, m_e, m_hc, attr_stride, models, H, EACH, C, D)
+        b_z = embed(b_z, p_lin, p_edge_attr, i_edge, i_h, o_hc, m_e, m_hc, attr_stride, models, H, EACH, C, D)
         b_e = _score(b_z, b_key, b_attr, b_x_dst, b_att, b_query_edge, p_att, p_query_edge, slope, scale)
         b_factor = keep(p_seed, p_dropout_ids, start + o_e, m_e, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
         b_factor *= edge_weights(p_edge_weight, i_edge, i_h, m_eh, H)
@@ -258,9 +222,9 @@ def _backward_dst_kernel(
             i_edge = edge_id(p_perm, start + o_e, m_e)
             b_x = gather_features(p_x, i_src, o_hc, m_e, m_hc, H * C)
             b_key = b_x if p_key is None else gather_features(p_key, i_src, o_hc, m_e, m_hc, H * C)
-            b_attr = _features(p_edge_attr, p_query_edge, i_edge, i_h, o_d, m_e, attr_stride, models, EACH, D)
+            b_attr = features_of(p_edge_attr, p_query_edge, i_edge, i_h, o_d, m_e, attr_stride, models, EACH, D)
             b_z = b_x + b_x_dst[None, :, :]
-            b_z = _embed(b_z, p_lin, p_edge_attr, i_edge, i_h, o_hc, m_e, m_hc, attr_stride, models, H, EACH, C, D)
+            b_z = embed(b_z, p_lin, p_edge_attr, i_edge, i_h, o_hc, m_e, m_hc, attr_stride, models, H, EACH, C, D)
             b_g = tl.sum(b_x * b_grad[None, :, :], 2)
             if p_query_edge is not None:
                 b_g += tl.sum(b_attr * b_grad_out_edge[None, :, :], 2)
@@ -348,7 +312,7 @@ def _backward_src_kernel(
         if p_att is not None:
             i_edge = edge_id(p_edge_ids, start + o_e, m_e)
             b_z = b_x + b_x_dst
-            b_z = _embed(b_z, p_lin, p_edge_attr, i_edge, i_h, o_hc, m_e, m_hc, attr_stride, models, H, EACH, C, D)
+            b_z = embed(b_z, p_lin, p_edge_attr, i_edge, i_h, o_hc, m_e, m_hc, attr_stride, models, H, EACH, C, D)
             b_x_dst = tl.where(b_z > 0.0, 1.0, slope)
         b_sum_z += tl.sum(b_grad_e[:, :, None] * b_x_dst, 0)
 
@@ -359,64 +323,6 @@ def _backward_src_kernel(
         o_item = offset(i_item, 2 * H * C) + o_hc
         store_row(p_grad_x, p_chunks, o_row, o_item, b_sum, m_hc, is_whole, is_chunk)
         store_row(p_grad_key, p_chunks, o_row, o_item + H * C, b_sum_z, m_hc, is_whole, is_chunk)
-
-
-class _Operands(NamedTuple):
-    """The operands as the kernels take them, the heads of all models side by side."""
-
-    x: Tensor
-    x_dst: Tensor
-    att: Tensor | None
-    key: Tensor | None
-    lin: Tensor | None  # [D, H, C]
-    query_edge: Tensor | None
-    edge_attr: Tensor | None  # [E, D] of all models, or of each in turn
-    attr_stride: int  # from one model to the next
-    slope: float
-    scale: float
-
-    @classmethod
-    def of(cls, x: Tensor, score: GATv2 | Dot) -> _Operands:
-        """The operands of a score."""
-        models, scale, edge_attr = x.shape[:-3], max(x.size(-1), 1) ** -0.5, score.edge_attr
-        att = lin = key = query_edge = None
-        slope = 1.0
-        if isinstance(score, Dot):
-            key, query_edge = score.key, score.query_edge
-        else:
-            att, lin, slope = score.att.contiguous(), score.lin_edge, float(score.negative_slope)
-        if edge_attr is None or edge_attr.size(-1) == 0:
-            lin = query_edge = edge_attr = None
-        stride = 0
-        if edge_attr is not None:
-            shared = edge_attr.dim() == 3 and edge_attr.stride(0) == 0
-            edge_attr = (edge_attr[0] if shared else edge_attr).contiguous()
-            stride = edge_attr[0].numel() if edge_attr.dim() == 3 else 0
-        x, x_dst, key, query_edge = beside(models, x, score.x_dst, key, query_edge)
-        lin = None if lin is None else lin.movedim(-1, 0).contiguous()
-        return cls(x, x_dst, att, key, lin, query_edge, edge_attr, stride, slope, scale)
-
-    @property
-    def size(self) -> int:
-        """D, the number of features of an edge."""
-        return 0 if self.edge_attr is None else self.edge_attr.size(-1)
-
-    @property
-    def features(self) -> int:
-        """D if the features are attended to, else 0."""
-        return 0 if self.query_edge is None else self.size
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The kernels' arguments for the operands."""
-        numbers = {name: getattr(self, name) for name in ("attr_stride", "slope", "scale")}
-        tensors = {f"p_{name}": getattr(self, name) for name in self._fields if name not in numbers}
-        return tensors | numbers | {"D": self.size}
-
-    @property
-    def block(self) -> dict[str, int]:
-        """The kernels' argument for a block of all features that are attended to."""
-        return {"BLOCK_D": triton.next_power_of_2(max(1, self.features))}
 
 
 def forward(
@@ -431,7 +337,7 @@ def forward(
 ) -> tuple[Tensor, ...]:
     """Return the output `[N_dst, H, C]`, or C + D, in `dtype` and log-sum-exp `[N_dst, H]`."""
     models = x.shape[:-3]
-    operands, (weight,) = _Operands.of(x, score), beside(models, edge_weight)
+    operands, (weight,) = Operands.of(x, score), beside(models, edge_weight)
     arguments, out_edge = operands.arguments, None
     x = arguments.pop("p_x")
     if operands.features:
@@ -460,7 +366,7 @@ def backward(
     Holds two numbers an edge and head.
     """
     models, wanted = x.shape[:-3], dict(zip(("x", "edge_weight", *score.shapes), needs, strict=True))
-    operands = _Operands.of(x, score)
+    operands = Operands.of(x, score)
     (_, heads, channels), num_edges, features = operands.x.shape, edges.num_edges, operands.features
     if num_edges == 0 or operands.x.numel() == 0:
         of = {"x": x, "edge_weight": edge_weight} | dict(zip(score.shapes, score.operands, strict=True))
@@ -477,56 +383,77 @@ def backward(
     grad_query_edge = None if query_edge is None else torch.empty_like(query_edge)
     grad_weight = of_rows(edges, wanted["edge_weight"], edges.num_rows, heads, device=x.device)
     weights = x.new_empty(num_edges, 2, heads, dtype=torch.float32)
-
-    size = models.numel()
-    by_dst, by_src = Walk(edges, "dst", size, heads, channels, features), Walk(edges, "src", size, heads, channels)
-    held_dst = by_dst.hold(heads * (channels + features))
-    held_src = by_src.hold(heads * channels * (1 if key is None else 2))
-    blocks = by_dst.items if operands.att is None else min(by_dst.items, BLOCKS)
-    held_att = None if operands.att is None else x.new_empty(blocks, heads, channels, dtype=torch.float32)
-    shared = {"p_grad": grad, "p_weights": weights, **operands.arguments}
+    launch = _Backward(operands, edges, models.numel(), grad, weights)
+    of_dst = {"p_grad_out_edge": grad_edge, "p_edge_weight": weight, "p_out": out, "p_out_edge": out_edge, "p_lse": lse}
+    of_dst |= {"p_grad_weight": grad_weight, **drop_arguments(dropout, seed, edges.dropout_ids_by_dst)}
     with torch.cuda.device_of(x):
-        _backward_dst_kernel[(blocks, by_dst.slabs)](
-            p_grad_out_edge=grad_edge,
-            p_edge_weight=weight,
-            p_out=out,
-            p_out_edge=out_edge,
-            p_lse=lse,
-            p_src=edges.src,
-            p_perm=edges.perm,
-            p_grad_x_dst=grad_x_dst,
-            p_grad_query_edge=grad_query_edge,
-            p_grad_att=held_att,
-            p_grad_weight=grad_weight,
-            p_chunks=held_dst,
-            num_items=by_dst.items,
-            **shared,
-            **operands.block,
-            **drop_arguments(dropout, seed, edges.dropout_ids_by_dst),
-            **by_dst.arguments,
-        )
-        by_dst.sum(held_dst, grad_x_dst, grad_query_edge)
-        _, dst, place = edges.transpose
-        _backward_src_kernel[(by_src.items, by_src.slabs)](
-            **{name: value for name, value in shared.items() if name not in ("p_key", "p_query_edge")},
-            p_dst=dst,
-            p_place=place,
-            p_edge_ids=None if operands.lin is None else edges.ids_by_src,
-            p_grad_x=grad_x,
-            p_grad_key=grad_key,
-            p_chunks=held_src,
-            **by_src.arguments,
-        )
-        by_src.sum(held_src, grad_x, grad_key)
+        shares = launch.over_dst(grad_x_dst, grad_query_edge, **of_dst)
+        launch.over_src(grad_x, grad_key)
         names = "x", "edge_weight", "x_dst", "key", "query_edge"
         grads = dict(zip(names, apart(models, grad_x, grad_weight, grad_x_dst, grad_key, grad_query_edge), strict=True))
         if isinstance(score, Dot):
             if score.query_edge is not None and query_edge is None:  # D is 0
                 grads["query_edge"] = torch.zeros_like(score.query_edge)
             if wanted["edge_attr"]:
-                grads["edge_attr"] = attr_gradient(operands, grad_edge, weights, edges, size, models)
+                grads["edge_attr"] = attr_gradient(operands, grad_edge, weights, edges, launch.models, models)
         else:
-            grads["att"] = None if held_att is None else held_att.sum(0).view_as(score.att)
+            grads["att"] = None if shares is None else shares.sum(0).view_as(score.att)
             if score.lin_edge is not None and (wanted["lin_edge"] or wanted["edge_attr"]):
-                grads |= parameter_gradients(operands, score.lin_edge, weights, edges, size, wanted["edge_attr"])
+                of_features = operands, score.lin_edge, weights, edges, launch.models, wanted["edge_attr"]
+                grads |= parameter_gradients(*of_features)
     return {name: grads.get(name) for name in ("x", "edge_weight", *score.shapes)}
+
+
+class _Backward(NamedTuple):
+    """The launches of a backward pass."""
+
+    operands: Operands
+    edges: Edges
+    models: int
+    grad: Tensor
+    weights: Tensor  # [E, 2, H], from the pass over dst to the others
+
+    def over_dst(self, grad_x_dst: Tensor, grad_query_edge: Tensor | None, **arguments: Any) -> Tensor | None:
+        """Launch the pass over the rows of dst, and the sum of their chunks; return the shares of grad att."""
+        operands, edges, (_, heads, channels) = self.operands, self.edges, self.grad.shape
+        walk = Walk(edges, "dst", self.models, heads, channels, operands.features)
+        held = walk.hold(heads * (channels + operands.features))
+        blocks = walk.items if operands.att is None else min(walk.items, BLOCKS)
+        shares = None if operands.att is None else self.weights.new_empty(blocks, heads, channels)
+        _backward_dst_kernel[(blocks, walk.slabs)](
+            p_grad=self.grad,
+            p_weights=self.weights,
+            p_src=edges.src,
+            p_perm=edges.perm,
+            p_grad_x_dst=grad_x_dst,
+            p_grad_query_edge=grad_query_edge,
+            p_grad_att=shares,
+            p_chunks=held,
+            num_items=walk.items,
+            **operands.arguments,
+            **operands.block,
+            **arguments,
+            **walk.arguments,
+        )
+        walk.sum(held, grad_x_dst, grad_query_edge)
+        return shares
+
+    def over_src(self, grad_x: Tensor, grad_key: Tensor | None) -> None:
+        """Launch the pass over the rows of src, and the sum of their chunks."""
+        operands, edges, (_, heads, channels) = self.operands, self.edges, self.grad.shape
+        _, dst, place = edges.transpose
+        walk = Walk(edges, "src", self.models, heads, channels)
+        held = walk.hold(heads * channels * (1 if grad_key is None else 2))
+        _backward_src_kernel[(walk.items, walk.slabs)](
+            p_grad=self.grad,
+            p_weights=self.weights,
+            p_dst=dst,
+            p_place=place,
+            p_edge_ids=None if operands.lin is None else edges.ids_by_src,
+            p_grad_x=grad_x,
+            p_grad_key=grad_key,
+            p_chunks=held,
+            **{name: value for name, value in operands.arguments.items() if name not in ("p_key", "p_query_edge")},
+            **walk.arguments,
+        )
+        walk.sum(held, grad_x, grad_key)

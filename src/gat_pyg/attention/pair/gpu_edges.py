@@ -1,12 +1,12 @@
-"""Features of edges on CUDA: where they are, and the gradients that are sums over edges in any order.
+"""Operands and features of edges on CUDA, and the gradients that are sums over edges in any order.
 
-After the passes over dst and src, from k_ij w_ij alpha_ij and grad e_ij `[E, 2, H]`. The number of programs that share
-a sum is fixed, and their shares are added in their order.
+Those run after the passes over dst and src, from k_ij w_ij alpha_ij and grad e_ij `[E, 2, H]`. The number of programs
+that share a sum is fixed, and their shares are added in their order.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -14,10 +14,70 @@ import triton.language as tl
 from torch import Tensor
 
 from ...graph.edges import Edges
-from ...kernels.gpu.rows import all_models, edge_id, offset, stack_arguments
+from ...kernels.gpu.rows import all_models, beside, edge_id, load_row, offset, stack_arguments
+from ..dot import Dot
 from ..steps.gpu import of_rows
+from . import GATv2
 
 BLOCKS = 1024  # programs that sum the gradient of W_e; a fixed number, whatever the GPU
+
+
+class Operands(NamedTuple):
+    """The operands as the kernels take them, the heads of all models side by side."""
+
+    x: Tensor
+    x_dst: Tensor
+    att: Tensor | None
+    key: Tensor | None
+    lin: Tensor | None  # [D, H, C]
+    query_edge: Tensor | None
+    edge_attr: Tensor | None  # [E, D] of all models, or of each in turn
+    attr_stride: int  # from one model to the next
+    slope: float
+    scale: float
+
+    @classmethod
+    def of(cls, x: Tensor, score: GATv2 | Dot) -> Operands:
+        """The operands of a score."""
+        models, scale, edge_attr = x.shape[:-3], max(x.size(-1), 1) ** -0.5, score.edge_attr
+        att = lin = key = query_edge = None
+        slope = 1.0
+        if isinstance(score, Dot):
+            key, query_edge = score.key, score.query_edge
+        else:
+            att, lin, slope = score.att.contiguous(), score.lin_edge, float(score.negative_slope)
+        if edge_attr is None or edge_attr.size(-1) == 0:
+            lin = query_edge = edge_attr = None
+        stride = 0
+        if edge_attr is not None:
+            shared = edge_attr.dim() == 3 and edge_attr.stride(0) == 0
+            edge_attr = (edge_attr[0] if shared else edge_attr).contiguous()
+            stride = edge_attr[0].numel() if edge_attr.dim() == 3 else 0
+        x, x_dst, key, query_edge = beside(models, x, score.x_dst, key, query_edge)
+        lin = None if lin is None else lin.movedim(-1, 0).contiguous()
+        return cls(x, x_dst, att, key, lin, query_edge, edge_attr, stride, slope, scale)
+
+    @property
+    def size(self) -> int:
+        """D, the number of features of an edge."""
+        return 0 if self.edge_attr is None else self.edge_attr.size(-1)
+
+    @property
+    def features(self) -> int:
+        """D if the features are attended to, else 0."""
+        return 0 if self.query_edge is None else self.size
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The kernels' arguments for the operands."""
+        numbers = {name: getattr(self, name) for name in ("attr_stride", "slope", "scale")}
+        tensors = {f"p_{name}": getattr(self, name) for name in self._fields if name not in numbers}
+        return tensors | numbers | {"D": self.size}
+
+    @property
+    def block(self) -> dict[str, int]:
+        """The kernels' argument for a block of all features that are attended to."""
+        return {"BLOCK_D": triton.next_power_of_2(max(1, self.features))}
 
 
 @triton.jit
@@ -28,6 +88,42 @@ def of_edges(p_edge_attr, i_edge, i_h, attr_stride, models, EACH: tl.constexpr, 
         i_model = tl.minimum(i_h // EACH, models - 1)  # the last slab may go beyond the last head
         p_attr += offset(i_model, attr_stride)[None, :]
     return p_attr
+
+
+@triton.jit
+def embed(
+    b_z,
+    p_lin,
+    p_edge_attr,
+    i_edge,
+    i_h,
+    o_hc,
+    m_e,
+    m_hc,
+    attr_stride,
+    models,
+    H,
+    EACH: tl.constexpr,
+    C,
+    D: tl.constexpr,
+):
+    """Add W_e u_ij to z of a block of edges, one feature of the edges at a time."""
+    if p_lin is not None:
+        p_attr = of_edges(p_edge_attr, i_edge, i_h, attr_stride, models, EACH, D)
+        for d in tl.range(0, D, num_stages=1):
+            b_attr = tl.load(p_attr + d, mask=m_e[:, None], other=0.0).to(tl.float32)
+            b_z += b_attr[:, :, None] * load_row(p_lin, d * H * C + o_hc, m_hc)[None, :, :]
+    return b_z
+
+
+@triton.jit
+def features_of(p_edge_attr, p_query_edge, i_edge, i_h, o_d, m_e, attr_stride, models, EACH: tl.constexpr, D):
+    """u_ij of a block of edges, `[edges, 1 or heads, features]`, for the scaled product; 0 if there are none."""
+    if p_query_edge is None:
+        return 0.0
+    else:
+        p_attr = of_edges(p_edge_attr, i_edge, i_h, attr_stride, models, EACH, D)[:, :, None] + o_d[None, None, :]
+        return tl.load(p_attr, mask=m_e[:, None, None] & (o_d < D)[None, None, :], other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -145,7 +241,7 @@ def _attr_kernel(
 
 
 def parameter_gradients(
-    operands: Any, lin_edge: Tensor, weights: Tensor, edges: Edges, models: int, wants_attr: bool
+    operands: Operands, lin_edge: Tensor, weights: Tensor, edges: Edges, models: int, wants_attr: bool
 ) -> dict[str, Tensor | None]:
     """Return the gradients of GATv2's `lin_edge` and, if it is wanted, `edge_attr`."""
     if operands.lin is None:  # no features
@@ -180,7 +276,7 @@ def parameter_gradients(
 
 
 def attr_gradient(
-    operands: Any, grad_out_edge: Tensor | None, weights: Tensor, edges: Edges, models: int, stack: torch.Size
+    operands: Operands, grad_out_edge: Tensor | None, weights: Tensor, edges: Edges, models: int, stack: torch.Size
 ) -> Tensor | None:
     """Return the gradient of the scaled product's `edge_attr`, in float32."""
     size, num_edges, block_d = operands.size, edges.num_edges, min(64, triton.next_power_of_2(max(1, operands.size)))
