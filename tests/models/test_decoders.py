@@ -1,0 +1,55 @@
+"""Link decoders against PyG's and torch's, and their laws."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.nn import InnerProductDecoder
+
+from gat_pyg.models.decoders import Bilinear, Perceptron, link_decoder
+from laws import assert_close
+
+Z = torch.randn(7, 4, generator=torch.Generator().manual_seed(0)).double()
+PAIRS = torch.tensor([[0, 1, 6, 3, 2], [1, 0, 6, 2, 3]])
+SWAPPED = [1, 0, 2, 4, 3]  # the position of each pair with its ends exchanged
+
+
+def test_the_dot_product_is_pygs() -> None:
+    assert_close(link_decoder("dot", 4)(Z, PAIRS), InnerProductDecoder()(Z, PAIRS, sigmoid=False))
+
+
+def test_bilinear_is_torchs() -> None:
+    ours, theirs = Bilinear(4, 3).double(), nn.Bilinear(4, 4, 3).double()
+    ours.weight.data, ours.bias.data = theirs.weight.data, theirs.bias.data
+    assert_close(ours(Z, PAIRS), theirs(Z[PAIRS[0]], Z[PAIRS[1]]))
+
+
+@pytest.mark.parametrize("name", ["dot", "bilinear", "mlp"])
+def test_a_decoder_has_one_output_for_each_pair_and_gradients(name: str) -> None:
+    decoder, z = link_decoder(name, 4).double(), Z.clone().requires_grad_()
+    out = decoder(z, PAIRS)
+    assert out.shape == (5,) and decoder(z, PAIRS[:, :0]).shape == (0,)
+    out.square().sum().backward()
+    assert all(weight.grad is not None and weight.grad.any() for weight in (z, *decoder.parameters()))
+    if name != "dot":
+        assert link_decoder(name, 4, 2).double()(z, PAIRS).shape == (5, 2)
+
+
+def test_the_product_is_symmetric_and_concatenation_is_not() -> None:
+    symmetric, directed = Perceptron(4, num_layers=3).double(), Perceptron(4, combine="concat").double()
+    assert_close(symmetric(Z, PAIRS), symmetric(Z, PAIRS)[SWAPPED])
+    assert not torch.allclose(directed(Z, PAIRS), directed(Z, PAIRS)[SWAPPED])
+
+
+def test_what_does_not_fit() -> None:
+    with pytest.raises(ValueError, match="there is no link decoder 'cosine', expected dot, bilinear or mlp"):
+        link_decoder("cosine", 4)
+    with pytest.raises(ValueError, match="the dot product gives one output .* out_channels is 3"):
+        link_decoder("dot", 4, 3)
+    with pytest.raises(ValueError, match="combine is 'sum'"):
+        Perceptron(4, combine="sum")
+    with pytest.raises(ValueError, match="num_layers is 0, expected at least 1"):
+        Perceptron(4, num_layers=0)
+    with pytest.raises(ValueError, match=r"shape \(5, 2\), expected \(2, L\)\. Did you mean edge_label_index\.t\(\)"):
+        link_decoder("dot", 4)(Z, PAIRS.t())
