@@ -198,7 +198,7 @@ def test_sparse_features_are_dense_ones(reproduction: bool, training: bool, monk
         drawn = keep(x.expand(*times, *x.shape), p)
         return SparseFeatures(features, features.content * drawn[..., x != 0])
 
-    monkeypatch.setattr(gat_pyg.features.dropout, "keep", keep)
+    monkeypatch.setattr(gat_pyg.features.dropout, "drop", lambda values, p: values * keep(values, p))
     monkeypatch.setattr(SparseFeatures, "dropped", dropped)
     answers = []
     for features in (x.to_sparse_csr(), x):
