@@ -8,7 +8,7 @@ from lightning import LightningModule
 from torch_geometric.data import Data
 from torch_geometric.nn import GAT
 
-from gat_pyg.data import Task
+from gat_pyg.data import Task, links
 from gat_pyg.models import Readout
 from gat_pyg.tasks.graphs import GraphLabels
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
@@ -48,13 +48,19 @@ def labelled_graphs() -> Task:
     return Task("labelled", graphs[:5], graphs[5:8], graphs[8:], 6, GraphLabels(3))
 
 
+def linked_graph() -> Task:
+    return links(graph(30, 3, 0), val=0.2, test=0.2, channels=3)
+
+
 OBJECTIVES: dict[str, Callable[[], Task]] = {
     "nodes of one graph": one_graph,
     "nodes of one graph, many labels": lambda: one_graph(True),
     "nodes of many graphs": lambda: many_graphs(False),
     "nodes of many graphs, many labels": many_graphs,
     "graphs": labelled_graphs,
+    "links": linked_graph,
 }
+LABELLED = [name for name in OBJECTIVES if name != "links"]  # labels that are given, and none drawn on the host
 WITH_GRAPHS = [name for name, make in OBJECTIVES.items() if make().shared_graph is None]
 
 

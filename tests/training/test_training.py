@@ -54,7 +54,7 @@ from gat_pyg.training.loading import TaskData, sparse_pays
 from gat_pyg.training.progress import MetricsFile, Progress
 from gat_pyg.training.shares import Batches
 from laws import assert_close
-from objectives import OBJECTIVES, WITH_GRAPHS, graph, many_graphs, objective, one_graph, setup
+from objectives import LABELLED, OBJECTIVES, WITH_GRAPHS, graph, many_graphs, objective, one_graph, setup
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated"),
@@ -195,7 +195,7 @@ def test_the_model_gets_what_it_takes():
     torch.testing.assert_close(Inductive(gcn, NodeLabels(3))(data), gcn(data.x, data.edge_index))
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", LABELLED)
 def test_scores_that_are_logged_are_those_of_the_whole_split(name: str):
     task = OBJECTIVES[name]()
     module, rule = setup(task), PaperStopping()
@@ -312,7 +312,7 @@ class Ops(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", LABELLED)
 def test_a_step_never_waits_for_the_device(name: str, sparse: bool):
     task = OBJECTIVES[name]()
     module = setup(task)
@@ -1450,7 +1450,7 @@ def test_a_write_that_dies_leaves_the_last_checkpoint_whole(checkpoint: Path, mo
 # What one sees ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", LABELLED)
 def test_progress_tells_epoch_loss_score_and_patience(name: str, capsys: pytest.CaptureFixture[str]):
     task = OBJECTIVES[name]()
     callbacks = [PaperStopping(patience=50), Progress("mine", every=0.0)]

@@ -67,7 +67,10 @@ def one_run(settings: Settings, task: Task, seed: int, folder: Path) -> Result |
                 seconds, val = resumable.seconds, stopping.kept_score
                 if not stopping.best_epoch:
                     return None
-            score = trainer.test(module, datamodule=data, verbose=False)[0][f"test_{name}"]
+            tested = {
+                key.removeprefix("test_"): score
+                for key, score in trainer.test(module, datamodule=data, verbose=False)[0].items()
+            }
         except RuntimeError as error:
             if monitor.lost:
                 raise ValueError(missing(monitor.lost, trainer.world_size)) from error
@@ -78,7 +81,8 @@ def one_run(settings: Settings, task: Task, seed: int, folder: Path) -> Result |
                 ) from error
             raise
         device = device_name(trainer)
-    outcome = Outcome(seed, name, score, val, stopping.epoch, stopping.best_epoch, seconds)
+    others = {key: round(score, 5) for key, score in tested.items() if key not in ("loss", name)}
+    outcome = Outcome(seed, name, tested[name], val, stopping.epoch, stopping.best_epoch, seconds, others)
     return write_outputs(settings, task, outcome, built, device, folder)
 
 
@@ -110,6 +114,7 @@ def write_outputs(settings: Settings, task: Task, outcome: Outcome, built: Built
         timestamp=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         majority=round(task.objective.constant_score(task.labels("test")), 5),
         item=task.objective.item,
+        scores=outcome.scores or None,
         row=factory.method,
         form=factory.get("form") or "",
         study=factory.get("study") or "",

@@ -93,6 +93,8 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
 def build_module(settings: Settings, task: Task, model: nn.Module) -> Transductive | Inductive:
     """Build the module for the task's setup, and compile the model if `training.compile` is true."""
     training = settings.training
+    if task.objective.item == "link" and (hasattr(model, "fit") or hasattr(model, "penalty")):
+        raise ValueError(f"{type(model).__name__} has its own loss over nodes, which {task.name} has no labels for.")
     if training.compile:
         model.compile()
     if task.shared_graph is not None:
@@ -107,6 +109,8 @@ def build_module(settings: Settings, task: Task, model: nn.Module) -> Transducti
 def build_data(settings: Settings, task: Task, model: nn.Module, trainer: Trainer, seed: int) -> TaskData:
     """Build the batches that `loader` describes."""
     loader, training = settings.loader, settings.training
+    if task.objective.item == "link" and (loader.in_batches or is_divided(trainer)):
+        raise ValueError(f"{task.name} predicts links, which needs the whole graph: loader=full in one process.")
     if is_divided(trainer) and (loader.in_batches or training.compile or task.shared_graph is None):
         raise ValueError(
             "trainer.strategy is halo, which divides a single graph and needs loader=full and training.compile=false. "

@@ -108,16 +108,19 @@ def all_seeds(settings: Settings, folder: Path) -> float:
 def averaged(settings: Settings, task: Task, folder: Path, seeds: Sequence[int]) -> float:
     """Return the test score of the averaged prediction: the mean of the probabilities over the models of `seeds`."""
     sums: Any = 0
-    means: list[Any] = [0.0 for _ in task.test]
     setup, objective = Inductive if task.shared_graph is None else Transductive, task.objective
     module = setup(build_model(settings.model, task).model, objective).eval()
+    graphs = [objective.example(data, "test") for data in task.test]
+    means: list[Any] = [0.0 for _ in graphs]
     for seed in seeds:
         load(seed_folder(folder, settings, seed), module.model)
-        for index, data in enumerate(task.test):
-            out = module(data).double()
-            means[index] = means[index] + objective.probabilities(out) / len(seeds)
-    for mean, data in zip(means, task.test, strict=True):
-        sums = sums + objective.statistics(*module.labelled(objective.logits(mean), data, "test"))
+        for index, data in enumerate(graphs):
+            out, _ = module.labelled(module(data), data, "test")
+            means[index] = means[index] + objective.probabilities(out.double()) / len(seeds)
+    for mean, data in zip(means, graphs, strict=True):
+        sums = sums + objective.statistics(
+            objective.logits(mean), objective.labels(data, None if task.shared_graph is None else "test")
+        )
     return objective.score(sums.tolist())
 
 

@@ -23,6 +23,7 @@ def summary(result: Result, task: Task, results: str) -> str:
         "epochs": f"{result.epochs}, best {result.best_epoch}",
         "validation": metric.text(result.val),
         "test": f"{metric.text(result.value)}{_beside(result)}",
+        "also": ", ".join(metric_named(name).text(score) for name, score in (result.scores or {}).items()),
         "warning": result.warning,
         "seconds": f"{result.seconds:.1f} ({_per_epoch(result)} per epoch, {result.device})",
         "files": relative_path(Path(result.run_dir)),

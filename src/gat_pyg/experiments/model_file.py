@@ -19,6 +19,7 @@ from torch_geometric.data import Batch, Data
 
 from ..files import write_whole
 from ..seeds.stack import Stack
+from ..tasks.links import scores_of
 from ..tasks.preparation import Preparation, attach
 from ..training.differing import differing
 from .result import CONFIG, MODEL, RESULT
@@ -112,7 +113,7 @@ def _seed_of(path: Path) -> int:
 def predict(
     run_dir: str | Path, data: Data, model: nn.Module | None = None, seed: int | Literal["all"] | None = None
 ) -> Tensor:
-    """Return the class or label probabilities by the model of a run: [N, K] for nodes, [G, K] for graphs.
+    """Return the class or label probabilities by the model of a run: [N, K] for nodes, [G, K] graphs, [L] links.
 
     `data` is a graph or a batch of graphs as it comes from its source. It is prepared in the same way as the run's data
     (`Preparation`), on the device of its features. `seed="all"` returns the mean over the seeds. The other arguments
@@ -141,7 +142,13 @@ def predict(
     options = {"edge_attr": data.edge_attr} if with_edge_attr else {}
     if preparation.item == "graph" and "batch" in takes and isinstance(data, Batch):
         options |= {"batch": data.batch, "batch_size": data.num_graphs}
+    if preparation.item == "link" and "edge_label_index" not in data:
+        raise ValueError(f"{run_dir} predicts links: give data.edge_label_index [2, L], the pairs of nodes.")
+    if "edge_label_index" in takes:
+        options["edge_label_index"] = data.edge_label_index
     out = trained.to(data.x.device)(data.x, *edges, **options)
+    if preparation.item == "link":
+        out = scores_of(out, data.edge_label_index)
     probabilities: Tensor = preparation.probabilities(out)
     return probabilities.mean(0) if isinstance(trained, Stack) else probabilities
 

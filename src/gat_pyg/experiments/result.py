@@ -58,6 +58,7 @@ class Result:
     item: str = "node"  # what has a label: "node", "graph"
     row: str = ""  # the row of a table: the method without its form and study; "" in lines of earlier versions
     form: str = ""  # the variant, if a method has several
+    scores: Mapping[str, float] | None = None  # other test scores, by the names of their metrics
     study: str = ""  # the study that the run is part of, if any: "ablation", "trained as GAT"
 
     @property
@@ -73,6 +74,8 @@ class Result:
         values = {key: None if value != value else value for key, value in asdict(self).items()}
         if self.item == "node":  # as all lines of earlier versions
             del values["item"]
+        if not self.scores:
+            del values["scores"]
         return json.dumps(values, ensure_ascii=False, allow_nan=False)
 
     @classmethod
@@ -99,6 +102,7 @@ _JSON: dict[str, type | tuple[type, ...]] = {
     "int": int,
     "float": (int, float),
     "float | None": (int, float, type(None)),
+    "Mapping[str, float] | None": (dict, type(None)),
     "Mapping[str, str | None] | None": (dict, type(None)),
 }
 

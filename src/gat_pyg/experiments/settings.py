@@ -378,6 +378,8 @@ class Settings:
             for group, inner in self.to_dict().items()
             if group in HASHED
         }
+        if isinstance(inner := values["dataset"].get("dataset"), dict):  # the data set whose links are drawn
+            values["dataset"]["dataset"] = {key: value for key, value in inner.items() if key != "root"}
         for group in ("dataset", "split"):
             if (
                 "folds" in values[group] and values[group]["folds"] is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -45,6 +45,7 @@ class Outcome:
     epochs: int
     best_epoch: int  # counted from 1
     seconds: float
+    scores: Mapping[str, float] = field(default_factory=dict)  # other test scores, by the names of their metrics
 
 
 def outcomes(module: Stacked, stopping: EachStopping) -> list[Outcome]:

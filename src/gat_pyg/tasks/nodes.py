@@ -38,7 +38,7 @@ class _OfNodes(Objective):
 
     def check_splits(self, data: Data, where: str) -> None:
         """Raise ValueError unless the three masks are disjoint, not empty and select only known labels."""
-        N, known = data.x.size(0), any_known(data.y)
+        N, known = self.size(data), any_known(data.y)
         for key in MASKS:
             mask = data.get(key)
             if mask is None:
@@ -46,13 +46,15 @@ class _OfNodes(Objective):
             if mask.dtype != torch.bool or tuple(mask.shape) != (N,):
                 raise ValueError(f"{where}: {key} is {mask.dtype} {tuple(mask.shape)}, expected torch.bool ({N},).")
             if not mask.any():
-                raise ValueError(f"{where}: {key} is empty, expected at least one node with a known label.")
+                raise ValueError(f"{where}: {key} is empty, expected at least one {self.item} with a known label.")
             if (mask & ~known).any():
-                raise ValueError(f"{where}: {key} holds nodes with unknown labels. Use {key} & (y >= 0).")
+                raise ValueError(f"{where}: {key} holds {self.item}s with unknown labels. Use {key} & (y >= 0).")
         for first, second in (MASKS[:2], MASKS[1:], MASKS[::2]):
             common = int((data[first] & data[second]).sum())
             if common:
-                raise ValueError(f"{where}: {first} and {second} overlap in {common} nodes, expected none in common.")
+                raise ValueError(
+                    f"{where}: {first} and {second} overlap in {common} {self.item}s, expected none in common."
+                )
 
 
 @dataclass(frozen=True)

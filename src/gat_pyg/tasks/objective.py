@@ -58,7 +58,14 @@ class Metric:
 
 ACCURACY = Metric("accuracy", "accuracy", 1, " %", "predicting the majority class for every {item}")
 MICRO_F1 = Metric("micro_f1", "micro-F1", 3, "", "the best prediction that is the same for every {item}")
-_METRICS = {metric.name: metric for metric in (ACCURACY, MICRO_F1)}
+_SAME = "the same prediction for every {item}"
+LINK_METRICS = {
+    "roc_auc": Metric("roc_auc", "ROC-AUC", 3, "", _SAME),
+    "ap": Metric("ap", "AP", 3, "", _SAME),
+    "mrr": Metric("mrr", "MRR", 3, "", _SAME),
+    **{f"hits@{k}": Metric(f"hits@{k}", f"Hits@{k}", 3, "", _SAME) for k in (20, 50, 100)},
+}
+_METRICS = {metric.name: metric for metric in (ACCURACY, MICRO_F1)} | LINK_METRICS
 
 
 def metric_named(name: str) -> Metric:
@@ -78,7 +85,7 @@ class Objective(ABC):
 
     out_channels: int
 
-    item: ClassVar[str]  # what has a label, and a row in the output: "node", "graph"
+    item: ClassVar[str]  # what has a label, and a row in the output: "node", "graph", "link"
     metric: ClassVar[Metric]
     columns: ClassVar[str]  # the plural noun for the columns of the output
 
@@ -111,6 +118,10 @@ class Objective(ABC):
     @abstractmethod
     def labels(self, data: Data, split: Split | None) -> Tensor:
         """Return the labels that `rows` returns."""
+
+    def example(self, data: Data, split: Split) -> Data:
+        """Return the graph that a step of a split computes: `data`, unless the objective selects or draws rows."""
+        return data
 
     @abstractmethod
     def known(self, y: Tensor) -> Tensor:

@@ -25,8 +25,8 @@ class Task:
     each split (`train_mask`, `val_mask` and `test_mask` `[N]` bool). Or each split has its own graphs.
 
     Every graph has `x` `[N, F]` float, `edge_index` `[2, E]` (src, dst) and, unless `edge_dim` is None, `edge_attr`
-    `[E, edge_dim]` float. The objective defines the form of the labels `y`: see `NodeLabels`, `NodeMultiLabels` and
-    `GraphLabels`. All nodes in a mask have a known label.
+    `[E, edge_dim]` float. The objective defines the form of the labels `y`: see `NodeLabels`, `NodeMultiLabels`,
+    `GraphLabels` and `LinkLabels`. All nodes in a mask have a known label.
 
     The values of each tensor are checked once, here and nowhere else.
 

@@ -70,6 +70,7 @@ class Supervised(LightningModule):
         self._takes_edges = "edge_index" in takes
         self._takes_edge_attr = "edge_attr" in takes and bool(getattr(model, "supports_edge_attr", True))
         self._takes_batch = self.objective.item == "graph" and "batch" in takes
+        self._takes_pairs = "edge_label_index" in takes
         self._takes_hops = {"num_sampled_nodes_per_hop", "num_sampled_edges_per_hop"} <= takes.keys()
         self._num_hops: int | None = getattr(model, "num_hops", None)
         self._penalty: Callable[[Tensor, Data], Tensor] | None = getattr(model, "penalty", None)
@@ -81,6 +82,8 @@ class Supervised(LightningModule):
         options: dict[str, Any] = {}
         if self._takes_edge_attr and data.edge_attr is not None:
             options["edge_attr"] = data.edge_attr
+        if self._takes_pairs:
+            options["edge_label_index"] = data.edge_label_index
         if self._takes_batch and isinstance(data, Batch):
             options |= {"batch": data.batch, "batch_size": data.num_graphs}
         return model(data.x, data.edge_index, **options, **self._hops(data))
@@ -90,8 +93,8 @@ class Supervised(LightningModule):
         return {}
 
     def _field_of(self, data: Data, split: Split) -> Data:
-        """Return the subgraph that the split needs."""
-        return data
+        """Return the graph, or the part of it, that a step of the split computes."""
+        return self.objective.example(data, split)
 
     def training_step(self, data: Data, batch_idx: int) -> Tensor:
         """Return the loss of a batch; with several processes, scaled so that DDP's mean is the mean over all labels."""
@@ -234,6 +237,8 @@ class Transductive(Supervised):
 
     def _field_of(self, data: Data, split: Split) -> Data:
         """Return the cached receptive field of the split's nodes, or the graph if that saves too little work."""
+        if (example := self.objective.example(data, split)) is not data:
+            return example
         if is_drawn(data) or "part" in data:
             return data
         mask = data[f"{split}_mask"]
@@ -383,6 +388,8 @@ class Transductive(Supervised):
 
     def _capture_obstacle(self) -> str | None:
         trainer = self.trainer
+        if self.objective.item == "link":
+            return "the negative links are drawn in each step"
         if trainer.strategy.root_device.type != "cuda":
             return f"the device is a {trainer.strategy.root_device.type}"
         if trainer.world_size > 1:

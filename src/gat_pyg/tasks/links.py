@@ -1,0 +1,213 @@
+"""Link prediction: which pairs of nodes are linked."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.utils import negative_sampling
+
+from ..graph.subgraph import mask_to_index
+from .checks import _check_edge_index, _check_edge_index_shape
+from .nodes import _OfNodes
+from .objective import LINK_METRICS, MASKS, Metric, Split, metric_named
+from .ranking import average_precision, hits, mrr, roc_auc
+
+
+@dataclass(frozen=True)
+class LinkLabels(_OfNodes):
+    """Link prediction: y `[L]` int64, 1 for a link and 0 for a pair of nodes without one.
+
+    The pairs are `edge_label_index` `[2, L]` (src, dst), and the masks `[L]` select those of each split. `edge_index`
+    are the message-passing edges. For training, as many negative pairs as there are links are drawn in each epoch, by
+    PyG's `negative_sampling` with Python's global generator, which `Resumable` seeds. They are never message-passing
+    edges, nor training links in either direction.
+
+    The model returns a vector for each node, `[N, K]`, and the score of a pair is the inner product of both. A model
+    whose forward takes `edge_label_index` returns the scores `[L]` itself. The loss is the sigmoid cross-entropy. The
+    score is `ranked_by`: `"roc_auc"`, `"ap"`, `"mrr"`, `"hits@20"`, `"hits@50"` or `"hits@100"`; the others are logged
+    too. They are exact, since each split is evaluated as one batch.
+
+    Raises:
+        ValueError: if `ranked_by` is none of these.
+
+    Example:
+        >>> z = torch.tensor([[1.0], [2.0], [-1.0]])
+        >>> pairs = Data(edge_label_index=torch.tensor([[0, 0], [1, 2]]), y=torch.tensor([1, 0]))
+        >>> LinkLabels(1).rows(z, pairs, None)
+        (tensor([ 2., -1.]), tensor([1, 0]))
+    """
+
+    ranked_by: str = "roc_auc"
+
+    item = "link"
+    columns = "dimensions"
+
+    def __post_init__(self) -> None:
+        if self.ranked_by not in LINK_METRICS:
+            raise ValueError(f"ranked_by is {self.ranked_by!r}, expected one of {', '.join(LINK_METRICS)}.")
+
+    @property
+    def metric(self) -> Metric:  # type: ignore[override]
+        """The metric that `ranked_by` names."""
+        return metric_named(self.ranked_by)
+
+    def size(self, data: Data) -> int:
+        """Return the number of labelled pairs."""
+        return int(data.edge_label_index.size(1))
+
+    def check(self, data: Data, where: str) -> None:
+        """Raise ValueError unless the pairs are nodes of the graph, with a label 0 or 1 each."""
+        pairs, y = data.get("edge_label_index"), data.y
+        if pairs is None:
+            raise ValueError(f"{where}: edge_label_index is missing. Give it, or draw it: gat_pyg.data.links(data).")
+        _check_edge_index_shape(pairs, f"{where}, edge_label_index")
+        _check_edge_index(pairs, data.x.size(0), f"{where}, edge_label_index")
+        if y.dtype != torch.int64 or tuple(y.shape) != (pairs.size(1),) or ((y != 0) & (y != 1)).any():
+            raise ValueError(
+                f"{where}: y is {y.dtype} of shape {tuple(y.shape)}, expected torch.int64 of shape "
+                f"({pairs.size(1)},): 1 for each link of edge_label_index, 0 for each pair without one."
+            )
+
+    def check_splits(self, data: Data, where: str) -> None:
+        """Raise ValueError unless the masks are disjoint, each split can be scored, and no link leaks."""
+        super().check_splits(data, where)
+        for key in MASKS[1:]:
+            if data.y[data[key]].unique().numel() < 2:
+                raise ValueError(f"{where}: {key} has only links or only pairs without one, expected both.")
+        if not data.y[data.train_mask].all():
+            raise ValueError(f"{where}: train_mask has pairs with y = 0, which training draws. Leave them out.")
+        leaking = torch.isin(_keys(data, data.edge_label_index), _keys(data, data.edge_index)) & (data.y == 1)
+        for key in MASKS[1:]:
+            if count := int((leaking & data[key]).sum()):
+                raise ValueError(
+                    f"{where}: {count} links of {key} are message-passing edges, so the model sees what it is to "
+                    "predict. Take them out of edge_index, in both directions if it is undirected."
+                )
+        _check_disjoint(data, where)
+
+    def example(self, data: Data, split: Split) -> Data:
+        """Return the graph with the pairs of a split only; for training, with new negative pairs."""
+        chosen, nodes = copy.copy(data), mask_to_index(data[f"{split}_mask"])
+        for key in MASKS:
+            del chosen[key]
+        pairs, chosen.y = data.edge_label_index.index_select(1, nodes), self.labels(data, split)
+        if split == "train":
+            known = torch.cat([data.edge_index, pairs, pairs.flip(0)], 1)
+            negatives = negative_sampling(known, data.x.size(0), pairs.size(1))
+            chosen.y = torch.cat([chosen.y, chosen.y.new_zeros(negatives.size(1))])
+            pairs = torch.cat([pairs, negatives], 1)
+        chosen.edge_label_index = pairs
+        return chosen
+
+    def labels(self, data: Data, split: Split | None) -> Tensor:
+        """Return the labels in the split's mask, or all that `example` selected."""
+        return super().labels(data, split if f"{split}_mask" in data else None)
+
+    def rows(self, out: Tensor, data: Data, split: Split | None) -> tuple[Tensor, Tensor]:
+        """Return the scores of the pairs that `example` selects, and their labels."""
+        if split is not None and f"{split}_mask" in data:
+            data = self.example(data, split)
+        return scores_of(out, data.edge_label_index), data.y
+
+    def known(self, y: Tensor) -> Tensor:
+        """Return a mask of the labels 0 and 1."""
+        return y >= 0
+
+    def unknown(self, y: Tensor) -> Tensor:
+        """Return -1 for each pair."""
+        return torch.full_like(y, -1)
+
+    def loss(self, out: Tensor, y: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
+        """Return the sigmoid cross-entropy of the scores.
+
+        Example:
+            >>> LinkLabels(1).loss(torch.zeros(2), torch.tensor([1, 0]))  # log 2
+            tensor(0.6931)
+        """
+        known = self.known(y)
+        loss = F.binary_cross_entropy_with_logits(out, y.to(out.dtype), known.to(out.dtype), reduction="sum")
+        return loss / known.sum().clamp(min=1) if reduction == "mean" else loss
+
+    def statistics(self, out: Tensor, y: Tensor) -> Tensor:
+        """Return the summed loss, the number of pairs n, and n times each score of `LINK_METRICS`."""
+        size = int(self.known(y).sum())
+        scores = self._scores(out, y)
+        values = [float(self.loss(out, y, "sum")), float(size), *(size * scores[name] for name in LINK_METRICS)]
+        wide = torch.float32 if out.device.type == "mps" else torch.float64
+        return torch.tensor(values, dtype=wide, device=out.device)
+
+    def score(self, statistics: Sequence[float]) -> float:
+        """Return the score that `ranked_by` names."""
+        return self._divided(statistics)[self.ranked_by]
+
+    def metrics(self, statistics: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """Return the loss and all scores of each split; only the loss for the training."""
+        metrics = super().metrics(statistics)
+        for split, values in statistics.items():
+            if split != "train":
+                scores = self._divided(values)
+                metrics |= {f"{split}_{name}": float(np.float32(score)) for name, score in scores.items()}
+        return metrics
+
+    def constant_score(self, y: Tensor) -> float:
+        """Return the score of the same prediction for all pairs.
+
+        Example:
+            >>> LinkLabels(1).constant_score(torch.tensor([1, 0, 0]))
+            0.5
+        """
+        return self._scores(torch.zeros(len(y)), y)[self.ranked_by]
+
+    def probabilities(self, out: Tensor) -> Tensor:
+        """Return the sigmoid."""
+        return out.sigmoid()
+
+    def logits(self, probabilities: Tensor) -> Tensor:
+        """Return the log-odds."""
+        return probabilities.logit()
+
+    def describe(self) -> dict[str, Any]:
+        """Return the objective as plain data."""
+        return {"metric": self.metric.name, "multilabel": True, "item": self.item}
+
+    def _scores(self, out: Tensor, y: Tensor) -> dict[str, float]:
+        if not bool(out.isfinite().all()):
+            return dict.fromkeys(LINK_METRICS, float("nan"))
+        pos, neg = out.detach()[y == 1], out.detach()[y == 0]
+        ranked = {f"hits@{k}": hits(pos, neg, k) for k in (20, 50, 100)}
+        return {"roc_auc": roc_auc(pos, neg), "ap": average_precision(pos, neg), "mrr": mrr(pos, neg), **ranked}
+
+    def _divided(self, statistics: Sequence[float]) -> dict[str, float]:
+        _, size, *sums = statistics
+        return {name: value / max(size, 1.0) for name, value in zip(LINK_METRICS, sums, strict=True)}
+
+
+def scores_of(out: Tensor, pairs: Tensor) -> Tensor:
+    """Return the scores `[L]` of pairs of nodes: the inner products of their rows, or `out` if it holds scores."""
+    src, dst = pairs
+    return out if out.dim() == 1 else (out.index_select(0, src) * out.index_select(0, dst)).sum(-1)
+
+
+def _keys(data: Data, pairs: Tensor) -> Tensor:
+    """Return a number for each pair of nodes."""
+    numbers: Tensor = pairs[0].long() * data.x.size(0) + pairs[1].long()
+    return numbers
+
+
+def _check_disjoint(data: Data, where: str) -> None:
+    """Raise ValueError if a pair has two labels or is in two splits, as when a link is repeated."""
+    labelled = data.train_mask | data.val_mask | data.test_mask
+    links = _keys(data, data.edge_label_index)[labelled & (data.y == 1)]
+    if repeated := links.numel() - links.unique().numel():
+        raise ValueError(f"{where}: {repeated} links of edge_label_index are repeated, expected each once.")
+    negatives = _keys(data, data.edge_label_index)[labelled & (data.y == 0)]
+    if wrong := int(torch.isin(negatives, torch.cat([links, _keys(data, data.edge_index)])).sum()):
+        raise ValueError(f"{where}: {wrong} pairs with y = 0 are links, expected none.")

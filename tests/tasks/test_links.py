@@ -1,0 +1,209 @@
+"""Link prediction: metrics against brute force and OGB's formulas, splits that leak, negatives, training."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from lightning import Trainer
+from sklearn.metrics import average_precision_score, roc_auc_score
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.utils import is_undirected
+from torch_geometric.utils.random import erdos_renyi_graph
+
+from gat_pyg.data import Task, links
+from gat_pyg.models import GAT
+from gat_pyg.tasks.links import LinkLabels
+from gat_pyg.tasks.ranking import average_precision, hits, mrr, roc_auc
+from gat_pyg.training import PaperStopping, Resumable, TaskData, Transductive
+
+QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+
+
+def scores(seed: int) -> tuple[Tensor, Tensor]:
+    """Scores of 1 to 40 links and 1 to 40 other pairs, with ties and beyond the range of float32's sigmoid."""
+    draw = np.random.default_rng(seed)
+    pos, neg = (draw.integers(-9, 9, draw.integers(1, 41)) * 10.0 ** (seed % 3) for _ in range(2))
+    return torch.tensor(pos + 1.0).float(), torch.tensor(neg).float()
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_scores_of_100_random_rankings_are_those_of_other_code(seed: int) -> None:
+    pos, neg = scores(seed)
+    y = [1] * len(pos) + [0] * len(neg)
+    assert roc_auc(pos, neg) == pytest.approx(roc_auc_score(y, torch.cat([pos, neg])), abs=1e-6)
+    assert average_precision(pos, neg) == pytest.approx(average_precision_score(y, torch.cat([pos, neg])), abs=1e-6)
+
+    for k in (1, 3, 20):  # OGB: above the k-th negative; 1 if there are fewer
+        bar = sorted(neg.tolist(), reverse=True)[k - 1] if len(neg) >= k else float("-inf")
+        assert hits(pos, neg, k) == pytest.approx(sum(p > bar for p in pos.tolist()) / len(pos))
+
+    own = torch.stack([neg.roll(i) + i for i in range(len(pos))])  # negatives of each link
+    for pairs in (neg, own):
+        each = pairs.expand(len(pos), len(neg)).tolist()
+        ranks = [
+            1 + (sum(n > p for n in row) + sum(n >= p for n in row)) / 2
+            for p, row in zip(pos.tolist(), each, strict=True)
+        ]
+        assert mrr(pos, pairs) == pytest.approx(np.mean(1 / np.array(ranks)))
+
+
+def test_hits_and_mrr_are_those_of_ogbs_evaluator() -> None:
+    ogb = pytest.importorskip("ogb.linkproppred")
+    for seed in range(100):
+        pos, neg = scores(seed)
+        name, k = (("ogbl-ddi", 20), ("ogbl-collab", 50), ("ogbl-ppa", 100))[seed % 3]
+        expected = ogb.Evaluator(name).eval({"y_pred_pos": pos, "y_pred_neg": neg})[f"hits@{k}"]
+        assert hits(pos, neg, k) == pytest.approx(expected)
+        own = torch.stack([neg.roll(i) + i for i in range(len(pos))])
+        expected = ogb.Evaluator("ogbl-citation2").eval({"y_pred_pos": pos, "y_pred_neg": own})["mrr_list"].mean()
+        assert mrr(pos, own) == pytest.approx(float(expected))
+
+
+def communities(directed: bool = False) -> Data:
+    """Two groups of 20 nodes, each densely linked, and features that do not show them."""
+    torch.manual_seed(0)
+    one, two = erdos_renyi_graph(20, 0.4, directed), erdos_renyi_graph(20, 0.4, directed) + 20
+    return Data(torch.randn(40, 6), torch.cat([one, two, one[:, :5], torch.tensor([[3], [3]])], 1))
+
+
+def pairs(index: Tensor) -> set[tuple[int, int]]:
+    return {(int(src), int(dst)) for src, dst in index.t()}
+
+
+@pytest.mark.parametrize("directed", [False, True])
+@pytest.mark.parametrize("disjoint", [0.0, 0.3])
+def test_links_partition_the_graph(directed: bool, disjoint: float) -> None:
+    graph = communities(directed)
+    task = links(graph, val=0.1, test=0.2, disjoint=disjoint, seed=3)
+    data, all_links = task.train[0], pairs(graph.edge_index) - {(3, 3)}
+    chosen = {key: pairs(data.edge_label_index[:, data[f"{key}_mask"] & (data.y == 1)]) for key in ("val", "test")}
+    if not directed:
+        assert is_undirected(data.edge_index)
+        chosen = {key: found | {(dst, src) for src, dst in found} for key, found in chosen.items()}
+    train = pairs(data.edge_label_index[:, data.train_mask])
+    both = train if directed else train | {(dst, src) for src, dst in train}
+    parts = [*chosen.values(), pairs(data.edge_index), *([both] if disjoint else [])]
+    assert sum(map(len, parts)) == len(all_links) and set().union(*parts) == all_links
+    assert len(both & pairs(data.edge_index)) == (0 if disjoint else len(both))
+    assert not pairs(data.edge_label_index[:, data.y == 0]) & all_links
+
+
+def test_a_seed_determines_the_split_and_leaves_the_generators_alone() -> None:
+    graph = communities()
+    state = torch.get_rng_state()
+    first, again, other = (links(graph, seed=seed).train[0].edge_label_index for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("disjoint", [0.0, 0.3])
+def test_negatives_are_new_in_each_draw_and_no_training_link(disjoint: float) -> None:
+    task = links(communities(), disjoint=disjoint)
+    data = task.train[0]
+    positive = data.edge_label_index[:, data.train_mask]
+    known = pairs(data.edge_index) | pairs(positive) | pairs(positive.flip(0))
+    drawn = []
+    for _ in range(20):
+        step = task.objective.example(data, "train")
+        n = int(data.train_mask.sum())
+        assert torch.equal(step.edge_label_index[:, :n], positive) and step.y.tolist() == [1] * n + [0] * n
+        drawn.append(pairs(step.edge_label_index[:, n:]))
+        assert not drawn[-1] & known and all(src != dst for src, dst in drawn[-1])
+    assert all(one != other for one, other in pairwise(drawn))
+
+
+def leak(data: Data, split: str) -> None:
+    link = data.edge_label_index[:, data[f"{split}_mask"] & (data.y == 1)][:, :1]
+    data.edge_index = torch.cat([data.edge_index, link], 1)
+
+
+def repeat(data: Data) -> None:
+    data.edge_label_index[:, data.test_mask.nonzero()[0]] = data.edge_label_index[:, data.val_mask.nonzero()[0]]
+
+
+def linked_negative(data: Data) -> None:
+    data.edge_label_index[:, (data.test_mask & (data.y == 0)).nonzero()[0]] = data.edge_index[:, :1]
+
+
+BROKEN: dict[str, Callable[[Data], object]] = {
+    "1 links of val_mask are message-passing edges": lambda data: leak(data, "val"),
+    "1 links of test_mask are message-passing edges": lambda data: leak(data, "test"),
+    "1 links of edge_label_index are repeated": repeat,
+    "1 pairs with y = 0 are links": linked_negative,
+    "edge_label_index: edge_index holds 99": lambda data: data.edge_label_index[0].fill_(99),
+    "edge_label_index is missing": lambda data: data.pop("edge_label_index"),
+    "y is torch.int64": lambda data: data.y.fill_(2),
+    "val_mask has only links or only pairs": lambda data: data.val_mask.logical_and_(data.y == 1),
+    "train_mask has pairs with y = 0": lambda data: data.y.index_fill_(0, data.train_mask.nonzero()[:1, 0], 0),
+    "overlap in": lambda data: data.val_mask.logical_or_(data.test_mask),
+}
+
+
+@pytest.mark.parametrize("message", BROKEN)
+def test_a_broken_split_is_an_error(message: str) -> None:
+    data = links(communities()).train[0].clone()
+    BROKEN[message](data)
+    with pytest.raises(ValueError, match=message):
+        Task("broken", [data], [data], [data], 6, LinkLabels(4))
+
+
+def test_unknown_scores_and_several_graphs_are_errors() -> None:
+    with pytest.raises(ValueError, match="ranked_by is 'auc', expected one of roc_auc"):
+        LinkLabels(4, "auc")
+    with pytest.raises(ValueError, match="there are several"):
+        links([communities(), communities()])
+
+
+class Scorer(nn.Module):
+    """A model that scores the pairs itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = GAT(6, [8], 8, heads=[2, 1], dropout=0.0), nn.Bilinear(8, 8, 1)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_label_index: Tensor) -> Tensor:
+        z = self.encoder(x, edge_index)
+        src, dst = edge_label_index
+        return self.decoder(z[src], z[dst]).squeeze(-1)
+
+
+def fit(task: Task, model: nn.Module, epochs: int, path: object = None, resume: object = None) -> Transductive:
+    module = Transductive(model, task.objective, lr=0.02)
+    callbacks = [PaperStopping(100, "accuracy"), Resumable(path, seed=5, every=0.0)]  # type: ignore[arg-type]
+    trainer = Trainer(max_epochs=epochs, callbacks=callbacks, enable_model_summary=False, **QUIET)  # type: ignore[arg-type]
+    trainer.fit(module, datamodule=TaskData(task), ckpt_path=resume)  # type: ignore[arg-type]
+    return module
+
+
+@pytest.mark.parametrize("make", [lambda: GAT(6, [8], 8, heads=[2, 1], dropout=0.0), Scorer])
+def test_training_finds_the_communities_and_moves_every_parameter(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    task, model = links(communities(), channels=8, val=0.1, test=0.2), make()
+    before = [parameter.clone() for parameter in model.parameters()]
+    module = fit(task, model, 60)
+    assert all(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+    data = task.objective.example(task.test[0], "test")
+    with torch.no_grad():
+        out, y = task.objective.rows(module.eval()(data), data, "test")
+    result = task.objective.metrics({"test": task.objective.statistics(out, y).tolist()})
+    assert result["test_roc_auc"] == pytest.approx(roc_auc_score(y, out), abs=1e-6)
+    assert result["test_ap"] == pytest.approx(average_precision_score(y, out), abs=1e-6)
+    assert result["test_roc_auc"] > 0.65
+
+
+def test_a_resumed_run_draws_the_negatives_of_an_uninterrupted_one(tmp_path: object) -> None:
+    task = links(communities(), channels=8)
+
+    def model() -> GAT:
+        torch.manual_seed(1)
+        return GAT(6, [8], 8, heads=[2, 1], dropout=0.5)
+
+    whole = fit(task, model(), 6)
+    path = f"{tmp_path}/last.ckpt"
+    fit(task, model(), 3, path)
+    resumed = fit(task, model(), 6, path, path)
+    for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(one, other)
