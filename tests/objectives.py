@@ -59,6 +59,8 @@ OBJECTIVES: dict[str, Callable[[], Task]] = {
     "nodes of many graphs, many labels": many_graphs,
     "graphs": labelled_graphs,
     "links": linked_graph,
+    "nodes of one graph, by ROC-AUC": lambda: one_graph().scored_by("roc_auc"),
+    "nodes of many graphs, by average precision": lambda: many_graphs().scored_by("average_precision"),
 }
 LABELLED = [name for name in OBJECTIVES if name != "links"]  # labels that are given, and none drawn on the host
 WITH_GRAPHS = [name for name, make in OBJECTIVES.items() if make().shared_graph is None]

@@ -207,7 +207,10 @@ def test_scores_that_are_logged_are_those_of_the_whole_split(name: str):
     rows = batch.test_mask if task.shared_graph is not None else torch.ones(len(batch.y), dtype=torch.bool)
     with torch.no_grad():
         out, y = module.eval()(batch)[rows], batch.y[rows]
-    if task.objective.columns == "labels":
+    metric = task.objective.metric
+    if metric.name in ("roc_auc", "average_precision"):
+        assert scores[f"test_{metric.name}"] == pytest.approx(metric.measures[task.objective.kind](out, y), rel=1e-5)
+    elif task.objective.columns == "labels":
         expected = f1_score(y.flatten().numpy(), (out > 0).flatten().numpy())
         assert scores["test_micro_f1"] == pytest.approx(expected, rel=1e-6)
     else:
@@ -1455,7 +1458,8 @@ def test_progress_tells_epoch_loss_score_and_patience(name: str, capsys: pytest.
     task = OBJECTIVES[name]()
     callbacks = [PaperStopping(patience=50), Progress("mine", every=0.0)]
     trainer(*callbacks, epochs=2).fit(setup(task), datamodule=TaskData(task, batch_size=2))
-    score = r"micro-F1 0\.\d{3}" if task.objective.columns == "labels" else r"accuracy \d+\.\d %"
+    metric = task.objective.metric
+    score = r"accuracy \d+\.\d %" if metric.name == "accuracy" else rf"{metric.title} 0\.\d{{3}}"
     last = capsys.readouterr().err.splitlines()[-1]
     assert re.fullmatch(
         rf"mine: epoch 2, loss \d\.\d{{4}}, val {score}, "

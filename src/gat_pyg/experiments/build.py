@@ -58,9 +58,11 @@ def build_task(settings: Settings) -> Task:
     else:
         result = dataset(**others)
     if isinstance(result, Task):
-        return result
-    name = dataset_name(dataset.values)
-    return from_dataset(result, name, **dataclasses.asdict(settings.split), transforms=transforms)
+        task = result
+    else:
+        name = dataset_name(dataset.values)
+        task = from_dataset(result, name, **dataclasses.asdict(settings.split), transforms=transforms)
+    return task if settings.metric is None else task.scored_by(settings.metric)
 
 
 def build_model(factory: ModelFactory, task: Task) -> Built:

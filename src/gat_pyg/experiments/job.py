@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 
 from ..distributed import ray
 from ..distributed.ranks import is_first, rank_zero_print
+from ..tasks.objective import Split
 from ..tasks.task import Task
 from ..training.modules import Inductive, Transductive
 from ..training.progress import quiet
@@ -107,7 +108,6 @@ def all_seeds(settings: Settings, folder: Path) -> float:
 @torch.no_grad()
 def averaged(settings: Settings, task: Task, folder: Path, seeds: Sequence[int]) -> float:
     """Return the test score of the averaged prediction: the mean of the probabilities over the models of `seeds`."""
-    sums: Any = 0
     setup, objective = Inductive if task.shared_graph is None else Transductive, task.objective
     module = setup(build_model(settings.model, task).model, objective).eval()
     graphs = [objective.example(data, "test") for data in task.test]
@@ -117,11 +117,12 @@ def averaged(settings: Settings, task: Task, folder: Path, seeds: Sequence[int])
         for index, data in enumerate(graphs):
             out, _ = module.labelled(module(data), data, "test")
             means[index] = means[index] + objective.probabilities(out.double()) / len(seeds)
-    for mean, data in zip(means, graphs, strict=True):
-        sums = sums + objective.statistics(
-            objective.logits(mean), objective.labels(data, None if task.shared_graph is None else "test")
-        )
-    return objective.score(sums.tolist())
+    split: Split | None = None if task.shared_graph is None else "test"
+    parts = [
+        objective.statistics(objective.logits(mean), objective.labels(data, split))
+        for mean, data in zip(means, graphs, strict=True)
+    ]
+    return objective.score(objective.pool(parts))
 
 
 @contextmanager

@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..tasks.objective import SPLITS, metric_named
+from ..tasks.metrics import metric_named
+from ..tasks.objective import SPLITS
 from ..tasks.task import Task
 from .folder import relative_path
 from .published import published

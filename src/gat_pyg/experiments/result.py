@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from ..files import _locked, add
-from ..tasks.objective import metric_named
+from ..tasks.metrics import metric_named
 
 MODEL, RESULT, CONFIG, CHECKPOINT, METRICS = (
     "model.safetensors",
@@ -64,9 +64,9 @@ class Result:
     @property
     def warning(self) -> str:
         """A warning if a constant prediction has the same test score or a better one, else ""."""
-        if self.majority is None or self.value > self.majority + 2e-5:  # both are rounded to 5 digits
-            return ""
         metric = metric_named(self.metric)
+        if self.majority is None or metric.better(self.value) > metric.better(self.majority) + 2e-5:  # rounded
+            return ""
         return f"no better than {metric.constant.format(item=self.item)} ({metric.value(self.majority)})"
 
     def to_json(self) -> str:

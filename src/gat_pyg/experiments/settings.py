@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, cast, get_type_hints
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from ..tasks.metrics import METRICS
 from .rules import (
     FINITE,
     POSITIVE,
@@ -91,6 +92,10 @@ METHODS = Rule(
     lambda value: (
         value is None or is_name(value) or is_list(value, lambda method: is_name(method) or is_list(method, is_name))
     ),
+)
+METRIC = Rule(
+    f"null or one of {', '.join(METRICS)}",
+    lambda value: value is None or is_one_of(value, METRICS),
 )
 DATASETS = Rule(
     "null or a list such as [cora,citeseer]",
@@ -279,6 +284,7 @@ class Settings:
     logger: Factory
     training: Training
     split: Split
+    metric: Annotated[str | None, METRIC]
     seed: Annotated[int, whole(0)]
     runs: Annotated[int, whole(1)]
     vectorize: Annotated[bool | Literal["auto"], VECTORIZED]
@@ -373,7 +379,7 @@ class Settings:
 
     def hashed(self) -> dict[str, Any]:
         """Return the settings that determine what is learnt."""
-        values = {
+        values: dict[str, Any] = {
             group: {key: value for key, value in inner.items() if f"{group}.{key}" not in UNHASHED}
             for group, inner in self.to_dict().items()
             if group in HASHED
@@ -385,6 +391,8 @@ class Settings:
                 "folds" in values[group] and values[group]["folds"] is None
             ):  # the hashes of earlier versions, which had no folds
                 values[group] = {key: value for key, value in values[group].items() if key not in ("folds", "fold")}
+        if self.metric is not None:
+            values["metric"] = self.metric
         if self.model.get("form") or self.model.get("study"):
             values["model"]["method"] = self.model.name
         trainer = values["trainer"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..experiments.published import Printed
-from ..tasks.objective import metric_named
+from ..tasks.metrics import metric_named
 from .runs import Runs, permutation_test
 
 NAMES = {"cora": "Cora", "citeseer": "Citeseer", "pubmed": "Pubmed", "ppi": "PPI"}
@@ -93,7 +93,7 @@ def places(runs: Runs) -> dict[str, list[int]]:
 def spread(mean: float, std: float, metric: str) -> str:
     """Return mean ± std with the digits of the metric.
 
-    >>> from gat_pyg.tasks.objective import ACCURACY, MICRO_F1
+    >>> from gat_pyg.tasks.metrics import ACCURACY, MICRO_F1
     >>> spread(83.04, 0.71, ACCURACY.name), spread(0.9731, float("nan"), MICRO_F1.name)
     ('83.0 ± 0.7', '0.973')
     """
@@ -106,7 +106,7 @@ def spread(mean: float, std: float, metric: str) -> str:
 def signed(difference: float, metric: str) -> str:
     """Return a difference with its sign, or a dash for NaN.
 
-    >>> from gat_pyg.tasks.objective import ACCURACY, MICRO_F1
+    >>> from gat_pyg.tasks.metrics import ACCURACY, MICRO_F1
     >>> signed(0.26, ACCURACY.name), signed(-0.0031, MICRO_F1.name), signed(-0.01, ACCURACY.name)
     ('+0.3', '−0.003', '0.0')
     """

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from ..experiments.published import published
-from ..tasks.objective import ACCURACY, MICRO_F1, metric_named
+from ..tasks.metrics import ACCURACY, MICRO_F1, metric_named
 from .cells import (
     NAMES,
     NONE,

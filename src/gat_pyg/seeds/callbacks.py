@@ -68,8 +68,11 @@ class EachStopping(Callback):
             if seed not in running:
                 continue
             rule = self.rules[seed]
-            score = metrics[f"val_{module.objective.metric.name}"]
-            if rule.update(score, metrics["val_loss"]) or not rule.best_epoch:  # before the first best: the latest
+            metric = module.objective.metric
+            score = metrics[f"val_{metric.name}"]
+            if (
+                rule.update(score, metrics["val_loss"], metric.lower) or not rule.best_epoch
+            ):  # before the first best: the latest
                 better.append(row)
             if not math.isfinite(metrics["val_loss"]):
                 parameters = (value[row] for value in module.parameters() if value.requires_grad)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -11,16 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
 
-from .objective import ACCURACY, MICRO_F1, Objective
+from .metrics import ACCURACY, MICRO_F1, Metric
+from .objective import Objective, _wide
 
 
 @dataclass(frozen=True)
 class _Labels(Objective):
     """The common base of single and multiple labels."""
-
-    def size(self, data: Data) -> int:
-        """Return the number of rows in the labels of a graph."""
-        raise NotImplementedError
 
     def _check_form(self, y: Tensor, shape: tuple[int, ...], dtype: torch.dtype, form: str, where: str) -> None:
         if tuple(y.shape) != shape or y.dtype != dtype:
@@ -30,7 +27,7 @@ class _Labels(Objective):
 
     def describe(self) -> dict[str, Any]:
         """Return the objective as plain data; "item" is omitted for nodes, as in files of earlier versions."""
-        kind: dict[str, Any] = {"metric": self.metric.name, "multilabel": self.metric is MICRO_F1}
+        kind: dict[str, Any] = {"metric": self.metric.name, "multilabel": self.kind == "many"}
         return kind if self.item == "node" else {**kind, "item": self.item}
 
 
@@ -41,7 +38,9 @@ class OneLabel(_Labels):
     The loss is the cross-entropy, the score the accuracy in percent.
     """
 
-    metric = ACCURACY
+    metric: Metric = field(default=ACCURACY, repr=False)
+
+    kind = "one"
     columns = "classes"
 
     def check(self, data: Data, where: str) -> None:
@@ -66,24 +65,33 @@ class OneLabel(_Labels):
         return loss / self.known(y).sum().clamp(min=1) if reduction == "mean" else loss
 
     def statistics(self, out: Tensor, y: Tensor) -> Tensor:
-        """Return the sums (loss, known, correct), in float64 if the device has it."""
+        """Return the sums (loss, known, correct), in float64 if the device has it, or rows for another metric."""
+        if self.by_rows:
+            return super().statistics(out, y)
         wide = _wide(out)
         counts = [self.known(y).sum(), (out.argmax(-1) == y).sum()]
         return torch.stack([self.loss(out, y, reduction="sum").to(wide), *(count.to(wide) for count in counts)])
 
-    def score(self, statistics: Sequence[float]) -> float:
-        """Return the accuracy in percent.
+    def score(self, statistics: Sequence[float] | Tensor) -> float:
+        """Return the accuracy in percent, or the score of another metric.
 
         Example:
             >>> from gat_pyg.tasks.nodes import NodeLabels
             >>> NodeLabels(7).score([1.0, 4.0, 3.0])
             75.0
         """
+        if self.by_rows:
+            return super().score(statistics)
         _, size, correct = statistics
-        return 100.0 * correct / max(size, 1.0)
+        return 100.0 * float(correct) / max(float(size), 1.0)
+
+    def unpack(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits `[n, K]` and the labels `[n]`."""
+        out, y = super().unpack(rows)
+        return out, y[:, 0].long()
 
     def constant_score(self, y: Tensor) -> float:
-        """Return the share of the majority class, in percent.
+        """Return the share of the majority class in percent, or another metric of predicting this class.
 
         Example:
             >>> from gat_pyg.tasks.nodes import NodeLabels
@@ -91,6 +99,8 @@ class OneLabel(_Labels):
             75.0
         """
         counts = y[self.known(y)].bincount()
+        if self.by_rows:
+            return self.measure(F.one_hot(counts.argmax(), self.out_channels).double().expand(len(y), -1), y)
         return 100.0 * int(counts.max()) / int(counts.sum())
 
     def probabilities(self, out: Tensor) -> Tensor:
@@ -110,7 +120,9 @@ class ManyLabels(_Labels):
     2 TP / (2 TP + FP + FN), where a label is predicted if its logit is above 0.
     """
 
-    metric = MICRO_F1
+    metric: Metric = field(default=MICRO_F1, repr=False)
+
+    kind = "many"
     columns = "labels"
 
     def check(self, data: Data, where: str) -> None:
@@ -144,30 +156,38 @@ class ManyLabels(_Labels):
         return loss / self.known(y).sum().clamp(min=1) if reduction == "mean" else loss
 
     def statistics(self, out: Tensor, y: Tensor) -> Tensor:
-        """Return the sums (loss, known, TP, FP, FN), in float64 if the device has it."""
+        """Return the sums (loss, known, TP, FP, FN), in float64 if the device has it, or rows for another metric."""
+        if self.by_rows:
+            return super().statistics(out, y)
         wide, positive, true = _wide(out), out > 0, y == 1
         counts = [self.known(y).sum(), (positive & true).sum(), (positive & (y == 0)).sum(), (~positive & true).sum()]
         return torch.stack([self.loss(out, y, reduction="sum").to(wide), *(count.to(wide) for count in counts)])
 
-    def score(self, statistics: Sequence[float]) -> float:
-        """Return micro-F1.
+    def score(self, statistics: Sequence[float] | Tensor) -> float:
+        """Return micro-F1, or the score of another metric.
 
         Example:
             >>> from gat_pyg.tasks.nodes import NodeMultiLabels
             >>> NodeMultiLabels(2).score([1.0, 4.0, 1.0, 1.0, 1.0])
             0.5
         """
+        if self.by_rows:
+            return super().score(statistics)
         _, _, TP, FP, FN = statistics
-        return 2 * TP / max(2 * TP + FP + FN, 1.0)
+        return 2 * float(TP) / max(float(2 * TP + FP + FN), 1.0)
 
     def constant_score(self, y: Tensor) -> float:
         """Return the best micro-F1 of predicting the m most frequent labels in every row, over all m.
+
+        For another metric, return that of predicting all labels in every row.
 
         Example:
             >>> from gat_pyg.tasks.nodes import NodeMultiLabels
             >>> NodeMultiLabels(2).constant_score(torch.tensor([[1.0, 0.0], [1.0, 1.0]]))  # both: TP = 3, FP = 1
             0.8571428571428571
         """
+        if self.by_rows:
+            return self.measure(torch.ones_like(y, dtype=torch.float64), y)
         positive, size = (y == 1).sum(0).double(), self.known(y).sum(0).double()
         order = (positive / size.clamp(min=1)).argsort(descending=True)
         scores = 2 * positive[order].cumsum(0) / (size[order].cumsum(0) + positive.sum()).clamp(min=1)
@@ -180,7 +200,3 @@ class ManyLabels(_Labels):
     def logits(self, probabilities: Tensor) -> Tensor:
         """Return the log-odds."""
         return probabilities.logit()
-
-
-def _wide(out: Tensor) -> torch.dtype:
-    return torch.float32 if out.device.type == "mps" else torch.float64  # counts are exact up to 2^24 and 2^53

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,8 +16,9 @@ from torch_geometric.utils import negative_sampling
 
 from ..graph.subgraph import mask_to_index
 from .checks import _check_edge_index, _check_edge_index_shape
+from .metrics import LINK_METRICS, Metric, metric_named
 from .nodes import _OfNodes
-from .objective import LINK_METRICS, MASKS, Metric, Split, metric_named
+from .objective import MASKS, Objective, Split
 from .ranking import average_precision, hits, mrr, roc_auc
 
 
@@ -48,6 +49,7 @@ class LinkLabels(_OfNodes):
     ranked_by: str = "roc_auc"
 
     item = "link"
+    kind = "link"
     columns = "dimensions"
 
     def __post_init__(self) -> None:
@@ -55,9 +57,13 @@ class LinkLabels(_OfNodes):
             raise ValueError(f"ranked_by is {self.ranked_by!r}, expected one of {', '.join(LINK_METRICS)}.")
 
     @property
-    def metric(self) -> Metric:  # type: ignore[override]
+    def metric(self) -> Metric:
         """The metric that `ranked_by` names."""
         return metric_named(self.ranked_by)
+
+    def scored_by(self, metric: Metric) -> Objective:
+        """Return the same objective, ranked by this metric."""
+        return replace(self, ranked_by=metric.name)
 
     def size(self, data: Data) -> int:
         """Return the number of labelled pairs."""
@@ -144,11 +150,11 @@ class LinkLabels(_OfNodes):
         wide = torch.float32 if out.device.type == "mps" else torch.float64
         return torch.tensor(values, dtype=wide, device=out.device)
 
-    def score(self, statistics: Sequence[float]) -> float:
+    def score(self, statistics: Sequence[float] | Tensor) -> float:
         """Return the score that `ranked_by` names."""
         return self._divided(statistics)[self.ranked_by]
 
-    def metrics(self, statistics: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    def metrics(self, statistics: Mapping[str, Sequence[float] | Tensor]) -> dict[str, float]:
         """Return the loss and all scores of each split; only the loss for the training."""
         metrics = super().metrics(statistics)
         for split, values in statistics.items():
@@ -185,9 +191,9 @@ class LinkLabels(_OfNodes):
         ranked = {f"hits@{k}": hits(pos, neg, k) for k in (20, 50, 100)}
         return {"roc_auc": roc_auc(pos, neg), "ap": average_precision(pos, neg), "mrr": mrr(pos, neg), **ranked}
 
-    def _divided(self, statistics: Sequence[float]) -> dict[str, float]:
+    def _divided(self, statistics: Sequence[float] | Tensor) -> dict[str, float]:
         _, size, *sums = statistics
-        return {name: value / max(size, 1.0) for name, value in zip(LINK_METRICS, sums, strict=True)}
+        return {name: float(value) / max(float(size), 1.0) for name, value in zip(LINK_METRICS, sums, strict=True)}
 
 
 def scores_of(out: Tensor, pairs: Tensor) -> Tensor:

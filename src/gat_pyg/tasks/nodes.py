@@ -58,7 +58,7 @@ class _OfNodes(Objective):
 
 
 @dataclass(frozen=True)
-class NodeLabels(_OfNodes, OneLabel):
+class NodeLabels(OneLabel, _OfNodes):
     """One of K classes for each node: y `[N]` int64, -1 if it is unknown. Cross-entropy, accuracy in percent.
 
     Example:
@@ -68,7 +68,7 @@ class NodeLabels(_OfNodes, OneLabel):
 
 
 @dataclass(frozen=True)
-class NodeMultiLabels(_OfNodes, ManyLabels):
+class NodeMultiLabels(ManyLabels, _OfNodes):
     """K labels for each node: y `[N, K]` float32 of 0 and 1, NaN if it is unknown. Sigmoid cross-entropy, micro-F1.
 
     Example:

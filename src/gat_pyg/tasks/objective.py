@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -12,65 +12,11 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from .metrics import Kind, Metric
+
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 MASKS = tuple(f"{split}_mask" for split in SPLITS)
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A kind of score: its name in logs and results, and the format of its values.
-
-    Example:
-        >>> ACCURACY.text(83.14), MICRO_F1.text(0.9731)
-        ('accuracy 83.1 %', 'micro-F1 0.973')
-    """
-
-    name: str
-    title: str
-    digits: int  # after the decimal point
-    unit: str = ""
-    constant: str = "the best constant prediction"  # description of the prediction behind `constant_score`
-
-    def value(self, score: float) -> str:
-        """Return a score with its unit."""
-        return f"{score:.{self.digits}f}{self.unit}"
-
-    def text(self, score: float) -> str:
-        """Return a score with its title and unit."""
-        return f"{self.title} {self.value(score)}"
-
-    def spread(self, mean: float, std: float) -> str:
-        """Return a mean ± standard deviation with title and unit."""
-        return f"{self.title} {mean:.{self.digits}f} ± {self.value(std)}"
-
-    def range(self, low: float, high: float) -> str:
-        """Return two scores with title and unit, or one if both look the same.
-
-        Example:
-            >>> ACCURACY.range(81.0, 83.5)
-            'accuracy 81.0 to 83.5 %'
-        """
-        if self.value(low) == self.value(high):
-            return self.text(low)
-        return f"{self.title} {low:.{self.digits}f} to {self.value(high)}"
-
-
-ACCURACY = Metric("accuracy", "accuracy", 1, " %", "predicting the majority class for every {item}")
-MICRO_F1 = Metric("micro_f1", "micro-F1", 3, "", "the best prediction that is the same for every {item}")
-_SAME = "the same prediction for every {item}"
-LINK_METRICS = {
-    "roc_auc": Metric("roc_auc", "ROC-AUC", 3, "", _SAME),
-    "ap": Metric("ap", "AP", 3, "", _SAME),
-    "mrr": Metric("mrr", "MRR", 3, "", _SAME),
-    **{f"hits@{k}": Metric(f"hits@{k}", f"Hits@{k}", 3, "", _SAME) for k in (20, 50, 100)},
-}
-_METRICS = {metric.name: metric for metric in (ACCURACY, MICRO_F1)} | LINK_METRICS
-
-
-def metric_named(name: str) -> Metric:
-    """Return the metric of this name; an unknown one has three digits."""
-    return _METRICS.get(name) or Metric(name, name, 3)
 
 
 @dataclass(frozen=True)
@@ -86,8 +32,21 @@ class Objective(ABC):
     out_channels: int
 
     item: ClassVar[str]  # what has a label, and a row in the output: "node", "graph", "link"
-    metric: ClassVar[Metric]
+    kind: ClassVar[Kind]
     columns: ClassVar[str]  # the plural noun for the columns of the output
+
+    @property
+    @abstractmethod
+    def metric(self) -> Metric:
+        """The score that is reported, kept and stopped on; one of `gat_pyg.tasks.metrics`."""
+
+    def scored_by(self, metric: Metric) -> Objective:
+        """Return the same objective with another metric, which fits its `kind`."""
+        return replace(self, metric=metric)  # type: ignore[call-arg]
+
+    def size(self, data: Data) -> int:
+        """Return the number of rows in the labels of a graph."""
+        raise NotImplementedError
 
     @abstractmethod
     def check(self, data: Data, where: str) -> None:
@@ -135,13 +94,34 @@ class Objective(ABC):
     def loss(self, out: Tensor, y: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
         """Return the mean or the sum of the loss over the known labels; 0 if none is known."""
 
-    @abstractmethod
-    def statistics(self, out: Tensor, y: Tensor) -> Tensor:
-        """Return the sufficient statistics of a batch: sums, first of the loss, then the number of known labels."""
+    @property
+    def by_rows(self) -> bool:
+        """True if the score needs all predictions of a split; False if it follows from sums."""
+        return self.metric.sums != self.kind
 
-    @abstractmethod
-    def score(self, statistics: Sequence[float]) -> float:
-        """Return the score from the sum of `statistics` over all batches."""
+    def statistics(self, out: Tensor, y: Tensor) -> Tensor:
+        """Return the sufficient statistics of a batch.
+
+        If `by_rows`, these are the rows `[n, K + labels]` of the predictions with their labels, in float64 if the
+        device has it. Otherwise sums `[s]`, first of the loss, then the number of known labels.
+        """
+        return torch.cat([out.to(_wide(out)), (y[:, None] if y.dim() == 1 else y).to(_wide(out))], -1)
+
+    def pool(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the statistics of several batches together: all rows, or the sums."""
+        return torch.cat(list(parts), -2) if self.by_rows else torch.stack(list(parts)).sum(0)
+
+    def unpack(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the predictions and the labels of the rows that `statistics` packed."""
+        return rows[:, : self.out_channels], rows[:, self.out_channels :]
+
+    def score(self, statistics: Sequence[float] | Tensor) -> float:
+        """Return the score from the pooled `statistics`."""
+        return self.measure(*self.unpack(torch.as_tensor(statistics)))
+
+    def measure(self, out: Tensor, y: Tensor) -> float:
+        """Return the score of predictions; the metric needs all of them."""
+        return self.metric.measures[self.kind](out, y)
 
     @abstractmethod
     def constant_score(self, y: Tensor) -> float:
@@ -165,7 +145,7 @@ class Objective(ABC):
         wide = torch.promote_types(loss.dtype, torch.float32)  # bfloat16 counts only to 256
         return loss, torch.stack([loss.detach().to(wide) * size, size.to(wide)])
 
-    def metrics(self, statistics: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    def metrics(self, statistics: Mapping[str, Sequence[float] | Tensor]) -> dict[str, float]:
         """Return the loss and the score of each split, rounded to float32; only the loss for the training.
 
         Example:
@@ -175,7 +155,10 @@ class Objective(ABC):
         """
         metrics = {}
         for split, values in statistics.items():
-            metrics[f"{split}_loss"] = values[0] / max(values[1], 1.0)
+            if self.by_rows and split != "train":
+                metrics[f"{split}_loss"] = float(self.loss(*self.unpack(torch.as_tensor(values))))
+            else:
+                metrics[f"{split}_loss"] = float(values[0]) / max(float(values[1]), 1.0)
             if split != "train":
                 metrics[f"{split}_{self.metric.name}"] = self.score(values)
         return {name: float(np.float32(value)) for name, value in metrics.items()}
@@ -184,3 +167,7 @@ class Objective(ABC):
 def any_known(y: Tensor) -> Tensor:
     """Return a mask `[n]` of the rows of y with a known label."""
     return ~y.isnan().all(1) if y.dim() == 2 else y >= 0
+
+
+def _wide(out: Tensor) -> torch.dtype:
+    return torch.float32 if out.device.type == "mps" else torch.float64  # counts are exact up to 2^24 and 2^53

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import isnan
 from typing import Any, cast
 
 import torch
@@ -13,6 +15,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
 from .checks import _NOTHING_KNOWN, _check_graph
+from .metrics import fitting_metric
 from .objective import SPLITS, Objective, Split, any_known
 from .preparation import Preparation, row_ranges
 
@@ -89,6 +92,31 @@ class Task:
     def graphs(self, split: Split) -> list[Data]:
         """Return the graphs of `"train"`, `"val"` or `"test"`."""
         return cast(list[Data], getattr(self, split))
+
+    def scored_by(self, metric: str) -> Task:
+        """Return the same task with another metric: the score that is reported, kept and stopped on.
+
+        Raises:
+            ValueError: if the metric does not fit the labels, or is undefined for those of the validation or the test.
+
+        >>> from gat_pyg.data import digits
+        >>> digits().scored_by("macro_f1").objective.metric.title
+        'macro-F1'
+        """
+        try:
+            chosen = fitting_metric(metric, self.objective.kind)
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from None
+        scored = copy.copy(self)  # the same graphs, which have been checked
+        object.__setattr__(scored, "objective", self.objective.scored_by(chosen))
+        scored.__dict__.pop("preparation", None)
+        for split in SPLITS[1:]:
+            if chosen.sums != self.objective.kind and isnan(scored.objective.constant_score(self.labels(split))):
+                raise ValueError(
+                    f"{self.name}: {chosen.title} is undefined for the {split} labels, of which too few are known or "
+                    "all are equal. Choose another metric or split."
+                )
+        return scored
 
     def loader(self, split: Split, batch_size: int = 1) -> DataLoader | list[Data]:
         """Return the batches of a split for one epoch: the shared graph, or `batch_size` graphs at a time.

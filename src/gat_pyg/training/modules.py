@@ -176,18 +176,35 @@ class Supervised(LightningModule):
         return self.trainer.world_size > 1
 
     def _add(self, split: str, sums: Tensor) -> None:
-        self._sums[split] = self._sums[split] + sums if split in self._sums else sums
+        if split in self._sums:
+            sums = self._sums[split] + sums if self._summed(split) else self.objective.pool([self._sums[split], sums])
+        self._sums[split] = sums
+
+    def _summed(self, split: str) -> bool:
+        """Return True if the statistics of a split are sums, and False if they are rows."""
+        return split == "train" or not self.objective.by_rows
 
     def _metrics(self, *splits: str) -> dict[str, float]:
         """Return the metrics of some splits since the last call."""
         return self.objective.metrics(self._pooled(*splits))
 
     def _pooled(self, *splits: str) -> dict[str, Any]:
-        """Return the statistics of some splits since the last call, over all processes, as lists."""
-        sums = {split: self._sums.pop(split) for split in splits if split in self._sums}
+        """Return the statistics of some splits since the last call, over all processes: lists of sums, or all rows."""
+        parts = {split: self._sums.pop(split) for split in splits if split in self._sums}
         if self._shared():
-            sums = {split: self.trainer.strategy.reduce(values, reduce_op="sum") for split, values in sums.items()}
-        return {split: values.tolist() for split, values in sums.items()}
+            reduce = self.trainer.strategy.reduce
+            parts = {
+                split: reduce(values, reduce_op="sum") if self._summed(split) else self._gathered(values)
+                for split, values in parts.items()
+            }
+        return {split: values.tolist() if self._summed(split) else values.cpu() for split, values in parts.items()}
+
+    def _gathered(self, rows: Tensor) -> Tensor:
+        """Return the rows of all processes, of which each may have another number."""
+        all_gather = self.trainer.strategy.all_gather
+        sizes = all_gather(torch.tensor(rows.size(0), device=rows.device)).tolist()
+        padded = nn.functional.pad(rows, (0, 0, 0, max(sizes) - rows.size(0)))
+        return self.objective.pool([part[:size] for part, size in zip(all_gather(padded), sizes, strict=True)])
 
 
 class Transductive(Supervised):

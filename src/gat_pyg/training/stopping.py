@@ -61,15 +61,19 @@ class PaperStopping(Callback):
         self.kept_loss = float("nan")
         self.weights: dict[str, Tensor] = {}
 
-    def update(self, score: float, loss: float) -> bool:
-        """Record one epoch; return True if its weights are the new best."""
+    def update(self, score: float, loss: float, lower: bool = False) -> bool:
+        """Record one epoch; return True if its weights are the new best.
+
+        With `lower=True` lower scores are better, and `best_score` is negated.
+        """
         self.epoch += 1
+        rank = -score if lower else score
         finite = math.isfinite(score) and math.isfinite(loss)
-        by_score, by_loss = finite and score >= self.best_score, finite and loss <= self.best_loss
+        by_score, by_loss = finite and rank >= self.best_score, finite and loss <= self.best_loss
         better = {"both": by_score or by_loss, "accuracy": by_score, "loss": by_loss}[self.criterion]
         is_best = by_score and by_loss if self.criterion == "both" else better
         if better:
-            self.best_score = max(self.best_score, score)
+            self.best_score = max(self.best_score, rank)
             self.best_loss = min(self.best_loss, loss)
             self.wait = 0
         else:
@@ -105,7 +109,8 @@ class PaperStopping(Callback):
             logged = ", ".join(metrics) or "nothing"
             raise ValueError(f"PaperStopping needs val_loss and {name}, but the module logged {logged}.")
         score, loss = float(metrics[name]), float(metrics["val_loss"])
-        if self.update(score, loss):
+        lower = isinstance(objective, Objective) and objective.metric.lower
+        if self.update(score, loss, lower):
             self._save_weights(pl_module)
         elif not math.isfinite(loss):
             self.stop_diverged(parameter for parameter in pl_module.parameters() if parameter.requires_grad)

@@ -1,0 +1,204 @@
+"""Metrics: the kinds of score, the labels that each fits, and their computation by torchmetrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torchmetrics.functional import mean_absolute_error, mean_squared_error, r2_score
+from torchmetrics.functional.classification import (
+    binary_auroc,
+    binary_average_precision,
+    binary_f1_score,
+    multiclass_f1_score,
+    multiclass_recall,
+)
+
+Kind = Literal["one", "many", "quantity", "link"]  # of labels: one of K classes, K binary labels, K quantities
+Measure: TypeAlias = Callable[[Tensor, Tensor], float]  # of all predictions [n, K] and their labels
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A kind of score: its name in logs and results, the format of its values and its computation.
+
+    Example:
+        >>> ACCURACY.text(83.14), MICRO_F1.text(0.9731)
+        ('accuracy 83.1 %', 'micro-F1 0.973')
+    """
+
+    name: str
+    title: str
+    digits: int  # after the decimal point
+    unit: str = ""
+    constant: str = "the best constant prediction"  # description of the prediction behind `constant_score`
+    lower: bool = False  # True if lower scores are better
+    measures: Mapping[Kind, Measure] = field(default_factory=dict, compare=False, repr=False)  # of all predictions
+    sums: Kind | None = None  # the kind of labels for which the score follows from sums, which an objective adds up
+
+    @property
+    def kinds(self) -> set[Kind]:
+        """The kinds of labels that the metric fits."""
+        return {*self.measures, *([self.sums] if self.sums else [])}
+
+    def better(self, score: float) -> float:
+        """Return the score, negated if lower is better, so that the best is the highest."""
+        return -score if self.lower else score
+
+    def value(self, score: float) -> str:
+        """Return a score with its unit."""
+        return f"{score:.{self.digits}f}{self.unit}"
+
+    def text(self, score: float) -> str:
+        """Return a score with its title and unit."""
+        return f"{self.title} {self.value(score)}"
+
+    def spread(self, mean: float, std: float) -> str:
+        """Return a mean ± standard deviation with title and unit."""
+        return f"{self.title} {mean:.{self.digits}f} ± {self.value(std)}"
+
+    def range(self, low: float, high: float) -> str:
+        """Return two scores with title and unit, or one if both look the same.
+
+        Example:
+            >>> ACCURACY.range(81.0, 83.5)
+            'accuracy 81.0 to 83.5 %'
+        """
+        if self.value(low) == self.value(high):
+            return self.text(low)
+        return f"{self.title} {low:.{self.digits}f} to {self.value(high)}"
+
+
+# Computed from all predictions --------------------------------------------------------------------------------------
+
+
+def _balanced_accuracy(out: Tensor, y: Tensor) -> float:
+    """Return the mean recall of the classes that occur, in percent."""
+    out, y = out[y >= 0], y[y >= 0]
+    recalls = multiclass_recall(out, y, out.size(1), average="none", validate_args=False)
+    return 100.0 * float(recalls[y.unique()].double().mean())
+
+
+def _f1(out: Tensor, y: Tensor, average: Literal["micro", "macro"]) -> float:
+    known = y >= 0
+    return float(multiclass_f1_score(out[known], y[known], out.size(1), average=average, validate_args=False))
+
+
+def _per_class(measure: Measure, out: Tensor, y: Tensor) -> float:
+    """Return a ranking score of the second of two classes, or the mean over more classes, each against the rest."""
+    known = y >= 0
+    out, y = out[known], y[known]
+    if out.size(1) == 2:
+        return _per_column(measure, (out[:, 1] - out[:, 0])[:, None], (y == 1).to(out.dtype)[:, None])
+    return _per_column(measure, out.log_softmax(1), torch.nn.functional.one_hot(y, out.size(1)).to(out.dtype))
+
+
+def _per_column(measure: Measure, out: Tensor, y: Tensor) -> float:
+    """Return the mean of a score over the columns for which it is defined, each over its known labels; else NaN."""
+    known = ~y.isnan()
+    scores = [measure(out[rows, k], y[rows, k]) for k, rows in enumerate(known.unbind(1)) if rows.any()]
+    defined = [score for score in scores if score == score]
+    return sum(defined) / len(defined) if defined else float("nan")
+
+
+def _ranked(function: Callable[..., Tensor], out: Tensor, y: Tensor) -> float:
+    """Return a score of the order of the predictions, or NaN if all labels are equal or a prediction is NaN."""
+    if y.min() == y.max() or out.isnan().any():
+        return float("nan")
+    _, ranks = out.unique(return_inverse=True)  # torchmetrics applies a sigmoid to logits, which may make them equal
+    return float(function(ranks / out.numel(), y.long(), validate_args=False))
+
+
+def _binary_f1(out: Tensor, y: Tensor) -> float:
+    return float(binary_f1_score((out > 0).long(), y.long(), validate_args=False))
+
+
+def _rmse(out: Tensor, y: Tensor) -> float:
+    return float(mean_squared_error(out, y, squared=False))
+
+
+def _mae(out: Tensor, y: Tensor) -> float:
+    return float(mean_absolute_error(out, y))
+
+
+def _r2(out: Tensor, y: Tensor) -> float:
+    return float(r2_score(out, y)) if len(y) > 1 else float("nan")
+
+
+def _ranking(function: Callable[..., Tensor]) -> dict[Kind, Measure]:
+    measure = partial(_ranked, function)
+    return {"one": partial(_per_class, measure), "many": partial(_per_column, measure)}
+
+
+def _regression(measure: Measure) -> dict[Kind, Measure]:
+    return {"quantity": partial(_per_column, measure)}
+
+
+# The table ----------------------------------------------------------------------------------------------------------
+
+_MAJORITY = "predicting the majority class for every {item}"
+_SAME = "the best prediction that is the same for every {item}"
+_ANY = "the same prediction for every {item}"
+ACCURACY = Metric("accuracy", "accuracy", 1, " %", _MAJORITY, sums="one")
+BALANCED_ACCURACY = Metric(
+    "balanced_accuracy", "balanced accuracy", 1, " %", _MAJORITY, measures={"one": _balanced_accuracy}
+)
+MICRO_F1 = Metric("micro_f1", "micro-F1", 3, "", _SAME, sums="many", measures={"one": partial(_f1, average="micro")})
+MACRO_F1 = Metric(
+    "macro_f1",
+    "macro-F1",
+    3,
+    measures={"one": partial(_f1, average="macro"), "many": partial(_per_column, _binary_f1)},
+)
+ROC_AUC = Metric("roc_auc", "ROC-AUC", 3, "", _ANY, sums="link", measures=_ranking(binary_auroc))
+AVERAGE_PRECISION = Metric("average_precision", "average precision", 3, measures=_ranking(binary_average_precision))
+MAE = Metric("mae", "MAE", 3, lower=True, measures=_regression(_mae))
+RMSE = Metric("rmse", "RMSE", 3, lower=True, measures=_regression(_rmse))
+R2 = Metric("r2", "R²", 3, measures=_regression(_r2))
+LINK_METRICS = {
+    metric.name: metric
+    for metric in (
+        ROC_AUC,
+        Metric("ap", "AP", 3, "", _ANY, sums="link"),
+        Metric("mrr", "MRR", 3, "", _ANY, sums="link"),
+        *(Metric(f"hits@{k}", f"Hits@{k}", 3, "", _ANY, sums="link") for k in (20, 50, 100)),
+    )
+}
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        *(ACCURACY, BALANCED_ACCURACY, MICRO_F1, MACRO_F1, ROC_AUC, AVERAGE_PRECISION),
+        *(MAE, RMSE, R2),
+    )
+} | LINK_METRICS
+
+
+def metric_named(name: str) -> Metric:
+    """Return the metric of this name; an unknown one has three digits."""
+    return METRICS.get(name) or Metric(name, name, 3)
+
+
+def fitting_metric(name: str, kind: Kind) -> Metric:
+    """Return the metric of this name for labels of this kind.
+
+    Raises:
+        ValueError: if it is unknown or does not fit; the message lists those that fit.
+
+    Example:
+        >>> fitting_metric("rmse", "one")
+        Traceback (most recent call last):
+        ValueError: metric=rmse does not fit labels of one class each, expected accuracy, ...
+    """
+    metric = METRICS.get(name)
+    if metric is not None and kind in metric.kinds:
+        return metric
+    fitting = ", ".join(other.name for other in METRICS.values() if kind in other.kinds)
+    reason = "is unknown" if metric is None else f"does not fit {_KINDS[kind]}"
+    raise ValueError(f"metric={name} {reason}, expected {fitting}.")
+
+
+_KINDS = {"one": "labels of one class each", "many": "many labels", "quantity": "quantities", "link": "links"}

@@ -1,0 +1,173 @@
+"""Metrics against scikit-learn and the definition of OGB's Evaluator, and the objectives' statistics over batches."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sk
+from torch import Tensor
+
+from gat_pyg.tasks.graphs import GraphLabels
+from gat_pyg.tasks.metrics import METRICS, fitting_metric
+from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
+
+CASES = range(100)
+
+
+def of_columns(y: Tensor, out: Tensor, measure, both: bool = False) -> float:
+    """The mean over columns of known labels, as in OGB's Evaluator; with `both`, only those with 0 and 1."""
+    scores = []
+    for true, predicted in zip(y.T.numpy(), out.T.numpy(), strict=True):
+        known = ~np.isnan(true)
+        if known.any() and (not both or len(np.unique(true[known])) == 2):
+            scores.append(measure(true[known], predicted[known]))
+    return float(np.mean(scores)) if scores else math.nan
+
+
+def f1(y, out) -> float:
+    return sk.f1_score(y, out > 0, zero_division=0)
+
+
+def one_vs_rest(y: Tensor, out: Tensor, measure) -> float:
+    """The mean over the classes that occur, each against the rest; of two classes, the score of the second."""
+    if out.size(1) == 2:
+        return of_columns((y == 1).double()[:, None], out.diff(dim=1), measure, both=True)
+    return of_columns(torch.nn.functional.one_hot(y, out.size(1)).double(), out.softmax(1), measure, both=True)
+
+
+ONE = {
+    "accuracy": lambda y, out: 100 * sk.accuracy_score(y, out.argmax(1)),
+    "balanced_accuracy": lambda y, out: 100 * sk.balanced_accuracy_score(y, out.argmax(1)),
+    "micro_f1": lambda y, out: sk.f1_score(y, out.argmax(1), average="micro"),
+    "macro_f1": lambda y, out: sk.f1_score(y, out.argmax(1), average="macro", zero_division=0),
+    "roc_auc": lambda y, out: one_vs_rest(y, out, sk.roc_auc_score),
+    "average_precision": lambda y, out: one_vs_rest(y, out, sk.average_precision_score),
+}
+MANY = {
+    "micro_f1": lambda y, out: f1(y[~y.isnan()], out[~y.isnan()]),
+    "macro_f1": lambda y, out: of_columns(y, out, f1),
+    "roc_auc": lambda y, out: of_columns(y, out, sk.roc_auc_score, both=True),
+    "average_precision": lambda y, out: of_columns(y, out, sk.average_precision_score, both=True),
+}
+QUANTITY = {
+    "mae": lambda y, out: of_columns(y, out, sk.mean_absolute_error),
+    "rmse": lambda y, out: of_columns(y, out, sk.root_mean_squared_error),
+    "r2": lambda y, out: of_columns(y, out, sk.r2_score),
+}
+
+
+def drawn(case: int) -> tuple[int, int, torch.Generator]:
+    generator = torch.Generator().manual_seed(case)
+    return 2 + case % 4, 40 + 7 * case, generator
+
+
+def in_batches(objective, out: Tensor, y: Tensor) -> float:
+    """The score of statistics from three batches of different sizes, one of them empty."""
+    parts = [objective.statistics(out[a:b], y[a:b]) for a, b in ((0, 7), (7, 7), (7, len(y)))]
+    return objective.score(objective.pool(parts))
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_a_metric_of_one_label_is_that_of_scikit_learn(name: str) -> None:
+    for case in CASES:
+        K, n, generator = drawn(case)
+        out = 3 * torch.randn(n, K, generator=generator, dtype=torch.float64)
+        out = out.round() if K == 2 else out  # ties; of more classes, the softmax rounds ties apart
+        y = torch.randint(K, (n,), generator=generator)
+        y[torch.rand(n, generator=generator) < 0.2] = -1
+        known = y >= 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # balanced_accuracy_score warns of predicted classes that do not occur
+            expected = ONE[name](y[known], out[known])
+        objective = NodeLabels(K, fitting_metric(name, "one"))
+        assert in_batches(objective, out, y) == pytest.approx(expected, abs=2e-6, rel=2e-6), case
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_a_metric_of_many_labels_is_that_of_scikit_learn_over_known_labels(name: str) -> None:
+    for case in CASES:
+        K, n, generator = drawn(case)
+        out = (50 * torch.randn(n, K, generator=generator, dtype=torch.float64)).round(decimals=case % 3)
+        y = (torch.rand(n, K, generator=generator) < 0.3).float()
+        y[torch.rand(n, K, generator=generator) < 0.2] = math.nan
+        y[:, 0] = math.nan if case % 2 else 0.0  # a column without known labels, or with one value
+        objective = NodeMultiLabels(K, fitting_metric(name, "many"))
+        assert in_batches(objective, out, y) == pytest.approx(MANY[name](y, out), abs=2e-6), case
+
+
+@pytest.mark.parametrize("name", QUANTITY)
+def test_a_metric_of_quantities_is_that_of_scikit_learn_over_known_labels(name: str) -> None:
+    measure = fitting_metric(name, "quantity").measures["quantity"]
+    for case in CASES:
+        K, n, generator = drawn(case)
+        y = 5 + torch.randn(n, K, generator=generator, dtype=torch.float64)
+        out = y + torch.randn(n, K, generator=generator, dtype=torch.float64)
+        y[torch.rand(n, K, generator=generator) < 0.2] = math.nan
+        y[:, 0] = math.nan if case % 2 else y[:, 0]
+        assert measure(out, y) == pytest.approx(QUANTITY[name](y, out), rel=1e-6), case
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "metric"),
+    [
+        ("many", "ogbg-molbace", "roc_auc"),
+        ("many", "ogbg-molpcba", "average_precision"),
+        ("quantity", "ogbg-molesol", "rmse"),
+    ],
+)
+def test_a_metric_is_that_of_ogbs_evaluator(kind, task: str, metric: str) -> None:
+    evaluator = pytest.importorskip("ogb.graphproppred").Evaluator(task)
+    for case in CASES:
+        _, n, generator = drawn(case)
+        out = torch.randn(n, evaluator.num_tasks, generator=generator, dtype=torch.float64)
+        y = out.sign().clamp(min=0) if kind == "many" else out + 1
+        y[torch.rand(y.shape, generator=generator) < 0.3] = 1.0
+        if kind == "many" and evaluator.num_tasks > 1:  # the other Evaluators have no unknown labels
+            y[torch.rand(y.shape, generator=generator) < 0.2] = math.nan
+        expected = evaluator.eval({"y_true": y.numpy(), "y_pred": out.numpy()})[evaluator.eval_metric]
+        assert METRICS[metric].measures[kind](out, y) == pytest.approx(expected, rel=2e-6), case
+
+
+def test_logits_that_a_sigmoid_cannot_tell_apart_keep_their_order() -> None:
+    y, out = torch.tensor([[0.0], [1.0], [0.0], [1.0]]), torch.tensor([[60.0], [70.0], [80.0], [90.0]])
+    assert METRICS["roc_auc"].measures["many"](out.double(), y) == 0.75
+
+
+def test_a_score_that_is_undefined_or_diverged_is_nan() -> None:
+    for name in ("roc_auc", "average_precision"):
+        measure = METRICS[name].measures["many"]
+        assert math.isnan(measure(torch.randn(4, 1), torch.ones(4, 1)))
+        assert math.isnan(measure(torch.full((4, 1), math.nan), torch.tensor([[0.0], [1], [0], [1]])))
+
+
+@pytest.mark.parametrize("name", [name for name in METRICS if "one" in METRICS[name].kinds])
+def test_the_constant_score_is_reached_by_a_constant_prediction(name: str) -> None:
+    y = torch.tensor([0, 1, 1, -1, 1, 2])
+    objective = GraphLabels(3, METRICS[name])
+    constant = torch.tensor([0.0, 1.0, 0.0]).expand(6, 3)
+    assert objective.constant_score(y) == pytest.approx(objective.score(objective.statistics(constant, y)))
+
+
+def test_the_loss_of_a_split_is_the_mean_over_known_labels_whatever_the_metric() -> None:
+    out, y = torch.randn(6, 3), torch.tensor([0, 1, -1, 2, 1, 0])
+    for name in ONE:
+        objective = NodeLabels(3, METRICS[name])
+        values = objective.metrics({"val": objective.statistics(out, y)})
+        assert f"val_{name}" in values
+        assert values["val_loss"] == pytest.approx(float(objective.loss(out, y)), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("rmse", "one", "metric=rmse does not fit labels of one class each, expected accuracy, balanced_accuracy"),
+        ("accuracy", "many", "metric=accuracy does not fit many labels, expected micro_f1, macro_f1, roc_auc"),
+        ("roc_auc", "quantity", "metric=roc_auc does not fit quantities, expected mae, rmse, r2."),
+        ("auc", "one", "metric=auc is unknown, expected accuracy"),
+    ],
+)
+def test_a_metric_that_does_not_fit_is_an_error(name: str, kind, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fitting_metric(name, kind)
