@@ -27,6 +27,7 @@ import torch
 from lightning import LightningModule, Trainer
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
+from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.datasets import KarateClub, Planetoid
@@ -39,7 +40,7 @@ import gat_pyg.run
 import gat_pyg.seeds.memory
 import gat_pyg.training.stopping
 from gat_pyg import GAT, load, predict
-from gat_pyg.data import digits, from_file, planted
+from gat_pyg.data import digits, from_file, links, planted
 from gat_pyg.experiments.result import Result, read
 from gat_pyg.files import try_lock
 from gat_pyg.kernels.cpu import cache
@@ -250,6 +251,25 @@ def test_predictions_of_many_labels_and_of_many_seeds_have_their_recorded_scores
     right = (predict(folder, data, seed="all").argmax(1) == data.y)[data.test_mask].double().mean()
     assert f"(averaged prediction {100 * right:.1f} %, " in said
     assert not predict(folder, data, seed=1).requires_grad
+
+
+@pytest.mark.parametrize("decoder", ["null", "mlp"])
+def test_links_are_predicted_with_their_recorded_scores(command: Command, decoder: str):
+    asked = ("dataset._target_=gat_pyg.data.links", "+dataset.dataset._target_=gat_pyg.data.digits", "model.dropout=0")
+    said = command(*asked, "+dataset.name=pairs", f"+model.decoder={decoder}", "training.max_epochs=3", "runs=2")
+    result, _ = read("outputs/results.jsonl")
+    assert (result.item, result.metric, result.majority) == ("link", "roc_auc", 0.5) and result.scores is not None
+    assert result.scores.keys() == {"ap", "mrr", "hits@20", "hits@50", "hits@100"} and "also" in said
+    data = links(digits()).train[0]
+    test = Data(data.x, data.edge_index, edge_label_index=data.edge_label_index[:, data.test_mask])
+    y, probabilities = data.y[data.test_mask], predict(result.run_dir, test)
+    assert roc_auc_score(y, probabilities) == pytest.approx(result.value, abs=2e-5)
+    assert average_precision_score(y, probabilities) == pytest.approx(result.scores["ap"], abs=2e-5)
+    mean = roc_auc_score(y, predict(Path(result.run_dir).parent, test, seed="all"))
+    assert f"(averaged prediction {mean:.3f}, " in said
+    with pytest.raises(ValueError, match="predicts links: give data.edge_label_index"):
+        predict(result.run_dir, Data(data.x, data.edge_index))
+    assert "which needs the whole graph" in command(*asked, "loader=cluster", "loader.num_parts=2", fails=True)
 
 
 @pytest.mark.skipif("GAT_PYG_DATA" not in os.environ, reason="GAT_PYG_DATA names no folder with the real data")

@@ -14,7 +14,7 @@ from torch_geometric.utils import is_undirected
 from torch_geometric.utils.random import erdos_renyi_graph
 
 from gat_pyg.data import Task, links
-from gat_pyg.models import GAT
+from gat_pyg.models import GAT, LinkScores
 from gat_pyg.tasks.links import LinkLabels
 from gat_pyg.tasks.ranking import average_precision, hits, mrr, roc_auc
 from gat_pyg.training import PaperStopping, Resumable, TaskData, Transductive
@@ -157,17 +157,16 @@ def test_unknown_scores_and_several_graphs_are_errors() -> None:
         links([communities(), communities()])
 
 
-class Scorer(nn.Module):
-    """A model that scores the pairs itself."""
+def encoder() -> GAT:
+    return GAT(6, [8], 8, heads=[2, 1], dropout=0.0)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.decoder = GAT(6, [8], 8, heads=[2, 1], dropout=0.0), nn.Bilinear(8, 8, 1)
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_label_index: Tensor) -> Tensor:
-        z = self.encoder(x, edge_index)
-        src, dst = edge_label_index
-        return self.decoder(z[src], z[dst]).squeeze(-1)
+def mlp() -> LinkScores:
+    return LinkScores(encoder(), 8, "mlp")
+
+
+def bilinear() -> LinkScores:
+    return LinkScores(encoder(), 8, "bilinear")
 
 
 def fit(task: Task, model: nn.Module, epochs: int, path: object = None, resume: object = None) -> Transductive:
@@ -178,7 +177,7 @@ def fit(task: Task, model: nn.Module, epochs: int, path: object = None, resume: 
     return module
 
 
-@pytest.mark.parametrize("make", [lambda: GAT(6, [8], 8, heads=[2, 1], dropout=0.0), Scorer])
+@pytest.mark.parametrize("make", [encoder, mlp, bilinear])
 def test_training_finds_the_communities_and_moves_every_parameter(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     task, model = links(communities(), channels=8, val=0.1, test=0.2), make()

@@ -87,6 +87,9 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
     if task.objective.item == "graph" and readout is not None:  # the model returns a row for each node
         arguments = {"model": {"_target_": target, **arguments}, "aggr": readout}
         target = "gat_pyg.models.Readout"
+    if task.objective.item == "link" and (decoder := factory.get("decoder")) is not None:
+        arguments = {"model": {"_target_": target, **arguments}, "channels": task.num_classes, "decoder": decoder}
+        target = "gat_pyg.models.LinkScores"
     model = Factory("model", {"_target_": target, **arguments})()
     check_dtypes(model)
     return Built(model, target, arguments)

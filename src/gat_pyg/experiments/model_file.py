@@ -148,7 +148,8 @@ def predict(
         options["edge_label_index"] = data.edge_label_index
     out = trained.to(data.x.device)(data.x, *edges, **options)
     if preparation.item == "link":
-        out = scores_of(out, data.edge_label_index)
+        outs = [scores_of(each, data.edge_label_index) for each in (out if isinstance(trained, Stack) else [out])]
+        out = torch.stack(outs) if isinstance(trained, Stack) else outs[0]
     probabilities: Tensor = preparation.probabilities(out)
     return probabilities.mean(0) if isinstance(trained, Stack) else probabilities
 

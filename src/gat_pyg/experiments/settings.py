@@ -252,7 +252,7 @@ class ModelFactory(Factory):
     @property
     def arguments(self) -> dict[str, Any]:
         """A copy of the arguments."""
-        return {key: value for key, value in super().arguments.items() if key not in (*LABELS, "readout")}
+        return {key: value for key, value in super().arguments.items() if key not in (*LABELS, "readout", "decoder")}
 
     def check(self) -> None:
         """Raise ValueError if the class is not a model, or does not take the arguments."""

@@ -6,4 +6,5 @@ from .encoders import Encoded as Encoded
 from .encoders import Encoder as Encoder
 from .gat import GAT as GAT
 from .gat import PRESETS as PRESETS
+from .link_scores import LinkScores as LinkScores
 from .readout import Readout as Readout
