@@ -56,8 +56,8 @@ from machine import on_gpu, seconds
 from ways import WAYS, Case, Problem, Way, variant, variants, way
 
 # Of the norm and of the largest entry. In float32 some scores lie on the other side of the LeakyReLU than in float64:
-# the gradients of GATv2 with edge features are off by 9e-4 then, with PyG's layer as with ours.
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
+# gradients are off by 1e-3 then on the generated graphs, with PyG's layer as with ours.
+TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 2e-2}
 REPEATS = 2 if machine.REHEARSED else 10  # that must give the same bits
 SEED = 0  # of torch's generator, before every step whose result is looked at
 FIRST = 200.0  # seconds that the first step may take where it compiles
