@@ -1,5 +1,6 @@
 """A small task of every objective: pooling, resume, processes and stopping are tested on each."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch_geometric.nn import GAT
 
 from gat_pyg.data import Task, links
 from gat_pyg.models import Readout
-from gat_pyg.tasks.graphs import GraphLabels
+from gat_pyg.tasks.graphs import GraphLabels, GraphMultiLabels
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from gat_pyg.tasks.objective import Objective
 from gat_pyg.training import Inductive, Transductive
@@ -52,12 +53,22 @@ def linked_graph() -> Task:
     return links(graph(30, 3, 0), val=0.2, test=0.2, channels=3)
 
 
+def multilabelled_graphs() -> Task:
+    """Graphs with three labels each, some of them unknown; one graph has no edges."""
+    task = labelled_graphs()
+    for i, data in enumerate([*task.train, *task.val, *task.test]):
+        data.y = torch.tensor([[i % 2, i % 3 == 0, math.nan if i == 1 else i % 3 == 1]]).float()
+    task.train[1].edge_index = task.train[1].edge_index[:, :0]
+    return Task("multilabelled", task.train, task.val, task.test, 6, GraphMultiLabels(3))
+
+
 OBJECTIVES: dict[str, Callable[[], Task]] = {
     "nodes of one graph": one_graph,
     "nodes of one graph, many labels": lambda: one_graph(True),
     "nodes of many graphs": lambda: many_graphs(False),
     "nodes of many graphs, many labels": many_graphs,
     "graphs": labelled_graphs,
+    "graphs, many labels": multilabelled_graphs,
     "links": linked_graph,
     "nodes of one graph, by ROC-AUC": lambda: one_graph().scored_by("roc_auc"),
     "nodes of many graphs, by average precision": lambda: many_graphs().scored_by("average_precision"),

@@ -224,6 +224,12 @@ def test_settings_come_back_from_their_plain_values(loader: str, trainer: str):
     assert flattened(settings.to_dict()) == flattened(plain) | {"vectorize": True}
 
 
+def test_a_data_set_has_the_metric_of_its_benchmark():
+    assert Settings.parse(compose("config", ["dataset=minesweeper"])).metric == "roc_auc"
+    assert Settings.parse(compose("config", ["dataset=minesweeper", "metric=accuracy"])).metric == "accuracy"
+    assert Settings.parse(compose("config", ["dataset=cora"])).metric is None
+
+
 def test_settings_cannot_be_changed():
     settings = Settings.parse(compose("config"))
     for part, name in ((settings, "seed"), (settings.training, "lr"), (settings.model, "values")):

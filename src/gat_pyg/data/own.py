@@ -18,7 +18,7 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
 from ..tasks.checks import _NOTHING_KNOWN, KEYS, _check_graph, _check_present
-from ..tasks.graphs import GraphLabels
+from ..tasks.graphs import GraphLabels, GraphMultiLabels
 from ..tasks.nodes import NodeLabels, NodeMultiLabels
 from ..tasks.objective import MASKS, SPLITS, Objective, any_known
 from ..tasks.task import Task
@@ -245,13 +245,11 @@ def _objective_of(graphs: list[Data], name: str) -> Objective:
     y = [data.y for data in graphs]
     is_single = len(graphs) > 1 and all(len(labels) == 1 for labels in y)
     of_graphs = is_single and any(data.x.shape[:1] != (1,) for data in graphs)
-    if y[0].dim() == 2 and of_graphs:
-        shape = tuple(y[0].shape)
-        raise ValueError(f"{name}: y has shape {shape}, many labels per graph, expected (1,): one label per graph.")
     K = y[0].size(1) if y[0].dim() == 2 else max((int(labels.max()) + 1 for labels in y if len(labels)), default=0)
     if K < 1 or not any(bool(any_known(labels).any()) for labels in y):
         raise ValueError(f"{name}{_NOTHING_KNOWN}")
-    objective = GraphLabels(K) if of_graphs else NodeMultiLabels(K) if y[0].dim() == 2 else NodeLabels(K)
+    one, many = (GraphLabels, GraphMultiLabels) if of_graphs else (NodeLabels, NodeMultiLabels)
+    objective: Objective = many(K) if y[0].dim() == 2 else one(K)
     count = sum(map(len, y))
     if y[0].dim() == 1 and count < K:
         items = f"{count} {objective.item}s"

@@ -1,4 +1,4 @@
-"""Graph labels, one per graph."""
+"""Graph labels, one or many per graph."""
 
 from __future__ import annotations
 
@@ -7,27 +7,17 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch_geometric.data import Data
 
-from .labels import OneLabel
-from .objective import Split
+from .labels import ManyLabels, OneLabel
+from .objective import Objective, Split
 
 
-@dataclass(frozen=True)
-class GraphLabels(OneLabel):
-    """One of K classes for each graph: y `[1]` int64, `[G]` in a batch, -1 if it is unknown.
-
-    The output has a row for each graph of the batch, as from `gat_pyg.models.Readout`.
-
-    Example:
-        >>> import torch
-        >>> objective, batch = GraphLabels(2), Data(y=torch.tensor([0, 1, -1]))
-        >>> objective.loss(*objective.rows(torch.zeros(3, 2), batch, None))  # log 2
-        tensor(0.6931)
-    """
+class _OfGraphs(Objective):
+    """An objective with an output row for each graph of a batch, as from `gat_pyg.models.Readout`."""
 
     item = "graph"
 
     def size(self, data: Data) -> int:
-        """Return 1: a graph has one label."""
+        """Return 1: a graph has one row of labels."""
         return 1
 
     def rows(self, out: Tensor, data: Data, split: Split | None) -> tuple[Tensor, Tensor]:
@@ -54,3 +44,27 @@ class GraphLabels(OneLabel):
             f"{where}: the single graph has only one label, but is used in all three splits. Give each split its own "
             "graphs."
         )
+
+
+@dataclass(frozen=True)
+class GraphLabels(_OfGraphs, OneLabel):
+    """One of K classes for each graph: y `[1]` int64, `[G]` in a batch, -1 if it is unknown.
+
+    Example:
+        >>> import torch
+        >>> objective, batch = GraphLabels(2), Data(y=torch.tensor([0, 1, -1]))
+        >>> objective.loss(*objective.rows(torch.zeros(3, 2), batch, None))  # log 2
+        tensor(0.6931)
+    """
+
+
+@dataclass(frozen=True)
+class GraphMultiLabels(_OfGraphs, ManyLabels):
+    """K labels for each graph: y `[1, K]` float32 of 0 and 1, `[G, K]` in a batch, NaN if it is unknown.
+
+    Example:
+        >>> import torch
+        >>> objective, batch = GraphMultiLabels(2), Data(y=torch.tensor([[0.0, 1.0], [1.0, float("nan")]]))
+        >>> objective.loss(*objective.rows(torch.zeros(2, 2), batch, None))  # log 2
+        tensor(0.6931)
+    """
