@@ -40,9 +40,9 @@ def answers() -> str:
     [
         f"gat_pyg {gat_pyg.__version__}\n",
         "gat-pyg dataset=cora runs=100 ",
-        " citeseer, cora, digits, ",
+        " cora, cora_links, digits, ",
         "_target_: gat_pyg.baselines.gcn.GCN",
-        "dataset=citeseer\tdataset=cora",
+        "dataset=citeseer\tdataset=citeseer_links\tdataset=cora",
         "python -m gat_pyg.report a.jsonl b.jsonl",
     ],
 )

@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-import torch
-from torch import Tensor
-from torchmetrics.functional import mean_absolute_error, mean_squared_error, r2_score
-from torchmetrics.functional.classification import (
-    binary_auroc,
-    binary_average_precision,
-    binary_f1_score,
-    multiclass_f1_score,
-    multiclass_recall,
-)
+if TYPE_CHECKING:  # the command's help and the report use the table without torch
+    from torch import Tensor
 
 Kind = Literal["one", "many", "quantity", "link"]  # of labels: one of K classes, K binary labels, K quantities
-Measure: TypeAlias = Callable[[Tensor, Tensor], float]  # of all predictions [n, K] and their labels
+Measure: TypeAlias = "Callable[[Tensor, Tensor], float]"  # of all predictions [n, K] and their labels
 
 
 @dataclass(frozen=True)
@@ -78,23 +70,29 @@ class Metric:
 
 def _balanced_accuracy(out: Tensor, y: Tensor) -> float:
     """Return the mean recall of the classes that occur, in percent."""
+    from torchmetrics.functional.classification import multiclass_recall
+
     out, y = out[y >= 0], y[y >= 0]
     recalls = multiclass_recall(out, y, out.size(1), average="none", validate_args=False)
     return 100.0 * float(recalls[y.unique()].double().mean())
 
 
 def _f1(out: Tensor, y: Tensor, average: Literal["micro", "macro"]) -> float:
+    from torchmetrics.functional.classification import multiclass_f1_score
+
     known = y >= 0
     return float(multiclass_f1_score(out[known], y[known], out.size(1), average=average, validate_args=False))
 
 
 def _per_class(measure: Measure, out: Tensor, y: Tensor) -> float:
     """Return a ranking score of the second of two classes, or the mean over more classes, each against the rest."""
+    from torch.nn.functional import one_hot
+
     known = y >= 0
     out, y = out[known], y[known]
     if out.size(1) == 2:
         return _per_column(measure, (out[:, 1] - out[:, 0])[:, None], (y == 1).to(out.dtype)[:, None])
-    return _per_column(measure, out.log_softmax(1), torch.nn.functional.one_hot(y, out.size(1)).to(out.dtype))
+    return _per_column(measure, out.log_softmax(1), one_hot(y, out.size(1)).to(out.dtype))
 
 
 def _per_column(measure: Measure, out: Tensor, y: Tensor) -> float:
@@ -105,31 +103,41 @@ def _per_column(measure: Measure, out: Tensor, y: Tensor) -> float:
     return sum(defined) / len(defined) if defined else float("nan")
 
 
-def _ranked(function: Callable[..., Tensor], out: Tensor, y: Tensor) -> float:
+def _ranked(function: str, out: Tensor, y: Tensor) -> float:
     """Return a score of the order of the predictions, or NaN if all labels are equal or a prediction is NaN."""
+    from torchmetrics.functional import classification
+
     if y.min() == y.max() or out.isnan().any():
         return float("nan")
     _, ranks = out.unique(return_inverse=True)  # torchmetrics applies a sigmoid to logits, which may make them equal
-    return float(function(ranks / out.numel(), y.long(), validate_args=False))
+    return float(getattr(classification, function)(ranks / out.numel(), y.long(), validate_args=False))
 
 
 def _binary_f1(out: Tensor, y: Tensor) -> float:
+    from torchmetrics.functional.classification import binary_f1_score
+
     return float(binary_f1_score((out > 0).long(), y.long(), validate_args=False))
 
 
 def _rmse(out: Tensor, y: Tensor) -> float:
+    from torchmetrics.functional import mean_squared_error
+
     return float(mean_squared_error(out, y, squared=False))
 
 
 def _mae(out: Tensor, y: Tensor) -> float:
+    from torchmetrics.functional import mean_absolute_error
+
     return float(mean_absolute_error(out, y))
 
 
 def _r2(out: Tensor, y: Tensor) -> float:
+    from torchmetrics.functional import r2_score
+
     return float(r2_score(out, y)) if len(y) > 1 else float("nan")
 
 
-def _ranking(function: Callable[..., Tensor]) -> dict[Kind, Measure]:
+def _ranking(function: str) -> dict[Kind, Measure]:
     measure = partial(_ranked, function)
     return {"one": partial(_per_class, measure), "many": partial(_per_column, measure)}
 
@@ -154,8 +162,8 @@ MACRO_F1 = Metric(
     3,
     measures={"one": partial(_f1, average="macro"), "many": partial(_per_column, _binary_f1)},
 )
-ROC_AUC = Metric("roc_auc", "ROC-AUC", 3, "", _ANY, sums="link", measures=_ranking(binary_auroc))
-AVERAGE_PRECISION = Metric("average_precision", "average precision", 3, measures=_ranking(binary_average_precision))
+ROC_AUC = Metric("roc_auc", "ROC-AUC", 3, "", _ANY, sums="link", measures=_ranking("binary_auroc"))
+AVERAGE_PRECISION = Metric("average_precision", "average precision", 3, measures=_ranking("binary_average_precision"))
 MAE = Metric("mae", "MAE", 3, lower=True, measures=_regression(_mae))
 RMSE = Metric("rmse", "RMSE", 3, lower=True, measures=_regression(_rmse))
 R2 = Metric("r2", "R²", 3, measures=_regression(_r2))
