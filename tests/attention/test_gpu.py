@@ -1019,11 +1019,11 @@ def test_fake_operators_return_what_the_kernels_do(
     score, saves_output = score_of(leaves), speed or len(modes_of(names)) == 1
     operands = leaves["x"], leaves.get("edge_weight"), *score.operands
     present = [operand is not None for operand in operands]
-    rest = (3, False, "source_to_target", type(score).__name__, [0.3, *score.values], saves_output)
+    rest = (3, False, "source_to_target", type(score).__name__, [0.3, *score.values], saves_output, None, 0.0)
 
     def layouts(seed: Tensor, index: Tensor, *operands: Tensor) -> list[Any]:
         tensors = [*operands]
-        results = torch.ops.gat_pyg.attend(tensors, present, seed, index, *rest)
+        results = torch.ops.gat_pyg.attend(tensors, present, seed, index, *rest, False)
         saved, ones = [*results] if saves_output else results[1:], torch.ones_like(results[0])
         for last in (False, True):
             needs = [True] * (len(tensors) - 1) + [last]
