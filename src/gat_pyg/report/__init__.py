@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .curves import curves_figure as curves_figure
     from .figures import attention_figure as attention_figure
     from .figures import degree_figure as degree_figure
     from .figures import entropy_figure as entropy_figure
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "attention_figure": "figures",
     "attention_page": "page",
+    "curves_figure": "curves",
     "degree_figure": "figures",
     "entropy_figure": "figures",
     "neighbourhood_figure": "figures",

@@ -1,4 +1,4 @@
-"""The command `python -m gat_pyg.report`: compare lines of results with the paper."""
+"""The command `python -m gat_pyg.report`: tables of lines of results, beside the paper's where they fit."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ EXAMPLES = """examples:
   python -m gat_pyg.report                                 outputs/results.jsonl -> outputs/report
   python -m gat_pyg.report a.jsonl b.jsonl --out report    the lines of two files
   python -m gat_pyg.report --no-data                       without Table 1, which reads the data sets
+  python -m gat_pyg.report --preset general --format input csv
+                                                           methods by data sets, for \\input and as CSV
+  python -m gat_pyg.report --against GCN                   p-values of every method's difference from GCN
 """
 
 
@@ -20,8 +23,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from .write import write_report  # imports torch
 
     try:
-        count, paths = write_report(options.results, options.out, options.data_root, options.data)
-    except (OSError, ValueError) as error:
+        count, paths = write_report(
+            options.results,
+            options.out,
+            options.data_root,
+            options.data,
+            options.format,
+            options.preset,
+            options.against,
+            options.curves,
+        )
+    except (ImportError, OSError, ValueError) as error:
         print(f"gat_pyg.report: {error}", file=sys.stderr)
         return 1
     print(f"{count} lines of results are in {', '.join(map(str, paths))}")
@@ -32,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
     result = argparse.ArgumentParser(
         prog="python -m gat_pyg.report",
-        description="Compare lines of results with the paper's tables: report.md, report.tex and report.html.",
+        description="Write tables of lines of results: the paper's with its numbers beside, or methods by data sets.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -56,6 +68,28 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FOLDER",
         help="folder of the raw files for Table 1 (default: $GAT_PYG_DATA, else ~/.cache/gat_pyg)",
+    )
+    result.add_argument(
+        "--format",
+        nargs="+",
+        choices=("md", "tex", "html", "input", "csv"),
+        default=("md", "tex", "html"),
+        help="md, tex, html: report.FORMAT; input, csv: a file for each table, for \\input in LaTeX or as CSV "
+        "(default: md tex html)",
+    )
+    result.add_argument(
+        "--preset",
+        choices=("paper", "general"),
+        help="the paper's tables, or methods by data sets (default: the paper's if they have a row for a line, "
+        "and the general one for the other lines)",
+    )
+    result.add_argument(
+        "--against",
+        metavar="ROW",
+        help="compare the other rows of the general table with this one, by t-tests; implies --preset general",
+    )
+    result.add_argument(
+        "--curves", action="store_true", help="draw the learning curves of the runs whose folders exist: curves.svg"
     )
     result.add_argument("--no-data", dest="data", action="store_false", help="leave out Table 1 and read no data")
     return result

@@ -16,10 +16,11 @@ NONE = "—"
 
 
 class Cell(NamedTuple):
-    """The text of a cell, and its source."""
+    """The text of a cell, its source, and its rank in its column if that is the best or the second best."""
 
     text: str
     source: str = ""
+    rank: int = 0  # 1: bold, 2: underlined
 
 
 @dataclass(frozen=True)

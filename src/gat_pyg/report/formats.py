@@ -1,7 +1,9 @@
-"""Tables as Markdown, LaTeX and an HTML page, with the same numbers."""
+"""Tables as Markdown, LaTeX, an HTML page and CSV, with the same numbers."""
 
 from __future__ import annotations
 
+import csv
+import io
 import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +13,17 @@ from typing import TypeVar
 from .cells import Cell, Table
 
 _Part = TypeVar("_Part")
-TITLE = "Graph Attention Networks: results beside the paper's"
+_RANKS = {  # format -> the text of an ordinary cell, of the best of a column and of the second best
+    "markdown": ("{}", "**{}**", "<u>{}</u>"),
+    "latex": ("{}", r"\textbf{{{}}}", r"\underline{{{}}}"),
+    "html": ("{}", "<b>{}</b>", "<u>{}</u>"),
+}
+PAPER_TITLE, TITLE = "Graph Attention Networks: results beside the paper's", "Results"
+
+
+def title_of(tables: Sequence[Table]) -> str:
+    """Return the title of a document, which depends on whether it has the paper's tables."""
+    return PAPER_TITLE if any(table.name == "table2" for table in tables) else TITLE
 
 
 # Markdown -----------------------------------------------------------------------------------------------------------
@@ -19,7 +31,7 @@ TITLE = "Graph Attention Networks: results beside the paper's"
 
 def markdown(tables: Sequence[Table]) -> str:
     """Return a Markdown document, whose last tables list the sources of the numbers."""
-    return "\n\n".join([f"# {TITLE}", *map(markdown_table, tables)]) + "\n"
+    return "\n\n".join([f"# {title_of(tables)}", *map(markdown_table, tables)]) + "\n"
 
 
 def markdown_table(table: Table) -> str:
@@ -32,12 +44,20 @@ def markdown_table(table: Table) -> str:
     |---|---|
     | GCN\\* | 81 |
     """
-    heads = [f"{group} {name}".strip() for group, name in table.columns]
-    rows = [heads, ["---"] * len(heads), *([cell.text for cell in row] for row in table.rows)]
-    lines = ["| " + " | ".join(map(_markdown, row)) + " |" for row in rows]
+    heads = [_markdown(head) for head in _heads(table)]
+    rows = [heads, ["---"] * len(heads), *(map(_markdown_cell, row) for row in table.rows)]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
     lines[1] = lines[1].replace(" ", "")
     notes = [f"- {_markdown(note)}" for note in table.notes]
     return "\n\n".join(part for part in (f"## {_markdown(table.caption)}", "\n".join(lines), "\n".join(notes)) if part)
+
+
+def _heads(table: Table) -> list[str]:
+    return [f"{group} {name}".strip() for group, name in table.columns]
+
+
+def _markdown_cell(cell: Cell) -> str:
+    return _RANKS["markdown"][cell.rank].format(_markdown(cell.text))
 
 
 def _markdown(text: str) -> str:
@@ -50,7 +70,7 @@ def _markdown(text: str) -> str:
 def latex(tables: Sequence[Table]) -> str:
     """Return a LaTeX document in the style of booktabs, from which each table can be copied."""
     begin = [r"\documentclass{article}", *(rf"\usepackage{name}" for name in _PACKAGES), r"\begin{document}"]
-    section = [rf"\section*{{{_latex(TITLE)}}}"]
+    section = [rf"\section*{{{_latex(title_of(tables))}}}"]
     return "\n\n".join(["\n".join(begin), *section, *map(latex_table, tables), r"\end{document}"]) + "\n"
 
 
@@ -78,7 +98,7 @@ def latex_table(table: Table) -> str:
     \end{adjustbox}
     \end{table}
     """
-    head = [_latex_row([name for _, name in table.columns])]
+    head = [_latex_row(_latex(name) for _, name in table.columns)]
     if any(group for group, _ in table.columns):
         head = [*_latex_groups(table), *head]
     notes = [rf"\par\smallskip\footnotesize\raggedright {_latex(note)}" for note in table.notes]
@@ -93,7 +113,7 @@ def latex_table(table: Table) -> str:
             r"\toprule",
             *head,
             r"\midrule",
-            *(_latex_row([cell.text for cell in row]) for row in table.rows),
+            *(_latex_row(map(_latex_cell, row)) for row in table.rows),
             r"\bottomrule",
             r"\end{tabular}",
             r"\end{adjustbox}",
@@ -123,8 +143,12 @@ def _latex_groups(table: Table) -> list[str]:
 
 
 def _latex_row(texts: Iterable[str]) -> str:
-    row = " & ".join(map(_latex, texts))
+    row = " & ".join(texts)
     return (r"\relax" if row.startswith("[") else "") + row + r" \\"  # after \\, a [ would start an option
+
+
+def _latex_cell(cell: Cell) -> str:
+    return _RANKS["latex"][cell.rank].format(_latex(cell.text))
 
 
 _LATEX = {
@@ -144,6 +168,9 @@ _LATEX = {
     "“": "``",
     "”": "''",
     '"': r"\textquotedbl{}",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "²": r"$^2$",
 }
 
 
@@ -162,11 +189,11 @@ def html(tables: Sequence[Table]) -> str:
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(TITLE)}</title>
+<title>{escape(title_of(tables))}</title>
 <style>{_STYLE}</style>
 </head>
 <body>
-<h1>{escape(TITLE)}</h1>
+<h1>{escape(title_of(tables))}</h1>
 <p>Rest the pointer on a number to see the lines it comes from.</p>
 {body}
 </body>
@@ -210,4 +237,22 @@ def _html_row(parts: Iterable[_Part], form: Callable[[_Part], str]) -> str:
 def _html_cell(cell: Cell) -> str:
     title = f' title="{escape(cell.source)}"' if cell.source else ""
     long = ' class="long"' if len(cell.text) > 60 else ""
-    return f"<td{long}{title}>{escape(cell.text)}</td>"
+    return f"<td{long}{title}>{_RANKS['html'][cell.rank].format(escape(cell.text))}</td>"
+
+
+# CSV ----------------------------------------------------------------------------------------------------------------
+
+
+def csv_table(table: Table) -> str:
+    """Return one table as CSV, without caption and notes.
+
+    >>> print(csv_table(Table("t", "A table.", (("", "method"), ("Cora", "here")), ((Cell("a, b"), Cell("81")),))))
+    method,Cora here
+    "a, b",81
+    <BLANKLINE>
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(
+        [_heads(table), *([cell.text for cell in row] for row in table.rows)]
+    )
+    return text.getvalue()

@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from ..experiments.published import published
 from ..tasks.metrics import ACCURACY, MICRO_F1, metric_named
+from .against import against_table
 from .cells import (
     NAMES,
     NONE,
@@ -26,7 +27,8 @@ from .cells import (
 )
 from .counts import Counts
 from .data_table import data_table, unknown_note
-from .runs import ABLATION, AS_GAT, Key, Line, Runs, forms, gathered, shown
+from .general import general_table, rows_of
+from .runs import ABLATION, AS_GAT, Key, Line, Runs, forms, gathered, key_of, shown
 
 Gathered: TypeAlias = Mapping[Key, Sequence[Runs]]
 
@@ -66,9 +68,29 @@ TABLE3 = Scores(
 )
 
 
-def tables(lines: Sequence[Line], counts: Mapping[str, Counts | str] | None = None) -> list[Table]:
-    """Return all tables of the report; `counts` are those of the data sets, or the reasons why there are none."""
+def fits_paper(lines: Iterable[Line]) -> bool:
+    """Return True if one of the lines belongs into a table of the paper."""
+    return any(scores.has(key_of(line.result)) for line in lines for scores in (TABLE2, TABLE3))
+
+
+def general_tables(lines: Sequence[Line], against: str | None = None) -> list[Table]:
+    """Return the tables of any lines: methods by data sets, the differences from a row, the sources of all numbers."""
     runs = gathered(lines)
+    rows = rows_of(runs)
+    compared = [] if against is None else [against_table(rows, against)]
+    return [general_table(rows), *compared, runs_table(runs, lines, runs), files_table(lines)]
+
+
+def tables(
+    lines: Sequence[Line], counts: Mapping[str, Counts | str] | None = None, *, others: bool = False
+) -> list[Table]:
+    """Return the paper's tables; `others` adds a general one of the lines that fit none of them.
+
+    `counts` are those of the data sets, or the reasons why there are none.
+    """
+    runs = gathered(lines)
+    unfit = {key: its for key, its in runs.items() if not any(scores.has(key) for scores in (TABLE2, TABLE3))}
+    general = unfit if others else {}
     first = [] if counts is None else [data_table(counts)]
     ppi = (counts or {}).get("ppi")
     return [
@@ -77,7 +99,8 @@ def tables(lines: Sequence[Line], counts: Mapping[str, Counts | str] | None = No
         score_table(TABLE3, runs, [unknown_note(ppi if isinstance(ppi, Counts) else None)]),
         significance_table(runs),
         ablation_table(runs),
-        runs_table(runs, lines),
+        *([general_table(rows_of(general))] if general else []),
+        runs_table(runs, lines, general),
         files_table(lines),
     ]
 
@@ -229,8 +252,8 @@ def ablation_table(runs: Gathered) -> Table:
 # Where every number comes from --------------------------------------------------------------------------------------
 
 
-def runs_table(runs: Gathered, lines: Sequence[Line]) -> Table:
-    """Return the table of all groups of runs with their lines, including those that no other table shows."""
+def runs_table(runs: Gathered, lines: Sequence[Line], general: Gathered) -> Table:
+    """Return the table of all groups of runs with their lines; the general table shows all groups of `general`."""
     files = _numbered(lines)
     rows = []
     for key, its in runs.items():
@@ -241,7 +264,7 @@ def runs_table(runs: Gathered, lines: Sequence[Line]) -> Table:
                     Cell(one.method),
                     Cell(NAMES.get(key.dataset, key.dataset)),
                     Cell(one.setting or NONE),
-                    Cell("yes" if _stands(one, key, runs) else "no"),
+                    Cell("yes" if key in general or _stands(one, key, runs) else "no"),
                     Cell(spread(one.mean, one.std, key.metric), source_of(one)),
                     Cell(ranges([result.seed for result in results])),
                     Cell(f"{statistics.fmean(result.epochs for result in results):.0f}"),

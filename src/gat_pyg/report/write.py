@@ -1,8 +1,8 @@
-"""Writing the report from lines of results: report.md, report.tex and report.html."""
+"""Writing the report from lines of results, in each format."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,15 +11,38 @@ from ..data.proteins import listed_links, ppi
 from ..files import write_whole
 from .cells import NAMES, Table
 from .counts import Counts, counted
-from .formats import html, latex, markdown
-from .runs import lines_of
-from .tables import tables
+from .curves import curves_figure
+from .formats import csv_table, html, latex, latex_table, markdown
+from .general import rows_of
+from .runs import Line, gathered, lines_of
+from .tables import fits_paper, general_tables, tables
 
-FORMATS = {"report.md": markdown, "report.tex": latex, "report.html": html}
+DOCUMENTS: dict[str, Callable[[Sequence[Table]], str]] = {"md": markdown, "tex": latex, "html": html}
+FILES = {"input": ("tex", latex_table), "csv": ("csv", csv_table)}  # format -> suffix and text of one table's file
 
 
-def write_report(results: Sequence[Path], folder: Path, data_root: Path | None, data: bool) -> tuple[int, list[Path]]:
-    """Write the report on these files of results, with Table 1 if `data` is true.
+def write_report(
+    results: Sequence[Path],
+    folder: Path,
+    data_root: Path | None,
+    data: bool,
+    formats: Iterable[str] = tuple(DOCUMENTS),
+    preset: str | None = None,
+    against: str | None = None,
+    curves: bool = False,
+) -> tuple[int, list[Path]]:
+    """Write the report on these files of results.
+
+    Args:
+        results: the files.
+        folder: the folder of the report.
+        data_root: the folder of the raw files for Table 1.
+        data: if true, the paper's tables include Table 1, which reads the data sets.
+        formats: names of `DOCUMENTS` and `FILES`.
+        preset: "paper" or "general"; by default the paper's tables if they have a row for one of the lines, and a
+            general one of the others. With `against`, always the general one.
+        against: the row of the general table with which the others are compared.
+        curves: if true, curves.svg has the learning curves of all runs that kept them.
 
     Returns:
         The number of lines, and the files written.
@@ -28,16 +51,37 @@ def write_report(results: Sequence[Path], folder: Path, data_root: Path | None, 
         OSError, ValueError: if a file of results cannot be read, or the report cannot be written.
     """
     lines = [line for path in dict.fromkeys(results) for line in lines_of(path)]
-    counts = {name: data_counts(name, data_root) for name in NAMES} if data else None
-    return len(lines), write_tables(tables(lines, counts), folder)
+    if against is not None and preset == "paper":
+        raise ValueError("--against compares rows of the general table. Leave out --preset paper.")
+    if preset == "general" or against is not None or (preset is None and not fits_paper(lines)):
+        content = general_tables(lines, against)
+    else:
+        counts = {name: data_counts(name, data_root) for name in NAMES} if data else None
+        content = tables(lines, counts, others=preset is None)
+    drawn = [drawn_curves(lines, folder)] if curves else []
+    return len(lines), write_tables(content, folder, formats) + drawn
 
 
-def write_tables(results: Sequence[Table], folder: Path) -> list[Path]:
-    """Write the tables in every format, and return the files."""
+def drawn_curves(lines: Sequence[Line], folder: Path) -> Path:
+    """Write the figure of the learning curves, and return the file."""
+    path = folder / "curves.svg"
+    curves_figure(rows_of(gathered(lines)), path)
+    return path
+
+
+def write_tables(results: Sequence[Table], folder: Path, formats: Iterable[str]) -> list[Path]:
+    """Write the tables in these formats, and return the files: one document, or a file for each table."""
+    texts: dict[str, str] = {}
+    for name in formats:
+        if name in DOCUMENTS:
+            texts[f"report.{name}"] = DOCUMENTS[name](results)
+        else:
+            suffix, form = FILES[name]
+            texts |= {f"{table.name}.{suffix}": form(table).rstrip("\n") + "\n" for table in results}
     paths = []
-    for file, form in FORMATS.items():
+    for file, text in texts.items():
         try:
-            write_whole(folder / file, partial(Path.write_bytes, data=form(results).encode()))
+            write_whole(folder / file, partial(Path.write_bytes, data=text.encode()))
         except OSError as error:
             raise OSError(f"{folder} cannot be written: {error.strerror}. Choose another: --out FOLDER.") from error
         paths.append(folder / file)

@@ -1,0 +1,158 @@
+"""A table of any lines of results: methods as rows, data sets as columns, each in its own metric."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from ..experiments.folder import settings_in
+from ..experiments.settings import HASHED, UNHASHED
+from ..tasks.metrics import metric_named
+from .cells import NAMES, Cell, Table, ours_cell
+from .runs import Key, Runs
+
+
+class Column(NamedTuple):
+    """A data set and the metric of its scores."""
+
+    dataset: str
+    metric: str
+
+    @property
+    def heads(self) -> tuple[str, str]:
+        """The data set's name, and the metric with its unit and an arrow towards better scores."""
+        metric = metric_named(self.metric)
+        unit = f" ({metric.unit.strip()})" if metric.unit else ""
+        return NAMES.get(self.dataset, self.dataset), f"{metric.title}{unit} {'↓' if metric.lower else '↑'}"
+
+
+Rows: TypeAlias = dict[str, dict[Column, Runs]]
+
+
+def general_table(rows: Rows) -> Table:
+    """Return the table of mean ± standard deviation (runs), the best of each column bold, the second underlined."""
+    columns = columns_of(rows)
+    ranks = {column: _ranks(rows, column) for column in columns}
+    cells = [
+        (
+            Cell(label),
+            *(
+                ours_cell(its.get(column), column.metric)._replace(rank=ranks[column].get(label, 0))
+                for column in columns
+            ),
+        )
+        for label, its in rows.items()
+    ]
+    return Table(
+        name="general",
+        caption="Test scores, mean ± standard deviation (runs).",
+        columns=(("", "Method"), *(column.heads for column in columns)),
+        rows=tuple(cells),
+        notes=(
+            "↑: higher scores are better; ↓: lower ones. The best mean of a column is bold, the second best "
+            "underlined. A method with several configurations on a data set has a row for each, with the settings "
+            "that differ; its only configuration on another data set is in the row of the same settings if there is "
+            "one, else in a row without.",
+        ),
+    )
+
+
+def columns_of(rows: Rows) -> list[Column]:
+    """Return the columns in alphabetical order."""
+    return sorted({column for its in rows.values() for column in its})
+
+
+def _ranks(rows: Rows, column: Column) -> dict[str, int]:
+    """Return 1 for the rows with the best mean and 2 for those with the second best; none if there is nothing worse."""
+    metric = metric_named(column.metric)
+    means = {label: its[column].mean for label, its in rows.items() if column in its}
+    scores = {label: metric.better(mean) for label, mean in means.items() if not math.isnan(mean)}
+    order = sorted(set(scores.values()), reverse=True)[:2]
+    return {label: order.index(score) + 1 for label, score in scores.items() if len(order) > 1 and score in order}
+
+
+# Rows ---------------------------------------------------------------------------------------------------------------
+
+
+def rows_of(runs: Mapping[Key, Sequence[Runs]]) -> Rows:
+    """Return the runs by row and column: a row is a method, with the settings by which its configurations differ."""
+    methods: dict[str, list[tuple[Column, Runs]]] = {}
+    for key, its in runs.items():
+        for one in its:
+            methods.setdefault(one.method, []).append((Column(key.dataset, key.metric), one))
+    rows: Rows = {}
+    for method, groups in methods.items():
+        for (column, one), words in zip(groups, _words(groups), strict=True):
+            label = f"{method} ({words})" if words else method
+            if column in rows.get(label, {}):  # two names of one method
+                label = f"{method} ({words}{', ' * bool(words)}{_hash(one)})"
+            rows.setdefault(label, {})[column] = one
+    return rows
+
+
+def _words(groups: Sequence[tuple[Column, Runs]]) -> list[str]:
+    """Return for each configuration of one method the settings that differ on any data set, or its hash."""
+    columns: dict[Column, list[int]] = {}
+    for index, (column, _) in enumerate(groups):
+        columns.setdefault(column, []).append(index)
+    several = [its for its in columns.values() if len(its) > 1]
+    if not several:
+        return [""] * len(groups)
+    settings = [_settings(one) for _, one in groups]
+    names = sorted({name for its in several for name in _differing([settings[index] for index in its])})
+    words = [_text(names, values) if values else "" for values in settings]
+    shared = {words[index] for its in several for index in its}
+    words = [text if text in shared else "" for text in words]
+    for its in several:
+        for index in its:
+            if not words[index] or sum(words[index] == words[other] for other in its) > 1:
+                words[index] = ", ".join(filter(None, (words[index], _hash(groups[index][1]))))
+    return words
+
+
+def _hash(runs: Runs) -> str:
+    return f"config_hash {runs.setting or 'none'}"
+
+
+def _settings(runs: Runs) -> dict[str, Any]:
+    """Return the settings that determine what is learnt, from the folder of a run that still has them, or none."""
+    for line in runs.lines:
+        try:
+            saved = settings_in(Path(line.result.run_dir)) if line.result.run_dir else {}
+        except (OSError, ValueError):
+            continue
+        if saved:
+            saved.pop("training.max_epochs" if "trainer.max_epochs" in saved else "", None)  # the trainer's counts
+            return {name: value for name, value in saved.items() if _is_hashed(name)}
+    return {}
+
+
+def _is_hashed(name: str) -> bool:
+    return name in ("metric", "task") or (name.partition(".")[0] in HASHED and name not in UNHASHED)
+
+
+def _differing(settings: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the names of the settings that differ, where a missing one is null."""
+    read = [values for values in settings if values]
+    names = {name for values in read for name in values}
+    return {name for name in names if len({_value(values.get(name)) for values in read}) > 1}
+
+
+def _text(names: Sequence[str], values: Mapping[str, Any]) -> str:
+    """Return settings in words, by the last part of a name unless two names share it.
+
+    >>> _text(["model.heads", "model.norm"], {"model.heads": 4, "model.norm": "batch"})
+    'heads 4, norm batch'
+    """
+    last = [name.rpartition(".")[2] for name in names]
+    short = [part if last.count(part) == 1 else name for name, part in zip(names, last, strict=True)]
+    return ", ".join(f"{part} {_value(values.get(name))}" for name, part in zip(names, short, strict=True))
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value, default=str)

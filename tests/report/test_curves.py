@@ -1,0 +1,67 @@
+"""Learning curves: the band by hand, the drawn lines, the errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from gat_pyg.experiments.result import Result, append
+from gat_pyg.report.__main__ import main
+from gat_pyg.report.curves import band_of, curves_figure
+from gat_pyg.report.general import rows_of
+from gat_pyg.report.runs import Line, Runs, gathered
+
+
+def run(folder: Path, seed: int, text: str | None, method: str = "A") -> Line:
+    folder = folder / f"{method}-{seed}"
+    folder.mkdir()
+    if text is not None:
+        (folder / "metrics.csv").write_text(text)
+    result = Result(method, "digits", "accuracy", 80.0, seed, 9, 8, 80.0, 1.0, 0.1, 10, run_dir=str(folder))
+    return Line(result, "r.jsonl", seed + 1)
+
+
+def two(folder: Path) -> list[Line]:
+    """Two seeds of which one stops earlier, and a third without a file."""
+    texts = ("epoch,train_loss,val_accuracy\n1,2,10\n2,1,30\n3,1,50\n", "epoch,val_accuracy\n1,20\n2,60\n", None)
+    return [run(folder, seed, text) for seed, text in enumerate(texts)]
+
+
+def test_the_band_by_hand(tmp_path: Path) -> None:
+    runs = Runs(tuple(two(tmp_path)))
+    band = band_of(runs, "accuracy")
+    assert band_of(runs, "mae") is None
+    assert band is not None and band.seeds == 2
+    assert [part.tolist() for part in band[:4]] == [[1, 2], [15.0, 45.0], [10.0, 30.0], [20.0, 60.0]]
+
+
+def test_the_figure_has_the_band(tmp_path: Path) -> None:
+    lines = [*two(tmp_path), run(tmp_path, 0, "epoch,val_accuracy\n1,5\n", "B"), run(tmp_path, 0, None, "C")]
+    (axes,) = curves_figure(rows_of(gathered(lines))).axes
+    assert [line.get_ydata().tolist() for line in axes.lines] == [[15.0, 45.0], [5.0]]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["A, 2 seeds", "B, 1 seed"]
+    assert axes.get_ylabel() == "validation accuracy (%)"
+    corners = {tuple(corner) for corner in axes.collections[0].get_paths()[0].vertices.tolist()}
+    assert corners == {(1.0, 10.0), (2.0, 30.0), (1.0, 20.0), (2.0, 60.0)}
+
+
+@pytest.mark.parametrize("text", ["epoch,val_accuracy\n1,x\n", "step,val_accuracy\n1,2\n"])
+def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ValueError, match=r"A-0.metrics.csv cannot be read, expected an epoch and its scores"):
+        band_of(Runs((run(tmp_path, 0, text),)), "accuracy")
+
+
+def test_the_command_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = tmp_path / "r.jsonl", tmp_path / "out"
+    for line in two(tmp_path):
+        append(line.result, path)
+    assert main([str(path), "--out", str(out), "--curves"]) == 0
+    assert "curves.svg" in capsys.readouterr().out
+    assert ElementTree.parse(out / "curves.svg").getroot().tag.endswith("svg")
+    for seed in range(2):
+        (tmp_path / f"A-{seed}" / "metrics.csv").unlink()
+    assert main([str(path), "--out", str(tmp_path / "none"), "--curves"]) == 1
+    assert "No folder of a run" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()

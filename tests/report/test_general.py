@@ -1,0 +1,128 @@
+"""The general table: its ranks and rows by hand, its formats, the choice between it and the paper's tables."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from pathlib import Path
+
+import pytest
+
+from gat_pyg.experiments.result import Result, append
+from gat_pyg.report.__main__ import main
+from gat_pyg.report.formats import csv_table, html_table, latex_table, markdown_table
+from gat_pyg.report.general import general_table, rows_of
+from gat_pyg.report.runs import Line, gathered
+from gat_pyg.report.tables import fits_paper, general_tables
+
+
+def runs(method: str, dataset: str, values: list[float], metric: str = "accuracy", setting: str = "aa") -> list[Result]:
+    return [
+        Result(method, dataset, metric, value, seed, 9, 8, value, 1.0, 0.1, 10, config_hash=setting, timestamp="2026")
+        for seed, value in enumerate(values)
+    ]
+
+
+def configured(folder: Path, setting: str, text: str, value: float = 80.0) -> Result:
+    folder.mkdir()
+    (folder / "config.yaml").write_text(text)
+    result = runs("GAT", "digits", [value], setting=setting)[0]
+    return Result(**{**vars(result), "run_dir": str(folder)})
+
+
+def lines(*groups: list[Result]) -> list[Line]:
+    return [Line(result, "r.jsonl", n) for n, result in enumerate(itertools.chain(*groups), start=1)]
+
+
+def three() -> list[Line]:
+    """Three methods on a data set whose scores are better if lower, two of them on one where higher is better."""
+    return lines(
+        runs("A", "zinc", [0.3, 0.5], "mae"),
+        runs("B", "zinc", [0.2, 0.2], "mae"),
+        runs("C", "zinc", [0.9], "mae"),
+        runs("A", "digits", [90.0, 92.0]),
+        runs("B", "digits", [80.0, 81.0]),
+    )
+
+
+def test_cells_and_ranks_by_hand() -> None:
+    table = general_table(rows_of(gathered(three())))
+    assert table.columns == (("", "Method"), ("digits", "accuracy (%) ↑"), ("zinc", "MAE ↓"))
+    assert [[(cell.text, cell.rank) for cell in row] for row in table.rows] == [
+        [("A", 0), ("91.0 ± 1.4 (2)", 1), ("0.400 ± 0.141 (2)", 2)],
+        [("B", 0), ("80.5 ± 0.7 (2)", 2), ("0.200 ± 0.000 (2)", 1)],
+        [("C", 0), ("—", 0), ("0.900 (1)", 0)],
+    ]
+
+
+def test_equal_and_missing_scores_have_the_ranks_they_deserve() -> None:
+    tied = lines(*(runs(name, "d", [value]) for name, value in zip("ABCD", (2.0, 2.0, 1.0, float("nan")), strict=True)))
+    assert [row[1].rank for row in general_table(rows_of(gathered(tied))).rows] == [1, 1, 2, 0]
+    alone = general_table(rows_of(gathered(lines(runs("A", "d", [2.0])))))
+    assert alone.rows[0][1].rank == 0
+
+
+def test_configurations_differ_in_words(tmp_path: Path) -> None:
+    same = "dataset: {root: %s}\nseed: %d\ntraining: {lr: 0.1}\nmodel: {heads: %d, norm: %s}\n"
+    results = [
+        configured(tmp_path / "a", "a", same % ("x", 0, 4, "batch")),
+        configured(tmp_path / "b", "b", same % ("y", 1, 8, "null")),
+    ]
+    other = [Result(**{**vars(results[1]), "dataset": "wine", "config_hash": "c"})]  # of one configuration
+    third = configured(tmp_path / "c", "d", same % ("z", 0, 2, "layer"))
+    other.append(Result(**{**vars(third), "dataset": "iris"}))  # of settings that no other has
+    rows = rows_of(gathered(lines(results, other)))
+    assert {label: [column.dataset for column in its] for label, its in rows.items()} == {
+        "GAT (heads 4, norm batch)": ["digits"],
+        "GAT (heads 8, norm none)": ["digits", "wine"],
+        "GAT": ["iris"],
+    }
+
+
+def test_configurations_without_differing_settings_keep_their_hash(tmp_path: Path) -> None:
+    results = [configured(tmp_path / name, name, "model: {heads: 4}\n") for name in "ab"]
+    lost = runs("GAT", "digits", [70.0], setting="lost")
+    assert set(rows_of(gathered(lines(results, lost)))) == {f"GAT (config_hash {name})" for name in ("a", "b", "lost")}
+
+
+def test_every_format_shows_the_ranks() -> None:
+    table = general_table(rows_of(gathered(three())))
+    assert "| A | **91.0 ± 1.4 (2)** | <u>0.400 ± 0.141 (2)</u> |" in markdown_table(table)
+    assert r"A & \textbf{91.0 $\pm$ 1.4 (2)} & \underline{0.400 $\pm$ 0.141 (2)} \\" in latex_table(table)
+    assert "<b>91.0 ± 1.4 (2)</b>" in html_table(table) and "<u>0.400 ± 0.141 (2)</u>" in html_table(table)
+    assert latex_table(table).isascii()
+    head, first, *_ = csv.reader(csv_table(table).splitlines())
+    assert (head[1], first) == ("digits accuracy (%) ↑", ["A", "91.0 ± 1.4 (2)", "0.400 ± 0.141 (2)"])
+
+
+def test_lines_choose_the_tables(tmp_path: Path) -> None:
+    assert fits_paper(lines(runs("Mine", "cora", [80.0]))) and not fits_paper(three())
+    assert all(row[3].text == "yes" for row in general_tables(three())[1].rows)
+    path, out = tmp_path / "r.jsonl", tmp_path / "out"
+    for line in three():
+        append(line.result, path)
+    assert main([str(path), "--out", str(out)]) == 0
+    assert "Table 2" not in (out / "report.md").read_text(encoding="utf-8")
+    for result in runs("GAT", "cora", [83.0]):
+        append(result, path)
+    assert main([str(path), "--out", str(out), "--no-data"]) == 0
+    text = (out / "report.md").read_text(encoding="utf-8")
+    assert "Table 2" in text and "**91.0 ± 1.4 (2)**" in text
+    assert main([str(path), "--out", str(out), "--no-data", "--preset", "paper"]) == 0
+    assert "**" not in (out / "report.md").read_text(encoding="utf-8")
+    assert main([str(path), "--out", str(out), "--preset", "general"]) == 0
+    text = (out / "report.md").read_text(encoding="utf-8")
+    assert "Table 2" not in text and "Cora accuracy (%) ↑" in text
+
+
+@pytest.mark.parametrize(("form", "start"), [("csv", "Method,"), ("input", "\\begin{table}")])
+def test_a_file_for_each_table(tmp_path: Path, form: str, start: str) -> None:
+    path = tmp_path / "r.jsonl"
+    for line in three():
+        append(line.result, path)
+    assert main([str(path), "--out", str(tmp_path / "out"), "--format", form]) == 0
+    suffix = {"csv": "csv", "input": "tex"}[form]
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {
+        f"{n}.{suffix}" for n in ("general", "runs", "files")
+    }
+    assert (tmp_path / "out" / f"general.{suffix}").read_text(encoding="utf-8").startswith(start)
