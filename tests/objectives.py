@@ -14,6 +14,7 @@ from gat_pyg.models import Readout
 from gat_pyg.tasks.graphs import GraphLabels, GraphMultiLabels
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from gat_pyg.tasks.objective import Objective
+from gat_pyg.tasks.targets import GraphTargets, NodeTargets
 from gat_pyg.training import Inductive, Transductive
 
 
@@ -62,6 +63,22 @@ def multilabelled_graphs() -> Task:
     return Task("multilabelled", task.train, task.val, task.test, 6, GraphMultiLabels(3))
 
 
+def quantities_of_nodes() -> Task:
+    """A graph with three quantities for each node, of which each tenth node lacks the second."""
+    data = one_graph().train[0]
+    data.y = torch.stack([100 + 10 * data.x[:, 0], data.x[:, 1], data.x[:, 2] ** 2], 1)
+    data.y[::10, 1] = math.nan
+    return Task("quantities", [data], [data], [data], 6, NodeTargets(3))
+
+
+def quantities_of_graphs() -> Task:
+    """Graphs with three quantities each; those of one training graph are unknown."""
+    task = labelled_graphs()
+    for i, data in enumerate([*task.train, *task.val, *task.test]):
+        data.y = 100 + 10 * data.x[:, :3].mean(0, keepdim=True) + (math.nan if i == 3 else 0)
+    return Task("quantities", task.train, task.val, task.test, 6, GraphTargets(3))
+
+
 OBJECTIVES: dict[str, Callable[[], Task]] = {
     "nodes of one graph": one_graph,
     "nodes of one graph, many labels": lambda: one_graph(True),
@@ -69,6 +86,8 @@ OBJECTIVES: dict[str, Callable[[], Task]] = {
     "nodes of many graphs, many labels": many_graphs,
     "graphs": labelled_graphs,
     "graphs, many labels": multilabelled_graphs,
+    "quantities of nodes": quantities_of_nodes,
+    "quantities of graphs, by MAE": lambda: quantities_of_graphs().scored_by("mae"),
     "links": linked_graph,
     "nodes of one graph, by ROC-AUC": lambda: one_graph().scored_by("roc_auc"),
     "nodes of many graphs, by average precision": lambda: many_graphs().scored_by("average_precision"),

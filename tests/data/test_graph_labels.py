@@ -81,7 +81,7 @@ def test_many_labels_per_graph_are_detected():
         ({}, {"folds": 41}, "expected from 3 folds to as many as the 40 graphs"),
         ({"y": torch.tensor([0, 1, 1])}, {"folds": 5}, "and one label per graph"),
         ({"y": torch.tensor([[0.0, 1.0]])}, {"folds": 5}, "and one label per graph"),
-        ({"y": torch.tensor([0.5])}, {"folds": 5}, "expected whole numbers: classes, not quantities"),
+        ({"y": torch.tensor([0.5])}, {"folds": 5}, "one label per graph"),
         ({"y": torch.tensor([77])}, {"folds": 5}, "y holds the label 77, but there are 40 graphs"),
     ],
 )

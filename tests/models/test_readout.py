@@ -81,3 +81,19 @@ def test_a_trained_model_is_built_again_and_predicts_graphs(tmp_path: Path):
     has_readout = ModelFactory("model", {**settings, "readout": None})  # has one of its own
     own, target, _ = build_model(has_readout, task)
     assert target == "torch_geometric.nn.GIN" and isinstance(own, GIN)
+
+
+def test_runs_of_several_seeds_are_loaded_as_one_stack(tmp_path: Path):
+    task, graphs = labelled_graphs(), Batch.from_data_list(labelled_graphs().test)
+    settings = {"_target_": "torch_geometric.nn.GIN", "hidden_channels": 4, "num_layers": 2}
+    outs = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        model, target, arguments = build_model(ModelFactory("model", settings), task)
+        path = tmp_path / f"seed-{seed}" / "model.safetensors"
+        path.parent.mkdir()
+        save_model(path, model, target, arguments, preparation=task.preparation.to_dict())
+        outs.append(model.eval()(graphs.x, graphs.edge_index, batch=graphs.batch, batch_size=3))
+    stack = load(tmp_path, seed="all")
+    out = stack(graphs.x, graphs.edge_index, batch=graphs.batch, batch_size=3)
+    torch.testing.assert_close(out, torch.stack(outs))

@@ -36,7 +36,7 @@ def digits(k: int = 5) -> Task:
     with resources.files("gat_pyg").joinpath("digits.npz").open("rb") as file, np.load(file) as stored:
         pixels, y = torch.from_numpy(stored["x"]), torch.from_numpy(stored["y"]).long()
     data = Data(x=pixels / 16.0, edge_index=_nearest(pixels.double(), k), y=y)
-    _draw_masks(data, K=10, per_class=20, val=500, test=1000, seed=0, name="digits")
+    _draw_masks(data, train=200, val=500, test=1000, seed=0, name="digits")
     names = tuple(str(digit) for digit in range(10))
     return Task("digits", [data], [data], [data], num_features=64, objective=NodeLabels(10), class_names=names)
 

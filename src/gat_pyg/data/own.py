@@ -21,8 +21,9 @@ from ..tasks.checks import _NOTHING_KNOWN, KEYS, _check_graph, _check_present
 from ..tasks.graphs import GraphLabels, GraphMultiLabels
 from ..tasks.nodes import NodeLabels, NodeMultiLabels
 from ..tasks.objective import MASKS, SPLITS, Objective, any_known
+from ..tasks.targets import GraphTargets, NodeTargets
 from ..tasks.task import Task
-from .splits import _draw_graphs, _draw_masks, _fold_graphs, _ogb_masks
+from .splits import _draw_graphs, _draw_masks, _fold_graphs, _ogb_graphs, _ogb_masks, check_classes
 
 # One's own graphs ---------------------------------------------------------------------------------------------------
 
@@ -81,7 +82,9 @@ def from_file(
             "Save a Data or a dict of tensors by torch.save, or arrays of numbers by numpy.savez."
         ) from error
     try:
-        return from_dataset(_graphs(content, path), path.stem, per_class, val, test, seed, split, folds, fold)
+        task = from_dataset(_graphs(content, path), path.stem, per_class, val, test, seed, split, folds, fold)
+        check_classes(task)
+        return task
     except ValueError as error:
         raise ValueError(f"{path}{str(error).removeprefix(path.stem)}") from error
 
@@ -186,21 +189,27 @@ def from_dataset(
     folds: int | None = None,
     fold: int = 0,
     transforms: Sequence[Mapping[str, Any]] = (),
+    task: str | None = None,
 ) -> Task:
     """Convert any PyG data set with labels of nodes or graphs: one graph, several graphs, or three data sets.
 
     `dataset` is a `Data`, a PyG `Dataset`, a list of `Data`, or three of these, as a mapping of train, val, test or as
     a sequence. The masks of a single graph are kept; of masks [N, S], column `split` is used. Missing masks are drawn
     with `seed` among the labelled nodes: `per_class` nodes of each class for training (`per_class` times K nodes if
-    there are many labels per node), then `val` and `test` nodes. Of several graphs, `val` and `test` graphs are drawn,
-    and the others are for training. If every graph has one label, and some graph has several nodes, these are graph
-    labels. With `folds`, such graphs are divided into stratified folds: number `fold` is for the test, the next one
-    for validation, the others for training. Other data cannot be divided into folds.
+    there are many labels per node), then `val` and `test` nodes. With quantities, all other nodes are for training.
+    Several graphs are split as the data set's `get_idx_split` says, which those of OGB have. Of other graphs, `val` and
+    `test` graphs are drawn, and the others are for training. If every graph has one label, and some graph has several
+    nodes, these are graph labels. With `folds`, such graphs are divided into stratified folds: number `fold` is for the
+    test, the next one for validation, the others for training. Other data cannot be divided into folds.
 
-    `x` and `edge_attr` become float32, `edge_attr` [E] becomes [E, 1], `y` [N, 1] becomes [N]. `y` [N, K] means many
-    labels per node. NaN is an unknown label; nodes without a known label are removed from the masks. The attribute
-    `class_names` of `dataset`, if any, becomes the task's. `transforms` describes the transforms that were applied to
-    `dataset`, as in `Preparation`; they are not applied here.
+    `task` is `node_classification`, `node_regression`, `graph_classification` or `graph_regression`; None if `y` shows
+    it: integers, and floats that are whole numbers, are classes; `y` [N, K] of 0 and 1 means many labels per node;
+    other floats are quantities, whose mean and standard deviation in the training split the objective takes.
+
+    `x` and `edge_attr` become float32, `edge_attr` [E] becomes [E, 1], `y` [N, 1] becomes [N] for classes, and [N]
+    becomes [N, 1] for quantities. NaN is an unknown label; nodes without a known label are removed from the masks. The
+    attribute `class_names` of `dataset`, if any, becomes the task's. `transforms` describes the transforms that were
+    applied to `dataset`, as in `Preparation`; they are not applied here.
 
     Raises ValueError as `Task` does, and if there are too few labelled nodes or graphs for the split.
 
@@ -211,15 +220,22 @@ def from_dataset(
     ValueError: pairs: test_mask is empty, expected at least one node with a known label.
     """
     name = name or name_of(type(dataset).__name__, getattr(dataset, "name", None))
-    parts = [[_tidy(data, split, name) for data in graphs] for graphs in _parts(dataset, name)]
-    every = [data for graphs in parts for data in graphs]
-    if not every:
+    raw = _parts(dataset, name)
+    if not any(raw):
         raise ValueError(f"{name} has no graph, expected at least one.")
-    objective = _objective_of(every, name)
+    for graph in (graph for graphs in raw for graph in graphs):
+        _check_is_graph(graph, name)
+    quantities = _are_quantities([graph.y for graphs in raw for graph in graphs]) if task is None else None
+    if quantities is None:
+        quantities = str(task).endswith("_regression")
+    parts = [[_tidy(data, split, quantities, name) for data in graphs] for graphs in raw]
+    every = [data for graphs in parts for data in graphs]
+    objective = _objective_of(every, quantities, None if task is None else task.startswith("graph_"), name)
     F, D = (
         tensor.size(-1) if tensor is not None and tensor.dim() else 1 for tensor in (every[0].x, every[0].edge_attr)
     )
     edge_dim = D if every[0].edge_attr is not None else None
+    given = getattr(dataset, "get_idx_split", None)
     if folds is not None and (len(parts) == 3 or len(every) == 1):
         kind = "is split already" if len(parts) == 3 else "is a single graph"
         raise ValueError(
@@ -228,23 +244,40 @@ def from_dataset(
         )
     if len(parts) == 1 and len(every) == 1:
         _check_graph(every[0], F, edge_dim, objective, name)  # before a split is drawn
-        if (idx := getattr(dataset, "get_idx_split", None)) is not None:
-            _ogb_masks(every[0], idx())
-        _draw_masks(every[0], objective.out_channels, per_class, val, test, seed, name)
+        if given is not None:
+            _ogb_masks(every[0], given())
+        _draw_masks(every[0], None if quantities else per_class * objective.out_channels, val, test, seed, name)
         parts = [every, every, every]
     elif len(parts) == 1 and folds is not None:
         parts = _fold_graphs(every, folds, fold, seed, name)
+    elif len(parts) == 1 and given is not None:
+        parts = _ogb_graphs(every, given())
     elif len(parts) == 1:
         parts = _draw_graphs(every, val, test, seed, name)
     names = _class_names(dataset, objective.out_channels)
     return Task(name, parts[0], parts[1], parts[2], F, objective, edge_dim, names, tuple(transforms))
 
 
-def _objective_of(graphs: list[Data], name: str) -> Objective:
-    """Return the objective that fits the labels of these graphs."""
+def _are_quantities(y: list[Tensor]) -> bool:
+    """Return True if floats are neither classes nor binary labels: fractions, or in [N, K] any but 0 and 1."""
+    for labels in y:
+        if not labels.is_floating_point() or not labels.dim():
+            continue
+        known = labels[~labels.isnan()].double()
+        many = labels.dim() == 2 and labels.size(1) > 1
+        if (((known != 0) & (known != 1)) if many else (known != known.round()) | (known < -1)).any():
+            return True
+    return False
+
+
+def _objective_of(graphs: list[Data], quantities: bool, of_graphs: bool | None, name: str) -> Objective:
+    """Return the objective that fits the labels of these graphs; `of_graphs` is None if their number decides."""
     y = [data.y for data in graphs]
-    is_single = len(graphs) > 1 and all(len(labels) == 1 for labels in y)
-    of_graphs = is_single and any(data.x.shape[:1] != (1,) for data in graphs)
+    if of_graphs is None:
+        is_single = len(graphs) > 1 and all(len(labels) == 1 for labels in y)
+        of_graphs = is_single and any(data.x.shape[:1] != (1,) for data in graphs)
+    if quantities:
+        return (GraphTargets if of_graphs else NodeTargets)(y[0].size(1))
     K = y[0].size(1) if y[0].dim() == 2 else max((int(labels.max()) + 1 for labels in y if len(labels)), default=0)
     if K < 1 or not any(bool(any_known(labels).any()) for labels in y):
         raise ValueError(f"{name}{_NOTHING_KNOWN}")
@@ -253,7 +286,10 @@ def _objective_of(graphs: list[Data], name: str) -> Objective:
     count = sum(map(len, y))
     if y[0].dim() == 1 and count < K:
         items = f"{count} {objective.item}s"
-        raise ValueError(f"{name}: y holds the label {K - 1}, but there are {items}. Number the classes from 0.")
+        raise ValueError(
+            f"{name}: y holds the label {K - 1}, but there are {items}. Number the classes from 0, "
+            f"or choose task={objective.item}_regression for quantities."
+        )
     return objective
 
 
@@ -296,13 +332,16 @@ def _parts(dataset: Any, name: str) -> list[list[Any]]:
     raise ValueError(f"{name} is a {type(dataset).__name__}, expected a PyG Dataset, a Data, or a list of Data.")
 
 
-def _tidy(data: Any, split: int, name: str) -> Data:
-    """Return a new graph with only the keys of `Task`, in the types of `Task`."""
+def _check_is_graph(data: Any, name: str) -> None:
     if not isinstance(data, Data):
         hint = " Use its to_homogeneous()." if hasattr(data, "to_homogeneous") else ""
         raise ValueError(f"{name} holds a {type(data).__name__}, expected torch_geometric.data.Data.{hint}")
     _check_present(data, name)
-    tidy = Data(data.x.float(), data.edge_index, y=_labels(data.y, name))
+
+
+def _tidy(data: Data, split: int, quantities: bool, name: str) -> Data:
+    """Return a new graph with only the keys of `Task`, in the types of `Task`."""
+    tidy = Data(data.x.float(), data.edge_index, y=_targets(data.y, name) if quantities else _labels(data.y, name))
     if data.edge_attr is not None:
         tidy.edge_attr = data.edge_attr.float()
         if tidy.edge_attr.dim() == 1:
@@ -325,6 +364,13 @@ def _tidy(data: Any, split: int, name: str) -> Data:
     return tidy
 
 
+def _targets(y: Tensor, name: str) -> Tensor:
+    """Return quantities as [N, K] float32."""
+    if y.dim() not in (1, 2) or 0 in y.shape[1:]:
+        raise ValueError(f"{name}: y has shape {tuple(y.shape)}, expected (N,) or (N, K), K quantities per row.")
+    return y.float() if y.dim() == 2 else y.float()[:, None]
+
+
 def _labels(y: Tensor, name: str) -> Tensor:
     """Return labels as [N, K] float32 with NaN for unknown ones, or as [N] int64 with -1."""
     y = y.squeeze(1) if y.dim() == 2 and y.size(1) == 1 else y
@@ -337,5 +383,8 @@ def _labels(y: Tensor, name: str) -> Tensor:
     y = y.double()
     wrong = y[(y != y.round()) & ~y.isnan() | (y.abs() >= 2**53)]
     if wrong.numel():
-        raise ValueError(f"{name}: y holds {float(wrong[0])}..., expected whole numbers: classes, not quantities.")
+        raise ValueError(
+            f"{name}: y holds {float(wrong[0])}..., expected whole numbers: classes. For quantities choose "
+            "task=node_regression or task=graph_regression."
+        )
     return y.masked_fill(y.isnan(), -1).long()

@@ -8,21 +8,30 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from ..tasks.objective import MASKS, any_known
+from ..tasks.objective import MASKS, SPLITS, any_known
+from ..tasks.task import Task
 
 
-def _draw_masks(data: Data, K: int, per_class: int, val: int, test: int, seed: int, name: str) -> None:
-    """Draw the missing masks among the labelled nodes that are in no other mask."""
+def _draw_masks(data: Data, train: int | None, val: int, test: int, seed: int, name: str) -> None:
+    """Draw the missing masks among the labelled nodes that are in no other mask.
+
+    For training, `train` nodes are drawn, the same number of each class; if None, all that are left for it.
+    """
     order = torch.randperm(len(data.y), generator=torch.Generator().manual_seed(seed))
     free = any_known(data.y)
     for key in MASKS:
         if key in data:
             free &= ~data[key]
-    for key, size in zip(MASKS, (per_class * K, val, test), strict=True):
+    if train is None:
+        others = sum(size for key, size in zip(MASKS[1:], (val, test), strict=True) if key not in data)
+        train = max(int(free.sum()) - others, 1)
+    for key, size in zip(MASKS, (train, val, test), strict=True):
         if key in data:
             continue
         order = order[free[order]]
         if key == "train_mask" and data.y.dim() == 1:
+            K = int(data.y.max()) + 1
+            per_class = train // K
             labels = [order[data.y[order] == label][:per_class] for label in range(K)]
             few = [f"{label} ({len(members)})" for label, members in enumerate(labels) if len(members) != per_class]
             if few:
@@ -77,6 +86,25 @@ def _fold_graphs(graphs: list[Data], folds: int, fold: int, seed: int, name: str
         offset[index] = (number - fold) % folds
     split = offset.clamp(max=2).tolist()  # 2 training, 1 validation, 0 test
     return [[data for data, its in zip(graphs, split, strict=True) if its == number] for number in (2, 1, 0)]
+
+
+def _ogb_graphs(graphs: list[Data], index: Mapping[str, Tensor]) -> list[list[Data]]:
+    """Return the graphs of each split of a data set of OGB."""
+    return [[graphs[i] for i in index[part].tolist()] for part in ("train", "valid", "test")]
+
+
+def check_classes(task: Task) -> None:
+    """Raise ValueError if a class of the validation or the test has no training label: it cannot be learnt."""
+    if task.objective.columns != "classes":
+        return
+    train, *asked = (task.labels(split) for split in SPLITS)
+    known = torch.cat(asked).unique()
+    absent = known[(known >= 0) & ~torch.isin(known, train)].tolist()
+    if absent:
+        raise ValueError(
+            f"{task.name}: the validation or the test has nodes or graphs of class {', '.join(map(str, absent[:5]))}, "
+            "the training has none. Choose another split (split.* in the command), or set their labels to -1."
+        )
 
 
 def _ogb_masks(data: Data, index: Mapping[str, Tensor]) -> None:

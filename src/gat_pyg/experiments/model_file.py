@@ -115,6 +115,8 @@ def predict(
 ) -> Tensor:
     """Return the class or label probabilities by the model of a run: [N, K] for nodes, [G, K] graphs, [L] links.
 
+    A run on quantities returns these, in the unit of its training data.
+
     `data` is a graph or a batch of graphs as it comes from its source. It is prepared in the same way as the run's data
     (`Preparation`), on the device of its features. `seed="all"` returns the mean over the seeds. The other arguments
     and errors are those of `load`.
@@ -150,8 +152,8 @@ def predict(
     if preparation.item == "link":
         outs = [scores_of(each, data.edge_label_index) for each in (out if isinstance(trained, Stack) else [out])]
         out = torch.stack(outs) if isinstance(trained, Stack) else outs[0]
-    probabilities: Tensor = preparation.probabilities(out)
-    return probabilities.mean(0) if isinstance(trained, Stack) else probabilities
+    predictions: Tensor = preparation.predictions(out)
+    return predictions.mean(0) if isinstance(trained, Stack) else predictions
 
 
 def _preparation(path: Path, about: Any) -> Preparation | None:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, cast, get_type_hints
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from ..tasks.metrics import METRICS
+from ..tasks.metrics import METRICS, TASKS
 from .rules import (
     FINITE,
     POSITIVE,
@@ -96,6 +96,10 @@ METHODS = Rule(
 METRIC = Rule(
     f"null or one of {', '.join(METRICS)}",
     lambda value: value is None or is_one_of(value, METRICS),
+)
+TASK = Rule(
+    f"null or one of {', '.join(TASKS)}",
+    lambda value: value is None or is_one_of(value, TASKS),
 )
 DATASETS = Rule(
     "null or a list such as [cora,citeseer]",
@@ -252,7 +256,8 @@ class ModelFactory(Factory):
     @property
     def arguments(self) -> dict[str, Any]:
         """A copy of the arguments."""
-        return {key: value for key, value in super().arguments.items() if key not in (*LABELS, "readout", "decoder")}
+        around = {*LABELS, "readout", "decoder", "encoder"}  # settings of what is put around the model
+        return {key: value for key, value in super().arguments.items() if key not in around}
 
     def check(self) -> None:
         """Raise ValueError if the class is not a model, or does not take the arguments."""
@@ -284,6 +289,7 @@ class Settings:
     logger: Factory
     training: Training
     split: Split
+    task: Annotated[str | None, TASK]
     metric: Annotated[str | None, METRIC]
     seed: Annotated[int, whole(0)]
     runs: Annotated[int, whole(1)]
@@ -393,6 +399,8 @@ class Settings:
                 values[group] = {key: value for key, value in values[group].items() if key not in ("folds", "fold")}
         if self.metric is not None:
             values["metric"] = self.metric
+        if self.task is not None:
+            values["task"] = self.task
         if self.model.get("form") or self.model.get("study"):
             values["model"]["method"] = self.model.name
         trainer = values["trainer"]

@@ -39,7 +39,7 @@ class Readout(nn.Module):
             )
         self.model = model
         self.aggr: nn.Module = aggregation_resolver(aggr)
-        self._takes = inspect.signature(model.forward).parameters.keys()
+        self._takes = frozenset(inspect.signature(model.forward).parameters)  # a view of the keys has no deep copy
 
     @property
     def supports_edge_attr(self) -> bool:

@@ -68,6 +68,8 @@ def _check_shapes(
         raise ValueError(f"{where}: x has shape {tuple(x.shape)}, expected (N, F), a row for each node.{hint}")
     if x.size(1) != num_features:
         raise ValueError(f"{where}: x has shape {tuple(x.shape)}, expected (N, {num_features}).")
+    if not x.size(0):
+        raise ValueError(f"{where}: the graph has no nodes, expected at least one. Leave it out.")
     if not x.is_floating_point():
         raise ValueError(f"{where}: x is {x.dtype}, expected floats. Use x.float().")
     _check_edge_index_shape(edge_index, where)

@@ -103,13 +103,13 @@ class OneLabel(_Labels):
             return self.measure(F.one_hot(counts.argmax(), self.out_channels).double().expand(len(y), -1), y)
         return 100.0 * int(counts.max()) / int(counts.sum())
 
-    def probabilities(self, out: Tensor) -> Tensor:
+    def predictions(self, out: Tensor) -> Tensor:
         """Return the softmax."""
         return out.softmax(-1)
 
-    def logits(self, probabilities: Tensor) -> Tensor:
+    def outputs(self, predictions: Tensor) -> Tensor:
         """Return the logarithm."""
-        return probabilities.log()
+        return predictions.log()
 
 
 @dataclass(frozen=True)
@@ -193,10 +193,10 @@ class ManyLabels(_Labels):
         scores = 2 * positive[order].cumsum(0) / (size[order].cumsum(0) + positive.sum()).clamp(min=1)
         return float(scores.max())
 
-    def probabilities(self, out: Tensor) -> Tensor:
+    def predictions(self, out: Tensor) -> Tensor:
         """Return the sigmoid."""
         return out.sigmoid()
 
-    def logits(self, probabilities: Tensor) -> Tensor:
+    def outputs(self, predictions: Tensor) -> Tensor:
         """Return the log-odds."""
-        return probabilities.logit()
+        return predictions.logit()

@@ -172,13 +172,13 @@ class LinkLabels(_OfNodes):
         """
         return self._scores(torch.zeros(len(y)), y)[self.ranked_by]
 
-    def probabilities(self, out: Tensor) -> Tensor:
+    def predictions(self, out: Tensor) -> Tensor:
         """Return the sigmoid."""
         return out.sigmoid()
 
-    def logits(self, probabilities: Tensor) -> Tensor:
+    def outputs(self, predictions: Tensor) -> Tensor:
         """Return the log-odds."""
-        return probabilities.logit()
+        return predictions.logit()
 
     def describe(self) -> dict[str, Any]:
         """Return the objective as plain data."""

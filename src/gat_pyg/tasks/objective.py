@@ -44,6 +44,10 @@ class Objective(ABC):
         """Return the same objective with another metric, which fits its `kind`."""
         return replace(self, metric=metric)  # type: ignore[call-arg]
 
+    def fitted(self, y: Tensor) -> Objective:
+        """Return the objective for these training labels: with their mean and standard deviation for quantities."""
+        return self
+
     def size(self, data: Data) -> int:
         """Return the number of rows in the labels of a graph."""
         raise NotImplementedError
@@ -128,12 +132,12 @@ class Objective(ABC):
         """Return the best score of a constant prediction, the same for all rows."""
 
     @abstractmethod
-    def probabilities(self, out: Tensor) -> Tensor:
-        """Return the probabilities of the output's columns."""
+    def predictions(self, out: Tensor) -> Tensor:
+        """Return the probabilities of the output's columns, or quantities in their own unit."""
 
     @abstractmethod
-    def logits(self, probabilities: Tensor) -> Tensor:
-        """Return logits with these probabilities."""
+    def outputs(self, predictions: Tensor) -> Tensor:
+        """Return outputs with these predictions."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:

@@ -62,17 +62,20 @@ class Preparation(BaseTransform):  # type: ignore[misc]
 
     in_channels: int  # F
     edge_dim: int | None  # D, or None without edge features
-    metric: str  # "accuracy" in percent, or "micro_f1"
+    metric: str  # the name of one of `gat_pyg.tasks.metrics`
     multilabel: bool = False
     class_names: tuple[str, ...] | None = None
     transforms: tuple[Mapping[str, Any], ...] = ()  # in order of application: the name of each class and its arguments
     row_sum: Range | None = None  # 1 % and 99 % quantiles of the rows' absolute sums in the training graphs
     row_norm: Range | None = None  # the same of the rows' Euclidean norms
     item: str = "node"  # what has a label: "node", "graph"
+    target_mean: tuple[float, ...] = ()  # of quantities, which the model returns standardised
+    target_std: tuple[float, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain data for JSON; "item" is omitted for nodes, as in files of earlier versions."""
-        return {key: value for key, value in asdict(self).items() if (key, value) != ("item", "node")}
+        """Return the fields as plain data for JSON, without those that earlier versions lacked if they are unused."""
+        unused = {"item": "node", "target_mean": (), "target_std": ()}
+        return {key: value for key, value in asdict(self).items() if key not in unused or value != unused[key]}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preparation:
@@ -106,8 +109,10 @@ class Preparation(BaseTransform):  # type: ignore[misc]
         self._check_dimensions(data)
         return data
 
-    def probabilities(self, out: Tensor) -> Tensor:
-        """Return the probabilities of the classes, or of each label, from the output of the run's model."""
+    def predictions(self, out: Tensor) -> Tensor:
+        """Return the probabilities of the classes, or of each label, or quantities, from the run's model's output."""
+        if self.target_std:
+            return out * out.new_tensor(self.target_std) + out.new_tensor(self.target_mean)
         return out.sigmoid() if self.multilabel else out.softmax(-1)
 
     def _check_dimensions(self, data: Data) -> None:
@@ -204,7 +209,7 @@ def row_sizes(x: Tensor, step: int = 1) -> tuple[Tensor, Tensor]:
         norms = squares.sqrt()
     else:
         rows = x[::step].float()
-        sums, norms = rows.abs().sum(1), rows.norm(dim=1)
+        sums, norms = rows.norm(p=1, dim=1), rows.norm(dim=1)  # without a copy of the rows
     return sums[norms > 0], norms[norms > 0]
 
 

@@ -29,7 +29,8 @@ class Task:
 
     Every graph has `x` `[N, F]` float, `edge_index` `[2, E]` (src, dst) and, unless `edge_dim` is None, `edge_attr`
     `[E, edge_dim]` float. The objective defines the form of the labels `y`: see `NodeLabels`, `NodeMultiLabels`,
-    `GraphLabels` and `LinkLabels`. All nodes in a mask have a known label.
+    `NodeTargets`, `GraphLabels`, `GraphMultiLabels`, `GraphTargets` and `LinkLabels`. All nodes in a mask have a known
+    label.
 
     The values of each tensor are checked once, here and nowhere else.
 
@@ -146,7 +147,11 @@ class Task:
         if self.shared_graph is not None:
             _check_graph(self.shared_graph, self.num_features, self.edge_dim, self.objective, self.name)
             self.objective.check_splits(self.shared_graph, self.name)
-            return
+        else:
+            self._check_graphs()
+        object.__setattr__(self, "objective", self.objective.fitted(self.labels("train")))
+
+    def _check_graphs(self) -> None:
         for split in SPLITS:
             has_label = False
             for number, data in enumerate(self.graphs(split)):
