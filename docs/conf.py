@@ -48,7 +48,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:obj", "(?s).*"),  # single backticks in a docstring: a link where the name is known, otherwise code
     ("py:class", r"(gat_pyg\.)?.*\._\w+"),  # private base classes
-    ("py:class", r"Kind|Rows|(collections\.abc\.)?Mapping\[\w+"),  # of dataclasses' fields, which Sphinx cuts at the comma; Rows is an alias
+    ("py:class", r"Kind|Rows|(collections\.abc\.)?Mapping\[\w+"),  # aliases, and fields that Sphinx cuts at the comma
     # without documentation
     ("py:class", r"Flow|torch_sparse\.tensor\.SparseTensor|torch_geometric\.typing\.SparseTensor|torch\.fx\..*"),
 ]

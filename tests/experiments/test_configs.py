@@ -40,8 +40,9 @@ def folder() -> Iterator[None]:
         yield
 
 
-def task(edge_dim: int | None = None) -> Task:
-    data = Data(torch.randn(6, 5), torch.randint(6, (2, 12)), y=torch.rand(6, 3).round())
+def task(edge_dim: int | None = None, categories: bool = False) -> Task:
+    x = torch.randint(4, (6, 5)).float() if categories else torch.randn(6, 5)
+    data = Data(x, torch.randint(6, (2, 12)), y=torch.rand(6, 3).round())
     if edge_dim is not None:
         data.edge_attr = torch.randn(12, edge_dim)
     return Task("tiny", [data], [data.clone()], [data.clone()], 5, NodeMultiLabels(3), edge_dim=edge_dim)
@@ -60,6 +61,10 @@ def learns(config: DictConfig, task: Task) -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+# the paper's baselines with a loss of their own, which reads the features or ignores them
+UNENCODED = {"deepwalk", "ica", "lp", "manireg", "planetoid", "random", "semiemb"}
+
+
 @pytest.mark.parametrize("model", names("model"))
 def test_every_model_goes_with_every_data_set(model: str):
     learnt: list[DictConfig] = []  # most data sets leave the model's settings as they are
@@ -68,7 +73,7 @@ def test_every_model_goes_with_every_data_set(model: str):
         config = compose("config", [f"model={model}", f"dataset={dataset}", *path])
         OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
         Settings.parse(config)
-        if config.model not in learnt:
+        if config.model not in learnt and not ("encoder" in config.model and model in UNENCODED):
             learns(config, task())
             learnt.append(config.model)
         assert callable(get_object(config.dataset._target_))
@@ -135,7 +140,7 @@ def test_a_recipe_is_that_of_a_model_and_a_data_set_that_exist(path: Path):
     assert model in names("model") and dataset in names("dataset")
     chosen = f"recipe/on={model}/{dataset}" if path.parts[0] == "on" else f"recipe={path.with_suffix('')}"
     config = compose("config", [f"model={model}", f"dataset={dataset}", chosen])
-    learns(config, task())
+    learns(config, task(categories="encoder" in config.model))
     own = OmegaConf.load(CONF / "recipe" / path)
     for name, value in flattened({key: OmegaConf.to_container(own[key]) for key in own if key != "defaults"}).items():
         assert OmegaConf.select(config, name) == value or path.parts[0] != "on"

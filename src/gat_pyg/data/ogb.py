@@ -1,4 +1,4 @@
-"""The node property data sets of OGB."""
+"""The data sets of OGB with labels of nodes and of graphs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from importlib import resources
@@ -14,6 +15,9 @@ from typing import Any
 from zipfile import ZipFile
 
 import numpy as np
+import torch
+from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+from torch_geometric.data.storage import GlobalStorage
 
 from ..tasks.objective import MASKS
 from ..tasks.preparation import UNDIRECTED
@@ -66,12 +70,46 @@ def ogbn(name: str, root: str | Path | None = None) -> Task:
         return from_dataset(_graph(_load_folder(folder / "npy"), folder / "npy"), name, transforms=transforms)
 
 
+def ogbg(name: str, root: str | Path | None = None) -> Task:
+    """Read a data set of OGB with labels of graphs, such as `"ogbg-molbace"`, with its scaffold split.
+
+    The features of atoms and bonds are categories: `+model.encoder=64` embeds them, as `gat_pyg.models.Encoder`. Labels
+    are as in `from_dataset`: the two classes of molbace and the quantity of molesol have one column.
+
+    The first call needs the extra `ogb`. It reads `<root>/ogb` (see `data_root`), or downloads with OGB's code.
+
+    Raises ValueError if OGB does not know the name, ImportError if ogb is not installed.
+
+    >>> ogbg("ogbn-arxiv")
+    Traceback (most recent call last):
+    ValueError: 'ogbn-arxiv' is unknown: expected the name of a data set with labels of graphs, as ogbg-molbace.
+    """
+    if not name.startswith("ogbg-"):
+        raise ValueError(
+            f"{name!r} is unknown: expected the name of a data set with labels of graphs, as ogbg-molbace."
+        )
+    try:
+        from ogb.graphproppred import PygGraphPropPredDataset
+    except ImportError as error:
+        raise ImportError(_NEEDS_OGB.format(name)) from error
+
+    # ogb reads back what it wrote with torch's default, weights_only=True, which does not allow PyG's classes
+    classes = torch.serialization.safe_globals([DataEdgeAttr, DataTensorAttr, GlobalStorage])
+    with classes, redirect_stdout(sys.stderr), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # ogb's labels, which it only reads
+        dataset = PygGraphPropPredDataset(name, root=str(data_root(root) / "ogb"))
+    return from_dataset(dataset, name)
+
+
+_NEEDS_OGB = "{} needs ogb. Run: python -m pip install 'gat_pyg[ogb]'."
+
+
 def _write_ogbn(name: str, folder: Path) -> None:
     """Convert the raw files, downloaded if necessary, into the folder `npy`, atomically."""
     try:
         from ogb.utils import url
     except ImportError as error:
-        raise ImportError(f"{name} needs ogb. Run: python -m pip install 'gat_pyg[ogb]'.") from error
+        raise ImportError(_NEEDS_OGB.format(name)) from error
     metadata = _ogb_metadata(name)
 
     def fetch(fresh: str, missing: Sequence[str]) -> None:

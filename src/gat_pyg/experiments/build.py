@@ -13,14 +13,16 @@ import torch
 from hydra.errors import HydraException
 from hydra.utils import instantiate
 from lightning import Trainer
-from torch import nn
+from torch import Tensor, nn
 
 from ..data.own import from_dataset
 from ..data.raw import data_root
+from ..data.splits import check_classes
 from ..distributed import ray
 from ..distributed.halo import layers_of
 from ..distributed.ranks import rank_zero_print
 from ..graph.partition import WITH_METIS, edge_cut
+from ..models.encoders import num_categories
 from ..tasks.task import Task
 from ..training.checkpoint import SafeCheckpoints
 from ..training.loading import TaskData, is_divided, sparse_pays, takes_sparse
@@ -58,10 +60,19 @@ def build_task(settings: Settings) -> Task:
     else:
         result = dataset(**others)
     if isinstance(result, Task):
+        if settings.task is not None:
+            raise ValueError(
+                f"task={settings.task}, but {result.name} is a task already: it predicts {result.objective.columns} of "
+                f"{result.objective.item}s. Leave out task."
+            )
         task = result
     else:
         name = dataset_name(dataset.values)
-        task = from_dataset(result, name, **dataclasses.asdict(settings.split), transforms=transforms)
+        task = from_dataset(
+            result, name, **dataclasses.asdict(settings.split), transforms=transforms, task=settings.task
+        )
+        if not hasattr(result, "get_idx_split"):  # a benchmark's own split is as it is
+            check_classes(task)
     return task if settings.metric is None else task.scored_by(settings.metric)
 
 
@@ -74,16 +85,23 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
     kind, arguments = factory.locate(), factory.arguments
     parameters = inspect.signature(kind).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    sizes = {"in_channels": task.num_features, "out_channels": task.num_classes}
+    encoder: int | None = factory.get("encoder")
+    sizes = {"in_channels": encoder or task.num_features, "out_channels": task.num_classes}
     if task.shared_graph is not None and "num_nodes" in parameters:  # for parameters or labels of each node
         sizes["num_nodes"] = task.shared_graph.num_nodes
     takes_edges = "edge_dim" in parameters or (takes_any and getattr(kind, "supports_edge_attr", False))
     if task.edge_dim is not None and takes_edges:
-        sizes["edge_dim"] = task.edge_dim
+        sizes["edge_dim"] = encoder or task.edge_dim
     if clash := sorted(sizes.keys() & arguments.keys()):
         raise ValueError(f"model.{clash[0]} follows from the data set, which has {sizes[clash[0]]}. Leave it out.")
     arguments = {key: value for key, value in sizes.items() if key in parameters or takes_any} | arguments
     target, readout = str(factory.target), factory.get("readout", "mean")
+    if encoder is not None:
+        arguments = {"model": {"_target_": target, **arguments}, "channels": encoder}
+        arguments["categories"] = num_categories(data.x for data in task.train)
+        if "edge_dim" in sizes:
+            arguments["edge_categories"] = num_categories(cast(Tensor, data.edge_attr) for data in task.train)
+        target = "gat_pyg.models.Encoded"
     if task.objective.item == "graph" and readout is not None:  # the model returns a row for each node
         arguments = {"model": {"_target_": target, **arguments}, "aggr": readout}
         target = "gat_pyg.models.Readout"
