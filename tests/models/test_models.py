@@ -11,15 +11,19 @@ import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch_geometric.data import Data
+from torch_geometric.loader import NodeLoader
 
 import gat_pyg.attention.fused
 import gat_pyg.features
 from gat_pyg import GAT, attention_of
 from gat_pyg.conv.authors import AUTHORS, AuthorsConv
+from gat_pyg.distributed.halo import layers_of
 from gat_pyg.features import SparseFeatures
 from gat_pyg.features.dropout import dropout
 from gat_pyg.graph.subgraph import receptive_field
 from gat_pyg.models import PRESETS
+from gat_pyg.models.gat import JK
+from gat_pyg.training import TorchSampler
 from graphs import CHAIN, ISOLATED, LOOPS, RANDOM, REPEATED, Graph, random, union
 from laws import assert_close
 
@@ -182,6 +186,65 @@ def test_a_stack_of_pygs_layers(training: bool) -> None:
     assert_close(out, x)
 
 
+NORMS = [None, "batch", "layer", "graph", "instance", "pair"]
+
+
+@pytest.mark.parametrize("jk", [None, *JK])
+@pytest.mark.parametrize(("norm", "conv", "act"), [*zip(NORMS, ["gat", "gatv2"] * 3, ["elu", "relu"] * 3, strict=True)])
+def test_norms_and_jumping_knowledge_are_pygs(norm: str | None, conv: str, act: str, jk: str | None) -> None:
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"act": act, "norm": norm, "jk": jk, "edge_dim": 2}
+    pygs = pyg.GAT(16, 12, 3, out_channels=4, heads=3, v2=conv == "gatv2", **options)
+    ours = GAT(16, 4, 4, heads=3, num_layers=3, conv=conv, **options)
+    for parameter in pygs.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    ours.load_state_dict(pygs.state_dict())
+    data, edge_attr = data_of(RANDOM), torch.randn(RANDOM.index.size(1), 2)
+    batch = torch.arange(RANDOM.num_src) // 30
+    for training in (True, False):
+        ours.train(training), pygs.train(training)
+        graphs = {"batch": batch, "batch_size": int(batch.max()) + 1}
+        for each in ({}, graphs):
+            out = ours(data.x, data.edge_index, edge_attr, **each)
+            assert_close(out, pygs(data.x, data.edge_index, edge_attr=edge_attr, **each))
+    F.cross_entropy(ours(data.x, data.edge_index, edge_attr), torch.arange(40) % 3).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in ours.parameters())
+
+
+def test_a_transformer_with_skips_is_a_stack_of_pygs_layers() -> None:
+    ours = GAT(8, 4, None, heads=2, num_layers=3, conv="transformer", residual="identity", norm="batch", edge_dim=2)
+    convs = [pyg.TransformerConv(8, 4, 2, edge_dim=2) for _ in range(3)]
+    data, edge_attr = data_of(RANDOM, 8), torch.randn(RANDOM.index.size(1), 2)
+    x = data.x
+    for layer, (conv, its, norm) in enumerate(zip(convs, ours.convs, ours.norms, strict=True)):
+        conv.load_state_dict(its.state_dict())
+        out = conv(x, data.edge_index, edge_attr)
+        x = F.elu(norm.module.train()(out + x if layer else out) if norm else out)
+    assert ours.out_channels == 8 and ours.lin is None and not ours.supports_sparse_features
+    assert_close(ours.train()(data.x, data.edge_index, edge_attr), x)
+
+
+def test_norms_that_read_other_nodes_need_the_whole_graph() -> None:
+    by_batch, by_node = GAT(4, 2, 3, 2, num_layers=2, norm="batch"), {"norm": "layer", "norm_kwargs": {"mode": "node"}}
+    assert by_batch.num_hops is None and GAT(4, 2, 3, 2, num_layers=2, **by_node).num_hops == 2
+    loader = NodeLoader(data_of(RANDOM, 4), TorchSampler(RANDOM.index, RANDOM.num_src, [-1]), batch_size=7)
+    with pytest.raises(ValueError, match="GraphNorm is over all nodes of a graph, which batches of nodes do not have"):
+        GAT(4, 2, 3, 2, num_layers=2, norm="graph").eval().inference(loader)
+    with pytest.raises(ValueError, match="cannot be trained on a graph in parts, .* no norm over all nodes"):
+        layers_of(GAT(4, 2, 3, 2, num_layers=2, norm="layer"))
+
+
+@pytest.mark.parametrize("options", [{"jk": "cat", "norm": "batch"}, {"jk": "max"}, {"conv": "gatv2", "jk": "last"}])
+def test_inference_is_the_whole_graphs_output(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = GAT(4, 2, 3, 2, num_layers=3, residual="identity", **options)
+    data = data_of(RANDOM, 4)
+    for _ in range(3):
+        model(data.x, data.edge_index)  # running means of the batch norm
+    loader = NodeLoader(data, TorchSampler(RANDOM.index, RANDOM.num_src, [-1]), batch_size=7)
+    assert_close(model.eval().inference(loader), model(data.x, data.edge_index))
+
+
 @pytest.mark.parametrize("reproduction", [False, True])
 @pytest.mark.parametrize("training", [False, True])
 def test_sparse_features_are_dense_ones(reproduction: bool, training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,12 +336,21 @@ def test_attention_of_our_model_and_of_pygs() -> None:
         ({"heads": [8]}, r"heads has 1 entry, expected 2: one for each of the 1 hidden layers"),
         ({"residual": [True]}, r"residual has 1 entry, expected 2"),
         ({"residual": True}, r"residual is True.* there is no such layer\. Name the layers: residual=\[True, False\]"),
-        ({"hidden_channels": 8}, r"hidden_channels is 8, expected a list with one entry per hidden layer: \[8\]"),
+        ({"hidden_channels": 8}, r"hidden_channels is 8, expected a list with one entry per hidden layer, \[8\], or"),
         ({"heads": 8}, r"heads is 8, expected a list with one entry per layer: \[8, 8\]"),
         ({"dropout": 1.5}, r"dropout is 1\.5, expected a probability in \[0, 1\]"),
         ({"heads": [8, 0]}, r"heads is 0, expected at least 1"),
         ({"heads": [8, 0], "reproduction": True}, r"heads is 0, expected at least 1"),
         ({"reproduction": True, "edge_dim": 2}, r"no edge features, no other mechanisms and no further options"),
+        ({"conv": "gcn"}, r"conv is 'gcn', expected one of gat, gatv2, transformer"),
+        ({"conv": "gatv2", "mechanism": "dot"}, r"mechanism is 'dot', which GATv2Conv does not have\. Use conv='gat'"),
+        (
+            {"jk": "sum", "heads": [8]},
+            r"jk is 'sum' and the layers have 64 features, expected one of last, cat",
+        ),
+        ({"residual": [False, "identity"]}, r"'identity' in layer 1, whose input has 64 features .* output has 3, exp"),
+        ({"residual": ["linear", False]}, r"residual is 'linear', expected True, False or 'identity'"),
+        ({"num_layers": 3}, r"the network has 2 layers and num_layers is 3"),
         ({"reproduction": ["bias"]}, r"reproduction names bias, expected some of input_dropout, value_dropout, score_"),
         (
             {"mechanism": "sum"},
@@ -305,6 +377,9 @@ SEEING: dict[str, dict[str, Any]] = {
     "dot": {"mechanism": "dot"},
     "gatv2": {"mechanism": "gatv2"},
     "no loops": {"add_self_loops": False},
+    "identity": {"hidden_channels": [5, 5], "heads": [2, 2, 2], "residual": "identity"},
+    "jumps": {"heads": [3, 2], "jk": "cat"},
+    "norm": {"norm": "layer", "norm_kwargs": {"mode": "node"}, "act": "relu"},
 }
 
 

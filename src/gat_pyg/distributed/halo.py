@@ -18,6 +18,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 from ..graph.adjacency import set_dropout_ids
+from ..graph.norms import graph_norms
 from ..graph.partition import partition
 from ..philox import global_rows
 
@@ -159,16 +160,17 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     """Return the layers of a model that take a graph.
 
     Raises:
-        ValueError: if there is none, one of them sends from target to source, the model is compiled, or it has a batch
-            norm that is not synchronised over the processes.
+        ValueError: if there is none, one of them sends from target to source, the model is compiled, or it has a norm
+            over all nodes or a batch norm that is not synchronised over the processes.
     """
     layers = [m for m in model.modules() if isinstance(m, MessagePassing) or getattr(m, "accepts_size", False)]
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and not isinstance(m, nn.SyncBatchNorm)]
     backward = any(getattr(layer, "flow", "source_to_target") != "source_to_target" for layer in layers)
-    if not layers or norms or backward or hasattr(model, "_orig_mod"):
+    if not layers or norms or graph_norms(model) or backward or hasattr(model, "_orig_mod"):
         raise ValueError(
             f"{type(model).__name__} cannot be trained on a graph in parts, which needs MessagePassing layers from "
-            "source to target, no BatchNorm except torch's SyncBatchNorm, and a model that is not compiled. "
+            "source to target, no norm over all nodes, no BatchNorm except torch's SyncBatchNorm, and a model that is "
+            "not compiled. "
             "Train it in one process."
         )
     return layers

@@ -21,6 +21,7 @@ from ..data.splits import check_classes
 from ..distributed import ray
 from ..distributed.halo import layers_of
 from ..distributed.ranks import rank_zero_print
+from ..graph.norms import graph_norms
 from ..graph.partition import WITH_METIS, edge_cut
 from ..models.encoders import num_categories
 from ..tasks.task import Task
@@ -143,6 +144,11 @@ def build_data(settings: Settings, task: Task, model: nn.Module, trainer: Traine
         layers_of(model)
     if not loader.in_batches:
         return TaskData(task, training.batch_size, seed, wants_sparse(settings, task, model, trainer))
+    if names := graph_norms(model):
+        raise ValueError(
+            f"the model has {names[0]}, which is over all nodes of a graph, and the loader gives batches of nodes. "
+            "Use loader=full, norm=batch, or norm=layer with norm_kwargs.mode=node."
+        )
     if training.sparse is True:
         raise ValueError("training.sparse is true, but batches of nodes have dense features. Use loader=full.")
     hops, batch_size = loader.num_neighbors, loader.batch_size or 1

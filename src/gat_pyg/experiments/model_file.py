@@ -142,7 +142,8 @@ def predict(
     with_edge_attr = preparation.edge_dim is not None and "edge_attr" in takes
     with_edge_attr = with_edge_attr and getattr(single, "supports_edge_attr", True)
     options = {"edge_attr": data.edge_attr} if with_edge_attr else {}
-    if preparation.item == "graph" and "batch" in takes and isinstance(data, Batch):
+    over_graphs = preparation.item == "graph" or getattr(single, "supports_norm_batch", False)
+    if over_graphs and "batch" in takes and isinstance(data, Batch):
         options |= {"batch": data.batch, "batch_size": data.num_graphs}
     if preparation.item == "link" and "edge_label_index" not in data:
         raise ValueError(f"{run_dir} predicts links: give data.edge_label_index [2, L], the pairs of nodes.")

@@ -166,6 +166,11 @@ class Encoded(nn.Module):
         return self.edge_encoder is not None
 
     @property
+    def supports_norm_batch(self) -> bool:
+        """True if a norm of the model reads the graph of each node."""
+        return bool(getattr(self.model, "supports_norm_batch", False))
+
+    @property
     def num_hops(self) -> int | None:
         """The number of hops that a row of the output depends on."""
         hops: int | None = getattr(self.model, "num_hops", None)

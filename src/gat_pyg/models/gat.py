@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch_geometric.nn import JumpingKnowledge
+from torch_geometric.nn.resolver import activation_resolver, normalization_resolver
 
 from ..conv.authors import AUTHORS, AuthorsConv
 from ..conv.gat import GATConv
+from ..conv.gatv2 import GATv2Conv
 from ..conv.mechanisms import scored_by_layer
+from ..conv.transformer import TransformerConv
 from ..features.dropout import dropout
+from ..graph.norms import graph_norms, mixes_nodes, takes_batch
 from ..graph.subgraph import first_edges
 
 _PLANETOID = {"hidden_channels": (8,), "heads": (8, 1), "dropout": 0.6}
@@ -25,6 +30,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "ppi": {**_PPI, "residual": (False, True, False)},
     "const_ppi": {**_PPI, "residual": (False, True, False), "mechanism": "constant"},
 }
+CONVS: dict[str, type[nn.Module]] = {"gat": GATConv, "gatv2": GATv2Conv, "transformer": TransformerConv}
+JK = ("last", "cat", "max", "lstm")
 
 
 class GAT(nn.Module):
@@ -33,6 +40,10 @@ class GAT(nn.Module):
     Hidden layers concatenate their heads, equation (5); the last one averages them and has no activation, equation (6).
     In training, dropout acts on every layer's input and on the attention coefficients. Input features may be a
     torch.sparse CSR matrix. Dropout then acts on the non-zeros, which is equivalent, and nothing becomes dense.
+
+    Beyond the paper, by the names of PyG's models: `conv` is the layer. A hidden layer's output goes through its skip
+    connection, `norm` and `act`. With `jk`, all layers are hidden ones, and a linear map of their outputs, combined as
+    in Xu et al. (ICML 2018), is the network's.
 
     With the numbers of nodes and edges per hop of a batch from PyG's `NeighborLoader`, each layer skips the rows that
     no later layer reads. With as many hops as layers, the output has the rows of hop 0, the seed nodes.
@@ -44,90 +55,119 @@ class GAT(nn.Module):
 
     Args:
         in_channels: F, the number of input features.
-        hidden_channels: C of each hidden layer; empty for a single layer.
-        out_channels: K, the number of classes or labels.
-        heads: H of each layer, including the last.
+        hidden_channels: C of each hidden layer; empty for a single layer. A number needs `num_layers`.
+        out_channels: K, the number of classes or labels. If None, all layers are hidden ones, and the output has their
+            width, `self.out_channels`.
+        heads: H of each layer, including the last. A number needs `num_layers`.
         dropout: p, for the layers' inputs and the attention coefficients.
-        residual: the layers with a skip connection: one bool per layer, or one for all hidden layers after the first.
+        residual: the layers with a skip connection: one entry per layer, or one for all hidden layers after the first.
+            True is a learnable linear map; "identity" adds the layer's input as it is.
         mechanism: as in `GATConv`; a module is shared by all layers.
         negative_slope: of the LeakyReLU.
         edge_dim: the number of edge features, if any.
         reproduction: if true, the layers are those of the authors' code; a list selects some of their differences.
-        **kwargs: further arguments of `GATConv`.
+        num_layers: the number of layers of one width.
+        conv: "gat", "gatv2" or "transformer". The last one's linear skip connection is its `root_weight`.
+        norm: of hidden layers, by its name in `torch_geometric.nn`: "batch", "layer", "graph", "instance", "pair".
+        norm_kwargs: its arguments. PyG's "layer" is over all nodes of a graph; `{"mode": "node"}` is over each node.
+        act: the name of an activation in `torch.nn`, or a callable.
+        jk: "last", the last layer's output alone, "cat", "max" or "lstm".
+        **kwargs: further arguments of the layers, such as `edge_dropout`.
 
     Raises:
-        ValueError: if the lengths of the lists differ or an argument is out of range.
+        ValueError: if the lengths of the lists differ, an argument is out of range, or there is no such name.
 
     Example:
-        >>> model = GAT(16, [8], 7, heads=[8, 1], dropout=0.6)
-        >>> model(torch.randn(3, 16), torch.tensor([[0, 1], [1, 2]])).shape
+        >>> x, edge_index = torch.randn(3, 16), torch.tensor([[0, 1], [1, 2]])
+        >>> GAT(16, [8], 7, heads=[8, 1], dropout=0.6)(x, edge_index).shape
         torch.Size([3, 7])
+        >>> deep = GAT(16, 4, 7, heads=4, num_layers=6, conv="gatv2", norm="batch", residual="identity", jk="cat")
+        >>> deep(x, edge_index).shape, deep.lin
+        (torch.Size([3, 7]), Linear(in_features=96, out_features=7, bias=True))
     """
-
-    supports_sparse_features = True
 
     def __init__(
         self,
         in_channels: int,
-        hidden_channels: Sequence[int],
-        out_channels: int,
-        heads: Sequence[int],
+        hidden_channels: Sequence[int] | int,
+        out_channels: int | None,
+        heads: Sequence[int] | int,
         dropout: float = 0.0,
-        residual: Sequence[bool] | bool = False,
+        residual: Sequence[bool | str] | bool | str = False,
         mechanism: str | nn.Module = "additive",
         negative_slope: float = 0.2,
         edge_dim: int | None = None,
         reproduction: bool | Sequence[str] = False,
+        *,
+        num_layers: int | None = None,
+        conv: str = "gat",
+        norm: str | None = None,
+        norm_kwargs: dict[str, Any] | None = None,
+        act: str | Callable[[Tensor], Tensor] = "elu",
+        jk: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__()
-        if isinstance(hidden_channels, int):
-            raise ValueError(
-                f"hidden_channels is {hidden_channels}, expected a list with one entry per hidden layer: "
-                f"[{hidden_channels}]."
-            )
-        depth = len(hidden_channels) + 1
-        if residual is True and depth < 3:
-            raise ValueError(
-                "residual is True, a skip connection for each hidden layer after the first, but there is no such "
-                "layer. Name the layers: residual=[True, False]."
-            )
-        if isinstance(residual, bool):
-            residual = [residual and 0 < layer < depth - 1 for layer in range(depth)]
-        for name, value in (("heads", heads), ("residual", residual)):
-            if isinstance(value, int):
-                raise ValueError(f"{name} is {value}, expected a list with one entry per layer: {[value] * depth}.")
-            if len(value) != depth:
-                entries = "1 entry" if len(value) == 1 else f"{len(value)} entries"
-                raise ValueError(
-                    f"{name} has {entries}, expected {depth}: one for each "
-                    f"of the {depth - 1} hidden layers and one for the output layer."
-                )
-        selected = [reproduction] if isinstance(reproduction, str) else reproduction or ()
-        of_authors = AUTHORS if selected is True else tuple(selected)
-        if of_authors and (edge_dim is not None or not scored_by_layer(mechanism) or kwargs):
+        to_out = out_channels is not None and jk is None  # the last layer is the output layer
+        widths, heads, residual = _shape(hidden_channels, heads, residual, num_layers, to_out)
+        if to_out:
+            widths.append(cast(int, out_channels))
+        of_authors = (
+            AUTHORS
+            if reproduction is True
+            else tuple([reproduction] if isinstance(reproduction, str) else reproduction or ())
+        )
+        if of_authors and (edge_dim is not None or not scored_by_layer(mechanism) or kwargs or conv != "gat"):
             raise ValueError(
                 f"reproduction={reproduction} uses the authors' layer, which has no edge features, no other mechanisms "
                 "and no further options."
             )
+        if conv not in CONVS:
+            raise ValueError(f"conv is {conv!r}, expected one of {', '.join(CONVS)}.")
+        if conv == "gat":
+            kwargs |= {"mechanism": mechanism, "negative_slope": negative_slope}
+        elif mechanism != "additive":
+            raise ValueError(f"mechanism is {mechanism!r}, which {CONVS[conv].__name__} does not have. Use conv='gat'.")
+        elif conv == "gatv2":
+            kwargs |= {"negative_slope": negative_slope}
+        build: Callable[..., nn.Module]
+        build = partial(AuthorsConv, of_authors=of_authors) if of_authors else partial(CONVS[conv], edge_dim=edge_dim)
+
         self.dropout = dropout
         self.reproduction = bool(of_authors)
         self.supports_edge_attr = edge_dim is not None
-        self.convs = nn.ModuleList()
-        for layer, (C, H) in enumerate(zip([*hidden_channels, out_channels], heads, strict=True)):
-            options: dict[str, Any] = {
-                "heads": H,
-                "concat": layer < depth - 1,
-                "negative_slope": negative_slope,
-                "dropout": dropout,
-                "residual": bool(residual[layer]),
-                "mechanism": mechanism,
-            }
-            if of_authors:
-                self.convs.append(AuthorsConv(in_channels, C, **options, of_authors=of_authors))
-            else:
-                self.convs.append(GATConv(in_channels, C, edge_dim=edge_dim, **options, **kwargs))
-            in_channels = C * H
+        self.identity = tuple(skip == "identity" for skip in residual)
+        self.supports_sparse_features = conv == "gat" and not self.identity[0]
+        self.act: Callable[[Tensor], Tensor] = activation_resolver(act)
+        self.convs, self.norms = nn.ModuleList(), nn.ModuleList()
+        for layer, (C, H, skip) in enumerate(zip(widths, heads, residual, strict=True)):
+            hidden = not to_out or layer < len(widths) - 1
+            options: dict[str, Any] = {"heads": H, "concat": hidden, "dropout": dropout}
+            if conv != "transformer":  # which has root_weight
+                options["residual"] = skip is True
+            self.convs.append(build(in_channels, C, **options, **kwargs))
+            width = widths[layer] = C * H if hidden else C
+            if skip == "identity" and width != in_channels:
+                raise ValueError(
+                    f"residual is 'identity' in layer {layer}, whose input has {in_channels} features and whose output "
+                    f"has {width}, expected equal widths. Use True, a learnable linear map."
+                )
+            if hidden and norm is not None:
+                self.norms.append(normalization_resolver(norm, width, **(norm_kwargs or {})))
+            in_channels = width
+        self.supports_norm_batch = any(map(takes_batch, self.norms))
+
+        self.jk = self.lin = None
+        if jk is not None:
+            if jk not in JK or (jk in ("max", "lstm") and len(set(widths)) > 1):
+                raise ValueError(
+                    f"jk is {jk!r} and the layers have {', '.join(map(str, widths))} features, expected one of "
+                    f"{', '.join(JK)}; max and lstm need layers of one width."
+                )
+            self.jk = None if jk == "last" else JumpingKnowledge(jk, width, len(widths))
+            width = sum(widths) if jk == "cat" else width
+            self.lin = None if out_channels is None else nn.Linear(width, out_channels)
+        self.out_channels = width if out_channels is None else out_channels
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> GAT:
@@ -150,14 +190,15 @@ class GAT(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initialise all parameters again."""
-        for conv in self.convs:
-            conv.reset_parameters()  # type: ignore[operator]
+        for part in (*self.convs, *self.norms, self.jk, self.lin):
+            if hasattr(part, "reset_parameters"):  # not every norm has parameters
+                part.reset_parameters()
 
     @property
     def num_hops(self) -> int | None:
-        """The number of hops that a row of the output depends on; None if edges run from target to source."""
+        """The number of hops that a row of the output depends on; None if it depends on more than its neighbours."""
         forward = all(getattr(conv, "flow", "source_to_target") == "source_to_target" for conv in self.convs)
-        return len(self.convs) if forward else None
+        return len(self.convs) if forward and not mixes_nodes(self) else None
 
     def forward(
         self,
@@ -166,8 +207,12 @@ class GAT(nn.Module):
         edge_attr: Tensor | None = None,
         num_sampled_nodes_per_hop: Sequence[int] | None = None,
         num_sampled_edges_per_hop: Sequence[int] | None = None,
+        batch: Tensor | None = None,
+        batch_size: int | None = None,
     ) -> Tensor:
         """Return logits `[N, K]` for x `[N, F]`, dense or torch.sparse CSR, and a graph as in `GATConv`.
+
+        `batch` `[N]` is the graph of each node and `batch_size` the number of graphs, for norms over a graph.
 
         Raises:
             ValueError: if there are numbers per hop, but fewer hops than layers.
@@ -178,21 +223,45 @@ class GAT(nn.Module):
                 f"num_sampled_nodes_per_hop has {len(nodes)} entries and num_sampled_edges_per_hop {len(edges)}, "
                 f"expected edges of at least {len(self.convs)} hops, one per layer, and nodes of one hop more."
             )
+        outputs: list[Tensor] = []
         for layer in range(len(self.convs)):
             size = None
             if edges:
                 hops = len(edges) - layer
                 edge_index, edge_attr = first_edges(edge_index, edge_attr, sum(edges[:hops]))
                 size = (x.size(0), sum(nodes[:hops]))
-            x = self._layer(layer, x, edge_index, edge_attr, size)
-        return x
+            x = self._layer(layer, x, edge_index, edge_attr, size, batch, batch_size)
+            outputs = [x] if self.jk is None else [*outputs, x]
+        return self._combined([out[: x.size(0)] for out in outputs])
 
-    def _layer(self, layer: int, x: Tensor, edge_index: Any, edge_attr: Tensor | None, size: Any = None) -> Tensor:
-        x = x if layer == 0 else F.elu(x)
+    def _layer(
+        self,
+        layer: int,
+        x: Tensor,
+        edge_index: Any,
+        edge_attr: Tensor | None,
+        size: tuple[int, int] | None = None,
+        batch: Tensor | None = None,
+        batch_size: int | None = None,
+    ) -> Tensor:
+        conv, skip = self.convs[layer], x
         if not self.reproduction:  # with it, each head of the layer has its own dropout
             x = dropout(x, self.dropout, self.training)
-        out: Tensor = self.convs[layer](x, edge_index, edge_attr, size=size)
-        return out
+        if getattr(conv, "accepts_size", False):
+            x = conv(x, edge_index, edge_attr, size=size)
+        else:
+            x = conv(x if size is None else (x, x[: size[1]]), edge_index, edge_attr)
+        if self.identity[layer]:
+            x = x + skip[: x.size(0)]
+        if self.norms and layer < len(self.norms):
+            of_graphs = (None if batch is None else batch[: x.size(0)], batch_size) if self.supports_norm_batch else ()
+            x = self.norms[layer](x, *of_graphs)
+        return self.act(x) if conv.concat else x  # the output layer averages its heads
+
+    def _combined(self, outputs: list[Tensor]) -> Tensor:
+        """Return the network's output from those of the layers that it reads."""
+        x = outputs[-1] if self.jk is None else self.jk(outputs)
+        return x if self.lin is None else self.lin(dropout(x, self.dropout, self.training))
 
     @torch.no_grad()
     def inference(
@@ -214,9 +283,12 @@ class GAT(nn.Module):
         """
         if self.training:
             raise ValueError("The model is in training mode, in which dropout is active. Call model.eval() first.")
+        if names := graph_norms(self):
+            raise ValueError(f"{names[0]} is over all nodes of a graph, which batches of nodes do not have.")
         weight = next(self.parameters())
         device = weight.device if device is None else device
         features: Tensor = loader.data.x.to(embedding_device)
+        outputs: list[Tensor] = []
         for layer in range(len(self.convs)):
             out: Tensor | None = None
             count = 0
@@ -234,4 +306,47 @@ class GAT(nn.Module):
             if out is None or count != features.size(0):
                 raise ValueError(f"The loader has {count} of {features.size(0)} nodes. Leave out its input_nodes.")
             features = out
-        return features
+            outputs = [out] if self.jk is None else [*outputs, out]
+        if self.jk is None and self.lin is None:
+            return features
+        rows = torch.arange(features.size(0)).split(2**16)
+        return torch.cat([self._combined([out[i].to(device) for out in outputs]).to(embedding_device) for i in rows])
+
+
+def _shape(
+    hidden_channels: Sequence[int] | int,
+    heads: Sequence[int] | int,
+    residual: Sequence[bool | str] | bool | str,
+    num_layers: int | None,
+    to_out: bool,
+) -> tuple[list[int], list[int], list[bool | str]]:
+    """Return C of each hidden layer, and H and the skip connection of each layer, the output layer's last."""
+    if isinstance(hidden_channels, int):
+        if num_layers is None:
+            raise ValueError(
+                f"hidden_channels is {hidden_channels}, expected a list with one entry per hidden layer, "
+                f"[{hidden_channels}], or num_layers beside it."
+            )
+        hidden_channels = [hidden_channels] * (num_layers - to_out)
+    depth = len(hidden_channels) + to_out
+    if depth == 0 or num_layers not in (None, depth):
+        raise ValueError(f"the network has {depth} layers and num_layers is {num_layers}, expected one number above 0.")
+    if isinstance(heads, int) and num_layers is not None:
+        heads = [heads] * depth
+    if isinstance(residual, bool | str):
+        if residual and depth - to_out < 2:
+            raise ValueError(
+                f"residual is {residual}, a skip connection for each hidden layer after the first, but there is no "
+                f"such layer. Name the layers: residual={[True] + [False] * (depth - 1)}."
+            )
+        residual = [residual if 0 < layer < depth - to_out else False for layer in range(depth)]
+    for name, value in (("heads", heads), ("residual", residual)):
+        if isinstance(value, int):
+            raise ValueError(f"{name} is {value}, expected a list with one entry per layer: {[value] * depth}.")
+        if len(value) != depth:
+            entries = "1 entry" if len(value) == 1 else f"{len(value)} entries"
+            layers = f"each of the {len(hidden_channels)} hidden layers" + " and one for the output layer" * to_out
+            raise ValueError(f"{name} has {entries}, expected {depth}: one for {layers}.")
+    if unknown := [skip for skip in residual if skip not in (True, False, "identity")]:
+        raise ValueError(f"residual is {unknown[0]!r}, expected True, False or 'identity'.")
+    return list(hidden_channels), list(cast(Sequence[int], heads)), list(residual)

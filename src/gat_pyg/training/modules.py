@@ -69,7 +69,8 @@ class Supervised(LightningModule):
         takes = inspect.signature(getattr(model, "_orig_mod", model).forward).parameters
         self._takes_edges = "edge_index" in takes
         self._takes_edge_attr = "edge_attr" in takes and bool(getattr(model, "supports_edge_attr", True))
-        self._takes_batch = self.objective.item == "graph" and "batch" in takes
+        over_graphs = self.objective.item == "graph" or getattr(model, "supports_norm_batch", False)
+        self._takes_batch = over_graphs and "batch" in takes
         self._takes_pairs = "edge_label_index" in takes
         self._takes_hops = {"num_sampled_nodes_per_hop", "num_sampled_edges_per_hop"} <= takes.keys()
         self._num_hops: int | None = getattr(model, "num_hops", None)
