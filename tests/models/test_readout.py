@@ -52,6 +52,28 @@ def test_it_is_the_pooling_of_pyg(aggr: str, pool: object):
     assert torch.equal(out, pool(model(graphs.x, graphs.edge_index), graphs.batch, 6))  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("aggr", ["attentional", "set2set", "softmax", ["mean", "max", "set2set"]], ids=str)
+@pytest.mark.parametrize("name", ["GAT", "PyG's GIN"])
+def test_a_learnt_readout_of_embeddings_is_that_of_each_graph(name: str, aggr: str | list[str]):
+    torch.manual_seed(0)
+    model = GAT(6, 4, None, 2, num_layers=2) if name == "GAT" else GIN(6, 8, 2)
+    model, graphs = Readout(model, aggr, out_channels=3).eval(), batch()
+    out = model(graphs.x, graphs.edge_index, batch=graphs.batch, batch_size=6)
+    alone = [model(data.x, data.edge_index) for data in labelled_graphs().train]
+    torch.testing.assert_close(out[:5], torch.cat(alone))
+    assert out.shape == (6, 3)
+    out.square().sum().backward()
+    assert all(weight.grad is not None for weight in model.parameters())
+
+
+def test_an_attentional_readout_is_a_softmax_of_a_linear_gate():
+    data = labelled_graphs().train[0]
+    model = Readout(GAT(6, 4, None, 2, num_layers=2), "attentional", out_channels=3)
+    h = model.model(data.x, data.edge_index)
+    gate = model.aggr.gate_nn(h).softmax(0)
+    torch.testing.assert_close(model(data.x, data.edge_index), model.lin((gate * h).sum(0, keepdim=True)))
+
+
 def test_edge_features_and_decayed_parameters_are_those_of_the_model():
     assert Readout(GAT(6, [4], 3, [2, 1], edge_dim=2)).supports_edge_attr
     assert not Readout(GAT(6, [4], 3, [2, 1])).supports_edge_attr and not Readout(MLP([6, 3])).supports_edge_attr

@@ -14,6 +14,8 @@ from hydra.errors import HydraException
 from hydra.utils import instantiate
 from lightning import Trainer
 from torch import Tensor, nn
+from torch_geometric.nn import PNAConv
+from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ..data.own import from_dataset
 from ..data.raw import data_root
@@ -24,6 +26,7 @@ from ..distributed.ranks import rank_zero_print
 from ..graph.norms import graph_norms
 from ..graph.partition import WITH_METIS, edge_cut
 from ..models.encoders import num_categories
+from ..models.gat import GAT
 from ..tasks.task import Task
 from ..training.checkpoint import SafeCheckpoints
 from ..training.loading import TaskData, is_divided, sparse_pays, takes_sparse
@@ -77,6 +80,9 @@ def build_task(settings: Settings) -> Task:
     return task if settings.metric is None else task.scored_by(settings.metric)
 
 
+LINEAR = ("mean", "sum", "add", "max")  # readouts of the model's outputs
+
+
 def build_model(factory: ModelFactory, task: Task) -> Built:
     """Build a fresh model for the task.
 
@@ -87,24 +93,35 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
     parameters = inspect.signature(kind).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     encoder: int | None = factory.get("encoder")
-    sizes = {"in_channels": encoder or task.num_features, "out_channels": task.num_classes}
+    sizes: dict[str, Any] = {"in_channels": encoder or task.num_features, "out_channels": task.num_classes}
     if task.shared_graph is not None and "num_nodes" in parameters:  # for parameters or labels of each node
         sizes["num_nodes"] = task.shared_graph.num_nodes
     takes_edges = "edge_dim" in parameters or (takes_any and getattr(kind, "supports_edge_attr", False))
     if task.edge_dim is not None and takes_edges:
         sizes["edge_dim"] = encoder or task.edge_dim
+    if "deg" in parameters:
+        sizes["deg"] = [float(count) for count in PNAConv.get_degree_histogram(task.train).tolist()]
     if clash := sorted(sizes.keys() & arguments.keys()):
         raise ValueError(f"model.{clash[0]} follows from the data set, which has {sizes[clash[0]]}. Leave it out.")
     arguments = {key: value for key, value in sizes.items() if key in parameters or takes_any} | arguments
-    target, readout = str(factory.target), factory.get("readout", "mean")
+    target = str(factory.target)
+    readout = factory.get("readout", "mean") if task.objective.item == "graph" else None  # null: the model's own
+    pooling = {"aggr": readout}
+    if readout not in (None, *LINEAR):  # of embeddings, before the last linear map
+        if not issubclass(kind, (GAT, BasicGNN)):
+            raise ValueError(
+                f"model.readout is {readout}, which needs a model that can return embeddings, as GAT or PyG's GIN. "
+                f"With {kind.__name__} use one of {', '.join(LINEAR)}."
+            )
+        pooling["out_channels"], arguments["out_channels"] = task.num_classes, None
     if encoder is not None:
         arguments = {"model": {"_target_": target, **arguments}, "channels": encoder}
         arguments["categories"] = num_categories(data.x for data in task.train)
         if "edge_dim" in sizes:
             arguments["edge_categories"] = num_categories(cast(Tensor, data.edge_attr) for data in task.train)
         target = "gat_pyg.models.Encoded"
-    if task.objective.item == "graph" and readout is not None:  # the model returns a row for each node
-        arguments = {"model": {"_target_": target, **arguments}, "aggr": readout}
+    if readout is not None:  # the model returns a row for each node
+        arguments = {"model": {"_target_": target, **arguments}, **pooling}
         target = "gat_pyg.models.Readout"
     if task.objective.item == "link" and (decoder := factory.get("decoder")) is not None:
         arguments = {"model": {"_target_": target, **arguments}, "channels": task.num_classes, "decoder": decoder}

@@ -158,6 +158,7 @@ class Encoded(nn.Module):
         self.encoder = Encoder(categories, channels)
         self.edge_encoder = None if edge_categories is None else Encoder(edge_categories, channels)
         self.model = model
+        self.out_channels = getattr(model, "out_channels", None)
         self._takes = frozenset(inspect.signature(model.forward).parameters)  # a view of the keys has no deep copy
 
     @property

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch_geometric.nn import MultiAggregation
 from torch_geometric.nn.resolver import aggregation_resolver
 
 
 class Readout(nn.Module):
     """A model whose outputs `[N, K]` are pooled over the nodes of each graph to `[G, K]`.
 
+    With `out_channels`, the model's outputs are embeddings `[N, C]`, and a linear map of the pooled ones is `[G, K]`:
+    for aggregations that learn, such as "attentional" and "set2set", and for several at once.
+
     Args:
         model: any module called `model(x, edge_index)` or `model(x)`. `edge_attr`, `batch` and `batch_size` are passed
             if its forward takes them.
-        aggr: the name of an aggregation of `torch_geometric.nn`, such as "mean", "sum" or "max".
+        aggr: the name of an aggregation of `torch_geometric.nn`, such as "mean", "sum" or "max", or an aggregation;
+            with `out_channels` also a list, whose results are concatenated. "attentional" has a linear gate, "set2set"
+            three steps.
+        out_channels: K, if the model returns embeddings of width C = `model.out_channels`.
 
     Raises:
         ValueError: if there is no such aggregation, or the model has its own loss over nodes (`penalty`, `fit`).
@@ -30,7 +38,12 @@ class Readout(nn.Module):
                 [5.]])
     """
 
-    def __init__(self, model: nn.Module, aggr: str = "mean") -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        aggr: str | Sequence[str] | nn.Module = "mean",
+        out_channels: int | None = None,
+    ) -> None:
         super().__init__()
         if hasattr(model, "penalty") or hasattr(model, "fit"):
             raise ValueError(
@@ -38,7 +51,19 @@ class Readout(nn.Module):
                 "graph labels."
             )
         self.model = model
-        self.aggr: nn.Module = aggregation_resolver(aggr)
+        self.aggr: nn.Module
+        self.lin: nn.Linear | None = None
+        if out_channels is None:
+            self.aggr = aggregation_resolver(aggr)
+        else:
+            C: int = model.out_channels  # type: ignore[assignment]
+            if isinstance(aggr, str | nn.Module):
+                self.aggr = aggregation_resolver(aggr, **_options(aggr, C) if isinstance(aggr, str) else {})
+            else:
+                self.aggr = MultiAggregation([*aggr], [_options(each, C) for each in aggr])
+            with torch.no_grad():
+                width = self.aggr(torch.zeros(2, C), torch.zeros(2, dtype=torch.long)).size(1)
+            self.lin = nn.Linear(width, out_channels)
         self._takes = frozenset(inspect.signature(model.forward).parameters)  # a view of the keys has no deep copy
 
     @property
@@ -47,9 +72,9 @@ class Readout(nn.Module):
         return "edge_attr" in self._takes and bool(getattr(self.model, "supports_edge_attr", True))
 
     def decayed_parameters(self) -> Iterable[nn.Parameter]:
-        """Return the parameters with weight decay: the model's `decayed_parameters()`, by default all."""
+        """Return those with weight decay: the model's `decayed_parameters()`, by default all; all of the readout."""
         parameters: Iterable[nn.Parameter] = getattr(self.model, "decayed_parameters", self.model.parameters)()
-        return parameters
+        return [*parameters, *self.aggr.parameters(), *([] if self.lin is None else self.lin.parameters())]
 
     def forward(
         self,
@@ -71,5 +96,22 @@ class Readout(nn.Module):
         options = {"edge_attr": edge_attr, "batch": batch, "batch_size": batch_size}
         options = {key: value for key, value in options.items() if value is not None and key in self._takes}
         edges = [edge_index] if "edge_index" in self._takes else []
-        out: Tensor = self.aggr(self.model(x, *edges, **options), batch, dim_size=batch_size)
-        return out
+        out: Tensor = self.model(x, *edges, **options)
+        if self.lin is None:
+            pooled: Tensor = self.aggr(out, batch, dim_size=batch_size)
+            return pooled
+        batch = torch.zeros_like(out[:, 0], dtype=torch.long) if batch is None else batch  # not every one takes None
+        logits: Tensor = self.lin(self.aggr(out, batch, dim_size=batch_size))
+        return logits
+
+
+def _options(aggr: str, C: int) -> dict[str, Any]:
+    """Return the arguments of an aggregation of embeddings of C features, without which it learns nothing."""
+    learn = {"learn": True, "channels": C}
+    known: dict[str, dict[str, Any]] = {
+        "attentional": {"gate_nn": nn.Linear(C, 1)},
+        "set2set": {"in_channels": C, "processing_steps": 3},
+        "softmax": learn,
+        "powermean": learn,
+    }
+    return known.get(aggr.lower().replace("_", "").removesuffix("aggregation"), {})
