@@ -38,6 +38,7 @@ from gat_pyg.graph.subgraph import receptive_field
 from gat_pyg.tasks.checks import KEYS
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from gat_pyg.tasks.objective import MASKS
+from gat_pyg.tasks.targets import NodeTargets
 from graphs import CHAIN, SQUARE, Graph
 
 NAMES = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
@@ -173,8 +174,11 @@ def test_a_gat_on_digits_beats_an_mlp():
 # Planted ------------------------------------------------------------------------------------------------------------
 
 
-def test_planted_labels_are_the_bits_of_the_most_salient_node_within_two_steps():
-    for data in planted(graphs=3, nodes=40, seed=7).train:
+@pytest.mark.parametrize(("regression", "objective"), [(False, NodeMultiLabels), (True, NodeTargets)])
+def test_planted_labels_are_those_of_the_most_salient_node_within_two_steps(regression: bool, objective: type):
+    task = planted(graphs=3, nodes=40, seed=7, regression=regression)
+    assert isinstance(task.objective, objective)
+    for data in task.train:
         near = torch.eye(40)
         near[data.edge_index[1], data.edge_index[0]] = 1
         near = near @ near > 0  # within two steps

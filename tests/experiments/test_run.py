@@ -359,11 +359,11 @@ def test_a_model_that_learns_is_not_warned_of_and_sizes_are_told(command: Comman
     (result,) = read("outputs/results.jsonl")
     assert result.value > result.majority
     assert "warning" not in told
-    assert "data set    digits: 1,797 nodes, 12,618 edges, 10 classes; 200 / 500 / 1,000 nodes\n" in told
+    assert "data set    digits: 1,797 nodes, 12,618 edges, 10 classes of nodes; 200 / 500 / 1,000 nodes\n" in told
     told = command("dataset=planted", *SMALL, "training.max_epochs=1")
     graphs = [data for split in (planted().train, planted().val, planted().test) for data in split]
     edges = sum(data.num_edges for data in graphs)
-    assert f"planted: {100 * len(graphs):,} nodes, {edges:,} edges, 16 labels; 20 / 5 / 5 graphs\n" in told
+    assert f"planted: {100 * len(graphs):,} nodes, {edges:,} edges, 16 labels of nodes; 20 / 5 / 5 graphs\n" in told
 
 
 def test_several_seeds_each_leave_their_line_and_a_mean(command: Command):

@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import remove_self_loops, to_undirected
 
 from ..tasks.nodes import NodeLabels, NodeMultiLabels
+from ..tasks.targets import NodeTargets
 from ..tasks.task import Task
 from .splits import _draw_masks
 
@@ -55,14 +56,17 @@ def _nearest(x: Tensor, k: int) -> Tensor:
 # Planted: generated -------------------------------------------------------------------------------------------------
 
 
-def planted(graphs: int = 20, nodes: int = 100, labels: int = 16, degree: int = 4, seed: int = 0) -> Task:
+def planted(
+    graphs: int = 20, nodes: int = 100, labels: int = 16, degree: int = 4, seed: int = 0, regression: bool = False
+) -> Task:
     """Generate graphs in which the labels of each node are stored at the most salient node nearby.
 
     `x` [N, 1 + K] is a node's salience, drawn from the exponential distribution, and K = `labels` random bits. Its
     labels `y` [N, K] are the bits of the most salient node within two hops, including itself. A mean over neighbours
     blurs these bits, and shows only their frequencies, which differ between graphs. Attention can select them, since
     the score a_src . W h_j of equation (3) may grow with the salience of j. So with two layers, GAT > Const-GAT > MLP
-    in micro-F1, by at least 0.3 and 0.1, within 30 epochs, which take seconds on one core.
+    in micro-F1, by at least 0.3 and 0.1, within 30 epochs, which take seconds on one core. With `regression`, they are
+    K quantities, each normal with a mean of its own in each graph, and the order is the same in RMSE.
 
     Edges are random and undirected, with `degree` per node on average. `graphs` graphs are for training, and a quarter
     as many (at least one) for validation and for test. `seed` determines everything.
@@ -76,17 +80,22 @@ def planted(graphs: int = 20, nodes: int = 100, labels: int = 16, degree: int = 
         raise ValueError(f"planted: {graphs=}, {nodes=}, {labels=}, {degree=}: expected at least 1, and a degree >= 0.")
     generator = torch.Generator().manual_seed(seed)
     quarter = max(1, graphs // 4)
-    data = [_plant(nodes, labels, degree, generator) for _ in range(graphs + 2 * quarter)]
+    data = [_plant(nodes, labels, degree, regression, generator) for _ in range(graphs + 2 * quarter)]
     train, val, test = data[:graphs], data[graphs:-quarter], data[-quarter:]
-    return Task("planted", train, val, test, num_features=1 + labels, objective=NodeMultiLabels(labels))
+    objective = NodeTargets(labels) if regression else NodeMultiLabels(labels)
+    name = "planted-regression" if regression else "planted"
+    return Task(name, train, val, test, num_features=1 + labels, objective=objective)
 
 
-def _plant(N: int, K: int, degree: int, generator: torch.Generator) -> Data:
+def _plant(N: int, K: int, degree: int, regression: bool, generator: torch.Generator) -> Data:
     pairs, _ = remove_self_loops(torch.randint(N, (2, N * degree // 2), generator=generator))
     edge_index = to_undirected(pairs, num_nodes=N)
     salience = -torch.log1p(-torch.rand(N, generator=generator))
     frequency = 0.7 * torch.rand(K, generator=generator)  # of each bit in this graph
-    bits = (torch.rand(N, K, generator=generator) < frequency).float()
+    if regression:
+        bits = frequency + torch.randn(N, K, generator=generator)
+    else:
+        bits = (torch.rand(N, K, generator=generator) < frequency).float()
     by_salience = salience.argsort(stable=True)
     highest = by_salience.argsort()  # the rank of the most salient node within reach, at first the node itself
     for _ in range(2):

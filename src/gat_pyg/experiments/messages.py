@@ -34,7 +34,7 @@ def summary(result: Result, task: Task, results: str) -> str:
 
 
 def sizes(task: Task) -> str:
-    """Return the numbers of nodes, edges and classes, and the sizes of the training, validation and test splits."""
+    """Return the numbers of nodes and edges, what is predicted, and the sizes of the training, validation and test splits."""
     splits = [task.graphs(split) for split in SPLITS]
     shared = task.shared_graph
     graphs = [data for split in splits for data in split] if shared is None else [shared]
@@ -42,7 +42,10 @@ def sizes(task: Task) -> str:
     nodes, edges = sum(data.x.size(0) for data in graphs), sum(data.edge_index.size(1) for data in graphs)
     items = f"{'graph' if shared is None else task.objective.item}s"
     split = " / ".join(f"{count:,}" for count in counts)
-    return f"{nodes:,} nodes, {edges:,} edges, {task.num_classes} {task.objective.columns}; {split} {items}"
+    objective = task.objective
+    K, columns = task.num_classes, objective.columns
+    known = "links" if objective.item == "link" else f"{K} {columns[:-1] if K == 1 else columns} of {objective.item}s"
+    return f"{nodes:,} nodes, {edges:,} edges, {known}; {split} {items}"
 
 
 def line(result: Result) -> str:
