@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -15,14 +16,14 @@ from matplotlib.colors import to_hex
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
+import gat_pyg.run
 from gat_pyg import GAT
-from gat_pyg.data import from_dataset
+from gat_pyg.data import digits, from_dataset
 from gat_pyg.experiments.result import Result, append
 from gat_pyg.models import Encoded, Readout
 from gat_pyg.report.__main__ import main
 from gat_pyg.report.graphs import graph_figure, sheet_figure
 from gat_pyg.report.molecules import Molecule, _by_distances, positions
-from gat_pyg.run import job
 from graphs import ISOLATED, LOOPS, NO_EDGES, ONE_NODE, SQUARE, Graph
 
 # Acetamide with a charged nitrogen, CH3-C(=O)-NH3+: atoms C, C, O, N as OGB has them.
@@ -244,26 +245,18 @@ def test_few_graphs_are_drawn_once() -> None:
     assert panels == [*(f"best {k}" for k in (1, 2, 3)), *(f"worst {k}" for k in (1, 2, 3))]
 
 
-def test_the_command_draws_the_graphs_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from hydra import compose, initialize_config_dir
-
-    from gat_pyg.experiments.command import config_folder
-
+def test_the_command_draws_the_graphs_of_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     graphs = [data for split in ("train", "val", "test") for data in task("quantity").graphs(split)]
-    graphs[12].y.zero_()
-    torch.save([graphs[:8], graphs[8:16], graphs[16:]], tmp_path / "acetamides.pt")
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        settings = [
-            "dataset=file",
-            f"dataset.path={tmp_path}/acetamides.pt",
-            "+model.encoder=8",
-            "training.max_epochs=1",
-        ]
-        folders = [f"outputs={tmp_path}/out", f"results={tmp_path}/r.jsonl", f"hydra.run.dir={tmp_path}/run"]
-        job(compose("config", [*settings, *folders], return_hydra_config=True))
-    capsys.readouterr()
-    assert main([str(tmp_path / "r.jsonl"), "--out", str(tmp_path / "out"), "--graphs"]) == 0
-    (path,) = (tmp_path / "out").glob("graphs-*.svg")
+    file, out = tmp_path / "acetamides.pt", tmp_path / "out"
+    torch.save([graphs[:8], graphs[8:12], graphs[12:]], file)
+    settings = ["dataset=file", f"dataset.path={file}", "+model.encoder=8", "training.max_epochs=1"]
+    small = ["model.hidden_channels=[4]", "model.heads=[2,1]", f"outputs={out}"]
+    monkeypatch.setattr(sys, "argv", ["gat-pyg", *settings, *small])
+    gat_pyg.run.main()
+    assert main([str(out / "results.jsonl"), "--out", str(out), "--graphs"]) == 0
+    (path,) = out.glob("graphs-*.svg")
     assert path.name == "graphs-GAT-acetamides.svg" and path.name in capsys.readouterr().out
     assert ElementTree.parse(path).getroot().tag.endswith("svg")
 
@@ -277,8 +270,6 @@ def test_without_a_model_the_command_says_so(tmp_path: Path, capsys: pytest.Capt
 
 def test_bad_input() -> None:
     data, net, its = acetamide(), model(), task("quantity")
-    from gat_pyg.data import digits
-
     for message, call in {
         "scale is 'sum', expected 'uniform' or 'alpha'": lambda: graph_figure(net, data, scale="sum"),
         "layer is 2, expected 0 to 1": lambda: graph_figure(net, data, layer=2),

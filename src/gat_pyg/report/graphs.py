@@ -321,11 +321,9 @@ def _draw(
         strokes = [stroke for edge in range(len(segments)) for stroke in _strokes(shown, edge, orders[edge], solid)]
         axes.add_collection(LineCollection(strokes, colors=_INK, linewidths=thin, linestyles=[style], zorder=2))
     font = min(max(0.3 * length, 3.5), 10)
-    dots = [node for node, name in enumerate(names) if not name]
     if shown.molecule is None:
-        axes.scatter(
-            shown.position[dots, 0], shown.position[dots, 1], s=(0.25 * length) ** 2, c=_INK, linewidths=0, zorder=3
-        )
+        x, y = shown.position[[not name for name in names]].T
+        axes.scatter(x, y, s=(0.25 * length) ** 2, c=_INK, linewidths=0, zorder=3)
     box = {"boxstyle": "circle,pad=0.12" if shown.molecule is None else "round,pad=0.08", "fc": "white", "lw": 0.5}
     box["ec"] = _INK if shown.molecule is None else "none"
     for (x, y), name in zip(shown.position, names, strict=True):
