@@ -147,6 +147,14 @@ def test_another_graph_is_no_molecule(change: str) -> None:
     assert Molecule.of(data) is None
 
 
+def test_ammonia_of_ogb_is_no_carbon_of_pyg() -> None:
+    x = torch.tensor([[6, 0, 3, 5, 3, 0, 2, 0, 0]])
+    assert Molecule.of(Data(x=x, edge_index=torch.empty(2, 0).long(), edge_attr=torch.empty(0, 3))) is None
+    x[0, 2] = x[0, 4] = 4
+    methane = Molecule.of(Data(x=x, edge_index=torch.empty(2, 0).long(), edge_attr=torch.empty(0, 3)))
+    assert methane is not None and methane.label(0) == r"$\mathregular{CH_{4}}$"
+
+
 def test_carbon_is_a_corner_and_other_atoms_have_symbols() -> None:
     shown = [text.get_text() for text in graph_figure(model(), acetamide()).axes[0].texts]
     nitrogen = {r"$\mathregular{NH_{3}^{+}}$", r"$\mathregular{H_{3}N^{+}}$"}  # by the side of its bond

@@ -330,10 +330,24 @@ def _draw(
         if name:
             axes.text(x, y, name, ha="center", va="center", fontsize=font, color="black", bbox=box, zorder=4)
     if numbers is not None and length > 20:
-        for edge, value in enumerate(shown.values.tolist()):
-            inward = _inward(shown, edge)
-            x, y = segments[edge].mean(0) - (0.28 + 0.16 * abs(inward[0])) * inward
+        places = _beside(shown, segments)
+        for (x, y), value in zip(places, shown.values.tolist(), strict=True):
             axes.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=0.18 * length, color=_INK, zorder=5)
+
+
+def _beside(shown: _Shown, segments: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+    """Return a place for the number of each edge, on the side where it is further from nodes, edges and numbers."""
+    places: list[NDArray[np.float64]] = []
+    middles = segments.mean(1)
+    for edge, middle in enumerate(middles):
+        across = _inward(shown, edge)
+        offset = (0.28 + 0.16 * abs(across[0])) * across  # a number is wider than high
+        others = np.delete(shown.position, shown.ends[:, edge].numpy(), axis=0)
+        around = np.concatenate([others, np.delete(middles, edge, axis=0), np.array(places).reshape(-1, 2)])
+        sides = [middle - offset, middle + offset]  # the first, out of a ring, if they are alike
+        room = [float(np.linalg.norm(around - side, axis=1).min(initial=9.0)) for side in sides]
+        places.append(sides[int(room[1] > room[0] + 0.05)])
+    return places
 
 
 def _orders(shown: _Shown) -> list[float]:

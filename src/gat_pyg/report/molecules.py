@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch_geometric.data import Data
@@ -46,11 +47,10 @@ class Molecule(NamedTuple):
     def of(cls, data: Data) -> Molecule | None:
         """Return the molecule of a graph with OGB's or PyG's categories of atoms and bonds; None for another graph.
 
-        A graph is a molecule if an atom is carbon, every atom has as many bonds as its features count, and every bond
-        has one of the four orders. Molecules without carbon are not recognised.
+        A graph is a molecule if a carbon atom has four bonds, every atom has as many neighbours as its features count,
+        and every bond has one of the four orders. Molecules without carbon are not recognised.
 
         Example:
-            >>> import torch
             >>> x = torch.tensor([[5, 0, 4, 5, 3, 0, 2, 0, 0], [7, 0, 2, 5, 1, 0, 2, 0, 0]])  # methanol
             >>> edge_index, edge_attr = torch.tensor([[0, 1], [1, 0]]), torch.zeros(2, 3)
             >>> Molecule.of(Data(x=x, edge_index=edge_index, edge_attr=edge_attr)).atomic_numbers
@@ -60,16 +60,20 @@ class Molecule(NamedTuple):
         if x is None or edge_attr is None or x.dim() != 2 or x.size(1) != 9 or edge_attr.shape[1:] != (3,):
             return None
         x, edge_index, edge_attr = x.cpu(), edge_index.cpu(), edge_attr.cpu()
-        bonds = degree(edge_index[0], x.size(0))
-        if (x != x.round()).any() or (x < 0).any() or (x[:, _DEGREE] != bonds + x[:, _HYDROGENS]).any():
+        count, hydrogens = degree(edge_index[0], x.size(0)), x[:, _HYDROGENS]
+        if (x != x.round()).any() or (x < 0).any() or (x[:, _DEGREE] != count + hydrogens).any():
             return None
-        ends, category = coalesce(edge_index.sort(dim=0).values, edge_attr[:, 0], reduce="max")
-        for first, orders in _CONVENTIONS:
-            atomic_numbers = (x[:, 0] + first).int().tolist()
-            if 6 in atomic_numbers and max(atomic_numbers) <= len(SYMBOLS) and {*category.tolist()} <= orders.keys():
-                charges = (x[:, _CHARGE] - _NEUTRAL).int().tolist()
-                hydrogens = x[:, _HYDROGENS].int().tolist()
-                return cls(atomic_numbers, charges, hydrogens, ends, [orders[int(key)] for key in category])
+        bonds, category = coalesce(edge_index.sort(dim=0).values, edge_attr[:, 0], reduce="max")
+        for first, known in _CONVENTIONS:
+            atomic_number = x[:, 0] + first
+            if int(atomic_number.max()) > len(SYMBOLS) or not {*category.tolist()} <= known.keys():
+                continue
+            orders = [known[int(key)] for key in category]
+            valence = hydrogens.float().index_add(0, bonds.flatten(), torch.tensor(orders).float().repeat(2))
+            if ((atomic_number == 6) & (valence >= 4)).any():  # of c=O in an aromatic ring, 5
+                charge = x[:, _CHARGE] - _NEUTRAL
+                numbers, charges, counts = (each.int().tolist() for each in (atomic_number, charge, hydrogens))
+                return cls(numbers, charges, counts, bonds, orders)
         return None
 
     def label(self, atom: int, hydrogens_first: bool = False) -> str:
