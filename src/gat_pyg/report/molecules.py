@@ -66,11 +66,12 @@ class Molecule(NamedTuple):
         bonds, category = coalesce(edge_index.sort(dim=0).values, edge_attr[:, 0], reduce="max")
         for first, known in _CONVENTIONS:
             atomic_number = x[:, 0] + first
-            if int(atomic_number.max()) > len(SYMBOLS) or not {*category.tolist()} <= known.keys():
+            is_element = ((atomic_number >= 1) & (atomic_number <= len(SYMBOLS))).all()  # not "any", "misc"
+            if not is_element or not {*category.tolist()} <= known.keys():
                 continue
             orders = [known[int(key)] for key in category]
             valence = hydrogens.float().index_add(0, bonds.flatten(), torch.tensor(orders).float().repeat(2))
-            if ((atomic_number == 6) & (valence >= 4)).any():  # of c=O in an aromatic ring, 5
+            if ((atomic_number == 6) & (valence >= 4)).any():  # 5 if it is of an aromatic ring, with =O
                 charge = x[:, _CHARGE] - _NEUTRAL
                 numbers, charges, counts = (each.int().tolist() for each in (atomic_number, charge, hydrogens))
                 return cls(numbers, charges, counts, bonds, orders)
