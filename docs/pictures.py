@@ -1,7 +1,8 @@
-"""Draw the pictures of the tutorial into `docs/pictures`, from two finished runs.
+"""Draw the pictures of the tutorial and of the page on figures into `docs/pictures`, from three finished runs.
 
 gat-pyg dataset=planted hydra.run.dir=outputs/planted
 gat-pyg dataset=cora hydra.run.dir=outputs/cora
+gat-pyg dataset=molesol training.max_epochs=30 hydra.run.dir=outputs/molesol
 python docs/pictures.py outputs
 """
 
@@ -12,14 +13,16 @@ import numpy as np
 import recorded
 
 import gat_pyg
-from gat_pyg.data import planetoid, planted
+from gat_pyg.data import ogbg, planetoid, planted
 from gat_pyg.report.attended import times_uniform
 
 OUT = Path(__file__).parent / "pictures"
 
 
 def main(runs: Path) -> None:
-    """Draw the attention of both models side by side, then of each by itself."""
+    """Draw the attention of two models side by side, then of each by itself, and that of six molecules."""
+    model, task = gat_pyg.load(runs / "molesol"), ogbg("ogbg-molesol")
+    gat_pyg.report.sheet_figure(model, task, OUT / "molesol-graphs.svg", number=3)
     seen = {}
     for name, data in (("planted", planted().test[0]), ("cora", planetoid("cora").test[0])):
         model = gat_pyg.load(runs / name)

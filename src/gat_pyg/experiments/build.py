@@ -13,6 +13,7 @@ import torch
 from hydra.errors import HydraException
 from hydra.utils import instantiate
 from lightning import Trainer
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 from torch_geometric.nn import PNAConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
@@ -33,6 +34,7 @@ from ..training.loading import TaskData, is_divided, sparse_pays, takes_sparse
 from ..training.modules import Inductive, Transductive
 from .command import dataset_name
 from .model_file import check_dtypes
+from .result import CONFIG
 from .settings import FIXED, Factory, ModelFactory, Settings
 
 RAY = "ray"  # the strategy's name
@@ -78,6 +80,19 @@ def build_task(settings: Settings) -> Task:
         if not hasattr(result, "get_idx_split"):  # a benchmark's own split is as it is
             check_classes(task)
     return task if settings.metric is None else task.scored_by(settings.metric)
+
+
+def task_of(run_dir: str | Path) -> Task:
+    """Build the task that a run was trained on, from the settings in its folder.
+
+    Raises:
+        FileNotFoundError: if the folder has no settings.
+        ValueError: if the settings are not of this version, or the data cannot be read.
+    """
+    path = Path(run_dir) / CONFIG
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist. Give the folder that a run printed at its end.")
+    return build_task(Settings.parse(cast(DictConfig, OmegaConf.load(path))))
 
 
 LINEAR = ("mean", "sum", "add", "max")  # readouts of the model's outputs

@@ -34,7 +34,7 @@ def summary(result: Result, task: Task, results: str) -> str:
 
 
 def sizes(task: Task) -> str:
-    """Return the numbers of nodes and edges, what is predicted, and the sizes of the training, validation and test splits."""
+    """Return the numbers of nodes and edges, what is predicted, and the sizes of the three splits."""
     splits = [task.graphs(split) for split in SPLITS]
     shared = task.shared_graph
     graphs = [data for split in splits for data in split] if shared is None else [shared]

@@ -22,6 +22,8 @@ def attention_of(model: nn.Module, data: Data) -> list[tuple[Any, Tensor]]:
         For each attention layer in order of execution, `(edge_index [2, E], alpha [E, H])`: the graph's edges in their
         order without self-loops, then the loops that the layer adds.
 
+    Models around another one, such as `Readout` and `Encoded`, return the layers of the inner model.
+
     Raises:
         ValueError: if no layer takes `return_attention_weights`, or `data` is not a graph.
 
@@ -45,7 +47,7 @@ def attention_of(model: nn.Module, data: Data) -> list[tuple[Any, Tensor]]:
         results.append(attention)
         return out
 
-    layers = [m for m in model.modules() if "return_attention_weights" in inspect.signature(m.forward).parameters]
+    layers = attention_layers(model)
     if not layers:
         raise ValueError(f"no layer of {type(model).__name__} takes return_attention_weights: there is no attention.")
     handles = [layer.register_forward_pre_hook(request, with_kwargs=True) for layer in layers]
@@ -60,3 +62,8 @@ def attention_of(model: nn.Module, data: Data) -> list[tuple[Any, Tensor]]:
         for handle in handles:
             handle.remove()
     return results
+
+
+def attention_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the modules of a model that take `return_attention_weights`, in the order of their definition."""
+    return [m for m in model.modules() if "return_attention_weights" in inspect.signature(m.forward).parameters]

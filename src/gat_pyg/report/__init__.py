@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from .figures import degree_figure as degree_figure
     from .figures import entropy_figure as entropy_figure
     from .figures import neighbourhood_figure as neighbourhood_figure
+    from .graphs import graph_figure as graph_figure
+    from .graphs import sheet_figure as sheet_figure
     from .page import attention_page as attention_page
 
 # Public name -> the module that defines it, imported on first use: it needs torch, the command's --help does not.
@@ -23,7 +25,9 @@ _LAZY = {
     "curves_figure": "curves",
     "degree_figure": "figures",
     "entropy_figure": "figures",
+    "graph_figure": "graphs",
     "neighbourhood_figure": "figures",
+    "sheet_figure": "graphs",
 }
 
 

@@ -14,6 +14,7 @@ EXAMPLES = """examples:
   python -m gat_pyg.report --preset general --format input csv
                                                            methods by data sets, for \\input and as CSV
   python -m gat_pyg.report --against GCN                   p-values of every method's difference from GCN
+  python -m gat_pyg.report FOLDER/result.json --graphs     the best and the worst test graphs of one run
 """
 
 
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.preset,
             options.against,
             options.curves,
+            options.graphs,
         )
     except (ImportError, OSError, ValueError) as error:
         print(f"gat_pyg.report: {error}", file=sys.stderr)
@@ -90,6 +92,12 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument(
         "--curves", action="store_true", help="draw the learning curves of the runs whose folders exist: curves.svg"
+    )
+    result.add_argument(
+        "--graphs",
+        action="store_true",
+        help="draw the attention of the test graphs with the best and the worst predictions, for each method and data "
+        "set with labels of graphs whose folder exists: graphs-METHOD-DATASET.svg",
     )
     result.add_argument("--no-data", dest="data", action="store_false", help="leave out Table 1 and read no data")
     return result

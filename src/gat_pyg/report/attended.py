@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import colorsys
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.utils import coalesce, degree, scatter
 
-from ..models.attention import attention_of
+from ..models.attention import attention_layers, attention_of
 
 EXTRA = "python -m pip install 'gat_pyg[report]'"
 UNKNOWN = "#b0b0b0"  # the colour of a node of unknown class
@@ -66,23 +65,10 @@ class Attended:
             ValueError: if no layer takes `return_attention_weights`, or the graph, its labels, the model's output or
                 the number of names is not as described above.
         """
-        _check(data, label)
+        check_graph(data)
+        _check_labels(data, label)
         N = data.num_nodes
-        outputs: list[tuple[nn.Module, Tensor]] = []  # of the attention layers in order of execution, then the model
-
-        def collect(layer: nn.Module, args: Any, output: Any) -> None:
-            outputs.append((layer, output[0] if isinstance(output, tuple) else output))
-
-        attending = [
-            m for m in model.modules() if "return_attention_weights" in inspect.signature(m.forward).parameters
-        ]
-        handles = [module.register_forward_hook(collect) for module in (*attending, model)]
-        try:
-            attention = attention_of(model, data)
-        finally:
-            for handle in handles:
-                handle.remove()
-        logits = outputs[-1][1]
+        features, logits, layers = run(model, data)
         if logits.dim() != 2 or logits.size(0) != N:
             raise ValueError(
                 f"{type(model).__name__} gives shape {tuple(logits.shape)}, expected ({N}, K): logits for each node."
@@ -102,13 +88,7 @@ class Attended:
             prediction = (logits[:, label] > 0).long().cpu()
             name = f"label {label}" if class_names is None else names[label]
             names = [f"without {name}", f"with {name}"]
-        layers = []
-        for (layer, _), (edge_index, alpha) in zip(outputs, attention, strict=False):
-            is_reversed = getattr(layer, "flow", "source_to_target") == "target_to_source"
-            edge_index = edge_index.flip(0) if is_reversed else edge_index
-            alpha = alpha if alpha.dim() == 2 else alpha[:, None]  # a single head without its axis
-            layers.append((edge_index.cpu(), alpha.float().cpu()))
-        return cls(outputs[0][1].detach().float().cpu(), y.long(), prediction, names, layers)
+        return cls(features, y.long(), prediction, names, layers)
 
     @property
     def num_nodes(self) -> int:
@@ -136,41 +116,89 @@ class Attended:
         Raises:
             ValueError: if there is no such layer.
         """
-        if not 0 <= number < len(self.layers):
-            raise ValueError(f"layer is {number}, expected 0 to {len(self.layers) - 1}: the attention layers.")
-        return self.layers[number]
+        return layer_of(self.layers, number)
 
     def describe(self, number: int) -> str:
-        """Return a sentence for a caption: how far from uniform the attention of one layer, counted from 0, is.
-
-        The quantiles are over the coefficients of all heads. Nodes with a single neighbour, whose coefficient is always
-        1, are left out.
-        """
-        edge_index, alpha = self.layer(number)
-        size = sizes(edge_index, self.num_nodes)
-        choosing = size > 1
-        times = times_uniform(edge_index, alpha, self.num_nodes)[choosing[edge_index[1]]].numpy()
-        if not times.size:
-            return f"Layer {number + 1}: no node has two neighbours to choose between."
-        low, median, high = np.quantile(times, (0.05, 0.5, 0.95))
-        verdict = "attention is nearly a mean"
-        if low < 0.8 or high > 1.25:
-            spread = float(entropies(edge_index, alpha, self.num_nodes)[choosing].exp().mean())
-            mean = float(size[choosing].mean())
-            verdict = f"on average, attention is spread over {spread:.1f} of the {mean:.1f} nodes of a neighbourhood"
-        return (
-            f"Layer {number + 1}: the 5/50/95 % quantiles of the coefficients are {low:.2f}/{median:.2f}/{high:.2f} "
-            f"times uniform, the largest {times.max():.2f}: {verdict}."
-        )
+        """Return a sentence for a caption: how far from uniform the attention of one layer, counted from 0, is."""
+        return describe(*self.layer(number), self.num_nodes, number)
 
 
-def _check(data: Data, label: int | None) -> None:
-    edge_index, N = data.edge_index, data.num_nodes
+def run(model: nn.Module, data: Data) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+    """Run a model once on a graph, without dropout.
+
+    Returns:
+        The output of the first attention layer, that of the model, and `(edge_index [2, E], alpha [E, H])` of each
+        attention layer in order of execution, in which dst attends; on the CPU.
+
+    Raises:
+        ValueError: if no layer takes `return_attention_weights`.
+    """
+    outputs: list[tuple[nn.Module, Tensor]] = []  # of the attention layers in order of execution, then the model
+
+    def collect(layer: nn.Module, args: Any, output: Any) -> None:
+        outputs.append((layer, output[0] if isinstance(output, tuple) else output))
+
+    handles = [module.register_forward_hook(collect) for module in (*attention_layers(model), model)]
+    try:
+        attention = attention_of(model, data)
+    finally:
+        for handle in handles:
+            handle.remove()
+    layers = []
+    for (layer, _), (edge_index, alpha) in zip(outputs, attention, strict=False):
+        is_reversed = getattr(layer, "flow", "source_to_target") == "target_to_source"
+        edge_index = edge_index.flip(0) if is_reversed else edge_index
+        alpha = alpha if alpha.dim() == 2 else alpha[:, None]  # a single head without its axis
+        layers.append((edge_index.cpu(), alpha.float().cpu()))
+    return outputs[0][1].detach().float().cpu(), outputs[-1][1], layers
+
+
+def layer_of(layers: Sequence[tuple[Tensor, Tensor]], number: int) -> tuple[Tensor, Tensor]:
+    """Return `(edge_index, alpha)` of one layer, counted from 0.
+
+    Raises:
+        ValueError: if there is no such layer.
+    """
+    if not 0 <= number < len(layers):
+        raise ValueError(f"layer is {number}, expected 0 to {len(layers) - 1}: the attention layers.")
+    return layers[number]
+
+
+def describe(edge_index: Tensor, alpha: Tensor, num_nodes: int, number: int) -> str:
+    """Return a sentence for a caption: how far from uniform the attention of layer `number`, counted from 0, is.
+
+    The quantiles are over the coefficients of all heads. Nodes with a single neighbour, whose coefficient is always 1,
+    are left out.
+    """
+    size = sizes(edge_index, num_nodes)
+    choosing = size > 1
+    times = times_uniform(edge_index, alpha, num_nodes)[choosing[edge_index[1]]].numpy()
+    if not times.size:
+        return f"Layer {number + 1}: no node has two neighbours to choose between."
+    low, median, high = np.quantile(times, (0.05, 0.5, 0.95))
+    verdict = "attention is nearly a mean"
+    if low < 0.8 or high > 1.25:
+        spread = float(entropies(edge_index, alpha, num_nodes)[choosing].exp().mean())
+        mean = float(size[choosing].mean())
+        verdict = f"on average, attention is spread over {spread:.1f} of the {mean:.1f} nodes of a neighbourhood"
+    return (
+        f"Layer {number + 1}: the 5/50/95 % quantiles of the coefficients are {low:.2f}/{median:.2f}/{high:.2f} "
+        f"times uniform, the largest {times.max():.2f}: {verdict}."
+    )
+
+
+def check_graph(data: Data) -> None:
+    """Raise ValueError if the edges are no dense tensor, or the graph has no nodes."""
+    edge_index = data.edge_index
     if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
         kind = edge_index.layout if isinstance(edge_index, Tensor) else type(edge_index).__name__
         raise ValueError(f"edge_index is a {kind}, expected a dense tensor [2, E].")
-    if not N:
+    if not data.num_nodes:
         raise ValueError("the graph has no nodes, expected at least one.")
+
+
+def _check_labels(data: Data, label: int | None) -> None:
+    N = data.num_nodes
     if data.y is None:
         return
     if label is None and data.y.shape != (N,):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
 from ..data.citation import planetoid
 from ..data.proteins import listed_links, ppi
+from ..experiments.model_file import load
+from ..experiments.result import MODEL
 from ..files import write_whole
+from ..models.attention import attention_layers
 from .cells import NAMES, Table
 from .counts import Counts, counted
 from .curves import curves_figure
@@ -30,6 +34,7 @@ def write_report(
     preset: str | None = None,
     against: str | None = None,
     curves: bool = False,
+    graphs: bool = False,
 ) -> tuple[int, list[Path]]:
     """Write the report on these files of results.
 
@@ -43,6 +48,8 @@ def write_report(
             general one of the others. With `against`, always the general one.
         against: the row of the general table with which the others are compared.
         curves: if true, curves.svg has the learning curves of all runs that kept them.
+        graphs: if true, a figure for each method and data set with labels of graphs has the attention of the test
+            graphs with the best and the worst predictions, of the first seed that kept its model.
 
     Returns:
         The number of lines, and the files written.
@@ -59,6 +66,7 @@ def write_report(
         counts = {name: data_counts(name, data_root) for name in NAMES} if data else None
         content = tables(lines, counts, others=preset is None)
     drawn = [drawn_curves(lines, folder)] if curves else []
+    drawn += drawn_graphs(lines, folder) if graphs else []
     return len(lines), write_tables(content, folder, formats) + drawn
 
 
@@ -67,6 +75,33 @@ def drawn_curves(lines: Sequence[Line], folder: Path) -> Path:
     path = folder / "curves.svg"
     curves_figure(rows_of(gathered(lines)), path)
     return path
+
+
+def drawn_graphs(lines: Sequence[Line], folder: Path) -> list[Path]:
+    """Write the figures of the graphs with the best and the worst predictions, and return the files.
+
+    Raises:
+        ValueError: if no run of a model with attention on labels of graphs has kept its model.
+    """
+    from ..experiments.build import task_of  # imports Lightning
+    from .graphs import sheet_figure
+
+    paths = []
+    for label, row in rows_of(gathered(lines)).items():
+        for column, runs in row.items():
+            folders = [Path(line.result.run_dir) for line in runs.lines if line.result.item == "graph"]
+            run = next((each for each in folders if (each / MODEL).is_file()), None)
+            if run is None or not attention_layers(model := load(run)):
+                continue
+            path = folder / f"graphs-{re.sub(r'[^A-Za-z0-9._-]+', '-', f'{label}-{column.dataset}')}.svg"
+            sheet_figure(model, task_of(run), path)
+            paths.append(path)
+    if not paths:
+        raise ValueError(
+            f"No folder of a run (run_dir in the lines) has the {MODEL} of a model with attention on labels of graphs, "
+            "so there are no graphs to draw. Leave out --graphs, or keep the folders in outputs."
+        )
+    return paths
 
 
 def write_tables(results: Sequence[Table], folder: Path, formats: Iterable[str]) -> list[Path]:

@@ -1,0 +1,384 @@
+"""The attention of whole graphs in figures: one graph, and those that a model predicts best and worst."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader
+
+from ..tasks.objective import Split
+from ..tasks.task import Task
+from ..training.modules import Inductive
+from .attended import check_graph, describe, layer_of, pairs, run, times_uniform
+from .figures import _INK, _ORANGE, _figure, _written
+from .molecules import AROMATIC, Molecule, positions
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.figure import Figure
+
+Scale = Literal["uniform", "alpha"]
+_SCALES = {"uniform": "attention of layer {} in times uniform", "alpha": "attention coefficients of layer {}"}
+_BOND = 40.0  # the largest length of an edge, in points
+_MARGIN = 0.6  # around a graph, in lengths of an edge
+_PALE, _BELOW = "#eeeeee", "#66a6d9"  # colours on which black lines can be seen, as on orange
+_BATCH = 256  # graphs that are predicted at a time
+
+
+def graph_figure(
+    model: nn.Module,
+    data: Data,
+    path: str | Path | None = None,
+    *,
+    layer: int = 0,
+    head: int | None = None,
+    scale: Scale = "uniform",
+    labels: Sequence[str] | None = None,
+    layout: Tensor | None = None,
+) -> Figure:
+    r"""Draw a graph, such as a molecule, with the attention of a layer as the colours of its edges.
+
+    The number beside an edge is its coefficient, averaged over both directions and over the heads. The self-loops that
+    a layer adds, by which a node attends to itself, are not drawn, so that the numbers around a node have another mean
+    than 1.
+
+    A molecule, with the categorical features of OGB or of PyG's `from_smiles`, is drawn as a structural formula:
+    corners are carbon atoms, other atoms have their symbol, with hydrogens and charge. RDKit places the atoms if it is
+    installed, else NetworkX.
+
+    Args:
+        model: any module whose layers take `return_attention_weights`, ours or PyG's.
+        data: a single graph, as the model takes it.
+        path: the file to write, if any.
+        layer: the attention layer to show, counted from 0.
+        head: the head to show, counted from 0; by default the mean of all.
+        scale: "uniform" draws coefficients in times uniform, :math:`|\mathcal{N}_i| \alpha_{ij}`, "alpha" draws
+            :math:`\alpha_{ij}`, which is larger in small neighbourhoods, such as those of a molecule's ends.
+        labels: the names of the N nodes; by default the atoms' symbols, or the nodes' ids if the graph is no molecule.
+        layout: `[N, 2]`, the positions of the nodes.
+
+    Raises:
+        ImportError: if Matplotlib is missing, or SciPy and RDKit are.
+        ValueError: if an argument does not fit the model or the graph.
+
+    Example:
+        >>> from gat_pyg.models import GAT, Readout
+        >>> ring = torch.stack([torch.arange(6), (torch.arange(6) + 1) % 6])
+        >>> data = Data(x=torch.randn(6, 16), edge_index=torch.cat([ring, ring.flip(0)], 1))
+        >>> figure = graph_figure(Readout(GAT(16, [8], 1, heads=[2, 1])), data, head=0)
+        >>> figure.axes[1].get_xlabel()
+        'attention of layer 1 in times uniform, head 1'
+    """
+    shown = _Shown.of(model, data, layer, head, scale, layout)
+    names = shown.names if labels is None else list(labels)
+    if len(names) != shown.num_nodes:
+        raise ValueError(f"labels has {len(names)} names, expected {shown.num_nodes}: one for each node.")
+    inches = ((_BOND * (shown.span + 2 * _MARGIN)) / 72).clip(1.2, 9.0)
+    figure = _figure(max(5.0, float(inches[0])), float(inches[1]) + 0.6)
+    axes = figure.subplots()
+    colours = _colours([shown], scale)
+    _draw(axes, shown, names, colours, (float(inches[0]), float(inches[1])), scale)
+    _colour_bar(figure, axes, colours, layer, head, scale)
+    described = describe(*shown.attention, shown.num_nodes, layer)
+    return _written(figure, path, f"{_caption(scale)}\n{described}")
+
+
+def sheet_figure(
+    model: nn.Module,
+    task: Task,
+    path: str | Path | None = None,
+    *,
+    split: Split = "test",
+    number: int = 6,
+    layer: int = 0,
+    head: int | None = None,
+    scale: Scale = "uniform",
+) -> Figure:
+    """Draw the graphs of a split that a model predicts best and worst, each as in `graph_figure`, without numbers.
+
+    Best and worst are those with the smallest and the largest loss: the cross-entropy of classes, the squared error of
+    quantities. Graphs without a known label are left out. A title has the graph's index in the split, its label and
+    its prediction; of more than three labels or quantities, the first three. All graphs share the colour scale.
+
+    Args:
+        model: as in `graph_figure`, with an output row for each graph, as from `gat_pyg.load(run_dir)`.
+        task: a task with labels of graphs, as from `gat_pyg.data.ogbg`.
+        path, layer, head, scale: as in `graph_figure`.
+        split: "train", "val" or "test".
+        number: how many of the best and how many of the worst to draw.
+
+    Raises:
+        ImportError: if Matplotlib is missing, or SciPy and RDKit are.
+        ValueError: if an argument does not fit the model or the task.
+    """
+    if number < 1:
+        raise ValueError(f"number is {number}, expected at least 1 of the best and of the worst graphs.")
+    if task.objective.item != "graph":
+        raise ValueError(f"{task.name} has labels of {task.objective.item}s, expected labels of graphs.")
+    graphs, objective = task.graphs(split), task.objective
+    order, out = _by_loss(model, task, split)
+    best = order[: min(number, -(-len(order) // 2))]
+    worst = order[len(best) :][::-1][:number]
+    columns = min(3, len(best))
+    rows = [part[start : start + columns] for part in (best, worst) for start in range(0, len(part), columns)]
+    inches = (2.6, 1.7)  # of a panel
+    figure = _figure(inches[0] * columns, 0.6 + (inches[1] + 0.4) * len(rows))
+    grid = figure.subplots(len(rows), columns, squeeze=False)
+    shown = {index: _Shown.of(model, graphs[index], layer, head, scale) for index in (*best, *worst)}
+    colours = _colours(list(shown.values()), scale)
+    for row, axes_of_row in zip(rows, grid, strict=True):
+        for axes in axes_of_row[len(row) :]:
+            axes.set_visible(False)
+        for index, axes in zip(row, axes_of_row, strict=False):
+            names = shown[index].names if shown[index].molecule else [""] * shown[index].num_nodes
+            _draw(axes, shown[index], names, colours, inches, None)
+            rank = f"best {best.index(index) + 1}" if index in best else f"worst {worst.index(index) + 1}"
+            said = _said(task, graphs[index].y, objective.predictions(out[index : index + 1]))
+            axes.set_title(f"{rank}: {split} graph {index}\n{said}", fontsize=8)
+    _colour_bar(figure, list(grid.flat), colours, layer, head, scale)
+    first = np.cumsum([0, *(each.num_nodes for each in shown.values())])
+    edge_index = torch.cat([each.attention[0] + int(n) for each, n in zip(shown.values(), first, strict=False)], 1)
+    alpha = torch.cat([each.attention[1] for each in shown.values()])
+    chosen = f"The {len(best)} graphs with the smallest loss and the {len(worst)} with the largest of {len(order)}."
+    return _written(figure, path, f"{chosen} {_caption(scale)}\n{describe(edge_index, alpha, int(first[-1]), layer)}")
+
+
+@torch.no_grad()
+def _by_loss(model: nn.Module, task: Task, split: Split) -> tuple[list[int], Tensor]:
+    """Return the indices of the graphs with a known label, the smallest loss first, and the outputs for all graphs."""
+    objective = task.objective
+    was_training = model.training
+    module = Inductive(model, objective)
+    module.eval()
+    try:
+        outs = [module.labelled(module(batch), batch, split) for batch in DataLoader(task.graphs(split), _BATCH)]
+    finally:
+        model.train(was_training)
+    out, y = (torch.cat(parts) for parts in zip(*outs, strict=True))
+    known = objective.known(y).view(len(y), -1).any(1).nonzero().view(-1).tolist()
+    losses = {index: float(objective.loss(out[index : index + 1], y[index : index + 1])) for index in known}
+    return sorted(losses, key=lambda index: losses[index]), out
+
+
+def _said(task: Task, y: Tensor, prediction: Tensor) -> str:
+    """Return a graph's label and prediction as text."""
+    kind, names = task.objective.kind, task.class_names or [str(k) for k in range(task.num_classes)]
+    if kind == "one":
+        chosen = int(prediction.argmax())
+        return f"y = {names[int(y)]}, predicted {names[chosen]} ({100 * float(prediction.max()):.0f} %)"
+    pairs_of = list(zip(names, y[0].tolist(), prediction[0].tolist(), strict=True))
+    known = [each for each in pairs_of if not math.isnan(each[1])]
+    form = "{:.0f}, predicted {:.2f}" if kind == "many" else "{:#.3g}, predicted {:#.3g}"
+    texts = [form.format(label, value).replace("-", "−") for _, label, value in known]
+    if len(names) > 1:
+        texts = [f"{name}: {text}" for (name, *_), text in zip(known, texts, strict=True)]
+    return "\n".join(f"y = {text}" if len(names) == 1 else text for text in texts[:3])
+
+
+# Drawing --------------------------------------------------------------------------------------------------------------
+
+
+class _Shown(NamedTuple):
+    """A graph with the attention of one layer: lengths are in those of an edge.
+
+    Attributes:
+        position: `[N, 2]`, around the origin.
+        ends, values: `[2, M]` and `[M]`, the pairs i < j and what is drawn on their edges.
+        attention: `(edge_index [2, E], alpha [E, H])` of the layer, with the chosen head only.
+        molecule: the atoms and bonds, or None.
+    """
+
+    position: NDArray[np.float64]
+    ends: Tensor
+    values: Tensor
+    attention: tuple[Tensor, Tensor]
+    molecule: Molecule | None
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, data: Data, layer: int, head: int | None, scale: Scale, layout: Tensor | None = None
+    ) -> _Shown:
+        if scale not in _SCALES:
+            raise ValueError(f"scale is {scale!r}, expected 'uniform' or 'alpha'.")
+        check_graph(data)
+        N = int(data.num_nodes or 0)
+        edge_index, alpha = layer_of(run(model, data)[2], layer)
+        if head is not None:
+            if not 0 <= head < alpha.size(1):
+                raise ValueError(f"head is {head}, expected 0 to {alpha.size(1) - 1}: the heads of layer {layer}.")
+            alpha = alpha[:, head : head + 1]
+        values = times_uniform(edge_index, alpha, N) if scale == "uniform" else alpha
+        ends, values = pairs(edge_index, values, "mean")
+        molecule = Molecule.of(data)
+        if layout is None:
+            position = positions(data, molecule)
+        else:
+            position = np.asarray(torch.as_tensor(layout).cpu(), np.float64)
+            if position.shape != (N, 2) or not np.isfinite(position).all():
+                raise ValueError(f"layout has shape {position.shape}, expected finite numbers [{N}, 2].")
+        length = np.linalg.norm(position[ends[0].numpy()] - position[ends[1].numpy()], axis=1)
+        unit = float(np.median(length)) if len(length) else float(np.ptp(position, axis=0).max())
+        middle = (position.max(0) + position.min(0)) / 2
+        return cls((position - middle) / (unit or 1.0), ends, values, (edge_index, alpha), molecule)
+
+    @property
+    def num_nodes(self) -> int:
+        """N."""
+        return len(self.position)
+
+    @property
+    def span(self) -> NDArray[np.float64]:
+        """Width and height."""
+        span: NDArray[np.float64] = np.ptp(self.position, axis=0)
+        return span
+
+    @property
+    def names(self) -> list[str]:
+        """The label of each node; empty for carbon atoms, except where there is no bond."""
+        if self.molecule is None:
+            return [str(node) for node in range(self.num_nodes)]
+        names = []
+        for atom, number in enumerate(self.molecule.atomic_numbers):
+            neighbours = self.neighbours(atom)
+            is_corner = number == 6 and len(neighbours) and not self.molecule.charges[atom]
+            at_left = len(neighbours) == 1 and self.position[neighbours[0], 0] - self.position[atom, 0] > 0.1
+            names.append("" if is_corner else self.molecule.label(atom, hydrogens_first=at_left))
+        return names
+
+    def neighbours(self, node: int) -> list[int]:
+        """Return the nodes that share an edge with this one."""
+        ends = self.ends.numpy()
+        return [*ends[1, ends[0] == node].tolist(), *ends[0, ends[1] == node].tolist()]
+
+
+def _colours(graphs: Sequence[_Shown], scale: Scale) -> ScalarMappable:
+    """Return the colour scale of all values: around 1 in both directions, or from 0."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
+
+    values = torch.cat([graph.values for graph in graphs])
+    largest, smallest = (float(values.max()), float(values.min())) if len(values) else (1.0, 1.0)
+    if scale == "alpha":
+        return ScalarMappable(Normalize(0, largest), LinearSegmentedColormap.from_list("", [_PALE, _ORANGE]))
+    furthest = min(max(largest, 1 / max(smallest, 0.01), 1.25), 4.0)  # nearly uniform attention stays pale
+    colours = LinearSegmentedColormap.from_list("", [_BELOW, _PALE, _ORANGE])
+    cast(Any, colours).colorbar_extend = "both" if largest > furthest or smallest < 1 / furthest else "neither"
+    return ScalarMappable(LogNorm(1 / furthest, furthest), colours)
+
+
+def _colour_bar(figure: Figure, axes: Any, colours: ScalarMappable, layer: int, head: int | None, scale: Scale) -> None:
+    """Add the colour scale below the axes."""
+    bar = figure.colorbar(colours, ax=axes, location="bottom", fraction=0.04, aspect=50, pad=0.02)
+    low, high = colours.get_clim()
+    ticks = np.geomspace(low, high, 5) if scale == "uniform" else np.linspace(low, high, 5)
+    bar.set_ticks(ticks.tolist(), labels=[f"{tick:.2f}" for tick in ticks], fontsize=8)
+    bar.ax.minorticks_off()
+    heads = "mean of heads" if head is None else f"head {head + 1}"
+    bar.set_label(f"{_SCALES[scale].format(layer + 1)}, {heads}", fontsize=8)
+
+
+def _caption(scale: Scale) -> str:
+    uniform = " (1 is a mean over the neighbourhood)" if scale == "uniform" else ""
+    return (
+        f"An edge's colour is its attention{uniform}, averaged over both directions; the attention of a node to itself "
+        "is not drawn."
+    )
+
+
+def _draw(
+    axes: Axes,
+    shown: _Shown,
+    names: Sequence[str],
+    colours: ScalarMappable,
+    inches: tuple[float, float],
+    numbers: Scale | None,
+) -> None:
+    """Draw a graph into axes of this size; `numbers` is the scale of the numbers beside the edges, if any."""
+    from matplotlib.collections import LineCollection
+
+    size = 72 * np.asarray(inches)  # in points
+    length = min(_BOND, *(size / (shown.span + 2 * _MARGIN)))  # of an edge, in points
+    axes.set_axis_off()
+    axes.set_aspect("equal")
+    axes.set(xlim=size[0] / length / 2 * np.array([-1, 1]), ylim=size[1] / length / 2 * np.array([-1, 1]))
+    segments = shown.position[shown.ends.t().numpy()]  # [M, 2, 2]
+    across = np.linalg.norm(segments[:, 1:] - segments[:, :1], axis=2, keepdims=True)
+    inner = segments + np.minimum(0.17 / np.maximum(across, 1e-9), 0.45) * (segments[:, ::-1] - segments)
+    shades = colours.to_rgba(shown.values.numpy())
+    axes.add_collection(LineCollection(inner, colors=shades, linewidths=0.34 * length, capstyle="round", zorder=1))
+    orders = _orders(shown)
+    thin = max(0.03 * length, 0.4)
+    for solid, style in ((True, "-"), (False, (0, (2.5, 1.5)))):
+        strokes = [stroke for edge in range(len(segments)) for stroke in _strokes(shown, edge, orders[edge], solid)]
+        axes.add_collection(LineCollection(strokes, colors=_INK, linewidths=thin, linestyles=[style], zorder=2))
+    font = min(max(0.3 * length, 3.5), 10)
+    if shown.molecule is None:
+        x, y = shown.position[[not name for name in names]].T
+        axes.scatter(x, y, s=(0.25 * length) ** 2, c=_INK, linewidths=0, zorder=3)
+    box = {"boxstyle": "circle,pad=0.12" if shown.molecule is None else "round,pad=0.08", "fc": "white", "lw": 0.5}
+    box["ec"] = _INK if shown.molecule is None else "none"
+    for (x, y), name in zip(shown.position, names, strict=True):
+        if name:
+            axes.text(x, y, name, ha="center", va="center", fontsize=font, color="black", bbox=box, zorder=4)
+    if numbers is not None and length > 20:
+        places = _beside(shown, segments)
+        for (x, y), value in zip(places, shown.values.tolist(), strict=True):
+            axes.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=0.18 * length, color=_INK, zorder=5)
+
+
+def _beside(shown: _Shown, segments: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+    """Return a place for the number of each edge, on the side where it is further from nodes, edges and numbers."""
+    places: list[NDArray[np.float64]] = []
+    middles = segments.mean(1)
+    for edge, middle in enumerate(middles):
+        across = _inward(shown, edge)
+        offset = (0.28 + 0.16 * abs(across[0])) * across  # a number is wider than high
+        others = np.delete(shown.position, shown.ends[:, edge].numpy(), axis=0)
+        around = np.concatenate([others, np.delete(middles, edge, axis=0), np.array(places).reshape(-1, 2)])
+        sides = [middle - offset, middle + offset]  # the first, out of a ring, if they are alike
+        room = [float(np.linalg.norm(around - side, axis=1).min(initial=9.0)) for side in sides]
+        places.append(sides[int(room[1] > room[0] + 0.05)])
+    return places
+
+
+def _orders(shown: _Shown) -> list[float]:
+    """Return the order of the bond of each edge; 1 if the graph is no molecule."""
+    if shown.molecule is None:
+        return [1] * shown.ends.size(1)
+    orders = dict(zip(map(tuple, shown.molecule.bonds.t().tolist()), shown.molecule.orders, strict=True))
+    return [orders[tuple(ends)] for ends in shown.ends.t().tolist()]
+
+
+def _inward(shown: _Shown, edge: int) -> NDArray[np.float64]:
+    """Return the unit vector across an edge, `[2]`, towards most neighbours of its ends: into a ring."""
+    i, j = shown.ends[:, edge].tolist()
+    start, end = shown.position[i], shown.position[j]
+    across = np.array([start[1] - end[1], end[0] - start[0]])
+    across = across / max(float(np.linalg.norm(across)), 1e-9)
+    around = [*shown.neighbours(i), *shown.neighbours(j)]
+    side = float((shown.position[around].mean(0) - (start + end) / 2) @ across)
+    result: NDArray[np.float64] = -across if side < 0 else across
+    return result
+
+
+def _strokes(shown: _Shown, edge: int, order: float, solid: bool) -> list[NDArray[np.float64]]:
+    """Return the solid or dashed lines of a bond, each `[2, 2]`: the second of an aromatic bond is dashed."""
+    i, j = shown.ends[:, edge].tolist()
+    line = shown.position[[i, j]]
+    inward = _inward(shown, edge)
+    short = line + 0.12 * (line[::-1] - line)
+    if not solid:
+        return [short + 0.13 * inward] if order == AROMATIC else []
+    if order == 2:
+        at_end = len(shown.neighbours(i)) == 1 or len(shown.neighbours(j)) == 1
+        return [line - 0.065 * inward, line + 0.065 * inward] if at_end else [line, short + 0.13 * inward]
+    return [line, short + 0.11 * inward, short - 0.11 * inward] if order == 3 else [line]
