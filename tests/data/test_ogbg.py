@@ -55,7 +55,7 @@ def test_the_command_trains_on_molecules(name: str, metric: str, tmp_path: Path,
     task = ogbg(f"ogbg-{name}", tmp_path)
     assert [len(task.graphs(part)) for part in ("train", "val", "test")] == [20, 5, 5]
     assert torch.equal(task.labels("test").squeeze().float(), torch.tensor(y[25:, 0]).float())
-    few = ["training.max_epochs=2", "model.hidden_channels=[4,4]", "model.heads=[2,2,2]", "model.encoder=8"]
+    few = ["training.max_epochs=2", "model.hidden_channels=4", "model.heads=2", "model.num_layers=3", "model.encoder=8"]
     monkeypatch.setattr(
         sys, "argv", ["gat-pyg", f"dataset={name}", f"data_root={tmp_path}", f"outputs={tmp_path}/o", *few]
     )
