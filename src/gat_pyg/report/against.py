@@ -98,8 +98,8 @@ def against_table(rows: Rows, name: str) -> Table:
         columns=tuple(("", head) for head in heads),
         rows=tuple(cells),
         notes=(
-            "p is two-sided, by a t-test: paired by split and seed over those that both have, or Welch's if they "
-            "share fewer than two. It is of each row alone, not corrected for the number of rows. The difference is that of the "
-            "means of all runs, also where a paired test has fewer.",
+            "p is two-sided, by a t-test: paired by split and seed over those that both have, or Welch's if they share "
+            "fewer than two. It is of each row alone, not corrected for the number of rows. The difference is that of "
+            "the means of all runs, also where a paired test has fewer.",
         ),
     )
