@@ -36,7 +36,8 @@ def t_test(first: Runs, second: Runs) -> Test:
     x, y = first.scores, second.scores
     pairs = sorted(x.keys() & y.keys())
     if len(pairs) > 1:
-        kind = "seeds" if len({split for split, _ in pairs}) == 1 else "splits and seeds"
+        splits, seeds = map(set, zip(*pairs, strict=True))
+        kind = "seeds" if len(splits) == 1 else "splits" if seeds == {None} else "splits and seeds"
         name, samples = f"paired, {len(pairs)} {kind}", [np.array([x[pair] - y[pair] for pair in pairs])]
     elif min(len(x), len(y)) > 1:
         name, samples = f"Welch, {len(x)} and {len(y)} runs", [np.array(first.values), np.array(second.values)]
