@@ -113,7 +113,7 @@ def moved(fold: int, source: str, target: str | None, index: int | None = None) 
         (moved(2, "train", "test"), "graph 0 is in the test of fold 0 and in the test of fold 2"),
         (moved(2, "test", "train"), "graph 2 is in none of the test of fold 0, the test of fold 1, the test of fold 2"),
         (moved(2, "test", "test", True), "fold 2: test is no list of whole numbers"),
-        ([*errica(), {"test": []}], "fold 3 has no 'model_selection', expected test, and train and validation"),
+        ([*errica(), {"test": []}], "fold 3: expected test, and train and validation in"),
         ({}, "is no list, expected a JSON list of folds"),
     ],
 )

@@ -144,9 +144,7 @@ def _parts_of(fold: Any, where: str) -> list[list[int]]:
         first = fold["model_selection"][0]
         parts = [first["train"], first["validation"], fold["test"]]
     except (KeyError, IndexError, TypeError) as error:
-        raise ValueError(
-            f"{where} has no {error}, expected test, and train and validation in model_selection[0]."
-        ) from error
+        raise ValueError(f"{where}: expected test, and train and validation in model_selection[0].") from error
     for part, indices in zip(FOLD_PARTS, parts, strict=True):
         if not isinstance(indices, list) or not all(type(index) is int for index in indices):
             raise ValueError(f"{where}: {part} is no list of whole numbers, expected indices of graphs.")
@@ -164,8 +162,8 @@ def _check_partition(parts: Mapping[str, list[int]], count: int, where: str) -> 
                 both = "twice in" if part_of[index] == part else f"in {part_of[index]} and in"
                 raise ValueError(f"{where}: graph {index} is {both} {part}, expected in one of them.")
             part_of[index] = part
-    for absent in set(range(count)) - part_of.keys():
-        raise ValueError(f"{where}: graph {absent} is in none of {', '.join(parts)}.")
+    if absent := sorted(set(range(count)) - part_of.keys()):
+        raise ValueError(f"{where}: graph {absent[0]} is in none of {', '.join(parts)}.")
 
 
 def _ogb_graphs(graphs: list[Data], index: Mapping[str, Tensor]) -> list[list[Data]]:
