@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,87 @@ def test_a_file_has_the_folds_of_its_graphs(tmp_path: Path):
     torch.save(graphs(), tmp_path / "many.pt")
     task = from_file(tmp_path / "many.pt", folds=5, fold=3)
     assert numbers(task) == numbers(from_dataset(graphs(), "many", folds=5, fold=3))
+
+
+def errica(number: int = 12, folds: int = 3) -> list[dict[str, Any]]:
+    """Folds of graphs in turn, the next graph after each test graph for validation."""
+    content = []
+    for fold in range(folds):
+        test = [i for i in range(number) if i % folds == fold]
+        val = [(i + 1) % number for i in test[:2]]
+        train = [i for i in range(number) if i not in (*test, *val)]
+        content.append({"test": test, "model_selection": [{"train": train, "validation": val}]})
+    return content
+
+
+def written(folder: Path, content: Any) -> Path:
+    path = folder / "folds.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_every_fold_of_a_file_is_a_partition_and_every_graph_is_tested_once(tmp_path: Path):
+    content = errica()
+    path = written(tmp_path, content)
+    tested = []
+    for fold, expected in enumerate(content):
+        task = from_dataset(graphs(12), "many", folds=path, fold=fold)
+        train, val, test = numbers(task)
+        assert (test, val) == (expected["test"], sorted(expected["model_selection"][0]["validation"]))
+        assert sorted(train + val + test) == list(range(12)) and task.num_splits == 3
+        tested += test
+    assert sorted(tested) == list(range(12))
+    with pytest.raises(ValueError, match=r"many: fold=3 \(split\.fold\), but .*folds\.json has 3 folds"):
+        from_dataset(graphs(12), "many", folds=path, fold=3)
+
+
+def moved(fold: int, source: str, target: str | None, index: int | None = None) -> list[dict[str, Any]]:
+    """Folds in which the first index of one split is moved to another, or replaced by `index`."""
+    content = errica()
+    parts = {"test": content[fold]["test"], **content[fold]["model_selection"][0]}
+    first = parts[source].pop(0)
+    if target is not None:
+        parts[target].append(first if index is None else index)
+    return content
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (moved(1, "train", None), "fold 1: graph 0 is in none of train, validation, test"),
+        (moved(1, "train", "train", 1), "fold 1: graph 1 is in train and in test, expected in one of them"),
+        (moved(1, "train", "validation", 1), "fold 1: graph 1 is in validation and in test"),
+        (moved(2, "train", "train", 9), "fold 2: graph 9 is twice in train"),
+        (moved(2, "test", "test", 12), "fold 2: test holds 12, expected indices from 0 to 11"),
+        (moved(0, "train", "train", -1), "fold 0: train holds -1, expected indices from 0 to 11"),
+        (moved(2, "train", "test"), "graph 0 is in the test of fold 0 and in the test of fold 2"),
+        (moved(2, "test", "train"), "graph 2 is in none of the test of fold 0, the test of fold 1, the test of fold 2"),
+        (moved(2, "test", "test", True), "fold 2: test is no list of whole numbers"),
+        ([*errica(), {"test": []}], "fold 3: expected test, and train and validation in"),
+        ({}, "is no list, expected a JSON list of folds"),
+    ],
+)
+def test_a_file_that_does_not_partition_the_graphs_is_refused(tmp_path: Path, content: Any, message: str):
+    with pytest.raises(ValueError, match=rf"many: folds=.*folds\.json.*{message}"):
+        from_dataset(graphs(12), "many", folds=written(tmp_path, content))
+
+
+def test_a_file_of_folds_that_is_missing_or_no_json_is_refused(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match=r"is no file.* data_splits of https://github\.com/diningphil/gnn-comp"):
+        from_dataset(graphs(12), "many", folds=tmp_path / "folds.json")
+    written(tmp_path, []).write_text("[")
+    with pytest.raises(ValueError, match="cannot be read, expected a JSON list of folds"):
+        from_dataset(graphs(12), "many", folds=tmp_path / "folds.json")
+
+
+def test_a_task_counts_its_given_splits():
+    masks = torch.eye(9, dtype=torch.bool)
+    data = Data(torch.eye(9), torch.tensor([[0], [1]]), y=torch.arange(9) % 2)
+    assert from_dataset(data, per_class=1, val=2, test=2).num_splits == 1
+    train, val, test = masks.split([1, 4, 4], dim=1)
+    data.update({"train_mask": train.expand(9, 4), "val_mask": val, "test_mask": test})
+    assert from_dataset(data, split=3).num_splits == 4
+    assert from_dataset(graphs(), folds=5).num_splits == 5
 
 
 def test_labels_are_of_graphs_where_nodes_would_have_others():

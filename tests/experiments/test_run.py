@@ -44,6 +44,9 @@ from gat_pyg.data import digits, from_file, links, planted
 from gat_pyg.experiments.result import Result, read
 from gat_pyg.files import try_lock
 from gat_pyg.kernels.cpu import cache
+from gat_pyg.report.general import rows_of
+from gat_pyg.report.runs import gathered
+from gat_pyg.report.runs import lines_of as report_lines
 from gat_pyg.seeds import Outcome
 from graphs import amazon_files
 from processes import python
@@ -1671,6 +1674,100 @@ def test_a_cell_is_not_finished_with_other_settings(command: Command):
     command(*TABLE)
     told = command(*TABLE, "training.lr=0.7", fails=True)
     assert "digits_mlp was started with other settings: training.lr was" in told and "is 0.7" in told
+
+
+# Every split, every fold --------------------------------------------------------------------------------------------
+
+
+def masked(splits: int = 3) -> tuple[str, ...]:
+    """A graph with several given splits, and the settings that train on it quickly."""
+    draw = np.random.default_rng(0)
+    part = np.stack([draw.permutation(60) % 3 for _ in range(splits)], 1)
+    masks = {f"{name}_mask": part == number for number, name in enumerate(("train", "val", "test"))}
+    edges = draw.integers(0, 60, (2, 200))
+    np.savez("mine.npz", x=draw.random((60, 4)), y=draw.integers(0, 2, 60), edge_index=edges, **masks)
+    return "dataset=file", "dataset.path=mine.npz", "training.max_epochs=3", "model=mlp"
+
+
+def many_graphs() -> tuple[str, ...]:
+    draw = torch.Generator().manual_seed(0)
+    edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    torch.save([Data(torch.rand(3, 4, generator=draw), edges, y=torch.tensor([i % 2])) for i in range(30)], "many.pt")
+    return "dataset.path=many.pt", "split.folds=3", "training.max_epochs=3", "training.batch_size=8"
+
+
+def test_all_splits_are_the_single_splits_and_nothing_is_trained_twice(command: Command):
+    settings = masked()
+    told = command(*settings, "split.split=all", "runs=2")
+    for split in range(3):
+        command(*settings, f"split.split={split}", "runs=2", "outputs=single")
+    lines, single = read("outputs/results.jsonl"), read("single/results.jsonl")
+    assert [(one.split, one.seed, one.value) for one in lines] == [(one.split, one.seed, one.value) for one in single]
+    assert len({one.config_hash for one in (*lines, *single)}) == 1 and len({one.value for one in lines}) > 1
+    values = [one.value for one in single]
+    assert f"test accuracy {np.mean(values):.1f} ± {np.std(values, ddof=1):.1f} % over 3 splits and 2 seeds" in told
+    before = Path("outputs/results.jsonl").read_bytes()
+    told = command(*settings, "split.split=all", "runs=2")
+    assert "epochs" not in told and Path("outputs/results.jsonl").read_bytes() == before
+    command(*settings, "split.split=all", "runs=2", "training.lr=0.02")  # beside the first
+    assert len(list(Path("outputs").glob("mine_mlp_*"))) == 2
+    (runs,) = gathered(report_lines("single/results.jsonl")).values()
+    assert runs[0].mean == pytest.approx(np.mean(values)) and len(runs[0].values) == 6
+    rows = rows_of(gathered(report_lines("outputs/results.jsonl")))
+    assert set(rows) == {"MLP (lr 0.005)", "MLP (lr 0.02)"}
+
+
+def test_all_folds_in_a_table_have_a_row_for_each_method(command: Command):
+    settings = [f"++{setting}" for setting in many_graphs()]
+    told = command("methods=[mlp,gin]", "datasets=file", "split.fold=all", *settings)
+    assert "All 6 cells are done" in told and "many, GIN: test" in told and "over 3 splits and 1 seed\n" in told
+    assert {path.name for path in Path("outputs/table").iterdir()} == {
+        f"many_{model}_fold-{fold}" for model in ("mlp", "gin") for fold in range(3)
+    }
+    rows = rows_of(gathered(report_lines("outputs/results.jsonl")))
+    assert {label: [len(one.values) for one in its.values()] for label, its in rows.items()} == {"MLP": [3], "GIN": [3]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("split.split=all",), r"digits has one split, expected several for split\.split=all"),
+        (("split.fold=all",), r"digits has one split, .* or split\.folds=\.\.\. for graphs"),
+        (("split.split=every",), "split.split is 'every', expected all or a whole number, at least 0"),
+        (("split.folds=2",), "split.folds is 2, expected null or a whole number, at least 3, or the path of a file"),
+        (("protocol=errica",), r"protocol=errica is for tables\. Add methods="),
+        (("protocol=errica", "methods=mlp", "datasets=digits"), "digits has one split, expected several"),
+        (("split.split=all", "trainer=ddp_cpu"), "The runs of a table use one process each"),
+    ],
+)
+def test_splits_that_are_not_there_are_refused(command: Command, arguments: tuple[str, ...], message: str):
+    assert re.search(message, command(*arguments, fails=True))
+    assert not any(Path("outputs").glob("*"))
+
+
+def test_erricas_protocol_reports_the_candidate_with_the_best_validation_score_on_each_fold(command: Command):
+    methods = "methods=['mlp model.hidden_channels=2','mlp model.hidden_channels=32',gin]"
+    table = ("protocol=errica", methods, "datasets=file", "runs=2", *(f"++{setting}" for setting in many_graphs()))
+    told = command(*table)
+    candidates, lines = read("outputs/table/candidates.jsonl"), read("outputs/results.jsonl")
+    assert [one.seed for one in candidates] == [0] * 9
+    assert len(lines) == 12 and {one.seed for one in lines} == {1, 2}
+    for one in lines:
+        its = [other for other in candidates if (other.row, other.split) == (one.row, one.split)]
+        best = max(other.val for other in its)
+        first = next(other for other in its if other.val == best)
+        model, expected = (OmegaConf.load(Path(path) / "config.yaml").model for path in (one.run_dir, first.run_dir))
+        assert {**model, "study": None} == {**expected, "study": None}
+    for name in ("MLP", "GIN"):
+        scores = np.array([one.value for one in lines if one.row == name]).reshape(3, 2).mean(1)
+        spread = f"{scores.mean():.1f} ± {scores.std(ddof=1):.1f}"
+        assert f"many, {name}, Errica's protocol: test accuracy {spread} % over 3 splits, the mean of 2 seeds" in told
+        ((one,),) = (its for key, its in gathered(report_lines("outputs/results.jsonl")).items() if key.row == name)
+        assert one.values == pytest.approx(scores) and one.std == pytest.approx(scores.std(ddof=1))
+    before = Path("outputs/results.jsonl").read_bytes()
+    assert "epochs" not in command(*table) and Path("outputs/results.jsonl").read_bytes() == before
+    shutil.rmtree("outputs/table/many_mlp_fold-1/seed-2")
+    assert command(*table).count("epochs") == 2  # the lines of this cell's two seeds
 
 
 @pytest.mark.kernels

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 from scipy.special import stdtr
 
-from gat_pyg.experiments.result import Result, append
+from gat_pyg.experiments.result import ERRICA, Result, append
 from gat_pyg.report.__main__ import main
 from gat_pyg.report.against import against_table, row_named, t_test
 from gat_pyg.report.general import rows_of
@@ -38,6 +40,23 @@ def test_shared_seeds_are_paired_by_their_number_and_not_by_their_order() -> Non
     for second in (shifted, Runs(shifted.lines[::-1])):
         found = t_test(runs(X), second)
         assert found.name == "paired, 3 seeds" and found.p == pytest.approx(p, rel=1e-9)
+
+
+def test_splits_and_seeds_are_paired_by_both() -> None:
+    def on_splits(values: list[float], study: str = "") -> Runs:
+        keys = [(split, seed) for split in range(2) for seed in range(2)]
+        its = [
+            replace(line.result, split=split, seed=seed, study=study)
+            for line, (split, seed) in zip(runs(values).lines, keys, strict=True)
+        ]
+        return Runs(tuple(Line(result, "r", 1) for result in its))
+
+    found = t_test(on_splits(X), on_splits(Y))
+    p = stats.ttest_rel(X, Y).pvalue
+    assert found.name == "paired, 4 splits and seeds" and found.p == pytest.approx(p, rel=1e-9)
+    found = t_test(on_splits(X, ERRICA), on_splits(Y, ERRICA))
+    p = stats.ttest_rel(np.reshape(X, (2, 2)).mean(1), np.reshape(Y, (2, 2)).mean(1)).pvalue
+    assert found.name == "paired, 2 splits" and found.p == pytest.approx(p, rel=1e-9)
 
 
 def test_other_seeds_are_compared_by_welch() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gat_pyg.experiments.result import Result, append
+from gat_pyg.experiments.result import ERRICA, Result, append
 from gat_pyg.report.__main__ import main
 from gat_pyg.report.formats import csv_table, html_table, latex_table, markdown_table
 from gat_pyg.report.general import general_table, rows_of
@@ -83,6 +84,23 @@ def test_configurations_without_differing_settings_keep_their_hash(tmp_path: Pat
     results = [configured(tmp_path / name, name, "model: {heads: 4}\n") for name in "ab"]
     lost = runs("GAT", "digits", [70.0], setting="lost")
     assert set(rows_of(gathered(lines(results, lost)))) == {f"GAT (config_hash {name})" for name in ("a", "b", "lost")}
+
+
+def test_splits_count_together_and_by_erricas_protocol_as_folds() -> None:
+    values = {(0, 0): 70.0, (0, 1): 74.0, (1, 0): 80.0, (1, 1): 88.0}
+    its = [replace(runs("GIN", "mutag", [v])[0], split=split, seed=seed) for (split, seed), v in values.items()]
+    chosen = [replace(one, method="GIN, Errica's protocol", row="GIN", study=ERRICA) for one in its]
+    table = general_table(rows_of(gathered(lines(its, chosen))))
+    assert [[cell.text for cell in row] for row in table.rows] == [
+        ["GIN", "78.0 ± 7.8 (4)"],
+        ["GIN, Errica's protocol", "78.0 ± 8.5 (2)"],  # of 72 and 84
+    ]
+
+
+def test_the_number_of_the_split_is_no_configuration(tmp_path: Path) -> None:
+    text = "model: {heads: %d}\nsplit: {split: %d, fold: 0}\ndataset: {split: %d, fold: 0, folds: null}\n"
+    results = [configured(tmp_path / name, name, text % (heads, heads, heads)) for name, heads in (("a", 4), ("b", 8))]
+    assert set(rows_of(gathered(lines(results)))) == {"GAT (heads 4)", "GAT (heads 8)"}
 
 
 def test_every_format_shows_the_ranks() -> None:

@@ -35,7 +35,7 @@ def from_file(
     test: int = 1000,
     seed: int = 0,
     split: int = 0,
-    folds: int | None = None,
+    folds: int | str | Path | None = None,
     fold: int = 0,
 ) -> Task:
     """Read a graph, or several, from a `.pt` file (torch.save), a `.npz` file (numpy.savez) or a folder (numpy.save).
@@ -186,7 +186,7 @@ def from_dataset(
     test: int = 1000,
     seed: int = 0,
     split: int = 0,
-    folds: int | None = None,
+    folds: int | str | Path | None = None,
     fold: int = 0,
     transforms: Sequence[Mapping[str, Any]] = (),
     task: str | None = None,
@@ -200,7 +200,8 @@ def from_dataset(
     Several graphs are split as the data set's `get_idx_split` says, which those of OGB have. Of other graphs, `val` and
     `test` graphs are drawn, and the others are for training. If every graph has one label, and some graph has several
     nodes, these are graph labels. With `folds`, such graphs are divided into stratified folds: number `fold` is for the
-    test, the next one for validation, the others for training. Other data cannot be divided into folds.
+    test, the next one for validation, the others for training. Or `folds` is the path of a file of folds, in the format
+    of Errica et al. (`gat_pyg.data.splits.read_folds`). Other data cannot be divided into folds.
 
     `task` is `node_classification`, `node_regression`, `graph_classification` or `graph_regression`; None if `y` shows
     it: integers, and floats that are whole numbers, are classes; `y` [N, K] of 0 and 1 means many labels per node;
@@ -225,6 +226,9 @@ def from_dataset(
         raise ValueError(f"{name} has no graph, expected at least one.")
     for graph in (graph for graphs in raw for graph in graphs):
         _check_is_graph(graph, name)
+    num_splits = max(
+        (raw[0][0][key].size(1) for key in MASKS if getattr(raw[0][0].get(key), "ndim", 0) == 2), default=1
+    )
     quantities = _are_quantities([graph.y for graphs in raw for graph in graphs]) if task is None else None
     if quantities is None:
         quantities = str(task).endswith("_regression")
@@ -249,13 +253,13 @@ def from_dataset(
         _draw_masks(every[0], None if quantities else per_class * objective.out_channels, val, test, seed, name)
         parts = [every, every, every]
     elif len(parts) == 1 and folds is not None:
-        parts = _fold_graphs(every, folds, fold, seed, name)
+        parts, num_splits = _fold_graphs(every, folds, fold, seed, name)
     elif len(parts) == 1 and given is not None:
         parts = _ogb_graphs(every, given())
     elif len(parts) == 1:
         parts = _draw_graphs(every, val, test, seed, name)
     names = _class_names(dataset, objective.out_channels)
-    return Task(name, parts[0], parts[1], parts[2], F, objective, edge_dim, names, tuple(transforms))
+    return Task(name, parts[0], parts[1], parts[2], F, objective, edge_dim, names, tuple(transforms), num_splits)
 
 
 def _are_quantities(y: list[Tensor]) -> bool:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,7 +69,21 @@ def _draw_graphs(graphs: list[Data], val: int, test: int, seed: int, name: str) 
     return [[graphs[i] for i in sorted(split)] for split in splits]
 
 
-def _fold_graphs(graphs: list[Data], folds: int, fold: int, seed: int, name: str) -> list[list[Data]]:
+def _fold_graphs(
+    graphs: list[Data], folds: int | str | Path, fold: int, seed: int, name: str
+) -> tuple[list[list[Data]], int]:
+    """Return the graphs of each split of one fold, and the number of folds: stratified ones, or those of a file."""
+    if isinstance(folds, int):
+        index, number = _stratified(graphs, folds, fold, seed, name), folds
+    else:
+        in_file = read_folds(folds, len(graphs), name)
+        if not 0 <= fold < len(in_file):
+            raise ValueError(f"{name}: fold={fold} (split.fold), but {folds} has {len(in_file)} folds, from 0.")
+        index, number = in_file[fold], len(in_file)
+    return [[graphs[i] for i in sorted(part)] for part in index], number
+
+
+def _stratified(graphs: list[Data], folds: int, fold: int, seed: int, name: str) -> list[list[int]]:
     """Divide graphs into stratified folds: `fold` is the test, the next one the validation, the others the training."""
     y = torch.cat([data.y.flatten() for data in graphs])
     if any(data.y.shape != (1,) for data in graphs) or not 3 <= folds <= len(graphs) or not 0 <= fold < folds:
@@ -81,11 +99,71 @@ def _fold_graphs(graphs: list[Data], folds: int, fold: int, seed: int, name: str
             "scikit-learn. Or choose split.folds=null, and split.val and split.test as numbers of graphs."
         ) from error
     parts = [test for _, test in StratifiedKFold(folds, shuffle=True, random_state=seed).split(y, y)]
-    offset = torch.empty(len(graphs), dtype=torch.long)  # from `fold` to the fold of each graph
-    for number, index in enumerate(parts):
-        offset[index] = (number - fold) % folds
-    split = offset.clamp(max=2).tolist()  # 2 training, 1 validation, 0 test
-    return [[data for data, its in zip(graphs, split, strict=True) if its == number] for number in (2, 1, 0)]
+    test, val, *train = (parts[(fold + offset) % folds].tolist() for offset in range(folds))
+    return [list(chain(*train)), val, test]
+
+
+FOLD_PARTS = ("train", "validation", "test")
+
+
+def read_folds(path: str | Path, count: int, name: str) -> list[list[list[int]]]:
+    """Read a file of folds, in the format of Errica et al. (2020): for each the indices of its three splits.
+
+    The file is a JSON list with `{"test": [...], "model_selection": [{"train": [...], "validation": [...]}]}` for each
+    fold, with indices of graphs. Only the first `model_selection` is read.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: unless the splits of each fold, and the test splits of all folds, partition the `count` graphs.
+    """
+    path = Path(path).expanduser()
+    where = f"{name}: folds={path}"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{where} is no file, expected one of folds. Those of Errica et al. (2020) are in data_splits of "
+            "https://github.com/diningphil/gnn-comparison: copy them there. Or choose a number of stratified folds, as "
+            "in split.folds=10."
+        )
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{where} cannot be read, expected a JSON list of folds: {error}.") from error
+    if not isinstance(content, list) or not content:
+        raise ValueError(f"{where} is no list, expected a JSON list of folds.")
+    folds = [_parts_of(fold, f"{where}, fold {number}") for number, fold in enumerate(content)]
+    for number, parts in enumerate(folds):
+        _check_partition(dict(zip(FOLD_PARTS, parts, strict=True)), count, f"{where}, fold {number}")
+    tests = {f"the test of fold {number}": test for number, (*_, test) in enumerate(folds)}
+    _check_partition(tests, count, where)
+    return folds
+
+
+def _parts_of(fold: Any, where: str) -> list[list[int]]:
+    """Return the training, validation and test indices of a fold."""
+    try:
+        first = fold["model_selection"][0]
+        parts = [first["train"], first["validation"], fold["test"]]
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"{where}: expected test, and train and validation in model_selection[0].") from error
+    for part, indices in zip(FOLD_PARTS, parts, strict=True):
+        if not isinstance(indices, list) or not all(type(index) is int for index in indices):
+            raise ValueError(f"{where}: {part} is no list of whole numbers, expected indices of graphs.")
+    return parts
+
+
+def _check_partition(parts: Mapping[str, list[int]], count: int, where: str) -> None:
+    """Raise ValueError unless each of `count` graphs is in one part, once."""
+    part_of: dict[int, str] = {}
+    for part, indices in parts.items():
+        for index in indices:
+            if not 0 <= index < count:
+                raise ValueError(f"{where}: {part} holds {index}, expected indices from 0 to {count - 1}.")
+            if index in part_of:
+                both = "twice in" if part_of[index] == part else f"in {part_of[index]} and in"
+                raise ValueError(f"{where}: graph {index} is {both} {part}, expected in one of them.")
+            part_of[index] = part
+    if absent := sorted(set(range(count)) - part_of.keys()):
+        raise ValueError(f"{where}: graph {absent[0]} is in none of {', '.join(parts)}.")
 
 
 def _ogb_graphs(graphs: list[Data], index: Mapping[str, Tensor]) -> list[list[Data]]:

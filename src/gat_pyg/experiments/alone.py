@@ -118,6 +118,7 @@ def write_outputs(settings: Settings, task: Task, outcome: Outcome, built: Built
         row=factory.method,
         form=factory.get("form") or "",
         study=factory.get("study") or "",
+        split=settings.split_number,
     )
     if is_first():
         metadata = {"method": factory.name, "dataset": task.name, **task.objective.describe()}

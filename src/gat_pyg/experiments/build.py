@@ -73,10 +73,10 @@ def build_task(settings: Settings) -> Task:
             )
         task = result
     else:
-        name = dataset_name(dataset.values)
-        task = from_dataset(
-            result, name, **dataclasses.asdict(settings.split), transforms=transforms, task=settings.task
-        )
+        name, split = dataset_name(dataset.values), dataclasses.asdict(settings.split)
+        if isinstance(folds := settings.split.folds, str) and not Path(folds).expanduser().exists():
+            split["folds"] = data_root(settings.data_root) / folds
+        task = from_dataset(result, name, **split, transforms=transforms, task=settings.task)
         if not hasattr(result, "get_idx_split"):  # a benchmark's own split is as it is
             check_classes(task)
     return task if settings.metric is None else task.scored_by(settings.metric)

@@ -43,7 +43,7 @@ from .together import all_at_once
 
 
 def execute(config: DictConfig) -> float:
-    """Execute the job of a composed configuration, and return its mean validation score, or nan for a table.
+    """Execute the job of a composed configuration, and return its mean validation score, or nan for several data sets.
 
     On SIGINT or SIGTERM the process exits with status 128 + number.
     """
@@ -62,7 +62,7 @@ def execute(config: DictConfig) -> float:
             if config.outputs is None:
                 drop_empty(Path(str(config.outputs)))  # which Hydra created
             raise
-        if settings.is_table:
+        if settings.is_table or settings.on_all_splits:
             drop_empty(invocation.folder)
             return table(settings, invocation, all_seeds)
         with run_folder(settings, invocation) as folder:
@@ -89,7 +89,10 @@ def all_seeds(settings: Settings, folder: Path) -> float:
                 continue
             results.append(result)
             if is_first():
-                print(line(result) if together else summary(result, task, settings.results), flush=True)
+                print(
+                    line(result) if together or settings.is_table else summary(result, task, settings.results),
+                    flush=True,
+                )
         if is_first() and len(results) > 1:
             mean = averaged(settings, task, folder, [result.seed for result in results])
             print(summary_of_all(results, folder, mean), flush=True)

@@ -12,7 +12,7 @@ from ..tasks.objective import SPLITS
 from ..tasks.task import Task
 from .folder import relative_path
 from .published import published
-from .result import Result
+from .result import ERRICA, Result, scores_of
 
 
 def summary(result: Result, task: Task, results: str) -> str:
@@ -68,6 +68,16 @@ def summary_of_all(results: Sequence[Result], folder: Path, together: float) -> 
     warnings = [result.warning for result in results if result.warning]
     warning = f"\nwarning: {len(warnings)} of {n} runs are {warnings[0]}" if warnings else ""
     return f"{results[0].dataset}, {n} runs: test {spread}, {seconds}, in {relative_path(folder)}{warning}"
+
+
+def summary_of_splits(results: Sequence[Result]) -> str:
+    """Return a line with the mean ± std of one configuration over splits and seeds, as the report shows it."""
+    first, scores = results[0], [*scores_of(results).values()]
+    metric = metric_named(first.metric)
+    spread = metric.spread(statistics.fmean(scores), statistics.stdev(scores))
+    splits, seeds = ({getattr(result, key) for result in results} for key in ("split", "seed"))
+    each = f"{', the mean of' if first.study == ERRICA else ' and'} {len(seeds)} seed{'s' * (len(seeds) > 1)}"
+    return f"{first.dataset}, {first.method}: test {spread} over {len(splits)} splits{each}"
 
 
 def _beside(result: Result, *scores: str) -> str:

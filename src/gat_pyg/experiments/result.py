@@ -6,8 +6,9 @@ import importlib.metadata
 import json
 import os
 import platform
+import statistics
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -21,6 +22,7 @@ MODEL, RESULT, CONFIG, CHECKPOINT, METRICS = (
     "last.ckpt",
     "metrics.csv",
 )
+ERRICA = "Errica's protocol"  # a study
 PACKAGES = ("gat_pyg", "torch", "torch_geometric", "lightning", "torch_scatter")
 
 # One run is one line ------------------------------------------------------------------------------------------------
@@ -60,6 +62,7 @@ class Result:
     form: str = ""  # the variant, if a method has several
     scores: Mapping[str, float] | None = None  # other test scores, by the names of their metrics
     study: str = ""  # the study that the run is part of, if any: "ablation", "trained as GAT"
+    split: int = 0  # the number of the split or fold, if the data has several
 
     @property
     def warning(self) -> str:
@@ -76,6 +79,8 @@ class Result:
             del values["item"]
         if not self.scores:
             del values["scores"]
+        if not self.split:
+            del values["split"]
         return json.dumps(values, ensure_ascii=False, allow_nan=False)
 
     @classmethod
@@ -105,6 +110,21 @@ _JSON: dict[str, type | tuple[type, ...]] = {
     "Mapping[str, float] | None": (dict, type(None)),
     "Mapping[str, str | None] | None": (dict, type(None)),
 }
+
+
+def scores_of(results: Iterable[Result]) -> dict[tuple[int, int | None], float]:
+    """Return the test scores of one configuration by split and seed.
+
+    By the protocol of Errica et al., the score of a split is the mean over its seeds, and the seed is None.
+
+    >>> line = Result("GAT", "mutag", "accuracy", 80.0, 0, 9, 8, 82.0, 9.2, 0.011, 923, split=3)
+    >>> scores_of([line])
+    {(3, 0): 80.0}
+    """
+    scores: dict[tuple[int, int | None], list[float]] = {}
+    for result in results:
+        scores.setdefault((result.split, None if result.study == ERRICA else result.seed), []).append(result.value)
+    return {key: statistics.fmean(values) for key, values in scores.items()}
 
 
 def versions() -> dict[str, str | None]:

@@ -93,6 +93,7 @@ METHODS = Rule(
         value is None or is_name(value) or is_list(value, lambda method: is_name(method) or is_list(method, is_name))
     ),
 )
+CANDIDATES = sequence("null: protocol=errica sets the hashes of the candidates", is_name, None)
 METRIC = Rule(
     f"null or one of {', '.join(METRICS)}",
     lambda value: value is None or is_one_of(value, METRICS),
@@ -100,6 +101,10 @@ METRIC = Rule(
 TASK = Rule(
     f"null or one of {', '.join(TASKS)}",
     lambda value: value is None or is_one_of(value, TASKS),
+)
+FOLDS = Rule(
+    f"{whole(3, None).expected}, or the path of a file of folds",
+    lambda value: whole(3, None).fits(value) or is_name(value),
 )
 DATASETS = Rule(
     "null or a list such as [cora,citeseer]",
@@ -126,15 +131,15 @@ class Training:
 
 @dataclass(frozen=True)
 class Split:
-    """The settings `split.*`, for data without masks."""
+    """The settings `split.*`: how data without masks is split, and which of several splits is used."""
 
     per_class: Annotated[int, whole(0)]
     val: Annotated[int, whole(0)]
     test: Annotated[int, whole(0)]
     seed: Annotated[int, whole(0)]
-    split: Annotated[int, whole(0)]
-    folds: Annotated[int | None, whole(3, None)]
-    fold: Annotated[int, whole(0)]
+    split: Annotated[int | Literal["all"], whole(0, "all")]
+    folds: Annotated[int | str | None, FOLDS]
+    fold: Annotated[int | Literal["all"], whole(0, "all")]
 
 
 @dataclass(frozen=True)
@@ -297,6 +302,8 @@ class Settings:
     seeds_per_pass: Annotated[int | Literal["auto"], whole(1, "auto")]
     methods: Annotated[str | list[str | list[str]] | None, METHODS]
     datasets: Annotated[str | list[str] | None, DATASETS]
+    protocol: Annotated[str | None, choice(None, "errica")]
+    candidates: Annotated[list[str] | None, CANDIDATES]
     ckpt_path: Annotated[str | None, text("null, last or the path of a checkpoint", None)]
     checkpoint_every: Annotated[float, SECONDS]
     data_root: Annotated[str | None, text("null or the path of a folder, such as data or ./1", None)]
@@ -334,7 +341,8 @@ class Settings:
             raise ValueError(f"ckpt_path={self.ckpt_path} is one checkpoint, but runs={self.runs}. Use runs=1.")
         if clash := sorted({*FIXED, "plugins", "callbacks", "logger", "default_root_dir"} & {*self.trainer.values}):
             raise ValueError(f"trainer.{clash[0]} is set by the command. Leave it out.")
-        used = [] if self.is_table else [self.dataset, self.model]  # each cell of a table has its own
+        dataset = self.on_split(0).dataset if self.on_all_splits else self.dataset
+        used = [] if self.is_table else [dataset, self.model]  # each cell of a table has its own
         for factory in (*used, self.trainer, self.logger):
             if factory.target is not None or factory is not self.logger:
                 factory.check()
@@ -362,6 +370,29 @@ class Settings:
         return self.methods is not None or self.datasets is not None
 
     @property
+    def on_all_splits(self) -> bool:
+        """Return True for a job on every given split or fold."""
+        return self.protocol is not None or "all" in (self.split.split, self.split.fold)
+
+    @property
+    def split_kind(self) -> Literal["split", "fold"]:
+        """The setting of `split` that is the number of the split: that of a fold if there are folds."""
+        return "split" if self.split.folds is None else "fold"
+
+    @property
+    def split_number(self) -> int:
+        """The number of the split or fold."""
+        return int(getattr(self.split, self.split_kind))
+
+    def on_split(self, number: int) -> Settings:
+        """Return the settings for one split or fold."""
+        numbers: dict[str, Any] = {"split": 0, "fold": 0, self.split_kind: number}
+        split, dataset = dataclasses.replace(self.split, **numbers), self.dataset
+        if "folds" in dataset.values:  # of `from_file`
+            dataset = Factory("dataset", {**dataset.values, **numbers})
+        return self.replace(split=split, dataset=dataset)
+
+    @property
     def seeds(self) -> range:
         """The seeds of the job."""
         return range(self.seed, self.seed + self.runs)
@@ -384,7 +415,12 @@ class Settings:
         return values
 
     def hashed(self) -> dict[str, Any]:
-        """Return the settings that determine what is learnt."""
+        """Return the settings that determine what is learnt, except for the number of the split or fold.
+
+        By the protocol of Errica et al., these are the candidates, since each fold selects its own.
+        """
+        if self.candidates is not None:
+            return {"protocol": self.protocol, "candidates": self.candidates}
         values: dict[str, Any] = {
             group: {key: value for key, value in inner.items() if f"{group}.{key}" not in UNHASHED}
             for group, inner in self.to_dict().items()
@@ -393,9 +429,10 @@ class Settings:
         if isinstance(inner := values["dataset"].get("dataset"), dict):  # the data set whose links are drawn
             values["dataset"]["dataset"] = {key: value for key, value in inner.items() if key != "root"}
         for group in ("dataset", "split"):
-            if (
-                "folds" in values[group] and values[group]["folds"] is None
-            ):  # the hashes of earlier versions, which had no folds
+            if "folds" not in values[group]:
+                continue
+            values[group] |= {"split": 0, "fold": 0}
+            if values[group]["folds"] is None:  # the hashes of earlier versions, which had no folds
                 values[group] = {key: value for key, value in values[group].items() if key not in ("folds", "fold")}
         if self.metric is not None:
             values["metric"] = self.metric

@@ -1,20 +1,25 @@
-"""A table of methods and data sets: it can be resumed, and several processes can share it."""
+"""A table of methods, data sets and splits: it can be resumed, and several processes can share it."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from hydra import compose
 from omegaconf import OmegaConf
 
+from ..data.own import name_of
 from ..distributed.ranks import rank_zero_print
 from ..files import try_lock
-from .build import check_gpus
+from ..tasks.metrics import metric_named
+from .build import build_task, check_gpus
 from .command import config_folder, dataset_name, message, misused_group, without_recipes
 from .folder import (
     LOCK,
@@ -29,22 +34,54 @@ from .folder import (
     seed_folder,
     settings_in,
 )
-from .result import CONFIG, RESULT
-from .settings import Settings, differences, flattened
+from .messages import summary_of_splits
+from .result import CONFIG, ERRICA, RESULT, Result
+from .settings import ModelFactory, Settings, differences, flattened
 
 PAUSE = 5.0  # seconds before the next search for a free cell
-TABLE = ("experiment=", "+experiment=", "methods=", "datasets=", "ckpt_path=")  # overrides of the table, not of a cell
+TABLE = (
+    "experiment=",
+    "+experiment=",
+    "methods=",
+    "datasets=",
+    "protocol=",
+    "ckpt_path=",
+)  # overrides of the table, not of a cell
 TABLES = {"methods": "gat,gcn", "datasets": "cora,citeseer"}
 
 
 def table(settings: Settings, invocation: Invocation, train: Callable[[Settings, Path], object]) -> float:
-    """Call `train` for every method on every data set; return nan, since scores of several data sets have no mean.
+    """Call `train` for every method on every data set or split; return the mean validation score on a single data set.
 
     Each cell of the table has its own folder, locked by the process that trains it, so several processes can fill one
     table. Finished cells are not repeated, interrupted ones are resumed, and a failed one does not stop the others.
+
+    With `protocol=errica` (Errica et al., ICLR 2020), methods of one name are candidates. On each fold, each of them is
+    trained once. The one with the best validation score is then trained with other seeds, whose results are reported.
     """
-    cells = _cells(settings, invocation)
-    folder = Path(settings.outputs).absolute() / (invocation.experiment or "table")  # the same in every call
+    folder, cells = _cells(settings, invocation)
+    if settings.protocol is not None:
+        _fill(cells, folder, train)
+        cells = _chosen(settings, cells, folder)
+    _fill(cells, folder, train)
+    groups: dict[tuple[str, str, str], list[Result]] = {}
+    for name, cell in cells.items():
+        for result in _results(cell, folder / name):
+            groups.setdefault((result.dataset, result.method, result.config_hash), []).append(result)
+    for results in groups.values():
+        if len({result.split for result in results}) > 1:
+            print(summary_of_splits(results))
+    path = relative_path(Path(settings.results))
+    print(f"All {len(cells)} cells are done, in {relative_path(folder)}; their lines are in {path}")
+    return float("nan") if settings.is_table else fmean(result.val for its in groups.values() for result in its)
+
+
+def _fill(cells: Mapping[str, Settings], folder: Path, train: Callable[[Settings, Path], object]) -> None:
+    """Train the cells that are not finished; return when all are, by this process or others.
+
+    Raises:
+        ValueError: at the end, if a cell failed.
+    """
     for name, cell in cells.items():
         _check_settings(cell, folder / name)
     failed: dict[str, Exception] = {}
@@ -67,7 +104,7 @@ def table(settings: Settings, invocation: Invocation, train: Callable[[Settings,
                         save_settings(cells[name], folder / name)
                         rank_zero_print(f"{progress()}; {name} begins")
                         train(cells[name], folder / name)
-                    _finish(cells[name], folder / name)
+                    _results(cells[name], folder / name)
             except Exception as error:
                 failed[name] = error
                 rank_zero_print(f"{name} failed: {message(error) or traceback.format_exc()}")
@@ -76,17 +113,86 @@ def table(settings: Settings, invocation: Invocation, train: Callable[[Settings,
     rank_zero_print(progress())
     for name, cell in cells.items():  # also cells of earlier calls, whose lines may have been removed
         if name not in failed:
-            _finish(cell, folder / name)
+            _results(cell, folder / name)
     if failed:
         raise ValueError(
             f"{len(failed)} of {len(cells)} cells failed: {', '.join(failed)}. The same command tries again."
         )
-    results = relative_path(Path(settings.results))
-    print(f"All {len(cells)} cells are done, in {relative_path(folder)}; their lines are in {results}")
-    return float("nan")
 
 
-def _cells(settings: Settings, invocation: Invocation) -> dict[str, Settings]:
+# Cells --------------------------------------------------------------------------------------------------------------
+
+
+def _cells(settings: Settings, invocation: Invocation) -> tuple[Path, dict[str, Settings]]:
+    """Return the table's folder, the same in every call, and the settings of each cell by its name."""
+    outputs = Path(settings.outputs).absolute()
+    if settings.is_table:
+        folder, cells = outputs / (invocation.experiment or "table"), _methods_by_datasets(settings, invocation)
+    elif settings.protocol is None:
+        dataset = dataset_name(settings.dataset.values)
+        folder = outputs / f"{dataset}_{name_of(settings.model.method)}_{settings.hash}"
+        cells = {"": settings.replace(ckpt_path="last", methods=settings.model.method)}
+    else:
+        raise ValueError("protocol=errica is for tables. Add methods=[...] and datasets=[...].")
+    for cell in cells.values():
+        if cell.trainer.get("strategy") is not None:
+            raise ValueError("The runs of a table use one process each. Leave out trainer=ddp or ddp_cpu.")
+        check_gpus(cell.trainer)
+    if settings.protocol is not None:  # the candidates, whose lines have a file of their own
+        results = str(folder / "candidates.jsonl")
+        cells = {f"candidates/{name}": cell.replace(runs=1, results=results) for name, cell in cells.items()}
+    by_split: dict[str, Settings] = {}
+    counts: dict[str, int] = {}
+    for name, cell in cells.items():
+        if not cell.on_all_splits:
+            by_split[name] = cell
+            continue
+        key = json.dumps([cell.dataset.values, dataclasses.asdict(cell.split)], sort_keys=True, default=str)
+        counts[key] = counts[key] if key in counts else _count_splits(cell)
+        for number in range(counts[key]):
+            by_split[f"{name}_{cell.split_kind}-{number}".removeprefix("_")] = cell.on_split(number)
+    return folder, by_split
+
+
+def _count_splits(cell: Settings) -> int:
+    """Return the number of given splits or folds of the data set, which is read once.
+
+    Raises:
+        ValueError: if there is only one.
+    """
+    task = build_task(cell.on_split(0))
+    if task.num_splits < 2:
+        raise ValueError(
+            f"{task.name} has one split, expected several for split.split=all, split.fold=all or protocol=errica. "
+            "Give masks [N, S], or split.folds=... for graphs with one label each."
+        )
+    return task.num_splits
+
+
+def _chosen(settings: Settings, candidates: Mapping[str, Settings], folder: Path) -> dict[str, Settings]:
+    """Return a cell for each method, data set and fold: the candidate with the best validation score, with new seeds.
+
+    Of equal candidates, it is the first in the order of `methods`.
+    """
+    groups: dict[str, list[tuple[Settings, Result]]] = {}
+    for name, cell in candidates.items():
+        (result,) = _results(cell, folder / name)
+        fold = f"{cell.split_kind}-{cell.split_number}"
+        groups.setdefault(f"{result.dataset}_{name_of(cell.model.name)}_{fold}", []).append((cell, result))
+    cells = {}
+    for name, group in groups.items():
+        best, _ = max(group, key=lambda pair: metric_named(pair[1].metric).better(pair[1].val))
+        cells[name] = best.replace(
+            seed=settings.seed + 1,
+            runs=settings.runs,
+            results=settings.results,
+            model=ModelFactory("model", {**best.model.values, "study": ERRICA}),
+            candidates=sorted(result.config_hash for _, result in group),
+        )
+    return cells
+
+
+def _methods_by_datasets(settings: Settings, invocation: Invocation) -> dict[str, Settings]:
     """Return the settings of each cell by its name: of model and data set, then of the method, then the user's."""
     overrides = [override for override in invocation.overrides if not override.startswith(TABLE)]
     if clash := [override for override in overrides if override.startswith(("model=", "dataset="))]:
@@ -97,9 +203,8 @@ def _cells(settings: Settings, invocation: Invocation) -> dict[str, Settings]:
     for dataset in datasets:
         for model, *changes in _methods(methods, in_file.get("methods") or ()):
             selected = [f"dataset={dataset}", f"model={model}", f"runs={settings.runs}", *changes, *overrides]
-            cell = _composed(without_recipes([*selected, "ckpt_path=last"])).replace(methods=model)  # marks a cell
-            if cell.trainer.get("strategy") is not None:
-                raise ValueError("The runs of a table use one process each. Leave out trainer=ddp or ddp_cpu.")
+            cell = _composed(without_recipes([*selected, "ckpt_path=last"]))
+            cell = cell.replace(methods=model, protocol=settings.protocol)  # the first marks a cell
             values = [setting.rpartition("=")[2] for setting in changes if not setting.startswith("runs=")]
             words = [re.sub(r"[^\w.]+", "-", value).strip("-") for value in values]
             name = "_".join([dataset_name(cell.dataset.values), model, *words])
@@ -109,7 +214,6 @@ def _cells(settings: Settings, invocation: Invocation) -> dict[str, Settings]:
                     "set once."
                 )
             cells[name] = cell
-            check_gpus(cell.trainer)
     return cells
 
 
@@ -121,7 +225,7 @@ def _experiment(invocation: Invocation) -> dict[str, Any]:
     """
     file = config_folder() / "experiment" / f"{invocation.experiment}.yaml"
     values: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else {}
-    if others := {*values} - {"methods", "datasets", "runs"}:
+    if others := {*values} - {"methods", "datasets", "runs", "protocol"}:
         raise ValueError(
             f"{file} has {', '.join(sorted(map(str, others)))}, which would apply to no cell. Add them to each "
             "method, or to the command line."
@@ -162,17 +266,17 @@ def _check_settings(cell: Settings, folder: Path) -> None:
     """Raise ValueError if an earlier call started the cell with other settings."""
     if (folder / CONFIG).is_file():
         old, new = settings_in(folder), flattened(cell.to_dict())
-        if changed := differences({**old, "runs": 0}, {**new, "runs": 0}):
+        if changed := differences({**old, "runs": 0, "seed": 0}, {**new, "runs": 0, "seed": 0}):
             raise ValueError(
                 f"{folder} was started with other settings: {changed}. Choose other outputs=..., or remove the folder."
             )
 
 
-def _finish(cell: Settings, folder: Path) -> None:
-    """Append the missing lines of a complete cell, and remove its checkpoints."""
-    for seed in cell.seeds:
-        finished(seed_folder(folder, cell, seed), cell.results)
+def _results(cell: Settings, folder: Path) -> list[Result]:
+    """Return the results of a complete cell, append their missing lines, and remove its checkpoints."""
+    results = [finished(seed_folder(folder, cell, seed), cell.results) for seed in cell.seeds]
     remove_checkpoints(folder)
+    return [result for result in results if result is not None]
 
 
 def _runs_done(cells: Mapping[str, Settings], folder: Path) -> int:

@@ -24,7 +24,7 @@ class Test(NamedTuple):
 def t_test(first: Runs, second: Runs) -> Test:
     """Return the two-sided t-test of the difference of two means.
 
-    It is paired by seed if the runs share at least two seeds, over these seeds alone; else it is Welch's.
+    It is paired by split and seed if the runs share at least two, over these alone; else it is Welch's.
 
     Raises:
         ImportError: if scipy is missing.
@@ -33,10 +33,12 @@ def t_test(first: Runs, second: Runs) -> Test:
         from scipy import stats
     except ImportError as error:
         raise ImportError(f"t-tests need scipy: {EXTRA}") from error
-    x, y = ({line.result.seed: line.result.value for line in runs.lines} for runs in (first, second))
-    seeds = sorted(x.keys() & y.keys())
-    if len(seeds) > 1:
-        name, samples = f"paired, {len(seeds)} seeds", [np.array([x[seed] - y[seed] for seed in seeds])]
+    x, y = first.scores, second.scores
+    pairs = sorted(x.keys() & y.keys())
+    if len(pairs) > 1:
+        splits, seeds = map(set, zip(*pairs, strict=True))
+        kind = "seeds" if len(splits) == 1 else "splits" if seeds == {None} else "splits and seeds"
+        name, samples = f"paired, {len(pairs)} {kind}", [np.array([x[pair] - y[pair] for pair in pairs])]
     elif min(len(x), len(y)) > 1:
         name, samples = f"Welch, {len(x)} and {len(y)} runs", [np.array(first.values), np.array(second.values)]
     else:
@@ -97,8 +99,8 @@ def against_table(rows: Rows, name: str) -> Table:
         columns=tuple(("", head) for head in heads),
         rows=tuple(cells),
         notes=(
-            "p is two-sided, by a t-test: paired by seed over the seeds that both have, or Welch's if they share fewer "
-            "than two. It is of each row alone, not corrected for the number of rows. The difference is that of the "
-            "means of all runs, also where a paired test has fewer.",
+            "p is two-sided, by a t-test: paired by split and seed over those that both have, or Welch's if they share "
+            "fewer than two. It is of each row alone, not corrected for the number of rows. The difference is that of "
+            "the means of all runs, also where a paired test has fewer.",
         ),
     )

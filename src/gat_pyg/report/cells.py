@@ -45,7 +45,7 @@ def ours_cell(runs: Runs | None, metric: str) -> Cell:
     """Return the cell of our mean ± std (runs), with its lines as the source."""
     if runs is None:
         return Cell(NONE, "no lines")
-    return Cell(f"{spread(runs.mean, runs.std, metric)} ({len(runs.lines)})", source_of(runs))
+    return Cell(f"{spread(runs.mean, runs.std, metric)} ({len(runs.values)})", source_of(runs))
 
 
 def paper_cell(paper: Printed | None, metric: str) -> Cell:

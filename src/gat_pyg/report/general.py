@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from ..experiments.folder import settings_in
+from ..experiments.result import ERRICA
 from ..experiments.settings import HASHED, UNHASHED
 from ..tasks.metrics import metric_named
 from .cells import NAMES, Cell, Table, ours_cell
@@ -55,7 +56,8 @@ def general_table(rows: Rows) -> Table:
             "↑: higher scores are better; ↓: lower ones. The best mean of a column is bold, the second best "
             "underlined. A method with several configurations on a data set has a row for each, with the settings "
             "that differ; its only configuration on another data set is in the row of the same settings if there is "
-            "one, else in a row without.",
+            "one, else in a row without. Runs on several splits or folds count together; by Errica's protocol, which "
+            "selects a configuration on each fold, a fold counts once, with the mean over its seeds.",
         ),
     )
 
@@ -120,12 +122,18 @@ def _hash(runs: Runs) -> str:
 def _settings(runs: Runs) -> dict[str, Any]:
     """Return the settings that determine what is learnt, from the folder of a run that still has them, or none."""
     for line in runs.lines:
+        if line.result.study == ERRICA:  # of which each fold selects its own
+            return {}
         try:
             saved = settings_in(Path(line.result.run_dir)) if line.result.run_dir else {}
         except (OSError, ValueError):
             continue
         if saved:
             saved.pop("training.max_epochs" if "trainer.max_epochs" in saved else "", None)  # the trainer's counts
+            for group in (
+                ("split", "dataset") if "dataset.folds" in saved else ("split",)
+            ):  # which split: no configuration
+                saved |= {f"{group}.split": 0, f"{group}.fold": 0}
             return {name: value for name, value in saved.items() if _is_hashed(name)}
     return {}
 

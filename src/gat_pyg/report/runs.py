@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..experiments.result import Result, read
+from ..experiments.result import Result, read, scores_of
 
 RESAMPLES = 9_999  # of a permutation test, which is exact if there are at most this many permutations
 
@@ -83,7 +83,7 @@ def key_of(result: Result) -> Key:
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of one method on one data set with the same settings: a line for each seed, sorted by seed."""
+    """The runs of one method on one data set with the same settings: a line for each split and seed, sorted by both."""
 
     lines: tuple[Line, ...]
 
@@ -103,9 +103,14 @@ class Runs:
         return max(line.result.timestamp for line in self.lines)
 
     @property
+    def scores(self) -> dict[tuple[int, int | None], float]:
+        """The test scores by split and seed, or by split alone: see `scores_of`."""
+        return scores_of(line.result for line in self.lines)
+
+    @property
     def values(self) -> list[float]:
         """The test scores."""
-        return [line.result.value for line in self.lines]
+        return [*self.scores.values()]
 
     @property
     def mean(self) -> float:
@@ -115,7 +120,7 @@ class Runs:
     @property
     def std(self) -> float:
         """The sample standard deviation of the test scores; NaN for a single run."""
-        return float(np.std(self.values, ddof=1)) if len(self.lines) > 1 else math.nan
+        return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else math.nan
 
     @property
     def val(self) -> float:
@@ -155,19 +160,19 @@ def lines_of(path: str | Path) -> list[Line]:
 def gathered(lines: Iterable[Line]) -> dict[Key, list[Runs]]:
     """Return the runs of each method, data set and metric, grouped by settings, the newest group first.
 
-    The newest group is the one whose last run ended last. If a seed has several lines with the same settings, the
-    newest counts.
+    The newest group is the one whose last run ended last. If a seed has several lines with the same settings and split,
+    the newest counts.
 
     >>> result = Result("GAT", "cora", "accuracy", 83.1, 0, 812, 711, 82.0, 9.2, 0.011, 92373)
     >>> gathered([Line(result, "results.jsonl", 1)])[Key("GAT", "cora", "accuracy")][0].mean
     83.1
     """
-    newest: dict[tuple[Key, str, int], Line] = {}
+    newest: dict[tuple[Key, str, int, int], Line] = {}
     for line in sorted(lines, key=lambda line: line.result.timestamp):  # stable: on ties, the later line counts
         result = line.result
-        newest[key_of(result), result.config_hash, result.seed] = line
+        newest[key_of(result), result.config_hash, result.split, result.seed] = line
     groups: dict[tuple[Key, str], list[Line]] = {}
-    for (key, setting, _), line in sorted(newest.items(), key=lambda item: item[0][2]):
+    for (key, setting, *_), line in sorted(newest.items(), key=lambda item: item[0][2:]):
         groups.setdefault((key, setting), []).append(line)
     groups_of: dict[Key, list[Runs]] = {}
     for (key, _), group in groups.items():

@@ -53,6 +53,7 @@ class Task:
     edge_dim: int | None = None
     class_names: tuple[str, ...] | None = field(default=None, repr=False)  # of the K classes, if they are known
     transforms: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)  # as in Preparation
+    num_splits: int = field(default=1, repr=False)  # given splits or folds, of which this is one
 
     @cached_property
     def preparation(self) -> Preparation:
