@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -33,6 +34,7 @@ from gat_pyg.training import signals
 from gat_pyg.training.loading import TaskData
 from gat_pyg.training.shares import Shares
 from graphs import random
+from objectives import WITH_GRAPHS
 from processes import WITHOUT_KERNELS, python
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are stopped by POSIX signals")
@@ -90,6 +92,25 @@ def same(outputs: Path, alone: Path) -> None:
 def test_ranks_take_the_steps_of_one_process(alone: Path, tmp_path: Path):
     ended(command(tmp_path, world=3))  # there are two graphs to validate on
     same(tmp_path, alone)
+
+
+def test_two_ranks_train_every_objective_over_graphs_as_one_process(tmp_path: Path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    script, paths = str(Path(__file__).with_name("train_objectives.py")), {1: tmp_path / "1.pt", 2: tmp_path / "2.pt"}
+    several = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "0"}
+    processes = [started(script, str(paths[1]), "1")]
+    processes += [started(script, str(paths[2]), "2", LOCAL_RANK=str(rank), **several) for rank in range(2)]
+    for process in processes:
+        _, complaints = process.communicate(timeout=240)
+        assert process.returncode == 0, complaints
+    one, two = (torch.load(path) for path in paths.values())
+    assert one.keys() == two.keys() == {*WITH_GRAPHS}
+    for name, values in one.items():
+        assert any(key.startswith("test_") for key in values)
+        for key, value in values.items():
+            torch.testing.assert_close(two[name][key], value, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
