@@ -44,7 +44,8 @@ def sizes(task: Task) -> str:
     split = " / ".join(f"{count:,}" for count in counts)
     objective = task.objective
     K, columns = task.num_classes, objective.columns
-    known = "links" if objective.item == "link" else f"{K} {columns[:-1] if K == 1 else columns} of {objective.item}s"
+    noun = {"classes": "class", "labels": "label", "targets": "target"}[columns] if K == 1 else columns
+    known = "links" if objective.item == "link" else f"{K} {noun} of {objective.item}s"
     return f"{nodes:,} nodes, {edges:,} edges, {known}; {split} {items}"
 
 
