@@ -258,6 +258,23 @@ def from_dataset(
     return Task(name, parts[0], parts[1], parts[2], F, objective, edge_dim, names, tuple(transforms))
 
 
+def node_ids(N: int) -> Tensor:
+    """Return the ids of N nodes as the only feature `[N, 1]`, for learnt embeddings of a graph without features.
+
+    >>> node_ids(3)
+    tensor([[0.],
+            [1.],
+            [2.]])
+    """
+    return torch.arange(N).float()[:, None]
+
+
+def has_ids(task: Task) -> bool:
+    """Return True if the only feature of a shared graph's nodes is their id."""
+    graph = task.shared_graph
+    return graph is not None and torch.equal(graph.x, node_ids(graph.x.size(0)))
+
+
 def _are_quantities(y: list[Tensor]) -> bool:
     """Return True if floats are neither classes nor binary labels: fractions, or in [N, K] any but 0 and 1."""
     for labels in y:

@@ -15,7 +15,7 @@ from hydra.utils import instantiate
 from lightning import Trainer
 from torch import Tensor, nn
 
-from ..data.own import from_dataset
+from ..data.own import from_dataset, has_ids
 from ..data.raw import data_root
 from ..data.splits import check_classes
 from ..distributed import ray
@@ -86,6 +86,11 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
     parameters = inspect.signature(kind).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     encoder: int | None = factory.get("encoder")
+    if encoder is None and task.num_features == 1 and has_ids(task):
+        raise ValueError(
+            f"{task.name} has no features but the ids of its nodes, for learnt embeddings. Give their width: "
+            "+model.encoder=64."
+        )
     sizes = {"in_channels": encoder or task.num_features, "out_channels": task.num_classes}
     if task.shared_graph is not None and "num_nodes" in parameters:  # for parameters or labels of each node
         sizes["num_nodes"] = task.shared_graph.num_nodes
@@ -106,7 +111,8 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
         arguments = {"model": {"_target_": target, **arguments}, "aggr": readout}
         target = "gat_pyg.models.Readout"
     if task.objective.item == "link" and (decoder := factory.get("decoder")) is not None:
-        arguments = {"model": {"_target_": target, **arguments}, "channels": task.num_classes, "decoder": decoder}
+        options = {"decoder": decoder} if isinstance(decoder, str) else decoder
+        arguments = {"model": {"_target_": target, **arguments}, "channels": task.num_classes, **options}
         target = "gat_pyg.models.LinkScores"
     model = Factory("model", {"_target_": target, **arguments})()
     check_dtypes(model)
@@ -142,7 +148,8 @@ def build_data(settings: Settings, task: Task, model: nn.Module, trainer: Traine
     if is_divided(trainer):
         layers_of(model)
     if not loader.in_batches:
-        return TaskData(task, training.batch_size, seed, wants_sparse(settings, task, model, trainer))
+        sparse = wants_sparse(settings, task, model, trainer)
+        return TaskData(task, training.batch_size, seed, sparse, num_links=loader.num_links)
     if training.sparse is True:
         raise ValueError("training.sparse is true, but batches of nodes have dense features. Use loader=full.")
     hops, batch_size = loader.num_neighbors, loader.batch_size or 1

@@ -21,6 +21,8 @@ from .nodes import _OfNodes
 from .objective import MASKS, Objective, Split
 from .ranking import average_precision, hits, mrr, roc_auc
 
+DENSE = 10_000  # nodes up to which a mask of all pairs finds the negative ones, faster than sorting the known ones
+
 
 @dataclass(frozen=True)
 class LinkLabels(_OfNodes):
@@ -100,14 +102,20 @@ class LinkLabels(_OfNodes):
         _check_disjoint(data, where)
 
     def example(self, data: Data, split: Split) -> Data:
-        """Return the graph with the pairs of a split only; for training, with new negative pairs."""
-        chosen, nodes = copy.copy(data), mask_to_index(data[f"{split}_mask"])
+        """Return the graph with the pairs of a split only; for training, with new negative pairs.
+
+        With `input_id` `[B]`, only those of the split's pairs, and as many negative ones.
+        """
+        chosen, index = copy.copy(data), mask_to_index(data[f"{split}_mask"])
         for key in MASKS:
             del chosen[key]
-        pairs, chosen.y = data.edge_label_index.index_select(1, nodes), self.labels(data, split)
-        if split == "train":
-            known = torch.cat([data.edge_index, pairs, pairs.flip(0)], 1)
-            negatives = negative_sampling(known, data.x.size(0), pairs.size(1))
+        links = data.edge_label_index.index_select(1, index)
+        index = index[data.input_id] if "input_id" in data else index
+        pairs, chosen.y = data.edge_label_index.index_select(1, index), data.y.index_select(0, index)
+        if split == "train" and pairs.numel():
+            N = data.x.size(0)
+            known = torch.cat([data.edge_index, links, links.flip(0)], 1)
+            negatives = negative_sampling(known, N, pairs.size(1), "dense" if N <= DENSE else "sparse")  # same result
             chosen.y = torch.cat([chosen.y, chosen.y.new_zeros(negatives.size(1))])
             pairs = torch.cat([pairs, negatives], 1)
         chosen.edge_label_index = pairs
