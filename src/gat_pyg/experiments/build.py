@@ -23,6 +23,7 @@ from ..distributed.halo import layers_of
 from ..distributed.ranks import rank_zero_print
 from ..graph.partition import WITH_METIS, edge_cut
 from ..models.encoders import num_categories
+from ..tasks.edges import PAIRS
 from ..tasks.task import Task
 from ..training.checkpoint import SafeCheckpoints
 from ..training.loading import TaskData, is_divided, sparse_pays, takes_sparse
@@ -32,6 +33,7 @@ from .model_file import check_dtypes
 from .settings import FIXED, Factory, ModelFactory, Settings
 
 RAY = "ray"  # the strategy's name
+WIDTH = 64  # of the nodes' embeddings from which a decoder predicts labels of edges
 
 
 class Built(NamedTuple):
@@ -91,7 +93,9 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
             f"{task.name} has no features but the ids of its nodes, for learnt embeddings. Give their width: "
             "+model.encoder=64."
         )
-    sizes = {"in_channels": encoder or task.num_features, "out_channels": task.num_classes}
+    decoder = _decoder(factory, task)
+    out_channels = task.num_classes if decoder is None else decoder["channels"]
+    sizes = {"in_channels": encoder or task.num_features, "out_channels": out_channels}
     if task.shared_graph is not None and "num_nodes" in parameters:  # for parameters or labels of each node
         sizes["num_nodes"] = task.shared_graph.num_nodes
     takes_edges = "edge_dim" in parameters or (takes_any and getattr(kind, "supports_edge_attr", False))
@@ -110,19 +114,32 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
     if task.objective.item == "graph" and readout is not None:  # the model returns a row for each node
         arguments = {"model": {"_target_": target, **arguments}, "aggr": readout}
         target = "gat_pyg.models.Readout"
-    if task.objective.item == "link" and (decoder := factory.get("decoder")) is not None:
-        options = {"decoder": decoder} if isinstance(decoder, str) else decoder
-        arguments = {"model": {"_target_": target, **arguments}, "channels": task.num_classes, **options}
+    if decoder is not None:
+        arguments = {"model": {"_target_": target, **arguments}, **decoder}
         target = "gat_pyg.models.LinkScores"
     model = Factory("model", {"_target_": target, **arguments})()
     check_dtypes(model)
     return Built(model, target, arguments)
 
 
+def _decoder(factory: ModelFactory, task: Task) -> dict[str, Any] | None:
+    """Return the arguments of `LinkScores` but the model, or None if the model's rows are what is predicted."""
+    item, K = task.objective.item, task.num_classes
+    decoder = factory.get("decoder", "mlp" if item == "edge" else None)
+    if decoder is None or item not in PAIRS:
+        return None
+    options = {"decoder": decoder} if isinstance(decoder, str) else dict(decoder)
+    if item == "link":
+        return {"channels": K, **options}
+    if options.setdefault("decoder", "mlp") == "mlp":
+        options.setdefault("combine", "concat")  # an edge has a direction
+    return {"channels": WIDTH, "out_channels": K, **options}
+
+
 def build_module(settings: Settings, task: Task, model: nn.Module) -> Transductive | Inductive:
     """Build the module for the task's setup, and compile the model if `training.compile` is true."""
     training = settings.training
-    if task.objective.item == "link" and (hasattr(model, "fit") or hasattr(model, "penalty")):
+    if task.objective.item in PAIRS and (hasattr(model, "fit") or hasattr(model, "penalty")):
         raise ValueError(f"{type(model).__name__} has its own loss over nodes, which {task.name} has no labels for.")
     if training.compile:
         model.compile()
@@ -138,8 +155,10 @@ def build_module(settings: Settings, task: Task, model: nn.Module) -> Transducti
 def build_data(settings: Settings, task: Task, model: nn.Module, trainer: Trainer, seed: int) -> TaskData:
     """Build the batches that `loader` describes."""
     loader, training = settings.loader, settings.training
-    if task.objective.item == "link" and (loader.in_batches or is_divided(trainer)):
-        raise ValueError(f"{task.name} predicts links, which needs the whole graph: loader=full in one process.")
+    if task.objective.item in PAIRS and (loader.in_batches or is_divided(trainer)):
+        raise ValueError(
+            f"{task.name} predicts {task.objective.item}s, which needs the whole graph: loader=full in one process."
+        )
     if is_divided(trainer) and (loader.in_batches or training.compile or task.shared_graph is None):
         raise ValueError(
             "trainer.strategy is halo, which divides a single graph and needs loader=full and training.compile=false. "

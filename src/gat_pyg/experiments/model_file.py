@@ -144,6 +144,8 @@ def predict(
     options = {"edge_attr": data.edge_attr} if with_edge_attr else {}
     if preparation.item == "graph" and "batch" in takes and isinstance(data, Batch):
         options |= {"batch": data.batch, "batch_size": data.num_graphs}
+    if preparation.item == "edge" and "edge_label_index" not in data:
+        data.edge_label_index = data.edge_index
     if preparation.item == "link" and "edge_label_index" not in data:
         raise ValueError(f"{run_dir} predicts links: give data.edge_label_index [2, L], the pairs of nodes.")
     if "edge_label_index" in takes:
