@@ -60,7 +60,7 @@ def _draw_links(data: Data, val: int, test: int, seed: int, name: str) -> None:
     """
     low, high = data.edge_label_index.aminmax(dim=0)
     _, link = torch.stack([low, high]).unique(dim=1, return_inverse=True)
-    size = int(link.max()) + 1
+    size = int(link.max()) + 1 if link.numel() else 0
     links = Data(y=torch.full((size,), -1).index_fill_(0, link[any_known(data.y)], 0))
     for key in MASKS:
         if key in data:
