@@ -6,15 +6,17 @@ from typing import Any
 
 import torch
 from lightning import LightningModule
+from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GAT
 
 from gat_pyg.data import Task, links
-from gat_pyg.models import Readout
+from gat_pyg.models import LinkScores, Readout
+from gat_pyg.tasks.edges import EdgeLabels
 from gat_pyg.tasks.graphs import GraphLabels, GraphMultiLabels
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from gat_pyg.tasks.objective import Objective
-from gat_pyg.tasks.targets import GraphTargets, NodeTargets
+from gat_pyg.tasks.targets import EdgeTargets, GraphTargets, NodeTargets
 from gat_pyg.training import Inductive, Transductive
 
 
@@ -54,6 +56,24 @@ def linked_graph() -> Task:
     return links(graph(30, 3, 0), val=0.2, test=0.2, channels=3)
 
 
+def labelled_edges() -> Task:
+    """A graph with one of three classes for each of its 90 edges."""
+    data = graph(30, 3, 0)
+    data.edge_label_index, data.y = data.edge_index, data.edge_index.sum(0) % 3
+    for i, key in enumerate(("train_mask", "val_mask", "test_mask")):
+        data[key] = torch.arange(90) % 3 == i
+    return Task("edges", [data], [data], [data], 6, EdgeLabels(3))
+
+
+def quantities_of_edges() -> Task:
+    """The same graph with three quantities for each edge, of which each tenth edge lacks the second."""
+    data = labelled_edges().train[0]
+    src, dst = data.edge_index
+    data.y = 100 + 10 * (data.x[src, :3] - data.x[dst, 3:])
+    data.y[::10, 1] = math.nan
+    return Task("quantities", [data], [data], [data], 6, EdgeTargets(3))
+
+
 def multilabelled_graphs() -> Task:
     """Graphs with three labels each, some of them unknown; one graph has no edges."""
     task = labelled_graphs()
@@ -88,6 +108,8 @@ OBJECTIVES: dict[str, Callable[[], Task]] = {
     "graphs, many labels": multilabelled_graphs,
     "quantities of nodes": quantities_of_nodes,
     "quantities of graphs, by MAE": lambda: quantities_of_graphs().scored_by("mae"),
+    "edges": labelled_edges,
+    "quantities of edges": quantities_of_edges,
     "links": linked_graph,
     "nodes of one graph, by ROC-AUC": lambda: one_graph().scored_by("roc_auc"),
     "nodes of many graphs, by average precision": lambda: many_graphs().scored_by("average_precision"),
@@ -100,5 +122,11 @@ def setup(task: Task, dropout: float = 0.5) -> LightningModule:
     torch.manual_seed(0)
     model = GAT(6, 4, 2, 3, heads=2, dropout=dropout)
     kind = Inductive if task.shared_graph is None else Transductive
-    pooled = Readout(model) if task.objective.item == "graph" else model
-    return kind(pooled, task.objective, lr=0.01, weight_decay=5e-4)
+    return kind(headed(model, task), task.objective, lr=0.01, weight_decay=5e-4)
+
+
+def headed(model: nn.Module, task: Task) -> nn.Module:
+    """Return a model of the task's rows from a model with three outputs for each node."""
+    if task.objective.item == "edge":
+        return LinkScores(model, 3, "mlp", out_channels=3, combine="concat")
+    return Readout(model) if task.objective.item == "graph" else model

@@ -995,7 +995,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "negative": ({"edge_index": with_value(EDGES, -1)}, "edge_index holds -1, expected nodes from 0 to 11"),
     "beyond N": ({"edge_index": with_value(EDGES, 12)}, r"edge_index holds 12, but x has 12 rows \(nodes 0 to 11\)"),
     "no edges": ({"edge_index": None}, "edge_index is missing. Give the edges"),
-    "no x": ({"x": None}, "x is missing. Give the nodes features"),
     "no y": ({"y": None}, "y is missing. Give every node a label"),
     "NaN": ({"x": with_value(X, float("nan"))}, "x is NaN or infinite at node 0"),
     "infinite": ({"x": with_value(X, float("inf"))}, "x is NaN or infinite at node 0"),

@@ -150,6 +150,12 @@ def test_a_broken_split_is_an_error(message: str) -> None:
         Task("broken", [data], [data], [data], 6, LinkLabels(4))
 
 
+def test_links_of_a_graph_without_features_have_the_ids_of_the_nodes() -> None:
+    graph = communities()
+    task = links(Data(edge_index=graph.edge_index, num_nodes=41))
+    assert torch.equal(task.train[0].x[:, 0], torch.arange(41.0))
+
+
 def test_unknown_scores_and_several_graphs_are_errors() -> None:
     with pytest.raises(ValueError, match="ranked_by is 'auc', expected one of roc_auc"):
         LinkLabels(4, "auc")

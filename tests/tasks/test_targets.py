@@ -130,7 +130,7 @@ def test_a_class_without_training_labels_is_refused(tmp_path):
     for i, key in enumerate(("train_mask", "val_mask", "test_mask")):
         data[key] = (torch.arange(60) // 20 == i) & ((data.y != 2) | (i > 0))
     torch.save(data, tmp_path / "own.pt")
-    with pytest.raises(ValueError, match="nodes or graphs of class 2, the training has none"):
+    with pytest.raises(ValueError, match="nodes of class 2, the training has none"):
         from_file(tmp_path / "own.pt")
 
 

@@ -44,7 +44,6 @@ from gat_pyg.features import SparseFeatures
 from gat_pyg.files import full
 from gat_pyg.graph import adjacency, remembered
 from gat_pyg.models import GAT as GAT_PYG
-from gat_pyg.models import Readout
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from gat_pyg.tasks.objective import Objective
 from gat_pyg.training import Inductive, PaperStopping, Resumable, SafeCheckpoints, Transductive, modules
@@ -54,7 +53,7 @@ from gat_pyg.training.loading import TaskData, sparse_pays
 from gat_pyg.training.progress import MetricsFile, Progress
 from gat_pyg.training.shares import Batches
 from laws import assert_close
-from objectives import LABELLED, OBJECTIVES, WITH_GRAPHS, graph, many_graphs, objective, one_graph, setup
+from objectives import LABELLED, OBJECTIVES, WITH_GRAPHS, graph, headed, many_graphs, objective, one_graph, setup
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated"),
@@ -323,7 +322,7 @@ def test_a_step_never_waits_for_the_device(name: str, sparse: bool):
     task = OBJECTIVES[name]()
     module = setup(task)
     module.model = GAT_PYG(6, [4, 4], 3, [2, 2, 1], dropout=0.5, residual=[False, True, False])
-    module.model = Readout(module.model) if task.objective.item == "graph" else module.model
+    module.model = headed(module.model, task)
     module._inspect_model(module.model)
     (data, *_) = TaskData(task, sparse=sparse and task.shared_graph is not None).train_dataloader()
     data.x = (

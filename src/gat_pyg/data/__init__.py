@@ -6,6 +6,7 @@ from .generated import digits as digits
 from .generated import planted as planted
 from .links import links as links
 from .ogb import ogbg as ogbg
+from .ogb import ogbl as ogbl
 from .ogb import ogbn as ogbn
 from .own import from_dataset as from_dataset
 from .own import from_file as from_file

@@ -14,6 +14,7 @@ from torch_geometric.utils import coalesce, is_undirected, remove_self_loops
 from ..tasks.links import LinkLabels
 from ..tasks.objective import MASKS
 from ..tasks.task import Task
+from .own import node_ids, num_nodes
 
 
 def links(
@@ -33,7 +34,7 @@ def links(
     `RandomLinkSplit`). Repeated links and loops are removed before.
 
     Args:
-        dataset: a `Data`, a PyG `Dataset` or a `Task` with one graph.
+        dataset: a `Data`, a PyG `Dataset` or a `Task` with one graph. Without x, the ids of the nodes are the features.
         name: the name of the task.
         val, test: shares of the links, or numbers of them.
         disjoint: the share of the training links that are supervised only, and no message-passing edges; the others are
@@ -43,7 +44,7 @@ def links(
         ranked_by: the score that is reported and decides when to stop, as in `LinkLabels`.
 
     Raises:
-        ValueError: if there is not one graph, or it has no features, or too few links.
+        ValueError: if there is not one graph, or it has too few links.
 
     Example:
         >>> from gat_pyg.data import digits
@@ -56,9 +57,8 @@ def links(
         if graph is None or len(graph) != 1:
             raise ValueError(f"{name}: links are drawn in one graph, but there are several.")
         graph = graph[0]
-    if not isinstance(graph.x, Tensor):
-        raise ValueError(f"{name}: x is missing. Give the nodes features [N, F].")
-    N, weights = graph.x.size(0), graph.edge_attr
+    N, weights = num_nodes(graph), graph.edge_attr
+    x = node_ids(N) if graph.x is None else graph.x.float()
     edges, weights = remove_self_loops(graph.edge_index, weights)
     if weights is None:
         edges = coalesce(edges, num_nodes=N)
@@ -74,7 +74,7 @@ def links(
     with torch.random.fork_rng(devices=[]):  # permutations are torch's, negatives Python's
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
-        parts = split(Data(graph.x.float(), edges, weights, num_nodes=N))
+        parts = split(Data(x, edges, weights, num_nodes=N))
     random.setstate(state)
     pairs = [part.edge_label_index for part in parts]
     labels = [part.edge_label.long() for part in parts]

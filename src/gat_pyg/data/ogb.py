@@ -1,4 +1,4 @@
-"""The data sets of OGB with labels of nodes and of graphs."""
+"""The data sets of OGB: labels of nodes and of graphs, and links."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from zipfile import ZipFile
 
 import numpy as np
 import torch
+from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
+from ..tasks.links import LinkLabels
 from ..tasks.objective import MASKS
 from ..tasks.preparation import UNDIRECTED
 from ..tasks.task import Task
-from .own import _graph, _load_folder, from_dataset
+from .links import _task
+from .own import _graph, _load_folder, from_dataset, node_ids
 from .raw import _raw_folder, _reading, data_root
 
 OGBN = {"ogbn-arxiv": True, "ogbn-products": False, "ogbn-papers100M": True}  # name -> True if its edges are citations
@@ -93,12 +96,55 @@ def ogbg(name: str, root: str | Path | None = None) -> Task:
     except ImportError as error:
         raise ImportError(_NEEDS_OGB.format(name)) from error
 
-    # ogb reads back what it wrote with torch's default, weights_only=True, which does not allow PyG's classes
-    classes = torch.serialization.safe_globals([DataEdgeAttr, DataTensorAttr, GlobalStorage])
-    with classes, redirect_stdout(sys.stderr), warnings.catch_warnings():
+    with _allowed(), redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # ogb's labels, which it only reads
         dataset = PygGraphPropPredDataset(name, root=str(data_root(root) / "ogb"))
     return from_dataset(dataset, name)
+
+
+def ogbl(name: str, root: str | Path | None = None, channels: int = 64) -> Task:
+    """Read a data set of OGB with links to predict, `"ogbl-ddi"`, with its own split, negative pairs and metric.
+
+    The message-passing edges are those of the training. `channels` is the width of the vectors that a decoder scores.
+    The 4,267 drugs of ddi have no features; x `[N, 1]` is their ids, which `+model.encoder=256` embeds.
+
+    The first call needs the extra `ogb`. It reads `<root>/ogb` (see `data_root`), or downloads with OGB's code.
+
+    Raises ValueError if OGB does not know the name or has other negative pairs for each link, ImportError if ogb is not
+    installed.
+
+    >>> ogbl("ogbn-arxiv")
+    Traceback (most recent call last):
+    ValueError: 'ogbn-arxiv' is unknown: expected the name of a data set with links, as ogbl-ddi.
+    """
+    if not name.startswith("ogbl-"):
+        raise ValueError(f"{name!r} is unknown: expected the name of a data set with links, as ogbl-ddi.")
+    try:
+        from ogb.linkproppred import PygLinkPropPredDataset
+    except ImportError as error:
+        raise ImportError(_NEEDS_OGB.format(name)) from error
+
+    with _allowed(), redirect_stdout(sys.stderr):
+        dataset = PygLinkPropPredDataset(name, root=str(data_root(root) / "ogb"))
+        parts = dataset.get_edge_split()
+    if not all("edge_neg" in parts[part] for part in ("valid", "test")):
+        raise ValueError(f"{name} has other negative pairs for each link, expected the same for all, as ogbl-ddi.")
+    pairs, labels = [], []
+    for part in (parts[key] for key in ("train", "valid", "test")):
+        both = [part["edge"], *([part["edge_neg"]] if part is not parts["train"] else [])]
+        pairs.append(torch.cat(both).t())
+        labels.append(torch.cat([torch.full((len(edges),), 1 - number) for number, edges in enumerate(both)]))
+    data = dataset[0]
+    data = Data(node_ids(data.num_nodes) if data.x is None else data.x.float(), data.edge_index)
+    return _task(name, data, pairs, labels, LinkLabels(channels, dataset.meta_info["eval metric"]))
+
+
+def _allowed() -> Any:
+    """Context manager: allow the classes in OGB's files, which torch's default, weights_only=True, does not."""
+    reconstruct = np.empty(0).__reduce__()[0]
+    names = [(reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
+    arrays: list[Any] = [*names, np.ndarray, np.dtype, np.dtypes.Int64DType]
+    return torch.serialization.safe_globals([DataEdgeAttr, DataTensorAttr, GlobalStorage, *arrays])
 
 
 _NEEDS_OGB = "{} needs ogb. Run: python -m pip install 'gat_pyg[ogb]'."

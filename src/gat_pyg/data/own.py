@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import warnings
@@ -18,12 +19,16 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
 from ..tasks.checks import _NOTHING_KNOWN, KEYS, _check_graph, _check_present
+from ..tasks.edges import EdgeLabels, EdgeMultiLabels
 from ..tasks.graphs import GraphLabels, GraphMultiLabels
+from ..tasks.labels import ManyLabels, OneLabel
 from ..tasks.nodes import NodeLabels, NodeMultiLabels
 from ..tasks.objective import MASKS, SPLITS, Objective, any_known
-from ..tasks.targets import GraphTargets, NodeTargets
+from ..tasks.targets import EdgeTargets, GraphTargets, NodeTargets, Targets
 from ..tasks.task import Task
-from .splits import _draw_graphs, _draw_masks, _fold_graphs, _ogb_graphs, _ogb_masks, check_classes
+from .splits import _draw_graphs, _draw_links, _draw_masks, _fold_graphs, _ogb_graphs, _ogb_masks, check_classes
+
+READ = (*KEYS, "edge_label", "edge_label_index")  # keys of a file; others are ignored
 
 # One's own graphs ---------------------------------------------------------------------------------------------------
 
@@ -42,8 +47,8 @@ def from_file(
 
     A `.pt` file holds a PyG `Data`, a list of them, or a dict of tensors; a `.npz` file holds arrays; a folder holds
     one `.npy` file per array, such as `x.npy`. The keys are `x` [N, F], `edge_index` [2, E], `y` [N] or [N, K], and
-    optionally `edge_attr` [E] or [E, D] and `train_mask`, `val_mask`, `test_mask` [N]; other keys are ignored. Splits
-    and the other arguments are as in `from_dataset`.
+    optionally `edge_attr` [E] or [E, D] and `train_mask`, `val_mask`, `test_mask` [N]; for labels of edges `edge_label`
+    and `edge_label_index`. Other keys are ignored. Splits and the other arguments are as in `from_dataset`.
 
     The files of a folder are memory-mapped. So with `loader=neighbor` the features may exceed the memory, and processes
     on one machine share them. The files must not change meanwhile. An x that is not float32 is converted in memory.
@@ -104,13 +109,15 @@ def _graph(content: Any, path: Path) -> Data:
     """Return a graph with the keys of `Task` in a mapping of arrays or tensors."""
     if not isinstance(content, Mapping):
         return cast(Data, content)  # from_dataset raises an error
-    missing = [key for key in ("x", "edge_index", "y") if content.get(key) is None]
+    label = "y" if content.get("edge_label") is None else "edge_label"
+    missing = [key for key in ("edge_index", label) if content.get(key) is None]
     if missing:
         keys = ", ".join(key for key in list(content)[:8] if isinstance(key, str))
         raise ValueError(
-            f"{path.stem} has no {' and no '.join(missing)}; its keys are {keys}. Expected x, edge_index and y."
+            f"{path.stem} has no {' and no '.join(missing)}; its keys are {keys}. Expected edge_index and y or "
+            "edge_label, and x for graphs with features."
         )
-    return Data(**{key: _numbers(content[key], f"{path.stem}: {key}") for key in KEYS if content.get(key) is not None})
+    return Data(**{key: _numbers(content[key], f"{path.stem}: {key}") for key in READ if content.get(key) is not None})
 
 
 def _numbers(values: Any, where: str) -> Tensor:
@@ -145,12 +152,12 @@ def _load_npz(path: Path) -> dict[str, Any]:
         raise ValueError("it is no archive of numpy.savez.")
     # not numpy.load, which takes other files for pickles and explains how to load them
     with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
-        return {key: arrays[key] if key in KEYS else None for key in arrays.files}
+        return {key: arrays[key] if key in READ else None for key in arrays.files}
 
 
 def _load_folder(path: Path) -> dict[str, Any]:
     return {
-        file.stem: np.lib.format.open_memmap(file, mode="r") if file.stem in KEYS else None
+        file.stem: np.lib.format.open_memmap(file, mode="r") if file.stem in READ else None
         for file in sorted(path.glob("*.npy"))
     }
 
@@ -191,7 +198,7 @@ def from_dataset(
     transforms: Sequence[Mapping[str, Any]] = (),
     task: str | None = None,
 ) -> Task:
-    """Convert any PyG data set with labels of nodes or graphs: one graph, several graphs, or three data sets.
+    """Convert any PyG data set with labels of nodes, edges or graphs: one graph, several graphs, or three data sets.
 
     `dataset` is a `Data`, a PyG `Dataset`, a list of `Data`, or three of these, as a mapping of train, val, test or as
     a sequence. The masks of a single graph are kept; of masks [N, S], column `split` is used. Missing masks are drawn
@@ -203,9 +210,15 @@ def from_dataset(
     test, the next one for validation, the others for training. Or `folds` is the path of a file of folds, in the format
     of Errica et al. (`gat_pyg.data.splits.read_folds`). Other data cannot be divided into folds.
 
-    `task` is `node_classification`, `node_regression`, `graph_classification` or `graph_regression`; None if `y` shows
-    it: integers, and floats that are whole numbers, are classes; `y` [N, K] of 0 and 1 means many labels per node;
-    other floats are quantities, whose mean and standard deviation in the training split the objective takes.
+    Labels of edges are `edge_label` [M] or [M, K] of the pairs `edge_label_index` [2, M], by default `edge_index`, or
+    `y` [E] if E is not N; they need a single graph. They are read if there is no `y`, or `task` names them. Missing
+    masks [M] are drawn: `val` and `test` links, both directions of a link together, and the others for training.
+
+    A single graph without `x` gets the ids of its nodes as `x` [N, 1], which `gat_pyg.models.Encoded` embeds.
+
+    `task` is `node_`, `edge_` or `graph_`, with `classification` or `regression`; None if `y` shows it:
+    integers, and floats that are whole numbers, are classes; `y` [N, K] of 0 and 1 means many labels per node; other
+    floats are quantities, whose mean and standard deviation in the training split the objective takes.
 
     `x` and `edge_attr` become float32, `edge_attr` [E] becomes [E, 1], `y` [N, 1] becomes [N] for classes, and [N]
     becomes [N, 1] for quantities. NaN is an unknown label; nodes without a known label are removed from the masks. The
@@ -224,6 +237,10 @@ def from_dataset(
     raw = _parts(dataset, name)
     if not any(raw):
         raise ValueError(f"{name} has no graph, expected at least one.")
+    if len(raw) == 1 and len(raw[0]) == 1 and isinstance(raw[0][0], Data):
+        raw = [[_completed(raw[0][0], task, name)]]
+    elif str(task).startswith("edge_"):
+        raise ValueError(f"{name}: task={task} needs a single graph, but there are several.")
     for graph in (graph for graphs in raw for graph in graphs):
         _check_is_graph(graph, name)
     num_splits = max(
@@ -234,7 +251,7 @@ def from_dataset(
         quantities = str(task).endswith("_regression")
     parts = [[_tidy(data, split, quantities, name) for data in graphs] for graphs in raw]
     every = [data for graphs in parts for data in graphs]
-    objective = _objective_of(every, quantities, None if task is None else task.startswith("graph_"), name)
+    objective = _objective_of(every, quantities, None if task is None else task.partition("_")[0], name)
     F, D = (
         tensor.size(-1) if tensor is not None and tensor.dim() else 1 for tensor in (every[0].x, every[0].edge_attr)
     )
@@ -250,7 +267,10 @@ def from_dataset(
         _check_graph(every[0], F, edge_dim, objective, name)  # before a split is drawn
         if given is not None:
             _ogb_masks(every[0], given())
-        _draw_masks(every[0], None if quantities else per_class * objective.out_channels, val, test, seed, name)
+        if objective.item == "edge":
+            _draw_links(every[0], val, test, seed, name)
+        else:
+            _draw_masks(every[0], None if quantities else per_class * objective.out_channels, val, test, seed, name)
         parts = [every, every, every]
     elif len(parts) == 1 and folds is not None:
         parts, num_splits = _fold_graphs(every, folds, fold, seed, name)
@@ -260,6 +280,32 @@ def from_dataset(
         parts = _draw_graphs(every, val, test, seed, name)
     names = _class_names(dataset, objective.out_channels)
     return Task(name, parts[0], parts[1], parts[2], F, objective, edge_dim, names, tuple(transforms), num_splits)
+
+
+def node_ids(N: int) -> Tensor:
+    """Return the ids of N nodes as the only feature `[N, 1]`, for learnt embeddings of a graph without features.
+
+    >>> node_ids(3)
+    tensor([[0.],
+            [1.],
+            [2.]])
+    """
+    return torch.arange(N).float()[:, None]
+
+
+def num_nodes(data: Data) -> int:
+    """Return the number of rows of x or, without x, `num_nodes` or as many nodes as `edge_index` shows."""
+    if isinstance(data.x, Tensor) and data.x.dim():
+        return int(data.x.size(0))
+    if "num_nodes" in data:
+        return int(data.num_nodes)
+    return int(data.edge_index.max()) + 1 if data.edge_index.numel() else 0
+
+
+def has_ids(task: Task) -> bool:
+    """Return True if the only feature of a shared graph's nodes is their id."""
+    graph = task.shared_graph
+    return graph is not None and torch.equal(graph.x, node_ids(graph.x.size(0)))
 
 
 def _are_quantities(y: list[Tensor]) -> bool:
@@ -274,18 +320,61 @@ def _are_quantities(y: list[Tensor]) -> bool:
     return False
 
 
-def _objective_of(graphs: list[Data], quantities: bool, of_graphs: bool | None, name: str) -> Objective:
-    """Return the objective that fits the labels of these graphs; `of_graphs` is None if their number decides."""
+OBJECTIVES: dict[str, tuple[type[OneLabel], type[ManyLabels], type[Targets]]] = {
+    "node": (NodeLabels, NodeMultiLabels, NodeTargets),
+    "edge": (EdgeLabels, EdgeMultiLabels, EdgeTargets),
+    "graph": (GraphLabels, GraphMultiLabels, GraphTargets),
+}
+
+
+def _completed(data: Data, task: str | None, name: str) -> Data:
+    """Return a graph with its edge labels as y, if these are to be predicted, and node ids as x, if it has none."""
+    edges, y = data.edge_index, data.y
+    if not isinstance(edges, Tensor) or edges.dim() != 2:
+        return data
+    data, N, rows = copy.copy(data), num_nodes(data), len(y) if isinstance(y, Tensor) and y.dim() else None
+    label, pairs = data.get("edge_label"), data.get("edge_label_index", edges)
+    for key in ("edge_label", "edge_label_index"):
+        data.pop(key, None)
+    if label is None:  # y [E] is of edges if it cannot be of nodes
+        label, pairs, of_edges = y, edges, rows == edges.size(1) != N
+    else:
+        of_edges = y is None
+    if label is not None and (of_edges if task is None else task.startswith("edge_")):
+        _check_edge_label(label, pairs, name)
+        data.y, data.edge_label_index = label, pairs
+    elif rows is not None and "num_nodes" not in data:
+        N = rows
+    data.x = node_ids(N) if data.x is None else data.x
+    return data
+
+
+def _check_edge_label(label: Any, pairs: Any, name: str) -> None:
+    """Raise ValueError unless there is a row of labels for each pair of nodes."""
+    is_dense = isinstance(pairs, Tensor) and pairs.layout == torch.strided and pairs.dim() == 2
+    size = pairs.size(1) if is_dense else None
+    if not isinstance(label, Tensor) or label.dim() not in (1, 2) or len(label) != size:
+        form = f"of shape {tuple(label.shape)}" if isinstance(label, Tensor) else f"a {type(label).__name__}"
+        raise ValueError(
+            f"{name}: edge_label is {form}, expected ({size},) or ({size}, K), labels for each of the edges. For other "
+            "pairs of nodes than those of edge_index, give edge_label_index (2, M)."
+        )
+
+
+def _objective_of(graphs: list[Data], quantities: bool, item: str | None, name: str) -> Objective:
+    """Return the objective that fits the labels of these graphs; `item` is None if their number decides."""
     y = [data.y for data in graphs]
-    if of_graphs is None:
+    if "edge_label_index" in graphs[0]:
+        item = "edge"
+    if item is None:
         is_single = len(graphs) > 1 and all(len(labels) == 1 for labels in y)
-        of_graphs = is_single and any(data.x.shape[:1] != (1,) for data in graphs)
+        item = "graph" if is_single and any(data.x.shape[:1] != (1,) for data in graphs) else "node"
+    one, many, targets = OBJECTIVES[item]
     if quantities:
-        return (GraphTargets if of_graphs else NodeTargets)(y[0].size(1))
+        return targets(y[0].size(1))
     K = y[0].size(1) if y[0].dim() == 2 else max((int(labels.max()) + 1 for labels in y if len(labels)), default=0)
     if K < 1 or not any(bool(any_known(labels).any()) for labels in y):
         raise ValueError(f"{name}{_NOTHING_KNOWN}")
-    one, many = (GraphLabels, GraphMultiLabels) if of_graphs else (NodeLabels, NodeMultiLabels)
     objective: Objective = many(K) if y[0].dim() == 2 else one(K)
     count = sum(map(len, y))
     if y[0].dim() == 1 and count < K:
@@ -346,11 +435,13 @@ def _check_is_graph(data: Any, name: str) -> None:
 def _tidy(data: Data, split: int, quantities: bool, name: str) -> Data:
     """Return a new graph with only the keys of `Task`, in the types of `Task`."""
     tidy = Data(data.x.float(), data.edge_index, y=_targets(data.y, name) if quantities else _labels(data.y, name))
+    if "edge_label_index" in data:
+        tidy.edge_label_index = data.edge_label_index
     if data.edge_attr is not None:
         tidy.edge_attr = data.edge_attr.float()
         if tidy.edge_attr.dim() == 1:
             tidy.edge_attr = tidy.edge_attr[:, None]  # [E, 1]
-    known = any_known(tidy.y)
+    known, items = any_known(tidy.y), "edges" if "edge_label_index" in data else "nodes"
     for key in MASKS:
         if data.get(key) is None:
             continue
@@ -362,7 +453,7 @@ def _tidy(data: Data, split: int, quantities: bool, name: str) -> Data:
         if mask.shape != known.shape or not ((mask == 0) | (mask == 1)).all():
             raise ValueError(
                 f"{name}: {key} is {mask.dtype} of shape {tuple(mask.shape)}, expected a bool, 0 or 1 for each of the "
-                f"{len(known)} nodes. Are these node numbers? Use torch_geometric.utils.index_to_mask."
+                f"{len(known)} {items}. Are these {items[:-1]} numbers? Use torch_geometric.utils.index_to_mask."
             )
         tidy[key] = mask.bool() & known
     return tidy
@@ -389,6 +480,6 @@ def _labels(y: Tensor, name: str) -> Tensor:
     if wrong.numel():
         raise ValueError(
             f"{name}: y holds {float(wrong[0])}..., expected whole numbers: classes. For quantities choose "
-            "task=node_regression or task=graph_regression."
+            "task=node_regression, edge_regression or graph_regression."
         )
     return y.masked_fill(y.isnan(), -1).long()

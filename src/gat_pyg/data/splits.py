@@ -16,13 +16,13 @@ from ..tasks.objective import MASKS, SPLITS, any_known
 from ..tasks.task import Task
 
 
-def _draw_masks(data: Data, train: int | None, val: int, test: int, seed: int, name: str) -> None:
+def _draw_masks(data: Data, train: int | None, val: int, test: int, seed: int, name: str, items: str = "nodes") -> None:
     """Draw the missing masks among the labelled nodes that are in no other mask.
 
     For training, `train` nodes are drawn, the same number of each class; if None, all that are left for it.
     """
     order = torch.randperm(len(data.y), generator=torch.Generator().manual_seed(seed))
-    free = any_known(data.y)
+    free, per_class = any_known(data.y), train is not None
     for key in MASKS:
         if key in data:
             free &= ~data[key]
@@ -33,14 +33,14 @@ def _draw_masks(data: Data, train: int | None, val: int, test: int, seed: int, n
         if key in data:
             continue
         order = order[free[order]]
-        if key == "train_mask" and data.y.dim() == 1:
+        if key == "train_mask" and data.y.dim() == 1 and per_class:
             K = int(data.y.max()) + 1
-            per_class = train // K
-            labels = [order[data.y[order] == label][:per_class] for label in range(K)]
-            few = [f"{label} ({len(members)})" for label, members in enumerate(labels) if len(members) != per_class]
+            size = train // K
+            labels = [order[data.y[order] == label][:size] for label in range(K)]
+            few = [f"{label} ({len(members)})" for label, members in enumerate(labels) if len(members) != size]
             if few:
                 raise ValueError(
-                    f"{name}: per_class={per_class} needs more labelled nodes than there are in class "
+                    f"{name}: per_class={size} needs more labelled nodes than there are in class "
                     f"{', '.join(few[:5])}. Choose a smaller per_class (split.per_class in the command), or give "
                     "train_mask."
                 )
@@ -49,12 +49,30 @@ def _draw_masks(data: Data, train: int | None, val: int, test: int, seed: int, n
             nodes = order[:size]
             if len(nodes) != size:
                 raise ValueError(
-                    f"{name}: {key} needs {size} nodes, but only {len(nodes)} labelled ones are left. "
+                    f"{name}: {key} needs {size} {items}, but only {len(nodes)} labelled ones are left. "
                     f"Choose smaller per_class, val and test (split.* in the command), or give {key}."
                 )
         data[key] = torch.zeros_like(free)
         data[key][nodes] = True
         free[nodes] = False
+
+
+def _draw_links(data: Data, val: int, test: int, seed: int, name: str) -> None:
+    """Draw the missing masks of labelled edges; both directions of a link are in the same split.
+
+    The numbers `val` and `test` are of links; all others are for training.
+    """
+    low, high = data.edge_label_index.aminmax(dim=0)
+    _, link = torch.stack([low, high]).unique(dim=1, return_inverse=True)
+    size = int(link.max()) + 1 if link.numel() else 0
+    links = Data(y=torch.full((size,), -1).index_fill_(0, link[any_known(data.y)], 0))
+    for key in MASKS:
+        if key in data:
+            links[key] = torch.zeros(size, dtype=torch.bool).index_fill_(0, link[data[key]], True)
+    _draw_masks(links, None, val, test, seed, name, "links")
+    for key in MASKS:
+        if key not in data:
+            data[key] = links[key][link] & any_known(data.y)
 
 
 def _draw_graphs(graphs: list[Data], val: int, test: int, seed: int, name: str) -> list[list[Data]]:
@@ -180,8 +198,9 @@ def check_classes(task: Task) -> None:
     absent = known[(known >= 0) & ~torch.isin(known, train)].tolist()
     if absent:
         raise ValueError(
-            f"{task.name}: the validation or the test has nodes or graphs of class {', '.join(map(str, absent[:5]))}, "
-            "the training has none. Choose another split (split.* in the command), or set their labels to -1."
+            f"{task.name}: the validation or the test has {task.objective.item}s of class "
+            f"{', '.join(map(str, absent[:5]))}, the training has none. Choose another split (split.* in the "
+            "command), or set their labels to -1."
         )
 
 

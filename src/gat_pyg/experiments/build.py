@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import PNAConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from ..data.own import from_dataset
+from ..data.own import from_dataset, has_ids
 from ..data.raw import data_root
 from ..data.splits import check_classes
 from ..distributed import ray
@@ -28,6 +28,7 @@ from ..graph.norms import graph_norms
 from ..graph.partition import WITH_METIS, edge_cut
 from ..models.encoders import num_categories
 from ..models.gat import GAT
+from ..tasks.edges import PAIRS
 from ..tasks.task import Task
 from ..training.checkpoint import SafeCheckpoints
 from ..training.loading import TaskData, is_divided, sparse_pays, takes_sparse
@@ -38,6 +39,7 @@ from .result import CONFIG
 from .settings import FIXED, Factory, ModelFactory, Settings
 
 RAY = "ray"  # the strategy's name
+WIDTH = 64  # of the nodes' embeddings from which a decoder predicts labels of edges
 
 
 class Built(NamedTuple):
@@ -108,7 +110,14 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
     parameters = inspect.signature(kind).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     encoder: int | None = factory.get("encoder")
-    sizes: dict[str, Any] = {"in_channels": encoder or task.num_features, "out_channels": task.num_classes}
+    if encoder is None and task.num_features == 1 and has_ids(task):
+        raise ValueError(
+            f"{task.name} has no features but the ids of its nodes, for learnt embeddings. Give their width: "
+            "+model.encoder=64."
+        )
+    decoder = _decoder(factory, task)
+    out_channels = task.num_classes if decoder is None else decoder["channels"]
+    sizes: dict[str, Any] = {"in_channels": encoder or task.num_features, "out_channels": out_channels}
     if task.shared_graph is not None and "num_nodes" in parameters:  # for parameters or labels of each node
         sizes["num_nodes"] = task.shared_graph.num_nodes
     takes_edges = "edge_dim" in parameters or (takes_any and getattr(kind, "supports_edge_attr", False))
@@ -138,18 +147,32 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
     if readout is not None:  # the model returns a row for each node
         arguments = {"model": {"_target_": target, **arguments}, **pooling}
         target = "gat_pyg.models.Readout"
-    if task.objective.item == "link" and (decoder := factory.get("decoder")) is not None:
-        arguments = {"model": {"_target_": target, **arguments}, "channels": task.num_classes, "decoder": decoder}
+    if decoder is not None:
+        arguments = {"model": {"_target_": target, **arguments}, **decoder}
         target = "gat_pyg.models.LinkScores"
     model = Factory("model", {"_target_": target, **arguments})()
     check_dtypes(model)
     return Built(model, target, arguments)
 
 
+def _decoder(factory: ModelFactory, task: Task) -> dict[str, Any] | None:
+    """Return the arguments of `LinkScores` but the model, or None if the model's rows are what is predicted."""
+    item, K = task.objective.item, task.num_classes
+    decoder = factory.get("decoder", "mlp" if item == "edge" else None)
+    if decoder is None or item not in PAIRS:
+        return None
+    options = {"decoder": decoder} if isinstance(decoder, str) else dict(decoder)
+    if item == "link":
+        return {"channels": K, **options}
+    if options.setdefault("decoder", "mlp") == "mlp":
+        options.setdefault("combine", "concat")  # an edge has a direction
+    return {"channels": WIDTH, "out_channels": K, **options}
+
+
 def build_module(settings: Settings, task: Task, model: nn.Module) -> Transductive | Inductive:
     """Build the module for the task's setup, and compile the model if `training.compile` is true."""
     training = settings.training
-    if task.objective.item == "link" and (hasattr(model, "fit") or hasattr(model, "penalty")):
+    if task.objective.item in PAIRS and (hasattr(model, "fit") or hasattr(model, "penalty")):
         raise ValueError(f"{type(model).__name__} has its own loss over nodes, which {task.name} has no labels for.")
     if training.compile:
         model.compile()
@@ -165,8 +188,10 @@ def build_module(settings: Settings, task: Task, model: nn.Module) -> Transducti
 def build_data(settings: Settings, task: Task, model: nn.Module, trainer: Trainer, seed: int) -> TaskData:
     """Build the batches that `loader` describes."""
     loader, training = settings.loader, settings.training
-    if task.objective.item == "link" and (loader.in_batches or is_divided(trainer)):
-        raise ValueError(f"{task.name} predicts links, which needs the whole graph: loader=full in one process.")
+    if task.objective.item in PAIRS and (loader.in_batches or is_divided(trainer)):
+        raise ValueError(
+            f"{task.name} predicts {task.objective.item}s, which needs the whole graph: loader=full in one process."
+        )
     if is_divided(trainer) and (loader.in_batches or training.compile or task.shared_graph is None):
         raise ValueError(
             "trainer.strategy is halo, which divides a single graph and needs loader=full and training.compile=false. "
@@ -175,7 +200,8 @@ def build_data(settings: Settings, task: Task, model: nn.Module, trainer: Traine
     if is_divided(trainer):
         layers_of(model)
     if not loader.in_batches:
-        return TaskData(task, training.batch_size, seed, wants_sparse(settings, task, model, trainer))
+        sparse = wants_sparse(settings, task, model, trainer)
+        return TaskData(task, training.batch_size, seed, sparse, num_links=loader.num_links)
     if names := graph_norms(model):
         raise ValueError(
             f"the model has {names[0]}, which is over all nodes of a graph, and the loader gives batches of nodes. "

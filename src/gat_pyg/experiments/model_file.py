@@ -145,6 +145,8 @@ def predict(
     over_graphs = preparation.item == "graph" or getattr(single, "supports_norm_batch", False)
     if over_graphs and "batch" in takes and isinstance(data, Batch):
         options |= {"batch": data.batch, "batch_size": data.num_graphs}
+    if preparation.item == "edge" and "edge_label_index" not in data:
+        data.edge_label_index = data.edge_index
     if preparation.item == "link" and "edge_label_index" not in data:
         raise ValueError(f"{run_dir} predicts links: give data.edge_label_index [2, L], the pairs of nodes.")
     if "edge_label_index" in takes:

@@ -148,6 +148,7 @@ class Loader:
 
     num_neighbors: Annotated[list[int] | None, HOPS] = None
     num_parts: Annotated[int | None, whole(1)] = None
+    num_links: Annotated[int | None, whole(1)] = None
     batch_size: Annotated[int | None, whole(1)] = None
     num_workers: Annotated[int | None, whole(0)] = None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -15,15 +14,16 @@ from torch_geometric.data import Data
 from torch_geometric.utils import negative_sampling
 
 from ..graph.subgraph import mask_to_index
-from .checks import _check_edge_index, _check_edge_index_shape
+from .edges import _OfEdges, check_pairs
 from .metrics import LINK_METRICS, Metric, metric_named
-from .nodes import _OfNodes
 from .objective import MASKS, Objective, Split
 from .ranking import average_precision, hits, mrr, roc_auc
 
+DENSE = 10_000  # nodes up to which a mask of all pairs finds the negative ones, faster than sorting the known ones
+
 
 @dataclass(frozen=True)
-class LinkLabels(_OfNodes):
+class LinkLabels(_OfEdges):
     """Link prediction: y `[L]` int64, 1 for a link and 0 for a pair of nodes without one.
 
     The pairs are `edge_label_index` `[2, L]` (src, dst), and the masks `[L]` select those of each split. `edge_index`
@@ -65,17 +65,10 @@ class LinkLabels(_OfNodes):
         """Return the same objective, ranked by this metric."""
         return replace(self, ranked_by=metric.name)
 
-    def size(self, data: Data) -> int:
-        """Return the number of labelled pairs."""
-        return int(data.edge_label_index.size(1))
-
     def check(self, data: Data, where: str) -> None:
         """Raise ValueError unless the pairs are nodes of the graph, with a label 0 or 1 each."""
-        pairs, y = data.get("edge_label_index"), data.y
-        if pairs is None:
-            raise ValueError(f"{where}: edge_label_index is missing. Give it, or draw it: gat_pyg.data.links(data).")
-        _check_edge_index_shape(pairs, f"{where}, edge_label_index")
-        _check_edge_index(pairs, data.x.size(0), f"{where}, edge_label_index")
+        check_pairs(data, where)
+        pairs, y = data.edge_label_index, data.y
         if y.dtype != torch.int64 or tuple(y.shape) != (pairs.size(1),) or ((y != 0) & (y != 1)).any():
             raise ValueError(
                 f"{where}: y is {y.dtype} of shape {tuple(y.shape)}, expected torch.int64 of shape "
@@ -100,22 +93,19 @@ class LinkLabels(_OfNodes):
         _check_disjoint(data, where)
 
     def example(self, data: Data, split: Split) -> Data:
-        """Return the graph with the pairs of a split only; for training, with new negative pairs."""
-        chosen, nodes = copy.copy(data), mask_to_index(data[f"{split}_mask"])
-        for key in MASKS:
-            del chosen[key]
-        pairs, chosen.y = data.edge_label_index.index_select(1, nodes), self.labels(data, split)
-        if split == "train":
-            known = torch.cat([data.edge_index, pairs, pairs.flip(0)], 1)
-            negatives = negative_sampling(known, data.x.size(0), pairs.size(1))
-            chosen.y = torch.cat([chosen.y, chosen.y.new_zeros(negatives.size(1))])
-            pairs = torch.cat([pairs, negatives], 1)
-        chosen.edge_label_index = pairs
-        return chosen
+        """Return the graph with the pairs of a split only; for training, with new negative pairs.
 
-    def labels(self, data: Data, split: Split | None) -> Tensor:
-        """Return the labels in the split's mask, or all that `example` selected."""
-        return super().labels(data, split if f"{split}_mask" in data else None)
+        With `input_id` `[B]`, only those of the split's pairs, and as many negative ones.
+        """
+        chosen, N = super().example(data, split), data.x.size(0)
+        pairs = chosen.edge_label_index
+        if split == "train" and pairs.numel():
+            links = data.edge_label_index.index_select(1, mask_to_index(data.train_mask))
+            known = torch.cat([data.edge_index, links, links.flip(0)], 1)
+            negatives = negative_sampling(known, N, pairs.size(1), "dense" if N <= DENSE else "sparse")  # same result
+            chosen.y = torch.cat([chosen.y, chosen.y.new_zeros(negatives.size(1))])
+            chosen.edge_label_index = torch.cat([pairs, negatives], 1)
+        return chosen
 
     def rows(self, out: Tensor, data: Data, split: Split | None) -> tuple[Tensor, Tensor]:
         """Return the scores of the pairs that `example` selects, and their labels."""

@@ -209,5 +209,5 @@ def fitting_metric(name: str, kind: Kind) -> Metric:
     raise ValueError(f"metric={name} {reason}, expected {fitting}.")
 
 
-TASKS = ("node_classification", "node_regression", "graph_classification", "graph_regression")
+TASKS = tuple(f"{item}_{kind}" for item in ("node", "edge", "graph") for kind in ("classification", "regression"))
 _KINDS = {"one": "labels of one class each", "many": "many labels", "quantity": "quantities", "link": "links"}

@@ -1,4 +1,4 @@
-"""Regression: quantities of nodes or graphs, standardised by the training split."""
+"""Regression: quantities of nodes, edges or graphs, standardised by the training split."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from .edges import _OfEdges
 from .graphs import _OfGraphs
 from .metrics import MAE, RMSE, Metric
 from .nodes import _OfNodes
@@ -127,6 +128,17 @@ class NodeTargets(Targets, _OfNodes):
     Example:
         >>> NodeTargets(1).metric.text(0.58)
         'RMSE 0.580'
+    """
+
+
+@dataclass(frozen=True)
+class EdgeTargets(_OfEdges, Targets):
+    """K quantities for each edge of `edge_label_index` `[2, L]`: y `[L, K]` float32, NaN if it is unknown.
+
+    Example:
+        >>> data = Data(edge_label_index=torch.tensor([[0, 1], [1, 2]]), y=torch.tensor([[1.0], [3.0]]))
+        >>> EdgeTargets(1).loss(*EdgeTargets(1).rows(torch.zeros(2, 1), data, None))
+        tensor(5.)
     """
 
 

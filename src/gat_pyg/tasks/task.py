@@ -29,8 +29,8 @@ class Task:
 
     Every graph has `x` `[N, F]` float, `edge_index` `[2, E]` (src, dst) and, unless `edge_dim` is None, `edge_attr`
     `[E, edge_dim]` float. The objective defines the form of the labels `y`: see `NodeLabels`, `NodeMultiLabels`,
-    `NodeTargets`, `GraphLabels`, `GraphMultiLabels`, `GraphTargets` and `LinkLabels`. All nodes in a mask have a known
-    label.
+    `NodeTargets`, `EdgeLabels`, `EdgeMultiLabels`, `EdgeTargets`, `GraphLabels`, `GraphMultiLabels`, `GraphTargets` and
+    `LinkLabels`. All nodes in a mask have a known label.
 
     The values of each tensor are checked once, here and nowhere else.
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from torch import Tensor, nn
+from torch.utils.data import DataLoader as Loader
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader, NodeLoader
 from torch_geometric.sampler import BaseSampler, NeighborSampler
@@ -49,6 +50,9 @@ class TaskData(LightningDataModule):
     step is the subgraph induced by `batch_size` of them, drawn in each epoch (Cluster-GCN, Chiang et al., KDD 2019).
     Each of several processes takes the subgraph of its share of these parts, without edges to the other shares.
     Validation and test use the whole graph, layer by layer.
+
+    With `num_links`, a training step is the whole graph with that many of its labelled pairs of nodes, each once in an
+    epoch; for link prediction, with as many negative pairs, drawn in each step.
     """
 
     def __init__(
@@ -60,19 +64,24 @@ class TaskData(LightningDataModule):
         num_neighbors: Sequence[int] | None = None,
         num_workers: int = 0,
         num_parts: int | None = None,
+        num_links: int | None = None,
     ) -> None:
         super().__init__()
         options = {
             "num_neighbors": None if num_neighbors is None else list(num_neighbors),
             "num_parts": num_parts,
+            "num_links": num_links,
         }
         passed = [f"{key} is {value}" for key, value in options.items() if value is not None]
         if passed and task.shared_graph is None:
             raise ValueError(f"{passed[0]}, but {task.name} has many graphs, which are used whole. Leave it out.")
         if len(passed) > 1:
-            raise ValueError(f"{' and '.join(passed)}, expected only one: a batch is of seed nodes or of parts.")
+            raise ValueError(f"{' and '.join(passed)}, expected only one: a batch is of seed nodes, parts or links.")
+        if num_links is not None and "edge_label_index" not in task.train[0]:
+            raise ValueError(f"num_links is {num_links}, but {task.name} has no labelled pairs of nodes. Leave it out.")
         self.num_neighbors = num_neighbors
         self.num_parts = num_parts
+        self.num_links = num_links
         self.num_workers = num_workers
         self.task = task
         self.batch_size = batch_size
@@ -85,12 +94,14 @@ class TaskData(LightningDataModule):
             data.x = data.x.to_sparse_csr() if sparse else data.x
             self._whole = Batches([data])
 
-    def train_dataloader(self) -> DataLoader | Batches | NodeLoader:
-        """Return the one graph, batches of its seed nodes or its parts, or of shuffled graphs."""
+    def train_dataloader(self) -> DataLoader | Batches | NodeLoader | Loader[Any]:
+        """Return the one graph, batches of its seed nodes, its parts or its links, or of shuffled graphs."""
         if self.num_neighbors is not None:
             return self._seeds("train")
         if self.num_parts is not None:
             return self._clusters(self.num_parts)
+        if self.num_links is not None:
+            return self._pairs(self.num_links)
         if self._whole is not None:
             return self._single()
         sampler = self._shares("graph", self.task.train)
@@ -191,16 +202,39 @@ class TaskData(LightningDataModule):
             generator=torch.Generator(),
         )
 
-    def _shares(self, kind: str, items: Sequence[Any]) -> Shares:
-        """Return this process's share of the graphs or parts of each step."""
+    def _pairs(self, num_links: int) -> Loader[Any]:
+        """Return the whole graph with this process's labelled pairs of each step, as their `input_id`."""
+        (graph,) = self._single()
+        if self.trainer is not None:  # once, not in each step
+            graph = self.transfer_batch_to_device(graph, self.trainer.strategy.root_device, 0)
+        size = int(graph.train_mask.sum())
+        share = self._shares("link", range(size), num_links)
+
+        def batch(ids: list[int]) -> Data:
+            data = copy.copy(graph)
+            known = [number for number in ids if number < size]
+            data.input_id = torch.tensor(known, dtype=torch.long, device=graph.x.device)
+            return data
+
+        return Loader(
+            range(size + 1),  # type: ignore[arg-type]  # the last number pads the share of a rank without a pair
+            batch_size=share.each,
+            sampler=share,
+            collate_fn=batch,
+            generator=torch.Generator(),
+        )
+
+    def _shares(self, kind: str, items: Sequence[Any], batch_size: int | None = None) -> Shares:
+        """Return this process's share of the graphs, parts or links of each step."""
         rank, world = self._place()
-        if self.batch_size < world:
+        batch_size = batch_size or self.batch_size
+        if batch_size < world:
             raise ValueError(
-                f"batch_size is {self.batch_size} {kind}s in a step over all processes, but there are {world} "
+                f"batch_size is {batch_size} {kind}s in a step over all processes, but there are {world} "
                 f"processes, and each needs one. Use batch_size={world} or more, or start fewer processes."
             )
         seed = int(np.random.SeedSequence(self.seed).generate_state(1)[0])  # spread out: the sampler adds the epoch
-        return Shares(items, self.batch_size, rank, world, seed)
+        return Shares(items, batch_size, rank, world, seed)
 
     def _seeds(self, split: Split) -> NodeLoader:
         """Return batches of this process's seed nodes, in an order determined by seed and epoch."""
@@ -261,8 +295,8 @@ def is_divided(trainer: Trainer) -> bool:
 
 
 def is_drawn(data: Data) -> bool:
-    """Return True for one of many batches of a graph: seed nodes with neighbours, or some of its parts."""
-    return is_sampled(data) or "parts" in data
+    """Return True for one of many batches of a graph: seed nodes with neighbours, some of its parts or its links."""
+    return is_sampled(data) or "parts" in data or "input_id" in data
 
 
 def is_compiled(model: nn.Module) -> bool:

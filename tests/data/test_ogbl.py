@@ -1,0 +1,143 @@
+"""OGB's links to predict, a small set in its layout: the split, negatives, batches of links and Hits@20."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lightning import Trainer
+from torch import Tensor
+
+import gat_pyg.run
+from gat_pyg.data import ogbl
+from gat_pyg.experiments.model_file import predict
+from gat_pyg.experiments.result import read
+from gat_pyg.models import GAT, Encoded
+from gat_pyg.tasks.links import _keys
+from gat_pyg.training import PaperStopping, Resumable, TaskData, Transductive
+from test_ogbn import table
+
+pytestmark = pytest.mark.skipif(find_spec("ogb") is None, reason="ogb is not installed")
+N, SIZES = 40, {"train": (100, 0), "valid": (30, 25), "test": (30, 27)}  # links and negatives
+
+QUIET: dict[str, object] = dict.fromkeys(
+    ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+) | {"accelerator": "cpu"}
+
+
+def stored(root: Path) -> dict[str, dict[str, Tensor]]:
+    """The raw files of a graph of 40 nodes, as ogb's archive has them; returns the split."""
+    folder = root / "ogb" / "ogbl_ddi"
+    (folder / "raw").mkdir(parents=True)
+    (folder / "split" / "target").mkdir(parents=True)
+    (folder / "RELEASE_v1.txt").touch()
+    pairs = torch.triu_indices(N, N, 1).t()
+    pairs = pairs[torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0))]
+    sizes = [size for sizes in SIZES.values() for size in sizes]
+    edges = iter(pairs[: sum(sizes)].split(sizes))
+    split = {part: {"edge": next(edges), "edge_neg": next(edges)} for part in SIZES}
+    del split["train"]["edge_neg"]
+    for part, values in split.items():  # as ogb saves them: pickled arrays of numpy
+        torch.save({key: value.numpy() for key, value in values.items()}, folder / "split" / "target" / f"{part}.pt")
+    table(folder / "raw" / "edge.csv.gz", split["train"]["edge"].numpy())
+    table(folder / "raw" / "num-node-list.csv.gz", np.array([[N]]))
+    table(folder / "raw" / "num-edge-list.csv.gz", np.array([[SIZES["train"][0]]]))
+    return split
+
+
+def test_the_split_is_ogbs_and_messages_pass_over_training_links_only(tmp_path: Path) -> None:
+    split, data = stored(tmp_path), ogbl("ogbl-ddi", tmp_path).train[0]
+    for part, mask in (("train", data.train_mask), ("valid", data.val_mask), ("test", data.test_mask)):
+        pairs, y = data.edge_label_index[:, mask].t(), data.y[mask]
+        assert torch.equal(pairs[y == 1], split[part]["edge"])
+        assert torch.equal(pairs[y == 0], split[part].get("edge_neg", pairs[:0]))
+    train = split["train"]["edge"].t()
+    both = _keys(data, torch.cat([train, train.flip(0)], 1))
+    assert torch.equal(_keys(data, data.edge_index).sort().values, both.sort().values)
+    assert data.x.tolist() == [[float(node)] for node in range(N)]
+
+
+@pytest.mark.parametrize("num_links", [10, 33, 100, 1000])
+@pytest.mark.parametrize("world", [1, 3])
+def test_batches_have_each_link_once_an_epoch_and_as_many_negatives(
+    num_links: int, world: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored(tmp_path)
+    task = ogbl("ogbl-ddi", tmp_path)
+    graph = task.train[0]
+    train = graph.edge_label_index[:, graph.train_mask]
+    known = _keys(graph, torch.cat([graph.edge_index, train, train.flip(0)], 1))
+    orders, steps = [], set()
+    for epoch in (0, 1):
+        positives = []
+        for rank in range(world):
+            monkeypatch.setattr(TaskData, "_place", lambda self, rank=rank: (rank, world))
+            batches = TaskData(task, num_links=num_links).train_dataloader()
+            batches.sampler.set_epoch(epoch)
+            steps.add(len(list(batches)))
+            for batch in batches:
+                assert batch.edge_index is graph.edge_index  # the whole graph, with what is cached for it
+                step = task.objective.example(batch, "train")
+                pairs, P = _keys(step, step.edge_label_index), int(step.y.sum())
+                assert not step.y[P:].any() and -(-num_links // world) >= P
+                assert len(pairs) == 2 * P or P < 9  # PyG tries three times to draw them
+                assert not torch.isin(pairs[P:], known).any()
+                positives += pairs[:P].tolist()
+        orders.append(positives)
+    assert steps == {-(-100 // num_links)}
+    assert sorted(orders[0]) == sorted(orders[1]) == sorted(_keys(graph, train).tolist())
+    assert orders[0] != orders[1]
+
+
+def test_the_command_scores_as_ogbs_evaluator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ogb.linkproppred import Evaluator
+
+    stored(tmp_path)
+    few = ["training.max_epochs=3", "model.hidden_channels=[4]", "model.heads=[2,1]", "model.encoder=8"]
+    arguments = ["dataset=ogbl-ddi", f"data_root={tmp_path}", f"outputs={tmp_path}/o", "loader.num_links=40", *few]
+    monkeypatch.setattr(sys, "argv", ["gat-pyg", *arguments])
+    gat_pyg.run.main()
+    (result,) = read(tmp_path / "o" / "results.jsonl")
+    data = ogbl("ogbl-ddi", tmp_path).train[0]
+    out, y = predict(result.run_dir, data)[data.test_mask].logit(), data.y[data.test_mask]
+    expected = Evaluator("ogbl-ddi").eval({"y_pred_pos": out[y == 1], "y_pred_neg": out[y == 0]})["hits@20"]
+    assert result.metric == "hits@20" and result.value == pytest.approx(expected, abs=1e-5)
+
+
+def test_ids_without_an_encoder_and_unknown_names_are_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored(tmp_path)
+    arguments = ["dataset=ogbl-ddi", "model.encoder=null", f"data_root={tmp_path}", f"outputs={tmp_path}/o"]
+    monkeypatch.setattr(sys, "argv", ["gat-pyg", *arguments])
+    with pytest.raises(SystemExit):
+        gat_pyg.run.main()
+    assert "has no features but the ids of its nodes, for learnt embeddings. Give" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="'ogbg-molbace' is unknown: expected the name of a data set with links"):
+        ogbl("ogbg-molbace", tmp_path)
+    with pytest.raises(ValueError, match="num_links is 5, but digits has no labelled pairs"):
+        TaskData(gat_pyg.data.digits(), num_links=5)
+    with pytest.raises(ValueError, match="num_links is 5, expected only one"):
+        TaskData(ogbl("ogbl-ddi", tmp_path), num_links=5, num_parts=3)
+
+
+def test_a_resumed_run_takes_the_batches_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    stored(tmp_path)
+    task = ogbl("ogbl-ddi", tmp_path, channels=8)
+
+    def fit(epochs: int, path: Path | None = None, resume: Path | None = None) -> Transductive:
+        torch.manual_seed(1)
+        module = Transductive(Encoded(GAT(8, [8], 8, heads=[2, 1], dropout=0.5), 8, [N]), task.objective, lr=0.02)
+        callbacks = [PaperStopping(100, "accuracy"), Resumable(path, seed=5, every=0.0)]
+        trainer = Trainer(max_epochs=epochs, callbacks=callbacks, **QUIET)
+        trainer.fit(module, datamodule=TaskData(task, seed=5, num_links=30), ckpt_path=resume)
+        return module
+
+    whole, path = fit(4), tmp_path / "last.ckpt"
+    fit(2, path)
+    for one, other in zip(whole.parameters(), fit(4, path, path).parameters(), strict=True):
+        assert torch.equal(one, other)

@@ -1,0 +1,222 @@
+"""Labels of edges: losses by hand, the forms of the data, the split, embeddings of nodes, and the command."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.data import Data
+
+import gat_pyg.run
+from gat_pyg.data import from_dataset, from_file
+from gat_pyg.experiments.model_file import predict
+from gat_pyg.experiments.result import read
+from gat_pyg.models import GAT, LinkScores
+from gat_pyg.tasks.edges import EdgeLabels, EdgeMultiLabels
+from gat_pyg.tasks.targets import EdgeTargets
+from gat_pyg.training import TaskData, Transductive
+from objectives import labelled_edges, quantities_of_edges
+
+
+def edges(E: int = 200, N: int = 30, **others: Any) -> Data:
+    """A graph of E edges, each in one direction, and features whose sign determines the labels below."""
+    draw = torch.Generator().manual_seed(0)
+    x, pairs = torch.randn(N, 4, generator=draw), torch.triu_indices(N, N, 1)
+    return Data(x, pairs[:, torch.randperm(pairs.size(1), generator=draw)[:E]], **others)
+
+
+def equal(data: Data) -> Tensor:
+    """1 for an edge whose two ends have the same sign, else 0."""
+    src, dst = data.edge_index
+    return ((data.x[src, 0] > 0) == (data.x[dst, 0] > 0)).long()
+
+
+@pytest.mark.parametrize("make", [labelled_edges, quantities_of_edges])
+def test_loss_gradient_and_score_are_those_by_hand(make):
+    task, objective = make(), make().objective
+    data = task.train[0]
+    torch.manual_seed(0)
+    model = LinkScores(GAT(6, [4], 5, [2, 1]), 5, "bilinear", out_channels=3)
+    module = Transductive(model, objective)
+    loss, _ = module._loss(data)
+    loss.backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+
+    def by_hand(mask: Tensor) -> tuple[Tensor, Tensor]:
+        z, (src, dst) = model.model(data.x, data.edge_index), data.edge_index[:, mask]
+        out = [z[i] @ model.decoder.weight @ z[j] + model.decoder.bias for i, j in zip(src, dst, strict=True)]
+        return torch.stack(out), data.y[mask]
+
+    model.zero_grad()
+    out, y = by_hand(data.train_mask)
+    if make is labelled_edges:
+        expected = F.cross_entropy(out, y)
+    else:
+        known, wide = ~y.isnan(), y.double()
+        mean = wide.nanmean(0)
+        std = (wide - mean).square().nanmean(0).sqrt()
+        expected = (out - ((wide - mean) / std).float())[known].square().mean()
+    expected.backward()
+    torch.testing.assert_close(loss, expected)
+    for gradient, parameter in zip(gradients, model.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, rtol=1e-4, atol=1e-6)
+
+    out, y = by_hand(data.test_mask)
+    score = objective.score(module._counts(data, "test").detach())
+    if make is labelled_edges:
+        assert score == pytest.approx(100 * float((out.argmax(1) == y).double().mean()))
+    else:
+        error = (mean + std * out).detach() - y.double()  # in the unit of y
+        assert score == pytest.approx(float(error.square().nanmean(0).sqrt().mean()), rel=1e-5)
+
+
+def test_labels_of_pairs_and_of_the_edges_themselves_are_read():
+    data = edges()
+    y = equal(data)
+    own = from_dataset(edges(y=y), "own", val=20, test=30)
+    assert own.objective == EdgeLabels(2) and torch.equal(own.train[0].edge_label_index, data.edge_index)
+    assert [int(own.train[0][f"{split}_mask"].sum()) for split in ("train", "val", "test")] == [150, 20, 30]
+    pairs = torch.tensor([[0, 5, 9, 1], [3, 3, 0, 1]])
+    masks = {f"{split}_mask": torch.arange(4) == i for i, split in enumerate(("train", "val", "test"))}
+    labelled = {"edge_label_index": pairs, "edge_label": torch.tensor([1, 1, 0, 1]), **masks}
+    task = from_dataset(edges(**labelled), "own")
+    assert isinstance(task.objective, EdgeLabels) and torch.equal(task.train[0].edge_label_index, pairs)
+    assert task.labels("test").tolist() == [0]
+    nodes = edges(**{key: value for key, value in labelled.items() if key not in masks}, y=torch.arange(30) % 2)
+    assert from_dataset(nodes, "own", per_class=2, val=5, test=5).objective.item == "node"  # y comes first
+    assert from_dataset(nodes, "own", val=1, test=1, task="edge_classification").labels("train").numel() == 2
+
+
+@pytest.mark.parametrize(
+    ("y", "task", "expected"),
+    [
+        (torch.rand(200), None, EdgeTargets(1)),
+        (torch.rand(200, 3), None, EdgeTargets(3)),
+        (torch.rand(200, 3).round(), None, EdgeMultiLabels(3)),
+        (torch.arange(200) % 4, None, EdgeLabels(4)),
+        (torch.arange(200) % 4, "edge_regression", EdgeTargets(1)),
+        ((torch.arange(200) % 4).float()[:, None], "edge_classification", EdgeLabels(4)),
+    ],
+)
+def test_the_labels_show_the_task_unless_it_is_named(y, task, expected):
+    for name in ("y", "edge_label"):
+        objective = from_dataset(edges(**{name: y}), "own", val=20, test=30, task=task).objective
+        assert (type(objective), objective.out_channels) == (type(expected), expected.out_channels)
+
+
+def test_as_many_edges_as_nodes_are_nodes_unless_the_task_is_named():
+    data = edges(E=30, y=torch.arange(30) % 2)
+    assert from_dataset(data, "own", per_class=2, val=5, test=5).objective.item == "node"
+    assert from_dataset(data, "own", val=5, test=5, task="edge_classification").objective.item == "edge"
+
+
+def test_both_directions_of_a_link_are_in_one_split():
+    data = edges()
+    both = torch.cat([data.edge_index, data.edge_index.flip(0)], 1).unique(dim=1)
+    graph = from_dataset(Data(data.x, both, y=torch.rand(both.size(1))), "own", val=20, test=30).train[0]
+    parts = [graph.edge_label_index[:, graph[f"{split}_mask"]] for split in ("train", "val", "test")]
+    links = [{tuple(sorted(pair)) for pair in part.t().tolist()} for part in parts]
+    assert [len(part) for part in links[1:]] == [20, 30] and sum(part.size(1) for part in parts) == both.size(1)
+    assert not links[0] & links[1] and not links[0] & links[2] and not links[1] & links[2]
+
+
+ONES = torch.ones(200).long()
+BROKEN: dict[str, dict[str, Any]] = {
+    r"edge_label is of shape \(7,\), expected \(200,\) or \(200, K\)": {"edge_label": ONES[:7]},
+    r"edge_label is of shape \(200, 1, 1\), expected": {"edge_label": ONES[:, None, None]},
+    r"edge_label is a list, expected": {"edge_label": [1] * 200},
+    r"edge_label is of shape \(200,\), expected \(3,\)": {"edge_label": ONES, "edge_label_index": ONES[:6].view(2, 3)},
+    r"edge_label_index: edge_index holds 99": {
+        "edge_label": ONES[:2] - 1,
+        "edge_label_index": torch.tensor([[0, 1], [99, 2]]),
+    },
+    r"edge_label_index: edge_index is torch.float32": {"edge_label": ONES[:2], "edge_label_index": torch.rand(2, 2)},
+    r"y is missing": {"task": "edge_regression"},
+    r"y holds 0.5..., expected whole numbers": {"edge_label": ONES / 2, "task": "edge_classification"},
+    r"test_mask needs 1000 links, but only": {"edge_label": ONES, "val": 5, "test": 1000},
+    r"mask is torch.bool of shape \(7,\), expected a bool, 0 or 1 for each of the 200 edges": {
+        "edge_label": ONES,
+        "train_mask": torch.ones(7).bool(),
+    },
+}
+
+
+@pytest.mark.parametrize("message", BROKEN)
+def test_labels_that_fit_no_task_are_errors(message: str):
+    values = dict(BROKEN[message])
+    options = {key: values.pop(key) for key in ("task", "val", "test") if key in values}
+    with pytest.raises(ValueError, match=message):
+        from_dataset(edges(**values), "own", **options)
+
+
+def test_edge_labels_of_several_graphs_and_rows_of_nodes_are_errors():
+    with pytest.raises(ValueError, match="task=edge_regression needs a single graph, but there are several"):
+        from_dataset([edges(y=ONES), edges(y=ONES)], "own", task="edge_regression")
+    task = labelled_edges()
+    module = Transductive(GAT(6, [4], 3, [2, 1]), task.objective)
+    with pytest.raises(ValueError, match=r"returns \(30, 3\) for 30 edges|returns \(30, 3\) for 90 edges"):
+        task.objective.rows(module(task.train[0]), task.train[0], "train")
+
+
+def test_batches_of_edges_have_each_edge_once():
+    task = labelled_edges()
+    data = task.train[0]
+    steps = [task.objective.example(batch, "train") for batch in TaskData(task, num_links=8).train_dataloader()]
+    assert [step.y.numel() for step in steps] == [8, 8, 8, 6]
+    seen = torch.cat([torch.cat([step.edge_label_index, step.y[None]]) for step in steps], 1).unique(dim=1)
+    expected = torch.cat([data.edge_index, data.y[None]])[:, data.train_mask].unique(dim=1)
+    assert torch.equal(seen, expected)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data: Data, *settings: str) -> Any:
+    arrays = {key: value.numpy() for key, value in data.to_dict().items()}
+    np.savez(tmp_path / "own.npz", **arrays)
+    path = [f"dataset.path={tmp_path}/own.npz", f"outputs={tmp_path}/o", "split.val=20", "split.test=30"]
+    monkeypatch.setattr(sys, "argv", ["gat-pyg", "dataset=file", *path, *settings])
+    gat_pyg.run.main()
+    *_, result = read(tmp_path / "o" / "results.jsonl")
+    return result
+
+
+@pytest.mark.parametrize("vectorize", ["off", "auto"])
+def test_the_command_learns_labels_of_edges(vectorize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    data = edges(E=400)
+    data.edge_label = equal(data)
+    quick = ["training.max_epochs=80", "training.lr=0.02", "model.dropout=0", "training.weight_decay=0", "runs=2"]
+    result = run(monkeypatch, tmp_path, data, *quick, f"vectorize={vectorize}", "model.residual=[true,true]")
+    assert result.metric == "accuracy" and result.value > 75
+    task = from_file(tmp_path / "own.npz", val=20, test=30)
+    out = predict(result.run_dir, data)  # of all edges
+    assert out.shape == (400, 2) and torch.allclose(out.sum(1), torch.ones(400))
+    mask = task.train[0].test_mask
+    right = (out[mask].argmax(1) == data.edge_label[mask]).double().mean()
+    assert result.value == pytest.approx(100 * float(right), abs=1e-3)
+    pairs = torch.tensor([[0, 1, 2], [5, 5, 5]])
+    assert predict(result.run_dir, Data(data.x, data.edge_index, edge_label_index=pairs)).shape == (3, 2)
+
+
+def test_the_command_embeds_the_nodes_of_a_graph_without_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    data = edges()
+    data.y = data.x[data.edge_index[0], 0] * 5 + 20  # in its own unit
+    features, data.x = data.x, None
+    result = run(monkeypatch, tmp_path, data, "training.max_epochs=20", "+model.encoder=8", "+model.decoder=bilinear")
+    task = from_file(tmp_path / "own.npz", val=20, test=30)
+    assert task.train[0].x.tolist() == [[float(node)] for node in range(len(features))]
+    graph = task.train[0]
+    out = predict(result.run_dir, Data(graph.x, graph.edge_index))[graph.test_mask]
+    assert result.metric == "rmse"
+    error = (out - graph.y[graph.test_mask]).square().mean().sqrt()
+    assert result.value == pytest.approx(float(error), rel=1e-3)
+
+
+def test_a_graph_without_features_has_the_ids_of_its_nodes():
+    for graph in (Data(edge_index=torch.tensor([[0], [1]]), y=torch.arange(8) % 2), Data(num_nodes=8)):
+        graph.edge_index = torch.tensor([[0], [1]])
+        graph.y = torch.arange(8) % 2
+        assert torch.equal(from_dataset(graph, "own", per_class=1, val=2, test=2).train[0].x[:, 0], torch.arange(8.0))
+    with pytest.raises(ValueError, match="x is missing"):
+        from_dataset([graph, graph], "own", val=1, test=1)
