@@ -19,6 +19,7 @@ from gat_pyg.experiments.build import build_logger, build_model, build_task, bui
 from gat_pyg.experiments.command import config_folder
 from gat_pyg.experiments.settings import Settings, flattened
 from gat_pyg.report.runs import gathered, lines_of
+from gat_pyg.tasks.graphs import GraphLabels
 from gat_pyg.tasks.nodes import NodeMultiLabels
 from gat_pyg.training import Inductive
 
@@ -46,6 +47,17 @@ def task(edge_dim: int | None = None, categories: bool = False) -> Task:
     if edge_dim is not None:
         data.edge_attr = torch.randn(12, edge_dim)
     return Task("tiny", [data], [data.clone()], [data.clone()], 5, NodeMultiLabels(3), edge_dim=edge_dim)
+
+
+@pytest.mark.parametrize("model", ["gat", "gine", "pyg_gcn"])
+def test_a_batch_of_one_node_is_trained_on(model: str) -> None:
+    atom = Data(torch.zeros(1, 5), torch.zeros(2, 0, dtype=torch.long), y=torch.tensor([0]))
+    graphs = [atom, atom.clone().update({"y": torch.tensor([1])})]
+    built = build_model(
+        Settings.parse(compose("config", [f"model={model}", "dataset=molesol", "++model.norm=batch"])).model,
+        Task("atoms", graphs, graphs, graphs, 5, GraphLabels(2)),
+    ).model
+    built.train()(atom.x, atom.edge_index).sum().backward()
 
 
 def learns(config: DictConfig, task: Task) -> None:

@@ -15,7 +15,7 @@ from hydra.utils import instantiate
 from lightning import Trainer
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
-from torch_geometric.nn import PNAConv
+from torch_geometric.nn import BatchNorm, PNAConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ..data.own import from_dataset, has_ids
@@ -151,6 +151,9 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
         arguments = {"model": {"_target_": target, **arguments}, **decoder}
         target = "gat_pyg.models.LinkScores"
     model = Factory("model", {"_target_": target, **arguments})()
+    for norm in model.modules():
+        if isinstance(norm, BatchNorm) and norm.module.track_running_stats:
+            norm.allow_single_element = True  # a batch of graphs may be a single atom, which torch refuses in training
     check_dtypes(model)
     return Built(model, target, arguments)
 
