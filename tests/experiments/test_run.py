@@ -700,9 +700,9 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
         ),
         (
             ["model=gat", "model.hidden_channels=8"],
-            r"model\.hidden_channels is 8, expected a list in which each element is a whole",
+            r"hidden_channels is 8, expected a list with one entry per hidden layer, \[8\], or",
         ),
-        (["model=gat", "model.residual=abc"], r"model\.residual is 'abc', expected .*true or false"),
+        (["model=gat", "model.residual=abc"], r"residual is 'abc', expected True, False or 'identity'"),
         (["model.dropout=abc"], r"model\.dropout is 'abc', expected a finite number\."),
         (["model.dropout=nan"], r"model\.dropout is nan, expected a finite number\."),
         (["model.hidden_channels=0"], r"model\.hidden_channels is 0, expected a whole number, at least 1\."),

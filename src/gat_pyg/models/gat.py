@@ -136,6 +136,7 @@ class GAT(nn.Module):
         self.dropout = dropout
         self.reproduction = bool(of_authors)
         self.supports_edge_attr = edge_dim is not None
+        self.has_output_layer = to_out
         self.identity = tuple(skip == "identity" for skip in residual)
         self.supports_sparse_features = conv == "gat" and not self.identity[0]
         self.act: Callable[[Tensor], Tensor] = activation_resolver(act)
@@ -256,7 +257,7 @@ class GAT(nn.Module):
         if self.norms and layer < len(self.norms):
             of_graphs = (None if batch is None else batch[: x.size(0)], batch_size) if self.supports_norm_batch else ()
             x = self.norms[layer](x, *of_graphs)
-        return self.act(x) if conv.concat else x  # the output layer averages its heads
+        return x if self.has_output_layer and layer == len(self.convs) - 1 else self.act(x)
 
     def _combined(self, outputs: list[Tensor]) -> Tensor:
         """Return the network's output from those of the layers that it reads."""
@@ -333,6 +334,9 @@ def _shape(
         raise ValueError(f"the network has {depth} layers and num_layers is {num_layers}, expected one number above 0.")
     if isinstance(heads, int) and num_layers is not None:
         heads = [heads] * depth
+    for skip in [residual] if isinstance(residual, bool | str) else residual:
+        if skip not in (True, False, "identity"):
+            raise ValueError(f"residual is {skip!r}, expected True, False or 'identity'.")
     if isinstance(residual, bool | str):
         if residual and depth - to_out < 2:
             raise ValueError(
@@ -347,6 +351,4 @@ def _shape(
             entries = "1 entry" if len(value) == 1 else f"{len(value)} entries"
             layers = f"each of the {len(hidden_channels)} hidden layers" + " and one for the output layer" * to_out
             raise ValueError(f"{name} has {entries}, expected {depth}: one for {layers}.")
-    if unknown := [skip for skip in residual if skip not in (True, False, "identity")]:
-        raise ValueError(f"residual is {unknown[0]!r}, expected True, False or 'identity'.")
     return list(hidden_channels), list(cast(Sequence[int], heads)), list(residual)
