@@ -726,6 +726,7 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
             ["loader=neighbor", "loader.num_neighbors=[a,b]"],
             r"loader\.num_neighbors is \['a', 'b'\], expected null or a",
         ),
+        (["loader=neighbor", "+loader.num_links=5"], r"num_neighbors is \[10, 10\] and num_links is 5, expected only"),
         (["loader=neighbor", "loader.num_neighbors=[0]"], r"loader\.num_neighbors is \[0\], expected null or a list"),
         (["methods=5"], r"methods is 5, expected null or a list such as \[gat,gcn\]"),
         (["methods=[5]"], r"methods is \[5\], expected null or a list such as \[gat,gcn\]"),

@@ -213,7 +213,7 @@ def build_data(settings: Settings, task: Task, model: nn.Module, trainer: Traine
     if training.sparse is True:
         raise ValueError("training.sparse is true, but batches of nodes have dense features. Use loader=full.")
     hops, batch_size = loader.num_neighbors, loader.batch_size or 1
-    data = TaskData(task, batch_size, seed, False, hops, loader.num_workers or 0, loader.num_parts)
+    data = TaskData(task, batch_size, seed, False, hops, loader.num_workers or 0, loader.num_parts, loader.num_links)
     if (num_parts := data.num_parts) is not None:
         cut = 100 * edge_cut(task.train[0].edge_index, data.part)  # before the fit, in which other ranks would wait
         how = "by METIS" if WITH_METIS else "of node ids in a row (by METIS with 'gat_pyg[metis]')"

@@ -144,7 +144,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Loader:
-    """The settings `loader.*`: whole graphs, or batches of one graph's nodes."""
+    """The settings `loader.*`: whole graphs, or batches of one graph's nodes or links."""
 
     num_neighbors: Annotated[list[int] | None, HOPS] = None
     num_parts: Annotated[int | None, whole(1)] = None
@@ -156,6 +156,11 @@ class Loader:
     def in_batches(self) -> bool:
         """Return True if a step is a batch of a graph's nodes."""
         return self.num_neighbors is not None or self.num_parts is not None
+
+    @property
+    def is_drawn(self) -> bool:
+        """Return True if a step is a batch of a graph's nodes or links, drawn at random."""
+        return self.in_batches or self.num_links is not None
 
 
 @dataclass(frozen=True)
@@ -444,7 +449,7 @@ class Settings:
         trainer = values["trainer"]
         trainer |= {key: trainer.get(key) for key in ("devices", "num_nodes", "precision")}
         values["training"]["max_epochs"] = trainer.pop("max_epochs", None)  # the trainer's limit counts
-        return values if self.loader.in_batches else {key: value for key, value in values.items() if key != "loader"}
+        return values if self.loader.is_drawn else {key: value for key, value in values.items() if key != "loader"}
 
     @property
     def hash(self) -> str:

@@ -197,7 +197,7 @@ def _settings_obstacle(settings: Settings, task: Task) -> str | None:
         return f"{task.name} has many graphs"
     if settings.training.compile:
         return "training.compile is true"
-    if settings.loader.in_batches:
+    if settings.loader.is_drawn:
         return "each draws its own batches"
     if settings.trainer.get("strategy") == HaloStrategy.strategy_name:
         return "the processes divide one graph"
