@@ -166,7 +166,7 @@ def test_reproduction_draws_every_head_by_glorot() -> None:
 @pytest.mark.usefixtures("one_mask")
 def test_a_stack_of_pygs_layers(training: bool) -> None:
     torch.manual_seed(0)
-    ours = GAT(16, [8, 8], 3, [4, 4, 6], dropout=0.5, residual=[False, True, False], edge_dim=2)
+    ours = GAT(16, [8, 8], 3, [4, 4, 6], dropout=0.5, residual=[0, 1, 0], edge_dim=2)  # as bools
     torch.manual_seed(0)
     stack = nn.ModuleList(
         [
@@ -350,7 +350,7 @@ def test_attention_of_our_model_and_of_pygs() -> None:
         ),
         ({"residual": [False, "identity"]}, r"'identity' in layer 1, whose input has 64 features .* output has 3, exp"),
         ({"residual": ["linear", False]}, r"residual is 'linear', expected True, False or 'identity'"),
-        ({"num_layers": 3}, r"the network has 2 layers and num_layers is 3"),
+        ({"num_layers": 3}, r"num_layers is 3, but hidden_channels and out_channels are of 2 layers"),
         ({"reproduction": ["bias"]}, r"reproduction names bias, expected some of input_dropout, value_dropout, score_"),
         (
             {"mechanism": "sum"},

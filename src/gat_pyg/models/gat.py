@@ -61,7 +61,7 @@ class GAT(nn.Module):
         heads: H of each layer, including the last. A number needs `num_layers`.
         dropout: p, for the layers' inputs and the attention coefficients.
         residual: the layers with a skip connection: one entry per layer, or one for all hidden layers after the first.
-            True is a learnable linear map; "identity" adds the layer's input as it is.
+            True is a learnable linear map, "identity" the layer's input as it is.
         mechanism: as in `GATConv`; a module is shared by all layers.
         negative_slope: of the LeakyReLU.
         edge_dim: the number of edge features, if any.
@@ -112,11 +112,8 @@ class GAT(nn.Module):
         widths, heads, residual = _shape(hidden_channels, heads, residual, num_layers, to_out)
         if to_out:
             widths.append(cast(int, out_channels))
-        of_authors = (
-            AUTHORS
-            if reproduction is True
-            else tuple([reproduction] if isinstance(reproduction, str) else reproduction or ())
-        )
+        selected = [reproduction] if isinstance(reproduction, str) else reproduction or ()
+        of_authors = AUTHORS if selected is True else tuple(selected)
         if of_authors and (edge_dim is not None or not scored_by_layer(mechanism) or kwargs or conv != "gat"):
             raise ValueError(
                 f"reproduction={reproduction} uses the authors' layer, which has no edge features, no other mechanisms "
@@ -254,7 +251,7 @@ class GAT(nn.Module):
             x = conv(x if size is None else (x, x[: size[1]]), edge_index, edge_attr)
         if self.identity[layer]:
             x = x + skip[: x.size(0)]
-        if self.norms and layer < len(self.norms):
+        if layer < len(self.norms):
             of_graphs = (None if batch is None else batch[: x.size(0)], batch_size) if self.supports_norm_batch else ()
             x = self.norms[layer](x, *of_graphs)
         return x if self.has_output_layer and layer == len(self.convs) - 1 else self.act(x)
@@ -331,10 +328,13 @@ def _shape(
         hidden_channels = [hidden_channels] * (num_layers - to_out)
     depth = len(hidden_channels) + to_out
     if depth == 0 or num_layers not in (None, depth):
-        raise ValueError(f"the network has {depth} layers and num_layers is {num_layers}, expected one number above 0.")
+        raise ValueError(
+            f"num_layers is {num_layers}, but hidden_channels and out_channels are of {depth} layers, expected the "
+            "same number, at least 1."
+        )
     if isinstance(heads, int) and num_layers is not None:
         heads = [heads] * depth
-    for skip in [residual] if isinstance(residual, bool | str) else residual:
+    for skip in [residual] if isinstance(residual, int | str) else residual:
         if skip not in (True, False, "identity"):
             raise ValueError(f"residual is {skip!r}, expected True, False or 'identity'.")
     if isinstance(residual, bool | str):
@@ -351,4 +351,5 @@ def _shape(
             entries = "1 entry" if len(value) == 1 else f"{len(value)} entries"
             layers = f"each of the {len(hidden_channels)} hidden layers" + " and one for the output layer" * to_out
             raise ValueError(f"{name} has {entries}, expected {depth}: one for {layers}.")
-    return list(hidden_channels), list(cast(Sequence[int], heads)), list(residual)
+    skips = [skip if isinstance(skip, str) else bool(skip) for skip in residual]  # 1 is True
+    return list(hidden_channels), list(cast(Sequence[int], heads)), skips
