@@ -44,7 +44,7 @@ def links(
         ranked_by: the score that is reported and decides when to stop, as in `LinkLabels`.
 
     Raises:
-        ValueError: if there is not one graph, or it has too few links.
+        ValueError: if there is not one graph with edges, or it has too few links.
 
     Example:
         >>> from gat_pyg.data import digits
@@ -57,6 +57,8 @@ def links(
         if graph is None or len(graph) != 1:
             raise ValueError(f"{name}: links are drawn in one graph, but there are several.")
         graph = graph[0]
+    if not isinstance(graph.edge_index, Tensor):
+        raise ValueError(f"{name}: edge_index is {type(graph.edge_index).__name__}, expected a tensor [2, E] of links.")
     N, weights = num_nodes(graph), graph.edge_attr
     x = node_ids(N) if graph.x is None else graph.x.float()
     edges, weights = remove_self_loops(graph.edge_index, weights)

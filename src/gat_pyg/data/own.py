@@ -22,6 +22,7 @@ from ..tasks.checks import _NOTHING_KNOWN, KEYS, _check_graph, _check_present
 from ..tasks.edges import EdgeLabels, EdgeMultiLabels
 from ..tasks.graphs import GraphLabels, GraphMultiLabels
 from ..tasks.labels import ManyLabels, OneLabel
+from ..tasks.metrics import TASKS
 from ..tasks.nodes import NodeLabels, NodeMultiLabels
 from ..tasks.objective import MASKS, SPLITS, Objective, any_known
 from ..tasks.targets import EdgeTargets, GraphTargets, NodeTargets, Targets
@@ -225,7 +226,7 @@ def from_dataset(
     attribute `class_names` of `dataset`, if any, becomes the task's. `transforms` describes the transforms that were
     applied to `dataset`, as in `Preparation`; they are not applied here.
 
-    Raises ValueError as `Task` does, and if there are too few labelled nodes or graphs for the split.
+    Raises ValueError as `Task` does, if there are too few labelled nodes or graphs for the split, or no such `task`.
 
     >>> x, edge_index = torch.eye(4), torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]])
     >>> data = Data(x, edge_index, y=torch.tensor([0.0, 1.0, 0.0, float("nan")]))
@@ -234,6 +235,8 @@ def from_dataset(
     ValueError: pairs: test_mask is empty, expected at least one node with a known label.
     """
     name = name or name_of(type(dataset).__name__, getattr(dataset, "name", None))
+    if task not in (None, *TASKS):
+        raise ValueError(f"{name}: task is {task!r}, expected None or one of {', '.join(TASKS)}.")
     raw = _parts(dataset, name)
     if not any(raw):
         raise ValueError(f"{name} has no graph, expected at least one.")
@@ -246,9 +249,10 @@ def from_dataset(
     num_splits = max(
         (raw[0][0][key].size(1) for key in MASKS if getattr(raw[0][0].get(key), "ndim", 0) == 2), default=1
     )
-    quantities = _are_quantities([graph.y for graphs in raw for graph in graphs]) if task is None else None
-    if quantities is None:
-        quantities = str(task).endswith("_regression")
+    if task is None:
+        quantities = _are_quantities([graph.y for graphs in raw for graph in graphs])
+    else:
+        quantities = task.endswith("_regression")
     parts = [[_tidy(data, split, quantities, name) for data in graphs] for graphs in raw]
     every = [data for graphs in parts for data in graphs]
     objective = _objective_of(every, quantities, None if task is None else task.partition("_")[0], name)
@@ -256,7 +260,7 @@ def from_dataset(
         tensor.size(-1) if tensor is not None and tensor.dim() else 1 for tensor in (every[0].x, every[0].edge_attr)
     )
     edge_dim = D if every[0].edge_attr is not None else None
-    given = getattr(dataset, "get_idx_split", None)
+    split_of_ogb = getattr(dataset, "get_idx_split", None)
     if folds is not None and (len(parts) == 3 or len(every) == 1):
         kind = "is split already" if len(parts) == 3 else "is a single graph"
         raise ValueError(
@@ -265,8 +269,8 @@ def from_dataset(
         )
     if len(parts) == 1 and len(every) == 1:
         _check_graph(every[0], F, edge_dim, objective, name)  # before a split is drawn
-        if given is not None:
-            _ogb_masks(every[0], given())
+        if split_of_ogb is not None:
+            _ogb_masks(every[0], split_of_ogb())
         if objective.item == "edge":
             _draw_links(every[0], val, test, seed, name)
         else:
@@ -274,8 +278,8 @@ def from_dataset(
         parts = [every, every, every]
     elif len(parts) == 1 and folds is not None:
         parts, num_splits = _fold_graphs(every, folds, fold, seed, name)
-    elif len(parts) == 1 and given is not None:
-        parts = _ogb_graphs(every, given())
+    elif len(parts) == 1 and split_of_ogb is not None:
+        parts = _ogb_graphs(every, split_of_ogb())
     elif len(parts) == 1:
         parts = _draw_graphs(every, val, test, seed, name)
     names = _class_names(dataset, objective.out_channels)
