@@ -199,6 +199,12 @@ def test_the_command_learns_labels_of_edges(vectorize: str, tmp_path: Path, monk
     assert predict(result.run_dir, Data(data.x, data.edge_index, edge_label_index=pairs)).shape == (3, 2)
 
 
+def test_the_command_overrides_what_the_labels_in_a_file_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    data = edges()
+    data.edge_label = equal(data)
+    assert run(monkeypatch, tmp_path, data, "training.max_epochs=1", "task=edge_regression").metric == "rmse"
+
+
 def test_batches_of_edges_are_trained_and_hashed_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     data = edges()
     data.edge_label = equal(data)

@@ -43,6 +43,7 @@ def from_file(
     split: int = 0,
     folds: int | str | Path | None = None,
     fold: int = 0,
+    task: str | None = None,
 ) -> Task:
     """Read a graph, or several, from a `.pt` file (torch.save), a `.npz` file (numpy.savez) or a folder (numpy.save).
 
@@ -88,9 +89,10 @@ def from_file(
             "Save a Data or a dict of tensors by torch.save, or arrays of numbers by numpy.savez."
         ) from error
     try:
-        task = from_dataset(_graphs(content, path), path.stem, per_class, val, test, seed, split, folds, fold)
-        check_classes(task)
-        return task
+        graphs = _graphs(content, path)
+        result = from_dataset(graphs, path.stem, per_class, val, test, seed, split, folds, fold, task=task)
+        check_classes(result)
+        return result
     except ValueError as error:
         raise ValueError(f"{path}{str(error).removeprefix(path.stem)}") from error
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import BatchNorm, PNAConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from ..data.own import from_dataset, has_ids
+from ..data.own import from_dataset, from_file, has_ids
 from ..data.raw import data_root
 from ..data.splits import check_classes
 from ..distributed import ray
@@ -61,6 +61,8 @@ def build_task(settings: Settings) -> Task:
     parameters = inspect.signature(target).parameters
     if inspect.isclass(target) and "root" in parameters and dataset.get("root") is None:
         others["root"] = str(data_root(settings.data_root) / target.__name__)
+    if target is from_file:
+        others["task"] = settings.task
     both = [dataset.get(key) for key in ("pre_transform", "transform")]  # in the order in which PyG applies them
     transforms = [transform for transform in both if isinstance(transform, dict)]
     if "split" in parameters and parameters["split"].default == "train" and dataset.get("split") is None:
@@ -68,7 +70,7 @@ def build_task(settings: Settings) -> Task:
     else:
         result = dataset(**others)
     if isinstance(result, Task):
-        if settings.task is not None:
+        if settings.task is not None and target is not from_file:
             raise ValueError(
                 f"task={settings.task}, but {result.name} is a task already: it predicts {result.objective.columns} of "
                 f"{result.objective.item}s. Leave out task."
