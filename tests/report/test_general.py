@@ -98,7 +98,7 @@ def test_splits_count_together_and_by_erricas_protocol_as_folds() -> None:
 
 
 def test_the_number_of_the_split_is_no_configuration(tmp_path: Path) -> None:
-    text = "model: {heads: %d}\nsplit: {split: %d, fold: 0}\ndataset: {split: %d, fold: 0, folds: null}\n"
+    text = "model: {heads: %d}\nsplit: {split: %d, fold: 0, folds: null}\ndataset: {split: %d, fold: 0, folds: null}\n"
     results = [configured(tmp_path / name, name, text % (heads, heads, heads)) for name, heads in (("a", 4), ("b", 8))]
     assert set(rows_of(gathered(lines(results)))) == {"GAT (heads 4)", "GAT (heads 8)"}
 

@@ -85,11 +85,11 @@ def ogbg(name: str, root: str | Path | None = None) -> Task:
 
     >>> ogbg("ogbn-arxiv")
     Traceback (most recent call last):
-    ValueError: 'ogbn-arxiv' is unknown: expected the name of a data set with labels of graphs, as ogbg-molbace.
+    ValueError: 'ogbn-arxiv' is unknown: expected the name of a data set with labels of graphs, such as ogbg-molbace.
     """
     if not name.startswith("ogbg-"):
         raise ValueError(
-            f"{name!r} is unknown: expected the name of a data set with labels of graphs, as ogbg-molbace."
+            f"{name!r} is unknown: expected the name of a data set with labels of graphs, such as ogbg-molbace."
         )
     try:
         from ogb.graphproppred import PygGraphPropPredDataset
@@ -103,22 +103,22 @@ def ogbg(name: str, root: str | Path | None = None) -> Task:
 
 
 def ogbl(name: str, root: str | Path | None = None, channels: int = 64) -> Task:
-    """Read a data set of OGB with links to predict, `"ogbl-ddi"`, with its own split, negative pairs and metric.
+    """Read a data set of OGB with links to predict, such as `"ogbl-ddi"`, with its split, negative pairs and metric.
 
-    The message-passing edges are those of the training. `channels` is the width of the vectors that a decoder scores.
+    Messages pass over the training links only. `channels` is the width of the embeddings that a decoder scores.
     The 4,267 drugs of ddi have no features; x `[N, 1]` is their ids, which `+model.encoder=256` embeds.
 
     The first call needs the extra `ogb`. It reads `<root>/ogb` (see `data_root`), or downloads with OGB's code.
 
-    Raises ValueError if OGB does not know the name or has other negative pairs for each link, ImportError if ogb is not
-    installed.
+    Raises ValueError if OGB does not know the name or has separate negative pairs for each link, ImportError if ogb
+    is not installed.
 
     >>> ogbl("ogbn-arxiv")
     Traceback (most recent call last):
-    ValueError: 'ogbn-arxiv' is unknown: expected the name of a data set with links, as ogbl-ddi.
+    ValueError: 'ogbn-arxiv' is unknown: expected the name of a data set with links, such as ogbl-ddi.
     """
     if not name.startswith("ogbl-"):
-        raise ValueError(f"{name!r} is unknown: expected the name of a data set with links, as ogbl-ddi.")
+        raise ValueError(f"{name!r} is unknown: expected the name of a data set with links, such as ogbl-ddi.")
     try:
         from ogb.linkproppred import PygLinkPropPredDataset
     except ImportError as error:
@@ -128,7 +128,9 @@ def ogbl(name: str, root: str | Path | None = None, channels: int = 64) -> Task:
         dataset = PygLinkPropPredDataset(name, root=str(data_root(root) / "ogb"))
         parts = dataset.get_edge_split()
     if not all("edge_neg" in parts[part] for part in ("valid", "test")):
-        raise ValueError(f"{name} has other negative pairs for each link, expected the same for all, as ogbl-ddi.")
+        raise ValueError(
+            f"{name} has separate negative pairs for each link, expected the same for all, as in ogbl-ddi."
+        )
     pairs, labels = [], []
     for part in (parts[key] for key in ("train", "valid", "test")):
         both = [part["edge"], *([part["edge_neg"]] if part is not parts["train"] else [])]
@@ -140,10 +142,10 @@ def ogbl(name: str, root: str | Path | None = None, channels: int = 64) -> Task:
 
 
 def _allowed() -> Any:
-    """Context manager: allow the classes in OGB's files, which torch's default, weights_only=True, does not."""
+    """Return a context manager in which torch.load reads the classes of OGB's files with `weights_only=True`."""
     reconstruct = np.empty(0).__reduce__()[0]
-    names = [(reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
-    arrays: list[Any] = [*names, np.ndarray, np.dtype, np.dtypes.Int64DType]
+    functions = [(reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
+    arrays: list[Any] = [*functions, np.ndarray, np.dtype, np.dtypes.Int64DType]
     return torch.serialization.safe_globals([DataEdgeAttr, DataTensorAttr, GlobalStorage, *arrays])
 
 

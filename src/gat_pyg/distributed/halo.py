@@ -170,8 +170,7 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
         raise ValueError(
             f"{type(model).__name__} cannot be trained on a graph in parts, which needs MessagePassing layers from "
             "source to target, no norm over all nodes, no BatchNorm except torch's SyncBatchNorm, and a model that is "
-            "not compiled. "
-            "Train it in one process."
+            "not compiled. Train it in one process."
         )
     return layers
 

@@ -39,6 +39,7 @@ from .result import CONFIG
 from .settings import FIXED, Factory, ModelFactory, Settings
 
 RAY = "ray"  # the strategy's name
+LINEAR = ("mean", "sum", "add", "max")  # readouts of the model's outputs; others are of embeddings
 WIDTH = 64  # of the nodes' embeddings from which a decoder predicts labels of edges
 
 
@@ -99,9 +100,6 @@ def task_of(run_dir: str | Path) -> Task:
     return build_task(Settings.parse(cast(DictConfig, OmegaConf.load(path))))
 
 
-LINEAR = ("mean", "sum", "add", "max")  # readouts of the model's outputs
-
-
 def build_model(factory: ModelFactory, task: Task) -> Built:
     """Build a fresh model for the task.
 
@@ -133,7 +131,7 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
     target = str(factory.target)
     readout = factory.get("readout", "mean") if task.objective.item == "graph" else None  # null: the model's own
     pooling = {"aggr": readout}
-    if readout not in (None, *LINEAR):  # of embeddings, before the last linear map
+    if readout not in (None, *LINEAR):
         if not issubclass(kind, (GAT, BasicGNN)):
             raise ValueError(
                 f"model.readout is {readout}, which needs a model that can return embeddings, as GAT or PyG's GIN. "

@@ -437,9 +437,9 @@ class Settings:
         for group in ("dataset", "split"):
             if "folds" not in values[group]:
                 continue
-            values[group] |= {"split": 0, "fold": 0}
+            values[group]["split"] = values[group]["fold"] = 0
             if values[group]["folds"] is None:  # the hashes of earlier versions, which had no folds
-                values[group] = {key: value for key, value in values[group].items() if key not in ("folds", "fold")}
+                del values[group]["folds"], values[group]["fold"]
         if self.metric is not None:
             values["metric"] = self.metric
         if self.task is not None:

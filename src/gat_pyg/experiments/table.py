@@ -39,14 +39,8 @@ from .result import CONFIG, ERRICA, RESULT, Result
 from .settings import ModelFactory, Settings, differences, flattened
 
 PAUSE = 5.0  # seconds before the next search for a free cell
-TABLE = (
-    "experiment=",
-    "+experiment=",
-    "methods=",
-    "datasets=",
-    "protocol=",
-    "ckpt_path=",
-)  # overrides of the table, not of a cell
+# Overrides of the table, not of a cell
+TABLE = ("experiment=", "+experiment=", "methods=", "datasets=", "protocol=", "ckpt_path=")
 TABLES = {"methods": "gat,gcn", "datasets": "cora,citeseer"}
 
 
@@ -77,7 +71,7 @@ def table(settings: Settings, invocation: Invocation, train: Callable[[Settings,
 
 
 def _fill(cells: Mapping[str, Settings], folder: Path, train: Callable[[Settings, Path], object]) -> None:
-    """Train the cells that are not finished; return when all are, by this process or others.
+    """Train the cells that are not finished, and wait for those that other processes train.
 
     Raises:
         ValueError: at the end, if a cell failed.

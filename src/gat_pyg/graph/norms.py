@@ -1,4 +1,4 @@
-"""Norms that read more than one node: which of a model's are right only where all nodes of a graph are."""
+"""The norms of a model that read more than one node, and so need all nodes of a graph."""
 
 from __future__ import annotations
 

@@ -129,12 +129,11 @@ def _settings(runs: Runs) -> dict[str, Any]:
         except (OSError, ValueError):
             continue
         if saved:
-            saved.pop("training.max_epochs" if "trainer.max_epochs" in saved else "", None)  # the trainer's counts
-            for group in (
-                ("split", "dataset") if "dataset.folds" in saved else ("split",)
-            ):  # which split: no configuration
-                saved |= {f"{group}.split": 0, f"{group}.fold": 0}
-            return {name: value for name, value in saved.items() if _is_hashed(name)}
+            of_folds = [group for group in ("split", "dataset") if f"{group}.folds" in saved]
+            unused = {f"{group}.{key}" for group in of_folds for key in ("split", "fold")}  # which split: no setting
+            if "trainer.max_epochs" in saved:  # which counts
+                unused.add("training.max_epochs")
+            return {name: value for name, value in saved.items() if _is_hashed(name) and name not in unused}
     return {}
 
 

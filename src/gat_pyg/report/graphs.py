@@ -142,8 +142,8 @@ def sheet_figure(
             names = shown[index].names if shown[index].molecule else [""] * shown[index].num_nodes
             _draw(axes, shown[index], names, colours, inches, None)
             rank = f"best {best.index(index) + 1}" if index in best else f"worst {worst.index(index) + 1}"
-            said = _said(task, graphs[index].y, objective.predictions(out[index : index + 1]))
-            axes.set_title(f"{rank}: {split} graph {index}\n{said}", fontsize=8)
+            text = _label_and_prediction(task, graphs[index].y, objective.predictions(out[index : index + 1]))
+            axes.set_title(f"{rank}: {split} graph {index}\n{text}", fontsize=8)
     _colour_bar(figure, list(grid.flat), colours, layer, head, scale)
     first = np.cumsum([0, *(each.num_nodes for each in shown.values())])
     edge_index = torch.cat([each.attention[0] + int(n) for each, n in zip(shown.values(), first, strict=False)], 1)
@@ -169,7 +169,7 @@ def _by_loss(model: nn.Module, task: Task, split: Split) -> tuple[list[int], Ten
     return sorted(losses, key=lambda index: losses[index]), out
 
 
-def _said(task: Task, y: Tensor, prediction: Tensor) -> str:
+def _label_and_prediction(task: Task, y: Tensor, prediction: Tensor) -> str:
     """Return a graph's label and prediction as text."""
     kind, names = task.objective.kind, task.class_names or [str(k) for k in range(task.num_classes)]
     if kind == "one":

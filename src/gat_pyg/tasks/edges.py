@@ -14,6 +14,8 @@ from .labels import ManyLabels, OneLabel
 from .nodes import _OfNodes
 from .objective import MASKS, Split
 
+PAIRS = ("edge", "link")  # the items of objectives whose rows are pairs of nodes
+
 
 @dataclass(frozen=True)
 class _OfEdges(_OfNodes):
@@ -92,6 +94,3 @@ def check_pairs(data: Data, where: str) -> None:
         raise ValueError(f"{where}: edge_label_index is missing. Give it, or draw it: gat_pyg.data.links(data).")
     _check_edge_index_shape(pairs, f"{where}, edge_label_index")
     _check_edge_index(pairs, data.x.size(0), f"{where}, edge_label_index")
-
-
-PAIRS = ("edge", "link")  # the items of objectives whose rows are pairs of nodes
