@@ -33,7 +33,7 @@ def test_the_band_by_hand(tmp_path: Path) -> None:
     runs = Runs(tuple(two(tmp_path)))
     band = band_of(runs, "accuracy")
     assert band_of(runs, "mae") is None
-    assert band is not None and band.seeds == 2
+    assert band is not None and band.runs == 2
     assert [part.tolist() for part in band[:4]] == [[1, 2], [15.0, 45.0], [10.0, 30.0], [20.0, 60.0]]
 
 
@@ -41,7 +41,7 @@ def test_the_figure_has_the_band(tmp_path: Path) -> None:
     lines = [*two(tmp_path), run(tmp_path, 0, "epoch,val_accuracy\n1,5\n", "B"), run(tmp_path, 0, None, "C")]
     (axes,) = curves_figure(rows_of(gathered(lines))).axes
     assert [line.get_ydata().tolist() for line in axes.lines] == [[15.0, 45.0], [5.0]]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["A, 2 seeds", "B, 1 seed"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["A, 2 runs", "B, 1 run"]
     assert axes.get_ylabel() == "validation accuracy (%)"
     corners = {tuple(corner) for corner in axes.collections[0].get_paths()[0].vertices.tolist()}
     assert corners == {(1.0, 10.0), (2.0, 30.0), (1.0, 20.0), (2.0, 60.0)}

@@ -1,4 +1,4 @@
-"""Learning curves of lines of results, from the `metrics.csv` that runs keep, with the seeds as a band."""
+"""Learning curves of lines of results, from the `metrics.csv` in the folders of the runs, whose range is a band."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class Band(NamedTuple):
-    """A score by epoch: its mean over the seeds, and the smallest and largest."""
+    """A score by epoch: its mean over the runs, and the smallest and largest."""
 
     epochs: NDArray[np.int64]
     mean: NDArray[np.float64]
     low: NDArray[np.float64]
     high: NDArray[np.float64]
-    seeds: int
+    runs: int
 
 
 def curves_figure(rows: Rows, path: str | Path | None = None) -> Figure:
@@ -58,23 +58,21 @@ def curves_figure(rows: Rows, path: str | Path | None = None) -> Figure:
     for axes, (column, drawn) in zip(panels, bands.items(), strict=False):
         dataset, metric = column.heads
         for label, band in drawn.items():
-            seeds = f"{band.seeds} seed{'s' * (band.seeds > 1)}"
+            runs = f"{band.runs} run{'s' * (band.runs > 1)}"
             colour = f"C{list(rows).index(label) % 10}"  # the same in all panels
-            axes.plot(band.epochs, band.mean, color=colour, lw=1.4, label=f"{label}, {seeds}")
+            axes.plot(band.epochs, band.mean, color=colour, lw=1.4, label=f"{label}, {runs}")
             axes.fill_between(band.epochs, band.low, band.high, color=colour, alpha=0.2, lw=0)
         axes.set_title(dataset, fontsize=10)
         axes.set_xlabel("epoch")
         axes.set_ylabel(f"validation {metric[:-2]}")
         axes.legend(fontsize=7, frameon=False)
         _despine(axes)
-    caption = (
-        "The mean over the seeds; the band is from the smallest to the largest. It ends where the first seed stops."
-    )
+    caption = "The mean over the runs; the band is from the smallest to the largest. It ends where the first run stops."
     return _written(figure, path, caption)
 
 
 def band_of(runs: Runs, metric: str) -> Band | None:
-    """Return the mean and range over the seeds that kept their curves, up to the last epoch of all, or None."""
+    """Return the mean and range over the runs that kept their curves, up to the last epoch of all, or None."""
     curves = [curve for line in runs.lines if (curve := curve_of(line, metric))]
     epochs = sorted(set.intersection(*map(set, curves))) if curves else []
     if not epochs:
