@@ -88,6 +88,13 @@ def test_a_model_with_a_loss_over_nodes_is_refused():
         Readout(model)
 
 
+def test_a_readout_of_embeddings_without_a_width_or_arguments_is_refused():
+    with pytest.raises(ValueError, match="Linear has no out_channels, expected the width of its embeddings"):
+        Readout(nn.Linear(6, 3), "sum", out_channels=2)
+    with pytest.raises(ValueError, match="aggr is lstm, which needs arguments: .*Pass an aggregation instead"):
+        Readout(GAT(6, 4, None, 2, num_layers=2), "lstm", out_channels=2)
+
+
 def test_a_trained_model_is_built_again_and_predicts_graphs(tmp_path: Path):
     task, graphs = labelled_graphs(), Batch.from_data_list(labelled_graphs().test)
     settings = {"_target_": "torch_geometric.nn.GIN", "hidden_channels": 4, "num_layers": 2}

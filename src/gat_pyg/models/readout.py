@@ -27,7 +27,8 @@ class Readout(nn.Module):
         out_channels: K, if the model returns embeddings of width C = `model.out_channels`.
 
     Raises:
-        ValueError: if there is no such aggregation, or the model has its own loss over nodes (`penalty`, `fit`).
+        ValueError: if there is no such aggregation, it needs further arguments, the model has no `out_channels`, or it
+            has its own loss over nodes (`penalty`, `fit`).
 
     Example:
         >>> import torch
@@ -56,11 +57,10 @@ class Readout(nn.Module):
         if out_channels is None:
             self.aggr = aggregation_resolver(aggr)
         else:
-            C: int = model.out_channels  # type: ignore[assignment]
-            if isinstance(aggr, str | nn.Module):
-                self.aggr = aggregation_resolver(aggr, **_options(aggr, C) if isinstance(aggr, str) else {})
-            else:
-                self.aggr = MultiAggregation([*aggr], [_options(each, C) for each in aggr])
+            C = getattr(model, "out_channels", None)
+            if not isinstance(C, int):
+                raise ValueError(f"{type(model).__name__} has no out_channels, expected the width of its embeddings.")
+            self.aggr = _aggregation(aggr, C)
             with torch.no_grad():
                 width = self.aggr(torch.zeros(2, C), torch.zeros(2, dtype=torch.long)).size(1)
             self.lin = nn.Linear(width, out_channels)
@@ -103,6 +103,17 @@ class Readout(nn.Module):
         batch = torch.zeros_like(out[:, 0], dtype=torch.long) if batch is None else batch  # not every one takes None
         logits: Tensor = self.lin(self.aggr(out, batch, dim_size=batch_size))
         return logits
+
+
+def _aggregation(aggr: str | Sequence[str] | nn.Module, C: int) -> nn.Module:
+    """Return an aggregation of embeddings of C features."""
+    try:
+        if isinstance(aggr, str | nn.Module):
+            result: nn.Module = aggregation_resolver(aggr, **_options(aggr, C) if isinstance(aggr, str) else {})
+            return result
+        return MultiAggregation([*aggr], [_options(each, C) for each in aggr])
+    except TypeError as error:
+        raise ValueError(f"aggr is {aggr}, which needs arguments: {error}. Pass an aggregation instead.") from error
 
 
 def _options(aggr: str, C: int) -> dict[str, Any]:
