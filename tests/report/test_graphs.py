@@ -261,12 +261,13 @@ def test_the_command_draws_the_graphs_of_a_run(
     torch.save([graphs[:8], graphs[8:12], graphs[12:]], file)
     settings = ["dataset=file", f"dataset.path={file}", "+model.encoder=8", "training.max_epochs=1"]
     small = ["model.hidden_channels=[4]", "model.heads=[2,1]", f"outputs={out}"]
-    monkeypatch.setattr(sys, "argv", ["gat-pyg", *settings, *small])
-    gat_pyg.run.main()
+    for metric in ("rmse", "mae"):
+        monkeypatch.setattr(sys, "argv", ["gat-pyg", *settings, *small, f"metric={metric}"])
+        gat_pyg.run.main()
     assert main([str(out / "results.jsonl"), "--out", str(out), "--graphs"]) == 0
-    (path,) = out.glob("graphs-*.svg")
-    assert path.name == "graphs-GAT-acetamides.svg" and path.name in capsys.readouterr().out
-    assert ElementTree.parse(path).getroot().tag.endswith("svg")
+    paths, printed = sorted(out.glob("graphs-*.svg")), capsys.readouterr().out
+    assert [path.name for path in paths] == ["graphs-GAT-acetamides-rmse.svg", "graphs-GAT-acetamides.svg"]
+    assert all(path.name in printed and ElementTree.parse(path).getroot().tag.endswith("svg") for path in paths)
 
 
 def test_without_a_model_the_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,7 +55,9 @@ def write_report(
         The number of lines, and the files written.
 
     Raises:
-        OSError, ValueError: if a file of results cannot be read, or the report cannot be written.
+        OSError, ValueError: if a file of results cannot be read, the report cannot be written, or an argument does not
+            fit the lines.
+        ImportError: if a package for figures or t-tests is missing.
     """
     lines = [line for path in dict.fromkeys(results) for line in lines_of(path)]
     if against is not None and preset == "paper":
@@ -93,7 +95,10 @@ def drawn_graphs(lines: Sequence[Line], folder: Path) -> list[Path]:
             run = next((each for each in folders if (each / MODEL).is_file()), None)
             if run is None or not attention_layers(model := load(run)):
                 continue
-            path = folder / f"graphs-{re.sub(r'[^A-Za-z0-9._-]+', '-', f'{label}-{column.dataset}')}.svg"
+            stem = re.sub(r"[^A-Za-z0-9._-]+", "-", f"graphs-{label}-{column.dataset}")
+            path = folder / f"{stem}.svg"
+            if path in paths:  # of another metric
+                path = folder / f"{stem}-{column.metric}.svg"
             sheet_figure(model, task_of(run), path)
             paths.append(path)
     if not paths:
