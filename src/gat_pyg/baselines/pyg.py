@@ -1,4 +1,4 @@
-"""PyG's networks, where the command needs other arguments than PyG's: GIN with edge features, and PNA."""
+"""PyG's networks with the arguments that the command needs: GIN with edge features, and PNA."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class GINE(BasicGNN):  # type: ignore[misc]  # PyG has no types
 
 
 class PNA(pyg.PNA):  # type: ignore[misc]
-    """Principal Neighbourhood Aggregation (Corso et al., NeurIPS 2020), PyG's with the degrees as numbers.
+    """Principal Neighbourhood Aggregation (Corso et al., NeurIPS 2020): PyG's, with the degrees as a list.
 
     Args:
         deg: the number of training nodes of each in-degree 0, 1, 2, ...
-        aggregators: how neighbours are reduced.
-        scalers: by which functions of a node's degree the results are multiplied.
-        *args: as those of `torch_geometric.nn.PNA`.
-        **kwargs: as those of `torch_geometric.nn.PNA`.
+        aggregators: the names of the aggregations of the neighbours.
+        scalers: the names of the functions of a node's degree that multiply the results.
+        *args: those of `torch_geometric.nn.PNA`.
+        **kwargs: those of `torch_geometric.nn.PNA`.
 
     Example:
         >>> model = PNA(16, 32, num_layers=2, out_channels=3, deg=[0, 10, 20])

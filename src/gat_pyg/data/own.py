@@ -207,14 +207,14 @@ def from_dataset(
     a sequence. The masks of a single graph are kept; of masks [N, S], column `split` is used. Missing masks are drawn
     with `seed` among the labelled nodes: `per_class` nodes of each class for training (`per_class` times K nodes if
     there are many labels per node), then `val` and `test` nodes. With quantities, all other nodes are for training.
-    Several graphs are split as the data set's `get_idx_split` says, which those of OGB have. Of other graphs, `val` and
-    `test` graphs are drawn, and the others are for training. If every graph has one label, and some graph has several
+    Several graphs are split by the data set's `get_idx_split` if it has one, as those of OGB. Else `val` and `test`
+    graphs are drawn, and the others are for training. If every graph has one label, and some graph has several
     nodes, these are graph labels. With `folds`, such graphs are divided into stratified folds: number `fold` is for the
     test, the next one for validation, the others for training. Or `folds` is the path of a file of folds, in the format
     of Errica et al. (`gat_pyg.data.splits.read_folds`). Other data cannot be divided into folds.
 
     Labels of edges are `edge_label` [M] or [M, K] of the pairs `edge_label_index` [2, M], by default `edge_index`, or
-    `y` [E] if E is not N; they need a single graph. They are read if there is no `y`, or `task` names them. Missing
+    `y` [E] if E is not N; they need a single graph. They are read if there is no `y`, or by `task`. Missing
     masks [M] are drawn: `val` and `test` links, both directions of a link together, and the others for training.
 
     A single graph without `x` gets the ids of its nodes as `x` [N, 1], which `gat_pyg.models.Encoded` embeds.

@@ -159,7 +159,7 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
 
 
 def _decoder(factory: ModelFactory, task: Task) -> dict[str, Any] | None:
-    """Return the arguments of `LinkScores` but the model, or None if the model's rows are what is predicted."""
+    """Return the arguments of `LinkScores` other than the model, or None if the task needs no decoder."""
     item, K = task.objective.item, task.num_classes
     decoder = factory.get("decoder", "mlp" if item == "edge" else None)
     if decoder is None or item not in PAIRS:

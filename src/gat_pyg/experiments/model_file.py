@@ -113,7 +113,7 @@ def _seed_of(path: Path) -> int:
 def predict(
     run_dir: str | Path, data: Data, model: nn.Module | None = None, seed: int | Literal["all"] | None = None
 ) -> Tensor:
-    """Return the class or label probabilities by the model of a run: [N, K] for nodes, [G, K] graphs, [L] links.
+    """Return the class or label probabilities of nodes or edges [N, K], graphs [G, K] or links [L], by a run's model.
 
     A run on quantities returns these, in the unit of its training data.
 

@@ -67,7 +67,7 @@ def graph_figure(
         layout: `[N, 2]`, the positions of the nodes.
 
     Raises:
-        ImportError: if Matplotlib is missing, or SciPy and RDKit are.
+        ImportError: if Matplotlib is missing, or SciPy where RDKit does not place the nodes.
         ValueError: if an argument does not fit the model or the graph.
 
     Example:
@@ -117,7 +117,7 @@ def sheet_figure(
         number: how many of the best and how many of the worst to draw.
 
     Raises:
-        ImportError: if Matplotlib is missing, or SciPy and RDKit are.
+        ImportError: if Matplotlib is missing, or SciPy where RDKit does not place the nodes.
         ValueError: if an argument does not fit the model or the task.
     """
     if number < 1:
