@@ -109,9 +109,10 @@ def _aggregation(aggr: str | Sequence[str] | nn.Module, C: int) -> nn.Module:
     """Return an aggregation of embeddings of C features."""
     try:
         if isinstance(aggr, str | nn.Module):
-            result: nn.Module = aggregation_resolver(aggr, **_options(aggr, C) if isinstance(aggr, str) else {})
-            return result
-        return MultiAggregation([*aggr], [_options(each, C) for each in aggr])
+            one: nn.Module = aggregation_resolver(aggr, **_options(aggr, C) if isinstance(aggr, str) else {})
+            return one
+        several: nn.Module = MultiAggregation([*aggr], [_options(each, C) for each in aggr])
+        return several
     except TypeError as error:
         raise ValueError(f"aggr is {aggr}, which needs arguments: {error}. Pass an aggregation instead.") from error
 
