@@ -1732,6 +1732,7 @@ def test_all_folds_in_a_table_have_a_row_for_each_method(command: Command):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("split.split=1",), r"split\.split is 1, but digits has one split\. Leave out split\.split"),
         (("split.split=all",), r"digits has one split, expected several for split\.split=all"),
         (("split.fold=all",), r"digits has one split, .* or split\.folds=\.\.\. for graphs"),
         (("split.split=every",), "split.split is 'every', expected all or a whole number, at least 0"),
@@ -1750,7 +1751,7 @@ def test_erricas_protocol_reports_the_candidate_with_the_best_validation_score_o
     methods = "methods=['mlp model.hidden_channels=2','mlp model.hidden_channels=32',gin]"
     table = ("protocol=errica", methods, "datasets=file", "runs=2", *(f"++{setting}" for setting in many_graphs()))
     told = command(*table)
-    candidates, lines = read("outputs/table/candidates.jsonl"), read("outputs/results.jsonl")
+    candidates, lines = read("outputs/errica/candidates.jsonl"), read("outputs/results.jsonl")
     assert [one.seed for one in candidates] == [0] * 9
     assert len(lines) == 12 and {one.seed for one in lines} == {1, 2}
     for one in lines:
@@ -1767,7 +1768,7 @@ def test_erricas_protocol_reports_the_candidate_with_the_best_validation_score_o
         assert one.values == pytest.approx(scores) and one.std == pytest.approx(scores.std(ddof=1))
     before = Path("outputs/results.jsonl").read_bytes()
     assert "epochs" not in command(*table) and Path("outputs/results.jsonl").read_bytes() == before
-    shutil.rmtree("outputs/table/many_mlp_fold-1/seed-2")
+    shutil.rmtree("outputs/errica/many_mlp_fold-1/seed-2")
     assert command(*table).count("epochs") == 2  # the lines of this cell's two seeds
 
 

@@ -350,6 +350,8 @@ def test_attention_of_our_model_and_of_pygs() -> None:
         ),
         ({"residual": [False, "identity"]}, r"'identity' in layer 1, whose input has 64 features .* output has 3, exp"),
         ({"residual": ["linear", False]}, r"residual is 'linear', expected True, False or 'identity'"),
+        ({"norm": "foo"}, r"norm is 'foo' with norm_kwargs \{\}, expected the name of a norm of torch_geometric\.nn"),
+        ({"norm": "graphsize"}, r"norm is 'graphsize' .* such as batch, layer"),
         ({"num_layers": 3}, r"num_layers is 3, but hidden_channels and out_channels are of 2 layers"),
         ({"reproduction": ["bias"]}, r"reproduction names bias, expected some of input_dropout, value_dropout, score_"),
         (

@@ -84,6 +84,10 @@ def build_task(settings: Settings) -> Task:
         task = from_dataset(result, name, **split, transforms=transforms, task=settings.task)
         if not hasattr(result, "get_idx_split"):  # a benchmark's own split is as it is
             check_classes(task)
+    if settings.split.split not in (0, "all") and task.num_splits < 2:
+        raise ValueError(
+            f"split.split is {settings.split.split}, but {task.name} has one split. Leave out split.split."
+        )
     return task if settings.metric is None else task.scored_by(settings.metric)
 
 

@@ -60,6 +60,8 @@ def load(run_dir: str | Path, model: nn.Module | None = None, seed: int | Litera
     For a folder with runs of several seeds, `seed=3` returns one model and `seed="all"` a stack of all, whose output
     has the logits [S, N, K] in the order of the seeds: `load(folder, seed="all")(x, edge_index)`.
 
+    A model of quantities returns standardised ones; `model.preparation.predictions(out)` has their unit.
+
     `model.preparation` is the data preparation of the run: `model.preparation(data)` applies it to other data. The
     first call of the model raises ValueError for a wrong number of features, and warns if the features seem to be
     prepared differently. It is None if the file has none.

@@ -121,7 +121,10 @@ def _cells(settings: Settings, invocation: Invocation) -> tuple[Path, dict[str, 
     """Return the table's folder, the same in every call, and the settings of each cell by its name."""
     outputs = Path(settings.outputs).absolute()
     if settings.is_table:
-        folder, cells = outputs / (invocation.experiment or "table"), _methods_by_datasets(settings, invocation)
+        folder, cells = (
+            outputs / (invocation.experiment or settings.protocol or "table"),
+            _methods_by_datasets(settings, invocation),
+        )
     elif settings.protocol is None:
         dataset = dataset_name(settings.dataset.values)
         folder = outputs / f"{dataset}_{name_of(settings.model.method)}_{settings.hash}"

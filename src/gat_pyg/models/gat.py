@@ -151,7 +151,7 @@ class GAT(nn.Module):
                     f"has {width}, expected equal widths. Use True, a learnable linear map."
                 )
             if hidden and norm is not None:
-                self.norms.append(normalization_resolver(norm, width, **(norm_kwargs or {})))
+                self.norms.append(_norm(norm, width, norm_kwargs or {}))
             in_channels = width
         self.supports_norm_batch = any(map(takes_batch, self.norms))
 
@@ -311,6 +311,17 @@ class GAT(nn.Module):
         return torch.cat([self._combined([out[i].to(device) for out in outputs]).to(embedding_device) for i in rows])
 
 
+def _norm(name: str, channels: int, options: dict[str, Any]) -> nn.Module:
+    try:
+        norm: nn.Module = normalization_resolver(name, channels, **options)
+    except (TypeError, ValueError) as error:  # there is none, or it needs other arguments
+        raise ValueError(
+            f"norm is {name!r} with norm_kwargs {options}, expected the name of a norm of torch_geometric.nn, "
+            "such as batch, layer, graph, instance or pair, and its arguments."
+        ) from error
+    return norm
+
+
 def _shape(
     hidden_channels: Sequence[int] | int,
     heads: Sequence[int] | int,
@@ -330,7 +341,7 @@ def _shape(
     if depth == 0 or num_layers not in (None, depth):
         raise ValueError(
             f"num_layers is {num_layers}, but hidden_channels and out_channels are of {depth} layers, expected the "
-            "same number, at least 1."
+            "same number, at least 1. Give hidden_channels and heads as one number each."
         )
     if isinstance(heads, int) and num_layers is not None:
         heads = [heads] * depth

@@ -110,7 +110,7 @@ def _words(groups: Sequence[tuple[Column, Runs]]) -> list[str]:
     words = [text if text in shared else "" for text in words]
     for its in several:
         for index in its:
-            if not words[index] or sum(words[index] == words[other] for other in its) > 1:
+            if not settings[index] or sum(words[index] == words[other] for other in its) > 1:
                 words[index] = ", ".join(filter(None, (words[index], _hash(groups[index][1]))))
     return words
 
@@ -149,14 +149,15 @@ def _differing(settings: Iterable[Mapping[str, Any]]) -> set[str]:
 
 
 def _text(names: Sequence[str], values: Mapping[str, Any]) -> str:
-    """Return settings in words, by the last part of a name unless two names share it.
+    """Return settings in words but those that are null, by the last part of a name unless two names share it.
 
     >>> _text(["model.heads", "model.norm"], {"model.heads": 4, "model.norm": "batch"})
     'heads 4, norm batch'
     """
     last = [name.rpartition(".")[2] for name in names]
     short = [part if last.count(part) == 1 else name for name, part in zip(names, last, strict=True)]
-    return ", ".join(f"{part} {_value(values.get(name))}" for name, part in zip(names, short, strict=True))
+    pairs = [(part, values.get(name)) for name, part in zip(names, short, strict=True)]
+    return ", ".join(f"{part} {_value(value)}" for part, value in pairs if value is not None)
 
 
 def _value(value: Any) -> str:
