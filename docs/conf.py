@@ -48,7 +48,8 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:obj", "(?s).*"),  # single backticks in a docstring: a link where the name is known, otherwise code
     ("py:class", r"(gat_pyg\.)?.*\._\w+"),  # private base classes
-    ("py:class", r"Kind|Rows|Scale|Split|(collections\.abc\.)?Mapping\[\w+"),  # aliases, and fields that Sphinx cuts at the comma
+    ("py:class", r"Kind|Rows|Scale|Split"),  # aliases
+    ("py:class", r"(collections\.abc\.)?Mapping\[\w+"),  # of dataclasses' fields, which Sphinx cuts at the comma
     # without documentation
     ("py:class", r"torch\.utils\.data\.dataloader\.DataLoader|torch_geometric\.nn\.conv\.gine?_conv\.\w+"),
     ("py:class", r"Flow|torch_sparse\.tensor\.SparseTensor|torch_geometric\.typing\.SparseTensor|torch\.fx\..*"),
