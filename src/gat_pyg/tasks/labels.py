@@ -113,7 +113,20 @@ class OneLabel(_Labels):
 
 
 @dataclass(frozen=True)
-class ManyLabels(_Labels):
+class _UnknownAsNaN(Objective):
+    """An objective with floats `[n, K]` as labels, NaN where one is unknown."""
+
+    def known(self, y: Tensor) -> Tensor:
+        """Return a mask `[n, K]` of the known labels."""
+        return ~y.isnan()
+
+    def unknown(self, y: Tensor) -> Tensor:
+        """Return NaN for each label."""
+        return torch.full_like(y, float("nan"))
+
+
+@dataclass(frozen=True)
+class ManyLabels(_UnknownAsNaN, _Labels):
     """K labels in each row: y `[n, K]` float32 of 0 and 1, NaN if it is unknown.
 
     The loss is the sigmoid cross-entropy, averaged over all known labels. The score is micro-F1,
@@ -133,14 +146,6 @@ class ManyLabels(_Labels):
             raise ValueError(
                 f"{where}: y holds other values than 0, 1 and NaN (unknown). Turn the labels into 0 and 1."
             )
-
-    def known(self, y: Tensor) -> Tensor:
-        """Return a mask `[n, K]` of the known labels."""
-        return ~y.isnan()
-
-    def unknown(self, y: Tensor) -> Tensor:
-        """Return NaN for each label."""
-        return torch.full_like(y, float("nan"))
 
     def loss(self, out: Tensor, y: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
         """Return the sigmoid cross-entropy.

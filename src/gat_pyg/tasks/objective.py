@@ -31,7 +31,7 @@ class Objective(ABC):
 
     out_channels: int
 
-    item: ClassVar[str]  # what has a label, and a row in the output: "node", "graph", "link"
+    item: ClassVar[str]  # what has a label, and a row in the output: "node", "edge", "graph", "link"
     kind: ClassVar[Kind]
     columns: ClassVar[str]  # the plural noun for the columns of the output
 

@@ -13,15 +13,15 @@ from torch_geometric.data import Data
 
 from .edges import _OfEdges
 from .graphs import _OfGraphs
+from .labels import _UnknownAsNaN
 from .metrics import MAE, RMSE, Metric
 from .nodes import _OfNodes
-from .objective import Objective
 
 _T = TypeVar("_T", bound="Targets")
 
 
 @dataclass(frozen=True)
-class Targets(Objective):
+class Targets(_UnknownAsNaN):
     r"""K quantities in each row: y `[n, K]` float32 in their own unit, NaN if it is unknown.
 
     The model predicts standardised targets. The loss is their squared error, or their absolute error with the metric
@@ -69,14 +69,6 @@ class Targets(Objective):
             raise ValueError(
                 f"{where}: y is infinite as float32 in {int(y.isinf().sum())} places. Give NaN where it is unknown."
             )
-
-    def known(self, y: Tensor) -> Tensor:
-        """Return a mask `[n, K]` of the known targets."""
-        return ~y.isnan()
-
-    def unknown(self, y: Tensor) -> Tensor:
-        """Return NaN for each target."""
-        return torch.full_like(y, float("nan"))
 
     def loss(self, out: Tensor, y: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
         """Return the squared or absolute error of the standardised targets.
