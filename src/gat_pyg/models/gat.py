@@ -194,7 +194,7 @@ class GAT(nn.Module):
 
     @property
     def num_hops(self) -> int | None:
-        """The number of hops that a row of the output depends on; None if it depends on more than its neighbours."""
+        """The number of hops that a row of the output depends on; None with norms over nodes or edges backwards."""
         forward = all(getattr(conv, "flow", "source_to_target") == "source_to_target" for conv in self.convs)
         return len(self.convs) if forward and not mixes_nodes(self) else None
 
@@ -230,7 +230,9 @@ class GAT(nn.Module):
                 size = (x.size(0), sum(nodes[:hops]))
             x = self._layer(layer, x, edge_index, edge_attr, size, batch, batch_size)
             outputs = [x] if self.jk is None else [*outputs, x]
-        return self._combined([out[: x.size(0)] for out in outputs])
+        if edges and self.jk is not None:
+            outputs = [out[: x.size(0)] for out in outputs]
+        return self._combined(outputs)
 
     def _layer(
         self,
@@ -250,7 +252,7 @@ class GAT(nn.Module):
         else:
             x = conv(x if size is None else (x, x[: size[1]]), edge_index, edge_attr)
         if self.identity[layer]:
-            x = x + skip[: x.size(0)]
+            x = x + (skip if size is None else skip[: size[1]])
         if layer < len(self.norms):
             of_graphs = (None if batch is None else batch[: x.size(0)], batch_size) if self.supports_norm_batch else ()
             x = self.norms[layer](x, *of_graphs)
