@@ -127,6 +127,7 @@ class Training:
     sparse: Annotated[bool | Literal["auto"], choice("auto", True, False)]
     compile: Annotated[bool, choice(True, False)]
     cuda_graphs: Annotated[bool | Literal["auto"], choice("auto", True, False)]
+    schedule: Annotated[Literal["cosine"] | None, choice(None, "cosine")] = None
 
 
 @dataclass(frozen=True)
@@ -449,6 +450,8 @@ class Settings:
         trainer = values["trainer"]
         trainer |= {key: trainer.get(key) for key in ("devices", "num_nodes", "precision")}
         values["training"]["max_epochs"] = trainer.pop("max_epochs", None)  # the trainer's limit counts
+        if self.training.schedule is None:  # the hashes of earlier versions, which had no schedule
+            del values["training"]["schedule"]
         return values if self.loader.is_drawn else {key: value for key, value in values.items() if key != "loader"}
 
     @property

@@ -166,6 +166,7 @@ def one_pass(
             lambda callbacks: build_trainer(settings, folder, callbacks, **(single if place.world > 1 else {})),
             lr=training.lr,
             weight_decay=training.weight_decay,
+            schedule=training.schedule,
             cuda_graphs=training.cuda_graphs,
             patience=training.patience,
             criterion=training.criterion,

@@ -16,6 +16,7 @@ from ..tasks.task import Task
 from ..training.loading import TaskData, sparse_pays
 from ..training.progress import quiet
 from ..training.resume import Resumable
+from ..training.schedule import Schedule
 from ..training.stopping import Criterion
 from .callbacks import EachMetrics, EachProgress, EachStopping
 from .memory import StackPlan, in_passes, plan_stack, trainer_obstacle
@@ -66,6 +67,7 @@ def fit_stack(
     *,
     lr: float,
     weight_decay: float,
+    schedule: Schedule | None = None,
     cuda_graphs: bool | Literal["auto"] = "auto",
     patience: int,
     criterion: Criterion,
@@ -82,7 +84,7 @@ def fit_stack(
         seeds: of the runs.
         data: a task of one graph.
         make_trainer: returns a trainer with these callbacks.
-        lr, weight_decay, cuda_graphs: as in `Transductive`.
+        lr, weight_decay, schedule, cuda_graphs: as in `Transductive`.
         patience, criterion: as in `PaperStopping`.
         metrics: the file of each seed's metrics.
         checkpoint, checkpoint_every: as `path` and `every` of `Resumable`.
@@ -92,7 +94,7 @@ def fit_stack(
     Returns:
         The trainer, and the outcome and the model of each seed; models are on the trainer's device.
     """
-    module = Stacked(models, seeds, data.task.objective, lr, weight_decay, cuda_graphs)
+    module = Stacked(models, seeds, data.task.objective, lr, weight_decay, cuda_graphs, schedule=schedule)
     stopping = EachStopping(seeds, patience, criterion)
     title = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
     callbacks = [
@@ -115,6 +117,7 @@ def train(
     *,
     lr: float = 0.005,
     weight_decay: float = 0.0,
+    schedule: Schedule | None = None,
     patience: int = 100,
     criterion: Criterion = "both",
     max_epochs: int = 100_000,
@@ -132,7 +135,7 @@ def train(
         make_model: returns a fresh model, called as in `Transductive`.
         task: a task of one graph.
         seeds: integers from 0 to 2^32 - 1.
-        lr, weight_decay: as in `Transductive`.
+        lr, weight_decay, schedule: as in `Transductive`.
         patience, criterion: as in `PaperStopping`.
         max_epochs: the number of epochs after which every seed ends.
         seeds_per_pass: how many to train at once; "auto" fits them to the device's memory.
@@ -173,6 +176,7 @@ def train(
             make_trainer,
             lr=lr,
             weight_decay=weight_decay,
+            schedule=schedule,
             patience=patience,
             criterion=criterion,
             progress=progress,

@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 from ..tasks.objective import Objective
 from ..training.epoch_seeds import key_of
 from ..training.modules import Transductive
+from ..training.schedule import Schedule
 from .stack import Stack
 
 # The stack as Lightning sees it -------------------------------------------------------------------------------------
@@ -40,8 +41,10 @@ class Stacked(Transductive):
         lr: float = 0.005,
         weight_decay: float = 0.0,
         cuda_graphs: bool | Literal["auto"] = "auto",
+        *,
+        schedule: Schedule | None = None,
     ) -> None:
-        super().__init__(Stack(models), objective, lr, weight_decay, cuda_graphs)
+        super().__init__(Stack(models), objective, lr, weight_decay, cuda_graphs, schedule=schedule)
         self._inspect_model(models[0])
         self.seeds = list(seeds)
         self.metrics: list[dict[str, float]] = []

@@ -27,6 +27,7 @@ from .epoch_seeds import key_of
 from .loading import is_compiled, is_drawn
 from .receptive_field import _is_smaller
 from .resume import _check_states
+from .schedule import Schedule, cosine_schedule
 
 
 class Supervised(LightningModule):
@@ -45,14 +46,24 @@ class Supervised(LightningModule):
         lr: the learning rate.
         weight_decay: the paper's L2 on all variables, including biases: exactly `Adam(weight_decay=...)`. If the model
             has a method `decayed_parameters()`, only on those.
+        schedule: "cosine" lowers the learning rate after each epoch, as in `cosine_schedule`; None keeps it.
     """
 
-    def __init__(self, model: nn.Module, objective: Objective, lr: float = 0.005, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        lr: float = 0.005,
+        weight_decay: float = 0.0,
+        *,
+        schedule: Schedule | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
         self.objective = objective
         self.lr = lr
         self.weight_decay = weight_decay
+        self.schedule = schedule
         self._inspect_model(model)
         self._sums: dict[str, Tensor] = {}  # per split, since the last log
 
@@ -141,14 +152,15 @@ class Supervised(LightningModule):
         """Compute `test_loss` and the score from the sums, and log them."""
         self._log(self._metrics("test"))
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return Adam, with L2 on all variables or on the model's `decayed_parameters()`."""
+    def configure_optimizers(self) -> Any:
+        """Return Adam, with L2 on all variables or on the model's `decayed_parameters()`, and the schedule if any."""
         decayed = list(getattr(self.model, "decayed_parameters", self.parameters)())
         ids = {id(parameter) for parameter in decayed}
         groups: list[dict[str, Any]] = [{"params": decayed}]
         if others := [parameter for parameter in self.parameters() if id(parameter) not in ids]:
             groups.append({"params": others, "weight_decay": 0.0})
-        return torch.optim.Adam(groups, lr=self.lr, weight_decay=self.weight_decay)
+        adam = torch.optim.Adam(groups, lr=self.lr, weight_decay=self.weight_decay)
+        return adam if self.schedule is None else ([adam], [cosine_schedule(adam, self.trainer.max_epochs)])
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Raise ValueError if the checkpoint has tensors of other shapes, or lacks the state of a callback."""
@@ -239,8 +251,10 @@ class Transductive(Supervised):
         lr: float = 0.005,
         weight_decay: float = 0.0,
         cuda_graphs: bool | Literal["auto"] = "auto",
+        *,
+        schedule: Schedule | None = None,
     ) -> None:
-        super().__init__(model, objective, lr, weight_decay)
+        super().__init__(model, objective, lr, weight_decay, schedule=schedule)
         self.cuda_graphs = cuda_graphs
         # Per split: the tensors of the graph, their ids and versions, and the receptive field.
         self._fields: dict[Split, tuple[list[Tensor], list[tuple[int, int]], Data]] = {}
