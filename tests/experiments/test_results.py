@@ -430,6 +430,13 @@ def test_a_test_score_is_shown_beside_a_constant_prediction_and_the_papers():
     assert "paper" not in _beside(dataclasses.replace(result, metric="micro_f1"))
 
 
+def test_a_schedule_is_hashed_and_none_leaves_earlier_hashes():
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        plain, cosine = (Settings.parse(compose("config", [f"training.schedule={name}"])) for name in ("null", "cosine"))
+    assert "schedule" not in plain.hashed()["training"]
+    assert cosine.hash != plain.hash
+
+
 def test_the_fold_of_ones_own_data_set_is_hashed():
     def hashed(fold: int) -> str:
         config = compose("config", ["dataset._target_=torch_geometric.datasets.FakeDataset", f"+dataset.fold={fold}"])

@@ -184,8 +184,14 @@ def build_module(settings: Settings, task: Task, model: nn.Module) -> Transducti
     if training.compile:
         model.compile()
     if task.shared_graph is not None:
-        options = {"cuda_graphs": training.cuda_graphs, "schedule": training.schedule}
-        return Transductive(model, task.objective, training.lr, training.weight_decay, **options)
+        return Transductive(
+            model,
+            task.objective,
+            training.lr,
+            training.weight_decay,
+            training.cuda_graphs,
+            schedule=training.schedule,
+        )
     if training.cuda_graphs is True:
         raise ValueError(
             f"training.cuda_graphs is true, but {task.name} has many graphs. Use training.cuda_graphs=auto."
