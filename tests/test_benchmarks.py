@@ -540,3 +540,26 @@ def test_no_number_where_processes_differ(scaling: ModuleType, monkeypatch: pyte
     monkeypatch.setattr(scaling, "check", lambda scale: [{"output": 0.0, "loss": 0.0, "gradient": 1e-9}])
     assert scaling.main([f"--out={tmp_path}/it.json"]) == 1
     assert "measured" not in json.loads((tmp_path / "it.json").read_text())
+
+
+def test_steps_compares_the_layers_in_a_recipe(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import steps
+
+    monkeypatch.setenv("OUT", str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["steps.py", "--steps", "2", "dataset=planted"])
+    steps.main()
+    (path,) = tmp_path.glob("*-steps-planted.json")
+    record = json.loads(path.read_text())
+    assert record["error"] < 1e-8 and record["steps_per_epoch"] == 1
+    assert record["epoch_seconds"]["pyg"] == record["median_seconds"]["pyg"] > 0
+
+    def wrong(model: torch.nn.Module) -> torch.nn.Module:
+        model = copy.deepcopy(model)
+        torch.nn.init.zeros_(model.convs[0].att_src)
+        return model
+
+    monkeypatch.setattr(steps, "with_pyg", wrong)
+    with pytest.raises(SystemExit, match=r"the networks differ by .* in float64, allowed 1e-8"):
+        steps.main()

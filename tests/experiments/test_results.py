@@ -432,7 +432,9 @@ def test_a_test_score_is_shown_beside_a_constant_prediction_and_the_papers():
 
 def test_a_schedule_is_hashed_and_none_leaves_earlier_hashes():
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        plain, cosine = (Settings.parse(compose("config", [f"training.schedule={name}"])) for name in ("null", "cosine"))
+        plain, cosine = (
+            Settings.parse(compose("config", [f"training.schedule={name}"])) for name in ("null", "cosine")
+        )
     assert "schedule" not in plain.hashed()["training"]
     assert cosine.hash != plain.hash
 
