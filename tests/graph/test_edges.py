@@ -417,6 +417,17 @@ def test_whatever_is_made_of_a_graph_is_made_once_and_goes_with_it() -> None:
         assert loops(RANDOM.index.clone(), 40)[0].shape == (2, 340)
 
 
+def test_another_tensor_that_changes_makes_a_new_result() -> None:
+    scaled = remembered(lambda edge_index, weight: [weight.sum() * edge_index.size(1)])
+    index, weight = RANDOM.index.clone(), torch.ones(3)
+    first = scaled(index, weight)
+    assert scaled(index, weight) is first and scaled(index, weight.clone()) is not first
+    weight += 1
+    assert scaled(index, weight)[0] == 2 * first[0]
+    with torch.inference_mode():
+        assert scaled(index, torch.ones(3))[0] == first[0]
+
+
 @pytest.mark.parametrize(
     ("index", "message"),
     [

@@ -1,5 +1,6 @@
 """Link prediction: metrics against brute force and OGB's formulas, splits that leak, negatives, training."""
 
+import random
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -10,12 +11,14 @@ from lightning import Trainer
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.utils import is_undirected
+from torch_geometric.utils import is_undirected, negative_sampling
 from torch_geometric.utils.random import erdos_renyi_graph
 
 from gat_pyg.data import Task, links
 from gat_pyg.models import GAT, LinkScores
+from gat_pyg.tasks import negatives
 from gat_pyg.tasks.links import LinkLabels
+from gat_pyg.tasks.negatives import NonLinks
 from gat_pyg.tasks.ranking import average_precision, hits, mrr, roc_auc
 from gat_pyg.training import PaperStopping, Resumable, TaskData, Transductive
 
@@ -113,6 +116,57 @@ def test_negatives_are_new_in_each_draw_and_no_training_link(disjoint: float) ->
         drawn.append(pairs(step.edge_label_index[:, n:]))
         assert not drawn[-1] & known and all(src != dst for src, dst in drawn[-1])
     assert all(one != other for one, other in pairwise(drawn))
+
+
+@pytest.mark.parametrize("dense", [10_000, 0])  # a mask of all pairs, or the sorted links
+def test_negatives_are_those_of_pyg_in_the_same_state_of_the_generator(
+    dense: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(negatives, "DENSE", dense)
+    compared = 0
+    for seed in range(100):
+        draw = torch.Generator().manual_seed(seed)
+        N, num = (int(torch.randint(2, 30, (), generator=draw)) for _ in range(2))
+        known = torch.randint(N, (2, int(torch.randint(N * N, (), generator=draw))), generator=draw)
+        if int((known[0] != known[1]).sum()) >= N * (N - 1):
+            continue
+        random.seed(seed)
+        expected = [negative_sampling(known, N, num) for _ in range(2)]
+        random.seed(seed)
+        links = NonLinks(known, N)
+        assert all(torch.equal(links.draw(num), pairs) for pairs in expected)
+        compared += 1
+    assert compared > 80
+
+
+@pytest.mark.parametrize("dense", [10_000, 0])
+def test_a_graph_with_most_of_all_links_has_negatives(dense: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(negatives, "DENSE", dense)
+    everything = torch.cartesian_prod(torch.arange(5), torch.arange(5)).t()
+    known = everything[:, 3:].repeat(1, 2)  # all but (0, 0), (0, 1) and (0, 2), twice
+    assert negative_sampling(known, 5, 2).numel() == 0
+    assert pairs(NonLinks(known, 5).draw(2)) == {(0, 1), (0, 2)}
+    assert NonLinks(everything, 5).draw(2).shape == (2, 0)
+    assert NonLinks(known[:, :0], 1).draw(2).shape == NonLinks(known, 5).draw(0).shape == (2, 0)
+
+
+def test_the_known_links_are_sorted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Tensor] = []
+
+    class Counted(NonLinks):
+        def __init__(self, known: Tensor, num_nodes: int) -> None:
+            built.append(known)
+            super().__init__(known, num_nodes)
+
+    monkeypatch.setattr(negatives, "NonLinks", Counted)
+    task = links(communities())
+    data = task.train[0]
+    for _ in range(3):
+        task.objective.example(data, "train")
+    assert len(built) == 1
+    data.train_mask[data.train_mask.nonzero()[0]] = False  # one link less
+    task.objective.example(data, "train")
+    assert len(built) == 2 and built[1].size(1) == built[0].size(1) - 2
 
 
 def leak(data: Data, split: str) -> None:

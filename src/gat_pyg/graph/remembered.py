@@ -31,9 +31,9 @@ def remembered(make: Callable[Concatenate[K, P], T]) -> Callable[Concatenate[K, 
     The first argument is a tensor, or an adjacency in any form that `neighbourhoods` takes. A result is cached until
     this argument is freed or changed in place. torch does not count changes through NumPy's view of the memory or
     `.data`: after those, pass a new tensor. The first argument may also be an immutable object such as `Edges`, which
-    then stores the results itself. The other arguments are hashable. Results are computed outside of inference mode and
-    of torch.func's transforms, so that every later caller can use them. There is no cache for inference tensors, which
-    have no version, nor in compiled code.
+    then stores the results itself. The other arguments are hashable, or tensors, whose changes in place count too.
+    Results are computed outside of inference mode and of torch.func's transforms, so that every later caller can use
+    them. There is no cache for inference tensors, which have no version, nor in compiled code.
 
     A result must not refer to the tensor from which it is computed, or neither would ever be freed.
 
@@ -49,10 +49,11 @@ def remembered(make: Callable[Concatenate[K, P], T]) -> Callable[Concatenate[K, 
             return make(key, *args, **kwargs)
         is_mutable = isinstance(key, (Tensor, SparseTensor))
         key = _beneath(key) if is_mutable else key
-        if is_mutable and _owner(key).is_inference():
+        others = [value for value in args if isinstance(value, Tensor)]
+        if any(value.is_inference() for value in ([_owner(key), *others] if is_mutable else others)):
             return make(key, *args, **kwargs)
         stored = _stored(key) if is_mutable else vars(key).setdefault("_results", [None, {}])
-        results, call = stored[1], (make, type(key), args, *kwargs.items())
+        results, call = stored[1], (make, type(key), args, *ids_state(*others), *kwargs.items())
         if call not in results:
             with _outside():
                 results[call] = make(key, *args, **kwargs)

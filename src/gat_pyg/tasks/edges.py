@@ -36,14 +36,27 @@ class _OfEdges(_OfNodes):
         super().check(data, where)  # type: ignore[safe-super]  # of the labels
 
     def example(self, data: Data, split: Split) -> Data:
-        """Return the graph with the pairs of a split only; with `input_id` `[B]`, those of the split's pairs."""
-        chosen, index = copy.copy(data), mask_to_index(data[f"{split}_mask"])
+        """Return the graph with the pairs of a split only.
+
+        With `input_id` `[B]`, these of the split's pairs; with `share`, a rank and the number of processes, those of
+        this process. A graph without masks is returned as it is.
+        """
+        if f"{split}_mask" not in data:
+            return data
+        chosen = copy.copy(data)
         for key in MASKS:
             del chosen[key]
-        index = index[data.input_id] if "input_id" in data else index
-        chosen.edge_label_index = data.edge_label_index.index_select(1, index)
-        chosen.y = data.y.index_select(0, index)
+        chosen.edge_label_index, chosen.y = self._pairs(data, split)
+        if "share" in data:
+            rank, world = data.share
+            chosen.edge_label_index, chosen.y = chosen.edge_label_index[:, rank::world], chosen.y[rank::world]
         return chosen
+
+    def _pairs(self, data: Data, split: Split) -> tuple[Tensor, Tensor]:
+        """Return the pairs of a split `[2, L]`, or those of them with an `input_id`, and their labels."""
+        index = mask_to_index(data[f"{split}_mask"])
+        index = index[data.input_id] if "input_id" in data else index
+        return data.edge_label_index.index_select(1, index), data.y.index_select(0, index)
 
     def labels(self, data: Data, split: Split | None) -> Tensor:
         """Return the labels in the split's mask, or all that `example` selected."""

@@ -11,15 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.utils import negative_sampling
 
-from ..graph.subgraph import mask_to_index
 from .edges import _OfEdges, check_pairs
 from .metrics import LINK_METRICS, Metric, metric_named
+from .negatives import non_links
 from .objective import MASKS, Objective, Split
 from .ranking import average_precision, hits, mrr, roc_auc
-
-DENSE = 10_000  # nodes up to which a mask of all pairs finds the negative ones, faster than sorting the known ones
 
 
 @dataclass(frozen=True)
@@ -27,9 +24,9 @@ class LinkLabels(_OfEdges):
     """Link prediction: y `[L]` int64, 1 for a link and 0 for a pair of nodes without one.
 
     The pairs are `edge_label_index` `[2, L]` (src, dst), and the masks `[L]` select those of each split. `edge_index`
-    are the message-passing edges. For training, as many negative pairs as there are links are drawn in each epoch, by
+    are the message-passing edges. For training, as many negative pairs as there are links are drawn in each step, as by
     PyG's `negative_sampling` with Python's global generator, which `Resumable` seeds. They are never message-passing
-    edges, nor training links in either direction.
+    edges, nor training links in either direction (`NonLinks`).
 
     The model returns a vector for each node, `[N, K]`, and the score of a pair is the inner product of both. A model
     whose forward takes `edge_label_index` returns the scores `[L]` itself. The loss is the sigmoid cross-entropy. The
@@ -92,20 +89,13 @@ class LinkLabels(_OfEdges):
                 )
         _check_disjoint(data, where)
 
-    def example(self, data: Data, split: Split) -> Data:
-        """Return the graph with the pairs of a split only; for training, with new negative pairs.
-
-        With `input_id` `[B]`, only those of the split's pairs, and as many negative ones.
-        """
-        chosen, N = super().example(data, split), data.x.size(0)
-        pairs = chosen.edge_label_index
+    def _pairs(self, data: Data, split: Split) -> tuple[Tensor, Tensor]:
+        """Return the pairs of a split and their labels; for training, with as many new negative pairs."""
+        pairs, y = super()._pairs(data, split)
         if split == "train" and pairs.numel():
-            links = data.edge_label_index.index_select(1, mask_to_index(data.train_mask))
-            known = torch.cat([data.edge_index, links, links.flip(0)], 1)
-            negatives = negative_sampling(known, N, pairs.size(1), "dense" if N <= DENSE else "sparse")  # same result
-            chosen.y = torch.cat([chosen.y, chosen.y.new_zeros(negatives.size(1))])
-            chosen.edge_label_index = torch.cat([pairs, negatives], 1)
-        return chosen
+            negatives = non_links(data).draw(pairs.size(1))
+            pairs, y = torch.cat([pairs, negatives], 1), torch.cat([y, y.new_zeros(negatives.size(1))])
+        return pairs, y
 
     def rows(self, out: Tensor, data: Data, split: Split | None) -> tuple[Tensor, Tensor]:
         """Return the scores of the pairs that `example` selects, and their labels."""
