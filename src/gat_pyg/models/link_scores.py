@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from .decoders import link_decoder
+
+CHUNK = 2**16  # pairs that `inference` decodes at a time
 
 
 class LinkScores(nn.Module):
@@ -48,23 +53,68 @@ class LinkScores(nn.Module):
         """True if the model takes sparse features."""
         return bool(getattr(self.model, "supports_sparse_features", False))
 
+    @property
+    def num_hops(self) -> int | None:
+        """The number of hops that the embedding of a node depends on."""
+        hops: int | None = getattr(self.model, "num_hops", None)
+        return hops
+
     def decayed_parameters(self) -> Iterable[nn.Parameter]:
         """Return those with weight decay: the model's `decayed_parameters()`, by default all; all of the decoder."""
         parameters: Iterable[nn.Parameter] = getattr(self.model, "decayed_parameters", self.model.parameters)()
         return [*parameters, *self.decoder.parameters()]
 
     def forward(
-        self, x: Tensor, edge_index: Any = None, edge_attr: Tensor | None = None, *, edge_label_index: Tensor
+        self,
+        x: Tensor,
+        edge_index: Any = None,
+        edge_attr: Tensor | None = None,
+        num_sampled_nodes_per_hop: Sequence[int] | None = None,
+        num_sampled_edges_per_hop: Sequence[int] | None = None,
+        *,
+        edge_label_index: Tensor,
     ) -> Tensor:
-        """Return `[L]`.
+        """Return `[L]`, or `[L, T]` if the decoder has T outputs.
 
         Args:
             x: `[N, F]`.
             edge_index: as the model takes it, the message-passing edges.
             edge_attr: `[E, D]`.
+            num_sampled_nodes_per_hop, num_sampled_edges_per_hop: of sampled neighbourhoods of the pairs' nodes, which
+                come first; passed if the model's forward takes them.
             edge_label_index: the pairs `[2, L]`.
         """
-        options = {} if edge_attr is None or not self.supports_edge_attr else {"edge_attr": edge_attr}
+        options = {
+            "edge_attr": edge_attr if self.supports_edge_attr else None,
+            "num_sampled_nodes_per_hop": num_sampled_nodes_per_hop,
+            "num_sampled_edges_per_hop": num_sampled_edges_per_hop,
+        }
+        options = {key: value for key, value in options.items() if value is not None and key in self._takes}
         edges = [edge_index] if "edge_index" in self._takes else []
         scores: Tensor = self.decoder(self.model(x, *edges, **options), edge_label_index)
         return scores
+
+    @torch.no_grad()
+    def inference(self, loader: Any, *, edge_label_index: Tensor) -> Tensor:
+        """Return the outputs of pairs of a whole graph, from embeddings that are computed layer by layer.
+
+        The result is that of `forward` on the graph, up to rounding. A model without a method `inference` such as
+        `GAT.inference` is called on the whole graph.
+
+        Args:
+            loader: batches of all nodes with all their neighbours at one hop, as for `GAT.inference`.
+            edge_label_index: the pairs `[2, L]`, on the CPU.
+        """
+        weight = next(self.parameters(), torch.empty(0))
+        layer_by_layer = getattr(self.model, "inference", None)
+        if layer_by_layer is None or isinstance(self.model, BasicGNN):  # PyG's method accepts only its own loader
+            data = copy.copy(loader.data).to(weight.device)
+            edge_attr = None if data.edge_attr is None else data.edge_attr.to(weight.dtype)
+            pairs = edge_label_index.to(weight.device)
+            scores: Tensor = self(data.x.to(weight.dtype), data.edge_index, edge_attr, edge_label_index=pairs)
+            return scores.cpu()
+        z, outputs = layer_by_layer(loader), []
+        for pairs in edge_label_index.split(CHUNK, 1):
+            nodes, ends = pairs.unique(return_inverse=True)
+            outputs.append(self.decoder(z[nodes].to(weight.device), ends.to(weight.device)).cpu())
+        return torch.cat(outputs)

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
+from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NegativeSampling, NodeSamplerInput, SamplerOutput
+from torch_geometric.sampler.neighbor_sampler import edge_sample
 
 from ..graph.edges import Edges
 
@@ -19,7 +20,8 @@ class TorchSampler(BaseSampler):  # type: ignore[misc]
     For each node of a hop, up to `num_neighbors[hop]` of its in-edges are drawn without replacement, each set with the
     same probability; -1 takes all. PyG's `NodeLoader(data, node_sampler=...)` turns the samples into batches like
     those of `NeighborLoader`: the seed nodes first, then the nodes of each hop, with `num_sampled_nodes` and
-    `num_sampled_edges`. Random numbers come from torch's generator, of which every worker of a loader has its own.
+    `num_sampled_edges`. `LinkLoader(data, link_sampler=...)` does so for pairs of nodes, like `LinkNeighborLoader`.
+    Random numbers come from torch's generator, of which every worker of a loader has its own.
 
     Args:
         edge_index: `[2, E]`, src and dst.
@@ -89,9 +91,13 @@ class TorchSampler(BaseSampler):  # type: ignore[misc]
             metadata=(index.input_id, index.time),
         )
 
-    def sample_from_edges(self, index: Any, neg_sampling: Any = None) -> SamplerOutput:
-        """Raise NotImplementedError: edges are not sampled."""
-        raise NotImplementedError("Edges are not sampled: use PyG's NeighborSampler, with pyg-lib or torch_sparse.")
+    def sample_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None) -> SamplerOutput:
+        """Draw edges for the ends of the seed pairs, as PyG's `LinkLoader` needs it; see `TorchSampler`."""
+
+        def sample(seed: Tensor, seed_time: Tensor | None) -> SamplerOutput:
+            return self.sample_from_nodes(NodeSamplerInput(None, seed))
+
+        return edge_sample(index, sample, self._local.numel(), disjoint=False, neg_sampling=neg_sampling)
 
 
 def _numbers(num_neighbors: Sequence[int]) -> list[int]:
