@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 from lightning import Trainer
 from torch import Tensor
+from torch_geometric.data import Data
 
 import gat_pyg.run
 from gat_pyg.data import ogbl
@@ -19,6 +21,7 @@ from gat_pyg.experiments.result import read
 from gat_pyg.models import GAT, Encoded
 from gat_pyg.tasks.links import _keys
 from gat_pyg.training import PaperStopping, Resumable, TaskData, Transductive
+from gat_pyg.training.epoch_seeds import seed_epoch, seed_negatives
 from test_ogbn import table
 
 pytestmark = pytest.mark.skipif(find_spec("ogb") is None, reason="ogb is not installed")
@@ -62,35 +65,49 @@ def test_the_split_is_ogbs_and_messages_pass_over_training_links_only(tmp_path: 
 
 
 @pytest.mark.parametrize("num_links", [10, 33, 100, 1000])
-@pytest.mark.parametrize("world", [1, 3])
 def test_batches_have_each_link_once_an_epoch_and_as_many_negatives(
-    num_links: int, world: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    num_links: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored(tmp_path)
     task = ogbl("ogbl-ddi", tmp_path)
     graph = task.train[0]
     train = graph.edge_label_index[:, graph.train_mask]
     known = _keys(graph, torch.cat([graph.edge_index, train, train.flip(0)], 1))
-    orders, steps = [], set()
+
+    def steps(epoch: int, rank: int = 0, world: int = 1) -> list[Data]:
+        monkeypatch.setattr(TaskData, "_place", lambda self: (rank, world))
+        batches = TaskData(task, num_links=num_links).train_dataloader()
+        batches.sampler.set_epoch(epoch)
+        seed_negatives(7, epoch)
+        return [task.objective.example(batch, "train") for batch in batches]
+
+    orders = []
     for epoch in (0, 1):
-        positives = []
-        for rank in range(world):
-            monkeypatch.setattr(TaskData, "_place", lambda self, rank=rank: (rank, world))
-            batches = TaskData(task, num_links=num_links).train_dataloader()
-            batches.sampler.set_epoch(epoch)
-            steps.add(len(list(batches)))
-            for batch in batches:
-                assert batch.edge_index is graph.edge_index  # the whole graph, with what is cached for it
-                step = task.objective.example(batch, "train")
-                pairs, P = _keys(step, step.edge_label_index), int(step.y.sum())
-                assert not step.y[P:].any() and -(-num_links // world) >= P
-                assert len(pairs) == 2 * P or P < 9  # PyG tries three times to draw them
-                assert not torch.isin(pairs[P:], known).any()
-                positives += pairs[:P].tolist()
+        alone, positives = steps(epoch), []
+        for step in alone:
+            assert step.edge_index is graph.edge_index  # the whole graph, with what is cached for it
+            pairs, P = _keys(step, step.edge_label_index), int(step.y.sum())
+            assert not step.y[P:].any() and num_links >= P
+            assert len(pairs) == 2 * P or P < 9  # PyG tries three times to draw them
+            assert not torch.isin(pairs[P:], known).any()
+            positives += pairs[:P].tolist()
         orders.append(positives)
-    assert steps == {-(-100 // num_links)}
+        for one, *parts in zip(alone, *(steps(epoch, rank, 3) for rank in range(3)), strict=True):
+            for rank, part in enumerate(parts):  # the same pairs over three processes
+                assert torch.equal(part.edge_label_index, one.edge_label_index[:, rank::3])
+                assert torch.equal(part.y, one.y[rank::3])
+        assert len(alone) == -(-100 // num_links)
     assert sorted(orders[0]) == sorted(orders[1]) == sorted(_keys(graph, train).tolist())
     assert orders[0] != orders[1]
+
+
+def test_the_negatives_of_rank_0_are_those_of_its_seeded_epoch() -> None:
+    seed_epoch(7, 0, 3)
+    state = random.getstate()
+    seed_epoch(7, 1, 3)
+    assert random.getstate() != state
+    seed_negatives(7, 3)
+    assert random.getstate() == state
 
 
 def test_the_command_scores_as_ogbs_evaluator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,8 @@ from gat_pyg.training import signals
 from gat_pyg.training.loading import TaskData
 from gat_pyg.training.shares import Shares
 from graphs import random
-from objectives import WITH_GRAPHS
 from processes import WITHOUT_KERNELS, python
+from train_objectives import SETUPS
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are stopped by POSIX signals")
 
@@ -94,7 +94,7 @@ def test_ranks_take_the_steps_of_one_process(alone: Path, tmp_path: Path):
     same(tmp_path, alone)
 
 
-def test_two_ranks_train_every_objective_over_graphs_as_one_process(tmp_path: Path):
+def test_two_ranks_train_every_objective_over_graphs_and_pairs_as_one_process(tmp_path: Path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -106,7 +106,7 @@ def test_two_ranks_train_every_objective_over_graphs_as_one_process(tmp_path: Pa
         _, complaints = process.communicate(timeout=240)
         assert process.returncode == 0, complaints
     one, two = (torch.load(path) for path in paths.values())
-    assert one.keys() == two.keys() == {*WITH_GRAPHS}
+    assert one.keys() == two.keys() == {*SETUPS}
     for name, values in one.items():
         assert any(key.startswith("test_") for key in values)
         for key, value in values.items():

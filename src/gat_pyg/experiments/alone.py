@@ -13,6 +13,7 @@ from ..distributed.monitor import RankMonitor
 from ..distributed.ranks import is_first, missing
 from ..files import write_whole
 from ..seeds.fitting import Outcome, seeded
+from ..tasks.edges import PAIRS
 from ..tasks.task import Task
 from ..training.loading import is_divided
 from ..training.progress import MetricsFile, Progress
@@ -42,11 +43,13 @@ def one_run(settings: Settings, task: Task, seed: int, folder: Path) -> Result |
     with deterministic(), suited_threads(elements(task, training.batch_size, [model])):
         trainer = build_trainer(settings, folder, callbacks)
         data = build_data(settings, task, model, trainer, seed)
-        is_whole = not settings.loader.in_batches and not is_divided(trainer)
+        is_whole = not settings.loader.is_drawn and not is_divided(trainer)
         if task.shared_graph is not None and trainer.world_size > 1 and is_whole:
+            of_nodes = "trainer.strategy=halo to give each a part, or loader=neighbor or loader=cluster."
+            of_pairs = "loader=neighbor, or +loader.num_links=1024 to divide the pairs of a step."
             raise ValueError(
                 f"{task.name} is one graph, which {trainer.world_size} processes do not divide by default. Use "
-                "trainer.strategy=halo to give each a part, or loader=neighbor or loader=cluster."
+                f"{of_pairs if task.objective.item in PAIRS else of_nodes}"
             )
         name = task.objective.metric.name
         fit: Callable[[Data], None] | None = getattr(model, "fit", None)

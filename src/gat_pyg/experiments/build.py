@@ -202,9 +202,10 @@ def build_module(settings: Settings, task: Task, model: nn.Module) -> Transducti
 def build_data(settings: Settings, task: Task, model: nn.Module, trainer: Trainer, seed: int) -> TaskData:
     """Build the batches that `loader` describes."""
     loader, training = settings.loader, settings.training
-    if task.objective.item in PAIRS and (loader.in_batches or is_divided(trainer)):
+    if task.objective.item in PAIRS and is_divided(trainer):
         raise ValueError(
-            f"{task.name} predicts {task.objective.item}s, which needs the whole graph: loader=full in one process."
+            f"trainer.strategy is halo, which divides the nodes, but {task.name} predicts {task.objective.item}s with "
+            "ends in two parts. Use trainer.strategy=ddp with loader=neighbor or +loader.num_links=1024."
         )
     if is_divided(trainer) and (loader.in_batches or training.compile or task.shared_graph is None):
         raise ValueError(

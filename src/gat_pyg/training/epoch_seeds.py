@@ -19,6 +19,11 @@ def seed_epoch(seed: int, rank: int, epoch: int, device: str = "cpu") -> None:
     random.seed(int(words[2]))
 
 
+def seed_negatives(seed: int, epoch: int) -> None:
+    """Seed Python's generator for an epoch as on rank 0, so that all ranks draw the same negative links."""
+    random.seed(int(np.random.SeedSequence([seed, 0, epoch]).generate_state(3)[2]))
+
+
 def key_of(seed: int, epoch: int) -> int:
     """Return the key of an epoch's dropout masks, 63 bits determined by seed and epoch; takes 8 us."""
     *_, low, high = map(int, np.random.SeedSequence([seed, 0, epoch]).generate_state(5))

@@ -13,7 +13,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader as Loader
 from torch_geometric.data import Batch, Data
-from torch_geometric.loader import DataLoader, NodeLoader
+from torch_geometric.loader import DataLoader, LinkLoader, NodeLoader
 from torch_geometric.sampler import BaseSampler, NeighborSampler
 from torch_geometric.typing import WITH_PYG_LIB
 
@@ -21,10 +21,12 @@ from ..distributed.halo import HaloStrategy, divided
 from ..distributed.ranks import rank_zero_print
 from ..graph.partition import partition
 from ..graph.subgraph import is_sampled
-from ..tasks.objective import Split
+from ..tasks.edges import PAIRS
+from ..tasks.objective import MASKS, Split
 from ..tasks.task import Task
 from .clusters import Clusters
 from .neighbours import TorchSampler
+from .pairs import Linked, PairSampler, labelled
 from .shares import Batches, Cut, Drawn, Shares, _padding_graph, _without
 
 
@@ -44,7 +46,9 @@ class TaskData(LightningDataModule):
 
     With `num_neighbors`, a step of training or validation on a single graph is a batch of `batch_size` seed nodes with
     neighbours drawn at random, as many as given for each hop (-1: all), by pyg-lib if it is installed, else by
-    `TorchSampler`. The test uses the whole graph, layer by layer if the model has `inference`.
+    `TorchSampler`. The test uses the whole graph, layer by layer if the model has `inference`. With labels of pairs of
+    nodes, a training step has `batch_size` of these pairs with neighbours of their nodes, see `PairSampler`, and the
+    validation also uses the whole graph: the score of links needs all pairs of a split.
 
     With `num_parts`, a single graph is divided into that many parts (`part` is the part of each node), and a training
     step is the subgraph induced by `batch_size` of them, drawn in each epoch (Cluster-GCN, Chiang et al., KDD 2019).
@@ -52,7 +56,8 @@ class TaskData(LightningDataModule):
     Validation and test use the whole graph, layer by layer.
 
     With `num_links`, a training step is the whole graph with that many of its labelled pairs of nodes, each once in an
-    epoch; for link prediction, with as many negative pairs, drawn in each step.
+    epoch; for link prediction, with as many negative pairs, drawn in each step. Each of several processes takes its
+    share of these pairs, each on the whole graph. The links of a step stay message-passing edges.
     """
 
     def __init__(
@@ -76,9 +81,17 @@ class TaskData(LightningDataModule):
         if passed and task.shared_graph is None:
             raise ValueError(f"{passed[0]}, but {task.name} has many graphs, which are used whole. Leave it out.")
         if len(passed) > 1:
-            raise ValueError(f"{' and '.join(passed)}, expected only one: a batch is of seed nodes, parts or links.")
+            raise ValueError(
+                f"{' and '.join(passed)}, expected only one: batches of nodes, parts or links. Set the others to null."
+            )
         if num_links is not None and "edge_label_index" not in task.train[0]:
             raise ValueError(f"num_links is {num_links}, but {task.name} has no labelled pairs of nodes. Leave it out.")
+        self._has_pairs = task.objective.item in PAIRS
+        if num_parts is not None and self._has_pairs:
+            raise ValueError(
+                f"num_parts is {num_parts}, but {task.name} predicts {task.objective.item}s, whose ends may be in two "
+                "parts. Use num_neighbors (loader=neighbor) or num_links."
+            )
         self.num_neighbors = num_neighbors
         self.num_parts = num_parts
         self.num_links = num_links
@@ -94,10 +107,10 @@ class TaskData(LightningDataModule):
             data.x = data.x.to_sparse_csr() if sparse else data.x
             self._whole = Batches([data])
 
-    def train_dataloader(self) -> DataLoader | Batches | NodeLoader | Loader[Any]:
-        """Return the one graph, batches of its seed nodes, its parts or its links, or of shuffled graphs."""
+    def train_dataloader(self) -> DataLoader | Batches | NodeLoader | LinkLoader | Loader[Any]:
+        """Return the one graph, batches of its seed nodes, its parts or its pairs, or of shuffled graphs."""
         if self.num_neighbors is not None:
-            return self._seeds("train")
+            return self._sampled_pairs(self.num_neighbors) if self._has_pairs else self._seeds("train")
         if self.num_parts is not None:
             return self._clusters(self.num_parts)
         if self.num_links is not None:
@@ -111,14 +124,17 @@ class TaskData(LightningDataModule):
 
     def val_dataloader(self) -> Batches | NodeLoader:
         """Return the one graph, batches of seed nodes or of all nodes, or this process's validation graphs."""
-        if self.num_neighbors is not None:
+        if self.num_neighbors is not None and not self._has_pairs:
             return self._seeds("val")
-        return self._share(self.task.val) if self.num_parts is None else self._all_nodes()
+        return self._whole_or_share(self.task.val)
 
     def test_dataloader(self) -> Batches:
         """Return the one graph, a loader of all its nodes as the only batch, or this process's test graphs."""
+        return self._whole_or_share(self.task.test)
+
+    def _whole_or_share(self, graphs: list[Data]) -> Batches:
         is_whole = self.num_neighbors is None and self.num_parts is None
-        return self._share(self.task.test) if is_whole else self._all_nodes()
+        return self._share(graphs) if is_whole else self._all_nodes()
 
     @cached_property
     def part(self) -> Tensor:
@@ -172,8 +188,8 @@ class TaskData(LightningDataModule):
         """The graph from which batches are sampled, with the keys of `Task` only."""
         graph: Data = self.task.train[0]
         data = Data(graph.x, graph.edge_index, graph.edge_attr, graph.y)
-        for split in ("train", "val", "test"):
-            data[f"{split}_mask"] = graph[f"{split}_mask"]
+        for key in (*MASKS, *(["edge_label_index"] if self._has_pairs else [])):
+            data[key] = graph[key]
         return data
 
     def _sampler(self, num_neighbors: Sequence[int]) -> BaseSampler:
@@ -203,38 +219,57 @@ class TaskData(LightningDataModule):
         )
 
     def _pairs(self, num_links: int) -> Loader[Any]:
-        """Return the whole graph with this process's labelled pairs of each step, as their `input_id`."""
+        """Return the whole graph with the labelled pairs of each step as `input_id`, and this process's `share`."""
         (graph,) = self._single()
         if self.trainer is not None:  # once, not in each step
             graph = self.transfer_batch_to_device(graph, self.trainer.strategy.root_device, 0)
-        size = int(graph.train_mask.sum())
-        share = self._shares("link", range(size), num_links)
 
         def batch(ids: list[int]) -> Data:
             data = copy.copy(graph)
-            known = [number for number in ids if number < size]
-            data.input_id = torch.tensor(known, dtype=torch.long, device=graph.x.device)
+            data.input_id = torch.tensor(ids, device=graph.x.device)
+            data.share = self._place()
             return data
 
+        steps = self._steps(num_links)
         return Loader(
-            range(size + 1),  # type: ignore[arg-type]  # the last number pads the share of a rank without a pair
-            batch_size=share.each,
-            sampler=share,
+            range(steps.num_graphs),  # type: ignore[arg-type]
+            batch_size=num_links,
+            sampler=steps,
             collate_fn=batch,
             generator=torch.Generator(),
         )
 
-    def _shares(self, kind: str, items: Sequence[Any], batch_size: int | None = None) -> Shares:
-        """Return this process's share of the graphs, parts or links of each step."""
+    def _sampled_pairs(self, num_neighbors: Sequence[int]) -> LinkLoader:
+        """Return this process's labelled pairs of each step with neighbours of their nodes."""
+        graph, steps = self.task.train[0], self._steps(self.batch_size)
+        return Linked(
+            Data(graph.x, graph.edge_index, graph.edge_attr),
+            PairSampler(self._sampler(num_neighbors), graph, self.task.objective, steps, self._place()),
+            graph.edge_label_index[:, graph.train_mask],
+            batch_size=self.batch_size,
+            sampler=steps,
+            transform=labelled,
+            num_workers=self.num_workers,
+            generator=torch.Generator(),
+        )
+
+    def _steps(self, num_pairs: int) -> Shares:
+        """Return the training pairs of each step, of all processes: a share is taken when negative pairs are drawn."""
+        return Shares(range(int(self.task.train[0].train_mask.sum())), num_pairs, 0, 1, self._order_seed)
+
+    def _shares(self, kind: str, items: Sequence[Any]) -> Shares:
+        """Return this process's share of the graphs or parts of each step."""
         rank, world = self._place()
-        batch_size = batch_size or self.batch_size
-        if batch_size < world:
+        if self.batch_size < world:
             raise ValueError(
-                f"batch_size is {batch_size} {kind}s in a step over all processes, but there are {world} "
+                f"batch_size is {self.batch_size} {kind}s in a step over all processes, but there are {world} "
                 f"processes, and each needs one. Use batch_size={world} or more, or start fewer processes."
             )
-        seed = int(np.random.SeedSequence(self.seed).generate_state(1)[0])  # spread out: the sampler adds the epoch
-        return Shares(items, batch_size, rank, world, seed)
+        return Shares(items, self.batch_size, rank, world, self._order_seed)
+
+    @property
+    def _order_seed(self) -> int:
+        return int(np.random.SeedSequence(self.seed).generate_state(1)[0])  # spread out: the sampler adds the epoch
 
     def _seeds(self, split: Split) -> NodeLoader:
         """Return batches of this process's seed nodes, in an order determined by seed and epoch."""
@@ -246,8 +281,7 @@ class TaskData(LightningDataModule):
                 f"of {world}, such as {-(-self.batch_size // world) * world}."
             )
         nodes = self._graph[f"{split}_mask"].nonzero().view(-1)
-        seed = int(np.random.SeedSequence(self.seed).generate_state(1)[0])
-        share = Shares(nodes, self.batch_size, rank, world, seed)
+        share = Shares(nodes, self.batch_size, rank, world, self._order_seed)
         return Drawn(
             self._graph,
             self._sampler(self.num_neighbors),

@@ -18,12 +18,12 @@ from torch_geometric.loader import NodeLoader
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ..graph.remembered import ids_state
-from ..graph.subgraph import is_sampled, mask_to_index, receptive_field
+from ..graph.subgraph import mask_to_index, receptive_field
 from ..philox import first_seeds, keyed
 from ..tasks.objective import Objective, Split
 from .cuda_graphs import SMALL, Captured, _components, _plain_tensors, _reason, _Repeated
 from .differing import differing
-from .epoch_seeds import key_of
+from .epoch_seeds import key_of, seed_negatives
 from .loading import is_compiled, is_drawn
 from .receptive_field import _is_smaller
 from .resume import _check_states
@@ -291,7 +291,7 @@ class Transductive(Supervised):
     def _hops(self, data: Data) -> dict[str, Any]:
         """Return the numbers per hop of a receptive field or a sampled batch; others would not fit the masks."""
         is_field = any(data is field and data.x is not tensors[0] for tensors, _, field in self._fields.values())
-        if not self._takes_hops or not (is_field or (is_sampled(data) and "num_sampled_edges" in data)):
+        if not self._takes_hops or not (is_field or (is_drawn(data) and "num_sampled_edges" in data)):
             return {}
         return {
             "num_sampled_nodes_per_hop": data.num_sampled_nodes,
@@ -303,8 +303,11 @@ class Transductive(Supervised):
 
         So the masks are the same in a run of one seed, in a stack of many seeds, and in the replay of a CUDA graph.
         With several steps per epoch, each step would have the same mask, so batches of nodes use torch's generator.
+        Negative links also depend only on both: all processes draw those of the step, and each takes its share.
         """
         self._set_key(torch.tensor(key_of(seed, epoch)))
+        if self.objective.item == "link":
+            seed_negatives(seed, epoch)
 
     def _set_key(self, key: Tensor) -> None:
         key = first_seeds(key)
@@ -374,8 +377,10 @@ class Transductive(Supervised):
         if layer_by_layer is None or isinstance(self.model, BasicGNN):  # PyG's method accepts only its own loader
             moved = self.trainer.strategy.batch_to_device(copy.copy(graph), self.device)
             return super()._counts(moved, split)
-        out, rows = layer_by_layer(data), mask_to_index(graph[f"{split}_mask"])
-        return self.objective.statistics(out[rows], graph.y[rows]).to(self.device)
+        chosen = self.objective.example(graph, split)
+        pairs = {"edge_label_index": chosen.edge_label_index} if self._takes_pairs else {}
+        out = layer_by_layer(data, **pairs)
+        return self.objective.statistics(*self.labelled(out, chosen, split)).to(self.device)
 
     def on_train_end(self) -> None:
         """Release the CUDA graphs, the receptive fields and the last epoch's key."""

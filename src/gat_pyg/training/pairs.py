@@ -1,0 +1,110 @@
+"""Batches of labelled pairs of nodes with sampled neighbours, in which no edge is a link to be predicted."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.loader import LinkLoader
+from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, SamplerOutput
+from torch_geometric.utils import is_undirected
+
+from ..tasks.negatives import non_links
+from ..tasks.objective import Objective
+from .shares import Shares, _Late
+
+
+class PairSampler(BaseSampler):  # type: ignore[misc]
+    """The labelled pairs of a training step with neighbours of their nodes, for PyG's `LinkLoader`.
+
+    In link prediction, as many negative pairs join the links of a step. The links of a step, of all processes, are no
+    message-passing edges in its subgraphs, and in an undirected graph neither are their reverse edges: the model would
+    see what it is to predict. They are removed after neighbours were drawn, so a node can have fewer neighbours.
+
+    The negative pairs depend only on the seed, the epoch and the links of the step, and so are the same in all
+    processes, of which each takes its share. The neighbours depend also on the rank. Worker processes change neither.
+
+    Args:
+        sampler: draws the neighbours of the nodes of pairs.
+        data: the graph, with labelled pairs.
+        objective: selects the pairs of a step, by `example`.
+        steps: the order of the training pairs.
+        place: the rank and the number of processes.
+    """
+
+    def __init__(
+        self, sampler: BaseSampler, data: Data, objective: Objective, steps: Shares, place: tuple[int, int]
+    ) -> None:
+        self.sampler, self.objective, self.steps = sampler, objective, steps
+        self.data = copy.copy(data)
+        self.data.share = place
+        self.hides, self.both_ways = objective.item == "link", False
+        if self.hides:
+            non_links(data)  # sorts the known links before a worker process starts
+            self.both_ways = is_undirected(data.edge_index, num_nodes=data.x.size(0))
+
+    @property
+    def edge_permutation(self) -> Tensor | None:
+        """The index in the caller's edge order of each edge of the sampler."""
+        permutation: Tensor | None = self.sampler.edge_permutation
+        return permutation
+
+    def sample_from_nodes(self, index: Any, **kwargs: Any) -> SamplerOutput:
+        """Draw neighbours of nodes."""
+        return self.sampler.sample_from_nodes(index, **kwargs)
+
+    def sample_from_edges(self, index: EdgeSamplerInput, neg_sampling: None = None) -> SamplerOutput:
+        """Draw neighbours of the nodes of this process's share of the step with these training pairs."""
+        step = copy.copy(self.data)
+        step.input_id = index.input_id
+        with _seeded(self.steps.seed, self.steps.epoch, int(index.input_id[0]), rank=self.data.share[0]):
+            step = self.objective.example(step, "train")
+            pairs, y = step.edge_label_index, step.y
+            src, dst = pairs if y.numel() else (index.row[:1], index.col[:1])  # no process has a graph without nodes
+            out = self.sampler.sample_from_edges(EdgeSamplerInput(index.input_id, src, dst))
+        ends = out.metadata[1][:, : y.size(0)]
+        out.metadata = index.input_id, ends, y, None
+        return _without_links(out, index, self.both_ways, self.data.x.size(0)) if self.hides else out
+
+
+@contextmanager
+def _seeded(*words: int, rank: int) -> Iterator[None]:
+    """Context manager: seed Python's generator, and that of torch for each rank, and restore both."""
+    state = random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        random.seed(int(np.random.SeedSequence(words).generate_state(1)[0]))
+        torch.default_generator.manual_seed(int(np.random.SeedSequence([*words, rank]).generate_state(2)[1]))
+        try:
+            yield
+        finally:
+            random.setstate(state)
+
+
+def _without_links(out: SamplerOutput, links: EdgeSamplerInput, both_ways: bool, num_nodes: int) -> SamplerOutput:
+    """Remove the edges that are one of these links, or with `both_ways` the reverse of one."""
+    hidden = links.row * num_nodes + links.col
+    if both_ways:
+        hidden = torch.cat([hidden, links.col * num_nodes + links.row])
+    kept = ~torch.isin(out.node[out.row] * num_nodes + out.node[out.col], hidden)
+    if out.num_sampled_edges is not None:
+        out.num_sampled_edges = [int(hop.sum()) for hop in kept.split(out.num_sampled_edges)]
+    out.row, out.col, out.edge = out.row[kept], out.col[kept], out.edge[kept]
+    return out
+
+
+class Linked(_Late, LinkLoader):  # type: ignore[misc]
+    """Labelled pairs of nodes with neighbours drawn for them."""
+
+
+def labelled(batch: Data) -> Data:
+    """Return a batch of `LinkLoader` with the labels of its pairs as y."""
+    batch.y = batch.edge_label
+    del batch.edge_label
+    return batch
