@@ -11,10 +11,10 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import RandomLinkSplit
 from torch_geometric.utils import coalesce, is_undirected, remove_self_loops
 
+from ..tasks.ids import node_ids, num_nodes
 from ..tasks.links import LinkLabels
 from ..tasks.objective import MASKS
 from ..tasks.task import Task
-from .own import node_ids, num_nodes
 
 
 def links(

@@ -20,12 +20,14 @@ from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
+from ..tasks.ids import node_ids
 from ..tasks.links import LinkLabels
 from ..tasks.objective import MASKS
 from ..tasks.preparation import UNDIRECTED
 from ..tasks.task import Task
+from .formats import _graph, _load_folder
 from .links import _task
-from .own import _graph, _load_folder, from_dataset, node_ids
+from .own import from_dataset
 from .raw import _raw_folder, _reading, data_root
 
 OGBN = {"ogbn-arxiv": True, "ogbn-products": False, "ogbn-papers100M": True}  # name -> True if its edges are citations

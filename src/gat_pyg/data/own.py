@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import copy
-import os
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
-from zipfile import is_zipfile
+from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
 from torch_geometric.data import Data, Dataset
-from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
-from torch_geometric.data.storage import GlobalStorage
 
-from ..tasks.checks import _NOTHING_KNOWN, KEYS, _check_graph, _check_present
-from ..tasks.edges import EdgeLabels, EdgeMultiLabels
-from ..tasks.graphs import GraphLabels, GraphMultiLabels
-from ..tasks.labels import ManyLabels, OneLabel
+from ..tasks.checks import _check_graph, _check_present
 from ..tasks.metrics import TASKS
-from ..tasks.nodes import NodeLabels, NodeMultiLabels
-from ..tasks.objective import MASKS, SPLITS, Objective, any_known
-from ..tasks.targets import EdgeTargets, GraphTargets, NodeTargets, Targets
+from ..tasks.objective import MASKS, SPLITS
 from ..tasks.task import Task
+from .detection import _are_quantities, _completed, _objective_of, _tidy
+from .formats import _graph, read
 from .splits import _draw_graphs, _draw_links, _draw_masks, _fold_graphs, _ogb_graphs, _ogb_masks, check_classes
-
-READ = (*KEYS, "edge_label", "edge_label_index")  # keys of a file; others are ignored
 
 # One's own graphs ---------------------------------------------------------------------------------------------------
 
@@ -66,28 +52,7 @@ def from_file(
     >>> from_file(path, per_class=1, val=2, test=2)
     Task(name='ring', num_features=6, objective=NodeLabels(out_channels=2), edge_dim=None)
     """
-    if not isinstance(path, (str, Path)) or not str(path):
-        raise ValueError(f"The path is {path!r}, expected that of a .pt or .npz file, or of a folder of .npy files.")
-    path = Path(os.path.expanduser(path))
-    if path.suffix not in (".pt", ".npz") and not path.is_dir():
-        raise ValueError(
-            f"{path} ends in {path.suffix!r}, expected .pt (torch.save), .npz (numpy.savez), or a folder of .npy files."
-        )
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist. Give the path of a .pt or .npz file, or of a folder.")
-    for file in path.glob("*.npy") if path.is_dir() else [path]:
-        if file.exists() and not file.is_file():
-            raise ValueError(f"{file} is no regular file, expected arrays or tensors.")  # reading a pipe may block
-    try:
-        content = _load_folder(path) if path.is_dir() else _load_pt(path) if path.suffix == ".pt" else _load_npz(path)
-    except Exception as error:
-        if isinstance(error, OSError) and error.filename is not None:
-            raise type(error)(f"{error.filename} cannot be read: {error.strerror}.") from error
-        reason = _refused(error) if path.suffix == ".pt" else str(error).split("\n")[0]
-        raise ValueError(
-            f"{path} cannot be read: {reason} It is truncated, or holds more than tensors and would run code. "
-            "Save a Data or a dict of tensors by torch.save, or arrays of numbers by numpy.savez."
-        ) from error
+    path, content = read(path)
     try:
         graphs = _graphs(content, path)
         result = from_dataset(graphs, path.stem, per_class, val, test, seed, split, folds, fold, task=task)
@@ -106,86 +71,6 @@ def _graphs(content: Any, path: Path) -> Any:
     is_split = len(content) == 3 and all(isinstance(split, (list, tuple)) for split in content)
     lists = [[_graph(item, path) for item in split] for split in (content if is_split else [content])]
     return lists if is_split else lists[0]
-
-
-def _graph(content: Any, path: Path) -> Data:
-    """Return a graph with the keys of `Task` in a mapping of arrays or tensors."""
-    if not isinstance(content, Mapping):
-        return cast(Data, content)  # from_dataset raises an error
-    label = "y" if content.get("edge_label") is None else "edge_label"
-    missing = [key for key in ("edge_index", label) if content.get(key) is None]
-    if missing:
-        keys = ", ".join(key for key in list(content)[:8] if isinstance(key, str))
-        raise ValueError(
-            f"{path.stem} has no {' and no '.join(missing)}; its keys are {keys}. Expected edge_index and y or "
-            "edge_label, and x for graphs with features."
-        )
-    return Data(**{key: _numbers(content[key], f"{path.stem}: {key}") for key in READ if content.get(key) is not None})
-
-
-def _numbers(values: Any, where: str) -> Tensor:
-    """Return an array or a tensor as a tensor with a byte order and width that torch supports.
-
-    Raises ValueError for other values, and for an expanded tensor: its size is not bounded by that of the file.
-    """
-    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
-        kind = values.dtype.kind
-        wide = "f8" if values.dtype.itemsize > 8 else "i8" if kind == "u" and values.dtype.itemsize > 1 else None
-        if values.dtype == np.uint64 and (values > np.iinfo(np.int64).max).any():
-            raise ValueError(f"{where} holds {values.max()}, expected numbers below 2^63. Convert it to int64.")
-        values = values.astype(wide or values.dtype.newbyteorder("="), copy=False)
-    elif not isinstance(values, Tensor):
-        kind = getattr(values, "dtype", type(values).__name__)
-        hint = " Give each class a number: numpy.unique(y, return_inverse=True)[1]." if where.endswith("y") else ""
-        expected = "real numbers" if isinstance(values, np.ndarray) else "a tensor"
-        raise ValueError(f"{where} is of {kind}, expected {expected}.{hint}")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # it is only read
-        tensor = torch.as_tensor(values).detach()
-    if tensor.layout == torch.strided and tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-        raise ValueError(
-            f"{where} claims the shape {tuple(tensor.shape)}, but the file stores fewer elements. Save a copy without "
-            "expanded axes: tensor.clone(memory_format=torch.contiguous_format)."
-        )
-    return tensor
-
-
-def _load_npz(path: Path) -> dict[str, Any]:
-    if not is_zipfile(path):
-        raise ValueError("it is no archive of numpy.savez.")
-    # not numpy.load, which takes other files for pickles and explains how to load them
-    with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
-        return {key: arrays[key] if key in READ else None for key in arrays.files}
-
-
-def _load_folder(path: Path) -> dict[str, Any]:
-    return {
-        file.stem: np.lib.format.open_memmap(file, mode="r") if file.stem in READ else None
-        for file in sorted(path.glob("*.npy"))
-    }
-
-
-def _load_pt(path: Path) -> Any:
-    kinds = {Data, DataEdgeAttr, DataTensorAttr, GlobalStorage}
-    # only those that are not listed yet: on exit, torch removes all of these from its list
-    with torch.serialization.safe_globals(list(kinds.difference(torch.serialization.get_safe_globals()))):
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    return _mappings(content)
-
-
-def _mappings(content: Any, depth: int = 2) -> Any:
-    """Replace each Data in nested lists by a mapping."""
-    if isinstance(content, Data):
-        return content.to_dict()
-    if isinstance(content, (list, tuple)) and depth:
-        return [_mappings(item, depth - 1) for item in content]
-    return content
-
-
-def _refused(error: Exception) -> str:
-    """Return the name that torch.load rejected, without torch's advice to trust the file."""
-    name = re.search(r"GLOBAL ([\w.]+)", str(error))
-    return f"it needs {name[1]}." if name else f"{type(error).__name__}."
 
 
 def from_dataset(
@@ -288,110 +173,6 @@ def from_dataset(
     return Task(name, parts[0], parts[1], parts[2], F, objective, edge_dim, names, tuple(transforms), num_splits)
 
 
-def node_ids(N: int) -> Tensor:
-    """Return the ids of N nodes as the only feature `[N, 1]`, for learnt embeddings of a graph without features.
-
-    >>> node_ids(3)
-    tensor([[0.],
-            [1.],
-            [2.]])
-    """
-    return torch.arange(N).float()[:, None]
-
-
-def num_nodes(data: Data) -> int:
-    """Return the number of rows of x or, without x, `num_nodes` or as many nodes as `edge_index` shows."""
-    if isinstance(data.x, Tensor) and data.x.dim():
-        return int(data.x.size(0))
-    if "num_nodes" in data:
-        return int(data.num_nodes)
-    return int(data.edge_index.max()) + 1 if data.edge_index.numel() else 0
-
-
-def has_ids(task: Task) -> bool:
-    """Return True if the only feature of a shared graph's nodes is their id."""
-    graph = task.shared_graph
-    return graph is not None and torch.equal(graph.x, node_ids(graph.x.size(0)))
-
-
-def _are_quantities(y: list[Tensor]) -> bool:
-    """Return True if floats are neither classes nor binary labels: fractions, or in [N, K] any but 0 and 1."""
-    for labels in y:
-        if not labels.is_floating_point() or not labels.dim():
-            continue
-        known = labels[~labels.isnan()].double()
-        many = labels.dim() == 2 and labels.size(1) > 1
-        if (((known != 0) & (known != 1)) if many else (known != known.round()) | (known < -1)).any():
-            return True
-    return False
-
-
-OBJECTIVES: dict[str, tuple[type[OneLabel], type[ManyLabels], type[Targets]]] = {
-    "node": (NodeLabels, NodeMultiLabels, NodeTargets),
-    "edge": (EdgeLabels, EdgeMultiLabels, EdgeTargets),
-    "graph": (GraphLabels, GraphMultiLabels, GraphTargets),
-}
-
-
-def _completed(data: Data, task: str | None, name: str) -> Data:
-    """Return a graph with its edge labels as y, if these are to be predicted, and node ids as x, if it has none."""
-    edges, y = data.edge_index, data.y
-    if not isinstance(edges, Tensor) or edges.dim() != 2:
-        return data
-    data, N, rows = copy.copy(data), num_nodes(data), len(y) if isinstance(y, Tensor) and y.dim() else None
-    label, pairs = data.get("edge_label"), data.get("edge_label_index", edges)
-    for key in ("edge_label", "edge_label_index"):
-        data.pop(key, None)
-    if label is None:  # y [E] is of edges if it cannot be of nodes
-        label, pairs, of_edges = y, edges, rows == edges.size(1) != N
-    else:
-        of_edges = y is None
-    if label is not None and (of_edges if task is None else task.startswith("edge_")):
-        _check_edge_label(label, pairs, name)
-        data.y, data.edge_label_index = label, pairs
-    elif rows is not None and "num_nodes" not in data:
-        N = rows
-    data.x = node_ids(N) if data.x is None else data.x
-    return data
-
-
-def _check_edge_label(label: Any, pairs: Any, name: str) -> None:
-    """Raise ValueError unless there is a row of labels for each pair of nodes."""
-    is_dense = isinstance(pairs, Tensor) and pairs.layout == torch.strided and pairs.dim() == 2
-    size = pairs.size(1) if is_dense else None
-    if not isinstance(label, Tensor) or label.dim() not in (1, 2) or len(label) != size:
-        form = f"of shape {tuple(label.shape)}" if isinstance(label, Tensor) else f"a {type(label).__name__}"
-        raise ValueError(
-            f"{name}: edge_label is {form}, expected ({size},) or ({size}, K), labels for each of the edges. For other "
-            "pairs of nodes than those of edge_index, give edge_label_index (2, M)."
-        )
-
-
-def _objective_of(graphs: list[Data], quantities: bool, item: str | None, name: str) -> Objective:
-    """Return the objective that fits the labels of these graphs; `item` is None if their number decides."""
-    y = [data.y for data in graphs]
-    if "edge_label_index" in graphs[0]:
-        item = "edge"
-    if item is None:
-        is_single = len(graphs) > 1 and all(len(labels) == 1 for labels in y)
-        item = "graph" if is_single and any(data.x.shape[:1] != (1,) for data in graphs) else "node"
-    one, many, targets = OBJECTIVES[item]
-    if quantities:
-        return targets(y[0].size(1))
-    K = y[0].size(1) if y[0].dim() == 2 else max((int(labels.max()) + 1 for labels in y if len(labels)), default=0)
-    if K < 1 or not any(bool(any_known(labels).any()) for labels in y):
-        raise ValueError(f"{name}{_NOTHING_KNOWN}")
-    objective: Objective = many(K) if y[0].dim() == 2 else one(K)
-    count = sum(map(len, y))
-    if y[0].dim() == 1 and count < K:
-        items = f"{count} {objective.item}s"
-        raise ValueError(
-            f"{name}: y holds the label {K - 1}, but there are {items}. Number the classes from 0, "
-            f"or choose task={objective.item}_regression for quantities."
-        )
-    return objective
-
-
 def _class_names(dataset: Any, K: int) -> tuple[str, ...] | None:
     """Return the names of the K classes from the data set or its first element, or None."""
     first = dataset["train"] if isinstance(dataset, Mapping) and "train" in dataset else dataset
@@ -436,56 +217,3 @@ def _check_is_graph(data: Any, name: str) -> None:
         hint = " Use its to_homogeneous()." if hasattr(data, "to_homogeneous") else ""
         raise ValueError(f"{name} holds a {type(data).__name__}, expected torch_geometric.data.Data.{hint}")
     _check_present(data, name)
-
-
-def _tidy(data: Data, split: int, quantities: bool, name: str) -> Data:
-    """Return a new graph with only the keys of `Task`, in the types of `Task`."""
-    tidy = Data(data.x.float(), data.edge_index, y=_targets(data.y, name) if quantities else _labels(data.y, name))
-    if "edge_label_index" in data:
-        tidy.edge_label_index = data.edge_label_index
-    if data.edge_attr is not None:
-        tidy.edge_attr = data.edge_attr.float()
-        if tidy.edge_attr.dim() == 1:
-            tidy.edge_attr = tidy.edge_attr[:, None]  # [E, 1]
-    known, items = any_known(tidy.y), "edges" if "edge_label_index" in data else "nodes"
-    for key in MASKS:
-        if data.get(key) is None:
-            continue
-        mask = torch.as_tensor(data[key])
-        if mask.dim() == 2:
-            if not 0 <= split < mask.size(1):
-                raise ValueError(f"{name}: {key} has {mask.size(1)} columns, split={split} is none of them.")
-            mask = mask[:, split]
-        if mask.shape != known.shape or not ((mask == 0) | (mask == 1)).all():
-            raise ValueError(
-                f"{name}: {key} is {mask.dtype} of shape {tuple(mask.shape)}, expected a bool, 0 or 1 for each of the "
-                f"{len(known)} {items}. Are these {items[:-1]} numbers? Use torch_geometric.utils.index_to_mask."
-            )
-        tidy[key] = mask.bool() & known
-    return tidy
-
-
-def _targets(y: Tensor, name: str) -> Tensor:
-    """Return quantities as [N, K] float32."""
-    if y.dim() not in (1, 2) or 0 in y.shape[1:]:
-        raise ValueError(f"{name}: y has shape {tuple(y.shape)}, expected (N,) or (N, K), K quantities per row.")
-    return y.float() if y.dim() == 2 else y.float()[:, None]
-
-
-def _labels(y: Tensor, name: str) -> Tensor:
-    """Return labels as [N, K] float32 with NaN for unknown ones, or as [N] int64 with -1."""
-    y = y.squeeze(1) if y.dim() == 2 and y.size(1) == 1 else y
-    if y.dim() == 2:
-        return y.float()
-    if y.dim() != 1:
-        raise ValueError(f"{name}: y has shape {tuple(y.shape)}, expected (N,), or (N, K) for many labels per node.")
-    if not y.is_floating_point():
-        return y.long()
-    y = y.double()
-    wrong = y[(y != y.round()) & ~y.isnan() | (y.abs() >= 2**53)]
-    if wrong.numel():
-        raise ValueError(
-            f"{name}: y holds {float(wrong[0])}..., expected whole numbers: classes. For quantities choose "
-            "task=node_regression, edge_regression or graph_regression."
-        )
-    return y.masked_fill(y.isnan(), -1).long()

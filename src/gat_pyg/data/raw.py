@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from .own import _numbers
+from .formats import _numbers
 
 
 def data_root(root: str | Path | None = None) -> Path:

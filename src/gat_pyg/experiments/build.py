@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import BatchNorm, PNAConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from ..data.own import from_dataset, from_file, has_ids
+from ..data.own import from_dataset, from_file
 from ..data.raw import data_root
 from ..data.splits import check_classes
 from ..distributed import ray
@@ -29,6 +29,7 @@ from ..graph.partition import WITH_METIS, edge_cut
 from ..models.encoders import num_categories
 from ..models.gat import GAT
 from ..tasks.edges import PAIRS
+from ..tasks.ids import has_ids
 from ..tasks.task import Task
 from ..training.checkpoint import SafeCheckpoints
 from ..training.loading import TaskData, is_divided, sparse_pays, takes_sparse
@@ -114,7 +115,7 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
     parameters = inspect.signature(kind).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     encoder: int | None = factory.get("encoder")
-    if encoder is None and task.num_features == 1 and has_ids(task):
+    if encoder is None and task.num_features == 1 and has_ids(task.shared_graph):
         raise ValueError(
             f"{task.name} has no features but the ids of its nodes, for learnt embeddings. Give their width: "
             "+model.encoder=64."
