@@ -74,6 +74,30 @@ def quantities_of_edges() -> Task:
     return Task("quantities", [data], [data], [data], 6, EdgeTargets(3))
 
 
+def labelled_edges_of_graphs() -> Task:
+    """Graphs with one of three classes for each edge, and edge features; one graph has no edges.
+
+    Some labels of the training graphs are unknown.
+    """
+    graphs = [graph(5 + i, 3, i) for i in range(11)]
+    graphs[1].edge_index = graphs[1].edge_index[:, :0]
+    for i, data in enumerate(graphs):
+        data.edge_label_index, data.y = data.edge_index, data.x[data.edge_index[0], :3].argmax(1)
+        data.y[i::5] = -1 if i < 5 else data.y[i::5]
+        data.edge_label_attr = data.edge_attr = data.x[data.edge_index[0], :2] + data.x[data.edge_index[1], 3:5]
+    return Task("edges", graphs[:5], graphs[5:8], graphs[8:], 6, EdgeLabels(3), 2)
+
+
+def quantities_of_edges_of_graphs() -> Task:
+    """The same graphs with three quantities for each edge, of which some edges lack the second."""
+    task = labelled_edges_of_graphs()
+    for data in (*task.train, *task.val, *task.test):
+        src, dst = data.edge_index
+        data.y = 100 + 10 * (data.x[src, :3] - data.x[dst, 3:])
+        data.y[::5, 1] = math.nan
+    return Task("quantities", task.train, task.val, task.test, 6, EdgeTargets(3), 2)
+
+
 def multilabelled_graphs() -> Task:
     """Graphs with three labels each, some of them unknown; one graph has no edges."""
     task = labelled_graphs()
@@ -110,6 +134,8 @@ OBJECTIVES: dict[str, Callable[[], Task]] = {
     "quantities of graphs, by MAE": lambda: quantities_of_graphs().scored_by("mae"),
     "edges": labelled_edges,
     "quantities of edges": quantities_of_edges,
+    "edges of many graphs": labelled_edges_of_graphs,
+    "quantities of edges of many graphs": quantities_of_edges_of_graphs,
     "links": linked_graph,
     "nodes of one graph, by ROC-AUC": lambda: one_graph().scored_by("roc_auc"),
     "nodes of many graphs, by average precision": lambda: many_graphs().scored_by("average_precision"),
@@ -128,5 +154,5 @@ def setup(task: Task, dropout: float = 0.5) -> LightningModule:
 def headed(model: nn.Module, task: Task) -> nn.Module:
     """Return a model of the task's rows from a model with three outputs for each node."""
     if task.objective.item == "edge":
-        return LinkScores(model, 3, "mlp", out_channels=3, combine="concat")
+        return LinkScores(model, 3, "mlp", out_channels=3, combine="concat", edge_dim=task.edge_dim)
     return Readout(model) if task.objective.item == "graph" else model

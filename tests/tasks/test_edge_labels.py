@@ -9,17 +9,24 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 
 import gat_pyg.run
 from gat_pyg.data import from_dataset, from_file
 from gat_pyg.experiments.model_file import predict
 from gat_pyg.experiments.result import read
 from gat_pyg.models import GAT, LinkScores
+from gat_pyg.models.attention import attention_of
+from gat_pyg.models.decoders import Perceptron
+from gat_pyg.report.figures import attention_figure, degree_figure, entropy_figure, neighbourhood_figure
+from gat_pyg.report.graphs import graph_figure
+from gat_pyg.report.page import attention_page
 from gat_pyg.tasks.edges import EdgeLabels, EdgeMultiLabels
 from gat_pyg.tasks.targets import EdgeTargets
-from gat_pyg.training import TaskData, Transductive
+from gat_pyg.training import Inductive, TaskData, Transductive
 from objectives import labelled_edges, quantities_of_edges
+
+FIGURES = [attention_figure, entropy_figure, degree_figure, neighbourhood_figure, attention_page]
 
 
 def edges(E: int = 200, N: int = 30, **others: Any) -> Data:
@@ -153,9 +160,7 @@ def test_labels_that_fit_no_task_are_errors(message: str):
         from_dataset(edges(**values), "own", **options)
 
 
-def test_edge_labels_of_several_graphs_and_rows_of_nodes_are_errors():
-    with pytest.raises(ValueError, match="task=edge_regression needs a single graph, but there are several"):
-        from_dataset([edges(y=ONES), edges(y=ONES)], "own", task="edge_regression")
+def test_rows_of_nodes_are_errors():
     task = labelled_edges()
     module = Transductive(GAT(6, [4], 3, [2, 1]), task.objective)
     with pytest.raises(ValueError, match=r"returns \(30, 3\) for 90 edges"):
@@ -237,3 +242,170 @@ def test_a_graph_without_features_has_the_ids_of_its_nodes():
         assert torch.equal(from_dataset(graph, "own", per_class=1, val=2, test=2).train[0].x[:, 0], torch.arange(8.0))
     with pytest.raises(ValueError, match="x is missing"):
         from_dataset([graph, graph], "own", val=1, test=1)
+
+
+# Many graphs ----------------------------------------------------------------------------------------------------------
+
+
+def many(**others: Any) -> list[Data]:
+    """Graphs of 6 to 13 nodes and 12 edges, with features of the edges."""
+    draw, graphs = torch.Generator().manual_seed(0), []
+    for N in range(6, 14):
+        data = Data(torch.randn(N, 4, generator=draw), torch.randint(N, (2, 12), generator=draw), **others)
+        graphs.append(data.update({"edge_attr": torch.randn(12, 3, generator=draw)}))
+    return graphs
+
+
+@pytest.mark.parametrize(
+    ("y", "task", "expected"),
+    [
+        (torch.arange(12) % 4, None, EdgeLabels(4)),
+        (torch.rand(12), None, EdgeTargets(1)),
+        (torch.rand(12, 3).round(), None, EdgeMultiLabels(3)),
+        (torch.arange(12) % 4, "edge_regression", EdgeTargets(1)),
+    ],
+)
+def test_labels_of_edges_of_many_graphs_show_the_task(y: Tensor, task: str | None, expected: Any):
+    for name in ("y", "edge_label"):
+        result = from_dataset(many(**{name: y}), "own", val=2, test=2, task=task)
+        assert (type(result.objective), result.num_classes) == (type(expected), expected.out_channels)
+        assert [len(result.graphs(split)) for split in ("train", "val", "test")] == [4, 2, 2]
+        assert result.labels("train").shape[0] == 48
+
+
+def test_labels_of_graphs_and_of_nodes_are_none_of_edges():
+    one_edge = [Data(torch.rand(3, 2), torch.tensor([[0], [i % 3]]), y=torch.tensor([i % 2])) for i in range(8)]
+    assert from_dataset(one_edge, "own", val=2, test=2).objective.item == "graph"
+    rings = [Data(torch.rand(4, 2), torch.stack([torch.arange(4), torch.arange(4).roll(1)])) for _ in range(8)]
+    nodes = [data.update({"y": torch.arange(4) % 2}) for data in rings]
+    assert from_dataset(nodes, "own", val=2, test=2).objective.item == "node"
+    assert from_dataset(nodes, "own", val=2, test=2, task="edge_classification").objective.item == "edge"
+
+
+def test_a_graph_of_many_without_labels_of_its_edges_is_an_error():
+    graphs = many(edge_label=torch.arange(12) % 2)
+    del graphs[3].edge_label
+    with pytest.raises(ValueError, match="own: graph 3 has no edge_label, but others have. Give it to all of them"):
+        from_dataset(graphs, "own", val=2, test=2)
+    graphs[3].edge_label = torch.arange(5)
+    with pytest.raises(ValueError, match=r"own, graph 3: edge_label is of shape \(5,\), expected \(12,\)"):
+        from_dataset(graphs, "own", val=2, test=2)
+
+
+@pytest.mark.parametrize("task", ["edge_classification", "edge_regression"])
+def test_edges_of_many_graphs_are_those_of_their_union_with_masks(task: str):
+    """Loss and gradient of the training graphs, and the test's score, with features and unknown labels."""
+    graphs = many()
+    for number, data in enumerate(graphs):
+        data.edge_label = data.x[data.edge_index[0], 0] + data.edge_attr[:, 0]
+        data.edge_label = data.edge_label if task == "edge_regression" else (data.edge_label > 0).float()
+        data.edge_label[number] = float("nan")
+    alone = from_dataset(graphs, "own", val=2, test=2, task=task)
+    parts = [*alone.train, *alone.val, *alone.test]
+    union = Batch.from_data_list(parts)
+    of = union.batch[union.edge_label_index[0]]  # the graph of each edge
+    masks = {"train_mask": of < 4, "val_mask": (of >= 4) & (of < 6), "test_mask": of >= 6}
+    label = union.y[:, 0] if task == "edge_regression" else union.y
+    known = label == label if task == "edge_regression" else label >= 0
+    masks = {key: mask & known for key, mask in masks.items()}
+    data = Data(union.x, union.edge_index, union.edge_attr, edge_label=label, **masks)
+    together = from_dataset(data, "own", task=task)
+
+    results = []
+    for made, kind in ((alone, Inductive), (together, Transductive)):
+        torch.manual_seed(0)
+        model = LinkScores(
+            GAT(4, [4], 5, [2, 1], edge_dim=3), 5, out_channels=made.num_classes, combine="concat", edge_dim=3
+        )
+        module = kind(model, made.objective)
+        (batch,) = TaskData(made, batch_size=4).train_dataloader()
+        loss, sums = module._loss(batch)
+        loss.backward()
+        (test,) = TaskData(made, batch_size=2).test_dataloader()
+        score = made.objective.score(module._counts(test, "test").detach())
+        results.append([loss.detach(), sums, score, *(parameter.grad for parameter in model.parameters())])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    assert results[0][1][1] == 4 * 12 - sum(bool((~k).any()) for k in known.view(8, 12)[:4])
+
+
+def test_masks_of_many_graphs_do_not_select_edges():
+    graphs = many(edge_label=torch.arange(12) % 2, train_mask=torch.arange(12) < 3)
+    assert "train_mask" not in from_dataset(graphs, "own", val=2, test=2).train[0]
+
+
+# Features of labelled edges -------------------------------------------------------------------------------------------
+
+
+def test_the_perceptron_reads_the_features_of_the_edges():
+    torch.manual_seed(0)
+    z, pairs, features = torch.randn(5, 4), torch.tensor([[0, 1], [1, 4]]), torch.randn(2, 3)
+    decoder = Perceptron(4, 2, combine="concat", edge_dim=3)
+    first, second = decoder.lins
+    src, dst = pairs
+    expected = second(first(torch.cat([z[src], z[dst], features], 1)).relu())
+    torch.testing.assert_close(decoder(z, pairs, features), expected)
+    model = LinkScores(torch.nn.Identity(), 4, out_channels=2, combine="concat", edge_dim=3)
+    model.decoder = decoder
+    torch.testing.assert_close(model(z, edge_label_index=pairs, edge_label_attr=features), expected)
+    with pytest.raises(ValueError, match=r"edge_label_attr is missing, expected \(2, 3\), the features of each pair"):
+        model(z, edge_label_index=pairs)
+    with pytest.raises(ValueError, match=r"edge_label_attr is of shape \(2, 2\), expected \(2, 3\)"):
+        decoder(z, pairs, features[:, :2])
+    with pytest.raises(ValueError, match=r"edge_label_attr is of shape \(2, 3\), expected none: edge_dim is None"):
+        Perceptron(4)(z, pairs, features)
+    for name in ("dot", "bilinear"):
+        with pytest.raises(ValueError, match=f"the decoder '{name}' takes no features of the pairs, but edge_dim is"):
+            LinkScores(torch.nn.Identity(), 4, name, edge_dim=3)
+    plain = LinkScores(torch.nn.Identity(), 4, "dot")  # reads none, so it takes all
+    assert torch.equal(plain(z, edge_label_index=pairs, edge_label_attr=features), plain(z, edge_label_index=pairs))
+
+
+def test_features_of_the_pairs_are_those_of_the_edges_unless_there_are_other_pairs():
+    features = torch.rand(200, 2)
+    labelled = from_dataset(edges(y=ONES - 1, edge_attr=features), "own", val=20, test=30, task="edge_classification")
+    assert torch.equal(labelled.train[0].edge_label_attr, features)
+    step = labelled.objective.example(labelled.train[0], "val")
+    assert torch.equal(step.edge_label_attr, features[labelled.train[0].val_mask])
+    pairs = {"edge_label_index": torch.randint(30, (2, 60)), "edge_label": torch.arange(60) % 2}
+    assert "edge_label_attr" not in from_dataset(edges(edge_attr=features, **pairs), "own", val=9, test=9).train[0]
+    nodes = from_dataset(edges(y=torch.arange(30) % 2, edge_attr=features), "own", per_class=2, val=5, test=5)
+    assert "edge_label_attr" not in nodes.train[0]
+    broken = labelled.train[0].clone()
+    broken.edge_label_attr = features[:7]
+    with pytest.raises(ValueError, match=r"own: edge_label_attr has shape \(7, 2\), expected \(200, D\)"):
+        labelled.objective.check(broken, "own")
+
+
+@pytest.mark.parametrize("encoder", [[], ["+model.encoder=8"]])
+def test_the_command_learns_labels_that_only_the_edges_show(
+    encoder: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    data = edges(E=400)
+    data.edge_attr = (torch.arange(400) % 3)[:, None].float()
+    data.edge_label = (data.edge_attr[:, 0] == 1).long()
+    quick = ["training.max_epochs=60", "training.lr=0.02", "model.dropout=0", "training.weight_decay=0", *encoder]
+    result = run(monkeypatch, tmp_path, data, *quick)
+    assert result.value > 95
+    whole = predict(result.run_dir, data)
+    other = Data(data.x, data.edge_index, data.edge_attr, edge_label_index=data.edge_index[:, :9].flip(1))
+    with pytest.raises(ValueError, match=r"edge_label_attr is missing, expected \(9, "):
+        predict(result.run_dir, other)
+    other.edge_label_attr = data.edge_attr[:9].flip(0)
+    torch.testing.assert_close(predict(result.run_dir, other), whole[:9].flip(0))
+    off = run(monkeypatch, tmp_path, data, *quick, "+model.decoder={decoder: mlp, edge_dim: null}", "model.dropout=0")
+    assert off.value < 95 and off.parameters < result.parameters
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_the_attention_of_such_models_has_figures_or_an_error(figure: Any, tmp_path: Path):
+    data = many(y=torch.arange(12) % 2)[0]
+    model = LinkScores(GAT(4, [4], 5, [2, 1], edge_dim=3), 5, out_channels=2, edge_dim=3)
+    attention = attention_of(model, data)
+    for (edge_index, alpha), (expected_index, expected) in zip(attention, attention_of(model.model, data), strict=True):
+        assert torch.equal(edge_index, expected_index) and torch.equal(alpha, expected)
+    layout = torch.rand(data.num_nodes, 2)
+    assert graph_figure(model, data, layout=layout).axes
+    with pytest.raises(ValueError, match="LinkScores predicts pairs of nodes, expected a model with a class for each"):
+        figure(model, data, tmp_path / "figure")
+    assert not [*tmp_path.iterdir()]

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import copy
+import warnings
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from ..tasks.checks import _NOTHING_KNOWN
-from ..tasks.edges import EdgeLabels, EdgeMultiLabels
+from ..tasks.checks import _NOTHING_KNOWN, _check_present
+from ..tasks.edges import EdgeLabels, EdgeMultiLabels, complete_pairs
 from ..tasks.graphs import GraphLabels, GraphMultiLabels
 from ..tasks.ids import node_ids, num_nodes
 from ..tasks.labels import ManyLabels, OneLabel
 from ..tasks.nodes import NodeLabels, NodeMultiLabels
 from ..tasks.objective import MASKS, Objective, any_known
 from ..tasks.targets import EdgeTargets, GraphTargets, NodeTargets, Targets
+from .splits import chosen_mask
 
 OBJECTIVES: dict[str, tuple[type[OneLabel], type[ManyLabels], type[Targets]]] = {
     "node": (NodeLabels, NodeMultiLabels, NodeTargets),
@@ -25,25 +28,62 @@ OBJECTIVES: dict[str, tuple[type[OneLabel], type[ManyLabels], type[Targets]]] = 
 }
 
 
-def _completed(data: Data, task: str | None, name: str) -> Data:
-    """Return a graph with its edge labels as y, if these are to be predicted, and node ids as x, if it has none."""
-    edges, y = data.edge_index, data.y
-    if not isinstance(edges, Tensor) or edges.dim() != 2:
-        return data
-    data, N, rows = copy.copy(data), num_nodes(data), len(y) if isinstance(y, Tensor) and y.dim() else None
-    label, pairs = data.get("edge_label"), data.get("edge_label_index", edges)
-    for key in ("edge_label", "edge_label_index"):
-        data.pop(key, None)
-    if label is None:  # y [E] is of edges if it cannot be of nodes
-        label, pairs, of_edges = y, edges, rows == edges.size(1) != N
-    else:
-        of_edges = y is None
-    if label is not None and (of_edges if task is None else task.startswith("edge_")):
-        _check_edge_label(label, pairs, name)
+def _labelled(raw: list[list[Any]], task: str | None, name: str) -> list[list[Any]]:
+    """Return the graphs with the labels of their edges as y, if these are to be predicted.
+
+    A graph on its own without features gets the ids of its nodes as x.
+    """
+    every = list(chain(*raw))
+    if not all(isinstance(data, Data) and _has_edges(data) for data in every):
+        return raw  # which the checks of each graph refuse
+    of_edges = _are_of_edges(every) if task is None else task.startswith("edge_")
+    if of_edges and len({"edge_label" in data for data in every}) > 1:
+        number = next(number for number, data in enumerate(every) if "edge_label" not in data)
+        raise ValueError(f"{name}: graph {number} has no edge_label, but others have. Give it to all of them.")
+    if len(raw) == len(every) == 1:
+        return [[_with_ids(_with_edge_labels(every[0], of_edges, name))]]
+    numbered = [
+        [_with_edge_labels(data, of_edges, f"{name}, graph {number}") for number, data in enumerate(graphs)]
+        for graphs in raw
+    ]
+    return numbered
+
+
+def _are_of_edges(graphs: list[Data]) -> bool:
+    """Return True if the labels of these graphs are of edges: `edge_label` without y, or y if it fits nothing else."""
+    if any("edge_label" in data for data in graphs):
+        return all(data.y is None for data in graphs)
+    if not all(isinstance(data.y, Tensor) and data.y.dim() for data in graphs):
+        return False
+    rows = [len(data.y) for data in graphs]
+    of_graphs = len(graphs) > 1 and all(row == 1 for row in rows)
+    of_nodes = all(row == num_nodes(data) for row, data in zip(rows, graphs, strict=True))
+    return not of_graphs and not of_nodes and rows == [data.edge_index.size(1) for data in graphs]
+
+
+def _has_edges(data: Data) -> bool:
+    return isinstance(data.edge_index, Tensor) and data.edge_index.dim() == 2
+
+
+def _with_edge_labels(data: Data, of_edges: bool, where: str) -> Data:
+    """Return a graph with the labels of its edges as y if these are to be predicted, else without them."""
+    data = copy.copy(data)
+    label, pairs = data.pop("edge_label", None), data.pop("edge_label_index", None)
+    if label is None:  # y is of the edges
+        label, pairs = data.y, None
+    if of_edges and label is not None:
+        pairs = data.edge_index if pairs is None else pairs
+        _check_edge_label(label, pairs, where)
         data.y, data.edge_label_index = label, pairs
-    elif rows is not None and "num_nodes" not in data:
-        N = rows
-    data.x = node_ids(N) if data.x is None else data.x
+    return data
+
+
+def _with_ids(data: Data) -> Data:
+    """Return a graph with the ids of its nodes as x, if it has none."""
+    if data.x is None:
+        data, y = copy.copy(data), data.y
+        of_nodes = "num_nodes" not in data and "edge_label_index" not in data and isinstance(y, Tensor) and y.dim()
+        data.x = node_ids(len(y) if of_nodes else num_nodes(data))
     return data
 
 
@@ -57,6 +97,22 @@ def _check_edge_label(label: Any, pairs: Any, name: str) -> None:
             f"{name}: edge_label is {form}, expected ({size},) or ({size}, K), labels for each of the edges. For other "
             "pairs of nodes than those of edge_index, give edge_label_index (2, M)."
         )
+
+
+def _check_is_graph(data: Any, name: str) -> None:
+    _check_kind(data, name)
+    _check_present(data, name)
+
+
+def _check_kind(data: Any, name: str) -> None:
+    if not isinstance(data, Data):
+        hint = " Use its to_homogeneous()." if hasattr(data, "to_homogeneous") else ""
+        raise ValueError(f"{name} holds a {type(data).__name__}, expected torch_geometric.data.Data.{hint}")
+
+
+def _columns(data: Data) -> int:
+    """Return the number of splits of a graph: the columns of its masks."""
+    return max((data[key].size(1) for key in MASKS if getattr(data.get(key), "ndim", 0) == 2), default=1)
 
 
 def _are_quantities(y: list[Tensor]) -> bool:
@@ -86,6 +142,8 @@ def _objective_of(graphs: list[Data], quantities: bool, item: str | None, name: 
     if K < 1 or not any(bool(any_known(labels).any()) for labels in y):
         raise ValueError(f"{name}{_NOTHING_KNOWN}")
     objective: Objective = many(K) if y[0].dim() == 2 else one(K)
+    if y[0].dim() == 2:
+        _suggest_classes(y, name)
     count = sum(map(len, y))
     if y[0].dim() == 1 and count < K:
         items = f"{count} {objective.item}s"
@@ -96,30 +154,31 @@ def _objective_of(graphs: list[Data], quantities: bool, item: str | None, name: 
     return objective
 
 
-def _tidy(data: Data, split: int, quantities: bool, name: str) -> Data:
-    """Return a new graph with only the keys of `Task`, in the types of `Task`."""
+def _suggest_classes(y: list[Tensor], name: str) -> None:
+    """Warn if binary labels are one-hot: exactly one of each row with a known label is 1, and not always the same."""
+    rows = torch.cat([labels[any_known(labels)] for labels in y])
+    if bool((rows.sum(1) == 1).all()) and int(rows.sum(0).count_nonzero()) > 1:
+        warnings.warn(
+            f"{name}: exactly one of the {y[0].size(1)} labels in each row of y is 1. Each is predicted by itself, as "
+            "labels that do not exclude each other. If they are classes, give y.argmax(1).",
+            stacklevel=4,
+        )
+
+
+def _tidy(data: Data, split: int | None, quantities: bool, name: str) -> Data:
+    """Return a new graph with only the keys of `Task`, in the types of `Task`; its masks if there is a `split`."""
     tidy = Data(data.x.float(), data.edge_index, y=_targets(data.y, name) if quantities else _labels(data.y, name))
-    if "edge_label_index" in data:
-        tidy.edge_label_index = data.edge_label_index
     if data.edge_attr is not None:
         tidy.edge_attr = data.edge_attr.float()
         if tidy.edge_attr.dim() == 1:
             tidy.edge_attr = tidy.edge_attr[:, None]  # [E, 1]
+    if "edge_label_index" in data:
+        tidy.edge_label_index = data.edge_label_index
+        complete_pairs(tidy)
     known, items = any_known(tidy.y), "edges" if "edge_label_index" in data else "nodes"
     for key in MASKS:
-        if data.get(key) is None:
-            continue
-        mask = torch.as_tensor(data[key])
-        if mask.dim() == 2:
-            if not 0 <= split < mask.size(1):
-                raise ValueError(f"{name}: {key} has {mask.size(1)} columns, split={split} is none of them.")
-            mask = mask[:, split]
-        if mask.shape != known.shape or not ((mask == 0) | (mask == 1)).all():
-            raise ValueError(
-                f"{name}: {key} is {mask.dtype} of shape {tuple(mask.shape)}, expected a bool, 0 or 1 for each of the "
-                f"{len(known)} {items}. Are these {items[:-1]} numbers? Use torch_geometric.utils.index_to_mask."
-            )
-        tidy[key] = mask.bool() & known
+        if split is not None and data.get(key) is not None:
+            tidy[key] = chosen_mask(data[key], split, len(known), items, key, name) & known
     return tidy
 
 

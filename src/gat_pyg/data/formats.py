@@ -19,7 +19,7 @@ from torch_geometric.data.storage import GlobalStorage
 
 from ..tasks.checks import KEYS
 
-READ = (*KEYS, "edge_label", "edge_label_index")  # keys of a file; others are ignored
+READ = (*KEYS, "edge_label", "edge_label_index", "batch", "ptr")  # keys of a file; others are ignored
 
 
 def read(path: str | Path) -> tuple[Path, Any]:
@@ -54,17 +54,18 @@ def read(path: str | Path) -> tuple[Path, Any]:
     return path, content
 
 
-def _graph(content: Any, path: Path) -> Data:
-    """Return a graph with the keys of `Task` in a mapping of arrays or tensors."""
+def _graph(content: Any, path: Path, labelled: bool = True) -> Data:
+    """Return a graph with the keys of `READ` in a mapping of arrays or tensors; it needs labels if it is `labelled`."""
     if not isinstance(content, Mapping):
         return cast(Data, content)  # from_dataset raises an error
-    label = "y" if content.get("edge_label") is None else "edge_label"
-    missing = [key for key in ("edge_index", label) if content.get(key) is None]
+    label = ["y" if content.get("edge_label") is None else "edge_label"] if labelled else []
+    missing = [key for key in ("edge_index", *label) if content.get(key) is None]
     if missing:
         keys = ", ".join(key for key in list(content)[:8] if isinstance(key, str))
         raise ValueError(
             f"{path.stem} has no {' and no '.join(missing)}; its keys are {keys}. Expected edge_index and y or "
-            "edge_label, and x for graphs with features."
+            "edge_label, and x for graphs with features. To predict links, choose task=link_prediction, which needs "
+            "no labels."
         )
     return Data(**{key: _numbers(content[key], f"{path.stem}: {key}") for key in READ if content.get(key) is not None})
 

@@ -1,8 +1,9 @@
-"""Link prediction on any graph, with links drawn at random for validation and test, or given."""
+"""Link prediction on any graph, with links for validation and test that are drawn at random, or given."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,10 +12,16 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import RandomLinkSplit
 from torch_geometric.utils import coalesce, is_undirected, remove_self_loops
 
+from ..tasks.checks import _check_edge_index, _check_shapes
 from ..tasks.ids import node_ids, num_nodes
 from ..tasks.links import LinkLabels
+from ..tasks.metrics import LINKS
 from ..tasks.objective import MASKS
 from ..tasks.task import Task
+from .detection import _check_is_graph, _check_kind, _columns, _labelled, _tidy
+from .splits import TEST, VAL
+
+CHANNELS = 16  # the width of the vectors whose inner product is the score of a pair
 
 
 def links(
@@ -23,7 +30,7 @@ def links(
     val: float = 0.05,
     test: float = 0.1,
     disjoint: float = 0.0,
-    channels: int = 16,
+    channels: int = CHANNELS,
     seed: int = 0,
     ranked_by: str = "roc_auc",
 ) -> Task:
@@ -53,14 +60,60 @@ def links(
     """
     graph = dataset.shared_graph if isinstance(dataset, Task) else dataset
     name = name or (f"{dataset.name}-links" if isinstance(dataset, Task) else "links")
+    transforms = dataset.transforms if isinstance(dataset, Task) else ()
     if not isinstance(graph, Data):
         if graph is None or len(graph) != 1:
             raise ValueError(f"{name}: links are drawn in one graph, but there are several.")
         graph = graph[0]
+    return _drawn(graph, name, (val, test), disjoint, seed, LinkLabels(channels, ranked_by), transforms)
+
+
+def linked(graphs: list[Any], name: str, val: int, test: int, seed: int, split: int, transforms: Sequence[Any]) -> Task:
+    """Return the task of predicting links of the only graph: the pairs in `edge_label_index`, or drawn links.
+
+    The links are 5 % and 10 % unless `val` and `test` differ from the defaults of `from_dataset`.
+
+    Raises:
+        ValueError: if there are several graphs, or labels or masks of the pairs are missing.
+    """
+    if len(graphs) > 1:
+        raise ValueError(f"{name}: task={LINKS} needs a single graph, but there are {len(graphs)}.")
+    graph, objective = graphs[0], LinkLabels(CHANNELS)
+    _check_kind(graph, name)
+    if graph.get("edge_label_index") is None:
+        shares: Any = (val, test) if (val, test) != (VAL, TEST) else (0.05, 0.1)
+        return _drawn(graph, name, shares, 0.0, seed, objective, transforms)
+    if missing := [key for key in ("edge_label", *MASKS) if graph.get(key) is None]:
+        raise ValueError(
+            f"{name}: {missing[0]} is missing, expected edge_label, train_mask, val_mask and test_mask of the pairs in "
+            "edge_label_index: 1 for each link, 0 for each pair without one. Without edge_label_index, links are drawn."
+        )
+    ((graph,),) = _labelled([[graph]], "edge_classification", name)
+    _check_is_graph(graph, name)
+    data = _tidy(graph, split, False, name)
+    data.pop("edge_label_attr", None)
+    F, D = data.x.size(-1), None if data.edge_attr is None else data.edge_attr.size(-1)
+    splits = [data], [data], [data]
+    return Task(name, *splits, F, objective, D, transforms=tuple(transforms), num_splits=_columns(graph))
+
+
+def _drawn(
+    graph: Data,
+    name: str,
+    shares: tuple[float, float],
+    disjoint: float,
+    seed: int,
+    objective: LinkLabels,
+    transforms: Sequence[Any],
+) -> Task:
     if not isinstance(graph.edge_index, Tensor):
         raise ValueError(f"{name}: edge_index is {type(graph.edge_index).__name__}, expected a tensor [2, E] of links.")
     N, weights = num_nodes(graph), graph.edge_attr
     x = node_ids(N) if graph.x is None else graph.x.float()
+    weights = weights if weights is None or weights.dim() == 2 else weights[:, None]
+    D = None if weights is None else weights.size(1)
+    _check_shapes(x.size(-1) if x.dim() else 1, D, x, graph.edge_index, weights, name)
+    _check_edge_index(graph.edge_index, N, name)
     edges, weights = remove_self_loops(graph.edge_index, weights)
     if weights is None:
         edges = coalesce(edges, num_nodes=N)
@@ -70,19 +123,25 @@ def links(
     if both_ways and weights is not None and not is_undirected(edges, weights, num_nodes=N):
         raise ValueError(f"{name}: edge_attr differs between the two directions of a link. Leave edge_attr out.")
     split = RandomLinkSplit(
-        val, test, is_undirected=both_ways, add_negative_train_samples=False, disjoint_train_ratio=disjoint
+        *shares, is_undirected=both_ways, add_negative_train_samples=False, disjoint_train_ratio=disjoint
     )
     state = random.getstate()
     with torch.random.fork_rng(devices=[]):  # permutations are torch's, negatives Python's
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
-        parts = split(Data(x, edges, weights, num_nodes=N))
-    random.setstate(state)
+        try:
+            parts = split(Data(x, edges, weights, num_nodes=N))
+        except ValueError as error:
+            raise ValueError(
+                f"{name} has {edges.size(1)} edges, too few to draw val={shares[0]} and test={shares[1]} of its links: "
+                f"{error}."
+            ) from error
+        finally:
+            random.setstate(state)
     pairs = [part.edge_label_index for part in parts]
     labels = [part.edge_label.long() for part in parts]
-    transforms = dataset.transforms if isinstance(dataset, Task) else ()
     data = Data(parts[0].x, parts[0].edge_index, parts[0].edge_attr)
-    return _task(name, data, pairs, labels, LinkLabels(channels, ranked_by), transforms)
+    return _task(name, data, pairs, labels, objective, tuple(transforms))
 
 
 def _task(

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from torch_geometric.data import Data, Dataset
 
-from ..tasks.checks import _check_graph, _check_present
-from ..tasks.metrics import TASKS
-from ..tasks.objective import MASKS, SPLITS
+from ..tasks.checks import _check_graph
+from ..tasks.metrics import LINKS, TASKS
+from ..tasks.objective import SPLITS
 from ..tasks.task import Task
-from .detection import _are_quantities, _completed, _objective_of, _tidy
+from .detection import _are_quantities, _check_is_graph, _columns, _labelled, _objective_of, _tidy
 from .formats import _graph, read
-from .splits import _draw_graphs, _draw_links, _draw_masks, _fold_graphs, _ogb_graphs, _ogb_masks, check_classes
+from .links import linked
+from .splits import (
+    TEST,
+    VAL,
+    _draw_graphs,
+    _draw_links,
+    _draw_masks,
+    _fold_graphs,
+    _ogb_graphs,
+    _ogb_masks,
+    check_classes,
+)
+from .unions import UNION, SplitGraphs, graphs_of
 
 # One's own graphs ---------------------------------------------------------------------------------------------------
 
@@ -23,8 +36,8 @@ from .splits import _draw_graphs, _draw_links, _draw_masks, _fold_graphs, _ogb_g
 def from_file(
     path: str | Path,
     per_class: int = 20,
-    val: int = 500,
-    test: int = 1000,
+    val: int = VAL,
+    test: int = TEST,
     seed: int = 0,
     split: int = 0,
     folds: int | str | Path | None = None,
@@ -38,6 +51,10 @@ def from_file(
     optionally `edge_attr` [E] or [E, D] and `train_mask`, `val_mask`, `test_mask` [N]; for labels of edges `edge_label`
     and `edge_label_index`. Other keys are ignored. Splits and the other arguments are as in `from_dataset`.
 
+    Arrays with `batch` [N], the graph of each node, or `ptr` [G + 1] are those of G graphs, as in a `Batch` of PyG:
+    edges hold node ids of all graphs, `y` has a row for each graph, node or edge, and the masks [G] are of graphs
+    (`gat_pyg.data.unions.graphs_of`).
+
     The files of a folder are memory-mapped. So with `loader=neighbor` the features may exceed the memory, and processes
     on one machine share them. The files must not change meanwhile. An x that is not float32 is converted in memory.
 
@@ -47,6 +64,7 @@ def from_file(
     Raises FileNotFoundError, and ValueError for a file that is truncated, would run code or lacks a key.
 
     >>> import tempfile
+    >>> import numpy as np
     >>> path = Path(tempfile.mkdtemp()) / "ring.npz"
     >>> np.savez(path, x=np.eye(6), y=[0, 1] * 3, edge_index=[[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0]])
     >>> from_file(path, per_class=1, val=2, test=2)
@@ -54,7 +72,7 @@ def from_file(
     """
     path, content = read(path)
     try:
-        graphs = _graphs(content, path)
+        graphs = _graphs(content, path, task, split)
         result = from_dataset(graphs, path.stem, per_class, val, test, seed, split, folds, fold, task=task)
         check_classes(result)
         return result
@@ -62,14 +80,15 @@ def from_file(
         raise ValueError(f"{path}{str(error).removeprefix(path.stem)}") from error
 
 
-def _graphs(content: Any, path: Path) -> Any:
+def _graphs(content: Any, path: Path, task: str | None, split: int) -> Any:
     """Return the graphs of a file: one, a list, or three lists."""
     if isinstance(content, Mapping):
-        return _graph(content, path)
+        graph = _graph(content, path, task != LINKS)
+        return graphs_of(graph, split, task, path.stem) if any(key in graph for key in UNION) else graph
     if not isinstance(content, (list, tuple)):
         return content
-    is_split = len(content) == 3 and all(isinstance(split, (list, tuple)) for split in content)
-    lists = [[_graph(item, path) for item in split] for split in (content if is_split else [content])]
+    is_split = len(content) == 3 and all(isinstance(part, (list, tuple)) for part in content)
+    lists = [[_graph(item, path, task != LINKS) for item in part] for part in (content if is_split else [content])]
     return lists if is_split else lists[0]
 
 
@@ -77,8 +96,8 @@ def from_dataset(
     dataset: Any,
     name: str | None = None,
     per_class: int = 20,
-    val: int = 500,
-    test: int = 1000,
+    val: int = VAL,
+    test: int = TEST,
     seed: int = 0,
     split: int = 0,
     folds: int | str | Path | None = None,
@@ -99,12 +118,17 @@ def from_dataset(
     of Errica et al. (`gat_pyg.data.splits.read_folds`). Other data cannot be divided into folds.
 
     Labels of edges are `edge_label` [M] or [M, K] of the pairs `edge_label_index` [2, M], by default `edge_index`, or
-    `y` [E] if E is not N; they need a single graph. They are read if there is no `y`, or by `task`. Missing
-    masks [M] are drawn: `val` and `test` links, both directions of a link together, and the others for training.
+    `y` [E] if E is not N. They are read if there is no `y`, or by `task`. The features of labelled edges become
+    `edge_label_attr` [M, D], for the decoder. Missing masks [M] of a single graph are drawn: `val` and `test` links,
+    both directions of a link together, and the others for training.
 
     A single graph without `x` gets the ids of its nodes as `x` [N, 1], which `gat_pyg.models.Encoded` embeds.
 
-    `task` is `node_`, `edge_` or `graph_`, with `classification` or `regression`; None if `y` shows it:
+    With `task="link_prediction"`, a single graph needs no labels: links are drawn as by `gat_pyg.data.links`, 5 % for
+    validation and 10 % for the test, or as many as `val` and `test` if these are not the defaults. Or the pairs are
+    `edge_label_index` [2, M], with `edge_label` [M] 1 for links and 0 for others, and the masks [M].
+
+    `task` is also `node_`, `edge_` or `graph_`, with `classification` or `regression`; None if `y` shows it:
     integers, and floats that are whole numbers, are classes; `y` [N, K] of 0 and 1 means many labels per node; other
     floats are quantities, whose mean and standard deviation in the training split the objective takes.
 
@@ -115,6 +139,7 @@ def from_dataset(
 
     Raises ValueError as `Task` does, if there are too few labelled nodes or graphs for the split, or no such `task`.
 
+    >>> import torch
     >>> x, edge_index = torch.eye(4), torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]])
     >>> data = Data(x, edge_index, y=torch.tensor([0.0, 1.0, 0.0, float("nan")]))
     >>> from_dataset(data, "pairs", per_class=1, val=1, test=0)
@@ -125,23 +150,23 @@ def from_dataset(
     if task not in (None, *TASKS):
         raise ValueError(f"{name}: task is {task!r}, expected None or one of {', '.join(TASKS)}.")
     raw = _parts(dataset, name)
-    if not any(raw):
+    every = list(chain(*raw))
+    if not every:
         raise ValueError(f"{name} has no graph, expected at least one.")
-    if len(raw) == 1 and len(raw[0]) == 1 and isinstance(raw[0][0], Data):
-        raw = [[_completed(raw[0][0], task, name)]]
-    elif str(task).startswith("edge_"):
-        raise ValueError(f"{name}: task={task} needs a single graph, but there are several.")
-    for graph in (graph for graphs in raw for graph in graphs):
+    if task == LINKS:
+        return linked(every, name, val, test, seed, split, transforms)
+    raw = _labelled(raw, task, name)
+    every = list(chain(*raw))
+    for graph in every:
         _check_is_graph(graph, name)
-    num_splits = max(
-        (raw[0][0][key].size(1) for key in MASKS if getattr(raw[0][0].get(key), "ndim", 0) == 2), default=1
-    )
-    if task is None:
-        quantities = _are_quantities([graph.y for graphs in raw for graph in graphs])
-    else:
-        quantities = task.endswith("_regression")
-    parts = [[_tidy(data, split, quantities, name) for data in graphs] for graphs in raw]
-    every = [data for graphs in parts for data in graphs]
+    num_splits = dataset.num_splits if isinstance(dataset, SplitGraphs) else _columns(every[0])
+    quantities = _are_quantities([graph.y for graph in every]) if task is None else task.endswith("_regression")
+    column = split if len(raw) == len(every) == 1 else None  # masks are of the nodes or edges of a single graph
+    parts = [[_tidy(data, column, quantities, name) for data in graphs] for graphs in raw]
+    every = list(chain(*parts))
+    if not all("edge_label_attr" in data for data in every):
+        for data in every:
+            data.pop("edge_label_attr", None)
     objective = _objective_of(every, quantities, None if task is None else task.partition("_")[0], name)
     F, D = (
         tensor.size(-1) if tensor is not None and tensor.dim() else 1 for tensor in (every[0].x, every[0].edge_attr)
@@ -210,10 +235,3 @@ def _parts(dataset: Any, name: str) -> list[list[Any]]:
     if isinstance(dataset, (Dataset, Sequence)) and not isinstance(dataset, str):
         return [list(dataset)]
     raise ValueError(f"{name} is a {type(dataset).__name__}, expected a PyG Dataset, a Data, or a list of Data.")
-
-
-def _check_is_graph(data: Any, name: str) -> None:
-    if not isinstance(data, Data):
-        hint = " Use its to_homogeneous()." if hasattr(data, "to_homogeneous") else ""
-        raise ValueError(f"{name} holds a {type(data).__name__}, expected torch_geometric.data.Data.{hint}")
-    _check_present(data, name)

@@ -15,6 +15,28 @@ from torch_geometric.data import Data
 from ..tasks.objective import MASKS, SPLITS, any_known
 from ..tasks.task import Task
 
+VAL, TEST = 500, 1000  # nodes or graphs that are drawn by default, as in the paper
+
+
+def chosen_mask(mask: Any, split: int, count: int, items: str, key: str, name: str) -> Tensor:
+    """Return a mask `[n]` bool, column `split` of `[n, S]`.
+
+    Raises:
+        ValueError: if it has no such column, or is not a bool, 0 or 1 for each of the n = `count` items.
+    """
+    mask = torch.as_tensor(mask)
+    if mask.dim() == 2:
+        if not 0 <= split < mask.size(1):
+            raise ValueError(f"{name}: {key} has {mask.size(1)} columns, split={split} is none of them.")
+        mask = mask[:, split]
+    if tuple(mask.shape) != (count,) or not ((mask == 0) | (mask == 1)).all():
+        raise ValueError(
+            f"{name}: {key} is {mask.dtype} of shape {tuple(mask.shape)}, expected a bool, 0 or 1 for each of the "
+            f"{count} {items}. Are these {items[:-1]} numbers? Use torch_geometric.utils.index_to_mask."
+        )
+    chosen: Tensor = mask.bool()
+    return chosen
+
 
 def _draw_masks(data: Data, train: int | None, val: int, test: int, seed: int, name: str, items: str = "nodes") -> None:
     """Draw the missing masks among the labelled nodes that are in no other mask.

@@ -13,6 +13,7 @@ import torch
 from hydra.errors import HydraException
 from hydra.utils import instantiate
 from lightning import Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 from torch_geometric.nn import BatchNorm, PNAConv
@@ -26,10 +27,11 @@ from ..distributed.halo import layers_of
 from ..distributed.ranks import rank_zero_print
 from ..graph.norms import graph_norms
 from ..graph.partition import WITH_METIS, edge_cut
-from ..models.encoders import num_categories
+from ..models.encoders import num_categories, num_unknown
 from ..models.gat import GAT
 from ..tasks.edges import PAIRS
 from ..tasks.ids import has_ids
+from ..tasks.objective import SPLITS
 from ..tasks.task import Task
 from ..training.checkpoint import SafeCheckpoints
 from ..training.loading import TaskData, is_divided, sparse_pays, takes_sparse
@@ -85,11 +87,28 @@ def build_task(settings: Settings) -> Task:
         task = from_dataset(result, name, **split, transforms=transforms, task=settings.task)
         if not hasattr(result, "get_idx_split"):  # a benchmark's own split is as it is
             check_classes(task)
+    if settings.model.get("encoder") is not None and task.shared_graph is None:
+        warn_of_unknown_categories(task)
     if settings.split.split not in (0, "all") and task.num_splits < 2:
         raise ValueError(
             f"split.split is {settings.split.split}, but {task.name} has one split. Leave out split.split."
         )
     return task if settings.metric is None else task.scored_by(settings.metric)
+
+
+def warn_of_unknown_categories(task: Task) -> None:
+    """Warn once for each of validation and test whose features have categories that training does not have."""
+    for split in SPLITS[1:]:
+        texts = []
+        for key in ("x", "edge_attr") if task.edge_dim is not None else ("x",):
+            categories = num_categories(data[key] for data in task.train)
+            unknown = num_unknown((data[key] for data in task.graphs(split)), categories)
+            texts += [f"column {column} of {key} has {count}" for column, count in unknown.items()]
+        if texts:
+            rank_zero_warn(
+                f"{task.name}: {split} has values that are no category of training, to which the encoder adds nothing: "
+                f"{', '.join(texts)}."
+            )
 
 
 def task_of(run_dir: str | Path) -> Task:
@@ -120,7 +139,7 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
             f"{task.name} has no features but the ids of its nodes, for learnt embeddings. Give their width: "
             "+model.encoder=64."
         )
-    decoder = _decoder(factory, task)
+    decoder = _decoder(factory, task, encoder)
     out_channels = task.num_classes if decoder is None else decoder["channels"]
     sizes: dict[str, Any] = {"in_channels": encoder or task.num_features, "out_channels": out_channels}
     if task.shared_graph is not None and "num_nodes" in parameters:  # for parameters or labels of each node
@@ -163,8 +182,11 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
     return Built(model, target, arguments)
 
 
-def _decoder(factory: ModelFactory, task: Task) -> dict[str, Any] | None:
-    """Return the arguments of `LinkScores` other than the model, or None if the task needs no decoder."""
+def _decoder(factory: ModelFactory, task: Task, encoder: int | None) -> dict[str, Any] | None:
+    """Return the arguments of `LinkScores` other than the model, or None if the task needs no decoder.
+
+    A perceptron also takes the features of labelled edges, encoded as those of the model if it has an encoder.
+    """
     item, K = task.objective.item, task.num_classes
     decoder = factory.get("decoder", "mlp" if item == "edge" else None)
     if decoder is None or item not in PAIRS:
@@ -174,6 +196,11 @@ def _decoder(factory: ModelFactory, task: Task) -> dict[str, Any] | None:
         return {"channels": K, **options}
     if options.setdefault("decoder", "mlp") == "mlp":
         options.setdefault("combine", "concat")  # an edge has a direction
+        features = [data.edge_label_attr for data in task.train if "edge_label_attr" in data]
+        if features and "edge_dim" not in options and encoder is None:
+            options["edge_dim"] = features[0].size(1)
+        elif features and "edge_dim" not in options:
+            options["edge_categories"] = num_categories(features)
     return {"channels": WIDTH, "out_channels": K, **options}
 
 

@@ -19,6 +19,7 @@ from torch_geometric.data import Batch, Data
 
 from ..files import write_whole
 from ..seeds.stack import Stack
+from ..tasks.edges import complete_pairs
 from ..tasks.links import scores_of
 from ..tasks.preparation import Preparation, attach
 from ..training.differing import differing
@@ -121,7 +122,8 @@ def predict(
 
     `data` is a graph or a batch of graphs as it comes from its source. It is prepared in the same way as the run's data
     (`Preparation`), on the device of its features. `seed="all"` returns the mean over the seeds. The other arguments
-    and errors are those of `load`.
+    and errors are those of `load`. The edges are those of `edge_label_index` `[2, L]`, by default `edge_index`. If the
+    decoder reads their features, pairs other than the edges need `edge_label_attr` `[L, D]`.
 
     Raises ValueError if the dimensions of `data` differ from the run's or the run's preparation is missing or cannot be
     applied, and warns if features seem to be prepared differently.
@@ -147,12 +149,11 @@ def predict(
     over_graphs = preparation.item == "graph" or getattr(single, "supports_norm_batch", False)
     if over_graphs and "batch" in takes and isinstance(data, Batch):
         options |= {"batch": data.batch, "batch_size": data.num_graphs}
-    if preparation.item == "edge" and "edge_label_index" not in data:
-        data.edge_label_index = data.edge_index
+    if preparation.item == "edge":
+        complete_pairs(data)
     if preparation.item == "link" and "edge_label_index" not in data:
         raise ValueError(f"{run_dir} predicts links: give data.edge_label_index [2, L], the pairs of nodes.")
-    if "edge_label_index" in takes:
-        options["edge_label_index"] = data.edge_label_index
+    options |= {key: data[key] for key in ("edge_label_index", "edge_label_attr") if key in takes and key in data}
     out = trained.to(data.x.device)(data.x, *edges, **options)
     if preparation.item == "link":
         outs = [scores_of(each, data.edge_label_index) for each in (out if isinstance(trained, Stack) else [out])]

@@ -22,7 +22,7 @@ def attention_of(model: nn.Module, data: Data) -> list[tuple[Any, Tensor]]:
         For each attention layer in order of execution, `(edge_index [2, E], alpha [E, H])`: the graph's edges in their
         order without self-loops, then the loops that the layer adds.
 
-    Models around another one, such as `Readout` and `Encoded`, return the layers of the inner model.
+    Models around another one, such as `Readout`, `Encoded` and `LinkScores`, return the layers of the inner model.
 
     Raises:
         ValueError: if no layer takes `return_attention_weights`, or `data` is not a graph.
@@ -56,6 +56,11 @@ def attention_of(model: nn.Module, data: Data) -> list[tuple[Any, Tensor]]:
     try:
         model.eval()
         options = {} if data.edge_attr is None else {"edge_attr": data.edge_attr}
+        takes = inspect.signature(model.forward).parameters
+        if "edge_label_index" in takes:  # no pair is decoded
+            options["edge_label_index"] = data.edge_index[:, :0]
+        if "edge_label_attr" in takes and data.edge_attr is not None:
+            options["edge_label_attr"] = data.edge_attr[:0]
         model(data.x, data.edge_index, **options)
     finally:
         model.train(was_training)

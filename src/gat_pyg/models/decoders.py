@@ -70,7 +70,8 @@ class Perceptron(nn.Module):
         s_{ij} = \mathrm{MLP}(z_i \odot z_j) \qquad \text{or} \qquad \mathrm{MLP}(z_i \Vert z_j)
 
     The product is symmetric, and is what the Open Graph Benchmark's examples use; "concat" suits directed links and
-    labels of edges.
+    labels of edges. With `edge_dim`, the features of the pair are appended: :math:`\mathrm{MLP}(z_i \Vert z_j \Vert
+    e_{ij})`.
 
     Args:
         channels: C, the width of the embeddings.
@@ -80,6 +81,7 @@ class Perceptron(nn.Module):
         dropout: p, for the inputs of all layers but the first.
         act: the name of the activation between layers.
         combine: "product" or "concat".
+        edge_dim: D, the number of features of each pair; None if they have none.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -98,14 +100,16 @@ class Perceptron(nn.Module):
         dropout: float = 0.0,
         act: str = "relu",
         combine: str = "product",
+        edge_dim: int | None = None,
     ) -> None:
         super().__init__()
         if combine not in ("product", "concat"):
             raise ValueError(f"combine is {combine!r}, expected 'product' or 'concat'.")
         if num_layers < 1:
             raise ValueError(f"num_layers is {num_layers}, expected at least 1.")
-        self.out_channels, self.dropout, self.combine = out_channels, dropout, combine
-        widths = [channels * (2 if combine == "concat" else 1), *[hidden_channels or channels] * (num_layers - 1)]
+        self.out_channels, self.dropout, self.combine, self.edge_dim = out_channels, dropout, combine, edge_dim
+        width = channels * (2 if combine == "concat" else 1) + (edge_dim or 0)
+        widths = [width, *[hidden_channels or channels] * (num_layers - 1)]
         self.lins = nn.ModuleList(
             nn.Linear(*pair) for pair in zip(widths, [*widths[1:], out_channels or 1], strict=True)
         )
@@ -116,10 +120,17 @@ class Perceptron(nn.Module):
         for lin in self.lins:
             lin.reset_parameters()  # type: ignore[operator]
 
-    def forward(self, z: Tensor, edge_label_index: Tensor) -> Tensor:
-        """Return `[L, T]` or `[L]` for z `[N, C]` and pairs `[2, L]`; memory of O(L) rows of each layer's width."""
+    def forward(self, z: Tensor, edge_label_index: Tensor, edge_label_attr: Tensor | None = None) -> Tensor:
+        """Return `[L, T]` or `[L]` for z `[N, C]` and pairs `[2, L]`; memory of O(L) rows of each layer's width.
+
+        Raises:
+            ValueError: unless the features `edge_label_attr` are `[L, D]`, or None if the perceptron takes none.
+        """
         z_src, z_dst = _ends(z, edge_label_index)
         out = z_src * z_dst if self.combine == "product" else torch.cat([z_src, z_dst], dim=-1)
+        _check_features(edge_label_attr, edge_label_index.size(1), self.edge_dim)
+        if edge_label_attr is not None:
+            out = torch.cat([out, edge_label_attr.to(out.dtype)], dim=-1)
         for layer, lin in enumerate(self.lins):
             if layer > 0:
                 out = feature_dropout(self.act(out), self.dropout, self.training)
@@ -137,12 +148,15 @@ def link_decoder(name: str, channels: int, out_channels: int | None = None, **op
         **options: further arguments of `Perceptron`.
 
     Raises:
-        ValueError: if there is no such decoder, or "dot" is to have several outputs.
+        ValueError: if there is no such decoder, "dot" is to have several outputs, or a decoder other than "mlp" is to
+            take features of the pairs (`edge_dim`).
 
     Example:
         >>> link_decoder("mlp", 16, num_layers=3)(torch.randn(3, 16), torch.tensor([[0], [2]])).shape
         torch.Size([1])
     """
+    if name in ("dot", "bilinear") and options.get("edge_dim") is not None:
+        raise ValueError(f"the decoder {name!r} takes no features of the pairs, but edge_dim is given. Use 'mlp'.")
     if name == "dot":
         if out_channels is not None:
             raise ValueError(
@@ -162,6 +176,13 @@ def _ends(z: Tensor, edge_label_index: Tensor) -> tuple[Tensor, Tensor]:
     _check(z, edge_label_index)
     src, dst = edge_label_index
     return z.index_select(0, src), z.index_select(0, dst)
+
+
+def _check_features(edge_label_attr: Tensor | None, L: int, D: int | None) -> None:
+    if (None if edge_label_attr is None else tuple(edge_label_attr.shape)) != (None if D is None else (L, D)):
+        passed = "missing" if edge_label_attr is None else f"of shape {tuple(edge_label_attr.shape)}"
+        expected = "none: edge_dim is None" if D is None else f"({L}, {D}), the features of each pair"
+        raise ValueError(f"edge_label_attr is {passed}, expected {expected}.")
 
 
 def _check(z: Tensor, edge_label_index: Tensor) -> None:

@@ -123,6 +123,24 @@ def num_categories(values: Iterable[Tensor]) -> list[int]:
     return [int(most) + 1 if fits else 0 for fits, most in zip(whole.tolist(), largest.tolist(), strict=True)]
 
 
+def num_unknown(values: Iterable[Tensor], categories: Sequence[int]) -> dict[int, int]:
+    """Count the values that are no known category, to which `Encoder` adds nothing, in each column that has some.
+
+    Args:
+        values: the features `[n, F]` of each graph.
+        categories: as in `Encoder`.
+
+    Example:
+        >>> num_unknown([torch.tensor([[6.0, 0.5], [9.0, 7.0]])], [9, 0])
+        {0: 1}
+    """
+    sizes = torch.tensor(categories)
+    unknown = torch.zeros(len(categories), dtype=torch.long)
+    for value in values:
+        unknown += ((value < 0) | (value.long() >= sizes)).sum(0)
+    return {column: int(unknown[column]) for column, size in enumerate(categories) if size and unknown[column]}
+
+
 class Encoded(nn.Module):
     """A model on encoded features: `model(Encoder(x), edge_index, edge_attr=Encoder(edge_attr), ...)`.
 

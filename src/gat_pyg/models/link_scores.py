@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from .decoders import link_decoder
+from .encoders import Encoder
 
 CHUNK = 2**16  # pairs that `inference` decodes at a time
 
@@ -23,7 +24,9 @@ class LinkScores(nn.Module):
         model: any module called `model(x, edge_index)` or `model(x)`. `edge_attr` is passed if its forward takes it.
         channels: C, the width of the model's outputs.
         decoder: "dot", "bilinear" or "mlp", see `link_decoder`.
-        **options: further arguments of the decoder.
+        edge_categories: of the columns of the pairs' features, as in `Encoder`, if these are to be encoded to C
+            columns.
+        **options: further arguments of the decoder, such as `edge_dim`, the number of features of each pair.
 
     Raises:
         ValueError: if there is no such decoder, or the model has its own loss over nodes (`penalty`, `fit`).
@@ -35,11 +38,21 @@ class LinkScores(nn.Module):
         tensor([11., 25.])
     """
 
-    def __init__(self, model: nn.Module, channels: int, decoder: str = "mlp", **options: Any) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        channels: int,
+        decoder: str = "mlp",
+        edge_categories: Sequence[int] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__()
         if hasattr(model, "penalty") or hasattr(model, "fit"):
             raise ValueError(f"{type(model).__name__} has its own loss over nodes. Use another model for links.")
         self.model = model
+        self.edge_encoder = None if edge_categories is None else Encoder(edge_categories, channels)
+        if edge_categories is not None:
+            options["edge_dim"] = channels
         self.decoder = link_decoder(decoder, channels, **options)
         self._takes = frozenset(inspect.signature(model.forward).parameters)
 
@@ -62,7 +75,8 @@ class LinkScores(nn.Module):
     def decayed_parameters(self) -> Iterable[nn.Parameter]:
         """Return those with weight decay: the model's `decayed_parameters()`, by default all; all of the decoder."""
         parameters: Iterable[nn.Parameter] = getattr(self.model, "decayed_parameters", self.model.parameters)()
-        return [*parameters, *self.decoder.parameters()]
+        encoder = [] if self.edge_encoder is None else self.edge_encoder.parameters()
+        return [*parameters, *encoder, *self.decoder.parameters()]
 
     def forward(
         self,
@@ -73,6 +87,7 @@ class LinkScores(nn.Module):
         num_sampled_edges_per_hop: Sequence[int] | None = None,
         *,
         edge_label_index: Tensor,
+        edge_label_attr: Tensor | None = None,
     ) -> Tensor:
         """Return `[L]`, or `[L, T]` if the decoder has T outputs.
 
@@ -83,6 +98,7 @@ class LinkScores(nn.Module):
             num_sampled_nodes_per_hop, num_sampled_edges_per_hop: of sampled neighbourhoods of the pairs' nodes, which
                 come first; passed if the model's forward takes them.
             edge_label_index: the pairs `[2, L]`.
+            edge_label_attr: their features `[L, D]`, which only a decoder with `edge_dim` reads.
         """
         options = {
             "edge_attr": edge_attr if self.supports_edge_attr else None,
@@ -91,11 +107,19 @@ class LinkScores(nn.Module):
         }
         options = {key: value for key, value in options.items() if value is not None and key in self._takes}
         edges = [edge_index] if "edge_index" in self._takes else []
-        scores: Tensor = self.decoder(self.model(x, *edges, **options), edge_label_index)
+        return self._decoded(self.model(x, *edges, **options), edge_label_index, edge_label_attr)
+
+    def _decoded(self, z: Tensor, edge_label_index: Tensor, edge_label_attr: Tensor | None) -> Tensor:
+        """Return the outputs of pairs from the embeddings `[N, C]`."""
+        features = {}
+        if getattr(self.decoder, "edge_dim", None) is not None:
+            encode = self.edge_encoder if edge_label_attr is not None else None
+            features["edge_label_attr"] = edge_label_attr if encode is None else encode(edge_label_attr)
+        scores: Tensor = self.decoder(z, edge_label_index, **features)
         return scores
 
     @torch.no_grad()
-    def inference(self, loader: Any, *, edge_label_index: Tensor) -> Tensor:
+    def inference(self, loader: Any, *, edge_label_index: Tensor, edge_label_attr: Tensor | None = None) -> Tensor:
         """Return the outputs of pairs of a whole graph, from embeddings that are computed layer by layer.
 
         The result is that of `forward` on the graph, up to rounding. A model without a method `inference` such as
@@ -104,17 +128,32 @@ class LinkScores(nn.Module):
         Args:
             loader: batches of all nodes with all their neighbours at one hop, as for `GAT.inference`.
             edge_label_index: the pairs `[2, L]`, on the CPU.
+            edge_label_attr: their features `[L, D]`, on the CPU.
         """
         weight = next(self.parameters(), torch.empty(0))
         layer_by_layer = getattr(self.model, "inference", None)
         if layer_by_layer is None or isinstance(self.model, BasicGNN):  # PyG's method accepts only its own loader
             data = copy.copy(loader.data).to(weight.device)
             edge_attr = None if data.edge_attr is None else data.edge_attr.to(weight.dtype)
-            pairs = edge_label_index.to(weight.device)
-            scores: Tensor = self(data.x.to(weight.dtype), data.edge_index, edge_attr, edge_label_index=pairs)
-            return scores.cpu()
+            pairs, features = edge_label_index.to(weight.device), _moved(edge_label_attr, weight)
+            out: Tensor = self(
+                data.x.to(weight.dtype),
+                data.edge_index,
+                edge_attr,
+                edge_label_index=pairs,
+                edge_label_attr=features,
+            )
+            return out.cpu()
         z, outputs = layer_by_layer(loader), []
-        for pairs in edge_label_index.split(CHUNK, 1):
-            nodes, ends = pairs.unique(return_inverse=True)
-            outputs.append(self.decoder(z[nodes].to(weight.device), ends.to(weight.device)).cpu())
+        for chunk in torch.arange(edge_label_index.size(1)).split(CHUNK):
+            nodes, ends = edge_label_index[:, chunk].unique(return_inverse=True)
+            features = None if edge_label_attr is None else _moved(edge_label_attr[chunk], weight)
+            outputs.append(self._decoded(z[nodes].to(weight.device), ends.to(weight.device), features).cpu())
         return torch.cat(outputs)
+
+
+def _moved(features: Tensor | None, weight: Tensor) -> Tensor | None:
+    """Return features on the device of the weights, in their dtype if they are floats."""
+    if features is None:
+        return None
+    return features.to(weight.device, weight.dtype if features.is_floating_point() else features.dtype)

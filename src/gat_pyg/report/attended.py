@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -62,9 +63,14 @@ class Attended:
             label: for multi-label data, the label to show. The two classes are then the nodes without and with it.
 
         Raises:
-            ValueError: if no layer takes `return_attention_weights`, or the graph, its labels, the model's output or
-                the number of names is not as described above.
+            ValueError: if no layer takes `return_attention_weights`, the model predicts pairs of nodes, or the graph,
+                its labels, the model's output or the number of names is not as described above.
         """
+        if "edge_label_index" in inspect.signature(model.forward).parameters:
+            raise ValueError(
+                f"{type(model).__name__} predicts pairs of nodes, expected a model with a class for each node. The "
+                "attention of such a model: gat_pyg.report.graph_figure(model, data) draws that of one graph."
+            )
         check_graph(data)
         _check_labels(data, label)
         N = data.num_nodes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -21,7 +22,8 @@ PAIRS = ("edge", "link")  # the items of objectives whose rows are pairs of node
 class _OfEdges(_OfNodes):
     """An objective with an output row for each pair of nodes in `edge_label_index` `[2, L]`, as from `LinkScores`.
 
-    The masks `[L]` select the pairs of each split; `edge_index` are the message-passing edges.
+    In a shared graph, the masks `[L]` select the pairs of each split; `edge_index` are the message-passing edges. The
+    pairs may have features `edge_label_attr` `[L, D]`, as those of labelled edges.
     """
 
     item = "edge"
@@ -33,30 +35,36 @@ class _OfEdges(_OfNodes):
     def check(self, data: Data, where: str) -> None:
         """Raise ValueError unless the pairs are nodes of the graph, with labels of the right form."""
         check_pairs(data, where)
+        features = data.get("edge_label_attr")
+        if features is not None and (features.dim() != 2 or len(features) != self.size(data)):
+            raise ValueError(
+                f"{where}: edge_label_attr has shape {tuple(features.shape)}, expected ({self.size(data)}, D), a row "
+                "for each pair of edge_label_index."
+            )
         super().check(data, where)  # type: ignore[safe-super]  # of the labels
 
     def example(self, data: Data, split: Split) -> Data:
         """Return the graph with the pairs of a split only.
 
         With `input_id` `[B]`, these of the split's pairs; with `share`, a rank and the number of processes, those of
-        this process. A graph without masks is returned as it is.
+        this process. A graph without masks, one of many, belongs to its split as a whole.
         """
         if f"{split}_mask" not in data:
             return data
         chosen = copy.copy(data)
         for key in MASKS:
             del chosen[key]
-        chosen.edge_label_index, chosen.y = self._pairs(data, split)
-        if "share" in data:
-            rank, world = data.share
-            chosen.edge_label_index, chosen.y = chosen.edge_label_index[:, rank::world], chosen.y[rank::world]
+        rank, world = data.share if "share" in data else (0, 1)
+        for key, values in self._pairs(data, split).items():
+            chosen[key] = values[:, rank::world] if key == "edge_label_index" else values[rank::world]
         return chosen
 
-    def _pairs(self, data: Data, split: Split) -> tuple[Tensor, Tensor]:
-        """Return the pairs of a split `[2, L]`, or those of them with an `input_id`, and their labels."""
+    def _pairs(self, data: Data, split: Split) -> dict[str, Tensor]:
+        """Return the pairs of a split, or those of them with an `input_id`, their labels, and their features if any."""
         index = mask_to_index(data[f"{split}_mask"])
         index = index[data.input_id] if "input_id" in data else index
-        return data.edge_label_index.index_select(1, index), data.y.index_select(0, index)
+        pairs = {"edge_label_index": data.edge_label_index.index_select(1, index)}
+        return pairs | {key: data[key].index_select(0, index) for key in ("y", "edge_label_attr") if key in data}
 
     def labels(self, data: Data, split: Split | None) -> Tensor:
         """Return the labels in the split's mask, or all that `example` selected."""
@@ -98,6 +106,14 @@ class EdgeMultiLabels(_OfEdges, ManyLabels):
         >>> EdgeMultiLabels(2).metric.text(0.9731)
         'micro-F1 0.973'
     """
+
+
+def complete_pairs(data: Data) -> None:
+    """Make the edges of a graph the labelled pairs, unless it has others, and their features those of the pairs."""
+    if "edge_label_index" not in data:
+        data.edge_label_index = data.edge_index
+    if data.edge_attr is not None and torch.equal(data.edge_label_index, data.edge_index):
+        data.edge_label_attr = data.edge_attr
 
 
 def check_pairs(data: Data, where: str) -> None:

@@ -89,13 +89,14 @@ class LinkLabels(_OfEdges):
                 )
         _check_disjoint(data, where)
 
-    def _pairs(self, data: Data, split: Split) -> tuple[Tensor, Tensor]:
+    def _pairs(self, data: Data, split: Split) -> dict[str, Tensor]:
         """Return the pairs of a split and their labels; for training, with as many new negative pairs."""
-        pairs, y = super()._pairs(data, split)
+        chosen = super()._pairs(data, split)
+        pairs, y = chosen["edge_label_index"], chosen["y"]
         if split == "train" and pairs.numel():
             negatives = non_links(data).draw(pairs.size(1))
             pairs, y = torch.cat([pairs, negatives], 1), torch.cat([y, y.new_zeros(negatives.size(1))])
-        return pairs, y
+        return {"edge_label_index": pairs, "y": y}
 
     def rows(self, out: Tensor, data: Data, split: Split | None) -> tuple[Tensor, Tensor]:
         """Return the scores of the pairs that `example` selects, and their labels."""

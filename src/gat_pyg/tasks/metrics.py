@@ -209,5 +209,6 @@ def fitting_metric(name: str, kind: Kind) -> Metric:
     raise ValueError(f"metric={name} {reason}, expected {fitting}.")
 
 
-TASKS = tuple(f"{item}_{kind}" for item in ("node", "edge", "graph") for kind in ("classification", "regression"))
+LINKS = "link_prediction"
+TASKS = (*(f"{item}_{kind}" for item in ("node", "edge", "graph") for kind in ("classification", "regression")), LINKS)
 _KINDS = {"one": "labels of one class each", "many": "many labels", "quantity": "quantities", "link": "links"}

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
+from .ids import node_ids, num_nodes
+
 Range: TypeAlias = tuple[float, float]
 NORMALIZE = {"_target_": "torch_geometric.transforms.NormalizeFeatures"}
 UNDIRECTED = {"_target_": "torch_geometric.transforms.ToUndirected"}
@@ -71,10 +73,11 @@ class Preparation(BaseTransform):  # type: ignore[misc]
     item: str = "node"  # what has a label: "node", "graph"
     target_mean: tuple[float, ...] = ()  # of quantities, which the model returns standardised
     target_std: tuple[float, ...] = ()
+    num_nodes: int | None = None  # N, if the only feature is the id of a node
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain data for JSON, without those that earlier versions lacked if they are unused."""
-        unused = {"item": "node", "target_mean": (), "target_std": ()}
+        unused = {"item": "node", "target_mean": (), "target_std": (), "num_nodes": None}
         return {key: value for key, value in asdict(self).items() if key not in unused or value != unused[key]}
 
     @classmethod
@@ -89,12 +92,18 @@ class Preparation(BaseTransform):  # type: ignore[misc]
         return cls(**arguments)
 
     def forward(self, data: Data) -> Data:
-        """Prepare a graph.
+        """Prepare a graph; one without x gets the ids of its nodes, if the run learnt embeddings of them.
 
         Raises:
             ValueError: if `data` is not a `Data` with `x`, its dimensions differ from those of the run, or a transform
                 is not one of `torch_geometric.transforms`.
         """
+        if self.num_nodes is not None and isinstance(data, Data) and data.x is None:
+            if (N := num_nodes(data)) > self.num_nodes:
+                raise ValueError(
+                    f"data has {N} nodes, but the run learnt embeddings of {self.num_nodes} nodes, expected no others."
+                )
+            data.x = node_ids(self.num_nodes)
         if not isinstance(data, Data) or not isinstance(data.x, Tensor):
             raise ValueError(f"data is {data}, expected a torch_geometric.data.Data with x [N, {self.in_channels}].")
         transforms = [build_transform(transform) for transform in self.transforms]

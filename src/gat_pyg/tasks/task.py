@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
 from .checks import _NOTHING_KNOWN, _check_graph
+from .ids import has_ids
 from .metrics import fitting_metric
 from .objective import SPLITS, Objective, Split, any_known
 from .preparation import Preparation, row_ranges
@@ -72,6 +73,7 @@ class Task:
             transforms=self.transforms,
             row_sum=row_sum,
             row_norm=row_norm,
+            num_nodes=len(self.train[0].x) if has_ids(self.shared_graph) else None,
         )
 
     @property

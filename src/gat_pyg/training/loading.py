@@ -188,7 +188,8 @@ class TaskData(LightningDataModule):
         """The graph from which batches are sampled, with the keys of `Task` only."""
         graph: Data = self.task.train[0]
         data = Data(graph.x, graph.edge_index, graph.edge_attr, graph.y)
-        for key in (*MASKS, *(["edge_label_index"] if self._has_pairs else [])):
+        of_pairs = [key for key in ("edge_label_index", "edge_label_attr") if key in graph]
+        for key in (*MASKS, *(of_pairs if self._has_pairs else [])):
             data[key] = graph[key]
         return data
 
@@ -248,10 +249,16 @@ class TaskData(LightningDataModule):
             graph.edge_label_index[:, graph.train_mask],
             batch_size=self.batch_size,
             sampler=steps,
-            transform=labelled,
+            transform=partial(labelled, features=self._pair_features),
             num_workers=self.num_workers,
             generator=torch.Generator(),
         )
+
+    @property
+    def _pair_features(self) -> Tensor | None:
+        """The features of the training pairs, if they have some."""
+        graph = self.task.train[0]
+        return graph.edge_label_attr[graph.train_mask] if "edge_label_attr" in graph else None
 
     def _steps(self, num_pairs: int) -> Shares:
         """Return the training pairs of each step, of all processes: a share is taken when negative pairs are drawn."""

@@ -82,7 +82,7 @@ class Supervised(LightningModule):
         self._takes_edge_attr = "edge_attr" in takes and bool(getattr(model, "supports_edge_attr", True))
         over_graphs = self.objective.item == "graph" or getattr(model, "supports_norm_batch", False)
         self._takes_batch = over_graphs and "batch" in takes
-        self._takes_pairs = "edge_label_index" in takes
+        self._pair_keys = [key for key in ("edge_label_index", "edge_label_attr") if key in takes]
         self._takes_hops = {"num_sampled_nodes_per_hop", "num_sampled_edges_per_hop"} <= takes.keys()
         self._num_hops: int | None = getattr(model, "num_hops", None)
         self._penalty: Callable[[Tensor, Data], Tensor] | None = getattr(model, "penalty", None)
@@ -94,8 +94,7 @@ class Supervised(LightningModule):
         options: dict[str, Any] = {}
         if self._takes_edge_attr and data.edge_attr is not None:
             options["edge_attr"] = data.edge_attr
-        if self._takes_pairs:
-            options["edge_label_index"] = data.edge_label_index
+        options |= {key: data[key] for key in self._pair_keys if key in data}
         if self._takes_batch and isinstance(data, Batch):
             options |= {"batch": data.batch, "batch_size": data.num_graphs}
         return model(data.x, data.edge_index, **options, **self._hops(data))
@@ -378,7 +377,7 @@ class Transductive(Supervised):
             moved = self.trainer.strategy.batch_to_device(copy.copy(graph), self.device)
             return super()._counts(moved, split)
         chosen = self.objective.example(graph, split)
-        pairs = {"edge_label_index": chosen.edge_label_index} if self._takes_pairs else {}
+        pairs = {key: chosen[key] for key in self._pair_keys if key in chosen}
         out = layer_by_layer(data, **pairs)
         return self.objective.statistics(*self.labelled(out, chosen, split)).to(self.device)
 

@@ -70,7 +70,9 @@ class PairSampler(BaseSampler):  # type: ignore[misc]
             src, dst = pairs if y.numel() else (index.row[:1], index.col[:1])  # no process has a graph without nodes
             out = self.sampler.sample_from_edges(EdgeSamplerInput(index.input_id, src, dst))
         ends = out.metadata[1][:, : y.size(0)]
-        out.metadata = index.input_id, ends, y, None
+        rank, world = self.data.share
+        ids = index.input_id if self.hides else index.input_id[rank::world]
+        out.metadata = ids, ends, y, None
         return _without_links(out, index, self.both_ways, self.data.x.size(0)) if self.hides else out
 
 
@@ -103,8 +105,10 @@ class Linked(_Late, LinkLoader):  # type: ignore[misc]
     """Labelled pairs of nodes with neighbours drawn for them."""
 
 
-def labelled(batch: Data) -> Data:
-    """Return a batch of `LinkLoader` with the labels of its pairs as y."""
+def labelled(batch: Data, features: Tensor | None = None) -> Data:
+    """Return a batch of `LinkLoader` with the labels of its pairs as y, and their rows of `features`."""
     batch.y = batch.edge_label
     del batch.edge_label
+    if features is not None:
+        batch.edge_label_attr = features[batch.input_id]
     return batch

@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import SamplerOutput
 
-from ..tasks.objective import Objective
+from ..tasks.objective import MASKS, Objective
 
 
 class Batches:
@@ -90,7 +90,17 @@ def _without(number: int, out: SamplerOutput) -> SamplerOutput:
 
 
 def _padding_graph(data: Data, objective: Objective) -> Data:
-    """Return a one-node graph with unknown labels that pads a rank's share."""
-    padding = data.subgraph(torch.tensor([0]))
-    padding.y = objective.unknown(data.y[:1])  # of the node, or of the graph
+    """Return a one-node graph with unknown labels, or without labelled pairs, that pads a rank's share."""
+    of_pairs = ("y", "edge_label_attr", *MASKS) if "edge_label_index" in data else ()
+    padding = copy.copy(data)
+    for key in ("edge_label_index", *of_pairs):
+        padding.pop(key, None)
+    padding = padding.subgraph(torch.tensor([0]))
+    for key in of_pairs:
+        if key in data:
+            padding[key] = data[key][:0]
+    if of_pairs:
+        padding.edge_label_index = data.edge_label_index[:, :0]
+    else:
+        padding.y = objective.unknown(data.y[:1])  # of the node, or of the graph
     return padding
