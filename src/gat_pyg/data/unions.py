@@ -140,7 +140,8 @@ def _fill(graphs: list[Data], key: str, values: Any) -> None:
 
 def _item(y: Tensor, counts: dict[str, int], task: str | None, name: str) -> str:
     """Return the item that y has a row for: that of the task, else the first that fits."""
-    possible = counts if task is None else {task.partition("_")[0]: counts[task.partition("_")[0]]}
+    chosen = str(task).partition("_")[0]
+    possible = {chosen: counts[chosen]} if chosen in counts else counts
     for item, count in possible.items():
         if y.dim() and len(y) == count:
             return item

@@ -1,0 +1,314 @@
+"""Many graphs in the arrays of one file, link splits from files, graphs without features: laws and errors."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch, Data
+
+import gat_pyg.run
+from gat_pyg.data import Task, digits, from_dataset, from_file, links
+from gat_pyg.experiments.build import warn_of_unknown_categories
+from gat_pyg.experiments.model_file import predict
+from gat_pyg.experiments.result import read
+from gat_pyg.models.encoders import Encoder, num_categories, num_unknown
+from gat_pyg.tasks.links import LinkLabels
+
+SPLITS = ("train", "val", "test")
+MASKS = tuple(f"{split}_mask" for split in SPLITS)
+SPLIT = np.array([0, 0, 0, 1, 1, 2, 2, 0])  # of eight graphs
+
+
+def graphs(item: str) -> list[Data]:
+    """Eight graphs of 3 to 10 nodes and 2 N edges, one without edges, with one of three classes for each item."""
+    draw, result = torch.Generator().manual_seed(0), []
+    for number, N in enumerate(range(3, 11)):
+        edge_index = torch.randint(N, (2, 2 * N if number != 4 else 0), generator=draw)
+        data = Data(torch.randn(N, 4, generator=draw), edge_index, torch.rand(edge_index.size(1), 2, generator=draw))
+        size = {"graph": 1, "node": N, "edge": edge_index.size(1)}[item]
+        data["edge_label" if item == "edge" else "y"] = torch.randint(3, (size,), generator=draw)
+        result.append(data)
+    return result
+
+
+def arrays(item: str, layout: str = "batch", **others: Any) -> dict[str, np.ndarray]:
+    """The union of the graphs, by PyG's own Batch, with the edges in a random order."""
+    union = Batch.from_data_list(graphs(item))
+    order = torch.randperm(union.num_edges, generator=torch.Generator().manual_seed(1))
+    keys = ["x", "edge_index", "edge_attr", layout, "edge_label" if item == "edge" else "y"]
+    values = {key: union[key] for key in keys}
+    for key in {"edge_index", "edge_attr", "edge_label"} & values.keys():
+        values[key] = values[key].index_select(-1 if key == "edge_index" else 0, order)
+    return {key: value.numpy() for key, value in values.items()} | others
+
+
+def stored(path: Path, values: dict[str, Any], form: str) -> Path:
+    if form == "npz":
+        np.savez(path.with_suffix(".npz"), **values)
+    elif form == "pt":
+        torch.save({key: torch.as_tensor(value) for key, value in values.items()}, path.with_suffix(".pt"))
+    else:
+        path.mkdir()
+        for key, value in values.items():
+            np.save(path / f"{key}.npy", value)
+    return path if form == "folder" else path.with_suffix(f".{form}")
+
+
+def edges_of(data: Data) -> list[tuple[Any, ...]]:
+    """The edges with their features and labels, in an order of their own."""
+    rows = [*data.edge_index.tolist(), *data.edge_attr.t().tolist()]
+    return sorted(zip(*rows, *([data.y.tolist()] if "edge_label_index" in data else []), strict=True))
+
+
+def same(task: Task, other: Task) -> None:
+    assert task.objective == other.objective and task.edge_dim == other.edge_dim
+    for split in SPLITS:
+        assert len(task.graphs(split)) == len(other.graphs(split))
+        for data, expected in zip(task.graphs(split), other.graphs(split), strict=True):
+            assert torch.equal(data.x, expected.x) and edges_of(data) == edges_of(expected)
+            assert "edge_label_index" in data or torch.equal(data.y, expected.y)
+
+
+@pytest.mark.parametrize("form", ["npz", "pt", "folder"])
+@pytest.mark.parametrize("item", ["graph", "node", "edge"])
+def test_a_union_in_a_file_is_the_list_of_its_graphs(item: str, form: str, tmp_path: Path):
+    expected = from_dataset(graphs(item), "own", val=2, test=2)
+    for layout in ("batch", "ptr"):
+        path = stored(tmp_path / layout, arrays(item, layout), form)
+        task = from_file(path, val=2, test=2)
+        assert task.objective.item == item
+        same(task, expected)
+
+
+@pytest.mark.parametrize("item", ["graph", "node", "edge"])
+def test_masks_of_a_union_are_of_graphs(item: str, tmp_path: Path):
+    lists = [[data for data, part in zip(graphs(item), SPLIT, strict=True) if part == i] for i in range(3)]
+    masks = {key: part == SPLIT for part, key in enumerate(MASKS)}
+    path = stored(tmp_path / "own", arrays(item, **masks), "npz")
+    same(from_file(path), from_dataset(lists, "own"))
+    columns = {key: np.stack([np.roll(mask, 1), mask], 1) for key, mask in masks.items()}
+    path = stored(tmp_path / "own", arrays(item, **columns), "npz")
+    task = from_file(path, split=1)
+    same(task, from_dataset(lists, "own"))
+    assert task.num_splits == 2
+
+
+def test_labels_of_edges_without_their_key_and_other_pairs(tmp_path: Path):
+    values = arrays("edge")
+    expected = from_file(stored(tmp_path / "own", values, "npz"), val=2, test=2)
+    values["y"] = values.pop("edge_label")
+    same(from_file(stored(tmp_path / "y", values, "npz"), val=2, test=2), expected)
+    del values["y"]
+    pairs = np.array([[9, 0, 0, 3, 7, 12], [7, 1, 2, 3, 7, 16]])  # of the graphs 2, 0, 0, 1, 2 and 3
+    values |= {"edge_label_index": pairs, "edge_label": np.array([0, 1, 0, 1, 0, 1])}
+    masks = {key: np.isin(np.arange(8), part) for key, part in zip(MASKS, ([0, 3], [1], [2, 4, 5, 6, 7]), strict=True)}
+    task = from_file(stored(tmp_path / "pairs", values | masks, "npz"))
+    first, second = task.train
+    assert first.edge_label_index.tolist() == [[0, 0], [1, 2]] and first.y.tolist() == [1, 0]
+    assert second.edge_label_index.tolist() == [[0], [4]] and second.y.tolist() == [1]  # nodes 12 to 17
+    assert task.test[0].edge_label_index.tolist() == [[2, 0], [0, 0]] and not task.test[1].y.numel()
+
+
+def test_the_task_decides_where_the_length_does_not(tmp_path: Path):
+    ring = np.stack([np.arange(12), np.arange(12).reshape(3, 4)[:, [1, 2, 3, 0]].ravel()])
+    values = {"x": np.eye(12), "edge_index": ring, "batch": np.arange(12) // 4, "y": np.arange(12) % 2}
+    path = stored(tmp_path / "own", values, "npz")
+    assert from_file(path, val=1, test=1).objective.item == "node"
+    assert from_file(path, val=1, test=1, task="edge_classification").objective.item == "edge"
+    with pytest.raises(ValueError, match=r"own.npz: y has shape \(12,\), expected a row for each of the 3 graphs"):
+        from_file(path, val=1, test=1, task="graph_classification")
+
+
+BATCH = np.repeat(np.arange(8), np.arange(3, 11))
+BROKEN: dict[str, dict[str, Any]] = {
+    r"own.npz: batch is 0 at node 3 after 1, expected the numbers of the graphs 0, 1, ... in order": {
+        "batch": np.r_[0, 0, 1, 0, BATCH[4:]]
+    },
+    "batch is 2 at node 3 after 0, .* without gaps": {"batch": np.where(BATCH > 0, BATCH + 1, 0)},
+    "batch is 1 at node 0 after -1": {"batch": BATCH + 1},
+    "batch has 7 numbers, but x has 52 rows": {"batch": BATCH[:7]},
+    r"batch is torch.float64 of shape \(52,\), expected whole numbers": {"batch": BATCH + 0.5},
+    r"ptr is torch.int64 of shape \(2, 2\), expected whole numbers": {"ptr": np.eye(2, dtype=int)},
+    "ptr is not a division of the 52 nodes, expected 0, the first node of each further graph": {"ptr": [0, 9, 9, 52]},
+    "ptr is not a division": {"ptr": [0, 9, 51]},
+    "batch and ptr differ. Leave one of them out": {"ptr": [0, 9, 52]},
+    r"pair 1, \(1, 20\), links graph 0 and graph 4, expected both ends": {"edge_index": [[0, 1], [1, 20]]},
+    "edge_index holds 52, but x has 52 rows": {"edge_index": [[0, 1], [1, 52]]},
+    r"y has shape \(7,\), expected a row for each of the 52 nodes or 8 graphs or 90 edges": {"y": np.arange(7) % 2},
+    r"edge_attr has shape \(7, 1\), expected a row for each of the 90 edges": {"edge_attr": np.ones((7, 1))},
+    r"edge_label has shape \(7,\), expected a row for each of the 90 pairs": {"edge_label": np.arange(7) % 2},
+    r"edge_label_index: pair 0, \(0, 50\), links graph 0 and graph 7": {
+        "edge_label_index": [[0], [50]],
+        "edge_label": [1],
+    },
+    "x is missing, expected features": {"x": None},
+    "val_mask is missing, expected all three masks of the graphs, or none": {"train_mask": SPLIT == 0},
+    r"train_mask is torch.bool of shape \(52,\), expected .* each of the 8 graphs": {
+        **dict.fromkeys(MASKS, BATCH == 0)
+    },
+    "train_mask and val_mask overlap in 4 graphs, expected none in common": {
+        "train_mask": SPLIT != 1,
+        "val_mask": SPLIT < 2,
+        "test_mask": SPLIT == 2,
+    },
+    "there is no graph in test": {"train_mask": SPLIT < 1, "val_mask": SPLIT > 0, "test_mask": SPLIT > 5},
+    "task=link_prediction needs a single graph, but there are 8": {"task": "link_prediction"},
+}
+
+
+@pytest.mark.parametrize("message", BROKEN)
+def test_a_union_that_does_not_fit_is_an_error(message: str, tmp_path: Path):
+    change = dict(BROKEN[message])
+    task = change.pop("task", None)
+    values = {**arrays("graph"), **change}
+    path = stored(tmp_path / "own", {key: value for key, value in values.items() if value is not None}, "npz")
+    with pytest.raises(ValueError, match=message):
+        from_file(path, val=2, test=2, task=task)
+
+
+# Links from files -----------------------------------------------------------------------------------------------------
+
+
+def linked(**others: Any) -> dict[str, Any]:
+    """The drawn links of the digits, as a user would save them."""
+    data = links(digits(), seed=1).train[0]
+    values = {key: data[key] for key in ("x", "edge_index", "edge_label_index", *MASKS)}
+    return {key: value.numpy() for key, value in values.items()} | {"edge_label": data.y.numpy()} | others
+
+
+def test_a_link_split_in_a_file_is_the_task_of_its_links(tmp_path: Path):
+    expected = links(digits(), seed=1)
+    for kind in (np.int64, np.float32, bool):
+        values = linked()
+        values["edge_label"] = values["edge_label"].astype(kind)
+        task = from_file(stored(tmp_path / "own", values, "npz"), task="link_prediction")
+        assert task.objective == LinkLabels(16) == expected.objective
+        for key in ("x", "edge_index", "edge_label_index", "y", *MASKS):
+            assert torch.equal(task.train[0][key], expected.train[0][key])
+    assert task.shared_graph is task.train[0]
+
+
+def test_links_are_drawn_where_there_are_no_labels(tmp_path: Path):
+    graph = digits().train[0]
+    values = {"x": graph.x.numpy(), "edge_index": graph.edge_index.numpy(), "edge_attr": np.ones(graph.num_edges)}
+    path = stored(tmp_path / "own", values, "npz")
+    with pytest.raises(ValueError, match=r"own.npz has no y; .* choose task=link_prediction, which needs no labels"):
+        from_file(path)
+    for options, sizes in (({}, {}), ({"val": 30, "test": 40}, {"val": 30, "test": 40})):
+        task = from_file(path, seed=3, task="link_prediction", **options)
+        expected = links(Data(graph.x, graph.edge_index, torch.ones(graph.num_edges, 1)), seed=3, **sizes)
+        for key in ("x", "edge_index", "edge_attr", "edge_label_index", "y", *MASKS):
+            assert torch.equal(task.train[0][key], expected.train[0][key])
+    with pytest.raises(ValueError, match=r"own.npz has 12618 edges, too few to draw val=9000 and test=1000 of its"):
+        from_file(path, val=9000, task="link_prediction")
+
+
+LEAKS: dict[str, dict[str, Any]] = {
+    "links of val_mask are message-passing edges": {"val_mask": None},
+    "edge_label is missing, expected edge_label, train_mask, val_mask and test_mask": {"edge_label": None},
+    "test_mask is missing, expected edge_label, train_mask": {"test_mask": None},
+    "y is torch.int64 of shape": {"edge_label": 2},
+}
+
+
+@pytest.mark.parametrize("message", LEAKS)
+def test_a_broken_link_split_is_an_error_before_anything_is_written(
+    message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    values = linked()
+    ((key, change),) = LEAKS[message].items()
+    if key == "val_mask":
+        link = values["edge_label_index"][:, values["val_mask"] & (values["edge_label"] == 1)][:, :1]
+        values["edge_index"] = np.concatenate([values["edge_index"], link], 1)
+    elif change is None:
+        del values[key]
+    else:
+        values[key] = values[key] * change
+    stored(tmp_path / "own", values, "npz")
+    with pytest.raises(SystemExit):
+        run(monkeypatch, tmp_path, "task=link_prediction")
+    said = capsys.readouterr().err
+    assert message in said and "own.npz" in said
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["own.npz"]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *settings: str) -> Any:
+    path = [f"dataset.path={tmp_path}/own.npz", f"outputs={tmp_path}/o", "training.max_epochs=2"]
+    monkeypatch.setattr(sys, "argv", ["gat-pyg", "dataset=file", *path, *settings])
+    gat_pyg.run.main()
+    *_, result = read(tmp_path / "o" / "results.jsonl")
+    return result
+
+
+def test_the_command_predicts_links_of_a_file_without_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    graph = digits().train[0]
+    np.savez(tmp_path / "own.npz", edge_index=graph.edge_index.numpy())
+    result = run(monkeypatch, tmp_path, "task=link_prediction", "+model.encoder=8")
+    assert (result.item, result.metric) == ("link", "roc_auc")
+    pairs = torch.tensor([[0, 1], [5, 9]])
+    data = Data(edge_index=graph.edge_index, edge_label_index=pairs)  # without x: the ids are filled in
+    with_ids = data.clone().update({"x": torch.arange(1797.0)[:, None]})
+    assert torch.equal(predict(result.run_dir, data), predict(result.run_dir, with_ids))
+    assert data.x is None
+    with pytest.raises(ValueError, match="data has 1800 nodes, but the run learnt embeddings of 1797 nodes"):
+        predict(result.run_dir, Data(edge_index=graph.edge_index, edge_label_index=pairs, num_nodes=1800))
+    with pytest.raises(ValueError, match="expected a torch_geometric.data.Data with x"):
+        digits().preparation(data)
+
+
+def test_any_data_set_of_one_graph_gives_links():
+    task = from_dataset([digits().train[0]], "digits", seed=2, task="link_prediction")
+    expected = links(digits(), seed=2).train[0]
+    assert torch.equal(task.train[0].edge_label_index, expected.edge_label_index)
+
+
+# Hints ----------------------------------------------------------------------------------------------------------------
+
+
+def ring(y: Tensor) -> Data:
+    return Data(torch.eye(12), torch.stack([torch.arange(12), torch.arange(12).roll(1)]), y=y)
+
+
+def test_one_hot_labels_are_many_labels_with_a_hint():
+    y = torch.eye(3)[torch.arange(12) % 3]
+    with pytest.warns(UserWarning, match=r"own: exactly one of the 3 labels in each row of y is 1.*give y.argmax\(1\)"):
+        task = from_dataset(ring(y), "own", per_class=1, val=2, test=2)
+    assert task.objective.columns == "labels"
+    unknown = y.clone()
+    unknown[3] = float("nan")
+    with pytest.warns(UserWarning, match="exactly one"):
+        from_dataset(ring(unknown), "own", per_class=1, val=2, test=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for other in (
+            y.clone().index_fill_(0, torch.tensor(3), 1.0),
+            torch.eye(3)[[0] * 12],
+        ):
+            from_dataset(ring(other), "own", per_class=1, val=2, test=2)
+
+
+def test_categories_that_training_lacks_are_told_once_for_each_split():
+    draw = torch.Generator().manual_seed(0)
+    parts = []
+    for most in (3, 3, 5):
+        x = torch.cat([torch.arange(12)[:, None] % most, torch.rand(12, 1, generator=draw)], 1)
+        data = ring(torch.arange(12) % 2).update({"x": x, "edge_attr": torch.arange(12)[:, None] % (most - 1)})
+        parts.append([data, data])
+    task = from_dataset(parts, "own")
+    with pytest.warns(UserWarning, match="no category of training") as told:
+        warn_of_unknown_categories(task)
+    (warning,) = [str(each.message) for each in told]
+    assert "own: test has values that are no category of training" in warning
+    assert warning.endswith("column 0 of x has 8, column 0 of edge_attr has 12.")
+    categories = num_categories(data.x for data in task.train)
+    (count,) = num_unknown([task.test[0].x], categories).values()
+    encoder = Encoder(categories, 4)
+    torch.nn.init.zeros_(encoder.lin.weight), torch.nn.init.zeros_(encoder.lin.bias)
+    assert int((encoder(task.test[0].x) == 0).all(1).sum()) == count == 4
