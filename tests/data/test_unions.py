@@ -148,7 +148,7 @@ BROKEN: dict[str, dict[str, Any]] = {
         "edge_label_index": [[0], [50]],
         "edge_label": [1],
     },
-    "x is missing, expected features": {"x": None},
+    "x is missing. Give the nodes features": {"x": None},
     "val_mask is missing, expected all three masks of the graphs, or none": {"train_mask": SPLIT == 0},
     r"train_mask is torch.bool of shape \(52,\), expected .* each of the 8 graphs": {
         **dict.fromkeys(MASKS, BATCH == 0)
@@ -197,7 +197,7 @@ def test_a_link_split_in_a_file_is_the_task_of_its_links(tmp_path: Path):
 
 def test_links_are_drawn_where_there_are_no_labels(tmp_path: Path):
     graph = digits().train[0]
-    values = {"x": graph.x.numpy(), "edge_index": graph.edge_index.numpy(), "edge_attr": np.ones(graph.num_edges)}
+    values = {"x": graph.x.numpy(), "edge_index": graph.edge_index.numpy(), "edge_attr": np.ones(graph.num_edges, int)}
     path = stored(tmp_path / "own", values, "npz")
     with pytest.raises(ValueError, match=r"own.npz has no y; .* choose task=link_prediction, which needs no labels"):
         from_file(path)
@@ -263,7 +263,12 @@ def test_the_command_predicts_links_of_a_file_without_features(tmp_path: Path, m
         digits().preparation(data)
 
 
-def test_any_data_set_of_one_graph_gives_links():
+def test_any_data_set_of_one_graph_gives_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    target = ["dataset._target_=torch_geometric.datasets.KarateClub", "task=link_prediction", "training.max_epochs=2"]
+    monkeypatch.setattr(sys, "argv", ["gat-pyg", *target, f"outputs={tmp_path}"])
+    gat_pyg.run.main()
+    (result,) = read(tmp_path / "results.jsonl")
+    assert (result.dataset, result.item, result.metric) == ("karateclub", "link", "roc_auc")
     task = from_dataset([digits().train[0]], "digits", seed=2, task="link_prediction")
     expected = links(digits(), seed=2).train[0]
     assert torch.equal(task.train[0].edge_label_index, expected.edge_label_index)

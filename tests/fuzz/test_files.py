@@ -87,6 +87,12 @@ def npz_files() -> Files:
     return {"mine.npz": dumped(lambda file: np.savez(file, **graph()))}
 
 
+def union_files() -> Files:
+    union = {key: value for key, value in graph().items() if "mask" not in key}
+    union |= {"edge_index": np.stack([np.arange(12), np.arange(12).reshape(4, 3)[:, ::-1].ravel()])}
+    return {"mine.npz": dumped(lambda file: np.savez(file, batch=np.arange(12) // 3, **union))}
+
+
 def folder_files(prefix: str = "mine") -> Files:
     return {f"{prefix}/{key}.npy": npy(value) for key, value in graph().items()}
 
@@ -179,6 +185,16 @@ def check_npz(task: Task, folder: Path) -> None:
         check_stored(task, {key: stored[key] for key in KEYS if key in stored})
 
 
+def check_union(task: Task, folder: Path) -> None:
+    graphs = [*task.train, *task.val, *task.test]
+    with np.load(folder / "mine.npz") as stored:
+        assert sum(len(data.x) for data in graphs) == len(stored["x"]) == len(stored["batch"])
+        assert sum(data.num_edges for data in graphs) == stored["edge_index"].shape[1]
+    for data in graphs:
+        assert len(data.y) in (1, len(data.x), data.num_edges)
+        assert not data.num_edges or 0 <= data.edge_index.min() <= data.edge_index.max() < len(data.x)
+
+
 def check_folder(task: Task, folder: Path, place: str = "mine") -> None:
     check_stored(task, {path.stem: np.load(path) for path in (folder / place).glob("*.npy") if path.stem in KEYS})
 
@@ -218,6 +234,7 @@ READERS = {
     "pt": Reader(pt_files, lambda folder: split_file(folder / "mine.pt"), check_pt),
     "pt of a dict": Reader(dict_files, lambda folder: split_file(folder / "mine.pt"), check_pt),
     "npz": Reader(npz_files, lambda folder: split_file(folder / "mine.npz"), check_npz),
+    "union": Reader(union_files, lambda folder: from_file(folder / "mine.npz", val=1, test=1), check_union),
     "folder": Reader(folder_files, lambda folder: split_file(folder / "mine"), check_folder),
     "ogbn": Reader(
         lambda: folder_files("ogbn_arxiv/npy"),

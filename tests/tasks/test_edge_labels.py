@@ -18,6 +18,7 @@ from gat_pyg.experiments.result import read
 from gat_pyg.models import GAT, LinkScores
 from gat_pyg.models.attention import attention_of
 from gat_pyg.models.decoders import Perceptron
+from gat_pyg.report.__main__ import main as report
 from gat_pyg.report.figures import attention_figure, degree_figure, entropy_figure, neighbourhood_figure
 from gat_pyg.report.graphs import graph_figure
 from gat_pyg.report.page import attention_page
@@ -379,7 +380,7 @@ def test_features_of_the_pairs_are_those_of_the_edges_unless_there_are_other_pai
 
 @pytest.mark.parametrize("encoder", [[], ["+model.encoder=8"]])
 def test_the_command_learns_labels_that_only_the_edges_show(
-    encoder: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    encoder: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     data = edges(E=400)
     data.edge_attr = (torch.arange(400) % 3)[:, None].float()
@@ -393,6 +394,8 @@ def test_the_command_learns_labels_that_only_the_edges_show(
         predict(result.run_dir, other)
     other.edge_label_attr = data.edge_attr[:9].flip(0)
     torch.testing.assert_close(predict(result.run_dir, other), whole[:9].flip(0))
+    assert report([f"{tmp_path}/o/results.jsonl", "--graphs", "--no-data", "--out", f"{tmp_path}/report"]) == 1
+    assert "of a model with attention on labels of graphs, so there are no graphs to draw" in capsys.readouterr().err
     off = run(monkeypatch, tmp_path, data, *quick, "+model.decoder={decoder: mlp, edge_dim: null}", "model.dropout=0")
     assert off.value < 95 and off.parameters < result.parameters
 

@@ -110,8 +110,10 @@ def _drawn(
         raise ValueError(f"{name}: edge_index is {type(graph.edge_index).__name__}, expected a tensor [2, E] of links.")
     N, weights = num_nodes(graph), graph.edge_attr
     x = node_ids(N) if graph.x is None else graph.x.float()
-    weights = weights if weights is None or weights.dim() == 2 else weights[:, None]
-    D = None if weights is None else weights.size(1)
+    if weights is not None:
+        weights = weights if weights.is_floating_point() else weights.float()
+        weights = weights[:, None] if weights.dim() == 1 else weights
+    D = None if weights is None else weights.size(-1)
     _check_shapes(x.size(-1) if x.dim() else 1, D, x, graph.edge_index, weights, name)
     _check_edge_index(graph.edge_index, N, name)
     edges, weights = remove_self_loops(graph.edge_index, weights)

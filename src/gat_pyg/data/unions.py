@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from ..tasks.checks import _check_edge_index, _check_edge_index_shape
+from ..tasks.checks import _check_edge_index, _check_edge_index_shape, _check_present
 from ..tasks.objective import MASKS
 from .splits import chosen_mask
 
@@ -45,6 +46,9 @@ def graphs_of(union: Data, split: int, task: str | None, name: str) -> list[Data
         tensor([[0],
                 [1]])
     """
+    for label in (union.y, union.get("edge_label")):
+        if label is not None:
+            _check_present(copy.copy(union).update({"y": label}), name)
     ptr = _pointers(union, name)
     sizes = ptr.diff()
     batch = torch.arange(len(sizes)).repeat_interleave(sizes)
@@ -78,7 +82,10 @@ def _pointers(union: Data, name: str) -> Tensor:
     """Return the first node of each graph, and the number of nodes, `[G + 1]`."""
     batch, ptr = union.get("batch"), union.get("ptr")
     for key, values in (("batch", batch), ("ptr", ptr)):
-        if values is not None and (values.dim() != 1 or values.is_floating_point() or values.is_complex()):
+        if values is None:
+            continue
+        is_dense = values.layout == torch.strided and not (values.is_quantized or values.is_meta)
+        if values.dim() != 1 or values.is_floating_point() or values.is_complex() or not is_dense:
             raise ValueError(
                 f"{name}: {key} is {values.dtype} of shape {tuple(values.shape)}, expected whole numbers: (N,) for "
                 "batch, (G + 1,) for ptr."
