@@ -26,6 +26,7 @@ from gat_pyg.data import Task, digits, links
 from gat_pyg.experiments.model_file import predict
 from gat_pyg.experiments.result import read
 from gat_pyg.models import LinkScores
+from gat_pyg.tasks.edges import EdgeLabels, complete_pairs
 from gat_pyg.training import PaperStopping, Resumable, SafeCheckpoints, Transductive
 from gat_pyg.training.loading import TaskData
 from gat_pyg.training.neighbours import TorchSampler
@@ -46,19 +47,30 @@ def linked(directed: bool = False, disjoint: float = 0.0) -> Task:
     return links(Data(x, index), val=0.1, test=0.2, channels=3, disjoint=disjoint)
 
 
+def edges_with_features() -> Task:
+    """Labelled edges whose features the layers and the decoder read."""
+    data = labelled_edges().train[0]
+    data.edge_attr = torch.randn(90, 2, generator=torch.Generator().manual_seed(1))
+    complete_pairs(data)
+    return Task("features", [data], [data], [data], 6, EdgeLabels(3), edge_dim=2)
+
+
 TASKS = {
     "links": linked,
     "directed links": lambda: linked(directed=True),
     "disjoint links": lambda: linked(disjoint=0.4),
     "edges": labelled_edges,
     "quantities of edges": quantities_of_edges,
+    "edges with features": edges_with_features,
 }
 
 
 def model_of(task: Task, dropout: float = 0.0) -> nn.Module:
     torch.manual_seed(0)
-    outputs = {} if task.objective.item == "link" else {"out_channels": task.num_classes}
-    return LinkScores(GAT(6, [4], 3, [2, 1], dropout=dropout), 3, "mlp", **outputs)
+    outputs: dict[str, Any] = {} if task.objective.item == "link" else {"out_channels": task.num_classes}
+    if task.edge_dim is not None:
+        outputs |= {"combine": "concat", "edge_dim": task.edge_dim}
+    return LinkScores(GAT(6, [4], 3, [2, 1], dropout=dropout, edge_dim=task.edge_dim), 3, "mlp", **outputs)
 
 
 def wide(data: Data) -> Data:
@@ -101,6 +113,10 @@ def whole(task: Task, batch: Data) -> Data:
     data.edge_label_index, data.y = pairs_of(batch), wide(batch).y
     for key in ("train_mask", "val_mask", "test_mask"):
         del data[key]
+    if "edge_label_attr" in data:
+        rows = task.train[0].train_mask.nonzero().view(-1)[batch.input_id]
+        assert torch.equal(task.train[0].edge_label_index[:, rows], data.edge_label_index)
+        data.edge_label_attr = data.edge_label_attr[rows]
     if task.objective.item == "link":
         kept = ~torch.isin(numbers(data.edge_index), hidden(task, data.edge_label_index[:, data.y == 1]))
         data.edge_index = data.edge_index[:, kept]
