@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,10 +24,14 @@ _LOW = 0xFFFFFFFF
 
 
 def draw_seed(device: torch.device) -> Tensor:
-    """Draw a seed of 63 bits from torch's generator on the device, or from the stream of `keyed`, without a sync."""
+    """Draw a seed of 63 bits from torch's generator on the device, or as `keyed` or `drawn_by` sets, without a sync."""
     if torch.compiler.is_compiling() or (stream := _STREAMS.current) is None or _may_be_run_again():
-        return torch.randint(2**63 - 1, (), device=device)
+        return _drawn(device)
     return stream.draw()
+
+
+def _drawn(device: torch.device, generator: torch.Generator | None = None) -> Tensor:
+    return torch.randint(2**63 - 1, (), device=device, generator=generator)
 
 
 def _may_be_run_again() -> bool:
@@ -76,6 +80,40 @@ def first_seeds(key: Tensor, count: int = 63) -> Tensor:
     key = key.unsqueeze(-1)
     steps = torch.arange(1, 1 + count, device=key.device) * _wrapped(_GOLDEN)
     return torch.cat([key, _mixed(key + steps)], dim=-1)
+
+
+@contextmanager
+def drawn_by(generators: Sequence[torch.Generator], row: Tensor) -> Iterator[None]:
+    """Context manager within `torch.func.vmap` over `row`: the model of row s draws its seeds from generator s.
+
+    So each model has the seeds that it draws alone if torch's generator is in the state of its own. There is a
+    generator for each row, on the device of the data.
+
+    Example:
+        >>> def seed(row):
+        ...     with drawn_by([torch.Generator().manual_seed(s) for s in (3, 4)], row):
+        ...         return draw_seed(row.device)
+        >>> torch.manual_seed(4) and bool(torch.func.vmap(seed)(torch.arange(2))[1] == draw_seed(torch.device("cpu")))
+        True
+    """
+    before, _STREAMS.current = _STREAMS.current, _Generators(generators, row)
+    try:
+        yield
+    finally:
+        _STREAMS.current = before
+
+
+class _Generators:
+    """The seeds of several models, each from its own generator."""
+
+    def __init__(self, generators: Sequence[torch.Generator], row: Tensor) -> None:
+        self.generators, self.row = generators, row
+
+    def draw(self) -> Tensor:
+        with torch._C._DisableFuncTorch():  # vmap would draw a seed for each row from each generator
+            seeds = [_drawn(generator.device, generator) for generator in self.generators]
+            every = torch.stack(seeds)  # [S]
+        return every[self.row]
 
 
 class _Stream:
@@ -151,7 +189,7 @@ def philox_blocks(shape: torch.Size) -> tuple[Tensor, Tensor] | None:
 
 
 class _Streams(threading.local):
-    current: _Stream | None = None
+    current: _Stream | _Generators | None = None
     rows: tuple[Tensor, int, tuple[int, ...]] | None = None
 
 

@@ -33,15 +33,16 @@ from gat_pyg.conv import GATConv
 from gat_pyg.data import Task, digits, planetoid
 from gat_pyg.models import GAT
 from gat_pyg.philox import draw_seed, first_seeds, keyed
-from gat_pyg.seeds import EachStopping, Outcome, Stacked, fitting, train
+from gat_pyg.seeds import EachStopping, Outcome, Stacked, StackedInductive, fitting, train
 from gat_pyg.seeds import callbacks as seeds_callbacks
 from gat_pyg.seeds import memory as seeds_memory
 from gat_pyg.seeds.callbacks import EachMetrics, EachProgress, _copy_all_rows
 from gat_pyg.seeds.fitting import outcomes, seeded
 from gat_pyg.seeds.memory import MemoryEstimate, Peak, free_memory, in_passes, out_of_memory, trial
+from gat_pyg.seeds.module import StackOfSeeds
 from gat_pyg.seeds.stack import Stack
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
-from gat_pyg.training import PaperStopping, Resumable, SafeCheckpoints, Transductive
+from gat_pyg.training import Inductive, PaperStopping, Resumable, SafeCheckpoints, Transductive
 from gat_pyg.training.cuda_graphs import Captured
 from gat_pyg.training.epoch_seeds import key_of
 from gat_pyg.training.loading import TaskData
@@ -62,9 +63,11 @@ def small(multilabel: bool = False) -> Task:
 
 
 def in_float64(task: Task) -> Task:
-    data = copy.copy(task.train[0])
-    data.x = data.x.double()
-    return Task(task.name, [data], [data], [data], task.num_features, task.objective)
+    wide = {id(data): copy.copy(data) for split in (task.train, task.val, task.test) for data in split}
+    for data in wide.values():
+        data.x = data.x.double()
+    splits = ([wide[id(data)] for data in split] for split in (task.train, task.val, task.test))
+    return Task(task.name, *splits, task.num_features, task.objective)
 
 
 class Dropped(nn.Module):
@@ -143,7 +146,7 @@ class Trajectory(Callback):
         self.left_at: list[int] = []  # the epochs at which seeds left
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        stacked = isinstance(pl_module, Stacked)
+        stacked = isinstance(pl_module, StackOfSeeds)
         for row, seed in enumerate(pl_module.seeds if stacked else [pl_module.seed]):
             state = pl_module.model.weights() if stacked else pl_module.model.state_dict()
             own = {key: (value[row] if stacked else value).detach().clone() for key, value in state.items()}
@@ -177,13 +180,15 @@ def alone(
     patience: int = 100,
     sparse: bool = False,
     lr: float = 0.01,
+    batch_size: int = 1,
 ) -> Found:
-    """Each seed in a run of its own."""
+    """Each seed in a run of its own, on graphs in the order of the first seed."""
     found, weights, trajectory = {}, {}, Trajectory()
     for seed in seeds:
-        module = Transductive(seeded(seed, make), task.objective, lr, 5e-4)
+        kind = Inductive if task.shared_graph is None else Transductive
+        module = kind(seeded(seed, make), task.objective, lr, 5e-4)
         module.seed = seed
-        rule, data = PaperStopping(patience), TaskData(task, sparse=sparse)
+        rule, data = PaperStopping(patience), TaskData(task, batch_size, seeds[0], sparse)
         fitted = trainer(rule, Resumable(None, seed), trajectory, epochs=epochs)
         fitted.fit(module, datamodule=data)
         (scores,) = fitted.test(module, datamodule=data, verbose=False)
@@ -204,11 +209,14 @@ def stacked(
     leave: Sequence[int] | None = None,
     lr: float = 0.01,
     accelerator: str = "cpu",
+    batch_size: int = 1,
+    order: int | None = None,
 ) -> Found:
-    """All seeds at once."""
-    module = Stacked([seeded(seed, make) for seed in seeds], seeds, task.objective, lr, 5e-4)
+    """All seeds at once, on graphs in the order of the first seed or of `order`."""
+    kind = StackedInductive if task.shared_graph is None else Stacked
+    module = kind([seeded(seed, make) for seed in seeds], seeds, task.objective, lr, 5e-4)
     stopping = EachStopping(seeds, patience) if leave is None else Leave(seeds, patience, epochs=leave)
-    data, trajectory = TaskData(task, sparse=sparse), Trajectory()
+    data, trajectory = TaskData(task, batch_size, seeds[0] if order is None else order, sparse), Trajectory()
     fitted = trainer(stopping, Resumable(None, seeds[0]), trajectory, epochs=epochs, accelerator=accelerator)
     fitted.fit(module, datamodule=data)
     fitted.test(module, datamodule=data, verbose=False)
@@ -778,13 +786,6 @@ def test_a_model_of_a_stack_is_a_model_of_its_own():
         assert torch.equal(stack.weights()[key][1], value)
     with pytest.raises(IndexError):
         stack[3]
-
-
-def test_many_graphs_are_no_task_for_a_stack():
-    graphs = small().train
-    task = Task("many", graphs, [copy.copy(graphs[0])], [copy.copy(graphs[0])], 6, NodeLabels(3))
-    with pytest.raises(ValueError, match="many has many graphs, and seeds are stacked on one"):
-        train(MAKES["MLP"], task)
 
 
 def test_one_model_for_all_seeds_is_refused():

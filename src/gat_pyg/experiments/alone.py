@@ -94,8 +94,16 @@ def save_run_settings(settings: Settings, seed: int, folder: Path) -> None:
     save_settings(settings.replace(seed=seed, runs=1, ckpt_path=started_from(settings, folder)), folder)
 
 
-def write_outputs(settings: Settings, task: Task, outcome: Outcome, built: Built, device: str, folder: Path) -> Result:
-    """Write the trained model and the result of one seed."""
+def write_outputs(
+    settings: Settings,
+    task: Task,
+    outcome: Outcome,
+    built: Built,
+    device: str,
+    folder: Path,
+    order: int | None = None,
+) -> Result:
+    """Write the trained model and the result of one seed; `order` is as in `Result`."""
     model, target, arguments = built
     factory = settings.model
     result = Result(
@@ -122,6 +130,7 @@ def write_outputs(settings: Settings, task: Task, outcome: Outcome, built: Built
         form=factory.get("form") or "",
         study=factory.get("study") or "",
         split=settings.split_number,
+        order=order,
     )
     if is_first():
         metadata = {"method": factory.name, "dataset": task.name, **task.objective.describe()}

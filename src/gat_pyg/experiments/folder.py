@@ -271,9 +271,14 @@ def remove_checkpoints(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def unfinished(folder: Path, settings: Settings) -> list[int]:
+    """Return the seeds without a result."""
+    return [seed for seed in settings.seeds if not (seed_folder(folder, settings, seed) / RESULT).is_file()]
+
+
 def complete(folder: Path, settings: Settings) -> bool:
     """Return True if every seed is finished."""
-    return all((seed_folder(folder, settings, seed) / RESULT).is_file() for seed in settings.seeds)
+    return not unfinished(folder, settings)
 
 
 def over(folder: Path, settings: Settings) -> bool:

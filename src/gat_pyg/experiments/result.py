@@ -63,6 +63,7 @@ class Result:
     scores: Mapping[str, float] | None = None  # other test scores, by the names of their metrics
     study: str = ""  # the study that the run is part of, if any: "ablation", "trained as GAT"
     split: int = 0  # the number of the split or fold, if the data has several
+    order: int | None = None  # the seed whose order of the graphs the run took, if it was not its own
 
     @property
     def warning(self) -> str:
@@ -81,6 +82,8 @@ class Result:
             del values["scores"]
         if not self.split:
             del values["split"]
+        if self.order is None:
+            del values["order"]
         return json.dumps(values, ensure_ascii=False, allow_nan=False)
 
     @classmethod
@@ -107,6 +110,7 @@ _JSON: dict[str, type | tuple[type, ...]] = {
     "int": int,
     "float": (int, float),
     "float | None": (int, float, type(None)),
+    "int | None": (int, type(None)),
     "Mapping[str, float] | None": (dict, type(None)),
     "Mapping[str, str | None] | None": (dict, type(None)),
 }

@@ -4,3 +4,4 @@ from .callbacks import EachStopping as EachStopping
 from .fitting import Outcome as Outcome
 from .fitting import train as train
 from .module import Stacked as Stacked
+from .module import StackedInductive as StackedInductive

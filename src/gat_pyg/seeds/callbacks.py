@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..training.progress import MetricsFile, Progress
 from ..training.stopping import Criterion, PaperStopping
-from .module import Stacked, _stacked
+from .module import StackOfSeeds, _stacked
 
 COMPACT_AT = 0.1  # the share of stopped seeds that triggers a compaction, which copies the stack
 
@@ -107,7 +107,7 @@ class EachStopping(Callback):
             )
 
     @torch.no_grad()
-    def _update_best(self, module: Stacked, rows: list[int]) -> None:
+    def _update_best(self, module: StackOfSeeds, rows: list[int]) -> None:
         """Save the current weights of these rows as the best ones of their seeds."""
         weights = module.model.weights()
         if not self.best_weights:
@@ -116,7 +116,7 @@ class EachStopping(Callback):
             copy_rows = _copy_each_row if module.device.type == "cpu" else _copy_all_rows
             copy_rows(self.best_weights, weights, rows)
 
-    def _set_aside(self, module: Stacked, seeds: Sequence[int]) -> None:
+    def _set_aside(self, module: StackOfSeeds, seeds: Sequence[int]) -> None:
         """Copy the best weights of some seeds to the CPU."""
         index = torch.tensor([module.seeds.index(seed) for seed in seeds], device=module.device)
         weights = {key: value.index_select(0, index).cpu() for key, value in self.best_weights.items()}
@@ -207,9 +207,10 @@ class EachProgress(Progress):
     def parts(self, trainer: Trainer, batch: str) -> list[str]:
         """Return the fields of the line."""
         module, rules = _stacked(trainer.lightning_module), self.stopping.rules
-        running = [(rules[seed], metrics) for seed, metrics in zip(module.seeds, module.metrics, strict=True)]
+        latest = module.metrics or [{} for _ in module.seeds]  # none before the first validation
+        running = [(rules[seed], metrics) for seed, metrics in zip(module.seeds, latest, strict=True)]
         running = [(rule, metrics) for rule, metrics in running if rule.left > 0]
-        parts = [f"{self.title}: epoch {trainer.current_epoch + 1}"]
+        parts = [f"{self.title}: epoch {trainer.current_epoch + 1}{batch}"]
         parts.append(f"{len(running)} running, {len(rules) - len(running)} stopped")
         metric = module.objective.metric
         if scores := [metrics[name] for _, metrics in running if (name := f"val_{metric.name}") in metrics]:

@@ -20,7 +20,7 @@ from ..training.schedule import Schedule
 from ..training.stopping import Criterion
 from .callbacks import EachMetrics, EachProgress, EachStopping
 from .memory import StackPlan, in_passes, plan_stack, trainer_obstacle
-from .module import Stacked
+from .module import Stacked, StackedInductive, StackOfSeeds
 from .stack import Stack
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class Outcome:
     scores: Mapping[str, float] = field(default_factory=dict)  # other test scores, by the names of their metrics
 
 
-def outcomes(module: Stacked, stopping: EachStopping) -> list[Outcome]:
+def outcomes(module: StackOfSeeds, stopping: EachStopping) -> list[Outcome]:
     """Return the result of each seed, after the fit and the test of the stack."""
     results, metric = [], module.objective.metric.name
     for seed, metrics in zip(module.seeds, module.metrics, strict=True):
@@ -82,7 +82,7 @@ def fit_stack(
     Args:
         models: one for each seed.
         seeds: of the runs.
-        data: a task of one graph.
+        data: the task's batches; of many graphs, their order is that of `data.seed` for all models.
         make_trainer: returns a trainer with these callbacks.
         lr, weight_decay, schedule, cuda_graphs: as in `Transductive`.
         patience, criterion: as in `PaperStopping`.
@@ -94,7 +94,11 @@ def fit_stack(
     Returns:
         The trainer, and the outcome and the model of each seed; models are on the trainer's device.
     """
-    module = Stacked(models, seeds, data.task.objective, lr, weight_decay, cuda_graphs, schedule=schedule)
+    module: StackOfSeeds
+    if data.task.shared_graph is None:
+        module = StackedInductive(models, seeds, data.task.objective, lr, weight_decay, schedule=schedule)
+    else:
+        module = Stacked(models, seeds, data.task.objective, lr, weight_decay, cuda_graphs, schedule=schedule)
     stopping = EachStopping(seeds, patience, criterion)
     title = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
     callbacks = [
@@ -118,6 +122,7 @@ def train(
     lr: float = 0.005,
     weight_decay: float = 0.0,
     schedule: Schedule | None = None,
+    batch_size: int = 1,
     patience: int = 100,
     criterion: Criterion = "both",
     max_epochs: int = 100_000,
@@ -131,11 +136,15 @@ def train(
     dropout is that of gat_pyg's layers, it also takes the same steps, up to rounding. Each seed stops by the paper's
     rule and ends with its best weights.
 
+    With many graphs, all seeds take the same batches, in the order of the first seed: seed s takes the steps of a
+    single run with `TaskData(task, batch_size, seed=seeds[0])`.
+
     Args:
         make_model: returns a fresh model, called as in `Transductive`.
-        task: a task of one graph.
+        task: of one graph or many.
         seeds: integers from 0 to 2^32 - 1.
         lr, weight_decay, schedule: as in `Transductive`.
+        batch_size: the number of graphs in a step; a single graph is always one step.
         patience, criterion: as in `PaperStopping`.
         max_epochs: the number of epochs after which every seed ends.
         seeds_per_pass: how many to train at once; "auto" fits them to the device's memory.
@@ -146,8 +155,8 @@ def train(
         The outcome of each seed, and the stack of the trained models.
 
     Raises:
-        ValueError: if the task has many graphs, the models share weights or cannot be stacked, the trainer starts
-            several processes or has an option that would act on all seeds at once, or a number is out of range.
+        ValueError: if the models share weights or cannot be stacked, the trainer starts several processes or has an
+            option that would act on all seeds at once, or a number is out of range.
 
     Example:
         >>> import gat_pyg.data, gat_pyg.models
@@ -157,12 +166,12 @@ def train(
         ([0, 1], 2)
     """
     seeds = list(seeds)
-    _check_seeds(seeds, seeds_per_pass, task)
+    _check_numbers(seeds, seeds_per_pass, batch_size)
     options: dict[str, Any] = {**SINGLE, **trainer}
     callbacks = options.pop("callbacks", None) or []
     first: list[Callback] = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
     device = _checked_device(Trainer(**options))
-    plan = _planned([seeded(seed, make_model) for seed in (*seeds, *seeds)[:2]], task, device)
+    plan = _planned([seeded(seed, make_model) for seed in (*seeds, *seeds)[:2]], task, batch_size, device)
     results: dict[int, tuple[Outcome, nn.Module]] = {}
 
     def make_trainer(callbacks: list[Callback]) -> Trainer:
@@ -172,7 +181,7 @@ def train(
         _, pairs = fit_stack(
             [seeded(seed, make_model) for seed in some],
             some,
-            TaskData(task, sparse=plan.sparse),
+            TaskData(task, batch_size, seeds[0], plan.sparse),
             make_trainer,
             lr=lr,
             weight_decay=weight_decay,
@@ -189,13 +198,13 @@ def train(
     return list(outcomes), Stack(models).eval()
 
 
-def _check_seeds(seeds: Sequence[int], seeds_per_pass: int | Literal["auto"], task: Task) -> None:
+def _check_numbers(seeds: Sequence[int], seeds_per_pass: int | Literal["auto"], batch_size: int) -> None:
     if not seeds or len(set(seeds)) < len(seeds) or not all(0 <= seed < 2**32 for seed in seeds):
         raise ValueError(f"seeds are {seeds}, expected at least one, from 0 to 2^32 - 1, and none twice.")
     if seeds_per_pass != "auto" and seeds_per_pass < 1:
         raise ValueError(f"seeds_per_pass is {seeds_per_pass}, expected 'auto' or a number of seeds, at least 1.")
-    if task.shared_graph is None:
-        raise ValueError(f"{task.name} has many graphs, and seeds are stacked on one. Train them one by one.")
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}, expected a number of graphs, at least 1.")
 
 
 def _checked_device(trainer: Trainer) -> torch.device:
@@ -207,12 +216,13 @@ def _checked_device(trainer: Trainer) -> torch.device:
     return trainer.strategy.root_device
 
 
-def _planned(models: Sequence[nn.Module], task: Task, device: torch.device) -> StackPlan:
+def _planned(models: Sequence[nn.Module], task: Task, batch_size: int, device: torch.device) -> StackPlan:
     """Return the plan for models like these two; raise ValueError if they share weights or cannot be stacked."""
     first, second = ({id(weight) for weight in model.parameters()} for model in models)
     if first & second:
         raise ValueError("make_model() returned the same weights again, expected a fresh model at each call.")
-    plan = plan_stack(models, task, sparse_pays(task, models[0], device.type, stacked=True), device)
+    sparse = sparse_pays(task, models[0], device.type, stacked=True)
+    plan = plan_stack(models, task, batch_size, sparse, device)
     if isinstance(plan, str):
         raise ValueError(f"{plan}. Train its seeds one by one.")
     return plan

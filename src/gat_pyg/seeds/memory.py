@@ -16,14 +16,14 @@ from lightning import Trainer
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 
 from ..distributed.ranks import rank_zero_print
 from ..tasks.objective import Objective
 from ..tasks.task import Task
 from ..training.loading import TaskData
 from ..training.signals import _interruptible
-from .module import Stacked
+from .module import Stacked, StackedInductive
 
 CPU_BUDGET = 1 << 30  # bytes of a pass on a CPU, which gains nothing from larger ones
 SHARE = 0.8  # of the free memory that a pass may take by the estimate
@@ -186,7 +186,7 @@ def trainer_obstacle(trainer: Trainer) -> str | None:
 def trial(
     models: Sequence[nn.Module], objective: Objective, data: Data, device: torch.device | str = "cpu"
 ) -> MemoryEstimate:
-    """Try to train two or more models as a stack.
+    """Try to train two or more models as a stack, on a graph that all splits share or a batch of graphs.
 
     Each output must be that of the model alone, and an epoch and a test must run. Their peak memory divided by the
     number of models is an upper bound for a seed, since seeds share some of it; weights and optimizer are added.
@@ -194,7 +194,8 @@ def trial(
     if hasattr(models[0], "fit"):
         return MemoryEstimate("it has a fit method of its own")
     try:
-        module = Stacked(models, range(len(models)), objective).to(device)
+        kind = StackedInductive if isinstance(data, Batch) else Stacked
+        module = kind(models, range(len(models)), objective).to(device)
         data = data.clone().to(device)
         module.eval()
         with torch.no_grad():
@@ -230,12 +231,22 @@ class StackPlan(NamedTuple):
     memory: MemoryEstimate
 
 
-def plan_stack(models: Sequence[nn.Module], task: Task, sparse: bool, device: torch.device) -> StackPlan | str:
+def plan_stack(
+    models: Sequence[nn.Module], task: Task, batch_size: int, sparse: bool, device: torch.device
+) -> StackPlan | str:
     """Plan to train models like these two as one; return a sentence with the reason if that is impossible."""
     if task.objective.item == "link":
         return f"{task.name} draws other negative links for each seed"
-    (graph,) = TaskData(task, sparse=sparse).train_dataloader()
-    memory = trial(models, task.objective, graph, device)
+    memory = trial(models, task.objective, _largest_batch(task, batch_size, sparse), device)
     if memory.obstacle:
         return f"{type(models[0]).__name__} cannot be stacked: {memory.obstacle}"
     return StackPlan(sparse, memory)
+
+
+def _largest_batch(task: Task, batch_size: int, sparse: bool) -> Data:
+    """Return the shared graph, or the `batch_size` largest graphs of all splits."""
+    if task.shared_graph is not None:
+        (graph,) = TaskData(task, sparse=sparse).train_dataloader()
+        return graph
+    graphs = sorted([*task.train, *task.val, *task.test], key=lambda data: data.num_nodes + data.num_edges)
+    return Batch.from_data_list(graphs[-batch_size:])

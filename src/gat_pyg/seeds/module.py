@@ -1,4 +1,4 @@
-"""The LightningModule of a stack of models."""
+"""The LightningModules of a stack of models: on one graph, and on batches of graphs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch_geometric.data import Data
 
+from ..philox import drawn_by
 from ..tasks.objective import Objective
-from ..training.epoch_seeds import key_of
-from ..training.modules import Transductive
+from ..training.epoch_seeds import generator_of, key_of
+from ..training.modules import Inductive, Supervised, Transductive
 from ..training.schedule import Schedule
 from .stack import Stack
 
 # The stack as Lightning sees it -------------------------------------------------------------------------------------
 
 
-class Stacked(Transductive):
-    """`Transductive` for S models at once: the loss is the sum of their losses, so each model gets its own gradients.
+class StackOfSeeds(Supervised):
+    """The base of both setups: S models at once, with the sum of their losses, so each gets its own gradients.
 
     Adam is elementwise, so each model takes the same steps as when it is trained alone. This includes the dropout of
     gat_pyg's layers, which depends on the model's seed and the epoch. `F.dropout` in other layers draws the masks of
@@ -40,27 +41,13 @@ class Stacked(Transductive):
         objective: Objective,
         lr: float = 0.005,
         weight_decay: float = 0.0,
-        cuda_graphs: bool | Literal["auto"] = "auto",
         *,
         schedule: Schedule | None = None,
     ) -> None:
-        super().__init__(Stack(models), objective, lr, weight_decay, cuda_graphs, schedule=schedule)
+        super().__init__(Stack(models), objective, lr, weight_decay, schedule=schedule)
         self._inspect_model(models[0])
         self.seeds = list(seeds)
         self.metrics: list[dict[str, float]] = []
-
-    def begin_epoch(self, seed: int, epoch: int) -> None:
-        """Make each model's dropout depend only on its own seed and the epoch; `seed` is ignored."""
-        self._set_key(torch.tensor([key_of(each, epoch) for each in self.seeds]))
-
-    def forward(self, data: Data) -> Tensor:
-        """Return the logits [S, N, K] of a graph's nodes."""
-        out: Tensor
-        if self._key is None or not self.training:
-            out = self.model.each(lambda model: self._call_model(model, data))
-        else:
-            out = self.model.each(lambda model, key: self._call_keyed(model, data, key), self._key)
-        return out
 
     def _loss(self, data: Data) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses, and each model's summed loss and number of known labels, [S, 2]."""
@@ -93,8 +80,6 @@ class Stacked(Transductive):
                 state |= {key: value.index_select(0, index) for key, value in state.items() if value.dim() > 0}
         self.seeds = list(seeds)
         self.metrics = [self.metrics[row] for row in rows] if self.metrics else []
-        self._key = None
-        self._captured.clear()
 
     def fill(self, weights: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Replace all models by those of these seeds, with these weights."""
@@ -117,7 +102,77 @@ class Stacked(Transductive):
         super().on_load_checkpoint(checkpoint)
 
 
-def _stacked(module: LightningModule) -> Stacked:
-    if not isinstance(module, Stacked):
+class Stacked(StackOfSeeds, Transductive):
+    """`Transductive` for S models at once: every epoch of each is that of the model alone."""
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        seeds: Sequence[int],
+        objective: Objective,
+        lr: float = 0.005,
+        weight_decay: float = 0.0,
+        cuda_graphs: bool | Literal["auto"] = "auto",
+        *,
+        schedule: Schedule | None = None,
+    ) -> None:
+        super().__init__(models, seeds, objective, lr, weight_decay, schedule=schedule)
+        self.cuda_graphs = cuda_graphs
+
+    def begin_epoch(self, seed: int, epoch: int) -> None:
+        """Make each model's dropout depend only on its own seed and the epoch; `seed` is ignored."""
+        self._set_key(torch.tensor([key_of(each, epoch) for each in self.seeds]))
+
+    def forward(self, data: Data) -> Tensor:
+        """Return the logits [S, N, K] of a graph's nodes."""
+        out: Tensor
+        if self._key is None or not self.training:
+            out = self.model.each(lambda model: self._call_model(model, data))
+        else:
+            out = self.model.each(lambda model, key: self._call_keyed(model, data, key), self._key)
+        return out
+
+    def select(self, seeds: Sequence[int]) -> None:
+        """Remove the models of all other seeds, with their state in the optimizer."""
+        super().select(seeds)
+        self._key = None
+        self._captured.clear()
+
+
+class StackedInductive(StackOfSeeds, Inductive):
+    """`Inductive` for S models at once, on the same batches of graphs.
+
+    Every epoch of each is that of the model alone on batches in the same order: with `TaskData(seed=...)` of the same
+    seed. A model alone usually takes the order from its own seed, since a stack has one set of edges in each step.
+    """
+
+    _generators: Mapping[int, torch.Generator] | None = None  # in an epoch: that of each seed
+
+    def begin_epoch(self, seed: int, epoch: int) -> None:
+        """Give each model the dropout of its own seed and the epoch; `seed` is ignored."""
+        self._generators = {each: generator_of(each, epoch, self.device) for each in self.seeds}
+
+    def forward(self, data: Data) -> Tensor:
+        """Return the logits [S, G, K] of the graphs, or [S, N, K] of the nodes."""
+        out: Tensor
+        if self._generators is None or not self.training:
+            out = self.model.each(lambda model: self._call_model(model, data))
+            return out
+        generators = [self._generators[seed] for seed in self.seeds]
+
+        def call(model: Any, row: Tensor) -> Tensor:
+            with drawn_by(generators, row):
+                return self._call_model(model, data)
+
+        out = self.model.each(call, torch.arange(len(generators), device=self.device))
+        return out
+
+    def on_train_end(self) -> None:
+        """Forget the last epoch's generators."""
+        self._generators = None
+
+
+def _stacked(module: LightningModule) -> StackOfSeeds:
+    if not isinstance(module, StackOfSeeds):
         raise TypeError(f"{type(module).__name__} is no stack of seeds, expected gat_pyg.seeds.Stacked.")
     return module

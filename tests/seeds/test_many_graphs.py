@@ -1,0 +1,177 @@
+"""Seeds trained as one on many graphs are what each would be alone on graphs in the same order."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Batch
+from torch_geometric.nn import GIN
+
+from gat_pyg.models import GAT, Encoded
+from gat_pyg.philox import draw_seed, drawn_by
+from gat_pyg.seeds import EachStopping, Outcome, StackedInductive, memory, train
+from gat_pyg.seeds.callbacks import EachMetrics
+from gat_pyg.seeds.fitting import outcomes, seeded
+from gat_pyg.seeds.memory import plan_stack
+from gat_pyg.training import Resumable
+from gat_pyg.training.epoch_seeds import generator_of, seed_epoch
+from gat_pyg.training.loading import TaskData
+from objectives import OBJECTIVES, WITH_GRAPHS, headed
+from test_seeds import Dropped, Found, Make, alone, assert_same, float64, in_float64, stacked, trainer
+from test_training import Kill, one_thread, pytestmark  # noqa: F401 (fixtures and marks)
+
+BATCH = 2  # of five training graphs: the last batch is smaller
+
+
+def gin() -> nn.Module:
+    model = GIN(6, 4, 2, 3, norm="batch_norm")
+    for conv in model.convs:
+        conv.nn.lins[0].bias.requires_grad_(False)  # the norm takes it away: Adam makes much of its rounding
+    return model
+
+
+# No bias before a batch norm, for the same reason.
+MODELS: dict[str, Make] = {
+    "GAT": lambda: GAT(6, [4], 3, [2, 1], dropout=0.5),
+    "GAT, batch norm": lambda: GAT(6, 4, 3, 2, num_layers=2, dropout=0.3, norm="batch", bias=False),
+    "GATv2, graph norm": lambda: GAT(6, 4, 3, 2, num_layers=2, dropout=0.3, conv="gatv2", norm="graph"),
+    "perceptron": Dropped,
+    "PyG's GIN": gin,
+    "encoded": lambda: Encoded(GAT(4, [4], 3, [2, 1], dropout=0.5), 4, [0] * 6),
+}
+# Where GAT's leaky ReLU is linear, nodes with the same neighbours have equal outputs, and rounding ranks them.
+CASES = [(name, "perceptron" if "precision" in name else "GAT, batch norm") for name in WITH_GRAPHS]
+CASES += [("graphs", name) for name in MODELS if name not in ("GAT, batch norm", "perceptron")]
+
+
+@pytest.mark.parametrize(("objective", "model"), CASES)
+def test_every_epoch_is_that_of_the_seed_alone(objective: str, model: str):
+    task = in_float64(OBJECTIVES[objective]())
+    with float64():
+        one, other = (
+            run(lambda: headed(MODELS[model](), task), task, [3, 0], 3, batch_size=BATCH) for run in (alone, stacked)
+        )
+    assert_same(one, other)
+
+
+@functools.cache
+def three_alone() -> Found:
+    task = in_float64(OBJECTIVES["graphs"]())
+    with float64():
+        return alone(lambda: headed(MODELS["GAT"](), task), task, range(3), 15, patience=2, batch_size=BATCH)
+
+
+@pytest.mark.parametrize("leave", [range(1000), [6]], ids=str)
+def test_each_stops_when_it_would_and_the_rest_go_on(leave: Sequence[int]):
+    task = in_float64(OBJECTIVES["graphs"]())
+    with float64():
+        other = stacked(
+            lambda: headed(MODELS["GAT"](), task), task, range(3), 15, patience=2, leave=leave, batch_size=BATCH
+        )
+    assert len({outcome.epochs for outcome in three_alone()[0].values()}) > 1
+    assert_same(three_alone(), other)
+    assert other[2].left_at
+
+
+def test_in_passes_all_seeds_take_the_order_of_the_first():
+    task = OBJECTIVES["graphs"]()
+
+    def make() -> nn.Module:
+        return headed(MODELS["GAT, batch norm"](), task)
+
+    options = {"batch_size": BATCH, "max_epochs": 3, "progress": False, "accelerator": "cpu", "lr": 0.01}
+    whole, stack = train(make, task, [4, 1, 2], **options)
+    parts, again = train(make, task, [4, 1, 2], seeds_per_pass=2, **options)
+    for one, other in zip(whole, parts, strict=True):
+        assert replace(one, seconds=0.0) == replace(other, seconds=0.0)
+    for key, value in stack.weights().items():
+        torch.testing.assert_close(again.weights()[key], value)
+    last, _ = train(make, task, [2], **options)
+    assert last[0].val != whole[2].val  # in the order of its own seed
+
+
+def test_a_batch_of_no_graphs_is_refused():
+    with pytest.raises(ValueError, match="batch_size is 0, expected a number of graphs, at least 1"):
+        train(MODELS["GAT"], OBJECTIVES["graphs"](), batch_size=0)
+
+
+def test_a_model_draws_its_seeds_as_after_its_own_epochs_start():
+    device, seeds = torch.device("cpu"), [3, 0, 2**32 - 1]
+    generators = [generator_of(seed, 7, device) for seed in seeds]
+
+    def draw(row: Tensor) -> Tensor:
+        with drawn_by(generators, row):
+            return torch.stack([draw_seed(device), draw_seed(device)])
+
+    before = torch.get_rng_state()
+    together = torch.cat([torch.func.vmap(draw)(torch.arange(3)) for _ in range(2)], 1)  # of two steps
+    assert torch.equal(before, torch.get_rng_state())
+    for row, seed in enumerate(seeds):
+        seed_epoch(seed, 0, 7)
+        assert together[row].tolist() == [int(draw_seed(device)) for _ in range(4)]
+
+
+def test_after_a_fit_chance_is_drawn_anew():
+    task = OBJECTIVES["graphs"]()
+    module = StackedInductive([headed(MODELS["GAT"](), task) for _ in range(2)], range(2), task.objective)
+    trainer(Resumable(None, 0), EachStopping(range(2)), epochs=1).fit(module, datamodule=TaskData(task))
+    module.train()
+    batch = Batch.from_data_list(task.train)
+    assert not torch.equal(module(batch), module(batch))
+
+
+# Killed and resumed -------------------------------------------------------------------------------------------------
+
+
+def resumed(folder: Path, kills: Sequence[tuple[int, str]]) -> tuple[list[Outcome], StackedInductive]:
+    """Return the results of three seeds trained as one that are killed again and again."""
+    path, task, seeds = folder / "last.ckpt", OBJECTIVES["graphs"](), range(3)
+    for kill in [*kills, None]:
+        stopping = EachStopping(seeds, patience=2)
+        files = EachMetrics({seed: folder / f"{seed}.csv" for seed in seeds}, stopping)
+        fitted = trainer(files, stopping, Resumable(path, 0, every=0.0), *([Kill(*kill)] if kill else []), epochs=15)
+        models = [seeded(seed, lambda: headed(MODELS["GAT"](), task)) for seed in seeds]
+        module = StackedInductive(models, seeds, task.objective, 0.01, 5e-4)
+        torch.rand(7)
+        try:
+            fitted.fit(module, datamodule=TaskData(task, BATCH, 0), ckpt_path=path if path.exists() else None)
+            assert kill is None
+        except InterruptedError:
+            pass
+    fitted.test(module, datamodule=TaskData(task, BATCH, 0), verbose=False)
+    return outcomes(module, stopping), module
+
+
+def test_seeds_that_were_killed_end_like_those_that_were_not(tmp_path: Path):
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "killed").mkdir()
+    whole, module = resumed(tmp_path / "whole", [])
+    epochs = sorted(outcome.epochs for outcome in whole)
+    assert epochs[0] < epochs[-1] - 1
+    kills = [(1, "batch"), (epochs[-1] - 1, "validation")]  # before and after some had left
+    killed, again = resumed(tmp_path / "killed", kills)
+    for one, other in zip(whole, killed, strict=True):
+        assert replace(other, seconds=one.seconds) == one
+    assert all(torch.equal(value, again.model.weights()[key]) for key, value in module.model.weights().items())
+    for seed in range(3):
+        texts = [(tmp_path / run / f"{seed}.csv").read_text() for run in ("whole", "killed")]
+        assert texts[0] == texts[1]
+
+
+# Memory -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_trial_is_on_the_largest_batch(monkeypatch: pytest.MonkeyPatch):
+    task, sizes = OBJECTIVES["graphs"](), []
+    monkeypatch.setattr(memory, "trial", lambda models, objective, data, device: sizes.append(data.num_nodes))
+    with suppress(AttributeError):
+        plan_stack([nn.Linear(6, 3)] * 2, task, 3, False, torch.device("cpu"))
+    graphs = [data.num_nodes for data in [*task.train, *task.val, *task.test]]
+    assert sizes == [sum(sorted(graphs)[-3:])]
