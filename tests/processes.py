@@ -121,6 +121,7 @@ def _main(arguments: tuple[str, ...], cwd: str, environment: dict[str, str]) -> 
     from lightning.fabric.utilities.rank_zero import _get_rank, rank_zero_only
     from lightning.pytorch.strategies.launchers import subprocess_script
 
+    import gat_pyg.experiments.shared as shared
     import gat_pyg.experiments.together as together
 
     os.chdir(cwd)
@@ -133,7 +134,8 @@ def _main(arguments: tuple[str, ...], cwd: str, environment: dict[str, str]) -> 
     rank_zero_only.rank = _get_rank() or 0  # Lightning reads the environment when it is imported
     replaced = SimpleNamespace(**{**vars(subprocess), "Popen": _Rank})  # for Lightning alone: torchrun has other ranks
     subprocess_script.subprocess = replaced  # type: ignore[assignment]
-    together.spawn = partial(torch.multiprocessing.start_processes, start_method="fork")  # type: ignore[assignment]
+    forked = partial(torch.multiprocessing.start_processes, start_method="fork")
+    together.spawn = shared.spawn = forked  # type: ignore[assignment]
     kind, *rest = arguments
     if kind == "-m":
         sys.argv, sys.path[:0] = rest, [cwd]

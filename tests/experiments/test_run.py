@@ -57,6 +57,21 @@ Command = Callable[..., str]
 SMALL = ("model=mlp", "model.hidden_channels=8", "training.lr=0.05")
 NORM = ("model._target_=torch_geometric.nn.MLP", "+model.norm=batch_norm", "+model.norm_kwargs.momentum=null")
 
+LEFT_BY_A_SEED = {"config.yaml", "metrics.csv", "model.safetensors", "result.json"}
+FAILS_FOR_SEED_1 = """
+import gat_pyg.experiments.shared as shared
+from gat_pyg.experiments.command import message
+from gat_pyg.run import main
+
+def one_run(settings, task, seed, folder, run=shared.one_run):
+    if seed == 1:
+        raise ValueError("bad luck")
+    return run(settings, task, seed, folder)
+
+shared.one_run, shared.message = one_run, str
+main()
+"""
+
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
@@ -425,6 +440,52 @@ def test_the_averaged_prediction_is_that_of_the_stack(command: Command):
     assert f"(averaged prediction {100 * right:.1f} %, " in told
 
 
+def test_seeds_of_many_graphs_together_name_the_seed_of_their_order(command: Command):
+    many = ("dataset=planted", "dataset.graphs=8", *SMALL, "training.batch_size=2", "training.max_epochs=3")
+    command(*many, "runs=3", "seed=5", "seeds_per_pass=2")
+    command(*many, "seed=5", "outputs=alone")
+    first, second, third = read("outputs/results.jsonl")
+    assert (first.order, second.order, third.order) == (None, 5, 5)
+    assert first.config_hash == second.config_hash
+    (alone,) = read("alone/results.jsonl")
+    assert alone.config_hash == first.config_hash and alone.value == pytest.approx(first.value, rel=1e-4)
+    assert '"order"' not in Path("alone/results.jsonl").read_text()
+
+
+@pytest.mark.kernels
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is a POSIX signal")
+def test_processes_share_seeds_that_are_trained_one_by_one(command: Command):
+    seeds = (*SMALL, "runs=4", "vectorize=off", "training.max_epochs=20", "checkpoint_every=0")
+    one = command(*seeds, "outputs=one")
+    process = outside(*seeds, "processes=2", "outputs=two")
+    while process.poll() is None and len(list(Path("two").rglob("last.ckpt"))) < 2:  # of two seeds at once
+        time.sleep(0.005)
+    kill(process)
+    assert len(list(Path("two").rglob("last.ckpt"))) == 2
+    process = outside(*seeds, "processes=2", "outputs=two", "ckpt_path=last")
+    told, complaints = process.communicate(timeout=200)
+    assert process.returncode == 0, complaints
+    assert [line for line in told.splitlines() if "seed " in line] == [
+        line for line in one.splitlines() if "seed " in line
+    ]  # in the same order
+    assert told.splitlines()[-1].startswith("digits, 4 runs: test accuracy")
+    found = [{result.seed: result.value for result in read(f"{place}/results.jsonl")} for place in ("one", "two")]
+    assert found[0] == found[1] and len(found[0]) == 4
+    (folder,) = {path.parent for path in runs("two")}
+    for inner in folder.glob("seed-*"):
+        assert {path.name for path in inner.iterdir()} == LEFT_BY_A_SEED
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
+def test_a_seed_that_fails_in_a_process_is_named(place: Path):
+    (place / "outside.py").write_text(FAILS_FOR_SEED_1)
+    process = python("outside.py", "model=mlp", "runs=3", "vectorize=off", "processes=2", "training.max_epochs=2")
+    _, complaints = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert "seed 1 failed: bad luck" in complaints, complaints
+    assert "gat-pyg: The process that trained seed 1 failed, as printed above. The same command with" in complaints
+
+
 def test_what_is_not_trained_together_is_told(command: Command, monkeypatch: pytest.MonkeyPatch):
     def says(*arguments: str) -> str:
         said: list[str] = []
@@ -434,7 +495,12 @@ def test_what_is_not_trained_together_is_told(command: Command, monkeypatch: pyt
         return "\n".join(said)
 
     assert says() == says("vectorize=off") == ""
-    assert says("dataset=planted", "dataset.graphs=6") == "planted: 2 runs one by one, since planted has many graphs"
+    many = ("dataset=planted", "dataset.graphs=6")
+    assert says(*many) == "planted: 2 runs as one, on the same batches of graphs, in the order of seed 0"
+    with monkeypatch.context() as patch:
+        patch.setattr(gat_pyg.experiments.together, "LARGE", 1000)
+        large = r"planted: 2 runs one by one, since a step has \d+ million elements, and so .* not faster as one"
+        assert re.fullmatch(large, says(*many))
     compiles = ("training.compile=true", "training.max_epochs=1")
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: None)
     assert says(*compiles) == "digits: 2 runs one by one, since training.compile is true"
@@ -444,7 +510,7 @@ def test_what_is_not_trained_together_is_told(command: Command, monkeypatch: pyt
     )
     assert "since gradients would be clipped over all seeds" in says("+trainer.gradient_clip_val=1.0")
     assert "whose scale would be that of all seeds" in says("+trainer.precision=bf16-mixed")
-    assert len(read("outputs/results.jsonl")) == 2 * 7
+    assert len(read("outputs/results.jsonl")) == 2 * 8
 
 
 def test_the_hash_tells_what_is_learnt(command: Command):
@@ -748,7 +814,15 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
         (["hydra.run.dir=null"], r"hydra\.run\.dir: field 'hydra\.run\.dir' is not Optional"),
         (["vectorize=perhaps"], r"vectorize is 'perhaps', expected auto, on or off\."),
         (["seeds_per_pass=0"], r"seeds_per_pass is 0, expected auto or a whole number, at least 1\."),
-        (["vectorize=on", "runs=2", "dataset=planted"], r"vectorize is on, but planted has many graphs\. Use vector"),
+        (
+            ["vectorize=on", "runs=2", "dataset=planted", "training.cuda_graphs=true"],
+            r"vectorize is on, but training\.cuda_graphs is true, and planted has many graphs\. Use vector",
+        ),
+        (["processes=0"], "processes is 0, expected a whole number"),
+        (
+            ["processes=2", "trainer=ddp_cpu"],
+            r"processes is 2, which train one seed each, but trainer\.strategy is ddp",
+        ),
         (
             ["vectorize=on", "runs=2", "logger=tensorboard"],
             r"vectorize is on, but .*TensorBoardLogger logs one run at a time",
@@ -1521,6 +1595,7 @@ def test_a_job_killed_between_any_two_writes_at_its_end_is_finished(
 def test_two_processes_train_one_model_and_leave_one_run(place: Path):
     small = ("dataset=planted", "dataset.graphs=6", "model=mlp", "runs=2", "training.max_epochs=3")
     told, complaints = started(*small, "trainer=ddp_cpu", "trainer.devices=2")
+    assert "planted: 2 runs one by one, since 2 processes divide the graphs of each step" in complaints
     assert "2 runs: test micro-F1" in told
     assert told.count("data set    planted") == 2
     assert "Warning" not in complaints, complaints

@@ -38,7 +38,8 @@ def one_run(settings: Settings, task: Task, seed: int, folder: Path) -> Result |
     stopping = PaperStopping(training.patience, training.criterion)
     resumable = Resumable(folder / CHECKPOINT, seed, settings.checkpoint_every)
     monitor = RankMonitor()
-    callbacks = [stopping, MetricsFile(folder / METRICS), resumable, Progress(f"{task.name}, seed {seed}"), monitor]
+    progress = Progress(f"{task.name}, seed {seed}", live=settings.processes == 1)
+    callbacks = [stopping, MetricsFile(folder / METRICS), resumable, progress, monitor]
     module = build_module(settings, task, model)
     with deterministic(), suited_threads(elements(task, training.batch_size, [model])):
         trainer = build_trainer(settings, folder, callbacks)

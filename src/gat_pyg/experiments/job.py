@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any, cast
@@ -38,6 +38,7 @@ from .messages import line, summary, summary_of_all
 from .model_file import load
 from .process import compiling_reported, exit_on_signal, keep_memory
 from .settings import Settings
+from .shared import shared
 from .table import table
 from .together import all_at_once
 
@@ -80,19 +81,22 @@ def all_seeds(settings: Settings, folder: Path) -> float:
         task = build_task(settings)
         together = all_at_once(settings, task, folder)
         results, diverged = [], []
-        for seed in settings.seeds:
-            run_dir = seed_folder(folder, settings, seed)
-            result = finished(run_dir, settings.results)
-            result = result or (None if together else one_run(settings, task, seed, run_dir))
-            if result is None:
-                diverged.append(seed)
-                continue
-            results.append(result)
-            if is_first():
-                print(
-                    line(result) if together or settings.is_table else summary(result, task, settings.results),
-                    flush=True,
-                )
+        with nullcontext() if together else shared(settings, folder) as processes:
+            for seed in settings.seeds:
+                run_dir = seed_folder(folder, settings, seed)
+                if processes is not None:
+                    processes.wait(run_dir)
+                result = finished(run_dir, settings.results)
+                result = result or (None if together or processes else one_run(settings, task, seed, run_dir))
+                if result is None:
+                    diverged.append(seed)
+                    continue
+                results.append(result)
+                if is_first():
+                    print(
+                        line(result) if together or settings.is_table else summary(result, task, settings.results),
+                        flush=True,
+                    )
         if is_first() and len(results) > 1:
             mean = averaged(settings, task, folder, [result.seed for result in results])
             print(summary_of_all(results, folder, mean), flush=True)

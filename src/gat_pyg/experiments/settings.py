@@ -46,7 +46,7 @@ UNHASHED = frozenset(  # their settings that do not
 )
 MAY_CHANGE_ON_RESUME = frozenset(
     {
-        *("ckpt_path", "checkpoint_every", "vectorize", "seeds_per_pass", "loader.num_workers"),
+        *("ckpt_path", "checkpoint_every", "vectorize", "seeds_per_pass", "processes", "loader.num_workers"),
         *("model.form", "model.study"),
         *(f"trainer.{key}" for key in ("accelerator", "devices", "num_nodes", "strategy", "deterministic")),
     }
@@ -307,6 +307,7 @@ class Settings:
     runs: Annotated[int, whole(1)]
     vectorize: Annotated[bool | Literal["auto"], VECTORIZED]
     seeds_per_pass: Annotated[int | Literal["auto"], whole(1, "auto")]
+    processes: Annotated[int, whole(1)]
     methods: Annotated[str | list[str | list[str]] | None, METHODS]
     datasets: Annotated[str | list[str] | None, DATASETS]
     protocol: Annotated[str | None, choice(None, "errica")]
@@ -346,6 +347,11 @@ class Settings:
             raise ValueError(f"seed is {self.seed} with runs={self.runs}, expected seeds from 0 to 2^32 - 1.")
         if self.ckpt_path not in (None, "last") and self.runs > 1:
             raise ValueError(f"ckpt_path={self.ckpt_path} is one checkpoint, but runs={self.runs}. Use runs=1.")
+        if self.processes > 1 and (strategy := self.trainer.get("strategy")) is not None:
+            raise ValueError(
+                f"processes is {self.processes}, which train one seed each, but trainer.strategy is {strategy}, which "
+                "trains a seed in several processes. Use one of the two."
+            )
         if clash := sorted({*FIXED, "plugins", "callbacks", "logger", "default_root_dir"} & {*self.trainer.values}):
             raise ValueError(f"trainer.{clash[0]} is set by the command. Leave it out.")
         dataset = self.on_split(0).dataset if self.on_all_splits else self.dataset

@@ -121,12 +121,13 @@ class MetricsFile(Callback):
 class Progress(Callback):
     """One line of progress: epoch, loss, validation score, and when training will stop.
 
-    On a terminal, the line is rewritten a few times a second; otherwise a new line is printed every `every` seconds.
+    On a terminal, the line is rewritten a few times a second, unless `live` is false; otherwise a new line is printed
+    every `every` seconds.
     """
 
-    def __init__(self, title: str, every: float = 10.0) -> None:
+    def __init__(self, title: str, every: float = 10.0, live: bool = True) -> None:
         self.title = title
-        self._live = sys.stderr.isatty()
+        self._live = live and sys.stderr.isatty()
         self._period = 0.2 if self._live else every
         self._next = 0.0
         self._speed: tuple[float, int] = (0.0, 0)

@@ -1,0 +1,112 @@
+"""Seeds trained one by one, shared among processes of one machine."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.multiprocessing import get_context
+from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, spawn
+
+from ..files import try_lock, unlock
+from ..training.progress import quiet
+from ..training.signals import handled
+from .alone import one_run
+from .build import build_task
+from .command import message
+from .folder import LOCK, drop_empty, seed_folder, unfinished
+from .process import exit_on_signal, keep_memory
+from .result import RESULT
+from .settings import Settings
+
+PAUSE = 0.2  # seconds between two looks at the results
+
+
+class Processes:
+    """The processes that train the unfinished seeds of a job, each the next one that no other process has taken."""
+
+    def __init__(self, context: ProcessContext, taken: Any, seeds: Sequence[int]) -> None:
+        self.context, self.taken, self.seeds = context, taken, seeds
+
+    def wait(self, folder: Path) -> None:
+        """Wait until the result in a seed's folder is written, or all processes have ended.
+
+        Raises:
+            ValueError: if one of them failed or was killed; the others then write their checkpoints and end.
+        """
+        try:
+            while not (folder / RESULT).is_file() and not self.context.join(timeout=PAUSE):
+                pass
+        except ProcessExitedException as error:
+            seed = self.seeds[min(max(self.taken[error.error_index], 0), len(self.seeds) - 1)]
+            how = f"was killed by {error.signal_name}" if error.signal_name else "failed, as printed above"
+            raise ValueError(
+                f"The process that trained seed {seed} {how}. The same command with ckpt_path=last continues all seeds "
+                "from their last checkpoints."
+            ) from error
+
+
+@contextmanager
+def shared(settings: Settings, folder: Path) -> Iterator[Processes | None]:
+    """Context manager: start `processes` processes that train the unfinished seeds; None if one process trains all.
+
+    Each has its share of the threads. At the end they are waited for, or stopped after an error.
+    """
+    seeds = unfinished(folder, settings)
+    size = min(settings.processes, len(seeds))
+    if size < 2:
+        yield None
+        return
+    taken = get_context("spawn").Array("q", [-1] * size)  # the index of each process's seed, in ascending order
+    context = spawn(_process, (taken, seeds, settings, folder), nprocs=size, join=False)
+    try:
+        yield Processes(context, taken, seeds)
+        while not context.join():
+            pass
+    finally:
+        for process in context.processes:
+            if process.is_alive():
+                process.terminate()
+
+
+def _process(rank: int, taken: Any, seeds: Sequence[int], settings: Settings, folder: Path) -> None:
+    """Train one seed after the other; on an error, print it and exit with status 1."""
+    torch.set_num_threads(max(1, torch.get_num_threads() // len(taken)))
+    keep_memory()
+    with handled(exit_on_signal), quiet():
+        task = build_task(settings)
+        while (index := _next(rank, taken)) < len(seeds):
+            try:
+                with _locked(seed_folder(folder, settings, seeds[index])) as run_dir:
+                    if not (run_dir / RESULT).is_file():
+                        one_run(settings, task, seeds[index], run_dir)
+            except Exception as error:
+                reason = message(error) or traceback.format_exc()
+                print(f"seed {seeds[index]} failed: {reason}", file=sys.stderr, flush=True)
+                sys.exit(1)
+
+
+def _next(rank: int, taken: Any) -> int:
+    """Take the next seed."""
+    with taken.get_lock():
+        taken[rank] = max(taken) + 1
+        return int(taken[rank])
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[Path]:
+    """Context manager: hold the lock of a seed's folder; a process of a killed job may still write its checkpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    while (lock := try_lock(folder / LOCK)) is None:
+        time.sleep(PAUSE)
+    try:
+        yield folder
+    finally:
+        unlock(folder / LOCK, lock)
+        drop_empty(folder)
