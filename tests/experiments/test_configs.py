@@ -139,18 +139,35 @@ def test_the_recorded_tables_are_of_the_settings_that_are_here(name: str):
     assert {(key.row, key.study) for key, (newest, *_) in recorded.items() if newest.setting not in here} <= CUT_OFF
 
 
+def members(family: str) -> list[str]:
+    """Return the data sets of a family, by what their files say."""
+    files = sorted((CONF / "dataset").glob("*.yaml"))
+    return [file.stem for file in files if f"override /family: {family}\n" in file.read_text()]
+
+
+@pytest.mark.parametrize("family", names("family"))
+def test_a_family_is_of_several_data_sets_and_gives_each_its_recipes(family: str):
+    assert len(members(family)) > 1
+    for dataset, model in product(members(family), ("gat", "gatv2", "transformer", "gcn")):
+        config = compose("config", [f"dataset={dataset}", f"model={model}"])
+        assert (config.model.encoder, config.training.batch_size) == (64, 64)
+        assert (config.model.get("norm") == "batch") == (model != "gcn")  # for which it has no recipe
+
+
 RECIPES = sorted(path.relative_to(CONF / "recipe") for path in (CONF / "recipe").rglob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=str)
 def test_a_recipe_is_that_of_a_model_and_a_data_set_that_exist(path: Path):
     model, dataset = "gat", "cora"
-    if path.parts[0] == "on":
-        _, model, dataset = path.with_suffix("").parts
+    if path.parts[0] in ("on", "family"):
+        kind, model, dataset = path.with_suffix("").parts
+        dataset = members(dataset)[0] if kind == "family" else dataset
     elif path.parts[0] != "setup" or path.stem in names("model"):
         model = path.stem
     assert model in names("model") and dataset in names("dataset")
-    chosen = f"recipe/on={model}/{dataset}" if path.parts[0] == "on" else f"recipe={path.with_suffix('')}"
+    own_group = path.parts[0] in ("on", "family")
+    chosen = f"recipe/{path.parts[0]}={model}/{path.stem}" if own_group else f"recipe={path.with_suffix('')}"
     config = compose("config", [f"model={model}", f"dataset={dataset}", chosen])
     learns(config, task(categories="encoder" in config.model))
     own = OmegaConf.load(CONF / "recipe" / path)

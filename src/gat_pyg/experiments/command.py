@@ -42,17 +42,18 @@ REPLACES = ("dataset._target_", "dataset.name", "model._target_")
 def without_recipes(arguments: Sequence[str]) -> list[str]:
     """Remove the recipes of a model or a data set whose class is replaced by an override.
 
-    Hydra selects a model's recipe by the model's name, and `recipe/on` by the names of model and data set. An override
-    such as `dataset._target_` changes neither name. The model's `method` and `form` are removed for the same reason.
+    Hydra selects a model's recipe by the model's name, and `recipe/on` and `recipe/family` by the names of the model
+    and of the data set or its family. An override such as `dataset._target_` changes no name. The model's `method` and
+    `form` are removed for the same reason.
 
     >>> without_recipes(["model=gat", "dataset._target_=torch_geometric.datasets.KarateClub"])
-    ['model=gat', '~recipe/on', 'dataset._target_=torch_geometric.datasets.KarateClub']
+    ['model=gat', '~recipe/family', '~recipe/on', 'dataset._target_=torch_geometric.datasets.KarateClub']
     """
     keys = [argument.lstrip("+~").partition("=")[0] for argument in arguments]
     first = next((index for index, key in enumerate(keys) if key in REPLACES), None)
     if first is None:
         return list(arguments)
-    removals = [] if "recipe/on" in keys else ["~recipe/on"]
+    removals = [f"~{recipe}" for recipe in ("recipe/family", "recipe/on") if recipe not in keys]
     if "model._target_" in keys:
         removals += [] if "recipe" in keys else ["~recipe"]
         removals += [f"++model.{label}=null" for label in ("method", "form") if f"model.{label}" not in keys]
