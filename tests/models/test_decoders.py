@@ -25,6 +25,14 @@ def test_bilinear_is_torchs() -> None:
     assert_close(ours(Z, PAIRS), theirs(Z[PAIRS[0]], Z[PAIRS[1]]))
 
 
+@pytest.mark.parametrize("channels", [16, 64, 400])
+def test_a_bilinear_form_of_standard_embeddings_starts_with_scores_of_variance_one(channels: int) -> None:
+    torch.manual_seed(0)
+    z, pairs = torch.randn(2000, channels), torch.arange(2000).view(2, 1000)
+    scores = Bilinear(channels, 8)(z, pairs)  # 8 draws of the weights
+    assert 0.7 < float(scores.detach().std()) < 1.3
+
+
 @pytest.mark.parametrize("name", ["dot", "bilinear", "mlp"])
 def test_a_decoder_has_one_output_for_each_pair_and_gradients(name: str) -> None:
     decoder, z = link_decoder(name, 4).double(), Z.clone().requires_grad_()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn.resolver import activation_resolver
@@ -32,6 +34,10 @@ class Bilinear(nn.Module):
     .. math::
         s_{ij}^t = z_i^T \mathbf{W}^t z_j + b^t
 
+    A score is a sum of C^2 products. So the standard deviation of the initial weights is 1 / C: embeddings whose
+    entries are independent, with mean 0 and variance 1, have initial scores of variance 1 for any C. By Glorot's rule,
+    which is for sums of C products, the variance would be C.
+
     Args:
         channels: C, the width of the embeddings.
         out_channels: T; None for one output, without a dimension of its own.
@@ -49,9 +55,9 @@ class Bilinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise the parameters again: Glorot uniform for each output, biases zero."""
-        for weight in self.weight:
-            nn.init.xavier_uniform_(weight)
+        """Initialise the parameters again: weights uniform with standard deviation 1 / C, biases zero."""
+        bound = math.sqrt(3) / self.weight.size(-1)
+        nn.init.uniform_(self.weight, -bound, bound)
         nn.init.zeros_(self.bias)
 
     def forward(self, z: Tensor, edge_label_index: Tensor) -> Tensor:
