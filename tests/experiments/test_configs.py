@@ -17,9 +17,10 @@ from torch_geometric.data import Data
 from gat_pyg.data import Task
 from gat_pyg.experiments.build import build_logger, build_model, build_task, build_trainer, check_gpus
 from gat_pyg.experiments.command import config_folder
-from gat_pyg.experiments.settings import Settings, flattened
+from gat_pyg.experiments.settings import INTERNAL, Settings, flattened
 from gat_pyg.report.runs import gathered, lines_of
 from gat_pyg.tasks.graphs import GraphLabels
+from gat_pyg.tasks.metrics import METRICS, fitting_metric, metric_named
 from gat_pyg.tasks.nodes import NodeMultiLabels
 from gat_pyg.training import Inductive
 
@@ -262,6 +263,21 @@ def test_a_data_set_has_the_metric_of_its_benchmark():
     assert Settings.parse(compose("config", ["dataset=minesweeper"])).metric == "roc_auc"
     assert Settings.parse(compose("config", ["dataset=minesweeper", "metric=accuracy"])).metric == "accuracy"
     assert Settings.parse(compose("config", ["dataset=cora"])).metric is None
+
+
+def test_average_precision_has_one_name():
+    short, long = (Settings.parse(compose("config", [f"metric={name}"])) for name in ("ap", "average_precision"))
+    assert short == long and short.metric == "average_precision"
+    assert "ap" not in METRICS and metric_named("ap") is METRICS["average_precision"]
+    for kind in ("one", "many", "link"):
+        assert fitting_metric("ap", kind) is fitting_metric("average_precision", kind)
+
+
+def test_what_the_command_sets_itself_is_in_no_users_settings():
+    config = compose("config")
+    assert not {*INTERNAL} & {*config} and not {*INTERNAL} & {*Settings.parse(config).to_dict()}
+    cell = Settings.parse(config).replace(candidates=["a"], content="b")
+    assert Settings.parse(OmegaConf.create(cell.to_dict())) == cell
 
 
 def test_settings_cannot_be_changed():

@@ -73,6 +73,12 @@ def test_a_score_that_is_nan_is_null_in_the_line():
     assert math.isnan(Result.from_json(line).val)
 
 
+def test_another_name_of_a_metric_becomes_its_own():
+    recorded = json.dumps({**dataclasses.asdict(one()), "metric": "ap", "scores": {"ap": 0.5, "mrr": 0.1}})
+    result = Result.from_json(recorded)
+    assert (result.metric, result.scores) == ("average_precision", {"average_precision": 0.5, "mrr": 0.1})
+
+
 def test_a_later_field_is_left_out_and_a_missing_one_named():
     assert Result.from_json(json.dumps({**dataclasses.asdict(one()), "later": 1})) == one()
     with pytest.raises(ValueError, match=r"missing.*'value'"):

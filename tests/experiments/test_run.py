@@ -41,6 +41,7 @@ import gat_pyg.seeds.memory
 import gat_pyg.training.stopping
 from gat_pyg import GAT, load, predict
 from gat_pyg.data import digits, from_file, links, planted
+from gat_pyg.experiments.build import task_of
 from gat_pyg.experiments.result import Result, read
 from gat_pyg.files import try_lock
 from gat_pyg.kernels.cpu import cache
@@ -277,12 +278,12 @@ def test_links_are_predicted_with_their_recorded_scores(command: Command, decode
     said = command(*asked, "+dataset.name=pairs", f"+model.decoder={decoder}", "training.max_epochs=3", "runs=2")
     result, _ = read("outputs/results.jsonl")
     assert (result.item, result.metric, result.majority) == ("link", "roc_auc", 0.5) and result.scores is not None
-    assert result.scores.keys() == {"ap", "mrr", "hits@20", "hits@50", "hits@100"} and "also" in said
+    assert result.scores.keys() == {"average_precision", "mrr", "hits@20", "hits@50", "hits@100"} and "also" in said
     data = links(digits()).train[0]
     test = Data(data.x, data.edge_index, edge_label_index=data.edge_label_index[:, data.test_mask])
     y, probabilities = data.y[data.test_mask], predict(result.run_dir, test)
     assert roc_auc_score(y, probabilities) == pytest.approx(result.value, abs=2e-5)
-    assert average_precision_score(y, probabilities) == pytest.approx(result.scores["ap"], abs=2e-5)
+    assert average_precision_score(y, probabilities) == pytest.approx(result.scores["average_precision"], abs=2e-5)
     mean = roc_auc_score(y, predict(Path(result.run_dir).parent, test, seed="all"))
     assert f"(averaged prediction {mean:.3f}, " in said
     with pytest.raises(ValueError, match="predicts links: give data.edge_label_index"):
@@ -525,6 +526,46 @@ def test_the_hash_tells_what_is_learnt(command: Command):
     assert len({first, *hashes[2:]}) == 1 + len(others)
 
 
+@pytest.mark.parametrize("kind", ["file", "folder", "links"])
+def test_the_content_of_ones_own_files_is_part_of_the_hash(command: Command, kind: str):
+    def write(seed: int) -> None:
+        draw = np.random.default_rng(seed)
+        arrays = {"x": draw.random((60, 4)), "y": draw.integers(0, 3, 60), "edge_index": draw.integers(0, 60, (2, 200))}
+        np.savez("mine.npz", **arrays)
+        Path("mine").mkdir(exist_ok=True)
+        for name, values in (arrays | {"ignored": draw.random(3)}).items():
+            np.save(f"mine/{name}.npy", values)
+
+    path = "mine" if kind == "folder" else "mine.npz"
+    arguments = [*SMALL, "dataset=file", f"dataset.path={path}", "split.per_class=5", "split.val=10", "split.test=10"]
+    if kind == "links":
+        links = ("dataset._target_=gat_pyg.data.links", "+dataset.dataset._target_=gat_pyg.data.from_file")
+        split = [f"+dataset.dataset.{key}={size}" for key, size in (("per_class", 5), ("val", 10), ("test", 10))]
+        arguments = [*SMALL, *links, f"+dataset.dataset.path={path}", *split]
+    for seed in (0, 0, 1):
+        write(seed)
+        command(*arguments, "training.max_epochs=2")
+    first, again, other = read("outputs/results.jsonl")
+    assert (first.config_hash, first.data) == (again.config_hash, again.data)
+    assert first.config_hash != other.config_hash and first.data != other.data
+    assert len(rows_of(gathered(report_lines("outputs/results.jsonl")))["MLP"]) == 2  # columns
+    Path(first.run_dir, "result.json").unlink()
+    shutil.rmtree(again.run_dir)
+    complaint = command(
+        *arguments, "training.max_epochs=2", f"hydra.run.dir={first.run_dir}", "ckpt_path=last", fails=True
+    )
+    assert re.search(r"other settings: the content of dataset\.path was \w{12}, is \w{12}\. Resume", complaint)
+    shutil.rmtree(other.run_dir)
+    complaint = command(*arguments, "training.max_epochs=2", "ckpt_path=last", fails=True)
+    assert re.search(
+        r"the same settings, but the content of dataset\.path was \w{12}, is .* Restore the file", complaint
+    )
+    with pytest.raises(ValueError, match=r"The content of dataset\.path was \w{12} when the run began, is \w{12}"):
+        task_of(first.run_dir)
+    write(0)
+    assert Path(first.run_dir).name in command(*arguments, "training.max_epochs=2", "ckpt_path=last")
+
+
 def test_multirun(command: Command):
     command("-m", *SMALL, "training.max_epochs=2", "seed=1,2")
     assert [result.seed for result in read("outputs/results.jsonl")] == [1, 2]
@@ -726,6 +767,7 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
     ("arguments", "message"),
     [
         (["training.lrr=1"], r"training\.lrr is unknown\. Did you mean training\.lr\?"),
+        (["+candidates=[a]"], r"candidates is set by the command\. Leave it out\."),
         (["lr=1"], r"lr is unknown\. Did you mean training\.lr\?"),
         (["+training.momentum=1"], r"training\.momentum is unknown\. Known are: training\.lr, "),
         (["+epochs=1"], r"epochs is unknown\. Did you mean training\.max_epochs\?"),

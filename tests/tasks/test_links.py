@@ -249,7 +249,7 @@ def test_training_finds_the_communities_and_moves_every_parameter(make: Callable
         out, y = task.objective.rows(module.eval()(data), data, "test")
     result = task.objective.metrics({"test": task.objective.statistics(out, y).tolist()})
     assert result["test_roc_auc"] == pytest.approx(roc_auc_score(y, out), abs=1e-6)
-    assert result["test_ap"] == pytest.approx(average_precision_score(y, out), abs=1e-6)
+    assert result["test_average_precision"] == pytest.approx(average_precision_score(y, out), abs=1e-6)
     assert result["test_roc_auc"] > 0.65
 
 

@@ -132,6 +132,7 @@ def write_outputs(
         study=factory.get("study") or "",
         split=settings.split_number,
         order=order,
+        data=settings.data_hash,
     )
     if is_first():
         metadata = {"method": factory.name, "dataset": task.name, **task.objective.describe()}

@@ -61,6 +61,11 @@ def build_task(settings: Settings) -> Task:
     the class's name in `data_root`.
     """
     dataset, target = settings.dataset, settings.dataset.locate()
+    if settings.content is not None and (now := settings.content_now()) not in (None, settings.content):
+        raise ValueError(
+            f"The content of dataset.path was {settings.content} when the run began, is {now}. Restore the file, or "
+            "train anew."
+        )
     others: dict[str, Any] = {}
     parameters = inspect.signature(target).parameters
     if inspect.isclass(target) and "root" in parameters and dataset.get("root") is None:

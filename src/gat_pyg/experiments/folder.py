@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -168,8 +168,11 @@ def _resumed(settings: Settings, invocation: Invocation) -> tuple[Path, int]:
     else:
         outputs = Path(settings.outputs)
         _remove_unstarted(outputs)
-        same = [folder.absolute() for folder, saved in _started(outputs) if not differences(saved, values)]
+        started = _started(outputs)
+        same = [folder.absolute() for folder, saved in started if not differences(saved, values)]
         candidates = [folder for folder in same if not over(folder, settings)] or same[:1]
+        if not candidates:
+            _check_content(started, values)
         if not candidates and invocation.multirun:
             return _fresh(fresh)
     for folder in candidates:
@@ -188,6 +191,16 @@ def _resumed(settings: Settings, invocation: Invocation) -> tuple[Path, int]:
         f"There is no run with these settings in {settings.outputs}. Name its folder by hydra.run.dir=..., "
         "or start anew without ckpt_path."
     )
+
+
+def _check_content(started: Sequence[tuple[Path, Mapping[str, Any]]], values: Mapping[str, Any]) -> None:
+    """Raise ValueError if a run has the same settings, but the user's files had another content."""
+    for folder, saved in started:
+        if saved.get("content") and not differences({**saved, "content": None}, values):
+            raise ValueError(
+                f"The run in {relative_path(folder)} has the same settings, but {differences(saved, values)}. Restore "
+                "the file, or start anew without ckpt_path."
+            )
 
 
 def _in(outputs: Path, name: str) -> Iterator[Path]:

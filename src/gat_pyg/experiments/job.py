@@ -37,7 +37,7 @@ from .folder import (
 from .messages import line, summary, summary_of_all
 from .model_file import load
 from .process import compiling_reported, exit_on_signal, keep_memory
-from .settings import Settings
+from .settings import INTERNAL, Settings
 from .shared import shared
 from .table import table
 from .together import all_at_once
@@ -53,6 +53,8 @@ def execute(config: DictConfig) -> float:
         invocation = Invocation.current()
         try:
             invocation.check()
+            if internal := [name for name in INTERNAL if name in config]:
+                raise ValueError(f"{internal[0]} is set by the command. Leave it out.")
             settings = Settings.parse(config)
             if settings.trainer.get("strategy") is not None and invocation.multirun:
                 raise ValueError("--multirun runs in a single process. Start runs of several processes without -m.")

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from ..files import _locked, add
-from ..tasks.metrics import metric_named
+from ..tasks.metrics import ALIASES, metric_named
 
 MODEL, RESULT, CONFIG, CHECKPOINT, METRICS = (
     "model.safetensors",
@@ -64,6 +64,7 @@ class Result:
     study: str = ""  # the study that the run is part of, if any: "ablation", "trained as GAT"
     split: int = 0  # the number of the split or fold, if the data has several
     order: int | None = None  # the seed whose order of the graphs the run took, if it was not its own
+    data: str = ""  # hash of the settings of the split and of the user's files: data sets of one name may differ
 
     @property
     def warning(self) -> str:
@@ -90,6 +91,8 @@ class Result:
     def from_json(cls, line: str) -> Result:
         """Return the Result of a line that `to_json` wrote; fields of later versions are ignored.
 
+        Other names of a metric, which earlier versions wrote, become its own.
+
         Raises ValueError if the line is not a complete Result.
         """
         types = {field.name: field.type for field in fields(cls)}
@@ -100,6 +103,10 @@ class Result:
             for key, value in values.items():
                 if isinstance(value, bool) or not isinstance(value, _JSON[str(types[key])]):
                     raise TypeError(f"{key} is {value!r}")
+            if values.get("scores"):
+                values["scores"] = {ALIASES.get(name, name): score for name, score in values["scores"].items()}
+            if "metric" in values:
+                values["metric"] = ALIASES.get(values["metric"], values["metric"])
             return cls(**values)
         except (AttributeError, TypeError, RecursionError) as error:
             raise ValueError(f"not a Result ({error}), expected a JSON object with the fields of Result.") from error

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, cast, get_type_hints
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from ..tasks.metrics import METRICS, TASKS
+from ..tasks.metrics import ALIASES, METRICS, TASKS
 from .rules import (
     FINITE,
     POSITIVE,
@@ -44,6 +44,9 @@ UNHASHED = frozenset(  # their settings that do not
         "loader.num_workers",
     }
 )
+INTERNAL = ("candidates", "content")  # settings that the command sets itself
+# Settings of the groups `split` and `dataset` that determine which data are in which of several splits
+DATA = ("per_class", "val", "test", "seed", "folds")
 MAY_CHANGE_ON_RESUME = frozenset(
     {
         *("ckpt_path", "checkpoint_every", "vectorize", "seeds_per_pass", "processes", "loader.num_workers"),
@@ -96,7 +99,7 @@ METHODS = Rule(
 CANDIDATES = sequence("null: protocol=errica sets the hashes of the candidates", is_name, None)
 METRIC = Rule(
     f"null or one of {', '.join(METRICS)}",
-    lambda value: value is None or is_one_of(value, METRICS),
+    lambda value: value is None or is_one_of(value, (*METRICS, *ALIASES)),
 )
 TASK = Rule(
     f"null or one of {', '.join(TASKS)}",
@@ -311,16 +314,18 @@ class Settings:
     methods: Annotated[str | list[str | list[str]] | None, METHODS]
     datasets: Annotated[str | list[str] | None, DATASETS]
     protocol: Annotated[str | None, choice(None, "errica")]
-    candidates: Annotated[list[str] | None, CANDIDATES]
     ckpt_path: Annotated[str | None, text("null, last or the path of a checkpoint", None)]
     checkpoint_every: Annotated[float, SECONDS]
     data_root: Annotated[str | None, text("null or the path of a folder, such as data or ./1", None)]
     outputs: Annotated[str, text("the path of a folder, such as outputs or ./1")]
     results: Annotated[str, text("the path of a file, such as results.jsonl or ./1")]
+    # Hashes of the candidates of protocol=errica, and of the content of dataset.path; see `INTERNAL`
+    candidates: Annotated[list[str] | None, CANDIDATES] = None
+    content: Annotated[str | None, text("null or a hash", None)] = None
 
     @classmethod
     def parse(cls, config: DictConfig) -> Settings:
-        """Check a composed configuration, and resolve its references.
+        """Check a composed configuration, resolve its references, and compute the hash of the user's files, if any.
 
         Raises:
             ValueError: if a setting is unknown or has an invalid value; the message names the setting, and suggests
@@ -337,9 +342,16 @@ class Settings:
         values |= {group: kind(**values[group]) for group, kind in GROUPS.items()}
         values |= {group: kind(group, values[group]) for group, kind in FACTORIES.items()}
         values["vectorize"] = VECTORIZE[values["vectorize"]]
+        values["metric"] = ALIASES.get(values["metric"], values["metric"])
         settings = cls(**values)
         settings._check()
-        return settings
+        return settings if settings.content is not None else settings.replace(content=settings.content_now())
+
+    def content_now(self) -> str | None:
+        """Return the hash of the content of `dataset.path` as it is now, or None without such a file."""
+        from ..data.content import content_of  # imports torch
+
+        return content_of(self.dataset.values)
 
     def _check(self) -> None:
         """Raise ValueError if settings contradict each other, or a class does not take its arguments."""
@@ -421,6 +433,8 @@ class Settings:
             if name == "loader":  # only the settings of the chosen loader
                 present = {key: inner for key, inner in dataclasses.asdict(value).items() if inner is not None}
                 values[name] = present or {"num_neighbors": None}
+            elif name in INTERNAL and value is None:
+                continue
             elif name in FACTORIES:
                 values[name] = copy.deepcopy(dict(value.values))
             else:
@@ -447,6 +461,8 @@ class Settings:
             values[group]["split"] = values[group]["fold"] = 0
             if values[group]["folds"] is None:  # the hashes of earlier versions, which had no folds
                 del values[group]["folds"], values[group]["fold"]
+        if self.content is not None:
+            values["dataset"]["content"] = self.content
         if self.metric is not None:
             values["metric"] = self.metric
         if self.task is not None:
@@ -465,6 +481,11 @@ class Settings:
         """The `config_hash` of results."""
         return config_hash(self.hashed())
 
+    @property
+    def data_hash(self) -> str:
+        """The hash of what distinguishes data sets of one name: see `data_settings`."""
+        return config_hash(data_settings(flattened(self.to_dict())))
+
 
 def config_hash(values: Mapping[str, Any]) -> str:
     """Return a hash of twelve hex digits that does not depend on the order of the values.
@@ -474,6 +495,18 @@ def config_hash(values: Mapping[str, Any]) -> str:
     """
     text = json.dumps(values, sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def data_settings(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings by which data sets of one name differ: of the split, and the hash of the user's files.
+
+    >>> data_settings({"split.val": 500, "dataset.val": 500, "dataset.path": "graph.npz", "training.lr": 0.1})
+    {'split.val': 500}
+    """
+    names = [f"{group}.{key}" for group in ("split", "dataset") for key in DATA]
+    values = {name: flat[name] for name in [*names, "content"] if flat.get(name) is not None}
+    same = [f"dataset.{key}" for key in DATA if flat.get(f"dataset.{key}") == flat.get(f"split.{key}")]
+    return {name: value for name, value in values.items() if name not in same}
 
 
 def rules() -> dict[str, Rule]:
@@ -537,5 +570,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     'training.lr was 0.1, is 0.2'
     """
     names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
-    names = [name for name in names if name not in MAY_CHANGE_ON_RESUME]
-    return ", ".join(f"{name} was {old.get(name)}, is {new.get(name)}" for name in names[:5])
+    unknown = ("content",) if old.get("content") is None else ()  # as in runs of earlier versions
+    names = [name for name in names if name not in MAY_CHANGE_ON_RESUME and name not in unknown]
+    titles = {"content": "the content of dataset.path"}
+    return ", ".join(f"{titles.get(name, name)} was {old.get(name)}, is {new.get(name)}" for name in names[:5])

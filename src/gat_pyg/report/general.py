@@ -10,24 +10,26 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ..experiments.folder import settings_in
 from ..experiments.result import ERRICA
-from ..experiments.settings import HASHED, UNHASHED
+from ..experiments.settings import HASHED, UNHASHED, config_hash, data_settings
 from ..tasks.metrics import metric_named
 from .cells import NAMES, Cell, Table, ours_cell
 from .runs import Key, Runs
 
 
 class Column(NamedTuple):
-    """A data set and the metric of its scores."""
+    """A data set and the metric of its scores, with the settings by which it differs from others of its name."""
 
     dataset: str
     metric: str
+    data: str = ""
 
     @property
     def heads(self) -> tuple[str, str]:
         """The data set's name, and the metric with its unit and an arrow towards better scores."""
         metric = metric_named(self.metric)
         unit = f" ({metric.unit.strip()})" if metric.unit else ""
-        return NAMES.get(self.dataset, self.dataset), f"{metric.title}{unit} {'↓' if metric.lower else '↑'}"
+        name = NAMES.get(self.dataset, self.dataset)
+        return f"{name} ({self.data})" if self.data else name, f"{metric.title}{unit} {'↓' if metric.lower else '↑'}"
 
 
 Rows: TypeAlias = dict[str, dict[Column, Runs]]
@@ -56,8 +58,9 @@ def general_table(rows: Rows) -> Table:
             "↑: higher scores are better; ↓: lower ones. The best mean of a column is bold, the second best "
             "underlined. A method with several configurations on a data set has a row for each, with the settings "
             "that differ; its only configuration on another data set is in the row of the same settings if there is "
-            "one, else in a row without. Runs on several splits or folds count together; by Errica's protocol, which "
-            "selects a configuration on each fold, a fold counts once, with the mean over its seeds.",
+            "one, else in a row without. Data sets of one name have a column for each split or content of the files, "
+            "with the settings that differ. Runs on several splits or folds count together; by Errica's protocol, "
+            "which selects a configuration on each fold, a fold counts once, with the mean over its seeds.",
         ),
     )
 
@@ -81,10 +84,15 @@ def _ranks(rows: Rows, column: Column) -> dict[str, int]:
 
 def rows_of(runs: Mapping[Key, Sequence[Runs]]) -> Rows:
     """Return the runs by row and column: a row is a method, with the settings by which its configurations differ."""
+    named: dict[Column, list[Runs]] = {}
+    for key, its in runs.items():
+        named.setdefault(Column(key.dataset, key.metric), []).extend(its)
+    data = {column: iter(_data(groups)) for column, groups in named.items()}
     methods: dict[str, list[tuple[Column, Runs]]] = {}
     for key, its in runs.items():
+        column = Column(key.dataset, key.metric)
         for one in its:
-            methods.setdefault(one.method, []).append((Column(key.dataset, key.metric), one))
+            methods.setdefault(one.method, []).append((column._replace(data=next(data[column])), one))
     rows: Rows = {}
     for method, groups in methods.items():
         for (column, one), words in zip(groups, _words(groups), strict=True):
@@ -93,6 +101,30 @@ def rows_of(runs: Mapping[Key, Sequence[Runs]]) -> Rows:
                 label = f"{method} ({words}{', ' * bool(words)}{_hash(one)})"
             rows.setdefault(label, {})[column] = one
     return rows
+
+
+def _data(groups: Sequence[Runs]) -> list[str]:
+    """Return for each group the settings by which its data differ from those of the others, or their hash.
+
+    Lines of earlier versions, whose folder is gone, have the data of the others if these have the same.
+    """
+    settings = [data_settings(_settings(one)) for one in groups]
+    hashes = [
+        one.lines[0].result.data or (config_hash(values) if values else "")
+        for one, values in zip(groups, settings, strict=True)
+    ]
+    if len({*hashes} - {""}) < 2:
+        return [""] * len(groups)
+    names = sorted(_differing(settings))
+    words = [_text(names, values) for values in settings]
+    hashes_of: dict[str, set[str]] = {}
+    for text, data in zip(words, hashes, strict=True):
+        hashes_of.setdefault(text, set()).add(data)
+    unclear = {text for text, its in hashes_of.items() if len(its) > 1 or not text}
+    return [
+        text if text not in unclear else ", ".join(filter(None, (text, f"data {data or 'unknown'}")))
+        for text, data in zip(words, hashes, strict=True)
+    ]
 
 
 def _words(groups: Sequence[tuple[Column, Runs]]) -> list[str]:
@@ -104,7 +136,8 @@ def _words(groups: Sequence[tuple[Column, Runs]]) -> list[str]:
     if not several:
         return [""] * len(groups)
     settings = [_settings(one) for _, one in groups]
-    names = sorted({name for its in several for name in _differing([settings[index] for index in its])})
+    of_data = {name for values in settings for name in data_settings(values)}  # in the heading of a column
+    names = sorted({name for its in several for name in _differing([settings[index] for index in its])} - of_data)
     words = [_text(names, values) if values else "" for values in settings]
     shared = {words[index] for its in several for index in its}
     words = [text if text in shared else "" for text in words]
@@ -138,7 +171,7 @@ def _settings(runs: Runs) -> dict[str, Any]:
 
 
 def _is_hashed(name: str) -> bool:
-    return name in ("metric", "task") or (name.partition(".")[0] in HASHED and name not in UNHASHED)
+    return name in ("metric", "task", "content") or (name.partition(".")[0] in HASHED and name not in UNHASHED)
 
 
 def _differing(settings: Iterable[Mapping[str, Any]]) -> set[str]:

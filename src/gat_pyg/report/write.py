@@ -95,7 +95,7 @@ def drawn_graphs(lines: Sequence[Line], folder: Path) -> list[Path]:
             run = next((each for each in folders if (each / MODEL).is_file()), None)
             if run is None or not attention_layers(model := load(run)):
                 continue
-            stem = re.sub(r"[^A-Za-z0-9._-]+", "-", f"graphs-{label}-{column.dataset}")
+            stem = re.sub(r"[^A-Za-z0-9._-]+", "-", f"graphs-{label}-{column.dataset} {column.data}".strip())
             path = folder / f"{stem}.svg"
             if path in paths:  # of another metric
                 path = folder / f"{stem}-{column.metric}.svg"

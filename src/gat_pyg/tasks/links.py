@@ -30,8 +30,8 @@ class LinkLabels(_OfEdges):
 
     The model returns a vector for each node, `[N, K]`, and the score of a pair is the inner product of both. A model
     whose forward takes `edge_label_index` returns the scores `[L]` itself. The loss is the sigmoid cross-entropy. The
-    score is `ranked_by`: `"roc_auc"`, `"ap"`, `"mrr"`, `"hits@20"`, `"hits@50"` or `"hits@100"`; the others are logged
-    too. They are exact, since each split is evaluated as one batch.
+    score is `ranked_by`: `"roc_auc"`, `"average_precision"`, `"mrr"`, `"hits@20"`, `"hits@50"` or `"hits@100"`; the
+    others are logged too. They are exact, since each split is evaluated as one batch.
 
     Raises:
         ValueError: if `ranked_by` is none of these.
@@ -170,7 +170,8 @@ class LinkLabels(_OfEdges):
             return dict.fromkeys(LINK_METRICS, float("nan"))
         pos, neg = out.detach()[y == 1], out.detach()[y == 0]
         ranked = {f"hits@{k}": hits(pos, neg, k) for k in (20, 50, 100)}
-        return {"roc_auc": roc_auc(pos, neg), "ap": average_precision(pos, neg), "mrr": mrr(pos, neg), **ranked}
+        precision = average_precision(pos, neg)
+        return {"roc_auc": roc_auc(pos, neg), "average_precision": precision, "mrr": mrr(pos, neg), **ranked}
 
     def _divided(self, statistics: Sequence[float] | Tensor) -> dict[str, float]:
         _, size, *sums = statistics

@@ -163,7 +163,9 @@ MACRO_F1 = Metric(
     measures={"one": partial(_f1, average="macro"), "many": partial(_per_column, _binary_f1)},
 )
 ROC_AUC = Metric("roc_auc", "ROC-AUC", 3, "", _ANY, sums="link", measures=_ranking("binary_auroc"))
-AVERAGE_PRECISION = Metric("average_precision", "average precision", 3, measures=_ranking("binary_average_precision"))
+AVERAGE_PRECISION = Metric(
+    *("average_precision", "average precision", 3, "", _ANY), sums="link", measures=_ranking("binary_average_precision")
+)
 MAE = Metric("mae", "MAE", 3, lower=True, measures=_regression(_mae))
 RMSE = Metric("rmse", "RMSE", 3, lower=True, measures=_regression(_rmse))
 R2 = Metric("r2", "R²", 3, measures=_regression(_r2))
@@ -171,7 +173,7 @@ LINK_METRICS = {
     metric.name: metric
     for metric in (
         ROC_AUC,
-        Metric("ap", "AP", 3, "", _ANY, sums="link"),
+        AVERAGE_PRECISION,
         Metric("mrr", "MRR", 3, "", _ANY, sums="link"),
         *(Metric(f"hits@{k}", f"Hits@{k}", 3, "", _ANY, sums="link") for k in (20, 50, 100)),
     )
@@ -183,15 +185,16 @@ METRICS: dict[str, Metric] = {
         *(MAE, RMSE, R2),
     )
 } | LINK_METRICS
+ALIASES = {"ap": AVERAGE_PRECISION.name}  # other names, accepted and never printed
 
 
 def metric_named(name: str) -> Metric:
-    """Return the metric of this name; an unknown one has three digits."""
-    return METRICS.get(name) or Metric(name, name, 3)
+    """Return the metric of this name or alias; an unknown one has three digits."""
+    return METRICS.get(ALIASES.get(name, name)) or Metric(name, name, 3)
 
 
 def fitting_metric(name: str, kind: Kind) -> Metric:
-    """Return the metric of this name for labels of this kind.
+    """Return the metric of this name or alias for labels of this kind.
 
     Raises:
         ValueError: if it is unknown or does not fit; the message lists those that fit.
@@ -201,7 +204,7 @@ def fitting_metric(name: str, kind: Kind) -> Metric:
         Traceback (most recent call last):
         ValueError: metric=rmse does not fit labels of one class each, expected accuracy, ...
     """
-    metric = METRICS.get(name)
+    metric = METRICS.get(ALIASES.get(name, name))
     if metric is not None and kind in metric.kinds:
         return metric
     fitting = ", ".join(other.name for other in METRICS.values() if kind in other.kinds)
