@@ -11,7 +11,7 @@ from hydra.types import RunMode
 from hydra.utils import get_object
 from omegaconf import DictConfig
 
-from .experiments.command import config_folder, errors_as_messages, exit_with, message, without_recipes
+from .experiments.command import config_folder, errors_as_messages, exit_with, message, translated
 
 # Waiting threads release their cores instead of spinning: if other processes are busy, an epoch is several times
 # faster. OpenMP reads this when `job` imports torch. A value set by the user is not replaced.
@@ -27,7 +27,7 @@ def main() -> None:
     if "--version" in sys.argv[1:]:
         print(f"gat_pyg {get_object('gat_pyg.__version__')}")
         return
-    sys.argv[1:] = without_recipes(sys.argv[1:])
+    sys.argv[1:] = translated(sys.argv[1:])
     with errors_as_messages(sys.argv[1:]):
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(_job)()
 

@@ -12,16 +12,20 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
 from torch_geometric.data import Data
 
-from gat_pyg.data import Task
+from gat_pyg.data import Task, digits, from_dataset
 from gat_pyg.experiments.build import build_logger, build_model, build_task, build_trainer, check_gpus
-from gat_pyg.experiments.command import config_folder
+from gat_pyg.experiments.command import config_folder, names_of, translated
+from gat_pyg.experiments.published import as_published
 from gat_pyg.experiments.settings import INTERNAL, Settings, flattened
+from gat_pyg.experiments.unused import check_effects
 from gat_pyg.report.runs import gathered, lines_of
 from gat_pyg.tasks.graphs import GraphLabels
 from gat_pyg.tasks.metrics import METRICS, fitting_metric, metric_named
 from gat_pyg.tasks.nodes import NodeMultiLabels
+from gat_pyg.tasks.objective import MASKS
 from gat_pyg.training import Inductive
 
 CONF = config_folder()
@@ -278,6 +282,69 @@ def test_what_the_command_sets_itself_is_in_no_users_settings():
     assert not {*INTERNAL} & {*config} and not {*INTERNAL} & {*Settings.parse(config).to_dict()}
     cell = Settings.parse(config).replace(candidates=["a"], content="b")
     assert Settings.parse(OmegaConf.create(cell.to_dict())) == cell
+
+
+@pytest.mark.parametrize("sign", ["", "+", "++"])
+@pytest.mark.parametrize("dataset", ["cora", "molesol"])
+def test_an_argument_of_the_model_needs_no_sign_whether_a_recipe_has_it_or_not(dataset: str, sign: str):
+    config = compose(
+        "config", translated([f"dataset={dataset}", f"{sign}model.norm=layer", f"{sign}model.dropout=0.3"])
+    )
+    assert (config.model.norm, config.model.dropout) == ("layer", 0.3)
+    wrong = Settings.parse(compose("config", translated([f"dataset={dataset}", f"{sign}model.nrom=layer"])))
+    with pytest.raises(ValueError, match=r"model\.nrom is no argument of GAT\. Did you mean model\.norm\?"):
+        build_model(wrong.model, task())
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ("dataset=cora", True),
+        ("dataset=cora model.reproduction=true training.criterion=loss seed=3 runs=5 trainer.devices=2", True),
+        ("dataset=cora model=gcn64 model.act=elu", True),
+        ("dataset=ppi model=sage model.aggr=pool", True),
+        ("dataset=cora ++model.num_layers=5 model.hidden_channels=8 model.heads=8", False),
+        ("dataset=cora split.val=100", False),
+        ("dataset=cora training.lr=0.01", False),
+        ("dataset=cora training.max_epochs=5", False),
+        ("dataset=cora loader=neighbor", False),
+        ("dataset=pubmed ~recipe/on", False),
+        ("dataset=digits", False),  # not in the paper
+    ],
+)
+def test_only_the_settings_of_the_papers_runs_are_shown_beside_its_numbers(settings: str, expected: bool):
+    overrides = settings.split()
+    model = next((text.partition("=")[2] for text in overrides if text.startswith("model=")), "gat")
+    cell = Settings.parse(compose("config", overrides)).replace(methods=model)
+    assert as_published(cell) is expected
+
+
+def test_settings_of_recipes_and_data_sets_may_have_no_effect():
+    settings = Settings.parse(compose("config", ["++model.readout=sum", "split.val=3", "training.batch_size=2"]))
+    check_effects(settings, digits())
+    with pytest.raises(ValueError, match=r"training\.batch_size has no effect"):
+        check_effects(settings.replace(passed=names_of(["training.batch_size=2"])), digits())
+
+
+def drawn(y: Tensor, task: str | None = None, graphs: int = 1, **options: Any) -> tuple[str, ...] | None:
+    """Return the arguments on which the split of graphs with these labels depends."""
+    masks = options.pop("masks", ())
+    edges = torch.tensor([[0, 1], [1, 0]])
+    one = Data(torch.randn(len(y) if graphs == 1 else 3, 2), edges, y=y)
+    for key in masks:
+        one[key] = torch.arange(len(y)) % 3 == MASKS.index(key)
+    data = one if graphs == 1 else [one.clone() for _ in range(graphs)]
+    return from_dataset(data, "drawn", 1, 2, 2, task=task, **options).drawn_by
+
+
+def test_a_task_knows_the_arguments_on_which_its_split_depends():
+    classes, masks = torch.arange(12) % 2, ("train_mask", "val_mask", "test_mask")
+    assert drawn(classes) == ("per_class", "val", "test", "seed")
+    assert drawn(classes, masks=masks) == ()
+    assert drawn(classes, masks=masks[1:]) == ("per_class", "seed")
+    assert drawn(torch.rand(12)) == ("val", "test", "seed")
+    assert drawn(torch.tensor([0]), "graph_regression", 9) == ("val", "test", "seed")
+    assert drawn(torch.tensor([0]), graphs=9, folds=3) == ("folds", "fold", "seed")
 
 
 def test_settings_cannot_be_changed():

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -760,6 +761,10 @@ def test_an_unknown_data_set_names_the_known_ones(command: Command):
     assert re.search(r"dataset=karate is unknown\. Known are: amazon-photo, .*cora, .*pubmed, pubmed_links\.", said)
 
 
+KARATE = (  # of which training takes what the others leave
+    *("dataset._target_=torch_geometric.datasets.KarateClub", "task=node_regression"),
+    *("split.val=5", "split.test=5"),
+)
 HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
 
 
@@ -768,10 +773,42 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
     [
         (["training.lrr=1"], r"training\.lrr is unknown\. Did you mean training\.lr\?"),
         (["+candidates=[a]"], r"candidates is set by the command\. Leave it out\."),
+        (["model=gat", "model.nrom=batch"], r"model\.nrom is no argument of GAT\. Did you mean model\.norm\?"),
+        (["model=gin", "model.dropuot=0"], r"model\.dropuot is no argument of GIN\. Did you mean model\.dropout\?"),
         (["lr=1"], r"lr is unknown\. Did you mean training\.lr\?"),
         (["+training.momentum=1"], r"training\.momentum is unknown\. Known are: training\.lr, "),
         (["+epochs=1"], r"epochs is unknown\. Did you mean training\.max_epochs\?"),
-        (["model.dropuot=0"], r"model\.dropuot is unknown\. Did you mean model\.dropout\? .* write \+model\.dropuot="),
+        (["model.dropuot=0"], r"model\.dropuot is no argument of MLP\. Did you mean model\.dropout\?"),
+        (
+            ["model.readout=sum"],
+            r"model\.readout has no effect: digits predicts classes of nodes, and a readout is for",
+        ),
+        (
+            ["model.decoder=mlp"],
+            r"model\.decoder has no effect: digits predicts classes of nodes, and a decoder is for",
+        ),
+        (["+model.decoder.decoder=mlp"], r"model\.decoder has no effect: .* is for pairs of nodes\. Leave it out\."),
+        (
+            ["loader.num_neighbors=[5,5]"],
+            r"num_neighbors is \[5, 5\], but loader=full takes .* Choose loader=neighbor\.",
+        ),
+        (["+loader.num_parts=4"], r"num_parts is 4, but loader=full takes whole graphs\. Choose loader=cluster\."),
+        (["+loader.batch_size=4"], r"loader\.batch_size has no effect: loader=full takes whole graphs\. Choose"),
+        (
+            ["training.batch_size=4"],
+            r"training\.batch_size has no effect: digits is one graph, .* or choose loader=neig",
+        ),
+        (["split.val=10"], r"split\.val has no effect: digits has a split of its own\. Leave it out\."),
+        (["split.folds=10"], r"split\.folds has no effect: digits has a split of its own\. Leave it out\."),
+        (["split.fold=1"], r"split\.fold has no effect: digits has a split of its own\. Leave it out\."),
+        (
+            [*KARATE, "split.per_class=3", "split.seed=1"],
+            r"split\.per_class has no effect: .* by split\.val, split\.test, ",
+        ),
+        (
+            ["methods=mlp", "datasets=digits", "split.seed=1"],
+            r"split\.seed has no effect: digits has a split of its own",
+        ),
         (["~training.lr"], r"training\.lr is None, expected a finite number, at least 0\."),
         (["training=abc"], r"training has no settings\."),
         (
@@ -1205,6 +1242,71 @@ def test_a_killed_run_ends_like_one_that_was_not(command: Command):
     assert (one.epochs, one.best_epoch, one.val, one.value) == (other.epochs, other.best_epoch, other.val, other.value)
     assert weights(whole).keys() == weights(killed).keys()
     assert all(torch.equal(value, weights(killed)[key]) for key, value in weights(whole).items())
+
+
+def graph_of(y: np.ndarray[Any, Any] | None = None, N: int = 60, **arrays: Any) -> dict[str, Any]:
+    """The arrays of a random graph."""
+    draw = np.random.default_rng(0)
+    return {
+        "x": draw.random((N, 4)),
+        "edge_index": draw.integers(0, N, (2, 4 * N)),
+        **({} if y is None else {"y": y}),
+    } | arrays
+
+
+def graphs_of(labels: Callable[[int], list[float]]) -> list[Data]:
+    """Forty random graphs of five nodes with these labels each."""
+    draw = torch.Generator().manual_seed(0)
+    edges = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]])
+    return [Data(torch.rand(5, 4, generator=draw), edges, y=torch.tensor([labels(i)]).squeeze(1)) for i in range(40)]
+
+
+NUMBERS = np.arange(60)
+OBJECTIVES: dict[str, Callable[[], Any]] = {
+    "nodes, one label": lambda: graph_of(NUMBERS % 3),
+    "nodes, many labels": lambda: graph_of(np.stack([NUMBERS % 2, NUMBERS % 3 == 0], 1).astype(float)),
+    "nodes, quantities": lambda: graph_of(np.sin(NUMBERS)),
+    "graphs, one label": lambda: graphs_of(lambda i: [i % 2]),
+    "graphs, many labels": lambda: graphs_of(lambda i: [float(i % 2), float(i % 3 == 0)]),
+    "graphs, quantities": lambda: graphs_of(lambda i: [float(np.sin(i)), float(np.cos(i))]),
+    "links": lambda: graph_of(NUMBERS % 3),
+    "edges, one label": lambda: graph_of(edge_label=np.arange(240) % 3),
+    "edges, quantities": lambda: graph_of(edge_label=np.sin(np.arange(240))),
+}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is a POSIX signal")
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_run_of_each_objective_that_was_killed_ends_like_one_that_was_not(command: Command, name: str):
+    data = OBJECTIVES[name]()
+    path = Path("data.pt" if isinstance(data, list) else "data.npz")
+    torch.save(data, path) if isinstance(data, list) else np.savez(path, **data)
+    kind, size = "dataset=file", ("split.val=10", "split.test=10")
+    if name == "links":
+        kind, size = "dataset._target_=gat_pyg.data.links", ("+dataset.dataset._target_=gat_pyg.data.from_file",)
+        size = (*size, *(f"+dataset.dataset.{key}=10" for key in ("per_class", "val", "test")))
+    if name.startswith("nodes") and "quantities" not in name:
+        size = (*size, "split.per_class=5")
+    place = f"+dataset.dataset.path={path}" if name == "links" else f"dataset.path={path}"
+    batch = ("training.batch_size=8",) if name.startswith("graphs") else ()
+    arguments = (kind, place, *size, *batch, "training.max_epochs=40", "training.lr=0.02", "checkpoint_every=0")
+    command(*arguments, "outputs=whole")
+    process, last = outside(*arguments, "outputs=killed"), 3 + zlib.crc32(name.encode()) % 7  # epoch before the kill
+    while process.poll() is None and sum(len(file.read_bytes().splitlines()) for file in metrics_in("killed")) <= last:
+        time.sleep(0.002)
+    assert process.poll() is None, process.communicate()
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not runs("killed") and list(Path("killed").rglob("last.ckpt"))
+    command(*arguments, "outputs=killed", "ckpt_path=last")
+    (whole,), (killed,) = runs("whole"), runs("killed")
+    assert (whole / "metrics.csv").read_text() == (killed / "metrics.csv").read_text()
+    assert weights(whole).keys() == weights(killed).keys()
+    assert all(torch.equal(value, weights(killed)[key]) for key, value in weights(whole).items())
+
+
+def metrics_in(folder: str) -> list[Path]:
+    return [*Path(folder).rglob("metrics.csv")]
 
 
 def test_a_run_that_was_interrupted_says_how_to_go_on(

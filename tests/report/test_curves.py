@@ -47,6 +47,16 @@ def test_the_figure_has_the_band(tmp_path: Path) -> None:
     assert corners == {(1.0, 10.0), (2.0, 30.0), (1.0, 20.0), (2.0, 60.0)}
 
 
+def test_many_rows_look_different_and_their_legend_is_below_the_panel(tmp_path: Path) -> None:
+    text, names = "epoch,val_accuracy\n1,10\n2,30\n", [f"method {number:02}" for number in range(25)]
+    figure = curves_figure(rows_of(gathered([run(tmp_path, 0, text, name) for name in names])))
+    (axes,) = figure.axes
+    assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 25
+    figure.draw_without_rendering()
+    legend, panel = axes.get_legend().get_window_extent(), axes.get_window_extent()
+    assert legend.y1 < panel.y0 and legend.y0 > 0 and panel.height > 2.4 * figure.dpi  # inches
+
+
 @pytest.mark.parametrize("text", ["epoch,val_accuracy\n1,x\n", "step,val_accuracy\n1,2\n"])
 def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
     with pytest.raises(ValueError, match=r"A-0.metrics.csv cannot be read, expected an epoch and its scores"):

@@ -179,10 +179,12 @@ def from_dataset(
             f"{name}: folds={folds} divides a list of graphs with one label each, but this {kind}. Leave out folds "
             "(split.folds in the command)."
         )
+    drawn: tuple[str, ...] = ()
     if len(parts) == 1 and len(every) == 1:
         _check_graph(every[0], F, edge_dim, objective, name)  # before a split is drawn
         if split_of_ogb is not None:
             _ogb_masks(every[0], split_of_ogb())
+        drawn = _drawn_by(every[0], by_class=not quantities and objective.item != "edge")
         if objective.item == "edge":
             _draw_links(every[0], val, test, seed, name)
         else:
@@ -190,12 +192,20 @@ def from_dataset(
         parts = [every, every, every]
     elif len(parts) == 1 and folds is not None:
         parts, num_splits = _fold_graphs(every, folds, fold, seed, name)
+        drawn = ("folds", "fold", "seed") if isinstance(folds, int) else ("folds", "fold")
     elif len(parts) == 1 and split_of_ogb is not None:
         parts = _ogb_graphs(every, split_of_ogb())
     elif len(parts) == 1:
-        parts = _draw_graphs(every, val, test, seed, name)
+        parts, drawn = _draw_graphs(every, val, test, seed, name), ("val", "test", "seed")
     names = _class_names(dataset, objective.out_channels)
-    return Task(name, parts[0], parts[1], parts[2], F, objective, edge_dim, names, tuple(transforms), num_splits)
+    return Task(name, *parts, F, objective, edge_dim, names, tuple(transforms), num_splits, drawn)
+
+
+def _drawn_by(data: Data, by_class: bool) -> tuple[str, ...]:
+    """Return the names of the arguments by which the missing masks of a graph are drawn."""
+    arguments = {"train_mask": ["per_class"] * by_class, "val_mask": ["val"], "test_mask": ["test"]}
+    names = [name for key in MASKS if key not in data for name in arguments[key]]
+    return (*names, "seed") if any(key not in data for key in MASKS) else ()
 
 
 def _class_names(dataset: Any, K: int) -> tuple[str, ...] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -39,6 +40,7 @@ from ..training.modules import Inductive, Transductive
 from .command import dataset_name
 from .model_file import check_dtypes
 from .result import CONFIG
+from .rules import similar
 from .settings import FIXED, Factory, ModelFactory, Settings
 
 RAY = "ray"  # the strategy's name
@@ -142,7 +144,7 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
     if encoder is None and task.num_features == 1 and has_ids(task.shared_graph):
         raise ValueError(
             f"{task.name} has no features but the ids of its nodes, for learnt embeddings. Give their width: "
-            "+model.encoder=64."
+            "model.encoder=64."
         )
     decoder = _decoder(factory, task, encoder)
     out_channels = task.num_classes if decoder is None else decoder["channels"]
@@ -179,7 +181,14 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
     if decoder is not None:
         arguments = {"model": {"_target_": target, **arguments}, **decoder}
         target = "gat_pyg.models.LinkScores"
-    model = Factory("model", {"_target_": target, **arguments})()
+    try:
+        model = Factory("model", {"_target_": target, **arguments})()
+    except ValueError as error:  # of a class whose `**kwargs` reach a layer that refuses them
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unknown is None or unknown[1] not in factory.arguments:
+            raise
+        name, known = f"model.{unknown[1]}", [f"model.{parameter}" for parameter in parameters]
+        raise ValueError(f"{name} is no argument of {kind.__qualname__}.{similar(name, known)}") from error
     for norm in model.modules():
         if isinstance(norm, BatchNorm) and norm.module.track_running_stats:
             norm.allow_single_element = True  # a batch of graphs may be a single atom, which torch refuses in training

@@ -60,6 +60,30 @@ def without_recipes(arguments: Sequence[str]) -> list[str]:
     return [*arguments[:first], *removals, *arguments[first:]]
 
 
+def translated(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments for Hydra: without recipes that do not apply, and with settings of the model as additions.
+
+    A setting of the model may be there already, by its file or a recipe, or not. `++` works for both; `Settings.parse`
+    checks that the model's class has such an argument.
+
+    >>> translated(["dataset=cora", "model.norm=batch", "+model.encoder=64"])
+    ['dataset=cora', '++model.norm=batch', '++model.encoder=64']
+    """
+    return [
+        f"++{text.lstrip('+')}" if text.lstrip("+").startswith("model.") and "=" in text else text
+        for text in without_recipes(arguments)
+    ]
+
+
+def names_of(overrides: Iterable[str]) -> frozenset[str]:
+    """Return the names of the settings in overrides.
+
+    >>> sorted(names_of(["dataset=cora", "++model.norm=batch", "~split.val"]))
+    ['dataset', 'model.norm', 'split.val']
+    """
+    return frozenset(text.lstrip("+~").partition("=")[0] for text in overrides)
+
+
 def misused_group(overrides: Iterable[str]) -> str | None:
     """Return a message about the first override that has no name, or whose value for a group is not a name; or None."""
     parser = OverridesParser.create()

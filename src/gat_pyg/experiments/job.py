@@ -23,7 +23,7 @@ from ..training.progress import quiet
 from ..training.signals import handled
 from .alone import one_run
 from .build import RAY, build_model, build_task, check_gpus
-from .command import message
+from .command import message, names_of
 from .folder import (
     Invocation,
     drop_empty,
@@ -37,10 +37,12 @@ from .folder import (
 from .messages import line, summary, summary_of_all
 from .model_file import load
 from .process import compiling_reported, exit_on_signal, keep_memory
+from .published import as_published
 from .settings import INTERNAL, Settings
 from .shared import shared
 from .table import table
 from .together import all_at_once
+from .unused import check_effects
 
 
 def execute(config: DictConfig) -> float:
@@ -55,7 +57,7 @@ def execute(config: DictConfig) -> float:
             invocation.check()
             if internal := [name for name in INTERNAL if name in config]:
                 raise ValueError(f"{internal[0]} is set by the command. Leave it out.")
-            settings = Settings.parse(config)
+            settings = Settings.parse(config).replace(passed=names_of(invocation.overrides))
             if settings.trainer.get("strategy") is not None and invocation.multirun:
                 raise ValueError("--multirun runs in a single process. Start runs of several processes without -m.")
             check_gpus(settings.trainer)
@@ -81,8 +83,9 @@ def all_seeds(settings: Settings, folder: Path) -> float:
     """
     with _resumable(folder), quiet(), compiling_reported():
         task = build_task(settings)
+        check_effects(settings, task)
         together = all_at_once(settings, task, folder)
-        results, diverged = [], []
+        results, diverged, paper = [], [], as_published(settings)
         with nullcontext() if together else shared(settings, folder) as processes:
             for seed in settings.seeds:
                 run_dir = seed_folder(folder, settings, seed)
@@ -95,13 +98,11 @@ def all_seeds(settings: Settings, folder: Path) -> float:
                     continue
                 results.append(result)
                 if is_first():
-                    print(
-                        line(result) if together or settings.is_table else summary(result, task, settings.results),
-                        flush=True,
-                    )
+                    short = together or settings.is_table
+                    print(line(result) if short else summary(result, task, settings.results, paper), flush=True)
         if is_first() and len(results) > 1:
             mean = averaged(settings, task, folder, [result.seed for result in results])
-            print(summary_of_all(results, folder, mean), flush=True)
+            print(summary_of_all(results, folder, mean, paper), flush=True)
         if diverged:
             others = f" The results of the others are in {relative_path(Path(settings.results))}." if results else ""
             seeds = ", ".join(map(str, diverged))

@@ -15,15 +15,15 @@ from .published import published
 from .result import ERRICA, Result, scores_of
 
 
-def summary(result: Result, task: Task, results: str) -> str:
-    """Return the result of a run in a few lines, with the paths of its files."""
+def summary(result: Result, task: Task, results: str, paper: bool = False) -> str:
+    """Return the result of a run in a few lines, with the paths of its files; with `paper`, beside the paper's."""
     metric = metric_named(result.metric)
     lines = {
         "data set": f"{result.dataset}: {sizes(task)}",
         "model": f"{result.method}, {result.parameters:,} parameters, seed {result.seed}",
         "epochs": f"{result.epochs}, best {result.best_epoch}",
         "validation": metric.text(result.val),
-        "test": f"{metric.text(result.value)}{_beside(result)}",
+        "test": f"{metric.text(result.value)}{_beside(result, paper=paper)}",
         "also": ", ".join(metric_named(name).text(score) for name, score in (result.scores or {}).items()),
         "warning": result.warning,
         "seconds": f"{result.seconds:.1f} ({_per_epoch(result)} per epoch, {result.device})",
@@ -59,12 +59,13 @@ def line(result: Result) -> str:
     )
 
 
-def summary_of_all(results: Sequence[Result], folder: Path, together: float) -> str:
+def summary_of_all(results: Sequence[Result], folder: Path, together: float, paper: bool = False) -> str:
     """Return a line with the mean ± std over the seeds and the score of their averaged prediction."""
     metric, n = metric_named(results[0].metric), len(results)
     scores = [result.value for result in results]
     mean, std = statistics.fmean(scores), statistics.stdev(scores)
-    spread = f"{metric.spread(mean, std)}{_beside(results[0], f'averaged prediction {metric.value(together)}')}"
+    averaged = f"averaged prediction {metric.value(together)}"
+    spread = f"{metric.spread(mean, std)}{_beside(results[0], averaged, paper=paper)}"
     seconds = f"{statistics.fmean(result.seconds for result in results):.1f} seconds a run"
     warnings = [result.warning for result in results if result.warning]
     warning = f"\nwarning: {len(warnings)} of {n} runs are {warnings[0]}" if warnings else ""
@@ -81,15 +82,15 @@ def summary_of_splits(results: Sequence[Result]) -> str:
     return f"{first.dataset}, {first.method}: test {spread} over {len(splits)} splits{each}"
 
 
-def _beside(result: Result, *scores: str) -> str:
+def _beside(result: Result, *scores: str, paper: bool = False) -> str:
     """Return in brackets what a test score is to be compared with: other scores, a constant prediction, the paper's."""
     metric = metric_named(result.metric)
     if result.majority is not None and not result.warning:
         scores = (*scores, f"constant prediction {metric.value(result.majority)}")
     for table, name in (("2", "accuracy"), ("3", "micro_f1")):
-        paper = published().get((table, result.row, result.dataset))
-        if paper is not None and not math.isnan(paper.mean) and not result.study and result.metric == name:
-            scores = (*scores, f"the paper {metric.value(paper.mean)}")
+        printed = published().get((table, result.row, result.dataset)) if paper and not result.study else None
+        if printed is not None and not math.isnan(printed.mean) and result.metric == name:
+            scores = (*scores, f"the paper {metric.value(printed.mean)}")
     return f" ({', '.join(scores)})" if scores else ""
 
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 import csv
 import functools
 from importlib import resources
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
+from .command import config_folder, dataset_name
+from .settings import Settings
+
+# Settings by which the methods of the paper's tables have several forms, and the stopping criterion
+VARIANTS = ("model.reproduction", "model.aggr", "model.order", "model.act", "training.criterion")
 
 
 class Printed(NamedTuple):
@@ -31,3 +41,26 @@ def published() -> dict[tuple[str, str, str], Printed]:
             )
             for row in csv.DictReader(file)
         }
+
+
+def as_published(settings: Settings) -> bool:
+    """Return True if a run has the default settings of its method and data set, up to `VARIANTS` and the trainer.
+
+    These are the settings whose results are comparable with the paper's. Return False outside of the command.
+    """
+    model = settings.methods if settings.is_table else None
+    if model is None and HydraConfig.initialized():
+        model = HydraConfig.get().runtime.choices.model
+    choices = {"model": model, "dataset": dataset_name(settings.dataset.values)}
+    if choices["dataset"] not in {dataset for _, _, dataset in published()}:
+        return False
+    if not all((config_folder() / group / f"{name}.yaml").is_file() for group, name in choices.items()):
+        return False
+    default = compose("config", [f"{group}={name}" for group, name in choices.items()])
+    for name in VARIANTS:
+        group, _, key = name.partition(".")
+        values: dict[str, Any] = settings.to_dict()[group]
+        if key in values:
+            OmegaConf.update(default, name, values[key], force_add=True)
+    compared = [{**one.hashed(), "trainer": None} for one in (settings, Settings.parse(default))]
+    return compared[0] == compared[1]

@@ -322,6 +322,7 @@ class Settings:
     # Hashes of the candidates of protocol=errica, and of the content of dataset.path; see `INTERNAL`
     candidates: Annotated[list[str] | None, CANDIDATES] = None
     content: Annotated[str | None, text("null or a hash", None)] = None
+    passed: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)  # names on the command line
 
     @classmethod
     def parse(cls, config: DictConfig) -> Settings:
@@ -366,6 +367,12 @@ class Settings:
             )
         if clash := sorted({*FIXED, "plugins", "callbacks", "logger", "default_root_dir"} & {*self.trainer.values}):
             raise ValueError(f"trainer.{clash[0]} is set by the command. Leave it out.")
+        if (loader := self.loader).in_batches and loader.batch_size is None:
+            name = "num_parts" if loader.num_neighbors is None else "num_neighbors"
+            choice = "cluster" if name == "num_parts" else "neighbor"
+            raise ValueError(
+                f"loader.{name} is {getattr(loader, name)}, but loader=full takes whole graphs. Choose loader={choice}."
+            )
         dataset = self.on_split(0).dataset if self.on_all_splits else self.dataset
         used = [] if self.is_table else [dataset, self.model]  # each cell of a table has its own
         for factory in (*used, self.trainer, self.logger):
@@ -433,7 +440,7 @@ class Settings:
             if name == "loader":  # only the settings of the chosen loader
                 present = {key: inner for key, inner in dataclasses.asdict(value).items() if inner is not None}
                 values[name] = present or {"num_neighbors": None}
-            elif name in INTERNAL and value is None:
+            elif name == "passed" or (name in INTERNAL and value is None):
                 continue
             elif name in FACTORIES:
                 values[name] = copy.deepcopy(dict(value.values))

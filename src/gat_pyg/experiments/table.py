@@ -20,7 +20,7 @@ from ..distributed.ranks import rank_zero_print
 from ..files import try_lock
 from ..tasks.metrics import metric_named
 from .build import build_task, check_gpus
-from .command import config_folder, dataset_name, message, misused_group, without_recipes
+from .command import config_folder, dataset_name, message, misused_group, names_of, translated
 from .folder import (
     LOCK,
     Invocation,
@@ -200,14 +200,15 @@ def _methods_by_datasets(settings: Settings, invocation: Invocation) -> dict[str
     for dataset in datasets:
         for model, *changes in _methods(methods, in_file.get("methods") or ()):
             selected = [f"dataset={dataset}", f"model={model}", f"runs={settings.runs}", *changes, *overrides]
-            cell = _composed(without_recipes([*selected, "ckpt_path=last"]))
+            cell = _composed(translated([*selected, "ckpt_path=last"]))
             cell = cell.replace(methods=model, protocol=settings.protocol)  # the first marks a cell
+            cell = cell.replace(passed=names_of([*changes, *overrides]))
             values = [setting.rpartition("=")[2] for setting in changes if not setting.startswith("runs=")]
             words = [re.sub(r"[^\w.]+", "-", value).strip("-") for value in values]
             name = "_".join([dataset_name(cell.dataset.values), model, *words])
             if name in cells:
                 raise ValueError(
-                    f"Two methods have the same cell {name}. Distinguish them by +model.method=..., and list each data "
+                    f"Two methods have the same cell {name}. Distinguish them by model.method=..., and list each data "
                     "set once."
                 )
             cells[name] = cell

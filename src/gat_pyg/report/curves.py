@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +18,10 @@ from .runs import Line, Runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+STYLES = ("-", "--", ":", "-.")  # of the lines: ten rows each, one for each colour
+LEGEND_LINE = 0.15  # inches
 
 
 class Band(NamedTuple):
@@ -50,8 +55,9 @@ def curves_figure(rows: Rows, path: str | Path | None = None) -> Figure:
             f"No folder of a run (run_dir in the lines) has a {METRICS} with the validation score, so there are no "
             "learning curves. Leave out --curves, or keep the folders in outputs."
         )
-    columns = min(len(bands), 3)
-    figure = _figure(0.6 + 4.4 * columns, 3.6 * math.ceil(len(bands) / columns))
+    columns, order = min(len(bands), 3), list(rows)
+    legend = LEGEND_LINE * max(map(len, bands.values()))  # below each panel, whose size does not depend on it
+    figure = _figure(0.6 + 4.4 * columns, (3.6 + legend) * math.ceil(len(bands) / columns))
     panels = figure.subplots(math.ceil(len(bands) / columns), columns, squeeze=False).flatten()
     for axes in panels[len(bands) :]:
         axes.set_visible(False)
@@ -59,13 +65,15 @@ def curves_figure(rows: Rows, path: str | Path | None = None) -> Figure:
         dataset, metric = column.heads
         for label, band in drawn.items():
             runs = f"{band.runs} run{'s' * (band.runs > 1)}"
-            colour = f"C{list(rows).index(label) % 10}"  # the same in all panels
-            axes.plot(band.epochs, band.mean, color=colour, lw=1.4, label=f"{label}, {runs}")
+            lap, index = divmod(order.index(label), 10)  # the same colour and style in all panels
+            colour, style = f"C{index}", STYLES[lap % len(STYLES)]
+            text = "\n".join(textwrap.wrap(f"{label}, {runs}", 68))
+            axes.plot(band.epochs, band.mean, color=colour, ls=style, lw=1.4, label=text)
             axes.fill_between(band.epochs, band.low, band.high, color=colour, alpha=0.2, lw=0)
         axes.set_title(dataset, fontsize=10)
         axes.set_xlabel("epoch")
         axes.set_ylabel(f"validation {metric[:-2]}")
-        axes.legend(fontsize=7, frameon=False)
+        axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.16), handlelength=3)
         _despine(axes)
     caption = "The mean over the runs; the band is from the smallest to the largest. It ends where the first run stops."
     return _written(figure, path, caption)

@@ -1,0 +1,50 @@
+"""Errors for settings that a user passed and that have no effect on the task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..tasks.edges import PAIRS
+from ..tasks.task import Task
+from .settings import DATA, Settings
+
+
+def check_effects(settings: Settings, task: Task) -> None:
+    """Raise ValueError for a setting of the command line that has no effect; recipes and data sets may have such ones.
+
+    Example:
+        >>> from gat_pyg.data import digits
+        >>> from hydra import compose, initialize_config_dir
+        >>> from gat_pyg.experiments.command import config_folder
+        >>> with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        ...     settings = Settings.parse(compose("config", ["++model.readout=sum"]))
+        >>> check_effects(settings.replace(passed=frozenset({"model.readout"})), digits())
+        Traceback (most recent call last):
+        ValueError: model.readout has no effect: digits predicts classes of nodes, and a readout is for graphs...
+    """
+    for name, reason in _unused(settings, task):
+        if any(passed == name or passed.startswith(f"{name}.") for passed in settings.passed):
+            raise ValueError(f"{name} has no effect: {reason}")
+
+
+def _unused(settings: Settings, task: Task) -> Iterator[tuple[str, str]]:
+    """Yield the settings without effect, each with the reason and what to do."""
+    item = task.objective.item
+    predicts = f"{task.name} predicts {task.objective.columns} of {item}s"
+    if item != "graph":
+        yield "model.readout", f"{predicts}, and a readout is for graphs. Leave it out."
+    if item not in PAIRS:
+        yield "model.decoder", f"{predicts}, and a decoder is for pairs of nodes. Leave it out."
+    if not settings.loader.in_batches:
+        for key in ("batch_size", "num_workers"):
+            yield f"loader.{key}", "loader=full takes whole graphs. Choose loader=neighbor or loader=cluster."
+    if task.shared_graph is not None:
+        reason = f"{task.name} is one graph, and a step takes all of it or what the loader gives."
+        yield "training.batch_size", f"{reason} Leave it out, or choose loader=neighbor loader.batch_size=..."
+    drawn = task.drawn_by
+    if drawn is None:  # the data set is a function that returns a task
+        dataset = settings.dataset.values
+        drawn = tuple(key for key in (*DATA, "fold") if dataset.get(key, ...) == getattr(settings.split, key))
+    by = f"is split by {', '.join(f'split.{key}' for key in drawn)} alone" if drawn else "has a split of its own"
+    unused = {*DATA, "fold"} - {*drawn, *(["folds"] if settings.split.folds is None else [])}  # null may be a choice
+    yield from ((f"split.{key}", f"{task.name} {by}. Leave it out.") for key in sorted(unused))
