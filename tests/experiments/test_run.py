@@ -1289,9 +1289,9 @@ def test_a_run_of_each_objective_that_was_killed_ends_like_one_that_was_not(comm
         size = (*size, "split.per_class=5")
     place = f"+dataset.dataset.path={path}" if name == "links" else f"dataset.path={path}"
     batch = ("training.batch_size=8",) if name.startswith("graphs") else ()
-    arguments = (kind, place, *size, *batch, "training.max_epochs=40", "training.lr=0.02", "checkpoint_every=0")
+    arguments = (kind, place, *size, *batch, "training.max_epochs=16", "training.lr=0.02", "checkpoint_every=0")
     command(*arguments, "outputs=whole")
-    process, last = outside(*arguments, "outputs=killed"), 3 + zlib.crc32(name.encode()) % 7  # epoch before the kill
+    process, last = outside(*arguments, "outputs=killed"), 3 + zlib.crc32(name.encode()) % 5  # epoch before the kill
     while process.poll() is None and sum(len(file.read_bytes().splitlines()) for file in metrics_in("killed")) <= last:
         time.sleep(0.002)
     assert process.poll() is None, process.communicate()
