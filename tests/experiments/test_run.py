@@ -805,10 +805,6 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
             [*KARATE, "split.per_class=3", "split.seed=1"],
             r"split\.per_class has no effect: .* by split\.val, split\.test, ",
         ),
-        (
-            ["methods=mlp", "datasets=digits", "split.seed=1"],
-            r"split\.seed has no effect: digits has a split of its own",
-        ),
         (["~training.lr"], r"training\.lr is None, expected a finite number, at least 0\."),
         (["training=abc"], r"training has no settings\."),
         (
