@@ -82,7 +82,7 @@ def linked(graphs: list[Any], name: str, val: int, test: int, seed: int, split: 
     _check_kind(graph, name)
     if graph.get("edge_label_index") is None:
         shares: Any = (val, test) if (val, test) != (VAL, TEST) else (0.05, 0.1)
-        return _drawn(graph, name, shares, 0.0, seed, objective, transforms)
+        return _drawn(graph, name, shares, 0.0, seed, objective, transforms, ("val", "test", "seed"))
     if missing := [key for key in ("edge_label", *MASKS) if graph.get(key) is None]:
         raise ValueError(
             f"{name}: {missing[0]} is missing, expected edge_label, train_mask, val_mask and test_mask of the pairs in "
@@ -94,7 +94,8 @@ def linked(graphs: list[Any], name: str, val: int, test: int, seed: int, split: 
     data.pop("edge_label_attr", None)
     F, D = data.x.size(-1), None if data.edge_attr is None else data.edge_attr.size(-1)
     splits = [data], [data], [data]
-    return Task(name, *splits, F, objective, D, transforms=tuple(transforms), num_splits=_columns(graph))
+    options = {"transforms": tuple(transforms), "num_splits": _columns(graph), "drawn_by": ()}
+    return Task(name, *splits, F, objective, D, **options)
 
 
 def _drawn(
@@ -105,7 +106,9 @@ def _drawn(
     seed: int,
     objective: LinkLabels,
     transforms: Sequence[Any],
+    drawn_by: tuple[str, ...] | None = None,
 ) -> Task:
+    """Draw links of a graph; the other arguments are those of the task."""
     if not isinstance(graph.edge_index, Tensor):
         raise ValueError(f"{name}: edge_index is {type(graph.edge_index).__name__}, expected a tensor [2, E] of links.")
     N, weights = num_nodes(graph), graph.edge_attr
@@ -143,11 +146,17 @@ def _drawn(
     pairs = [part.edge_label_index for part in parts]
     labels = [part.edge_label.long() for part in parts]
     data = Data(parts[0].x, parts[0].edge_index, parts[0].edge_attr)
-    return _task(name, data, pairs, labels, objective, tuple(transforms))
+    return _task(name, data, pairs, labels, objective, tuple(transforms), drawn_by)
 
 
 def _task(
-    name: str, data: Data, pairs: list[Tensor], labels: list[Tensor], objective: LinkLabels, transforms: Any = ()
+    name: str,
+    data: Data,
+    pairs: list[Tensor],
+    labels: list[Tensor],
+    objective: LinkLabels,
+    transforms: Any = (),
+    drawn_by: tuple[str, ...] | None = None,
 ) -> Task:
     """Return the task of a graph with the pairs of nodes, and their labels, of the three splits."""
     data.edge_label_index, data.y = torch.cat(pairs, 1), torch.cat(labels)
@@ -155,4 +164,5 @@ def _task(
     for number, key in enumerate(MASKS):
         data[key] = split == number
     edge_dim = None if data.edge_attr is None else data.edge_attr.size(1)
-    return Task(name, [data], [data], [data], data.x.size(1), objective, edge_dim, transforms=transforms)
+    options = {"transforms": transforms, "drawn_by": drawn_by}
+    return Task(name, [data], [data], [data], data.x.size(1), objective, edge_dim, **options)

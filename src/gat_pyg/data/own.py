@@ -12,7 +12,7 @@ from torch_geometric.data import Data, Dataset
 
 from ..tasks.checks import _check_graph
 from ..tasks.metrics import LINKS, TASKS
-from ..tasks.objective import SPLITS
+from ..tasks.objective import MASKS, SPLITS
 from ..tasks.task import Task
 from .detection import _are_quantities, _check_is_graph, _columns, _labelled, _objective_of, _tidy
 from .formats import _graph, read
@@ -198,7 +198,7 @@ def from_dataset(
     elif len(parts) == 1:
         parts, drawn = _draw_graphs(every, val, test, seed, name), ("val", "test", "seed")
     names = _class_names(dataset, objective.out_channels)
-    return Task(name, *parts, F, objective, edge_dim, names, tuple(transforms), num_splits, drawn)
+    return Task(name, *parts, F, objective, edge_dim, names, tuple(transforms), num_splits=num_splits, drawn_by=drawn)
 
 
 def _drawn_by(data: Data, by_class: bool) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ def as_published(settings: Settings) -> bool:
     """
     model = settings.methods if settings.is_table else None
     if model is None and HydraConfig.initialized():
-        model = HydraConfig.get().runtime.choices.model
+        model = HydraConfig.get().runtime.choices["model"]
     choices = {"model": model, "dataset": dataset_name(settings.dataset.values)}
     if choices["dataset"] not in {dataset for _, _, dataset in published()}:
         return False
