@@ -94,7 +94,7 @@ def linked(graphs: list[Any], name: str, val: int, test: int, seed: int, split: 
     data.pop("edge_label_attr", None)
     F, D = data.x.size(-1), None if data.edge_attr is None else data.edge_attr.size(-1)
     splits = [data], [data], [data]
-    options = {"transforms": tuple(transforms), "num_splits": _columns(graph), "drawn_by": ()}
+    options: dict[str, Any] = {"transforms": tuple(transforms), "num_splits": _columns(graph), "drawn_by": ()}
     return Task(name, *splits, F, objective, D, **options)
 
 
@@ -164,5 +164,5 @@ def _task(
     for number, key in enumerate(MASKS):
         data[key] = split == number
     edge_dim = None if data.edge_attr is None else data.edge_attr.size(1)
-    options = {"transforms": transforms, "drawn_by": drawn_by}
+    options: dict[str, Any] = {"transforms": transforms, "drawn_by": drawn_by}
     return Task(name, [data], [data], [data], data.x.size(1), objective, edge_dim, **options)

@@ -198,7 +198,20 @@ def from_dataset(
     elif len(parts) == 1:
         parts, drawn = _draw_graphs(every, val, test, seed, name), ("val", "test", "seed")
     names = _class_names(dataset, objective.out_channels)
-    return Task(name, *parts, F, objective, edge_dim, names, tuple(transforms), num_splits=num_splits, drawn_by=drawn)
+    train_graphs, val_graphs, test_graphs = parts
+    return Task(
+        name,
+        train_graphs,
+        val_graphs,
+        test_graphs,
+        F,
+        objective,
+        edge_dim,
+        names,
+        tuple(transforms),
+        num_splits,
+        drawn,
+    )
 
 
 def _drawn_by(data: Data, by_class: bool) -> tuple[str, ...]:
