@@ -721,7 +721,7 @@ def test_the_jobs_of_a_multirun_and_the_cells_of_a_table_have_the_numbers_of_wha
     assert every == [0.005, 0.005, 0.02, 0.005]
 
 
-KARATE = ("split.per_class=2", "split.val=5", "split.test=10")  # of its 34 nodes
+KARATE = ("split.val=5", "split.test=10")  # of its 34 nodes; those for training are given
 
 
 @pytest.mark.parametrize(

@@ -65,9 +65,10 @@ def small(multilabel: bool = False) -> Task:
 def in_float64(task: Task) -> Task:
     wide = {id(data): copy.copy(data) for split in (task.train, task.val, task.test) for data in split}
     for data in wide.values():
-        data.x = data.x.double()
-    splits = ([wide[id(data)] for data in split] for split in (task.train, task.val, task.test))
-    return Task(task.name, *splits, task.num_features, task.objective)
+        for key, value in data.items():
+            data[key] = value.double() if key in ("x", "edge_attr", "edge_label_attr") else value
+    splits = {split: [wide[id(data)] for data in getattr(task, split)] for split in ("train", "val", "test")}
+    return replace(task, **splits)
 
 
 class Dropped(nn.Module):
