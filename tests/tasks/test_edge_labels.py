@@ -22,7 +22,7 @@ from gat_pyg.report.__main__ import main as report
 from gat_pyg.report.figures import attention_figure, degree_figure, entropy_figure, neighbourhood_figure
 from gat_pyg.report.graphs import graph_figure
 from gat_pyg.report.page import attention_page
-from gat_pyg.tasks.edges import EdgeLabels, EdgeMultiLabels
+from gat_pyg.tasks.edges import EdgeLabels, EdgeMultiLabels, complete_pairs
 from gat_pyg.tasks.targets import EdgeTargets
 from gat_pyg.training import Inductive, TaskData, Transductive
 from objectives import labelled_edges, quantities_of_edges
@@ -41,6 +41,15 @@ def equal(data: Data) -> Tensor:
     """1 for an edge whose two ends have the same sign, else 0."""
     src, dst = data.edge_index
     return ((data.x[src, 0] > 0) == (data.x[dst, 0] > 0)).long()
+
+
+def test_features_of_pairs_are_those_of_edges_unless_there_are_others():
+    data = edges(5, edge_attr=torch.zeros(5, 2))
+    complete_pairs(data)
+    assert data.edge_label_attr is data.edge_attr
+    data = edges(5, edge_attr=torch.zeros(5, 2), edge_label_attr=torch.ones(5, 2))
+    complete_pairs(data)
+    assert bool((data.edge_label_attr == 1).all())
 
 
 @pytest.mark.parametrize("make", [labelled_edges, quantities_of_edges])

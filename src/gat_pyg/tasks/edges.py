@@ -109,10 +109,12 @@ class EdgeMultiLabels(_OfEdges, ManyLabels):
 
 
 def complete_pairs(data: Data) -> None:
-    """Make the edges of a graph the labelled pairs, unless it has others, and their features those of the pairs."""
+    """Make the edges of a graph the labelled pairs, and their features those of the pairs, unless it has others."""
     if "edge_label_index" not in data:
         data.edge_label_index = data.edge_index
-    if data.edge_attr is not None and torch.equal(data.edge_label_index, data.edge_index):
+    if "edge_label_attr" in data or data.edge_attr is None:
+        return
+    if torch.equal(data.edge_label_index, data.edge_index):
         data.edge_label_attr = data.edge_attr
 
 
