@@ -18,7 +18,7 @@ from ..files import try_lock, unlock
 from ..training.progress import quiet
 from ..training.signals import handled
 from .alone import one_run
-from .build import build_task
+from .build import build_task, build_trainer
 from .command import message
 from .folder import LOCK, drop_empty, seed_folder, unfinished
 from .process import exit_on_signal, keep_memory
@@ -56,13 +56,21 @@ class Processes:
 def shared(settings: Settings, folder: Path) -> Iterator[Processes | None]:
     """Context manager: start `processes` processes that train the unfinished seeds; None if one process trains all.
 
-    Each has its share of the threads. At the end they are waited for, or stopped after an error.
+    Each has its share of the threads. The block ends when they have ended; after an error they are stopped before.
+
+    Raises:
+        ValueError: if the trainer has several processes, which train one seed together.
     """
     seeds = unfinished(folder, settings)
     size = min(settings.processes, len(seeds))
     if size < 2:
         yield None
         return
+    if (world := build_trainer(settings, folder, []).world_size) > 1:
+        raise ValueError(
+            f"processes is {settings.processes}, which train one seed each, but the trainer has {world} devices, which "
+            "train a seed together. Use processes=1 or trainer.devices=1."
+        )
     taken = get_context("spawn").Array("q", [-1] * size)  # the index of each process's seed, in ascending order
     context = spawn(_process, (taken, seeds, settings, folder), nprocs=size, join=False)
     try:
@@ -73,6 +81,8 @@ def shared(settings: Settings, folder: Path) -> Iterator[Processes | None]:
         for process in context.processes:
             if process.is_alive():
                 process.terminate()
+        for process in context.processes:  # which may still write a checkpoint, while this process has the lock
+            process.join()
 
 
 def _process(rank: int, taken: Any, seeds: Sequence[int], settings: Settings, folder: Path) -> None:
