@@ -19,7 +19,7 @@ from gat_pyg.data import Task, digits, from_dataset
 from gat_pyg.experiments.build import build_logger, build_model, build_task, build_trainer, check_gpus
 from gat_pyg.experiments.command import config_folder, names_of, translated
 from gat_pyg.experiments.published import as_published
-from gat_pyg.experiments.settings import INTERNAL, Settings, flattened
+from gat_pyg.experiments.settings import INTERNAL, Factory, Settings, flattened
 from gat_pyg.experiments.unused import check_effects
 from gat_pyg.report.runs import gathered, lines_of
 from gat_pyg.tasks.graphs import GraphLabels
@@ -324,6 +324,29 @@ def test_settings_of_recipes_and_data_sets_may_have_no_effect():
     check_effects(settings, digits())
     with pytest.raises(ValueError, match=r"training\.batch_size has no effect"):
         check_effects(settings.replace(passed=names_of(["training.batch_size=2"])), digits())
+
+
+def test_a_function_may_take_a_setting_of_the_split_by_another_name():
+    settings = Settings.parse(compose("config", ["split.val=123", "split.test=45"]))
+    dataset = Factory("dataset", {"_target_": "mine.links", "graph": {"_target_": "mine.graph", "num_val": 123}})
+    settings = settings.replace(dataset=dataset)
+    check_effects(settings.replace(passed=names_of(["split.val=123"])), digits())
+    with pytest.raises(ValueError, match=r"split\.test has no effect: digits has a split of its own\. Leave it out\."):
+        check_effects(settings.replace(passed=names_of(["split.test=45"])), digits())
+
+
+def test_a_setting_of_a_random_split_beside_folds_is_an_error_with_advice():
+    settings = Settings.parse(compose("config", ["dataset=mutag", "split.val=3"]))
+    labels = torch.arange(30) % 2
+    folds = from_dataset([Data(torch.randn(2, 1), torch.tensor([[0], [1]]), y=y[None]) for y in labels], folds=3)
+    with pytest.raises(ValueError, match=r"split\.folds, split\.fold, .* Leave it out, or choose split\.folds=null\."):
+        check_effects(settings.replace(passed=names_of(["split.val=3"])), folds)
+
+
+def test_the_size_of_batches_of_nodes_has_no_effect_on_batches_of_pairs():
+    settings = Settings.parse(compose("config", ["+loader.num_links=8", "+loader.batch_size=4"]))
+    with pytest.raises(ValueError, match=r"loader\.batch_size has no effect: a step takes loader\.num_links pairs of"):
+        check_effects(settings.replace(passed=names_of(["+loader.batch_size=4"])), digits())
 
 
 def drawn(y: Tensor, task: str | None = None, graphs: int = 1, **options: Any) -> tuple[str, ...] | None:

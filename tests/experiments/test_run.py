@@ -795,6 +795,10 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
         (["+loader.num_parts=4"], r"num_parts is 4, but loader=full takes whole graphs\. Choose loader=cluster\."),
         (["+loader.batch_size=4"], r"loader\.batch_size has no effect: loader=full takes whole graphs\. Choose"),
         (
+            ["dataset=planted", "+loader.batch_size=4"],
+            r"loader\.batch_size has no effect: planted has many graphs, and a step takes training\.batch_size of them",
+        ),
+        (
             ["training.batch_size=4"],
             r"training\.batch_size has no effect: digits is one graph, .* or choose loader=neig",
         ),
@@ -897,6 +901,10 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
         (
             ["processes=2", "trainer=ddp_cpu"],
             r"processes is 2, which train one seed each, but trainer\.strategy is ddp",
+        ),
+        (
+            ["dataset=planted", "runs=2", "vectorize=off", "processes=2", "trainer.devices=2"],
+            r"processes is 2, which train one seed each, but the trainer has 2 devices, which train a seed together\.",
         ),
         (
             ["vectorize=on", "runs=2", "logger=tensorboard"],
@@ -1840,6 +1848,17 @@ def test_a_table_is_every_method_on_every_data_set_and_nothing_is_done_twice(com
     assert lines_of() == lines
     command(*TABLE, "runs=3")  # a third seed for each
     assert len(lines_of()) == 12 and set(lines) < set(lines_of())
+
+
+def test_a_setting_may_be_for_one_of_the_data_sets_of_a_table(command: Command):
+    quick = ("methods=mlp", "training.max_epochs=1", "training.batch_size=2")
+    command(*quick, "datasets=[digits,planted]")
+    assert len(read("outputs/results.jsonl")) == 2
+    assert "training.batch_size has no effect: digits is one graph" in command(
+        *quick, "datasets=digits", "outputs=one", fails=True
+    )
+    command(*quick[:2], "datasets=digits", "outputs=one")  # the failed cell is not in the way
+    assert len(read("one/results.jsonl")) == 1
 
 
 def test_a_cell_of_a_file_is_named_after_it(command: Command):

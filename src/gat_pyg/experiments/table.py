@@ -26,6 +26,7 @@ from .folder import (
     Invocation,
     complete,
     finished,
+    has_progress,
     held,
     over,
     relative_path,
@@ -95,9 +96,8 @@ def _fill(cells: Mapping[str, Settings], folder: Path, train: Callable[[Settings
             try:
                 with held(folder / name, cells[name], lock):
                     if not complete(folder / name, cells[name]):  # another process may have finished it
-                        save_settings(cells[name], folder / name)
                         rank_zero_print(f"{progress()}; {name} begins")
-                        train(cells[name], folder / name)
+                        _train(cells[name], folder / name, train)
                     _results(cells[name], folder / name)
             except Exception as error:
                 failed[name] = error
@@ -112,6 +112,17 @@ def _fill(cells: Mapping[str, Settings], folder: Path, train: Callable[[Settings
         raise ValueError(
             f"{len(failed)} of {len(cells)} cells failed: {', '.join(failed)}. The same command tries again."
         )
+
+
+def _train(cell: Settings, folder: Path, train: Callable[[Settings, Path], object]) -> None:
+    """Train a cell; after an error before the first checkpoint, the same cell may have other settings."""
+    save_settings(cell, folder)
+    try:
+        train(cell, folder)
+    except Exception:
+        if not has_progress(folder):
+            (folder / CONFIG).unlink()
+        raise
 
 
 # Cells --------------------------------------------------------------------------------------------------------------
@@ -202,7 +213,8 @@ def _methods_by_datasets(settings: Settings, invocation: Invocation) -> dict[str
             selected = [f"dataset={dataset}", f"model={model}", f"runs={settings.runs}", *changes, *overrides]
             cell = _composed(translated([*selected, "ckpt_path=last"]))
             cell = cell.replace(methods=model, protocol=settings.protocol)  # the first marks a cell
-            cell = cell.replace(passed=names_of([*changes, *overrides]))
+            if len(datasets) == 1:  # a setting for one of several data sets may have no effect on the others
+                cell = cell.replace(passed=names_of([*changes, *overrides]))
             values = [setting.rpartition("=")[2] for setting in changes if not setting.startswith("runs=")]
             words = [re.sub(r"[^\w.]+", "-", value).strip("-") for value in values]
             name = "_".join([dataset_name(cell.dataset.values), model, *words])

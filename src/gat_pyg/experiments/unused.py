@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..tasks.edges import PAIRS
 from ..tasks.task import Task
-from .settings import DATA, Settings
+from .settings import DATA, Settings, flattened
 
 
 def check_effects(settings: Settings, task: Task) -> None:
@@ -36,15 +36,24 @@ def _unused(settings: Settings, task: Task) -> Iterator[tuple[str, str]]:
     if item not in PAIRS:
         yield "model.decoder", f"{predicts}, and a decoder is for pairs of nodes. Leave it out."
     if not settings.loader.in_batches:
-        for key in ("batch_size", "num_workers"):
-            yield f"loader.{key}", "loader=full takes whole graphs. Choose loader=neighbor or loader=cluster."
+        if task.shared_graph is None:
+            reason = f"{task.name} has many graphs, and a step takes training.batch_size of them. Leave it out."
+        elif settings.loader.num_links is not None:
+            reason = "a step takes loader.num_links pairs of nodes. Leave it out."
+        else:
+            choices = "loader=neighbor" if item in PAIRS else "loader=neighbor or loader=cluster"
+            reason = f"loader=full takes whole graphs. Choose {choices}."
+        yield from ((f"loader.{key}", reason) for key in ("batch_size", "num_workers"))
     if task.shared_graph is not None:
         reason = f"{task.name} is one graph, and a step takes all of it or what the loader gives."
         yield "training.batch_size", f"{reason} Leave it out, or choose loader=neighbor loader.batch_size=..."
-    drawn = task.drawn_by
-    if drawn is None:  # the data set is a function that returns a task
-        dataset = settings.dataset.values
+    drawn, unused = task.drawn_by, {*DATA, "fold"}
+    if settings.split.folds is None:
+        unused.remove("folds")  # null may be a choice
+    if drawn is None:  # the data set is a function that returns a task; its arguments may have other names
+        dataset = settings.to_dict()["dataset"]
         drawn = tuple(key for key in (*DATA, "fold") if dataset.get(key, ...) == getattr(settings.split, key))
+        unused = {key for key in unused if getattr(settings.split, key) not in flattened(dataset).values()}
     by = f"is split by {', '.join(f'split.{key}' for key in drawn)} alone" if drawn else "has a split of its own"
-    unused = {*DATA, "fold"} - {*drawn, *(["folds"] if settings.split.folds is None else [])}  # null may be a choice
-    yield from ((f"split.{key}", f"{task.name} {by}. Leave it out.") for key in sorted(unused))
+    advice = "Leave it out, or choose split.folds=null." if "folds" in drawn else "Leave it out."
+    yield from ((f"split.{key}", f"{task.name} {by}. {advice}") for key in sorted(unused.difference(drawn)))
