@@ -24,7 +24,7 @@ _LOW = 0xFFFFFFFF
 
 
 def draw_seed(device: torch.device) -> Tensor:
-    """Draw a seed of 63 bits from torch's generator on the device, or as `keyed` or `drawn_by` sets, without a sync."""
+    """Draw a seed of 63 bits from the device's generator, or as `keyed` or `seeds_from` sets, without a sync."""
     if torch.compiler.is_compiling() or (stream := _STREAMS.current) is None or _may_be_run_again():
         return _drawn(device)
     return stream.draw()
@@ -83,7 +83,7 @@ def first_seeds(key: Tensor, count: int = 63) -> Tensor:
 
 
 @contextmanager
-def drawn_by(generators: Sequence[torch.Generator], row: Tensor) -> Iterator[None]:
+def seeds_from(generators: Sequence[torch.Generator], row: Tensor) -> Iterator[None]:
     """Context manager within `torch.func.vmap` over `row`: the model of row s draws its seeds from generator s.
 
     So each model has the seeds that it draws alone if torch's generator is in the state of its own. There is a
@@ -91,7 +91,7 @@ def drawn_by(generators: Sequence[torch.Generator], row: Tensor) -> Iterator[Non
 
     Example:
         >>> def seed(row):
-        ...     with drawn_by([torch.Generator().manual_seed(s) for s in (3, 4)], row):
+        ...     with seeds_from([torch.Generator().manual_seed(s) for s in (3, 4)], row):
         ...         return draw_seed(row.device)
         >>> torch.manual_seed(4) and bool(torch.func.vmap(seed)(torch.arange(2))[1] == draw_seed(torch.device("cpu")))
         True

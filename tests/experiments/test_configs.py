@@ -357,7 +357,7 @@ def drawn(y: Tensor, task: str | None = None, graphs: int = 1, **options: Any) -
     for key in masks:
         one[key] = torch.arange(len(y)) % 3 == MASKS.index(key)
     data = one if graphs == 1 else [one.clone() for _ in range(graphs)]
-    return from_dataset(data, "drawn", 1, 2, 2, task=task, **options).drawn_by
+    return from_dataset(data, "drawn", 1, 2, 2, task=task, **options).split_arguments
 
 
 def test_a_task_knows_the_arguments_on_which_its_split_depends():

@@ -15,7 +15,7 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import GIN
 
 from gat_pyg.models import GAT, Encoded
-from gat_pyg.philox import draw_seed, drawn_by
+from gat_pyg.philox import draw_seed, seeds_from
 from gat_pyg.seeds import EachStopping, Outcome, StackedInductive, memory, train
 from gat_pyg.seeds.callbacks import EachMetrics
 from gat_pyg.seeds.fitting import outcomes, seeded
@@ -107,7 +107,7 @@ def test_a_model_draws_its_seeds_as_after_its_own_epochs_start():
     generators = [generator_of(seed, 7, device) for seed in seeds]
 
     def draw(row: Tensor) -> Tensor:
-        with drawn_by(generators, row):
+        with seeds_from(generators, row):
             return torch.stack([draw_seed(device), draw_seed(device)])
 
     before = torch.get_rng_state()

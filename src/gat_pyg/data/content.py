@@ -1,4 +1,4 @@
-"""The content of users' own files as a hash, by which two files of one name are different data."""
+"""A hash of the content of users' files: files of one name may hold different data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Detection of the task that the labels of graphs show, and the labels in its form."""
+"""Detection of the task from the labels of graphs, and conversion of the labels to its form."""
 
 from __future__ import annotations
 
@@ -42,11 +42,10 @@ def _labelled(raw: list[list[Any]], task: str | None, name: str) -> list[list[An
         raise ValueError(f"{name}: graph {number} has no edge_label, but others have. Give it to all of them.")
     if len(raw) == len(every) == 1:
         return [[_with_ids(_with_edge_labels(every[0], of_edges, name))]]
-    numbered = [
+    return [
         [_with_edge_labels(data, of_edges, f"{name}, graph {number}") for number, data in enumerate(graphs)]
         for graphs in raw
     ]
-    return numbered
 
 
 def _are_of_edges(graphs: list[Data]) -> bool:

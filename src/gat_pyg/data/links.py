@@ -1,4 +1,4 @@
-"""Link prediction on any graph, with links for validation and test that are drawn at random, or given."""
+"""Link prediction on any graph, with links for validation and test drawn at random or read from the data."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ def links(
     return _drawn(graph, name, (val, test), disjoint, seed, LinkLabels(channels, ranked_by), transforms)
 
 
-def linked(graphs: list[Any], name: str, val: int, test: int, seed: int, split: int, transforms: Sequence[Any]) -> Task:
+def link_task(
+    graphs: list[Any], name: str, val: int, test: int, seed: int, split: int, transforms: Sequence[Any]
+) -> Task:
     """Return the task of predicting links of the only graph: the pairs in `edge_label_index`, or drawn links.
 
     The links are 5 % and 10 % unless `val` and `test` differ from the defaults of `from_dataset`.
@@ -94,7 +96,7 @@ def linked(graphs: list[Any], name: str, val: int, test: int, seed: int, split: 
     data.pop("edge_label_attr", None)
     F, D = data.x.size(-1), None if data.edge_attr is None else data.edge_attr.size(-1)
     splits = [data], [data], [data]
-    options: dict[str, Any] = {"transforms": tuple(transforms), "num_splits": _columns(graph), "drawn_by": ()}
+    options: dict[str, Any] = {"transforms": tuple(transforms), "num_splits": _columns(graph), "split_arguments": ()}
     return Task(name, *splits, F, objective, D, **options)
 
 
@@ -106,7 +108,7 @@ def _drawn(
     seed: int,
     objective: LinkLabels,
     transforms: Sequence[Any],
-    drawn_by: tuple[str, ...] | None = None,
+    split_arguments: tuple[str, ...] | None = None,
 ) -> Task:
     """Draw links of a graph; the other arguments are those of the task."""
     if not isinstance(graph.edge_index, Tensor):
@@ -146,7 +148,7 @@ def _drawn(
     pairs = [part.edge_label_index for part in parts]
     labels = [part.edge_label.long() for part in parts]
     data = Data(parts[0].x, parts[0].edge_index, parts[0].edge_attr)
-    return _task(name, data, pairs, labels, objective, tuple(transforms), drawn_by)
+    return _task(name, data, pairs, labels, objective, tuple(transforms), split_arguments)
 
 
 def _task(
@@ -156,7 +158,7 @@ def _task(
     labels: list[Tensor],
     objective: LinkLabels,
     transforms: Any = (),
-    drawn_by: tuple[str, ...] | None = None,
+    split_arguments: tuple[str, ...] | None = None,
 ) -> Task:
     """Return the task of a graph with the pairs of nodes, and their labels, of the three splits."""
     data.edge_label_index, data.y = torch.cat(pairs, 1), torch.cat(labels)
@@ -164,5 +166,5 @@ def _task(
     for number, key in enumerate(MASKS):
         data[key] = split == number
     edge_dim = None if data.edge_attr is None else data.edge_attr.size(1)
-    options: dict[str, Any] = {"transforms": transforms, "drawn_by": drawn_by}
+    options: dict[str, Any] = {"transforms": transforms, "split_arguments": split_arguments}
     return Task(name, [data], [data], [data], data.x.size(1), objective, edge_dim, **options)

@@ -16,7 +16,7 @@ from ..tasks.objective import MASKS, SPLITS
 from ..tasks.task import Task
 from .detection import _are_quantities, _check_is_graph, _columns, _labelled, _objective_of, _tidy
 from .formats import _graph, read
-from .links import linked
+from .links import link_task
 from .splits import (
     TEST,
     VAL,
@@ -154,7 +154,7 @@ def from_dataset(
     if not every:
         raise ValueError(f"{name} has no graph, expected at least one.")
     if task == LINKS:
-        return linked(every, name, val, test, seed, split, transforms)
+        return link_task(every, name, val, test, seed, split, transforms)
     raw = _labelled(raw, task, name)
     every = list(chain(*raw))
     for graph in every:
@@ -184,7 +184,7 @@ def from_dataset(
         _check_graph(every[0], F, edge_dim, objective, name)  # before a split is drawn
         if split_of_ogb is not None:
             _ogb_masks(every[0], split_of_ogb())
-        drawn = _drawn_by(every[0], by_class=not quantities and objective.item != "edge")
+        drawn = _split_arguments(every[0], by_class=not quantities and objective.item != "edge")
         if objective.item == "edge":
             _draw_links(every[0], val, test, seed, name)
         else:
@@ -214,7 +214,7 @@ def from_dataset(
     )
 
 
-def _drawn_by(data: Data, by_class: bool) -> tuple[str, ...]:
+def _split_arguments(data: Data, by_class: bool) -> tuple[str, ...]:
     """Return the names of the arguments by which the missing masks of a graph are drawn."""
     arguments = {"train_mask": ["per_class"] * by_class, "val_mask": ["val"], "test_mask": ["test"]}
     names = [name for key in MASKS if key not in data for name in arguments[key]]

@@ -158,10 +158,10 @@ def _item(y: Tensor, counts: dict[str, int], task: str | None, name: str) -> str
 
 def _split(graphs: list[Data], union: Data, split: int, name: str) -> list[Data]:
     """Return the graphs with the split that the masks `[G]` or `[G, S]` give, if there are masks."""
-    given = [key for key in MASKS if key in union]
-    if not given:
+    present = [key for key in MASKS if key in union]
+    if not present:
         return graphs
-    if missing := [key for key in MASKS if key not in given]:
+    if missing := [key for key in MASKS if key not in present]:
         raise ValueError(f"{name}: {missing[0]} is missing, expected all three masks of the graphs, or none.")
     masks = [chosen_mask(union[key], split, len(graphs), "graphs", key, name) for key in MASKS]
     for first, second in ((0, 1), (1, 2), (0, 2)):

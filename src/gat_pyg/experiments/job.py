@@ -39,7 +39,7 @@ from .model_file import load
 from .process import compiling_reported, exit_on_signal, keep_memory
 from .published import as_published
 from .settings import INTERNAL, Settings
-from .shared import shared
+from .shared import seed_processes
 from .table import table
 from .together import all_at_once
 from .unused import check_effects
@@ -86,7 +86,7 @@ def all_seeds(settings: Settings, folder: Path) -> float:
         check_effects(settings, task)
         together = all_at_once(settings, task, folder)
         results, diverged, paper = [], [], as_published(settings)
-        with nullcontext() if together else shared(settings, folder) as processes:
+        with nullcontext() if together else seed_processes(settings, folder) as processes:
             for seed in settings.seeds:
                 run_dir = seed_folder(folder, settings, seed)
                 if processes is not None:

@@ -1,4 +1,4 @@
-"""Seeds trained one by one, shared among processes of one machine."""
+"""Processes of one machine that share the seeds which are trained one by one."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ PAUSE = 0.2  # seconds between two looks at the results
 
 
 class Processes:
-    """The processes that train the unfinished seeds of a job, each the next one that no other process has taken."""
+    """The processes that train the unfinished seeds of a job, each the next one that no other process has."""
 
-    def __init__(self, context: ProcessContext, taken: Any, seeds: Sequence[int]) -> None:
-        self.context, self.taken, self.seeds = context, taken, seeds
+    def __init__(self, context: ProcessContext, indices: Any, seeds: Sequence[int]) -> None:
+        self.context, self.indices, self.seeds = context, indices, seeds
 
     def wait(self, folder: Path) -> None:
         """Wait until the result in a seed's folder is written, or all processes have ended.
@@ -44,7 +44,7 @@ class Processes:
             while not (folder / RESULT).is_file() and not self.context.join(timeout=PAUSE):
                 pass
         except ProcessExitedException as error:
-            seed = self.seeds[min(max(self.taken[error.error_index], 0), len(self.seeds) - 1)]
+            seed = self.seeds[min(max(self.indices[error.error_index], 0), len(self.seeds) - 1)]
             how = f"was killed by {error.signal_name}" if error.signal_name else "failed, as printed above"
             raise ValueError(
                 f"The process that trained seed {seed} {how}. The same command with ckpt_path=last continues all seeds "
@@ -53,7 +53,7 @@ class Processes:
 
 
 @contextmanager
-def shared(settings: Settings, folder: Path) -> Iterator[Processes | None]:
+def seed_processes(settings: Settings, folder: Path) -> Iterator[Processes | None]:
     """Context manager: start `processes` processes that train the unfinished seeds; None if one process trains all.
 
     Each has its share of the threads. The block ends when they have ended; after an error they are stopped before.
@@ -71,10 +71,10 @@ def shared(settings: Settings, folder: Path) -> Iterator[Processes | None]:
             f"processes is {settings.processes}, which train one seed each, but the trainer has {world} devices, which "
             "train a seed together. Use processes=1 or trainer.devices=1."
         )
-    taken = get_context("spawn").Array("q", [-1] * size)  # the index of each process's seed, in ascending order
-    context = spawn(_process, (taken, seeds, settings, folder), nprocs=size, join=False)
+    indices = get_context("spawn").Array("q", [-1] * size)  # the index of each process's seed, in ascending order
+    context = spawn(_process, (indices, seeds, settings, folder), nprocs=size, join=False)
     try:
-        yield Processes(context, taken, seeds)
+        yield Processes(context, indices, seeds)
         while not context.join():
             pass
     finally:
@@ -85,13 +85,13 @@ def shared(settings: Settings, folder: Path) -> Iterator[Processes | None]:
             process.join()
 
 
-def _process(rank: int, taken: Any, seeds: Sequence[int], settings: Settings, folder: Path) -> None:
+def _process(rank: int, indices: Any, seeds: Sequence[int], settings: Settings, folder: Path) -> None:
     """Train one seed after the other; on an error, print it and exit with status 1."""
-    torch.set_num_threads(max(1, torch.get_num_threads() // len(taken)))
+    torch.set_num_threads(max(1, torch.get_num_threads() // len(indices)))
     keep_memory()
     with handled(exit_on_signal), quiet():
         task = build_task(settings)
-        while (index := _next(rank, taken)) < len(seeds):
+        while (index := _next(rank, indices)) < len(seeds):
             try:
                 with _locked(seed_folder(folder, settings, seeds[index])) as run_dir:
                     if not (run_dir / RESULT).is_file():
@@ -102,11 +102,11 @@ def _process(rank: int, taken: Any, seeds: Sequence[int], settings: Settings, fo
                 sys.exit(1)
 
 
-def _next(rank: int, taken: Any) -> int:
+def _next(rank: int, indices: Any) -> int:
     """Take the next seed."""
-    with taken.get_lock():
-        taken[rank] = max(taken) + 1
-        return int(taken[rank])
+    with indices.get_lock():
+        indices[rank] = max(indices) + 1
+        return int(indices[rank])
 
 
 @contextmanager

@@ -47,7 +47,7 @@ def _unused(settings: Settings, task: Task) -> Iterator[tuple[str, str]]:
     if task.shared_graph is not None:
         reason = f"{task.name} is one graph, and a step takes all of it or what the loader gives."
         yield "training.batch_size", f"{reason} Leave it out, or choose loader=neighbor loader.batch_size=..."
-    drawn, unused = task.drawn_by, {*DATA, "fold"}
+    drawn, unused = task.split_arguments, {*DATA, "fold"}
     if settings.split.folds is None:
         unused.remove("folds")  # null may be a choice
     if drawn is None:  # the data set is a function that returns a task; its arguments may have other names

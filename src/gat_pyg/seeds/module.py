@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch_geometric.data import Data
 
-from ..philox import drawn_by
+from ..philox import seeds_from
 from ..tasks.objective import Objective
 from ..training.epoch_seeds import generator_of, key_of
 from ..training.modules import Inductive, Supervised, Transductive
@@ -161,7 +161,7 @@ class StackedInductive(StackOfSeeds, Inductive):
         generators = [self._generators[seed] for seed in self.seeds]
 
         def call(model: Any, row: Tensor) -> Tensor:
-            with drawn_by(generators, row):
+            with seeds_from(generators, row):
                 return self._call_model(model, data)
 
         out = self.model.each(call, torch.arange(len(generators), device=self.device))

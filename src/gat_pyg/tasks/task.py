@@ -55,8 +55,8 @@ class Task:
     class_names: tuple[str, ...] | None = field(default=None, repr=False)  # of the K classes, if they are known
     transforms: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)  # as in Preparation
     num_splits: int = field(default=1, repr=False)  # given splits or folds, of which this is one
-    # Arguments of `from_dataset` on which the split depends, () for a given split; None if not known
-    drawn_by: tuple[str, ...] | None = field(default=None, repr=False)
+    # Arguments of `from_dataset` on which the split depends: () if the data have a split, None if unknown
+    split_arguments: tuple[str, ...] | None = field(default=None, repr=False)
 
     @cached_property
     def preparation(self) -> Preparation:

@@ -26,7 +26,7 @@ from ..tasks.objective import MASKS, Split
 from ..tasks.task import Task
 from .clusters import Clusters
 from .neighbours import TorchSampler
-from .pairs import Linked, PairSampler, labelled
+from .pairs import PairLoader, PairSampler, with_labels
 from .shares import Batches, Cut, Drawn, Shares, _padding_graph, _without
 
 
@@ -243,13 +243,13 @@ class TaskData(LightningDataModule):
     def _sampled_pairs(self, num_neighbors: Sequence[int]) -> LinkLoader:
         """Return this process's labelled pairs of each step with neighbours of their nodes."""
         graph, steps = self.task.train[0], self._steps(self.batch_size)
-        return Linked(
+        return PairLoader(
             Data(graph.x, graph.edge_index, graph.edge_attr),
             PairSampler(self._sampler(num_neighbors), graph, self.task.objective, steps, self._place()),
             graph.edge_label_index[:, graph.train_mask],
             batch_size=self.batch_size,
             sampler=steps,
-            transform=partial(labelled, features=self._pair_features),
+            transform=partial(with_labels, features=self._pair_features),
             num_workers=self.num_workers,
             generator=torch.Generator(),
         )

@@ -78,7 +78,7 @@ class PairSampler(BaseSampler):  # type: ignore[misc]
 
 @contextmanager
 def _seeded(*words: int, rank: int) -> Iterator[None]:
-    """Context manager: seed Python's generator, and that of torch for each rank, and restore both."""
+    """Context manager: seed the generators of Python and, differently on each rank, of torch; restore both."""
     state = random.getstate()
     with torch.random.fork_rng(devices=[]):
         random.seed(int(np.random.SeedSequence(words).generate_state(1)[0]))
@@ -94,18 +94,18 @@ def _without_links(out: SamplerOutput, links: EdgeSamplerInput, both_ways: bool,
     hidden = links.row * num_nodes + links.col
     if both_ways:
         hidden = torch.cat([hidden, links.col * num_nodes + links.row])
-    kept = ~torch.isin(out.node[out.row] * num_nodes + out.node[out.col], hidden)
+    visible = ~torch.isin(out.node[out.row] * num_nodes + out.node[out.col], hidden)
     if out.num_sampled_edges is not None:
-        out.num_sampled_edges = [int(hop.sum()) for hop in kept.split(out.num_sampled_edges)]
-    out.row, out.col, out.edge = out.row[kept], out.col[kept], out.edge[kept]
+        out.num_sampled_edges = [int(hop.sum()) for hop in visible.split(out.num_sampled_edges)]
+    out.row, out.col, out.edge = out.row[visible], out.col[visible], out.edge[visible]
     return out
 
 
-class Linked(_Late, LinkLoader):  # type: ignore[misc]
+class PairLoader(_Late, LinkLoader):  # type: ignore[misc]
     """Labelled pairs of nodes with neighbours drawn for them."""
 
 
-def labelled(batch: Data, features: Tensor | None = None) -> Data:
+def with_labels(batch: Data, features: Tensor | None = None) -> Data:
     """Return a batch of `LinkLoader` with the labels of its pairs as y, and their rows of `features`."""
     batch.y = batch.edge_label
     del batch.edge_label
