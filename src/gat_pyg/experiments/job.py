@@ -57,7 +57,9 @@ def execute(config: DictConfig) -> float:
             invocation.check()
             if internal := [name for name in INTERNAL if name in config]:
                 raise ValueError(f"{internal[0]} is set by the command. Leave it out.")
-            settings = Settings.parse(config).replace(passed=names_of(invocation.overrides))
+            settings = Settings.parse(config)
+            if not invocation.multirun:  # whose settings may be for other jobs
+                settings = settings.replace(passed=names_of(invocation.overrides))
             if settings.trainer.get("strategy") is not None and invocation.multirun:
                 raise ValueError("--multirun runs in a single process. Start runs of several processes without -m.")
             check_gpus(settings.trainer)
