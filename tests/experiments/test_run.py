@@ -761,7 +761,7 @@ def test_an_unknown_data_set_names_the_known_ones(command: Command):
     assert re.search(r"dataset=karate is unknown\. Known are: amazon-photo, .*cora, .*pubmed, pubmed_links\.", said)
 
 
-KARATE = (  # of which training takes what the others leave
+QUANTITIES = (  # of which training takes what the others leave
     *("dataset._target_=torch_geometric.datasets.KarateClub", "task=node_regression"),
     *("split.val=5", "split.test=5"),
 )
@@ -806,7 +806,7 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
         (["split.folds=10"], r"split\.folds has no effect: digits has a split of its own\. Leave it out\."),
         (["split.fold=1"], r"split\.fold has no effect: digits has a split of its own\. Leave it out\."),
         (
-            [*KARATE, "split.per_class=3", "split.seed=1"],
+            [*QUANTITIES, "split.per_class=3", "split.seed=1"],
             r"split\.per_class has no effect: .* by split\.val, split\.test, ",
         ),
         (["~training.lr"], r"training\.lr is None, expected a finite number, at least 0\."),
