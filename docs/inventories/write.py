@@ -41,10 +41,11 @@ PYG = {
         )
     ],
     "modules/loader.html": [
-        f"torch_geometric.loader.{name}" for name in ("DataLoader", "NodeLoader", "NeighborLoader")
+        f"torch_geometric.loader.{name}" for name in ("DataLoader", "LinkLoader", "NodeLoader", "NeighborLoader")
     ],
     "modules/sampler.html": [
-        f"torch_geometric.sampler.{n}" for n in ("BaseSampler", "NodeSamplerInput", "SamplerOutput")
+        f"torch_geometric.sampler.{n}"
+        for n in ("BaseSampler", "EdgeSamplerInput", "NegativeSampling", "NodeSamplerInput", "SamplerOutput")
     ],
 }
 LIGHTNING = {
