@@ -31,7 +31,8 @@ def draw_seed(device: torch.device) -> Tensor:
 
 
 def _drawn(device: torch.device, generator: torch.Generator | None = None) -> Tensor:
-    return torch.randint(2**63 - 1, (), device=device, generator=generator)
+    options = {} if generator is None else {"generator": generator}  # a compiler under vmap takes no None
+    return torch.randint(2**63 - 1, (), device=device, **options)
 
 
 def _may_be_run_again() -> bool:
