@@ -139,7 +139,7 @@ def test_a_rank_without_a_training_node_changes_nothing(tmp_path: Path):
         for name, nodes in masks.items()
     }
     x = torch.randn(30, 5, generator=generator, dtype=torch.float64)
-    np.savez(tmp_path / "graph.npz", x=x, edge_index=graph.index, y=torch.eye(3).repeat(10, 1), **arrays)  # labels
+    np.savez(tmp_path / "graph.npz", x=x, edge_index=graph.index, y=1 - torch.eye(3).repeat(10, 1), **arrays)  # labels
     run = [
         "-m",
         "gat_pyg.run",

@@ -89,6 +89,8 @@ def _numbers(values: Any, where: str) -> Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # it is only read
         tensor = torch.as_tensor(values).detach()
+    if tensor.is_nested:
+        raise ValueError(f"{where} is a nested tensor, expected one with a single shape. Save a list of graphs.")
     if tensor.layout == torch.strided and tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
         raise ValueError(
             f"{where} claims the shape {tuple(tensor.shape)}, but the file stores fewer elements. Save a copy without "
