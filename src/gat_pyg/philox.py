@@ -31,8 +31,9 @@ def draw_seed(device: torch.device) -> Tensor:
 
 
 def _drawn(device: torch.device, generator: torch.Generator | None = None) -> Tensor:
-    options = {} if generator is None else {"generator": generator}  # a compiler under vmap takes no None
-    return torch.randint(2**63 - 1, (), device=device, **options)
+    if generator is None:  # which a compiler refuses as an argument under vmap
+        return torch.randint(2**63 - 1, (), device=device)
+    return torch.randint(2**63 - 1, (), device=device, generator=generator)
 
 
 def _may_be_run_again() -> bool:
