@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -16,7 +16,6 @@ from ..philox import seeds_from
 from ..tasks.objective import Objective
 from ..training.epoch_seeds import generator_of, key_of
 from ..training.modules import Inductive, Supervised, Transductive
-from ..training.schedule import Schedule
 from .stack import Stack
 
 # The stack as Lightning sees it -------------------------------------------------------------------------------------
@@ -29,22 +28,16 @@ class StackOfSeeds(Supervised):
     gat_pyg's layers, which depends on the model's seed and the epoch. `F.dropout` in other layers draws the masks of
     all models at once from the first seed: they differ from model to model, and depend on its row in the stack.
 
-    `seeds` are the seeds of the rows; `metrics` are the results of the last validation or test, one entry per row.
+    `seeds` are the seeds of the rows; `metrics` are the results of the last validation or test, one entry per row. The
+    arguments after `objective` are those of `Transductive` or `Inductive`.
     """
 
     model: Stack
 
     def __init__(
-        self,
-        models: Sequence[nn.Module],
-        seeds: Sequence[int],
-        objective: Objective,
-        lr: float = 0.005,
-        weight_decay: float = 0.0,
-        *,
-        schedule: Schedule | None = None,
+        self, models: Sequence[nn.Module], seeds: Sequence[int], objective: Objective, *args: Any, **kwargs: Any
     ) -> None:
-        super().__init__(Stack(models), objective, lr, weight_decay, schedule=schedule)
+        super().__init__(Stack(models), objective, *args, **kwargs)
         self._inspect_model(models[0])
         self.seeds = list(seeds)
         self.metrics: list[dict[str, float]] = []
@@ -104,20 +97,6 @@ class StackOfSeeds(Supervised):
 
 class Stacked(StackOfSeeds, Transductive):
     """`Transductive` for S models at once: every epoch of each is that of the model alone."""
-
-    def __init__(
-        self,
-        models: Sequence[nn.Module],
-        seeds: Sequence[int],
-        objective: Objective,
-        lr: float = 0.005,
-        weight_decay: float = 0.0,
-        cuda_graphs: bool | Literal["auto"] = "auto",
-        *,
-        schedule: Schedule | None = None,
-    ) -> None:
-        super().__init__(models, seeds, objective, lr, weight_decay, schedule=schedule)
-        self.cuda_graphs = cuda_graphs
 
     def begin_epoch(self, seed: int, epoch: int) -> None:
         """Make each model's dropout depend only on its own seed and the epoch; `seed` is ignored."""
