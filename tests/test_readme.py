@@ -11,8 +11,9 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from gat_pyg.experiments.command import config_folder
+from gat_pyg.experiments.command import config_folder, translated
 from gat_pyg.experiments.result import read
+from gat_pyg.experiments.settings import Settings
 from gat_pyg.run import main
 from graphs import amazon_files
 
@@ -42,7 +43,7 @@ def own_settings(tmp_path):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_command_composes(command, own_settings):
+def test_settings_of_a_command_are_accepted(command, own_settings):
     words = [word for word in shlex.split(command) if "=" in word and not word.startswith("hydra")]
     if "--config-dir mine" in command:
         words += [f"hydra.searchpath=[file://{own_settings / 'mine'}]"]
@@ -52,8 +53,7 @@ def test_command_composes(command, own_settings):
         for one in overrides
     ]
     with initialize_config_dir(str(config_folder()), version_base=None):
-        config = compose("config", options)
-    assert config.dataset._target_
+        Settings.parse(compose("config", translated(options)))
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")

@@ -151,8 +151,8 @@ class Loader:
     """The settings `loader.*`: whole graphs, or batches of one graph's nodes or links."""
 
     num_neighbors: Annotated[list[int] | None, HOPS] = None
-    num_parts: Annotated[int | None, whole(1)] = None
-    num_links: Annotated[int | None, whole(1)] = None
+    num_parts: Annotated[int | None, whole(1, None)] = None
+    num_links: Annotated[int | None, whole(1, None)] = None
     batch_size: Annotated[int | None, whole(1)] = None
     num_workers: Annotated[int | None, whole(0)] = None
 
