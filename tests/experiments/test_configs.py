@@ -352,6 +352,16 @@ def test_the_size_of_batches_of_nodes_has_no_effect_on_batches_of_pairs():
         check_effects(settings.replace(passed=names_of(["+loader.batch_size=4"])), digits())
 
 
+def test_a_schedule_over_the_default_number_of_epochs_has_no_effect():
+    settings = Settings.parse(compose("config", ["training.schedule=cosine"])).replace(passed={"training.schedule"})
+    with pytest.raises(
+        ValueError, match=r"training\.schedule has no effect: .* falls over training\.max_epochs=100000"
+    ):
+        check_effects(settings, digits())
+    limited = Settings.parse(compose("config", ["training.schedule=cosine", "training.max_epochs=60"]))
+    check_effects(limited.replace(passed={"training.schedule"}), digits())
+
+
 def drawn(y: Tensor, task: str | None = None, graphs: int = 1, **options: Any) -> tuple[str, ...] | None:
     """Return the arguments on which the split of graphs with these labels depends."""
     masks = options.pop("masks", ())

@@ -1458,7 +1458,7 @@ def test_a_write_that_dies_leaves_the_last_checkpoint_whole(checkpoint: Path, mo
 
 
 @pytest.mark.parametrize("name", LABELLED)
-def test_progress_tells_epoch_loss_score_and_patience(name: str, capsys: pytest.CaptureFixture[str]):
+def test_progress_tells_epoch_loss_score_and_end(name: str, capsys: pytest.CaptureFixture[str]):
     task = OBJECTIVES[name]()
     callbacks = [PaperStopping(patience=50), Progress("mine", every=0.0)]
     trainer(*callbacks, epochs=2).fit(setup(task), datamodule=TaskData(task, batch_size=2))
@@ -1467,7 +1467,7 @@ def test_progress_tells_epoch_loss_score_and_patience(name: str, capsys: pytest.
     last = capsys.readouterr().err.splitlines()[-1]
     assert re.fullmatch(
         rf"mine: epoch 2, loss \d\.\d{{4}}, val {score}, "
-        r"stops after (50|49) more epochs without improvement, [\d.]+ m?s per epoch",
+        r"stops after epoch 2, [\d.]+ m?s per epoch",
         last,
     ), last
 

@@ -8,6 +8,8 @@ from ..tasks.edges import PAIRS
 from ..tasks.task import Task
 from .settings import DATA, Settings, flattened
 
+UNLIMITED = 100_000  # the default of training.max_epochs, which no training reaches
+
 
 def check_effects(settings: Settings, task: Task) -> None:
     """Raise ValueError for a setting of the command line that has no effect; recipes and data sets may have such ones.
@@ -33,6 +35,9 @@ def _unused(settings: Settings, task: Task) -> Iterator[tuple[str, str]]:
     predicts = f"{task.name} predicts {task.objective.columns} of {item}s"
     if item != "graph":
         yield "model.readout", f"{predicts}, and a readout is for graphs. Leave it out."
+    if settings.training.max_epochs >= UNLIMITED:
+        reason = f"the learning rate falls over training.max_epochs={settings.training.max_epochs}. Set max_epochs."
+        yield "training.schedule", reason
     if item not in PAIRS:
         yield "model.decoder", f"{predicts}, and a decoder is for pairs of nodes. Leave it out."
     if not settings.loader.in_batches:

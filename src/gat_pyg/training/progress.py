@@ -169,8 +169,7 @@ class Progress(Callback):
             parts.append(f"val {objective.metric.text(float(self._shown[name]))}")
         for rule in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(rule, PaperStopping):
-                epochs = "epoch" if rule.left == 1 else "epochs"
-                parts.append(f"stops after {rule.left} more {epochs} without improvement")
+                parts.append(_stop(rule.left, trainer.current_epoch + 1, trainer.max_epochs))
         return parts
 
     def seconds_per_epoch(self, trainer: Trainer) -> float | None:
@@ -185,6 +184,17 @@ class Progress(Callback):
         text = ", ".join(parts)
         print(f"\r\x1b[K{text}" if self._live else text, end="" if self._live else "\n", file=sys.stderr, flush=True)
         self._next = time.monotonic() + self._period
+
+
+def _stop(left: int, epoch: int, max_epochs: int | None) -> str:
+    """Return the first possible end of the training in an epoch, counted from 1; -1 is Lightning's "no limit".
+
+    >>> _stop(2, epoch=7, max_epochs=10), _stop(100, epoch=7, max_epochs=10)
+    ('stops after 2 more epochs without improvement', 'stops after epoch 10')
+    """
+    if max_epochs not in (None, -1) and max_epochs - epoch < left:
+        return f"stops after epoch {max_epochs}"
+    return f"stops after {left} more {'epoch' if left == 1 else 'epochs'} without improvement"
 
 
 def _seconds(seconds: float) -> str:
