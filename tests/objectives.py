@@ -12,7 +12,7 @@ from torch_geometric.nn import GAT
 
 from gat_pyg.data import Task, links
 from gat_pyg.models import LinkScores, Readout
-from gat_pyg.tasks.edges import EdgeLabels
+from gat_pyg.tasks.edges import EdgeLabels, EdgeMultiLabels
 from gat_pyg.tasks.graphs import GraphLabels, GraphMultiLabels
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from gat_pyg.tasks.objective import Objective
@@ -63,6 +63,14 @@ def labelled_edges() -> Task:
     for i, key in enumerate(("train_mask", "val_mask", "test_mask")):
         data[key] = torch.arange(90) % 3 == i
     return Task("edges", [data], [data], [data], 6, EdgeLabels(3))
+
+
+def multilabelled_edges() -> Task:
+    """The same graph with three labels for each edge, of which each tenth edge lacks the second."""
+    data = labelled_edges().train[0]
+    data.y = (data.x[data.edge_index[0], :3] > 0).float()
+    data.y[::10, 1] = math.nan
+    return Task("multilabelled", [data], [data], [data], 6, EdgeMultiLabels(3))
 
 
 def quantities_of_edges() -> Task:
@@ -133,6 +141,7 @@ OBJECTIVES: dict[str, Callable[[], Task]] = {
     "quantities of nodes": quantities_of_nodes,
     "quantities of graphs, by MAE": lambda: quantities_of_graphs().scored_by("mae"),
     "edges": labelled_edges,
+    "edges, many labels": multilabelled_edges,
     "quantities of edges": quantities_of_edges,
     "edges of many graphs": labelled_edges_of_graphs,
     "quantities of edges of many graphs": quantities_of_edges_of_graphs,

@@ -1275,6 +1275,9 @@ OBJECTIVES: dict[str, Callable[[], Any]] = {
     "graphs, quantities": lambda: graphs_of(lambda i: [float(np.sin(i)), float(np.cos(i))]),
     "links": lambda: graph_of(NUMBERS % 3),
     "edges, one label": lambda: graph_of(edge_label=np.arange(240) % 3),
+    "edges, many labels": lambda: graph_of(
+        edge_label=np.stack([np.arange(240) % n == 0 for n in (2, 3)], 1).astype(float)
+    ),
     "edges, quantities": lambda: graph_of(edge_label=np.sin(np.arange(240))),
 }
 
