@@ -1,7 +1,8 @@
 """Seconds and peak memory of a training step of the command, with our layers and with PyG's in the same loop.
 
     python benchmarks/steps.py dataset=peptides-func                # settings are those of the command
-    python benchmarks/steps.py --steps 6 dataset=ogbl-ddi
+    python benchmarks/steps.py --steps 6 dataset=ogbl-ddi           # sampled neighbourhoods
+    python benchmarks/steps.py --steps 6 dataset=ogbl-ddi loader.num_neighbors=null loader.num_links=65536  # the graph
 
 Both networks are the recipe's, with the same weights; one has PyG's GATConv in place of ours. They take turns batch by
 batch in one process. Before, loss and gradients of the first batch must agree in float64, without dropout, to 1e-8 of
@@ -134,7 +135,8 @@ def main() -> None:
         "error": error,
     }
     print(record)
-    machine.write(machine.results(f"steps-{task.name}", device), machine.about(device) | record)
+    name = f"steps-{task.name}{'-sampled' * settings.loader.in_batches}"
+    machine.write(machine.results(name, device), machine.about(device) | record)
 
 
 if __name__ == "__main__":
