@@ -115,7 +115,8 @@ def test_the_command_scores_as_ogbs_evaluator(tmp_path: Path, monkeypatch: pytes
 
     stored(tmp_path)
     few = ["training.max_epochs=3", "model.hidden_channels=[4]", "model.heads=[2,1]", "model.encoder=8"]
-    arguments = ["dataset=ogbl-ddi", f"data_root={tmp_path}", f"outputs={tmp_path}/o", "loader.num_links=40", *few]
+    place = [f"data_root={tmp_path}", f"outputs={tmp_path}/o"]
+    arguments = ["dataset=ogbl-ddi", *place, "loader.num_neighbors=null", "loader.num_links=40", *few]
     monkeypatch.setattr(sys, "argv", ["gat-pyg", *arguments])
     gat_pyg.run.main()
     (result,) = read(tmp_path / "o" / "results.jsonl")

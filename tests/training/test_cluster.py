@@ -226,7 +226,7 @@ def test_what_cannot_be_is_refused():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["loader.num_parts=0"], "loader.num_parts is 0, expected a whole number, at least 1"),
+        (["loader.num_parts=0"], "loader.num_parts is 0, expected null or a whole number, at least 1"),
         (["loader.num_parts=1798"], "num_parts is 1798, expected 1 to 1797, the number of nodes: none may be empty"),
         (["loader.batch_size=0"], "loader.batch_size is 0, expected a whole number, at least 1"),
         (["dataset=planted"], "num_parts is 20, but planted has many graphs, which are used whole"),
