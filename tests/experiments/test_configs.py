@@ -360,6 +360,8 @@ def test_a_schedule_over_the_default_number_of_epochs_has_no_effect():
         check_effects(settings, digits())
     limited = Settings.parse(compose("config", ["training.schedule=cosine", "training.max_epochs=60"]))
     check_effects(limited.replace(passed={"training.schedule"}), digits())
+    constant = Settings.parse(compose("config", ["training.schedule=null"]))
+    check_effects(constant.replace(passed={"training.schedule"}), digits())
 
 
 def drawn(y: Tensor, task: str | None = None, graphs: int = 1, **options: Any) -> tuple[str, ...] | None:

@@ -35,8 +35,8 @@ def _unused(settings: Settings, task: Task) -> Iterator[tuple[str, str]]:
     predicts = f"{task.name} predicts {task.objective.columns} of {item}s"
     if item != "graph":
         yield "model.readout", f"{predicts}, and a readout is for graphs. Leave it out."
-    if settings.training.max_epochs >= UNLIMITED:
-        reason = f"the learning rate falls over training.max_epochs={settings.training.max_epochs}. Set max_epochs."
+    if settings.training.schedule is not None and settings.training.max_epochs >= UNLIMITED:
+        reason = f"the learning rate falls over training.max_epochs={settings.training.max_epochs}. Set it."
         yield "training.schedule", reason
     if item not in PAIRS:
         yield "model.decoder", f"{predicts}, and a decoder is for pairs of nodes. Leave it out."
