@@ -2,7 +2,7 @@
 
     python benchmarks/steps.py dataset=peptides-func                # settings are those of the command
     python benchmarks/steps.py --steps 6 dataset=ogbl-ddi           # sampled neighbourhoods
-    python benchmarks/steps.py --steps 6 dataset=ogbl-ddi loader.num_neighbors=null loader.num_links=65536  # the graph
+    python benchmarks/steps.py --steps 6 dataset=ogbl-ddi loader=full loader.num_links=65536  # whole graph
 
 Both networks are the recipe's, with the same weights; one has PyG's GATConv in place of ours. They take turns batch by
 batch in one process. Before, loss and gradients of the first batch must agree in float64, without dropout, to 1e-8 of
@@ -135,8 +135,8 @@ def main() -> None:
         "error": error,
     }
     print(record)
-    name = f"steps-{task.name}{'-sampled' * settings.loader.in_batches}"
-    machine.write(machine.results(name, device), machine.about(device) | record)
+    suffix = "" if settings.loader.num_neighbors is None else "-sampled"
+    machine.write(machine.results(f"steps-{task.name}{suffix}", device), machine.about(device) | record)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def labelled_edges() -> Task:
 
 
 def multilabelled_edges() -> Task:
-    """The same graph with three labels for each edge, of which each tenth edge lacks the second."""
+    """The same graph with three labels for each edge; every tenth edge lacks the second."""
     data = labelled_edges().train[0]
     data.y = (data.x[data.edge_index[0], :3] > 0).float()
     data.y[::10, 1] = math.nan

@@ -110,13 +110,16 @@ def test_the_negatives_of_rank_0_are_those_of_its_seeded_epoch() -> None:
     assert random.getstate() == state
 
 
-def test_the_command_scores_as_ogbs_evaluator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("loader", [["loader=full", "loader.num_links=40"], ["loader.batch_size=40"]])
+def test_the_command_scores_as_ogbs_evaluator(
+    loader: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from ogb.linkproppred import Evaluator
 
     stored(tmp_path)
     few = ["training.max_epochs=3", "model.hidden_channels=[4]", "model.heads=[2,1]", "model.encoder=8"]
-    place = [f"data_root={tmp_path}", f"outputs={tmp_path}/o"]
-    arguments = ["dataset=ogbl-ddi", *place, "loader.num_neighbors=null", "loader.num_links=40", *few]
+    folders = [f"data_root={tmp_path}", f"outputs={tmp_path}/o"]
+    arguments = ["dataset=ogbl-ddi", *folders, *loader, *few]
     monkeypatch.setattr(sys, "argv", ["gat-pyg", *arguments])
     gat_pyg.run.main()
     (result,) = read(tmp_path / "o" / "results.jsonl")

@@ -262,8 +262,10 @@ def test_settings_come_back_from_their_plain_values(loader: str, trainer: str):
     config = compose("config", [f"loader={loader}", f"trainer={trainer}", "vectorize=on", "methods=[[gat,'runs=2']]"])
     settings = Settings.parse(config)
     assert Settings.parse(OmegaConf.create(settings.to_dict())) == settings
-    plain = OmegaConf.to_container(config, resolve=True)
-    assert flattened(settings.to_dict()) == flattened(plain) | {"vectorize": True}
+    plain, values = flattened(OmegaConf.to_container(config, resolve=True)), flattened(settings.to_dict())
+    for key in ("num_neighbors", "num_parts", "num_links"):  # null, as if it were not set
+        assert plain.pop(f"loader.{key}", None) == values.pop(f"loader.{key}", None)
+    assert values == plain | {"vectorize": True}
 
 
 def test_a_data_set_has_the_metric_of_its_benchmark():
@@ -350,6 +352,17 @@ def test_the_size_of_batches_of_nodes_has_no_effect_on_batches_of_pairs():
     settings = Settings.parse(compose("config", ["+loader.num_links=8", "+loader.batch_size=4"]))
     with pytest.raises(ValueError, match=r"loader\.batch_size has no effect: a step takes loader\.num_links pairs of"):
         check_effects(settings.replace(passed=names_of(["+loader.batch_size=4"])), digits())
+
+
+@pytest.mark.parametrize("loader", ["full", "neighbor", "cluster"])
+def test_a_loader_that_is_passed_replaces_that_of_a_recipe(loader: str):
+    recipe, passed, elsewhere = (
+        Settings.parse(compose("config", overrides)).loader
+        for overrides in (["dataset=ogbl-ddi"], ["dataset=ogbl-ddi", f"loader={loader}"], [f"loader={loader}"])
+    )
+    assert recipe.num_neighbors == [30, 30] and recipe.num_links is None
+    chosen = ("num_neighbors", "num_parts", "num_links")
+    assert [getattr(passed, key) for key in chosen] == [getattr(elsewhere, key) for key in chosen]
 
 
 def test_a_schedule_over_the_default_number_of_epochs_has_no_effect():

@@ -339,7 +339,7 @@ def test_the_command_trains_by_batches_and_scores_the_whole_graph(
         ),
         (["loader=neighbor", "loader.num_neighbors=[4]"], r"num_neighbors is \[4\], expected 2 numbers: one for each"),
         (
-            ["loader=neighbor", "+loader.num_links=8"],
+            ["loader=neighbor", "loader.num_links=8"],
             r"and num_links is 8, expected only one: .* Set the others to null",
         ),
         (

@@ -1459,7 +1459,7 @@ def test_a_write_that_dies_leaves_the_last_checkpoint_whole(checkpoint: Path, mo
 
 
 @pytest.mark.parametrize("name", LABELLED)
-def test_progress_tells_epoch_loss_score_and_end(name: str, capsys: pytest.CaptureFixture[str]):
+def test_progress_shows_epoch_loss_score_and_end(name: str, capsys: pytest.CaptureFixture[str]):
     task = OBJECTIVES[name]()
     callbacks = [PaperStopping(patience=50), Progress("mine", every=0.0)]
     trainer(*callbacks, epochs=2).fit(setup(task), datamodule=TaskData(task, batch_size=2))
@@ -1471,6 +1471,14 @@ def test_progress_tells_epoch_loss_score_and_end(name: str, capsys: pytest.Captu
         r"stops after epoch 2, [\d.]+ m?s per epoch",
         last,
     ), last
+
+
+def test_progress_shows_the_patience_that_is_left(capsys: pytest.CaptureFixture[str]):
+    task = one_graph()
+    callbacks = [PaperStopping(patience=1), Progress("mine", every=0.0)]
+    trainer(*callbacks, epochs=2).fit(setup(task), datamodule=TaskData(task))
+    assert "mine: epoch 1," in (first := capsys.readouterr().err.splitlines()[0])
+    assert "stops after 1 more epoch without improvement" in first
 
 
 def test_a_batch_is_told_with_the_scores_of_the_epoch_before(capsys: pytest.CaptureFixture[str]):

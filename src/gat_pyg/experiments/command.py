@@ -136,7 +136,7 @@ def run_name(_root_: DictConfig) -> str:
     words = [
         model,
         dataset_name({key: value for key, value in dataset.items() if value != "???"}),
-        choices.loader if choices.loader != "full" else "",
+        choices.loader if choices.loader not in (None, "full") else "",
         _name_of(mechanism.rpartition(".")[2]),
         "reproduction" if values.get("model.reproduction", "false") != "false" else "",
     ]

@@ -8,7 +8,7 @@ from ..tasks.edges import PAIRS
 from ..tasks.task import Task
 from .settings import DATA, Settings, flattened
 
-UNLIMITED = 100_000  # the default of training.max_epochs, which no training reaches
+UNLIMITED = 100_000  # epochs: the default of training.max_epochs, which stands for no limit
 
 
 def check_effects(settings: Settings, task: Task) -> None:
@@ -36,7 +36,10 @@ def _unused(settings: Settings, task: Task) -> Iterator[tuple[str, str]]:
     if item != "graph":
         yield "model.readout", f"{predicts}, and a readout is for graphs. Leave it out."
     if settings.training.schedule is not None and settings.training.max_epochs >= UNLIMITED:
-        reason = f"the learning rate falls over training.max_epochs={settings.training.max_epochs}. Set it."
+        reason = (
+            f"the learning rate falls over training.max_epochs={settings.training.max_epochs}. "
+            "Set training.max_epochs to the last epoch."
+        )
         yield "training.schedule", reason
     if item not in PAIRS:
         yield "model.decoder", f"{predicts}, and a decoder is for pairs of nodes. Leave it out."

@@ -169,7 +169,7 @@ class Progress(Callback):
             parts.append(f"val {objective.metric.text(float(self._shown[name]))}")
         for rule in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(rule, PaperStopping):
-                parts.append(_stop(rule.left, trainer.current_epoch + 1, trainer.max_epochs))
+                parts.append(_ending(rule.left, trainer.current_epoch + 1, trainer.max_epochs))
         return parts
 
     def seconds_per_epoch(self, trainer: Trainer) -> float | None:
@@ -186,10 +186,12 @@ class Progress(Callback):
         self._next = time.monotonic() + self._period
 
 
-def _stop(left: int, epoch: int, max_epochs: int | None) -> str:
-    """Return the first possible end of the training in an epoch, counted from 1; -1 is Lightning's "no limit".
+def _ending(left: int, epoch: int, max_epochs: int | None) -> str:
+    """Return when the training ends: after `left` epochs without improvement, or at `max_epochs` if that is earlier.
 
-    >>> _stop(2, epoch=7, max_epochs=10), _stop(100, epoch=7, max_epochs=10)
+    `epoch` counts from 1. `max_epochs` is None or -1 if there is no limit.
+
+    >>> _ending(2, epoch=7, max_epochs=10), _ending(100, epoch=7, max_epochs=10)
     ('stops after 2 more epochs without improvement', 'stops after epoch 10')
     """
     if max_epochs not in (None, -1) and max_epochs - epoch < left:
