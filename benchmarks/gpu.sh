@@ -37,7 +37,7 @@ end=$((SECONDS + 520 * slower)) # with what comes before and after, nine minutes
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 if [ -z "${OUT:-}" ]; then OUT=benchmarks/results; [ "$rehearsed" = 1 ] && OUT=$(mktemp -d); fi
-export OUT PYTHONPATH="$PWD/src:$PWD/tests" PYTHONUNBUFFERED=1 TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$PWD/.triton}"
+export OUT PYTHONPATH="$PWD/src" PYTHONUNBUFFERED=1 TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$PWD/.triton}"
 mkdir -p "$OUT"
 
 unpack() { python3 -c "import shutil, sys; shutil.unpack_archive(*sys.argv[1:])" "$@"; } # there may be no xz

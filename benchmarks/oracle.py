@@ -49,9 +49,9 @@ import gat_pyg.seeds
 from gat_pyg import GAT, GATConv, GATv2Conv
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent / "tests"))
+sys.path.append(str(HERE.parent))
 
-from graphs import LOOPS, RANDOM, ZOO, Graph, graph, random, union  # noqa: E402
+from tests.graphs import LOOPS, RANDOM, ZOO, Graph, graph, random, union  # noqa: E402
 
 Case = tuple[str, Callable[[], dict[str, Any]]]
 

@@ -24,7 +24,7 @@ import gat_pyg.conv.gat
 import gat_pyg.conv.gatv2
 import gat_pyg.kernels.device
 from gat_pyg.philox import draw_seed, keep_mask
-from processes import WITHOUT_KERNELS
+from tests.processes import WITHOUT_KERNELS
 
 try:
     from numba.core.event import Event, Listener, register

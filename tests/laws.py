@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gat_pyg.graph.edges import Edges
-from graphs import COMPLETE, Graph, union
-from scores import ADDITIVE, SCORES, SHAPES, leaves_of, messages
+from tests.graphs import COMPLETE, Graph, union
+from tests.scores import ADDITIVE, SCORES, SHAPES, leaves_of, messages
 
 # One tolerance per dtype, relative and absolute, for every comparison of two ways to the same number.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}

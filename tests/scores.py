@@ -12,7 +12,7 @@ from torch import Tensor
 from gat_pyg.attention import Additive, Cosine, Dot, GATv2, attend
 from gat_pyg.attention.score import Score
 from gat_pyg.graph.edges import Edges
-from graphs import Graph
+from tests.graphs import Graph
 
 Tensors = dict[str, Tensor]
 

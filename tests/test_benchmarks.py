@@ -23,7 +23,7 @@ from gat_pyg.data import digits, planted
 from gat_pyg.models import GAT, PRESETS
 from gat_pyg.training import Inductive, PaperStopping
 from gat_pyg.training.loading import TaskData
-from processes import start_server, without_kernels
+from tests.processes import start_server, without_kernels
 
 
 @pytest.fixture

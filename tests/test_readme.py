@@ -15,7 +15,7 @@ from gat_pyg.experiments.command import config_folder, translated
 from gat_pyg.experiments.result import read
 from gat_pyg.experiments.settings import Settings
 from gat_pyg.run import main
-from graphs import amazon_files
+from tests.graphs import amazon_files
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch_geometric.utils import softmax
 
-import laws
 from gat_pyg.attention import Additive, attend, reference, segment
 from gat_pyg.graph.edges import Edges
 from gat_pyg.kernels.cpu import rows
-from graphs import BATCH, BIPARTITE, CHAIN, LOOPS, RANDOM, REPEATED, STAR_IN, ZOO, Graph, random
-from laws import assert_close, edges_of, moved
-from scores import ADDITIVE, CONSTANT, SCORES, Tensors, call, leaves_of, like
+from tests import laws
+from tests.graphs import BATCH, BIPARTITE, CHAIN, LOOPS, RANDOM, REPEATED, STAR_IN, ZOO, Graph, random
+from tests.laws import assert_close, edges_of, moved
+from tests.scores import ADDITIVE, CONSTANT, SCORES, Tensors, call, leaves_of, like
 
 WAYS = ["reference", "fused", "segment", "segment in plain torch"]
 weighted = functools.partial(attend, return_attention_weights=True)

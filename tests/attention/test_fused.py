@@ -46,9 +46,9 @@ from gat_pyg.graph.edges import Edges
 from gat_pyg.kernels import device
 from gat_pyg.kernels.cpu import rows
 from gat_pyg.philox import keep_mask
-from graphs import BATCH, BIPARTITE, COMPLETE, RANDOM, STAR_IN, Graph, random
-from laws import SIZES, assert_close, edges_of, moved
-from scores import ADDITIVE, CONSTANT, GATV2, SCORES, SHAPES, Tensors, call, leaves_of, like, score_of
+from tests.graphs import BATCH, BIPARTITE, COMPLETE, RANDOM, STAR_IN, Graph, random
+from tests.laws import SIZES, assert_close, edges_of, moved
+from tests.scores import ADDITIVE, CONSTANT, GATV2, SCORES, SHAPES, Tensors, call, leaves_of, like, score_of
 
 PAIRS = [names for names in SCORES if "x_dst" in names]
 LAYERS = {"GATConv": GATConv, "GATv2Conv": GATv2Conv}

@@ -48,11 +48,11 @@ from gat_pyg.kernels import device  # noqa: E402
 from gat_pyg.kernels.gpu import draw, rows  # noqa: E402
 from gat_pyg.philox import keyed  # noqa: E402
 from gat_pyg.tasks.nodes import NodeLabels  # noqa: E402
-from graphs import BATCH, BIPARTITE, RANDOM, STAR_IN, ZOO, Graph, random, union  # noqa: E402
-from laws import TOLERANCE, assert_close, edges_of, moved  # noqa: E402
-from scores import ADDITIVE, DOT_EDGES, GATV2, GATV2_EDGES, SCORES, SHAPES, call, leaves_of, score_of  # noqa: E402
-from syncs import syncs  # noqa: E402
-from test_features import SIZES, bag_of_words  # noqa: E402
+from tests.features.test_features import SIZES, bag_of_words  # noqa: E402
+from tests.graphs import BATCH, BIPARTITE, RANDOM, STAR_IN, ZOO, Graph, random, union  # noqa: E402
+from tests.laws import TOLERANCE, assert_close, edges_of, moved  # noqa: E402
+from tests.scores import ADDITIVE, DOT_EDGES, GATV2, GATV2_EDGES, SCORES, SHAPES, call, leaves_of, score_of  # noqa: E402
+from tests.syncs import syncs  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ON_CUDA = torch.cuda.is_available() and not INTERPRETED

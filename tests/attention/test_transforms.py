@@ -22,9 +22,9 @@ from gat_pyg.features.linear import linear
 from gat_pyg.graph.adjacency import neighbourhoods
 from gat_pyg.graph.edges import Edges
 from gat_pyg.graph.remembered import remembered
-from graphs import BIPARTITE, LOOPS, RANDOM
-from laws import assert_close, edges_of
-from scores import ADDITIVE, CONSTANT, SCORES, call, leaves_of
+from tests.graphs import BIPARTITE, LOOPS, RANDOM
+from tests.laws import assert_close, edges_of
+from tests.scores import ADDITIVE, CONSTANT, SCORES, call, leaves_of
 
 LAYERS = {"GATConv": GATConv, "GATv2Conv": GATv2Conv}
 both_layers = pytest.mark.parametrize("name", LAYERS)

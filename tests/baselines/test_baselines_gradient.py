@@ -27,8 +27,8 @@ from gat_pyg.philox import keyed
 from gat_pyg.seeds.memory import trial
 from gat_pyg.seeds.stack import Stack
 from gat_pyg.tasks.nodes import NodeLabels
-from graphs import CHAIN, LOOPS, RANDOM, REPEATED, SQUARE, STAR_IN, Graph, union
-from laws import assert_close
+from tests.graphs import CHAIN, LOOPS, RANDOM, REPEATED, SQUARE, STAR_IN, Graph, union
+from tests.laws import assert_close
 
 MAKES: dict[str, Callable[..., nn.Module]] = {
     "MLP": MLP,

@@ -22,7 +22,7 @@ from gat_pyg.data import digits, planetoid
 from gat_pyg.data.raw import data_root
 from gat_pyg.experiments.command import config_folder
 from gat_pyg.seeds.stack import Stack
-from graphs import SQUARE, Graph
+from tests.graphs import SQUARE, Graph
 
 METHODS = {"LP", "ICA", "ManiReg", "DeepWalk", "SemiEmb", "Planetoid"}  # as the paper's Table 2 calls them
 

@@ -11,8 +11,8 @@ import torch_geometric.nn as pyg
 from torch import Tensor, nn
 
 from gat_pyg.baselines.pyg import GINE, PNA
-from graphs import CHAIN, LOOPS, RANDOM, REPEATED, Graph
-from laws import assert_close
+from tests.graphs import CHAIN, LOOPS, RANDOM, REPEATED, Graph
+from tests.laws import assert_close
 
 GRAPHS = [CHAIN, LOOPS, RANDOM, REPEATED]
 F, D, WIDTH, K = 5, 3, 8, 4  # input features, edge features, hidden channels, outputs: all different

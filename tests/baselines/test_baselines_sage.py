@@ -15,8 +15,8 @@ from gat_pyg.baselines.sage import AGGREGATORS, GraphSAGE, SampledConv, sample
 from gat_pyg.data import planted
 from gat_pyg.seeds.stack import Stack
 from gat_pyg.tasks.nodes import NodeMultiLabels
-from graphs import COMPLETE, ISOLATED, SQUARE, STAR_IN, Graph, graph, random
-from laws import assert_close, edges_of
+from tests.graphs import COMPLETE, ISOLATED, SQUARE, STAR_IN, Graph, graph, random
+from tests.laws import assert_close, edges_of
 
 SEED = torch.tensor(7)
 WIDTH = {"gcn": None, "mean": None, "lstm": 6, "pool": 6}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gat_pyg.baselines._walks import Walks, skip_gram_loss
-from graphs import SQUARE, Graph
+from tests.graphs import SQUARE, Graph
 
 
 @pytest.mark.parametrize("graph", [g for g in SQUARE if g.num_src], ids=str)

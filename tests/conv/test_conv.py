@@ -27,10 +27,10 @@ import gat_pyg.graph.edges
 from gat_pyg import GATConv, GATv2Conv
 from gat_pyg.attention.fused import is_spent
 from gat_pyg.conv import DotProduct, DynamicAttention
-from graphs import BATCH, BIPARTITE, LOOPS, NO_EDGES, RANDOM, SQUARE, WIDE, Graph
-from laws import assert_close
-from syncs import syncs
-from test_edges import adjacency
+from tests.graph.test_edges import adjacency
+from tests.graphs import BATCH, BIPARTITE, LOOPS, NO_EDGES, RANDOM, SQUARE, WIDE, Graph
+from tests.laws import assert_close
+from tests.syncs import syncs
 
 LAYERS = {"GATConv": GATConv, "GATv2Conv": GATv2Conv}
 FILLS = ["mean", "add", "min", "max", "mul", 2.0, torch.tensor([1.0, 2.0, 3.0])]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gat_pyg.attention.operation import BACKENDS
-from graphs import Graph, random
-from test_conv import FILLS, LAYERS, assert_same, float64, pair, run
+from tests.conv.test_conv import FILLS, LAYERS, assert_same, float64, pair, run
+from tests.graphs import Graph, random
 
 __all__ = ["float64"]  # the fixture: PyG's arithmetic is the oracle in float64
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from gat_pyg import GATConv, GATv2Conv, TransformerConv
-from graphs import BATCH, BIPARTITE, EMPTY, ISOLATED, LOOPS, NO_EDGES, RANDOM, REPEATED, WIDE, Graph
-from laws import TOLERANCE, assert_close
+from tests.graphs import BATCH, BIPARTITE, EMPTY, ISOLATED, LOOPS, NO_EDGES, RANDOM, REPEATED, WIDE, Graph
+from tests.laws import TOLERANCE, assert_close
 
 F, H, C, D = 5, 3, 5, 3  # sizes for which other tests compile kernels
 LAYERS: dict[str, Any] = {"GATConv": GATConv, "GATv2Conv": GATv2Conv, "TransformerConv": TransformerConv}

@@ -16,9 +16,9 @@ from torch_geometric.explain import Explainer, GNNExplainer, PGExplainer
 import gat_pyg
 from gat_pyg import GATConv, GATv2Conv, TransformerConv
 from gat_pyg.conv import transformer
-from graphs import BATCH, BIPARTITE, LOOPS, RANDOM, Graph
-from laws import assert_close
-from test_edges import adjacency
+from tests.graph.test_edges import adjacency
+from tests.graphs import BATCH, BIPARTITE, LOOPS, RANDOM, Graph
+from tests.laws import assert_close
 
 LAYERS: dict[str, Any] = {"GATConv": GATConv, "GATv2Conv": GATv2Conv, "TransformerConv": TransformerConv}
 F, H, C, D = 5, 3, 5, 3  # sizes for which other tests compile kernels

@@ -39,7 +39,7 @@ from gat_pyg.tasks.checks import KEYS
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from gat_pyg.tasks.objective import MASKS
 from gat_pyg.tasks.targets import NodeTargets
-from graphs import CHAIN, SQUARE, Graph
+from tests.graphs import CHAIN, SQUARE, Graph
 
 NAMES = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 

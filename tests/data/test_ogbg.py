@@ -16,7 +16,7 @@ import gat_pyg.run
 from gat_pyg.data import ogbg
 from gat_pyg.experiments.model_file import predict
 from gat_pyg.experiments.result import read
-from test_ogbn import table
+from tests.data.test_ogbn import table
 
 needs_ogb = pytest.mark.skipif(find_spec("ogb") is None, reason="ogb is not installed")
 MOLECULES, N = 30, 5

@@ -22,7 +22,7 @@ from gat_pyg.models import GAT, Encoded
 from gat_pyg.tasks.links import _keys
 from gat_pyg.training import PaperStopping, Resumable, TaskData, Transductive
 from gat_pyg.training.epoch_seeds import seed_epoch, seed_negatives
-from test_ogbn import table
+from tests.data.test_ogbn import table
 
 pytestmark = pytest.mark.skipif(find_spec("ogb") is None, reason="ogb is not installed")
 N, SIZES = 40, {"train": (100, 0), "valid": (30, 25), "test": (30, 27)}  # links and negatives

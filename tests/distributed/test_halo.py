@@ -27,7 +27,7 @@ from gat_pyg.distributed.halo import Part, divided
 from gat_pyg.experiments.result import Result, read
 from gat_pyg.models import GAT
 from gat_pyg.philox import keyed
-from processes import python, start_server, without_kernels
+from tests.processes import python, start_server, without_kernels
 
 KEY = torch.tensor(2**40 + 5)
 

@@ -24,7 +24,7 @@ from gat_pyg.seeds import Stacked
 from gat_pyg.tasks import nodes
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from gat_pyg.training import Inductive, Resumable, Supervised, Transductive, cuda_graphs
-from test_halo import graph
+from tests.distributed.test_halo import graph
 
 DTYPES = (torch.int8, torch.uint8, torch.int32, torch.int64)
 DTYPES += (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # type: ignore[assignment]

@@ -33,9 +33,9 @@ from gat_pyg.experiments.result import Result, read
 from gat_pyg.training import signals
 from gat_pyg.training.loading import TaskData
 from gat_pyg.training.shares import Shares
-from graphs import random
-from processes import WITHOUT_KERNELS, python
-from train_objectives import SETUPS
+from tests.distributed import train_objectives
+from tests.graphs import random
+from tests.processes import WITHOUT_KERNELS, python
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are stopped by POSIX signals")
 
@@ -98,15 +98,16 @@ def test_two_ranks_train_every_objective_over_graphs_and_pairs_as_one_process(tm
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    script, paths = str(Path(__file__).with_name("train_objectives.py")), {1: tmp_path / "1.pt", 2: tmp_path / "2.pt"}
+    module, root = ("-m", train_objectives.__name__), Path(__file__).parents[2]
+    paths = {1: tmp_path / "1.pt", 2: tmp_path / "2.pt"}
     several = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "0"}
-    processes = [started(script, str(paths[1]), "1")]
-    processes += [started(script, str(paths[2]), "2", LOCAL_RANK=str(rank), **several) for rank in range(2)]
+    processes = [started(*module, str(paths[1]), "1", cwd=root)]
+    processes += [started(*module, str(paths[2]), "2", cwd=root, LOCAL_RANK=str(rank), **several) for rank in range(2)]
     for process in processes:
         _, complaints = process.communicate(timeout=240)
         assert process.returncode == 0, complaints
     one, two = (torch.load(path) for path in paths.values())
-    assert one.keys() == two.keys() == {*SETUPS}
+    assert one.keys() == two.keys() == {*train_objectives.SETUPS}
     for name, values in one.items():
         assert any(key.startswith("test_") for key in values)
         for key, value in values.items():

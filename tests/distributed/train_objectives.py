@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gat_pyg.training.loading import TaskData
 from gat_pyg.training.resume import Resumable
-from objectives import OBJECTIVES, WITH_GRAPHS, setup
+from tests.objectives import OBJECTIVES, WITH_GRAPHS, setup
 
 IN_PAIRS = {  # the last step of 51 links, and of 30 edges, has one: a process has no edge
     f"{name}, {key}": (name, options)

@@ -50,8 +50,8 @@ from gat_pyg.report.general import rows_of
 from gat_pyg.report.runs import gathered
 from gat_pyg.report.runs import lines_of as report_lines
 from gat_pyg.seeds import Outcome
-from graphs import amazon_files
-from processes import python
+from tests.graphs import amazon_files
+from tests.processes import python
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
 

@@ -16,7 +16,7 @@ from gat_pyg.features.linear import Linear, linear
 from gat_pyg.features.mask import mask_of
 from gat_pyg.features.pattern import Pattern
 from gat_pyg.philox import global_rows, keep_mask, keyed
-from laws import assert_close
+from tests.laws import assert_close
 
 
 def bag_of_words(rows: int = 7, columns: int = 5, density: float = 0.4, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -28,8 +28,8 @@ from gat_pyg import GATConv, GATv2Conv
 from gat_pyg.attention import attend
 from gat_pyg.graph.edges import Edges
 from gat_pyg.kernels.cpu import rows
-from laws import TOLERANCE
-from scores import CONSTANT, SCORES, SHAPES, score_of
+from tests.laws import TOLERANCE
+from tests.scores import CONSTANT, SCORES, SHAPES, score_of
 
 LONG = "FUZZ_CASES" in os.environ
 FUZZ = settings(

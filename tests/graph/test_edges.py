@@ -19,8 +19,8 @@ import gat_pyg.graph.edges
 from gat_pyg.graph.adjacency import neighbourhoods, with_self_loops
 from gat_pyg.graph.edges import SPLIT, Edges, count_long
 from gat_pyg.graph.remembered import _RESULTS, remembered
-from graphs import BIPARTITE, LOOPS, RANDOM, REPEATED, SQUARE, ZOO, Graph, random
-from syncs import syncs
+from tests.graphs import BIPARTITE, LOOPS, RANDOM, REPEATED, SQUARE, ZOO, Graph, random
+from tests.syncs import syncs
 
 LAYOUTS = {"coo": torch.Tensor.coalesce, "csr": torch.Tensor.to_sparse_csr, "csc": torch.Tensor.to_sparse_csc}
 

@@ -11,7 +11,7 @@ from torch_geometric.utils import grid, to_undirected
 
 import gat_pyg.graph.partition
 from gat_pyg.graph.partition import WITH_METIS, Method, edge_cut, partition
-from graphs import SQUARE, Graph, random
+from tests.graphs import SQUARE, Graph, random
 
 METIS = pytest.param("metis", marks=pytest.mark.skipif(not WITH_METIS, reason="pymetis is not installed"))
 METHODS = ["auto", "ranges", METIS]

@@ -27,7 +27,7 @@ from gat_pyg.graph import cpu as structure
 from gat_pyg.graph.edges import Edges
 from gat_pyg.kernels.cpu import cache, interpreter, rows
 from gat_pyg.philox import keyed
-from laws import SIZES
+from tests.laws import SIZES
 
 MODULES = [additive, pair, cosine, dot, steps, features, rows, structure]
 EDGES = Edges.from_index(torch.tensor([[0, 1, 2, 3, 0, 4, 4, 1], [0, 0, 0, 1, 2, 2, 2, 2]]), num_src=5, num_dst=4)

@@ -8,7 +8,7 @@ from torch import nn
 from torch_geometric.nn import InnerProductDecoder
 
 from gat_pyg.models.decoders import Bilinear, Perceptron, link_decoder
-from laws import assert_close
+from tests.laws import assert_close
 
 Z = torch.randn(7, 4, generator=torch.Generator().manual_seed(0)).double()
 PAIRS = torch.tensor([[0, 1, 6, 3, 2], [1, 0, 6, 2, 3]])

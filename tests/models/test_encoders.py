@@ -8,8 +8,8 @@ from torch import nn
 
 from gat_pyg.models import GAT
 from gat_pyg.models.encoders import Encoded, Encoder, num_categories
-from graphs import RANDOM
-from laws import assert_close
+from tests.graphs import RANDOM
+from tests.laws import assert_close
 
 
 def test_it_is_the_sum_of_an_embedding_for_each_column_and_a_linear_map() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gat_pyg import GATConv, GATv2Conv
-from laws import assert_close
+from tests.laws import assert_close
 
 ROOT = Path(__file__).parents[2]
 CODE = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/export.md").read_text(encoding="utf-8"), re.M | re.S)

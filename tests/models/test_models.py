@@ -24,8 +24,8 @@ from gat_pyg.graph.subgraph import receptive_field
 from gat_pyg.models import PRESETS
 from gat_pyg.models.gat import JK
 from gat_pyg.training import TorchSampler
-from graphs import CHAIN, ISOLATED, LOOPS, RANDOM, REPEATED, Graph, random, union
-from laws import assert_close
+from tests.graphs import CHAIN, ISOLATED, LOOPS, RANDOM, REPEATED, Graph, random, union
+from tests.laws import assert_close
 
 
 def data_of(graph: Graph, channels: int = 16) -> Data:

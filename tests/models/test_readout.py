@@ -18,7 +18,7 @@ from gat_pyg.experiments.model_file import predict, save_model
 from gat_pyg.experiments.settings import ModelFactory
 from gat_pyg.models import Readout
 from gat_pyg.tasks.preparation import Preparation
-from objectives import labelled_graphs
+from tests.objectives import labelled_graphs
 
 MODELS = {
     "GAT": lambda: GAT(6, [4], 3, [2, 1]),

@@ -27,8 +27,8 @@ from gat_pyg import GAT, attention_of
 from gat_pyg.report.attended import UNKNOWN, Attended, _tsne, colours, entropies, pairs, sizes, times_uniform, tsne
 from gat_pyg.report.figures import attention_figure, degree_figure, entropy_figure, neighbourhood_figure
 from gat_pyg.report.page import attention_page
-from graphs import ISOLATED, LOOPS, NO_EDGES, ONE_NODE, RANDOM, REPEATED, SQUARE, Graph
-from laws import assert_close
+from tests.graphs import ISOLATED, LOOPS, NO_EDGES, ONE_NODE, RANDOM, REPEATED, SQUARE, Graph
+from tests.laws import assert_close
 
 FIGURES = [attention_figure, entropy_figure, degree_figure, neighbourhood_figure]
 

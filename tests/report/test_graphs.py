@@ -24,7 +24,7 @@ from gat_pyg.models import Encoded, Readout
 from gat_pyg.report.__main__ import main
 from gat_pyg.report.graphs import graph_figure, sheet_figure
 from gat_pyg.report.molecules import Molecule, _by_distances, positions
-from graphs import ISOLATED, LOOPS, NO_EDGES, ONE_NODE, SQUARE, Graph
+from tests.graphs import ISOLATED, LOOPS, NO_EDGES, ONE_NODE, SQUARE, Graph
 
 # Acetamide with a charged nitrogen, CH3-C(=O)-NH3+: atoms C, C, O, N as OGB has them.
 ATOMS = torch.tensor([[5, 4, 5, 3], [5, 3, 5, 0], [7, 1, 5, 0], [6, 4, 6, 3]])

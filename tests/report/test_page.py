@@ -23,8 +23,8 @@ from torch_geometric.data import Data
 from gat_pyg import GAT
 from gat_pyg.report.attended import Attended, pairs, times_uniform
 from gat_pyg.report.page import SCALE, attention_page
-from graphs import ISOLATED, LOOPS, NO_EDGES, ONE_NODE, RANDOM, Graph
-from laws import assert_close
+from tests.graphs import ISOLATED, LOOPS, NO_EDGES, ONE_NODE, RANDOM, Graph
+from tests.laws import assert_close
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

@@ -23,9 +23,9 @@ from gat_pyg.seeds.memory import plan_stack
 from gat_pyg.training import Resumable
 from gat_pyg.training.epoch_seeds import generator_of, seed_epoch
 from gat_pyg.training.loading import TaskData
-from objectives import OBJECTIVES, WITH_GRAPHS, headed
-from test_seeds import Dropped, Found, Make, alone, assert_same, float64, in_float64, stacked, trainer
-from test_training import Kill, one_thread, pytestmark  # noqa: F401 (fixtures and marks)
+from tests.objectives import OBJECTIVES, WITH_GRAPHS, headed
+from tests.seeds.test_seeds import Dropped, Found, Make, alone, assert_same, float64, in_float64, stacked, trainer
+from tests.training.test_training import Kill, one_thread, pytestmark  # noqa: F401 (fixtures and marks)
 
 BATCH = 2  # of five training graphs: the last batch is smaller
 

@@ -46,7 +46,7 @@ from gat_pyg.training import Inductive, PaperStopping, Resumable, SafeCheckpoint
 from gat_pyg.training.cuda_graphs import Captured
 from gat_pyg.training.epoch_seeds import key_of
 from gat_pyg.training.loading import TaskData
-from test_training import FakeGraph, Kill, cuda, one_thread, pytestmark  # noqa: F401 (fixtures and marks)
+from tests.training.test_training import FakeGraph, Kill, cuda, one_thread, pytestmark  # noqa: F401 (fixtures and marks)
 
 Make = Callable[[], nn.Module]
 

@@ -25,7 +25,7 @@ from gat_pyg.report.page import attention_page
 from gat_pyg.tasks.edges import EdgeLabels, EdgeMultiLabels, complete_pairs
 from gat_pyg.tasks.targets import EdgeTargets
 from gat_pyg.training import Inductive, TaskData, Transductive
-from objectives import labelled_edges, quantities_of_edges
+from tests.objectives import labelled_edges, quantities_of_edges
 
 FIGURES = [attention_figure, entropy_figure, degree_figure, neighbourhood_figure, attention_page]
 

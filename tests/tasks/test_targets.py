@@ -12,7 +12,7 @@ from torch_geometric.datasets import FakeDataset
 from gat_pyg.data.own import from_dataset, from_file
 from gat_pyg.tasks.metrics import MAE, RMSE
 from gat_pyg.tasks.targets import GraphTargets, NodeTargets
-from objectives import quantities_of_graphs, quantities_of_nodes
+from tests.objectives import quantities_of_graphs, quantities_of_nodes
 
 
 def drawn(n: int, K: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -27,9 +27,9 @@ from gat_pyg.tasks.nodes import NodeLabels
 from gat_pyg.training import PaperStopping, Resumable, Transductive
 from gat_pyg.training.clusters import Clusters
 from gat_pyg.training.loading import TaskData
-from graphs import SQUARE, Graph, random
-from laws import assert_close
-from processes import python
+from tests.graphs import SQUARE, Graph, random
+from tests.laws import assert_close
+from tests.processes import python
 
 
 def one_graph(edge_dim: int | None = None) -> Task:

@@ -30,9 +30,9 @@ from gat_pyg.tasks.edges import EdgeLabels, complete_pairs
 from gat_pyg.training import PaperStopping, Resumable, SafeCheckpoints, Transductive
 from gat_pyg.training.loading import TaskData
 from gat_pyg.training.neighbours import TorchSampler
-from graphs import random
-from laws import assert_close
-from objectives import labelled_edges, quantities_of_edges
+from tests.graphs import random
+from tests.laws import assert_close
+from tests.objectives import labelled_edges, quantities_of_edges
 
 QUIET: dict[str, Any] = dict.fromkeys(
     ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False

@@ -35,9 +35,9 @@ from gat_pyg.tasks.nodes import NodeLabels
 from gat_pyg.training import PaperStopping, Resumable, SafeCheckpoints, Transductive
 from gat_pyg.training.loading import TaskData
 from gat_pyg.training.neighbours import TorchSampler, draw
-from graphs import SQUARE, Graph, random
-from laws import assert_close
-from processes import python
+from tests.graphs import SQUARE, Graph, random
+from tests.laws import assert_close
+from tests.processes import python
 
 
 def sampled(graph: Graph, seeds: list[int], num_neighbors: list[int]) -> object:

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback
 from gat_pyg.models import GAT
 from gat_pyg.seeds import train
 from gat_pyg.training import Resumable, SafeCheckpoints, TaskData
-from objectives import OBJECTIVES, one_graph, setup
+from tests.objectives import OBJECTIVES, one_graph, setup
 
 pytestmark = pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers")
 T = 6

@@ -52,8 +52,8 @@ from gat_pyg.training.epoch_seeds import seed_epoch
 from gat_pyg.training.loading import TaskData, sparse_pays
 from gat_pyg.training.progress import MetricsFile, Progress
 from gat_pyg.training.shares import Batches
-from laws import assert_close
-from objectives import LABELLED, OBJECTIVES, WITH_GRAPHS, graph, headed, many_graphs, objective, one_graph, setup
+from tests.laws import assert_close
+from tests.objectives import LABELLED, OBJECTIVES, WITH_GRAPHS, graph, headed, many_graphs, objective, one_graph, setup
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated"),
