@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gat_pyg.attention import Additive, Cosine, Dot, GATv2, attend
+from gat_pyg.attention import Additive, Dot, GATv2, attend
 from gat_pyg.attention.score import Score
 from gat_pyg.graph.edges import Edges
 from tests.graphs import Graph
@@ -56,7 +56,6 @@ SCORES = {  # by the names of x and the operands
     GATV2_EDGES: Case(GATv2, _gatv2),
     "x x_dst": Case(Dot, _dot),
     DOT_EDGES: Case(Dot, _dot),
-    "x x_dst beta": Case(Cosine, lambda x, x_dst, beta: beta * F.cosine_similarity(x_dst[:, None], x, dim=-1)),
 }
 SHAPES: dict[str, tuple[str, ...]] = {"x": ("N_src", "H", "C"), "edge_weight": ("E", "H")}
 SHAPES |= {name: shape for case in SCORES.values() for name, shape in case.score.shapes.items()}

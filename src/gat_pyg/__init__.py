@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from . import report as report
     from . import seeds as seeds
     from .attention import Additive as Additive
-    from .attention import Cosine as Cosine
     from .attention import Dot as Dot
     from .attention import GATv2 as GATv2
     from .attention import attend as attend
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 # and the command must set how torch's threads wait before torch is imported.
 _LAZY = {
     "Additive": "attention",
-    "Cosine": "attention",
     "Dot": "attention",
     "Edges": "graph.edges",
     "GAT": "models",

@@ -30,7 +30,6 @@ tl = pytest.importorskip("triton.language")
 from gat_pyg import philox as generator  # noqa: E402
 from gat_pyg.attention import Additive, reference  # noqa: E402
 from gat_pyg.attention.additive import gpu as additive  # noqa: E402
-from gat_pyg.attention.cosine import gpu as cosine  # noqa: E402
 from gat_pyg.attention.pair import gpu as pair  # noqa: E402
 from gat_pyg.attention.pair import gpu_edges as pair_edges  # noqa: E402
 from gat_pyg.attention.score import Score  # noqa: E402
@@ -58,7 +57,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ON_CUDA = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if ON_CUDA else "cpu"
 
-MODULES = (additive, pair, pair_edges, features, steps, rows, cosine)
+MODULES = (additive, pair, pair_edges, features, steps, rows)
 MERGES = {"_merge_kernel": steps, "_sum_kernel": rows}
 
 runs = pytest.mark.skipif(not (INTERPRETED or ON_CUDA), reason="needs TRITON_INTERPRET=1 or a GPU")
@@ -238,8 +237,7 @@ def check(graph: Graph, heads: int, channels: int, names: str, dropout: float = 
 
 
 PAIRS = [names for names in SCORES if "x_dst" in names]
-COSINE = "x x_dst beta"
-WEIGHTED = [f"{names} edge_weight" for names in (ADDITIVE, GATV2_EDGES, DOT_EDGES, COSINE)]
+WEIGHTED = [f"{names} edge_weight" for names in (ADDITIVE, GATV2_EDGES, DOT_EDGES)]
 CASES = [*SCORES, *WEIGHTED]
 
 
@@ -1248,7 +1246,6 @@ KERNELS = {
         "_forward_kernel",
         "x x_dst key query_edge edge_attr ptr src perm out out_edge lse",
     ),
-    "forward, cosine": ("_forward_kernel", "x query inverse ptr src out lse"),
     "backward": (
         "_backward_kernel",
         "grad x score_src score_dst lse mean ptr dst grad_x grad_src",
@@ -1284,9 +1281,7 @@ KERNELS = {
         "_backward_src_kernel",
         "grad x x_dst weights ptr dst place grad_x grad_key",
     ),
-    "backward of dst, cosine": ("_backward_dst_kernel", "grad x query inverse out lse weights ptr src grad_query"),
     "backward of src, product": ("_backward_src_kernel", "grad x x_dst weights ptr dst place grad_x"),
-    "backward of src, cosine": ("_backward_src_kernel", "grad query weights ptr dst place grad_x across"),
 }
 DROPS = {kernel: KERNELS[kernel] for kernel in KERNELS if "dropout" in kernel} | {
     # not in KERNELS: with dropout one register is spilled at 256 channels of float32, for one model or many

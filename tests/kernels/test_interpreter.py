@@ -14,9 +14,8 @@ from torch import Tensor
 
 pytest.importorskip("numba", reason="numba is not installed")
 
-from gat_pyg.attention import Additive, Cosine, Dot, GATv2, attend
+from gat_pyg.attention import Additive, Dot, GATv2, attend
 from gat_pyg.attention.additive import cpu as additive
-from gat_pyg.attention.cosine import cpu as cosine
 from gat_pyg.attention.dot import cpu as dot
 from gat_pyg.attention.pair import cpu as pair
 from gat_pyg.attention.steps import cpu as steps
@@ -29,7 +28,7 @@ from gat_pyg.kernels.cpu import cache, interpreter, rows
 from gat_pyg.philox import keyed
 from tests.laws import SIZES
 
-MODULES = [additive, pair, cosine, dot, steps, features, rows, structure]
+MODULES = [additive, pair, dot, steps, features, rows, structure]
 EDGES = Edges.from_index(torch.tensor([[0, 1, 2, 3, 0, 4, 4, 1], [0, 0, 0, 1, 2, 2, 2, 2]]), num_src=5, num_dst=4)
 
 
@@ -99,12 +98,6 @@ def dot_results(edges: Edges, heads: int, channels: int, dtype: Any, p: float, w
     return results(lambda x, *operands: attend(x, Dot(*operands), edges, dropout=p, backend="fused"), *leaves)
 
 
-def cosine_results(edges: Edges, heads: int, channels: int, dtype: Any, p: float) -> list[Tensor]:
-    leaves = [draw(edges.num_src, heads, channels, dtype=dtype), draw(edges.num_dst, heads, channels, dtype=dtype)]
-    leaves.append(draw(heads, dtype=dtype))
-    return results(lambda x, *operands: attend(x, Cosine(*operands), edges, dropout=p, backend="fused"), *leaves)
-
-
 def sparse_results(dtype: torch.dtype) -> list[Tensor]:
     """Products of three sparse matrices with dropout, both ways, and a mask."""
     pattern = Pattern.of((draw(9, 7) > 0).float().to_sparse_csr())
@@ -128,8 +121,7 @@ def everything(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> list[Tens
     if dtype == torch.float32:
         found += [*additive_results(EDGES, 2, 19, dtype, 0.3), *dot_results(EDGES, 2, 19, dtype, 0.0, wide=False)]
     found += pair_results(EDGES, heads, channels, dtype, 0.3)
-    found += dot_results(EDGES, heads, channels, dtype, 0.3)
-    return [*found, *cosine_results(EDGES, heads, channels, dtype, 0.3)]
+    return [*found, *dot_results(EDGES, heads, channels, dtype, 0.3)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -85,8 +85,8 @@ def attend(
 
     Args:
         x: `[N_src, H, C]`, the transformed features W h.
-        score: the mechanism: `Additive`, the paper's; `Additive()`, constant attention; `GATv2`; `Dot`; `Cosine`;
-            or another subclass of `gat_pyg.attention.score.Score`.
+        score: the mechanism: `Additive`, the paper's; `Additive()`, constant attention; `GATv2`; `Dot`; or
+            another subclass of `gat_pyg.attention.score.Score`.
         edges: the neighbourhoods; or an `EdgeList`, which a compiler can trace.
         edge_weight: w, `[E, H]` in the caller's edge order; it multiplies alpha after the softmax.
         dropout: p, the probability that an attention coefficient is dropped; 0 outside training.

@@ -10,11 +10,11 @@ from torch.nn import Parameter
 from torch_geometric.nn.inits import glorot
 from torch_geometric.typing import OptTensor
 
-from ..attention.cosine import Cosine
 from ..attention.dot import Dot
 from ..attention.pair import GATv2
-from ..attention.score import Score
+from ..attention.score import Score, widened
 from ..features.linear import Linear
+from ..kernels.device import result_dtype
 
 ONE_END = "x is (x_src, None), but this mechanism scores both ends of an edge. Pass (x_src, x_dst)."
 
@@ -117,8 +117,11 @@ class CosineSimilarity(nn.Module):
         return self.beta * (x_dst * x_src).sum(dim=-1)
 
     def score(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor = None) -> Optional[Score]:
-        """The same for all edges at once, from the features of dst and src: `[N, H, C]` each."""
-        return Cosine(x_dst, self.beta)
+        """The same for all edges at once: `Dot` of unit vectors, whose factor 1 / sqrt(C) is undone."""
+        unit = _unit(x_src)
+        query = math.sqrt(x_src.size(-1)) * self.beta[:, None] * (unit if x_dst is x_src else _unit(x_dst))
+        dtype = result_dtype(x_dst, x_src, self.beta)
+        return Dot(query.to(dtype), key=unit.to(dtype))
 
 
 class Mechanism(NamedTuple):
@@ -173,6 +176,11 @@ def own_score(mechanism: nn.Module, x_dst: OptTensor, x_src: Tensor, edge_attr: 
     if x_dst is None:
         raise ValueError(ONE_END)
     return mechanism.score(x_dst, x_src, edge_attr)  # type: ignore[operator]
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Return x / |x| in float32 or wider, zeros for a zero vector."""
+    return F.normalize(widened(x), dim=-1)
 
 
 def _glorot_linear(in_channels: int, out_channels: int, bias: bool = False) -> Linear:
