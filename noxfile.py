@@ -1,11 +1,12 @@
 """Sessions to work on the repository: `nox --list` lists them, `nox -s NAME` runs one.
 
-Every environment installs torch first, at the version of constraints.txt, so that no package installs another one.
-Pip's own settings choose where torch comes from: PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL and the like are passed on.
+Every environment has the versions of constraints.txt. uv installs it where uv is installed, otherwise pip. Pip's own
+settings choose where torch comes from: PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL and the like are passed on, to uv too.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import tempfile
@@ -21,22 +22,42 @@ else:
 nox.needs_version = ">=2024.4.15"
 nox.options.sessions = ["tests", "lint", "types"]
 nox.options.reuse_venv = "yes"
+nox.options.default_venv_backend = "uv|virtualenv"
 
 ROOT = Path(__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SPARSE = PROJECT["optional-dependencies"]["sparse"]
 PINS = ("-c", str(ROOT / "constraints.txt"))
-TRITONS = {  # for CUDA torch 2.10 and 2.11 pin the first, that of constraints.txt the second; with a NumPy each
-    "triton==3.6.0": ("numpy<2.4",),  # its interpreter makes scalars of arrays with an axis, which NumPy 2.4 refuses
+TRITONS = {  # the newest, that of constraints.txt, and the one that CUDA torch 2.10 and 2.11 pin; a NumPy for each
     "triton==3.7.1": (*PINS, "numpy"),
+    "triton==3.6.0": ("numpy<2.4",),  # its interpreter makes scalars of arrays with an axis, which NumPy 2.4 refuses
 }
 PYTEST = ("python", "-m", "pytest", "-n", "auto", "--dist", "worksteal")  # on all cores
+EVERY_TEST = ("-m", "")  # those marked weekly too
+for pip, uv in {"PIP_FIND_LINKS": "UV_FIND_LINKS", "PIP_EXTRA_INDEX_URL": "UV_INDEX"}.items():
+    if pip in os.environ:
+        os.environ.setdefault(uv, ",".join(os.environ[pip].split()))
 
 
 def install(session: nox.Session, *packages: str) -> None:
-    """Install torch, then the packages, all at the tested versions."""
-    session.install(*PINS, "torch")
-    session.install(*PINS, *packages)
+    """Install the packages, and torch, at the tested versions."""
+    session.install(*PINS, "torch", *packages)
+
+
+def install_sparse(session: nox.Session) -> None:
+    """Install what the tests need, torch_scatter and torch_sparse; without a ready wheel, from source."""
+    install(session, "-e", ".[dev]", "ninja", "setuptools", "wheel")
+    session.install("--no-build-isolation", *PINS, *SPARSE)
+    session.run("python", "-c", "import torch_scatter, torch_sparse")
+
+
+def interpreted(session: nox.Session, triton: str, *options: str) -> None:
+    """Test the CUDA kernels with one version of Triton: interpreted, then compiled."""
+    session.install(*TRITONS[triton])
+    session.install("--no-deps", triton)  # torch for CUDA pins another
+    for interpret in ("1", "0"):  # one process cannot do both
+        session.run(*PYTEST, "tests/attention/test_gpu.py", *options, env={"TRITON_INTERPRET": interpret})
+    session.run(*PYTEST, "tests/attention/test_fused.py", "-k", "triton", *options, env={"TRITON_INTERPRET": "1"})
 
 
 @nox.session
@@ -58,24 +79,30 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def tests_sparse(session: nox.Session) -> None:
-    """Run the whole suite with torch_scatter and torch_sparse, built from source where no ready wheel can be had."""
-    install(session, "-e", ".[dev]", "ninja", "setuptools", "wheel")
-    session.install("--no-build-isolation", *PINS, *SPARSE)
-    session.run("python", "-c", "import torch_scatter, torch_sparse")
-    session.run(*PYTEST, *session.posargs)
+    """Run the tests of the code that differs with torch_scatter and torch_sparse, and check that none is missing."""
+    install_sparse(session)
+    session.install(*PINS, "pytest-cov")
+    session.run(*PYTEST, "-m", "sparse", "--cov=gat_pyg", "--cov-report=", *session.posargs)
+    session.run("python", "tests/sparse_code.py")
 
 
 @nox.session
 def interpret(session: nox.Session) -> None:
-    """Test the CUDA kernels without a GPU, with two versions of Triton: interpreted, then compiled (Linux)."""
+    """Test the CUDA kernels without a GPU: in Triton's interpreter, then what they compile to (Linux)."""
     install(session, "-e", ".[dev]")
-    for triton, numpy in TRITONS.items():
-        session.install(*numpy)
-        session.install("--no-deps", triton)  # torch for CUDA pins another
-        for interpreted in ("1", "0"):  # one process cannot do both
-            env = {"TRITON_INTERPRET": interpreted}
-            session.run(*PYTEST, "tests/attention/test_gpu.py", *session.posargs, env=env)
-    session.run(*PYTEST, "tests/attention/test_fused.py", "-k", "triton", env={"TRITON_INTERPRET": "1"})
+    interpreted(session, next(iter(TRITONS)), *session.posargs)
+
+
+@nox.session
+def weekly(session: nox.Session) -> None:
+    """Repeat at length: every test with torch_scatter and torch_sparse, every Triton, kills, fuzzing, all examples."""
+    install_sparse(session)
+    session.run(*PYTEST, *EVERY_TEST)
+    for triton in reversed(TRITONS):  # the newest stays installed
+        interpreted(session, triton, *EVERY_TEST)
+    session.run("python", "benchmarks/kills.py", "--kills", "100", "--placed", "20")
+    for name in ("fuzz", "minimums", "docs", "wheel"):
+        session.notify(name)
 
 
 @nox.session

@@ -1,4 +1,4 @@
-"""What every test shares."""
+"""Fixtures and the summary of every test run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import signal
 import time
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
 from itertools import groupby
+from multiprocessing import forkserver
 from operator import itemgetter
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -119,7 +122,41 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         COMPILATIONS.kernels.clear()
 
 
-def _found(package: str) -> str:
+MAX_KERNELS = 400  # that a run of the suite on CI may compile; each takes about a second
+CPU_SECONDS = pytest.StashKey[list[float]]()  # of each worker of pytest-xdist with its processes
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU-seconds of this process and of those that it has waited for."""
+    with suppress(AttributeError):  # as private as it is, without it the forked processes are not counted
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    return sum(os.times()[:4])
+
+
+def _compiled(config: pytest.Config) -> list[tuple[str, float]]:
+    """Return the CPU kernels that the tests of all workers compiled, and the seconds that each took."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    reports = reporter.getreports("passed") + reporter.getreports("failed") if reporter else []
+    return [tuple(value) for report in reports for name, value in report.user_properties if name == "kernel"]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Collect the CPU-seconds of a worker."""
+    seconds = getattr(node, "workeroutput", {}).get("cpu_seconds", 0.0)  # a worker that crashed has none
+    node.config.stash.setdefault(CPU_SECONDS, []).append(seconds)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Send a worker's CPU-seconds; on CI, fail if too many kernels were compiled."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["cpu_seconds"] = _cpu_seconds()
+    elif "CI" in os.environ and len(_compiled(session.config)) > MAX_KERNELS:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _version(package: str) -> str:
     try:
         return f"{package} {import_module(package).__version__}"
     except ImportError:
@@ -128,13 +165,17 @@ def _found(package: str) -> str:
         return f"{package} unusable (built for another torch)"
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Write which of the optional libraries the tests ran with, and what was compiled."""
-    terminalreporter.write_line(", ".join(_found(package) for package in ("torch_scatter", "torch_sparse", "numba")))
-    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
-    kernels = [tuple(use) for report in reports for name, use in report.user_properties if name == "kernel"]
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Write which of the optional libraries the tests ran with, what was compiled, and the CPU-seconds."""
+    terminalreporter.write_line(", ".join(_version(package) for package in ("torch_scatter", "torch_sparse", "numba")))
+    kernels = _compiled(config)
     seconds, again = sum(seconds for _, seconds in kernels), len(kernels) - len({name for name, _ in kernels})
-    terminalreporter.write_line(f"CPU kernels compiled: {len(kernels)} in {seconds:.0f} s, {again} of them again")
+    line = f"CPU kernels compiled: {len(kernels)} in {seconds:.0f} s, {again} of them again; CI allows {MAX_KERNELS}"
+    terminalreporter.write_line(line, red=len(kernels) > MAX_KERNELS)
+    workers = config.stash.get(CPU_SECONDS, [])
+    cpu_seconds = sum(workers) + sum(os.times()[:2]) if workers else _cpu_seconds()
+    terminalreporter.write_line(f"CPU-seconds of all processes: {cpu_seconds:.0f}")
+    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
     compiled = {tuple(use) for report in reports for name, use in report.user_properties if name == "compiled"}
     for sm, kernels in groupby(sorted(compiled), key=itemgetter(0)):
         _, _, registers, spills, shared = zip(*kernels, strict=True)
