@@ -6,14 +6,12 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
+from filelock import lock_descriptor
+
 PART = ".*.[0-9]*.part"  # pattern of incomplete files, whose names contain a process id: see `write_whole`
 PATIENCE = 5.0  # seconds of waiting for a lock before a message
 FULL = {  # errors of a full disk
@@ -21,7 +19,6 @@ FULL = {  # errors of a full disk
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "it would exceed the limit on the size of a file (ulimit -f, or a quota)",
 }
-HELD = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)  # errors for a lock that another process holds
 
 
 def add(descriptor: int, data: bytes, path: Path, sync: bool = False) -> None:
@@ -52,36 +49,22 @@ def full(error: BaseException | None) -> int | None:
     return full(error.__cause__ or error.__context__)
 
 
-@contextmanager
-def _locked(descriptor: int, path: Path) -> Iterator[None]:
-    """Context manager: wait for a lock on the open file; the system releases it if the process dies."""
+def lock(descriptor: int, path: Path) -> None:
+    """Wait for a lock on the open file at `path`, which is released when the file is closed or the process dies."""
     start, reported = time.monotonic(), False
     while not _takes(descriptor, path):
         if not reported and time.monotonic() - start > PATIENCE:
             print(f"Waiting for {path}, which another process has locked", file=sys.stderr, flush=True)
             reported = True
         time.sleep(0.01)
-    try:
-        yield
-    finally:
-        if sys.platform == "win32":  # elsewhere closing the file unlocks it
-            os.lseek(descriptor, 0, os.SEEK_SET)
-            msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
 
 
 def _takes(descriptor: int, path: Path) -> bool:
-    """Lock an open file, unless another process holds it."""
+    """Lock an open file, unless another process holds it; an error names the file."""
     try:
-        if sys.platform == "win32":
-            os.lseek(descriptor, 0, os.SEEK_SET)
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        else:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock_descriptor(descriptor, blocking=False)
     except OSError as error:
-        if error.errno not in HELD:
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        return False
-    return True
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def try_lock(path: Path) -> int | None:

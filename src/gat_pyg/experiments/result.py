@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from ..files import _locked, add
+from ..files import add, lock
 from ..tasks.metrics import ALIASES, metric_named
 
 MODEL, RESULT, CONFIG, CHECKPOINT, METRICS = (
@@ -162,12 +162,12 @@ def append(result: Result, path: str | Path) -> None:
     line = (result.to_json() + "\n").encode()
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
     try:
-        with _locked(descriptor, path):
-            end = os.lseek(descriptor, 0, os.SEEK_END)
-            os.lseek(descriptor, 0, os.SEEK_SET)
-            *before, last = os.read(descriptor, end).split(b"\n")
-            if line.rstrip() not in (*before, last):
-                add(descriptor, b"\n" + line if last else line, path, sync=True)
+        lock(descriptor, path)
+        end = os.lseek(descriptor, 0, os.SEEK_END)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        *before, last = os.read(descriptor, end).split(b"\n")
+        if line.rstrip() not in (*before, last):
+            add(descriptor, b"\n" + line if last else line, path, sync=True)
     finally:
         os.close(descriptor)
 
