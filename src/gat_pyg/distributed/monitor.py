@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import threading
 import time
 from types import FrameType
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 
 from .ranks import BEAT, Beats
 
@@ -16,31 +19,40 @@ class RankMonitor(Callback):
     """Detects a dead rank, reports it, and stops the others: see `gat_pyg.distributed.ranks`.
 
     It is active from the setup to the teardown of each training, validation and test, if there are several processes.
-    After an error, `lost` holds the ranks that sent no heartbeat.
+    After an error, `lost` holds the ranks that sent no heartbeat. It comes before callbacks that handle signals.
     """
 
     def __init__(self) -> None:
         self.lost: list[int] = []
         self._beats: Beats | None = None
+        self._started: list[subprocess.Popen[bytes]] = []  # by Lightning, in the first process of a machine
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Start the heartbeats."""
+        """Start the heartbeats, and watch the processes that Lightning started in its place.
+
+        Lightning's own observer ends without processes to observe. It would kill this one before it reports the rank.
+        """
         if trainer.world_size > 1:
             first, host = trainer.global_rank == 0, os.environ.get("MASTER_ADDR", "localhost")
             beats = Beats(host, 0, 0, trainer.world_size) if first else None
             port = trainer.strategy.broadcast(beats.port if beats else 0)
-            for thread in threading.enumerate():  # Lightning's own kills the first process before it can report
-                if thread.name == "child-process-observer":
-                    thread._run = lambda: True  # type: ignore[attr-defined]
             self._beats = beats or Beats(host, port, trainer.global_rank, trainer.world_size)
-            launcher = trainer.strategy.launcher
+            processes = getattr(trainer.strategy.launcher, "procs", [])
+            self._started += processes
+            processes.clear()
 
-            def forward(number: int, frame: FrameType | None) -> None:
-                if launcher is not None:
-                    launcher.kill(number)
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Handle SIGTERM."""
+        self._handle_sigterm()
 
-            # Lightning's own calls a collective in the handler, and hangs unless all processes do so at the same time
-            trainer._signal_connector._sigterm_notifier_fn = forward  # type: ignore[assignment]
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Handle SIGTERM, unless this is a validation of the training."""
+        if trainer.state.fn == TrainerFn.VALIDATING:
+            self._handle_sigterm()
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Handle SIGTERM."""
+        self._handle_sigterm()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Stop the heartbeats: all processes have finished."""
@@ -54,3 +66,13 @@ class RankMonitor(Callback):
                 time.sleep(4 * BEAT)
                 self.lost = self._beats.lost(3 * BEAT)
             self._beats.stop()
+
+    def _handle_sigterm(self) -> None:
+        """Replace Lightning's handler until its teardown: it calls a collective, and hangs unless all processes do."""
+        if self._beats is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._terminate)
+
+    def _terminate(self, number: int, frame: FrameType | None) -> None:
+        for process in self._started:
+            process.send_signal(number)
+        raise SystemExit(128 + number)

@@ -39,7 +39,7 @@ def one_run(settings: Settings, task: Task, seed: int, folder: Path) -> Result |
     resumable = Resumable(folder / CHECKPOINT, seed, settings.checkpoint_every)
     monitor = RankMonitor()
     progress = Progress(f"{task.name}, seed {seed}", live=settings.processes == 1)
-    callbacks = [stopping, MetricsFile(folder / METRICS), resumable, progress, monitor]
+    callbacks = [monitor, stopping, MetricsFile(folder / METRICS), resumable, progress]
     module = build_module(settings, task, model)
     with deterministic(), suited_threads(elements(task, training.batch_size, [model])):
         trainer = build_trainer(settings, folder, callbacks)
