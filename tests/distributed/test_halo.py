@@ -1,11 +1,10 @@
-"""A graph in parts, one for each process: the same numbers as of one process with the whole graph."""
+"""A graph in parts, one for each process: the outputs, gradients and trainings of one process with the whole graph."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from datetime import timedelta
 from multiprocessing import get_context
@@ -16,18 +15,18 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch_geometric.nn as pyg
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.data import Data
 
-from gat_pyg import GATv2Conv
+from gat_pyg import GATConv, GATv2Conv
+from gat_pyg.distributed import halo
 from gat_pyg.distributed.halo import Part, divided
-from gat_pyg.experiments.result import Result, read
 from gat_pyg.models import GAT
 from gat_pyg.philox import keyed
-from tests.processes import python, start_server, without_kernels
+from tests.distributed.commands import assert_same_training, finish, started, wait_until
+from tests.processes import start_server, without_kernels
 
 KEY = torch.tensor(2**40 + 5)
 
@@ -48,7 +47,6 @@ def models() -> dict[str, Callable[[], nn.Module]]:
     return {
         "text": lambda: GAT(**text, residual=[True, False, True]),
         "no loops": lambda: GAT(**text, add_self_loops=False),
-        "segment": lambda: GAT(**text, backend="segment"),
         "authors": lambda: GAT(**text, residual=[True, True, False], reproduction=True),
         "constant": lambda: GAT(**text, mechanism="constant"),
         "dot": lambda: GAT(**text, mechanism="dot"),
@@ -69,8 +67,8 @@ def graph(num_nodes: int, num_edges: int, features: int = 10) -> Data:
     return data
 
 
-def given(model: nn.Module, data: Data) -> Tensor:
-    """What a model gives in training mode."""
+def output(model: nn.Module, data: Data) -> Tensor:
+    """Return a model's output in training mode."""
     takes = getattr(getattr(model, "module", model), "supports_edge_attr", False)
     options = {"edge_attr": data.edge_attr} if takes else {}
     with keyed(KEY.to(data.x.device)):
@@ -78,96 +76,120 @@ def given(model: nn.Module, data: Data) -> Tensor:
 
 
 def gradients(model: nn.Module, out: Tensor, data: Data, num_labels: int) -> list[Tensor]:
-    """Those of the mean loss over so many labels."""
+    """Return the gradients of the mean loss over so many labels."""
     rows = data.train_mask
     loss = nn.functional.cross_entropy(out[rows], data.y[rows], reduction="sum") / num_labels
     return list(torch.autograd.grad(loss, list(model.parameters())))
 
 
-def same_as_one(model: nn.Module, data: Data, part: Data) -> None:
-    """The rows and the summed gradients of the parts are those of the whole graph, without DDP and with it."""
+def assert_same_as_whole(model: nn.Module, data: Data, part: Data) -> None:
+    """Check the rows and the summed gradients of the parts against the whole graph, without DDP and with it."""
     labels = int(data.train_mask.sum())
-    expected = given(model, data)
-    its = gradients(model, expected, data, labels)
+    expected = output(model, data)
+    expected_grads = gradients(model, expected, data, labels)
     with part.part.joined(model, part.edge_index):
-        out, again = given(model, part), given(model, part)
-    grads = gradients(model, out, part, labels)  # behind it, as in a training
+        out, again = output(model, part), output(model, part)
+    grads = gradients(model, out, part, labels)  # outside of the context, as in a training
     assert torch.equal(out, again)
     torch.testing.assert_close(out, expected[part.part.nodes], rtol=0, atol=1e-10)
-    for grad, one in zip(grads, its, strict=True):
-        whole = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(whole)
-        torch.testing.assert_close(whole, one, rtol=0, atol=1e-10)
+    for grad, total in zip(grads, expected_grads, strict=True):
+        summed = grad.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(summed)
+        torch.testing.assert_close(summed, total, rtol=0, atol=1e-10)
 
-    # a bucket for each weight: its sum begins in the midst of the exchanges of the backward pass, on all alike
+    # a bucket for each weight: its sum begins between the exchanges of the backward pass, in the same place on all
     ddp = DistributedDataParallel(model, bucket_cap_mb=1e-6)
-    for _ in range(2):  # in the second step DDP has put its buckets in the order of the first
+    for _ in range(2):  # in the second step DDP has sorted its buckets by the first
         ddp.zero_grad()
         with part.part.joined(model, part.edge_index):
-            out = given(ddp, part)
+            out = output(ddp, part)
         rows = part.train_mask
         loss = nn.functional.cross_entropy(out[rows], part.y[rows], reduction="sum") / labels
         (loss * dist.get_world_size()).backward()
-        for parameter, one in zip(model.parameters(), its, strict=True):
-            torch.testing.assert_close(parameter.grad, one, rtol=0, atol=1e-10)
+        for parameter, total in zip(model.parameters(), expected_grads, strict=True):
+            torch.testing.assert_close(parameter.grad, total, rtol=0, atol=1e-10)
 
 
-def process(rank: int, world: int, store: str, backend: str) -> None:
-    """What each of the processes does; only two of them compile the kernels, which costs each the whole time."""
-    if world != 2:
-        without_kernels("two processes have them")
-    torch.set_default_dtype(torch.float64)
-    device = torch.device("cpu")
-    if backend == "nccl":
-        device = torch.device("cuda", rank)
-        torch.cuda.set_device(device)
+def compare(rank: int, world: int, store: str, backend: str) -> None:
+    """Compare all models on a graph in `world` parts, then on one without edges for some."""
+    device = torch.device("cpu") if backend == "gloo" else torch.device("cuda", rank)
     dist.init_process_group(backend, f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=60))
     data = graph(60, 400)
     whole = data.clone().to(device)
     for make in models().values():
         torch.manual_seed(0)
-        same_as_one(make().to(device), whole, divided(data, rank, world, device)[0].to(device))
-    # no edge and no label for who has the last nodes, none at all for who has no nodes
+        assert_same_as_whole(make().to(device), whole, divided(data, rank, world, device)[0].to(device))
+    # one process has no edge and no label, then one no node at all
     data.edge_index, data.edge_attr = data.edge_index[:, data.edge_index.amax(0) < 20], None
     data.train_mask[20:] = False
     for owner in (torch.arange(60) * world // 60, torch.zeros(60, dtype=torch.long)):
         part = Part.of(data.edge_index, owner, rank, world).take(data).to(device)
-        same_as_one(models()["text"]().to(device), data.clone().to(device), part)
+        assert_same_as_whole(models()["text"]().to(device), data.clone().to(device), part)
     dist.destroy_process_group()
+
+
+def process(rank: int, worlds: Sequence[int], store: str, backend: str) -> None:
+    without_kernels("tested in one process, below")
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    for world in worlds:
+        if rank < world:
+            compare(rank, world, f"{store}-{world}", backend)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="gloo rendezvous by a file")
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_parts_give_what_the_whole_gives(world: int, backend: str, tmp_path: Path):
-    if backend == "nccl" and torch.cuda.device_count() < world:
-        pytest.skip(f"needs {world} GPUs")
+def test_a_graph_in_parts_has_the_outputs_and_gradients_of_the_whole(backend: str, tmp_path: Path):
+    worlds = [world for world in (3, 2) if backend == "gloo" or world <= torch.cuda.device_count()]
+    if not worlds:
+        pytest.skip("needs two GPUs")
     start_server()
+    arguments = (worlds, str(tmp_path / "store"), backend)
     context = get_context("forkserver")
-    store = str(tmp_path / "store")
-    started = [
-        context.Process(target=process, args=(rank, world, store, backend), daemon=True) for rank in range(world)
-    ]
-    for one in started:
-        one.start()
-    for one in started:
-        one.join(200)
-    assert [one.exitcode for one in started] == [0] * world
+    processes = [context.Process(target=process, args=(rank, *arguments), daemon=True) for rank in range(worlds[0])]
+    for each in processes:
+        each.start()
+    for each in processes:
+        each.join(200)
+    assert [each.exitcode for each in processes] == [0] * worlds[0]
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("layer", ["additive", "dot", "gatv2"])
+def test_the_kernels_drop_the_same_edges_and_features_in_a_part_as_in_the_whole(
+    layer: str, monkeypatch: pytest.MonkeyPatch
+):
+    data = graph(60, 400)
+    model = GATv2Conv(10, 4, dropout=0.5) if layer == "gatv2" else GATConv(10, 4, dropout=0.5, mechanism=layer)
+    whole = output(model, data)
+    total = torch.autograd.grad(whole.square().sum(), [*model.parameters()])
+    for rank in range(2):
+        part = Part.of(data.edge_index, torch.arange(60) % 2, rank, 2).take(data)
+        monkeypatch.setattr(halo, "_exchanged", lambda *_, halo=part.part.halo: data.x[halo])
+        with part.part.joined(model, part.edge_index):
+            out = output(model, part)
+        torch.testing.assert_close(out, whole[part.part.nodes])
+        grads = torch.autograd.grad(out.square().sum(), [*model.parameters()])
+        total = [one - grad for one, grad in zip(total, grads, strict=True)]
+    for rest in total:
+        torch.testing.assert_close(rest, torch.zeros_like(rest), rtol=0, atol=1e-3)
 
 
 class EachRowOnce(TorchDispatchMode):
-    """No addition of rows meets another in the same row, where the order of a GPU's atomic additions would matter."""
+    """Assert that an addition of rows has each row once: on a GPU, the order of atomic additions would matter."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen = 0
+        self.additions = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         assert func not in (torch.ops.aten.scatter_add_.default, torch.ops.aten.index_put_.default)
         if func is torch.ops.aten.index_add_.default:
             rows = args[2]
             assert rows.unique().numel() == rows.numel()
-            self.seen += 1
+            self.additions += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -176,71 +198,51 @@ def test_gradients_of_fetched_rows_are_added_in_one_order(world: int, monkeypatc
     data = graph(60, 900)
     part = Part.of(data.edge_index, torch.arange(60) % world, 0, world)
     assert world < 3 or part.send.unique().numel() < part.send.numel()  # several fetch the same row
-    monkeypatch.setattr(dist, "all_to_all_single", lambda made, rows, *_: made.normal_(generator=generator))
+    monkeypatch.setattr(dist, "all_to_all_single", lambda result, rows, *_: result.normal_(generator=generator))
     generator, x = torch.Generator(), torch.randn(len(part.nodes), 3, requires_grad=True)
-    found = []
+    grads: list[Tensor] = []
     for _ in range(2):
         with EachRowOnce() as mode:
             generator.manual_seed(0)
-            found += torch.autograd.grad(part.fetch(x)[len(x) :].sum(), x)
-        assert mode.seen == world
-    assert torch.equal(*found)
+            grads += torch.autograd.grad(part.fetch(x)[len(x) :].sum(), x)
+        assert mode.additions == world
+    assert torch.equal(*grads)
     if world > 1:
         fetched = torch.zeros(len(part.halo), 3).normal_(generator=generator.manual_seed(0))
         back = torch.zeros(len(part.send), 3).normal_(generator=generator)
-        assert fetched.numel() and torch.equal(found[0], torch.zeros_like(x).index_add_(0, part.send, back))
+        assert fetched.numel() and torch.equal(grads[0], torch.zeros_like(x).index_add_(0, part.send, back))
 
 
-RUN = ("dataset=digits", "+trainer.precision=64-true", "training.max_epochs=25", "checkpoint_every=0")
-
-
-def command(outputs: Path, *arguments: str, world: int = 1) -> Any:
-    several = ("trainer=ddp_cpu", "trainer.strategy=halo", f"trainer.devices={world}")
-    return python("-m", "gat_pyg.run", *RUN, *several, *arguments, f"outputs={outputs}")
-
-
-def ended(process: Any) -> None:
-    _, complaints = process.communicate(timeout=240)
-    assert process.returncode == 0, complaints
-
-
-def left(outputs: Path) -> tuple[Result, dict[str, Tensor]]:
-    (result,) = read(outputs / "results.jsonl")
-    return result, load_file(Path(result.run_dir) / "model.safetensors")
+RUN = ("-m", "gat_pyg.run", "dataset=digits", "+trainer.precision=64-true", "training.max_epochs=10")
+RUN += ("checkpoint_every=0",)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_two_gpus_train_as_one_does(tmp_path: Path):
     for world in (1, 2):
         gpus = ("trainer=ddp", "trainer.strategy=halo", f"trainer.devices={world}", "training.cuda_graphs=false")
-        run = [sys.executable, "-m", "gat_pyg.run", *RUN, *gpus, f"outputs={tmp_path / str(world)}"]
+        run = [sys.executable, *RUN, *gpus, f"outputs={tmp_path / str(world)}"]
         subprocess.run(run, check=True, capture_output=True)
-    (one, weights), (other, its) = left(tmp_path / "1"), left(tmp_path / "2")
-    assert (one.epochs, one.best_epoch, one.val, one.value) == (other.epochs, other.best_epoch, other.val, other.value)
-    for name, value in weights.items():
-        torch.testing.assert_close(its[name], value, rtol=0, atol=1e-10)
+    assert_same_training(tmp_path / "2", tmp_path / "1")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a signal ends the run")
-def test_any_number_of_processes_trains_alike_and_goes_on_from_one_another(tmp_path: Path):
+def test_any_number_of_processes_trains_alike_and_continues_from_one_another(tmp_path: Path):
+    def command(world: int, outputs: Path, *arguments: str) -> Any:
+        halo = ("trainer=ddp_cpu", "trainer.strategy=halo", f"trainer.devices={world}")
+        return started(*RUN, *halo, *arguments, f"outputs={outputs}")
+
     alone, several = tmp_path / "alone", tmp_path / "several"
-    ended(command(alone))
-    begun = command(several, world=3)
-    while not any(several.rglob("last.ckpt")):
-        assert begun.poll() is None, begun.communicate()[1]
-        time.sleep(0.01)
-    begun.terminate()
-    _, told = begun.communicate(timeout=60)
-    assert begun.returncode == 143 and "1,797 nodes in 3 parts; " in told, told
-    ended(command(several, "ckpt_path=last", world=2))
-    (one, weights), (other, its) = left(alone), left(several)
-    assert (one.epochs, one.best_epoch, one.val, one.value) == (other.epochs, other.best_epoch, other.val, other.value)
-    for name, value in weights.items():
-        torch.testing.assert_close(its[name], value, rtol=0, atol=1e-10)
+    process = command(3, several)
+    wait_until(lambda: any(several.rglob("last.ckpt")), process)
+    process.terminate()
+    assert "1,797 nodes in 3 parts; " in finish(process, status=143)
+    finish(command(2, several, "ckpt_path=last"), command(1, alone))
+    assert_same_training(several, alone)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-def test_a_graph_on_a_gpu_has_the_parts_of_one_on_a_cpu():
+def test_a_graph_on_a_gpu_has_the_same_parts_as_on_a_cpu():
     edge_index, owner = graph(60, 400).edge_index, torch.arange(60) % 3
     here, there = (Part.of(index, owner, 1, 3).to("cpu") for index in (edge_index, edge_index.cuda()))
     for field in fields(Part):
@@ -248,7 +250,7 @@ def test_a_graph_on_a_gpu_has_the_parts_of_one_on_a_cpu():
         assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
 
 
-def test_a_model_without_layers_that_take_a_graph_is_refused():
+def test_a_model_that_cannot_be_trained_in_parts_is_refused():
     part = Part.of(torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 0]), 0, 1)
     backward, normed = pyg.SAGEConv(2, 2, flow="target_to_source"), pyg.GCN(2, 2, 2, norm="batch_norm")
     for model in (nn.Linear(2, 2), backward, normed, torch.compile(pyg.SAGEConv(2, 2))):
@@ -257,7 +259,7 @@ def test_a_model_without_layers_that_take_a_graph_is_refused():
             pass
 
 
-def test_who_owns_a_node_has_to_be_there():
+def test_owners_and_processes_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="owner names processes -1 to 0, expected 0 to 1"):
         Part.of(torch.tensor([[0], [1]]), torch.tensor([-1, 0]), 0, 2)
     with pytest.raises(ValueError, match="61 processes cannot divide 60 nodes: each needs one"):
