@@ -113,7 +113,7 @@ def cut(read: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(read)
     def small(*arguments: Any, **options: Any) -> Any:
         task = read(*arguments, **options)
-        if task.shared_graph is not None:
+        if not task.has_many_graphs:
             one = [few(task.train[0])]
             return replace(task, train=one, val=one, test=one)
         train, val, test = ([few(graph) for graph in graphs[:4]] for graphs in (task.train, task.val, task.test))

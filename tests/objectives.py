@@ -150,13 +150,13 @@ OBJECTIVES: dict[str, Callable[[], Task]] = {
     "nodes of many graphs, by average precision": lambda: many_graphs().scored_by("average_precision"),
 }
 LABELLED = [name for name in OBJECTIVES if name != "links"]  # labels that are given, and none drawn on the host
-WITH_GRAPHS = [name for name, make in OBJECTIVES.items() if make().shared_graph is None]
+WITH_GRAPHS = [name for name, make in OBJECTIVES.items() if make().has_many_graphs]
 
 
 def setup(task: Task, dropout: float = 0.5) -> LightningModule:
     torch.manual_seed(0)
     model = GAT(6, 4, 2, 3, heads=2, dropout=dropout)
-    kind = Inductive if task.shared_graph is None else Transductive
+    kind = Inductive if task.has_many_graphs else Transductive
     return kind(headed(model, task), task.objective, lr=0.01, weight_decay=5e-4)
 
 

@@ -929,7 +929,7 @@ def test_several_graphs_are_drawn_from_or_come_split():
     for given in ({"train": graphs[:4], "val": graphs[4:5], "test": graphs[5:]}, (graphs[:4], graphs[4:5], graphs[5:])):
         split = from_dataset(given, "rings")
         assert [len(part) for part in (split.train, split.val, split.test)] == [4, 1, 3]
-        assert split.shared_graph is None
+        assert split.has_many_graphs
     with pytest.raises(ValueError, match="rings has 8 graphs, of which val=500 and test=1000"):
         from_dataset(graphs, "rings")
 

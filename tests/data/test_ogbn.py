@@ -80,7 +80,7 @@ def test_it_is_what_ogb_reads(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(torch, "load", partial(torch.load, weights_only=False))  # as ogb's own pickles need
     dataset = PygNodePropPredDataset(name, str(tmp_path))
     theirs, ours = dataset[0], task.train[0]
-    assert (task.name, task.num_features, task.num_classes, task.shared_graph is not None) == (name, 5, 4, True)
+    assert (task.name, task.num_features, task.num_classes, task.has_many_graphs) == (name, 5, 4, False)
     assert torch.equal(ours.x, theirs.x) and ours.x.dtype == torch.float32
     assert torch.equal(ours.y, theirs.y.squeeze(1).nan_to_num(-1).long())
     assert is_undirected(ours.edge_index) and not contains_isolated_nodes(ours.edge_index, N)

@@ -408,7 +408,7 @@ def test_settings_cannot_be_changed():
 @pytest.mark.parametrize("dataset", ["digits", "planted"])
 def test_data_sets_that_need_no_files(dataset: str):
     built = build_task(Settings.parse(compose("config", [f"dataset={dataset}"])))
-    assert (built.name, built.shared_graph is not None) == (dataset, dataset == "digits")
+    assert (built.name, built.has_many_graphs) == (dataset, dataset != "digits")
 
 
 @pytest.mark.parametrize("trainer", names("trainer"))

@@ -186,7 +186,7 @@ def alone(
     """Each seed in a run of its own, on graphs in the order of the first seed."""
     found, weights, trajectory = {}, {}, Trajectory()
     for seed in seeds:
-        kind = Inductive if task.shared_graph is None else Transductive
+        kind = Inductive if task.has_many_graphs else Transductive
         module = kind(seeded(seed, make), task.objective, lr, 5e-4)
         module.seed = seed
         rule, data = PaperStopping(patience), TaskData(task, batch_size, seeds[0], sparse)
@@ -214,7 +214,7 @@ def stacked(
     order: int | None = None,
 ) -> Found:
     """All seeds at once, on graphs in the order of the first seed or of `order`."""
-    kind = StackedInductive if task.shared_graph is None else Stacked
+    kind = StackedInductive if task.has_many_graphs else Stacked
     module = kind([seeded(seed, make) for seed in seeds], seeds, task.objective, lr, 5e-4)
     stopping = EachStopping(seeds, patience) if leave is None else Leave(seeds, patience, epochs=leave)
     data, trajectory = TaskData(task, batch_size, seeds[0] if order is None else order, sparse), Trajectory()

@@ -203,7 +203,7 @@ def test_scores_that_are_logged_are_those_of_the_whole_split(name: str):
     assert {"train_loss", "val_loss"} < fitted.callback_metrics.keys()
     scores = fitted.test(module, datamodule=TaskData(task, batch_size=2), verbose=False)[0]
     batch = Batch.from_data_list(task.test)
-    rows = batch.test_mask if task.shared_graph is not None else torch.ones(len(batch.y), dtype=torch.bool)
+    rows = batch.test_mask if not task.has_many_graphs else torch.ones(len(batch.y), dtype=torch.bool)
     with torch.no_grad():
         out, y = module.eval()(batch)[rows], batch.y[rows]
     metric = task.objective.metric
@@ -325,10 +325,8 @@ def test_a_step_never_waits_for_the_device(name: str, sparse: bool):
     module.model = GAT_PYG(6, [4, 4], 3, [2, 2, 1], dropout=0.5, residual=[False, True, False])
     module.model = headed(module.model, task)
     module._inspect_model(module.model)
-    (data, *_) = TaskData(task, sparse=sparse and task.shared_graph is not None).train_dataloader()
-    data.x = (
-        SparseFeatures(data.x) if sparse and task.shared_graph is not None else data.x
-    )  # which Ops cannot look into
+    (data, *_) = TaskData(task, sparse=sparse and not task.has_many_graphs).train_dataloader()
+    data.x = SparseFeatures(data.x) if sparse and not task.has_many_graphs else data.x  # which Ops cannot look into
     module._loss(data)[0].backward()  # neighbourhoods, patterns and rows are found at the first step
     with Ops() as ops:
         module._loss(data)[0].backward()
@@ -400,12 +398,12 @@ def test_neighbourhoods_are_built_once_for_all_layers(name: str, monkeypatch: py
     task, built = OBJECTIVES[name](), []
     build = adjacency._dropout_ids  # looked at as a structure is built
     monkeypatch.setattr(adjacency, "_dropout_ids", lambda *args: built.append(args) or build(*args))
-    kind = Inductive if task.shared_graph is None else Transductive
+    kind = Inductive if task.has_many_graphs else Transductive
     module = kind(GAT_PYG(6, [4, 4], 3, [2, 2, 1]), task.objective)
     trainer(epochs=3).fit(module, datamodule=TaskData(task, batch_size=2))
     # 3 layers see less each, of training and of validation nodes, in all epochs; 5 graphs are 3 batches, new in each of
     # 3 epochs, and 3 graphs are 2 batches for validation, which stay
-    assert len(built) == (3 * 2 if task.shared_graph is not None else 3 * 3 + 2)
+    assert len(built) == (3 * 3 + 2 if task.has_many_graphs else 3 * 2)
 
 
 class FakeGraph:
@@ -882,7 +880,7 @@ def test_a_compiled_model_takes_the_same_steps(name: str):
             nn.init.normal_(parameter, generator=torch.Generator().manual_seed(parameter.numel()))
         if compiled:
             model.compile(backend="aot_eager", fullgraph=True)
-        kind = Inductive if task.shared_graph is None else Transductive
+        kind = Inductive if task.has_many_graphs else Transductive
         module = kind(model, task.objective, lr=0.01)
         trainer(epochs=2).fit(module, datamodule=TaskData(task, batch_size=2))
         states.append(module.state_dict())

@@ -45,7 +45,7 @@ def one_run(settings: Settings, task: Task, seed: int, folder: Path) -> Result |
         trainer = build_trainer(settings, folder, callbacks)
         data = build_data(settings, task, model, trainer, seed)
         is_whole = not settings.loader.is_drawn and not is_divided(trainer)
-        if task.shared_graph is not None and trainer.world_size > 1 and is_whole:
+        if not task.has_many_graphs and trainer.world_size > 1 and is_whole:
             of_nodes = "trainer.strategy=halo to give each a part, or loader=neighbor or loader=cluster."
             of_pairs = "loader=neighbor, or +loader.num_links=1024 to divide the pairs of a step."
             raise ValueError(

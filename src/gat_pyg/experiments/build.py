@@ -94,7 +94,7 @@ def build_task(settings: Settings) -> Task:
         task = from_dataset(result, name, **split, transforms=transforms, task=settings.task)
         if not hasattr(result, "get_idx_split"):  # a benchmark's own split is as it is
             check_classes(task)
-    if settings.model.get("encoder") is not None and task.shared_graph is None:
+    if settings.model.get("encoder") is not None and task.has_many_graphs:
         warn_of_unknown_categories(task)
     if settings.split.split not in (0, "all") and task.num_splits < 2:
         raise ValueError(
@@ -225,7 +225,7 @@ def build_module(settings: Settings, task: Task, model: nn.Module) -> Transducti
         raise ValueError(f"{type(model).__name__} has its own loss over nodes, which {task.name} has no labels for.")
     if training.compile:
         model.compile()
-    if task.shared_graph is not None:
+    if not task.has_many_graphs:
         return Transductive(
             model,
             task.objective,
@@ -249,7 +249,7 @@ def build_data(settings: Settings, task: Task, model: nn.Module, trainer: Traine
             f"trainer.strategy is halo, which divides the nodes, but {task.name} predicts {task.objective.item}s with "
             "ends in two parts. Use trainer.strategy=ddp with loader=neighbor or +loader.num_links=1024."
         )
-    if is_divided(trainer) and (loader.in_batches or training.compile or task.shared_graph is None):
+    if is_divided(trainer) and (loader.in_batches or training.compile or task.has_many_graphs):
         raise ValueError(
             "trainer.strategy is halo, which divides a single graph and needs loader=full and training.compile=false. "
             f"For other loaders, compiled models or many graphs, use trainer.strategy=ddp. The data set is {task.name}."
@@ -286,7 +286,7 @@ def wants_sparse(settings: Settings, task: Task, model: nn.Module, trainer: Trai
         return False  # halo fetches dense rows
     if sparse is True and is_divided(trainer):
         raise ValueError("training.sparse is true, but trainer.strategy=halo fetches dense rows. Use auto or false.")
-    if sparse is True and (task.shared_graph is None or not takes_sparse(model)):
+    if sparse is True and (task.has_many_graphs or not takes_sparse(model)):
         raise ValueError(
             f"training.sparse is true, which {task.name} with {type(model).__name__} does not support: it needs a "
             "single graph and a model that takes sparse features, such as gat_pyg.models.GAT, and is not compiled. "

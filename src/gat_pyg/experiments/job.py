@@ -120,7 +120,7 @@ def all_seeds(settings: Settings, folder: Path) -> float:
 @torch.no_grad()
 def averaged(settings: Settings, task: Task, folder: Path, seeds: Sequence[int]) -> float:
     """Return the test score of the averaged prediction: the mean of `predict` over the models of `seeds`."""
-    setup, objective = Inductive if task.shared_graph is None else Transductive, task.objective
+    setup, objective = Inductive if task.has_many_graphs else Transductive, task.objective
     module = setup(build_model(settings.model, task).model, objective).eval()
     graphs = [objective.example(data, "test") for data in task.test]
     means: list[Any] = [0.0 for _ in graphs]
@@ -129,7 +129,7 @@ def averaged(settings: Settings, task: Task, folder: Path, seeds: Sequence[int])
         for index, data in enumerate(graphs):
             out, _ = module.labelled(module(data), data, "test")
             means[index] = means[index] + objective.predictions(out.double()) / len(seeds)
-    split: Split | None = None if task.shared_graph is None else "test"
+    split: Split | None = None if task.has_many_graphs else "test"
     parts = [
         objective.statistics(objective.outputs(mean), objective.labels(data, split))
         for mean, data in zip(means, graphs, strict=True)

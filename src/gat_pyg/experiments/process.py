@@ -88,7 +88,7 @@ def deterministic() -> Iterator[None]:
 
 def elements(task: Task, batch_size: int, models: Sequence[nn.Module]) -> int:
     """Estimate how many elements a step computes: for each node and edge, the parameters per input feature."""
-    graphs = 1 if task.shared_graph is not None else batch_size
+    graphs = batch_size if task.has_many_graphs else 1
     size = sum(sorted((graph.num_nodes + graph.num_edges for graph in task.train), reverse=True)[:graphs])
     parameters = sum(parameter.numel() for model in models for parameter in model.parameters())
     return int(size * parameters // max(task.num_features, 1))

@@ -46,7 +46,7 @@ def all_at_once(settings: Settings, task: Task, folder: Path) -> bool:
             return False
         devices = getattr(trainer.strategy, "parallel_devices", None) or [trainer.strategy.root_device]
     devices = devices[: settings.runs]
-    if task.shared_graph is None:
+    if task.has_many_graphs:
         rank_zero_print(
             f"{task.name}: {settings.runs} runs as one, on the same batches of graphs, in the order of seed "
             f"{settings.seed}"
@@ -70,7 +70,7 @@ def _planned(settings: Settings, task: Task, folder: Path, seeds: Sequence[int])
     if obstacle is not None:
         return trainer, obstacle
     models = [seeded(seed, lambda: build_model(settings.model, task)).model for seed in (*seeds, *seeds)[:2]]
-    if settings.vectorize == "auto" and task.shared_graph is None:
+    if settings.vectorize == "auto" and task.has_many_graphs:
         if trainer.world_size > 1:
             return trainer, f"{trainer.world_size} processes divide the graphs of each step"
         if (size := elements(task, settings.training.batch_size, models[:1])) > LARGE:
@@ -191,7 +191,7 @@ def one_pass(
     for outcome, model in results:
         inner = folders[outcome.seed]
         if outcome.best_epoch and not (inner / RESULT).is_file():
-            order = None if task.shared_graph is not None or outcome.seed == settings.seed else settings.seed
+            order = settings.seed if task.has_many_graphs and outcome.seed != settings.seed else None
             fitted = built[outcome.seed]._replace(model=model.cpu())
             write_outputs(settings, task, outcome, fitted, device, inner, order)
 
@@ -207,7 +207,7 @@ def _seeds_of(checkpoint: Path) -> list[int]:
 
 def _settings_obstacle(settings: Settings, task: Task) -> str | None:
     """Return the setting that prevents training seeds as one, or None."""
-    if task.shared_graph is None and settings.training.cuda_graphs is True:
+    if task.has_many_graphs and settings.training.cuda_graphs is True:
         return f"training.cuda_graphs is true, and {task.name} has many graphs"
     if settings.training.compile:
         return "training.compile is true"

@@ -44,7 +44,7 @@ def _unused(settings: Settings, task: Task) -> Iterator[tuple[str, str]]:
     if item not in PAIRS:
         yield "model.decoder", f"{predicts}, and a decoder is for pairs of nodes. Leave it out."
     if not settings.loader.in_batches:
-        if task.shared_graph is None:
+        if task.has_many_graphs:
             reason = f"{task.name} has many graphs, and a step takes training.batch_size of them. Leave it out."
         elif settings.loader.num_links is not None:
             reason = "a step takes loader.num_links pairs of nodes. Leave it out."
@@ -52,7 +52,7 @@ def _unused(settings: Settings, task: Task) -> Iterator[tuple[str, str]]:
             choices = "loader=neighbor" if item in PAIRS else "loader=neighbor or loader=cluster"
             reason = f"loader=full takes whole graphs. Choose {choices}."
         yield from ((f"loader.{key}", reason) for key in ("batch_size", "num_workers"))
-    if task.shared_graph is not None:
+    if not task.has_many_graphs:
         reason = f"{task.name} is one graph, and a step takes all of it or what the loader gives."
         yield "training.batch_size", f"{reason} Leave it out, or choose loader=neighbor loader.batch_size=..."
     drawn, unused = task.split_arguments, {*DATA, "fold"}

@@ -95,7 +95,7 @@ def fit_stack(
         The trainer, and the outcome and the model of each seed; models are on the trainer's device.
     """
     module: StackOfSeeds
-    if data.task.shared_graph is None:
+    if data.task.has_many_graphs:
         module = StackedInductive(models, seeds, data.task.objective, lr, weight_decay, schedule=schedule)
     else:
         module = Stacked(models, seeds, data.task.objective, lr, weight_decay, cuda_graphs, schedule=schedule)

@@ -245,7 +245,7 @@ def plan_stack(
 
 def _largest_batch(task: Task, batch_size: int, sparse: bool) -> Data:
     """Return the shared graph, or the `batch_size` largest graphs of all splits."""
-    if task.shared_graph is not None:
+    if not task.has_many_graphs:
         (graph,) = TaskData(task, sparse=sparse).train_dataloader()
         return graph
     graphs = sorted([*task.train, *task.val, *task.test], key=lambda data: data.num_nodes + data.num_edges)

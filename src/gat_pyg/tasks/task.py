@@ -90,9 +90,14 @@ class Task:
         shared = all(len(graphs) == 1 and graphs[0] is first for graphs in (self.train, self.val, self.test))
         return first if shared else None
 
+    @property
+    def has_many_graphs(self) -> bool:
+        """True if each split has its own graphs, False if all share one."""
+        return self.shared_graph is None
+
     def labels(self, split: Split) -> Tensor:
         """Return the labels of `"train"`, `"val"` or `"test"`."""
-        mask = None if self.shared_graph is None else split
+        mask = None if self.has_many_graphs else split
         return torch.cat([self.objective.labels(data, mask) for data in self.graphs(split)])
 
     def graphs(self, split: Split) -> list[Data]:
@@ -134,9 +139,9 @@ class Task:
         >>> digits().loader("train")
         [Data(x=[1797, 64], edge_index=[2, 12618], y=[1797], ...)]
         """
-        if self.shared_graph is not None:
-            return self.graphs(split)
-        return DataLoader(self.graphs(split), batch_size=batch_size, shuffle=split == "train")
+        if self.has_many_graphs:
+            return DataLoader(self.graphs(split), batch_size=batch_size, shuffle=split == "train")
+        return self.graphs(split)
 
     def __post_init__(self) -> None:
         if self.num_classes < 1:

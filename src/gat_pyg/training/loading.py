@@ -78,7 +78,7 @@ class TaskData(LightningDataModule):
             "num_links": num_links,
         }
         passed = [f"{key} is {value}" for key, value in options.items() if value is not None]
-        if passed and task.shared_graph is None:
+        if passed and task.has_many_graphs:
             raise ValueError(f"{passed[0]}, but {task.name} has many graphs, which are used whole. Leave it out.")
         if len(passed) > 1:
             raise ValueError(
