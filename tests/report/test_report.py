@@ -28,7 +28,8 @@ from gat_pyg.report.cells import NAMES, NONE, Cell, Table, ranges, signed
 from gat_pyg.report.counts import Counts, counted
 from gat_pyg.report.data_table import data_notes, data_table, edges_note
 from gat_pyg.report.formats import html, latex, latex_table, markdown
-from gat_pyg.report.runs import Key, Line, gathered, lines_of, permutation_test
+from gat_pyg.report.runs import Key, Line, gathered, lines_of
+from gat_pyg.report.significance import permutation_test
 from gat_pyg.report.tables import tables
 from gat_pyg.report.write import data_counts
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels

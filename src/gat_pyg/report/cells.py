@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from ..experiments.published import Printed
 from ..tasks.metrics import metric_named
-from .runs import Runs, permutation_test
+from .runs import Runs
+from .significance import permutation_test
 
 NAMES = {"cora": "Cora", "citeseer": "Citeseer", "pubmed": "Pubmed", "ppi": "PPI"}
 NONE = "—"

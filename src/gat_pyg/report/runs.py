@@ -1,22 +1,18 @@
-"""Lines of results grouped into runs with the same settings, and a permutation test between two groups."""
+"""Lines of results grouped into runs with the same settings."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..experiments.result import Result, read, scores_of
-
-RESAMPLES = 9_999  # of a permutation test, which is exact if there are at most this many permutations
 
 
 class Line(NamedTuple):
@@ -190,60 +186,3 @@ def forms(runs: Mapping[Key, Sequence[Runs]], key: Key) -> list[Runs]:
 def shown(runs: Mapping[Key, Sequence[Runs]], key: Key) -> Runs | None:
     """Return the runs shown in a row: the form with the best mean validation score."""
     return next(iter(forms(runs, key)), None)
-
-
-# Significance -------------------------------------------------------------------------------------------------------
-
-
-def permutation_test(first: Sequence[float], second: Sequence[float], resamples: int = RESAMPLES) -> float:
-    r"""Return the two-sided p-value of the difference between two groups of independent runs, by a permutation test.
-
-    The statistic is Welch's,
-
-    .. math::
-        t = (\bar x - \bar y) / \sqrt{s_x^2 / n_x + s_y^2 / n_y},
-
-    and its distribution is taken over all permutations of the scores between the groups, or over `resamples` random
-    ones (always the same) and the given one if there are more. The test is exact if both methods have the same
-    distribution, whatever it is. Since the statistic is studentised, it is also asymptotically valid if only the means
-    are equal. The result is NaN if a group has fewer than two runs or a score is NaN.
-
-    >>> permutation_test([83.0, 83.4, 82.9], [81.0, 81.3, 80.8])
-    0.1
-    """
-    n, N = len(first), len(first) + len(second)
-    scores = np.array([*first, *second], dtype=np.float64)
-    if min(n, N - n) < 2 or np.isnan(scores).any():
-        return math.nan
-    scores -= scores.mean()
-    observed = abs(_welch(scores[None], n)[0]) * (1 - 1e-9)  # so that values that are equal up to rounding count
-    if math.comb(N, n) <= resamples:
-        return float((abs(_welch(scores[_every_way(n, N)], n)) >= observed).mean())
-    generator = np.random.default_rng(0)
-    batches = _permuted(scores, resamples, generator)
-    extreme = sum(int((abs(_welch(batch, n)) >= observed).sum()) for batch in batches)
-    return (1 + extreme) / (1 + resamples)
-
-
-def _welch(scores: NDArray[np.float64], n: int) -> NDArray[np.float64]:
-    """Return Welch's t of the first n columns against the others, for each row; 0 or infinite if nothing varies."""
-    x, y = scores[:, :n], scores[:, n:]
-    error = np.sqrt(x.var(1, ddof=1) / n + y.var(1, ddof=1) / y.shape[1])
-    difference = x.mean(1) - y.mean(1)
-    same = abs(difference) <= 1e-12 * max(1.0, float(abs(scores).max()))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        t: NDArray[np.float64] = np.where(same, 0.0, difference / error)
-    return t
-
-
-def _every_way(n: int, N: int) -> NDArray[np.int64]:
-    """Return the orders of 0..N-1 with each choice of n in front, `[ways, N]`."""
-    front = np.array(list(itertools.combinations(range(N), n)))
-    behind = np.array([sorted(set(range(N)) - set(choice)) for choice in front.tolist()])
-    return np.concatenate([front, behind], axis=1)
-
-
-def _permuted(scores: NDArray[np.float64], times: int, generator: np.random.Generator) -> Iterator[NDArray[np.float64]]:
-    """Yield random permutations of the scores, a thousand at a time."""
-    for start in range(0, times, 1000):
-        yield generator.permuted(np.tile(scores, (min(1000, times - start), 1)), axis=1)

@@ -9,7 +9,6 @@ from typing import NamedTuple, TypeAlias
 
 from ..experiments.published import published
 from ..tasks.metrics import ACCURACY, MICRO_F1, metric_named
-from .against import against_table
 from .cells import (
     NAMES,
     NONE,
@@ -25,6 +24,7 @@ from .cells import (
     source_of,
     spread,
 )
+from .comparison import comparison_table
 from .counts import Counts
 from .data_table import data_table, unknown_note
 from .general import general_table, rows_of
@@ -77,7 +77,7 @@ def general_tables(lines: Sequence[Line], against: str | None = None) -> list[Ta
     """Return the tables of any lines: methods by data sets, the differences from a row, the sources of all numbers."""
     runs = gathered(lines)
     rows = rows_of(runs)
-    compared = [] if against is None else [against_table(rows, against)]
+    compared = [] if against is None else [comparison_table(rows, against)]
     return [general_table(rows), *compared, runs_table(runs, lines, runs), files_table(lines)]
 
 

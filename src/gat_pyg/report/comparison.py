@@ -1,58 +1,12 @@
-"""The significance of the differences from one row of the general table, by scipy's t-tests."""
+"""The differences from one row of the general table, with their significance."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from .attended import EXTRA
 from .cells import NONE, Cell, Table, difference_cell, ours_cell
 from .general import Rows, columns_of
-from .runs import Runs
-
-
-class Test(NamedTuple):
-    """A p-value, and the test with its number of runs; NaN and the reason if there is no p-value."""
-
-    p: float
-    name: str
-
-
-def t_test(first: Runs, second: Runs) -> Test:
-    """Return the two-sided t-test of the difference of two means.
-
-    It is paired by split and seed if the runs share at least two, over these alone; else it is Welch's.
-
-    Raises:
-        ImportError: if scipy is missing.
-    """
-    try:
-        from scipy import stats
-    except ImportError as error:
-        raise ImportError(f"t-tests need scipy: {EXTRA}") from error
-    x, y = first.scores, second.scores
-    pairs = sorted(x.keys() & y.keys())
-    if len(pairs) > 1:
-        splits, seeds = map(set, zip(*pairs, strict=True))
-        kind = "seeds" if len(splits) == 1 else "splits" if seeds == {None} else "splits and seeds"
-        name, samples = f"paired, {len(pairs)} {kind}", [np.array([x[pair] - y[pair] for pair in pairs])]
-    elif min(len(x), len(y)) > 1:
-        name, samples = f"Welch, {len(x)} and {len(y)} runs", [np.array(first.values), np.array(second.values)]
-    else:
-        return Test(math.nan, "needs two runs of both")
-    if not all(np.isfinite(sample).all() for sample in samples):
-        return Test(math.nan, f"{name}: a score is NaN")
-    if not any(map(_varies, samples)):
-        return Test(math.nan, f"{name}: nothing varies")
-    test = stats.ttest_1samp(samples[0], 0.0) if len(samples) == 1 else stats.ttest_ind(*samples, equal_var=False)
-    return Test(float(test.pvalue), name)
-
-
-def _varies(values: NDArray[np.float64]) -> bool:
-    return bool(np.ptp(values) > 1e-9 * max(1.0, float(abs(values).max())))
+from .significance import t_test
 
 
 def row_named(rows: Rows, name: str) -> str:
@@ -68,7 +22,7 @@ def row_named(rows: Rows, name: str) -> str:
     raise ValueError(f"--against {name!r} {what}, expected one of: {'; '.join(its or rows)}.")
 
 
-def against_table(rows: Rows, name: str) -> Table:
+def comparison_table(rows: Rows, name: str) -> Table:
     """Return the table of every row's difference from one row on each data set, with its p-value."""
     base = row_named(rows, name)
     cells = []

@@ -13,9 +13,10 @@ from scipy.special import stdtr
 
 from gat_pyg.experiments.result import ERRICA, Result, append
 from gat_pyg.report.__main__ import main
-from gat_pyg.report.against import against_table, row_named, t_test
+from gat_pyg.report.comparison import comparison_table, row_named
 from gat_pyg.report.general import rows_of
 from gat_pyg.report.runs import Line, Runs, gathered
+from gat_pyg.report.significance import t_test
 
 
 def runs(values: list[float], start: int = 0, method: str = "A", setting: str = "aa") -> Runs:
@@ -84,7 +85,7 @@ def test_a_test_without_an_answer_states_why(second: Runs, reason: str) -> None:
 
 def test_the_table_by_hand() -> None:
     lines = [*runs(X).lines, *runs(Y, method="B").lines, *runs([1.0], method="C").lines]
-    table = against_table(rows_of(gathered(lines)), "B")
+    table = comparison_table(rows_of(gathered(lines)), "B")
     first, second = [[cell.text for cell in row] for row in table.rows]
     p = t_test(runs(X), runs(Y)).p
     assert first == [

@@ -1,0 +1,100 @@
+"""The significance of the difference between two groups of runs: a permutation test and t-tests, by SciPy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .attended import EXTRA
+from .runs import Runs
+
+RESAMPLES = 9_999  # of a permutation test, which is exact if there are at most this many permutations
+
+
+class Test(NamedTuple):
+    """A p-value, and the test with its number of runs; NaN and the reason if there is no p-value."""
+
+    p: float
+    name: str
+
+
+def permutation_test(first: Sequence[float], second: Sequence[float], resamples: int = RESAMPLES) -> float:
+    r"""Return the two-sided p-value of the difference between two groups of independent runs, by a permutation test.
+
+    The statistic is the absolute value of Welch's,
+
+    .. math::
+        t = (\bar x - \bar y) / \sqrt{s_x^2 / n_x + s_y^2 / n_y},
+
+    and its distribution is taken over all permutations of the scores between the groups, or over `resamples` random
+    ones (always the same) and the given one if there are more. The test is exact if both methods have the same
+    distribution, whatever it is. Since the statistic is studentised, it is also asymptotically valid if only the means
+    are equal. The result is NaN if a group has fewer than two runs or a score is NaN.
+
+    Raises:
+        ImportError: if SciPy is missing.
+
+    >>> permutation_test([83.0, 83.4, 82.9], [81.0, 81.3, 80.8])
+    0.1
+    """
+    if min(len(first), len(second)) < 2 or np.isnan([*first, *second]).any():
+        return math.nan
+    center = np.mean([*first, *second])
+    # SciPy's two-sided p-value is twice that of the smaller tail, hence |t| and "greater"
+    options = {"vectorized": True, "alternative": "greater", "n_resamples": resamples, "batch": 1000, "rng": 0}
+    result = _stats().permutation_test((np.array(first) - center, np.array(second) - center), _welch, **options)
+    return float(result.pvalue)
+
+
+def _welch(x: NDArray[np.float64], y: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+    """Return the absolute value of Welch's t, rounded so that SciPy counts scores that are equal up to rounding."""
+    error = np.sqrt(x.var(axis, ddof=1) / x.shape[axis] + y.var(axis, ddof=1) / y.shape[axis])
+    difference = abs(x.mean(axis) - y.mean(axis))
+    same = difference <= 1e-12 * max(1.0, float(abs(x).max()), float(abs(y).max()))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t: NDArray[np.float64] = np.where(same, 0.0, difference / error)
+    return t.clip(max=1e9).round(9)  # finite, also where nothing varies
+
+
+def t_test(first: Runs, second: Runs) -> Test:
+    """Return the two-sided t-test of the difference of two means.
+
+    It is paired by split and seed if the runs share at least two, over these alone; else it is Welch's.
+
+    Raises:
+        ImportError: if SciPy is missing.
+    """
+    x, y = first.scores, second.scores
+    pairs = sorted(x.keys() & y.keys())
+    if len(pairs) > 1:
+        splits, seeds = map(set, zip(*pairs, strict=True))
+        kind = "seeds" if len(splits) == 1 else "splits" if seeds == {None} else "splits and seeds"
+        name, samples = f"paired, {len(pairs)} {kind}", [np.array([x[pair] - y[pair] for pair in pairs])]
+    elif min(len(x), len(y)) > 1:
+        name, samples = f"Welch, {len(x)} and {len(y)} runs", [np.array(first.values), np.array(second.values)]
+    else:
+        return Test(math.nan, "needs two runs of both")
+    if not all(np.isfinite(sample).all() for sample in samples):
+        return Test(math.nan, f"{name}: a score is NaN")
+    if not any(map(_varies, samples)):
+        return Test(math.nan, f"{name}: nothing varies")
+    stats = _stats()
+    test = stats.ttest_1samp(samples[0], 0.0) if len(samples) == 1 else stats.ttest_ind(*samples, equal_var=False)
+    return Test(float(test.pvalue), name)
+
+
+def _varies(values: NDArray[np.float64]) -> bool:
+    return bool(np.ptp(values) > 1e-9 * max(1.0, float(abs(values).max())))
+
+
+def _stats() -> ModuleType:
+    try:
+        from scipy import stats
+    except ImportError as error:
+        raise ImportError(f"p-values need SciPy: {EXTRA}") from error
+    return stats
