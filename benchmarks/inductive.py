@@ -83,7 +83,7 @@ def train(way: str, epochs: int, device: torch.device) -> dict[str, float]:
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "num_sanity_val_steps": 0}
     where = {"accelerator": machine.accelerator(device), "devices": 1}
     trainer = Trainer(max_epochs=epochs + 1, callbacks=[clock], enable_model_summary=False, **where, **quiet)
-    trainer.fit(Inductive(network(way), task.objective, lr=0.005), datamodule=TaskData(task, batch_size=2))
+    trainer.fit(Inductive(network(way), task.objective), datamodule=TaskData(task, batch_size=2))
     seconds = [stop - start for start, stop in zip(clock.ends, clock.ends[1:], strict=False)]
     return {"seconds": statistics.median(seconds), "peak_mib": machine.process_peak()}
 

@@ -32,7 +32,7 @@ from gat_pyg.models import GAT
 from gat_pyg.seeds import Stacked
 from gat_pyg.seeds.fitting import seeded
 from gat_pyg.tasks.task import Task
-from gat_pyg.training import PaperStopping
+from gat_pyg.training import Optimisation, PaperStopping
 from gat_pyg.training.loading import TaskData, sparse_pays
 from training import NUMBERS, PyGNet
 
@@ -101,7 +101,7 @@ def by_size(task: Task, sizes: Sequence[int], epochs: int, device: torch.device)
             task, sparse=sparse_pays(task, models[0], "cuda" if machine.on_gpu(device) else "cpu", stacked=True)
         ).train_dataloader()
         graph = graph.to(device)
-        module = Stacked(models, range(size), task.objective, *NUMBERS[task.name]).to(device)
+        module = Stacked(models, range(size), task.objective, Optimisation(*NUMBERS[task.name])).to(device)
         optimizer = module.configure_optimizers()
         seconds = []
         for epoch in range(epochs + 2):  # the first two compile and find what is remembered

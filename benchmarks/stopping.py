@@ -106,7 +106,7 @@ def on_graphs(task: Task, seed: int, max_epochs: int, precision: Any) -> EachRul
         **quiet,
     )
     trainer.fit(
-        Inductive(GAT.preset("ppi", reproduction=True), task.objective, lr=0.005),
+        Inductive(GAT.preset("ppi", reproduction=True), task.objective),
         datamodule=TaskData(task, batch_size=2),
     )
     return rules

@@ -33,7 +33,7 @@ import machine
 from gat_pyg.data import citation
 from gat_pyg.models import GAT, PRESETS
 from gat_pyg.tasks.task import Task
-from gat_pyg.training import PaperStopping, Resumable, Transductive, modules
+from gat_pyg.training import Optimisation, PaperStopping, Resumable, Transductive, modules
 from gat_pyg.training.cuda_graphs import Captured
 from gat_pyg.training.loading import TaskData, sparse_pays
 
@@ -108,7 +108,7 @@ def lightning_loop(task: Task, epochs: int, device: torch.device, callbacks: lis
     )
     model = GAT.preset(task.name)
     datamodule = TaskData(task, sparse=pays(task, device))
-    trainer.fit(Transductive(model, task.objective, *NUMBERS[task.name]), datamodule=datamodule)
+    trainer.fit(Transductive(model, task.objective, Optimisation(*NUMBERS[task.name])), datamodule=datamodule)
 
 
 def command(name: str, epochs: int, device: torch.device) -> float:

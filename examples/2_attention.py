@@ -21,7 +21,7 @@ task = planted()
 model = gat_pyg.GAT(17, [64], 16, heads=[4, 1])
 quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 trainer = Trainer(max_epochs=60, **quiet)
-module = gat_pyg.Inductive(model, task.objective, lr=0.005)
+module = gat_pyg.Inductive(model, task.objective)
 trainer.fit(module, datamodule=gat_pyg.TaskData(task, batch_size=2))
 print(trainer.validate(module, datamodule=gat_pyg.TaskData(task), verbose=False))
 

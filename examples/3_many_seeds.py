@@ -8,7 +8,7 @@ alone.
 
 import statistics
 
-from gat_pyg import GAT, seeds
+from gat_pyg import GAT, Optimisation, seeds
 from gat_pyg.data import digits
 
 task = digits()
@@ -18,7 +18,8 @@ def make() -> GAT:
     return GAT(64, [8], 10, heads=[8, 1], dropout=0.6)
 
 
-results, stack = seeds.train(make, task, seeds=range(10), lr=0.02, weight_decay=5e-4, max_epochs=200)
+adam = Optimisation(lr=0.02, weight_decay=5e-4)
+results, stack = seeds.train(make, task, seeds=range(10), optimisation=adam, max_epochs=200)
 
 for seed, result in enumerate(results):
     print(f"seed {seed}: {result.value:.1f} %, best epoch {result.best_epoch} of {result.epochs}")

@@ -41,7 +41,7 @@ print(len(task.train), len(task.val), len(task.test), task.objective)
 # The LightningModule of the inductive setup, with the paper's stopping rule. Any model called as `model(x,
 # edge_index)` will do.
 
-module = gat_pyg.Inductive(gat_pyg.GAT(8, [32], 2, heads=[4, 1]), task.objective, lr=0.005)
+module = gat_pyg.Inductive(gat_pyg.GAT(8, [32], 2, heads=[4, 1]), task.objective)
 quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 trainer = Trainer(max_epochs=100, callbacks=[gat_pyg.PaperStopping(patience=20)], **quiet)
 trainer.fit(module, datamodule=gat_pyg.TaskData(task, batch_size=4))

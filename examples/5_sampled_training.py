@@ -19,7 +19,8 @@ logging.getLogger("lightning.pytorch").setLevel("WARNING")  # without its tips
 warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")  # torch, of Lightning
 lightning.seed_everything(0, verbose=False)
 task = digits()
-module = gat_pyg.Transductive(gat_pyg.GAT(64, [8], 10, heads=[8, 1], dropout=0.2), task.objective, lr=0.02)
+model = gat_pyg.GAT(64, [8], 10, heads=[8, 1], dropout=0.2)
+module = gat_pyg.Transductive(model, task.objective, gat_pyg.Optimisation(lr=0.02))
 
 # %%
 # 32 nodes a step, with 10 neighbours at the first hop and 5 at the second. For a graph that is larger than memory,

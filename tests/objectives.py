@@ -17,7 +17,7 @@ from gat_pyg.tasks.graphs import GraphLabels, GraphMultiLabels
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from gat_pyg.tasks.objective import Objective
 from gat_pyg.tasks.targets import EdgeTargets, GraphTargets, NodeTargets
-from gat_pyg.training import Inductive, Transductive
+from gat_pyg.training import Inductive, Optimisation, Transductive
 
 
 def graph(N: int, K: int, seed: int, multilabel: bool = False, **others: Any) -> Data:
@@ -157,7 +157,7 @@ def setup(task: Task, dropout: float = 0.5) -> LightningModule:
     torch.manual_seed(0)
     model = GAT(6, 4, 2, 3, heads=2, dropout=dropout)
     kind = Inductive if task.has_many_graphs else Transductive
-    return kind(headed(model, task), task.objective, lr=0.01, weight_decay=5e-4)
+    return kind(headed(model, task), task.objective, Optimisation(lr=0.01, weight_decay=5e-4))
 
 
 def headed(model: nn.Module, task: Task) -> nn.Module:

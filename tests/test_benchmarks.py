@@ -446,7 +446,7 @@ def test_one_training_serves_every_rule(many: ModuleType, monkeypatch: pytest.Mo
         kept = PaperStopping(4, rule)
         seed_everything(3, verbose=False)
         trainer = Trainer(accelerator="cpu", max_epochs=40, callbacks=[kept], logger=False, enable_checkpointing=False)
-        module, batches = Inductive(copy.deepcopy(model), half.objective, lr=0.005), TaskData(half, batch_size=2)
+        module, batches = Inductive(copy.deepcopy(model), half.objective), TaskData(half, batch_size=2)
         trainer.fit(module, datamodule=batches)
         (tested,) = trainer.test(module, datamodule=batches, verbose=False)
         assert run.epochs == kept.epoch

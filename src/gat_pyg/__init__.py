@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .models import GAT as GAT
     from .models import attention_of as attention_of
     from .training import Inductive as Inductive
+    from .training import Optimisation as Optimisation
     from .training import PaperStopping as PaperStopping
     from .training import TaskData as TaskData
     from .training import Transductive as Transductive
@@ -39,6 +40,7 @@ _LAZY = {
     "GATv2Conv": "conv",
     "TransformerConv": "conv",
     "Inductive": "training",
+    "Optimisation": "training",
     "PaperStopping": "training",
     "TaskData": "training",
     "Transductive": "training",

@@ -20,7 +20,7 @@ from gat_pyg.experiments.model_file import predict
 from gat_pyg.experiments.result import read
 from gat_pyg.models import GAT, Encoded
 from gat_pyg.tasks.links import _keys
-from gat_pyg.training import PaperStopping, Resumable, TaskData, Transductive
+from gat_pyg.training import Optimisation, PaperStopping, Resumable, TaskData, Transductive
 from gat_pyg.training.epoch_seeds import seed_epoch, seed_negatives
 from tests.data.test_ogbn import table
 
@@ -152,7 +152,8 @@ def test_a_resumed_run_takes_the_batches_of_an_uninterrupted_one(tmp_path: Path)
 
     def fit(epochs: int, path: Path | None = None, resume: Path | None = None) -> Transductive:
         torch.manual_seed(1)
-        module = Transductive(Encoded(GAT(8, [8], 8, heads=[2, 1], dropout=0.5), 8, [N]), task.objective, lr=0.02)
+        model = Encoded(GAT(8, [8], 8, heads=[2, 1], dropout=0.5), 8, [N])
+        module = Transductive(model, task.objective, Optimisation(lr=0.02))
         callbacks = [PaperStopping(100, "accuracy"), Resumable(path, seed=5, every=0.0)]
         trainer = Trainer(max_epochs=epochs, callbacks=callbacks, **QUIET)
         trainer.fit(module, datamodule=TaskData(task, seed=5, num_links=30), ckpt_path=resume)

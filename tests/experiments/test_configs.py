@@ -71,7 +71,7 @@ def learns(config: DictConfig, task: Task) -> None:
     model, *_ = build_model(settings.model, task)
     if hasattr(model, "fit"):
         return
-    module = Inductive(model.train(), task.objective, settings.training.lr, settings.training.weight_decay)
+    module = Inductive(model.train(), task.objective, settings.training.optimisation)
     out = module(task.train[0])
     assert out.shape == (6, 3)
     out.square().sum().backward()

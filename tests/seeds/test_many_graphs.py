@@ -20,7 +20,7 @@ from gat_pyg.seeds import EachStopping, Outcome, StackedInductive, memory, train
 from gat_pyg.seeds.callbacks import EachMetrics
 from gat_pyg.seeds.fitting import outcomes, seeded
 from gat_pyg.seeds.memory import plan_stack
-from gat_pyg.training import Resumable
+from gat_pyg.training import Optimisation, Resumable
 from gat_pyg.training.epoch_seeds import generator_of, seed_epoch
 from gat_pyg.training.loading import TaskData
 from tests.objectives import OBJECTIVES, WITH_GRAPHS, headed
@@ -86,7 +86,13 @@ def test_in_passes_all_seeds_take_the_order_of_the_first():
     def make() -> nn.Module:
         return headed(MODELS["GAT, batch norm"](), task)
 
-    options = {"batch_size": BATCH, "max_epochs": 3, "progress": False, "accelerator": "cpu", "lr": 0.01}
+    options = {
+        "batch_size": BATCH,
+        "max_epochs": 3,
+        "progress": False,
+        "accelerator": "cpu",
+        "optimisation": Optimisation(0.01),
+    }
     whole, stack = train(make, task, [4, 1, 2], **options)
     parts, again = train(make, task, [4, 1, 2], seeds_per_pass=2, **options)
     for one, other in zip(whole, parts, strict=True):
@@ -138,7 +144,7 @@ def resumed(folder: Path, kills: Sequence[tuple[int, str]]) -> tuple[list[Outcom
         files = EachMetrics({seed: folder / f"{seed}.csv" for seed in seeds}, stopping)
         fitted = trainer(files, stopping, Resumable(path, 0, every=0.0), *([Kill(*kill)] if kill else []), epochs=15)
         models = [seeded(seed, lambda: headed(MODELS["GAT"](), task)) for seed in seeds]
-        module = StackedInductive(models, seeds, task.objective, 0.01, 5e-4)
+        module = StackedInductive(models, seeds, task.objective, Optimisation(0.01, 5e-4))
         torch.rand(7)
         try:
             fitted.fit(module, datamodule=TaskData(task, BATCH, 0), ckpt_path=path if path.exists() else None)

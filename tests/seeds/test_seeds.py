@@ -42,7 +42,7 @@ from gat_pyg.seeds.memory import MemoryEstimate, Peak, free_memory, in_passes, o
 from gat_pyg.seeds.module import StackOfSeeds
 from gat_pyg.seeds.stack import Stack
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
-from gat_pyg.training import Inductive, PaperStopping, Resumable, SafeCheckpoints, Transductive
+from gat_pyg.training import Inductive, Optimisation, PaperStopping, Resumable, SafeCheckpoints, Transductive
 from gat_pyg.training.cuda_graphs import Captured
 from gat_pyg.training.epoch_seeds import key_of
 from gat_pyg.training.loading import TaskData
@@ -187,7 +187,7 @@ def alone(
     found, weights, trajectory = {}, {}, Trajectory()
     for seed in seeds:
         kind = Inductive if task.has_many_graphs else Transductive
-        module = kind(seeded(seed, make), task.objective, lr, 5e-4)
+        module = kind(seeded(seed, make), task.objective, Optimisation(lr, 5e-4))
         module.seed = seed
         rule, data = PaperStopping(patience), TaskData(task, batch_size, seeds[0], sparse)
         fitted = trainer(rule, Resumable(None, seed), trajectory, epochs=epochs)
@@ -215,7 +215,7 @@ def stacked(
 ) -> Found:
     """All seeds at once, on graphs in the order of the first seed or of `order`."""
     kind = StackedInductive if task.has_many_graphs else Stacked
-    module = kind([seeded(seed, make) for seed in seeds], seeds, task.objective, lr, 5e-4)
+    module = kind([seeded(seed, make) for seed in seeds], seeds, task.objective, Optimisation(lr, 5e-4))
     stopping = EachStopping(seeds, patience) if leave is None else Leave(seeds, patience, epochs=leave)
     data, trajectory = TaskData(task, batch_size, seeds[0] if order is None else order, sparse), Trajectory()
     fitted = trainer(stopping, Resumable(None, seeds[0]), trajectory, epochs=epochs, accelerator=accelerator)
@@ -509,7 +509,9 @@ def resumed(folder: Path, kills: Sequence[tuple[int, str]], saved: float) -> tup
         files = EachMetrics({seed: folder / f"{seed}.csv" for seed in seeds}, stopping)
         callbacks = [files, stopping, Resumable(path, 0, every=saved), *([Kill(*kill)] if kill else [])]
         fitted = trainer(*callbacks, epochs=60)
-        module = Stacked([seeded(seed, MAKES["PyG's GAT"]) for seed in seeds], seeds, NodeLabels(3), 0.01, 5e-4)
+        module = Stacked(
+            [seeded(seed, MAKES["PyG's GAT"]) for seed in seeds], seeds, NodeLabels(3), Optimisation(0.01, 5e-4)
+        )
         torch.rand(7)
         try:
             fitted.fit(module, datamodule=TaskData(task), ckpt_path=path if path.exists() else None)
@@ -824,7 +826,7 @@ def test_what_would_not_train_each_alone_is_refused(arguments: dict[str, Any], m
 
 def test_progress_tells_seeds_spread_and_time(capsys: pytest.CaptureFixture[str]):
     stopping, seeds = EachStopping(range(6), patience=4), range(6)
-    module = Stacked([seeded(seed, MAKES["GAT"]) for seed in seeds], seeds, NodeLabels(3), 0.01)
+    module = Stacked([seeded(seed, MAKES["GAT"]) for seed in seeds], seeds, NodeLabels(3), Optimisation(0.01))
     trainer(stopping, EachProgress("mine", stopping, every=0.0), epochs=40).fit(module, datamodule=TaskData(small()))
     lines = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"mine: epoch 1, 6 running, 0 stopped, val accuracy \d+\.\d to \d+\.\d %", lines[0]), lines[0]

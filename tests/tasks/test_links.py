@@ -20,7 +20,7 @@ from gat_pyg.tasks import negatives
 from gat_pyg.tasks.links import LinkLabels
 from gat_pyg.tasks.negatives import NonLinks
 from gat_pyg.tasks.ranking import average_precision, hits, mrr, roc_auc
-from gat_pyg.training import PaperStopping, Resumable, TaskData, Transductive
+from gat_pyg.training import Optimisation, PaperStopping, Resumable, TaskData, Transductive
 
 QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 
@@ -230,7 +230,7 @@ def bilinear() -> LinkScores:
 
 
 def fit(task: Task, model: nn.Module, epochs: int, path: object = None, resume: object = None) -> Transductive:
-    module = Transductive(model, task.objective, lr=0.02)
+    module = Transductive(model, task.objective, Optimisation(lr=0.02))
     callbacks = [PaperStopping(100, "accuracy"), Resumable(path, seed=5, every=0.0)]  # type: ignore[arg-type]
     trainer = Trainer(max_epochs=epochs, callbacks=callbacks, enable_model_summary=False, **QUIET)  # type: ignore[arg-type]
     trainer.fit(module, datamodule=TaskData(task), ckpt_path=resume)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from gat_pyg import GAT
 from gat_pyg.data import Task, planted
 from gat_pyg.experiments.result import Result, read
 from gat_pyg.tasks.nodes import NodeLabels
-from gat_pyg.training import PaperStopping, Resumable, Transductive
+from gat_pyg.training import Optimisation, PaperStopping, Resumable, Transductive
 from gat_pyg.training.clusters import Clusters
 from gat_pyg.training.loading import TaskData
 from tests.graphs import SQUARE, Graph, random
@@ -145,7 +145,7 @@ QUIET: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": F
 def trained(data: TaskData, edge_dim: int | None = None) -> tuple[Transductive, PaperStopping]:
     torch.manual_seed(0)
     module, rule = (
-        Transductive(GAT(6, [4], 3, [2, 1], edge_dim=edge_dim).double(), NodeLabels(3), lr=0.05),
+        Transductive(GAT(6, [4], 3, [2, 1], edge_dim=edge_dim).double(), NodeLabels(3), Optimisation(lr=0.05)),
         PaperStopping(),
     )
     options = {"max_epochs": 6, "logger": False, "enable_checkpointing": False, **QUIET}

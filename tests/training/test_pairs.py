@@ -27,7 +27,7 @@ from gat_pyg.experiments.model_file import predict
 from gat_pyg.experiments.result import read
 from gat_pyg.models import LinkScores
 from gat_pyg.tasks.edges import EdgeLabels, complete_pairs
-from gat_pyg.training import PaperStopping, Resumable, SafeCheckpoints, Transductive
+from gat_pyg.training import Optimisation, PaperStopping, Resumable, SafeCheckpoints, Transductive
 from gat_pyg.training.loading import TaskData
 from gat_pyg.training.neighbours import TorchSampler
 from tests.graphs import random
@@ -277,7 +277,7 @@ def test_a_model_without_layers_by_batches_is_called_on_the_whole_graph() -> Non
 def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(tmp_path: Path) -> None:
     def fitted(max_epochs: int, begin: Path | None = None) -> list[Tensor]:
         task = linked()
-        module = Transductive(model_of(task, dropout=0.5), task.objective, lr=0.05)
+        module = Transductive(model_of(task, dropout=0.5), task.objective, Optimisation(lr=0.05))
         callbacks = [PaperStopping(100, "accuracy"), Resumable(path, seed=3, every=0)]
         trainer = Trainer(max_epochs=max_epochs, callbacks=callbacks, plugins=[SafeCheckpoints()], **QUIET)
         trainer.fit(module, datamodule=TaskData(task, 20, seed=3, num_neighbors=[2, 2]), ckpt_path=begin)

@@ -32,7 +32,7 @@ from gat_pyg.data import Task
 from gat_pyg.experiments.result import read
 from gat_pyg.graph.edges import Edges
 from gat_pyg.tasks.nodes import NodeLabels
-from gat_pyg.training import PaperStopping, Resumable, SafeCheckpoints, Transductive
+from gat_pyg.training import Optimisation, PaperStopping, Resumable, SafeCheckpoints, Transductive
 from gat_pyg.training.loading import TaskData
 from gat_pyg.training.neighbours import TorchSampler, draw
 from tests.graphs import SQUARE, Graph, random
@@ -187,7 +187,7 @@ def test_a_loader_or_a_model_that_will_not_do_is_refused():
 
 def trained(data: TaskData, **options: Any) -> tuple[Transductive, PaperStopping]:
     torch.manual_seed(0)
-    module = Transductive(GAT(6, [4], 3, [2, 1]).double(), NodeLabels(3), lr=0.05)
+    module = Transductive(GAT(6, [4], 3, [2, 1]).double(), NodeLabels(3), Optimisation(lr=0.05))
     rule = PaperStopping()
     Trainer(callbacks=[rule, Resumable(None)], logger=False, enable_checkpointing=False, **QUIET, **options).fit(
         module, datamodule=data
@@ -286,7 +286,7 @@ def test_draws_follow_from_the_seed():
 def test_workers_draw_in_a_resumed_run_what_they_draw_in_one(num_workers: int, tmp_path: Path):
     def fitted(max_epochs: int, begin: Path | None = None) -> tuple[list[Tensor], list[list[int]]]:
         torch.manual_seed(0)
-        module, drawn = Transductive(GAT(6, [4], 3, [2, 1]).double(), NodeLabels(3), lr=0.05), []
+        module, drawn = Transductive(GAT(6, [4], 3, [2, 1]).double(), NodeLabels(3), Optimisation(lr=0.05)), []
         module.on_train_batch_start = lambda batch, _: drawn.append(batch.n_id.tolist())
         data = TaskData(one_graph(), batch_size=7, num_neighbors=[2, 2], num_workers=num_workers)
         options = {"max_epochs": max_epochs, "logger": False, "enable_checkpointing": False, **QUIET}

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 
 from gat_pyg.models import GAT
 from gat_pyg.seeds import train
-from gat_pyg.training import Resumable, SafeCheckpoints, TaskData
+from gat_pyg.training import Optimisation, Resumable, SafeCheckpoints, TaskData
 from tests.objectives import OBJECTIVES, one_graph, setup
 
 pytestmark = pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers")
@@ -35,7 +35,7 @@ class Rates(Callback):
 def fitted(name: str, path: Path, rates: Rates) -> LightningModule:
     task = OBJECTIVES[name]()
     module = setup(task)
-    module.schedule = "cosine"
+    module.optimisation = Optimisation(0.01, 5e-4, "cosine")
     trainer = Trainer(
         max_epochs=T,
         accelerator="cpu",
@@ -68,7 +68,12 @@ def test_the_learning_rate_is_half_a_cosine_also_after_a_kill(tmp_path: Path, na
 
 def test_every_seed_of_a_stack_has_the_schedule():
     def weights(seeds: list[int]) -> list[torch.Tensor]:
-        options: dict[str, Any] = {"schedule": "cosine", "max_epochs": 4, "progress": False, "accelerator": "cpu"}
+        options: dict[str, Any] = {
+            "optimisation": Optimisation(schedule="cosine"),
+            "max_epochs": 4,
+            "progress": False,
+            "accelerator": "cpu",
+        }
         _, stack = train(lambda: GAT(6, [4], 3, [2, 1]), task, seeds, **options)
         return [parameter.detach() for parameter in stack[len(seeds) - 1].parameters()]
 
@@ -78,7 +83,7 @@ def test_every_seed_of_a_stack_has_the_schedule():
 
 def test_a_cosine_needs_its_end():
     module = setup(one_graph())
-    module.schedule = "cosine"
+    module.optimisation = Optimisation(0.01, 5e-4, "cosine")
     module._trainer = Trainer(max_epochs=-1, logger=False, enable_checkpointing=False, accelerator="cpu")
     with pytest.raises(ValueError, match=r"max_epochs is -1, expected at least 1: the cosine ends there\. Give the"):
         module.configure_optimizers()

@@ -46,7 +46,15 @@ from gat_pyg.graph import adjacency, remembered
 from gat_pyg.models import GAT as GAT_PYG
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from gat_pyg.tasks.objective import Objective
-from gat_pyg.training import Inductive, PaperStopping, Resumable, SafeCheckpoints, Transductive, modules
+from gat_pyg.training import (
+    Inductive,
+    Optimisation,
+    PaperStopping,
+    Resumable,
+    SafeCheckpoints,
+    Transductive,
+    modules,
+)
 from gat_pyg.training.cuda_graphs import Captured, _components, _plain_tensors
 from gat_pyg.training.epoch_seeds import seed_epoch
 from gat_pyg.training.loading import TaskData, sparse_pays
@@ -245,7 +253,7 @@ def test_a_logger_and_callbacks_get_what_is_told(tmp_path: Path):
 
 
 def test_l2_acts_on_biases_too():
-    module = Transductive(GCN(6, 4, 2, 3), NodeLabels(3), lr=0.1, weight_decay=5e-4)
+    module = Transductive(GCN(6, 4, 2, 3), NodeLabels(3), Optimisation(lr=0.1, weight_decay=5e-4))
     optimizer = module.configure_optimizers()
     assert type(optimizer) is torch.optim.Adam
     assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [(0.1, 5e-4)]
@@ -265,7 +273,7 @@ def test_a_model_says_what_decays_and_what_is_added_to_the_loss():
     data = one_graph().train[0]
     model = Smoothed(6, 3)
     module, bare = (
-        Transductive(model, NodeLabels(3), lr=0.1, weight_decay=0.3),
+        Transductive(model, NodeLabels(3), Optimisation(lr=0.1, weight_decay=0.3)),
         Transductive(nn.Linear(6, 3), NodeLabels(3)),
     )
     bare.model.load_state_dict(model.state_dict())
@@ -529,7 +537,7 @@ def trained(
     torch.manual_seed(0)
     model = GAT(6, 4, 2, 3, heads=2, dropout=0.5, norm="batch_norm") if model is None else model  # which has buffers
     model.idle = nn.Parameter(torch.ones(2))  # without a gradient, it stays as it is
-    module, rule = Transductive(model, task.objective, 0.01, 5e-4, cuda_graphs), PaperStopping()
+    module, rule = Transductive(model, task.objective, Optimisation(0.01, 5e-4), cuda_graphs), PaperStopping()
     callbacks = rule, Resumable(None, seed=3), *callbacks
     fitted = trainer(*callbacks, epochs=EPOCHS, gradient_clip_val=0.5, accelerator=accelerator)
     fitted.fit(module, datamodule=TaskData(task))
@@ -881,7 +889,7 @@ def test_a_compiled_model_takes_the_same_steps(name: str):
         if compiled:
             model.compile(backend="aot_eager", fullgraph=True)
         kind = Inductive if task.has_many_graphs else Transductive
-        module = kind(model, task.objective, lr=0.01)
+        module = kind(model, task.objective, Optimisation(lr=0.01))
         trainer(epochs=2).fit(module, datamodule=TaskData(task, batch_size=2))
         states.append(module.state_dict())
     assert states[0].keys() == states[1].keys()

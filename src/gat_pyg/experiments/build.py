@@ -226,19 +226,12 @@ def build_module(settings: Settings, task: Task, model: nn.Module) -> Transducti
     if training.compile:
         model.compile()
     if not task.has_many_graphs:
-        return Transductive(
-            model,
-            task.objective,
-            training.lr,
-            training.weight_decay,
-            training.cuda_graphs,
-            schedule=training.schedule,
-        )
+        return Transductive(model, task.objective, training.optimisation, training.cuda_graphs)
     if training.cuda_graphs is True:
         raise ValueError(
             f"training.cuda_graphs is true, but {task.name} has many graphs. Use training.cuda_graphs=auto."
         )
-    return Inductive(model, task.objective, training.lr, training.weight_decay, schedule=training.schedule)
+    return Inductive(model, task.objective, training.optimisation)
 
 
 def build_data(settings: Settings, task: Task, model: nn.Module, trainer: Trainer, seed: int) -> TaskData:

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_type_hints
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
@@ -33,6 +33,9 @@ from .rules import (
     text,
     whole,
 )
+
+if TYPE_CHECKING:
+    from ..training.optimisation import Optimisation
 
 HASHED = ("dataset", "model", "training", "split", "trainer", "loader")  # groups that determine what is learnt
 UNHASHED = frozenset(  # their settings that do not
@@ -131,6 +134,13 @@ class Training:
     compile: Annotated[bool, choice(True, False)]
     cuda_graphs: Annotated[bool | Literal["auto"], choice("auto", True, False)]
     schedule: Annotated[Literal["cosine"] | None, choice(None, "cosine")] = None
+
+    @property
+    def optimisation(self) -> Optimisation:
+        """The settings of the optimizer: those that have the name of a field of `Optimisation`."""
+        from ..training.optimisation import Optimisation  # imports torch
+
+        return Optimisation(**{field.name: getattr(self, field.name) for field in fields(Optimisation)})
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from torch import nn
 
 from ..tasks.task import Task
 from ..training.loading import TaskData, sparse_pays
+from ..training.optimisation import Optimisation
 from ..training.progress import quiet
 from ..training.resume import Resumable
-from ..training.schedule import Schedule
 from ..training.stopping import Criterion
 from .callbacks import EachMetrics, EachProgress, EachStopping
 from .memory import StackPlan, in_passes, plan_stack, trainer_obstacle
@@ -65,9 +65,7 @@ def fit_stack(
     data: TaskData,
     make_trainer: Callable[[list[Callback]], Trainer],
     *,
-    lr: float,
-    weight_decay: float,
-    schedule: Schedule | None = None,
+    optimisation: Optimisation,
     cuda_graphs: bool | Literal["auto"] = "auto",
     patience: int,
     criterion: Criterion,
@@ -84,7 +82,7 @@ def fit_stack(
         seeds: of the runs.
         data: the task's batches; of many graphs, their order is that of `data.seed` for all models.
         make_trainer: returns a trainer with these callbacks.
-        lr, weight_decay, schedule, cuda_graphs: as in `Transductive`.
+        optimisation, cuda_graphs: as in `Transductive`.
         patience, criterion: as in `PaperStopping`.
         metrics: the file of each seed's metrics.
         checkpoint, checkpoint_every: as `path` and `every` of `Resumable`.
@@ -96,9 +94,9 @@ def fit_stack(
     """
     module: StackOfSeeds
     if data.task.has_many_graphs:
-        module = StackedInductive(models, seeds, data.task.objective, lr, weight_decay, schedule=schedule)
+        module = StackedInductive(models, seeds, data.task.objective, optimisation)
     else:
-        module = Stacked(models, seeds, data.task.objective, lr, weight_decay, cuda_graphs, schedule=schedule)
+        module = Stacked(models, seeds, data.task.objective, optimisation, cuda_graphs)
     stopping = EachStopping(seeds, patience, criterion)
     title = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
     callbacks = [
@@ -119,9 +117,7 @@ def train(
     task: Task,
     seeds: Iterable[int] = range(10),
     *,
-    lr: float = 0.005,
-    weight_decay: float = 0.0,
-    schedule: Schedule | None = None,
+    optimisation: Optimisation = Optimisation(),
     batch_size: int = 1,
     patience: int = 100,
     criterion: Criterion = "both",
@@ -143,7 +139,7 @@ def train(
         make_model: returns a fresh model, called as in `Transductive`.
         task: of one graph or many.
         seeds: integers from 0 to 2^32 - 1.
-        lr, weight_decay, schedule: as in `Transductive`.
+        optimisation: as in `Transductive`.
         batch_size: the number of graphs in a step; a single graph is always one step.
         patience, criterion: as in `PaperStopping`.
         max_epochs: the number of epochs after which every seed ends.
@@ -183,9 +179,7 @@ def train(
             some,
             TaskData(task, batch_size, seeds[0], plan.sparse),
             make_trainer,
-            lr=lr,
-            weight_decay=weight_decay,
-            schedule=schedule,
+            optimisation=optimisation,
             patience=patience,
             criterion=criterion,
             progress=progress,

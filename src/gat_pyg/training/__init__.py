@@ -6,5 +6,6 @@ from .modules import Inductive as Inductive
 from .modules import Supervised as Supervised
 from .modules import Transductive as Transductive
 from .neighbours import TorchSampler as TorchSampler
+from .optimisation import Optimisation as Optimisation
 from .resume import Resumable as Resumable
 from .stopping import PaperStopping as PaperStopping

@@ -25,9 +25,9 @@ from .cuda_graphs import SMALL, Captured, _components, _plain_tensors, _reason, 
 from .differing import differing
 from .epoch_seeds import key_of, seed_negatives
 from .loading import is_compiled, is_drawn
+from .optimisation import Optimisation
 from .receptive_field import _is_smaller
 from .resume import _check_states
-from .schedule import Schedule, cosine_schedule
 
 
 class Supervised(LightningModule):
@@ -43,27 +43,14 @@ class Supervised(LightningModule):
             For graph labels, `batch=...` and `batch_size=...` are passed if it takes them, and the logits are `[G, K]`.
             If it has a method `penalty(out, data)`, the result is added to the training loss.
         objective: what the logits predict, as `task.objective`.
-        lr: the learning rate.
-        weight_decay: the paper's L2 on all variables, including biases: exactly `Adam(weight_decay=...)`. If the model
-            has a method `decayed_parameters()`, only on those.
-        schedule: "cosine" lowers the learning rate after each epoch, as in `cosine_schedule`; None keeps it.
+        optimisation: the learning rate, L2 and schedule.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        objective: Objective,
-        lr: float = 0.005,
-        weight_decay: float = 0.0,
-        *,
-        schedule: Schedule | None = None,
-    ) -> None:
+    def __init__(self, model: nn.Module, objective: Objective, optimisation: Optimisation = Optimisation()) -> None:
         super().__init__()
         self.model = model
         self.objective = objective
-        self.lr = lr
-        self.weight_decay = weight_decay
-        self.schedule = schedule
+        self.optimisation = optimisation
         self._inspect_model(model)
         self._sums: dict[str, Tensor] = {}  # per split, since the last log
 
@@ -153,13 +140,9 @@ class Supervised(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Return Adam, with L2 on all variables or on the model's `decayed_parameters()`, and the schedule if any."""
-        decayed = list(getattr(self.model, "decayed_parameters", self.parameters)())
-        ids = {id(parameter) for parameter in decayed}
-        groups: list[dict[str, Any]] = [{"params": decayed}]
-        if others := [parameter for parameter in self.parameters() if id(parameter) not in ids]:
-            groups.append({"params": others, "weight_decay": 0.0})
-        adam = torch.optim.Adam(groups, lr=self.lr, weight_decay=self.weight_decay)
-        return adam if self.schedule is None else ([adam], [cosine_schedule(adam, self.trainer.max_epochs)])
+        decayed = getattr(self.model, "decayed_parameters", self.parameters)()
+        max_epochs = None if self._trainer is None else self.trainer.max_epochs
+        return self.optimisation.configure(self.parameters(), decayed, max_epochs)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Raise ValueError if the checkpoint has tensors of other shapes, or lacks the state of a callback."""
@@ -239,7 +222,8 @@ class Transductive(Supervised):
 
     >>> import gat_pyg.data, lightning, torch_geometric.nn
     >>> task = gat_pyg.data.digits()
-    >>> module = Transductive(torch_geometric.nn.GCN(64, 16, 2, 10), task.objective, lr=0.005, weight_decay=5e-4)
+    >>> model = torch_geometric.nn.GCN(64, 16, 2, 10)
+    >>> module = Transductive(model, task.objective, Optimisation(lr=0.005, weight_decay=5e-4))
     >>> lightning.Trainer(callbacks=[PaperStopping()]).fit(module, datamodule=TaskData(task))  # doctest: +SKIP
     """
 
@@ -247,13 +231,10 @@ class Transductive(Supervised):
         self,
         model: nn.Module,
         objective: Objective,
-        lr: float = 0.005,
-        weight_decay: float = 0.0,
+        optimisation: Optimisation = Optimisation(),
         cuda_graphs: bool | Literal["auto"] = "auto",
-        *,
-        schedule: Schedule | None = None,
     ) -> None:
-        super().__init__(model, objective, lr, weight_decay, schedule=schedule)
+        super().__init__(model, objective, optimisation)
         self.cuda_graphs = cuda_graphs
         # Per split: the tensors of the graph, their ids and versions, and the receptive field.
         self._fields: dict[Split, tuple[list[Tensor], list[tuple[int, int]], Data]] = {}
