@@ -38,6 +38,7 @@ from gat_pyg.attention import Additive, Dot, GATv2, attend, fused
 from gat_pyg.attention.additive import cpu as additive
 from gat_pyg.attention.additive import prefers_speed
 from gat_pyg.attention.pair import cpu as pair
+from gat_pyg.attention.pair import cpu_edges
 from gat_pyg.attention.steps import cpu as steps
 from gat_pyg.conv.mechanisms import MECHANISMS
 from gat_pyg.graph import adjacency
@@ -54,12 +55,6 @@ PAIRS = [names for names in SCORES if "x_dst" in names]
 LAYERS = {"GATConv": GATConv, "GATv2Conv": GATv2Conv}
 LAYERS |= {name: partial(GATConv, mechanism=name) for name in MECHANISMS if name != "additive"}
 MEMORY = pytest.mark.parametrize("speed", [True, False], ids=["speed", "memory"])
-
-
-def kernels_of(names: str) -> Any:
-    """The module of the kernels for a CPU of the score with these operands."""
-    score = SCORES[names].score if names in SCORES else Additive
-    return device.load_kernels(f"attention.{score.kernels}", "cpu")
 
 
 def direction_of(graph: Graph, heads: int, channels: int) -> Tensor:
@@ -392,15 +387,11 @@ BY_NODE |= {
     "out_u",
     "grad_out_u",
     "grad_p",
-    "query",
-    "inverse",
     "grad_x",
     "grad_s",
     "grad_d",
     "grad_dst",
-    "grad_src",
-    "grad_query",
-    "across",
+    "sums",
 }
 BY_ID = {"src", "dst", "row", "slot"}
 
@@ -475,10 +466,11 @@ def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.M
 
     def run_near(kernel: Any, *rest: Any) -> None:
         # Their arrays are [N, H] and [E, H], and they index by NumPy's own int64.
-        near = additive._normalise, additive._collect, pair._backward_edges, pair._backward_lin
+        near = additive._normalise, additive._collect, cpu_edges._backward_edges, cpu_edges._backward_lin
         (run if kernel in near else run_twice)(kernel, *rest)
 
-    monkeypatch.setattr(kernels_of(names), "run", run_near)
+    for module in (rows, additive, pair, cpu_edges):
+        monkeypatch.setattr(module, "run", run_near)
     leaves = leaves_of(graph, 1, channels, names, torch.float32)
     edges = edges_of(graph)
     assert edges.src.dtype == torch.int32  # the ids themselves are short

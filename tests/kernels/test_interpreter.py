@@ -16,8 +16,8 @@ pytest.importorskip("numba", reason="numba is not installed")
 
 from gat_pyg.attention import Additive, Dot, GATv2, attend
 from gat_pyg.attention.additive import cpu as additive
-from gat_pyg.attention.dot import cpu as dot
 from gat_pyg.attention.pair import cpu as pair
+from gat_pyg.attention.pair import cpu_edges
 from gat_pyg.attention.steps import cpu as steps
 from gat_pyg.features import cpu as features
 from gat_pyg.features import mask, products
@@ -28,7 +28,7 @@ from gat_pyg.kernels.cpu import cache, interpreter, rows
 from gat_pyg.philox import keyed
 from tests.laws import SIZES
 
-MODULES = [additive, pair, dot, steps, features, rows, structure]
+MODULES = [additive, pair, cpu_edges, steps, features, rows, structure]
 EDGES = Edges.from_index(torch.tensor([[0, 1, 2, 3, 0, 4, 4, 1], [0, 0, 0, 1, 2, 2, 2, 2]]), num_src=5, num_dst=4)
 
 

@@ -66,7 +66,7 @@ def test_a_damaged_file_is_compiled_again(folder: Path) -> None:
         sys.path[:0] = {sys.path!r}
         import numba, pathlib
         numba.config.CACHE_DIR = {str(folder.parent)!r}
-        import test_kernel_cache
+        from tests.kernels import test_kernel_cache
         file = pathlib.Path({str(file)!r})
         whole = file.read_bytes()
         for bit in {[int(bit) for bit in flips]}:
@@ -318,7 +318,7 @@ def test_the_files_of_each_kernel() -> None:
             if kernel.__module__ == own:
                 modules, constants = cache.sources(kernel.py_func)
                 blocks = {f"gat_pyg.kernels.cpu.{block}" for block in ("draw", "vector")}
-                assert own in modules and set(modules) <= {own, "gat_pyg.attention.steps.cpu", *blocks}
+                assert own in modules and set(modules) <= {own, f"{own}_edges", "gat_pyg.attention.steps.cpu", *blocks}
                 assert "gat_pyg.kernels.cpu.vector" in modules
     forward = importlib.import_module("gat_pyg.attention.additive.cpu")._forward
     modules, constants = cache.sources(forward.py_func)

@@ -10,8 +10,7 @@ from torch.nn import Parameter
 from torch_geometric.nn.inits import glorot
 from torch_geometric.typing import OptTensor
 
-from ..attention.dot import Dot
-from ..attention.pair import GATv2
+from ..attention.pair import Dot, GATv2
 from ..attention.score import Score, widened
 from ..features.linear import Linear
 from ..kernels.device import result_dtype

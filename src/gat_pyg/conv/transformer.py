@@ -13,8 +13,8 @@ from torch import Tensor
 from torch_geometric.typing import Adj, NoneType, OptTensor, PairTensor, SparseTensor
 from torch_geometric.utils import softmax
 
-from ..attention.dot import Dot
 from ..attention.operation import Backend
+from ..attention.pair import Dot
 from ..attention.score import Score
 from ..features.linear import Linear
 from .base import _attention, _AttentionConv, _check_call, each_graph, is_batch

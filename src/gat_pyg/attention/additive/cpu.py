@@ -409,28 +409,10 @@ def forward(
     out, lse = shape.empty(slots, heads, channels), shape.empty(slots, heads, 2)
     out_plus = shape.empty(slots, heads, channels) if saves_output else None
     mass_plus = shape.empty(slots, heads) if saves_output else None
-    run(
-        _forward,
-        shape.dtype,
-        shape.job(chunks.bounds, chunks.most, edges),
-        chunks.arrays,
-        shape.sizes,
-        shape.dtype.type(score.negative_slope),
-        shape.layout,
-        shape.narrow,
-        shape.drop(seed, dropout, edges.dropout_ids_by_dst),
-        edges.src.numpy(),
-        edge_ids(edges),
-        shape.flat(x),
-        shape.flat(score.score_src),
-        shape.flat(score.score_dst),
-        shape.flat(score.score_edge),
-        shape.flat(edge_weight),
-        out,
-        lse,
-        out_plus,
-        mass_plus,
-    )
+    constants = shape.dtype.type(score.negative_slope), shape.layout, shape.narrow
+    ends = shape.drop(seed, dropout, edges.dropout_ids_by_dst), edges.src.numpy(), edge_ids(edges)
+    operands = map(shape.flat, (x, *score.operands, edge_weight))
+    shape.run(_forward, chunks, edges, *constants, *ends, *operands, out, lse, out_plus, mass_plus)
     merge(shape, chunks, out, lse, out_plus, mass_plus)
     results = shape.tensor(out, rows, heads, channels).to(dtype), shape.tensor(lse, rows, heads, 2)
     if out_plus is None or mass_plus is None:
@@ -470,39 +452,21 @@ def backward(
     outputs = (shape.flat(t) if speed else None for t in (out, out_plus, mass_plus))
     job = shape.job(np.arange(edges.num_dst + 1), 1, edges)
     run(_dense, shape.dtype, job, sizes, slope, layout, shape.narrow, g, d, shape.flat(lse), stats, *outputs, grad_d)
-    run(
-        _backward,
-        shape.dtype,
-        shape.job(chunks.bounds, chunks.most, edges),
-        chunks.arrays,
-        sizes,
-        slope,
-        layout,
-        shape.narrow,
-        shape.drop(seed, dropout, edges.dropout_ids_by_src),
-        dst.numpy(),
-        place.numpy(),
-        None if u is None and edge_weight is None else edges.ids_by_src.numpy(),
-        g,
-        shape.flat(x),
-        s,
-        u,
-        shape.flat(edge_weight),
-        stats,
-        grad_x,
-        grad_s if speed else None,
-        per_edge,
-        grad_w,
-        True if scored or grad_w is not None else None,
-    )
+    drop, ids = shape.drop(seed, dropout, edges.dropout_ids_by_src), None
+    if u is not None or edge_weight is not None:
+        ids = edges.ids_by_src.numpy()
+    ends = drop, dst.numpy(), place.numpy(), ids
+    operands = g, shape.flat(x), s, u, shape.flat(edge_weight), stats
+    results = grad_x, grad_s if speed else None, per_edge, grad_w, True if scored or grad_w is not None else None
+    shape.run(_backward, chunks, edges, slope, layout, shape.narrow, *ends, *operands, *results)
     if scored and not speed:
         rowptr, src = edges.rowptr.numpy(), edges.src.numpy()
         job = shape.job(rowptr, 1, edges)
-        operands = rowptr, src, edge_ids(edges), s, u, stats, per_edge, grad_d
-        run(_normalise, shape.dtype, job, sizes, slope, layout, *operands)
+        terms = rowptr, src, edge_ids(edges), s, u, stats, per_edge, grad_d
+        run(_normalise, shape.dtype, job, sizes, slope, layout, *terms)
         if score_src is not None:
-            ends = colptr.numpy(), place.numpy()
-            run(_collect, shape.dtype, shape.job(ends[0], 1, edges), sizes, layout, *ends, per_edge, grad_s)
+            by_src = colptr.numpy(), place.numpy()
+            run(_collect, shape.dtype, shape.job(by_src[0], 1, edges), sizes, layout, *by_src, per_edge, grad_s)
     merge_sums(shape.models, chunks, heads * channels, grad_x)
     if grad_s is not None and speed:
         merge_sums(shape.models, chunks, heads, grad_s)

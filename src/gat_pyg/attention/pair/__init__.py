@@ -1,7 +1,8 @@
-"""`GATv2`: a score of the sum of the features of both ends and of the edge."""
+"""Scores of the features of both ends: `GATv2`, of their sum, and `Dot`, their scaled product."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -50,3 +51,49 @@ class GATv2(Score):
         if self.edge_attr is not None and self.lin_edge is not None:
             z = z + torch.einsum("ed,hcd->ehc", widened(self.edge_attr), widened(self.lin_edge))
         return edges.group(widened((F.leaky_relu(z, self.negative_slope) * self.att).sum(-1)))
+
+
+@dataclass(frozen=True, eq=False)
+class Dot(Score):
+    r"""The scaled dot product (Vaswani et al., NeurIPS 2017), of edges with features too (Shi et al., IJCAI 2021).
+
+    .. math::
+        e_{ij} = (\langle x_i, k_j \rangle + \langle p_i, u_{ij} \rangle) / \sqrt{C}
+
+    With edge features, the output has D more channels, sum_j alpha_ij u_ij. So a layer whose keys and values are
+    k_j + W_e u_ij and x_j + W_e u_ij passes p_i = W_e^T x_i, adds W_e times these channels, and allocates nothing of
+    size `[E, C]`.
+
+    Args:
+        x_dst: x_i, the queries, `[N_dst, H, C]`.
+        key: k_j, `[N_src, H, C]`; None for x_j, the features that are attended to.
+        query_edge: p, `[N_dst, H, D]`.
+        edge_attr: u, `[E, D]` in the caller's edge order; together with `query_edge`, or neither.
+    """
+
+    shapes: ClassVar = {
+        "x_dst": ("N_dst", "H", "C"),
+        "key": ("N_src", "H", "C"),
+        "query_edge": ("N_dst", "H", "D"),
+        "edge_attr": ("E", "D"),
+    }
+    kernels: ClassVar = "pair"
+
+    x_dst: Tensor
+    key: Tensor | None = None
+    query_edge: Tensor | None = None
+    edge_attr: Tensor | None = None
+
+    @property
+    def edge_values(self) -> Tensor | None:
+        """The features of the edges."""
+        return self.edge_attr
+
+    def per_edge(self, x: Tensor, edges: Edges) -> Tensor:
+        """Return e_ij `[E, H]`, grouped by dst; makes a few `[E, H, C]`."""
+        x_i, k_j = ends(self.x_dst, x if self.key is None else self.key, edges)
+        e = (x_i * k_j).sum(-1)
+        if self.query_edge is not None and self.edge_attr is not None:
+            p_i = widened(self.query_edge).index_select(0, edges.index[1].long())
+            e = e + torch.einsum("ehd,ed->eh", p_i, widened(self.edge_attr))
+        return edges.group(e / math.sqrt(x.size(-1)))

@@ -1,12 +1,15 @@
-"""GATv2 on a CPU: e_ij = att . LeakyReLU(z_ij) with z_ij = x_i + x_j + W_e u_ij.
+"""Scores of the features of both ends on a CPU: the kernels have `att` for GATv2, and `scale` for the product.
 
-W_e u_ij is made in registers, a tile at a time, whenever z_ij is needed. The backward pass over dst leaves a bit for
-each z: whether it is positive. With these, the pass over src and that over the edges need no z.
+GATv2: e_ij = att . LeakyReLU(z_ij) with z_ij = x_i + x_j + W_e u_ij. W_e u_ij is computed in registers, a tile at a
+time, whenever z_ij is needed. The backward pass over dst stores one bit per z: its sign. With these, the pass over src
+and that over the edges need no z.
+
+The scaled product: e_ij = (<x_i, k_j> + <p_i, u_ij>) / sqrt(C), with messages [x_j || u_ij].
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +38,7 @@ from ..steps.cpu import (
     Row,
     attend,
     clear,
+    dot,
     each_tile,
     load_edges,
     load_end,
@@ -48,10 +52,8 @@ from ..steps.cpu import (
     softmax_back,
     weighted_sum,
 )
-from . import GATv2
-
-BLOCK = 512  # rows that are summed one after the other
-BLOCKS = 64  # of edges, at most, whose shares of grad W_e are held
+from . import Dot, GATv2
+from .cpu_edges import BLOCK, add_edges, attr_gradient, dot_edges, spread_edges, sum_edges
 
 
 @inline
@@ -102,26 +104,31 @@ def _forward(
     chunks: Any,
     sizes: Any,
     slope: Any,
+    scale: Any,
     layout: Any,
+    wide: Any,
+    width: Any,
     drop: Any,
     src_: Any,
     ids_: Any,
     x_: Any,
+    key_: Any,
     x_dst_: Any,
     att_: Any,
+    p_: Any,
     u_: Any,
     lin_: Any,
-    width: Any,
     w_: Any,
     out_: Any,
+    out_u_: Any,
     lse_: Any,
 ) -> None:
-    """The scores of some chunks, then equations (2) and (4)."""
+    """The scores of some chunks, then equations (2) and (4); `key` is None if it is x."""
     first, last, model, models, buffers = work
     lanes, tile, ragged = layout
     src, ids = pointer(src_, 0), pointer(ids_, 0)
-    x, x_dst, att, out, lse = of_model((x_, x_dst_, att_, out_, lse_), model, models)
-    u, lin, w = of_model((u_, lin_, w_), model, models)
+    x, key, x_dst, att, p = of_model((x_, key_, x_dst_, att_, p_), model, models)
+    u, lin, w, out, out_u, lse = of_model((u_, lin_, w_, out_, out_u_, lse_), model, models)
     keep = only_if_any((drop, w_), pointer(buffers[0], 0))
     weight, shares = pointer(buffers[1], 0), pointer(buffers[2], 0)
     for head in range(0, sizes[0], 1 << len(lanes)):
@@ -129,11 +136,25 @@ def _forward(
             row = row_of(chunks, v, src, src_.size - 1, sizes, head, lanes)
             load_factors(keep, drop, w, ids, row, model, lanes, ragged)
             clear(weight, row)
-            each_tile(_scores, tile, row, x_dst, x, u, lin, ids, width, weight, None, None, None, att, slope)
+            if att_ is not None:
+                each_tile(_scores, tile, row, x_dst, x, u, lin, ids, width, weight, None, None, None, att, slope)
+            if scale is not None:
+                if key_ is None:
+                    each_tile(dot, tile, row, x_dst, x, weight, None, None)
+                else:
+                    each_tile(dot, tile, row, x_dst, key, weight, None, None)
+            if p_ is not None:
+                dot_edges(row, u, ids, width, lanes, ragged, p, weight, None, None)
             tops = splat(x, -np.inf, lanes)
             for k in range(row.size):
-                tops = larger(tops, load(weight, k * row.lanes, lanes, None))
+                e = load(weight, k * row.lanes, lanes, None)
+                if scale is not None:
+                    e = scale * e
+                    store(weight, k * row.lanes, e, None)
+                tops = larger(tops, e)
             attend(row, weight, keep, shares, tops, x, out, lse, layout)
+            if p_ is not None:
+                sum_edges(out_u, row, u, ids, width, wide, weight, shares)
 
 
 @compiled
@@ -142,35 +163,47 @@ def _backward_dst(
     chunks: Any,
     sizes: Any,
     slope: Any,
+    scale: Any,
     layout: Any,
+    wide: Any,
+    width: Any,
     drop: Any,
     src_: Any,
     ids_: Any,
-    grad_: Any,
     x_: Any,
+    key_: Any,
     x_dst_: Any,
     att_: Any,
+    p_: Any,
     u_: Any,
     lin_: Any,
-    width: Any,
     w_: Any,
+    grad_: Any,
+    grad_out_u_: Any,
     lse_: Any,
     delta_: Any,
     weights_: Any,
     changes_: Any,
     signs_: Any,
     grad_w_: Any,
+    grad_u_: Any,
     grad_dst_: Any,
+    grad_p_: Any,
 ) -> None:
-    """Of some chunks, k_ij w_ij alpha_ij, de_ij = alpha_ij (g_ij - D_i), the signs of z_ij and the `_spread` of dst."""
+    """For each chunk, compute k_ij w_ij alpha_ij, f_ij = alpha_ij (g_ij - D_i), and the sums over j.
+
+    For GATv2, also the signs of z_ij; the sum is the `_spread` of a dst. For the product, f_ij is divided by sqrt(C);
+    the sums are the gradients of x_i, p_i and u_ij.
+    """
     first, last, model, models, buffers = work
     lanes, tile, ragged = layout
     src, ids = pointer(src_, 0), pointer(ids_, 0)
-    grad, x, x_dst, att, lse, delta = of_model((grad_, x_, x_dst_, att_, lse_, delta_), model, models)
-    u, lin, w, grad_w, grad_dst = of_model((u_, lin_, w_, grad_w_, grad_dst_), model, models)
-    weights, changes, signs = of_model((weights_, changes_, signs_), model, models)
+    x, key, x_dst, att, p, u = of_model((x_, key_, x_dst_, att_, p_, u_), model, models)
+    lin, w, grad, grad_out_u, lse = of_model((lin_, w_, grad_, grad_out_u_, lse_), model, models)
+    delta, weights, changes, signs = of_model((delta_, weights_, changes_, signs_), model, models)
+    grad_w, grad_u, grad_dst, grad_p = of_model((grad_w_, grad_u_, grad_dst_, grad_p_), model, models)
     keep, e, product = only_if(drop, pointer(buffers[0], 0)), pointer(buffers[1], 0), pointer(buffers[2], 0)
-    one = grad_.dtype.type(1)
+    factor = grad_.dtype.type(1) if scale is None else scale
     for head in range(0, sizes[0], 1 << len(lanes)):
         for v in range(first, last):
             row = row_of(chunks, v, src, src_.size - 1, sizes, head, lanes)
@@ -178,12 +211,31 @@ def _backward_dst(
                 draw_row(keep, drop, model, row.begin, row.size, head, lanes)
             clear(e, row)
             clear(product, row)
-            each_tile(_scores, tile, row, x_dst, x, u, lin, ids, width, e, grad, product, signs, att, slope)
+            if att_ is not None:
+                each_tile(_scores, tile, row, x_dst, x, u, lin, ids, width, e, grad, product, signs, att, slope)
+            if scale is not None:
+                if key_ is None:
+                    each_tile(dot, tile, row, x_dst, x, e, grad, product)
+                else:
+                    each_tile(dot, tile, row, x_dst, key, e, None, None)
+                    each_tile(dot, tile, row, grad, x, product, None, None)
+            if p_ is not None:
+                dot_edges(row, u, ids, width, lanes, ragged, p, e, grad_out_u, product)
             top, share, mean = load_lse(lse, delta, row, lanes, ragged)
             for k in range(row.size):
-                softmax_back(row, k, one, e, product, keep, w, ids, top, share, mean, weights, changes, grad_w, lanes,
-                             ragged)  # fmt: skip
-            each_tile(_spread, tile, row, signs, None, product, slope, grad_dst)
+                softmax_back(row, k, factor, e, product, keep, w, ids, top, share, mean, weights, changes, grad_w,
+                             lanes, ragged)  # fmt: skip
+            if att_ is not None:
+                each_tile(_spread, tile, row, signs, None, product, slope, grad_dst)
+            if scale is not None:
+                if key_ is None:
+                    each_tile(weighted_sum, tile, row, x, product, None, None, grad_dst, None)
+                else:
+                    each_tile(weighted_sum, tile, row, key, product, None, None, grad_dst, None)
+            if p_ is not None:
+                sum_edges(grad_p, row, u, ids, width, wide, product, None)
+            if grad_u_ is not None:
+                add_edges(grad_u, row, ids, width, lanes, ragged, p, product, grad_out_u, e)
 
 
 @compiled
@@ -196,18 +248,19 @@ def _backward_src(
     dst_: Any,
     place_: Any,
     grad_: Any,
+    x_dst_: Any,
     weights_: Any,
     changes_: Any,
     signs_: Any,
     grad_x_: Any,
-    grad_src_: Any,
+    sums_: Any,
 ) -> None:
-    """sum k_ij w_ij alpha_ij dO_i of some chunks of src rows, and the `_spread` of each src."""
+    """sum_i k_ij w_ij alpha_ij dO_i of some chunks of src rows; and sum_i f_ij x_i, or, by signs, the `_spread`."""
     first, last, model, models, buffers = work
     lanes, tile, ragged = layout
     dst, place = pointer(dst_, 0), pointer(place_, 0)
-    grad, weights, changes, signs = of_model((grad_, weights_, changes_, signs_), model, models)
-    grad_x, grad_src = of_model((grad_x_, grad_src_), model, models)
+    grad, x_dst, weights, changes = of_model((grad_, x_dst_, weights_, changes_), model, models)
+    signs, grad_x, sums = of_model((signs_, grad_x_, sums_), model, models)
     weight, change = pointer(buffers[0], 0), pointer(buffers[1], 0)
     for head in range(0, sizes[0], 1 << len(lanes)):
         for v in range(first, last):
@@ -215,71 +268,10 @@ def _backward_src(
             load_edges(weight, weights, row, place, lanes, ragged)
             load_edges(change, changes, row, place, lanes, ragged)
             each_tile(weighted_sum, tile, row, grad, weight, None, None, grad_x, None)
-            each_tile(_spread, tile, row, signs, place, change, slope, grad_src)
-
-
-@compiled
-def _backward_lin(
-    work: Any, sizes: Any, slope: Any, tile: Any, cuts: Any, ids_: Any, u_: Any, width: Any, changes_: Any, signs_: Any,
-    blocks_: Any,
-) -> None:  # fmt: skip
-    """sum_ij de_ij LeakyReLU'(z_ij) u_ij of some blocks of edges, `[D, H, C]` each: grad W_e but for its factor att."""
-    first, last, model, models, _ = work
-    heads, channels = sizes
-    ids = pointer(ids_, 0)
-    u, changes, signs, blocks = of_model((u_, changes_, signs_, blocks_), model, models)
-    one, size = splat(changes, 1.0, tile), 1 << len(tile)
-    tiles = (channels + size - 1) >> len(tile)
-    for block in range(first, last):
-        for h in range(heads):
-            for t in range(tiles):
-                for d in range(0, width, 4):
-                    total = splat(changes, 0.0, tile)
-                    total1, total2, total3 = total, total, total
-                    for edge in range(cuts[block], cuts[block + 1]):
-                        at = row_of_edge(ids, edge) * width + d
-                        z = leaky_by(one, signs, ((edge * heads + h) * tiles + t) << len(tile) >> 3, slope)
-                        z = changes[edge * heads + h] * z
-                        total, total1 = total + u[at] * z, total1 + u[at + 1] * z
-                        total2, total3 = total2 + u[at + 2] * z, total3 + u[at + 3] * z
-                    to, row = ((block * width + d) * heads + h) * channels + t * size, heads * channels
-                    _store_four(blocks, to, row, total, total1, total2, total3, channels - t * size)
-
-
-@inline
-def _store_four(blocks: Any, to: Any, row: Any, total: Any, total1: Any, total2: Any, total3: Any, left: Any) -> None:
-    """Store the first `left` of each of four sums, `row` apart."""
-    store(blocks, to, total, left)
-    store(blocks, to + row, total1, left)
-    store(blocks, to + 2 * row, total2, left)
-    store(blocks, to + 3 * row, total3, left)
-
-
-@compiled
-def _backward_edges(
-    work: Any, sizes: Any, slope: Any, tile: Any, wide: Any, ids_: Any, att_: Any, lin_: Any, width: Any, changes_: Any,
-    signs_: Any, grad_u_: Any,
-) -> None:  # fmt: skip
-    """grad u_ij = W_e^T (de_ij att LeakyReLU'(z_ij)) of some edges; W_e is `[H, C, D]`."""
-    first, last, model, models, buffers = work
-    heads, channels = sizes
-    ids, dz = pointer(ids_, 0), pointer(buffers[0], 0)
-    att, lin, changes, signs, grad_u = of_model((att_, lin_, changes_, signs_, grad_u_), model, models)
-    size = 1 << len(tile)
-    tiles = (channels + size - 1) >> len(tile)
-    for edge in range(first, last):
-        at = row_of_edge(ids, edge) * width
-        for d in range(0, width, 1 << len(wide)):
-            total = splat(changes, 0.0, wide)
-            for h in range(heads):
-                for t in range(tiles):
-                    left = channels - t * size
-                    z = load(att, h * channels + t * size, tile, left)
-                    z = leaky_by(z, signs, ((edge * heads + h) * tiles + t) << len(tile) >> 3, slope)
-                    store(dz, 0, changes[edge * heads + h] * z, None)
-                    for c in range(min(size, left)):
-                        total = total + dz[c] * load(lin, (h * channels + t * size + c) * width + d, wide, width - d)
-            store(grad_u, at + d, total, width - d)
+            if signs_ is not None:
+                each_tile(_spread, tile, row, signs, place, change, slope, sums)
+            if x_dst_ is not None:
+                each_tile(weighted_sum, tile, row, x_dst, change, None, None, sums, None)
 
 
 @compiled
@@ -295,9 +287,56 @@ def _multiply_blocks(work: Any, a_: Any, b_: Any, rows: Any, row: Any, blocks_: 
                 blocks[block * row + c] += a[n * row + c] * b[n * row + c]
 
 
+class _Operands(NamedTuple):
+    """The operands as the passes over dst take them; None for what the score does not have."""
+
+    slope: Any
+    scale: Any
+    layout: Any
+    wide: Any
+    width: int  # D, the number of features of an edge
+    ids: Any
+    x: Any
+    key: Any
+    x_dst: Any
+    att: Any
+    p: Any
+    u: Any
+    lin: Any
+    w: Any
+
+    @classmethod
+    def of(cls, shape: Shape, x: Tensor, score: GATv2 | Dot, edges: Edges, edge_weight: Tensor | None) -> _Operands:
+        """The operands of a score; for GATv2, D is made a multiple of 4 with zeros."""
+        u, has_ids = score.edge_attr, score.edge_attr is not None or edge_weight is not None
+        width, number = 0 if u is None else u.size(-1), shape.dtype.type
+        slope = scale = wide = key = att = p = lin = None
+        if isinstance(score, Dot):
+            scale, wide = number(max(shape.channels, 1) ** -0.5), tile_of(width) if width else None
+            key, p = score.key, None if score.query_edge is None else score.query_edge.mT
+        else:
+            slope, att, lin = number(score.negative_slope), score.att, score.lin_edge
+            more = -width % 4
+            width += more
+            u, lin = (F.pad(t.detach(), (0, more)) if t is not None and more else t for t in (u, lin))
+            lin = None if lin is None else lin.movedim(-1, -3)
+        tensors = map(shape.flat, (x, key, score.x_dst, att, p, u, lin, edge_weight))
+        return cls(slope, scale, shape.layout, wide, width, edge_ids(edges) if has_ids else None, *tensors)
+
+    @property
+    def constants(self) -> tuple[Any, ...]:
+        """The arguments before the arrays."""
+        return self[:5]
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """The arrays after `ids`."""
+        return self[6:]
+
+
 def forward(
     x: Tensor,
-    score: GATv2,
+    score: GATv2 | Dot,
     edges: Edges,
     edge_weight: Tensor | None,
     dropout: float,
@@ -308,49 +347,24 @@ def forward(
     """Return O in `dtype` and (max, 1 / denominator)."""
     shape, chunks = Shape.of(x, edge_weight, *score.operands, narrow=False), chunks_of(edges, "dst")
     heads, channels, rows = shape.heads, shape.channels, edges.num_dst
+    operands = _Operands.of(shape, x, score, edges, edge_weight)
     out, lse = shape.empty(chunks.slots, heads, channels), shape.empty(chunks.slots, heads, 2)
-    run(
-        _forward,
-        shape.dtype,
-        shape.job(chunks.bounds, chunks.most, edges),
-        chunks.arrays,
-        shape.sizes,
-        shape.dtype.type(score.negative_slope),
-        shape.layout,
-        shape.drop(seed, dropout, edges.dropout_ids_by_dst),
-        edges.src.numpy(),
-        _ids(edges, score, edge_weight),
-        shape.flat(x),
-        shape.flat(score.x_dst),
-        shape.flat(score.att),
-        *_edge_operands(shape, score),
-        shape.flat(edge_weight),
-        out,
-        lse,
-    )
+    out_u = None if operands.p is None else shape.empty(chunks.slots, heads, operands.width)
+    head = *operands.constants, shape.drop(seed, dropout, edges.dropout_ids_by_dst), edges.src.numpy(), operands.ids
+    shape.run(_forward, chunks, edges, *head, *operands.arrays, out, out_u, lse)
+    if out_u is not None:
+        merge(shape._replace(channels=operands.width), chunks, out_u, lse)
     merge(shape, chunks, out, lse)
-    return shape.tensor(out, rows, heads, channels).to(dtype), shape.tensor(lse, rows, heads, 2)
-
-
-def _ids(edges: Edges, score: GATv2, edge_weight: Tensor | None) -> Any:
-    """The rows of the edges, where something belongs to single edges."""
-    return None if score.edge_attr is None and edge_weight is None else edge_ids(edges)
-
-
-def _edge_operands(shape: Shape, score: GATv2) -> tuple[Any, Any, int]:
-    """u `[R, D]`, W_e as `[D, H, C]`, and D, made a multiple of 4 with zeros."""
-    if score.edge_attr is None or score.lin_edge is None:
-        return None, None, 0
-    width = score.edge_attr.size(-1)
-    more = -width % 4
-    u, lin = (F.pad(t.detach(), (0, more)) if more else t for t in (score.edge_attr, score.lin_edge))
-    return shape.flat(u), shape.flat(lin.movedim(-1, -3)), width + more
+    result = shape.tensor(out, rows, heads, channels)
+    if out_u is not None:
+        result = torch.cat([result, shape.tensor(out_u, rows, heads, operands.width)], -1)
+    return result.to(dtype), shape.tensor(lse, rows, heads, 2)
 
 
 def backward(
     grad: Tensor,
     x: Tensor,
-    score: GATv2,
+    score: GATv2 | Dot,
     edges: Edges,
     edge_weight: Tensor | None,
     dropout: float,
@@ -359,106 +373,67 @@ def backward(
     saved: tuple[Tensor, ...],
     needs: tuple[bool, ...],
 ) -> dict[str, Tensor | None]:
-    """The gradients, by f_ij = de_ij LeakyReLU'(z_ij).
+    """The gradients, by f_ij = de_ij LeakyReLU'(z_ij), or de_ij / sqrt(C). Holds two numbers an edge and head.
 
-    Of att . LeakyReLU(z) they are de att LeakyReLU'(z) for z and de LeakyReLU(z) = f z for att. So with the sums
+    GATv2: of att . LeakyReLU(z) they are de att LeakyReLU'(z) for z and de LeakyReLU(z) = f z for att. So with the sums
     B_i = sum_j f_ij, A_j = sum_i f_ij and F = sum_ij f_ij u_ij, grad x_i = att B_i, grad x_j = att A_j + sum_i k w
-    alpha dO_i, grad W_e = att F, and grad att = sum_i x_i B_i + sum_j x_j A_j + W_e F. Of an edge, two numbers a head
-    and a bit a feature are held.
+    alpha dO_i, grad W_e = att F, and grad att = sum_i x_i B_i + sum_j x_j A_j + W_e F. Of an edge, a bit a feature is
+    held too.
+
+    The product: grad x_i = sum_j f_ij k_j, grad p_i = sum_j f_ij u_ij, grad k_j = sum_i f_ij x_i, grad x_j = sum_i k w
+    alpha dO_i and, with dS the gradient of the channels of the edges, grad u_ij = sum over the heads of f_ij p_i + k w
+    alpha dS_i.
     """
-    x_dst, att, (lse,) = score.x_dst, score.att, saved
-    shape = Shape.of(x, edge_weight, *score.operands, narrow=False)
-    heads, channels = shape.heads, shape.channels
+    shape, (lse,) = Shape.of(x, edge_weight, *score.operands, narrow=False), saved
+    heads, channels, num_edges = shape.heads, shape.channels, edges.num_edges
     _, dst, place = edges.transpose
     by_dst, by_src = chunks_of(edges, "dst"), chunks_of(edges, "src")
-    slope, ids = shape.dtype.type(score.negative_slope), _ids(edges, score, edge_weight)
-    g, flat_x, flat_x_dst = (shape.flat(t) for t in (grad, x, x_dst))
-    u, lin, width = _edge_operands(shape, score)
+    operands = _Operands.of(shape, x, score, edges, edge_weight)
+    features = 0 if operands.p is None else operands.width
     delta = shape.flat(torch.einsum("...c,...c->...", grad.to(lse.dtype), out.to(lse.dtype)))
-    weights, changes = shape.empty(edges.num_edges, heads), shape.empty(edges.num_edges, heads)
-    tile = 1 << len(shape.tile)
-    signs = np.empty(shape.models * edges.num_edges * heads * -(-channels // tile) * tile // 8, np.uint8)
-    grad_w = shape.empty(edges.num_edges, heads) if needs[1] else None
-    flat_dst = shape.empty(by_dst.slots, heads, channels)
-    run(
-        _backward_dst,
-        shape.dtype,
-        shape.job(by_dst.bounds, by_dst.most, edges),
-        by_dst.arrays,
-        shape.sizes,
-        slope,
-        shape.layout,
-        shape.drop(seed, dropout, edges.dropout_ids_by_dst),
-        edges.src.numpy(),
-        ids,
-        g,
-        flat_x,
-        flat_x_dst,
-        shape.flat(att),
-        u,
-        lin,
-        width,
-        shape.flat(edge_weight),
-        shape.flat(lse),
-        delta,
-        weights,
-        changes,
-        signs,
-        grad_w,
-        flat_dst,
-    )
-    flat_grad, flat_src = (shape.empty(by_src.slots, heads, channels) for _ in range(2))
-    operands = dst.numpy(), place.numpy(), g, weights, changes, signs, flat_grad, flat_src
-    job = shape.job(by_src.bounds, by_src.most, edges)
-    run(_backward_src, shape.dtype, job, by_src.arrays, shape.sizes, slope, shape.layout, *operands)
-    merge_sums(shape.models, by_dst, heads * channels, flat_dst)
-    merge_sums(shape.models, by_src, heads * channels, flat_grad, flat_src)
-    grad_x = shape.tensor(flat_grad, edges.num_src, heads, channels)
-    spread_src = shape.tensor(flat_src, edges.num_src, heads, channels)
-    spread_dst = shape.tensor(flat_dst, edges.num_dst, heads, channels)
-    # slots of long rows may follow the rows of the sums
-    grad_att = _column_dots(shape, flat_x, flat_src, edges.num_src)
-    grad_att += _column_dots(shape, flat_x_dst, flat_dst, edges.num_dst)
-    wide = att.to(grad_x.dtype).unsqueeze(-3)
-    grads: dict[str, Tensor | None] = {}
-    if score.edge_attr is not None and score.lin_edge is not None:
-        each = edges.num_edges, ids, changes, signs
-        if needs[4]:
-            grads["edge_attr"] = _grad_edge_attr(shape, score, slope, *each)
-        spread = _spread_edges(shape, slope, u, width, *each)[..., : score.lin_edge.size(-1)]
-        grad_att += (score.lin_edge.to(spread.dtype) * spread).sum(-1)
-        grads["lin_edge"] = (att.to(spread.dtype).unsqueeze(-1) * spread).contiguous()
+    g, g_u = shape.flat(grad[..., :channels] if features else grad), None
+    weights, changes, signs = shape.empty(num_edges, heads), shape.empty(num_edges, heads), None
+    grad_w, grad_u, grad_p = shape.empty(num_edges, heads) if needs[1] else None, None, None
+    if isinstance(score, GATv2):
+        tile = 1 << len(shape.tile)
+        signs = np.empty(shape.models * num_edges * heads * -(-channels // tile) * tile // 8, np.uint8)
+    elif features:
+        g_u, grad_p = shape.flat(grad[..., channels:].mT), shape.empty(by_dst.slots, heads, features)
+        grad_u = np.zeros(shape.models * edges.num_rows * features, shape.dtype) if needs[5] else None
+    sums_dst = shape.empty(by_dst.slots, heads, channels)
+    head = *operands.constants, shape.drop(seed, dropout, edges.dropout_ids_by_dst), edges.src.numpy(), operands.ids
+    results = weights, changes, signs, grad_w, grad_u, sums_dst, grad_p
+    shape.run(_backward_dst, by_dst, edges, *head, *operands.arrays, g, g_u, shape.flat(lse), delta, *results)
+    values, sums_src = (shape.empty(by_src.slots, heads, channels) for _ in range(2))
+    x_dst = operands.x_dst if signs is None else None
+    ends = dst.numpy(), place.numpy(), g, x_dst, weights, changes, signs
+    shape.run(_backward_src, by_src, edges, operands.slope, shape.layout, *ends, values, sums_src)
+    merge_sums(shape.models, by_dst, heads * channels, sums_dst)
+    merge_sums(shape.models, by_src, heads * channels, values, sums_src)
+    grad_x, of_src = (shape.tensor(sums, edges.num_src, heads, channels) for sums in (values, sums_src))
+    of_dst = shape.tensor(sums_dst, edges.num_dst, heads, channels)
+    grads: dict[str, Tensor | None] = {"x": grad_x, "x_dst": of_dst}
     if grad_w is not None:
-        grads["edge_weight"] = edges.ungroup(shape.tensor(grad_w, edges.num_edges, heads), len(shape.batch))
-    return grads | {"x": grad_x.addcmul_(spread_src, wide), "x_dst": spread_dst.mul_(wide), "att": grad_att}
-
-
-def _spread_edges(
-    shape: Shape, slope: Any, u: Any, width: int, num_edges: int, ids: Any, changes: Any, signs: Any
-) -> Tensor:
-    """F = sum_ij f_ij u_ij, `[..., H, C, D]`, added up in the same order by any number of threads."""
-    cuts = np.linspace(0, num_edges, min(BLOCKS, -(-num_edges // BLOCK)) + 1).astype(np.int64)
-    count = cuts.size - 1
-    blocks = shape.empty(count, width, shape.heads, shape.channels)
-    job = Job(np.arange(count + 1), shape.models, 0, shape.models * num_edges * width * shape.heads)
-    operands = cuts, ids, u, width, changes, signs, blocks
-    run(_backward_lin, shape.dtype, job, shape.sizes, slope, shape.tile, *operands)
-    sums = blocks.reshape(shape.models, count, width * shape.heads * shape.channels).sum(1).reshape(-1)
-    return shape.tensor(sums, width, shape.heads, shape.channels).movedim(-3, -1)
-
-
-def _grad_edge_attr(
-    shape: Shape, score: GATv2, slope: Any, num_edges: int, ids: Any, changes: Any, signs: Any
-) -> Tensor:
-    """The gradient of the features of the edges, `[..., R, D]`."""
-    assert score.edge_attr is not None
-    rows, width = score.edge_attr.shape[-2:]
-    grad = np.zeros(shape.models * rows * width, shape.dtype)
-    job = Job(np.arange(num_edges + 1), shape.models, 64, shape.models * num_edges * width * shape.heads)
-    att, lin = shape.flat(score.att), shape.flat(score.lin_edge)
-    operands = tile_of(width), ids, att, lin, width, changes, signs, grad
-    run(_backward_edges, shape.dtype, job, shape.sizes, slope, shape.tile, *operands)
-    return shape.tensor(grad, rows, width)
+        grads["edge_weight"] = edges.ungroup(shape.tensor(grad_w, num_edges, heads), len(shape.batch))
+    if isinstance(score, Dot):
+        if grad_p is not None:
+            merge_sums(shape.models, by_dst, heads * features, grad_p)
+            grads["query_edge"] = shape.tensor(grad_p, edges.num_dst, heads, features)
+        if grad_u is not None:
+            grads["edge_attr"] = shape.tensor(grad_u, edges.num_rows, features)
+        return grads | ({"x": grad_x.add_(of_src)} if score.key is None else {"key": of_src})
+    # slots of long rows may follow the rows of the sums
+    grad_att = _column_dots(shape, operands.x, sums_src, edges.num_src)
+    grad_att += _column_dots(shape, operands.x_dst, sums_dst, edges.num_dst)
+    if score.edge_attr is not None and score.lin_edge is not None:
+        each = num_edges, operands.ids, changes, signs
+        if needs[4]:
+            grads["edge_attr"] = attr_gradient(shape, score, operands.slope, *each)
+        spread = spread_edges(shape, operands.slope, operands.u, operands.width, *each)[..., : score.lin_edge.size(-1)]
+        grad_att += (score.lin_edge.to(spread.dtype) * spread).sum(-1)
+        grads["lin_edge"] = (score.att.to(spread.dtype).unsqueeze(-1) * spread).contiguous()
+    wide = score.att.to(grad_x.dtype).unsqueeze(-3)
+    return grads | {"x": grad_x.addcmul_(of_src, wide), "x_dst": of_dst.mul_(wide), "att": grad_att}
 
 
 def _column_dots(shape: Shape, a: np.ndarray, b: np.ndarray, rows: int) -> Tensor:

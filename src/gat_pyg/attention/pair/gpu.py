@@ -26,7 +26,6 @@ from ...kernels.gpu.rows import (
     store_row,
     work_item,
 )
-from ..dot import Dot
 from ..steps.gpu import (
     alpha,
     attend,
@@ -38,7 +37,7 @@ from ..steps.gpu import (
     store_edges,
     total_mass,
 )
-from . import GATv2
+from . import Dot, GATv2
 from .gpu_edges import Operands, attr_gradient, embed, features_of, parameter_gradients
 
 BLOCKS = 4096  # programs of the pass over dst that sum the gradient of att; a fixed number, whatever the GPU

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from ...graph.edges import Edges
 from ...kernels.gpu.rows import all_models, beside, edge_id, load_row, offset, stack_arguments
-from ..dot import Dot
 from ..steps.gpu import of_rows
-from . import GATv2
+from . import Dot, GATv2
 
 BLOCKS = 1024  # programs that sum the gradient of W_e; a fixed number, whatever the GPU
 

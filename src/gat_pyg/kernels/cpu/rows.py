@@ -225,6 +225,10 @@ class Shape(NamedTuple):
         work = self.models * edges.num_edges * self.heads * self.channels
         return Job(bounds, self.models, (most << len(self.lanes)) + 4 * DRAWN, work)
 
+    def run(self, kernel: Any, chunks: Chunks, edges: Edges, *args: Any) -> None:
+        """Run a kernel over chunks of rows: call `kernel(work, chunks, sizes, *args)`."""
+        run(kernel, self.dtype, self.job(chunks.bounds, chunks.most, edges), chunks.arrays, self.sizes, *args)
+
     def flat(self, tensor: Tensor | None) -> Any:
         """The numbers of a tensor as a vector; None of None."""
         if tensor is None:
