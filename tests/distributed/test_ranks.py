@@ -14,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
@@ -29,7 +28,6 @@ from gat_pyg.training.loading import TaskData
 from gat_pyg.training.shares import Shares
 from tests.distributed import train_objectives
 from tests.distributed.commands import assert_same_training, finish, started, trained, wait_until
-from tests.graphs import random
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are stopped by POSIX signals")
 
@@ -70,7 +68,7 @@ def test_any_number_of_ranks_continues_from_a_checkpoint_as_one_process(
     assert_same_training(tmp_path, alone)
 
 
-def test_two_ranks_train_every_objective_over_graphs_and_pairs_as_one_process(tmp_path: Path):
+def test_two_ranks_train_every_objective_in_batches_as_one_process(tmp_path: Path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -88,22 +86,6 @@ def test_two_ranks_train_every_objective_over_graphs_and_pairs_as_one_process(tm
         assert any(key.startswith("test_") for key in values)
         for key, value in values.items():
             torch.testing.assert_close(two[name][key], value, rtol=0, atol=1e-10)
-
-
-def test_a_rank_without_a_training_node_changes_nothing(tmp_path: Path):
-    graph, generator = random(30, 30, 150), torch.Generator().manual_seed(0)
-    masks = {"train_mask": [4], "val_mask": [1, 2, 3], "test_mask": list(range(10, 20))}
-    arrays = {
-        name: torch.zeros(30, dtype=torch.bool).index_fill(0, torch.tensor(nodes), True)
-        for name, nodes in masks.items()
-    }
-    x = torch.randn(30, 5, generator=generator, dtype=torch.float64)
-    np.savez(tmp_path / "graph.npz", x=x, edge_index=graph.index, y=1 - torch.eye(3).repeat(10, 1), **arrays)  # labels
-    run = ["-m", "gat_pyg.run", "dataset=file", f"dataset.path={tmp_path / 'graph.npz'}", "loader=neighbor"]
-    run += ["loader.num_neighbors=[-1,-1]", "loader.batch_size=2", "model.dropout=0", "+trainer.precision=64-true"]
-    run += ["training.max_epochs=6"]
-    finish(started(*run, f"outputs={tmp_path / '1'}"), started(*run, "trainer=ddp_cpu", f"outputs={tmp_path / '2'}"))
-    assert_same_training(tmp_path / "2", tmp_path / "1")
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")

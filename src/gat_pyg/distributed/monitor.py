@@ -41,18 +41,17 @@ class RankMonitor(Callback):
             self._started += processes
             processes.clear()
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Handle SIGTERM."""
-        self._handle_sigterm()
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Replace Lightning's handler of SIGTERM until its teardown: it calls a collective, so all would have to."""
+        if self._beats is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._terminate)
+
+    on_train_start = on_test_start
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Handle SIGTERM, unless this is a validation of the training."""
+        """Replace it also in a validation outside of a training."""
         if trainer.state.fn == TrainerFn.VALIDATING:
-            self._handle_sigterm()
-
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Handle SIGTERM."""
-        self._handle_sigterm()
+            self.on_test_start(trainer, pl_module)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Stop the heartbeats: all processes have finished."""
@@ -66,11 +65,6 @@ class RankMonitor(Callback):
                 time.sleep(4 * BEAT)
                 self.lost = self._beats.lost(3 * BEAT)
             self._beats.stop()
-
-    def _handle_sigterm(self) -> None:
-        """Replace Lightning's handler until its teardown: it calls a collective, and hangs unless all processes do."""
-        if self._beats is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._terminate)
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
         for process in self._started:
