@@ -39,9 +39,9 @@ IMPORTED = [
 
 
 def python(*arguments: str, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Any:
-    """Start it as the first of a new session; what it returns is used as a `subprocess.Popen` with pipes for text."""
+    """Start Python in a new session; use the result as a `subprocess.Popen` with pipes for text."""
     environment = dict(os.environ if env is None else env)
-    if sys.platform != "linux":  # elsewhere a fork may not use all that was imported before it
+    if sys.platform != "linux":  # elsewhere a forked process cannot use every imported library
         command, pipe = [sys.executable, *arguments], subprocess.PIPE
         return subprocess.Popen(
             command, stdout=pipe, stderr=pipe, text=True, cwd=cwd, env=environment, start_new_session=True
@@ -49,18 +49,18 @@ def python(*arguments: str, cwd: Path | None = None, env: Mapping[str, str] | No
     return Forked(arguments, Path.cwd() if cwd is None else cwd, environment)
 
 
-WITHOUT_KERNELS = "GAT_PYG_TESTS_WITHOUT_KERNELS"  # the variable with the reason, for processes that compile nothing
+WITHOUT_KERNELS = "GAT_PYG_TESTS_WITHOUT_KERNELS"  # environment variable: the reason to compile nothing
 
 
 def without_kernels(reason: str) -> None:
-    """Let backend="auto" be segment's in this process."""
+    """Make backend="auto" use the segment backend in this process."""
     from gat_pyg.kernels import device
 
     device.REASONS["cpu"] = reason
 
 
 def start_server() -> None:
-    """Start the process that the others are forked from: the first preload of a test process holds for all."""
+    """Start the process from which the others are forked; only its first list of imports is used."""
     forkserver.set_forkserver_preload(IMPORTED)
     forkserver.ensure_running()
 
@@ -107,7 +107,7 @@ class Forked:
 
 
 def _session(arguments: tuple[str, ...], cwd: str, environment: dict[str, str], outputs: list[str]) -> None:
-    """Be the process: a session, a folder, an environment and outputs of its own."""
+    """Run Python's arguments in a new session, with a folder, an environment and files for the output."""
     os.setsid()
     for descriptor, output in enumerate(outputs, 1):
         os.dup2(os.open(output, os.O_WRONLY | os.O_APPEND), descriptor)
@@ -116,7 +116,7 @@ def _session(arguments: tuple[str, ...], cwd: str, environment: dict[str, str], 
 
 
 def _main(arguments: tuple[str, ...], cwd: str, environment: dict[str, str]) -> None:
-    """Do what Python does with its arguments."""
+    """Run a module, a command or a file, as Python does by its arguments."""
     import torch
     from lightning.fabric.utilities.rank_zero import _get_rank, rank_zero_only
     from lightning.pytorch.strategies.launchers import subprocess_script

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -61,110 +62,86 @@ def test_every_kind_of_case_gives_a_row_for_every_way(
     assert record["graphs"]["ppi-sized"]["nodes"] == 46
 
 
-def of(results: dict[str, torch.Tensor], name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
-    return {**results, name: change(results[name])}
-
-
 def one_nan(value: torch.Tensor) -> torch.Tensor:
     value = value.clone()
     value.view(-1)[0] = torch.nan
     return value
 
 
-SPOILT = {
-    "output is off": lambda results: of(results, "output", lambda value: value * 1.01),
-    "output is off by nan": lambda results: of(results, "output", one_nan),
-    "gradient of att_src is off": lambda results: of(results, "att_src", lambda value: value * 1.01),
-    "gradient of lin.weight is off by nan": lambda results: of(results, "lin.weight", one_nan),
-    "gradient of x is missing": lambda results: {name: value for name, value in results.items() if name != "x"},
-    "gradient of bias is of shape": lambda results: of(results, "bias", lambda value: value[:-1]),
+def changed(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any, Any], Any]:
+    """Return a change of one of a way's results."""
+    return lambda forward, step: (forward, lambda: {**(results := step()), name: change(results[name])})
+
+
+def drifting(forward: Any, step: Any) -> Any:
+    """Write every result to the same memory, as a CUDA graph does."""
+    results = step()
+    return forward, lambda: results | {"bias": results["bias"].mul_(1 + 2e-7)}
+
+
+def with_next_seed(forward: Any, step: Any) -> Any:
+    return forward, lambda: (torch.randint(9, ()), step())[1]
+
+
+def broken(forward: Any, step: Any) -> Any:
+    raise RuntimeError("no such kernel")
+
+
+NOISE = itertools.count()
+WRONG = {
+    "its output is off by": changed("output", lambda value: value * 1.01),
+    "its output is off by nan": changed("output", one_nan),
+    "its gradient of att_src is off": changed("att_src", lambda value: value * 1.01),
+    "its gradient of lin.weight is off by nan": changed("lin.weight", one_nan),
+    "its gradient of x is missing": lambda forward, step: (
+        forward,
+        lambda: {name: value for name, value in step().items() if name != "x"},
+    ),
+    "its gradient of bias is of shape": changed("bias", lambda value: value[:-1]),
+    "its forward": lambda forward, step: (lambda: forward() + 0.01, step),
+    "bias does not have the same bits": changed("bias", lambda value: value * (1 + next(NOISE) * 2e-7)),
+    "bias does not have the same bits, in the same memory": drifting,
+    "its output is off, by another mask": with_next_seed,
+    "RuntimeError: no such kernel": broken,
 }
 
 
-@pytest.mark.parametrize("message", SPOILT)
-def test_no_row_of_a_way_that_is_wrong(
-    message: str,
+@pytest.mark.parametrize("error", WRONG)
+def test_a_way_that_is_wrong_has_no_row(
+    error: str,
     bench: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def spoilt(problem: Any) -> Any:
-        made = bench.WAYS["segment"](problem)
-        return bench.Way(made.forward, lambda: SPOILT[message](made.step()))
+    def wrong(problem: Any) -> Any:
+        way = bench.WAYS["segment"](problem)
+        return bench.Way(*WRONG[error](way.forward, way.step))
 
-    monkeypatch.setitem(bench.WAYS, "auto", spoilt)
-    status, record = run(bench, tmp_path, "ppi-2")
+    monkeypatch.setitem(bench.WAYS, "auto", wrong)
+    case = "cora-alone-8x8-dropout" if "mask" in error else "ppi-2"
+    status, record = run(bench, tmp_path, case)
     printed = capsys.readouterr().out
     assert status == 1
     assert "| auto |" not in printed and "| pyg |" in printed and "| segment |" in printed
-    assert f"WRONG ppi-2: auto is wrong, its {message}" in printed
-    assert [row["way"] for row in record["rows"]] == ["pyg", "segment", "Linear alone"] and len(record["wrong"]) == 1
+    assert len(record["wrong"]) == 1 and error.partition(", ")[0].removeprefix("its forward") in record["wrong"][0]
+    assert record["wrong"][0].startswith(f"{case}: auto") and f"WRONG {record['wrong'][0]}" in printed
+    assert "auto" not in [row["way"] for row in record["rows"]]
 
 
-def test_no_row_where_the_forward_without_autograd_is_wrong(
+def test_a_wrong_way_of_another_library_is_left_out(
     bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def spoilt(problem: Any) -> Any:
-        made = bench.WAYS["segment"](problem)
-        return bench.Way(lambda: made.forward() + 0.01, made.step)
-
-    monkeypatch.setitem(bench.WAYS, "auto", spoilt)
-    assert run(bench, tmp_path, "cora")[0] == 1
-    assert "| auto |" not in capsys.readouterr().out
-
-
-def test_no_row_where_ours_gives_other_bits_or_does_not_run(
-    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    noise = iter(range(1000))
-
-    def trembling(problem: Any) -> Any:
-        made = bench.WAYS["segment"](problem)
-        return bench.Way(made.forward, lambda: of(made.step(), "bias", lambda value: value * (1 + next(noise) * 2e-7)))
-
-    def broken(problem: Any) -> Any:
-        raise RuntimeError("no such kernel")
-
-    for way, message in ((trembling, "bias does not have the same bits"), (broken, "RuntimeError: no such kernel")):
-        monkeypatch.setitem(bench.WAYS, "auto", way)
-        assert run(bench, tmp_path, "cora")[0] == 1
-        printed = capsys.readouterr().out
-        assert "| auto |" not in printed and message in printed
-
-
-def test_no_row_where_the_same_tensors_get_other_values(
-    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A CUDA graph writes every result to the same memory."""
-
-    def drifting(problem: Any) -> Any:
-        made = bench.WAYS["segment"](problem)
-        held = made.step()
-
-        def step() -> dict[str, torch.Tensor]:
-            held["bias"].mul_(1 + 2e-7)
-            return held
-
-        return bench.Way(made.forward, step)
-
-    monkeypatch.setitem(bench.WAYS, "auto", drifting)
-    assert run(bench, tmp_path, "cora")[0] == 1
-    assert "bias does not have the same bits" in capsys.readouterr().out
-
-
-def test_another_librarys_wrong_way_is_left_out(
-    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = bench.WAYS["segment"]
-    spoilt = lambda problem: bench.Way(lambda: made(problem).forward(), lambda: {"output": problem.grad})  # noqa: E731
-    monkeypatch.setitem(bench.WAYS, "pyg", spoilt)
+    way = bench.WAYS["segment"]
+    wrong = lambda problem: bench.Way(lambda: way(problem).forward(), lambda: {"output": problem.grad})  # noqa: E731
+    monkeypatch.setitem(bench.WAYS, "pyg", wrong)
     status, record = run(bench, tmp_path, "cora")
     assert status == 0 and record["wrong"][0].startswith("cora: pyg is wrong, its output is off by")
     assert {row["way"] for row in record["rows"]} == {"auto", "segment", "Linear alone"}
     assert "WRONG cora: pyg is wrong" in capsys.readouterr().out
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize("case", ["cora-alone-8x8-dropout", "cora-alone-8x8-bf16", "cora-alone-8x8-bf16-dropout"])
 def test_attention_alone_in_bfloat16_and_with_dropout(bench: ModuleType, tmp_path: Path, case: str) -> None:
     status, record = run(bench, tmp_path, case)
@@ -174,28 +151,7 @@ def test_attention_alone_in_bfloat16_and_with_dropout(bench: ModuleType, tmp_pat
     assert record["cases"][0]["dtype"] == ("torch.bfloat16" if "bf16" in case else "torch.float32")
 
 
-def test_a_head_as_several_narrower_ones(bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(bench.WAYS, "pyg", bench.variant("CHANNELS=4"))
-    status, record = run(bench, tmp_path, "cora-alone-8x8")
-    assert status == 0 and record["wrong"] == []
-    assert {row["way"] for row in record["rows"]} == {"pyg", "auto", "segment"}
-
-
-def test_no_row_of_another_mask(bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def shifted(problem: Any) -> Any:
-        made = bench.WAYS["segment"](problem)
-
-        def step() -> dict[str, torch.Tensor]:
-            torch.randint(9, ())  # and the next seed is another one
-            return made.step()
-
-        return bench.Way(made.forward, step)
-
-    monkeypatch.setitem(bench.WAYS, "auto", shifted)
-    status, record = run(bench, tmp_path, "cora-alone-8x8-dropout")
-    assert status == 1 and record["wrong"][0].startswith("cora-alone-8x8-dropout: auto is wrong, its output is off")
-
-
+@pytest.mark.weekly
 def test_the_first_step_of_ours_may_compile(bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = set()
 
@@ -209,19 +165,7 @@ def test_the_first_step_of_ours_may_compile(bench: ModuleType, tmp_path: Path, m
     assert status == 0 and {row["way"] for row in record["rows"]} == {"auto", "segment"}
 
 
-def test_cases_come_in_the_order_of_their_patterns(bench: ModuleType) -> None:
-    options = SimpleNamespace(cases=["products-alone-8x8*", "arxiv-alone-4x256*", "cora*", "*"], scale=1.0)
-    options.device = torch.device("cpu")
-    names = [case.name for case in bench.selected_cases(options)]
-    every = ["", "-dropout", "-bf16", "-bf16-dropout"]
-    assert names[:8] == [f"{case}{how}" for case in ("products-alone-8x8", "arxiv-alone-4x256") for how in every]
-    assert names[8] == "cora" and sorted(names) == sorted(case.name for case in (*bench.CASES, *bench.HEADLINES))
-    options.cases = ["*"]
-    assert not {"reddit", "products-alone-8x8", "cora-alone-8x8-bf16"} & {
-        case.name for case in bench.selected_cases(options)
-    }
-
-
+@pytest.mark.weekly
 def test_a_case_without_a_truth_does_not_end_the_table(
     bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,7 +182,8 @@ def test_a_case_without_a_truth_does_not_end_the_table(
     assert {row["case"] for row in record["rows"]} == {"citeseer"} and len(record["rows"]) == 4
 
 
-def test_what_is_cut_off_loses_its_last_row(bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.weekly
+def test_an_interrupted_way_has_no_row(bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(problem: Any) -> Any:
         raise KeyboardInterrupt
 
@@ -262,6 +207,7 @@ def python(folder: Path, script: str) -> dict[str, str]:
     return {"PATH": f"{folder}:{os.environ['PATH']}", "OUT": str(folder / "out")}
 
 
+@pytest.mark.weekly
 @shell
 @pytest.mark.parametrize(
     ("call", "scripts"),
@@ -285,6 +231,7 @@ def test_a_call_on_a_gpu_runs_all_and_fails_where_one_does(
     assert places == sorted(places) and f"ran\n--- exit status {status}" in log
 
 
+@pytest.mark.weekly
 @shell
 def test_data_and_wheels_are_unpacked(tmp_path: Path) -> None:
     data, wheels = tmp_path / "data", tmp_path / "wheels"
@@ -313,13 +260,7 @@ def test_data_and_wheels_are_unpacked(tmp_path: Path) -> None:
     assert ran.returncode == 0 and "planetoidppi" in ran.stdout and f"{wheels}/it.whl" in ran.stderr
 
 
-@shell
-@pytest.mark.parametrize("arguments", [[], ["everything"], ["tests", "--data"], ["tests", "--wheel", "x"]], ids=str)
-def test_usage(arguments: list[str]) -> None:
-    ran = subprocess.run(["bash", GPU, *arguments], capture_output=True, text=True)
-    assert ran.returncode == 2 and "bash benchmarks/gpu.sh CALL [--wheels FOLDER] [--data FOLDER]" in ran.stderr
-
-
+@pytest.mark.weekly
 def test_a_rehearsal_takes_the_way_of_a_gpu(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     script = Path(__file__).parents[1] / "benchmarks" / "attention.py"
@@ -333,6 +274,7 @@ def test_a_rehearsal_takes_the_way_of_a_gpu(tmp_path: Path) -> None:
     assert [row["way"] for row in record["rows"]] == ["pyg", "auto", "auto, CUDA graph", "auto, SPLIT=4,AHEAD=1"]
 
 
+@pytest.mark.weekly
 def test_a_rehearsal_cuts_the_data_sets_of_the_command() -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     benchmarks = str(Path(__file__).parents[1] / "benchmarks")
@@ -343,7 +285,8 @@ def test_a_rehearsal_cuts_the_data_sets_of_the_command() -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-def test_generated_graphs_have_the_size_asked_for(bench: ModuleType) -> None:
+@pytest.mark.weekly
+def test_generated_graphs_have_the_size_that_is_passed(bench: ModuleType) -> None:
     index = bench.power_law(1000, 20_000, 300, torch.device("cpu"))
     src, dst = index
     degree = dst.bincount(minlength=1000)
@@ -354,6 +297,7 @@ def test_generated_graphs_have_the_size_asked_for(bench: ModuleType) -> None:
     assert torch.equal(back, src * 1000 + dst)
 
 
+@pytest.mark.weekly
 def test_networks_of_ppi_differ_in_their_attention_alone(bench: ModuleType) -> None:
     import inductive
 
@@ -377,19 +321,19 @@ def many(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return seeds
 
 
-def told(seeds: int, accuracy: float) -> dict[str, Any]:
+def outcome(seeds: int, accuracy: float) -> dict[str, Any]:
     return {"seeds": seeds, "seconds": 2.0 * seeds, "epochs": 9.0, "accuracies": [accuracy] * seeds, "peak_mib": 7.0}
 
 
 @pytest.mark.parametrize(("single", "status"), [(83.5, 0), (79.0, 1)])
-def test_no_row_of_a_way_with_another_accuracy(
+def test_a_way_with_another_accuracy_has_no_row(
     many: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, single: float, status: int
 ) -> None:
     def command(name: str, n: int, *how: str, device: torch.device) -> dict[str, Any]:
-        return told(n, 83.0 if "vectorize=on" in how else single)
+        return outcome(n, 83.0 if "vectorize=on" in how else single)
 
     monkeypatch.setattr(many, "command", command)
-    monkeypatch.setattr(many, "bare", lambda task, n, *limits: told(n, 84.0))
+    monkeypatch.setattr(many, "bare", lambda task, n, *limits: outcome(n, 84.0))
     assert many.main([f"--out={tmp_path}/it.json"]) == status
     record = json.loads((tmp_path / "it.json").read_text())
     ways = {way: found["seeds"] for way, found in record["ways"].items() if "times" in found}
@@ -398,13 +342,7 @@ def test_no_row_of_a_way_with_another_accuracy(
     assert record["wrong"] == ([] if status == 0 else ["one by one: 79.0 %"])
 
 
-def test_an_epoch_of_stacks(many: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(many, "GAT", SimpleNamespace(preset=lambda name: GAT(64, [4], 10, [2, 1])))
-    assert many.main(["--stacks", "1", "3", "--epochs", "1", f"--out={tmp_path}/it.json"]) == 0
-    rows = json.loads((tmp_path / "it.json").read_text())["stacks"]
-    assert [row["stack"] for row in rows] == [1, 3] and all(row["ms"] > 0 for row in rows)
-
-
+@pytest.mark.weekly
 def test_pygs_loop_stops_by_the_rule(many: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     task = many.citation.planetoid("cora")
     monkeypatch.setitem(PRESETS, "cora", {"hidden_channels": (4,), "heads": (2, 1), "dropout": 0.0})
@@ -415,6 +353,7 @@ def test_pygs_loop_stops_by_the_rule(many: ModuleType, monkeypatch: pytest.Monke
 # Which rule to stop by ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.weekly
 def test_a_rule_is_scored_on_validation_nodes_that_it_does_not_see(
     many: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -432,6 +371,7 @@ def test_a_rule_is_scored_on_validation_nodes_that_it_does_not_see(
     assert [row["rule"] for row in rows] == ["both", "accuracy", "loss"] and len(rows[0]["scores"]) == 4
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize("rule", ["both", "accuracy", "loss"])
 def test_one_training_serves_every_rule(many: ModuleType, monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
     import stopping
@@ -475,7 +415,8 @@ def test_a_prediction_by_hand(scaling: ModuleType) -> None:
     assert found["speed_up"] == pytest.approx(0.14 / found["seconds"])
 
 
-def test_what_predictions_must_obey(scaling: ModuleType) -> None:
+@pytest.mark.weekly
+def test_predictions_obey_the_laws_of_scaling(scaling: ModuleType) -> None:
     shape, rates = scaling.PRODUCTS, scaling.Rates(1e-5, 1e-7, 8000.0, 80.0)
     free, cut = scaling.Net(*[scaling.Link(0.0, float("inf"))] * 2), scaling.Cut(0.3, 0.5, 1.2)
     alone = scaling.full_batch(shape, rates, cut, scaling.ASSUMED, 1)
@@ -489,6 +430,7 @@ def test_what_predictions_must_obey(scaling: ModuleType) -> None:
     assert scaling.Cut(9.0, 1.0).halo(shape, 2) == 1 and scaling.Cut(9.0, 1.0).halo(shape, 1024) < 51
 
 
+@pytest.mark.weekly
 def test_rates_and_cuts_of_a_table(scaling: ModuleType) -> None:
     few, many = (scaling.Measured(E, 10 * 0.5 + E * 0.25, 10 * 64.0 + E * 16) for E in (20, 80))
     rates = scaling.Rates.through(10, few, many)
@@ -501,21 +443,15 @@ def test_rates_and_cuts_of_a_table(scaling: ModuleType) -> None:
     assert (fit.factor, fit.power, fit.skew) == pytest.approx((0.5, 0.25, 2.0))
 
 
-@pytest.mark.parametrize("kind", ["communities", "nested", "random"])
-def test_graphs_to_cut_are_undirected(scaling: ModuleType, kind: str) -> None:
-    src, dst = scaling.drawn(3000, 20_000, kind)
-    assert src.numel() == 20_000 and torch.equal((dst * 3000 + src).sort().values, src * 3000 + dst)
-    assert 50 < src.bincount().max() < 500
-
-
 def quick_process(*arguments: Any) -> None:
     """A process of the benchmark, which compiles nothing."""
     import scaling
 
-    without_kernels("what is tested is the benchmark")
+    without_kernels("the kernels are not the subject")
     scaling.process(*arguments)
 
 
+@pytest.mark.weekly
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo's rendezvous by a file, memory as Linux tells it")
 def test_two_processes_are_checked_measured_and_predicted(
     scaling: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -536,7 +472,10 @@ def test_two_processes_are_checked_measured_and_predicted(
     assert "Full batch by two: " in capsys.readouterr().out
 
 
-def test_no_number_where_processes_differ(scaling: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.weekly
+def test_processes_that_differ_have_no_times(
+    scaling: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(scaling, "check", lambda scale: [{"output": 0.0, "loss": 0.0, "gradient": 1e-9}])
     assert scaling.main([f"--out={tmp_path}/it.json"]) == 1
     assert "measured" not in json.loads((tmp_path / "it.json").read_text())

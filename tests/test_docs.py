@@ -4,10 +4,13 @@ import re
 import shutil
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 
 import pytest
+from sklearn import manifold
 
+import gat_pyg.kernels.device
 from gat_pyg.run import main
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -29,6 +32,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        patch.setitem(gat_pyg.kernels.device.REASONS, "cpu", "the kernels are not the subject")
         for name, settings in {"digits": [], "three": ["runs=3"]}.items():
             patch.setattr(sys, "argv", ["gat-pyg", f"hydra.run.dir=outputs/{name}", "training.max_epochs=2", *settings])
             main()
@@ -40,6 +44,7 @@ def runs(tmp_path_factory):
 def test_code_runs(page, runs, tmp_path, monkeypatch):
     shutil.copytree(runs / "outputs", tmp_path / "outputs")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(manifold, "TSNE", partial(manifold.TSNE, max_iter=250))  # of 1000, which take seconds
     names = {"__name__": "page"}
     for block in CODE[page]:
         exec(block, names)

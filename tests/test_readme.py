@@ -1,4 +1,4 @@
-"""What the README and the pages beside it show does run."""
+"""The commands and the code of the README run, and the settings in the commands of every page are accepted."""
 
 import os
 import re
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
 from gat_pyg.experiments.command import config_folder, translated
@@ -42,18 +43,42 @@ def own_settings(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_settings_of_a_command_are_accepted(command, own_settings):
+def overrides(command: str) -> list[Override]:
     words = [word for word in shlex.split(command) if "=" in word and not word.startswith("hydra")]
-    if "--config-dir mine" in command:
-        words += [f"hydra.searchpath=[file://{own_settings / 'mine'}]"]
-    overrides = OverridesParser.create().parse_overrides(words)
+    return OverridesParser.create().parse_overrides(words)
+
+
+def by_new_names() -> tuple[list[str], list[str]]:
+    """Return the commands with the first use of a setting, and the others."""
+    first: dict[str, str] = {}
+    for command in COMMANDS:
+        for override in overrides(command):
+            first.setdefault(override.get_key_element(), command)
+    return [*dict.fromkeys(first.values())], [command for command in COMMANDS if command not in first.values()]
+
+
+FIRST, OTHERS = by_new_names()
+
+
+@pytest.mark.parametrize("command", FIRST)
+def test_the_settings_of_a_command_are_accepted(command, own_settings):
     options = [
         f"{one.get_key_element()}={next(one.sweep_string_iterator())}" if one.is_sweep_override() else one.input_line
-        for one in overrides
+        for one in overrides(command)
     ]
+    if "--config-dir mine" in command:
+        options.append(f"hydra.searchpath=[file://{own_settings / 'mine'}]")
     with initialize_config_dir(str(config_folder()), version_base=None):
         Settings.parse(compose("config", translated(options)))
+
+
+def test_the_files_that_commands_choose_exist(own_settings):
+    chosen = [override for command in OTHERS for override in overrides(command) if not override.is_sweep_override()]
+    for override in chosen:
+        folders = [folder / override.get_key_element() for folder in (config_folder(), own_settings / "mine")]
+        if folders[0].is_dir():
+            name = f"{override.get_value_element_as_str()}.yaml"
+            assert any((folder / name).is_file() for folder in folders), override.input_line
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
