@@ -83,14 +83,14 @@ def begin() -> None:
     from gat_pyg.graph import adjacency, edges
     from gat_pyg.kernels import device
     from gat_pyg.kernels.gpu import rows
-    from gat_pyg.training import cuda_graphs, loading, modules
+    from gat_pyg.training import cuda_graphs, loading
     from gat_pyg.training.cuda_graphs import Captured
 
     edges.SPLIT = rows.SPLIT = 8  # so that rows are split in graphs of this size, too
     edges.is_remote = adjacency.is_remote = lambda tensor: True  # type: ignore[assignment]
     device.FILES["cpu"] = "gpu"
-    assert hasattr(modules.Transductive, "_capture_obstacle")
-    modules.Transductive._capture_obstacle = lambda self: None  # type: ignore[method-assign]
+    assert hasattr(cuda_graphs.CudaGraphs, "_obstacle")
+    cuda_graphs.CudaGraphs._obstacle = lambda self, module: None  # type: ignore[method-assign,assignment]
     cuda_graphs._no_draws = nullcontext  # type: ignore[attr-defined]  # a step draws on the CPU here
 
     class Captured(Captured):
@@ -98,7 +98,7 @@ def begin() -> None:
             super().__init__(compute, *rest)
             self.graph.remember(compute, self.results)  # type: ignore[attr-defined]
 
-    cuda_graphs.Captured = modules.Captured = Captured  # type: ignore[misc]
+    cuda_graphs.Captured = Captured  # type: ignore[misc]
     pays = loading.sparse_pays
     loading.sparse_pays = lambda task, model, device="cpu", *rest, **named: pays(task, model, "cuda", *rest, **named)
     for name, stand_in in CUDA.items():

@@ -33,7 +33,7 @@ import machine
 from gat_pyg.data import citation
 from gat_pyg.models import GAT, PRESETS
 from gat_pyg.tasks.task import Task
-from gat_pyg.training import Optimisation, PaperStopping, Resumable, Transductive, modules
+from gat_pyg.training import Optimisation, PaperStopping, Resumable, Transductive, cuda_graphs
 from gat_pyg.training.cuda_graphs import Captured
 from gat_pyg.training.loading import TaskData, sparse_pays
 
@@ -128,9 +128,9 @@ def captured(task: Task, device: torch.device) -> list[dict[str, Any]]:
             super().__init__(*arguments, **options)
             found.append(self)
 
-    modules.Captured = Noted  # type: ignore[misc]
+    cuda_graphs.Captured = Noted  # type: ignore[misc]
     lightning_loop(task, 3, device, [Resumable(None, seed=0)])
-    modules.Captured = Noted.__base__  # type: ignore[assignment,misc]
+    cuda_graphs.Captured = Noted.__base__  # type: ignore[assignment,misc]
     assert len(found) == 2, f"{len(found)} steps were captured, expected those of training and validation"
     activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
     kind = getattr(DeviceType, activity.name)

@@ -43,7 +43,7 @@ from gat_pyg.seeds.module import StackOfSeeds
 from gat_pyg.seeds.stack import Stack
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from gat_pyg.training import Inductive, Optimisation, PaperStopping, Resumable, SafeCheckpoints, Transductive
-from gat_pyg.training.cuda_graphs import Captured
+from gat_pyg.training.cuda_graphs import Captured, CudaGraphs
 from gat_pyg.training.epoch_seeds import key_of
 from gat_pyg.training.loading import TaskData
 from tests.training.test_training import FakeGraph, Kill, cuda, one_thread, pytestmark  # noqa: F401 (fixtures and marks)
@@ -559,7 +559,7 @@ def test_a_captured_step_of_a_stack_is_a_step(name: str, monkeypatch: pytest.Mon
     replayed = stacked(make, task, range(5), 60, patience=5, leave=range(100))
     epochs, sizes = max(outcome.epochs for outcome in replayed[0].values()), 1 + len(replayed[2].left_at)
     assert FakeGraph.replays == 2 * (epochs - sizes) and sizes > 1  # the first epoch of each stack is not captured
-    monkeypatch.setattr(Transductive, "_capture_obstacle", lambda self: "it is not to be")
+    monkeypatch.setattr(CudaGraphs, "_obstacle", lambda self, module: "it is not to be")
     assert_same(stacked(make, task, range(5), 60, patience=5, leave=range(100)), replayed, atol=0.0)
 
 
@@ -570,7 +570,7 @@ def test_a_captured_step_of_a_stack_is_a_step_on_a_gpu(monkeypatch: pytest.Monke
     make, _ = DRAWS["GAT"]
     replayed = stacked(make, small(), range(3), 6, accelerator="gpu")
     assert len(captured) == 2  # training and validation
-    monkeypatch.setattr(Transductive, "_capture_obstacle", lambda self: "it is not to be")
+    monkeypatch.setattr(CudaGraphs, "_obstacle", lambda self, module: "it is not to be")
     assert_same(stacked(make, small(), range(3), 6, accelerator="gpu"), replayed, atol=1e-4)
 
 

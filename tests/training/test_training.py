@@ -53,9 +53,9 @@ from gat_pyg.training import (
     Resumable,
     SafeCheckpoints,
     Transductive,
-    modules,
+    cuda_graphs,
 )
-from gat_pyg.training.cuda_graphs import Captured, _components, _plain_tensors
+from gat_pyg.training.cuda_graphs import Captured, CudaGraphs, _components, _plain_tensors
 from gat_pyg.training.epoch_seeds import seed_epoch
 from gat_pyg.training.loading import TaskData, sparse_pays
 from gat_pyg.training.progress import MetricsFile, Progress
@@ -524,24 +524,24 @@ def faked(monkeypatch: pytest.MonkeyPatch, ends_failures: bool) -> FakeCuda:
     monkeypatch.setattr(torch.cuda.graph, "default_capture_stream", None)
     monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", fake.end_allocate, raising=False)
-    monkeypatch.setattr(modules, "Captured", FakeCaptured)
-    monkeypatch.setattr(Transductive, "_capture_obstacle", lambda self: None)
+    monkeypatch.setattr(cuda_graphs, "Captured", FakeCaptured)
+    monkeypatch.setattr(CudaGraphs, "_obstacle", lambda self, module: None)
     monkeypatch.setattr(FakeGraph, "cuda", fake, raising=False)
     monkeypatch.setattr(FakeGraph, "replays", 0)
     return fake
 
 
 def trained(
-    task: Task, cuda_graphs: Any, accelerator: str = "cpu", model: nn.Module | None = None, *callbacks: Callback
+    task: Task, enabled: Any, accelerator: str = "cpu", model: nn.Module | None = None, *callbacks: Callback
 ) -> tuple[dict[str, Tensor], list[float]]:
     torch.manual_seed(0)
     model = GAT(6, 4, 2, 3, heads=2, dropout=0.5, norm="batch_norm") if model is None else model  # which has buffers
     model.idle = nn.Parameter(torch.ones(2))  # without a gradient, it stays as it is
-    module, rule = Transductive(model, task.objective, Optimisation(0.01, 5e-4), cuda_graphs), PaperStopping()
+    module, rule = Transductive(model, task.objective, Optimisation(0.01, 5e-4), enabled), PaperStopping()
     callbacks = rule, Resumable(None, seed=3), *callbacks
     fitted = trainer(*callbacks, epochs=EPOCHS, gradient_clip_val=0.5, accelerator=accelerator)
     fitted.fit(module, datamodule=TaskData(task))
-    assert not module._captured
+    assert not module.cuda_graphs._repeated
     return module.cpu().state_dict(), [rule.best_loss, float(fitted.callback_metrics["train_loss"])]
 
 
@@ -631,10 +631,10 @@ def test_after_a_failed_capture_a_gpu_is_as_before():
 
 @pytest.mark.usefixtures("cuda")
 def test_a_graph_of_many_edges_is_not_captured(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(modules, "SMALL", 89)
+    monkeypatch.setattr(cuda_graphs, "SMALL", 89)
     trained(one_graph(), "auto")
     assert FakeGraph.replays == 0
-    monkeypatch.setattr(modules, "SMALL", 90)
+    monkeypatch.setattr(cuda_graphs, "SMALL", 90)
     trained(one_graph(), "auto")
     assert FakeGraph.replays == 2 * (EPOCHS - 1)
 
@@ -756,7 +756,7 @@ def test_what_changes_between_replays_is_captured_anew(change: str, monkeypatch:
             super().__init__(recording, buffers)
             self.compute = replay
 
-    monkeypatch.setattr(modules, "Captured", Recorded)
+    monkeypatch.setattr(cuda_graphs, "Captured", Recorded)
     monkeypatch.setattr(sys.modules[__name__], "EPOCHS", 6)
     plain, watch = trained(task(), False, "cpu", None, Change(CHANGES[change])), Change(CHANGES[change])
     assert_same(trained(task(), True, "cpu", None, watch), plain)
@@ -790,11 +790,11 @@ def test_what_a_replay_reads_stays_in_memory():
 def test_graphs_in_turn_are_not_captured():
     """A capture takes longer than a step, and gradients of one graph's are not another's."""
     states = []
-    for cuda_graphs in (False, True):
+    for enabled in (False, True):
         torch.manual_seed(0)
         first, second = one_graph().train[0], one_graph().train[0]
         second.x = second.x.flip(0)
-        module = Transductive(GCN(6, 4, 2, 3), NodeLabels(3), cuda_graphs=cuda_graphs)
+        module = Transductive(GCN(6, 4, 2, 3), NodeLabels(3), cuda_graphs=enabled)
         trainer(epochs=3).fit(module, Batches([first, second]), Batches([first]))
         states.append(module.state_dict())
     assert FakeGraph.replays == 2  # of the validation
@@ -841,7 +841,7 @@ def test_a_fit_that_an_error_ended_leaves_the_next_one_nothing():
 
 def test_why_there_is_no_cuda_graph():
     module = setup(one_graph())
-    module.cuda_graphs = True
+    module.cuda_graphs = CudaGraphs(True)
     with pytest.raises(
         ValueError, match=r"cuda_graphs is true, but the device is a cpu\. Use cuda_graphs=auto or false"
     ):
@@ -857,7 +857,7 @@ def test_why_there_is_no_cuda_graph():
         module = kind(GCN(6, 4, 2, 3) if model is None else model, NodeLabels(3))
         facts = {"world_size": 1, "accumulate_grad_batches": 1, **changes}
         module._trainer = types.SimpleNamespace(strategy=strategy, precision=precision, **facts)
-        return module._capture_obstacle()
+        return module.cuda_graphs._obstacle(module)
 
     assert why() is None
     assert why(world_size=2) == "there are 2 processes"

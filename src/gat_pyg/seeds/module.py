@@ -115,7 +115,7 @@ class Stacked(StackOfSeeds, Transductive):
         """Remove the models of all other seeds, with their state in the optimizer."""
         super().select(seeds)
         self._key = None
-        self._captured.clear()
+        self.cuda_graphs.reset()
 
 
 class StackedInductive(StackOfSeeds, Inductive):

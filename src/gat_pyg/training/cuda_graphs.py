@@ -1,4 +1,4 @@
-"""A training step captured as a CUDA graph."""
+"""Training steps captured as CUDA graphs and replayed."""
 
 from __future__ import annotations
 
@@ -6,16 +6,144 @@ import pickle
 import random
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
 from torch_geometric.data import Data
+from torch_geometric.loader import NodeLoader
 from torch_geometric.typing import SparseTensor
+
+from ..graph.remembered import ids_state
+from ..tasks.objective import Split
+from .loading import is_compiled, is_drawn
+
+if TYPE_CHECKING:
+    from .modules import Supervised
+
+
+Step = Callable[[], tuple[Tensor, ...]]
+SMALL = 1_000_000  # edges; in larger graphs launches take little of the time, and a CUDA graph too much memory
+
+
+class CudaGraphs:
+    """Runs the steps of a `Transductive`, by replaying their CUDA graphs where that is possible.
+
+    `Transductive` states which steps are captured, and when one is captured again.
+    """
+
+    def __init__(self, enabled: bool | Literal["auto"]) -> None:
+        self.enabled = enabled
+        self.reset()
+
+    def reset(self) -> None:
+        """Release all CUDA graphs."""
+        self._repeated: dict[str, _Repeated] = {}
+        self._gradients: Sequence[Tensor | None] | None = None  # of the last training step, if it was a replay
+        self._failed = False  # True after a failed capture: this fit does not try again
+
+    def check(self, module: Supervised) -> None:
+        """Raise ValueError if `enabled=True` is impossible."""
+        if self.enabled is True and (obstacle := self._obstacle(module)):
+            raise ValueError(f"cuda_graphs is true, but {obstacle}. Use cuda_graphs=auto or false.")
+
+    def run(
+        self, module: Supervised, split: Split, data: Data | NodeLoader, step: Step, caches: Mapping[Split, Any]
+    ) -> tuple[Tensor, ...]:
+        """Return the results of a step on a graph, computed or by a replay.
+
+        The first result of a training step is the loss. After a replay, `set_gradients` sets the gradients. `caches`
+        holds what the step of each split reads besides the graph and the module's tensors.
+        """
+        self._gradients = None
+
+        def with_gradients() -> tuple[Tensor, ...]:
+            loss, *others = step()
+            gradients = torch.autograd.grad(loss, _trainable(module), allow_unused=True)
+            return loss.detach(), *others, *gradients
+
+        captured = self._captured(module, split, data, with_gradients if split == "train" else step, caches)
+        if captured is None:
+            return step()
+        if split == "train":
+            loss, sums, *gradients = captured()
+            self._gradients = gradients
+            return loss, sums.clone()
+        return tuple(value.clone() for value in captured())
+
+    def set_gradients(self, module: nn.Module) -> bool:
+        """Set the gradients that the last training step computed; return False if it was no replay."""
+        if self._gradients is None:
+            return False
+        for parameter, gradient in zip(_trainable(module), self._gradients, strict=True):
+            parameter.grad = gradient
+        return True
+
+    def _captured(
+        self, module: Supervised, split: Split, data: Data | NodeLoader, step: Step, caches: Mapping[Split, Any]
+    ) -> Captured | None:
+        """Return the step's CUDA graph, captured when the step repeats; None if the step runs without one."""
+        if self.enabled is False or self._failed or isinstance(data, NodeLoader) or is_drawn(data):
+            return None
+        if module.trainer.state.fn != "fit" or module.trainer.sanity_checking:
+            return None
+        if self._obstacle(module) or (tensors := _plain_tensors(data)) is None:
+            return None
+        if self.enabled == "auto" and data.num_edges > SMALL:
+            return None
+        weights = [*module.parameters(), *module.buffers()]
+        state: list[Any] = [(id(value), *ids_state(*_components(value))) for value in tensors]
+        state += [(id(value), value.data_ptr(), value.shape, value.requires_grad) for value in weights]
+        state += [inner.training for inner in module.modules()]
+        repeated = self._repeated.get(split)
+        if repeated is None or repeated.data is not data or repeated.state != state:
+            self._repeated[split] = _Repeated(data, state, [*tensors, *weights])
+            return None
+        if repeated.captured is None:
+            try:
+                repeated.captured = Captured(step, list(module.buffers()))
+                repeated.held.append(caches.get(split))
+            except Exception as error:  # any error of the driver, or of an operation that cannot be captured
+                self._failed = True
+                rank_zero_warn(
+                    f"The {split} step cannot be captured as a CUDA graph: {_reason(error)}. Training continues "
+                    "without capturing, with the same results. Pass cuda_graphs=False (training.cuda_graphs=false in "
+                    "the command) to silence this warning."
+                )
+        return repeated.captured
+
+    @staticmethod
+    def _obstacle(module: Supervised) -> str | None:
+        """Return the reason that no step of the module can be captured, or None."""
+        trainer = module.trainer
+        if module.objective.item == "link":
+            return "the negative links are drawn in each step"
+        if trainer.strategy.root_device.type != "cuda":
+            return f"the device is a {trainer.strategy.root_device.type}"
+        if trainer.world_size > 1:
+            return f"there are {trainer.world_size} processes"
+        if not isinstance(trainer.strategy, SingleDeviceStrategy):
+            return f"the strategy is {type(trainer.strategy).__name__}, which communicates in the step"
+        if trainer.accumulate_grad_batches > 1:
+            return "gradients are accumulated over several steps"
+        if not str(trainer.precision).endswith("-true"):
+            return f"precision is {trainer.precision}, whose casts and scales are not captured"
+        if is_compiled(module.model):
+            return "the model is compiled"
+        for name in ("training_step", "backward"):
+            if getattr(type(module), name).__module__ != f"{__package__}.modules":
+                return f"{type(module).__name__} has its own {name}, which a replay would skip"
+        return None
+
+
+def _trainable(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 @dataclass
@@ -51,9 +179,6 @@ def _reason(error: Exception) -> str:
     message, *_ = f"{type(first).__name__}: {first}".splitlines()
     *_, frame = traceback.extract_tb(first.__traceback__)
     return f"{message} (in {frame.name}, {frame.filename}:{frame.lineno})"
-
-
-SMALL = 1_000_000  # edges; in larger graphs launches take little of the time, and a CUDA graph too much memory
 
 
 class Captured:

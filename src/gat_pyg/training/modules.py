@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.strategies import SingleDeviceStrategy
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import NodeLoader
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from ..graph.remembered import ids_state
 from ..graph.subgraph import mask_to_index, receptive_field
 from ..philox import first_seeds, keyed
 from ..tasks.objective import Objective, Split
-from .cuda_graphs import SMALL, Captured, _components, _plain_tensors, _reason, _Repeated
+from .cuda_graphs import CudaGraphs, Step
 from .differing import differing
 from .epoch_seeds import key_of, seed_negatives
 from .loading import is_compiled, is_drawn
@@ -96,9 +93,13 @@ class Supervised(LightningModule):
 
     def training_step(self, data: Data, batch_idx: int) -> Tensor:
         """Return the loss of a batch; with several processes, scaled so that DDP's mean is the mean over all labels."""
-        loss, sums = self._loss(data)
+        loss, sums = self._run("train", data, lambda: self._loss(data))
         self._add("train", sums)
         return self._weighted(loss, sums[..., 1]) if self._shared() else loss
+
+    def _run(self, split: Split, data: Data, step: Step) -> tuple[Tensor, ...]:
+        """Return the results of a step on a batch."""
+        return step()
 
     def _weighted(self, loss: Tensor, size: Tensor) -> Tensor:
         """Multiply a mean over `size` labels by W * size / n, for n labels in all W processes."""
@@ -115,7 +116,7 @@ class Supervised(LightningModule):
 
     def validation_step(self, data: Data, batch_idx: int) -> None:
         """Add the statistics of a batch to the validation's sums."""
-        self._add("val", self._counts(data, "val"))
+        self._add("val", *self._run("val", data, lambda: (self._counts(data, "val"),)))
 
     def test_step(self, data: Data, batch_idx: int) -> None:
         """Add the statistics of a batch to the test's sums."""
@@ -227,6 +228,8 @@ class Transductive(Supervised):
     >>> lightning.Trainer(callbacks=[PaperStopping()]).fit(module, datamodule=TaskData(task))  # doctest: +SKIP
     """
 
+    _key: Tensor | None
+
     def __init__(
         self,
         model: nn.Module,
@@ -235,13 +238,10 @@ class Transductive(Supervised):
         cuda_graphs: bool | Literal["auto"] = "auto",
     ) -> None:
         super().__init__(model, objective, optimisation)
-        self.cuda_graphs = cuda_graphs
+        self.cuda_graphs = CudaGraphs(cuda_graphs)
         # Per split: the tensors of the graph, their ids and versions, and the receptive field.
         self._fields: dict[Split, tuple[list[Tensor], list[tuple[int, int]], Data]] = {}
-        self._captured: dict[Split, _Repeated] = {}
-        self._grads: Sequence[Tensor | None] | None = None  # of the last training step, if it was a replay
-        self._refused = False  # True after a failed capture: this fit does not try again
-        self._key: Tensor | None = None  # the epoch's key and the first seeds of its stream
+        self.register_buffer("_key", None, persistent=False)  # the epoch's key and the first seeds of its stream
 
     def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
         """Return the rows that the graph assigns to the split."""
@@ -311,42 +311,16 @@ class Transductive(Supervised):
         """Reset the state of an earlier fit; raise ValueError if `cuda_graphs=True` is impossible here."""
         if stage == "fit":
             self._reset()
-            if self.cuda_graphs is True and (obstacle := self._capture_obstacle()):
-                raise ValueError(f"cuda_graphs is true, but {obstacle}. Use cuda_graphs=auto or false.")
+            self.cuda_graphs.check(self)
 
-    def training_step(self, data: Data, batch_idx: int) -> Tensor:
-        """Return the loss of the graph; a replay of a CUDA graph also computes the gradients."""
-
-        def step() -> tuple[Tensor, ...]:
-            loss, sums = self._loss(data)
-            return loss.detach(), sums, *torch.autograd.grad(loss, self._trainable_parameters(), allow_unused=True)
-
-        if (captured := self._capture("train", data, step)) is None:
-            self._grads = None
-            return super().training_step(data, batch_idx)
-        loss, sums, *self._grads = captured()
-        self._add("train", sums.clone())
-        return loss
+    def _run(self, split: Split, data: Data, step: Step) -> tuple[Tensor, ...]:
+        """Return the results of a step, computed or by a replay of its CUDA graph."""
+        return self.cuda_graphs.run(self, split, data, step, self._fields)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Backpropagate, or set the gradients that a replay computed."""
-        if self._grads is None:
+        if not self.cuda_graphs.set_gradients(self):
             super().backward(loss, *args, **kwargs)
-            return
-        for parameter, grad in zip(self._trainable_parameters(), self._grads, strict=True):
-            parameter.grad = grad
-
-    def validation_step(self, data: Data | NodeLoader, batch_idx: int) -> None:
-        """Add the statistics of the graph, whole or in batches, to the validation's sums."""
-
-        def step() -> tuple[Tensor, ...]:
-            return (self._counts(data, "val"),)
-
-        fitting = self.trainer.state.fn == "fit" and not self.trainer.sanity_checking
-        if fitting and (captured := self._capture("val", data, step)) is not None:
-            self._add("val", captured()[0].clone())
-        else:
-            super().validation_step(data, batch_idx)
 
     def _counts(self, data: Data | NodeLoader, split: Split) -> Tensor:
         """Return the sufficient statistics of the graph; for a loader of all nodes, computed layer by layer."""
@@ -367,65 +341,9 @@ class Transductive(Supervised):
         self._reset()
 
     def _reset(self) -> None:
-        self._captured.clear()
+        self.cuda_graphs.reset()
         self._fields.clear()
-        self._key = self._grads = None
-        self._refused = False
-
-    def _capture(
-        self, split: Split, data: Data | NodeLoader, step: Callable[[], tuple[Tensor, ...]]
-    ) -> Captured | None:
-        """Return the step's CUDA graph, captured when the step repeats; None if the step runs without one."""
-        if self.cuda_graphs is False or self._refused or isinstance(data, NodeLoader) or is_drawn(data):
-            return None
-        if self._capture_obstacle() or (tensors := _plain_tensors(data)) is None:
-            return None
-        if self.cuda_graphs == "auto" and data.num_edges > SMALL:
-            return None
-        weights = [*self.parameters(), *self.buffers(), *([] if self._key is None else [self._key])]
-        state: list[Any] = [(id(value), *ids_state(*_components(value))) for value in tensors]
-        state += [(id(value), value.data_ptr(), value.shape, value.requires_grad) for value in weights]
-        state += [module.training for module in self.modules()]
-        repeated = self._captured.get(split)
-        if repeated is None or repeated.data is not data or repeated.state != state:
-            self._captured[split] = _Repeated(data, state, [*tensors, *weights])
-            return None
-        if repeated.captured is None:
-            try:
-                repeated.captured = Captured(step, list(self.buffers()))
-                repeated.held.append(self._fields.get(split))
-            except Exception as error:  # any error of the driver, or of an operation that cannot be captured
-                self._refused = True
-                rank_zero_warn(
-                    f"The {split} step cannot be captured as a CUDA graph: {_reason(error)}. Training continues "
-                    "without capturing, with the same results. Pass cuda_graphs=False (training.cuda_graphs=false in "
-                    "the command) to silence this warning."
-                )
-        return repeated.captured
-
-    def _capture_obstacle(self) -> str | None:
-        trainer = self.trainer
-        if self.objective.item == "link":
-            return "the negative links are drawn in each step"
-        if trainer.strategy.root_device.type != "cuda":
-            return f"the device is a {trainer.strategy.root_device.type}"
-        if trainer.world_size > 1:
-            return f"there are {trainer.world_size} processes"
-        if not isinstance(trainer.strategy, SingleDeviceStrategy):
-            return f"the strategy is {type(trainer.strategy).__name__}, which communicates in the step"
-        if trainer.accumulate_grad_batches > 1:
-            return "gradients are accumulated over several steps"
-        if not str(trainer.precision).endswith("-true"):
-            return f"precision is {trainer.precision}, whose casts and scales are not captured"
-        if is_compiled(self.model):
-            return "the model is compiled"
-        for name in ("training_step", "backward"):
-            if getattr(type(self), name) is not getattr(Transductive, name):
-                return f"{type(self).__name__} has its own {name}, which a replay would skip"
-        return None
-
-    def _trainable_parameters(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+        self._key = None
 
 
 class Inductive(Supervised):
