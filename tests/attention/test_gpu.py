@@ -495,32 +495,13 @@ def vary(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("setting", rows.VARIANTS)
 def test_variants_of_the_launches_compute_the_same(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On rows of 1 to 300 edges, with many narrow heads and with wide ones."""
+    default = rows.tile_for(1, 4, 256, 14), rows.tile_for(1, 8, 8, 50), rows.SPLIT
     vary(setting, monkeypatch)
-    packed, launches = additive._Backward.packed, []
-    monkeypatch.setattr(additive._Backward, "packed", lambda launch: launches.append(setting) or packed(launch))
+    assert (rows.tile_for(1, 4, 256, 14), rows.tile_for(1, 8, 8, 50), rows.SPLIT) != default
     graph = stairs(1, 4, 0, 17, 33, 129, 300)
     for names in (ADDITIVE, "x score_src score_dst", GATV2):
         check(graph, 5, 8, names, dropout=0.3)
     check(SMALL, 4, 256, ADDITIVE)
-    assert launches == ["PACKED=1"] * 3 * (setting == "PACKED=1")
-
-
-@compiles
-def test_variants_change_what_is_compiled(monkeypatch: pytest.MonkeyPatch, compile_kernel: Compile) -> None:
-    tiles = {}
-    for setting in ("AHEAD=4", *rows.VARIANTS):
-        with monkeypatch.context() as patch:
-            vary(setting, patch)
-            tiles[setting] = [rows.tile_for(1, 4, 256, 14, 0), rows.tile_for(1, 8, 8, 50, 0), rows.SPLIT, rows.STRIDED]
-            tiles[setting] += [rows.PACKED, rows.EVICT]
-    assert all(tiles[setting] != tiles["AHEAD=4"] for setting in rows.VARIANTS)
-    tile = rows.tile_for(1, 8, 8, 15)
-    constants = {"models": None, "EACH": 8, "C": 8, "SPLIT": rows.SPLIT, "STAGES": tile.stages, **tile.blocks}
-    for kernel in ("forward", "backward"):
-        record = {"RECORD": 32} if kernel == "backward" else {}
-        code = compile_kernel(*KERNELS[kernel], "fp32", **constants, **record, EVICT="evict_first")
-        assert re.search(r"\bld\.global\.\S*evict_first", code.ptx)
-        assert_fits(code, 90)
 
 
 @runs
@@ -1334,7 +1315,7 @@ def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
             kernel for kernel in kernels if {f"p_{pointer}" for pointer in given.split()} <= {*kernel.arg_names}
         )
         signature, values, aligned = {}, {}, {}
-        constants = {"STRIDE": None, "RECORD": None, "EVICT": ""} | constants
+        constants = {"STRIDE": None} | constants
         numbers = INTEGERS | {"threshold": threshold}
         for place, argument in enumerate(kernel.arg_names):
             pointer = argument.removeprefix("p_")

@@ -83,7 +83,6 @@ def _forward_kernel(
     keep_scale,
     EACH: tl.constexpr,
     STRIDE: tl.constexpr,
-    EVICT: tl.constexpr,
     C: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_E: tl.constexpr,
@@ -110,7 +109,7 @@ def _forward_kernel(
     b_out_plus = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
     for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
         o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
-        i_src = tl.load(p_src + start + o_e, mask=m_e, other=0, eviction_policy=EVICT)
+        i_src = tl.load(p_src + start + o_e, mask=m_e, other=0)
         b_x = gather_features(p_x, i_src, o_hc, m_e, m_hc, H * C)
         b_z = tl.zeros([BLOCK_E, BLOCK_H], tl.float32) + b_d
         b_z += gather(p_score_src, i_src, i_h, m_eh, row_width(H, STRIDE))
@@ -154,7 +153,6 @@ def _mean_kernel(
     slope,
     models,
     EACH: tl.constexpr,
-    RECORD: tl.constexpr,
     C: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -171,7 +169,7 @@ def _mean_kernel(
     o_row_h = offset(i_row, H)[:, None] + i_h[None, :]
     b_grad = tl.load(p_grad + o_row, mask=m_ehc, other=0.0).to(tl.float32)
     b_mean = tl.sum(b_grad * tl.load(p_out + o_row, mask=m_ehc, other=0.0).to(tl.float32), 2)
-    tl.store(p_mean + offset(i_row, row_width(H, RECORD))[:, None] + i_h[None, :], b_mean, mask=m_eh)
+    tl.store(p_mean + offset(i_row, H)[:, None] + i_h[None, :], b_mean, mask=m_eh)
     if p_grad_dst is not None:
         b_plus = tl.sum(b_grad * tl.load(p_out_plus + o_row, mask=m_ehc, other=0.0).to(tl.float32), 2)
         b_mass_plus = tl.load(p_mass_plus + o_row_h, mask=m_eh, other=0.0)
@@ -273,8 +271,6 @@ def _backward_kernel(
     keep_scale,
     EACH: tl.constexpr,
     STRIDE: tl.constexpr,
-    RECORD: tl.constexpr,
-    EVICT: tl.constexpr,
     C: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_E: tl.constexpr,
@@ -287,7 +283,7 @@ def _backward_kernel(
     `p_place`, `p_edge_ids` and `p_dropout_ids` are the edges' ids in the order of the rows: in that grouped by dst, in
     the caller's, and to dropout. In one pass where D (`p_mean`) is known. Else g (`p_g`) is written on a first pass,
     which has `p_grad_x`, and read on a second, which has `p_mean`. A chunk leaves grad x, grad s in its row of
-    `p_chunks`. `RECORD` is the width of a record of which d, lse and D are slices.
+    `p_chunks`.
     """
     H = all_models(EACH, models)
     i_row, start, count, is_whole, is_chunk = work_item(
@@ -302,13 +298,13 @@ def _backward_kernel(
     b_grad_x = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
     for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
         o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
-        i_dst = tl.load(p_dst + start + o_e, mask=m_e, other=0, eviction_policy=EVICT)
+        i_dst = tl.load(p_dst + start + o_e, mask=m_e, other=0)
         i_place = edge_id(p_place, start + o_e, m_e)
         i_edge = edge_id(p_edge_ids, start + o_e, m_e)
         b_z = tl.zeros([BLOCK_E, BLOCK_H], tl.float32) + b_s
-        b_z += gather(p_score_dst, i_dst, i_h, m_eh, row_width(row_width(H, STRIDE), RECORD))
+        b_z += gather(p_score_dst, i_dst, i_h, m_eh, row_width(H, STRIDE))
         b_z += gather(p_score_edge, i_edge, i_h, m_eh, H)
-        b_alpha = alpha(b_z, gather(p_lse, i_dst, i_h, m_eh, row_width(H, RECORD)), slope, m_eh)
+        b_alpha = alpha(b_z, gather(p_lse, i_dst, i_h, m_eh, H), slope, m_eh)
         if p_grad_x is not None:
             b_grad = gather_features(p_grad, i_dst, o_hc, m_e, m_hc, H * C)
             o_place = start + o_e
@@ -325,11 +321,7 @@ def _backward_kernel(
         else:
             b_g = gather(p_g, i_place, i_h, m_eh, H)
         if p_mean is not None:
-            b_grad_z = (
-                b_alpha
-                * (b_g - gather(p_mean, i_dst, i_h, m_eh, row_width(H, RECORD)))
-                * tl.where(b_z > 0.0, 1.0, slope)
-            )
+            b_grad_z = b_alpha * (b_g - gather(p_mean, i_dst, i_h, m_eh, H)) * tl.where(b_z > 0.0, 1.0, slope)
             b_grad_src += b_grad_z
             if p_grad_edge is not None:
                 tl.store(p_grad_edge + offset(i_edge, H)[:, None] + i_h[None, :], b_grad_z, mask=m_eh)
@@ -340,11 +332,6 @@ def _backward_kernel(
     if p_grad_src is not None:
         o_chunk_h = o_chunk + H * C + i_h
         store_row(p_grad_src, p_chunks, o_row_h, o_chunk_h, tl.sum(b_grad_src, 0), m_h, is_whole, is_chunk)
-
-
-def _policy() -> str:
-    """Return the eviction policy of ids."""
-    return "evict_first" if rows.EVICT else ""
 
 
 def _scores(models: torch.Size, score: Additive) -> dict[str, Any]:
@@ -385,9 +372,8 @@ def forward(
     operands = _scores(models, score) | {"p_edge_weight": weight, "p_perm": edges.perm}
     out_plus = x.new_empty(shape, dtype=dtype) if saves_output else None
     mass_plus = x.new_empty(shape[:2], dtype=torch.float32) if saves_output else None
-    operands |= {"p_out_plus": out_plus, "p_mass_plus": mass_plus}
-    options = {"slope": float(score.negative_slope), "EVICT": _policy()}
-    results = forward_pass(_forward_kernel, x, edges, models.numel(), dropout, seed, dtype, **options, **operands)
+    operands |= {"p_out_plus": out_plus, "p_mass_plus": mass_plus, "slope": float(score.negative_slope)}
+    results = forward_pass(_forward_kernel, x, edges, models.numel(), dropout, seed, dtype, **operands)
     return apart(models, *results, *((out_plus, mass_plus) if saves_output else ()))
 
 
@@ -444,9 +430,8 @@ def backward(
         if not scored:
             launch.over_src(channels, **features)
         elif out is not None and (out_plus is not None or score_dst is None):
-            launch, mean, record = launch.packed() if rows.PACKED and not models else (launch, mean, None)
-            launch.mean(channels, record, grad, out, out_plus, mass_plus, mean, grad_dst)
-            launch.over_src(channels, **features, p_mean=mean, RECORD=record, **by_src)
+            launch.mean(channels, grad, out, out_plus, mass_plus, mean, grad_dst)
+            launch.over_src(channels, **features, p_mean=mean, **by_src)
         else:
             g = x.new_empty(num_edges, heads, dtype=torch.float32)
             launch.over_src(channels, **features, p_g=g)
@@ -465,14 +450,6 @@ class _Backward(NamedTuple):
     models: int
     heads: int
 
-    def packed(self) -> tuple[_Backward, Tensor, int]:
-        """The same with d and lse, and D, as slices of one record of each dst, and the record's width."""
-        record, terms = self.terms["p_lse"].new_empty(self.edges.num_dst, 4, self.heads), dict(self.terms)
-        for place, name in enumerate(("p_lse", "p_score_dst")):
-            if terms[name] is not None:
-                terms[name] = record[:, place].copy_(terms[name])
-        return self._replace(terms=terms), record[:, 2], 4 * self.heads
-
     def over_src(self, channels: int, **operands: Any) -> None:
         """Launch the pass over the rows of src, and the sum of their chunks."""
         edges, heads = self.edges, self.heads
@@ -489,13 +466,12 @@ class _Backward(NamedTuple):
             p_edge_ids=None if all(each is None for each in by_edge) else edges.ids_by_src,
             p_chunks=held,
             slope=self.slope,
-            EVICT=_policy(),
             **walk.arguments,
         )
         walk.sum(held, operands["p_grad_x"], operands["p_grad_src"])
 
-    def mean(self, channels: int, record: int | None, grad: Tensor, *operands: Tensor | None) -> None:
-        """Launch the pass over O and O+; `record` is the width of the records that D is written to."""
+    def mean(self, channels: int, grad: Tensor, *operands: Tensor | None) -> None:
+        """Launch the pass over O and O+."""
         num_dst, tile = self.edges.num_dst, tile_for(self.models, self.heads, channels, self.edges.num_dst)
         _mean_kernel[(triton.cdiv(num_dst, tile.edges), triton.cdiv(self.heads, tile.heads))](
             grad,
@@ -503,7 +479,6 @@ class _Backward(NamedTuple):
             num_dst,
             self.slope,
             **stack_arguments(self.models, self.heads),
-            RECORD=record,
             C=channels,
             **tile.blocks,
         )
@@ -537,5 +512,5 @@ class _Backward(NamedTuple):
 
 _BACKWARD_OPERANDS = (
     *("p_grad", "p_x", "p_edge_weight", "p_mean", "p_g"),
-    *("p_grad_x", "p_grad_src", "p_grad_edge", "p_grad_weight", "RECORD"),
+    *("p_grad_x", "p_grad_src", "p_grad_edge", "p_grad_weight"),
 )
