@@ -861,7 +861,7 @@ def test_vmap_over_layers(place: Place) -> None:
             assert_close(grads[name][n] / scale, parameter.grad / scale, f"layer {n} {name}")
 
 
-# --- When it cannot serve. ---
+# --- Where the kernels are not available. ---
 
 
 @pytest.mark.parametrize(
@@ -869,7 +869,7 @@ def test_vmap_over_layers(place: Place) -> None:
     [
         (
             {"x": torch.complex64},
-            "an operand has dtype torch.complex64, and the kernels know torch.float32, torch.float64",
+            "an operand has dtype torch.complex64, the kernels support torch.float32, torch.float64",
         ),
         ({"x": torch.int64}, "an operand has dtype torch.int64"),
         ({"score_src": torch.complex128}, "dtype torch.complex128"),
@@ -880,7 +880,7 @@ def test_what_the_kernels_do_not_know(changes: dict[str, torch.dtype], reason: s
     leaves = leaves_of(BIPARTITE, 3, 4, ADDITIVE)
     leaves |= {name: leaves[name].to(dtype) for name, dtype in changes.items()}
     assert reason in str(device.unsupported_reason(*leaves.values()))
-    with pytest.raises(ValueError, match=f"backend='fused' cannot serve: .*{reason}.*backend='auto'"):
+    with pytest.raises(ValueError, match=f"backend='fused' is not available here: .*{reason}.*backend='auto'"):
         call(leaves, edges_of(BIPARTITE))
 
 
@@ -888,7 +888,7 @@ def test_a_device_without_kernels() -> None:
     x = torch.empty(5, 3, 4, device="meta")
     reason = str(device.unsupported_reason(x))
     assert "x is on meta" in reason and "there are kernels for cpu and cuda" in reason
-    with pytest.raises(ValueError, match=f"backend='fused' cannot serve: {reason}"):
+    with pytest.raises(ValueError, match=f"backend='fused' is not available here: {reason}"):
         attend(x, Additive(), moved(edges_of(BIPARTITE), "meta"), backend="fused")
 
 
@@ -902,7 +902,7 @@ def test_without_numba(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "REASONS", {})
     monkeypatch.setattr(fused, "_forward", None)  # would fail
     assert_same(answer(leaves, edges, direction, "auto", dropout=0.3), truth, names)
-    with pytest.raises(ValueError, match="cannot serve: .*numba"):
+    with pytest.raises(ValueError, match="is not available here: .*numba"):
         call(leaves, edges)
 
 
@@ -1111,7 +1111,9 @@ def test_exported(name: str) -> None:
 def test_the_kernels_for_gpus_refuse_float64() -> None:
     with FakeTensorMode():
         x = torch.empty(3, 2, 4, device="cuda")
-        assert device.unsupported_reason(x, x.double()) == "the CUDA kernels sum in float32, and float64 came"
+        assert device.unsupported_reason(x, x.double()) == (
+            "the CUDA kernels accumulate in float32 and do not support float64"
+        )
 
 
 def test_the_mode_on_a_gpu_follows_the_edges_per_row() -> None:

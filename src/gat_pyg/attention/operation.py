@@ -153,7 +153,8 @@ def uses_kernels(backend: Backend, score: Score, x: Tensor, edge_weight: Tensor 
     if not score.kernels:
         reason = f"{type(score).__name__} has no kernels"
     if reason is not None and backend == "fused":
-        raise ValueError(f"backend='fused' cannot serve: {reason}. backend='auto' takes another one where it must.")
+        fallback = "backend='auto' falls back to another backend."
+        raise ValueError(f"backend='fused' is not available here: {reason}. {fallback}")
     return reason is None
 
 

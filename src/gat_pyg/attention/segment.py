@@ -139,7 +139,7 @@ class _Segment(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (dst,) = ctx.saved_tensors
-        return grad.index_select(0, dst), None, None, None  # of the sum; the max is asked for without a gradient
+        return grad.index_select(0, dst), None, None, None  # gradient of the sum; callers of the max never need one
 
     @staticmethod
     def vmap(

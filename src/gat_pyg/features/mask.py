@@ -36,7 +36,8 @@ def _kernels(device: str) -> Any:
 
 
 def mask_of(seed: Tensor, size: int, p: float, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
-    """`[size]`, or `[S, size]` for seeds `[S]`: the mask of `drop` that follows from a seed, or these fours of it."""
+    """`[size]`, or `[S, size]` for seeds `[S]`: the mask of `drop` that follows from a seed; with `ids`, only these
+    blocks of four words."""
     mask: Tensor = _Keep.apply(seed, size, p, torch.promote_types(dtype, torch.float32), ids)
     return mask.to(dtype)
 

@@ -16,7 +16,7 @@ from .pattern import Pattern
 class SparseFeatures(Tensor):
     """A sparse matrix `[N, F]` on its way to a layer: a pattern that never changes and values that dropout does.
 
-    It tells its shape, dtype and device, and `Linear` takes it. Unlike a torch.sparse CSR matrix it shares its pattern
+    It has a shape, dtype and device, and `Linear` takes it. Unlike a torch.sparse CSR matrix it shares its pattern
     with others, and `torch.func` may map over its values. Within `torch.func.grad` torch cannot read a CSR matrix: make
     one of these of it outside.
 
@@ -44,7 +44,7 @@ class SparseFeatures(Tensor):
 
     @property
     def content(self) -> Tensor:
-        """The values `[nnz]`, or `[H, nnz]` of several; what `Linear` does without, as it drops out while it sums."""
+        """The values `[nnz]`, or `[H, nnz]` of several. `Linear` never builds these: it masks while summing."""
         return self.undropped if self.seed is None else _dropped(self.undropped, self.seed, self.p)
 
     @property

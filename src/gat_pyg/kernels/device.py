@@ -44,9 +44,9 @@ def unsupported_reason(x: Tensor | None, *others: Tensor | None) -> str | None:
     dtypes = [operand.dtype for operand in (x, *others) if operand is not None]
     for dtype in dtypes:
         if dtype not in DTYPES:
-            return f"an operand has dtype {dtype}, and the kernels know {', '.join(map(str, DTYPES))}"
+            return f"an operand has dtype {dtype}, the kernels support {', '.join(map(str, DTYPES))}"
     if x.device.type == "cuda" and torch.float64 in dtypes:
-        return "the CUDA kernels sum in float32, and float64 came"
+        return "the CUDA kernels accumulate in float32 and do not support float64"
     reason: str | None = missing_reason(x.device.type)
     return reason
 

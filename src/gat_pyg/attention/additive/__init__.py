@@ -54,7 +54,7 @@ class Additive(Score):
 
     def saves_output(self, x: Tensor, edges: Edges | EdgeList) -> bool:
         """Return True if a score needs a gradient, and D and grad d come cheaper from O and O+ than from `[E, H]`."""
-        # what torch.func maps over does not tell whether a gradient will be asked for
+        # a vmapped tensor does not show whether a gradient will be requested
         mapped = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
         scored = any(operand is not None and (operand.requires_grad or mapped) for operand in self.operands)
         return scored and prefers_speed(x, edges)

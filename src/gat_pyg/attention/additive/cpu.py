@@ -60,7 +60,7 @@ from . import Additive
 @inline
 def _add_terms(z: Any, s: Any, node: Any, u: Any, ids: Any, edge: Any, heads: int, head: int, lanes: Any,
                count: Any) -> Any:  # fmt: skip
-    """z and the terms of the score that there are: of the other end, at `node[edge]`, and of the edge."""
+    """Return z plus the terms that exist: s at `node[edge]`, u of the edge."""
     if s is not None:
         z = z + load(s, np.int64(node[edge]) * heads + head, lanes, count)
     if u is not None:

@@ -113,7 +113,7 @@ def load_weight(w: Any, ids: Any, row: Row, k: int, lanes: Any, ragged: Any) -> 
 
 @inline
 def load_factors(factor: Any, drop: Any, w: Any, ids: Any, row: Row, model: int, lanes: Any, ragged: Any) -> None:
-    """k_ij w_ij of the edges of a chunk, of those two that there are."""
+    """Load k_ij w_ij for the edges of a chunk; a missing factor counts as 1."""
     if drop is not None:
         draw_row(factor, drop, model, row.begin, row.size, row.head, lanes)
     if w is not None:
@@ -171,7 +171,7 @@ def store_lse(lse: Any, row: Row, tops: Any, share: Any, ragged: Any) -> None:
 
 @inline
 def attend(row: Row, weight: Any, keep: Any, shares: Any, tops: Any, x: Any, out: Any, lse: Any, layout: Any) -> None:
-    """Equations (2) and (4): the scores of a chunk, of which `tops` are the largest, to its results."""
+    """Turn a chunk's scores into its output by equations (2) and (4); `tops` holds the largest score of each head."""
     lanes, tile, ragged = layout
     n = row.size * row.lanes
     for f in range(n, (n + LANES - 1) // LANES * LANES):
@@ -212,7 +212,7 @@ def load_lse(lse: Any, delta: Any, row: Row, lanes: Any, ragged: Any) -> Any:
 def softmax_back(row: Row, k: int, factor: Any, e: Any, product: Any, keep: Any, w: Any, ids: Any, top: Any, share: Any,
                  mean: Any, weights: Any, changes: Any, grad_w: Any, lanes: Any, ragged: Any) -> None:  # fmt: skip
     """k_ij w_ij alpha_ij and `factor` alpha_ij (g_ij - D_i) of an edge whose score is `factor` times e, also in place
-    of e and of `product`, which has <dO_i, x_j>; and grad w_ij, where it is asked for."""
+    of e and of `product`, which has <dO_i, x_j>; and the gradient of w_ij if requested."""
     alpha = share * exp(factor * load(e, k * row.lanes, lanes, None) - top)
     change, dropped = load(product, k * row.lanes, lanes, None), alpha
     at, count = np.int64(row.begin + k) * row.heads + row.head, only_if(ragged, row.width)

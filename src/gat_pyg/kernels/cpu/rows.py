@@ -90,7 +90,7 @@ if hasattr(os, "register_at_fork"):  # a child has none of its parent's threads
 
 
 class Job(NamedTuple):
-    """The work of a launch: the chunks of `bounds` for each of some models, and room for the buffers of one chunk."""
+    """The work of a launch: the chunks of `bounds` for each of some models, and the buffer size per chunk."""
 
     bounds: np.ndarray
     models: int
@@ -238,7 +238,7 @@ class Shape(NamedTuple):
         return tensor.contiguous().numpy().reshape(-1)
 
     def empty(self, rows: int, *row: int) -> np.ndarray:
-        """Room for results, by NumPy: it asks for huge pages where that is large, and the first write costs less."""
+        """Allocate results with NumPy, which requests huge pages for large arrays, so the first write is cheaper."""
         return np.empty((self.models, rows, *row), self.dtype).reshape(-1)
 
     def tensor(self, values: Any, rows: int, *row: int) -> Tensor:

@@ -107,8 +107,7 @@ def only_if_any(context: Any, flags: Any, value: Any) -> Any:
 
 @intrinsic
 def pointer(context: Any, array: Any, offset: Any) -> Any:
-    """The numbers of an array from `offset` on, without the array: an index asks for no sign, and a call counts no
-    references. None of None."""
+    """Pointer to array[offset:]: no check for negative indices, no reference counting. None stays None."""
     if array is types.none:
         return array(array, offset), lambda context, *_: context.get_dummy_value()
 

@@ -120,7 +120,7 @@ def load_row(p_rows, o_row, m_row):
 
 @triton.jit
 def edge_id(p_ids, i_place, m_e):
-    """The caller's ids of edges that stand at `i_place` in the order grouped by dst, or what dropout calls them."""
+    """Ids of the edges at CSR positions `i_place`: the caller's, or those used by dropout."""
     if p_ids is None:
         return i_place
     else:
