@@ -23,8 +23,9 @@ from gat_pyg.experiments.settings import INTERNAL, Factory, Settings, config_has
 from gat_pyg.experiments.unused import check_effects
 from gat_pyg.report.runs import gathered, lines_of
 from gat_pyg.tasks.graphs import GraphLabels
-from gat_pyg.tasks.metrics import METRICS, fitting_metric, metric_named
-from gat_pyg.tasks.nodes import NodeMultiLabels
+from gat_pyg.tasks.links import LinkLabels
+from gat_pyg.tasks.metrics import METRICS, metric_named
+from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from gat_pyg.tasks.objective import MASKS
 from gat_pyg.training import Inductive
 
@@ -278,8 +279,8 @@ def test_average_precision_has_one_name():
     short, long = (Settings.parse(compose("config", [f"metric={name}"])) for name in ("ap", "average_precision"))
     assert short == long and short.metric == "average_precision"
     assert "ap" not in METRICS and metric_named("ap") is METRICS["average_precision"]
-    for kind in ("one", "many", "link"):
-        assert fitting_metric("ap", kind) is fitting_metric("average_precision", kind)
+    for objective in (NodeLabels(3), NodeMultiLabels(3), LinkLabels(3)):
+        assert objective.scored_by("ap") == objective.scored_by("average_precision")
 
 
 def test_what_the_command_sets_itself_is_in_no_users_settings():

@@ -781,11 +781,11 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
         (["model.dropuot=0"], r"model\.dropuot is no argument of MLP\. Did you mean model\.dropout\?"),
         (
             ["model.readout=sum"],
-            r"model\.readout has no effect: digits predicts classes of nodes, and a readout is for",
+            r"model\.readout has no effect: digits predicts 10 classes of nodes, and a readout is for",
         ),
         (
             ["model.decoder=mlp"],
-            r"model\.decoder has no effect: digits predicts classes of nodes, and a decoder is for",
+            r"model\.decoder has no effect: digits predicts 10 classes of nodes, and a decoder is for",
         ),
         (["+model.decoder.decoder=mlp"], r"model\.decoder has no effect: .* is for pairs of nodes\. Leave it out\."),
         (

@@ -17,7 +17,6 @@ from gat_pyg.experiments.build import build_model
 from gat_pyg.experiments.model_file import predict, save_model
 from gat_pyg.experiments.settings import ModelFactory
 from gat_pyg.models import Readout
-from gat_pyg.tasks.preparation import Preparation
 from tests.objectives import labelled_graphs
 
 MODELS = {
@@ -101,12 +100,13 @@ def test_a_trained_model_is_built_again_and_predicts_graphs(tmp_path: Path):
     model, target, arguments = build_model(ModelFactory("model", settings), task)
     assert target == "gat_pyg.models.Readout"
     path = tmp_path / "model.safetensors"
-    save_model(path, model, target, arguments, preparation=task.preparation.to_dict())
+    save_model(
+        path, model, target, arguments, preparation=task.preparation.to_dict(), objective=task.objective.to_dict()
+    )
     found = predict(tmp_path, graphs)
     out = model.eval()(graphs.x, graphs.edge_index, batch=graphs.batch)
     torch.testing.assert_close(found, out.softmax(-1))
     assert found.shape == (3, 3) and load(tmp_path).preparation == task.preparation
-    assert Preparation.from_dict(task.preparation.to_dict()).item == "graph"
     has_readout = ModelFactory("model", {**settings, "readout": None})  # has one of its own
     own, target, _ = build_model(has_readout, task)
     assert target == "torch_geometric.nn.GIN" and isinstance(own, GIN)
@@ -121,7 +121,9 @@ def test_runs_of_several_seeds_are_loaded_as_one_stack(tmp_path: Path):
         model, target, arguments = build_model(ModelFactory("model", settings), task)
         path = tmp_path / f"seed-{seed}" / "model.safetensors"
         path.parent.mkdir()
-        save_model(path, model, target, arguments, preparation=task.preparation.to_dict())
+        save_model(
+            path, model, target, arguments, preparation=task.preparation.to_dict(), objective=task.objective.to_dict()
+        )
         outs.append(model.eval()(graphs.x, graphs.edge_index, batch=graphs.batch, batch_size=3))
     stack = load(tmp_path, seed="all")
     out = stack(graphs.x, graphs.edge_index, batch=graphs.batch, batch_size=3)

@@ -10,8 +10,9 @@ from sklearn import metrics as sk
 from torch import Tensor
 
 from gat_pyg.tasks.graphs import GraphLabels
-from gat_pyg.tasks.metrics import METRICS, fitting_metric
+from gat_pyg.tasks.links import LinkLabels
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
+from gat_pyg.tasks.targets import NodeTargets
 
 CASES = range(100)
 
@@ -81,7 +82,7 @@ def test_a_metric_of_one_label_is_that_of_scikit_learn(name: str) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # balanced_accuracy_score warns of predicted classes that do not occur
             expected = ONE[name](y[known], out[known])
-        objective = NodeLabels(K, fitting_metric(name, "one"))
+        objective = NodeLabels(K).scored_by(name)
         assert in_batches(objective, out, y) == pytest.approx(expected, abs=2e-6, rel=2e-6), case
 
 
@@ -93,28 +94,29 @@ def test_a_metric_of_many_labels_is_that_of_scikit_learn_over_known_labels(name:
         y = (torch.rand(n, K, generator=generator) < 0.3).float()
         y[torch.rand(n, K, generator=generator) < 0.2] = math.nan
         y[:, 0] = math.nan if case % 2 else 0.0  # a column without known labels, or with one value
-        objective = NodeMultiLabels(K, fitting_metric(name, "many"))
+        objective = NodeMultiLabels(K).scored_by(name)
         assert in_batches(objective, out, y) == pytest.approx(MANY[name](y, out), abs=2e-6), case
 
 
 @pytest.mark.parametrize("name", QUANTITY)
 def test_a_metric_of_quantities_is_that_of_scikit_learn_over_known_labels(name: str) -> None:
-    measure = fitting_metric(name, "quantity").measures["quantity"]
     for case in CASES:
         K, n, generator = drawn(case)
         y = 5 + torch.randn(n, K, generator=generator, dtype=torch.float64)
         out = y + torch.randn(n, K, generator=generator, dtype=torch.float64)
         y[torch.rand(n, K, generator=generator) < 0.2] = math.nan
         y[:, 0] = math.nan if case % 2 else y[:, 0]
-        assert measure(out, y) == pytest.approx(QUANTITY[name](y, out), rel=1e-6), case
+        assert in_batches(NodeTargets(K).scored_by(name), out, y) == pytest.approx(QUANTITY[name](y, out), rel=1e-6), (
+            case
+        )
 
 
 @pytest.mark.parametrize(
     ("kind", "task", "metric"),
     [
-        ("many", "ogbg-molbace", "roc_auc"),
-        ("many", "ogbg-molpcba", "average_precision"),
-        ("quantity", "ogbg-molesol", "rmse"),
+        (NodeMultiLabels, "ogbg-molbace", "roc_auc"),
+        (NodeMultiLabels, "ogbg-molpcba", "average_precision"),
+        (NodeTargets, "ogbg-molesol", "rmse"),
     ],
 )
 def test_a_metric_is_that_of_ogbs_evaluator(kind, task: str, metric: str) -> None:
@@ -122,30 +124,30 @@ def test_a_metric_is_that_of_ogbs_evaluator(kind, task: str, metric: str) -> Non
     for case in CASES:
         _, n, generator = drawn(case)
         out = torch.randn(n, evaluator.num_tasks, generator=generator, dtype=torch.float64)
-        y = out.sign().clamp(min=0) if kind == "many" else out + 1
+        y = out.sign().clamp(min=0) if kind is NodeMultiLabels else out + 1
         y[torch.rand(y.shape, generator=generator) < 0.3] = 1.0
-        if kind == "many" and evaluator.num_tasks > 1:  # the other Evaluators have no unknown labels
+        if kind is NodeMultiLabels and evaluator.num_tasks > 1:  # the other Evaluators have no unknown labels
             y[torch.rand(y.shape, generator=generator) < 0.2] = math.nan
         expected = evaluator.eval({"y_true": y.numpy(), "y_pred": out.numpy()})[evaluator.eval_metric]
-        assert METRICS[metric].measures[kind](out, y) == pytest.approx(expected, rel=2e-6), case
+        assert in_batches(kind(out.size(1)).scored_by(metric), out, y) == pytest.approx(expected, rel=2e-6), case
 
 
 def test_logits_that_a_sigmoid_cannot_tell_apart_keep_their_order() -> None:
     y, out = torch.tensor([[0.0], [1.0], [0.0], [1.0]]), torch.tensor([[60.0], [70.0], [80.0], [90.0]])
-    assert METRICS["roc_auc"].measures["many"](out.double(), y) == 0.75
+    assert NodeMultiLabels(1).scored_by("roc_auc").measure(out.double(), y) == 0.75
 
 
 def test_a_score_that_is_undefined_or_diverged_is_nan() -> None:
     for name in ("roc_auc", "average_precision"):
-        measure = METRICS[name].measures["many"]
+        measure = NodeMultiLabels(1).scored_by(name).measure
         assert math.isnan(measure(torch.randn(4, 1), torch.ones(4, 1)))
         assert math.isnan(measure(torch.full((4, 1), math.nan), torch.tensor([[0.0], [1], [0], [1]])))
 
 
-@pytest.mark.parametrize("name", [name for name in METRICS if "one" in METRICS[name].kinds])
+@pytest.mark.parametrize("name", NodeLabels.measures)
 def test_the_constant_score_is_reached_by_a_constant_prediction(name: str) -> None:
     y = torch.tensor([0, 1, 1, -1, 1, 2])
-    objective = GraphLabels(3, METRICS[name])
+    objective = GraphLabels(3).scored_by(name)
     constant = torch.tensor([0.0, 1.0, 0.0]).expand(6, 3)
     assert objective.constant_score(y) == pytest.approx(objective.score(objective.statistics(constant, y)))
 
@@ -153,21 +155,22 @@ def test_the_constant_score_is_reached_by_a_constant_prediction(name: str) -> No
 def test_the_loss_of_a_split_is_the_mean_over_known_labels_whatever_the_metric() -> None:
     out, y = torch.randn(6, 3), torch.tensor([0, 1, -1, 2, 1, 0])
     for name in ONE:
-        objective = NodeLabels(3, METRICS[name])
+        objective = NodeLabels(3).scored_by(name)
         values = objective.metrics({"val": objective.statistics(out, y)})
         assert f"val_{name}" in values
         assert values["val_loss"] == pytest.approx(float(objective.loss(out, y)), rel=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "message"),
+    ("name", "objective", "message"),
     [
-        ("rmse", "one", "metric=rmse does not fit labels of one class each, expected accuracy, balanced_accuracy"),
-        ("accuracy", "many", "metric=accuracy does not fit many labels, expected micro_f1, macro_f1, roc_auc"),
-        ("roc_auc", "quantity", "metric=roc_auc does not fit quantities, expected mae, rmse, r2."),
-        ("auc", "one", "metric=auc is unknown, expected accuracy"),
+        ("rmse", NodeLabels(3), "metric=rmse does not fit 3 classes of nodes, expected accuracy, balanced_accuracy"),
+        ("accuracy", NodeMultiLabels(1), "metric=accuracy does not fit 1 label of nodes, expected micro_f1, macro_f1"),
+        ("roc_auc", NodeTargets(2), "metric=roc_auc does not fit 2 targets of nodes, expected mae, rmse, r2."),
+        ("rmse", LinkLabels(2), "metric=rmse does not fit links, expected roc_auc, average_precision, mrr, hits@20"),
+        ("auc", GraphLabels(2), "metric=auc is unknown, expected accuracy"),
     ],
 )
-def test_a_metric_that_does_not_fit_is_an_error(name: str, kind, message: str) -> None:
+def test_a_metric_that_does_not_fit_is_an_error(name: str, objective, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        fitting_metric(name, kind)
+        objective.scored_by(name)

@@ -41,7 +41,7 @@ def bag(N: int = 40, F: int = 12) -> Data:
 def of(data: Data, *transforms: dict[str, Any]) -> Preparation:
     """The preparation of a run on `data` after these transforms."""
     x = Compose([build_transform(transform) for transform in transforms])(data).x
-    return Preparation(x.size(1), None, "accuracy", False, None, transforms, *row_ranges([x]))
+    return Preparation(x.size(1), None, None, transforms, *row_ranges([x]))
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_arguments_of_another_version_are_named():
 
 
 def test_other_dimensions_are_named():
-    preparation = Preparation(12, 2, "accuracy")
+    preparation = Preparation(12, 2)
     data = bag()
     with pytest.raises(ValueError, match=r"edge_attr is missing, expected \(E, 2\)"):
         preparation(data)
@@ -149,7 +149,7 @@ def test_no_part_of_a_runs_own_data_is_taken_for_another(make: Any):
 def test_a_preparation_comes_back_from_json():
     preparation = digits().preparation
     assert preparation.class_names == tuple("0123456789")
-    described = json.loads(json.dumps({**preparation.to_dict(), "later": 1}))
+    described = json.loads(json.dumps(preparation.to_dict()))
     assert Preparation.from_dict(described) == preparation
 
 
@@ -261,9 +261,9 @@ def folder(tmp_path: Path) -> Path:
     arguments = {"in_channels": 12, "hidden_channels": 4, "num_layers": 2, "out_channels": 3}
     for seed in range(2):
         torch.manual_seed(seed)
-        about = of(bag(), NORMALIZE).to_dict()
+        about = {"preparation": of(bag(), NORMALIZE).to_dict(), "objective": NodeLabels(3).to_dict()}
         path = tmp_path / f"seed-{seed}" / "model.safetensors"
-        save_model(path, GCN(**arguments), "torch_geometric.nn.GCN", arguments, preparation=about)
+        save_model(path, GCN(**arguments), "torch_geometric.nn.GCN", arguments, **about)
     return tmp_path
 
 
@@ -290,7 +290,7 @@ def test_predict_is_the_model_on_prepared_data(folder: Path):
         predict(folder, Data(0.01 * data.x, data.edge_index), seed=0)
 
 
-def test_an_older_file_loads_and_predicts_nothing(tmp_path: Path):
+def test_a_file_without_a_preparation_loads_and_predicts_nothing(tmp_path: Path):
     arguments = {"in_channels": 12, "hidden_channels": 4, "num_layers": 2, "out_channels": 3}
     save_model(tmp_path / "model.safetensors", GCN(**arguments), "torch_geometric.nn.GCN", arguments)
     model: Any = load(tmp_path)
@@ -302,11 +302,19 @@ def test_an_older_file_loads_and_predicts_nothing(tmp_path: Path):
         predict(tmp_path, bag())
 
 
-@pytest.mark.parametrize("described", [3, {"in_channels": 12}])
+@pytest.mark.parametrize(
+    "described",
+    [
+        {"preparation": 3},
+        {"preparation": {"in_channels": 12}},
+        {"objective": 3},
+        {"objective": {"objective": "NodeLabels"}},
+        {"objective": {**NodeLabels(3).to_dict(), "metric": "unheard"}},
+    ],
+    ids=str,
+)
 def test_a_description_in_another_form_is_named(tmp_path: Path, described: Any):
     arguments = {"in_channels": 12, "hidden_channels": 4, "num_layers": 2, "out_channels": 3}
-    save_model(
-        tmp_path / "model.safetensors", GCN(**arguments), "torch_geometric.nn.GCN", arguments, preparation=described
-    )
-    with pytest.raises(ValueError, match=r"describes its data preparation in another form: .*Use the version"):
+    save_model(tmp_path / "model.safetensors", GCN(**arguments), "torch_geometric.nn.GCN", arguments, **described)
+    with pytest.raises(ValueError, match=r"describes its data preparation or objective in another form: .*Use the"):
         load(tmp_path)

@@ -1,5 +1,6 @@
 """Quantities of nodes and graphs: losses against torch's, standardisation, and scores in the unit of y."""
 
+import json
 import math
 
 import pytest
@@ -11,8 +12,9 @@ from torch_geometric.datasets import FakeDataset
 
 from gat_pyg.data.own import from_dataset, from_file
 from gat_pyg.tasks.metrics import MAE, RMSE
+from gat_pyg.tasks.objectives import objective_from
 from gat_pyg.tasks.targets import GraphTargets, NodeTargets
-from tests.objectives import quantities_of_graphs, quantities_of_nodes
+from tests.objectives import OBJECTIVES, quantities_of_graphs, quantities_of_nodes
 
 
 def drawn(n: int, K: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,12 +85,11 @@ def test_the_best_constant_is_the_mean_or_the_median():
     assert NodeTargets(1, MAE).constant_score(y) == pytest.approx(1)
 
 
-def test_the_stored_preparation_returns_quantities_in_their_unit():
-    task = quantities_of_nodes()
-    out = torch.randn(5, 3)
-    torch.testing.assert_close(task.preparation.predictions(out), task.objective.predictions(out))
-    saved = type(task.preparation).from_dict(task.preparation.to_dict())
-    torch.testing.assert_close(saved.predictions(out), task.objective.predictions(out))
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_an_objective_comes_back_from_json(name):
+    objective = OBJECTIVES[name]().objective
+    assert objective_from(json.loads(json.dumps(objective.to_dict()))) == objective
+    assert objective_from({**objective.to_dict(), "objective": "Other"}) is None
 
 
 def test_fractions_are_quantities_and_the_other_nodes_are_for_training():

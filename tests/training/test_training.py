@@ -216,7 +216,7 @@ def test_scores_that_are_logged_are_those_of_the_whole_split(name: str):
         out, y = module.eval()(batch)[rows], batch.y[rows]
     metric = task.objective.metric
     if metric.name in ("roc_auc", "average_precision"):
-        assert scores[f"test_{metric.name}"] == pytest.approx(metric.measures[task.objective.kind](out, y), rel=1e-5)
+        assert scores[f"test_{metric.name}"] == pytest.approx(task.objective.measure(out, y), rel=1e-5)
     elif task.objective.columns == "targets":
         expected = task.objective.score(torch.cat([out, y], -1))  # of all rows at once
         assert scores[f"test_{metric.name}"] == pytest.approx(expected, rel=1e-5)

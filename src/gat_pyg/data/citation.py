@@ -13,7 +13,7 @@ from torch_geometric.datasets import Planetoid
 from torch_geometric.io import fs
 from torch_geometric.utils import coalesce, remove_self_loops
 
-from ..tasks.checks import _check_edge_index, _check_edge_index_shape
+from ..tasks.checks import check_edge_index, check_edge_index_shape
 from ..tasks.nodes import NodeLabels
 from ..tasks.objective import MASKS
 from ..tasks.preparation import NORMALIZE, build_transform
@@ -101,7 +101,7 @@ def _assemble(raw: Mapping[str, Any]) -> Data:
     if 2 * rows < N:  # Citeseer's test nodes have gaps between them, 15 in all
         raise ValueError(f"test.index holds {N - 1}, but allx and tx have {rows} rows together")
     links = _links(raw["graph"])
-    _check_edge_index(links, N, "graph")  # before coalesce, which assumes ids from 0 to N - 1
+    check_edge_index(links, N, "graph")  # before coalesce, which assumes ids from 0 to N - 1
     x = torch.zeros(N, raw["allx"].size(1))
     y = torch.zeros(N, raw["ally"].size(1))
     x[:first], y[:first] = raw["allx"], raw["ally"]
@@ -123,5 +123,5 @@ def _links(graph: Mapping[int, Sequence[int]]) -> Tensor:
 def _pairs(src: list[int], dst: list[int]) -> Tensor:
     """Return links [2, L] int64, possibly none; raise ValueError if ids are not whole numbers."""
     links = torch.tensor([src, dst]) if src or dst else torch.empty(2, 0, dtype=torch.long)
-    _check_edge_index_shape(links, "graph")
+    check_edge_index_shape(links, "graph")
     return links

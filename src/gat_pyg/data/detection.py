@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from itertools import chain
 from typing import Any
 
@@ -11,24 +10,15 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from ..tasks.checks import _NOTHING_KNOWN, _check_present
-from ..tasks.edges import EdgeLabels, EdgeMultiLabels, complete_pairs
-from ..tasks.graphs import GraphLabels, GraphMultiLabels
+from ..tasks.checks import check_present
+from ..tasks.edges import complete_pairs
 from ..tasks.ids import node_ids, num_nodes
-from ..tasks.labels import ManyLabels, OneLabel
-from ..tasks.nodes import NodeLabels, NodeMultiLabels
 from ..tasks.objective import MASKS, Objective, any_known
-from ..tasks.targets import EdgeTargets, GraphTargets, NodeTargets, Targets
+from ..tasks.objectives import objective_for
 from .splits import chosen_mask
 
-OBJECTIVES: dict[str, tuple[type[OneLabel], type[ManyLabels], type[Targets]]] = {
-    "node": (NodeLabels, NodeMultiLabels, NodeTargets),
-    "edge": (EdgeLabels, EdgeMultiLabels, EdgeTargets),
-    "graph": (GraphLabels, GraphMultiLabels, GraphTargets),
-}
 
-
-def _labelled(raw: list[list[Any]], task: str | None, name: str) -> list[list[Any]]:
+def labelled(raw: list[list[Any]], task: str | None, name: str) -> list[list[Any]]:
     """Return the graphs with the labels of their edges as y, if these are to be predicted.
 
     A graph on its own without features gets the ids of its nodes as x.
@@ -98,110 +88,48 @@ def _check_edge_label(label: Any, pairs: Any, name: str) -> None:
         )
 
 
-def _check_is_graph(data: Any, name: str) -> None:
-    _check_kind(data, name)
-    _check_present(data, name)
+def check_is_graph(data: Any, name: str) -> None:
+    """Raise ValueError unless `data` is a `Data` with x, edge_index and y."""
+    check_kind(data, name)
+    check_present(data, name)
 
 
-def _check_kind(data: Any, name: str) -> None:
+def check_kind(data: Any, name: str) -> None:
+    """Raise ValueError unless `data` is a `Data`."""
     if not isinstance(data, Data):
         hint = " Use its to_homogeneous()." if hasattr(data, "to_homogeneous") else ""
         raise ValueError(f"{name} holds a {type(data).__name__}, expected torch_geometric.data.Data.{hint}")
 
 
-def _columns(data: Data) -> int:
+def num_splits(data: Data) -> int:
     """Return the number of splits of a graph: the columns of its masks."""
     return max((data[key].size(1) for key in MASKS if getattr(data.get(key), "ndim", 0) == 2), default=1)
 
 
-def _are_quantities(y: list[Tensor]) -> bool:
-    """Return True if floats are neither classes nor binary labels: fractions, or in [N, K] any but 0 and 1."""
-    for labels in y:
-        if not labels.is_floating_point() or not labels.dim():
-            continue
-        known = labels[~labels.isnan()].double()
-        many = labels.dim() == 2 and labels.size(1) > 1
-        if (((known != 0) & (known != 1)) if many else (known != known.round()) | (known < -1)).any():
-            return True
-    return False
-
-
-def _objective_of(graphs: list[Data], quantities: bool, item: str | None, name: str) -> Objective:
-    """Return the objective that fits the labels of these graphs; `item` is None if their number decides."""
+def objective_class(graphs: list[Data], task: str | None) -> type[Objective]:
+    """Return the class of the objective: that of the task, else the one that recognises the labels of the graphs."""
     y = [data.y for data in graphs]
+    item, _, goal = (task or "").partition("_")
     if "edge_label_index" in graphs[0]:
         item = "edge"
-    if item is None:
-        is_single = len(graphs) > 1 and all(len(labels) == 1 for labels in y)
+    elif not item:
+        is_single = len(graphs) > 1 and all(labels.shape[:1] == (1,) for labels in y)
         item = "graph" if is_single and any(data.x.shape[:1] != (1,) for data in graphs) else "node"
-    one, many, targets = OBJECTIVES[item]
-    if quantities:
-        return targets(y[0].size(1))
-    K = y[0].size(1) if y[0].dim() == 2 else max((int(labels.max()) + 1 for labels in y if len(labels)), default=0)
-    if K < 1 or not any(bool(any_known(labels).any()) for labels in y):
-        raise ValueError(f"{name}{_NOTHING_KNOWN}")
-    objective: Objective = many(K) if y[0].dim() == 2 else one(K)
-    if y[0].dim() == 2:
-        _suggest_classes(y, name)
-    count = sum(map(len, y))
-    if y[0].dim() == 1 and count < K:
-        items = f"{count} {objective.item}s"
-        raise ValueError(
-            f"{name}: y holds the label {K - 1}, but there are {items}. Number the classes from 0, "
-            f"or choose task={objective.item}_regression for quantities."
-        )
-    return objective
+    return objective_for(y, item, goal or None)
 
 
-def _suggest_classes(y: list[Tensor], name: str) -> None:
-    """Warn if binary labels are one-hot: exactly one of each row with a known label is 1, and not always the same."""
-    rows = torch.cat([labels[any_known(labels)] for labels in y])
-    if bool((rows.sum(1) == 1).all()) and int(rows.sum(0).count_nonzero()) > 1:
-        warnings.warn(
-            f"{name}: exactly one of the {y[0].size(1)} labels in each row of y is 1. Each is predicted by itself, as "
-            "labels that do not exclude each other. If they are classes, give y.argmax(1).",
-            stacklevel=4,
-        )
-
-
-def _tidy(data: Data, split: int | None, quantities: bool, name: str) -> Data:
+def tidy(data: Data, split: int | None, objective: type[Objective], name: str) -> Data:
     """Return a new graph with only the keys of `Task`, in the types of `Task`; its masks if there is a `split`."""
-    tidy = Data(data.x.float(), data.edge_index, y=_targets(data.y, name) if quantities else _labels(data.y, name))
+    graph = Data(data.x.float(), data.edge_index, y=objective.convert(data.y, name))
     if data.edge_attr is not None:
-        tidy.edge_attr = data.edge_attr.float()
-        if tidy.edge_attr.dim() == 1:
-            tidy.edge_attr = tidy.edge_attr[:, None]  # [E, 1]
+        graph.edge_attr = data.edge_attr.float()
+        if graph.edge_attr.dim() == 1:
+            graph.edge_attr = graph.edge_attr[:, None]  # [E, 1]
     if "edge_label_index" in data:
-        tidy.edge_label_index = data.edge_label_index
-        complete_pairs(tidy)
-    known, items = any_known(tidy.y), "edges" if "edge_label_index" in data else "nodes"
+        graph.edge_label_index = data.edge_label_index
+        complete_pairs(graph)
+    known, items = any_known(graph.y), "edges" if "edge_label_index" in data else "nodes"
     for key in MASKS:
         if split is not None and data.get(key) is not None:
-            tidy[key] = chosen_mask(data[key], split, len(known), items, key, name) & known
-    return tidy
-
-
-def _targets(y: Tensor, name: str) -> Tensor:
-    """Return quantities as [N, K] float32."""
-    if y.dim() not in (1, 2) or 0 in y.shape[1:]:
-        raise ValueError(f"{name}: y has shape {tuple(y.shape)}, expected (N,) or (N, K), K quantities per row.")
-    return y.float() if y.dim() == 2 else y.float()[:, None]
-
-
-def _labels(y: Tensor, name: str) -> Tensor:
-    """Return labels as [N, K] float32 with NaN for unknown ones, or as [N] int64 with -1."""
-    y = y.squeeze(1) if y.dim() == 2 and y.size(1) == 1 else y
-    if y.dim() == 2:
-        return y.float()
-    if y.dim() != 1:
-        raise ValueError(f"{name}: y has shape {tuple(y.shape)}, expected (N,), or (N, K) for many labels per node.")
-    if not y.is_floating_point():
-        return y.long()
-    y = y.double()
-    wrong = y[(y != y.round()) & ~y.isnan() | (y.abs() >= 2**53)]
-    if wrong.numel():
-        raise ValueError(
-            f"{name}: y holds {float(wrong[0])}..., expected whole numbers: classes. For quantities choose "
-            "task=node_regression, edge_regression or graph_regression."
-        )
-    return y.masked_fill(y.isnan(), -1).long()
+            graph[key] = chosen_mask(data[key], split, len(known), items, key, name) & known
+    return graph

@@ -14,7 +14,7 @@ from torch_geometric.utils import remove_self_loops, to_undirected
 from ..tasks.nodes import NodeLabels, NodeMultiLabels
 from ..tasks.targets import NodeTargets
 from ..tasks.task import Task
-from .splits import _draw_masks
+from .splits import draw_masks
 
 # Digits: embedded ---------------------------------------------------------------------------------------------------
 
@@ -37,7 +37,7 @@ def digits(k: int = 5) -> Task:
     with resources.files("gat_pyg").joinpath("digits.npz").open("rb") as file, np.load(file) as stored:
         pixels, y = torch.from_numpy(stored["x"]), torch.from_numpy(stored["y"]).long()
     data = Data(x=pixels / 16.0, edge_index=_nearest(pixels.double(), k), y=y)
-    _draw_masks(data, train=200, val=500, test=1000, seed=0, name="digits")
+    draw_masks(data, NodeLabels(10), per_class=20, val=500, test=1000, seed=0, name="digits")
     names = tuple(str(digit) for digit in range(10))
     return Task("digits", [data], [data], [data], num_features=64, objective=NodeLabels(10), class_names=names)
 

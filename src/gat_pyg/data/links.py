@@ -12,13 +12,14 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import RandomLinkSplit
 from torch_geometric.utils import coalesce, is_undirected, remove_self_loops
 
-from ..tasks.checks import _check_edge_index, _check_shapes
+from ..tasks.checks import check_edge_index, check_shapes
+from ..tasks.edges import EdgeLabels
 from ..tasks.ids import node_ids, num_nodes
 from ..tasks.links import LinkLabels
 from ..tasks.metrics import LINKS
 from ..tasks.objective import MASKS
 from ..tasks.task import Task
-from .detection import _check_is_graph, _check_kind, _columns, _labelled, _tidy
+from .detection import check_is_graph, check_kind, labelled, num_splits, tidy
 from .splits import TEST, VAL
 
 CHANNELS = 16  # the width of the vectors whose inner product is the score of a pair
@@ -81,7 +82,7 @@ def link_task(
     if len(graphs) > 1:
         raise ValueError(f"{name}: task={LINKS} needs a single graph, but there are {len(graphs)}.")
     graph, objective = graphs[0], LinkLabels(CHANNELS)
-    _check_kind(graph, name)
+    check_kind(graph, name)
     if graph.get("edge_label_index") is None:
         shares: Any = (val, test) if (val, test) != (VAL, TEST) else (0.05, 0.1)
         return _drawn(graph, name, shares, 0.0, seed, objective, transforms, ("val", "test", "seed"))
@@ -90,13 +91,13 @@ def link_task(
             f"{name}: {missing[0]} is missing, expected edge_label, train_mask, val_mask and test_mask of the pairs in "
             "edge_label_index: 1 for each link, 0 for each pair without one. Without edge_label_index, links are drawn."
         )
-    ((graph,),) = _labelled([[graph]], "edge_classification", name)
-    _check_is_graph(graph, name)
-    data = _tidy(graph, split, False, name)
+    ((graph,),) = labelled([[graph]], "edge_classification", name)
+    check_is_graph(graph, name)
+    data = tidy(graph, split, EdgeLabels, name)
     data.pop("edge_label_attr", None)
     F, D = data.x.size(-1), None if data.edge_attr is None else data.edge_attr.size(-1)
     splits = [data], [data], [data]
-    options: dict[str, Any] = {"transforms": tuple(transforms), "num_splits": _columns(graph), "split_arguments": ()}
+    options: dict[str, Any] = {"transforms": tuple(transforms), "num_splits": num_splits(graph), "split_arguments": ()}
     return Task(name, *splits, F, objective, D, **options)
 
 
@@ -119,8 +120,8 @@ def _drawn(
         weights = weights if weights.is_floating_point() else weights.float()
         weights = weights[:, None] if weights.dim() == 1 else weights
     D = None if weights is None else weights.size(-1)
-    _check_shapes(x.size(-1) if x.dim() else 1, D, x, graph.edge_index, weights, name)
-    _check_edge_index(graph.edge_index, N, name)
+    check_shapes(x.size(-1) if x.dim() else 1, D, x, graph.edge_index, weights, name)
+    check_edge_index(graph.edge_index, N, name)
     edges, weights = remove_self_loops(graph.edge_index, weights)
     if weights is None:
         edges = coalesce(edges, num_nodes=N)

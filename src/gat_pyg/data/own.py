@@ -10,24 +10,14 @@ from typing import Any
 
 from torch_geometric.data import Data, Dataset
 
-from ..tasks.checks import _check_graph
+from ..tasks.checks import check_graph
 from ..tasks.metrics import LINKS, TASKS
-from ..tasks.objective import MASKS, SPLITS
+from ..tasks.objective import SPLITS
 from ..tasks.task import Task
-from .detection import _are_quantities, _check_is_graph, _columns, _labelled, _objective_of, _tidy
+from .detection import check_is_graph, labelled, num_splits, objective_class, tidy
 from .formats import _graph, read
 from .links import link_task
-from .splits import (
-    TEST,
-    VAL,
-    _draw_graphs,
-    _draw_links,
-    _draw_masks,
-    _fold_graphs,
-    _ogb_graphs,
-    _ogb_masks,
-    check_classes,
-)
+from .splits import TEST, VAL, add_masks, check_classes, chosen_graphs, draw_graphs, draw_masks, fold_graphs
 from .unions import UNION, SplitGraphs, graphs_of
 
 # One's own graphs ---------------------------------------------------------------------------------------------------
@@ -150,75 +140,53 @@ def from_dataset(
     if task not in (None, *TASKS):
         raise ValueError(f"{name}: task is {task!r}, expected None or one of {', '.join(TASKS)}.")
     raw = _parts(dataset, name)
-    every = list(chain(*raw))
-    if not every:
+    if not any(raw):
         raise ValueError(f"{name} has no graph, expected at least one.")
     if task == LINKS:
-        return link_task(every, name, val, test, seed, split, transforms)
-    raw = _labelled(raw, task, name)
+        return link_task(list(chain(*raw)), name, val, test, seed, split, transforms)
+    raw = labelled(raw, task, name)
+    for graph in chain(*raw):
+        check_is_graph(graph, name)
     every = list(chain(*raw))
-    for graph in every:
-        _check_is_graph(graph, name)
-    num_splits = dataset.num_splits if isinstance(dataset, SplitGraphs) else _columns(every[0])
-    quantities = _are_quantities([graph.y for graph in every]) if task is None else task.endswith("_regression")
+    count = dataset.num_splits if isinstance(dataset, SplitGraphs) else num_splits(every[0])
+    kind = objective_class(every, task)
     column = split if len(raw) == len(every) == 1 else None  # masks are of the nodes or edges of a single graph
-    parts = [[_tidy(data, column, quantities, name) for data in graphs] for graphs in raw]
+    parts = [[tidy(data, column, kind, name) for data in graphs] for graphs in raw]
     every = list(chain(*parts))
     if not all("edge_label_attr" in data for data in every):
         for data in every:
             data.pop("edge_label_attr", None)
-    objective = _objective_of(every, quantities, None if task is None else task.partition("_")[0], name)
+    objective = kind.for_labels([data.y for data in every], name)
     F, D = (
         tensor.size(-1) if tensor is not None and tensor.dim() else 1 for tensor in (every[0].x, every[0].edge_attr)
     )
     edge_dim = D if every[0].edge_attr is not None else None
-    split_of_ogb = getattr(dataset, "get_idx_split", None)
     if folds is not None and (len(parts) == 3 or len(every) == 1):
-        kind = "is split already" if len(parts) == 3 else "is a single graph"
+        reason = "is split already" if len(parts) == 3 else "is a single graph"
         raise ValueError(
-            f"{name}: folds={folds} divides a list of graphs with one label each, but this {kind}. Leave out folds "
+            f"{name}: folds={folds} divides a list of graphs with one label each, but this {reason}. Leave out folds "
             "(split.folds in the command)."
         )
     drawn: tuple[str, ...] = ()
-    if len(parts) == 1 and len(every) == 1:
-        _check_graph(every[0], F, edge_dim, objective, name)  # before a split is drawn
-        if split_of_ogb is not None:
-            _ogb_masks(every[0], split_of_ogb())
-        drawn = _split_arguments(every[0], by_class=not quantities and objective.item != "edge")
-        if objective.item == "edge":
-            _draw_links(every[0], val, test, seed, name)
-        else:
-            _draw_masks(every[0], None if quantities else per_class * objective.out_channels, val, test, seed, name)
+    of_ogb = getattr(dataset, "get_idx_split", None)
+    if len(parts) == 3:
+        pass
+    elif len(every) == 1:
+        check_graph(every[0], F, edge_dim, objective, name)  # before a split is drawn
+        if of_ogb is not None:
+            add_masks(every[0], of_ogb())
+        drawn = draw_masks(every[0], objective, per_class, val, test, seed, name)
         parts = [every, every, every]
-    elif len(parts) == 1 and folds is not None:
-        parts, num_splits = _fold_graphs(every, folds, fold, seed, name)
+    elif folds is not None:
+        parts, count = fold_graphs(every, folds, fold, seed, name)
         drawn = ("folds", "fold", "seed") if isinstance(folds, int) else ("folds", "fold")
-    elif len(parts) == 1 and split_of_ogb is not None:
-        parts = _ogb_graphs(every, split_of_ogb())
-    elif len(parts) == 1:
-        parts, drawn = _draw_graphs(every, val, test, seed, name), ("val", "test", "seed")
-    names = _class_names(dataset, objective.out_channels)
+    elif of_ogb is not None:
+        parts = chosen_graphs(every, of_ogb())
+    else:
+        parts, drawn = draw_graphs(every, val, test, seed, name), ("val", "test", "seed")
     train_graphs, val_graphs, test_graphs = parts
-    return Task(
-        name,
-        train_graphs,
-        val_graphs,
-        test_graphs,
-        F,
-        objective,
-        edge_dim,
-        names,
-        tuple(transforms),
-        num_splits,
-        drawn,
-    )
-
-
-def _split_arguments(data: Data, by_class: bool) -> tuple[str, ...]:
-    """Return the names of the arguments by which the missing masks of a graph are drawn."""
-    arguments = {"train_mask": ["per_class"] * by_class, "val_mask": ["val"], "test_mask": ["test"]}
-    names = [name for key in MASKS if key not in data for name in arguments[key]]
-    return (*names, "seed") if any(key not in data for key in MASKS) else ()
+    names, described = _class_names(dataset, objective.out_channels), tuple(transforms)
+    return Task(name, train_graphs, val_graphs, test_graphs, F, objective, edge_dim, names, described, count, drawn)
 
 
 def _class_names(dataset: Any, K: int) -> tuple[str, ...] | None:

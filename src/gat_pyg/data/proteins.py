@@ -13,7 +13,7 @@ from torch_geometric.data import Data, download_url, extract_zip
 from torch_geometric.datasets import PPI
 from torch_geometric.utils import coalesce, remove_self_loops
 
-from ..tasks.checks import _check_edge_index
+from ..tasks.checks import check_edge_index
 from ..tasks.nodes import NodeMultiLabels
 from ..tasks.preparation import Standardize
 from ..tasks.task import Task
@@ -77,7 +77,7 @@ def _read_ppi(folder: Path, split: str, x: Tensor) -> Iterator[Data]:
     edge_index = _ppi_links(folder / f"{split}_graph.json")
     if not len(x) == len(y) == len(graph) or graph.dim() != 1 or (graph[1:] < graph[:-1]).any():
         raise ValueError(f"{split}: {len(x)} features, {len(y)} labels, {len(graph)} graph ids, or ids not in order")
-    _check_edge_index(edge_index, len(x), f"{split}_graph.json")
+    check_edge_index(edge_index, len(x), f"{split}_graph.json")
     edge_index, _ = remove_self_loops(edge_index)
     edge_index = coalesce(edge_index, num_nodes=len(x), sort_by_row=False)
     edge_index = edge_index[:, graph[edge_index[0]] == graph[edge_index[1]]]

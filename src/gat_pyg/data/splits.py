@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from ..tasks.objective import MASKS, SPLITS, any_known
+from ..tasks.objective import MASKS, SPLITS, Objective, any_known
 from ..tasks.task import Task
 
 VAL, TEST = 500, 1000  # nodes or graphs that are drawn by default, as in the paper
@@ -38,7 +38,20 @@ def chosen_mask(mask: Any, split: int, count: int, items: str, key: str, name: s
     return chosen
 
 
-def _draw_masks(data: Data, train: int | None, val: int, test: int, seed: int, name: str, items: str = "nodes") -> None:
+def draw_masks(
+    data: Data, objective: Objective, per_class: int, val: int, test: int, seed: int, name: str
+) -> tuple[str, ...]:
+    """Draw the missing masks of a graph, and return the names of the arguments that they depend on."""
+    arguments = {"train_mask": ["per_class"] * objective.by_class, "val_mask": ["val"], "test_mask": ["test"]}
+    missing = [key for key in MASKS if key not in data]
+    if objective.item == "edge":
+        _draw_links(data, val, test, seed, name)
+    else:
+        _draw(data, per_class * objective.out_channels if objective.by_class else None, val, test, seed, name)
+    return (*chain(*(arguments[key] for key in missing)), "seed") if missing else ()
+
+
+def _draw(data: Data, train: int | None, val: int, test: int, seed: int, name: str, items: str = "nodes") -> None:
     """Draw the missing masks among the labelled nodes that are in no other mask.
 
     For training, `train` nodes are drawn, the same number of each class; if None, all that are left for it.
@@ -91,13 +104,13 @@ def _draw_links(data: Data, val: int, test: int, seed: int, name: str) -> None:
     for key in MASKS:
         if key in data:
             links[key] = torch.zeros(size, dtype=torch.bool).index_fill_(0, link[data[key]], True)
-    _draw_masks(links, None, val, test, seed, name, "links")
+    _draw(links, None, val, test, seed, name, "links")
     for key in MASKS:
         if key not in data:
             data[key] = links[key][link] & any_known(data.y)
 
 
-def _draw_graphs(graphs: list[Data], val: int, test: int, seed: int, name: str) -> list[list[Data]]:
+def draw_graphs(graphs: list[Data], val: int, test: int, seed: int, name: str) -> list[list[Data]]:
     """Draw graphs for validation and test; the others, in their order, are for training."""
     if val + test >= len(graphs) or min(val, test) < 1:
         raise ValueError(
@@ -109,7 +122,7 @@ def _draw_graphs(graphs: list[Data], val: int, test: int, seed: int, name: str) 
     return [[graphs[i] for i in sorted(split)] for split in splits]
 
 
-def _fold_graphs(
+def fold_graphs(
     graphs: list[Data], folds: int | str | Path, fold: int, seed: int, name: str
 ) -> tuple[list[list[Data]], int]:
     """Return the graphs of each split of one fold, and the number of folds: stratified ones, or those of a file."""
@@ -206,7 +219,7 @@ def _check_partition(parts: Mapping[str, list[int]], count: int, where: str) -> 
         raise ValueError(f"{where}: graph {absent[0]} is in none of {', '.join(parts)}.")
 
 
-def _ogb_graphs(graphs: list[Data], index: Mapping[str, Tensor]) -> list[list[Data]]:
+def chosen_graphs(graphs: list[Data], index: Mapping[str, Tensor]) -> list[list[Data]]:
     """Return the graphs of each split of a data set of OGB."""
     return [[graphs[i] for i in index[part].tolist()] for part in ("train", "valid", "test")]
 
@@ -226,7 +239,7 @@ def check_classes(task: Task) -> None:
         )
 
 
-def _ogb_masks(data: Data, index: Mapping[str, Tensor]) -> None:
+def add_masks(data: Data, index: Mapping[str, Tensor]) -> None:
     """Add the split of a data set of OGB as masks."""
     for key, part in zip(MASKS, ("train", "valid", "test"), strict=True):
         data[key] = torch.zeros(len(data.y), dtype=torch.bool).index_fill_(0, index[part], True) & any_known(data.y)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from ..tasks.checks import _check_edge_index, _check_edge_index_shape, _check_present
+from ..tasks.checks import check_edge_index, check_edge_index_shape, check_present
 from ..tasks.objective import MASKS
 from .splits import chosen_mask
 
@@ -48,7 +48,7 @@ def graphs_of(union: Data, split: int, task: str | None, name: str) -> list[Data
     """
     for label in (union.y, union.get("edge_label")):
         if label is not None:
-            _check_present(copy.copy(union).update({"y": label}), name)
+            check_present(copy.copy(union).update({"y": label}), name)
     ptr = _pointers(union, name)
     sizes = ptr.diff()
     batch = torch.arange(len(sizes)).repeat_interleave(sizes)
@@ -119,8 +119,8 @@ def _pointers(union: Data, name: str) -> Tensor:
 
 def _divided(pairs: Tensor, batch: Tensor, ptr: Tensor, where: str) -> list[tuple[Tensor, Tensor]]:
     """Return for each graph its pairs of nodes, with ids from 0, and their indices in the union."""
-    _check_edge_index_shape(pairs, where)
-    _check_edge_index(pairs, len(batch), where)
+    check_edge_index_shape(pairs, where)
+    check_edge_index(pairs, len(batch), where)
     src, dst = batch[pairs.long()]
     if wrong := (src != dst).nonzero().flatten().tolist():
         first = wrong[0]

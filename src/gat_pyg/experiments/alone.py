@@ -13,7 +13,6 @@ from ..distributed.monitor import RankMonitor
 from ..distributed.ranks import is_first, missing
 from ..files import write_whole
 from ..seeds.fitting import Outcome, seeded
-from ..tasks.edges import PAIRS
 from ..tasks.task import Task
 from ..training.loading import is_divided
 from ..training.progress import MetricsFile, Progress
@@ -50,7 +49,7 @@ def one_run(settings: Settings, task: Task, seed: int, folder: Path) -> Result |
             of_pairs = "loader=neighbor, or +loader.num_links=1024 to divide the pairs of a step."
             raise ValueError(
                 f"{task.name} is one graph, which {trainer.world_size} processes do not divide by default. Use "
-                f"{of_pairs if task.objective.item in PAIRS else of_nodes}"
+                f"{of_pairs if task.objective.has_pairs else of_nodes}"
             )
         name = task.objective.metric.name
         fit: Callable[[Data], None] | None = getattr(model, "fit", None)
@@ -135,7 +134,7 @@ def write_outputs(
         data=settings.data_hash,
     )
     if is_first():
-        metadata = {"method": factory.name, "dataset": task.name, **task.objective.describe()}
+        metadata = {"method": factory.name, "dataset": task.name, "objective": task.objective.to_dict()}
         save_model(folder / MODEL, model, target, arguments, **metadata, preparation=task.preparation.to_dict())
         write_whole(folder / RESULT, lambda beside: beside.write_text(result.to_json() + "\n", encoding="utf-8"))
         finished(folder, settings.results)

@@ -30,7 +30,6 @@ from ..graph.norms import graph_norms
 from ..graph.partition import WITH_METIS, edge_cut
 from ..models.encoders import num_categories, num_unknown
 from ..models.gat import GAT
-from ..tasks.edges import PAIRS
 from ..tasks.ids import has_ids
 from ..tasks.objective import SPLITS
 from ..tasks.task import Task
@@ -83,8 +82,8 @@ def build_task(settings: Settings) -> Task:
     if isinstance(result, Task):
         if settings.task is not None and target is not from_file:
             raise ValueError(
-                f"task={settings.task}, but {result.name} is a task already: it predicts {result.objective.columns} of "
-                f"{result.objective.item}s. Leave out task."
+                f"task={settings.task}, but {result.name} is a task already: it predicts {result.objective.predicts}. "
+                "Leave out task."
             )
         task = result
     else:
@@ -203,7 +202,7 @@ def _decoder(factory: ModelFactory, task: Task, encoder: int | None) -> dict[str
     """
     item, K = task.objective.item, task.num_classes
     decoder = factory.get("decoder", "mlp" if item == "edge" else None)
-    if decoder is None or item not in PAIRS:
+    if decoder is None or not task.objective.has_pairs:
         return None
     options = {"decoder": decoder} if isinstance(decoder, str) else dict(decoder)
     if item == "link":
@@ -221,7 +220,7 @@ def _decoder(factory: ModelFactory, task: Task, encoder: int | None) -> dict[str
 def build_module(settings: Settings, task: Task, model: nn.Module) -> Transductive | Inductive:
     """Build the module for the task's setup, and compile the model if `training.compile` is true."""
     training = settings.training
-    if task.objective.item in PAIRS and (hasattr(model, "fit") or hasattr(model, "penalty")):
+    if task.objective.has_pairs and (hasattr(model, "fit") or hasattr(model, "penalty")):
         raise ValueError(f"{type(model).__name__} has its own loss over nodes, which {task.name} has no labels for.")
     if training.compile:
         model.compile()
@@ -237,7 +236,7 @@ def build_module(settings: Settings, task: Task, model: nn.Module) -> Transducti
 def build_data(settings: Settings, task: Task, model: nn.Module, trainer: Trainer, seed: int) -> TaskData:
     """Build the batches that `loader` describes."""
     loader, training = settings.loader, settings.training
-    if task.objective.item in PAIRS and is_divided(trainer):
+    if task.objective.has_pairs and is_divided(trainer):
         raise ValueError(
             f"trainer.strategy is halo, which divides the nodes, but {task.name} predicts {task.objective.item}s with "
             "ends in two parts. Use trainer.strategy=ddp with loader=neighbor or +loader.num_links=1024."

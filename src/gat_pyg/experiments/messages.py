@@ -42,11 +42,7 @@ def sizes(task: Task) -> str:
     nodes, edges = sum(data.x.size(0) for data in graphs), sum(data.edge_index.size(1) for data in graphs)
     items = f"{'graph' if shared is None else task.objective.item}s"
     split = " / ".join(f"{count:,}" for count in counts)
-    objective = task.objective
-    K, columns = task.num_classes, objective.columns
-    noun = {"classes": "class", "labels": "label", "targets": "target"}[columns] if K == 1 else columns
-    known = "links" if objective.item == "link" else f"{K} {noun} of {objective.item}s"
-    return f"{nodes:,} nodes, {edges:,} edges, {known}; {split} {items}"
+    return f"{nodes:,} nodes, {edges:,} edges, {task.objective.predicts}; {split} {items}"
 
 
 def line(result: Result) -> str:

@@ -19,8 +19,8 @@ from torch_geometric.data import Batch, Data
 
 from ..files import write_whole
 from ..seeds.stack import Stack
-from ..tasks.edges import complete_pairs
-from ..tasks.links import scores_of
+from ..tasks.objective import Objective
+from ..tasks.objectives import objective_from
 from ..tasks.preparation import Preparation, attach
 from ..training.differing import differing
 from .result import CONFIG, MODEL, RESULT
@@ -61,7 +61,8 @@ def load(run_dir: str | Path, model: nn.Module | None = None, seed: int | Litera
     For a folder with runs of several seeds, `seed=3` returns one model and `seed="all"` a stack of all, whose output
     has the logits [S, N, K] in the order of the seeds: `load(folder, seed="all")(x, edge_index)`.
 
-    A model of quantities returns standardised ones; `model.preparation.predictions(out)` has their unit.
+    `model.objective` is what the run predicts: `model.objective.predictions(out)` are probabilities, or quantities in
+    their own unit, which the model returns standardised. It is None if it is a class of another package.
 
     `model.preparation` is the data preparation of the run: `model.preparation(data)` applies it to other data. The
     first call of the model raises ValueError for a wrong number of features, and warns if the features seem to be
@@ -84,7 +85,7 @@ def load(run_dir: str | Path, model: nn.Module | None = None, seed: int | Litera
             raise FileNotFoundError(f"{folder} holds no runs of several seeds. Leave out seed, or give their folder.")
         models = [load(path, copy.deepcopy(model)) for path in paths]
         stack = Stack(models).eval()
-        attach(stack, getattr(models[0], "preparation", None))
+        attach(stack, *(getattr(models[0], name, None) for name in ("preparation", "objective")))
         return stack
     seeds = sorted(_seed_of(path) for path in folder.glob(f"seed-*/{MODEL}")) if seed is not None else []
     if seeds and seed not in seeds:
@@ -101,7 +102,7 @@ def load(run_dir: str | Path, model: nn.Module | None = None, seed: int | Litera
     if model is None:
         model = _rebuild(path, about, tensors)
     _fill(model, tensors, path)
-    attach(model, _preparation(path, about))
+    attach(model, *_described(path, about))
     return model.eval()
 
 
@@ -134,42 +135,44 @@ def predict(
     """
     trained = load(run_dir, model, seed)
     preparation: Any = trained.preparation
-    if preparation is None:
+    objective: Any = trained.objective
+    if preparation is None or objective is None:
+        missing = "its data preparation" if preparation is None else "an objective of gat_pyg"
         raise ValueError(
-            f"{run_dir} was saved without its data preparation. Prepare the data yourself, and call the model: "
+            f"{run_dir} was saved without {missing}. Prepare the data yourself, and call the model: "
             "gat_pyg.load(run_dir)."
         )
     data = preparation(data)
+    objective.complete(data)
     single = trained.models if isinstance(trained, Stack) else trained
     takes = inspect.signature(single.forward).parameters
     edges = [data.edge_index] if "edge_index" in takes else []
     with_edge_attr = preparation.edge_dim is not None and "edge_attr" in takes
     with_edge_attr = with_edge_attr and getattr(single, "supports_edge_attr", True)
     options = {"edge_attr": data.edge_attr} if with_edge_attr else {}
-    over_graphs = preparation.item == "graph" or getattr(single, "supports_norm_batch", False)
+    over_graphs = objective.item == "graph" or getattr(single, "supports_norm_batch", False)
     if over_graphs and "batch" in takes and isinstance(data, Batch):
         options |= {"batch": data.batch, "batch_size": data.num_graphs}
-    if preparation.item == "edge":
-        complete_pairs(data)
-    if preparation.item == "link" and "edge_label_index" not in data:
-        raise ValueError(f"{run_dir} predicts links: give data.edge_label_index [2, L], the pairs of nodes.")
     options |= {key: data[key] for key in ("edge_label_index", "edge_label_attr") if key in takes and key in data}
     out = trained.to(data.x.device)(data.x, *edges, **options)
-    if preparation.item == "link":
-        outs = [scores_of(each, data.edge_label_index) for each in (out if isinstance(trained, Stack) else [out])]
-        out = torch.stack(outs) if isinstance(trained, Stack) else outs[0]
-    predictions: Tensor = preparation.predictions(out)
-    return predictions.mean(0) if isinstance(trained, Stack) else predictions
+    outs = out if isinstance(trained, Stack) else [out]
+    predictions = torch.stack([objective.predictions(objective.scores(each, data)) for each in outs])
+    return predictions.mean(0) if isinstance(trained, Stack) else predictions[0]
 
 
-def _preparation(path: Path, about: Any) -> Preparation | None:
-    """Return the preparation that the file describes, or None."""
-    description = about.get("preparation") if isinstance(about, dict) else None
+def _described(path: Path, about: Any) -> tuple[Preparation | None, Objective | None]:
+    """Return the preparation and the objective that the file describes, or None."""
+    about = about if isinstance(about, dict) else {}
+    preparation, objective = about.get("preparation"), about.get("objective")
     try:
-        return None if description is None else Preparation.from_dict(description)
-    except (AttributeError, TypeError) as error:
+        return (
+            None if preparation is None else Preparation.from_dict(preparation),
+            None if objective is None else objective_from(objective),
+        )
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path} describes its data preparation in another form: {error}. Use the version that saved it."
+            f"{path} describes its data preparation or objective in another form: {error}. Use the version that saved "
+            "it."
         ) from error
 
 

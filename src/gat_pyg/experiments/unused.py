@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..tasks.edges import PAIRS
 from ..tasks.task import Task
 from .settings import DATA, Settings, flattened
 
@@ -22,7 +21,7 @@ def check_effects(settings: Settings, task: Task) -> None:
         ...     settings = Settings.parse(compose("config", ["++model.readout=sum"]))
         >>> check_effects(settings.replace(passed=frozenset({"model.readout"})), digits())
         Traceback (most recent call last):
-        ValueError: model.readout has no effect: digits predicts classes of nodes, and a readout is for graphs...
+        ValueError: model.readout has no effect: digits predicts 10 classes of nodes, and a readout is for graphs...
     """
     for name, reason in _unused(settings, task):
         if any(passed == name or passed.startswith(f"{name}.") for passed in settings.passed):
@@ -31,9 +30,8 @@ def check_effects(settings: Settings, task: Task) -> None:
 
 def _unused(settings: Settings, task: Task) -> Iterator[tuple[str, str]]:
     """Yield the settings without effect, each with the reason and what to do."""
-    item = task.objective.item
-    predicts = f"{task.name} predicts {task.objective.columns} of {item}s"
-    if item != "graph":
+    predicts = f"{task.name} predicts {task.objective.predicts}"
+    if task.objective.item != "graph":
         yield "model.readout", f"{predicts}, and a readout is for graphs. Leave it out."
     if settings.training.schedule is not None and settings.training.max_epochs >= UNLIMITED:
         reason = (
@@ -41,7 +39,7 @@ def _unused(settings: Settings, task: Task) -> Iterator[tuple[str, str]]:
             "Set training.max_epochs to the last epoch."
         )
         yield "training.schedule", reason
-    if item not in PAIRS:
+    if not task.objective.has_pairs:
         yield "model.decoder", f"{predicts}, and a decoder is for pairs of nodes. Leave it out."
     if not settings.loader.in_batches:
         if task.has_many_graphs:
@@ -49,7 +47,7 @@ def _unused(settings: Settings, task: Task) -> Iterator[tuple[str, str]]:
         elif settings.loader.num_links is not None:
             reason = "a step takes loader.num_links pairs of nodes. Leave it out."
         else:
-            choices = "loader=neighbor" if item in PAIRS else "loader=neighbor or loader=cluster"
+            choices = "loader=neighbor" if task.objective.has_pairs else "loader=neighbor or loader=cluster"
             reason = f"loader=full takes whole graphs. Choose {choices}."
         yield from ((f"loader.{key}", reason) for key in ("batch_size", "num_workers"))
     if not task.has_many_graphs:

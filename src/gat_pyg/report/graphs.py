@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
+from ..tasks.labels import ManyLabels, OneLabel
 from ..tasks.objective import Split
 from ..tasks.task import Task
 from ..training.modules import Inductive
@@ -171,13 +172,13 @@ def _by_loss(model: nn.Module, task: Task, split: Split) -> tuple[list[int], Ten
 
 def _label_and_prediction(task: Task, y: Tensor, prediction: Tensor) -> str:
     """Return a graph's label and prediction as text."""
-    kind, names = task.objective.kind, task.class_names or [str(k) for k in range(task.num_classes)]
-    if kind == "one":
+    names = task.class_names or [str(k) for k in range(task.num_classes)]
+    if isinstance(task.objective, OneLabel):
         chosen = int(prediction.argmax())
         return f"y = {names[int(y)]}, predicted {names[chosen]} ({100 * float(prediction.max()):.0f} %)"
     pairs_of = list(zip(names, y[0].tolist(), prediction[0].tolist(), strict=True))
     known = [each for each in pairs_of if not math.isnan(each[1])]
-    form = "{:.0f}, predicted {:.2f}" if kind == "many" else "{:#.3g}, predicted {:#.3g}"
+    form = "{:.0f}, predicted {:.2f}" if isinstance(task.objective, ManyLabels) else "{:#.3g}, predicted {:#.3g}"
     texts = [form.format(label, value).replace("-", "−") for _, label, value in known]
     if len(names) > 1:
         texts = [f"{name}: {text}" for (name, *_), text in zip(known, texts, strict=True)]

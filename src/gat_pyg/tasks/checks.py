@@ -9,17 +9,17 @@ from torch_geometric.data import Data
 from .objective import MASKS, Objective
 
 KEYS = ("x", "edge_index", "edge_attr", "y", *MASKS)
-_NOTHING_KNOWN = ": no node has a known label, so there is nothing to learn."
+NOTHING_KNOWN = ": no node has a known label, so there is nothing to learn."
 
 
-def _check_graph(data: Data, num_features: int, edge_dim: int | None, objective: Objective, where: str) -> None:
+def check_graph(data: Data, num_features: int, edge_dim: int | None, objective: Objective, where: str) -> None:
     """Raise ValueError unless x, edge_index, edge_attr and y have the form that `Task` requires."""
-    _check_present(data, where)
+    check_present(data, where)
     x, edge_index, edge_attr = data.x, data.edge_index, data.edge_attr
-    _check_shapes(num_features, edge_dim, x, edge_index, edge_attr, where)
+    check_shapes(num_features, edge_dim, x, edge_index, edge_attr, where)
     objective.check(data, where)  # before the values of x, which take longer
     _check_x(x, where)
-    _check_edge_index(edge_index, x.size(0), where)
+    check_edge_index(edge_index, x.size(0), where)
     if edge_attr is not None and not edge_attr.isfinite().all():
         raise ValueError(f"{where}: edge_attr {_NOT_FINITE}")
 
@@ -27,7 +27,7 @@ def _check_graph(data: Data, num_features: int, edge_dim: int | None, objective:
 _NOT_FINITE = "is not of finite floats. Use edge_attr.float(), replace NaN and infinity."
 
 
-def _check_present(data: Data, where: str) -> None:
+def check_present(data: Data, where: str) -> None:
     """Raise ValueError if x, edge_index or y is missing, or a key is not a dense tensor of real numbers."""
     for key in KEYS:
         value, hint = data.get(key), _HINTS.get(key)
@@ -59,7 +59,7 @@ _HINTS = {
 CHECKED = 2**24  # elements that are checked at a time
 
 
-def _check_shapes(
+def check_shapes(
     num_features: int, edge_dim: int | None, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, where: str
 ) -> None:
     """Raise ValueError if a shape or dtype is not that of `Task`; no element is read."""
@@ -72,7 +72,7 @@ def _check_shapes(
         raise ValueError(f"{where}: the graph has no nodes, expected at least one. Leave it out.")
     if not x.is_floating_point():
         raise ValueError(f"{where}: x is {x.dtype}, expected floats. Use x.float().")
-    _check_edge_index_shape(edge_index, where)
+    check_edge_index_shape(edge_index, where)
     if (edge_attr is None) != (edge_dim is None):
         raise ValueError(f"{where}: some graphs have edge_attr and others have none. Give it to all or to none.")
     E = edge_index.size(1)
@@ -96,7 +96,8 @@ def _check_x(x: Tensor, where: str) -> None:
         )
 
 
-def _check_edge_index_shape(edge_index: Tensor, where: str) -> None:
+def check_edge_index_shape(edge_index: Tensor, where: str) -> None:
+    """Raise ValueError unless edge_index is `[2, E]` of whole numbers."""
     if edge_index.dim() != 2 or edge_index.size(0) != 2:
         hint = " Did you mean edge_index.t()?" if edge_index.dim() == 2 and edge_index.size(1) == 2 else ""
         raise ValueError(f"{where}: edge_index has shape {tuple(edge_index.shape)}, expected (2, E).{hint}")
@@ -104,7 +105,8 @@ def _check_edge_index_shape(edge_index: Tensor, where: str) -> None:
         raise ValueError(f"{where}: edge_index is {edge_index.dtype}, expected int64. Did you mean edge_index.long()?")
 
 
-def _check_edge_index(edge_index: Tensor, N: int, where: str) -> None:
+def check_edge_index(edge_index: Tensor, N: int, where: str) -> None:
+    """Raise ValueError unless all ids in edge_index are from 0 to N - 1."""
     if edge_index.numel() == 0:
         return
     low, high = (int(bound) for bound in edge_index.aminmax())

@@ -10,12 +10,10 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from ..graph.subgraph import mask_to_index
-from .checks import _check_edge_index, _check_edge_index_shape
+from .checks import check_edge_index, check_edge_index_shape
 from .labels import ManyLabels, OneLabel
 from .nodes import _OfNodes
 from .objective import MASKS, Split
-
-PAIRS = ("edge", "link")  # the items of objectives whose rows are pairs of nodes
 
 
 @dataclass(frozen=True)
@@ -27,6 +25,8 @@ class _OfEdges(_OfNodes):
     """
 
     item = "edge"
+    has_pairs = True
+    by_class = False
 
     def size(self, data: Data) -> int:
         """Return the number of labelled pairs."""
@@ -42,6 +42,10 @@ class _OfEdges(_OfNodes):
                 "for each pair of edge_label_index."
             )
         super().check(data, where)  # type: ignore[safe-super]  # of the labels
+
+    def complete(self, data: Data) -> None:
+        """Make the edges the pairs, and their features those of the pairs, unless the graph has others."""
+        complete_pairs(data)
 
     def example(self, data: Data, split: Split) -> Data:
         """Return the graph with the pairs of a split only.
@@ -123,5 +127,5 @@ def check_pairs(data: Data, where: str) -> None:
     pairs = data.get("edge_label_index")
     if pairs is None:
         raise ValueError(f"{where}: edge_label_index is missing. Give it, or draw it: gat_pyg.data.links(data).")
-    _check_edge_index_shape(pairs, f"{where}, edge_label_index")
-    _check_edge_index(pairs, data.x.size(0), f"{where}, edge_label_index")
+    check_edge_index_shape(pairs, f"{where}, edge_label_index")
+    check_edge_index(pairs, data.x.size(0), f"{where}, edge_label_index")

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
 
-from .metrics import ACCURACY, MICRO_F1, Metric
-from .objective import Objective, _wide
+from .checks import NOTHING_KNOWN
+from .metrics import ACCURACY, MANY_LABELS, MICRO_F1, ONE_LABEL, Metric
+from .objective import Objective, any_known, widest
 
 
 @dataclass(frozen=True)
 class _Labels(Objective):
     """The common base of single and multiple labels."""
 
+    goal = "classification"
+    by_class = True
+
+    @classmethod
+    def for_labels(cls, y: Sequence[Tensor], where: str) -> Objective:
+        """Return the objective for the classes or labels in y."""
+        K = y[0].size(1) if y[0].dim() == 2 else max((int(labels.max()) + 1 for labels in y if len(labels)), default=0)
+        if K < 1 or not any(bool(any_known(labels).any()) for labels in y):
+            raise ValueError(f"{where}{NOTHING_KNOWN}")
+        return cls(K)
+
     def _check_form(self, y: Tensor, shape: tuple[int, ...], dtype: torch.dtype, form: str, where: str) -> None:
         if tuple(y.shape) != shape or y.dtype != dtype:
             raise ValueError(
                 f"{where}: y is {y.dtype} of shape {tuple(y.shape)}, expected {dtype} of shape {shape}: {form}."
             )
-
-    def describe(self) -> dict[str, Any]:
-        """Return the objective as plain data; "item" is omitted for nodes, as in files of earlier versions."""
-        kind: dict[str, Any] = {"metric": self.metric.name, "multilabel": self.kind == "many"}
-        return kind if self.item == "node" else {**kind, "item": self.item}
 
 
 @dataclass(frozen=True)
@@ -40,8 +48,43 @@ class OneLabel(_Labels):
 
     metric: Metric = field(default=ACCURACY, repr=False)
 
-    kind = "one"
-    columns = "classes"
+    column = "class"
+    measures = ONE_LABEL
+
+    @classmethod
+    def recognises(cls, y: Sequence[Tensor]) -> bool:
+        """Return True: labels are classes unless they have a more specific form."""
+        return True
+
+    @classmethod
+    def convert(cls, y: Tensor, where: str) -> Tensor:
+        """Return whole numbers `[n]` or `[n, 1]`, NaN where they are unknown, as `[n]` int64 with -1."""
+        y = y.squeeze(1) if y.dim() == 2 and y.size(1) == 1 else y
+        if y.dim() != 1:
+            raise ValueError(
+                f"{where}: y has shape {tuple(y.shape)}, expected (N,), or (N, K) for many labels per {cls.item}."
+            )
+        if not y.is_floating_point():
+            return y.long()
+        y = y.double()
+        wrong = y[(y != y.round()) & ~y.isnan() | (y.abs() >= 2**53)]
+        if wrong.numel():
+            raise ValueError(
+                f"{where}: y holds {float(wrong[0])}..., expected whole numbers: classes. For quantities choose "
+                f"task={cls.item}_regression."
+            )
+        return y.masked_fill(y.isnan(), -1).long()
+
+    @classmethod
+    def for_labels(cls, y: Sequence[Tensor], where: str) -> Objective:
+        """Return the objective for the classes from 0 to the largest in y."""
+        objective, count = super().for_labels(y, where), sum(map(len, y))
+        if count < objective.out_channels:
+            raise ValueError(
+                f"{where}: y holds the label {objective.out_channels - 1}, but there are {count} {cls.item}s. Number "
+                f"the classes from 0, or choose task={cls.item}_regression for quantities."
+            )
+        return objective
 
     def check(self, data: Data, where: str) -> None:
         """Raise ValueError unless y is `[n]` int64 in -1..K-1."""
@@ -50,14 +93,6 @@ class OneLabel(_Labels):
         if y.numel() and (int(y.min()) < -1 or int(y.max()) >= K):
             bad = int(y.min()) if int(y.min()) < -1 else int(y.max())
             raise ValueError(f"{where}: y holds the label {bad}, expected 0 to {K - 1}, or -1 where it is unknown.")
-
-    def known(self, y: Tensor) -> Tensor:
-        """Return a mask `[n]` of the known labels."""
-        return y >= 0
-
-    def unknown(self, y: Tensor) -> Tensor:
-        """Return -1 for each label."""
-        return torch.full_like(y, -1)
 
     def loss(self, out: Tensor, y: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
         """Return the cross-entropy."""
@@ -68,7 +103,7 @@ class OneLabel(_Labels):
         """Return the sums (loss, known, correct), in float64 if the device has it, or rows for another metric."""
         if self.by_rows:
             return super().statistics(out, y)
-        wide = _wide(out)
+        wide = widest(out)
         counts = [self.known(y).sum(), (out.argmax(-1) == y).sum()]
         return torch.stack([self.loss(out, y, reduction="sum").to(wide), *(count.to(wide) for count in counts)])
 
@@ -113,20 +148,7 @@ class OneLabel(_Labels):
 
 
 @dataclass(frozen=True)
-class _UnknownAsNaN(Objective):
-    """An objective with floats `[n, K]` as labels, NaN where one is unknown."""
-
-    def known(self, y: Tensor) -> Tensor:
-        """Return a mask `[n, K]` of the known labels."""
-        return ~y.isnan()
-
-    def unknown(self, y: Tensor) -> Tensor:
-        """Return NaN for each label."""
-        return torch.full_like(y, float("nan"))
-
-
-@dataclass(frozen=True)
-class ManyLabels(_UnknownAsNaN, _Labels):
+class ManyLabels(_Labels):
     """K labels in each row: y `[n, K]` float32 of 0 and 1, NaN if it is unknown.
 
     The loss is the sigmoid cross-entropy, averaged over all known labels. The score is micro-F1,
@@ -135,8 +157,31 @@ class ManyLabels(_UnknownAsNaN, _Labels):
 
     metric: Metric = field(default=MICRO_F1, repr=False)
 
-    kind = "many"
-    columns = "labels"
+    column = "label"
+    measures = MANY_LABELS
+
+    @classmethod
+    def recognises(cls, y: Sequence[Tensor]) -> bool:
+        """Return True for `[n, K]` with K other than 1."""
+        return y[0].dim() == 2 and y[0].size(1) != 1
+
+    @classmethod
+    def convert(cls, y: Tensor, where: str) -> Tensor:
+        """Return the labels as float32."""
+        return y.float()
+
+    @classmethod
+    def for_labels(cls, y: Sequence[Tensor], where: str) -> Objective:
+        """Return the objective for K labels, and warn if they are one-hot: exactly one of each row is 1."""
+        objective = super().for_labels(y, where)
+        rows = torch.cat([labels[any_known(labels)] for labels in y])
+        if bool((rows.sum(1) == 1).all()) and int(rows.sum(0).count_nonzero()) > 1:  # not the same one in all rows
+            warnings.warn(
+                f"{where}: exactly one of the {objective.out_channels} labels in each row of y is 1. Each is predicted "
+                "by itself, as labels that do not exclude each other. If they are classes, give y.argmax(1).",
+                stacklevel=3,
+            )
+        return objective
 
     def check(self, data: Data, where: str) -> None:
         """Raise ValueError unless y is `[n, K]` float32 of 0, 1 and NaN."""
@@ -164,7 +209,7 @@ class ManyLabels(_UnknownAsNaN, _Labels):
         """Return the sums (loss, known, TP, FP, FN), in float64 if the device has it, or rows for another metric."""
         if self.by_rows:
             return super().statistics(out, y)
-        wide, positive, true = _wide(out), out > 0, y == 1
+        wide, positive, true = widest(out), out > 0, y == 1
         counts = [self.known(y).sum(), (positive & true).sum(), (positive & (y == 0)).sum(), (~positive & true).sum()]
         return torch.stack([self.loss(out, y, reduction="sum").to(wide), *(count.to(wide) for count in counts)])
 

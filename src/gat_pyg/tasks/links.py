@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,9 +13,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from .edges import _OfEdges, check_pairs
-from .metrics import LINK_METRICS, Metric, metric_named
+from .metrics import METRICS, RANKED_LINKS, Metric
 from .negatives import non_links
-from .objective import MASKS, Objective, Split
+from .objective import MASKS, Objective, Split, widest
 from .ranking import average_precision, hits, mrr, roc_auc
 
 
@@ -46,21 +46,23 @@ class LinkLabels(_OfEdges):
     ranked_by: str = "roc_auc"
 
     item = "link"
-    kind = "link"
-    columns = "dimensions"
+    goal = "prediction"
+    column = "dimension"
+    measures = RANKED_LINKS
+    predicts = "links"
 
     def __post_init__(self) -> None:
-        if self.ranked_by not in LINK_METRICS:
-            raise ValueError(f"ranked_by is {self.ranked_by!r}, expected one of {', '.join(LINK_METRICS)}.")
+        if self.ranked_by not in self.measures:
+            raise ValueError(f"ranked_by is {self.ranked_by!r}, expected one of {', '.join(self.measures)}.")
 
     @property
     def metric(self) -> Metric:
         """The metric that `ranked_by` names."""
-        return metric_named(self.ranked_by)
+        return METRICS[self.ranked_by]
 
-    def scored_by(self, metric: Metric) -> Objective:
+    def scored_by(self, metric: str) -> Objective:
         """Return the same objective, ranked by this metric."""
-        return replace(self, ranked_by=metric.name)
+        return replace(self, ranked_by=self.named(metric).name)
 
     def check(self, data: Data, where: str) -> None:
         """Raise ValueError unless the pairs are nodes of the graph, with a label 0 or 1 each."""
@@ -102,15 +104,17 @@ class LinkLabels(_OfEdges):
         """Return the scores of the pairs that `example` selects, and their labels."""
         if split is not None and f"{split}_mask" in data:
             data = self.example(data, split)
-        return scores_of(out, data.edge_label_index), data.y
+        return self.scores(out, data), data.y
 
-    def known(self, y: Tensor) -> Tensor:
-        """Return a mask of the labels 0 and 1."""
-        return y >= 0
+    def scores(self, out: Tensor, data: Data) -> Tensor:
+        """Return the scores `[L]` of the pairs: the inner products of their rows, or `out` if it holds scores."""
+        src, dst = data.edge_label_index
+        return out if out.dim() == 1 else (out.index_select(0, src) * out.index_select(0, dst)).sum(-1)
 
-    def unknown(self, y: Tensor) -> Tensor:
-        """Return -1 for each pair."""
-        return torch.full_like(y, -1)
+    def complete(self, data: Data) -> None:
+        """Raise ValueError unless the graph has pairs of nodes."""
+        if "edge_label_index" not in data:
+            raise ValueError("The run predicts links: give data.edge_label_index [2, L], the pairs of nodes.")
 
     def loss(self, out: Tensor, y: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
         """Return the sigmoid cross-entropy of the scores.
@@ -124,12 +128,11 @@ class LinkLabels(_OfEdges):
         return loss / known.sum().clamp(min=1) if reduction == "mean" else loss
 
     def statistics(self, out: Tensor, y: Tensor) -> Tensor:
-        """Return the summed loss, the number of pairs n, and n times each score of `LINK_METRICS`."""
+        """Return the summed loss, the number of pairs n, and n times each score of `measures`."""
         size = int(self.known(y).sum())
         scores = self._scores(out, y)
-        values = [float(self.loss(out, y, "sum")), float(size), *(size * scores[name] for name in LINK_METRICS)]
-        wide = torch.float32 if out.device.type == "mps" else torch.float64
-        return torch.tensor(values, dtype=wide, device=out.device)
+        values = [float(self.loss(out, y, "sum")), float(size), *(size * scores[name] for name in self.measures)]
+        return torch.tensor(values, dtype=widest(out), device=out.device)
 
     def score(self, statistics: Sequence[float] | Tensor) -> float:
         """Return the score that `ranked_by` names."""
@@ -161,13 +164,9 @@ class LinkLabels(_OfEdges):
         """Return the log-odds."""
         return predictions.logit()
 
-    def describe(self) -> dict[str, Any]:
-        """Return the objective as plain data."""
-        return {"metric": self.metric.name, "multilabel": True, "item": self.item}
-
     def _scores(self, out: Tensor, y: Tensor) -> dict[str, float]:
         if not bool(out.isfinite().all()):
-            return dict.fromkeys(LINK_METRICS, float("nan"))
+            return dict.fromkeys(self.measures, float("nan"))
         pos, neg = out.detach()[y == 1], out.detach()[y == 0]
         ranked = {f"hits@{k}": hits(pos, neg, k) for k in (20, 50, 100)}
         precision = average_precision(pos, neg)
@@ -175,13 +174,7 @@ class LinkLabels(_OfEdges):
 
     def _divided(self, statistics: Sequence[float] | Tensor) -> dict[str, float]:
         _, size, *sums = statistics
-        return {name: float(value) / max(float(size), 1.0) for name, value in zip(LINK_METRICS, sums, strict=True)}
-
-
-def scores_of(out: Tensor, pairs: Tensor) -> Tensor:
-    """Return the scores `[L]` of pairs of nodes: the inner products of their rows, or `out` if it holds scores."""
-    src, dst = pairs
-    return out if out.dim() == 1 else (out.index_select(0, src) * out.index_select(0, dst)).sum(-1)
+        return {name: float(value) / max(float(size), 1.0) for name, value in zip(self.measures, sums, strict=True)}
 
 
 def _keys(data: Data, pairs: Tensor) -> Tensor:

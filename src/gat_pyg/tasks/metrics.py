@@ -1,16 +1,15 @@
-"""Metrics: the kinds of score, the labels that each fits, and their computation by torchmetrics."""
+"""Metrics: the kinds of score, those that fit each form of labels, and their computation by torchmetrics."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:  # the command's help and the report use the table without torch
     from torch import Tensor
 
-Kind = Literal["one", "many", "quantity", "link"]  # of labels: one of K classes, K binary labels, K quantities
 Measure: TypeAlias = "Callable[[Tensor, Tensor], float]"  # of all predictions [n, K] and their labels
 
 
@@ -29,13 +28,6 @@ class Metric:
     unit: str = ""
     constant: str = "the best constant prediction"  # description of the prediction behind `constant_score`
     lower: bool = False  # True if lower scores are better
-    measures: Mapping[Kind, Measure] = field(default_factory=dict, compare=False, repr=False)  # of all predictions
-    sums: Kind | None = None  # the kind of labels for which the score follows from sums, which an objective adds up
-
-    @property
-    def kinds(self) -> set[Kind]:
-        """The kinds of labels that the metric fits."""
-        return {*self.measures, *([self.sums] if self.sums else [])}
 
     def better(self, score: float) -> float:
         """Return the score, negated if lower is better, so that the best is the highest."""
@@ -137,54 +129,54 @@ def _r2(out: Tensor, y: Tensor) -> float:
     return float(r2_score(out, y)) if len(y) > 1 else float("nan")
 
 
-def _ranking(function: str) -> dict[Kind, Measure]:
-    measure = partial(_ranked, function)
-    return {"one": partial(_per_class, measure), "many": partial(_per_column, measure)}
+# The metrics that fit each form of labels, by name; None if the score follows from sums that an objective adds up ----
 
-
-def _regression(measure: Measure) -> dict[Kind, Measure]:
-    return {"quantity": partial(_per_column, measure)}
-
+_RANKED = {
+    "roc_auc": partial(_ranked, "binary_auroc"),
+    "average_precision": partial(_ranked, "binary_average_precision"),
+}
+ONE_LABEL: Mapping[str, Measure | None] = {
+    "accuracy": None,
+    "balanced_accuracy": _balanced_accuracy,
+    "micro_f1": partial(_f1, average="micro"),
+    "macro_f1": partial(_f1, average="macro"),
+    **{name: partial(_per_class, measure) for name, measure in _RANKED.items()},
+}
+MANY_LABELS: Mapping[str, Measure | None] = {
+    "micro_f1": None,
+    "macro_f1": partial(_per_column, _binary_f1),
+    **{name: partial(_per_column, measure) for name, measure in _RANKED.items()},
+}
+QUANTITIES: Mapping[str, Measure | None] = {
+    name: partial(_per_column, measure) for name, measure in (("mae", _mae), ("rmse", _rmse), ("r2", _r2))
+}
+RANKED_LINKS: Mapping[str, Measure | None] = dict.fromkeys(
+    ("roc_auc", "average_precision", "mrr", "hits@20", "hits@50", "hits@100")
+)
 
 # The table ----------------------------------------------------------------------------------------------------------
 
 _MAJORITY = "predicting the majority class for every {item}"
 _SAME = "the best prediction that is the same for every {item}"
 _ANY = "the same prediction for every {item}"
-ACCURACY = Metric("accuracy", "accuracy", 1, " %", _MAJORITY, sums="one")
-BALANCED_ACCURACY = Metric(
-    "balanced_accuracy", "balanced accuracy", 1, " %", _MAJORITY, measures={"one": _balanced_accuracy}
-)
-MICRO_F1 = Metric("micro_f1", "micro-F1", 3, "", _SAME, sums="many", measures={"one": partial(_f1, average="micro")})
-MACRO_F1 = Metric(
-    "macro_f1",
-    "macro-F1",
-    3,
-    measures={"one": partial(_f1, average="macro"), "many": partial(_per_column, _binary_f1)},
-)
-ROC_AUC = Metric("roc_auc", "ROC-AUC", 3, "", _ANY, sums="link", measures=_ranking("binary_auroc"))
-AVERAGE_PRECISION = Metric(
-    *("average_precision", "average precision", 3, "", _ANY), sums="link", measures=_ranking("binary_average_precision")
-)
-MAE = Metric("mae", "MAE", 3, lower=True, measures=_regression(_mae))
-RMSE = Metric("rmse", "RMSE", 3, lower=True, measures=_regression(_rmse))
-R2 = Metric("r2", "R²", 3, measures=_regression(_r2))
-LINK_METRICS = {
-    metric.name: metric
-    for metric in (
-        ROC_AUC,
-        AVERAGE_PRECISION,
-        Metric("mrr", "MRR", 3, "", _ANY, sums="link"),
-        *(Metric(f"hits@{k}", f"Hits@{k}", 3, "", _ANY, sums="link") for k in (20, 50, 100)),
-    )
-}
-METRICS: dict[str, Metric] = {
+ACCURACY = Metric("accuracy", "accuracy", 1, " %", _MAJORITY)
+BALANCED_ACCURACY = Metric("balanced_accuracy", "balanced accuracy", 1, " %", _MAJORITY)
+MICRO_F1 = Metric("micro_f1", "micro-F1", 3, "", _SAME)
+MACRO_F1 = Metric("macro_f1", "macro-F1", 3)
+ROC_AUC = Metric("roc_auc", "ROC-AUC", 3, "", _ANY)
+AVERAGE_PRECISION = Metric("average_precision", "average precision", 3, "", _ANY)
+MAE = Metric("mae", "MAE", 3, lower=True)
+RMSE = Metric("rmse", "RMSE", 3, lower=True)
+R2 = Metric("r2", "R²", 3)
+MRR = Metric("mrr", "MRR", 3, "", _ANY)
+HITS = [Metric(f"hits@{k}", f"Hits@{k}", 3, "", _ANY) for k in (20, 50, 100)]
+METRICS = {
     metric.name: metric
     for metric in (
         *(ACCURACY, BALANCED_ACCURACY, MICRO_F1, MACRO_F1, ROC_AUC, AVERAGE_PRECISION),
-        *(MAE, RMSE, R2),
+        *(MAE, RMSE, R2, MRR, *HITS),
     )
-} | LINK_METRICS
+}
 ALIASES = {"ap": AVERAGE_PRECISION.name}  # other names, accepted and never printed
 
 
@@ -193,25 +185,5 @@ def metric_named(name: str) -> Metric:
     return METRICS.get(ALIASES.get(name, name)) or Metric(name, name, 3)
 
 
-def fitting_metric(name: str, kind: Kind) -> Metric:
-    """Return the metric of this name or alias for labels of this kind.
-
-    Raises:
-        ValueError: if it is unknown or does not fit; the message lists those that fit.
-
-    Example:
-        >>> fitting_metric("rmse", "one")
-        Traceback (most recent call last):
-        ValueError: metric=rmse does not fit labels of one class each, expected accuracy, ...
-    """
-    metric = METRICS.get(ALIASES.get(name, name))
-    if metric is not None and kind in metric.kinds:
-        return metric
-    fitting = ", ".join(other.name for other in METRICS.values() if kind in other.kinds)
-    reason = "is unknown" if metric is None else f"does not fit {_KINDS[kind]}"
-    raise ValueError(f"metric={name} {reason}, expected {fitting}.")
-
-
 LINKS = "link_prediction"
 TASKS = (*(f"{item}_{kind}" for item in ("node", "edge", "graph") for kind in ("classification", "regression")), LINKS)
-_KINDS = {"one": "labels of one class each", "many": "many labels", "quantity": "quantities", "link": "links"}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from .metrics import Kind, Metric
+from .metrics import ALIASES, METRICS, Measure, Metric
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
@@ -32,17 +32,71 @@ class Objective(ABC):
     out_channels: int
 
     item: ClassVar[str]  # what has a label, and a row in the output: "node", "edge", "graph", "link"
-    kind: ClassVar[Kind]
-    columns: ClassVar[str]  # the plural noun for the columns of the output
+    goal: ClassVar[str]  # the second half of the task's name: "classification", "regression", "prediction"
+    column: ClassVar[str]  # the noun for a column of the output: "class", "label", "target"
+    measures: ClassVar[Mapping[str, Measure | None]]  # the metrics that fit, as in `gat_pyg.tasks.metrics`
+    has_pairs: ClassVar[bool] = False  # True if rows are pairs of nodes
+    by_class: ClassVar[bool] = False  # True if training rows are drawn in equal numbers from each class
 
     @property
     @abstractmethod
     def metric(self) -> Metric:
         """The score that is reported, kept and stopped on; one of `gat_pyg.tasks.metrics`."""
 
-    def scored_by(self, metric: Metric) -> Objective:
-        """Return the same objective with another metric, which fits its `kind`."""
-        return replace(self, metric=metric)  # type: ignore[call-arg]
+    @property
+    def columns(self) -> str:
+        """The plural of `column`."""
+        return f"{self.column}es" if self.column.endswith("s") else f"{self.column}s"
+
+    @property
+    def predicts(self) -> str:
+        """What is predicted, such as "7 classes of nodes"."""
+        return f"{self.out_channels} {self.column if self.out_channels == 1 else self.columns} of {self.item}s"
+
+    def scored_by(self, metric: str) -> Objective:
+        """Return the same objective with another metric, given by name or alias.
+
+        Raises:
+            ValueError: if it is unknown or does not fit; the message lists those that fit.
+
+        Example:
+            >>> from gat_pyg.tasks.nodes import NodeLabels
+            >>> NodeLabels(7).scored_by("rmse")
+            Traceback (most recent call last):
+            ValueError: metric=rmse does not fit 7 classes of nodes, expected accuracy, ...
+        """
+        return replace(self, metric=self.named(metric))  # type: ignore[call-arg]
+
+    def named(self, metric: str) -> Metric:
+        """Return the metric of this name or alias if it fits, as `scored_by` requires."""
+        name = ALIASES.get(metric, metric)
+        if name not in self.measures:
+            reason = f"does not fit {self.predicts}" if name in METRICS else "is unknown"
+            raise ValueError(f"metric={metric} {reason}, expected {', '.join(self.measures)}.")
+        return METRICS[name]
+
+    @classmethod
+    def recognises(cls, y: Sequence[Tensor]) -> bool:
+        """Return True if the labels of graphs, as they are in the data, have this form and no more specific one."""
+        return False
+
+    @classmethod
+    def convert(cls, y: Tensor, where: str) -> Tensor:
+        """Return the labels of a graph, as they are in the data, in the form that `check` requires.
+
+        Raises:
+            ValueError: if they cannot be converted; the message begins with `where`.
+        """
+        return y
+
+    @classmethod
+    def for_labels(cls, y: Sequence[Tensor], where: str) -> Objective:
+        """Return the objective for all labels, in the form of `convert`: with as many columns as they need.
+
+        Raises:
+            ValueError: if there is nothing to learn; the message begins with `where`.
+        """
+        return cls(y[0].size(1))
 
     def fitted(self, y: Tensor) -> Objective:
         """Return the objective for these training labels: with their mean and standard deviation for quantities."""
@@ -86,13 +140,20 @@ class Objective(ABC):
         """Return the graph that a step of a split computes: `data`, unless the objective selects or draws rows."""
         return data
 
-    @abstractmethod
-    def known(self, y: Tensor) -> Tensor:
-        """Return a mask of the known labels, with the shape of y."""
+    def complete(self, data: Data) -> None:  # noqa: B027 (most objectives need nothing)
+        """Add to a graph without labels what the model needs to predict its rows.
 
-    @abstractmethod
+        Raises:
+            ValueError: if it is missing and has no default.
+        """
+
+    def known(self, y: Tensor) -> Tensor:
+        """Return a mask of the known labels, with the shape of y: floats that are not NaN, or whole numbers from 0."""
+        return ~y.isnan() if y.is_floating_point() else y >= 0
+
     def unknown(self, y: Tensor) -> Tensor:
-        """Return unknown labels with the shape of y."""
+        """Return unknown labels with the shape of y: NaN, or -1 for whole numbers."""
+        return torch.full_like(y, float("nan") if y.is_floating_point() else -1)
 
     @abstractmethod
     def loss(self, out: Tensor, y: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
@@ -101,7 +162,7 @@ class Objective(ABC):
     @property
     def by_rows(self) -> bool:
         """True if the score needs all predictions of a split; False if it follows from sums."""
-        return self.metric.sums != self.kind
+        return self.measures[self.metric.name] is not None
 
     def statistics(self, out: Tensor, y: Tensor) -> Tensor:
         """Return the sufficient statistics of a batch.
@@ -109,7 +170,7 @@ class Objective(ABC):
         If `by_rows`, these are the rows `[n, K + labels]` of the predictions with their labels, in float64 if the
         device has it. Otherwise sums `[s]`, first of the loss, then the number of known labels.
         """
-        return torch.cat([out.to(_wide(out)), (y[:, None] if y.dim() == 1 else y).to(_wide(out))], -1)
+        return torch.cat([out.to(widest(out)), (y[:, None] if y.dim() == 1 else y).to(widest(out))], -1)
 
     def pool(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the statistics of several batches together: all rows, or the sums."""
@@ -125,7 +186,7 @@ class Objective(ABC):
 
     def measure(self, out: Tensor, y: Tensor) -> float:
         """Return the score of predictions; the metric needs all of them."""
-        return self.metric.measures[self.kind](out, y)
+        return cast(Measure, self.measures[self.metric.name])(out, y)
 
     @abstractmethod
     def constant_score(self, y: Tensor) -> float:
@@ -139,9 +200,15 @@ class Objective(ABC):
     def outputs(self, predictions: Tensor) -> Tensor:
         """Return outputs with these predictions."""
 
-    @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """Return the objective as plain data, for the file of a trained model."""
+    def scores(self, out: Tensor, data: Data) -> Tensor:
+        """Return the rows of the output for all items of a graph: `out`, unless it is of others."""
+        return out
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the name of the class and its arguments as plain data; `objective_from` is the inverse."""
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        values |= {key: value.name for key, value in values.items() if isinstance(value, Metric)}
+        return {"objective": type(self).__name__, **values}
 
     def train_statistics(self, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss of a batch, and its part of the epoch's sums: (summed loss, number of known labels)."""
@@ -173,5 +240,6 @@ def any_known(y: Tensor) -> Tensor:
     return ~y.isnan().all(1) if y.dim() == 2 else y >= 0
 
 
-def _wide(out: Tensor) -> torch.dtype:
+def widest(out: Tensor) -> torch.dtype:
+    """Return the widest float dtype of a tensor's device, for sums."""
     return torch.float32 if out.device.type == "mps" else torch.float64  # counts are exact up to 2^24 and 2^53

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -14,6 +14,7 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
 from .ids import node_ids, num_nodes
+from .objective import Objective
 
 Range: TypeAlias = tuple[float, float]
 NORMALIZE = {"_target_": "torch_geometric.transforms.NormalizeFeatures"}
@@ -56,7 +57,7 @@ class Preparation(BaseTransform):  # type: ignore[misc]
     The caller's `data` does not change. The result has dense float32 features `[N, F]`, and `edge_attr` `[E, D]`.
 
     Example:
-        >>> preparation = Preparation(2, None, "accuracy", transforms=(NORMALIZE,))
+        >>> preparation = Preparation(2, None, transforms=(NORMALIZE,))
         >>> preparation(Data(x=torch.tensor([[1.0, 3.0], [2.0, 0.0]]))).x
         tensor([[0.2500, 0.7500],
                 [1.0000, 0.0000]])
@@ -64,31 +65,24 @@ class Preparation(BaseTransform):  # type: ignore[misc]
 
     in_channels: int  # F
     edge_dim: int | None  # D, or None without edge features
-    metric: str  # the name of one of `gat_pyg.tasks.metrics`
-    multilabel: bool = False
     class_names: tuple[str, ...] | None = None
     transforms: tuple[Mapping[str, Any], ...] = ()  # in order of application: the name of each class and its arguments
     row_sum: Range | None = None  # 1 % and 99 % quantiles of the rows' absolute sums in the training graphs
     row_norm: Range | None = None  # the same of the rows' Euclidean norms
-    item: str = "node"  # what has a label: "node", "graph"
-    target_mean: tuple[float, ...] = ()  # of quantities, which the model returns standardised
-    target_std: tuple[float, ...] = ()
     num_nodes: int | None = None  # N, if the only feature is the id of a node
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain data for JSON, without those that earlier versions lacked if they are unused."""
-        unused = {"item": "node", "target_mean": (), "target_std": (), "num_nodes": None}
-        return {key: value for key, value in asdict(self).items() if key not in unused or value != unused[key]}
+        """Return the fields as plain data for JSON."""
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preparation:
-        """Return the preparation with the fields of `to_dict`; those of later versions are ignored.
+        """Return the preparation with the fields of `to_dict`.
 
         Raises:
-            TypeError: if a field is missing.
+            TypeError: if a field is missing or unknown.
         """
-        arguments: dict[str, Any] = {field.name: values[field.name] for field in fields(cls) if field.name in values}
-        arguments = {key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()}
+        arguments: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
         return cls(**arguments)
 
     def forward(self, data: Data) -> Data:
@@ -117,12 +111,6 @@ class Preparation(BaseTransform):  # type: ignore[misc]
         data.x = data.x.float()
         self._check_dimensions(data)
         return data
-
-    def predictions(self, out: Tensor) -> Tensor:
-        """Return the probabilities of the classes, or of each label, or quantities, from the run's model's output."""
-        if self.target_std:
-            return out * out.new_tensor(self.target_std) + out.new_tensor(self.target_mean)
-        return out.sigmoid() if self.multilabel else out.softmax(-1)
 
     def _check_dimensions(self, data: Data) -> None:
         self.check_width(data.x)
@@ -237,8 +225,8 @@ def _range(sizes: Tensor) -> Range | None:
     return low, high
 
 
-def attach(model: nn.Module, preparation: Preparation | None) -> None:
-    """Set `model.preparation`, and check the features in the first call of the model.
+def attach(model: nn.Module, preparation: Preparation | None, objective: Objective | None = None) -> None:
+    """Set `model.preparation` and `model.objective`, and check the features in the first call of the model.
 
     The check is a forward pre-hook that removes itself. It does not run in compiled, traced, captured and
     `torch.func`-transformed code, where values cannot be read. TorchScript would compile the hook: call the model once
@@ -247,6 +235,7 @@ def attach(model: nn.Module, preparation: Preparation | None) -> None:
     if (check := getattr(model, "_first_check", None)) is not None:
         check.remove()
     object.__setattr__(model, "preparation", preparation)
+    object.__setattr__(model, "objective", objective)
     if preparation is not None:
         object.__setattr__(model, "_first_check", model.register_forward_pre_hook(_check, with_kwargs=True))
 

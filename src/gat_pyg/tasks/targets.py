@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,15 +13,15 @@ from torch_geometric.data import Data
 
 from .edges import _OfEdges
 from .graphs import _OfGraphs
-from .labels import _UnknownAsNaN
-from .metrics import MAE, RMSE, Metric
+from .metrics import MAE, QUANTITIES, RMSE, Metric
 from .nodes import _OfNodes
+from .objective import Objective
 
 _T = TypeVar("_T", bound="Targets")
 
 
 @dataclass(frozen=True)
-class Targets(_UnknownAsNaN):
+class Targets(Objective):
     r"""K quantities in each row: y `[n, K]` float32 in their own unit, NaN if it is unknown.
 
     The model predicts standardised targets. The loss is their squared error, or their absolute error with the metric
@@ -44,8 +44,28 @@ class Targets(_UnknownAsNaN):
     mean: tuple[float, ...] = field(default=(), repr=False)
     std: tuple[float, ...] = field(default=(), repr=False)
 
-    kind = "quantity"
-    columns = "targets"
+    goal = "regression"
+    column = "target"
+    measures = QUANTITIES
+
+    @classmethod
+    def recognises(cls, y: Sequence[Tensor]) -> bool:
+        """Return True for floats that are neither classes nor binary labels: fractions, or in `[n, K]` not 0 or 1."""
+        for labels in y:
+            if not labels.is_floating_point() or not labels.dim():
+                continue
+            known = labels[~labels.isnan()].double()
+            many = labels.dim() == 2 and labels.size(1) > 1
+            if (((known != 0) & (known != 1)) if many else (known != known.round()) | (known < -1)).any():
+                return True
+        return False
+
+    @classmethod
+    def convert(cls, y: Tensor, where: str) -> Tensor:
+        """Return quantities `[n]` or `[n, K]` as `[n, K]` float32."""
+        if y.dim() not in (1, 2) or 0 in y.shape[1:]:
+            raise ValueError(f"{where}: y has shape {tuple(y.shape)}, expected (N,) or (N, K), K quantities per row.")
+        return y.float() if y.dim() == 2 else y.float()[:, None]
 
     def fitted(self: _T, y: Tensor) -> _T:
         """Return the same objective with the mean and the standard deviation of the training split's targets."""
@@ -106,11 +126,6 @@ class Targets(_UnknownAsNaN):
     def outputs(self, predictions: Tensor) -> Tensor:
         """Return the standardised targets."""
         return (predictions - _on(self.mean, 0.0, predictions)) / _on(self.std, 1.0, predictions)
-
-    def describe(self) -> dict[str, Any]:
-        """Return the objective as plain data."""
-        standard = {"target_mean": self.mean, "target_std": self.std}
-        return {"metric": self.metric.name, "multilabel": False, "item": self.item, **standard}
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
-from .checks import _NOTHING_KNOWN, _check_graph
+from .checks import NOTHING_KNOWN, check_graph
 from .ids import has_ids
-from .metrics import fitting_metric
 from .objective import SPLITS, Objective, Split, any_known
 from .preparation import Preparation, row_ranges
 
@@ -70,7 +69,6 @@ class Task:
         return Preparation(
             self.num_features,
             self.edge_dim,
-            **self.objective.describe(),
             class_names=self.class_names,
             transforms=self.transforms,
             row_sum=row_sum,
@@ -115,17 +113,16 @@ class Task:
         'macro-F1'
         """
         try:
-            chosen = fitting_metric(metric, self.objective.kind)
+            objective = self.objective.scored_by(metric)
         except ValueError as error:
             raise ValueError(f"{self.name}: {error}") from None
         scored = copy.copy(self)  # the same graphs, which have been checked
-        object.__setattr__(scored, "objective", self.objective.scored_by(chosen))
-        scored.__dict__.pop("preparation", None)
+        object.__setattr__(scored, "objective", objective)
         for split in SPLITS[1:]:
-            if chosen.sums != self.objective.kind and isnan(scored.objective.constant_score(self.labels(split))):
+            if objective.by_rows and isnan(objective.constant_score(self.labels(split))):
                 raise ValueError(
-                    f"{self.name}: {chosen.title} is undefined for the {split} labels, of which too few are known or "
-                    "all are equal. Choose another metric or split."
+                    f"{self.name}: {objective.metric.title} is undefined for the {split} labels, of which too few are "
+                    "known or all are equal. Choose another metric or split."
                 )
         return scored
 
@@ -145,7 +142,7 @@ class Task:
 
     def __post_init__(self) -> None:
         if self.num_classes < 1:
-            raise ValueError(f"{self.name}{_NOTHING_KNOWN}")
+            raise ValueError(f"{self.name}{NOTHING_KNOWN}")
         if self.class_names is not None and len(self.class_names) != self.num_classes:
             raise ValueError(
                 f"{self.name}: class_names has {len(self.class_names)} names, expected one for each of the "
@@ -155,7 +152,7 @@ class Task:
             if not self.graphs(split):
                 raise ValueError(f"{self.name}: there is no graph in {split}, expected at least one.")
         if self.shared_graph is not None:
-            _check_graph(self.shared_graph, self.num_features, self.edge_dim, self.objective, self.name)
+            check_graph(self.shared_graph, self.num_features, self.edge_dim, self.objective, self.name)
             self.objective.check_splits(self.shared_graph, self.name)
         else:
             self._check_graphs()
@@ -166,7 +163,7 @@ class Task:
             has_label = False
             for number, data in enumerate(self.graphs(split)):
                 where = f"{self.name}, {split} graph {number}"
-                _check_graph(data, self.num_features, self.edge_dim, self.objective, where)
+                check_graph(data, self.num_features, self.edge_dim, self.objective, where)
                 has_label = has_label or bool(any_known(data.y).any())
             if not has_label:
                 raise ValueError(f"{self.name}: all labels of the {split} graphs are unknown, expected at least one.")

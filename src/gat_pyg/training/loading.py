@@ -21,7 +21,6 @@ from ..distributed.halo import HaloStrategy, divided
 from ..distributed.ranks import rank_zero_print
 from ..graph.partition import partition
 from ..graph.subgraph import is_sampled
-from ..tasks.edges import PAIRS
 from ..tasks.objective import MASKS, Split
 from ..tasks.task import Task
 from .clusters import Clusters
@@ -86,7 +85,7 @@ class TaskData(LightningDataModule):
             )
         if num_links is not None and "edge_label_index" not in task.train[0]:
             raise ValueError(f"num_links is {num_links}, but {task.name} has no labelled pairs of nodes. Leave it out.")
-        self._has_pairs = task.objective.item in PAIRS
+        self._has_pairs = task.objective.has_pairs
         if num_parts is not None and self._has_pairs:
             raise ValueError(
                 f"num_parts is {num_parts}, but {task.name} predicts {task.objective.item}s, whose ends may be in two "
