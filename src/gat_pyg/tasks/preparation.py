@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch_geometric.transforms
@@ -16,10 +16,10 @@ from torch_geometric.transforms import BaseTransform
 from .ids import node_ids, num_nodes
 from .objective import Objective
 
-Range: TypeAlias = tuple[float, float]
 NORMALIZE = {"_target_": "torch_geometric.transforms.NormalizeFeatures"}
 UNDIRECTED = {"_target_": "torch_geometric.transforms.ToUndirected"}
 SAMPLE = 10_000  # evenly spaced rows from which the range is computed, since features may exceed the memory
+SLACK = 1.1  # the factor by which a typical row of other data may be outside the range
 
 
 class Standardize(BaseTransform):  # type: ignore[misc]
@@ -51,8 +51,8 @@ class Preparation(BaseTransform):  # type: ignore[misc]
     """The data preparation of a trained run, as a PyG transform.
 
     `gat_pyg.load(run).preparation(data)` and `Planetoid(root, "Cora", transform=model.preparation)` prepare data as
-    they come from their source. Features that are already prepared, which is detected by `row_sum` and `row_norm`, do
-    not change. Edges are always transformed.
+    they come from their source. Features that are already prepared do not change: a typical row is in the range
+    `row_sum`, and after another preparation it would not be. Edges are always transformed.
 
     The caller's `data` does not change. The result has dense float32 features `[N, F]`, and `edge_attr` `[E, D]`.
 
@@ -67,8 +67,7 @@ class Preparation(BaseTransform):  # type: ignore[misc]
     edge_dim: int | None  # D, or None without edge features
     class_names: tuple[str, ...] | None = None
     transforms: tuple[Mapping[str, Any], ...] = ()  # in order of application: the name of each class and its arguments
-    row_sum: Range | None = None  # 1 % and 99 % quantiles of the rows' absolute sums in the training graphs
-    row_norm: Range | None = None  # the same of the rows' Euclidean norms
+    row_sum: tuple[float, float] | None = None  # 1 % and 99 % quantiles of the training rows' absolute sums
     num_nodes: int | None = None  # N, if the only feature is the id of a node
 
     def to_dict(self) -> dict[str, Any]:
@@ -138,17 +137,14 @@ class Preparation(BaseTransform):  # type: ignore[misc]
 
     def difference(self, x: Tensor) -> str | None:
         """Return a description of how a typical row of x differs from the run's training data, or None."""
-        sums, norms = row_sizes(x, step=max(1, x.size(0) // SAMPLE))
-        for name, sizes, expected in (("sum", sums, self.row_sum), ("norm", norms, self.row_norm)):
-            if expected is None or not sizes.numel():
-                continue
-            low, high = expected
-            slack = 1.01 * (high / low) ** 0.25  # 1 % for rounding, and a quarter of the range for other graphs
-            size = float(sizes.median())
-            if not low / slack <= size <= high * slack:
-                span = f"{low:.3g}" if f"{low:.3g}" == f"{high:.3g}" else f"{low:.3g} to {high:.3g}"
-                return f"a row of x has the {name} {size:.3g} (median), but those of the run's training data {span}"
-        return None
+        sums = row_sums([x])
+        if self.row_sum is None or not sums.numel():
+            return None
+        (low, high), typical = self.row_sum, float(sums.median())
+        if low / SLACK <= typical <= high * SLACK:
+            return None
+        span = f"{low:.3g}" if f"{low:.3g}" == f"{high:.3g}" else f"{low:.3g} to {high:.3g}"
+        return f"a row of x has the absolute sum {typical:.3g} (median), but those of the run's training data {span}"
 
 
 def build_transform(description: Mapping[str, Any]) -> BaseTransform:
@@ -192,36 +188,30 @@ def _argument(value: Any) -> Any:
     return [_argument(element) for element in value] if isinstance(value, (list, tuple)) else value
 
 
-def row_sizes(x: Tensor, step: int = 1) -> tuple[Tensor, Tensor]:
-    """Return the absolute sums and the norms of the non-zero rows of x, dense or CSR; if dense, of every `step`-th row.
+def row_sums(features: Sequence[Tensor]) -> Tensor:
+    """Return the absolute sums of the rows of several x that are not zero, dense or CSR; of large ones, of a sample.
 
     Example:
-        >>> row_sizes(torch.tensor([[3.0, -4.0], [0.0, 0.0]]))
-        (tensor([7.]), tensor([5.]))
+        >>> row_sums([torch.tensor([[3.0, -4.0], [0.0, 0.0]])])
+        tensor([7.])
     """
+    step = max(1, sum(map(len, features)) // SAMPLE)
+    sums = torch.cat([_sums(x) if x.layout == torch.sparse_csr else _sums(x[::step]) for x in features])
+    return sums[sums > 0]
+
+
+def _sums(x: Tensor) -> Tensor:
     if x.layout == torch.sparse_csr:
-        counts = x.crow_indices().diff()
-        row, values = torch.arange(x.size(0), device=x.device).repeat_interleave(counts), x.values().float()
-        sums, squares = (values.new_zeros(x.size(0)).index_add_(0, row, part) for part in (values.abs(), values**2))
-        norms = squares.sqrt()
-    else:
-        rows = x[::step].float()
-        sums, norms = rows.norm(p=1, dim=1), rows.norm(dim=1)  # without a copy of the rows
-    return sums[norms > 0], norms[norms > 0]
+        return torch.segment_reduce(x.values().float().abs(), "sum", offsets=x.crow_indices().long())
+    return x.float().norm(p=1, dim=1)  # without a copy of the absolute values
 
 
-def row_ranges(features: Sequence[Tensor]) -> tuple[Range | None, Range | None]:
-    """Return the ranges of the rows' sums and norms over all graphs, or None if all rows are zero."""
-    step = max(1, sum(x.size(0) for x in features) // SAMPLE)
-    sizes = zip(*(row_sizes(x, step) for x in features), strict=True)
-    sums, norms = (_range(torch.cat(part)) for part in sizes)
-    return sums, norms
-
-
-def _range(sizes: Tensor) -> Range | None:
-    if not sizes.numel():
+def row_range(features: Sequence[Tensor]) -> tuple[float, float] | None:
+    """Return the 1 % and 99 % quantiles of the rows' absolute sums over all graphs, or None if all rows are zero."""
+    sums = row_sums(features).double()
+    if not sums.numel():
         return None
-    low, high = sizes.double().quantile(sizes.new_tensor([0.01, 0.99], dtype=torch.float64)).tolist()
+    low, high = sums.quantile(sums.new_tensor([0.01, 0.99])).tolist()
     return low, high
 
 

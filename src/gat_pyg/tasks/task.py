@@ -17,7 +17,7 @@ from torch_geometric.loader import DataLoader
 from .checks import NOTHING_KNOWN, check_graph
 from .ids import has_ids
 from .objective import SPLITS, Objective, Split, any_known
-from .preparation import Preparation, row_ranges
+from .preparation import Preparation, row_range
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,14 +65,12 @@ class Task:
         >>> digits().preparation.class_names[:3]
         ('0', '1', '2')
         """
-        row_sum, row_norm = row_ranges([data.x for data in self.train])
         return Preparation(
             self.num_features,
             self.edge_dim,
             class_names=self.class_names,
             transforms=self.transforms,
-            row_sum=row_sum,
-            row_norm=row_norm,
+            row_sum=row_range([data.x for data in self.train]),
             num_nodes=len(self.train[0].x) if has_ids(self.shared_graph) else None,
         )
 
