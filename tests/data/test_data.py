@@ -330,7 +330,7 @@ def test_a_hostile_pickle_runs_nothing(gadget: str, part: str, tiny_citeseer: Pa
         assert str(path) in str(caught.value)
     raw_file(tiny_citeseer, part).unlink()  # and the stand-ins are as they were
     shutil.copy(raw_file(tiny_citeseer, "x"), tmp_path / "again")
-    assert unpickle._unpickle(tmp_path / "again").shape == (9, 7)
+    assert unpickle.unpickle(tmp_path / "again").shape == (9, 7)
 
 
 @pytest.mark.parametrize("part", ["x", "ally", "tx", "graph", "test.index"])

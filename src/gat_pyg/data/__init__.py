@@ -2,13 +2,13 @@
 
 from ..tasks.task import Task as Task
 from .citation import planetoid as planetoid
+from .from_pyg import from_dataset as from_dataset
+from .from_pyg import from_file as from_file
 from .generated import digits as digits
 from .generated import planted as planted
 from .links import links as links
 from .ogb import ogbg as ogbg
 from .ogb import ogbl as ogbl
 from .ogb import ogbn as ogbn
-from .own import from_dataset as from_dataset
-from .own import from_file as from_file
 from .proteins import listed_links as listed_links
 from .proteins import ppi as ppi

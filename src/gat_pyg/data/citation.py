@@ -18,9 +18,9 @@ from ..tasks.nodes import NodeLabels
 from ..tasks.objective import MASKS
 from ..tasks.preparation import NORMALIZE, build_transform
 from ..tasks.task import Task
-from .own import _first_names
-from .raw import _raw_folder, _reading, data_root
-from .unpickle import _unpickle
+from .from_pyg import first_names
+from .raw import data_root, raw_folder, reading
+from .unpickle import unpickle
 
 PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")  # of each Planetoid set
 PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}  # name -> folder
@@ -61,31 +61,32 @@ def planetoid(name: str, root: str | Path | None = None) -> Task:
     if name.lower() not in PLANETOID:
         raise ValueError(f"{name!r} is not a Planetoid data set: expected cora, citeseer or pubmed.")
     name = name.lower()
-    folder = _planetoid_folder(name, root)
-    with _reading(folder):
+    folder = planetoid_folder(name, root)
+    with reading(folder):
         data = build_transform(NORMALIZE)(_read_planetoid(folder, name))
         F, K = data.x.size(1), int(data.y.max()) + 1
-        names = _first_names(CLASSES[name], K)
+        names = first_names(CLASSES[name], K)
         return Task(name, [data], [data], [data], F, NodeLabels(K), class_names=names, transforms=(NORMALIZE,))
 
 
-def _planetoid_folder(name: str, root: str | Path | None) -> Path:
+def planetoid_folder(name: str, root: str | Path | None) -> Path:
+    """Return the folder of the files of a citation network, downloaded if necessary."""
     files = [f"ind.{name}.{part}" for part in PARTS]
 
     def fetch(folder: str, missing: Sequence[str]) -> None:
         for file in missing:
             fs.cp(f"{Planetoid.url}/{file}", folder)
 
-    return _raw_folder(data_root(root) / "Planetoid" / PLANETOID[name] / "raw", files, fetch, PLANETOID[name])
+    return raw_folder(data_root(root) / "Planetoid" / PLANETOID[name] / "raw", files, fetch, PLANETOID[name])
 
 
 def _read_planetoid(folder: Path, name: str) -> Data:
     raw: dict[str, Any] = {}
     for part in PARTS:
         path = folder / f"ind.{name}.{part}"
-        with _reading(path):
+        with reading(path):
             raw[part] = (
-                _unpickle(path) if part != "test.index" else torch.tensor([int(i) for i in path.read_text().split()])
+                unpickle(path) if part != "test.index" else torch.tensor([int(i) for i in path.read_text().split()])
             )
     return _assemble(raw)
 
@@ -100,7 +101,7 @@ def _assemble(raw: Mapping[str, Any]) -> Data:
     N, rows = int(test.max()) + 1, first + len(test)
     if 2 * rows < N:  # Citeseer's test nodes have gaps between them, 15 in all
         raise ValueError(f"test.index holds {N - 1}, but allx and tx have {rows} rows together")
-    links = _links(raw["graph"])
+    links = links_in(raw["graph"])
     check_edge_index(links, N, "graph")  # before coalesce, which assumes ids from 0 to N - 1
     x = torch.zeros(N, raw["allx"].size(1))
     y = torch.zeros(N, raw["ally"].size(1))
@@ -115,12 +116,13 @@ def _assemble(raw: Mapping[str, Any]) -> Data:
     return data
 
 
-def _links(graph: Mapping[int, Sequence[int]]) -> Tensor:
+def links_in(graph: Mapping[int, Sequence[int]]) -> Tensor:
+    """Return the links [2, L] in a mapping of nodes to their neighbours."""
     src = [node for node, neighbours in graph.items() for _ in neighbours]
-    return _pairs(src, [node for neighbours in graph.values() for node in neighbours])
+    return as_pairs(src, [node for neighbours in graph.values() for node in neighbours])
 
 
-def _pairs(src: list[int], dst: list[int]) -> Tensor:
+def as_pairs(src: list[int], dst: list[int]) -> Tensor:
     """Return links [2, L] int64, possibly none; raise ValueError if ids are not whole numbers."""
     links = torch.tensor([src, dst]) if src or dst else torch.empty(2, 0, dtype=torch.long)
     check_edge_index_shape(links, "graph")

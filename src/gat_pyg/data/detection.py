@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 
 from ..tasks.checks import check_present
 from ..tasks.edges import complete_pairs
-from ..tasks.ids import node_ids, num_nodes
+from ..tasks.node_ids import node_ids, num_nodes
 from ..tasks.objective import MASKS, Objective, any_known
 from ..tasks.objectives import objective_for
 from .splits import chosen_mask

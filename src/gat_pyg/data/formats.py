@@ -42,7 +42,7 @@ def read(path: str | Path) -> tuple[Path, Any]:
         if file.exists() and not file.is_file():
             raise ValueError(f"{file} is no regular file, expected arrays or tensors.")  # reading a pipe may block
     try:
-        content = _load_folder(path) if path.is_dir() else _load_pt(path) if path.suffix == ".pt" else _load_npz(path)
+        content = load_folder(path) if path.is_dir() else _load_pt(path) if path.suffix == ".pt" else _load_npz(path)
     except Exception as error:
         if isinstance(error, OSError) and error.filename is not None:
             raise type(error)(f"{error.filename} cannot be read: {error.strerror}.") from error
@@ -54,7 +54,7 @@ def read(path: str | Path) -> tuple[Path, Any]:
     return path, content
 
 
-def _graph(content: Any, path: Path, labelled: bool = True) -> Data:
+def graph_in(content: Any, path: Path, labelled: bool = True) -> Data:
     """Return a graph with the keys of `READ` in a mapping of arrays or tensors; it needs labels if it is `labelled`."""
     if not isinstance(content, Mapping):
         return cast(Data, content)  # from_dataset raises an error
@@ -67,10 +67,10 @@ def _graph(content: Any, path: Path, labelled: bool = True) -> Data:
             "edge_label, and x for graphs with features. To predict links, choose task=link_prediction, which needs "
             "no labels."
         )
-    return Data(**{key: _numbers(content[key], f"{path.stem}: {key}") for key in READ if content.get(key) is not None})
+    return Data(**{key: as_tensor(content[key], f"{path.stem}: {key}") for key in READ if content.get(key) is not None})
 
 
-def _numbers(values: Any, where: str) -> Tensor:
+def as_tensor(values: Any, where: str) -> Tensor:
     """Return an array or a tensor as a tensor with a byte order and width that torch supports.
 
     Raises ValueError for other values, and for an expanded tensor: its size is not bounded by that of the file.
@@ -107,7 +107,8 @@ def _load_npz(path: Path) -> dict[str, Any]:
         return {key: arrays[key] if key in READ else None for key in arrays.files}
 
 
-def _load_folder(path: Path) -> dict[str, Any]:
+def load_folder(path: Path) -> dict[str, Any]:
+    """Return the arrays of a folder of `.npy` files by name, memory-mapped; None for those that are not read."""
     return {
         file.stem: np.lib.format.open_memmap(file, mode="r") if file.stem in READ else None
         for file in sorted(path.glob("*.npy"))

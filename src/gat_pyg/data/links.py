@@ -14,9 +14,9 @@ from torch_geometric.utils import coalesce, is_undirected, remove_self_loops
 
 from ..tasks.checks import check_edge_index, check_shapes
 from ..tasks.edges import EdgeLabels
-from ..tasks.ids import node_ids, num_nodes
 from ..tasks.links import LinkLabels
 from ..tasks.metrics import LINKS
+from ..tasks.node_ids import node_ids, num_nodes
 from ..tasks.objective import MASKS
 from ..tasks.task import Task
 from .detection import check_is_graph, check_kind, labelled, num_splits, tidy
@@ -149,10 +149,10 @@ def _drawn(
     pairs = [part.edge_label_index for part in parts]
     labels = [part.edge_label.long() for part in parts]
     data = Data(parts[0].x, parts[0].edge_index, parts[0].edge_attr)
-    return _task(name, data, pairs, labels, objective, tuple(transforms), split_arguments)
+    return task_of_pairs(name, data, pairs, labels, objective, tuple(transforms), split_arguments)
 
 
-def _task(
+def task_of_pairs(
     name: str,
     data: Data,
     pairs: list[Tensor],

@@ -20,15 +20,15 @@ from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
-from ..tasks.ids import node_ids
 from ..tasks.links import LinkLabels
+from ..tasks.node_ids import node_ids
 from ..tasks.objective import MASKS
 from ..tasks.preparation import UNDIRECTED
 from ..tasks.task import Task
-from .formats import _graph, _load_folder
-from .links import _task
-from .own import from_dataset
-from .raw import _raw_folder, _reading, data_root
+from .formats import graph_in, load_folder
+from .from_pyg import from_dataset
+from .links import task_of_pairs
+from .raw import data_root, raw_folder, reading
 
 OGBN = {"ogbn-arxiv": True, "ogbn-products": False, "ogbn-papers100M": True}  # name -> True if its edges are citations
 
@@ -71,8 +71,8 @@ def ogbn(name: str, root: str | Path | None = None) -> Task:
         with redirect_stdout(sys.stderr):  # ogb prints its progress
             _write_ogbn(name, folder)
     transforms = (UNDIRECTED,) if OGBN[name] else ()
-    with _reading(folder / "npy"):
-        return from_dataset(_graph(_load_folder(folder / "npy"), folder / "npy"), name, transforms=transforms)
+    with reading(folder / "npy"):
+        return from_dataset(graph_in(load_folder(folder / "npy"), folder / "npy"), name, transforms=transforms)
 
 
 def ogbg(name: str, root: str | Path | None = None) -> Task:
@@ -140,7 +140,7 @@ def ogbl(name: str, root: str | Path | None = None, channels: int = 64) -> Task:
         labels.append(torch.cat([torch.full((len(edges),), 1 - number) for number, edges in enumerate(both)]))
     data = dataset[0]
     data = Data(node_ids(data.num_nodes) if data.x is None else data.x.float(), data.edge_index)
-    return _task(name, data, pairs, labels, LinkLabels(channels, dataset.meta_info["eval metric"]))
+    return task_of_pairs(name, data, pairs, labels, LinkLabels(channels, dataset.meta_info["eval metric"]))
 
 
 def _allowed() -> Any:
@@ -167,12 +167,12 @@ def _write_ogbn(name: str, folder: Path) -> None:
         for part in missing:
             (Path(fresh) / metadata["download_name"] / part).rename(Path(fresh) / part)
 
-    _raw_folder(folder, ["raw", "split", f"RELEASE_v{metadata['version']}.txt"], fetch, name)
+    raw_folder(folder, ["raw", "split", f"RELEASE_v{metadata['version']}.txt"], fetch, name)
     with tempfile.TemporaryDirectory(prefix=".npy-", dir=folder) as fresh:
         npy = Path(fresh) / "npy"
         npy.mkdir()
         try:
-            with _reading(folder / "raw"):
+            with reading(folder / "raw"):
                 _convert_ogbn(name, metadata, folder, npy)
         except FileNotFoundError as error:
             raise ValueError(

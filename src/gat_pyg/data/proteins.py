@@ -17,9 +17,9 @@ from ..tasks.checks import check_edge_index
 from ..tasks.nodes import NodeMultiLabels
 from ..tasks.preparation import Standardize
 from ..tasks.task import Task
-from .citation import _links, _pairs, _planetoid_folder
-from .raw import _npy, _raw_folder, _reading, data_root
-from .unpickle import _unpickle
+from .citation import as_pairs, links_in, planetoid_folder
+from .raw import data_root, raw_folder, read_npy, reading
+from .unpickle import unpickle
 
 PPI_SPLITS = ("train", "valid", "test")  # in the names of its files
 
@@ -44,8 +44,8 @@ def ppi(root: str | Path | None = None) -> Task:
     (20, 121)
     """
     folder = _ppi_folder(root)
-    with _reading(folder):
-        features = {split: _npy(folder / f"{split}_feats.npy").double() for split in PPI_SPLITS}
+    with reading(folder):
+        features = {split: read_npy(folder / f"{split}_feats.npy").double() for split in PPI_SPLITS}
         standardize = Standardize(*_standard(features["train"]))
         scaled = {split: standardize(Data(x=x)).x for split, x in features.items()}
         train, val, test = (list(_read_ppi(folder, split, scaled[split])) for split in PPI_SPLITS)
@@ -60,7 +60,7 @@ def _ppi_folder(root: str | Path | None) -> Path:
         extract_zip(download_url(PPI.url, folder), folder)
 
     files = [f"{split}_{part}" for split in PPI_SPLITS for part in parts]
-    return _raw_folder(data_root(root) / "PPI" / "raw", files, fetch, "PPI")
+    return raw_folder(data_root(root) / "PPI" / "raw", files, fetch, "PPI")
 
 
 def _standard(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,7 +73,7 @@ def _standard(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _read_ppi(folder: Path, split: str, x: Tensor) -> Iterator[Data]:
     """Yield the graphs of one split, which are concatenated in its files, by graph_id."""
-    y, graph = _npy(folder / f"{split}_labels.npy").float(), _npy(folder / f"{split}_graph_id.npy")
+    y, graph = read_npy(folder / f"{split}_labels.npy").float(), read_npy(folder / f"{split}_graph_id.npy")
     edge_index = _ppi_links(folder / f"{split}_graph.json")
     if not len(x) == len(y) == len(graph) or graph.dim() != 1 or (graph[1:] < graph[:-1]).any():
         raise ValueError(f"{split}: {len(x)} features, {len(y)} labels, {len(graph)} graph ids, or ids not in order")
@@ -90,10 +90,10 @@ def _read_ppi(folder: Path, split: str, x: Tensor) -> Iterator[Data]:
 
 
 def _ppi_links(path: Path) -> Tensor:
-    with _reading(path), path.open() as file:
+    with reading(path), path.open() as file:
         stored = json.load(file)
         ends = [[link[end] for link in stored["links"]] for end in ("source", "target")]
-        return _pairs(*(ends if stored.get("directed") else (ends[0] + ends[1], ends[1] + ends[0])))
+        return as_pairs(*(ends if stored.get("directed") else (ends[0] + ends[1], ends[1] + ends[0])))
 
 
 def listed_links(name: str, root: str | Path | None = None) -> list[Tensor]:
@@ -105,6 +105,6 @@ def listed_links(name: str, root: str | Path | None = None) -> list[Tensor]:
     if name == "ppi":
         folder = _ppi_folder(root)
         return [_ppi_links(folder / f"{split}_graph.json") for split in PPI_SPLITS]
-    path = _planetoid_folder(name, root) / f"ind.{name}.graph"
-    with _reading(path):
-        return [_links(cast(dict[int, list[int]], _unpickle(path)))]
+    path = planetoid_folder(name, root) / f"ind.{name}.graph"
+    with reading(path):
+        return [links_in(cast(dict[int, list[int]], unpickle(path)))]

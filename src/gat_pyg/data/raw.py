@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from .formats import _numbers
+from .formats import as_tensor
 
 
 def data_root(root: str | Path | None = None) -> Path:
@@ -24,7 +24,7 @@ def data_root(root: str | Path | None = None) -> Path:
     return Path(root or os.environ.get("GAT_PYG_DATA") or "~/.cache/gat_pyg").expanduser()
 
 
-def _raw_folder(folder: Path, files: Sequence[str], fetch: Callable[[str, Sequence[str]], None], title: str) -> Path:
+def raw_folder(folder: Path, files: Sequence[str], fetch: Callable[[str, Sequence[str]], None], title: str) -> Path:
     """Download the missing ones of `files`, and return `folder`.
 
     `fetch` writes to a temporary folder beside `folder`, from which each file is moved atomically. So an interrupted
@@ -70,7 +70,7 @@ class _UnreadableError(ValueError):
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """Context manager: turn any error of a reader into a ValueError that names the file."""
     try:
         yield
@@ -88,6 +88,7 @@ def _reading(path: Path) -> Iterator[None]:
 LARGEST = 2**27  # elements of a matrix; Citeseer's allx has 2312 * 3703
 
 
-def _npy(path: Path) -> Tensor:
-    with _reading(path), path.open("rb") as file:
-        return _numbers(np.lib.format.read_array(file, allow_pickle=False), path.stem)
+def read_npy(path: Path) -> Tensor:
+    """Return the array in a `.npy` file."""
+    with reading(path), path.open("rb") as file:
+        return as_tensor(np.lib.format.read_array(file, allow_pickle=False), path.stem)

@@ -76,7 +76,7 @@ class _Unpickler(pickle._Unpickler):  # in Python: the one in C takes 2^35 bytes
         return _STUBS[f"{module}.{name}"]
 
 
-def _unpickle(path: Path) -> Tensor | dict[int, list[int]]:
+def unpickle(path: Path) -> Tensor | dict[int, list[int]]:
     """Return the matrix [rows, columns] float32 or the graph in one of Planetoid's pickles."""
     with path.open("rb") as file:
         content = _Unpickler(file, encoding="latin1").load()

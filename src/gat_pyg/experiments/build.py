@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import BatchNorm, PNAConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from ..data.own import from_dataset, from_file
+from ..data.from_pyg import from_dataset, from_file
 from ..data.raw import data_root
 from ..data.splits import check_classes
 from ..distributed import ray
@@ -30,7 +30,7 @@ from ..graph.norms import graph_norms
 from ..graph.partition import WITH_METIS, edge_cut
 from ..models.encoders import num_categories, num_unknown
 from ..models.gat import GAT
-from ..tasks.ids import has_ids
+from ..tasks.node_ids import has_ids
 from ..tasks.objective import SPLITS
 from ..tasks.task import Task
 from ..training.checkpoint import SafeCheckpoints

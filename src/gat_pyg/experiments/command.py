@@ -144,7 +144,7 @@ def run_name(_root_: DictConfig) -> str:
 
 
 def _name_of(kind: str, name: str = "") -> str:
-    from ..data.own import name_of  # imports torch
+    from ..data.from_pyg import name_of  # imports torch
 
     return name_of(kind, name)
 

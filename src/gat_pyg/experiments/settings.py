@@ -360,7 +360,7 @@ class Settings:
 
     def content_now(self) -> str | None:
         """Return the hash of the content of `dataset.path` as it is now, or None without such a file."""
-        from ..data.content import content_of  # imports torch
+        from ..data.content_hash import content_of  # imports torch
 
         return content_of(self.dataset.values)
 

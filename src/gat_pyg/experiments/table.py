@@ -15,7 +15,7 @@ from typing import Any
 from hydra import compose
 from omegaconf import OmegaConf
 
-from ..data.own import name_of
+from ..data.from_pyg import name_of
 from ..distributed.ranks import rank_zero_print
 from ..files import try_lock
 from ..tasks.metrics import metric_named

@@ -12,12 +12,12 @@ from torch_geometric.data import Data
 from ..graph.subgraph import mask_to_index
 from .checks import check_edge_index, check_edge_index_shape
 from .labels import ManyLabels, OneLabel
-from .nodes import _OfNodes
+from .nodes import OfNodes
 from .objective import MASKS, Split
 
 
 @dataclass(frozen=True)
-class _OfEdges(_OfNodes):
+class OfEdges(OfNodes):
     """An objective with an output row for each pair of nodes in `edge_label_index` `[2, L]`, as from `LinkScores`.
 
     In a shared graph, the masks `[L]` select the pairs of each split; `edge_index` are the message-passing edges. The
@@ -89,7 +89,7 @@ class _OfEdges(_OfNodes):
 
 
 @dataclass(frozen=True)
-class EdgeLabels(_OfEdges, OneLabel):
+class EdgeLabels(OfEdges, OneLabel):
     """One of K classes for each edge: y `[L]` int64, -1 if it is unknown. Cross-entropy, accuracy in percent.
 
     The edges are `edge_label_index` `[2, L]` (src, dst), which need not be message-passing edges.
@@ -103,7 +103,7 @@ class EdgeLabels(_OfEdges, OneLabel):
 
 
 @dataclass(frozen=True)
-class EdgeMultiLabels(_OfEdges, ManyLabels):
+class EdgeMultiLabels(OfEdges, ManyLabels):
     """K labels for each edge: y `[L, K]` float32 of 0 and 1, NaN if it is unknown. Sigmoid cross-entropy, micro-F1.
 
     Example:

@@ -11,7 +11,7 @@ from .labels import ManyLabels, OneLabel
 from .objective import Objective, Split
 
 
-class _OfGraphs(Objective):
+class OfGraphs(Objective):
     """An objective with an output row for each graph of a batch, as from `gat_pyg.models.Readout`."""
 
     item = "graph"
@@ -47,7 +47,7 @@ class _OfGraphs(Objective):
 
 
 @dataclass(frozen=True)
-class GraphLabels(_OfGraphs, OneLabel):
+class GraphLabels(OfGraphs, OneLabel):
     """One of K classes for each graph: y `[1]` int64, `[G]` in a batch, -1 if it is unknown.
 
     Example:
@@ -59,7 +59,7 @@ class GraphLabels(_OfGraphs, OneLabel):
 
 
 @dataclass(frozen=True)
-class GraphMultiLabels(_OfGraphs, ManyLabels):
+class GraphMultiLabels(OfGraphs, ManyLabels):
     """K labels for each graph: y `[1, K]` float32 of 0 and 1, `[G, K]` in a batch, NaN if it is unknown.
 
     Example:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
 
-from .edges import _OfEdges, check_pairs
+from .edges import OfEdges, check_pairs
 from .metrics import METRICS, RANKED_LINKS, Metric
 from .negatives import non_links
 from .objective import MASKS, Objective, Split, widest
@@ -20,7 +20,7 @@ from .ranking import average_precision, hits, mrr, roc_auc
 
 
 @dataclass(frozen=True)
-class LinkLabels(_OfEdges):
+class LinkLabels(OfEdges):
     """Link prediction: y `[L]` int64, 1 for a link and 0 for a pair of nodes without one.
 
     The pairs are `edge_label_index` `[2, L]` (src, dst), and the masks `[L]` select those of each split. `edge_index`

@@ -14,7 +14,7 @@ from .objective import MASKS, Objective, Split, any_known
 
 
 @dataclass(frozen=True)
-class _OfNodes(Objective):
+class OfNodes(Objective):
     """An objective with an output row for each node; in a shared graph, masks select the nodes of each split."""
 
     item = "node"
@@ -58,7 +58,7 @@ class _OfNodes(Objective):
 
 
 @dataclass(frozen=True)
-class NodeLabels(OneLabel, _OfNodes):
+class NodeLabels(OneLabel, OfNodes):
     """One of K classes for each node: y `[N]` int64, -1 if it is unknown. Cross-entropy, accuracy in percent.
 
     Example:
@@ -68,7 +68,7 @@ class NodeLabels(OneLabel, _OfNodes):
 
 
 @dataclass(frozen=True)
-class NodeMultiLabels(ManyLabels, _OfNodes):
+class NodeMultiLabels(ManyLabels, OfNodes):
     """K labels for each node: y `[N, K]` float32 of 0 and 1, NaN if it is unknown. Sigmoid cross-entropy, micro-F1.
 
     Example:

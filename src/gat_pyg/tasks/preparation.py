@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from .ids import node_ids, num_nodes
+from .node_ids import node_ids, num_nodes
 from .objective import Objective
 
 NORMALIZE = {"_target_": "torch_geometric.transforms.NormalizeFeatures"}
@@ -202,7 +202,8 @@ def row_sums(features: Sequence[Tensor]) -> Tensor:
 
 def _sums(x: Tensor) -> Tensor:
     if x.layout == torch.sparse_csr:
-        return torch.segment_reduce(x.values().float().abs(), "sum", offsets=x.crow_indices().long())
+        sums: Tensor = torch.segment_reduce(x.values().float().abs(), "sum", offsets=x.crow_indices().long())
+        return sums
     return x.float().norm(p=1, dim=1)  # without a copy of the absolute values
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from .edges import _OfEdges
-from .graphs import _OfGraphs
+from .edges import OfEdges
+from .graphs import OfGraphs
 from .metrics import MAE, QUANTITIES, RMSE, Metric
-from .nodes import _OfNodes
+from .nodes import OfNodes
 from .objective import Objective
 
 _T = TypeVar("_T", bound="Targets")
@@ -129,7 +129,7 @@ class Targets(Objective):
 
 
 @dataclass(frozen=True)
-class NodeTargets(Targets, _OfNodes):
+class NodeTargets(Targets, OfNodes):
     """K quantities for each node: y `[N, K]` float32, NaN if it is unknown. Squared error, RMSE.
 
     Example:
@@ -139,7 +139,7 @@ class NodeTargets(Targets, _OfNodes):
 
 
 @dataclass(frozen=True)
-class EdgeTargets(_OfEdges, Targets):
+class EdgeTargets(OfEdges, Targets):
     """K quantities for each edge of `edge_label_index` `[2, L]`: y `[L, K]` float32, NaN if it is unknown.
 
     Example:
@@ -150,7 +150,7 @@ class EdgeTargets(_OfEdges, Targets):
 
 
 @dataclass(frozen=True)
-class GraphTargets(_OfGraphs, Targets):
+class GraphTargets(OfGraphs, Targets):
     """K quantities for each graph: y `[1, K]` float32, `[G, K]` in a batch, NaN if it is unknown.
 
     Example:

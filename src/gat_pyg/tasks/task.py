@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
 from .checks import NOTHING_KNOWN, check_graph
-from .ids import has_ids
+from .node_ids import has_ids
 from .objective import SPLITS, Objective, Split, any_known
 from .preparation import Preparation, row_range
 

@@ -14,11 +14,11 @@ from ..tasks.checks import check_graph
 from ..tasks.metrics import LINKS, TASKS
 from ..tasks.objective import SPLITS
 from ..tasks.task import Task
+from .batched_graphs import UNION, SplitGraphs, graphs_of
 from .detection import check_is_graph, labelled, num_splits, objective_class, tidy
-from .formats import _graph, read
+from .formats import graph_in, read
 from .links import link_task
 from .splits import TEST, VAL, add_masks, check_classes, chosen_graphs, draw_graphs, draw_masks, fold_graphs
-from .unions import UNION, SplitGraphs, graphs_of
 
 # One's own graphs ---------------------------------------------------------------------------------------------------
 
@@ -43,7 +43,7 @@ def from_file(
 
     Arrays with `batch` [N], the graph of each node, or `ptr` [G + 1] are those of G graphs, as in a `Batch` of PyG:
     edges hold node ids of all graphs, `y` has a row for each graph, node or edge, and the masks [G] are of graphs
-    (`gat_pyg.data.unions.graphs_of`).
+    (`gat_pyg.data.batched_graphs.graphs_of`).
 
     The files of a folder are memory-mapped. So with `loader=neighbor` the features may exceed the memory, and processes
     on one machine share them. The files must not change meanwhile. An x that is not float32 is converted in memory.
@@ -73,12 +73,12 @@ def from_file(
 def _graphs(content: Any, path: Path, task: str | None, split: int) -> Any:
     """Return the graphs of a file: one, a list, or three lists."""
     if isinstance(content, Mapping):
-        graph = _graph(content, path, task != LINKS)
+        graph = graph_in(content, path, task != LINKS)
         return graphs_of(graph, split, task, path.stem) if any(key in graph for key in UNION) else graph
     if not isinstance(content, (list, tuple)):
         return content
     is_split = len(content) == 3 and all(isinstance(part, (list, tuple)) for part in content)
-    lists = [[_graph(item, path, task != LINKS) for item in part] for part in (content if is_split else [content])]
+    lists = [[graph_in(item, path, task != LINKS) for item in part] for part in (content if is_split else [content])]
     return lists if is_split else lists[0]
 
 
@@ -193,10 +193,10 @@ def _class_names(dataset: Any, K: int) -> tuple[str, ...] | None:
     """Return the names of the K classes from the data set or its first element, or None."""
     first = dataset["train"] if isinstance(dataset, Mapping) and "train" in dataset else dataset
     first = first[0] if isinstance(first, (list, tuple)) and first else first
-    return _first_names(getattr(first, "class_names", None), K)
+    return first_names(getattr(first, "class_names", None), K)
 
 
-def _first_names(names: Any, K: int) -> tuple[str, ...] | None:
+def first_names(names: Any, K: int) -> tuple[str, ...] | None:
     """Return the first K names, or None; there may be more names if no node is in the last classes."""
     return tuple(map(str, names[:K])) if isinstance(names, (list, tuple)) and len(names) >= K else None
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from .formats import READ
 
-FROM_FILE = ("gat_pyg.data.from_file", "gat_pyg.data.own.from_file")
+FROM_FILE = ("gat_pyg.data.from_file", "gat_pyg.data.from_pyg.from_file")
 
 
 def content_of(dataset: Mapping[str, Any]) -> str | None:
