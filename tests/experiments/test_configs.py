@@ -83,10 +83,14 @@ def learns(config: DictConfig, task: Task) -> None:
 UNENCODED = {"deepwalk", "ica", "lp", "manireg", "planetoid", "random", "semiemb"}
 
 
+KINDS = ("digits", "molesol", "ogbl-ddi", "planted")  # node labels, quantities of graphs, links, many labels
+EVERYWHERE = ("gat", "mlp")
+
+
 @pytest.mark.parametrize("model", names("model"))
-def test_every_model_goes_with_every_data_set(model: str):
+def test_every_model_learns_on_each_kind_of_data(model: str):
     learnt: list[DictConfig] = []  # most data sets leave the model's settings as they are
-    for dataset in names("dataset"):
+    for dataset in names("dataset") if model in EVERYWHERE else KINDS:
         path = ["dataset.path=x.npz"] if dataset == "file" else []
         config = compose("config", [f"model={model}", f"dataset={dataset}", *path])
         OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
