@@ -132,7 +132,7 @@ def test_with_all_neighbours_loss_and_gradients_are_those_of_the_whole_graph(nam
     model = model_of(task) if decoded else GAT(6, [4], 3, [2, 1], dropout=0.0)
     module, compared = Transductive(model.double(), task.objective), 0
     for batch in batches(task, 7, [-1, -1]):
-        assert module._hops(batch)  # each layer skips what no later layer reads
+        assert module._is_by_hop(batch)  # each layer skips what no later layer reads
         results, graph = [], whole(task, batch)
         for step in (
             lambda batch=batch: module._loss(wide(batch)),

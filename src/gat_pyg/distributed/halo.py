@@ -18,9 +18,10 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 from ..graph.adjacency import set_dropout_ids
-from ..graph.norms import graph_norms
+from ..graph.layers import accepts_size, graph_norms, is_reversed
 from ..graph.partition import partition
 from ..philox import global_rows
+from ..tasks.model import uncompiled
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +150,7 @@ class Part:
         bound = inspect.signature(layer.forward).bind(*args, **kwargs)
         x = bound.arguments["x"]
         x_src = self.fetch(x)
-        if getattr(layer, "accepts_size", False):
+        if accepts_size(layer):
             bound.arguments.update(x=x_src, size=(x_src.size(0), x.size(0)))
         else:
             bound.arguments["x"] = x_src, x
@@ -163,10 +164,10 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
         ValueError: if there is none, one of them sends from target to source, the model is compiled, or it has a norm
             over all nodes or a batch norm that is not synchronised over the processes.
     """
-    layers = [m for m in model.modules() if isinstance(m, MessagePassing) or getattr(m, "accepts_size", False)]
+    layers = [m for m in model.modules() if isinstance(m, MessagePassing) or accepts_size(m)]
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and not isinstance(m, nn.SyncBatchNorm)]
-    backward = any(getattr(layer, "flow", "source_to_target") != "source_to_target" for layer in layers)
-    if not layers or norms or graph_norms(model) or backward or hasattr(model, "_orig_mod"):
+    backward = any(map(is_reversed, layers))
+    if not layers or norms or graph_norms(model) or backward or uncompiled(model) is not model:
         raise ValueError(
             f"{type(model).__name__} cannot be trained on a graph in parts, which needs MessagePassing layers from "
             "source to target, no norm over all nodes, no BatchNorm except torch's SyncBatchNorm, and a model that is "

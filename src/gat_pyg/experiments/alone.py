@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
-
-from torch_geometric.data import Data
 
 from ..distributed.monitor import RankMonitor
 from ..distributed.ranks import is_first, missing
 from ..files import write_whole
 from ..seeds.fitting import Outcome, seeded
+from ..tasks.model import members
 from ..tasks.task import Task
 from ..training.loading import is_divided
 from ..training.progress import MetricsFile, Progress
@@ -52,7 +50,7 @@ def one_run(settings: Settings, task: Task, seed: int, folder: Path) -> Result |
                 f"{of_pairs if task.objective.has_pairs else of_nodes}"
             )
         name = task.objective.metric.name
-        fit: Callable[[Data], None] | None = getattr(model, "fit", None)
+        fit = members(model).fit
         if is_first():
             save_run_settings(settings, seed, folder)
         try:

@@ -26,15 +26,16 @@ from ..data.splits import check_classes
 from ..distributed import ray
 from ..distributed.halo import layers_of
 from ..distributed.ranks import rank_zero_print
-from ..graph.norms import graph_norms
+from ..graph.layers import graph_norms
 from ..graph.partition import WITH_METIS, edge_cut
 from ..models.encoders import num_categories, num_unknown
 from ..models.gat import GAT
+from ..tasks.model import members, takes_sparse
 from ..tasks.node_ids import has_ids
 from ..tasks.objective import SPLITS
 from ..tasks.task import Task
 from ..training.checkpoint import SafeCheckpoints
-from ..training.loading import TaskData, is_divided, sparse_pays, takes_sparse
+from ..training.loading import TaskData, is_divided, sparse_pays
 from ..training.modules import Inductive, Transductive
 from .command import dataset_name
 from .model_file import check_dtypes
@@ -220,7 +221,7 @@ def _decoder(factory: ModelFactory, task: Task, encoder: int | None) -> dict[str
 def build_module(settings: Settings, task: Task, model: nn.Module) -> Transductive | Inductive:
     """Build the module for the task's setup, and compile the model if `training.compile` is true."""
     training = settings.training
-    if task.objective.has_pairs and (hasattr(model, "fit") or hasattr(model, "penalty")):
+    if task.objective.has_pairs and members(model).has_loss:
         raise ValueError(f"{type(model).__name__} has its own loss over nodes, which {task.name} has no labels for.")
     if training.compile:
         model.compile()
@@ -265,7 +266,7 @@ def build_data(settings: Settings, task: Task, model: nn.Module, trainer: Traine
         how = "by METIS" if WITH_METIS else "of node ids in a row (by METIS with 'gat_pyg[metis]')"
         rank_zero_print(f"{task.name}: {num_parts} parts {how}, {cut:.1f} % of the edges between them")
         return data
-    expected = getattr(model, "num_hops", None)
+    expected = members(model).num_hops
     if expected not in (None, 0, len(hops or ())):
         raise ValueError(f"loader.num_neighbors is {hops}, expected {expected} numbers: one for each hop of the model.")
     return data

@@ -15,10 +15,11 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Data
 
 from ..files import write_whole
 from ..seeds.stack import Stack
+from ..tasks.model import Inputs, members
 from ..tasks.objective import Objective
 from ..tasks.objectives import objective_from
 from ..tasks.preparation import Preparation, attach
@@ -85,7 +86,8 @@ def load(run_dir: str | Path, model: nn.Module | None = None, seed: int | Litera
             raise FileNotFoundError(f"{folder} holds no runs of several seeds. Leave out seed, or give their folder.")
         models = [load(path, copy.deepcopy(model)) for path in paths]
         stack = Stack(models).eval()
-        attach(stack, *(getattr(models[0], name, None) for name in ("preparation", "objective")))
+        first = members(models[0])
+        attach(stack, first.preparation, first.objective)
         return stack
     seeds = sorted(_seed_of(path) for path in folder.glob(f"seed-*/{MODEL}")) if seed is not None else []
     if seeds and seed not in seeds:
@@ -145,16 +147,9 @@ def predict(
     data = preparation(data)
     objective.complete(data)
     single = trained.models if isinstance(trained, Stack) else trained
-    takes = inspect.signature(single.forward).parameters
-    edges = [data.edge_index] if "edge_index" in takes else []
-    with_edge_attr = preparation.edge_dim is not None and "edge_attr" in takes
-    with_edge_attr = with_edge_attr and getattr(single, "supports_edge_attr", True)
-    options = {"edge_attr": data.edge_attr} if with_edge_attr else {}
-    over_graphs = objective.item == "graph" or getattr(single, "supports_norm_batch", False)
-    if over_graphs and "batch" in takes and isinstance(data, Batch):
-        options |= {"batch": data.batch, "batch_size": data.num_graphs}
-    options |= {key: data[key] for key in ("edge_label_index", "edge_label_attr") if key in takes and key in data}
-    out = trained.to(data.x.device)(data.x, *edges, **options)
+    if preparation.edge_dim is None:
+        data.edge_attr = None
+    out: Any = Inputs.of(single).call(trained.to(data.x.device), data)
     outs = out if isinstance(trained, Stack) else [out]
     predictions = torch.stack([objective.predictions(objective.scores(each, data)) for each in outs])
     return predictions.mean(0) if isinstance(trained, Stack) else predictions[0]

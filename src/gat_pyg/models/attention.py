@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
+import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
+
+from ..graph.layers import arguments
+from ..tasks.model import Inputs
 
 
 @torch.no_grad()
@@ -34,7 +37,7 @@ def attention_of(model: nn.Module, data: Data) -> list[tuple[Any, Tensor]]:
         [torch.Size([5, 8]), torch.Size([5, 1])]
     """
     results: list[tuple[Any, Tensor]] = []
-    if not hasattr(data, "edge_index"):
+    if not isinstance(data, Data):
         raise ValueError(
             f"data is a {type(data).__name__}, expected a graph: torch_geometric.data.Data(x=x, edge_index=edge_index)."
         )
@@ -55,13 +58,12 @@ def attention_of(model: nn.Module, data: Data) -> list[tuple[Any, Tensor]]:
     was_training = model.training
     try:
         model.eval()
-        options = {} if data.edge_attr is None else {"edge_attr": data.edge_attr}
-        takes = inspect.signature(model.forward).parameters
-        if "edge_label_index" in takes:  # no pair is decoded
-            options["edge_label_index"] = data.edge_index[:, :0]
-        if "edge_label_attr" in takes and data.edge_attr is not None:
-            options["edge_label_attr"] = data.edge_attr[:0]
-        model(data.x, data.edge_index, **options)
+        inputs = Inputs.of(model)
+        if "edge_label_index" in inputs.names:  # no pair is decoded
+            data = copy.copy(data)
+            data.edge_label_index = data.edge_index[:, :0]
+            data.edge_label_attr = None if data.edge_attr is None else data.edge_attr[:0]
+        inputs.call(model, data)
     finally:
         model.train(was_training)
         for handle in handles:
@@ -71,4 +73,4 @@ def attention_of(model: nn.Module, data: Data) -> list[tuple[Any, Tensor]]:
 
 def attention_layers(model: nn.Module) -> list[nn.Module]:
     """Return the modules of a model that take `return_attention_weights`, in the order of their definition."""
-    return [m for m in model.modules() if "return_attention_weights" in inspect.signature(m.forward).parameters]
+    return [m for m in model.modules() if "return_attention_weights" in arguments(m)]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from ..tasks.model import members
+from .wrapper import Wrapper
 
 
 class Encoder(nn.Module):
@@ -141,7 +143,7 @@ def num_unknown(values: Iterable[Tensor], categories: Sequence[int]) -> dict[int
     return {column: int(unknown[column]) for column, size in enumerate(categories) if size and unknown[column]}
 
 
-class Encoded(nn.Module):
+class Encoded(Wrapper):
     """A model on encoded features: `model(Encoder(x), edge_index, edge_attr=Encoder(edge_attr), ...)`.
 
     Args:
@@ -168,16 +170,11 @@ class Encoded(nn.Module):
         categories: Sequence[int],
         edge_categories: Sequence[int] | None = None,
     ) -> None:
-        super().__init__()
-        if hasattr(model, "penalty") or hasattr(model, "fit"):
-            raise ValueError(
-                f"{type(model).__name__} has its own loss, which reads the features. Leave out the encoder."
-            )
+        super().__init__(model, "It reads the features: leave out the encoder.")
         self.encoder = Encoder(categories, channels)
         self.edge_encoder = None if edge_categories is None else Encoder(edge_categories, channels)
         self.model = model
-        self.out_channels = getattr(model, "out_channels", None)
-        self._takes = frozenset(inspect.signature(model.forward).parameters)  # a view of the keys has no deep copy
+        self.out_channels = members(model).out_channels
 
     @property
     def supports_edge_attr(self) -> bool:
@@ -185,15 +182,9 @@ class Encoded(nn.Module):
         return self.edge_encoder is not None
 
     @property
-    def supports_norm_batch(self) -> bool:
-        """True if a norm of the model reads the graph of each node."""
-        return bool(getattr(self.model, "supports_norm_batch", False))
-
-    @property
-    def num_hops(self) -> int | None:
-        """The number of hops that a row of the output depends on."""
-        hops: int | None = getattr(self.model, "num_hops", None)
-        return hops
+    def supports_sparse_features(self) -> bool:
+        """False: the encoder reads dense columns."""
+        return False
 
     def forward(
         self,
@@ -208,14 +199,12 @@ class Encoded(nn.Module):
         """Return the model's output for x `[N, F]` and edge_attr `[E, D]`; the other arguments are the model's."""
         if self.edge_encoder is not None and edge_attr is not None:
             edge_attr = self.edge_encoder(edge_attr)
-        options = {
-            "edge_attr": edge_attr,
-            "batch": batch,
-            "batch_size": batch_size,
-            "num_sampled_nodes_per_hop": num_sampled_nodes_per_hop,
-            "num_sampled_edges_per_hop": num_sampled_edges_per_hop,
-        }
-        options = {key: value for key, value in options.items() if value is not None and key in self._takes}
-        edges = [edge_index] if "edge_index" in self._takes else []
-        out: Tensor = self.model(self.encoder(x), *edges, **options)
-        return out
+        return self._called(
+            self.encoder(x),
+            edge_index,
+            edge_attr=edge_attr,
+            batch=batch,
+            batch_size=batch_size,
+            num_sampled_nodes_per_hop=num_sampled_nodes_per_hop,
+            num_sampled_edges_per_hop=num_sampled_edges_per_hop,
+        )

@@ -17,7 +17,7 @@ from ..conv.gatv2 import GATv2Conv
 from ..conv.mechanisms import scored_by_layer
 from ..conv.transformer import TransformerConv
 from ..features.dropout import dropout
-from ..graph.norms import graph_norms, mixes_nodes, takes_batch
+from ..graph.layers import accepts_size, arguments, graph_norms, is_reversed, mixes_nodes
 from ..graph.subgraph import first_edges
 
 _PLANETOID = {"hidden_channels": (8,), "heads": (8, 1), "dropout": 0.6}
@@ -153,7 +153,7 @@ class GAT(nn.Module):
             if hidden and norm is not None:
                 self.norms.append(_norm(norm, width, norm_kwargs or {}))
             in_channels = width
-        self.supports_norm_batch = any(map(takes_batch, self.norms))
+        self.supports_norm_batch = any("batch" in arguments(norm) for norm in self.norms)
 
         self.jk = self.lin = None
         if jk is not None:
@@ -195,8 +195,7 @@ class GAT(nn.Module):
     @property
     def num_hops(self) -> int | None:
         """The number of hops that a row of the output depends on; None with norms over nodes or edges backwards."""
-        forward = all(getattr(conv, "flow", "source_to_target") == "source_to_target" for conv in self.convs)
-        return len(self.convs) if forward and not mixes_nodes(self) else None
+        return None if mixes_nodes(self) or any(map(is_reversed, self.convs)) else len(self.convs)
 
     def forward(
         self,
@@ -247,7 +246,7 @@ class GAT(nn.Module):
         conv, skip = self.convs[layer], x
         if not self.reproduction:  # with it, each head of the layer has its own dropout
             x = dropout(x, self.dropout, self.training)
-        if getattr(conv, "accepts_size", False):
+        if accepts_size(conv):
             x = conv(x, edge_index, edge_attr, size=size)
         else:
             x = conv(x if size is None else (x, x[: size[1]]), edge_index, edge_attr)

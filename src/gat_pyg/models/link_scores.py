@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import copy
-import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn.models.basic_gnn import BasicGNN
 
+from ..tasks.model import members
 from .decoders import link_decoder
 from .encoders import Encoder
+from .wrapper import Wrapper
 
 CHUNK = 2**16  # pairs that `inference` decodes at a time
 
 
-class LinkScores(nn.Module):
+class LinkScores(Wrapper):
     """A model whose outputs `[N, C]` a decoder turns into scores `[L]` of pairs of nodes.
 
     Args:
@@ -46,43 +46,21 @@ class LinkScores(nn.Module):
         edge_categories: Sequence[int] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__()
-        if hasattr(model, "penalty") or hasattr(model, "fit"):
-            raise ValueError(f"{type(model).__name__} has its own loss over nodes. Use another model for links.")
+        super().__init__(model, "Use another model for links.")
         self.model = model
         self.edge_encoder = None if edge_categories is None else Encoder(edge_categories, channels)
         if edge_categories is not None:
             options["edge_dim"] = channels
         self.decoder = link_decoder(decoder, channels, **options)
-        self._takes = frozenset(inspect.signature(model.forward).parameters)
-
-    @property
-    def supports_edge_attr(self) -> bool:
-        """True if the model takes edge features."""
-        return "edge_attr" in self._takes and bool(getattr(self.model, "supports_edge_attr", True))
-
-    @property
-    def supports_sparse_features(self) -> bool:
-        """True if the model takes sparse features."""
-        return bool(getattr(self.model, "supports_sparse_features", False))
-
-    @property
-    def num_hops(self) -> int | None:
-        """The number of hops that the embedding of a node depends on."""
-        hops: int | None = getattr(self.model, "num_hops", None)
-        return hops
-
-    def decayed_parameters(self) -> Iterable[nn.Parameter]:
-        """Return those with weight decay: the model's `decayed_parameters()`, by default all; all of the decoder."""
-        parameters: Iterable[nn.Parameter] = getattr(self.model, "decayed_parameters", self.model.parameters)()
-        encoder = [] if self.edge_encoder is None else self.edge_encoder.parameters()
-        return [*parameters, *encoder, *self.decoder.parameters()]
+        self._reads_pairs = options.get("edge_dim") is not None
 
     def forward(
         self,
         x: Tensor,
         edge_index: Any = None,
         edge_attr: Tensor | None = None,
+        batch: Tensor | None = None,
+        batch_size: int | None = None,
         num_sampled_nodes_per_hop: Sequence[int] | None = None,
         num_sampled_edges_per_hop: Sequence[int] | None = None,
         *,
@@ -95,24 +73,27 @@ class LinkScores(nn.Module):
             x: `[N, F]`.
             edge_index: as the model takes it, the message-passing edges.
             edge_attr: `[E, D]`.
+            batch, batch_size: the graph of each node `[N]`, and the number of graphs; passed likewise.
             num_sampled_nodes_per_hop, num_sampled_edges_per_hop: of sampled neighbourhoods of the pairs' nodes, which
                 come first; passed if the model's forward takes them.
             edge_label_index: the pairs `[2, L]`.
             edge_label_attr: their features `[L, D]`, which only a decoder with `edge_dim` reads.
         """
-        options = {
-            "edge_attr": edge_attr if self.supports_edge_attr else None,
-            "num_sampled_nodes_per_hop": num_sampled_nodes_per_hop,
-            "num_sampled_edges_per_hop": num_sampled_edges_per_hop,
-        }
-        options = {key: value for key, value in options.items() if value is not None and key in self._takes}
-        edges = [edge_index] if "edge_index" in self._takes else []
-        return self._decoded(self.model(x, *edges, **options), edge_label_index, edge_label_attr)
+        z = self._called(
+            x,
+            edge_index,
+            edge_attr=edge_attr,
+            batch=batch,
+            batch_size=batch_size,
+            num_sampled_nodes_per_hop=num_sampled_nodes_per_hop,
+            num_sampled_edges_per_hop=num_sampled_edges_per_hop,
+        )
+        return self._decoded(z, edge_label_index, edge_label_attr)
 
     def _decoded(self, z: Tensor, edge_label_index: Tensor, edge_label_attr: Tensor | None) -> Tensor:
         """Return the outputs of pairs from the embeddings `[N, C]`."""
         features = {}
-        if getattr(self.decoder, "edge_dim", None) is not None:
+        if self._reads_pairs:
             encode = self.edge_encoder if edge_label_attr is not None else None
             features["edge_label_attr"] = edge_label_attr if encode is None else encode(edge_label_attr)
         scores: Tensor = self.decoder(z, edge_label_index, **features)
@@ -131,8 +112,7 @@ class LinkScores(nn.Module):
             edge_label_attr: their features `[L, D]`, on the CPU.
         """
         weight = next(self.parameters(), torch.empty(0))
-        layer_by_layer = getattr(self.model, "inference", None)
-        if layer_by_layer is None or isinstance(self.model, BasicGNN):  # PyG's method accepts only its own loader
+        if (layer_by_layer := members(self.model).inference) is None:
             data = copy.copy(loader.data).to(weight.device)
             edge_attr = None if data.edge_attr is None else data.edge_attr.to(weight.dtype)
             pairs, features = edge_label_index.to(weight.device), _moved(edge_label_attr, weight)

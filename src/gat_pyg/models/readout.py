@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,8 +10,11 @@ from torch import Tensor, nn
 from torch_geometric.nn import MultiAggregation
 from torch_geometric.nn.resolver import aggregation_resolver
 
+from ..tasks.model import members
+from .wrapper import Wrapper
 
-class Readout(nn.Module):
+
+class Readout(Wrapper):
     """A model whose outputs `[N, K]` are pooled over the nodes of each graph to `[G, K]`.
 
     With `out_channels`, the model's outputs are embeddings `[N, C]`, and a linear map of the pooled ones is `[G, K]`:
@@ -45,36 +47,25 @@ class Readout(nn.Module):
         aggr: str | Sequence[str] | nn.Module = "mean",
         out_channels: int | None = None,
     ) -> None:
-        super().__init__()
-        if hasattr(model, "penalty") or hasattr(model, "fit"):
-            raise ValueError(
-                f"{type(model).__name__} has its own loss over nodes, which needs node labels. Use another model for "
-                "graph labels."
-            )
+        super().__init__(model, "Use another model for graph labels.")
         self.model = model
         self.aggr: nn.Module
         self.lin: nn.Linear | None = None
         if out_channels is None:
             self.aggr = aggregation_resolver(aggr)
         else:
-            C = getattr(model, "out_channels", None)
+            C = members(model).out_channels
             if not isinstance(C, int):
                 raise ValueError(f"{type(model).__name__} has no out_channels, expected the width of its embeddings.")
             self.aggr = _aggregation(aggr, C)
             with torch.no_grad():
                 width = self.aggr(torch.zeros(2, C), torch.zeros(2, dtype=torch.long)).size(1)
             self.lin = nn.Linear(width, out_channels)
-        self._takes = frozenset(inspect.signature(model.forward).parameters)  # a view of the keys has no deep copy
 
     @property
-    def supports_edge_attr(self) -> bool:
-        """True if the model takes edge features."""
-        return "edge_attr" in self._takes and bool(getattr(self.model, "supports_edge_attr", True))
-
-    def decayed_parameters(self) -> Iterable[nn.Parameter]:
-        """Return those with weight decay: the model's `decayed_parameters()`, by default all; all of the readout."""
-        parameters: Iterable[nn.Parameter] = getattr(self.model, "decayed_parameters", self.model.parameters)()
-        return [*parameters, *self.aggr.parameters(), *([] if self.lin is None else self.lin.parameters())]
+    def num_hops(self) -> None:
+        """None: the output depends on all nodes of a graph."""
+        return None
 
     def forward(
         self,
@@ -93,10 +84,7 @@ class Readout(nn.Module):
             batch: `[N]`, the graph of each node; None for a single graph.
             batch_size: G, needed if the last graphs may have no nodes.
         """
-        options = {"edge_attr": edge_attr, "batch": batch, "batch_size": batch_size}
-        options = {key: value for key, value in options.items() if value is not None and key in self._takes}
-        edges = [edge_index] if "edge_index" in self._takes else []
-        out: Tensor = self.model(x, *edges, **options)
+        out = self._called(x, edge_index, edge_attr=edge_attr, batch=batch, batch_size=batch_size)
         if self.lin is None:
             pooled: Tensor = self.aggr(out, batch, dim_size=batch_size)
             return pooled

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import colorsys
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,7 +14,9 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.utils import coalesce, degree, scatter
 
+from ..graph.layers import arguments, is_reversed
 from ..models.attention import attention_layers, attention_of
+from ..tasks.model import members
 
 EXTRA = "python -m pip install 'gat_pyg[report]'"
 UNKNOWN = "#b0b0b0"  # the colour of a node of unknown class
@@ -66,7 +67,7 @@ class Attended:
             ValueError: if no layer takes `return_attention_weights`, the model predicts pairs of nodes, or the graph,
                 its labels, the model's output or the number of names is not as described above.
         """
-        if "edge_label_index" in inspect.signature(model.forward).parameters:
+        if "edge_label_index" in arguments(model):
             raise ValueError(
                 f"{type(model).__name__} predicts pairs of nodes, expected a model with a class for each node. The "
                 "attention of such a model: gat_pyg.report.graph_figure(model, data) draws that of one graph."
@@ -82,7 +83,8 @@ class Attended:
         y = torch.full((N,), -1) if data.y is None else data.y.cpu()
         K = max(logits.size(1), int(y.max()) + 1) if y.dim() == 1 else logits.size(1)
         if class_names is None:
-            class_names = getattr(getattr(model, "preparation", None), "class_names", None)
+            preparation = members(model).preparation
+            class_names = None if preparation is None else preparation.class_names
         names = [f"class {k}" for k in range(K)] if class_names is None else list(class_names)
         if len(names) != K:
             raise ValueError(f"class_names has {len(names)} names, expected {K}: one for each class.")
@@ -152,8 +154,7 @@ def run(model: nn.Module, data: Data) -> tuple[Tensor, Tensor, list[tuple[Tensor
             handle.remove()
     layers = []
     for (layer, _), (edge_index, alpha) in zip(outputs, attention, strict=False):
-        is_reversed = getattr(layer, "flow", "source_to_target") == "target_to_source"
-        edge_index = edge_index.flip(0) if is_reversed else edge_index
+        edge_index = edge_index.flip(0) if is_reversed(layer) else edge_index
         alpha = alpha if alpha.dim() == 2 else alpha[:, None]  # a single head without its axis
         layers.append((edge_index.cpu(), alpha.float().cpu()))
     return outputs[0][1].detach().float().cpu(), outputs[-1][1], layers

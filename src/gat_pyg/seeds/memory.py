@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Batch, Data
 
 from ..distributed.ranks import rank_zero_print
+from ..tasks.model import members
 from ..tasks.objective import Objective
 from ..tasks.task import Task
 from ..training.loading import TaskData
@@ -191,7 +192,7 @@ def trial(
     Each output must be that of the model alone, and an epoch and a test must run. Their peak memory divided by the
     number of models is an upper bound for a seed, since seeds share some of it; weights and optimizer are added.
     """
-    if hasattr(models[0], "fit"):
+    if members(models[0]).fit is not None:
         return MemoryEstimate("it has a fit method of its own")
     try:
         kind = StackedInductive if isinstance(data, Batch) else Stacked

@@ -48,7 +48,7 @@ class StackOfSeeds(Supervised):
         out = self(data)
         loss, sums = vmap(self.objective.train_statistics, (0, None))(*self.labelled(out, data, "train"))
         if self._penalty is not None:
-            loss = loss + self.model.each(lambda model, out: model.method("penalty", out, data), out)
+            loss = loss + self.model.each(lambda model, out: model.penalty(out, data), out)
         return loss.sum(), sums
 
     def _counts(self, data: Data, split: Any) -> Tensor:

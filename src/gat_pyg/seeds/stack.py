@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from ..tasks.model import members
+
 
 class Stack(nn.Module):
     """S models that differ only in their weights, called as one: the output is `[S, N, K]` if each returns `[N, K]`.
@@ -58,12 +60,11 @@ class Stack(nn.Module):
     @property
     def supports_sparse_features(self) -> bool:
         """True if the models accept x as a torch.sparse CSR matrix."""
-        return bool(getattr(self.models, "supports_sparse_features", False))
+        return members(self.models).supports_sparse_features
 
     def decayed_parameters(self) -> Iterable[nn.Parameter]:
         """Return the parameters with weight decay: the models' `decayed_parameters()`, by default all."""
-        parameters: Iterable[nn.Parameter] = getattr(self.models, "decayed_parameters", self.models.parameters)()
-        return parameters
+        return (members(self.models).decayed_parameters or self.models.parameters)()
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the output of each model for the same arguments."""
@@ -73,7 +74,7 @@ class Stack(nn.Module):
     def each(self, call: Callable[..., Any], *mapped: Tensor) -> Any:
         """Return `call(model, *rows)` for each model, stacked; `rows` are the model's rows of the tensors in `mapped`.
 
-        In `call`, `model(...)` is the forward and `model.method(name, ...)` any other method.
+        In `call`, `model(...)` is the forward and `model.penalty(...)` the method `penalty`.
         """
 
         def call_one(weights: dict[str, Tensor], *rows: Tensor) -> Any:
@@ -109,18 +110,18 @@ class _Weighted:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return functional_call(self.model, self.weights, args, kwargs)
 
-    def method(self, name: str, *args: Any) -> Any:
+    def penalty(self, *args: Any) -> Any:
         weights = {f"model.{key}": value for key, value in self.weights.items()}
-        return functional_call(_Method(self.model, name), weights, args)
+        return functional_call(_Penalty(self.model), weights, args)
 
 
-class _Method(nn.Module):
-    def __init__(self, model: nn.Module, name: str) -> None:
+class _Penalty(nn.Module):
+    def __init__(self, model: Any) -> None:
         super().__init__()
-        self.model, self.name = model, name
+        self.model = model
 
     def forward(self, *args: Any) -> Any:
-        return getattr(self.model, self.name)(*args)
+        return self.model.penalty(*args)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

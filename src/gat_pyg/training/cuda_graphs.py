@@ -21,8 +21,9 @@ from torch_geometric.loader import NodeLoader
 from torch_geometric.typing import SparseTensor
 
 from ..graph.remembered import ids_state
+from ..tasks.model import is_compiled
 from ..tasks.objective import Split
-from .loading import is_compiled, is_drawn
+from .loading import is_drawn
 
 if TYPE_CHECKING:
     from .modules import Supervised

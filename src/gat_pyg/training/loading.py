@@ -21,6 +21,7 @@ from ..distributed.halo import HaloStrategy, divided
 from ..distributed.ranks import rank_zero_print
 from ..graph.partition import partition
 from ..graph.subgraph import is_sampled
+from ..tasks.model import takes_sparse
 from ..tasks.objective import MASKS, Split
 from ..tasks.task import Task
 from .clusters import Clusters
@@ -324,11 +325,6 @@ def sparse_pays(task: Task, model: nn.Module, device: str = "cpu", stacked: bool
     return x.count_nonzero().item() <= SPARSE * x.numel()
 
 
-def takes_sparse(model: nn.Module) -> bool:
-    """Return True if a model accepts x as a torch.sparse CSR matrix; compiled models do not."""
-    return bool(getattr(model, "supports_sparse_features", False)) and not is_compiled(model)
-
-
 def is_divided(trainer: Trainer) -> bool:
     """Return True if the trainer's processes divide one graph."""
     return isinstance(getattr(trainer, "strategy", None), HaloStrategy)
@@ -337,8 +333,3 @@ def is_divided(trainer: Trainer) -> bool:
 def is_drawn(data: Data) -> bool:
     """Return True for one of many batches of a graph: seed nodes with neighbours, some of its parts or its links."""
     return is_sampled(data) or "parts" in data or "input_id" in data
-
-
-def is_compiled(model: nn.Module) -> bool:
-    """Return True if `torch.compile(model)` or `model.compile()` was called."""
-    return hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None

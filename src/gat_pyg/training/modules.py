@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, Literal
@@ -11,17 +10,17 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
-from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ..graph.subgraph import mask_to_index, receptive_field
 from ..philox import first_seeds, keyed
+from ..tasks.model import Inputs, is_compiled, members
 from ..tasks.objective import Objective, Split
 from .cuda_graphs import CudaGraphs, Step
 from .differing import differing
 from .epoch_seeds import key_of, seed_negatives
-from .loading import is_compiled, is_drawn
+from .loading import is_drawn
 from .optimisation import Optimisation
 from .receptive_field import _is_smaller
 from .resume import _check_states
@@ -37,7 +36,7 @@ class Supervised(LightningModule):
     Args:
         model: any module. It is called `model(x, edge_index)`, or `model(x)` if its forward has no `edge_index`, and
             returns logits `[N, K]`. `edge_attr=...` is passed if the forward takes it and the graph has edge features.
-            For graph labels, `batch=...` and `batch_size=...` are passed if it takes them, and the logits are `[G, K]`.
+            So are `batch=...` and `batch_size=...` of a batch of graphs; for graph labels, the logits are `[G, K]`.
             If it has a method `penalty(out, data)`, the result is added to the training loss.
         objective: what the logits predict, as `task.objective`.
         optimisation: the learning rate, L2 and schedule.
@@ -60,32 +59,17 @@ class Supervised(LightningModule):
         return self._call_model(self.model, data)
 
     def _inspect_model(self, model: nn.Module) -> None:
-        """Set the attributes that follow from the model's signature and methods."""
-        takes = inspect.signature(getattr(model, "_orig_mod", model).forward).parameters
-        self._takes_edges = "edge_index" in takes
-        self._takes_edge_attr = "edge_attr" in takes and bool(getattr(model, "supports_edge_attr", True))
-        over_graphs = self.objective.item == "graph" or getattr(model, "supports_norm_batch", False)
-        self._takes_batch = over_graphs and "batch" in takes
-        self._pair_keys = [key for key in ("edge_label_index", "edge_label_attr") if key in takes]
-        self._takes_hops = {"num_sampled_nodes_per_hop", "num_sampled_edges_per_hop"} <= takes.keys()
-        self._num_hops: int | None = getattr(model, "num_hops", None)
-        self._penalty: Callable[[Tensor, Data], Tensor] | None = getattr(model, "penalty", None)
+        """Set the attributes that follow from the model's signature and members."""
+        self._inputs, optional = Inputs.of(model), members(model)
+        self._num_hops, self._penalty = optional.num_hops, optional.penalty
 
     def _call_model(self, model: Callable[..., Tensor], data: Data) -> Tensor:
         """Call a model with the fields of the data that its forward takes."""
-        if not self._takes_edges:
-            return model(data.x)
-        options: dict[str, Any] = {}
-        if self._takes_edge_attr and data.edge_attr is not None:
-            options["edge_attr"] = data.edge_attr
-        options |= {key: data[key] for key in self._pair_keys if key in data}
-        if self._takes_batch and isinstance(data, Batch):
-            options |= {"batch": data.batch, "batch_size": data.num_graphs}
-        return model(data.x, data.edge_index, **options, **self._hops(data))
+        return self._inputs.call(model, data, self._is_by_hop(data))
 
-    def _hops(self, data: Data) -> dict[str, Any]:
-        """Return the numbers of nodes and edges per hop as arguments, if the model takes them."""
-        return {}
+    def _is_by_hop(self, data: Data) -> bool:
+        """Return True if the nodes and edges of the data are sorted by hop from the rows that count."""
+        return False
 
     def _field_of(self, data: Data, split: Split) -> Data:
         """Return the graph, or the part of it, that a step of the split computes."""
@@ -141,7 +125,7 @@ class Supervised(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Return Adam, with L2 on all variables or on the model's `decayed_parameters()`, and the schedule if any."""
-        decayed = getattr(self.model, "decayed_parameters", self.parameters)()
+        decayed = (members(self.model).decayed_parameters or self.parameters)()
         max_epochs = None if self._trainer is None else self.trainer.max_epochs
         return self.optimisation.configure(self.parameters(), decayed, max_epochs)
 
@@ -268,15 +252,10 @@ class Transductive(Supervised):
             self._fields[split] = tensors, state, field  # the reference keeps the ids from being reused
         return field
 
-    def _hops(self, data: Data) -> dict[str, Any]:
-        """Return the numbers per hop of a receptive field or a sampled batch; others would not fit the masks."""
+    def _is_by_hop(self, data: Data) -> bool:
+        """Return True for a receptive field or a sampled batch; the numbers per hop of others do not fit the masks."""
         is_field = any(data is field and data.x is not tensors[0] for tensors, _, field in self._fields.values())
-        if not self._takes_hops or not (is_field or (is_drawn(data) and "num_sampled_edges" in data)):
-            return {}
-        return {
-            "num_sampled_nodes_per_hop": data.num_sampled_nodes,
-            "num_sampled_edges_per_hop": data.num_sampled_edges,
-        }
+        return is_field or (is_drawn(data) and "num_sampled_edges" in data)
 
     def begin_epoch(self, seed: int, epoch: int) -> None:
         """Make the dropout of gat_pyg's layers depend only on the seed and the epoch; `Resumable` calls this.
@@ -327,12 +306,12 @@ class Transductive(Supervised):
         if not isinstance(data, NodeLoader):
             return super()._counts(data, split)
         graph: Data = data.data
-        layer_by_layer = getattr(self.model, "inference", None)
-        if layer_by_layer is None or isinstance(self.model, BasicGNN):  # PyG's method accepts only its own loader
+        if (layer_by_layer := members(self.model).inference) is None:
             moved = self.trainer.strategy.batch_to_device(copy.copy(graph), self.device)
             return super()._counts(moved, split)
         chosen = self.objective.example(graph, split)
-        pairs = {key: chosen[key] for key in self._pair_keys if key in chosen}
+        keys = self._inputs.names & {"edge_label_index", "edge_label_attr"}
+        pairs = {key: chosen[key] for key in keys if key in chosen}
         out = layer_by_layer(data, **pairs)
         return self.objective.statistics(*self.labelled(out, chosen, split)).to(self.device)
 
