@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import dataclasses
 import shlex
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
@@ -117,6 +119,93 @@ def test_a_model_that_could_not_be_saved_is_refused_before_training():
     settings = Settings.parse(compose("config", [f"model={{_target_:{__name__}.Doubled}}"]))
     with pytest.raises(ValueError, match=r"weight of Doubled has dtype torch\.complex128, which a safetensors file"):
         build_model(settings.model, task())
+
+
+WRONG = {
+    "training.lrr=1": r"training\.lrr is unknown\. Did you mean training\.lr\?",
+    "lr=1": r"lr is unknown\. Did you mean training\.lr\?",
+    "+training.momentum=1": r"training\.momentum is unknown\. Known are: training\.lr, ",
+    "+epochs=1": r"epochs is unknown\. Did you mean training\.max_epochs\?",
+    "model.dropuot=0": r"model\.dropuot is no argument of MLP\. Did you mean model\.dropout\?",
+    "loader.num_neighbors=[5,5]": r"num_neighbors is \[5, 5\], but loader=full takes .* Choose loader=neighbor\.",
+    "+loader.num_parts=4": r"num_parts is 4, but loader=full takes whole graphs\. Choose loader=cluster\.",
+    "+trainer.limit_test_batches=0": r"trainer\.limit_test_batches is 0, expected a number above 0\.",
+    "+trainer.limit_train_batches=0": r"trainer\.limit_train_batches is 0, expected a number above 0\.",
+    "+trainer.fast_dev_run=true": r"trainer\.fast_dev_run is True, expected false\.",
+    "+trainer.callbacks=[1]": r"trainer\.callbacks is set by the command\. Leave it out\.",
+    "+trainer.enable_checkpointing=true": r"trainer\.enable_checkpointing is set by the command\.",
+    "+trainer.num_sanity_val_steps=2": r"trainer\.num_sanity_val_steps is set by the command\.",
+    "+trainer.speed=3": r"trainer\.speed is no argument of Trainer\. Known are: trainer\.accelerator, ",
+    "trainer.devices=0": r"trainer\.devices is 0, expected auto, a number of devices, at least 1, or a list",
+    "trainer.devices=true": r"trainer\.devices is True, expected auto",
+    "model.dropout=abc": r"model\.dropout is 'abc', expected a finite number\.",
+    "model.dropout=nan": r"model\.dropout is nan, expected a finite number\.",
+    "model.hidden_channels=0": r"model\.hidden_channels is 0, expected a whole number, at least 1\.",
+    "model.num_layers=-1": r"model\.num_layers is -1, expected a whole number, at least 1\.",
+    "+model.method=3": r"model\.method is 3, expected text: a name in the results\.",
+    "+dataset.k=abc": r"dataset\.k is 'abc', expected a whole number, at least 0\.",
+    "+dataset.neighbours=3": r"dataset\.neighbours is no argument of digits\. Known are: dataset\.k\.",
+    "dataset._target_=abc": r"dataset\._target_=abc cannot be called, expected a class or a function\.",
+    "methods=5": r"methods is 5, expected null or a list such as \[gat,gcn\]",
+    "methods=[5]": r"methods is \[5\], expected null or a list such as \[gat,gcn\]",
+    "methods=[[]]": r"methods is \[\[\]\], expected null or a list such as \[gat,gcn\]",
+    "datasets=5": r"datasets is 5, expected null or a list such as \[cora,citeseer\]",
+    "datasets=[[cora]]": r"datasets is \[\['cora'\]\], expected null or a list such as",
+    "seeds_per_pass=true": r"seeds_per_pass is True, expected auto or a whole number, at least 1\.",
+    "training.lr=inf": r"training\.lr is inf, expected a finite number, at least 0\.",
+    "training.lr=1e400": r"training\.lr is inf, expected a finite number, at least 0\.",
+    "training.weight_decay=inf": r"training\.weight_decay is inf, expected a finite number, at least 0\.",
+    "training.sparse=0": r"training\.sparse is 0, expected auto, true or false\.",
+    "ckpt_path=": r"ckpt_path is '', expected null, last or the path of a checkpoint\.",
+    "data_root=[]": r"data_root is \[\], expected null or the path of a folder",
+    "outputs=": r"outputs is '', expected the path of a folder, such as outputs or \./1\.",
+    "outputs=null": r"outputs is None, expected the path of a folder, such as outputs or \./1\.",
+    "results=": r"results is '', expected the path of a file",
+    "results=null": r"results is None, expected the path of a file",
+    "vectorize=perhaps": r"vectorize is 'perhaps', expected auto, on or off\.",
+    "seeds_per_pass=0": r"seeds_per_pass is 0, expected auto or a whole number, at least 1\.",
+    "processes=0": r"processes is 0, expected a whole number",
+    "runs=0": r"runs is 0, expected a whole number, at least 1\.",
+    "seed=-1": r"seed is -1, expected a whole number, at least 0\.",
+    "seed=abc": r"seed is 'abc', expected a whole number, at least 0\.",
+    "training.lr=abc": r"training\.lr is 'abc', expected a finite number, at least 0\.",
+    "training.lr=-1": r"training\.lr is -1, expected a finite number, at least 0\.",
+    "training.lr=nan": r"training\.lr is nan, expected a finite number, at least 0\.",
+    "training.weight_decay=-0.5": r"training\.weight_decay is -0\.5, expected a finite number, at least 0\.",
+    "training.batch_size=0": r"training\.batch_size is 0, expected a whole number, at least 1\.",
+    "training.batch_size=true": r"training\.batch_size is True, expected a whole number, at least 1\.",
+    "training.patience=x": r"training\.patience is 'x', expected a whole number, at least 1\.",
+    "training.patience=2.5": r"training\.patience is 2\.5, expected a whole number, at least 1\.",
+    "split.val=x": r"split\.val is 'x', expected a whole number, at least 0\.",
+    "seed=4294967295 runs=2": r"seed is 4294967295 with runs=2, expected seeds from 0 to 2\^32 - 1\.",
+    "training.max_epochs=0": r"training\.max_epochs is 0, expected a whole number, at least 1\.",
+    "training.patience=0": r"training\.patience is 0, expected a whole number, at least 1\.",
+    "training.criterion=f1": r"training\.criterion is 'f1', expected both, accuracy \(or micro-F1\) or loss\.",
+    "training.sparse=perhaps": r"training\.sparse is 'perhaps', expected auto, true or false\.",
+    "training.compile=auto": r"training\.compile is 'auto', expected true or false\.",
+    "ckpt_path=x.ckpt runs=2": r"ckpt_path=x\.ckpt is one checkpoint, but runs=2\.",
+    "model._target_=torch.nn.Linear": r"model\.\w+ is no argument of Linear\. Known are: model\.in_features, ",
+    "model._target_=gat_pyg.data.Task": r"model\._target_=gat_pyg\.data\.Task is no torch\.nn\.Module",
+    "model._target_=gat_pyg.models.Gat": r"model\._target_=gat_pyg\.models\.Gat cannot be found\.",
+    "dataset._target_=nowhere.Set": r"dataset\._target_=nowhere\.Set cannot be found\.",
+}
+
+
+@pytest.fixture(scope="module")
+def of_mlp() -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", ["model=mlp"])
+    OmegaConf.set_struct(config, False)
+    return config
+
+
+@pytest.mark.parametrize("arguments", WRONG)
+def test_wrong_settings_are_refused(of_mlp: DictConfig, arguments: str):
+    config = copy.deepcopy(of_mlp)
+    for override in OverridesParser.create().parse_overrides(arguments.split()):
+        OmegaConf.update(config, str(override.key_or_group), override.value(), force_add=True)
+    with pytest.raises(ValueError, match=WRONG[arguments]):
+        Settings.parse(config)
 
 
 TABLES = names("experiment")
