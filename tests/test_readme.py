@@ -12,7 +12,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
-from gat_pyg.experiments.command import config_folder, translated
+from gat_pyg.experiments.command import translated
+from gat_pyg.experiments.hashing import config_folder
 from gat_pyg.experiments.result import read
 from gat_pyg.experiments.settings import Settings
 from gat_pyg.run import main

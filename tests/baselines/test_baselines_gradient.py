@@ -22,7 +22,7 @@ from gat_pyg.baselines.gcn import GCN, normalised
 from gat_pyg.baselines.mlp import MLP
 from gat_pyg.baselines.monet import MoNet, coordinates
 from gat_pyg.data import planetoid
-from gat_pyg.experiments.command import config_folder
+from gat_pyg.experiments.hashing import config_folder
 from gat_pyg.philox import keyed
 from gat_pyg.seeds.memory import trial
 from gat_pyg.seeds.stack import Stack

@@ -20,7 +20,7 @@ from gat_pyg.baselines.planetoid import Planetoid
 from gat_pyg.baselines.semiemb import SemiEmb
 from gat_pyg.data import digits, planetoid
 from gat_pyg.data.raw import data_root
-from gat_pyg.experiments.command import config_folder
+from gat_pyg.experiments.hashing import config_folder
 from gat_pyg.seeds.stack import Stack
 from tests.graphs import SQUARE, Graph
 

@@ -22,11 +22,12 @@ from torch_geometric.nn import GCN, Linear, SchNet
 
 import gat_pyg.files
 from gat_pyg import load
-from gat_pyg.experiments.command import config_folder
+from gat_pyg.experiments import hashing
+from gat_pyg.experiments.hashing import config_folder, config_hash, flattened
 from gat_pyg.experiments.messages import _beside
 from gat_pyg.experiments.model_file import save_model
 from gat_pyg.experiments.result import Result, append, read
-from gat_pyg.experiments.settings import Settings, config_hash
+from gat_pyg.experiments.settings import Settings
 from gat_pyg.files import try_lock, unlock, write_whole
 
 Capture = pytest.CaptureFixture[str]
@@ -71,12 +72,6 @@ def test_a_score_that_is_nan_is_null_in_the_line():
     line = Result("GAT", "cora", "accuracy", 10.0, 0, 3, 0, float("nan"), 1.0, 0.3, 9).to_json()
     assert json.loads(line)["val"] is None
     assert math.isnan(Result.from_json(line).val)
-
-
-def test_another_name_of_a_metric_becomes_its_own():
-    recorded = json.dumps({**dataclasses.asdict(one()), "metric": "ap", "scores": {"ap": 0.5, "mrr": 0.1}})
-    result = Result.from_json(recorded)
-    assert (result.metric, result.scores) == ("average_precision", {"average_precision": 0.5, "mrr": 0.1})
 
 
 def test_a_later_field_is_left_out_and_a_missing_one_named():
@@ -437,19 +432,30 @@ def test_a_test_score_is_shown_beside_a_constant_prediction_and_the_papers():
     assert "paper" not in _beside(dataclasses.replace(result, metric="micro_f1"), paper=True)
 
 
-def test_a_schedule_is_hashed_and_none_leaves_earlier_hashes():
+def hash_of(*overrides: str) -> str:
+    return Settings.parse(compose("config", list(overrides))).hash
+
+
+def test_the_hash_covers_what_differs_from_the_defaults(monkeypatch: pytest.MonkeyPatch):
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        plain, cosine = (
-            Settings.parse(compose("config", [f"training.schedule={name}"])) for name in ("null", "cosine")
-        )
-    assert "schedule" not in plain.hashed()["training"]
-    assert cosine.hash != plain.hash
+        settings = Settings.parse(compose("config", ["dataset=cora", "training.lr=0.01"]))
+        assert hash_of("dataset=cora") == "95a4a9b3b2c7"  # a changed default raises VERSION
+        assert hash_of("dataset=cora", "training.lr=0.0050") == hash_of("dataset=cora") != settings.hash
+        assert hash_of("training.weight_decay=0") == hash_of("training.weight_decay=0.0")
+        assert hash_of("dataset=mutag", "split.fold=1") == hash_of("dataset=mutag")
+        assert hash_of("training.schedule=cosine") != hash_of("training.schedule=null") == hash_of()
+    flat = flattened(settings.to_dict())
+    defaults = hashing._defaults() | {"training.new": 3, "split.new": None}
+    monkeypatch.setattr(hashing, "_defaults", lambda: defaults)
+    with_new = flat | {"training.new": 3, "split.new": None}
+    assert config_hash(hashing.hashed(with_new)) == settings.hash  # as before the settings were added
+    assert config_hash(hashing.hashed(with_new | {"training.new": 4})) != settings.hash
+    before = settings.hash
+    monkeypatch.setattr(hashing, "VERSION", hashing.VERSION + 1)
+    assert settings.hash != before
 
 
-def test_the_fold_of_ones_own_data_set_is_hashed():
-    def hashed(fold: int) -> str:
-        config = compose("config", ["dataset._target_=torch_geometric.datasets.FakeDataset", f"+dataset.fold={fold}"])
-        return Settings.parse(config).hash
-
+def test_the_fold_of_a_users_data_set_is_hashed():
+    own = "dataset._target_=torch_geometric.datasets.FakeDataset"
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        assert hashed(0) != hashed(1)
+        assert hash_of(own, "+dataset.fold=0") != hash_of(own, "+dataset.fold=1")

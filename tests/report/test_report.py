@@ -184,11 +184,11 @@ def test_a_table_of_hand_made_runs():
 
 
 def test_of_the_forms_of_a_row_the_one_with_the_best_validation_score_stands():
-    old = [one("Chebyshev (K = 2)", value=82.0, val=79.0), one("Chebyshev (K = 3)", value=81.0, val=80.0)]
-    new = [dataclasses.replace(each, row="Chebyshev", form=f"K = {order}") for order, each in enumerate(old, start=2)]
-    for low, high in (old, old[::-1], new):
-        low, high = sorted((low, high), key=lambda each: each.val)
-        lines = at([low, high])
+    low, high = (
+        one(f"Chebyshev (K = {K})", value=84.0 - K, val=77.0 + K, row="Chebyshev", form=f"K = {K}") for K in (2, 3)
+    )
+    for both in ([low, high], [high, low]):
+        lines = at(both)
         table = named(lines, "table2")
         assert row_of(table, "Chebyshev")[1] == "81.0 (1)" and len(table.rows) == 12
         assert table.notes[1:] == (

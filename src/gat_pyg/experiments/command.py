@@ -1,4 +1,4 @@
-"""The command line: its configuration folder, the names of run folders, and error messages.
+"""The command line: its overrides, the names of run folders, and error messages.
 
 This file does not import torch, so that help, completion and `--cfg` are fast.
 """
@@ -19,19 +19,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from ..files import FULL, full
+from .hashing import config_folder
 from .rules import similar
 from .settings import FACTORIES, rules
 
 FULL_ERROR = "GAT_PYG_FULL_ERROR"  # saves the user's HYDRA_FULL_ERROR, which the command sets to 1 for Hydra
-
-
-def config_folder() -> Path:
-    """Return the folder of configurations: in the installed package, else in the repository."""
-    package = Path(__file__).resolve().parents[1]
-    for folder in (package / "conf", package.parents[1] / "conf"):
-        if (folder / "config.yaml").is_file():
-            return folder
-    raise FileNotFoundError(f"There is no conf/config.yaml in {package} or in its repository. Install gat_pyg anew.")
 
 
 # Overrides ----------------------------------------------------------------------------------------------------------

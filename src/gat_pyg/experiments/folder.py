@@ -17,8 +17,9 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 from ..distributed.ranks import is_first, rank_zero_print
 from ..files import PART, try_lock, unlock, write_whole
+from .hashing import flattened
 from .result import CHECKPOINT, CONFIG, RESULT, Result, append
-from .settings import Settings, differences, flattened
+from .settings import Settings, differences
 
 RUN_DIR = "GAT_PYG_RUN_DIR"  # environment variable: passes the folder to the processes that Lightning starts
 LOCK, SWEEP = ".lock", "multirun.yaml"
@@ -196,7 +197,7 @@ def _resumed(settings: Settings, invocation: Invocation) -> tuple[Path, int]:
 def _check_content(started: Sequence[tuple[Path, Mapping[str, Any]]], values: Mapping[str, Any]) -> None:
     """Raise ValueError if a run has the same settings, but the user's files had another content."""
     for folder, saved in started:
-        if saved.get("content") and not differences({**saved, "content": None}, values):
+        if not differences({**saved, "content": values.get("content")}, values):
             raise ValueError(
                 f"The run in {relative_path(folder)} has the same settings, but {differences(saved, values)}. Restore "
                 "the file, or start anew without ckpt_path."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import statistics
@@ -13,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from ..files import add, lock
-from ..tasks.metrics import ALIASES, metric_named
+from ..tasks.metrics import metric_named
 
 MODEL, RESULT, CONFIG, CHECKPOINT, METRICS = (
     "model.safetensors",
@@ -58,7 +59,7 @@ class Result:
     timestamp: str = ""  # UTC, ISO 8601
     majority: float | None = None  # the best test score of a constant prediction, such as the majority class
     item: str = "node"  # what has a label: "node", "graph"
-    row: str = ""  # the row of a table: the method without its form and study; "" in lines of earlier versions
+    row: str = ""  # the row of a table: the method without its form and study; "": the method
     form: str = ""  # the variant, if a method has several
     scores: Mapping[str, float] | None = None  # other test scores, by the names of their metrics
     study: str = ""  # the study that the run is part of, if any: "ablation", "trained as GAT"
@@ -75,23 +76,15 @@ class Result:
         return f"no better than {metric.constant.format(item=self.item)} ({metric.value(self.majority)})"
 
     def to_json(self) -> str:
-        """Return one line of JSON without the line break; a NaN score becomes null."""
-        values = {key: None if value != value else value for key, value in asdict(self).items()}
-        if self.item == "node":  # as all lines of earlier versions
-            del values["item"]
-        if not self.scores:
-            del values["scores"]
-        if not self.split:
-            del values["split"]
-        if self.order is None:
-            del values["order"]
+        """Return one line of JSON without the line break and without defaults; a NaN score becomes null."""
+        defaults = {field.name: field.default for field in fields(self)}
+        values = {key: value for key, value in asdict(self).items() if value != defaults[key]}
+        values |= {key: None for key in ("value", "val") if math.isnan(values[key])}
         return json.dumps(values, ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def from_json(cls, line: str) -> Result:
-        """Return the Result of a line that `to_json` wrote; fields of later versions are ignored.
-
-        Other names of a metric, which earlier versions wrote, become its own.
+        """Return the Result of a line that `to_json` wrote; unknown fields are ignored.
 
         Raises ValueError if the line is not a complete Result.
         """
@@ -103,10 +96,6 @@ class Result:
             for key, value in values.items():
                 if isinstance(value, bool) or not isinstance(value, _JSON[str(types[key])]):
                     raise TypeError(f"{key} is {value!r}")
-            if values.get("scores"):
-                values["scores"] = {ALIASES.get(name, name): score for name, score in values["scores"].items()}
-            if "metric" in values:
-                values["metric"] = ALIASES.get(values["metric"], values["metric"])
             return cls(**values)
         except (AttributeError, TypeError, RecursionError) as error:
             raise ValueError(f"not a Result ({error}), expected a JSON object with the fields of Result.") from error

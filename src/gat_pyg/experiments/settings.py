@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
 import inspect
-import json
 import os
 import re
 import tempfile
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_type_hints
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from ..tasks.metrics import ALIASES, METRICS, TASKS
+from .hashing import config_hash, data_settings, flattened, hashed
 from .rules import (
     FINITE,
     POSITIVE,
@@ -37,19 +36,7 @@ from .rules import (
 if TYPE_CHECKING:
     from ..training.optimisation import Optimisation
 
-HASHED = ("dataset", "model", "training", "split", "trainer", "loader")  # groups that determine what is learnt
-UNHASHED = frozenset(  # their settings that do not
-    {
-        "dataset.root",
-        *("model.form", "model.study"),  # parts of the method's name, see `ModelFactory.name`
-        *(f"training.{key}" for key in ("sparse", "compile", "cuda_graphs")),  # speed only
-        *(f"trainer.{key}" for key in ("_target_", "accelerator", "strategy", "deterministic")),
-        "loader.num_workers",
-    }
-)
 INTERNAL = ("candidates", "content")  # settings that the command sets itself
-# Settings of the groups `split` and `dataset` that determine which data are in which of several splits
-DATA = ("per_class", "val", "test", "seed", "folds")
 MAY_CHANGE_ON_RESUME = frozenset(
     {
         *("ckpt_path", "checkpoint_every", "vectorize", "seeds_per_pass", "processes", "loader.num_workers"),
@@ -449,7 +436,7 @@ class Settings:
         for name, value in ((field.name, getattr(self, field.name)) for field in fields(self)):
             if name == "loader":  # only the settings of the chosen loader
                 present = {key: inner for key, inner in dataclasses.asdict(value).items() if inner is not None}
-                values[name] = present or {"num_neighbors": None}
+                values[name] = present if value.is_drawn else {"num_neighbors": None}
             elif name == "passed" or (name in INTERNAL and value is None):
                 continue
             elif name in FACTORIES:
@@ -459,39 +446,13 @@ class Settings:
         return values
 
     def hashed(self) -> dict[str, Any]:
-        """Return the settings that determine what is learnt, except for the number of the split or fold.
+        """Return the settings that `hash` is of.
 
         By the protocol of Errica et al., these are the candidates, since each fold selects its own.
         """
         if self.candidates is not None:
             return {"protocol": self.protocol, "candidates": self.candidates}
-        values: dict[str, Any] = {
-            group: {key: value for key, value in inner.items() if f"{group}.{key}" not in UNHASHED}
-            for group, inner in self.to_dict().items()
-            if group in HASHED
-        }
-        if isinstance(inner := values["dataset"].get("dataset"), dict):  # the data set whose links are drawn
-            values["dataset"]["dataset"] = {key: value for key, value in inner.items() if key != "root"}
-        for group in ("dataset", "split"):
-            if "folds" not in values[group]:
-                continue
-            values[group]["split"] = values[group]["fold"] = 0
-            if values[group]["folds"] is None:  # the hashes of earlier versions, which had no folds
-                del values[group]["folds"], values[group]["fold"]
-        if self.content is not None:
-            values["dataset"]["content"] = self.content
-        if self.metric is not None:
-            values["metric"] = self.metric
-        if self.task is not None:
-            values["task"] = self.task
-        if self.model.get("form") or self.model.get("study"):
-            values["model"]["method"] = self.model.name
-        trainer = values["trainer"]
-        trainer |= {key: trainer.get(key) for key in ("devices", "num_nodes", "precision")}
-        values["training"]["max_epochs"] = trainer.pop("max_epochs", None)  # the trainer's limit counts
-        if self.training.schedule is None:  # the hashes of earlier versions, which had no schedule
-            del values["training"]["schedule"]
-        return values if self.loader.is_drawn else {key: value for key, value in values.items() if key != "loader"}
+        return hashed(flattened(self.to_dict()))
 
     @property
     def hash(self) -> str:
@@ -502,28 +463,6 @@ class Settings:
     def data_hash(self) -> str:
         """The hash of what distinguishes data sets of one name: see `data_settings`."""
         return config_hash(data_settings(flattened(self.to_dict())))
-
-
-def config_hash(values: Mapping[str, Any]) -> str:
-    """Return a hash of twelve hex digits that does not depend on the order of the values.
-
-    >>> config_hash({"a": 1, "b": [2]}) == config_hash({"b": [2], "a": 1})
-    True
-    """
-    text = json.dumps(values, sort_keys=True, ensure_ascii=False, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def data_settings(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings by which data sets of one name differ: of the split, and the hash of the user's files.
-
-    >>> data_settings({"split.val": 500, "dataset.val": 500, "dataset.path": "graph.npz", "training.lr": 0.1})
-    {'split.val': 500}
-    """
-    names = [f"{group}.{key}" for group in ("split", "dataset") for key in DATA]
-    values = {name: flat[name] for name in [*names, "content"] if flat.get(name) is not None}
-    same = [f"dataset.{key}" for key in DATA if flat.get(f"dataset.{key}") == flat.get(f"split.{key}")]
-    return {name: value for name, value in values.items() if name not in same}
 
 
 def rules() -> dict[str, Rule]:
@@ -565,21 +504,6 @@ def _resolved(config: DictConfig, name: str) -> Any:
 # Runs on disk -------------------------------------------------------------------------------------------------------
 
 
-def flattened(values: Any) -> dict[str, Any]:
-    """Return nested settings by their dotted names.
-
-    >>> flattened({"seed": 0, "training": {"lr": 0.1}})
-    {'seed': 0, 'training.lr': 0.1}
-    """
-    if not isinstance(values, dict):
-        raise ValueError(f"it holds {values!r}, expected names and values")
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        inner = flattened(value) if isinstance(value, dict) and value else {"": value}
-        flat |= {f"{key}.{name}".removesuffix("."): leaf for name, leaf in inner.items()}
-    return flat
-
-
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """Return the differing settings that rule out a resume, with both values, or "".
 
@@ -587,7 +511,6 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     'training.lr was 0.1, is 0.2'
     """
     names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
-    unknown = ("content",) if old.get("content") is None else ()  # as in runs of earlier versions
-    names = [name for name in names if name not in MAY_CHANGE_ON_RESUME and name not in unknown]
+    names = [name for name in names if name not in MAY_CHANGE_ON_RESUME]
     titles = {"content": "the content of dataset.path"}
     return ", ".join(f"{titles.get(name, name)} was {old.get(name)}, is {new.get(name)}" for name in names[:5])

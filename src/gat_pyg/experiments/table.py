@@ -20,7 +20,7 @@ from ..distributed.ranks import rank_zero_print
 from ..files import try_lock
 from ..tasks.metrics import metric_named
 from .build import build_task, check_gpus
-from .command import config_folder, dataset_name, message, misused_group, names_of, translated
+from .command import dataset_name, message, misused_group, names_of, translated
 from .folder import (
     LOCK,
     Invocation,
@@ -35,9 +35,10 @@ from .folder import (
     seed_folder,
     settings_in,
 )
+from .hashing import config_folder, flattened
 from .messages import summary_of_splits
 from .result import CONFIG, ERRICA, RESULT, Result
-from .settings import ModelFactory, Settings, differences, flattened
+from .settings import ModelFactory, Settings, differences
 
 PAUSE = 5.0  # seconds before the next search for a free cell
 # Overrides of the table, not of a cell

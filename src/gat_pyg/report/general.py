@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from ..experiments.folder import settings_in
+from ..experiments.hashing import data_settings, learnt
 from ..experiments.result import ERRICA
-from ..experiments.settings import HASHED, UNHASHED, config_hash, data_settings
 from ..tasks.metrics import metric_named
 from .cells import NAMES, Cell, Table, ours_cell
 from .runs import Key, Runs
@@ -104,16 +104,10 @@ def rows_of(runs: Mapping[Key, Sequence[Runs]]) -> Rows:
 
 
 def _data(groups: Sequence[Runs]) -> list[str]:
-    """Return for each group the settings by which its data differ from those of the others, or their hash.
-
-    Lines of earlier versions, whose folder is gone, have the data of the others if these have the same.
-    """
+    """Return for each group the settings by which its data differ from those of the others, or their hash."""
     settings = [data_settings(_settings(one)) for one in groups]
-    hashes = [
-        one.lines[0].result.data or (config_hash(values) if values else "")
-        for one, values in zip(groups, settings, strict=True)
-    ]
-    if len({*hashes} - {""}) < 2:
+    hashes = [one.lines[0].result.data for one in groups]
+    if len({*hashes}) < 2:
         return [""] * len(groups)
     names = sorted(_differing(settings))
     words = [_text(names, values) for values in settings]
@@ -122,7 +116,7 @@ def _data(groups: Sequence[Runs]) -> list[str]:
         hashes_of.setdefault(text, set()).add(data)
     unclear = {text for text, its in hashes_of.items() if len(its) > 1 or not text}
     return [
-        text if text not in unclear else ", ".join(filter(None, (text, f"data {data or 'unknown'}")))
+        text if text not in unclear else ", ".join(filter(None, (text, f"data {data}")))
         for text, data in zip(words, hashes, strict=True)
     ]
 
@@ -162,16 +156,8 @@ def _settings(runs: Runs) -> dict[str, Any]:
         except (OSError, ValueError):
             continue
         if saved:
-            of_folds = [group for group in ("split", "dataset") if f"{group}.folds" in saved]
-            unused = {f"{group}.{key}" for group in of_folds for key in ("split", "fold")}  # which split: no setting
-            if "trainer.max_epochs" in saved:  # which counts
-                unused.add("training.max_epochs")
-            return {name: value for name, value in saved.items() if _is_hashed(name) and name not in unused}
+            return learnt(saved)
     return {}
-
-
-def _is_hashed(name: str) -> bool:
-    return name in ("metric", "task", "content") or (name.partition(".")[0] in HASHED and name not in UNHASHED)
 
 
 def _differing(settings: Iterable[Mapping[str, Any]]) -> set[str]:

@@ -34,47 +34,15 @@ class Key(NamedTuple):
 
 
 ABLATION, AS_GAT = "ablation", "trained as GAT"  # studies
-EARLIER = {  # the method in lines of earlier versions -> row, form, study, which they do not have
-    **{f"Chebyshev (K = {order})": ("Chebyshev", f"K = {order}", "") for order in (2, 3)},
-    **{f"GCN-64* ({act})": ("GCN-64*", act, "") for act in ("ReLU", "ELU")},
-    **{
-        f"GAT: {form}": ("GAT", form, ABLATION)
-        for form in (
-            "text",
-            *(
-                f"text, {switch}"
-                for switch in (
-                    "input dropout for each head",
-                    "dropout of W h once more",
-                    "biases in the scores",
-                    "Glorot for each head",
-                    "stop on accuracy",
-                    "stop on loss",
-                )
-            ),
-            "code",
-            "code, stop on accuracy",
-            "code of the authors",
-            "skip on every layer",
-        )
-    },
-    **{
-        f"{row}, trained as GAT": (row, "", AS_GAT)
-        for row in ("MLP", *(f"GraphSAGE-{aggr}" for aggr in ("GCN", "mean", "LSTM", "pool")))
-    },
-    "GraphSAGE*, trained as GAT (cut off at epoch 2152)": ("GraphSAGE*", "cut off at epoch 2152", AS_GAT),
-}
 
 
 def key_of(result: Result) -> Key:
     """Return the key of a Result.
 
-    >>> key_of(Result("GAT: text", "cora", "accuracy", 83.1, 0, 812, 711, 82.0, 9.2, 0.011, 92373))
-    Key(row='GAT', dataset='cora', metric='accuracy', form='text', study='ablation')
+    >>> key_of(Result("GAT: text", "cora", "accuracy", 83.1, 0, 812, 711, 82.0, 9.2, 0.011, 92373, row="GAT"))
+    Key(row='GAT', dataset='cora', metric='accuracy', form='', study='')
     """
-    labels = result.row, result.form, result.study
-    row, form, study = labels if result.row else EARLIER.get(result.method, (result.method, "", ""))
-    return Key(row, result.dataset, result.metric, form, study)
+    return Key(result.row or result.method, result.dataset, result.metric, result.form, result.study)
 
 
 @dataclass(frozen=True)
