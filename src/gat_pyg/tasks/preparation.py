@@ -202,9 +202,9 @@ def row_sums(features: Sequence[Tensor]) -> Tensor:
 
 def _sums(x: Tensor) -> Tensor:
     if x.layout == torch.sparse_csr:
-        sums: Tensor = torch.segment_reduce(x.values().float().abs(), "sum", offsets=x.crow_indices().long())
-        return sums
-    return x.float().norm(p=1, dim=1)  # without a copy of the absolute values
+        return torch.segment_reduce(x.values().float().abs(), "sum", offsets=x.crow_indices().long())
+    sums: Tensor = x.float().norm(p=1, dim=1)  # without a copy of the absolute values
+    return sums
 
 
 def row_range(features: Sequence[Tensor]) -> tuple[float, float] | None:
