@@ -111,15 +111,6 @@ def outside(*arguments: str) -> Any:
     return python("-m", "gat_pyg.run", *arguments, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
-def started(*arguments: str, **environment: str) -> tuple[str, str]:
-    """Return stdout and stderr of the command in a new interpreter."""
-    line = [sys.executable, "-m", "gat_pyg.run", *arguments]
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | environment
-    done = subprocess.run(line, capture_output=True, text=True, env=environment, timeout=240)
-    assert done.returncode == 0, done.stderr
-    return done.stdout, done.stderr
-
-
 def runs(folder: str = "outputs") -> list[Path]:
     return sorted(path.parent for path in Path(folder).rglob("model.safetensors"))
 
@@ -1657,7 +1648,11 @@ def test_job_killed_between_any_two_writes_is_finished(
 
 def test_two_processes_train_one_model_and_leave_one_run(place: Path):
     small = ("dataset=planted", "dataset.graphs=6", "model=mlp", "runs=2", "training.max_epochs=3")
-    output, stderr = started(*small, "trainer=ddp_cpu", "trainer.devices=2")
+    command = [sys.executable, "-m", "gat_pyg.run", *small, "trainer=ddp_cpu", "trainer.devices=2"]  # new interpreters
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
+    output, stderr = ended.stdout, ended.stderr
+    assert ended.returncode == 0, stderr
     assert "planted: 2 runs one by one, since 2 processes divide the graphs of each step" in stderr
     assert "2 runs: test micro-F1" in output
     assert output.count("data set    planted") == 2
@@ -1721,7 +1716,7 @@ def kill(process: Any) -> None:
 
 
 def test_command_prints_only_the_summary(place: Path):
-    output, stderr = started(*SMALL, "training.max_epochs=3", OMP_NUM_THREADS="1")
+    output, stderr = outside(*SMALL, "training.max_epochs=3").communicate(timeout=100)
     stderr = stderr.removeprefix("Compiling the kernels for their first use\n")  # where no run was before
     assert re.fullmatch(r"digits, seed 0: epoch 1, loss [\d.]+, val .*, stops after epoch 3\n", stderr)
     assert [line.split("  ")[0] for line in output.splitlines() if line] == [
