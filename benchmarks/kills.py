@@ -35,6 +35,7 @@ from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.utilities import rank_zero_only
 from safetensors.torch import load_file
 
+import gat_pyg.experiments.job  # imports all that the processes need, before they are forked
 import gat_pyg.run
 from gat_pyg.experiments.result import read
 
@@ -90,7 +91,9 @@ def command(arguments: Sequence[str], changes: int | None = None) -> None:
         die_before(changes)
     torch.set_num_threads(1)
     start = torch.multiprocessing.start_processes
-    gat_pyg.experiments.together.spawn = lambda work, given, nprocs: start(work, given, nprocs, start_method="fork")  # type: ignore
+    gat_pyg.experiments.together.spawn = lambda work, arguments, nprocs: start(
+        work, arguments, nprocs, start_method="fork"
+    )  # type: ignore
     sys.argv = ["gat-pyg", *arguments]
     gat_pyg.run.main()
 

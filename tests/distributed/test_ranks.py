@@ -112,25 +112,25 @@ def torchrun(rank: int, port: int) -> dict[str, str]:
     return {**job, "RANK": str(rank), "LOCAL_RANK": "0", "GROUP_RANK": str(rank)}
 
 
-@pytest.mark.parametrize("launcher", [slurm, torchrun])
-def test_processes_of_a_launcher_leave_one_folder(launcher: Any, alone: Path, tmp_path: Path):
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # torchrun's
-    arguments = ["trainer=ddp_cpu", *(["trainer.devices=1", "+trainer.num_nodes=2"] if launcher is torchrun else [])]
-    run = (*COMMAND, *arguments, f"outputs={tmp_path}")
-    finish(*(started(*run, **launcher(rank, store.port)) for rank in range(2)))
-    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
-    assert_same_training(tmp_path, alone)
-
-
-@pytest.mark.weekly
-def test_torchrun_on_two_machines_leaves_one_folder(alone: Path, tmp_path: Path):
+def processes_of_torchrun(*run: str) -> list[Any]:
+    """Start torchrun itself on two machines, whose processes import everything anew."""
     launch = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=0"]
     launch += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{29400 + os.getpid() % 1000}", "--rdzv-id=gat"]
-    run = [*COMMAND, "+model.backend=segment", "trainer=ddp_cpu", "trainer.devices=1", "+trainer.num_nodes=2"]
-    machines = [started(*launch, *run, f"outputs={tmp_path}") for _ in range(2)]
-    for machine in machines:
-        _, stderr = machine.communicate(timeout=240)
-        assert machine.returncode == 0, stderr
+    return [started(*launch, *run, "+model.backend=segment") for _ in range(2)]
+
+
+@pytest.mark.parametrize("launcher", [slurm, torchrun, pytest.param(None, marks=pytest.mark.weekly)])
+def test_processes_of_a_launcher_leave_one_folder(launcher: Any, alone: Path, tmp_path: Path):
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # torchrun's
+    machines = [] if launcher is slurm else ["trainer.devices=1", "+trainer.num_nodes=2"]
+    run = (*COMMAND, "trainer=ddp_cpu", *machines, f"outputs={tmp_path}")
+    if launcher is None:
+        processes = processes_of_torchrun(*run)
+    else:
+        processes = [started(*run, **launcher(rank, store.port)) for rank in range(2)]
+    for process in processes:
+        _, stderr = process.communicate(timeout=240)
+        assert process.returncode == 0, stderr
     assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
     assert_same_training(tmp_path, alone)
 
