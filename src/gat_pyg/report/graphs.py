@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from ..tasks.task import Task
 from ..training.modules import Inductive
 from .attended import check_graph, describe, layer_of, pairs, run, times_uniform
 from .figures import _INK, _ORANGE, _figure, _written
-from .molecules import AROMATIC, Molecule, positions
+from .molecules import molecule_of, picture, positions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 Scale = Literal["uniform", "alpha"]
 _SCALES = {"uniform": "attention of layer {} in times uniform", "alpha": "attention coefficients of layer {}"}
 _BOND = 40.0  # the largest length of an edge, in points
+_DPI = 300  # of a molecule
 _MARGIN = 0.6  # around a graph, in lengths of an edge
 _PALE, _BELOW = "#eeeeee", "#66a6d9"  # colours on which black lines can be seen, as on orange
 _BATCH = 256  # graphs that are predicted at a time
@@ -48,13 +50,12 @@ def graph_figure(
 ) -> Figure:
     r"""Draw a graph, such as a molecule, with the attention of a layer as the colours of its edges.
 
-    The number beside an edge is its coefficient, averaged over both directions and over the heads. The self-loops that
+    The number on an edge is its coefficient, averaged over both directions and over the heads. The self-loops that
     a layer adds, by which a node attends to itself, are not drawn, so that the numbers around a node have another mean
     than 1.
 
-    A molecule, with the categorical features of OGB or of PyG's `from_smiles`, is drawn as a structural formula:
-    corners are carbon atoms, other atoms have their symbol, with hydrogens and charge. RDKit places the atoms if it is
-    installed, else NetworkX.
+    A molecule, with the categorical features of OGB or of PyG's `from_smiles`, is drawn by RDKit as a structural
+    formula, of pixels even in an SVG. Without RDKit it is drawn by NetworkX, like any other graph.
 
     Args:
         model: any module whose layers take `return_attention_weights`, ours or PyG's.
@@ -68,7 +69,7 @@ def graph_figure(
         layout: `[N, 2]`, the positions of the nodes.
 
     Raises:
-        ImportError: if Matplotlib is missing, or SciPy where RDKit does not place the nodes.
+        ImportError: if Matplotlib is missing, or SciPy for a graph that is no molecule.
         ValueError: if an argument does not fit the model or the graph.
 
     Example:
@@ -80,14 +81,14 @@ def graph_figure(
         'attention of layer 1 in times uniform, head 1'
     """
     shown = _Shown.of(model, data, layer, head, scale, layout)
-    names = shown.names if labels is None else list(labels)
-    if len(names) != shown.num_nodes:
-        raise ValueError(f"labels has {len(names)} names, expected {shown.num_nodes}: one for each node.")
+    if labels is not None and len(labels) != shown.num_nodes:
+        raise ValueError(f"labels has {len(labels)} names, expected {shown.num_nodes}: one for each node.")
+    names = [str(node) for node in range(shown.num_nodes)] if labels is None and shown.molecule is None else labels
     inches = ((_BOND * (shown.span + 2 * _MARGIN)) / 72).clip(1.2, 9.0)
     figure = _figure(max(5.0, float(inches[0])), float(inches[1]) + 0.6)
     axes = figure.subplots()
     colours = _colours([shown], scale)
-    _draw(axes, shown, names, colours, (float(inches[0]), float(inches[1])), scale)
+    _draw(axes, shown, names, colours, (float(inches[0]), float(inches[1])), numbers=True)
     _colour_bar(figure, axes, colours, layer, head, scale)
     described = describe(*shown.attention, shown.num_nodes, layer)
     return _written(figure, path, f"{_caption(scale)}\n{described}")
@@ -118,7 +119,7 @@ def sheet_figure(
         number: how many of the best and how many of the worst to draw.
 
     Raises:
-        ImportError: if Matplotlib is missing, or SciPy where RDKit does not place the nodes.
+        ImportError: if Matplotlib is missing, or SciPy for a graph that is no molecule.
         ValueError: if an argument does not fit the model or the task.
     """
     if number < 1:
@@ -140,8 +141,7 @@ def sheet_figure(
         for axes in axes_of_row[len(row) :]:
             axes.set_visible(False)
         for index, axes in zip(row, axes_of_row, strict=False):
-            names = shown[index].names if shown[index].molecule else [""] * shown[index].num_nodes
-            _draw(axes, shown[index], names, colours, inches, None)
+            _draw(axes, shown[index], None, colours, inches)
             rank = f"best {best.index(index) + 1}" if index in best else f"worst {worst.index(index) + 1}"
             text = _label_and_prediction(task, graphs[index].y, objective.predictions(out[index : index + 1]))
             axes.set_title(f"{rank}: {split} graph {index}\n{text}", fontsize=8)
@@ -195,14 +195,14 @@ class _Shown(NamedTuple):
         position: `[N, 2]`, around the origin.
         ends, values: `[2, M]` and `[M]`, the pairs i < j and what is drawn on their edges.
         attention: `(edge_index [2, E], alpha [E, H])` of the layer, with the chosen head only.
-        molecule: the atoms and bonds, or None.
+        molecule: the RDKit molecule, or None.
     """
 
     position: NDArray[np.float64]
     ends: Tensor
     values: Tensor
     attention: tuple[Tensor, Tensor]
-    molecule: Molecule | None
+    molecule: Any
 
     @classmethod
     def of(
@@ -219,7 +219,7 @@ class _Shown(NamedTuple):
             alpha = alpha[:, head : head + 1]
         values = times_uniform(edge_index, alpha, N) if scale == "uniform" else alpha
         ends, values = pairs(edge_index, values, "mean")
-        molecule = Molecule.of(data)
+        molecule = molecule_of(data)
         if layout is None:
             position = positions(data, molecule)
         else:
@@ -241,24 +241,6 @@ class _Shown(NamedTuple):
         """Width and height."""
         span: NDArray[np.float64] = np.ptp(self.position, axis=0)
         return span
-
-    @property
-    def names(self) -> list[str]:
-        """The label of each node; empty for carbon atoms, except where there is no bond."""
-        if self.molecule is None:
-            return [str(node) for node in range(self.num_nodes)]
-        names = []
-        for atom, number in enumerate(self.molecule.atomic_numbers):
-            neighbours = self.neighbours(atom)
-            is_corner = number == 6 and len(neighbours) and not self.molecule.charges[atom]
-            at_left = len(neighbours) == 1 and self.position[neighbours[0], 0] - self.position[atom, 0] > 0.1
-            names.append("" if is_corner else self.molecule.label(atom, hydrogens_first=at_left))
-        return names
-
-    def neighbours(self, node: int) -> list[int]:
-        """Return the nodes that share an edge with this one."""
-        ends = self.ends.numpy()
-        return [*ends[1, ends[0] == node].tolist(), *ends[0, ends[1] == node].tolist()]
 
 
 def _colours(graphs: Sequence[_Shown], scale: Scale) -> ScalarMappable:
@@ -298,88 +280,40 @@ def _caption(scale: Scale) -> str:
 def _draw(
     axes: Axes,
     shown: _Shown,
-    names: Sequence[str],
+    names: Sequence[str] | None,
     colours: ScalarMappable,
     inches: tuple[float, float],
-    numbers: Scale | None,
+    numbers: bool = False,
 ) -> None:
-    """Draw a graph into axes of this size; `numbers` is the scale of the numbers beside the edges, if any."""
-    from matplotlib.collections import LineCollection
-
+    """Draw a graph into axes of this size; without names, nodes are dots, and atoms have their symbols."""
     size = 72 * np.asarray(inches)  # in points
     length = min(_BOND, *(size / (shown.span + 2 * _MARGIN)))  # of an edge, in points
+    edges = [(i, j) for i, j in shown.ends.t().tolist()]
+    shades = [tuple(shade) for shade in colours.to_rgba(shown.values.numpy()).tolist()]
+    texts = [f"{value:.2f}" for value in shown.values.tolist()] if numbers and length > 20 else []
+    notes = dict(zip(edges, texts, strict=False))
     axes.set_axis_off()
+    if shown.molecule is not None:
+        from matplotlib.image import imread
+
+        width, height = (round(_DPI * side) for side in inches)
+        shade_of = {pair: shade[:3] for pair, shade in zip(edges, shades, strict=True)}
+        png = picture(shown.molecule, shown.position, (width, height), _DPI * _BOND / 72, shade_of, notes, names)
+        axes.imshow(imread(io.BytesIO(png)))
+        return
+    import networkx as nx
+
+    graph, place = nx.Graph(), dict(enumerate(shown.position))
+    graph.add_nodes_from(range(shown.num_nodes))
+    graph.add_edges_from(edges)
+    nx.draw_networkx_edges(graph, place, edges, width=0.34 * length, edge_color=shades, ax=axes)
+    nx.draw_networkx_edges(graph, place, edges, width=max(0.03 * length, 0.4), edge_color=_INK, ax=axes)
+    if names is None:
+        nx.draw_networkx_nodes(graph, place, node_size=(0.25 * length) ** 2, node_color=_INK, linewidths=0, ax=axes)
+    else:
+        font, circle = min(max(0.3 * length, 3.5), 10), {"node_color": "white", "edgecolors": _INK, "linewidths": 0.5}
+        nx.draw_networkx_nodes(graph, place, node_size=(0.36 * length) ** 2, ax=axes, **circle)
+        nx.draw_networkx_labels(graph, place, dict(enumerate(names)), font_size=font, ax=axes)
+    nx.draw_networkx_edge_labels(graph, place, notes, font_size=0.18 * length, rotate=False, font_color=_INK, ax=axes)
     axes.set_aspect("equal")
     axes.set(xlim=size[0] / length / 2 * np.array([-1, 1]), ylim=size[1] / length / 2 * np.array([-1, 1]))
-    segments = shown.position[shown.ends.t().numpy()]  # [M, 2, 2]
-    across = np.linalg.norm(segments[:, 1:] - segments[:, :1], axis=2, keepdims=True)
-    inner = segments + np.minimum(0.17 / np.maximum(across, 1e-9), 0.45) * (segments[:, ::-1] - segments)
-    shades = colours.to_rgba(shown.values.numpy())
-    axes.add_collection(LineCollection(inner, colors=shades, linewidths=0.34 * length, capstyle="round", zorder=1))
-    orders = _orders(shown)
-    thin = max(0.03 * length, 0.4)
-    for solid, style in ((True, "-"), (False, (0, (2.5, 1.5)))):
-        strokes = [stroke for edge in range(len(segments)) for stroke in _strokes(shown, edge, orders[edge], solid)]
-        axes.add_collection(LineCollection(strokes, colors=_INK, linewidths=thin, linestyles=[style], zorder=2))
-    font = min(max(0.3 * length, 3.5), 10)
-    if shown.molecule is None:
-        x, y = shown.position[[not name for name in names]].T
-        axes.scatter(x, y, s=(0.25 * length) ** 2, c=_INK, linewidths=0, zorder=3)
-    box = {"boxstyle": "circle,pad=0.12" if shown.molecule is None else "round,pad=0.08", "fc": "white", "lw": 0.5}
-    box["ec"] = _INK if shown.molecule is None else "none"
-    for (x, y), name in zip(shown.position, names, strict=True):
-        if name:
-            axes.text(x, y, name, ha="center", va="center", fontsize=font, color="black", bbox=box, zorder=4)
-    if numbers is not None and length > 20:
-        places = _beside(shown, segments)
-        for (x, y), value in zip(places, shown.values.tolist(), strict=True):
-            axes.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=0.18 * length, color=_INK, zorder=5)
-
-
-def _beside(shown: _Shown, segments: NDArray[np.float64]) -> list[NDArray[np.float64]]:
-    """Return a place for the number of each edge, on the side where it is further from nodes, edges and numbers."""
-    places: list[NDArray[np.float64]] = []
-    middles = segments.mean(1)
-    for edge, middle in enumerate(middles):
-        across = _inward(shown, edge)
-        offset = (0.28 + 0.16 * abs(across[0])) * across  # a number is wider than high
-        others = np.delete(shown.position, shown.ends[:, edge].numpy(), axis=0)
-        around = np.concatenate([others, np.delete(middles, edge, axis=0), np.array(places).reshape(-1, 2)])
-        sides = [middle - offset, middle + offset]  # the first, out of a ring, if they are alike
-        room = [float(np.linalg.norm(around - side, axis=1).min(initial=9.0)) for side in sides]
-        places.append(sides[int(room[1] > room[0] + 0.05)])
-    return places
-
-
-def _orders(shown: _Shown) -> list[float]:
-    """Return the order of the bond of each edge; 1 if the graph is no molecule."""
-    if shown.molecule is None:
-        return [1] * shown.ends.size(1)
-    orders = dict(zip(map(tuple, shown.molecule.bonds.t().tolist()), shown.molecule.orders, strict=True))
-    return [orders[tuple(ends)] for ends in shown.ends.t().tolist()]
-
-
-def _inward(shown: _Shown, edge: int) -> NDArray[np.float64]:
-    """Return the unit vector across an edge, `[2]`, towards most neighbours of its ends: into a ring."""
-    i, j = shown.ends[:, edge].tolist()
-    start, end = shown.position[i], shown.position[j]
-    across = np.array([start[1] - end[1], end[0] - start[0]])
-    across = across / max(float(np.linalg.norm(across)), 1e-9)
-    around = [*shown.neighbours(i), *shown.neighbours(j)]
-    side = float((shown.position[around].mean(0) - (start + end) / 2) @ across)
-    result: NDArray[np.float64] = -across if side < 0 else across
-    return result
-
-
-def _strokes(shown: _Shown, edge: int, order: float, solid: bool) -> list[NDArray[np.float64]]:
-    """Return the solid or dashed lines of a bond, each `[2, 2]`: the second of an aromatic bond is dashed."""
-    i, j = shown.ends[:, edge].tolist()
-    line = shown.position[[i, j]]
-    inward = _inward(shown, edge)
-    short = line + 0.12 * (line[::-1] - line)
-    if not solid:
-        return [short + 0.13 * inward] if order == AROMATIC else []
-    if order == 2:
-        at_end = len(shown.neighbours(i)) == 1 or len(shown.neighbours(j)) == 1
-        return [line - 0.065 * inward, line + 0.065 * inward] if at_end else [line, short + 0.13 * inward]
-    return [line, short + 0.11 * inward, short - 0.11 * inward] if order == 3 else [line]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,8 +56,9 @@ def _welch(x: NDArray[np.float64], y: NDArray[np.float64], axis: int) -> NDArray
     difference = abs(x.mean(axis) - y.mean(axis))
     same = difference <= 1e-12 * max(1.0, float(abs(x).max()), float(abs(y).max()))
     with np.errstate(divide="ignore", invalid="ignore"):
-        t: NDArray[np.float64] = np.where(same, 0.0, difference / error)
-    return t.clip(max=1e9).round(9)  # finite, also where nothing varies
+        t = np.where(same, 0.0, difference / error)
+    finite: NDArray[np.float64] = t.clip(max=1e9).round(9)  # also where nothing varies
+    return finite
 
 
 def t_test(first: Runs, second: Runs) -> Test:
@@ -92,7 +92,7 @@ def _varies(values: NDArray[np.float64]) -> bool:
     return bool(np.ptp(values) > 1e-9 * max(1.0, float(abs(values).max())))
 
 
-def _stats() -> ModuleType:
+def _stats() -> Any:
     try:
         from scipy import stats
     except ImportError as error:
