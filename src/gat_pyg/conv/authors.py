@@ -30,8 +30,9 @@ class AuthorsConv(nn.Module):
         e_{ij} = \mathrm{LeakyReLU}(\vec{a}_{dst}^T z_i + b_{dst} + \vec{a}_{src}^T z_j + b_{src}), \qquad
         h'_i = \sum_j D(\alpha_{ij})\, D(z_j) + b + \mathrm{skip}(D(h_i))
 
-    Arguments as in `GATConv`; `of_authors` names what is done in their way, and the rest is done as in `GATConv`. In
-    training every head has its own copy of the dropped input, `[H, N, F]`, or of its non-zeros where x is sparse.
+    Arguments as in `GATConv`; `of_authors` lists the details that follow the authors' code, and the others are as in
+    `GATConv`. In training every head has its own copy of the dropped input, `[H, N, F]`, or of its non-zeros if x is
+    sparse.
 
     Example:
         >>> AuthorsConv(16, 8, heads=2)(torch.randn(3, 16), torch.tensor([[0, 1], [1, 2]])).shape

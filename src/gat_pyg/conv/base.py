@@ -4,20 +4,21 @@
 # Optional, Tuple and Union instead of `X | None`, and the `# propagate_type` and `# edge_updater_type` comments.
 
 import numbers
+import typing
 from typing import Any, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex, is_compiling
 from torch_geometric.nn.conv import MessagePassing
-from torch_geometric.typing import OptPairTensor, OptTensor, Size, SparseTensor, torch_sparse
+from torch_geometric.typing import Adj, OptTensor, Size, SparseTensor, torch_sparse
 from torch_geometric.utils import add_self_loops, is_sparse, is_torch_sparse_tensor, remove_self_loops
 from torch_geometric.utils.loop import compute_loop_attr
 from torch_geometric.utils.sparse import set_sparse_value
 
 from ..attention.additive import Additive
-from ..attention.fused import drop_edges
-from ..attention.operation import BACKENDS, Backend, attend, check_devices, uses_kernels
+from ..attention.fused import drop_edges, is_spent
+from ..attention.operation import BACKENDS, attend, check_devices, uses_kernels
 from ..attention.score import Score
 from ..graph.adjacency import EdgeList, neighbourhoods, with_self_loops
 from ..graph.edges import Edges
@@ -25,6 +26,17 @@ from ..graph.remembered import _outside
 from ..kernels.models import in_forward_mode
 from ..philox import draw_mask, draw_seed
 from .mechanisms import ONE_END
+
+if typing.TYPE_CHECKING:
+    from typing import overload as overload
+else:
+    try:  # TorchScript compiles each overload of `forward`
+        from torch.jit import _overload_method as overload
+    except ImportError:  # a torch without TorchScript
+        from typing import overload as overload
+
+# The projected features of src `[N_src, H, C]` and of dst `[N_dst, H, C]`, then those of src that are scored, its keys
+Ends = Tuple[Tensor, OptTensor, Tensor]
 
 
 def check_layer(heads: int, out_channels: int, dropout: Any) -> None:
@@ -57,51 +69,48 @@ def _check_widths(in_channels: Any, edge_dim: Any) -> None:
 class _AttentionConv(MessagePassing):
     """The base of all layers: options, the choice of the way a call takes, self-loops, and the end of a forward."""
 
-    def _set_options(
-        self,
-        in_channels: Union[int, Tuple[int, int]],
-        out_channels: int,
-        heads: int,
-        concat: bool,
-        negative_slope: float,
-        dropout: float,
-        add_self_loops: bool,
-        edge_dim: Optional[int],
-        fill_value: Union[float, Tensor, str],
-        residual: bool,
-        backend: Backend,
-        edge_dropout: float = 0.0,
-    ) -> None:
-        check_layer(heads, out_channels, dropout)
-        _check_probability("edge_dropout", edge_dropout)
-        _check_widths(in_channels, edge_dim)
-        if backend not in BACKENDS:
-            raise ValueError(f"backend is {backend!r}, expected one of {', '.join(map(repr, BACKENDS))}.")
-        self.in_channels = in_channels
-        self.out_channels = out_channels
-        self.heads = heads
-        self.concat = concat
-        self.negative_slope = negative_slope
-        self.dropout = dropout
-        self.add_self_loops = add_self_loops
-        self.edge_dim = edge_dim
-        self.fill_value = fill_value
-        self.residual = residual
-        self.backend = backend
-        self.edge_dropout = edge_dropout
+    def _set_options(self, **options: Any) -> None:
+        """Check the options of a layer, by name, and set them as attributes."""
+        for name, value in options.items():
+            setattr(self, name, value)
+        check_layer(self.heads, self.out_channels, self.dropout)
+        _check_probability("edge_dropout", self.edge_dropout)
+        _check_widths(self.in_channels, self.edge_dim)
+        if self.backend not in BACKENDS:
+            raise ValueError(f"backend is {self.backend!r}, expected one of {', '.join(map(repr, BACKENDS))}.")
 
-    def _needs_messages(
+    def _run(
         self,
         x: Any,
-        x_src: Tensor,
-        x_dst: OptTensor,
+        ends: Ends,
+        res: OptTensor,
         edge_index: Any,
         edge_attr: OptTensor,
-        weights: Optional[bool],
-    ) -> bool:
+        edge_weight: OptTensor,
+        weights: bool,
+        size: Size = None,
+    ) -> Any:
+        """Finish a forward outside of TorchScript, by the whole operation or by PyG's message passing.
+
+        Args:
+            x: the layer's input.
+            ends: its projections.
+            res: what `_finish` adds.
+            edge_index, edge_attr, edge_weight, size: as in `GATConv.forward`.
+            weights: whether to return alpha.
+        """
+        if self._needs_messages(x, ends, edge_index, edge_attr, weights):
+            out, edge_index, alpha = self._by_messages(ends, edge_index, edge_attr, edge_weight, size)
+            out = self._finish(out, res)
+        else:
+            out, edge_index, alpha = self._attend(x, ends, edge_index, edge_attr, edge_weight, weights, size)
+            out = self._finish(out, res, not is_compiling() and is_spent(out))
+        return (out, _attention(edge_index, alpha)) if weights else out
+
+    def _needs_messages(self, x: Any, ends: Ends, edge_index: Any, edge_attr: OptTensor, weights: bool) -> bool:
         """Return True if a compiler, an explainer, a hook, a subclass or another aggregation needs each message."""
         return (
-            (is_compiling() and not self._compiles(x, x_src, x_dst, edge_index, edge_attr))
+            (is_compiling() and not self._compiles(x, ends, edge_index, edge_attr))
             or torch.jit.is_tracing()
             or (self.explain is True and self._edge_mask is None)
             or self.decomposed_layers > 1
@@ -115,14 +124,7 @@ class _AttentionConv(MessagePassing):
             or (is_sparse(edge_index) and (self.edge_dim is not None or edge_attr is not None))
         )
 
-    def _compiles(
-        self,
-        x: Any,
-        x_src: Tensor,
-        x_dst: OptTensor,
-        edge_index: Any,
-        edge_attr: OptTensor,
-    ) -> bool:
+    def _compiles(self, x: Any, ends: Ends, edge_index: Any, edge_attr: OptTensor) -> bool:
         """Return whether a compiler gets the operation as one operator, rather than as messages.
 
         An exported program has plain operators, to run where this package is not, unless `backend` is "fused".
@@ -137,34 +139,26 @@ class _AttentionConv(MessagePassing):
             or edge_index.layout != torch.strided
         ):
             return False
-        score = self._score(x, x_src, x_dst, edge_attr)
-        return score is not None and uses_kernels(self.backend, score, x_src)
+        score = self._score(x, ends, edge_attr)
+        return score is not None and uses_kernels(self.backend, score, ends[0])
 
     def _attend(
         self,
         x: Any,
-        x_src: Tensor,
-        x_dst: OptTensor,
+        ends: Ends,
         edge_index: Any,
         edge_attr: OptTensor,
-        size: Size,
-        weights: Optional[bool],
         edge_weight: OptTensor,
+        weights: bool,
+        size: Size,
     ) -> Tuple[Tensor, Any, Any]:
-        """Run the whole operation.
-
-        Args:
-            x: the layer's input.
-            x_src: `[N_src, H, C]`, the transformed features.
-            x_dst: `[N_dst, H, C]` or None, the same of dst.
-            edge_index, edge_attr, size: as in `GATConv.forward`.
-            weights: whether to return alpha.
-            edge_weight: as in `GATConv.forward`.
+        """Run the whole operation; arguments as of `_run`.
 
         Returns:
             The output `[N_dst, H, C]`; with `weights`, the adjacency with loops and alpha `[E, H]` in its order.
         """
-        num_src, num_dst = _graph_size((x_src, x_dst), edge_index, size)
+        x_src, x_dst, _ = ends
+        num_src, num_dst = _graph_size(x_src, x_dst, edge_index, size)
         edges: Any = EdgeList(edge_index, num_dst, self.add_self_loops, self.flow)
         has_loops = True  # a compiler cannot know
         if not is_compiling():
@@ -172,9 +166,9 @@ class _AttentionConv(MessagePassing):
             has_loops = edges.num_edges < edges.num_rows
         if edge_attr is not None:
             edge_attr = self._features_with_loops(edge_index, edge_attr, num_src, num_dst, has_loops)
-        score = self._score(x, x_src, x_dst, edge_attr)
+        score = self._score(x, ends, edge_attr)
         if score is None:
-            score = self._edge_score(x, x_src, x_dst, edge_attr, edges)
+            score = self._edge_score(x_src, x_dst, edge_attr, edges)
         options: Any = {
             "edge_weight": self._weight_with_loops(edge_weight, num_src, num_dst, edges, is_sparse(edge_index)),
             "dropout": self.dropout if self.training else 0.0,
@@ -199,12 +193,9 @@ class _AttentionConv(MessagePassing):
         edge_index = torch.cat([edge_index.index_select(1, rows), loops.to(edge_index.dtype).expand(2, -1)], 1)
         return edge_index, alpha.index_select(0, torch.cat([rows, loops + num_edges]))
 
-    def _drops_edges(self) -> bool:
-        return self.training and self.edge_dropout > 0.0
-
     def _drop_edges(self, edges: Any) -> Any:
         """The edges without those that `edge_dropout` drops, which are never self-loops; the rows stay."""
-        if not self._drops_edges():
+        if not self.training or self.edge_dropout == 0.0:
             return edges
         if isinstance(edges, EdgeList):
             return edges._replace(drop_seed=draw_seed(edges.edge_index.device), drop=self.edge_dropout)
@@ -231,21 +222,43 @@ class _AttentionConv(MessagePassing):
             edge_weight = torch.cat([edge_weight, ones])
         return (edge_weight if edge_weight.dim() == 2 else edge_weight.unsqueeze(1)).expand(-1, self.heads)
 
+    def _by_messages(
+        self, ends: Ends, edge_index: Adj, edge_attr: OptTensor, edge_weight: OptTensor, size: Size
+    ) -> Tuple[Tensor, Adj, Tensor]:
+        """Run PyG's message passing; arguments as of `_run`.
+
+        Returns:
+            The output `[N_dst, H, C]`, the adjacency with loops and alpha `[E, H]` in its order, 0 for dropped edges.
+        """
+        x_src, x_dst, _ = ends
+        num_src, num_dst = x_src.size(0), x_src.size(0) if x_dst is None else x_dst.size(0)
+        if size is not None:
+            num_src, num_dst = size
+        if isinstance(edge_index, SparseTensor):
+            looped = self._loops_of_matrix(edge_index, edge_weight)
+            out, alpha = self._messages(ends, looped, edge_attr, edge_weight, size)
+            return out, looped, alpha
+        looped, edge_attr, edge_weight = self._message_edges(edge_index, edge_attr, edge_weight, num_src, num_dst)
+        rows = self._kept_rows(looped)
+        if rows is None:
+            out, alpha = self._messages(ends, looped, edge_attr, edge_weight, size)
+            return out, looped, alpha
+        edge_attr = None if edge_attr is None else edge_attr[rows]
+        edge_weight = None if edge_weight is None else edge_weight[rows]
+        out, alpha = self._messages(ends, looped[:, rows], edge_attr, edge_weight, size)
+        return out, looped, alpha.new_zeros(looped.size(1), alpha.size(1)).index_copy(0, rows, alpha)
+
     def _message_edges(
         self, edge_index: Tensor, edge_attr: OptTensor, edge_weight: OptTensor, num_src: int, num_dst: int
-    ) -> Tuple[Tensor, Tensor, OptTensor, OptTensor, OptTensor]:
-        """The edges with loops, for PyG's message passing on a tensor, dense or sparse.
-
-        Then those that `edge_dropout` leaves, their features, weights `[E, 1 or H]`, and rows; None if it leaves all.
-        """
+    ) -> Tuple[Tensor, OptTensor, OptTensor]:
+        """The edges with loops, dense or sparse, their features, and weights `[E, 1 or H]`."""
         if not torch.jit.is_scripting():
             if edge_attr is not None and edge_index.layout in (torch.sparse_csr, torch.sparse_csc):
                 edge_attr = _features_by_row(edge_index, edge_attr)
         edge_index = self._as_pyg_takes_it(edge_index)
-        drops = self.training and self.edge_dropout > 0.0
-        if edge_index.layout != torch.strided and (drops or edge_weight is not None):
-            _refuse_matrix()
         if edge_weight is not None:
+            if edge_index.layout != torch.strided:
+                _refuse_matrix()
             _check_weight(edge_weight, edge_index.size(1), self.heads)
             edge_weight = edge_weight if edge_weight.dim() == 2 else edge_weight.unsqueeze(1)
         if self.add_self_loops:
@@ -254,36 +267,46 @@ class _AttentionConv(MessagePassing):
             if edge_weight is not None:
                 ones = edge_weight.new_ones(min(num_src, num_dst), edge_weight.size(1))
                 edge_weight = torch.cat([edge_weight[is_edge], ones])
-        if not drops:
-            return edge_index, edge_index, edge_attr, edge_weight, None
+        return edge_index, edge_attr, edge_weight
+
+    def _kept_rows(self, edge_index: Tensor) -> OptTensor:
+        """The rows of the edges that `edge_dropout` keeps; None if it keeps all."""
+        if not self.training or self.edge_dropout == 0.0:
+            return None
+        if edge_index.layout != torch.strided:
+            _refuse_matrix()
         if torch.jit.is_scripting():
             keep = torch.rand(edge_index.size(1), device=edge_index.device) >= self.edge_dropout
         else:
             with _outside():
                 seed = draw_seed(edge_index.device)
                 keep = draw_mask(seed, int(edge_index.size(1)), 1, self.edge_dropout).squeeze(1) > 0
-        rows = (keep | (edge_index[0] == edge_index[1])).nonzero().squeeze(1)
-        edge_attr = None if edge_attr is None else edge_attr[rows]
-        edge_weight = None if edge_weight is None else edge_weight[rows]
-        return edge_index, edge_index[:, rows], edge_attr, edge_weight, rows
+        return (keep | (edge_index[0] == edge_index[1])).nonzero().squeeze(1)
 
-    def _sparse_edges(self, adjacency: SparseTensor, edge_weight: OptTensor) -> SparseTensor:
-        """The edges with loops, for PyG's message passing on a `SparseTensor`."""
+    def _loops_of_matrix(self, adjacency: SparseTensor, edge_weight: OptTensor) -> SparseTensor:
+        """A `SparseTensor` with loops."""
         if edge_weight is not None or (self.training and self.edge_dropout > 0.0):
             _refuse_matrix()
-        return self._set_diag(adjacency) if self.add_self_loops else adjacency
+        if not self.add_self_loops:
+            return adjacency
+        if self.edge_dim is not None:
+            raise NotImplementedError(
+                "edge_dim with add_self_loops needs an edge list, and edge_index is a SparseTensor. "
+                "Pass edge_index of shape (2, E), or add_self_loops=False."
+            )
+        return torch_sparse.set_diag(adjacency)
 
-    def _at_rows(self, alpha: Tensor, rows: OptTensor, edge_index: Tensor) -> Tensor:
-        """Alpha of all edges, 0 where `edge_dropout` dropped one."""
-        if rows is None:
-            return alpha
-        return alpha.new_zeros(edge_index.size(1), alpha.size(1)).index_copy(0, rows, alpha)
-
-    def _score(self, x: Any, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor) -> Optional[Score]:
-        """Return the scores, or None if they need the features of each edge; arguments as of `_attend`."""
+    def _messages(
+        self, ends: Ends, edge_index: Adj, edge_attr: OptTensor, edge_weight: OptTensor, size: Size
+    ) -> Tuple[Tensor, Tensor]:
+        """Return the output `[N_dst, H, C]` and alpha `[E, H]` by PyG's `edge_updater` and `propagate`."""
         raise NotImplementedError
 
-    def _edge_score(self, x: Any, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor, edges: Edges) -> Score:
+    def _score(self, x: Any, ends: Ends, edge_attr: OptTensor) -> Optional[Score]:
+        """Return the scores, or None if they need the features of each edge; arguments as of `_run`."""
+        raise NotImplementedError
+
+    def _edge_score(self, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor, edges: Edges) -> Score:
         """Return the scores by a mechanism that needs the features of each edge, a row for each of `Edges.num_rows`."""
         return edge_scores(self.mechanism, x_src, x_dst, edge_attr, edges)
 
@@ -323,23 +346,13 @@ class _AttentionConv(MessagePassing):
                 return edge_index
         return edge_index.long()
 
-    def _append_loops(
-        self, edge_index: Tensor, edge_attr: OptTensor, num_src: int, num_dst: int
-    ) -> Tuple[Tensor, OptTensor]:
-        """A loop for each of the first min(N_src, N_dst) nodes; its features are of the edges that point to it."""
-        num_loops, num_nodes = min(num_src, num_dst), max(num_src, num_dst)
-        if edge_attr is None or is_compiling() or num_loops == num_nodes:
-            return add_self_loops(edge_index, edge_attr, fill_value=self.fill_value, num_nodes=num_loops)
-        # PyG reduces over the edges to all nodes, so that it needs a place for each
-        edge_index, edge_attr = add_self_loops(edge_index, edge_attr, fill_value=self.fill_value, num_nodes=num_nodes)
-        num_edges = edge_index.size(1) - num_nodes + num_loops
-        assert edge_attr is not None
-        return edge_index[:, :num_edges], edge_attr[:num_edges]
-
     def _replace_loops(
         self, edge_index: Tensor, edge_attr: OptTensor, num_src: int, num_dst: int
     ) -> Tuple[Tensor, OptTensor]:
-        """Self-loops for PyG's message passing on a tensor, dense or sparse."""
+        """Replace self-loops by one for each of the first min(N_src, N_dst) nodes, as PyG's layers do.
+
+        The features of a loop are those of the edges that point to its node, reduced by `fill_value`.
+        """
         if not torch.jit.is_scripting():
             if edge_attr is not None and is_torch_sparse_tensor(edge_index):
                 raise NotImplementedError(
@@ -347,16 +360,14 @@ class _AttentionConv(MessagePassing):
                     "Pass edge_index of shape (2, E), or add_self_loops=False."
                 )
         edge_index, edge_attr = remove_self_loops(edge_index, edge_attr)
-        return self._append_loops(edge_index, edge_attr, num_src, num_dst)
-
-    def _set_diag(self, adjacency: SparseTensor) -> SparseTensor:
-        """Self-loops for PyG's message passing on a `SparseTensor`."""
-        if self.edge_dim is not None:
-            raise NotImplementedError(
-                "edge_dim with add_self_loops needs an edge list, and edge_index is a SparseTensor. "
-                "Pass edge_index of shape (2, E), or add_self_loops=False."
-            )
-        return torch_sparse.set_diag(adjacency)
+        num_loops, num_nodes = min(num_src, num_dst), max(num_src, num_dst)
+        if edge_attr is None or is_compiling() or num_loops == num_nodes:
+            return add_self_loops(edge_index, edge_attr, fill_value=self.fill_value, num_nodes=num_loops)
+        # PyG reduces over the edges to all nodes, so it needs a place for each
+        edge_index, edge_attr = add_self_loops(edge_index, edge_attr, fill_value=self.fill_value, num_nodes=num_nodes)
+        num_edges = edge_index.size(1) - num_nodes + num_loops
+        assert edge_attr is not None
+        return edge_index[:, :num_edges], edge_attr[:num_edges]
 
     def _finish(self, out: Tensor, res: OptTensor, spent: bool = False) -> Tensor:
         """Equation (5) or (6), then the skip connection and the bias; in place where nobody else needs the values."""
@@ -395,15 +406,15 @@ _HOOKS = [
 ]
 
 
-def _graph_size(x: OptPairTensor, edge_index: Any, size: Size) -> Tuple[int, int]:
-    """N_src and N_dst, from the rows of x and, where there is none for dst, from the size that the graph declares."""
-    num_src = x[0].size(0)
+def _graph_size(x_src: Tensor, x_dst: OptTensor, edge_index: Any, size: Size) -> Tuple[int, int]:
+    """Return N_src and N_dst, from the rows of x and, without a row for dst, from the size that the graph declares."""
+    num_src = x_src.size(0)
     if is_sparse(edge_index):
         size = (edge_index.size(1), edge_index.size(0))
     elif isinstance(edge_index, EdgeIndex):
         size = edge_index.sparse_size()
     declared = (None, None) if size is None else tuple(size)
-    num_dst = x[1].size(0) if x[1] is not None else num_src if declared[1] is None else declared[1]
+    num_dst = x_dst.size(0) if x_dst is not None else num_src if declared[1] is None else declared[1]
     if any(n is not None and n != rows for n, rows in zip(declared, (num_src, num_dst), strict=True)):
         raise ValueError(f"x has {num_src} src and {num_dst} dst rows, but the graph's size is {declared}.")
     return num_src, num_dst
@@ -444,6 +455,14 @@ def _whole_size(size: Any, x: Any) -> Any:
     src, dst = (x, x) if isinstance(x, Tensor) else x
     rows = src.size(0), (src if dst is None else dst).size(0)
     return tuple(row if n is None else n for n, row in zip(size, rows, strict=True))
+
+
+def check_ends(x: Any, edge_attr: Any, lin_edge: Any) -> None:
+    """Raise ValueError if a layer that scores both ends of an edge has no dst, or no weight for the edge's features."""
+    if not isinstance(x, Tensor) and x[1] is None:
+        raise ValueError(ONE_END)
+    if edge_attr is not None and lin_edge is None:
+        raise ValueError("edge_attr was passed to a layer without edge features. Pass edge_dim to the layer.")
 
 
 def _check_call(

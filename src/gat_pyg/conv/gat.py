@@ -3,7 +3,6 @@
 # PyG compiles this module's source into templates and TorchScript. So: no `__all__`, no postponed annotations, typing's
 # Optional, Tuple and Union instead of `X | None`, and the `# propagate_type` and `# edge_updater_type` comments.
 
-import typing
 from typing import Any, Optional, Tuple, Union
 
 import torch
@@ -16,18 +15,12 @@ from torch_geometric.typing import Adj, NoneType, OptPairTensor, OptTensor, Size
 from torch_geometric.utils import softmax
 
 from ..attention.additive import Additive
-from ..attention.fused import is_spent
 from ..attention.operation import Backend
 from ..attention.score import Score
 from ..features.linear import linear
 from ..features.sparse import SparseFeatures, is_sparse_features
-from .base import _attention, _AttentionConv, _check_call, _whole_size, each_graph, is_batch
+from .base import Ends, _AttentionConv, _check_call, _whole_size, each_graph, is_batch, overload
 from .mechanisms import _glorot_linear, _per_head, _plain, build_mechanism, own_score
-
-if typing.TYPE_CHECKING:
-    from typing import overload
-else:
-    from torch.jit import _overload_method as overload
 
 
 class GATConv(_AttentionConv):
@@ -106,18 +99,18 @@ class GATConv(_AttentionConv):
         kwargs.setdefault("aggr", "add")
         super().__init__(node_dim=0, **kwargs)
         self._set_options(
-            in_channels,
-            out_channels,
-            heads,
-            concat,
-            negative_slope,
-            dropout,
-            add_self_loops,
-            edge_dim,
-            fill_value,
-            residual,
-            backend,
-            edge_dropout,
+            in_channels=in_channels,
+            out_channels=out_channels,
+            heads=heads,
+            concat=concat,
+            negative_slope=negative_slope,
+            dropout=dropout,
+            add_self_loops=add_self_loops,
+            edge_dim=edge_dim,
+            fill_value=fill_value,
+            residual=residual,
+            edge_dropout=edge_dropout,
+            backend=backend,
         )
         self.mechanism, vectors = build_mechanism(mechanism, heads, out_channels, edge_dim, negative_slope)
 
@@ -221,8 +214,8 @@ class GATConv(_AttentionConv):
             edge_index: `[2, E]`, `EdgeIndex`, or the transposed adjacency `[N_dst, N_src]` as `SparseTensor` or
                 torch.sparse COO, CSR or CSC.
             edge_attr: `[E, D]` or `[E]`.
-            size: (N_src, N_dst), where x does not tell; None is as many as x has. Of one x for both, the first N_dst
-                rows are those of dst.
+            size: (N_src, N_dst) if they cannot be read from x; None is as many as x has rows. With a single x, dst are
+                its first N_dst rows.
             return_attention_weights: whether to return alpha too, as `(out, (edge_index, alpha [E, H]))`, after
                 dropout in training and times `edge_weight`. A `SparseTensor` comes back with alpha as its values.
             edge_weight: `[E]` or `[E, H]`, which multiply alpha after the softmax; 1 for added loops.
@@ -242,27 +235,24 @@ class GATConv(_AttentionConv):
             _check_call(x, edge_index, edge_attr, edge_weight, self.in_channels)
             size = _whole_size(size, x)
 
-        x_src, x_dst, res = self._project(x, size)
-
+        ends, res = self._project(x, size)
         if not torch.jit.is_scripting():
-            if not self._needs_messages(x, x_src, x_dst, edge_index, edge_attr, return_attention_weights):
-                out, adjacency, alpha = self._attend(
-                    x, x_src, x_dst, edge_index, edge_attr, size, return_attention_weights, edge_weight
-                )
-                out = self._finish(out, res, not is_compiling() and is_spent(out))
-                return (out, _attention(adjacency, alpha)) if return_attention_weights else out
+            return self._run(x, ends, res, edge_index, edge_attr, edge_weight, bool(return_attention_weights), size)
+        out, looped, alpha = self._by_messages(ends, edge_index, edge_attr, edge_weight, size)
+        out = self._finish(out, res)
+        if isinstance(return_attention_weights, bool):
+            if isinstance(edge_index, Tensor):
+                assert isinstance(looped, Tensor)
+                return out, (looped, alpha)
+            elif isinstance(edge_index, SparseTensor):
+                assert isinstance(looped, SparseTensor)
+                return out, looped.set_value(alpha, layout="coo")
+        return out
 
-        num_src, num_dst = x_src.size(0), x_src.size(0) if x_dst is None else x_dst.size(0)
-        if size is not None:
-            num_src, num_dst = size
-        looped, rows = edge_index, torch.jit.annotate(OptTensor, None)
-        if isinstance(edge_index, Tensor):
-            looped, edge_index, edge_attr, edge_weight, rows = self._message_edges(
-                edge_index, edge_attr, edge_weight, num_src, num_dst
-            )
-        elif isinstance(edge_index, SparseTensor):
-            looped = edge_index = self._sparse_edges(edge_index, edge_weight)
-
+    def _messages(
+        self, ends: Ends, edge_index: Adj, edge_attr: OptTensor, edge_weight: OptTensor, size: Size
+    ) -> Tuple[Tensor, Tensor]:
+        x_src, x_dst, _ = ends
         score: OptTensor = None
         if self.mechanism is not None:
             assert x_dst is not None
@@ -278,49 +268,34 @@ class GATConv(_AttentionConv):
         alpha = alpha if edge_weight is None else alpha * edge_weight
 
         # propagate_type: (x: OptPairTensor, alpha: Tensor)
-        out = self._finish(self.propagate(edge_index, x=(x_src, x_dst), alpha=alpha, size=size), res)
-        if isinstance(looped, Tensor):
-            alpha = self._at_rows(alpha, rows, looped)
+        return self.propagate(edge_index, x=(x_src, x_dst), alpha=alpha, size=size), alpha
 
-        if not torch.jit.is_scripting():
-            return (out, _attention(looped, alpha)) if return_attention_weights else out
-        if isinstance(return_attention_weights, bool):
-            if isinstance(looped, Tensor):
-                return out, (looped, alpha)
-            elif isinstance(looped, SparseTensor):
-                return out, looped.set_value(alpha, layout="coo")
-        return out
-
-    def _project(self, x: Union[Tensor, OptPairTensor], size: Size) -> Tuple[Tensor, OptTensor, OptTensor]:
+    def _project(self, x: Union[Tensor, OptPairTensor], size: Size) -> Tuple[Ends, OptTensor]:
         """W h `[N, H, C]` of src and of dst, and what the skip connection adds."""
-        H, C = self.heads, self.out_channels
         res: OptTensor = None
         if isinstance(x, Tensor):
             if self.res is not None:
                 res = self.res(x)
-            if self.lin is not None:
-                x_src = x_dst = self.lin(x).view(-1, H, C)
-            else:
-                assert self.lin_src is not None and self.lin_dst is not None
-                x_src = self.lin_src(x).view(-1, H, C)
-                x_dst = self.lin_dst(x).view(-1, H, C)
+            x_src = self._transform(x, True)
+            x_dst = x_src if self.lin is not None else self._transform(x, False)
             if size is not None and size[1] < x_src.size(0):
                 x_dst = x_dst[: size[1]]
                 res = None if res is None else res[: size[1]]
+            return (x_src, x_dst, x_src), res
+        x_src, x_dst = x
+        if x_dst is not None and self.res is not None:
+            res = self.res(x_dst)
+        x_src = self._transform(x_src, True)
+        return (x_src, None if x_dst is None else self._transform(x_dst, False), x_src), res
+
+    def _transform(self, x: Tensor, is_src: bool) -> Tensor:
+        """W h `[N, H, C]` of one end."""
+        if self.lin is not None:
+            x = self.lin(x)
         else:
-            x_src, x_dst = x
-            if x_dst is not None and self.res is not None:
-                res = self.res(x_dst)
-            if self.lin is not None:
-                x_src = self.lin(x_src).view(-1, H, C)
-                if x_dst is not None:
-                    x_dst = self.lin(x_dst).view(-1, H, C)
-            else:
-                assert self.lin_src is not None and self.lin_dst is not None
-                x_src = self.lin_src(x_src).view(-1, H, C)
-                if x_dst is not None:
-                    x_dst = self.lin_dst(x_dst).view(-1, H, C)
-        return x_src, x_dst, res
+            assert self.lin_src is not None and self.lin_dst is not None
+            x = self.lin_src(x) if is_src else self.lin_dst(x)
+        return x.view(-1, self.heads, self.out_channels)
 
     def _halves(self, x_src: Tensor, x_dst: OptTensor) -> OptPairTensor:
         """a_src . W h_j and a_dst . W h_i, `[N, H]` each, whose sum is a^T [W h_i || W h_j]; zeros without a."""
@@ -377,7 +352,8 @@ class GATConv(_AttentionConv):
             return score_src, score_dst[: x_dst.size(0)]
         return self._halves(x_src, x_dst)
 
-    def _score(self, x: Any, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor) -> Optional[Score]:
+    def _score(self, x: Any, ends: Ends, edge_attr: OptTensor) -> Optional[Score]:
+        x_src, x_dst, _ = ends
         if self.mechanism is not None:
             return own_score(self.mechanism, x_dst, x_src, edge_attr)
         score_src, score_dst = self._end_scores(x, x_src, x_dst)

@@ -3,30 +3,21 @@
 # PyG compiles this module's source into templates and TorchScript. So: no `__all__`, no postponed annotations, typing's
 # Optional, Tuple and Union instead of `X | None`, and the `# propagate_type` and `# edge_updater_type` comments.
 
-import typing
 from typing import Any, Optional, Tuple, Union
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
-from torch_geometric import is_compiling
 from torch_geometric.nn.inits import glorot, zeros
-from torch_geometric.typing import Adj, NoneType, OptTensor, PairTensor, SparseTensor
+from torch_geometric.typing import Adj, NoneType, OptTensor, PairTensor, Size, SparseTensor
 from torch_geometric.utils import softmax
 
-from ..attention.fused import is_spent
 from ..attention.operation import Backend
-from ..attention.pair import GATv2
 from ..attention.score import Score
 from ..graph.edges import Edges
-from .base import _attention, _AttentionConv, _check_call, each_graph, edge_scores, is_batch
-from .mechanisms import _dynamic_score, _glorot_linear, _per_head, _plain
-
-if typing.TYPE_CHECKING:
-    from typing import overload
-else:
-    from torch.jit import _overload_method as overload
+from .base import Ends, _AttentionConv, _check_call, check_ends, each_graph, edge_scores, is_batch, overload
+from .mechanisms import _dynamic_score, _glorot_linear, gatv2_score
 
 
 class GATv2Conv(_AttentionConv):
@@ -74,18 +65,18 @@ class GATv2Conv(_AttentionConv):
     ) -> None:
         super().__init__(node_dim=0, **kwargs)
         self._set_options(
-            in_channels,
-            out_channels,
-            heads,
-            concat,
-            negative_slope,
-            dropout,
-            add_self_loops,
-            edge_dim,
-            fill_value,
-            residual,
-            backend,
-            edge_dropout,
+            in_channels=in_channels,
+            out_channels=out_channels,
+            heads=heads,
+            concat=concat,
+            negative_slope=negative_slope,
+            dropout=dropout,
+            add_self_loops=add_self_loops,
+            edge_dim=edge_dim,
+            fill_value=fill_value,
+            residual=residual,
+            edge_dropout=edge_dropout,
+            backend=backend,
         )
         self.share_weights = share_weights
 
@@ -156,10 +147,7 @@ class GATv2Conv(_AttentionConv):
                 graph = {"edge_index": edge_index, "edge_attr": edge_attr, "edge_weight": edge_weight}
                 return each_graph(self, x, return_attention_weights, graph)
             _check_call(x, edge_index, edge_attr, edge_weight, self.in_channels)
-            if not isinstance(x, Tensor) and x[1] is None:
-                raise ValueError("x is (x_src, None), but GATv2 scores both ends of an edge. Pass (x_src, x_dst).")
-            if edge_attr is not None and self.lin_edge is None:
-                raise ValueError("edge_attr was given to a layer without edge features. Pass edge_dim to GATv2Conv.")
+            check_ends(x, edge_attr, self.lin_edge)
 
         res: OptTensor = None
         if isinstance(x, Tensor):
@@ -173,39 +161,32 @@ class GATv2Conv(_AttentionConv):
             x_l = self.lin_l(x[0]).view(-1, H, C)
             x_r = self.lin_r(x[1]).view(-1, H, C)
 
+        ends = (x_l, x_r, x_l)
         if not torch.jit.is_scripting():
-            if not self._needs_messages(x, x_l, x_r, edge_index, edge_attr, return_attention_weights):
-                out, adjacency, alpha = self._attend(
-                    x, x_l, x_r, edge_index, edge_attr, None, return_attention_weights, edge_weight
-                )
-                out = self._finish(out, res, not is_compiling() and is_spent(out))
-                return (out, _attention(adjacency, alpha)) if return_attention_weights else out
+            return self._run(x, ends, res, edge_index, edge_attr, edge_weight, bool(return_attention_weights))
+        out, looped, alpha = self._by_messages(ends, edge_index, edge_attr, edge_weight, None)
+        out = self._finish(out, res)
+        if isinstance(return_attention_weights, bool):
+            if isinstance(edge_index, Tensor):
+                assert isinstance(looped, Tensor)
+                return out, (looped, alpha)
+            elif isinstance(edge_index, SparseTensor):
+                assert isinstance(looped, SparseTensor)
+                return out, looped.set_value(alpha, layout="coo")
+        return out
 
-        looped, rows = edge_index, torch.jit.annotate(OptTensor, None)
-        if isinstance(edge_index, Tensor):
-            looped, edge_index, edge_attr, edge_weight, rows = self._message_edges(
-                edge_index, edge_attr, edge_weight, x_l.size(0), x_r.size(0)
-            )
-        elif isinstance(edge_index, SparseTensor):
-            looped = edge_index = self._sparse_edges(edge_index, edge_weight)
+    def _messages(
+        self, ends: Ends, edge_index: Adj, edge_attr: OptTensor, edge_weight: OptTensor, size: Size
+    ) -> Tuple[Tensor, Tensor]:
+        x_l, x_r, _ = ends
+        assert x_r is not None
 
         # edge_updater_type: (x: PairTensor, edge_attr: OptTensor)
         alpha = self.edge_updater(edge_index, x=(x_l, x_r), edge_attr=edge_attr)
         alpha = alpha if edge_weight is None else alpha * edge_weight
 
         # propagate_type: (x: PairTensor, alpha: Tensor)
-        out = self._finish(self.propagate(edge_index, x=(x_l, x_r), alpha=alpha), res)
-        if isinstance(looped, Tensor):
-            alpha = self._at_rows(alpha, rows, looped)
-
-        if not torch.jit.is_scripting():
-            return (out, _attention(looped, alpha)) if return_attention_weights else out
-        if isinstance(return_attention_weights, bool):
-            if isinstance(looped, Tensor):
-                return out, (looped, alpha)
-            elif isinstance(looped, SparseTensor):
-                return out, looped.set_value(alpha, layout="coo")
-        return out
+        return self.propagate(edge_index, x=(x_l, x_r), alpha=alpha), alpha
 
     def edge_update(
         self,
@@ -220,14 +201,10 @@ class GATv2Conv(_AttentionConv):
         alpha = softmax(self._score_of_ends(x_i, x_j, edge_attr), index, ptr, dim_size)
         return F.dropout(alpha, p=self.dropout, training=self.training)
 
-    def _score(self, x: Any, x_src: Tensor, x_dst: Tensor, edge_attr: OptTensor) -> Optional[Score]:
-        if edge_attr is None or self.lin_edge is None:
-            return GATv2(x_dst, self.att[0], self.negative_slope)
-        if not _plain(self.lin_edge):
-            return None
-        return GATv2(x_dst, self.att[0], self.negative_slope, edge_attr, _per_head(self.lin_edge, self.heads))
+    def _score(self, x: Any, ends: Ends, edge_attr: OptTensor) -> Optional[Score]:
+        return gatv2_score(self, ends[1], edge_attr)
 
-    def _edge_score(self, x: Any, x_src: Tensor, x_dst: Tensor, edge_attr: OptTensor, edges: Edges) -> Score:
+    def _edge_score(self, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor, edges: Edges) -> Score:
         return edge_scores(self._score_of_ends, x_src, x_dst, edge_attr, edges)
 
     def _score_of_ends(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor) -> Tensor:

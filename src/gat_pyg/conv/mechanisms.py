@@ -1,7 +1,7 @@
 """Attention mechanisms: by name, as modules, and as the `Score` that the kernels compute."""
 
 import math
-from typing import Callable, Dict, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from ..attention.score import Score, widened
 from ..features.linear import Linear
 from ..kernels.device import result_dtype
 
-ONE_END = "x is (x_src, None), but this mechanism scores both ends of an edge. Pass (x_src, x_dst)."
+ONE_END = "x is (x_src, None), but both ends of an edge are scored. Pass (x_src, x_dst)."
 
 
 class DotProduct(nn.Module):
@@ -81,11 +81,7 @@ class DynamicAttention(nn.Module):
 
     def score(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor = None) -> Optional[Score]:
         """The same for all edges at once, from the features of dst and src; None if W_e is not a plain product."""
-        if edge_attr is None or self.lin_edge is None:
-            return GATv2(x_dst, self.att[0], self.negative_slope)
-        if not _plain(self.lin_edge):
-            return None
-        return GATv2(x_dst, self.att[0], self.negative_slope, edge_attr, _per_head(self.lin_edge, self.heads))
+        return gatv2_score(self, x_dst, edge_attr)
 
 
 class CosineSimilarity(nn.Module):
@@ -202,6 +198,16 @@ def _plain(lin: Linear) -> bool:
         and not hooked
         and not torch.is_autocast_enabled(lin.weight.device.type)
     )
+
+
+def gatv2_score(layer: Any, x_dst: OptTensor, edge_attr: OptTensor) -> Optional[Score]:
+    """Return the score of a layer's or mechanism's `att` and `lin_edge`; None if W_e is not a plain product."""
+    assert x_dst is not None
+    if edge_attr is None or layer.lin_edge is None:
+        return GATv2(x_dst, layer.att[0], layer.negative_slope)
+    if not _plain(layer.lin_edge):
+        return None
+    return GATv2(x_dst, layer.att[0], layer.negative_slope, edge_attr, _per_head(layer.lin_edge, layer.heads))
 
 
 def _dynamic_score(x_dst: Tensor, x_src: Tensor, x_edge: OptTensor, att: Tensor, negative_slope: float) -> Tensor:

@@ -4,26 +4,20 @@
 # Optional, Tuple and Union instead of `X | None`, and the `# propagate_type` and `# edge_updater_type` comments.
 
 import math
-import typing
 from typing import Any, Optional, Tuple, Union
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.typing import Adj, NoneType, OptTensor, PairTensor, SparseTensor
+from torch_geometric.typing import Adj, NoneType, OptTensor, PairTensor, Size, SparseTensor
 from torch_geometric.utils import softmax
 
 from ..attention.operation import Backend
 from ..attention.pair import Dot
 from ..attention.score import Score
 from ..features.linear import Linear
-from .base import _attention, _AttentionConv, _check_call, each_graph, is_batch
+from .base import Ends, _AttentionConv, _check_call, check_ends, each_graph, is_batch, overload
 from .mechanisms import _per_head, _plain
-
-if typing.TYPE_CHECKING:
-    from typing import overload
-else:
-    from torch.jit import _overload_method as overload
 
 
 class TransformerConv(_AttentionConv):
@@ -74,18 +68,17 @@ class TransformerConv(_AttentionConv):
         kwargs.setdefault("aggr", "add")
         super().__init__(node_dim=0, **kwargs)
         self._set_options(
-            in_channels,
-            out_channels,
-            heads,
-            concat,
-            1.0,
-            dropout,
-            False,
-            edge_dim,
-            "mean",
-            root_weight,
-            backend,
-            edge_dropout,
+            in_channels=in_channels,
+            out_channels=out_channels,
+            heads=heads,
+            concat=concat,
+            dropout=dropout,
+            add_self_loops=False,
+            fill_value="mean",
+            edge_dim=edge_dim,
+            residual=root_weight,
+            edge_dropout=edge_dropout,
+            backend=backend,
         )
         self.root_weight = root_weight
         self.beta = beta and root_weight
@@ -158,10 +151,7 @@ class TransformerConv(_AttentionConv):
                 graph = {"edge_index": edge_index, "edge_attr": edge_attr, "edge_weight": edge_weight}
                 return each_graph(self, x, return_attention_weights is not None, graph)
             _check_call(x, edge_index, edge_attr, edge_weight, self.in_channels)
-            if not isinstance(x, Tensor) and x[1] is None:
-                raise ValueError("x is (x_src, None), but both ends of an edge are scored. Pass (x_src, x_dst).")
-            if edge_attr is not None and self.lin_edge is None:
-                raise ValueError("edge_attr was given to a layer without edge features. Pass edge_dim.")
+            check_ends(x, edge_attr, self.lin_edge)
             has_values = isinstance(edge_index, SparseTensor) and edge_index.has_value()
             if edge_attr is None and self.lin_edge is not None and not has_values:
                 raise ValueError("the layer has edge_dim, but edge_attr is None. Pass edge_attr of shape (E, D).")
@@ -176,34 +166,39 @@ class TransformerConv(_AttentionConv):
         if edge_attr is not None and edge_attr.dim() == 1:
             edge_attr = edge_attr.view(-1, 1)
 
+        ends = (value, query, key)
         if not torch.jit.is_scripting():
-            weights = return_attention_weights is not None
-            ends = key if isinstance(x, Tensor) else (key, query)
-            dropped = weights and self.training and self.dropout > 0.0  # alpha is returned before dropout
-            of_each = self.lin_edge is not None and not _plain(self.lin_edge)
-            if (
-                not dropped
-                and not of_each
-                and not self._needs_messages(ends, value, query, edge_index, edge_attr, weights)
-            ):
-                out, adjacency, alpha = self._attend(
-                    ends, value, query, edge_index, edge_attr, None, weights, edge_weight
-                )
-                if self.lin_edge is not None:
-                    out, of_edges = out.split([C, self.lin_edge.in_channels], dim=-1)
-                    out = out + torch.einsum("nhd,hcd->nhc", of_edges, self._of_edges())
-                elif not self.root_weight and self.concat:
-                    out = out.clone()  # the backward pass needs the operation's own output
-                out = self._skip(self._heads(out), x_dst)
-                return (out, _attention(adjacency, alpha)) if weights else out
+            return self._run(x, ends, x_dst, edge_index, edge_attr, edge_weight, return_attention_weights is not None)
+        out, looped, alpha = self._by_messages(ends, edge_index, edge_attr, edge_weight, None)
+        out = self._finish(out, x_dst)
+        if isinstance(return_attention_weights, bool):
+            if isinstance(edge_index, Tensor):
+                assert isinstance(looped, Tensor)
+                return out, (looped, alpha)
+            elif isinstance(edge_index, SparseTensor):
+                assert isinstance(looped, SparseTensor)
+                return out, looped.set_value(alpha, layout="coo")
+        return out
 
-        looped, rows = edge_index, torch.jit.annotate(OptTensor, None)
-        if isinstance(edge_index, Tensor):
-            looped, edge_index, edge_attr, edge_weight, rows = self._message_edges(
-                edge_index, edge_attr, edge_weight, value.size(0), query.size(0)
-            )
-        elif isinstance(edge_index, SparseTensor):
-            looped = edge_index = self._sparse_edges(edge_index, edge_weight)
+    def _needs_messages(self, x: Any, ends: Ends, edge_index: Any, edge_attr: OptTensor, weights: bool) -> bool:
+        dropped = weights and self.training and self.dropout > 0.0  # alpha is returned before dropout
+        of_each = self.lin_edge is not None and not _plain(self.lin_edge)
+        return dropped or of_each or super()._needs_messages(x, ends, edge_index, edge_attr, weights)
+
+    def _attend(self, *args: Any) -> Tuple[Tensor, Any, Any]:
+        out, adjacency, alpha = super()._attend(*args)
+        if self.lin_edge is not None:
+            out, of_edges = out.split([self.out_channels, self.lin_edge.in_channels], dim=-1)
+            out = out + torch.einsum("nhd,hcd->nhc", of_edges, self._of_edges())
+        elif not self.root_weight and self.concat:
+            out = out.clone()  # the backward pass needs the operation's own output
+        return out, adjacency, alpha
+
+    def _messages(
+        self, ends: Ends, edge_index: Adj, edge_attr: OptTensor, edge_weight: OptTensor, size: Size
+    ) -> Tuple[Tensor, Tensor]:
+        value, query, key = ends
+        assert query is not None
 
         # edge_updater_type: (query: Tensor, key: Tensor, edge_attr: OptTensor)
         alpha = self.edge_updater(edge_index, query=query, key=key, edge_attr=edge_attr)
@@ -214,29 +209,14 @@ class TransformerConv(_AttentionConv):
         size = (num_src, num_dst) if self.flow == "source_to_target" else (num_dst, num_src)
 
         # propagate_type: (value: Tensor, alpha: Tensor, edge_attr: OptTensor)
-        out = self.propagate(edge_index, value=value, alpha=factor, edge_attr=edge_attr, size=size)
-        out = self._skip(self._heads(out), x_dst)
-        if isinstance(looped, Tensor):
-            alpha = self._at_rows(alpha, rows, looped)
+        return self.propagate(edge_index, value=value, alpha=factor, edge_attr=edge_attr, size=size), alpha
 
-        if not torch.jit.is_scripting():
-            return (out, _attention(looped, alpha)) if return_attention_weights is not None else out
-        if isinstance(return_attention_weights, bool):
-            if isinstance(looped, Tensor):
-                return out, (looped, alpha)
-            elif isinstance(looped, SparseTensor):
-                return out, looped.set_value(alpha, layout="coo")
-        return out
-
-    def _heads(self, out: Tensor) -> Tensor:
-        """The heads side by side, or their mean."""
-        return out.flatten(1) if self.concat else out.mean(dim=1)
-
-    def _skip(self, out: Tensor, x_dst: Tensor) -> Tensor:
-        """The output with W_1 h_i."""
-        if not self.root_weight:
+    def _finish(self, out: Tensor, res: OptTensor, spent: bool = False) -> Tensor:
+        """The heads side by side, or their mean, and W_1 h_i; `res` is h_i."""
+        out = out.flatten(1) if self.concat else out.mean(dim=1)
+        if not self.root_weight or res is None:
             return out
-        skip = self.lin_skip(x_dst)
+        skip = self.lin_skip(res)
         if self.lin_beta is None:
             return out + skip
         beta = self.lin_beta(torch.cat([out, skip, out - skip], dim=-1)).sigmoid()
@@ -267,8 +247,9 @@ class TransformerConv(_AttentionConv):
         assert self.lin_edge is not None
         return _per_head(self.lin_edge, self.heads)
 
-    def _score(self, x: Any, x_src: Tensor, x_dst: Tensor, edge_attr: OptTensor) -> Optional[Score]:
-        key = x if isinstance(x, Tensor) else x[0]
+    def _score(self, x: Any, ends: Ends, edge_attr: OptTensor) -> Optional[Score]:
+        _, x_dst, key = ends
+        assert x_dst is not None
         if edge_attr is None:
             return Dot(x_dst, key)
         return Dot(x_dst, key, torch.einsum("nhc,hcd->nhd", x_dst, self._of_edges()), edge_attr)
