@@ -13,7 +13,8 @@ from torch_geometric.typing import SparseTensor, torch_sparse
 from torch_geometric.utils import add_self_loops as append_self_loops
 from torch_geometric.utils import is_torch_sparse_tensor, remove_self_loops, to_edge_index
 
-from .edges import Edges, Flow, _check_ids, _check_rowptr, _ends, _facts, _id_dtype, read
+from .checks import check_ids, check_matrix, check_rowptr
+from .edges import Edges, Flow, _ends, _facts, _id_dtype, read
 from .remembered import remembered, set_result
 
 
@@ -158,28 +159,28 @@ def _group(edge_list: Tensor, num_src: int, num_dst: int, flow: Flow) -> Edges:
         return Edges.from_index(index, num_src, num_dst)
     src, dst = index
     facts = _facts(src, dst, num_src, num_dst, ascending=dst)
-    _check_ids(facts, "dst", num_dst)
+    check_ids(facts, "dst", num_dst)
     if facts["falls"]:
         raise ValueError(
             f"edge_index is an EdgeIndex with sort_order='{side}', but its ids are not sorted. "
             f"Build the EdgeIndex without sort_order and pass edge_index.sort_by('{side}').values."
         )
-    _check_ids(facts, "src", num_src)
+    check_ids(facts, "src", num_src)
     return Edges._by_rows(index2ptr(dst, num_dst), src, num_src, facts)
 
 
 def _from_sparse_tensor(adjacency: SparseTensor, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow) -> Edges:
-    _check_matrix(tuple(adjacency.sparse_sizes()), num_src, num_dst, flow)
+    check_matrix(tuple(adjacency.sparse_sizes()), num_src, num_dst, flow)
     if add_self_loops:
         if (rowptr := adjacency.storage._rowptr) is not None:  # torch_sparse writes out of bounds if it is wrong
-            _check_rowptr(read(_ends(rowptr)), adjacency.storage.col().numel())
+            check_rowptr(read(_ends(rowptr)), adjacency.storage.col().numel())
         adjacency = torch_sparse.set_diag(adjacency)
     rowptr, col, _ = adjacency.csr()
     return Edges.from_csr(rowptr, col, num_src)
 
 
 def _from_torch_sparse(adjacency: Tensor, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow) -> Edges:
-    _check_matrix(tuple(adjacency.shape[:2]), num_src, num_dst, flow)
+    check_matrix(tuple(adjacency.shape[:2]), num_src, num_dst, flow)
     if adjacency.layout == torch.sparse_csc:  # the CSR of the transpose has the same edges, order and loops
         (src, dst), _ = to_edge_index(_with_loops(adjacency.t(), add_self_loops))
         return Edges.from_index(torch.stack([src, dst]), num_src, num_dst)
@@ -197,14 +198,3 @@ def _with_loops(adjacency: Tensor, add_self_loops: bool) -> Tensor:
     adjacency, _ = remove_self_loops(adjacency)
     adjacency, _ = append_self_loops(adjacency)
     return adjacency
-
-
-def _check_matrix(shape: tuple[int, ...], num_src: int, num_dst: int, flow: Flow) -> None:
-    if flow == "target_to_source":
-        raise ValueError(
-            "a sparse adjacency holds dst by src, flow='target_to_source' is for edge lists. Pass adj.t()."
-        )
-    if shape != (num_dst, num_src):
-        raise ValueError(
-            f"the adjacency has shape {shape}, expected (N_dst, N_src) = {(num_dst, num_src)}. Did you mean adj.t()?"
-        )

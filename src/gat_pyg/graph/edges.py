@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.index import index2ptr, ptr2index
 
+from .checks import check_edge_index, check_ids, check_rowptr
 from .remembered import _beneath, _outside
 
 Flow: TypeAlias = Literal["source_to_target", "target_to_source"]
 Side: TypeAlias = Literal["dst", "src"]  # rows by dst (CSR) or by src (CSC)
 _INT32_MAX = torch.iinfo(torch.int32).max
-_ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 SPLIT = 256  # edges; the CUDA kernels split longer rows into chunks
 
 
@@ -78,15 +78,7 @@ class Edges:
             ValueError: if the ids are not integers or the shape is not `(2, E)`.
             IndexError: if an id is outside `[0, N)`.
         """
-        index = _beneath(index)
-        check_edge_index(index)
-        if (cpu := _cpu_kernels(index)) is not None:
-            with _outside():
-                return cls._counted(cpu, index, num_src, num_dst, -1)
-        facts = _facts(index[0], index[1], num_src, num_dst)
-        _check_ids(facts, "src", num_src)
-        _check_ids(facts, "dst", num_dst)
-        return cls._sorted(index, num_src, num_dst, facts)
+        return cls._group(index, num_src, num_dst, None)
 
     @classmethod
     def with_loops(cls, index: Tensor, num_src: int, num_dst: int) -> Edges:
@@ -94,16 +86,23 @@ class Edges:
 
         They have the rows after those of the list, and replace its own loops. Cost and errors as of `from_index`.
         """
+        return cls._group(index, num_src, num_dst, min(num_src, num_dst))
+
+    @classmethod
+    def _group(cls, index: Tensor, num_src: int, num_dst: int, num_loops: int | None) -> Edges:
+        """Group an edge list; `num_loops`: the number of loops that replace its own, or None to keep its own."""
         index = _beneath(index).detach()
         check_edge_index(index)
         if (cpu := _cpu_kernels(index)) is not None:
             with _outside():
-                return cls._counted(cpu, index, num_src, num_dst, min(num_src, num_dst))
-        is_edge = index[0] != index[1]
+                return cls._counted(cpu, index, num_src, num_dst, -1 if num_loops is None else num_loops)
+        is_edge = None if num_loops is None else index[0] != index[1]
         facts = _facts(index[0], index[1], num_src, num_dst, is_edge=is_edge)
-        _check_ids(facts, "src", num_src)
-        _check_ids(facts, "dst", num_dst)
-        count, num_rows, num_loops = facts["edges"], index.size(1), min(num_src, num_dst)
+        check_ids(facts, "src", num_src)
+        check_ids(facts, "dst", num_dst)
+        if num_loops is None or is_edge is None:
+            return cls._sorted(index, num_src, num_dst, facts)
+        count, num_rows = facts["edges"], index.size(1)
         index = index.to(_id_dtype(num_src, num_dst, num_rows + num_loops))
         loops = torch.arange(num_loops, dtype=index.dtype, device=index.device)
         if count == num_rows:
@@ -118,9 +117,9 @@ class Edges:
     def _counted(cls, cpu: Any, index: Tensor, num_src: int, num_dst: int, num_loops: int) -> Edges:
         """Group an edge list on a CPU; `num_loops`: the loops that replace its own, or -1."""
         size, added = index.size(1), max(num_loops, 0)
-        index, facts = cpu.read_edges(index.detach(), num_loops, _id_dtype(num_src, num_dst, size + added))
-        _check_ids(facts, "src", num_src)
-        _check_ids(facts, "dst", num_dst)
+        index, facts = cpu.read_edges(index, num_loops, _id_dtype(num_src, num_dst, size + added))
+        check_ids(facts, "src", num_src)
+        check_ids(facts, "dst", num_dst)
         src, dst = index
         count = facts["edges"]
         replaced = size if count < size else 0
@@ -133,7 +132,7 @@ class Edges:
         cls, index: Tensor, num_src: int, num_dst: int, facts: dict[str, int], rows: Tensor | None = None
     ) -> Edges:
         """Group an edge list whose ids have been checked; `rows`: of the edges, where they are not all."""
-        index = index.detach().to(_id_dtype(num_src, num_dst, index.size(1)))
+        index = index.to(_id_dtype(num_src, num_dst, index.size(1)))
         dst, perm = torch.sort(index[1] if rows is None else index[1].index_select(0, rows), stable=True)
         perm = perm.to(index.dtype) if rows is None else rows.index_select(0, perm)
         rowptr, src = index2ptr(dst.long(), num_dst), index[0].index_select(0, perm)
@@ -149,8 +148,8 @@ class Edges:
         """
         rowptr, src = _beneath(rowptr), _beneath(src)
         facts = _facts(src, None, num_src, rowptr.numel() - 1, rowptr=rowptr)
-        _check_rowptr(facts, src.numel())
-        _check_ids(facts, "src", num_src)
+        check_rowptr(facts, src.numel())
+        check_ids(facts, "src", num_src)
         return cls._by_rows(rowptr, src, num_src, facts)
 
     @classmethod
@@ -281,22 +280,6 @@ def _id_dtype(num_src: int, num_dst: int, num_edges: int) -> torch.dtype:
     return torch.int32 if max(num_src, num_dst, num_edges) <= _INT32_MAX else torch.int64
 
 
-def check_edge_index(edge_index: Tensor) -> None:
-    """Check the dtype and shape of an edge list; no id is read, so there is no device sync.
-
-    Raises:
-        ValueError: if the ids are not integers or the shape is not `(2, E)`.
-    """
-    if edge_index.dtype not in _ID_DTYPES:  # torch has few operations for uint16, uint32 and uint64
-        raise ValueError(
-            f"edge_index has dtype {edge_index.dtype}, expected integers, signed or uint8. "
-            f"Did you mean edge_index.long()?"
-        )
-    if edge_index.dim() != 2 or edge_index.size(0) != 2:
-        hint = " Did you mean edge_index.t()?" if edge_index.dim() == 2 and edge_index.size(1) == 2 else ""
-        raise ValueError(f"edge_index has shape {tuple(edge_index.shape)}, expected (2, E).{hint}")
-
-
 def is_remote(tensor: Tensor) -> bool:
     """Return True if the tensor is not on a CPU, so that reading a value synchronises with its device."""
     return tensor.device.type != "cpu"
@@ -390,26 +373,6 @@ def _falls(values: Tensor) -> Tensor:
 
 def _ends(rowptr: Tensor) -> dict[str, Tensor]:
     return {"first": rowptr[0], "last": rowptr[-1], "falls": _falls(rowptr)}
-
-
-def _check_ids(facts: dict[str, int], side: Side, num_nodes: int) -> None:
-    if not facts["edges"]:
-        return
-    low, high = facts[f"lowest {side}"], facts[f"highest {side}"]
-    if low < 0:
-        raise IndexError(f"edge_index holds the {side} id {low}, expected ids of at least 0. Was it padded with -1?")
-    if high >= num_nodes:
-        raise IndexError(
-            f"edge_index holds the {side} id {high}, but there are {num_nodes} {side} nodes (0 to {num_nodes - 1}). "
-            f"Give x one row for every node, or pass size=(num_src, num_dst)."
-        )
-
-
-def _check_rowptr(facts: dict[str, int], num_edges: int) -> None:
-    falls, first, last = facts["falls"], facts["first"], facts["last"]
-    if falls or first != 0 or last != num_edges:
-        fault = "falls" if falls else f"begins at {first}" if first else f"ends at {last}"
-        raise ValueError(f"the adjacency's rowptr {fault}, expected 0 to {num_edges} without a fall.")
 
 
 def _long_counts(side: Side, degree: Tensor) -> dict[str, Tensor]:
