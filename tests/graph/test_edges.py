@@ -82,8 +82,8 @@ def test_undirected_graph_shares_memory() -> None:
     assert edges.transpose[0] is edges.rowptr and edges.transpose[1] is edges.src
 
 
-@pytest.mark.parametrize("graph", SQUARE, ids=str)
 @pytest.mark.parametrize("loops", [False, True])
+@pytest.mark.parametrize("graph", SQUARE, ids=str)
 def test_loops_are_pygs(graph: Graph, loops: bool) -> None:
     edges = neighbourhoods(graph.index, graph.num_src, graph.num_dst, add_self_loops=loops)
     expected = rows = graph.index
@@ -109,9 +109,9 @@ def test_rows_without_an_edge_change_nothing_else(graph: Graph, loops: bool, rem
     assert torch.equal(ids_of_edges(edges), ids_of_edges(whole))  # dropout is drawn as for the filtered list
     keep = torch.rand(edges.num_rows, generator=torch.Generator().manual_seed(0)) < 0.7
     kept = keep if edges.rows is None else keep[edges.rows]
-    with syncs() as found:
+    with syncs() as waits:
         some = edges.subset(keep)
-    assert found == ["tolist"] if remote else True
+    assert waits == ["tolist"] if remote else True
     again = some.subset(torch.ones(edges.num_rows, dtype=torch.bool))
     for subset in (some, again, edges.subset(keep).subset(keep)):
         assert_same_subset(subset, Edges.from_index(expected[:, kept], graph.num_src, graph.num_dst))
@@ -132,7 +132,7 @@ def ids_of_edges(edges: Edges) -> torch.Tensor:
 
 
 def assert_same_subset(edges: Edges, expected: Edges) -> None:
-    """The same edges, whatever their rows: in order, each between the ends that its row tells."""
+    """The same edges in the same order, whatever their rows, each between the ends of its row."""
     for one, other in zip(
         (edges.rowptr, edges.src, edges.dst, *edges.transpose),
         (expected.rowptr, expected.src, expected.dst, *expected.transpose),
@@ -149,9 +149,14 @@ def assert_same_subset(edges: Edges, expected: Edges) -> None:
     assert torch.equal(edges.group(apart), values) and torch.equal(edges.ungroup(values.t(), 1), apart.t())
     assert torch.equal(apart.count_nonzero(0), values.count_nonzero(0))
     assert torch.equal(edges.ids_by_src, at[edges.transpose[2]])
-    leaf = values.clone().requires_grad_()
-    assert torch.autograd.gradcheck(edges.ungroup, leaf) and torch.autograd.gradgradcheck(edges.ungroup, leaf)
-    assert torch.equal(torch.func.vmap(edges.ungroup, 1, 1)(values), apart)
+
+
+@pytest.mark.parametrize("loops", [False, True])
+def test_ungroup_is_differentiable_twice_and_can_be_mapped(loops: bool) -> None:
+    edges = neighbourhoods(LOOPS.index, 3, 3, add_self_loops=loops)
+    values = torch.randn(edges.num_edges, 2, dtype=torch.double, requires_grad=True)
+    assert torch.autograd.gradcheck(edges.ungroup, values) and torch.autograd.gradgradcheck(edges.ungroup, values)
+    assert torch.equal(torch.func.vmap(edges.ungroup, 1, 1)(values), edges.ungroup(values))
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, "EdgeIndex", "sorted EdgeIndex", "int32", "SparseTensor", "reverse"])
@@ -162,19 +167,19 @@ def test_every_adjacency_type_means_the_same(graph: Graph, layout: str, loops: b
     index = torch.unique(graph.index, dim=1).contiguous()
     flow = "source_to_target"
     if layout in LAYOUTS:
-        given = adjacency(graph, layout)
+        converted = adjacency(graph, layout)
     elif layout == "SparseTensor":
         torch_sparse = pytest.importorskip("torch_sparse", reason="SparseTensor is torch_sparse's")
-        given = torch_sparse.SparseTensor.from_edge_index(index, sparse_sizes=sizes).t()
+        converted = torch_sparse.SparseTensor.from_edge_index(index, sparse_sizes=sizes).t()
     elif layout.endswith("EdgeIndex"):
-        given = EdgeIndex(index, sparse_size=sizes, sort_order="row")
-        given = given.sort_by("col").values if layout.startswith("sorted") else given
+        converted = EdgeIndex(index, sparse_size=sizes, sort_order="row")
+        converted = converted.sort_by("col").values if layout.startswith("sorted") else converted
     elif layout == "int32":
-        given = index.int()
+        converted = index.int()
     else:
-        given, flow = index.flip(0), "target_to_source"
+        converted, flow = index.flip(0), "target_to_source"
     expected = neighbourhoods(index, *sizes, add_self_loops=loops)
-    edges = neighbourhoods(given, *sizes, add_self_loops=loops, flow=flow)
+    edges = neighbourhoods(converted, *sizes, add_self_loops=loops, flow=flow)
     assert torch.equal(edges.rowptr, expected.rowptr)
     assert pairs(torch.stack([edges.src, edges.dst])) == pairs(torch.stack([expected.src, expected.dst]))
     assert torch.equal(edges.index[:, rows_of(edges)], torch.stack([edges.src, edges.dst]))
@@ -213,13 +218,13 @@ def test_a_new_graph_costs_one_sync(form: str, loops: bool, monkeypatch: pytest.
     expected = neighbourhoods(make(HUBS.index), 40, 40, add_self_loops=loops, **options)
     monkeypatch.setattr(gat_pyg.graph.edges, "is_remote", lambda _: True)
     monkeypatch.setattr(gat_pyg.graph.edges, "SPLIT", 224)
-    given = make(HUBS.index)
-    with syncs() as found:
-        edges = neighbourhoods(given, 40, 40, add_self_loops=loops, **options)
+    new = make(HUBS.index)
+    with syncs() as waits:
+        edges = neighbourhoods(new, 40, 40, add_self_loops=loops, **options)
         _ = edges.wide, edges.transpose, edges.ids_by_src, edges.dropout_ids_by_src, edges.ungroup(edges.src)
-        looped = with_self_loops(given, 40, 40, **options)
-    assert found == ["tolist"] if loops else found == ["tolist", "tolist"]  # with loops, another graph
-    pygs, _ = add_self_loops(remove_self_loops(given)[0], num_nodes=40)
+        looped = with_self_loops(new, 40, 40, **options)
+    assert waits == ["tolist"] if loops else waits == ["tolist", "tolist"]  # with loops, another graph
+    pygs, _ = add_self_loops(remove_self_loops(new)[0], num_nodes=40)
     assert type(looped) is type(pygs) and torch.equal(looped, pygs) and looped.dtype == pygs.dtype
     if isinstance(looped, EdgeIndex):
         assert looped.is_undirected == pygs.is_undirected and looped.sort_order == pygs.sort_order
@@ -239,24 +244,20 @@ def assert_same_edges(edges: Edges, expected: Edges) -> None:
     assert (edges.num_src, edges.num_dst) == (expected.num_src, expected.num_dst)
 
 
-@pytest.mark.parametrize("graph", ZOO, ids=str)
-@pytest.mark.parametrize("loops", [False, True])
 @pytest.mark.parametrize("layout", ["edge list", *LAYOUTS])
-def test_every_graph_is_the_same_on_every_device(
-    graph: Graph, loops: bool, layout: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_loops = loops and (layout == "edge list" or graph in SQUARE)
-
-    def built() -> Edges:
-        given = graph.index.clone() if layout == "edge list" else adjacency(graph, layout)
-        return neighbourhoods(given, graph.num_src, graph.num_dst, add_self_loops=with_loops)
-
-    expected = built()
-    assert expected.long is None
-    monkeypatch.setattr(gat_pyg.graph.edges, "is_remote", lambda _: True)
-    edges = built()
-    assert_same_edges(edges, expected)
-    assert edges.long == {"dst": (0, 0), "src": (0, 0)}  # none has a row of more than SPLIT edges
+def test_every_graph_is_the_same_on_every_device(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [(graph, loops) for graph in ZOO for loops in (False, True)]
+    for graph, loops in cases:
+        if loops and layout != "edge list" and graph not in SQUARE:
+            continue
+        built = []
+        for remote in (False, True):
+            monkeypatch.setattr(gat_pyg.graph.edges, "is_remote", lambda _, remote=remote: remote)
+            index = graph.index.clone() if layout == "edge list" else adjacency(graph, layout)
+            built.append(neighbourhoods(index, graph.num_src, graph.num_dst, add_self_loops=loops))
+        assert_same_edges(built[1], built[0])
+        no_long_row = {"dst": (0, 0), "src": (0, 0)}  # none has more than SPLIT edges
+        assert built[0].long is None and built[1].long == no_long_row, f"{graph} {loops}"
 
 
 @pytest.mark.parametrize("largest", [2**31 - 1, 0], ids=["int32", "int64"])
@@ -296,7 +297,7 @@ def test_a_new_graph_costs_a_gpu_one_sync(loops: bool) -> None:
     assert len([one for one in caught if "called a synchronizing CUDA operation" in str(one.message)]) == 1
 
 
-def test_loops_of_no_node_give_way_before_ids_are_checked(remote: bool) -> None:
+def test_the_ids_of_replaced_loops_may_be_any(remote: bool) -> None:
     index = torch.tensor([[7, 0, -1], [7, 1, -1]])
     edges, looped = neighbourhoods(index, 2, 2, add_self_loops=True), with_self_loops(index, 2, 2)
     assert edges.index.tolist() == [[1, 0, 0, 0, 1], [1, 1, 0, 0, 1]]  # any id of a node
@@ -305,7 +306,7 @@ def test_loops_of_no_node_give_way_before_ids_are_checked(remote: bool) -> None:
     assert remote == (edges.long is not None)
 
 
-def test_all_layers_and_epochs_share_one() -> None:
+def test_neighbourhoods_are_cached_by_graph_and_options() -> None:
     index = RANDOM.index.clone()
     first = neighbourhoods(index, 40, 40, add_self_loops=True)
     assert neighbourhoods(index, 40, 40, add_self_loops=True) is first
@@ -315,7 +316,7 @@ def test_all_layers_and_epochs_share_one() -> None:
 
 
 @pytest.mark.parametrize("layout", ["dense", *LAYOUTS])
-def test_it_is_forgotten_with_the_graph(layout: str) -> None:
+def test_the_cache_is_freed_with_the_graph(layout: str) -> None:
     index = RANDOM.index.int() if layout == "dense" else adjacency(RANDOM, layout)  # int32: no copy on the way
     gc.collect()
     before = len(_RESULTS)
@@ -348,7 +349,7 @@ def test_other_strides_are_seen() -> None:
 
 
 @pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
-def test_an_edge_index_that_is_not_sorted_as_it_says(flow: str, remote: bool) -> None:
+def test_an_edge_index_with_a_wrong_sort_order_is_an_error(flow: str, remote: bool) -> None:
     side = "col" if flow == "source_to_target" else "row"
     index = EdgeIndex(RANDOM.index, sparse_size=(40, 40), sort_order=side)
     with pytest.raises(ValueError, match=f"sort_order='{side}', but its ids are not sorted. Build .*sort_by"):
@@ -367,7 +368,9 @@ def test_an_edge_index_that_is_not_sorted_as_it_says(flow: str, remote: bool) ->
     ],
     ids=str,
 )
-def test_a_sparse_tensor_that_lies(rowptr: list[int], shown: str, loops: bool, remote: bool) -> None:
+def test_a_sparse_tensor_with_a_wrong_rowptr_is_an_error(
+    rowptr: list[int], shown: str, loops: bool, remote: bool
+) -> None:
     torch_sparse = pytest.importorskip("torch_sparse", reason="SparseTensor is torch_sparse's")
     col = torch.tensor([0, 1, 2, 1])
     adj = torch_sparse.SparseTensor(
@@ -379,7 +382,7 @@ def test_a_sparse_tensor_that_lies(rowptr: list[int], shown: str, loops: bool, r
         Edges.from_csr(torch.tensor(rowptr), col, 3)
 
 
-def test_what_inference_mode_built_serves_training() -> None:
+def test_a_graph_built_in_inference_mode_can_be_trained_on() -> None:
     index = RANDOM.index.clone()
     with torch.inference_mode():
         edges = neighbourhoods(index, 40, 40, add_self_loops=True)
@@ -396,7 +399,7 @@ def test_what_inference_mode_built_serves_training() -> None:
         assert torch.equal(neighbourhoods(own, 40, 40).index.long(), own)
 
 
-def test_whatever_is_made_of_a_graph_is_made_once_and_goes_with_it() -> None:
+def test_a_result_is_computed_once_per_graph_and_freed_with_it() -> None:
     @remembered
     def loops(edge_index: torch.Tensor, num_nodes: int, scale: float = 1.0) -> list[torch.Tensor]:
         return [scale * add_self_loops(edge_index, num_nodes=num_nodes)[0]]
@@ -409,10 +412,10 @@ def test_whatever_is_made_of_a_graph_is_made_once_and_goes_with_it() -> None:
     assert loops(index, 40) is first and loops(index.clone(), 40) is not first
     index[0, 0] = 7
     assert loops(index, 40) is not first and loops(index, 40)[0][0, 0] == 7
-    made = weakref.ref(loops(index, 40)[0])
+    result = weakref.ref(loops(index, 40)[0])
     del index, first
     gc.collect()
-    assert made() is None
+    assert result() is None
     with torch.inference_mode():
         assert loops(RANDOM.index.clone(), 40)[0].shape == (2, 340)
 
@@ -428,47 +431,34 @@ def test_another_tensor_that_changes_makes_a_new_result() -> None:
         assert scaled(index, torch.ones(3))[0] == first[0]
 
 
-@pytest.mark.parametrize(
-    ("index", "message"),
-    [
-        (torch.zeros(7, 2, dtype=torch.long), r"shape \(7, 2\), expected \(2, E\)\. Did you mean edge_index\.t\(\)\?"),
-        (torch.zeros(3, 7, dtype=torch.long), r"shape \(3, 7\), expected \(2, E\)\.$"),
-        (torch.zeros(2, dtype=torch.long), r"shape \(2,\), expected \(2, E\)"),
-        (torch.zeros(2, 7), r"dtype torch\.float32, expected integers, signed or uint8\. Did you mean .*\.long"),
-        (torch.zeros(2, 7, dtype=torch.bool), r"dtype torch\.bool, expected integers"),
-        (torch.zeros(2, 7, dtype=torch.uint16), r"dtype torch\.uint16, expected integers, signed or uint8\. Did you"),
-        (torch.zeros(2, 7, dtype=torch.uint32), r"dtype torch\.uint32, expected integers"),
-        (torch.zeros(2, 7, dtype=torch.uint64), r"dtype torch\.uint64, expected integers"),
-    ],
-)
+def ids(*shape: int, dtype: torch.dtype = torch.long) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+WRONG_EDGE_LISTS: list[tuple[Any, type[Exception], str]] = [
+    (ids(7, 2), ValueError, r"shape \(7, 2\), expected \(2, E\)\. Did you mean edge_index\.t\(\)\?"),
+    (ids(3, 7), ValueError, r"shape \(3, 7\), expected \(2, E\)\.$"),
+    (ids(2), ValueError, r"shape \(2,\), expected \(2, E\)"),
+    (ids(2, 7, dtype=torch.float), ValueError, r"dtype torch\.float32, expected integers, .* Did you mean .*\.long"),
+    (ids(2, 7, dtype=torch.bool), ValueError, r"dtype torch\.bool, expected integers"),
+    (ids(2, 7, dtype=torch.uint16), ValueError, r"dtype torch\.uint16, expected integers, signed or uint8\. Did you"),
+    (ids(2, 7, dtype=torch.uint32), ValueError, r"dtype torch\.uint32, expected integers"),
+    (ids(2, 7, dtype=torch.uint64), ValueError, r"dtype torch\.uint64, expected integers"),
+    (torch.tensor([[0, -1], [1, 1]]), IndexError, r"the src id -1, expected ids of at least 0"),
+    (torch.tensor([[0, 1], [1, -2]]), IndexError, r"the dst id -2"),
+    (torch.tensor([[0, 5], [1, 1]]), IndexError, r"the src id 5, but there are 5 src nodes \(0 to 4\)"),
+    (torch.tensor([[0, 1], [1, 3]]), IndexError, r"the dst id 3, but there are 3 dst nodes"),
+    (EdgeIndex(torch.tensor([[0, 9], [1, 2]]), sort_order="col"), IndexError, "the src id 9"),
+    (EdgeIndex(torch.tensor([[0, 1], [1, 9]]), sort_order="col"), IndexError, "the dst id 9"),
+    (EdgeIndex(torch.tensor([[0, 1], [-1, 1]]), sort_order="col"), IndexError, "the dst id -1"),
+]
+
+
 @pytest.mark.parametrize("loops", [False, True])
-def test_edge_list_of_another_form(index: torch.Tensor, message: str, loops: bool) -> None:
-    with pytest.raises(ValueError, match=message):
-        neighbourhoods(index, 7, 7, add_self_loops=loops)
-
-
-@pytest.mark.parametrize(
-    ("index", "message"),
-    [
-        ([[0, -1], [1, 1]], r"the src id -1, expected ids of at least 0"),
-        ([[0, 1], [1, -2]], r"the dst id -2"),
-        ([[0, 5], [1, 1]], r"the src id 5, but there are 5 src nodes \(0 to 4\)"),
-        ([[0, 1], [1, 3]], r"the dst id 3, but there are 3 dst nodes"),
-    ],
-)
-@pytest.mark.parametrize("loops", [False, True])
-def test_ids_without_a_node(index: list[list[int]], message: str, loops: bool, remote: bool) -> None:
-    with pytest.raises(IndexError, match=message):
-        neighbourhoods(torch.tensor(index), BIPARTITE.num_src, BIPARTITE.num_dst, add_self_loops=loops)
-
-
-@pytest.mark.parametrize(
-    ("index", "message"),
-    [([[0, 9], [1, 2]], "the src id 9"), ([[0, 1], [1, 9]], "the dst id 9"), ([[0, 1], [-1, 1]], "the dst id -1")],
-)
-def test_ids_without_a_node_in_sorted_edges(index: list[list[int]], message: str, remote: bool) -> None:
-    with pytest.raises(IndexError, match=message):
-        neighbourhoods(EdgeIndex(torch.tensor(index), sort_order="col"), 3, 3)
+def test_a_wrong_edge_list_is_an_error(loops: bool, remote: bool) -> None:
+    for index, error, message in WRONG_EDGE_LISTS:
+        with pytest.raises(error, match=message):
+            neighbourhoods(index, 5, 3, add_self_loops=loops)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
