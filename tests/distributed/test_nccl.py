@@ -1,4 +1,4 @@
-"""The collectives of processes with a GPU each, as nccl takes them; meta tensors stand for those on a GPU."""
+"""The collectives of processes with a GPU each meet what nccl requires; meta tensors stand for those on a GPU."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import lightning.pytorch.strategies.ddp
 import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
@@ -30,7 +28,7 @@ OTHERS = ("all_gather", "all_to_all", "gather", "irecv", "isend", "recv", "reduc
 
 
 class Nccl:
-    """Stands in for torch.distributed in one process: records each collective, and asserts what nccl demands of it."""
+    """Replaces torch.distributed in one process: records each collective, and asserts what nccl requires."""
 
     def __init__(self, rank: int, world: int, patch: pytest.MonkeyPatch) -> None:
         self.rank, self.world, self.device = rank, world, torch.device("meta")
@@ -91,7 +89,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     """Run the ranks one after the other, then compare their collectives. Values read from a GPU are 0."""
 
     def each(world: int) -> Iterator[Nccl]:
-        done = []
+        finished = []
         for rank in range(world):
             with monkeypatch.context() as patch:
                 for name, zero in {"__int__": lambda self: 0, "tolist": lambda self: [0] * self.numel()}.items():
@@ -99,13 +97,13 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
                     patch.setattr(
                         Tensor, name, lambda self, read=read, zero=zero: (zero if self.is_meta else read)(self)
                     )
-                done.append(Nccl(rank, world, patch))
-                yield done[-1]
-        agree(done)
+                finished.append(Nccl(rank, world, patch))
+                yield finished[-1]
+        agree(finished)
 
-    begun: list[Any] = []
-    yield lambda world: begun.append(each(world)) or begun[-1]  # type: ignore[func-returns-value]
-    for generator in begun:
+    generators: list[Any] = []
+    yield lambda world: generators.append(each(world)) or generators[-1]  # type: ignore[func-returns-value]
+    for generator in generators:
         generator.close()  # of a test that failed
 
 
@@ -158,8 +156,8 @@ def test_rows_of_the_halo_and_their_gradients_go_from_gpu_to_gpu(
         torch.autograd.grad(out.sum(), list(model.parameters()))
         widths = [10, 8, 6, 6, 8]  # three layers forward, and back all but the data's
         assert rank.calls == [("all_to_all_single", dtype, (width,)) for width in widths]
-        there, back = rank.sent[:3], rank.sent[3:]
-        assert back == [(received, sent) for sent, received in there[:0:-1]]
+        forward, backward = rank.sent[:3], rank.sent[3:]
+        assert backward == [(received, sent) for sent, received in forward[:0:-1]]
         torch.autograd.grad(part.part.fetch(part.x.requires_grad_()).sum(), part.x)  # expanded: one number for all
 
 
@@ -250,21 +248,3 @@ def test_the_port_of_the_beats_is_broadcast_once(ranks: Ranks, monkeypatch: pyte
     for rank in ranks(2):
         RankMonitor().setup(trainer_of(rank, HaloStrategy), None, "fit")  # type: ignore[arg-type]
         assert rank.calls == [("broadcast_object_list", 0, 1)]
-
-
-@pytest.mark.parametrize("strategy", [DDPStrategy, HaloStrategy])
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_takes_its_gpu_before_it_joins_the_others(
-    strategy: type[DDPStrategy], rank: int, monkeypatch: pytest.MonkeyPatch
-):
-    calls: list[Any] = []
-    monkeypatch.setattr(rank_zero_only, "rank", 0)
-    monkeypatch.setattr(lightning.pytorch.accelerators.cuda, "_check_cuda_matmul_precision", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
-    ddp = lightning.pytorch.strategies.ddp
-    monkeypatch.setattr(ddp, "_init_dist_connection", lambda *args, **options: calls.append((args[1], options)))
-    device = torch.device("cuda", rank)
-    trainer_of(SimpleNamespace(rank=rank, world=2, device=device), strategy).strategy.setup_environment()
-    (gpu, (backend, options)) = calls
-    assert (gpu, backend) == (device, "nccl")  # objects and barriers go by the current GPU
-    assert options.get("device_id", device) == device  # or by that of the group, which an old Lightning leaves out

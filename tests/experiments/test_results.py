@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import math
 import multiprocessing
@@ -9,6 +10,7 @@ import pickle
 import shutil
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -159,6 +161,18 @@ def test_a_wait_for_the_shared_file_is_reported(tmp_path: Path, monkeypatch: pyt
     writer.join(10)
     assert read(path) == [one(0)]
     assert capfd.readouterr().err == f"Waiting for {path}, which another process has locked\n"
+
+
+def test_an_error_of_a_lock_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(descriptor: int, blocking: bool) -> bool:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(gat_pyg.files, "lock_descriptor", fail)
+    path = tmp_path / "file"
+    for use in (try_lock, partial(append, one(0))):
+        with pytest.raises(OSError, match=os.strerror(errno.ENOLCK)) as error:
+            use(path)
+        assert error.value.filename == str(path)
 
 
 def test_the_hash_is_of_the_settings_and_not_of_their_order():
