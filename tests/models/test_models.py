@@ -21,8 +21,6 @@ from gat_pyg.distributed.halo import layers_of
 from gat_pyg.features import SparseFeatures
 from gat_pyg.features.dropout import dropout
 from gat_pyg.graph.subgraph import receptive_field
-from gat_pyg.models import PRESETS
-from gat_pyg.models.gat import JK
 from gat_pyg.training import TorchSampler
 from tests.graphs import CHAIN, ISOLATED, LOOPS, RANDOM, REPEATED, Graph, random, union
 from tests.laws import assert_close
@@ -45,6 +43,8 @@ def data_of(graph: Graph, channels: int = 16) -> Data:
 def test_the_papers_networks_have_the_papers_sizes(name: str, authors: int, ours: int) -> None:
     assert sum(p.numel() for p in GAT.preset(name, reproduction=True).parameters()) == authors
     assert sum(p.numel() for p in GAT.preset(name).parameters()) == ours
+    with pytest.raises(ValueError, match="no preset 'reddit', expected one of cora, citeseer, pubmed, ppi, const_ppi"):
+        GAT.preset("reddit")
 
 
 def test_const_gat_has_no_attention_parameters() -> None:
@@ -52,25 +52,6 @@ def test_const_gat_has_no_attention_parameters() -> None:
     const = {name for name, _ in GAT.preset("const_ppi").named_parameters()}
     assert gat - const == {f"convs.{layer}.att_{side}" for layer in range(3) for side in ("src", "dst")}
     assert const < gat
-
-
-@pytest.mark.parametrize(
-    ("mechanism", "reproduction"),
-    [
-        ("additive", False),
-        ("additive", True),
-        ("constant", False),
-        ("constant", True),
-        ("dot", False),
-        ("gatv2", False),
-    ],
-)
-def test_every_parameter_gets_a_gradient(mechanism: str, reproduction: bool) -> None:
-    model = GAT(16, [4, 4, 6], 3, [2, 2, 3, 2], 0.2, residual=True, mechanism=mechanism, reproduction=reproduction)
-    data = data_of(RANDOM)
-    F.cross_entropy(model(data.x, data.edge_index), torch.arange(40) % 3).backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and parameter.grad.any(), name
 
 
 def authors_head(seq: Tensor, bias_mat: Tensor, conv: AuthorsConv, k: int) -> Tensor:
@@ -135,22 +116,25 @@ def test_without_a_switch_of_the_authors_a_layer_is_pygs(switch: str | None) -> 
     assert drawn.equal(drawn[:1].expand_as(drawn)) is (switch != "input_dropout")
 
 
-def test_reproduction_drops_for_each_head_alone() -> None:
+def test_reproduction_drops_out_for_each_head_alone() -> None:
     conv = AuthorsConv(64, 4, heads=8, dropout=0.6, mechanism="constant", concat=True)
-    conv.weight.data[:] = conv.weight.data[0]  # all heads alike: only chance tells them apart
-    loop = torch.empty(2, 0, dtype=torch.long)
-    x = torch.randn(20, 64)
-    heads = conv(x, loop).view(20, 8, 4).transpose(0, 1)
+    conv.weight.data[:] = conv.weight.data[0]  # all heads have the same weights, so that only dropout differs
+    no_edges, x = torch.empty(2, 0, dtype=torch.long), torch.randn(20, 64)
+    heads = conv(x, no_edges).view(20, 8, 4).transpose(0, 1)
     assert len({tuple(head.flatten().tolist()) for head in heads}) == 8
-    conv.eval()
-    heads = conv(x, loop).view(20, 8, 4).transpose(0, 1)
+    heads = conv.eval()(x, no_edges).view(20, 8, 4).transpose(0, 1)
     assert_close(heads, heads[:1].expand(8, 20, 4))
-    # Input, attention and value are each kept with 0.4, so a lone node's own value comes through with 0.4 ^ 2.
-    conv.train()
+
+
+@pytest.mark.parametrize(("sparse", "share"), [(False, 0.4**2), (True, 0.4**3)])
+def test_reproduction_drops_out_inputs_attention_and_values(sparse: bool, share: float) -> None:
+    """Each is kept with 0.4; of 64 inputs some are always kept, of a single non-zero it counts."""
+    torch.manual_seed(0)
+    conv = AuthorsConv(64, 4, heads=8, dropout=0.6, mechanism="constant")
     nn.init.ones_(conv.weight)
-    through = torch.stack([conv(torch.ones(1, 64), loop).view(8, 4) != 0 for _ in range(500)])
-    kept = through.double().mean().item()
-    assert abs(kept - 0.16) < 4 * math.sqrt(0.16 * 0.84 / (500 * 8))  # the attention is one draw per head
+    x = torch.eye(64)[[7]].expand(500, -1).to_sparse_csr() if sparse else torch.ones(500, 64)
+    kept = (conv(x, torch.empty(2, 0, dtype=torch.long)) != 0).double().mean().item()
+    assert abs(kept - share) < 4 * math.sqrt(share * (1 - share) / (500 * 8))  # the attention is one draw per head
 
 
 def test_reproduction_draws_every_head_by_glorot() -> None:
@@ -186,12 +170,18 @@ def test_a_stack_of_pygs_layers(training: bool) -> None:
     assert_close(out, x)
 
 
-NORMS = [None, "batch", "layer", "graph", "instance", "pair"]
-
-
-@pytest.mark.parametrize("jk", [None, *JK])
-@pytest.mark.parametrize(("norm", "conv", "act"), [*zip(NORMS, ["gat", "gatv2"] * 3, ["elu", "relu"] * 3, strict=True)])
-def test_norms_and_jumping_knowledge_are_pygs(norm: str | None, conv: str, act: str, jk: str | None) -> None:
+@pytest.mark.parametrize(
+    ("norm", "jk", "conv", "act"),
+    [
+        (None, "last", "gat", "elu"),
+        ("batch", "cat", "gatv2", "relu"),
+        ("layer", "max", "gat", "elu"),
+        ("graph", "lstm", "gatv2", "relu"),
+        ("instance", None, "gat", "relu"),
+        ("pair", "cat", "gatv2", "elu"),
+    ],
+)
+def test_norms_and_jumping_knowledge_are_pygs(norm: str | None, jk: str | None, conv: str, act: str) -> None:
     torch.manual_seed(0)
     options: dict[str, Any] = {"act": act, "norm": norm, "jk": jk, "edge_dim": 2}
     pygs = pyg.GAT(16, 12, 3, out_channels=4, heads=3, v2=conv == "gatv2", **options)
@@ -246,14 +236,12 @@ def test_inference_is_the_whole_graphs_output(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("reproduction", [False, True])
-@pytest.mark.parametrize("training", [False, True])
-def test_sparse_features_are_dense_ones(reproduction: bool, training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_of_sparse_features_is_that_of_dense_ones(reproduction: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     index, x = RANDOM.index, F.threshold(torch.rand(40, 16).double(), 0.8, 0.0)
-    model = GAT(16, [5, 4, 4], 4, [3, 2, 2, 2], 0.5 * training, [True, True, True, True], reproduction=reproduction)
+    model = GAT(16, [5, 4, 4], 4, [3, 2, 2, 2], 0.5, [True, True, True, True], reproduction=reproduction)
     model.double()
 
     def keep(values: Tensor, p: float) -> Tensor:
-        """The same draws for both."""
         drawn = 2 * torch.rand(values.shape, generator=torch.Generator().manual_seed(0)).round()
         return drawn.to(values.dtype)
 
@@ -263,67 +251,38 @@ def test_sparse_features_are_dense_ones(reproduction: bool, training: bool, monk
 
     monkeypatch.setattr(gat_pyg.features.dropout, "drop", lambda values, p: values * keep(values, p))
     monkeypatch.setattr(SparseFeatures, "dropped", dropped)
-    answers = []
+    results = []
     for features in (x.to_sparse_csr(), x):
         model.zero_grad()
         torch.manual_seed(0)
         with monkeypatch.context() as patch:
-            patch.setattr(Tensor, "to_dense", None)  # nothing is made dense
+            patch.setattr(Tensor, "to_dense", None)  # no tensor becomes dense
             out = model(features, index)
         out.square().sum().backward()
-        answers.append({"out": out, **{name: p.grad for name, p in model.named_parameters()}})
-    for name, dense in answers[1].items():
-        assert_close(answers[0][name] / dense.abs().max(), dense / dense.abs().max(), name)
-
-
-def test_seeds_mapped_over_sparse_features() -> None:
-    models = [GAT(16, [4], 3, [2, 2], dropout=0.5) for _ in range(3)]
-    parameters, _ = torch.func.stack_module_state(models)  # type: ignore[arg-type]
-    x = SparseFeatures(F.threshold(torch.rand(40, 16), 0.8, 0.0).to_sparse_csr())
-
-    def loss(parameters: dict[str, Tensor]) -> Tensor:
-        out: Tensor = torch.func.functional_call(models[0], parameters, (x, RANDOM.index))
-        return out.square().sum()
-
-    gradients = torch.func.vmap(torch.func.grad(loss), randomness="different")(parameters)
-    assert all(gradients[name].shape == stacked.shape for name, stacked in parameters.items())
-    for model in models:
-        model.eval()
-    mapped = torch.func.vmap(loss)(parameters)
-    assert_close(mapped, torch.stack([model(x, RANDOM.index).square().sum() for model in models]))
-
-
-def test_reproduction_drops_the_non_zeros_of_each_head() -> None:
-    conv = AuthorsConv(64, 4, heads=8, dropout=0.6, mechanism="constant")
-    nn.init.ones_(conv.weight)
-    loop, x = torch.empty(2, 0, dtype=torch.long), torch.zeros(1, 64)
-    x[0, 7] = 1
-    through = torch.stack([conv(x.to_sparse_csr(), loop).view(8, 4) != 0 for _ in range(500)])
-    kept = through.double().mean().item()  # input, attention and value are each kept with 0.4
-    assert abs(kept - 0.064) < 4 * math.sqrt(0.064 * 0.936 / (500 * 8))
+        results.append({"out": out, **{name: p.grad for name, p in model.named_parameters()}})
+    for name, dense in results[1].items():
+        assert_close(results[0][name] / dense.abs().max(), dense / dense.abs().max(), name)
 
 
 def test_attention_of_our_model_and_of_pygs() -> None:
     data = data_of(RANDOM)
     ours, theirs = GAT(16, [8], 3, [4, 1], dropout=0.6), pyg.GAT(16, 8, 2, 3, heads=4, dropout=0.6)
     authors = GAT(16, [8], 3, [4, 2], dropout=0.6, reproduction=True)
-    alike = GAT(16, [8], 3, [4, 2], mechanism="constant", reproduction=True)
-    for model, heads in ((ours, [4, 1]), (theirs, [4, 4]), (authors, [4, 2]), (alike, [4, 2])):
+    constant = GAT(16, [8], 3, [4, 2], mechanism="constant", reproduction=True)
+    for model, heads in ((ours, [4, 1]), (theirs, [4, 4]), (authors, [4, 2]), (constant, [4, 2])):
         model.train()
-        found = attention_of(model, data)
-        assert [alpha.size(1) for _, alpha in found] == heads
-        for index, alpha in found:
+        layers = attention_of(model, data)
+        assert [alpha.size(1) for _, alpha in layers] == heads
+        for index, alpha in layers:
             own = data.edge_index[:, data.edge_index[0] != data.edge_index[1]]
             assert torch.equal(index, torch.cat([own, torch.arange(40).expand(2, -1)], 1))
             mass = torch.zeros(40, alpha.size(1)).index_add(0, index[1], alpha)
             assert_close(mass, torch.ones_like(mass))
             assert not alpha.requires_grad
         assert model.training
-        assert isinstance(model(data.x, data.edge_index), Tensor)  # nothing is left behind on the layers
+        assert isinstance(model(data.x, data.edge_index), Tensor)  # the hooks are removed
     _, (_, alpha) = theirs.eval().convs[0](data.x, data.edge_index, return_attention_weights=True)
     assert torch.equal(attention_of(theirs, data)[0][1], alpha)
-    with pytest.raises(ValueError, match="no layer of MLP takes return_attention_weights"):
-        attention_of(pyg.MLP([16, 3]), data)
     with pytest.raises(ValueError, match="no layer of Linear takes return_attention_weights"):
         attention_of(nn.Linear(16, 3), data)
     with pytest.raises(ValueError, match=r"data is a tuple, expected a graph: torch_geometric\.data\.Data\(x=x"):
@@ -360,17 +319,12 @@ def test_attention_of_our_model_and_of_pygs() -> None:
         ),
     ],
 )
-def test_what_does_not_fit(options: dict[str, Any], message: str) -> None:
+def test_errors(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         GAT(**{"in_channels": 16, "hidden_channels": [8], "out_channels": 3, "heads": [8, 1], **options})
 
 
-def test_unknown_preset() -> None:
-    with pytest.raises(ValueError, match=f"no preset 'reddit', expected one of {', '.join(PRESETS)}"):
-        GAT.preset("reddit")
-
-
-SEEING: dict[str, dict[str, Any]] = {
+NETWORKS: dict[str, dict[str, Any]] = {
     "one layer": {"hidden_channels": [], "heads": [2]},
     "skips": {"residual": [False, True, True]},
     "authors": {"residual": [False, True, True], "reproduction": True},
@@ -385,10 +339,11 @@ SEEING: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("more", [0, 2], ids="{} hops too many".format)
-@pytest.mark.parametrize("options", SEEING.values(), ids=SEEING)
-def test_nodes_get_from_what_they_see_what_the_whole_graph_gives_them(options: dict[str, Any], more: int, sparse: bool):
+@pytest.mark.parametrize(("more", "sparse"), [(0, True), (2, False)], ids=["all hops", "two hops too many"])
+@pytest.mark.parametrize("options", NETWORKS.values(), ids=NETWORKS)
+def test_the_receptive_field_gives_the_outputs_and_gradients_of_the_whole_graph(
+    options: dict[str, Any], more: int, sparse: bool
+) -> None:
     graph = union(CHAIN, LOOPS, ISOLATED, REPEATED, random(30, 30, 60))
     torch.manual_seed(0)
     model = GAT(**{"in_channels": 5, "hidden_channels": [5, 4], "out_channels": 4, "heads": [3, 2, 2], **options})
@@ -397,20 +352,17 @@ def test_nodes_get_from_what_they_see_what_the_whole_graph_gives_them(options: d
     data.x = data.x.to_sparse_csr() if sparse else data.x
     part = receptive_field(data, torch.tensor([4, 0, 9, 17, 25]), model.double().num_hops + more)
     hops = {"num_sampled_nodes_per_hop": part.num_sampled_nodes, "num_sampled_edges_per_hop": part.num_sampled_edges}
-    found = []
-    for given, told, rows in ((data, {}, part.n_id[:5]), (part, hops, slice(5))):
-        model.zero_grad()
-        out = model(given.x, given.edge_index, given.edge_attr, **told)
-        assert len(out) == (sum(part.num_sampled_nodes[: more + 1]) if told else graph.num_src)
-        out[rows].square().sum().backward()
-        found.append((out[rows], [p.grad for p in model.parameters()]))
-    (whole, gradients), (seen, others) = found
-    assert_close(seen, whole)
-    for gradient, other in zip(gradients, others, strict=True):
-        assert_close(other, gradient)
+    results = []
+    for each, numbers, rows in ((data, {}, part.n_id[:5]), (part, hops, slice(5))):
+        out = model(each.x, each.edge_index, each.edge_attr, **numbers)
+        assert len(out) == (sum(part.num_sampled_nodes[: more + 1]) if numbers else graph.num_src)
+        gradients = torch.autograd.grad(out[rows].square().sum(), list(model.parameters()))
+        results.append((out[rows], *gradients))
+    for whole, field in zip(*results, strict=True):
+        assert_close(field, whole)
 
 
-def test_a_model_asks_for_as_many_hops_as_it_has_layers():
+def test_a_model_needs_as_many_hops_as_it_has_layers() -> None:
     model = GAT(4, [4, 4], 3, [1, 1, 1])
     with pytest.raises(ValueError, match="per_hop has 3 entries and .* 2, expected edges of at least 3 hops"):
         model(torch.ones(2, 4), RANDOM.index[:, :0], None, [1, 1, 0], [0, 0])

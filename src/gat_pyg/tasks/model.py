@@ -43,7 +43,7 @@ def members(model: nn.Module) -> Members:
         True
     """
     names = [name for name in Members._fields if hasattr(model, name)]
-    if isinstance(model, BasicGNN):  # whose method accepts only PyG's own loader
+    if isinstance(uncompiled(model), BasicGNN):  # whose method accepts only PyG's own loader
         names.remove("inference")
     return Members(**{name: getattr(model, name) for name in names})
 
