@@ -248,36 +248,49 @@ def members(family: str) -> list[str]:
     return [file.stem for file in files if f"override /family: {family}\n" in file.read_text()]
 
 
-@pytest.mark.parametrize("family", names("family"))
-def test_a_family_is_of_several_data_sets_and_gives_each_its_recipes(family: str):
-    assert len(members(family)) > 1
-    for dataset, model in product(members(family), ("gat", "gatv2", "transformer", "gcn")):
+def test_a_family_gives_each_of_its_data_sets_its_recipes():
+    assert all(len(members(family)) > 1 for family in names("family"))
+    for dataset, model in product(members("molecules"), ("gat", "gatv2", "transformer", "gcn")):
         config = compose("config", [f"dataset={dataset}", f"model={model}"])
         assert (config.model.encoder, config.training.batch_size) == (64, 64)
         assert (config.model.get("norm") == "batch") == (model != "gcn")  # for which it has no recipe
+    for dataset in members("links"):
+        assert compose("config", [f"dataset={dataset}"]).training.weight_decay == 0
 
 
-RECIPES = sorted(path.relative_to(CONF / "recipe") for path in (CONF / "recipe").rglob("*.yaml"))
+RECIPES = [
+    (kind, path.stem, model)
+    for kind in ("on", "family")
+    for path in sorted((CONF / "recipe" / kind).glob("*.yaml"))
+    for models in OmegaConf.load(path)
+    for model in str(models).split(", ")
+]
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=str)
-def test_a_recipe_is_that_of_a_model_and_a_data_set_that_exist(path: Path):
-    model, dataset = "gat", "cora"
-    if path.parts[0] in ("on", "family"):
-        kind, model, dataset = path.with_suffix("").parts
-        dataset = members(dataset)[0] if kind == "family" else dataset
-    elif path.parts[0] != "setup" or path.stem in names("model"):
-        model = path.stem
+@pytest.mark.parametrize(("kind", "data", "model"), RECIPES)
+def test_a_recipe_is_that_of_a_model_and_a_data_set_that_exist(kind: str, data: str, model: str):
+    dataset = data if kind == "on" else members(data)[0]
     assert model in names("model") and dataset in names("dataset")
-    own_group = path.parts[0] in ("on", "family")
-    chosen = f"recipe/{path.parts[0]}={model}/{path.stem}" if own_group else f"recipe={path.with_suffix('')}"
-    config = compose("config", [f"model={model}", f"dataset={dataset}", chosen])
+    config = compose("config", [f"model={model}", f"dataset={dataset}"])
     learns(config, task(categories="encoder" in config.model))
-    own = OmegaConf.load(CONF / "recipe" / path)
-    for name, value in flattened({key: OmegaConf.to_container(own[key]) for key in own if key != "defaults"}).items():
-        assert OmegaConf.select(config, name) == value or path.parts[0] != "on"
-    if path.parts[0] != "setup":
-        assert config == compose("config", [f"model={model}", f"dataset={dataset}"])
+    sections = OmegaConf.to_container(OmegaConf.load(CONF / "recipe" / kind / f"{data}.yaml"))
+    (own,) = (values for models, values in sections.items() if model in models.split(", "))
+    assert own.keys() <= {"defaults", "model", "training", "trainer", "loader"}
+    for name, value in flattened({key: own[key] for key in own if key != "defaults"}).items():
+        assert OmegaConf.select(config, name) == value
+
+
+def test_the_recipe_of_a_paper_is_that_of_a_model_that_exists():
+    sections = OmegaConf.load(CONF / "recipe" / "papers.yaml")
+    models = [model for models in sections for model in models.split(", ")]
+    assert {*models} <= {*names("model")} and len(models) == len({*models})
+    for model in models:
+        assert compose("config", [f"model={model}"]).training != compose("config").training
+
+
+@pytest.mark.parametrize("setup", names("recipe/setup"))
+def test_a_setup_can_be_chosen_for_any_model(setup: str):
+    learns(compose("config", ["model=mlp", f"recipe=setup/{setup}"]), task())
 
 
 @pytest.mark.parametrize("group", ["loader", "trainer", "logger", "dataset", "hydra/help"])
