@@ -7,11 +7,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gat_pyg.experiments.result import Result, append
 from gat_pyg.report.__main__ import main
 from gat_pyg.report.curves import band_of, curves_figure
 from gat_pyg.report.general import rows_of
 from gat_pyg.report.runs import Line, Runs, gathered
+from tests.report.samples import one, write_lines
 
 
 def run(folder: Path, seed: int, text: str | None, method: str = "A") -> Line:
@@ -19,8 +19,7 @@ def run(folder: Path, seed: int, text: str | None, method: str = "A") -> Line:
     folder.mkdir()
     if text is not None:
         (folder / "metrics.csv").write_text(text)
-    result = Result(method, "digits", "accuracy", 80.0, seed, 9, 8, 80.0, 1.0, 0.1, 10, run_dir=str(folder))
-    return Line(result, "r.jsonl", seed + 1)
+    return Line(one(method, "digits", 80.0, seed, run_dir=str(folder)), "r.jsonl", seed + 1)
 
 
 def two(folder: Path) -> list[Line]:
@@ -65,8 +64,7 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
 
 def test_the_command_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = tmp_path / "r.jsonl", tmp_path / "out"
-    for line in two(tmp_path):
-        append(line.result, path)
+    write_lines(path, two(tmp_path))
     assert main([str(path), "--out", str(out), "--curves"]) == 0
     assert "curves.svg" in capsys.readouterr().out
     assert ElementTree.parse(out / "curves.svg").getroot().tag.endswith("svg")

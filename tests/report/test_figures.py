@@ -29,23 +29,9 @@ from gat_pyg.report.figures import attention_figure, degree_figure, entropy_figu
 from gat_pyg.report.page import attention_page
 from tests.graphs import ISOLATED, NO_EDGES, ONE_NODE, RANDOM, REPEATED, SQUARE, Graph
 from tests.laws import assert_close
+from tests.report.samples import data_of, layout, model
 
 FIGURES = [attention_figure, entropy_figure, degree_figure, neighbourhood_figure]
-
-
-def data_of(graph: Graph, classes: int = 3) -> Data:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(graph.num_src, 16, generator=generator)
-    return Data(x=x, edge_index=graph.index, y=torch.arange(graph.num_src) % classes)
-
-
-def model(mechanism: str = "additive") -> GAT:
-    torch.manual_seed(0)
-    return GAT(16, [4], 3, heads=[2, 1], mechanism=mechanism)
-
-
-def layout(data: Data) -> Tensor:
-    return torch.randn(data.num_nodes, 2, generator=torch.Generator().manual_seed(1))
 
 
 def options_of(draw: Any, data: Data) -> dict[str, Tensor]:

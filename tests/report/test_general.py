@@ -3,46 +3,34 @@
 from __future__ import annotations
 
 import csv
-import itertools
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gat_pyg.experiments.result import ERRICA, Result, append
+from gat_pyg.experiments.result import ERRICA, Result
 from gat_pyg.report.__main__ import main
 from gat_pyg.report.formats import csv_table, html_table, latex_table, markdown_table
 from gat_pyg.report.general import columns_of, general_table, rows_of
 from gat_pyg.report.runs import Line, gathered
 from gat_pyg.report.tables import fits_paper, general_tables
-
-
-def runs(method: str, dataset: str, values: list[float], metric: str = "accuracy", setting: str = "aa") -> list[Result]:
-    return [
-        Result(method, dataset, metric, value, seed, 9, 8, value, 1.0, 0.1, 10, config_hash=setting, timestamp="2026")
-        for seed, value in enumerate(values)
-    ]
+from tests.report.samples import at, one, seeds, write_lines
 
 
 def configured(folder: Path, setting: str, text: str, value: float = 80.0) -> Result:
     folder.mkdir()
     (folder / "config.yaml").write_text(text)
-    result = runs("GAT", "digits", [value], setting=setting)[0]
-    return Result(**{**vars(result), "run_dir": str(folder)})
-
-
-def lines(*groups: list[Result]) -> list[Line]:
-    return [Line(result, "r.jsonl", n) for n, result in enumerate(itertools.chain(*groups), start=1)]
+    return one("GAT", "digits", value, config_hash=setting, run_dir=str(folder))
 
 
 def three() -> list[Line]:
     """Three methods on a data set whose scores are better if lower, two of them on one where higher is better."""
-    return lines(
-        runs("A", "zinc", [0.3, 0.5], "mae"),
-        runs("B", "zinc", [0.2, 0.2], "mae"),
-        runs("C", "zinc", [0.9], "mae"),
-        runs("A", "digits", [90.0, 92.0]),
-        runs("B", "digits", [80.0, 81.0]),
+    return at(
+        seeds("A", "zinc", [0.3, 0.5], metric="mae"),
+        seeds("B", "zinc", [0.2, 0.2], metric="mae"),
+        seeds("C", "zinc", [0.9], metric="mae"),
+        seeds("A", "digits", [90.0, 92.0]),
+        seeds("B", "digits", [80.0, 81.0]),
     )
 
 
@@ -57,9 +45,9 @@ def test_cells_and_ranks_by_hand() -> None:
 
 
 def test_equal_and_missing_scores_have_the_ranks_they_deserve() -> None:
-    tied = lines(*(runs(name, "d", [value]) for name, value in zip("ABCD", (2.0, 2.0, 1.0, float("nan")), strict=True)))
+    tied = at(*(seeds(name, "d", [value]) for name, value in zip("ABCD", (2.0, 2.0, 1.0, float("nan")), strict=True)))
     assert [row[1].rank for row in general_table(rows_of(gathered(tied))).rows] == [1, 1, 2, 0]
-    alone = general_table(rows_of(gathered(lines(runs("A", "d", [2.0])))))
+    alone = general_table(rows_of(gathered(at(seeds("A", "d", [2.0])))))
     assert alone.rows[0][1].rank == 0
 
 
@@ -69,10 +57,10 @@ def test_configurations_differ_in_words(tmp_path: Path) -> None:
         configured(tmp_path / "a", "a", same % ("x", 0, 4, "batch")),
         configured(tmp_path / "b", "b", same % ("y", 1, 8, "null")),
     ]
-    other = [Result(**{**vars(results[1]), "dataset": "wine", "config_hash": "c"})]  # of one configuration
+    other = [replace(results[1], dataset="wine", config_hash="c")]  # of one configuration
     third = configured(tmp_path / "c", "d", same % ("z", 0, 2, "layer"))
-    other.append(Result(**{**vars(third), "dataset": "iris"}))  # of settings that no other has
-    rows = rows_of(gathered(lines(results, other)))
+    other.append(replace(third, dataset="iris"))  # of settings that no other has
+    rows = rows_of(gathered(at(results, other)))
     assert {label: [column.dataset for column in its] for label, its in rows.items()} == {
         "GAT (heads 4, norm batch)": ["digits"],
         "GAT (heads 8)": ["digits", "wine"],
@@ -82,15 +70,15 @@ def test_configurations_differ_in_words(tmp_path: Path) -> None:
 
 def test_configurations_without_differing_settings_keep_their_hash(tmp_path: Path) -> None:
     results = [configured(tmp_path / name, name, "model: {heads: 4}\n") for name in "ab"]
-    lost = runs("GAT", "digits", [70.0], setting="lost")
-    assert set(rows_of(gathered(lines(results, lost)))) == {f"GAT (config_hash {name})" for name in ("a", "b", "lost")}
+    lost = seeds("GAT", "digits", [70.0], config_hash="lost")
+    assert set(rows_of(gathered(at(results, lost)))) == {f"GAT (config_hash {name})" for name in ("a", "b", "lost")}
 
 
 def test_splits_count_together_and_by_erricas_protocol_as_folds() -> None:
     values = {(0, 0): 70.0, (0, 1): 74.0, (1, 0): 80.0, (1, 1): 88.0}
-    its = [replace(runs("GIN", "mutag", [v])[0], split=split, seed=seed) for (split, seed), v in values.items()]
+    its = [replace(seeds("GIN", "mutag", [v])[0], split=split, seed=seed) for (split, seed), v in values.items()]
     chosen = [replace(one, method="GIN, Errica's protocol", row="GIN", study=ERRICA) for one in its]
-    table = general_table(rows_of(gathered(lines(its, chosen))))
+    table = general_table(rows_of(gathered(at(its, chosen))))
     assert [[cell.text for cell in row] for row in table.rows] == [
         ["GIN", "78.0 ± 7.8 (4)"],
         ["GIN, Errica's protocol", "78.0 ± 8.5 (2)"],  # of 72 and 84
@@ -100,7 +88,7 @@ def test_splits_count_together_and_by_erricas_protocol_as_folds() -> None:
 def test_the_number_of_the_split_is_no_configuration(tmp_path: Path) -> None:
     text = "model: {heads: %d}\nsplit: {split: %d, fold: 0, folds: null}\ndataset: {split: %d, fold: 0, folds: null}\n"
     results = [configured(tmp_path / name, name, text % (heads, heads, heads)) for name, heads in (("a", 4), ("b", 8))]
-    assert set(rows_of(gathered(lines(results)))) == {"GAT (heads 4)", "GAT (heads 8)"}
+    assert set(rows_of(gathered(at(results)))) == {"GAT (heads 4)", "GAT (heads 8)"}
 
 
 def test_data_sets_of_one_name_have_a_column_each(tmp_path: Path) -> None:
@@ -108,13 +96,13 @@ def test_data_sets_of_one_name_have_a_column_each(tmp_path: Path) -> None:
     kinds = {"a": (50, 50, "p", "c"), "b": (10, 10, "p", "c"), "c": (50, 50, "q", "d")}
     results = [replace(configured(tmp_path / name, name, text % kind), data=name) for name, kind in kinds.items()]
     other = replace(results[0], method="GCN", config_hash="e")  # on the data of the first
-    rows = rows_of(gathered(lines(results, [other])))
+    rows = rows_of(gathered(at(results, [other])))
     heads = [f"digits (content {content}, val {val})" for content, val in (("c", 10), ("c", 50), ("d", 50))]
     assert [column.heads[0] for column in columns_of(rows)] == heads
     assert {label: len(its) for label, its in rows.items()} == {"GAT": 3, "GCN": 1}
     assert [row[2].rank for row in general_table(rows).rows] == [0, 0]  # both 80
     gone = [replace(one, run_dir="", data=name) for name, one in zip("xyz", results, strict=True)]
-    assert [c.data for c in columns_of(rows_of(gathered(lines(gone))))] == ["data x", "data y", "data z"]
+    assert [c.data for c in columns_of(rows_of(gathered(at(gone))))] == ["data x", "data y", "data z"]
 
 
 def test_every_format_shows_the_ranks() -> None:
@@ -128,15 +116,12 @@ def test_every_format_shows_the_ranks() -> None:
 
 
 def test_lines_choose_the_tables(tmp_path: Path) -> None:
-    assert fits_paper(lines(runs("Mine", "cora", [80.0]))) and not fits_paper(three())
+    assert fits_paper(at(seeds("Mine", "cora", [80.0]))) and not fits_paper(three())
     assert all(row[3].text == "yes" for row in general_tables(three())[1].rows)
-    path, out = tmp_path / "r.jsonl", tmp_path / "out"
-    for line in three():
-        append(line.result, path)
+    path, out = write_lines(tmp_path / "r.jsonl", three()), tmp_path / "out"
     assert main([str(path), "--out", str(out)]) == 0
     assert "Table 2" not in (out / "report.md").read_text(encoding="utf-8")
-    for result in runs("GAT", "cora", [83.0]):
-        append(result, path)
+    write_lines(path, at([one()]))
     assert main([str(path), "--out", str(out), "--no-data"]) == 0
     text = (out / "report.md").read_text(encoding="utf-8")
     assert "Table 2" in text and "**91.0 ± 1.4 (2)**" in text
@@ -149,9 +134,7 @@ def test_lines_choose_the_tables(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("form", "start"), [("csv", "Method,"), ("input", "\\begin{table}")])
 def test_a_file_for_each_table(tmp_path: Path, form: str, start: str) -> None:
-    path = tmp_path / "r.jsonl"
-    for line in three():
-        append(line.result, path)
+    path = write_lines(tmp_path / "r.jsonl", three())
     assert main([str(path), "--out", str(tmp_path / "out"), "--format", form]) == 0
     suffix = {"csv": "csv", "input": "tex"}[form]
     assert {file.name for file in (tmp_path / "out").iterdir()} == {

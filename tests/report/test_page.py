@@ -25,23 +25,9 @@ from gat_pyg.report.attended import Attended, pairs, times_uniform
 from gat_pyg.report.page import SCALE, attention_page
 from tests.graphs import ISOLATED, LOOPS, NO_EDGES, ONE_NODE, RANDOM, Graph
 from tests.laws import assert_close
+from tests.report.samples import data_of, layout, model
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
-def data_of(graph: Graph) -> Data:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(graph.num_src, 16, generator=generator)
-    return Data(x=x, edge_index=graph.index, y=torch.arange(graph.num_src) % 3)
-
-
-def model() -> GAT:
-    torch.manual_seed(0)
-    return GAT(16, [4], 3, heads=[2, 1])
-
-
-def layout(data: Data) -> Tensor:
-    return torch.randn(data.num_nodes, 2, generator=torch.Generator().manual_seed(1))
 
 
 def page_of(path: Path, **options: Any) -> tuple[str, dict[str, Any], Attended]:

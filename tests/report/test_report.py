@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import html as htmllib
 import itertools
@@ -23,7 +22,7 @@ from torch_geometric.data import Data
 
 from gat_pyg.data import Task
 from gat_pyg.experiments.published import published
-from gat_pyg.experiments.result import Result, append
+from gat_pyg.experiments.result import Result
 from gat_pyg.report.__main__ import main
 from gat_pyg.report.cells import NAMES, NONE, Cell, Table, ranges
 from gat_pyg.report.counts import Counts, counted
@@ -34,14 +33,9 @@ from gat_pyg.report.significance import permutation_test
 from gat_pyg.report.tables import tables
 from gat_pyg.report.write import data_counts
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
+from tests.report.samples import at, one, seeds, write_lines
 
 real = pytest.mark.skipif("GAT_PYG_DATA" not in os.environ, reason="GAT_PYG_DATA names no folder with the real data")
-
-
-def one(method: str = "GAT", dataset: str = "cora", value: float = 83.0, seed: int = 0, **others: object) -> Result:
-    metric = "micro_f1" if dataset in ("ppi", "planted") else "accuracy"
-    result = Result(method, dataset, metric, value, seed, 500, 400, 82.0, 9.0, 0.018, 92373, device="cpu")
-    return dataclasses.replace(result, **{"config_hash": "aa", "timestamp": "2026-01-01T00:00:00+00:00", **others})
 
 
 def switched(form: str, value: float = 83.0, seed: int = 0) -> Result:
@@ -49,18 +43,12 @@ def switched(form: str, value: float = 83.0, seed: int = 0) -> Result:
     return one(f"GAT: {form}", value=value, seed=seed, row="GAT", form=form, study="ablation")
 
 
-def at(results: list[Result], file: str = "results.jsonl") -> list[Line]:
-    return [Line(result, file, number) for number, result in enumerate(results, start=1)]
-
-
 def by_hand() -> list[Line]:
     """GAT and GCN-64* on Cora with three seeds, Const-GAT and GAT on PPI with two, a form of the ablation."""
     scores = {"GAT": (83.0, 84.0, 82.0), "GCN-64*": (81.0, 81.5, 80.5)}
-    results = [one(method, "cora", value, seed) for method, its in scores.items() for seed, value in enumerate(its)]
+    results = [each for method, values in scores.items() for each in seeds(method, "cora", values)]
     results += [switched("score bias", value, seed) for seed, value in enumerate((83.0, 83.5, 84.0))]
-    for method, its in {"GAT": (0.97, 0.98), "Const-GAT": (0.93, 0.94)}.items():
-        results += [one(method, "ppi", value, seed, seconds=100.0 + seed) for seed, value in enumerate(its)]
-    return at(results)
+    return at(results, seeds("GAT", "ppi", (0.97, 0.98)), seeds("Const-GAT", "ppi", (0.93, 0.94)))
 
 
 def named(lines: list[Line], name: str, counts: dict[str, Counts | str] | None = None) -> Table:
@@ -424,12 +412,6 @@ def test_the_three_formats_hold_the_same_cells():
 
 
 # The command --------------------------------------------------------------------------------------------------------
-
-
-def write_lines(path: Path, lines: list[Line]) -> Path:
-    for line in lines:
-        append(line.result, path)
-    return path
 
 
 def test_the_command_writes_three_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
