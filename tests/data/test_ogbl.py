@@ -20,7 +20,7 @@ from gat_pyg.experiments.model_file import predict
 from gat_pyg.experiments.result import read
 from gat_pyg.models import GAT, Encoded
 from gat_pyg.tasks.links import _keys
-from gat_pyg.training import Optimisation, PaperStopping, Resumable, TaskData, Transductive
+from gat_pyg.training import Optimisation, PaperStopping, Resumable, TaskData, Transductive, batching
 from gat_pyg.training.epoch_seeds import seed_epoch, seed_negatives
 from tests.data.test_ogbn import table
 
@@ -75,7 +75,7 @@ def test_batches_have_each_link_once_an_epoch_and_as_many_negatives(
     known = _keys(graph, torch.cat([graph.edge_index, train, train.flip(0)], 1))
 
     def steps(epoch: int, rank: int = 0, world: int = 1) -> list[Data]:
-        monkeypatch.setattr(TaskData, "_place", lambda self: (rank, world))
+        monkeypatch.setattr(batching, "_place", lambda trainer: (rank, world))
         batches = TaskData(task, num_links=num_links).train_dataloader()
         batches.sampler.set_epoch(epoch)
         seed_negatives(7, epoch)

@@ -99,7 +99,7 @@ def test_a_batch_is_the_subgraph_of_its_nodes(graph: Graph, num_parts: int):
 @pytest.mark.parametrize(("batch_size", "num_parts"), [(3, 12), (4, 10), (5, 11), (20, 4), (3, 60)])
 def test_an_epoch_has_each_part_once_over_any_number_of_processes(world: int, batch_size: int, num_parts: int):
     task = one_graph()
-    part = TaskData(task, num_parts=num_parts).part
+    part = TaskData(task, num_parts=num_parts).loading.part
     orders = []
     for epoch in range(2):
         steps = steps_of(task, batch_size, num_parts, world, epoch)
@@ -199,7 +199,6 @@ def test_each_step_drops_out_anew():
     module = Transductive(GAT(6, [4], 3, [2, 1], dropout=0.5).double(), NodeLabels(3)).train()
     module.begin_epoch(0, 0)
     assert not torch.equal(module(batch), module(batch))
-    assert module._capture("train", batch, lambda: ()) is None  # nor is a batch that does not come back captured
 
 
 # Refusals -----------------------------------------------------------------------------------------------------------
@@ -210,8 +209,6 @@ def test_what_cannot_be_is_refused():
         TaskData(planted(graphs=4, nodes=10), num_parts=4)
     with pytest.raises(ValueError, match=r"num_neighbors is \[2\] and num_parts is 4, expected only one"):
         TaskData(one_graph(), num_neighbors=[2], num_parts=4)
-    with pytest.raises(ValueError, match="one is not divided into parts. Give num_parts"):
-        TaskData(one_graph()).part  # noqa: B018
     for num_parts in (0, 61):
         with pytest.raises(ValueError, match=f"num_parts is {num_parts}, expected 1 to 60, the number of nodes"):
             TaskData(one_graph(), num_parts=num_parts).train_dataloader()

@@ -12,7 +12,7 @@ from ..files import write_whole
 from ..seeds.fitting import Outcome, seeded
 from ..tasks.model import members
 from ..tasks.task import Task
-from ..training.loading import is_divided
+from ..training.batching import is_divided
 from ..training.progress import MetricsFile, Progress
 from ..training.resume import Resumable
 from ..training.stopping import PaperStopping

@@ -34,8 +34,9 @@ from ..tasks.model import members, takes_sparse
 from ..tasks.node_ids import has_ids
 from ..tasks.objective import SPLITS
 from ..tasks.task import Task
+from ..training.batching import Parts, is_divided
 from ..training.checkpoint import SafeCheckpoints
-from ..training.loading import TaskData, is_divided, sparse_pays
+from ..training.loading import TaskData, sparse_pays
 from ..training.modules import Inductive, Transductive
 from .command import dataset_name
 from .model_file import check_dtypes
@@ -261,10 +262,10 @@ def build_data(settings: Settings, task: Task, model: nn.Module, trainer: Traine
         raise ValueError("training.sparse is true, but batches of nodes have dense features. Use loader=full.")
     hops, batch_size = loader.num_neighbors, loader.batch_size or 1
     data = TaskData(task, batch_size, seed, False, hops, loader.num_workers or 0, loader.num_parts, loader.num_links)
-    if (num_parts := data.num_parts) is not None:
-        cut = 100 * edge_cut(task.train[0].edge_index, data.part)  # before the fit, in which other ranks would wait
+    if isinstance(parts := data.loading, Parts):
+        cut = 100 * edge_cut(task.train[0].edge_index, parts.part)  # before the fit, in which other ranks would wait
         how = "by METIS" if WITH_METIS else "of node ids in a row (by METIS with 'gat_pyg[metis]')"
-        rank_zero_print(f"{task.name}: {num_parts} parts {how}, {cut:.1f} % of the edges between them")
+        rank_zero_print(f"{task.name}: {parts.num_parts} parts {how}, {cut:.1f} % of the edges between them")
         return data
     expected = members(model).num_hops
     if expected not in (None, 0, len(hops or ())):

@@ -23,7 +23,7 @@ from torch_geometric.typing import SparseTensor
 from ..graph.remembered import ids_state
 from ..tasks.model import is_compiled
 from ..tasks.objective import Split
-from .loading import is_drawn
+from .batching import is_drawn
 
 if TYPE_CHECKING:
     from .modules import Supervised

@@ -17,10 +17,10 @@ from ..graph.subgraph import mask_to_index, receptive_field
 from ..philox import first_seeds, keyed
 from ..tasks.model import Inputs, is_compiled, members
 from ..tasks.objective import Objective, Split
+from .batching import is_drawn
 from .cuda_graphs import CudaGraphs, Step
 from .differing import differing
 from .epoch_seeds import key_of, seed_negatives
-from .loading import is_drawn
 from .optimisation import Optimisation
 from .receptive_field import _is_smaller
 from .resume import _check_states
