@@ -37,7 +37,7 @@ import gat_pyg.experiments.job
 import gat_pyg.experiments.process
 import gat_pyg.experiments.together
 import gat_pyg.run
-import gat_pyg.seeds.memory
+import gat_pyg.seeds.planning
 import gat_pyg.training.stopping
 from gat_pyg import GAT, load, predict
 from gat_pyg.data import digits, from_file, links, planted
@@ -1412,7 +1412,7 @@ def test_a_pass_that_was_too_large_is_done_in_smaller_ones(command: Command, mon
 
 def test_where_there_is_room_for_one_they_go_one_by_one(command: Command, monkeypatch: pytest.MonkeyPatch):
     output: list[str] = []
-    monkeypatch.setattr(gat_pyg.seeds.memory, "CPU_BUDGET", 1)
+    monkeypatch.setattr(gat_pyg.seeds.planning, "CPU_BUDGET", 1)
     monkeypatch.setattr(gat_pyg.experiments.together, "rank_zero_print", output.append)
     command(*SMALL, "runs=2", "training.max_epochs=2")
     (line,) = output
@@ -1436,7 +1436,7 @@ def test_memory_that_does_not_suffice_is_shared_by_fewer_seeds(command: Command,
         one_pass(config, task, seeds, *others)  # type: ignore[arg-type]
 
     monkeypatch.setattr(gat_pyg.experiments.together, "one_pass", small)
-    monkeypatch.setattr(gat_pyg.seeds.memory, "rank_zero_print", output.append)
+    monkeypatch.setattr(gat_pyg.seeds.planning, "rank_zero_print", output.append)
     command(*SMALL, "runs=5", "training.max_epochs=2")
     assert passes == [[0, 1, 2, 3, 4], [0, 1, 2], [0, 1], [2, 3], [4]]
     assert output == [f"Memory does not suffice for {n} seeds at once: going on with {m}" for n, m in ((5, 3), (3, 2))]

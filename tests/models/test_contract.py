@@ -20,7 +20,7 @@ from gat_pyg.baselines.monet import MoNet
 from gat_pyg.baselines.semiemb import SemiEmb
 from gat_pyg.models import GAT, Encoded, LinkScores, Readout
 from gat_pyg.philox import keyed
-from gat_pyg.seeds.memory import trial
+from gat_pyg.seeds.planning import trial
 from gat_pyg.seeds.stack import Stack
 from gat_pyg.tasks.model import Inputs, is_compiled, members, takes_sparse
 from gat_pyg.tasks.nodes import NodeLabels

@@ -16,10 +16,10 @@ from torch_geometric.nn import GIN
 
 from gat_pyg.models import GAT, Encoded
 from gat_pyg.philox import draw_seed, seeds_from
-from gat_pyg.seeds import EachStopping, Outcome, StackedInductive, memory, train
+from gat_pyg.seeds import EachStopping, Outcome, StackedInductive, planning, train
 from gat_pyg.seeds.callbacks import EachMetrics
 from gat_pyg.seeds.fitting import outcomes, seeded
-from gat_pyg.seeds.memory import plan_stack
+from gat_pyg.seeds.planning import plan_stack
 from gat_pyg.training import Optimisation, Resumable
 from gat_pyg.training.epoch_seeds import generator_of, seed_epoch
 from gat_pyg.training.loading import TaskData
@@ -176,7 +176,7 @@ def test_seeds_that_were_killed_end_like_those_that_were_not(tmp_path: Path):
 
 def test_the_trial_is_on_the_largest_batch(monkeypatch: pytest.MonkeyPatch):
     task, sizes = OBJECTIVES["graphs"](), []
-    monkeypatch.setattr(memory, "trial", lambda models, objective, data, device: sizes.append(data.num_nodes))
+    monkeypatch.setattr(planning, "trial", lambda models, objective, data, device: sizes.append(data.num_nodes))
     with suppress(AttributeError):
         plan_stack([nn.Linear(6, 3)] * 2, task, 3, False, torch.device("cpu"))
     graphs = [data.num_nodes for data in [*task.train, *task.val, *task.test]]

@@ -33,13 +33,14 @@ from gat_pyg.conv import GATConv
 from gat_pyg.data import Task, digits, planetoid
 from gat_pyg.models import GAT
 from gat_pyg.philox import draw_seed, first_seeds, keyed
-from gat_pyg.seeds import EachStopping, Outcome, Stacked, StackedInductive, fitting, train
+from gat_pyg.seeds import EachStopping, Outcome, Stacked, StackedInductive, fitting, planning, train
 from gat_pyg.seeds import callbacks as seeds_callbacks
 from gat_pyg.seeds import memory as seeds_memory
 from gat_pyg.seeds.callbacks import EachMetrics, EachProgress, _copy_all_rows
 from gat_pyg.seeds.fitting import outcomes, seeded
-from gat_pyg.seeds.memory import MemoryEstimate, Peak, free_memory, in_passes, out_of_memory, trial
+from gat_pyg.seeds.memory import Peak, free_memory, out_of_memory
 from gat_pyg.seeds.module import StackOfSeeds
+from gat_pyg.seeds.planning import MemoryEstimate, in_passes, trial
 from gat_pyg.seeds.stack import Stack
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from gat_pyg.training import Inductive, Optimisation, PaperStopping, Resumable, SafeCheckpoints, Transductive
@@ -612,7 +613,7 @@ def test_passes_stay_within_the_memory_there_is(monkeypatch: pytest.MonkeyPatch)
     task, sizes = digits(), []
     make = lambda: GAT(64, [8], 10, [8, 1], dropout=0.6)  # noqa: E731
     limit = 10 * trial([make(), make()], task.objective, task.train[0]).bytes_per_seed
-    monkeypatch.setattr(seeds_memory, "free_memory", lambda device: limit)
+    monkeypatch.setattr(planning, "free_memory", lambda device: limit)
     monkeypatch.setattr(
         fitting, "in_passes", lambda left, size, one_pass: sizes.append(size) or in_passes(left, size, one_pass)
     )

@@ -12,12 +12,15 @@ from torch.multiprocessing.spawn import ProcessExitedException, spawn
 
 from ..distributed.halo import HaloStrategy
 from ..distributed.ranks import missing, rank_zero_print
+from ..seeds.callbacks import EachStopping
 from ..seeds.fitting import fit_stack, seeded
-from ..seeds.memory import StackPlan, free_memory, in_passes, plan_stack, trainer_obstacle
+from ..seeds.memory import free_memory
+from ..seeds.planning import StackPlan, in_passes, plan_stack, trainer_obstacle
 from ..tasks.task import Task
 from ..training.checkpoint import SafeCheckpoints
 from ..training.loading import TaskData
 from ..training.progress import quiet
+from ..training.resume import Resumable
 from ..training.signals import handled
 from .alone import save_run_settings, write_outputs
 from .build import build_model, build_task, build_trainer, wants_sparse
@@ -172,16 +175,13 @@ def one_pass(
     with suited_threads(elements(task, training.batch_size, models)):
         trainer, results = fit_stack(
             models,
-            seeds,
             TaskData(task, training.batch_size, settings.seed, plan.sparse),
             lambda callbacks: build_trainer(settings, folder, callbacks, **(single if place.world > 1 else {})),
+            EachStopping(seeds, training.patience, training.criterion),
+            Resumable(folder / place.checkpoint, seeds[0], settings.checkpoint_every),
             optimisation=training.optimisation,
             cuda_graphs=training.cuda_graphs,
-            patience=training.patience,
-            criterion=training.criterion,
             metrics={seed: folders[seed] / METRICS for seed in seeds},
-            checkpoint=folder / place.checkpoint,
-            checkpoint_every=settings.checkpoint_every,
             resume_from=checkpoint,
             progress=place.rank == 0,
         )

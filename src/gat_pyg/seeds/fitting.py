@@ -19,8 +19,8 @@ from ..training.progress import quiet
 from ..training.resume import Resumable
 from ..training.stopping import Criterion
 from .callbacks import EachMetrics, EachProgress, EachStopping
-from .memory import StackPlan, in_passes, plan_stack, trainer_obstacle
 from .module import Stacked, StackedInductive, StackOfSeeds
+from .planning import StackPlan, in_passes, plan_stack, trainer_obstacle
 from .stack import Stack
 
 T = TypeVar("T")
@@ -61,31 +61,27 @@ def outcomes(module: StackOfSeeds, stopping: EachStopping) -> list[Outcome]:
 
 def fit_stack(
     models: Sequence[nn.Module],
-    seeds: Sequence[int],
     data: TaskData,
     make_trainer: Callable[[list[Callback]], Trainer],
+    stopping: EachStopping,
+    resumable: Resumable,
     *,
     optimisation: Optimisation,
     cuda_graphs: bool | Literal["auto"] = "auto",
-    patience: int,
-    criterion: Criterion,
     metrics: Mapping[int, Path] | None = None,
-    checkpoint: Path | None = None,
-    checkpoint_every: float = 30.0,
     resume_from: Path | None = None,
     progress: bool = True,
 ) -> tuple[Trainer, list[tuple[Outcome, nn.Module]]]:
-    """Train the models of these seeds as one, and test the best weights of each.
+    """Train the models of the seeds of `stopping` as one, and test the best weights of each.
 
     Args:
         models: one for each seed.
-        seeds: of the runs.
-        data: the task's batches; of many graphs, their order is that of `data.seed` for all models.
+        data: the task's batches; of many graphs, their order is that of `data`'s seed for all models.
         make_trainer: returns a trainer with these callbacks.
+        stopping: the stopping rule of each seed.
+        resumable: with the first seed.
         optimisation, cuda_graphs: as in `Transductive`.
-        patience, criterion: as in `PaperStopping`.
         metrics: the file of each seed's metrics.
-        checkpoint, checkpoint_every: as `path` and `every` of `Resumable`.
         resume_from: the checkpoint of an interrupted training of these seeds.
         progress: if true, print a line of progress.
 
@@ -93,16 +89,16 @@ def fit_stack(
         The trainer, and the outcome and the model of each seed; models are on the trainer's device.
     """
     module: StackOfSeeds
+    seeds, objective = list(stopping.rules), data.task.objective
     if data.task.has_many_graphs:
-        module = StackedInductive(models, seeds, data.task.objective, optimisation)
+        module = StackedInductive(models, seeds, objective, optimisation)
     else:
-        module = Stacked(models, seeds, data.task.objective, optimisation, cuda_graphs)
-    stopping = EachStopping(seeds, patience, criterion)
+        module = Stacked(models, seeds, objective, optimisation, cuda_graphs)
     title = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
     callbacks = [
         *([EachMetrics(metrics, stopping)] if metrics else []),
         stopping,
-        Resumable(checkpoint, seeds[0], checkpoint_every),
+        resumable,
         *([EachProgress(f"{data.task.name}, {title}", stopping)] if progress else []),
     ]
     trainer = make_trainer(callbacks)
@@ -176,12 +172,11 @@ def train(
     def one_pass(some: list[int]) -> None:
         _, pairs = fit_stack(
             [seeded(seed, make_model) for seed in some],
-            some,
             TaskData(task, batch_size, seeds[0], plan.sparse),
             make_trainer,
+            EachStopping(some, patience, criterion),
+            Resumable(None, some[0]),
             optimisation=optimisation,
-            patience=patience,
-            criterion=criterion,
             progress=progress,
         )
         results.update({outcome.seed: (outcome, model.cpu().eval()) for outcome, model in pairs})
