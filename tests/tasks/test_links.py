@@ -32,8 +32,8 @@ def scores(seed: int) -> tuple[Tensor, Tensor]:
     return torch.tensor(pos + 1.0).float(), torch.tensor(neg).float()
 
 
-@pytest.mark.parametrize("seed", range(100))
-def test_scores_of_100_random_rankings_are_those_of_other_code(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(21))
+def test_scores_of_random_rankings_are_those_of_scikit_learn_and_of_brute_force(seed: int) -> None:
     pos, neg = scores(seed)
     y = [1] * len(pos) + [0] * len(neg)
     assert roc_auc(pos, neg) == pytest.approx(roc_auc_score(y, torch.cat([pos, neg])), abs=1e-6)
@@ -51,18 +51,6 @@ def test_scores_of_100_random_rankings_are_those_of_other_code(seed: int) -> Non
             for p, row in zip(pos.tolist(), each, strict=True)
         ]
         assert mrr(pos, pairs) == pytest.approx(np.mean(1 / np.array(ranks)))
-
-
-def test_hits_and_mrr_are_those_of_ogbs_evaluator() -> None:
-    ogb = pytest.importorskip("ogb.linkproppred")
-    for seed in range(100):
-        pos, neg = scores(seed)
-        name, k = (("ogbl-ddi", 20), ("ogbl-collab", 50), ("ogbl-ppa", 100))[seed % 3]
-        expected = ogb.Evaluator(name).eval({"y_pred_pos": pos, "y_pred_neg": neg})[f"hits@{k}"]
-        assert hits(pos, neg, k) == pytest.approx(expected)
-        own = torch.stack([neg.roll(i) + i for i in range(len(pos))])
-        expected = ogb.Evaluator("ogbl-citation2").eval({"y_pred_pos": pos, "y_pred_neg": own})["mrr_list"].mean()
-        assert mrr(pos, own) == pytest.approx(float(expected))
 
 
 def communities(directed: bool = False) -> Data:
@@ -221,14 +209,6 @@ def encoder() -> GAT:
     return GAT(6, [8], 8, heads=[2, 1], dropout=0.0)
 
 
-def mlp() -> LinkScores:
-    return LinkScores(encoder(), 8, "mlp")
-
-
-def bilinear() -> LinkScores:
-    return LinkScores(encoder(), 8, "bilinear")
-
-
 def fit(task: Task, model: nn.Module, epochs: int, path: object = None, resume: object = None) -> Transductive:
     module = Transductive(model, task.objective, Optimisation(lr=0.02))
     callbacks = [PaperStopping(100, "accuracy"), Resumable(path, seed=5, every=0.0)]  # type: ignore[arg-type]
@@ -237,12 +217,12 @@ def fit(task: Task, model: nn.Module, epochs: int, path: object = None, resume: 
     return module
 
 
-@pytest.mark.parametrize("make", [encoder, mlp, bilinear])
+@pytest.mark.parametrize("make", [encoder, lambda: LinkScores(encoder(), 8, "mlp")], ids=["inner product", "mlp"])
 def test_training_finds_the_communities_and_moves_every_parameter(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     task, model = links(communities(), channels=8, val=0.1, test=0.2), make()
     before = [parameter.clone() for parameter in model.parameters()]
-    module = fit(task, model, 60)
+    module = fit(task, model, 30)
     assert all(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
     data = task.objective.example(task.test[0], "test")
     with torch.no_grad():

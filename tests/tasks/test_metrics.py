@@ -1,7 +1,10 @@
 """Metrics against scikit-learn and the definition of OGB's Evaluator, and the objectives' statistics over batches."""
 
 import math
+import runpy
 import warnings
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from gat_pyg.tasks.links import LinkLabels
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from gat_pyg.tasks.targets import NodeTargets
 
-CASES = range(100)
+CASES = range(24)
 
 
 def of_columns(y: Tensor, out: Tensor, measure, both: bool = False) -> float:
@@ -120,7 +123,10 @@ def test_a_metric_of_quantities_is_that_of_scikit_learn_over_known_labels(name: 
     ],
 )
 def test_a_metric_is_that_of_ogbs_evaluator(kind, task: str, metric: str) -> None:
-    evaluator = pytest.importorskip("ogb.graphproppred").Evaluator(task)
+    if (ogb := find_spec("ogb")) is None:
+        pytest.skip("ogb is not installed")
+    file = Path(str(ogb.origin)).parent / "graphproppred" / "evaluate.py"  # the package's import takes seconds
+    evaluator = runpy.run_path(str(file))["Evaluator"](task)
     for case in CASES:
         _, n, generator = drawn(case)
         out = torch.randn(n, evaluator.num_tasks, generator=generator, dtype=torch.float64)
