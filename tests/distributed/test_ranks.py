@@ -146,7 +146,7 @@ def wait(module, data, batch_idx):
     pathlib.Path(f"testing-{module.trainer.global_rank}").touch()
     time.sleep(100)  # as in a kernel that waits for the others
 training.Inductive.test_step = wait
-monitor.Beats = functools.partial(monitor.Beats, silent=3.0)
+monitor.Beats = functools.partial(monitor.Beats, silent=6.0)  # Lightning looks for dead processes every 5 s
 gat_pyg.run.main()
 """
 
