@@ -173,19 +173,6 @@ def test_semiemb_pulls_along_edges_and_pushes_others_a_margin_apart():
     assert float(penalty) == pytest.approx(2.0 * (25.0 + sum(apart) / 2))
 
 
-@pytest.mark.parametrize("make", [lambda: ManiReg(5, 3), lambda: SemiEmb(5, 8, 3)], ids=["manireg", "semiemb"])
-def test_regularised_models_can_be_stacked_and_take_sparse_features(make):
-    models = [make().eval() for _ in range(2)]
-    x = torch.randn(6, 5).relu()
-    out = Stack(models).eval()(x)
-    for model, own in zip(models, out, strict=True):
-        torch.testing.assert_close(own, model(x))
-        torch.testing.assert_close(own, model(x.to_sparse_csr()))
-    data = Data(x, torch.tensor([[0, 1, 2], [1, 0, 3]]))
-    penalties = torch.func.vmap(lambda own: models[0].penalty(own, data), randomness="different")(out)
-    assert penalties.shape == (2,)
-
-
 def test_manireg_decays_its_weights_alone():
     model = ManiReg(5, 3)
     assert [id(parameter) for parameter in model.decayed_parameters()] == [id(model.lin.weight)]

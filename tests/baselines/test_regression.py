@@ -1,3 +1,5 @@
+"""Logistic regression against scikit-learn's."""
+
 from __future__ import annotations
 
 import pytest
@@ -18,14 +20,14 @@ def test_the_probabilities_are_scikit_learns(K: int):
     torch.testing.assert_close(lin(x).softmax(1).detach(), expected, atol=1e-5, rtol=0)
 
 
-def test_a_class_without_examples_is_never_told():
+def test_a_class_without_examples_is_never_predicted():
     lin = nn.Linear(4, 5)
     x, y = torch.randn(12, 4), torch.tensor([1, 3, 4] * 4)
     fit_logistic(lin, x, y, strength=1.0)
     assert not lin(100 * torch.randn(50, 4)).softmax(1)[:, [0, 2]].any()
 
 
-def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+def test_the_error_without_scikit_learn_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "sklearn.linear_model", None)
     with pytest.raises(ImportError, match=r"pip install 'gat_pyg\[baselines\]'"):
         fit_logistic(nn.Linear(2, 2), torch.eye(2), torch.arange(2), 1.0)

@@ -50,7 +50,7 @@ def test_the_product_is_symmetric_and_concatenation_is_not() -> None:
     assert not torch.allclose(directed(Z, PAIRS), directed(Z, PAIRS)[SWAPPED])
 
 
-def test_what_does_not_fit() -> None:
+def test_errors() -> None:
     with pytest.raises(ValueError, match="there is no link decoder 'cosine', expected dot, bilinear or mlp"):
         link_decoder("cosine", 4)
     with pytest.raises(ValueError, match="the dot product gives one output .* out_channels is 3"):

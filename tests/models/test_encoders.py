@@ -42,11 +42,6 @@ def test_an_unknown_category_adds_nothing() -> None:
         assert_close(encoder(torch.tensor([[unknown, 0]])), known)
 
 
-def test_ids_of_nodes_are_learnt_embeddings() -> None:
-    encoder = Encoder([6], 3)
-    assert torch.equal(encoder(torch.arange(6.0)[:, None]), encoder.embedding)
-
-
 def test_categories_are_counted_over_all_graphs() -> None:
     ints = [torch.tensor([[3, 0]]), torch.empty(0, 2, dtype=torch.long), torch.tensor([[0, 7]])]
     assert num_categories(ints) == [4, 8]
@@ -62,14 +57,13 @@ def test_a_model_on_encoded_features_is_the_model_on_them() -> None:
     expected = model.model(model.encoder(x), RANDOM.index, model.edge_encoder(edge_attr))
     out = model(x, RANDOM.index, edge_attr)
     assert torch.equal(out, expected)
-    assert model.num_hops == 2 and model.supports_edge_attr
     out.square().sum().backward()
     assert all(weight.grad is not None and weight.grad.any() for weight in model.parameters())
     perceptron = Encoded(nn.Linear(8, 3), 8, [5, 0])
     assert perceptron(x).shape == (40, 3) and not perceptron.supports_edge_attr
 
 
-def test_what_does_not_fit() -> None:
+def test_errors() -> None:
     with pytest.raises(ValueError, match=r"categories is \[\], expected for each column"):
         Encoder([], 4)
     with pytest.raises(ValueError, match=r"shape \(3, 2\), expected \(N, 1\)"):
