@@ -234,8 +234,8 @@ def test_a_broken_link_split_is_an_error_before_anything_is_written(
     stored(tmp_path / "own", values, "npz")
     with pytest.raises(SystemExit):
         run(monkeypatch, tmp_path, "task=link_prediction")
-    said = capsys.readouterr().err
-    assert message in said and "own.npz" in said
+    error = capsys.readouterr().err
+    assert message in error and "own.npz" in error
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["own.npz"]
 
 
@@ -292,14 +292,11 @@ def test_one_hot_labels_are_many_labels_with_a_hint():
         from_dataset(ring(unknown), "own", per_class=1, val=2, test=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for other in (
-            y.clone().index_fill_(0, torch.tensor(3), 1.0),
-            torch.eye(3)[[0] * 12],
-        ):
+        for other in (y.clone().index_fill_(0, torch.tensor(3), 1.0), torch.eye(3)[[0] * 12]):
             from_dataset(ring(other), "own", per_class=1, val=2, test=2)
 
 
-def test_categories_that_training_lacks_are_told_once_for_each_split():
+def test_categories_that_training_lacks_are_warned_of_once_for_each_split():
     draw = torch.Generator().manual_seed(0)
     parts = []
     for most in (3, 3, 5):
@@ -307,9 +304,9 @@ def test_categories_that_training_lacks_are_told_once_for_each_split():
         data = ring(torch.arange(12) % 2).update({"x": x, "edge_attr": torch.arange(12)[:, None] % (most - 1)})
         parts.append([data, data])
     task = from_dataset(parts, "own")
-    with pytest.warns(UserWarning, match="no category of training") as told:
+    with pytest.warns(UserWarning, match="no category of training") as warned:
         warn_of_unknown_categories(task)
-    (warning,) = [str(each.message) for each in told]
+    (warning,) = [str(each.message) for each in warned]
     assert "own: test has values that are no category of training" in warning
     assert warning.endswith("column 0 of x has 8, column 0 of edge_attr has 12.")
     categories = num_categories(data.x for data in task.train)
@@ -317,11 +314,3 @@ def test_categories_that_training_lacks_are_told_once_for_each_split():
     encoder = Encoder(categories, 4)
     torch.nn.init.zeros_(encoder.lin.weight), torch.nn.init.zeros_(encoder.lin.bias)
     assert int((encoder(task.test[0].x) == 0).all(1).sum()) == count == 4
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
-def test_a_nested_tensor_is_refused(tmp_path: Path):
-    x = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)])
-    torch.save({"x": x, "edge_index": torch.tensor([[0], [1]]), "y": torch.tensor([0, 1])}, tmp_path / "mine.pt")
-    with pytest.raises(ValueError, match=r"mine\.pt: x is a nested tensor, expected one with a single shape\."):
-        from_file(tmp_path / "mine.pt")

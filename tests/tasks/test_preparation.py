@@ -1,4 +1,4 @@
-"""A run's data preparation: what is stored, what is applied, and what the loaded model checks."""
+"""A run's data preparation: its description, its application, and the checks of a loaded model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import inspect
 import json
 import os
 import pickle
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +50,7 @@ def model() -> nn.Module:
 
 # What is applied ----------------------------------------------------------------------------------------------------
 
+ARGUMENTS = {"in_channels": 12, "hidden_channels": 4, "num_layers": 2, "out_channels": 3}
 SHIFTED = bag().x * torch.linspace(1, 50, 12) + 7
 DEVIATION = SHIFTED.double().std(0, correction=0)
 STANDARD = Standardize(SHIFTED.double().mean(0), DEVIATION.masked_fill(DEVIATION == 0, 1.0)).describe()
@@ -87,52 +87,47 @@ def test_transforms_inside_others_keep_their_order():
     assert all(torch.equal(out[key], expected[key]) for key in ("x", "edge_index", "edge_attr"))
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        "os.system",
-        "builtins.eval",
-        "torch_geometric.transforms.Data",
-        "torch_geometric.transforms.functional_transform",
-        "torch_geometric.transforms.os.system",
-        "torch_geometric.data.Data",
-        "gat_pyg.tasks.preparation.Preparation",
-        "nowhere",
-        None,
-    ],
-)
-def test_no_other_class_is_built_by_its_name(target: str | None):
-    with pytest.raises(ValueError, match=rf"prepared by {target}, expected a class of torch_geometric\.transforms"):
-        build_transform({"_target_": target, "command": "true"})
+OTHER = r"expected a class of torch_geometric\.transforms"
+TRANSFORMS = {
+    **{
+        target: ({"_target_": target, "command": "true"}, rf"prepared by {target}, {OTHER}")
+        for target in (
+            *("os.system", "builtins.eval", "torch_geometric.transforms.Data", "torch_geometric.data.Data", "nowhere"),
+            *("torch_geometric.transforms.functional_transform", "torch_geometric.transforms.os.system", None),
+            "gat_pyg.tasks.preparation.Preparation",
+        )
+    },
+    "arguments": ({**NORMALIZE, "unheard": 1}, r"NormalizeFeatures\(\*\*{'unheard': 1}\), which this version cannot"),
+}
 
 
-def test_arguments_of_another_version_are_named():
-    with pytest.raises(ValueError, match=r"NormalizeFeatures\(\*\*{'unheard': 1}\), which this version cannot build"):
-        build_transform({**NORMALIZE, "unheard": 1})
+@pytest.mark.parametrize("case", TRANSFORMS)
+def test_only_pygs_transforms_are_built_by_name(case: str | None):
+    description, message = TRANSFORMS[case]
+    with pytest.raises(ValueError, match=message):
+        build_transform(description)
 
 
-def test_other_dimensions_are_named():
-    preparation = Preparation(12, 2)
-    data = bag()
-    with pytest.raises(ValueError, match=r"edge_attr is missing, expected \(E, 2\)"):
-        preparation(data)
-    data.edge_attr = torch.ones(data.num_edges)
-    with pytest.raises(ValueError, match=rf"edge_attr is of shape \({data.num_edges},\), expected \(E, 2\)"):
-        preparation(data)
-    data.edge_attr = torch.ones(data.num_edges, 2, dtype=torch.float64)
-    assert preparation(data).edge_attr.dtype == torch.float32
-    with pytest.raises(ValueError, match=r"x has shape \(40, 5\), expected \(N, 12\)"):
-        preparation(Data(data.x[:, :5], data.edge_index, data.edge_attr))
-    for wrong in (None, data.x, Data(edge_index=data.edge_index)):
-        with pytest.raises(ValueError, match=r"expected a torch_geometric\.data\.Data with x \[N, 12\]"):
-            preparation(wrong)
+X, E = bag().x, bag().edge_index
+GRAPHS: list[tuple[Any, str]] = [
+    (Data(X, E), r"edge_attr is missing, expected \(E, 2\)"),
+    (Data(X, E, torch.ones(160)), r"edge_attr is of shape \(160,\), expected \(E, 2\)"),
+    (Data(X[:, :5], E, torch.ones(160, 2)), r"x has shape \(40, 5\), expected \(N, 12\)"),
+    *((wrong, r"expected a torch_geometric\.data\.Data with x \[N, 12\]") for wrong in (None, X, Data(edge_index=E))),
+]
 
 
-# What a task knows --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("data", "message"), GRAPHS)
+def test_other_dimensions_are_named(data: Any, message: str):
+    with pytest.raises(ValueError, match=message):
+        Preparation(12, 2)(data)
+
+
+# The preparation of a task -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [digits, planted, *(pytest.param(name, marks=real) for name in ("cora", "citeseer"))])
-def test_no_part_of_a_runs_own_data_is_taken_for_another(make: Any):
+def test_all_parts_of_a_runs_data_are_recognised_as_prepared(make: Any):
     task: Task = planetoid(make) if isinstance(make, str) else make()
     preparation = task.preparation
     for data in (data for split in SPLITS for data in task.graphs(split)):
@@ -149,25 +144,17 @@ def test_no_part_of_a_runs_own_data_is_taken_for_another(make: Any):
 def test_a_preparation_comes_back_from_json():
     preparation = digits().preparation
     assert preparation.class_names == tuple("0123456789")
-    described = json.loads(json.dumps(preparation.to_dict()))
-    assert Preparation.from_dict(described) == preparation
+    assert Preparation.from_dict(json.loads(json.dumps(preparation.to_dict()))) == preparation
 
 
 CLASSES = {  # the sizes of the classes in the literature; Citeseer's 15 papers without a label are of class 0 here
     "cora": {
-        "Case Based": 298,
-        "Genetic Algorithms": 418,
-        "Neural Networks": 818,
-        "Probabilistic Methods": 426,
-        "Reinforcement Learning": 217,
-        "Rule Learning": 180,
-        "Theory": 351,
+        **{"Case Based": 298, "Genetic Algorithms": 418, "Neural Networks": 818, "Probabilistic Methods": 426},
+        **{"Reinforcement Learning": 217, "Rule Learning": 180, "Theory": 351},
     },
     "citeseer": {"Agents": 596, "AI": 249 + 15, "DB": 701, "IR": 668, "ML": 590, "HCI": 508},
     "pubmed": {
-        "Diabetes Mellitus, Experimental": 4103,
-        "Diabetes Mellitus Type 1": 7739,
-        "Diabetes Mellitus Type 2": 7875,
+        f"Diabetes Mellitus{kind}": n for kind, n in ((", Experimental", 4103), (" Type 1", 7739), (" Type 2", 7875))
     },
 }
 
@@ -181,7 +168,7 @@ def test_the_classes_have_the_names_of_their_sizes(name: str):
 
 
 @real
-def test_ppi_is_standardised_as_before_and_again():
+def test_ppi_is_recognised_as_standardised():
     task = ppi()
     (transform,) = task.preparation.transforms
     assert torch.tensor([transform["mean"], transform["std"]]).shape == (2, 50)
@@ -207,18 +194,14 @@ def test_the_first_call_alone_warns_of_features_prepared_differently(model: nn.M
     with pytest.warns(UserWarning, match=r"training data 1\. .* by NormalizeFeatures, which gat_pyg\.predict"):
         model(data.x, data.edge_index)
     model(data.x, data.edge_index)
+    attach(model, of(data, NORMALIZE))
+    model(NormalizeFeatures()(data).x, data.edge_index)  # prepared: no warning
     attach(model, of(data))
     attach(model, of(data))  # as a second `load` into the same model
     with pytest.warns(UserWarning, match=r"were not transformed after they were read") as caught:
         model(x=100 * data.x.to_sparse_csr().to_dense(), edge_index=data.edge_index)
     assert len(caught) == 1
     assert not model._forward_pre_hooks
-
-
-def test_the_same_features_are_taken_without_a_word(model: nn.Module):
-    data = bag()
-    attach(model, of(data, NORMALIZE))
-    model(NormalizeFeatures()(data).x, data.edge_index)
 
 
 def test_another_width_is_refused_each_time(model: nn.Module):
@@ -232,10 +215,10 @@ def test_another_width_is_refused_each_time(model: nn.Module):
 def test_a_copy_checks_by_itself(model: nn.Module, copied: Any):
     data = bag()
     attach(model, of(data, NORMALIZE))
-    for one in (copied(model), model):
+    for each in (copied(model), model):
         with pytest.warns(UserWarning, match="prepared differently"):
-            one(data.x, data.edge_index)
-        one(data.x, data.edge_index)
+            each(data.x, data.edge_index)
+        each(data.x, data.edge_index)
 
 
 def test_the_model_is_otherwise_as_it_was(model: nn.Module):
@@ -258,12 +241,11 @@ def test_the_model_is_otherwise_as_it_was(model: nn.Module):
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The runs of two seeds on row-normalised features."""
-    arguments = {"in_channels": 12, "hidden_channels": 4, "num_layers": 2, "out_channels": 3}
     for seed in range(2):
         torch.manual_seed(seed)
         about = {"preparation": of(bag(), NORMALIZE).to_dict(), "objective": NodeLabels(3).to_dict()}
         path = tmp_path / f"seed-{seed}" / "model.safetensors"
-        save_model(path, GCN(**arguments), "torch_geometric.nn.GCN", arguments, **about)
+        save_model(path, GCN(**ARGUMENTS), "torch_geometric.nn.GCN", ARGUMENTS, **about)
     return tmp_path
 
 
@@ -290,15 +272,17 @@ def test_predict_is_the_model_on_prepared_data(folder: Path):
         predict(folder, Data(0.01 * data.x, data.edge_index), seed=0)
 
 
-def test_a_file_without_a_preparation_loads_and_predicts_nothing(tmp_path: Path):
-    arguments = {"in_channels": 12, "hidden_channels": 4, "num_layers": 2, "out_channels": 3}
-    save_model(tmp_path / "model.safetensors", GCN(**arguments), "torch_geometric.nn.GCN", arguments)
+def test_a_file_without_a_preparation_or_an_objective_of_ours_loads_and_predicts_nothing(tmp_path: Path):
+    path = tmp_path / "model.safetensors"
+    save_model(path, GCN(**ARGUMENTS), "torch_geometric.nn.GCN", ARGUMENTS)
     model: Any = load(tmp_path)
-    assert model.preparation is None
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model(100 * bag().x, bag().edge_index)
+    assert model.preparation is model.objective is None
+    model(100 * bag().x, bag().edge_index)  # without a warning, which is an error in tests
     with pytest.raises(ValueError, match=r"saved without its data preparation\. Prepare the data yourself"):
+        predict(tmp_path, bag())
+    described = {"preparation": of(bag()).to_dict(), "objective": {"objective": "Theirs", "out_channels": 3}}
+    save_model(path, GCN(**ARGUMENTS), "torch_geometric.nn.GCN", ARGUMENTS, **described)
+    with pytest.raises(ValueError, match=r"saved without an objective of gat_pyg\. Prepare the data yourself"):
         predict(tmp_path, bag())
 
 
@@ -314,7 +298,6 @@ def test_a_file_without_a_preparation_loads_and_predicts_nothing(tmp_path: Path)
     ids=str,
 )
 def test_a_description_in_another_form_is_named(tmp_path: Path, described: Any):
-    arguments = {"in_channels": 12, "hidden_channels": 4, "num_layers": 2, "out_channels": 3}
-    save_model(tmp_path / "model.safetensors", GCN(**arguments), "torch_geometric.nn.GCN", arguments, **described)
+    save_model(tmp_path / "model.safetensors", GCN(**ARGUMENTS), "torch_geometric.nn.GCN", ARGUMENTS, **described)
     with pytest.raises(ValueError, match=r"describes its data preparation or objective in another form: .*Use the"):
         load(tmp_path)

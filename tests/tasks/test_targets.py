@@ -34,6 +34,7 @@ def test_the_loss_is_that_of_the_standardised_targets(metric, loss):
     objective = NodeTargets(2, metric).fitted(y)
     standard = (y - y.mean(0)) / y.std(0, correction=0)
     torch.testing.assert_close(objective.loss(out, y), loss(out, standard))
+    torch.testing.assert_close(objective.outputs(objective.predictions(out)), out)
     y[::3] = math.nan
     known = torch.arange(40) % 3 != 0
     torch.testing.assert_close(objective.loss(out, y), loss(out[known], standard[known]))
@@ -65,12 +66,6 @@ def test_shift_and_scale_of_the_targets_change_no_loss(make):
 def from_parts(task):
     kind = type(task.objective)
     return type(task)("other", task.train, task.val, task.test, 6, kind(task.num_classes))
-
-
-def test_outputs_are_the_inverse_of_predictions():
-    out, y = drawn(20, 3)
-    objective = NodeTargets(3).fitted(y)
-    torch.testing.assert_close(objective.outputs(objective.predictions(out)), out)
 
 
 def test_a_target_that_is_constant_or_unknown_is_not_divided_by_zero():
@@ -113,16 +108,17 @@ def test_the_task_overrides_what_the_labels_show(task_name, columns):
     assert (objective.item, objective.columns) == ("graph", columns)
 
 
-def test_quantities_asked_for_as_classes_are_refused():
-    with pytest.raises(ValueError, match="expected whole numbers: classes. For quantities choose"):
-        from_dataset(regression_graph(), "own", val=10, test=20, task="node_classification")
-
-
-def test_an_infinite_quantity_is_refused():
-    data = regression_graph()
-    data.y[3] = math.inf
-    with pytest.raises(ValueError, match="y is infinite as float32 in 1 places"):
-        from_dataset(data, "own", val=10, test=20)
+def test_labels_that_are_no_quantities_or_no_classes_are_refused():
+    graphs = [Data(torch.ones(2 * (i != 4), 2), torch.empty(2, 0).long(), y=torch.tensor([i % 2])) for i in range(9)]
+    infinite = regression_graph()
+    infinite.y[3] = math.inf
+    for data, options, message in (
+        (regression_graph(), {"task": "node_classification"}, "expected whole numbers: classes. For quantities choose"),
+        (infinite, {}, "y is infinite as float32 in 1 places"),
+        (graphs, {"val": 2, "test": 2}, "the graph has no nodes"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            from_dataset(data, "own", **{"val": 10, "test": 20, **options})
 
 
 def test_a_class_without_training_labels_is_refused(tmp_path):
@@ -133,9 +129,3 @@ def test_a_class_without_training_labels_is_refused(tmp_path):
     torch.save(data, tmp_path / "own.pt")
     with pytest.raises(ValueError, match="nodes of class 2, the training has none"):
         from_file(tmp_path / "own.pt")
-
-
-def test_a_graph_without_nodes_is_refused():
-    graphs = [Data(torch.ones(2 * (i != 4), 2), torch.empty(2, 0).long(), y=torch.tensor([i % 2])) for i in range(9)]
-    with pytest.raises(ValueError, match="the graph has no nodes"):
-        from_dataset(graphs, "own", val=2, test=2)
