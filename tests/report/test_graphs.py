@@ -28,7 +28,8 @@ from gat_pyg.experiments.result import Result, append, read
 from gat_pyg.models import Encoded, Readout
 from gat_pyg.report.__main__ import main
 from gat_pyg.report.graphs import graph_figure, sheet_figure
-from gat_pyg.report.molecules import molecule_of, picture, positions
+from gat_pyg.report.molecules import molecule_of, picture
+from gat_pyg.report.positions import graph_layout
 from tests.graphs import ISOLATED, LOOPS, NO_EDGES, SQUARE, Graph
 
 # Acetamide with a charged nitrogen, CH3-C(=O)-NH3+: atoms C, C, O, N as OGB has them.
@@ -118,7 +119,7 @@ def test_rdkit_reads_the_same_molecule(smiles: str) -> None:
         for each in (molecule, expected)
     )
     assert orders == expected_orders
-    assert np.isfinite(positions(data, molecule)).all()
+    assert np.isfinite(graph_layout(data, molecule)).all()
 
 
 def test_a_molecule_of_ogb_is_read_back() -> None:
@@ -163,7 +164,7 @@ def test_another_graph_is_no_molecule(change: str) -> None:
 
 def test_benzene_is_a_regular_hexagon() -> None:
     data = from_smiles("c1ccccc1")
-    place = positions(data, molecule_of(data))
+    place = graph_layout(data, molecule_of(data))
     side = np.linalg.norm(place[data.edge_index[0]] - place[data.edge_index[1]], axis=1)
     assert np.linalg.norm(place, axis=1) == pytest.approx(side[:6])
 
@@ -188,18 +189,18 @@ def test_positions_are_finite_and_apart(graph: Graph) -> None:
     if not N:
         return
     data = Data(edge_index=graph.index, num_nodes=N)
-    place = positions(data, None)
+    place = graph_layout(data, None)
     assert place.shape == (N, 2) and np.isfinite(place).all()
     apart = np.linalg.norm(place[:, None] - place, axis=2)[~np.eye(N, dtype=bool)]
     assert N == 1 or apart.min() > 1e-3
-    assert np.array_equal(place, positions(data, None))
+    assert np.array_equal(place, graph_layout(data, None))
 
 
 def test_large_graphs_are_placed_by_springs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gat_pyg.report.molecules._LARGE", 20)
+    monkeypatch.setattr("gat_pyg.report.positions._LARGE", 20)
     monkeypatch.delattr("networkx.kamada_kawai_layout")
     chain = torch.stack([torch.arange(19), torch.arange(1, 20)])
-    assert np.isfinite(positions(Data(edge_index=chain, num_nodes=20), None)).all()
+    assert np.isfinite(graph_layout(Data(edge_index=chain, num_nodes=20), None)).all()
 
 
 # The best and the worst -----------------------------------------------------------------------------------------------

@@ -25,8 +25,7 @@ from gat_pyg.experiments.published import published
 from gat_pyg.experiments.result import Result
 from gat_pyg.report.__main__ import main
 from gat_pyg.report.cells import NAMES, NONE, Cell, Table, ranges
-from gat_pyg.report.counts import Counts, counted
-from gat_pyg.report.data_table import data_notes, data_table, edges_note
+from gat_pyg.report.data_table import Counts, counted, data_notes, data_table, edges_note
 from gat_pyg.report.formats import html, latex, latex_table, markdown
 from gat_pyg.report.runs import Key, Line, gathered, lines_of
 from gat_pyg.report.significance import permutation_test

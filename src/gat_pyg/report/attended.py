@@ -5,7 +5,6 @@ from __future__ import annotations
 import colorsys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -277,53 +276,6 @@ def sizes(edge_index: Tensor, num_nodes: int) -> Tensor:
     """Return the size of each neighbourhood, `[N]`, including the node itself if the layer adds loops."""
     size: Tensor = degree(edge_index[1], num_nodes)
     return size
-
-
-def tsne(features: Tensor, seed: int = 0) -> Tensor:
-    """Return positions of the nodes in the plane, `[N, 2]`, by t-SNE of their features `[N, F']`.
-
-    More than 50 features are reduced to 50 principal components, and the nodes start from the first two. The number of
-    steps is fixed, so the time grows as N log N: 13 s on one core for Cora's 2,708 nodes, 50 s for Pubmed's 19,717.
-    Above 5,000 nodes, there are half as many and coarser steps. The result is deterministic for a seed. The last two
-    results are cached, so that figures and pages of a model share them.
-
-    Raises:
-        ImportError: if scikit-learn is missing.
-        ValueError: if there are fewer than 4 nodes, or a feature is not finite.
-    """
-    N, F = features.shape
-    if N < 4:
-        raise ValueError(f"the graph has {N} nodes, expected at least 4: t-SNE places nodes by their neighbours.")
-    if not features.isfinite().all():
-        raise ValueError("the first layer's output is not finite, expected numbers. Was the model trained to the end?")
-    return torch.from_numpy(_tsne(features.float().numpy().tobytes(), N, F, seed).copy())
-
-
-@lru_cache(maxsize=2)
-def _tsne(content: bytes, N: int, F: int, seed: int) -> np.ndarray:
-    try:
-        from sklearn.decomposition import PCA
-        from sklearn.manifold import TSNE
-    except ImportError as error:
-        raise ImportError(f"the positions of the nodes need scikit-learn: {EXTRA}") from error
-    x = np.frombuffer(content, np.float32).reshape(N, F)
-    if min(N, F) > 50:
-        x = PCA(50, random_state=seed).fit_transform(x)
-    start = "pca" if F > 1 and x.std() > 0 else "random"
-    coarse = {"angle": 0.8, "max_iter": 500} if N > 5000 else {}
-    method = TSNE(perplexity=min(30.0, (N - 1) / 3), init=start, random_state=seed, **coarse)
-    positions: np.ndarray = method.fit_transform(x)
-    return positions
-
-
-def places(seen: Attended, layout: Tensor | None, seed: int) -> Tensor:
-    """Return the positions of the nodes, `[N, 2]`: the checked layout of the caller, or t-SNE of the features."""
-    if layout is None:
-        return tsne(seen.features, seed)
-    layout = torch.as_tensor(layout, dtype=torch.float32).cpu()
-    if layout.shape != (seen.num_nodes, 2) or not layout.isfinite().all():
-        raise ValueError(f"layout has shape {tuple(layout.shape)}, expected finite numbers [{seen.num_nodes}, 2].")
-    return layout
 
 
 def colours(K: int) -> list[str]:

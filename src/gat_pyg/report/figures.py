@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.utils import scatter
 
-from .attended import EXTRA, UNKNOWN, Attended, entropies, pairs, places, sizes, times_uniform
+from .attended import EXTRA, UNKNOWN, Attended, entropies, pairs, sizes, times_uniform
+from .positions import checked, tsne
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,7 +87,7 @@ def attention_figure(
         ends, weight = pairs(edge_index, times_uniform(edge_index, alpha, attended.num_nodes), "mean")
     else:
         ends, weight = pairs(edge_index, alpha)
-    position = places(attended, layout, seed)
+    position = tsne(attended.features, seed) if layout is None else checked(layout, attended.num_nodes)
     axes = figure.subplots()
     axes.set_axis_off()
     axes.set_aspect("equal", adjustable="datalim")

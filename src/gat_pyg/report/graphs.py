@@ -21,7 +21,8 @@ from ..tasks.task import Task
 from ..training.modules import Inductive
 from .attended import check_graph, describe, layer_of, pairs, run, times_uniform
 from .figures import _INK, _ORANGE, _figure, _written
-from .molecules import molecule_of, picture, positions
+from .molecules import molecule_of, picture
+from .positions import checked, graph_layout
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -220,12 +221,7 @@ class _Shown(NamedTuple):
         values = times_uniform(edge_index, alpha, N) if scale == "uniform" else alpha
         ends, values = pairs(edge_index, values, "mean")
         molecule = molecule_of(data)
-        if layout is None:
-            position = positions(data, molecule)
-        else:
-            position = np.asarray(torch.as_tensor(layout).cpu(), np.float64)
-            if position.shape != (N, 2) or not np.isfinite(position).all():
-                raise ValueError(f"layout has shape {position.shape}, expected finite numbers [{N}, 2].")
+        position = graph_layout(data, molecule) if layout is None else checked(layout, N).double().numpy()
         length = np.linalg.norm(position[ends[0].numpy()] - position[ends[1].numpy()], axis=1)
         unit = float(np.median(length)) if len(length) else float(np.ptp(position, axis=0).max())
         middle = (position.max(0) + position.min(0)) / 2

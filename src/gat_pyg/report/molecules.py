@@ -1,4 +1,4 @@
-"""Molecules read back from categorical features and drawn by RDKit, and positions of nodes in the plane."""
+"""Molecules read back from categorical features and drawn by RDKit."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from numpy.typing import NDArray
 from torch_geometric.data import Data
 from torch_geometric.utils import coalesce, degree
 
-from .attended import EXTRA
-
 AROMATIC = 1.5
 # The atomic number of category 0, and the orders of the categories of bonds: OGB's, then PyG's `from_smiles`.
 _CONVENTIONS = ((1, {0: 1, 1: 2, 2: 3, 3: AROMATIC}), (0, {1: 1, 2: 2, 3: 3, 12: AROMATIC}))
 _DEGREE, _CHARGE, _HYDROGENS = 2, 3, 4  # columns of x in both; the first is the atomic number
 _NEUTRAL = 5  # the category of the charge 0
 _ELEMENTS = 118
-_LARGE = 500  # nodes, from which on Kamada-Kawai takes seconds
 
 
 def molecule_of(data: Data) -> Any:
@@ -135,47 +132,3 @@ def picture(
     drawer.FinishDrawing()
     png: bytes = drawer.GetDrawingText()
     return png
-
-
-def positions(data: Data, molecule: Any) -> NDArray[np.float64]:
-    """Return positions of the nodes, `[N, 2]`, the long axis horizontal.
-
-    Those of a molecule are by RDKit. Others are by Kamada-Kawai, or by springs for 500 nodes and more. The result is
-    deterministic.
-
-    Raises:
-        ImportError: if SciPy is missing.
-    """
-    if molecule is not None:
-        from rdkit.Chem import rdDepictor
-
-        rdDepictor.Compute2DCoords(molecule)
-        rdDepictor.StraightenDepiction(molecule)
-        place: NDArray[np.float64] = molecule.GetConformer().GetPositions()[:, :2]
-        return place
-    place = _by_distances(data)
-    place -= place.mean(0)
-    _, _, axes = np.linalg.svd(place, full_matrices=False)
-    if len(place) > 1:
-        place = place @ axes.T
-    return place
-
-
-def _by_distances(data: Data) -> NDArray[np.float64]:
-    """Return positions by NetworkX, whose distances are about those in the graph; parts are one step apart."""
-    try:
-        import networkx as nx
-        from scipy.sparse import csr_array
-        from scipy.sparse.csgraph import shortest_path
-    except ImportError as error:
-        raise ImportError(f"the positions of the nodes need SciPy: {EXTRA}") from error
-    N, edges = int(data.num_nodes or 0), data.edge_index.cpu().numpy()
-    graph: Any = nx.Graph(edges.T.tolist())
-    graph.add_nodes_from(range(N))
-    if N >= _LARGE:
-        place = nx.spring_layout(graph, seed=0)
-    else:
-        steps = shortest_path(csr_array((np.ones(edges.shape[1]), edges), (N, N)), directed=False, unweighted=True)
-        steps[np.isinf(steps)] = steps[np.isfinite(steps)].max() + 1
-        place = nx.kamada_kawai_layout(graph, {i: dict(enumerate(row)) for i, row in enumerate(steps.tolist())})
-    return np.array([place[node] for node in range(N)])

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from ..files import write_whole
-from .attended import UNKNOWN, Attended, places
+from .attended import UNKNOWN, Attended
+from .positions import checked, tsne
 
 SCALE = 65535  # the square root of a coefficient is stored in 16 bits: within 0.2 % even for a coefficient of 1/5000
 
@@ -53,7 +54,7 @@ def attention_page(
     Cost: 3 bytes per edge, direction and head; about 6 MB for Pubmed's 44,324 edges and 16 heads.
     """
     attended = Attended.of(model, data, class_names, label)
-    place = places(attended, layout, seed)
+    place = tsne(attended.features, seed) if layout is None else checked(layout, attended.num_nodes)
     content = _content(attended, place, title or f"The attention of a trained {type(model).__name__}")
     text = json.dumps(content, ensure_ascii=False).replace("<", "\\u003c")  # so that no text closes the script element
     template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")

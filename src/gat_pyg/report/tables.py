@@ -25,8 +25,7 @@ from .cells import (
     spread,
 )
 from .comparison import comparison_table
-from .counts import Counts
-from .data_table import data_table, unknown_note
+from .data_table import Counts, data_table, unknown_note
 from .general import general_table, rows_of
 from .runs import ABLATION, AS_GAT, Key, Line, Runs, forms, gathered, key_of, shown
 

@@ -14,8 +14,8 @@ from ..experiments.result import MODEL
 from ..files import write_whole
 from ..models.attention import attention_layers
 from .cells import NAMES, Table
-from .counts import Counts, counted
 from .curves import curves_figure
+from .data_table import Counts, counted
 from .formats import csv_table, html, latex, latex_table, markdown
 from .general import rows_of
 from .runs import Line, gathered, lines_of
