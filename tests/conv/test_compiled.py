@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
+import typing
 from typing import Any
 
 import onnx
@@ -82,6 +84,15 @@ def test_torchscript_of_a_sparse_tensor(name: str) -> None:
     matrix = torch_sparse.SparseTensor.from_edge_index(index, sparse_sizes=(40, 40)).t()
     x = inputs(RANDOM)[0]
     assert_close(torch.jit.script(CallsWithMatrix(conv))(x, matrix), conv(x, index))
+
+
+def test_layers_can_be_imported_without_torchscript(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.jit, "_overload_method", raising=False)
+    spec = importlib.util.spec_from_file_location("gat_pyg.conv.base_again", gat_pyg.conv.base.__file__)
+    assert spec is not None and spec.loader is not None
+    base = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(base)
+    assert base.overload is typing.overload
 
 
 # torch.compile ------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ KINDS = [*LAYERS, *MECHANISMS]  # layers, and mechanisms of GATConv that PyG doe
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def normal(*shape: int, seed: int) -> Tensor:
+def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
@@ -72,8 +72,9 @@ class Draw:
         if self.name == "GATv2Conv":
             self.options["share_weights"] = pick([True, False])
         self.options |= {"heads": self.heads, "edge_dim": self.edge_dim, "flow": self.flow}
-        declared = self.name == "GATConv" and self.flow == "source_to_target" and pick([True, False])
-        self.size = {"size": (self.graph.num_src, self.graph.num_dst)} if declared else {}
+        declared = self.name == "GATConv" and self.flow == "source_to_target" and pick([True, True, False])
+        size = pick([None, self.graph.num_src]), pick([None, self.graph.num_dst])  # None: as many as x has rows
+        self.size = {"size": size} if declared else {}
         vars(self).update(fixed)
 
     def __str__(self) -> str:

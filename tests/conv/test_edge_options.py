@@ -13,25 +13,13 @@ from torch_geometric.explain import Explainer, GNNExplainer, PGExplainer
 
 import gat_pyg
 from gat_pyg import TransformerConv
-from tests.conv.test_draws import LAYERS, C, D, F, H
+from tests.conv.test_compiled import inputs, layer
+from tests.conv.test_draws import LAYERS, C, D, F, H, normal
 from tests.graph.test_edges import adjacency
 from tests.graphs import LOOPS, RANDOM, Graph
 from tests.laws import assert_close
 
 every_layer = pytest.mark.parametrize("name", LAYERS)
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def layer(name: str, **options: Any) -> Any:
-    torch.manual_seed(0)
-    return LAYERS[name](F, C, H, edge_dim=D, **options).double()
-
-
-def inputs(graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
-    return draw(graph.num_src, F), graph.index, draw(graph.index.size(1), D, seed=1)
 
 
 def test_transformer_returns_alpha_before_dropout() -> None:
@@ -98,7 +86,7 @@ def test_weights_and_dropout_on_a_matrix(name: str, layout: str) -> None:
     """Its edges have the order of its rows; added loops are among them, for which there is no weight."""
     index = RANDOM.index[:, RANDOM.index[0] != RANDOM.index[1]].unique(dim=1)
     index = index[:, (40 * index[1] + index[0]).argsort()]
-    x, weight, matrix = draw(40, F), draw(index.size(1)), adjacency(Graph("", index, 40, 40), "csr")
+    x, weight, matrix = normal(40, F), normal(index.size(1)), adjacency(Graph("", index, 40, 40), "csr")
     if layout == "SparseTensor":
         matrix = pytest.importorskip("torch_sparse", reason="it is torch_sparse's").SparseTensor.from_dense(
             matrix.to_dense()
@@ -128,12 +116,12 @@ def test_features_and_weights_of_a_matrix_have_the_order_of_its_values(name: str
     index = index if layout == "csc" else index[:, (40 * index[1] + index[0]).argsort()]
     matrix, num_edges = adjacency(Graph("", index, 40, 40), layout), index.size(1)
     conv = layer(name, **({} if name == "TransformerConv" else {"add_self_loops": False}))
-    x, edge_attr = draw(40, F), draw(num_edges, D)
+    x, edge_attr = normal(40, F), normal(num_edges, D)
     assert_close(conv(x, matrix, edge_attr), conv(x, index, edge_attr), f"{name} features")
     with pytest.raises(ValueError, match=f"edge_attr has 7 rows, but the sparse matrix has {num_edges} edges"):
         conv(x, matrix, edge_attr[:7])
     conv = LAYERS[name](F, C, H, **({} if name == "TransformerConv" else {"add_self_loops": False})).double()
-    weight = draw(num_edges)
+    weight = normal(num_edges)
     assert_close(conv(x, matrix, edge_weight=weight), conv(x, index, edge_weight=weight), f"{name} weights")
 
 
@@ -141,11 +129,11 @@ def test_the_values_of_a_matrix_are_edge_features() -> None:
     """PyG's layer takes them so, and ours on a `SparseTensor` too."""
     torch_sparse = pytest.importorskip("torch_sparse", reason="SparseTensor is torch_sparse's")
     index = RANDOM.index.unique(dim=1)
-    values = draw(index.size(1), D)
+    values = normal(index.size(1), D)
     matrix = torch_sparse.SparseTensor(row=index[1], col=index[0], value=values, sparse_sizes=(40, 40))
     for name in LAYERS:
         conv = layer(name, **({} if name == "TransformerConv" else {"add_self_loops": False}))
-        assert_close(conv(draw(40, F), matrix), conv(draw(40, F), index, values), name)
+        assert_close(conv(normal(40, F), matrix), conv(normal(40, F), index, values), name)
 
 
 class Explained(torch.nn.Module):
@@ -206,7 +194,7 @@ def test_explanations_are_those_of_pygs_layers(
     monkeypatch.setattr(LAYERS[name], "_by_messages", refuse)
     x, index, edge_attr = inputs(RANDOM)
     index = torch.cat([index, torch.arange(3).expand(2, -1)], 1)  # with loops, which are replaced
-    edge_attr = torch.cat([edge_attr, draw(3, D)])
+    edge_attr = torch.cat([edge_attr, normal(3, D)])
     masks = []
     for layers in (pyg, gat_pyg):
         torch.manual_seed(0)
