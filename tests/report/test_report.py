@@ -176,9 +176,8 @@ def test_rows_that_were_not_trained_in_float32_are_noted():
 
 
 def test_the_study_trained_as_gat_has_a_column_of_table_3():
-    lines = at(
-        [one("GraphSAGE-mean", "ppi", 0.6), one("mine", "ppi", 0.9, row="GraphSAGE-mean", study="trained as GAT")]
-    )
+    as_gat = one("mine", "ppi", 0.9, row="GraphSAGE-mean", study="trained as GAT")
+    lines = at([one("GraphSAGE-mean", "ppi", 0.6), as_gat])
     table = named(lines, "table3")
     assert table.columns[-1] == ("PPI", "trained as GAT") and len(table.rows) == 9
     assert row_of(table, "GraphSAGE-mean")[1:] == ["0.600 (1)", "0.598", "+0.002", "0.900 (1)"]
