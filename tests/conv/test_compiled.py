@@ -80,6 +80,7 @@ def test_torchscript_returns_what_eager_does(kind: str, monkeypatch: pytest.Monk
     assert_close(attention, alpha, kind)
 
 
+@pytest.mark.sparse
 @torchscript
 @pytest.mark.parametrize("name", LAYERS)
 def test_torchscript_of_a_sparse_tensor(name: str) -> None:

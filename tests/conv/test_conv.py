@@ -147,7 +147,9 @@ def test_src_alone() -> None:
             assert_same(run(ours, x, index, size=size), run(theirs, x, index, size=size), f"{loops} {size}")
 
 
-@pytest.mark.parametrize("layout", ["coo", "csr", "SparseTensor", "EdgeIndex", "sorted EdgeIndex"])
+@pytest.mark.parametrize(
+    "layout", ["coo", "csr", pytest.param("SparseTensor", marks=pytest.mark.sparse), "EdgeIndex", "sorted EdgeIndex"]
+)
 @pytest.mark.parametrize("graph", [LOOPS, BIPARTITE], ids=str)
 @both_layers
 @pytest.mark.usefixtures("no_messages")
@@ -167,6 +169,21 @@ def test_every_adjacency_type(name: str, graph: Graph, layout: str) -> None:
         if graph is BIPARTITE and loops and layout in ("coo", "csr"):
             continue  # PyG builds a square matrix there and fails
         assert_same(run(ours, x, edges), run(theirs, x, edges), f"{graph} {layout} {loops}")
+
+
+@pytest.mark.sparse
+@both_layers
+def test_a_sparse_tensor_by_messages(name: str) -> None:
+    torch_sparse = pytest.importorskip("torch_sparse", reason="SparseTensor is torch_sparse's")
+    matrix = torch_sparse.SparseTensor.from_edge_index(LOOPS.index.unique(dim=1), sparse_sizes=(LOOPS.num_src,) * 2).t()
+    conv, x = pair(name, 5, 5, heads=3)[1], x_of(LOOPS)
+    expected = conv(x, matrix)
+    with conv.register_message_forward_hook(lambda *_: None):
+        assert_close(conv(x, matrix), expected)
+        with pytest.raises(
+            NotImplementedError, match=r"edge_index is a SparseTensor\. Pass edge_index of shape \(2, E\)"
+        ):
+            pair(name, 5, 5, edge_dim=2)[1](x, matrix)
 
 
 @both_layers

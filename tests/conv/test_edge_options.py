@@ -81,7 +81,7 @@ def test_a_hook_sees_the_edges_that_are_not_dropped(name: str) -> None:
 
 
 @every_layer
-@pytest.mark.parametrize("layout", ["csr", "SparseTensor"])
+@pytest.mark.parametrize("layout", ["csr", pytest.param("SparseTensor", marks=pytest.mark.sparse)])
 def test_weights_and_dropout_on_a_matrix(name: str, layout: str) -> None:
     """Its edges have the order of its rows; added loops are among them, for which there is no weight."""
     index = RANDOM.index[:, RANDOM.index[0] != RANDOM.index[1]].unique(dim=1)
@@ -125,6 +125,7 @@ def test_features_and_weights_of_a_matrix_have_the_order_of_its_values(name: str
     assert_close(conv(x, matrix, edge_weight=weight), conv(x, index, edge_weight=weight), f"{name} weights")
 
 
+@pytest.mark.sparse
 def test_the_values_of_a_matrix_are_edge_features() -> None:
     """PyG's layer takes them so, and ours on a `SparseTensor` too."""
     torch_sparse = pytest.importorskip("torch_sparse", reason="SparseTensor is torch_sparse's")

@@ -159,7 +159,17 @@ def test_ungroup_is_differentiable_twice_and_can_be_mapped(loops: bool) -> None:
     assert torch.equal(torch.func.vmap(edges.ungroup, 1, 1)(values), edges.ungroup(values))
 
 
-@pytest.mark.parametrize("layout", [*LAYOUTS, "EdgeIndex", "sorted EdgeIndex", "int32", "SparseTensor", "reverse"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        *LAYOUTS,
+        "EdgeIndex",
+        "sorted EdgeIndex",
+        "int32",
+        pytest.param("SparseTensor", marks=pytest.mark.sparse),
+        "reverse",
+    ],
+)
 @pytest.mark.parametrize("graph", [LOOPS, RANDOM], ids=str)
 @pytest.mark.parametrize("loops", [False, True])
 def test_every_adjacency_type_means_the_same(graph: Graph, layout: str, loops: bool) -> None:
@@ -368,6 +378,7 @@ def test_an_edge_index_with_a_wrong_sort_order_is_an_error(flow: str, remote: bo
     ],
     ids=str,
 )
+@pytest.mark.sparse
 def test_a_sparse_tensor_with_a_wrong_rowptr_is_an_error(
     rowptr: list[int], shown: str, loops: bool, remote: bool
 ) -> None:

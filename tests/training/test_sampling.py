@@ -88,6 +88,7 @@ def test_a_batch_is_edges_of_the_graph_hop_by_hop(graph: Graph, num_neighbors: l
         assert sorted(again.node.tolist()) == near.tolist() and torch.equal(again.edge, out.edge)
 
 
+@pytest.mark.sparse
 @pytest.mark.skipif(not (WITH_PYG_LIB or WITH_TORCH_SPARSE), reason="PyG's own sampler needs pyg-lib or torch_sparse")
 def test_a_loader_gives_what_pygs_gives():
     graph = random(60, 60, 400)
