@@ -6,7 +6,6 @@ import functools
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,16 +15,14 @@ from torch_geometric.nn import GIN
 
 from gat_pyg.models import GAT, Encoded
 from gat_pyg.philox import draw_seed, seeds_from
-from gat_pyg.seeds import EachStopping, Outcome, StackedInductive, planning, train
-from gat_pyg.seeds.callbacks import EachMetrics
-from gat_pyg.seeds.fitting import outcomes, seeded
+from gat_pyg.seeds import EachStopping, StackedInductive, planning, train
 from gat_pyg.seeds.planning import plan_stack
 from gat_pyg.training import Optimisation, Resumable
 from gat_pyg.training.epoch_seeds import generator_of, seed_epoch
 from gat_pyg.training.loading import TaskData
 from tests.objectives import OBJECTIVES, WITH_GRAPHS, headed
-from tests.seeds.test_seeds import Dropped, Found, Make, alone, assert_same, float64, in_float64, stacked, trainer
-from tests.training.test_training import Kill, one_thread, pytestmark  # noqa: F401 (fixtures and marks)
+from tests.seeds.test_seeds import Dropped, Make, Runs, alone, assert_same, float64, in_float64, stacked
+from tests.training.loaders import pytestmark, trainer  # noqa: F401 (marks of this file)
 
 BATCH = 2  # of five training graphs: the last batch is smaller
 
@@ -62,7 +59,7 @@ def test_every_epoch_is_that_of_the_seed_alone(objective: str, model: str):
 
 
 @functools.cache
-def three_alone() -> Found:
+def three_alone() -> Runs:
     task = in_float64(OBJECTIVES["graphs"]())
     with float64():
         return alone(lambda: headed(MODELS["GAT"](), task), task, range(3), 15, patience=2, batch_size=BATCH)
@@ -103,11 +100,6 @@ def test_in_passes_all_seeds_take_the_order_of_the_first():
     assert last[0].val != whole[2].val  # in the order of its own seed
 
 
-def test_a_batch_of_no_graphs_is_refused():
-    with pytest.raises(ValueError, match="batch_size is 0, expected a number of graphs, at least 1"):
-        train(MODELS["GAT"], OBJECTIVES["graphs"](), batch_size=0)
-
-
 def test_a_model_draws_its_seeds_as_after_its_own_epochs_start():
     device, seeds = torch.device("cpu"), [3, 0, 2**32 - 1]
     generators = [generator_of(seed, 7, device) for seed in seeds]
@@ -124,51 +116,13 @@ def test_a_model_draws_its_seeds_as_after_its_own_epochs_start():
         assert together[row].tolist() == [int(draw_seed(device)) for _ in range(4)]
 
 
-def test_after_a_fit_chance_is_drawn_anew():
+def test_after_a_fit_each_call_draws_its_own_mask():
     task = OBJECTIVES["graphs"]()
     module = StackedInductive([headed(MODELS["GAT"](), task) for _ in range(2)], range(2), task.objective)
     trainer(Resumable(None, 0), EachStopping(range(2)), epochs=1).fit(module, datamodule=TaskData(task))
     module.train()
     batch = Batch.from_data_list(task.train)
     assert not torch.equal(module(batch), module(batch))
-
-
-# Killed and resumed -------------------------------------------------------------------------------------------------
-
-
-def resumed(folder: Path, kills: Sequence[tuple[int, str]]) -> tuple[list[Outcome], StackedInductive]:
-    """Return the results of three seeds trained as one that are killed again and again."""
-    path, task, seeds = folder / "last.ckpt", OBJECTIVES["graphs"](), range(3)
-    for kill in [*kills, None]:
-        stopping = EachStopping(seeds, patience=2)
-        files = EachMetrics({seed: folder / f"{seed}.csv" for seed in seeds}, stopping)
-        fitted = trainer(files, stopping, Resumable(path, 0, every=0.0), *([Kill(*kill)] if kill else []), epochs=15)
-        models = [seeded(seed, lambda: headed(MODELS["GAT"](), task)) for seed in seeds]
-        module = StackedInductive(models, seeds, task.objective, Optimisation(0.01, 5e-4))
-        torch.rand(7)
-        try:
-            fitted.fit(module, datamodule=TaskData(task, BATCH, 0), ckpt_path=path if path.exists() else None)
-            assert kill is None
-        except InterruptedError:
-            pass
-    fitted.test(module, datamodule=TaskData(task, BATCH, 0), verbose=False)
-    return outcomes(module, stopping), module
-
-
-def test_seeds_that_were_killed_end_like_those_that_were_not(tmp_path: Path):
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "killed").mkdir()
-    whole, module = resumed(tmp_path / "whole", [])
-    epochs = sorted(outcome.epochs for outcome in whole)
-    assert epochs[0] < epochs[-1] - 1
-    kills = [(1, "batch"), (epochs[-1] - 1, "validation")]  # before and after some had left
-    killed, again = resumed(tmp_path / "killed", kills)
-    for one, other in zip(whole, killed, strict=True):
-        assert replace(other, seconds=one.seconds) == one
-    assert all(torch.equal(value, again.model.weights()[key]) for key, value in module.model.weights().items())
-    for seed in range(3):
-        texts = [(tmp_path / run / f"{seed}.csv").read_text() for run in ("whole", "killed")]
-        assert texts[0] == texts[1]
 
 
 # Memory -------------------------------------------------------------------------------------------------------------

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 import itertools
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning import Trainer
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch_geometric.data import Data
@@ -27,16 +25,13 @@ from gat_pyg.experiments.model_file import predict
 from gat_pyg.experiments.result import read
 from gat_pyg.models import LinkScores
 from gat_pyg.tasks.edges import EdgeLabels, complete_pairs
-from gat_pyg.training import Optimisation, PaperStopping, Resumable, SafeCheckpoints, Transductive
+from gat_pyg.training import Transductive
 from gat_pyg.training.loading import TaskData
 from gat_pyg.training.neighbours import TorchSampler
 from tests.graphs import random
 from tests.laws import assert_close
 from tests.objectives import labelled_edges, quantities_of_edges
-
-QUIET: dict[str, Any] = dict.fromkeys(
-    ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
-) | {"accelerator": "cpu"}
+from tests.training.loaders import Place, trainer
 
 
 def linked(directed: bool = False, disjoint: float = 0.0) -> Task:
@@ -75,11 +70,6 @@ def model_of(task: Task, dropout: float = 0.0) -> nn.Module:
 
 def wide(data: Data) -> Data:
     return copy.copy(data).apply(lambda value: value.double() if value.is_floating_point() else value)
-
-
-class Place:
-    def __init__(self, rank: int, world: int) -> None:
-        self.global_rank, self.world_size = rank, world
 
 
 def batches(
@@ -238,10 +228,10 @@ def test_over_processes_a_step_has_the_same_pairs_and_loss(name: str, world: int
 
 def scores(task: Task, data: TaskData, model: nn.Module) -> dict[str, float]:
     module = Transductive(model, task.objective)
-    trainer = Trainer(precision="64-true", **QUIET)
+    fit = trainer(precision="64-true")
     return {
         key: value
-        for call in (trainer.validate, trainer.test)
+        for call in (fit.validate, fit.test)
         for key, value in call(module, datamodule=data, verbose=False)[0].items()
     }
 
@@ -274,23 +264,6 @@ def test_a_model_without_layers_by_batches_is_called_on_the_whole_graph() -> Non
         assert model.inference(loader, edge_label_index=pairs[:, :0]).shape == (0,)
 
 
-def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(tmp_path: Path) -> None:
-    def fitted(max_epochs: int, begin: Path | None = None) -> list[Tensor]:
-        task = linked()
-        module = Transductive(model_of(task, dropout=0.5), task.objective, Optimisation(lr=0.05))
-        callbacks = [PaperStopping(100, "accuracy"), Resumable(path, seed=3, every=0)]
-        trainer = Trainer(max_epochs=max_epochs, callbacks=callbacks, plugins=[SafeCheckpoints()], **QUIET)
-        trainer.fit(module, datamodule=TaskData(task, 20, seed=3, num_neighbors=[2, 2]), ckpt_path=begin)
-        return [parameter.detach().clone() for parameter in module.parameters()]
-
-    path = tmp_path / "last.ckpt"
-    start = list(model_of(linked()).parameters())
-    uninterrupted = fitted(4)
-    fitted(2)
-    for before, one, other in zip(start, uninterrupted, fitted(4, path), strict=True):
-        assert torch.equal(one, other) and not torch.equal(before, one)
-
-
 def test_pygs_loader_of_links_takes_the_sampler() -> None:
     graph = random(40, 40, 200)
     data = Data(torch.randn(40, 3), graph.index)
@@ -307,14 +280,9 @@ def test_pygs_loader_of_links_takes_the_sampler() -> None:
     assert batch.edge_label.tolist() == [1.0] * 6 + [0.0] * 6
 
 
-def test_parts_of_a_graph_with_labelled_pairs_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"num_parts is 3, but links predicts links, whose ends may be in two parts"):
-        TaskData(linked(), num_parts=3)
-
-
 def run(monkeypatch: pytest.MonkeyPatch, path: Path, *settings: str) -> None:
-    asked = ["dataset._target_=gat_pyg.data.links", "+dataset.dataset._target_=gat_pyg.data.digits"]
-    monkeypatch.setattr(sys, "argv", ["gat-pyg", *asked, "+dataset.name=pairs", f"outputs={path}", *settings])
+    arguments = ["dataset._target_=gat_pyg.data.links", "+dataset.dataset._target_=gat_pyg.data.digits"]
+    monkeypatch.setattr(sys, "argv", ["gat-pyg", *arguments, "+dataset.name=pairs", f"outputs={path}", *settings])
     gat_pyg.run.main()
 
 
@@ -328,37 +296,3 @@ def test_the_command_trains_by_batches_and_scores_the_whole_graph(
     data = links(digits()).train[0]
     test = Data(data.x, data.edge_index, edge_label_index=data.edge_label_index[:, data.test_mask])
     assert roc_auc_score(data.y[data.test_mask], predict(result.run_dir, test)) == pytest.approx(result.value, abs=2e-5)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            ["loader=cluster"],
-            "num_parts is 20, but pairs predicts links, whose ends may be in two parts. Use num_neigh",
-        ),
-        (["loader=neighbor", "loader.num_neighbors=[4]"], r"num_neighbors is \[4\], expected 2 numbers: one for each"),
-        (
-            ["loader=neighbor", "loader.num_links=8"],
-            r"and num_links is 8, expected only one: .* Set the others to null",
-        ),
-        (
-            ["trainer=ddp_cpu"],
-            r"which 2 processes do not divide by default. Use loader=neighbor, or \+loader.num_links",
-        ),
-        (
-            ["trainer=ddp_cpu", "trainer.strategy=halo"],
-            "strategy is halo, which divides the nodes, but pairs predicts li",
-        ),
-    ],
-)
-def test_settings_that_divide_no_pairs_are_errors(
-    settings: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit):
-        run(monkeypatch, tmp_path, "+model.decoder=mlp", *settings)
-    assert re.search(message, capsys.readouterr().err)
