@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import shutil
 import sys
 import tempfile
@@ -93,14 +94,10 @@ def ogbg(name: str, root: str | Path | None = None) -> Task:
         raise ValueError(
             f"{name!r} is unknown: expected the name of a data set with labels of graphs, such as ogbg-molbace."
         )
-    try:
-        from ogb.graphproppred import PygGraphPropPredDataset
-    except ImportError as error:
-        raise ImportError(_NEEDS_OGB.format(name)) from error
-
+    ogb = _imported("ogb.graphproppred", name)
     with _allowed(), redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # ogb's labels, which it only reads
-        dataset = PygGraphPropPredDataset(name, root=str(data_root(root) / "ogb"))
+        dataset = ogb.PygGraphPropPredDataset(name, root=str(data_root(root) / "ogb"))
     return from_dataset(dataset, name)
 
 
@@ -121,13 +118,9 @@ def ogbl(name: str, root: str | Path | None = None, channels: int = 64) -> Task:
     """
     if not name.startswith("ogbl-"):
         raise ValueError(f"{name!r} is unknown: expected the name of a data set with links, such as ogbl-ddi.")
-    try:
-        from ogb.linkproppred import PygLinkPropPredDataset
-    except ImportError as error:
-        raise ImportError(_NEEDS_OGB.format(name)) from error
-
+    ogb = _imported("ogb.linkproppred", name)
     with _allowed(), redirect_stdout(sys.stderr):
-        dataset = PygLinkPropPredDataset(name, root=str(data_root(root) / "ogb"))
+        dataset = ogb.PygLinkPropPredDataset(name, root=str(data_root(root) / "ogb"))
         parts = dataset.get_edge_split()
     if not all("edge_neg" in parts[part] for part in ("valid", "test")):
         raise ValueError(
@@ -151,15 +144,16 @@ def _allowed() -> Any:
     return torch.serialization.safe_globals([DataEdgeAttr, DataTensorAttr, GlobalStorage, *arrays])
 
 
-_NEEDS_OGB = "{} needs ogb. Run: python -m pip install 'gat_pyg[ogb]'."
+def _imported(module: str, name: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{name} needs ogb. Run: python -m pip install 'gat_pyg[ogb]'.") from error
 
 
 def _write_ogbn(name: str, folder: Path) -> None:
     """Convert the raw files, downloaded if necessary, into the folder `npy`, atomically."""
-    try:
-        from ogb.utils import url
-    except ImportError as error:
-        raise ImportError(_NEEDS_OGB.format(name)) from error
+    url = _imported("ogb.utils.url", name)
     metadata = _ogb_metadata(name)
 
     def fetch(fresh: str, missing: Sequence[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +13,7 @@ from torch_geometric.data import Data
 
 from .checks import NOTHING_KNOWN
 from .metrics import ACCURACY, MANY_LABELS, MICRO_F1, ONE_LABEL, Metric
-from .objective import Objective, any_known, widest
+from .objective import Objective, any_known
 
 
 @dataclass(frozen=True)
@@ -94,31 +93,18 @@ class OneLabel(_Labels):
             bad = int(y.min()) if int(y.min()) < -1 else int(y.max())
             raise ValueError(f"{where}: y holds the label {bad}, expected 0 to {K - 1}, or -1 where it is unknown.")
 
-    def loss(self, out: Tensor, y: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
+    def summed_loss(self, out: Tensor, y: Tensor) -> Tensor:
         """Return the cross-entropy."""
-        loss = F.cross_entropy(out, y, ignore_index=-1, reduction="sum")
-        return loss / self.known(y).sum().clamp(min=1) if reduction == "mean" else loss
+        return F.cross_entropy(out, y, ignore_index=-1, reduction="sum")
 
-    def statistics(self, out: Tensor, y: Tensor) -> Tensor:
-        """Return the sums (loss, known, correct), in float64 if the device has it, or rows for another metric."""
-        if self.by_rows:
-            return super().statistics(out, y)
-        wide = widest(out)
-        counts = [self.known(y).sum(), (out.argmax(-1) == y).sum()]
-        return torch.stack([self.loss(out, y, reduction="sum").to(wide), *(count.to(wide) for count in counts)])
+    def counts(self, out: Tensor, y: Tensor) -> list[Tensor]:
+        """Return the number of correct predictions."""
+        return [(out.argmax(-1) == y).sum()]
 
-    def score(self, statistics: Sequence[float] | Tensor) -> float:
-        """Return the accuracy in percent, or the score of another metric.
-
-        Example:
-            >>> from gat_pyg.tasks.nodes import NodeLabels
-            >>> NodeLabels(7).score([1.0, 4.0, 3.0])
-            75.0
-        """
-        if self.by_rows:
-            return super().score(statistics)
-        _, size, correct = statistics
-        return 100.0 * float(correct) / max(float(size), 1.0)
+    def score_of_counts(self, size: float, *counts: float) -> float:
+        """Return the accuracy in percent."""
+        (correct,) = counts
+        return 100.0 * correct / max(size, 1.0)
 
     def unpack(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits `[n, K]` and the labels `[n]`."""
@@ -192,7 +178,7 @@ class ManyLabels(_Labels):
                 f"{where}: y holds other values than 0, 1 and NaN (unknown). Turn the labels into 0 and 1."
             )
 
-    def loss(self, out: Tensor, y: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
+    def summed_loss(self, out: Tensor, y: Tensor) -> Tensor:
         """Return the sigmoid cross-entropy.
 
         Example:
@@ -202,29 +188,17 @@ class ManyLabels(_Labels):
         """
         weight = self.known(y).to(out.dtype)
         true = y.nan_to_num().to(torch.promote_types(out.dtype, y.dtype))  # else float64 logits are rounded to float32
-        loss = F.binary_cross_entropy_with_logits(out, true, weight=weight, reduction="sum")
-        return loss / self.known(y).sum().clamp(min=1) if reduction == "mean" else loss
+        return F.binary_cross_entropy_with_logits(out, true, weight=weight, reduction="sum")
 
-    def statistics(self, out: Tensor, y: Tensor) -> Tensor:
-        """Return the sums (loss, known, TP, FP, FN), in float64 if the device has it, or rows for another metric."""
-        if self.by_rows:
-            return super().statistics(out, y)
-        wide, positive, true = widest(out), out > 0, y == 1
-        counts = [self.known(y).sum(), (positive & true).sum(), (positive & (y == 0)).sum(), (~positive & true).sum()]
-        return torch.stack([self.loss(out, y, reduction="sum").to(wide), *(count.to(wide) for count in counts)])
+    def counts(self, out: Tensor, y: Tensor) -> list[Tensor]:
+        """Return TP, FP and FN."""
+        positive, true = out > 0, y == 1
+        return [(positive & true).sum(), (positive & (y == 0)).sum(), (~positive & true).sum()]
 
-    def score(self, statistics: Sequence[float] | Tensor) -> float:
-        """Return micro-F1, or the score of another metric.
-
-        Example:
-            >>> from gat_pyg.tasks.nodes import NodeMultiLabels
-            >>> NodeMultiLabels(2).score([1.0, 4.0, 1.0, 1.0, 1.0])
-            0.5
-        """
-        if self.by_rows:
-            return super().score(statistics)
-        _, _, TP, FP, FN = statistics
-        return 2 * float(TP) / max(float(2 * TP + FP + FN), 1.0)
+    def score_of_counts(self, size: float, *counts: float) -> float:
+        """Return micro-F1."""
+        TP, FP, FN = counts
+        return 2 * TP / max(2 * TP + FP + FN, 1.0)
 
     def constant_score(self, y: Tensor) -> float:
         """Return the best micro-F1 of predicting the m most frequent labels in every row, over all m.

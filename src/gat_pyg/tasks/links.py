@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import torch
@@ -116,7 +115,7 @@ class LinkLabels(OfEdges):
         if "edge_label_index" not in data:
             raise ValueError("The run predicts links: give data.edge_label_index [2, L], the pairs of nodes.")
 
-    def loss(self, out: Tensor, y: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
+    def summed_loss(self, out: Tensor, y: Tensor) -> Tensor:
         """Return the sigmoid cross-entropy of the scores.
 
         Example:
@@ -124,14 +123,12 @@ class LinkLabels(OfEdges):
             tensor(0.6931)
         """
         known = self.known(y)
-        loss = F.binary_cross_entropy_with_logits(out, y.to(out.dtype), known.to(out.dtype), reduction="sum")
-        return loss / known.sum().clamp(min=1) if reduction == "mean" else loss
+        return F.binary_cross_entropy_with_logits(out, y.to(out.dtype), known.to(out.dtype), reduction="sum")
 
     def statistics(self, out: Tensor, y: Tensor) -> Tensor:
         """Return the summed loss, the number of pairs n, and n times each score of `measures`."""
-        size = int(self.known(y).sum())
-        scores = self._scores(out, y)
-        values = [float(self.loss(out, y, "sum")), float(size), *(size * scores[name] for name in self.measures)]
+        size, scores = int(self.known(y).sum()), self._scores(out, y)
+        values = [float(self.summed_loss(out, y)), float(size), *(size * scores[name] for name in self.measures)]
         return torch.tensor(values, dtype=widest(out), device=out.device)
 
     def score(self, statistics: Sequence[float] | Tensor) -> float:

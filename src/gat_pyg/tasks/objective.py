@@ -156,21 +156,37 @@ class Objective(ABC):
         return torch.full_like(y, float("nan") if y.is_floating_point() else -1)
 
     @abstractmethod
+    def summed_loss(self, out: Tensor, y: Tensor) -> Tensor:
+        """Return the sum of the loss over the known labels; 0 if none is known."""
+
     def loss(self, out: Tensor, y: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
         """Return the mean or the sum of the loss over the known labels; 0 if none is known."""
+        loss = self.summed_loss(out, y)
+        return loss / self.known(y).sum().clamp(min=1) if reduction == "mean" else loss
 
     @property
     def by_rows(self) -> bool:
         """True if the score needs all predictions of a split; False if it follows from sums."""
         return self.measures[self.metric.name] is not None
 
-    def statistics(self, out: Tensor, y: Tensor) -> Tensor:
-        """Return the sufficient statistics of a batch.
+    def counts(self, out: Tensor, y: Tensor) -> list[Tensor]:
+        """Return the counts from which the score follows, unless it is `by_rows`."""
+        raise NotImplementedError
 
-        If `by_rows`, these are the rows `[n, K + labels]` of the predictions with their labels, in float64 if the
-        device has it. Otherwise sums `[s]`, first of the loss, then the number of known labels.
+    def score_of_counts(self, size: float, *counts: float) -> float:
+        """Return the score from the number of known labels and the pooled `counts`, unless it is `by_rows`."""
+        raise NotImplementedError
+
+    def statistics(self, out: Tensor, y: Tensor) -> Tensor:
+        """Return the sufficient statistics of a batch, in float64 if the device has it.
+
+        If `by_rows`, these are the rows `[n, K + labels]` of the predictions with their labels. Otherwise sums `[s]`:
+        of the loss, the number of known labels, and the `counts`.
         """
-        return torch.cat([out.to(widest(out)), (y[:, None] if y.dim() == 1 else y).to(widest(out))], -1)
+        if self.by_rows:
+            return torch.cat([out.to(widest(out)), (y[:, None] if y.dim() == 1 else y).to(widest(out))], -1)
+        sums = [self.summed_loss(out, y), self.known(y).sum(), *self.counts(out, y)]
+        return torch.stack([value.to(widest(out)) for value in sums])
 
     def pool(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the statistics of several batches together: all rows, or the sums."""
@@ -181,8 +197,16 @@ class Objective(ABC):
         return rows[:, : self.out_channels], rows[:, self.out_channels :]
 
     def score(self, statistics: Sequence[float] | Tensor) -> float:
-        """Return the score from the pooled `statistics`."""
-        return self.measure(*self.unpack(torch.as_tensor(statistics)))
+        """Return the score from the pooled `statistics`.
+
+        Example:
+            >>> from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
+            >>> NodeLabels(7).score([1.0, 4.0, 3.0]), NodeMultiLabels(2).score([1.0, 4.0, 1.0, 1.0, 1.0])
+            (75.0, 0.5)
+        """
+        if self.by_rows:
+            return self.measure(*self.unpack(torch.as_tensor(statistics)))
+        return self.score_of_counts(*(float(value) for value in statistics[1:]))
 
     def measure(self, out: Tensor, y: Tensor) -> float:
         """Return the score of predictions; the metric needs all of them."""

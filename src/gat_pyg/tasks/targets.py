@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -90,7 +90,7 @@ class Targets(Objective):
                 f"{where}: y is infinite as float32 in {int(y.isinf().sum())} places. Give NaN where it is unknown."
             )
 
-    def loss(self, out: Tensor, y: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
+    def summed_loss(self, out: Tensor, y: Tensor) -> Tensor:
         """Return the squared or absolute error of the standardised targets.
 
         Example:
@@ -101,8 +101,7 @@ class Targets(Objective):
         known = self.known(y)
         wide = torch.promote_types(out.dtype, y.dtype)  # else float64 outputs are compared with rounded targets
         error = torch.where(known, out - self.outputs(y.to(wide)), 0.0)
-        loss = (error.abs() if self.metric.name == MAE.name else error.square()).sum()
-        return loss / known.sum().clamp(min=1) if reduction == "mean" else loss
+        return (error.abs() if self.metric.name == MAE.name else error.square()).sum()
 
     def measure(self, out: Tensor, y: Tensor) -> float:
         """Return the score in the unit of y."""
