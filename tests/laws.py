@@ -1,4 +1,4 @@
-"""The laws of attention over neighbourhoods, for any score and any backend, as assertions."""
+"""The laws of attention over neighbourhoods, for any score, in float64, as assertions."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def moved(edges: Edges, device: str) -> Edges:
     )
 
 
-def sums_to_one(attend: Attend, names: str, graph: Graph, dtype: torch.dtype) -> None:
+def sums_to_one(attend: Attend, names: str, graph: Graph) -> None:
     """Equation (2): attention over each neighbourhood sums to one, over none to zero."""
-    _, alpha = attend(leaves_of(graph, *SIZES[dtype], names, dtype), edges_of(graph))
-    mass = torch.zeros(graph.num_dst, alpha.size(1), dtype=dtype).index_add(0, graph.index[1], alpha)
-    has_neighbours = torch.zeros(graph.num_dst, dtype=dtype).index_fill(0, graph.index[1], 1.0)
+    _, alpha = attend(leaves_of(graph, 3, 5, names), edges_of(graph))
+    mass = torch.zeros(graph.num_dst, alpha.size(1), dtype=torch.float64).index_add(0, graph.index[1], alpha)
+    has_neighbours = torch.zeros(graph.num_dst, dtype=torch.float64).index_fill(0, graph.index[1], 1.0)
     assert_close(mass, has_neighbours[:, None].expand_as(mass), f"{names} {graph}")
     assert (alpha >= 0).all()
 
 
-def renaming_renames(attend: Attend, names: str, graph: Graph, dtype: torch.dtype) -> None:
+def renaming_renames(attend: Attend, names: str, graph: Graph) -> None:
     """Nodes have no order: permuting them and shuffling the edges permutes the outputs."""
-    leaves = leaves_of(graph, *SIZES[dtype], names, dtype)
+    leaves = leaves_of(graph, 3, 5, names)
     out, alpha = attend(leaves, edges_of(graph))
     generator = torch.Generator().manual_seed(1)
     new_src, new_dst, order = (
@@ -80,9 +80,9 @@ def jacobian_is_zero_without_edge(attend: Attend, names: str, graph: Graph) -> N
     assert torch.equal(depends, edge), f"{names} {graph}"
 
 
-def one_neighbour_is_returned(attend: Attend, names: str, graph: Graph, dtype: torch.dtype) -> None:
+def one_neighbour_is_returned(attend: Attend, names: str, graph: Graph) -> None:
     """A neighbourhood of one has nothing to weigh, whatever the score."""
-    leaves = leaves_of(graph, *SIZES[dtype], names, dtype)
+    leaves = leaves_of(graph, 3, 5, names)
     leaves = {name: leaf if name == "x" else 100 * leaf for name, leaf in leaves.items()}
     out, _ = attend(leaves, edges_of(graph))
     src, dst = graph.index
@@ -91,22 +91,24 @@ def one_neighbour_is_returned(attend: Attend, names: str, graph: Graph, dtype: t
             assert_close(out[i], messages(leaves, src)[dst == i][0], f"{names} {graph} dst {i}")
 
 
-def equal_scores_give_the_mean(attend: Attend, names: str, graph: Graph, dtype: torch.dtype) -> None:
+def equal_scores_give_the_mean(attend: Attend, names: str, graph: Graph) -> None:
     """If all neighbours have the same score, attention is the mean: with zero operands, and with large equal ones."""
-    leaves = leaves_of(graph, *SIZES[dtype], names, dtype)
+    leaves = leaves_of(graph, 3, 5, names)
     src, dst = graph.index
-    count = torch.zeros(graph.num_dst, dtype=dtype).index_add(0, dst, torch.ones(dst.numel(), dtype=dtype))
+    count = torch.zeros(graph.num_dst, dtype=torch.float64).index_add(
+        0, dst, torch.ones(dst.numel(), dtype=torch.float64)
+    )
     for value in (0.0, -700.0, 1e4) if names == ADDITIVE else (0.0,):
         equal = {name: leaf if name == "x" else torch.full_like(leaf, value) for name, leaf in leaves.items()}
         each = messages(equal, src)
-        sums = torch.zeros(graph.num_dst, *each.shape[1:], dtype=dtype).index_add(0, dst, each)
+        sums = torch.zeros(graph.num_dst, *each.shape[1:], dtype=torch.float64).index_add(0, dst, each)
         mean = sums / count.clamp(min=1)[:, None, None]
         assert_close(attend(equal, edges_of(graph))[0], mean, f"{names} {graph} {value}")
 
 
-def complete_graph_is_dense_attention(attend: Attend, names: str, dtype: torch.dtype) -> None:
+def complete_graph_is_dense_attention(attend: Attend, names: str) -> None:
     """On a complete graph it is ordinary softmax attention over the definition of the score, the N x N form."""
-    leaves, (src, dst) = leaves_of(COMPLETE, *SIZES[dtype], names, dtype), COMPLETE.index
+    leaves, (src, dst) = leaves_of(COMPLETE, 3, 5, names), COMPLETE.index
     pairs = dict(leaves)
     for name in leaves:
         if SHAPES[name][0] == "E":
@@ -114,14 +116,14 @@ def complete_graph_is_dense_attention(attend: Attend, names: str, dtype: torch.d
             pairs[name][dst, src] = leaves[name]
     alpha = torch.softmax(SCORES[names].dense(**pairs), 1)
     out, edge_alpha = attend(leaves, edges_of(COMPLETE))
-    each = torch.zeros(5, 5, *out.shape[1:], dtype=dtype).index_put((dst, src), messages(leaves, src))
+    each = torch.zeros(5, 5, *out.shape[1:], dtype=torch.float64).index_put((dst, src), messages(leaves, src))
     assert_close(out, torch.einsum("ijh,ijhc->ihc", alpha, each), names)
     assert_close(edge_alpha, alpha[dst, src], names)
 
 
-def union_gives_both(attend: Attend, names: str, first: Graph, second: Graph, dtype: torch.dtype) -> None:
+def union_gives_both(attend: Attend, names: str, first: Graph, second: Graph) -> None:
     """A disjoint union of graphs gives the results of both."""
-    one, other = (leaves_of(graph, *SIZES[dtype], names, dtype, seed=n) for n, graph in enumerate((first, second)))
+    one, other = (leaves_of(graph, 3, 5, names, seed=n) for n, graph in enumerate((first, second)))
     other |= {name: leaf for name, leaf in one.items() if SHAPES[name][0] == "H"}  # parameters, of no node
     both = {name: leaf if leaf is other[name] else torch.cat([leaf, other[name]]) for name, leaf in one.items()}
     out, alpha = attend(both, edges_of(union(first, second)))

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -28,7 +27,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 tl = pytest.importorskip("triton.language")
 
 from gat_pyg import philox as generator  # noqa: E402
-from gat_pyg.attention import Additive, reference  # noqa: E402
+from gat_pyg.attention import Additive  # noqa: E402
 from gat_pyg.attention.additive import gpu as additive  # noqa: E402
 from gat_pyg.attention.pair import gpu as pair  # noqa: E402
 from gat_pyg.attention.pair import gpu_edges as pair_edges  # noqa: E402
@@ -47,19 +46,32 @@ from gat_pyg.kernels import device  # noqa: E402
 from gat_pyg.kernels.gpu import draw, rows  # noqa: E402
 from gat_pyg.philox import keyed  # noqa: E402
 from gat_pyg.tasks.nodes import NodeLabels  # noqa: E402
+from tests.attention.comparisons import (  # noqa: E402
+    Place,
+    Spy,
+    assert_same,
+    check,
+    compare,
+    direction_of,
+    stairs,
+    turned,
+)
+from tests.attention.conftest import nan_as_on_a_gpu  # noqa: E402
 from tests.features.test_features import SIZES, bag_of_words  # noqa: E402
-from tests.graphs import BATCH, BIPARTITE, RANDOM, STAR_IN, ZOO, Graph, random, union  # noqa: E402
-from tests.laws import TOLERANCE, assert_close, edges_of, moved  # noqa: E402
-from tests.scores import ADDITIVE, DOT_EDGES, GATV2, GATV2_EDGES, SCORES, SHAPES, call, leaves_of, score_of  # noqa: E402
+from tests.graphs import BIPARTITE, RANDOM, Graph, random, union  # noqa: E402
+from tests.laws import assert_close, edges_of, moved  # noqa: E402
+from tests.scores import ADDITIVE, DOT_EDGES, GATV2, GATV2_EDGES, SCORES, SHAPES, Tensors, leaves_of, like, score_of  # noqa: E402
 from tests.syncs import syncs  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ON_CUDA = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if ON_CUDA else "cpu"
+PLACE = Place(DEVICE, torch.float32, is_triton=True)
 
 MODULES = (additive, pair, pair_edges, features, steps, rows)
 MERGES = {"_merge_kernel": steps, "_sum_kernel": rows}
 
+weekly = pytest.mark.weekly
 runs = pytest.mark.skipif(not (INTERPRETED or ON_CUDA), reason="needs TRITON_INTERPRET=1 or a GPU")
 on_cuda = pytest.mark.skipif(not ON_CUDA, reason="needs a GPU, and not the interpreter")
 
@@ -72,7 +84,6 @@ def compiles(test: Any) -> Any:
 HALF = [torch.float16, torch.bfloat16]
 SEED = 0x9E3779B97F4A7C15 - 2**64  # both words of the key are in use
 SEEDS = [SEED, 1, 2**62 + 12345]
-Tensors = dict[str, Tensor]
 
 
 @pytest.fixture(autouse=True)
@@ -86,58 +97,14 @@ def _unwritten_is_nan() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _nan_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let tl.minimum and tl.maximum drop NaN in the interpreter too, unless they are asked to propagate it."""
     if INTERPRETED:
-        builder = importlib.import_module("triton.runtime.interpreter").InterpreterBuilder
-        monkeypatch.setattr(builder, "create_minnumf", lambda self, x, y: self.binary_op(x, y, np.fmin))
-        monkeypatch.setattr(builder, "create_maxnumf", lambda self, x, y: self.binary_op(x, y, np.fmax))
-
-
-# The mask of attention dropout, by NumPy alone.
-
-
-def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
-    """Philox4x32-10 of Salmon et al. (SC 2011): four words of 32 bits for each counter `[n, 4]`."""
-    c0, c1, c2, c3 = counter.astype(np.uint64).T
-    k0, k1 = key
-    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
-    for _ in range(10):
-        first, second = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
-        c0, c1, c2, c3 = (
-            (second >> half) ^ c1 ^ np.uint64(k0),
-            second & low,
-            (first >> half) ^ c3 ^ np.uint64(k1),
-            first & low,
-        )
-        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
-    return np.stack([c0, c1, c2, c3], 1)
+        nan_as_on_a_gpu(monkeypatch)
 
 
 def keep_mask(num_edges: int, heads: int, p: float, first: int = 0, seed: int = SEED) -> Tensor:
-    """k `[E, H]` in the caller's order: 0, or 1 / (1 - p) where word h % 4 of (edge, h // 4) is at least p 2^32."""
-    edge, head = (
-        grid.ravel() for grid in np.meshgrid(np.arange(first, first + num_edges), np.arange(heads), indexing="ij")
-    )
-    counter = np.stack([edge & 0xFFFFFFFF, edge >> 32, head // 4, 0 * head], 1)
-    words = philox(counter, (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF))
-    word = words[np.arange(head.size), head % 4].astype(np.int64).reshape(num_edges, heads)
-    return torch.from_numpy(word >= math.floor(p * 2**32)).double() / (1.0 - p)
-
-
-@pytest.mark.parametrize(
-    ("counter", "key", "words"),  # of Random123's kat_vectors
-    [
-        ((0, 0, 0, 0), (0, 0), "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-        ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-        (
-            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
-            (0xA4093822, 0x299F31D0),
-            "d16cfe09 94fdcceb 5001e420 24126ea1",
-        ),
-    ],
-)
-def test_philox_gives_the_known_answers(counter: tuple[int, ...], key: tuple[int, int], words: str) -> None:
-    assert " ".join(f"{word:08x}" for word in philox(np.array([counter]), key)[0]) == words
+    """k `[E, H]` in the caller's order, of edges with ids from `first` on; its words are those of Random123."""
+    ids = torch.arange(first, first + num_edges)
+    return generator.keep_mask(torch.tensor(seed), ids, heads, p, torch.float64)
 
 
 # Against the reference.
@@ -148,27 +115,10 @@ def on_device(edges: Edges) -> Edges:
     return moved(edges, DEVICE)
 
 
-def towards(direction: Tensor, leaves: Tensors) -> Tensor:
-    """A direction with the channels of the edges' features too, where the output has them."""
-    features = leaves["query_edge"].size(-1) if "query_edge" in leaves else 0
-    return direction[..., torch.arange(direction.size(-1) + features) % max(direction.size(-1), 1)]
-
-
-def by_reference(
-    graph: Graph | Edges, leaves: Tensors, direction: Tensor, dropout: float = 0.0, order: Tensor | None = None
-) -> Tensors:
-    """The output and every gradient, in float64; the mask's rows in some `order`."""
-    edges = graph if isinstance(graph, Edges) else edges_of(graph)
-    leaves = {name: leaf.clone().requires_grad_() for name, leaf in leaves.items()}
-    factor = keep_mask(edges.num_rows, leaves["x"].size(1), dropout) if dropout else None
-    factor = factor if factor is None or order is None else factor[order]
-    if "edge_weight" in leaves:
-        factor = leaves["edge_weight"] * (1.0 if factor is None else factor)
-    out, _ = reference.attend(leaves["x"], score_of(leaves), edges, factor)
-    (out * towards(direction, leaves)).sum().backward()
-    # Nothing to differentiate on a graph without edges: no gradient is a zero one.
-    grads = {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
-    return {"out": out.detach(), **grads}
+@pytest.fixture
+def these_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the fused operation run these kernels, on a CPU in the interpreter."""
+    monkeypatch.setitem(device.FILES, "cpu", "gpu")
 
 
 def by_kernels(
@@ -202,8 +152,9 @@ def by_hand(
     """Log-sum-exp, output and gradients, by the functions that the fused operation calls."""
     score = score_of(leaves)
     kernels, weight = kernels_of(score), leaves.get("edge_weight")
-    common, direction = (leaves["x"], score, edges, weight, dropout, seed), towards(direction, leaves)
+    common = leaves["x"], score, edges, weight, dropout, seed
     out, lse, *others = kernels.forward(*common, dtype, saved)
+    direction = like(direction, out)
     assert len(others) == (len(score.saved) if saved else 0)
     needs = tuple(operand is not None for operand in (leaves["x"], weight, *score.operands))
     grads = kernels.backward(direction, *common, out if saved else None, (lse, *others), needs)
@@ -220,127 +171,28 @@ def modes_of(names: str) -> tuple[bool, ...]:
     return (True, False) if SCORES.get(names.removesuffix(" edge_weight"), SCORES[ADDITIVE]).score.saved else (True,)
 
 
-def assert_same(answer: Tensors, truth: Tensors, case: str) -> None:
-    assert answer.keys() == truth.keys()
-    for name, expected in truth.items():
-        assert_close(answer[name], expected.to(answer[name].dtype), f"{case} {name}")
-
-
-def check(graph: Graph, heads: int, channels: int, names: str, dropout: float = 0.0) -> None:
-    leaves = leaves_of(graph, heads, channels, names)
-    direction = torch.randn(graph.num_dst, heads, channels, generator=torch.Generator().manual_seed(3)).double()
-    truth = by_reference(graph, leaves, direction, dropout)
-    edges = on_device(edges_of(graph))
-    for saved in modes_of(names):
-        answer = by_kernels(edges, leaves, direction, dropout, saved)
-        assert_same(answer, truth, f"{graph} {heads}x{channels} {names} dropout {dropout} saved {saved}")
-
-
-PAIRS = [names for names in SCORES if "x_dst" in names]
 WEIGHTED = [f"{names} edge_weight" for names in (ADDITIVE, GATV2_EDGES, DOT_EDGES)]
 CASES = [*SCORES, *WEIGHTED]
-
-
-@runs
-@pytest.mark.parametrize("graph", ZOO, ids=str)
-def test_every_graph(graph: Graph) -> None:
-    check(graph, 3, 5, ADDITIVE, dropout=0.3)
-    check(graph, 3, 5, "x")
-    for names in PAIRS:
-        check(graph, 3, 5, names)
-    for names in WEIGHTED:
-        check(graph, 2, 3, names, dropout=0.3)
-
-
-@runs
-@pytest.mark.parametrize(
-    "names", ["x score_src score_dst", "x score_src", "x score_dst", "x score_edge", "x", "x edge_weight"]
-)
-def test_every_term_may_be_missing(names: str) -> None:
-    check(BATCH, 2, 3, names)
-    check(BIPARTITE, 2, 3, names, dropout=0.5)
 
 
 SMALL = random(7, 6, 25)
 
 
 @runs
-@pytest.mark.parametrize(
-    ("heads", "channels"),
-    [
-        (1, 1),
-        (8, 8),  # the paper's hidden layers
-        (1, 121),  # PPI's labels
-        (5, 7),  # heads and channels both masked, two draws of dropout for a row
-        (3, 100),  # more heads than one slab holds, and the last slab is masked
-        (2, 300),  # a head wider than a slab: two warps
-        (70, 4),
-    ],
-)
-def test_odd_sizes(heads: int, channels: int) -> None:
-    check(SMALL, heads, channels, ADDITIVE, dropout=0.3)
-    for names in PAIRS:
-        check(SMALL, heads, channels, names, dropout=0.3)
-
-
-@runs
-@pytest.mark.parametrize("features", [0, 1, 16, 17, 70])
-@pytest.mark.parametrize("names", [GATV2_EDGES, DOT_EDGES])
-def test_any_number_of_features_of_an_edge(names: str, features: int) -> None:
-    """Also several blocks of features and of channels in the passes over edges, and several heads to a slab."""
-    for heads, channels in ((2, 3), (3, 70)):
-        leaves = leaves_of(SMALL, heads, channels, names, features=features)
-        leaves["edge_attr"] = leaves["edge_attr"] / max(features, 1) ** 0.5
-        direction = torch.randn(6, heads, channels, generator=torch.Generator().manual_seed(3)).double()
-        truth = by_reference(SMALL, leaves, direction, 0.3)
-        answer = by_kernels(on_device(edges_of(SMALL)), leaves, direction, 0.3)
-        assert_same(answer, truth, f"{names} {heads}x{channels}x{features}")
-
-
-@runs
-@pytest.mark.parametrize("names", CASES)
-def test_rows_without_an_edge(names: str) -> None:
-    """Own loops that added ones replace: their rows have zero gradients."""
-    index = torch.cat([SMALL.index[:, SMALL.index[0] != SMALL.index[1]], torch.arange(4).expand(2, -1)], 1)
-    index = index[:, torch.randperm(index.size(1), generator=torch.Generator().manual_seed(5))]
-    edges = neighbourhoods(index, 7, 6, add_self_loops=True)
-    assert edges.num_rows == edges.num_edges + 4
-    leaves = leaves_of(Graph("rows", edges.index, 7, 6), 2, 3, names)
-    direction = torch.randn(6, 2, 3, generator=torch.Generator().manual_seed(3)).double()
-    truth = by_reference(edges, leaves, direction)
-    for saved in modes_of(names):
-        fresh = on_device(neighbourhoods(index.clone(), 7, 6, add_self_loops=True))
-        assert_same(by_kernels(fresh, leaves, direction, saved=saved), truth, f"{names} saved {saved}")
-
-
-@runs
-@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("blocks", [1, pytest.param(3, marks=weekly)])
+@pytest.mark.usefixtures("these_kernels")
 def test_programs_that_share_a_sum_of_parameters(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (pair, pair_edges):
         monkeypatch.setattr(module, "BLOCKS", blocks)
-    check(RANDOM, 2, 3, GATV2)
-    check(RANDOM, 2, 3, GATV2_EDGES)
-
-
-@runs
-def test_no_channels_and_no_heads() -> None:
-    for heads, channels in ((0, 4), (2, 0)):
-        check(SMALL, heads, channels, ADDITIVE)
-
-
-@runs
-def test_dropout_of_everything() -> None:
-    for names in SCORES:
-        leaves = leaves_of(SMALL, 3, 4, names)
-        answer = by_kernels(on_device(edges_of(SMALL)), leaves, torch.ones(6, 3, 4), dropout=1.0)
-        assert not any(value.any() for value in answer.values())
+    check(PLACE, RANDOM, GATV2)
+    check(PLACE, RANDOM, GATV2_EDGES)
 
 
 # Stacks of models.
 
 
-MODELS = pytest.mark.parametrize("models", [2, 3])
-EACH = pytest.mark.parametrize("each", [1, 2, 3, 4, 8])
+MODELS = pytest.mark.parametrize("models", [3, pytest.param(2, marks=weekly)])
+EACH = pytest.mark.parametrize("each", [3, *(pytest.param(heads, marks=weekly) for heads in (1, 2, 4, 8))])
 
 
 def assert_each_is_alone(graph: Graph, models: int, each: int, channels: int, names: str) -> None:
@@ -358,26 +210,11 @@ def assert_each_is_alone(graph: Graph, models: int, each: int, channels: int, na
 
 
 @runs
-@MODELS
-@EACH
-@pytest.mark.parametrize("names", [ADDITIVE, GATV2])
-def test_models_of_a_stack_are_each_alone(names: str, each: int, models: int) -> None:
-    assert_each_is_alone(SMALL, models, each, 3, names)
-
-
-@runs
 @pytest.mark.parametrize("names", CASES)
 def test_a_stack_of_several_slabs(names: str) -> None:
     """Of two heads each: slabs that end within a model, and one that goes beyond the last."""
     assert rows.tile_for(3, 9, 100, 4).heads == 2
     assert_each_is_alone(SMALL, 3, 3, 100, names)
-
-
-@runs
-@pytest.mark.parametrize(("heads", "channels"), [(0, 4), (2, 0)])
-@pytest.mark.parametrize("names", [ADDITIVE, GATV2])
-def test_a_stack_without_heads_or_channels(names: str, heads: int, channels: int) -> None:
-    assert_each_is_alone(SMALL, 2, heads, channels, names)
 
 
 @runs
@@ -397,16 +234,6 @@ def test_the_mask_of_models_side_by_side(each: int, models: int) -> None:
 
 
 @runs
-@pytest.mark.parametrize("names", CASES)
-def test_one_seed_is_one_model(names: str) -> None:
-    edges, leaves, direction = on_device(edges_of(SMALL)), leaves_of(SMALL, 3, 4, names), torch.randn(6, 3, 4)
-    scalar = by_kernels(edges, leaves, direction, 0.3)
-    stack = {name: leaf[None] for name, leaf in leaves.items()}
-    for name, value in by_kernels(edges, stack, direction[None], 0.3, seed=[SEED]).items():
-        assert torch.equal(value[0], scalar[name]), name
-
-
-@runs
 def test_seeds_may_be_strided() -> None:
     edges, x = on_device(edges_of(SMALL)), torch.randn(2, 7, 2, 3, device=DEVICE)
     seeds = torch.tensor(SEEDS[:2], device=DEVICE)
@@ -420,55 +247,6 @@ def test_seeds_may_be_strided() -> None:
 
 
 # Rows that are split.
-
-
-def stairs(*degrees: int) -> Graph:
-    """dst i hears `degrees[i]` edges, from few src, in a shuffled order."""
-    dst = torch.arange(len(degrees)).repeat_interleave(torch.tensor(degrees))
-    dst = dst[torch.randperm(dst.numel(), generator=torch.Generator().manual_seed(0))]
-    return Graph("stairs", torch.stack([torch.arange(dst.numel()) % 5, dst]), 5, len(degrees))
-
-
-def turned(graph: Graph) -> Graph:
-    return Graph(f"{graph} turned", graph.index.flip(0), graph.num_dst, graph.num_src)
-
-
-class Spy:
-    """A kernel that counts its launches."""
-
-    def __init__(self, kernel: Any) -> None:
-        self.kernel, self.launches = kernel, 0
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        self.launches += 1
-        return self.kernel[grid]
-
-
-@runs
-@pytest.mark.parametrize("names", CASES)
-@pytest.mark.parametrize("turn", [False, True], ids=["dst", "src"])
-def test_long_rows_are_split(names: str, turn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    split = 8 if INTERPRETED else rows.SPLIT
-    monkeypatch.setattr(rows, "SPLIT", split)
-    spies = {name: Spy(getattr(module, name)) for name, module in MERGES.items()}
-    for name, spy in spies.items():
-        monkeypatch.setattr(MERGES[name], name, spy)
-    # just below, at and above one, two and many chunks; a row with no edges
-    graph = stairs(split - 1, split, split + 1, 0, 2 * split, 2 * split + 1, 3, 21 * split + 5)
-    graph = turned(graph) if turn else graph
-    edges = on_device(edges_of(graph))
-    side, other = ("src", "dst") if turn else ("dst", "src")
-    cut = rows.chunks_of(edges, side)
-    assert cut is not None and cut.rows.tolist() == [2, 4, 5, 7] and cut.first.tolist() == [0, 2, 4, 7, 29]
-    assert rows.chunks_of(edges, other) is not None  # five rows share all of the edges
-    leaves = leaves_of(graph, 3, 5, names)
-    direction = torch.randn(graph.num_dst, 3, 5, generator=torch.Generator().manual_seed(3)).double()
-    truth = by_reference(graph, leaves, direction, 0.3)
-    for saved in modes_of(names):
-        answer = by_kernels(edges, leaves, direction, 0.3, saved)
-        assert_same(answer, truth, f"{graph} {names} saved {saved}")
-    merges = 2 if "query_edge" in names else len(modes_of(names))
-    assert spies["_merge_kernel"].launches == merges and spies["_sum_kernel"].launches >= 2
 
 
 @runs
@@ -492,7 +270,8 @@ def vary(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @runs
-@pytest.mark.parametrize("setting", rows.VARIANTS)
+@pytest.mark.parametrize("setting", ["SPLIT=32", *(pytest.param(each, marks=weekly) for each in rows.VARIANTS)])
+@pytest.mark.usefixtures("these_kernels")
 def test_variants_of_the_launches_compute_the_same(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On rows of 1 to 300 edges, with many narrow heads and with wide ones."""
     default = rows.tile_for(1, 4, 256, 14), rows.tile_for(1, 8, 8, 50), rows.SPLIT
@@ -500,17 +279,8 @@ def test_variants_of_the_launches_compute_the_same(setting: str, monkeypatch: py
     assert (rows.tile_for(1, 4, 256, 14), rows.tile_for(1, 8, 8, 50), rows.SPLIT) != default
     graph = stairs(1, 4, 0, 17, 33, 129, 300)
     for names in (ADDITIVE, "x score_src score_dst", GATV2):
-        check(graph, 5, 8, names, dropout=0.3)
-    check(SMALL, 4, 256, ADDITIVE)
-
-
-@runs
-def test_the_split_size_itself() -> None:
-    graph = stairs(rows.SPLIT, rows.SPLIT + 1)
-    for one, cut in ((graph, rows.chunks_of(on_device(edges_of(graph)), "dst")), (turned(graph), None)):
-        if cut is not None:
-            assert cut.rows.tolist() == [1] and cut.start.diff().tolist() == [rows.SPLIT]
-        check(one, 2, 3, ADDITIVE)
+        check(PLACE, graph, names, 5, 8, dropout=0.3)
+    check(PLACE, SMALL, ADDITIVE, 4, 256)
 
 
 @runs
@@ -579,9 +349,11 @@ OF_SUMS = [  # columns of the weights, dropout, what the models share; slabs of 
 
 
 @runs
-@pytest.mark.parametrize("size", [*SIZES[:4], (9, 14, 0.3), (2, 40, 0.9), (4, 6, 0.0)], ids=str)
+@pytest.mark.parametrize(
+    "size", [SIZES[2], (2, 40, 0.9), *(pytest.param(size, marks=weekly) for size in (*SIZES, (9, 14, 0.3)))], ids=str
+)
 @pytest.mark.parametrize("back", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=weekly)], ids=str)
 def test_sums_over_non_zeros(size: tuple[int, int, float], back: bool, dtype: torch.dtype) -> None:
     """Of three models, each with the bits that it has alone. Of two rows with 36 non-zeros each has several blocks."""
     size = (size[1], size[0], size[2]) if back and size[0] else size
@@ -695,52 +467,6 @@ def test_a_single_matrix_and_float64_are_left_to_torch(kernels_for_all: Spy) -> 
 # Numbers and memory.
 
 
-@runs
-@pytest.mark.parametrize("offset", [1e4, -1e4, 1e30, -1e30])
-def test_no_score_overflows(offset: float) -> None:
-    leaves = leaves_of(SMALL, 2, 3, "x score_src score_dst")
-    leaves["score_src"] += offset
-    for saved in (True, False):
-        answer = by_kernels(on_device(edges_of(SMALL)), leaves, torch.ones(6, 2, 3), 0.0, saved)
-        assert all(value.isfinite().all() for value in answer.values())
-
-
-@runs
-def test_minus_infinity_masks_an_edge() -> None:
-    edges = on_device(edges_of(STAR_IN))
-    leaves = leaves_of(STAR_IN, 2, 3, ADDITIVE)
-    leaves["score_edge"][2:] = -torch.inf
-    direction = torch.ones(9, 2, 3).double()
-    truth = by_reference(STAR_IN, leaves, direction)
-    for saved in (True, False):
-        assert_same(by_kernels(edges, leaves, direction, 0.0, saved), truth, f"saved {saved}")
-        everywhere = {**leaves, "score_edge": torch.full_like(leaves["score_edge"], -torch.inf)}
-        assert not any(value.any() for value in by_kernels(edges, everywhere, direction, 0.0, saved).values())
-
-
-@runs
-@pytest.mark.parametrize("names", CASES)
-def test_nan_reaches_the_output_and_every_gradient(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    split = 8 if INTERPRETED else rows.SPLIT
-    monkeypatch.setattr(rows, "SPLIT", split)
-    degrees = torch.tensor([1, 3, 0, 2 * split + 1, 5, split + 1])  # in the first two and the first long row
-    num_edges = int(degrees.sum())
-    graph = Graph(
-        "stars", torch.stack([torch.arange(num_edges), torch.arange(6).repeat_interleave(degrees)]), num_edges, 6
-    )
-    leaves = leaves_of(graph, 2, 3, names)
-    leaves["score_src" if "score_src" in leaves else "x"][[0, 2, 10]] = torch.nan
-    direction = torch.randn(6, 2, 3, generator=torch.Generator().manual_seed(3)).double()
-    truth = by_reference(graph, leaves, direction)
-    assert truth["out"].isnan().flatten(1).any(1).tolist() == [True, True, False, True, False, False]
-    for saved in modes_of(names):
-        answer = by_kernels(on_device(edges_of(graph)), leaves, direction, saved=saved)
-        assert {name: value.isnan().tolist() for name, value in answer.items()} == {
-            name: value.isnan().tolist() for name, value in truth.items()
-        }
-        assert_same(*({name: value.nan_to_num() for name, value in found.items()} for found in (answer, truth)), names)
-
-
 @triton.jit
 def _offset_kernel(p_ids, p_offsets, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     o_i = tl.arange(0, BLOCK)
@@ -774,8 +500,8 @@ def _keep_kernel(
 
 
 @runs
-@pytest.mark.parametrize("block", [1, 2, 4, 8, 16])
-@pytest.mark.parametrize("first", [0, 2**32 - 2])
+@pytest.mark.parametrize("block", [2, 4, 8, *(pytest.param(block, marks=weekly) for block in (1, 16))])
+@pytest.mark.parametrize("first", [2**32 - 2, pytest.param(0, marks=weekly)])
 def test_dropout_is_philox(block: int, first: int) -> None:
     """However many heads a slab has, beyond the last one too, and of how many models; an edge's id has 64 bits."""
     ids = torch.arange(first, first + 4, device=DEVICE)
@@ -795,12 +521,11 @@ THRESHOLDS = pytest.mark.parametrize("p", [0.3, 0.6])
 @runs
 @THRESHOLDS
 @pytest.mark.parametrize("names", CASES)
-def test_dropout_calls_edges_by_their_names(names: str, p: float) -> None:
-    leaves, direction = leaves_of(SMALL, 3, 5, names), torch.randn(SMALL.num_dst, 3, 5).double()
+@pytest.mark.usefixtures("these_kernels")
+def test_dropout_calls_edges_by_their_ids(names: str, p: float) -> None:
     order = torch.randperm(SMALL.index.size(1), generator=torch.Generator().manual_seed(4))
     edges = on_device(replace(edges_of(SMALL), dropout_ids=order.int()))
-    truth = by_reference(SMALL, leaves, direction, p, order)
-    assert_same(by_kernels(edges, leaves, direction, p), truth, names)
+    compare(PLACE, edges, PLACE.to(leaves_of(SMALL, 3, 5, names)), direction_of(SMALL, 3, 5), dropout=p)
 
 
 @runs
@@ -818,7 +543,7 @@ def test_dropout_of_features_is_that_of_four_heads(size: int, p: float) -> None:
 
 
 @runs
-@pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, *(pytest.param(half, marks=weekly) for half in HALF)], ids=str)
 @pytest.mark.usefixtures("kernels_for_all")
 def test_dropout_of_dense_features_draws_its_mask_again(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without storing it; x k, its gradient and its tangent are those by the stored mask, in a stack too."""
@@ -863,37 +588,6 @@ def test_dropout_of_dense_features_draws_its_mask_again(dtype: torch.dtype, monk
 
 
 @runs
-@pytest.mark.parametrize("names", CASES)
-def test_wide_ids_and_the_same_bits_every_time(names: str) -> None:
-    leaves, direction = leaves_of(RANDOM, 2, 3, names), torch.randn(40, 2, 3)
-    edges = on_device(edges_of(RANDOM))
-    first = by_kernels(edges, leaves, direction, 0.3)
-    assert edges.src.dtype == torch.int32 and edges.perm is not None
-    wide = replace(edges, src=edges.src.long(), dst=edges.dst.long(), perm=edges.perm.long())
-    for again in (edges, wide):
-        for name, value in by_kernels(again, leaves, direction, 0.3).items():
-            assert torch.equal(value, first[name]), name
-
-
-@runs
-@pytest.mark.parametrize("names", CASES)
-def test_strides_do_not_matter(names: str) -> None:
-    leaves, direction = leaves_of(SMALL, 2, 3, names), torch.randn(6, 2, 3)
-    edges = on_device(edges_of(SMALL))
-    dense = by_kernels(edges, leaves, direction)
-
-    def strided(tensor: Tensor) -> Tensor:
-        if tensor.dim() == 1:
-            return torch.stack([tensor, tensor], -1)[:, 0]
-        tensor = torch.stack([tensor, tensor], -1).transpose(0, 1)[..., 0].transpose(0, 1)
-        assert not tensor.is_contiguous()
-        return tensor
-
-    for name, value in by_kernels(edges, {k: strided(v) for k, v in leaves.items()}, strided(direction)).items():
-        assert torch.equal(value, dense[name]), name
-
-
-@runs
 @pytest.mark.parametrize("limit", [rows.STRIDED, 0])
 def test_scores_of_both_ends_as_slices_of_one_tensor(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the layers compute them; small ones are read where they lie, in every pass and in both modes."""
@@ -922,66 +616,19 @@ def test_scores_of_both_ends_as_slices_of_one_tensor(limit: int, monkeypatch: py
                 assert torch.equal(grad, other[2][name]), name
 
 
-@runs
-@pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize("names", CASES)
-def test_half_precision(names: str, dtype: torch.dtype) -> None:
-    graph = stairs(40, 3, rows.SPLIT + 1)
-    leaves = {k: v.to(dtype).double() for k, v in leaves_of(graph, 8, 8, names).items()}
-    direction = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(3)).to(dtype).double()
-    truth = by_reference(graph, leaves, direction, 0.3)
-    answer = by_kernels(on_device(edges_of(graph)), leaves, direction, 0.3, dtype=dtype)
-    assert answer["out"].dtype == answer["x"].dtype == dtype
-    for name, expected in truth.items():  # a sum of many rounded terms, by its size
-        error = (answer[name].double() - expected).norm() / expected.norm()
-        assert error < TOLERANCE[dtype], f"{name}: {error:.2e}"
-
-
 # As torch sees them: through the fused operation.
-
-
-@pytest.fixture
-def these_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the fused operation run these kernels, on a CPU in the interpreter."""
-    monkeypatch.setitem(device.FILES, "cpu", "gpu")
 
 
 MIXED = pytest.mark.parametrize(
     ("of_x", "of_others", "of_out"),
     [
         (torch.bfloat16, torch.float32, torch.float32),  # autocast
-        (torch.float32, torch.bfloat16, torch.float32),
-        (torch.bfloat16, torch.float16, torch.float32),
+        pytest.param(torch.float32, torch.bfloat16, torch.float32, marks=weekly),
+        pytest.param(torch.bfloat16, torch.float16, torch.float32, marks=weekly),
     ],
     ids=str,
 )
 SPEED = pytest.mark.parametrize("speed", [True, False], ids=["speed", "memory"])
-
-
-@runs
-@MIXED
-@SPEED
-@pytest.mark.parametrize("names", CASES)
-@pytest.mark.usefixtures("these_kernels")
-def test_mixed_dtypes(
-    names: str,
-    of_x: torch.dtype,
-    of_others: torch.dtype,
-    of_out: torch.dtype,
-    speed: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("gat_pyg.attention.additive.prefers_speed", lambda *_: speed)
-    graph = stairs(40, 3, rows.SPLIT + 1)
-    leaves = {name: leaf.to(of_x if name == "x" else of_others) for name, leaf in leaves_of(graph, 3, 5, names).items()}
-    direction = torch.randn(3, 3, 5, generator=torch.Generator().manual_seed(3))
-    truth = by_reference(graph, {name: leaf.double() for name, leaf in leaves.items()}, direction.double())
-    leaves = {name: leaf.to(DEVICE).requires_grad_() for name, leaf in leaves.items()}
-    edges = on_device(edges_of(graph))
-    out = call(leaves, edges)
-    assert out.dtype == of_out
-    out.backward(towards(direction, leaves).to(DEVICE))
-    assert_same({"out": out.detach().cpu()} | {name: leaf.grad.cpu() for name, leaf in leaves.items()}, truth, names)
 
 
 @runs
@@ -1095,7 +742,7 @@ def specialisations(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
 
 
 @compiles
-@pytest.mark.parametrize("each", [1, 6, 8])
+@pytest.mark.parametrize("each", [6, pytest.param(1, marks=weekly), pytest.param(8, marks=weekly)])
 @pytest.mark.parametrize("names", CASES)
 def test_stacks_of_all_sizes_share_their_kernels(names: str, each: int, specialisations: set[tuple[str, str]]) -> None:
     long = stairs(3, rows.SPLIT + 1)
@@ -1213,6 +860,7 @@ def test_sums_over_the_non_zeros_of_all_stacks_share_their_kernels(specialisatio
 
 SHARED = {80: 163, 90: 227, 100: 227}  # KiB of shared memory that a program may take: A100, H100 and H200, B200
 OTHERS = [sm for sm in SHARED if sm != 90]  # for which the cases are compiled that take most
+ARCHITECTURES = pytest.mark.parametrize("sm", [90, *(pytest.param(sm, marks=weekly) for sm in OTHERS)])
 
 FORWARD = "x score_src score_dst ptr src perm out lse out_plus mass_plus"
 CHUNKS = "chunk_row chunk_start chunks"
@@ -1388,8 +1036,12 @@ PIPELINED, WIDE = (8, 8, 490, "bf16", 2), (4, 256, 28, "fp32", 4)  # the most sh
 @pytest.mark.parametrize(
     ("sm", "heads", "channels", "degree", "dtype", "size"),
     [
-        *((90, *sizes) for sizes in ((8, 8, 15, "fp32", 4), PIPELINED, (3, 32, 14, "bf16", 2), WIDE)),
-        *((sm, *sizes) for sm in OTHERS for sizes in (PIPELINED, WIDE)),
+        (90, *WIDE),
+        *(
+            pytest.param(90, *sizes, marks=weekly)
+            for sizes in ((8, 8, 15, "fp32", 4), PIPELINED, (3, 32, 14, "bf16", 2))
+        ),
+        *(pytest.param(sm, *sizes, marks=weekly) for sm in OTHERS for sizes in (PIPELINED, WIDE)),
     ],
 )
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -1403,11 +1055,12 @@ def test_no_spills_and_wide_loads(
 @pytest.mark.parametrize(
     ("sm", "models", "heads", "channels", "degree", "dtype", "size"),
     [
-        (90, 1, 8, 8, 15, "fp32", 4),
-        (90, 2, 16, 8, 15, "fp32", 4),
-        (90, 8, 8, 8, 490, "bf16", 2),
-        (90, 10, 80, 8, 4, "fp32", 4),
-        *((sm, 2, 12, 32, 28, "fp32", 4) for sm in SHARED),
+        (90, 2, 12, 32, 28, "fp32", 4),
+        pytest.param(90, 1, 8, 8, 15, "fp32", 4, marks=weekly),
+        pytest.param(90, 2, 16, 8, 15, "fp32", 4, marks=weekly),
+        pytest.param(90, 8, 8, 8, 490, "bf16", 2, marks=weekly),
+        pytest.param(90, 10, 80, 8, 4, "fp32", 4, marks=weekly),
+        *(pytest.param(sm, 2, 12, 32, 28, "fp32", 4, marks=weekly) for sm in OTHERS),
     ],
 )
 @pytest.mark.parametrize("kernel", DROPS)
@@ -1487,8 +1140,10 @@ REST = {
 
 
 @compiles
-@pytest.mark.parametrize(("sm", "stages"), [(90, 1), *((sm, 3) for sm in SHARED)])
-@pytest.mark.parametrize("alone", [True, False], ids=["alone", "stack"])
+@pytest.mark.parametrize(
+    ("sm", "stages"), [(90, 3), *(pytest.param(*of, marks=weekly) for of in ((90, 1), (80, 3), (100, 3)))]
+)
+@pytest.mark.parametrize("alone", [True, pytest.param(False, marks=weekly)], ids=["alone", "stack"])
 @pytest.mark.parametrize("kernel", REST)
 def test_no_spills_in_the_rest(kernel: str, alone: bool, sm: int, stages: int, compile_kernel: Compile) -> None:
     name, given, constants = REST[kernel]
@@ -1498,7 +1153,7 @@ def test_no_spills_in_the_rest(kernel: str, alone: bool, sm: int, stages: int, c
 
 
 @compiles
-@pytest.mark.parametrize("sm", SHARED)
+@ARCHITECTURES
 def test_a_wide_head_fits_in_shared_memory(sm: int, compile_kernel: Compile) -> None:
     given = "grad x x_dst att weights ptr dst place grad_x"  # of all kernels the one with most to hold
     for channels in (2048, 4096):
@@ -1548,8 +1203,8 @@ SUMS = "values weight ptr col out"
 
 
 @compiles
-@pytest.mark.parametrize("sm", SHARED)
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@ARCHITECTURES
+@pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=weekly)])
 @pytest.mark.parametrize("given", [SUMS, f"{SUMS} seed", f"{SUMS} seed place"])
 def test_sums_over_non_zeros_are_compiled_well(given: str, dtype: str, sm: int, compile_kernel: Compile) -> None:
     for channels, block_k in ((1, 32), (16, 32), (64, 16), (500, 4)):

@@ -33,7 +33,7 @@ from tests.scores import CONSTANT, SCORES, SHAPES, score_of
 
 LONG = "FUZZ_CASES" in os.environ
 FUZZ = settings(
-    max_examples=int(os.environ.get("FUZZ_CASES", "60")),
+    max_examples=int(os.environ.get("FUZZ_CASES", "20")),
     derandomize=not LONG,
     deadline=None,
     database=None,

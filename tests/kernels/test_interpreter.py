@@ -14,7 +14,7 @@ from torch import Tensor
 
 pytest.importorskip("numba", reason="numba is not installed")
 
-from gat_pyg.attention import Additive, Dot, GATv2, attend
+from gat_pyg.attention import attend
 from gat_pyg.attention.additive import cpu as additive
 from gat_pyg.attention.pair import cpu as pair
 from gat_pyg.attention.pair import cpu_edges
@@ -26,9 +26,12 @@ from gat_pyg.graph import cpu as structure
 from gat_pyg.graph.edges import Edges
 from gat_pyg.kernels.cpu import cache, interpreter, rows
 from gat_pyg.philox import keyed
+from tests.graphs import Graph
 from tests.laws import SIZES
+from tests.scores import ADDITIVE, DOT_EDGES, GATV2_EDGES, leaves_of, score_of
 
 MODULES = [additive, pair, cpu_edges, steps, features, rows, structure]
+DOT = "x x_dst"
 EDGES = Edges.from_index(torch.tensor([[0, 1, 2, 3, 0, 4, 4, 1], [0, 0, 0, 1, 2, 2, 2, 2]]), num_src=5, num_dst=4)
 
 
@@ -70,32 +73,17 @@ def results(run: Callable[..., Tensor], *leaves: Tensor) -> list[Tensor]:
     return [out.detach(), *torch.autograd.grad(out, leaves, direction)]
 
 
-def additive_results(edges: Edges, heads: int, channels: int, dtype: Any, p: float) -> list[Tensor]:
-    leaves = [draw(edges.num_src, heads, channels, dtype=dtype), draw(edges.num_src, heads, dtype=dtype)]
-    leaves += [draw(edges.num_dst, heads, dtype=dtype), draw(edges.num_edges, heads, dtype=dtype)]
-    return results(lambda x, s, d, u: attend(x, Additive(s, d, u), edges, dropout=p, backend="fused"), *leaves)
+def operation(names: str, edges: Edges, heads: int, channels: int, dtype: Any, p: float, backend: str) -> list[Tensor]:
+    graph = Graph("edges", edges.index, edges.num_src, edges.num_dst)
+    leaves = leaves_of(graph, heads, channels, names, dtype)
+    values = [leaf.requires_grad_() for leaf in leaves.values()]
 
+    def run(*values: Tensor) -> Tensor:
+        tensors = dict(zip(leaves, values, strict=True))
+        weight = tensors.get("edge_weight")
+        return attend(tensors["x"], score_of(tensors), edges, edge_weight=weight, dropout=p, backend=backend)
 
-def pair_results(edges: Edges, heads: int, channels: int, dtype: Any, p: float) -> list[Tensor]:
-    """GATv2, with features and weights of the edges."""
-    leaves = [draw(edges.num_src, heads, channels, dtype=dtype), draw(edges.num_dst, heads, channels, dtype=dtype)]
-    leaves += [draw(heads, channels, dtype=dtype), draw(edges.num_rows, 3, dtype=dtype)]
-    leaves += [draw(heads, channels, 3, dtype=dtype), draw(edges.num_rows, heads, dtype=dtype)]
-
-    def run(x: Tensor, x_dst: Tensor, att: Tensor, edge_attr: Tensor, lin_edge: Tensor, weight: Tensor) -> Tensor:
-        score = GATv2(x_dst, att, edge_attr=edge_attr, lin_edge=lin_edge)
-        return attend(x, score, edges, edge_weight=weight, dropout=p, backend="fused")
-
-    return results(run, *leaves)
-
-
-def dot_results(edges: Edges, heads: int, channels: int, dtype: Any, p: float, wide: bool = True) -> list[Tensor]:
-    """The scaled product, with keys and features of the edges, or without."""
-    leaves = [draw(edges.num_src, heads, channels, dtype=dtype), draw(edges.num_dst, heads, channels, dtype=dtype)]
-    if wide:
-        leaves += [draw(edges.num_src, heads, channels, dtype=dtype), draw(edges.num_dst, heads, 3, dtype=dtype)]
-        leaves.append(draw(edges.num_rows, 3, dtype=dtype))
-    return results(lambda x, *operands: attend(x, Dot(*operands), edges, dropout=p, backend="fused"), *leaves)
+    return results(run, *values)
 
 
 def sparse_results(dtype: torch.dtype) -> list[Tensor]:
@@ -110,28 +98,33 @@ def sparse_results(dtype: torch.dtype) -> list[Tensor]:
 LONG = torch.stack([torch.arange(rows.SPLIT + 3) % 4, torch.zeros(rows.SPLIT + 3, dtype=torch.long)])
 
 
-def everything(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    found, (heads, channels) = sparse_results(dtype), SIZES[dtype]
+def everything(dtype: torch.dtype, backend: str, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Results that take every kernel: of the CPU kernels, or of plain torch."""
+    heads, channels = SIZES[dtype]
+    with monkeypatch.context() as patch:
+        if backend != "fused":
+            patch.setattr(mask, "missing_reason", lambda _: "not now")
+            patch.setattr(products, "_weighted_rows", lambda *_: None)
+        every = sparse_results(dtype)
     for speed in (True, False):
         with monkeypatch.context() as patch:
             patch.setattr("gat_pyg.attention.additive.prefers_speed", lambda *_, speed=speed: speed)
-            found += additive_results(EDGES, heads, channels, dtype, 0.3)
+            every += operation(ADDITIVE, EDGES, heads, channels, dtype, 0.3, backend)
     for index in (LONG, LONG.flip(0)):
-        found += additive_results(Edges.from_index(index, 4, 4), heads, channels, dtype, 0.3)
-    if dtype == torch.float32:
-        found += [*additive_results(EDGES, 2, 19, dtype, 0.3), *dot_results(EDGES, 2, 19, dtype, 0.0, wide=False)]
-    found += pair_results(EDGES, heads, channels, dtype, 0.3)
-    return [*found, *dot_results(EDGES, heads, channels, dtype, 0.3)]
+        every += operation(ADDITIVE, Edges.from_index(index, 4, 4), heads, channels, dtype, 0.3, backend)
+    every += operation(ADDITIVE, EDGES, 2, 19, dtype, 0.3, backend) + operation(DOT, EDGES, 2, 19, dtype, 0.0, backend)
+    every += operation(f"{GATV2_EDGES} edge_weight", EDGES, heads, channels, dtype, 0.3, backend)
+    return every + operation(DOT_EDGES, EDGES, heads, channels, dtype, 0.3, backend)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_the_results_are_those_of_the_compiled_kernels(
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.weekly)], ids=str)
+def test_the_interpreted_kernels_compute_what_plain_torch_does(
     dtype: torch.dtype, interpret: Callable[[], set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not bit by bit: a compiled product and sum may be rounded as one."""
-    expected = everything(dtype, monkeypatch)
+    """As the compiled ones do, see tests/attention and tests/features."""
+    expected = everything(dtype, "segment", monkeypatch)
     ran = interpret()
-    for at, (one, other) in enumerate(zip(everything(dtype, monkeypatch), expected, strict=True)):
+    for at, (one, other) in enumerate(zip(everything(dtype, "fused", monkeypatch), expected, strict=True)):
         torch.testing.assert_close(one, other, msg=lambda text, at=at: f"result {at}: {text}")
     kernels = {f"{kernel.__module__}.{kernel.__name__}" for kernel in cache._LISTENER.kernels}
     assert ran == {name for name in kernels if name.startswith("gat_pyg.")}
@@ -143,28 +136,28 @@ FAULTS: dict[str, tuple[Any, str, str, Callable[[], Any], str]] = {
         (additive, "_add_terms"),
         "np.int64(node[edge])",
         "np.int64(node[edge + 1])",
-        lambda: additive_results(EDGES, 3, 5, torch.float32, 0.0),
+        lambda: operation(ADDITIVE, EDGES, 3, 5, torch.float32, 0.0, "fused"),
         r"_forward: src\[8\] is out of bounds, its indices are 0 to 7",
     ),
     "a step's edge": (
         (steps, "load_end"),
         "edge = row.begin + k",
         "edge = row.begin + k + 1",
-        lambda: pair_results(EDGES, 3, 5, torch.float32, 0.0),
+        lambda: operation(GATV2_EDGES, EDGES, 3, 5, torch.float32, 0.0, "fused"),
         r"_forward: src\[8\] is out of bounds",
     ),
     "the next row's result": (
         (additive, "_sum_back_narrow"),
         "row.to * row.channels",
         "(row.to + row.heads) * row.channels",
-        lambda: additive_results(EDGES, 3, 5, torch.float32, 0.0),
+        lambda: operation(ADDITIVE, EDGES, 3, 5, torch.float32, 0.0, "fused"),
         r"_backward: grad_x\[75:90\] is out of bounds, its indices are 0 to 74",
     ),
     "a vector that is too long": (
         (additive, "store_lse"),
         "only_if(ragged, 2 * row.width)",
         "None",
-        lambda: additive_results(EDGES, 3, 5, torch.float32, 0.0),
+        lambda: operation(ADDITIVE, EDGES, 3, 5, torch.float32, 0.0, "fused"),
         r"_forward: lse\[18:26\] is out of bounds, its indices are 0 to 23",
     ),
     "the next model": (

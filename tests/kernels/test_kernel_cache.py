@@ -8,6 +8,7 @@ import importlib
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -60,7 +61,7 @@ def test_a_damaged_file_is_compiled_again(folder: Path) -> None:
     (file,) = folder.iterdir()
     whole = file.read_bytes()
     generator = np.random.default_rng(0)
-    flips = [*range(0, 8 * 40, 79), *generator.integers(8 * len(whole), size=12)]  # the digest's bits, and any
+    flips = [*range(0, 8 * 40, 79), *generator.integers(8 * len(whole), size=6)]  # the digest's bits, and any
     script = f"""
         import runpy, sys
         sys.path[:0] = {sys.path!r}
@@ -237,6 +238,46 @@ def test_a_full_disk_does_not_stop_a_kernel(
     assert not [*folder.iterdir()]
     assert caplog.messages == [f"a compiled kernel is not kept on disk: {full}"]
     assert call() == (3.0, False) and call() == (3.0, True)
+
+
+def test_without_a_folder_a_kernel_is_compiled_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where nothing can be written, neither beside the code nor in any folder of the user's."""
+    (tmp_path / "alone.py").write_text(textwrap.dedent(FILES["beside"]))
+    (tmp_path / "__pycache__").write_text("a file, where root could write to a folder without permission")
+    nowhere = str(tmp_path / "__pycache__" / "nowhere")
+    for variable in ("HOME", "XDG_CACHE_HOME", "IPYTHONDIR", "LOCALAPPDATA"):
+        monkeypatch.setenv(variable, nowhere)
+    monkeypatch.setattr(numba.config, "CACHE_DIR", nowhere)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.syspath_prepend(tmp_path)
+    with caplog.at_level("INFO"):
+        alone = importlib.import_module("alone")
+        monkeypatch.delitem(sys.modules, "alone")
+        assert alone.beside(3.0) == -3.0
+    assert "the kernels are compiled anew in every process" in caplog.text
+    assert re.search(r"compiled beside in \d+\.\d s, kept in memory alone", caplog.text)
+
+
+def test_caches_of_processes_that_never_met_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(folder: str, *values: Any) -> list[bool]:
+        """Whether the code for each value came from the disk, in a fresh dispatcher."""
+        monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / folder))
+        kernel = compiled(double)
+        hits = []
+        for value in values:
+            before = sum(kernel.stats.cache_hits.values())
+            assert kernel(value) == 2 * value
+            hits.append(sum(kernel.stats.cache_hits.values()) > before)
+        return hits
+
+    assert run("one", 1.5) == [False] and run("other", 2) == [False]
+    shutil.copytree(tmp_path / "other", tmp_path / "one", dirs_exist_ok=True)
+    assert run("one", 1.5, 2) == [True, True]
+    for file in (tmp_path / "other").rglob("*.nbc"):
+        file.write_bytes(file.read_bytes()[:100])  # as after a power cut
+    assert run("other", 2) == [False] and run("other", 2) == [True]
 
 
 # --- A kernel is built from several files. ---
