@@ -834,7 +834,7 @@ def test_several_graphs_are_split_at_random_or_come_split():
         split = from_dataset(parts, "rings")
         assert [len(part) for part in (split.train, split.val, split.test)] == [4, 1, 3]
         assert split.has_many_graphs
-    with pytest.raises(ValueError, match="rings has 8 graphs, .*val=500 and test=1000"):
+    with pytest.raises(ValueError, match="rings: val=500 and test=1000 must .* the number of graphs, which is 8"):
         from_dataset(graphs, "rings")
 
 

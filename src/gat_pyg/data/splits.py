@@ -114,8 +114,9 @@ def draw_graphs(graphs: list[Data], val: int, test: int, seed: int, name: str) -
     """Draw graphs for validation and test; the others, in their order, are for training."""
     if val + test >= len(graphs) or min(val, test) < 1:
         raise ValueError(
-            f"{name} has {len(graphs)} graphs, of which val={val} and test={test} are to be drawn and at least one be "
-            "left for training. Choose val and test (split.* in the command) as numbers of graphs, or give three sets."
+            f"{name}: val={val} and test={test} must be at least 1 and together less than the number of graphs, which "
+            f"is {len(graphs)}: at least one graph is for training. Choose val and test (split.* in the command) as "
+            "numbers of graphs, or give three sets."
         )
     order = torch.randperm(len(graphs), generator=torch.Generator().manual_seed(seed)).tolist()
     splits = order[val + test :], order[:val], order[val : val + test]
