@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch_geometric.typing import SparseTensor
 
 import gat_pyg.conv.base
 from gat_pyg import GATConv, GATv2Conv
@@ -61,8 +62,9 @@ class CallsWithMatrix(nn.Module):
         super().__init__()
         self.conv = conv
 
-    def forward(self, x: Tensor, matrix: gat_pyg.conv.base.SparseTensor) -> Tensor:
-        return self.conv(x, matrix)
+    def forward(self, x: Tensor, matrix: SparseTensor) -> tuple[Tensor, Tensor, SparseTensor]:
+        out, attention = self.conv(x, matrix, return_attention_weights=True)
+        return self.conv(x, matrix), out, attention
 
 
 @torchscript
@@ -88,7 +90,11 @@ def test_torchscript_of_a_sparse_tensor(name: str) -> None:
     conv, index = LAYERS[name](F, C, H).double(), RANDOM.index.unique(dim=1)
     matrix = torch_sparse.SparseTensor.from_edge_index(index, sparse_sizes=(40, 40)).t()
     x = inputs(RANDOM)[0]
-    assert_close(torch.jit.script(CallsWithMatrix(conv))(x, matrix), conv(x, index))
+    *outs, attention = torch.jit.script(CallsWithMatrix(conv))(x, matrix)
+    expected, alpha = conv(x, matrix, return_attention_weights=True)
+    for out in outs:
+        assert_close(out, expected)
+    assert_close(attention.to_dense(), alpha.to_dense())
 
 
 def test_layers_can_be_imported_without_torchscript(monkeypatch: pytest.MonkeyPatch) -> None:

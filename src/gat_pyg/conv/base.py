@@ -39,15 +39,18 @@ else:
 Ends = Tuple[Tensor, OptTensor, Tensor]
 
 
-def check_layer(heads: int, out_channels: int, dropout: Any) -> None:
+def check_layer(heads: Any, out_channels: Any, dropout: Any) -> None:
     """Raise ValueError where a layer's size or dropout is out of range."""
-    value: Any
-    for name, value in (("heads", heads), ("out_channels", out_channels)):
-        if not isinstance(value, numbers.Integral):
-            raise ValueError(f"{name} is {value!r}, expected a whole number of at least 1.")
-        if value < 1:
-            raise ValueError(f"{name} is {value}, expected at least 1.")
+    _check_whole("heads", heads, 1, "at least 1")
+    _check_whole("out_channels", out_channels, 1, "at least 1")
     _check_probability("dropout", dropout)
+
+
+def _check_whole(name: str, value: Any, least: int, expected: str) -> None:
+    if not isinstance(value, numbers.Integral):
+        raise ValueError(f"{name} is {value!r}, expected a whole number, {expected}.")
+    if value < least:
+        raise ValueError(f"{name} is {value}, expected {expected}.")
 
 
 def _check_probability(name: str, value: Any) -> None:
@@ -56,14 +59,10 @@ def _check_probability(name: str, value: Any) -> None:
 
 
 def _check_widths(in_channels: Any, edge_dim: Any) -> None:
-    both = in_channels if isinstance(in_channels, (tuple, list)) else (in_channels,)
-    for name, width in [("in_channels", width) for width in both] + [("edge_dim", edge_dim)]:
-        if name == "edge_dim" and width is None:
-            continue
-        if not isinstance(width, numbers.Integral):
-            raise ValueError(f"{name} is {width!r}, expected a whole number.")
-        if width < -1:
-            raise ValueError(f"{name} is {width}, expected at least 0, or -1: as in the first call.")
+    for width in in_channels if isinstance(in_channels, (tuple, list)) else (in_channels,):
+        _check_whole("in_channels", width, -1, "at least 0, or -1: as in the first call")
+    if edge_dim is not None:
+        _check_whole("edge_dim", edge_dim, -1, "at least 0, or -1: as in the first call")
 
 
 class _AttentionConv(MessagePassing):
