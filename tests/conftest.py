@@ -80,7 +80,7 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(WITHOUT_KERNELS, reason)
 
 
-COMPILING = {"attention", "conv", "features", "fuzz", "kernels"}  # folders whose tests are about the kernels
+COMPILING = {"attention", "features", "fuzz", "kernels"}  # folders whose tests are about the kernels
 
 
 @pytest.fixture(autouse=True)
