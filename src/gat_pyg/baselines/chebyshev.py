@@ -8,20 +8,18 @@ a graph reaches as soon as one of its components is bipartite, as in Cora and Ci
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn.resolver import activation_resolver
 from torch_geometric.utils import get_laplacian, remove_self_loops
 
-from ..features.dropout import dropout
 from ..features.linear import Linear, linear
 from ..features.sparse import SparseFeatures, adjacency
 from ..graph.remembered import remembered
+from ._layers import Layers, widths
 
 
-class Chebyshev(nn.Module):
+class Chebyshev(Layers):
     r"""Layers that sum Chebyshev polynomials of the scaled Laplacian, each with weights of its own.
 
     .. math::
@@ -48,8 +46,6 @@ class Chebyshev(nn.Module):
         torch.Size([3, 7])
     """
 
-    supports_sparse_features = True
-
     def __init__(
         self,
         in_channels: int,
@@ -60,16 +56,13 @@ class Chebyshev(nn.Module):
         dropout: float = 0.0,
         act: str = "relu",
     ) -> None:
-        super().__init__()
+        super().__init__(dropout, act)
         if order < 1:
             raise ValueError(f"order is {order}, expected at least 1. An MLP is what sees no neighbour.")
-        sizes = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
         self.convs = nn.ModuleList(
             nn.ModuleList(Linear(F, C, bias=False, weight_initializer="glorot") for _ in range(order + 1))
-            for F, C in pairwise(sizes)
+            for F, C in widths(in_channels, hidden_channels, out_channels, num_layers)
         )
-        self.act = activation_resolver(act)
-        self.dropout = dropout
 
     def decayed_parameters(self) -> Iterator[nn.Parameter]:
         """Return the first layer's parameters, as in Kipf & Welling's code."""
@@ -79,11 +72,7 @@ class Chebyshev(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Return logits `[N, K]` for x `[N, F]`, dense or torch.sparse CSR, and edges `[2, E]`."""
         laplacian = scaled_laplacian(edge_index, x.size(0), x.dtype)
-        for layer, lins in enumerate(self.convs):
-            x = self.act(x) if layer > 0 else x
-            x = dropout(x, self.dropout, self.training)
-            x = clenshaw(laplacian, [lin(x) for lin in lins.children()])
-        return x
+        return self._through(self.convs, x, lambda lins, x: clenshaw(laplacian, [lin(x) for lin in lins]))
 
 
 def clenshaw(laplacian: SparseFeatures, terms: Sequence[Tensor]) -> Tensor:

@@ -8,20 +8,18 @@ their text says, after ten epochs without a lower validation loss, and the best 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.nn.resolver import activation_resolver
 
-from ..features.dropout import dropout
 from ..features.linear import Linear, linear
 from ..features.sparse import SparseFeatures, adjacency
 from ..graph.remembered import remembered
+from ._layers import Layers, widths
 
 
-class GCN(nn.Module):
+class GCN(Layers):
     r"""Graph convolutions: each node sums over its neighbours and itself by weights that their degrees give.
 
     .. math::
@@ -44,8 +42,6 @@ class GCN(nn.Module):
         torch.Size([3, 7])
     """
 
-    supports_sparse_features = True
-
     def __init__(
         self,
         in_channels: int,
@@ -56,11 +52,9 @@ class GCN(nn.Module):
         act: str = "relu",
         decayed_layers: int | None = 1,
     ) -> None:
-        super().__init__()
-        sizes = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
-        self.lins = nn.ModuleList(Linear(F, C, bias=False, weight_initializer="glorot") for F, C in pairwise(sizes))
-        self.act = activation_resolver(act)
-        self.dropout = dropout
+        super().__init__(dropout, act)
+        sizes = widths(in_channels, hidden_channels, out_channels, num_layers)
+        self.lins = nn.ModuleList(Linear(F, C, bias=False, weight_initializer="glorot") for F, C in sizes)
         self.decayed_layers = decayed_layers
 
     def decayed_parameters(self) -> Iterator[nn.Parameter]:
@@ -71,10 +65,7 @@ class GCN(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Return logits `[N, K]` for x `[N, F]`, dense or torch.sparse CSR, and edges `[2, E]`."""
         matrix = normalised(edge_index, x.size(0), x.dtype)
-        for layer, lin in enumerate(self.lins):
-            x = self.act(x) if layer > 0 else x
-            x = linear(matrix, lin(dropout(x, self.dropout, self.training)))
-        return x
+        return self._through(self.lins, x, lambda lin, x: linear(matrix, lin(x)))
 
 
 @remembered

@@ -9,16 +9,14 @@ and others at 54 to 57 %. Here, with the rule in their text, all runs reach 49 t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 from torch import Tensor, nn
-from torch_geometric.nn.resolver import activation_resolver
 
-from ..features.dropout import dropout
 from ..features.linear import Linear
+from ._layers import Layers, widths
 
 
-class MLP(nn.Module):
+class MLP(Layers):
     r"""Layers that see no edge, with dropout before each.
 
     .. math::
@@ -39,7 +37,6 @@ class MLP(nn.Module):
         torch.Size([3, 7])
     """
 
-    supports_sparse_features = True
     num_hops = 0
 
     def __init__(
@@ -52,13 +49,11 @@ class MLP(nn.Module):
         act: str = "relu",
         bias: bool = True,
     ) -> None:
-        super().__init__()
-        sizes = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
+        super().__init__(dropout, act)
         self.lins = nn.ModuleList(
-            Linear(F, C, bias, weight_initializer="glorot", bias_initializer="zeros") for F, C in pairwise(sizes)
+            Linear(F, C, bias, weight_initializer="glorot", bias_initializer="zeros")
+            for F, C in widths(in_channels, hidden_channels, out_channels, num_layers)
         )
-        self.act = activation_resolver(act)
-        self.dropout = dropout
 
     def decayed_parameters(self) -> Iterator[nn.Parameter]:
         """Return the first layer's parameters, as in Kipf & Welling's code."""
@@ -66,7 +61,4 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits `[N, K]` for x `[N, F]`, dense or torch.sparse CSR."""
-        for layer, lin in enumerate(self.lins):
-            x = self.act(x) if layer > 0 else x
-            x = lin(dropout(x, self.dropout, self.training))
-        return x
+        return self._through(self.lins, x, lambda lin, x: lin(x))

@@ -9,21 +9,19 @@ it is there. Messages are averaged: with sums, training overfits within twenty e
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn.inits import glorot
-from torch_geometric.nn.resolver import activation_resolver
 from torch_geometric.utils import add_remaining_self_loops, degree
 
-from ..features.dropout import dropout
 from ..features.linear import Linear, linear
 from ..features.sparse import SparseFeatures, adjacency
 from ..graph.remembered import remembered
+from ._layers import Layers, widths
 
 
-class MoNet(nn.Module):
+class MoNet(Layers):
     r"""Layers that weight neighbours by learnt Gaussian kernels of coordinates, which are computed from degrees.
 
     .. math::
@@ -49,8 +47,6 @@ class MoNet(nn.Module):
         torch.Size([3, 7])
     """
 
-    supports_sparse_features = True
-
     def __init__(
         self,
         in_channels: int,
@@ -62,11 +58,9 @@ class MoNet(nn.Module):
         dim: int = 2,
         kernel_size: int = 2,
     ) -> None:
-        super().__init__()
-        sizes = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
-        self.convs = nn.ModuleList(GaussianMixture(F, C, dim, kernel_size) for F, C in pairwise(sizes))
-        self.act = activation_resolver(act)
-        self.dropout = dropout
+        super().__init__(dropout, act)
+        sizes = widths(in_channels, hidden_channels, out_channels, num_layers)
+        self.convs = nn.ModuleList(GaussianMixture(F, C, dim, kernel_size) for F, C in sizes)
 
     def decayed_parameters(self) -> Iterator[nn.Parameter]:
         """The first layer's projection."""
@@ -76,10 +70,7 @@ class MoNet(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Return logits `[N, K]` for x `[N, F]`, dense or torch.sparse CSR, and edges `[2, E]`."""
         mean, degrees = coordinates(edge_index, x.size(0), x.dtype)
-        for layer, conv in enumerate(self.convs):
-            x = self.act(x) if layer > 0 else x
-            x = conv(dropout(x, self.dropout, self.training), mean, degrees)
-        return x
+        return self._through(self.convs, x, lambda conv, x: conv(x, mean, degrees))
 
 
 class GaussianMixture(nn.Module):
