@@ -428,7 +428,7 @@ def test_an_argument_of_the_model_needs_no_sign_whether_a_recipe_has_it_or_not(d
 def test_only_the_settings_of_the_papers_runs_are_shown_beside_its_numbers(settings: str, expected: bool):
     overrides = settings.split()
     model = next((text.partition("=")[2] for text in overrides if text.startswith("model=")), "gat")
-    cell = Settings.parse(compose("config", overrides)).replace(methods=model)
+    cell = Settings.parse(compose("config", overrides)).replace(cell=model)
     assert as_published(cell) is expected
 
 

@@ -216,7 +216,7 @@ data, mask = Data(**arrays), arrays["test_mask"]
     assert (shape, names) == ([1797, 10], None)
     trained, data = load(result.run_dir), digits().test[0]
     with pytest.warns(
-        UserWarning, match=r"row of x has the sum 313 .*, but those of the run.s training data 15\.7 to 24\.8"
+        UserWarning, match=r"row of x has the absolute sum 313 .*, but those of the run.s training data 15\.7 to 24\.8"
     ):
         trained(16 * data.x, data.edge_index, edge_attr=torch.ones(data.num_edges, 1))
     with pytest.raises(ValueError, match=r"edge_attr is missing, expected \(E, 1\)"):
@@ -302,7 +302,7 @@ mask = data.test_mask
     assert (shape, names[3]) == ([2708, 7], "Neural Networks")
     data = Planetoid(str(tmp_path), "Cora")[0]
     with pytest.warns(
-        UserWarning, match=r"the sum 20 \(median\), .* training data 1\. .* prepared by NormalizeFeatures"
+        UserWarning, match=r"the absolute sum 20 \(median\), .* training data 1\. .* prepared by NormalizeFeatures"
     ):
         load(result.run_dir)(data.x, data.edge_index)
 
@@ -980,7 +980,7 @@ def test_a_share_trains_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(together, "build_task", lambda settings: "task")
     monkeypatch.setattr(together, "one_share", lambda place, *_: calls.append(place))
     places = [together.Place(rank, 2, torch.device("cuda", rank)) for rank in range(2)]
-    together._share(1, places, *[None] * 3)
+    together._share(1, places, SimpleNamespace(settings=None), None)
     assert calls == [torch.device("cuda", 1), places[1]]
 
 

@@ -17,7 +17,7 @@ from ..training.progress import MetricsFile, Progress
 from ..training.resume import Resumable
 from ..training.stopping import PaperStopping
 from .build import Built, build_data, build_model, build_module, build_trainer
-from .folder import checkpoint_of, finished, save_settings, started_from
+from .folder import Job, finished
 from .model_file import save_model
 from .process import deterministic, device_name, elements, suited_threads
 from .result import CHECKPOINT, METRICS, MODEL, RESULT, Result, versions
@@ -52,7 +52,7 @@ def one_run(settings: Settings, task: Task, seed: int, folder: Path) -> Result |
         name = task.objective.metric.name
         fit = members(model).fit
         if is_first():
-            save_run_settings(settings, seed, folder)
+            save_run_settings(Job(settings, folder), seed)
         try:
             if fit is not None:  # a method that is not trained in epochs
                 if task.shared_graph is None:
@@ -64,7 +64,7 @@ def one_run(settings: Settings, task: Task, seed: int, folder: Path) -> Result |
                 seconds = time.perf_counter() - start
                 val = trainer.validate(module, datamodule=data, verbose=False)[0][f"val_{name}"]
             else:
-                trainer.fit(module, datamodule=data, ckpt_path=checkpoint_of(settings, folder))
+                trainer.fit(module, datamodule=data, ckpt_path=Job(settings, folder).checkpoint)
                 seconds, val = resumable.seconds, stopping.kept_score
                 if not stopping.best_epoch:
                     return None
@@ -87,9 +87,9 @@ def one_run(settings: Settings, task: Task, seed: int, folder: Path) -> Result |
     return write_outputs(settings, task, outcome, built, device, folder)
 
 
-def save_run_settings(settings: Settings, seed: int, folder: Path) -> None:
+def save_run_settings(run: Job, seed: int) -> None:
     """Write the settings of one seed's run into its folder."""
-    save_settings(settings.replace(seed=seed, runs=1, ckpt_path=started_from(settings, folder)), folder)
+    run._replace(settings=run.settings.replace(seed=seed, runs=1, ckpt_path=run.started_from)).save_settings()
 
 
 def write_outputs(

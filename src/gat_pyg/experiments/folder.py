@@ -47,9 +47,68 @@ class Invocation(NamedTuple):
             raise ValueError(f"hydra.{mode}.dir is empty, expected the path of a folder.")
 
 
+class Job(NamedTuple):
+    """The settings of one method on one data set, and the folder of its runs: of a command, or a cell of a table."""
+
+    settings: Settings
+    folder: Path
+
+    def run_folder(self, seed: int) -> Path:
+        """Return the folder of one seed: the job's folder, or one inside it if the job may have several seeds."""
+        alone = self.settings.runs == 1 and self.settings.cell is None
+        return self.folder if alone else self.folder / f"seed-{seed}"
+
+    @property
+    def unfinished(self) -> list[int]:
+        """The seeds without a result."""
+        return [seed for seed in self.settings.seeds if not (self.run_folder(seed) / RESULT).is_file()]
+
+    @property
+    def over(self) -> bool:
+        """True if the job is finished, including the lines in the shared file and the summary."""
+        return not self.unfinished and not (self.folder / LOCK).exists()
+
+    def save_settings(self) -> None:
+        """Write the settings into the folder."""
+        config = OmegaConf.create(self.settings.to_dict())
+        write_whole(self.folder / CONFIG, lambda beside: OmegaConf.save(config, beside))
+
+    @property
+    def started_from(self) -> str | None:
+        """The checkpoint from which the run in the folder started, which stays in its settings on resume."""
+        if self.settings.ckpt_path != "last":
+            return self.settings.ckpt_path
+        first = settings_in(self.folder).get("ckpt_path") if (self.folder / CONFIG).is_file() else None
+        return None if first in (None, "last") else str(first)
+
+    @property
+    def checkpoint(self) -> str | None:
+        """The checkpoint to resume from, by `ckpt_path`: the last one, else the one from which the run started."""
+        last = self.folder / CHECKPOINT
+        return str(last) if self.settings.ckpt_path == "last" and last.is_file() else self.started_from
+
+    @contextmanager
+    def held(self, lock: int) -> Iterator[None]:
+        """Context manager: hold the folder's lock, and remove the incomplete files of a process that died there.
+
+        The lock file is removed at the end. It remains if the process dies, or if a job is interrupted between its
+        last result and its summary, so that `over` can distinguish such a job from a finished one.
+        """
+        ended = False
+        try:
+            _remove_parts(self.folder)
+            yield
+            ended = True
+        finally:
+            if ended or not (has_progress(self.folder) and not self.unfinished):  # False for bad settings
+                unlock(self.folder / LOCK, lock)
+            else:
+                os.close(lock)
+
+
 @contextmanager
-def run_folder(settings: Settings, invocation: Invocation) -> Iterator[Path]:
-    """Context manager: the job's folder, locked against other processes, removed on exit if empty.
+def started_job(settings: Settings, invocation: Invocation) -> Iterator[Job]:
+    """Context manager: the job in its folder, locked against other processes, removed on exit if empty.
 
     It is Hydra's folder (`hydra.run.dir`), which must not hold a run yet. With `ckpt_path=last`, it is the first of:
 
@@ -64,7 +123,7 @@ def run_folder(settings: Settings, invocation: Invocation) -> Iterator[Path]:
         folder = Path(os.environ.get(RUN_DIR) or (store.get(RUN_DIR).decode() if store else fresh))
         if folder != fresh:
             drop_empty(fresh)
-        yield folder
+        yield Job(settings, folder)
         return
     folder = fresh
     try:
@@ -77,11 +136,12 @@ def run_folder(settings: Settings, invocation: Invocation) -> Iterator[Path]:
         if store is not None:
             store.set(RUN_DIR, str(folder))
         try:
-            with held(folder, settings, lock):
+            job = Job(settings, folder)
+            with job.held(lock):
                 if not (folder / CONFIG).is_file():
-                    save_settings(settings, folder)
+                    job.save_settings()
                 try:
-                    yield folder
+                    yield job
                 except Exception:
                     if {path.name for path in folder.iterdir()} == {CONFIG, LOCK}:
                         (folder / CONFIG).unlink()  # nothing was done: the folder is not a run
@@ -91,25 +151,6 @@ def run_folder(settings: Settings, invocation: Invocation) -> Iterator[Path]:
     finally:
         drop_empty(fresh)
         drop_empty(folder)
-
-
-@contextmanager
-def held(folder: Path, settings: Settings, lock: int) -> Iterator[None]:
-    """Context manager: hold a folder's lock, and remove the incomplete files of a process that died there.
-
-    The lock file is removed at the end. It remains if the process dies, or if a job is interrupted between its last
-    result and its summary, so that `over` can distinguish such a job from a finished one.
-    """
-    ended = False
-    try:
-        _remove_parts(folder)
-        yield
-        ended = True
-    finally:
-        if ended or not (has_progress(folder) and complete(folder, settings)):  # False for bad settings
-            unlock(folder / LOCK, lock)
-        else:
-            os.close(lock)
 
 
 def _remove_parts(folder: Path) -> None:
@@ -171,7 +212,7 @@ def _resumed(settings: Settings, invocation: Invocation) -> tuple[Path, int]:
         _remove_unstarted(outputs)
         started = _started(outputs)
         same = [folder.absolute() for folder, saved in started if not differences(saved, values)]
-        candidates = [folder for folder in same if not over(folder, settings)] or same[:1]
+        candidates = [folder for folder in same if not Job(settings, folder).over] or same[:1]
         if not candidates:
             _check_content(started, values)
         if not candidates and invocation.multirun:
@@ -179,7 +220,7 @@ def _resumed(settings: Settings, invocation: Invocation) -> tuple[Path, int]:
     for folder in candidates:
         lock = try_lock(folder / LOCK)
         if lock is not None:
-            if complete(folder, settings):
+            if not Job(settings, folder).unfinished:
                 rank_zero_print(f"The run in {relative_path(folder)} is finished")
             else:
                 rank_zero_print(
@@ -232,12 +273,6 @@ def _remove_unstarted(outputs: Path) -> None:
             drop_empty(folder)
 
 
-def save_settings(settings: Settings, folder: Path) -> None:
-    """Write the settings of a job or a run into its folder."""
-    config = OmegaConf.create(settings.to_dict())
-    write_whole(folder / CONFIG, lambda beside: OmegaConf.save(config, beside))
-
-
 def settings_in(folder: Path) -> dict[str, Any]:
     """Return the settings of the job in a folder by their dotted names; another version may have written them.
 
@@ -254,11 +289,6 @@ def settings_in(folder: Path) -> dict[str, Any]:
         raise ValueError(
             f"{relative_path(folder / CONFIG)} cannot be read, expected the settings of a run: {reason}."
         ) from error
-
-
-def seed_folder(folder: Path, settings: Settings, seed: int) -> Path:
-    """Return the folder of one seed: the job's folder, or one inside it if the job may have several seeds."""
-    return folder if settings.runs == 1 and not settings.is_table else folder / f"seed-{seed}"
 
 
 def finished(folder: Path, results: str) -> Result | None:
@@ -285,39 +315,9 @@ def remove_checkpoints(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def unfinished(folder: Path, settings: Settings) -> list[int]:
-    """Return the seeds without a result."""
-    return [seed for seed in settings.seeds if not (seed_folder(folder, settings, seed) / RESULT).is_file()]
-
-
-def complete(folder: Path, settings: Settings) -> bool:
-    """Return True if every seed is finished."""
-    return not unfinished(folder, settings)
-
-
-def over(folder: Path, settings: Settings) -> bool:
-    """Return True if a job is finished, including the lines in the shared file and the summary."""
-    return complete(folder, settings) and not (folder / LOCK).exists()
-
-
 def has_progress(folder: Path) -> bool:
     """Return True if there is something to resume: a checkpoint, or a finished seed."""
     return any(True for name in (f"*{CHECKPOINT}", RESULT) for _ in folder.rglob(name))
-
-
-def checkpoint_of(settings: Settings, folder: Path) -> str | None:
-    """Return the checkpoint to resume from, by `ckpt_path`: the last one, else the one from which the run started."""
-    if settings.ckpt_path == "last" and (folder / CHECKPOINT).is_file():
-        return str(folder / CHECKPOINT)
-    return started_from(settings, folder)
-
-
-def started_from(settings: Settings, folder: Path) -> str | None:
-    """Return the checkpoint from which the run in a folder started, which stays in its settings on resume."""
-    if settings.ckpt_path != "last":
-        return settings.ckpt_path
-    first = settings_in(folder).get("ckpt_path") if (folder / CONFIG).is_file() else None
-    return None if first in (None, "last") else str(first)
 
 
 def relative_path(path: Path) -> str:

@@ -26,13 +26,13 @@ from .build import RAY, build_model, build_task, check_gpus
 from .command import message, names_of
 from .folder import (
     Invocation,
+    Job,
     drop_empty,
     finished,
     has_progress,
     relative_path,
     remove_checkpoints,
-    run_folder,
-    seed_folder,
+    started_job,
 )
 from .messages import line, summary, summary_of_all
 from .model_file import load
@@ -72,25 +72,25 @@ def execute(config: DictConfig) -> float:
         if settings.is_table or settings.on_all_splits:
             drop_empty(invocation.folder)
             return table(settings, invocation, all_seeds)
-        with run_folder(settings, invocation) as folder:
-            on_ray = settings.trainer.get("strategy") == RAY
-            return _by_ray(settings, folder) if on_ray else all_seeds(settings, folder)
+        with started_job(settings, invocation) as job:
+            return _by_ray(job) if settings.trainer.get("strategy") == RAY else all_seeds(job)
 
 
-def all_seeds(settings: Settings, folder: Path) -> float:
+def all_seeds(job: Job) -> float:
     """Train and test with each seed, print the results, and return the mean validation score.
 
     Raises:
         ValueError: after all seeds, if one of them had no epoch with a finite validation loss and score.
     """
+    settings, folder = job
     with _resumable(folder), quiet(), compiling_reported():
         task = build_task(settings)
         check_effects(settings, task)
-        together = all_at_once(settings, task, folder)
+        together = all_at_once(job, task)
         results, diverged, paper = [], [], as_published(settings)
-        with nullcontext() if together else seed_processes(settings, folder) as processes:
+        with nullcontext() if together else seed_processes(job) as processes:
             for seed in settings.seeds:
-                run_dir = seed_folder(folder, settings, seed)
+                run_dir = job.run_folder(seed)
                 if processes is not None:
                     processes.wait(run_dir)
                 result = finished(run_dir, settings.results)
@@ -100,10 +100,10 @@ def all_seeds(settings: Settings, folder: Path) -> float:
                     continue
                 results.append(result)
                 if is_first():
-                    short = together or settings.is_table
+                    short = together or settings.cell is not None
                     print(line(result) if short else summary(result, task, settings.results, paper), flush=True)
         if is_first() and len(results) > 1:
-            mean = averaged(settings, task, folder, [result.seed for result in results])
+            mean = averaged(job, task, [result.seed for result in results])
             print(summary_of_all(results, folder, mean, paper), flush=True)
         if diverged:
             others = f" The results of the others are in {relative_path(Path(settings.results))}." if results else ""
@@ -118,14 +118,14 @@ def all_seeds(settings: Settings, folder: Path) -> float:
 
 
 @torch.no_grad()
-def averaged(settings: Settings, task: Task, folder: Path, seeds: Sequence[int]) -> float:
+def averaged(job: Job, task: Task, seeds: Sequence[int]) -> float:
     """Return the test score of the averaged prediction: the mean of `predict` over the models of `seeds`."""
     setup, objective = Inductive if task.has_many_graphs else Transductive, task.objective
-    module = setup(build_model(settings.model, task).model, objective).eval()
+    module = setup(build_model(job.settings.model, task).model, objective).eval()
     graphs = [objective.example(data, "test") for data in task.test]
     means: list[Any] = [0.0 for _ in graphs]
     for seed in seeds:
-        load(seed_folder(folder, settings, seed), module.model)
+        load(job.run_folder(seed), module.model)
         for index, data in enumerate(graphs):
             out, _ = module.labelled(module(data), data, "test")
             means[index] = means[index] + objective.predictions(out.double()) / len(seeds)
@@ -156,13 +156,14 @@ def _resumable(folder: Path) -> Iterator[None]:
 # Ray ----------------------------------------------------------------------------------------------------------------
 
 
-def _by_ray(settings: Settings, folder: Path) -> float:
+def _by_ray(job: Job) -> float:
     """Train with each seed in processes that Ray starts."""
-    devices = settings.trainer.get("devices")
+    trainer = job.settings.trainer
+    devices = trainer.get("devices")
     if type(devices) is not int or devices < 1:
         raise ValueError(f"trainer.devices is {devices}, expected the number of processes for Ray, at least 1.")
-    arguments = {"settings": settings, "folder": str(folder), "directory": os.getcwd()}
-    return float(ray.train(_ray_process, arguments, devices, settings.trainer.get("accelerator") == "gpu", folder))
+    arguments = {"job": job, "directory": os.getcwd()}
+    return float(ray.train(_ray_process, arguments, devices, trainer.get("accelerator") == "gpu", job.folder))
 
 
 def _ray_process(arguments: Mapping[str, Any]) -> float:
@@ -171,7 +172,7 @@ def _ray_process(arguments: Mapping[str, Any]) -> float:
     keep_memory()
     cast(Any, rank_zero_only).rank = int(os.environ["RANK"])
     try:
-        return all_seeds(arguments["settings"], Path(arguments["folder"]))
+        return all_seeds(arguments["job"])
     except Exception as error:
         if text := message(error):
             raise ValueError(text) from None

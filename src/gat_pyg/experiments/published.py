@@ -49,7 +49,7 @@ def as_published(settings: Settings) -> bool:
 
     These are the settings whose results are comparable with the paper's. Return False outside of the command.
     """
-    model = settings.methods if settings.is_table else None
+    model = settings.cell
     if model is None and HydraConfig.initialized():
         model = HydraConfig.get().runtime.choices["model"]
     choices = {"model": model, "dataset": dataset_name(settings.dataset.values)}

@@ -36,7 +36,7 @@ from .rules import (
 if TYPE_CHECKING:
     from ..training.optimisation import Optimisation
 
-INTERNAL = ("candidates", "content")  # settings that the command sets itself
+INTERNAL = ("candidates", "content", "cell")  # settings that the command sets itself
 MAY_CHANGE_ON_RESUME = frozenset(
     {
         *("ckpt_path", "checkpoint_every", "vectorize", "seeds_per_pass", "processes", "loader.num_workers"),
@@ -316,9 +316,10 @@ class Settings:
     data_root: Annotated[str | None, text("null or the path of a folder, such as data or ./1", None)]
     outputs: Annotated[str, text("the path of a folder, such as outputs or ./1")]
     results: Annotated[str, text("the path of a file, such as results.jsonl or ./1")]
-    # Hashes of the candidates of protocol=errica, and of the content of dataset.path; see `INTERNAL`
+    # See `INTERNAL`: hashes of the candidates of protocol=errica, and of the content of dataset.path
     candidates: Annotated[list[str] | None, CANDIDATES] = None
     content: Annotated[str | None, text("null or a hash", None)] = None
+    cell: Annotated[str | None, text("null or a name in methods", None)] = None  # the method, in a cell of a table
     passed: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)  # names on the command line
 
     @classmethod
@@ -395,7 +396,7 @@ class Settings:
 
     @property
     def is_table(self) -> bool:
-        """Return True for a table of methods and data sets, or one cell of it."""
+        """Return True for a table of methods and data sets."""
         return self.methods is not None or self.datasets is not None
 
     @property

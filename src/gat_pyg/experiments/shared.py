@@ -20,10 +20,9 @@ from ..training.signals import handled
 from .alone import one_run
 from .build import build_task, build_trainer
 from .command import message
-from .folder import LOCK, drop_empty, seed_folder, unfinished
+from .folder import LOCK, Job, drop_empty
 from .process import exit_on_signal, keep_memory
 from .result import RESULT
-from .settings import Settings
 
 PAUSE = 0.2  # seconds between two looks at the results
 
@@ -53,7 +52,7 @@ class Processes:
 
 
 @contextmanager
-def seed_processes(settings: Settings, folder: Path) -> Iterator[Processes | None]:
+def seed_processes(job: Job) -> Iterator[Processes | None]:
     """Context manager: start `processes` processes that train the unfinished seeds; None if one process trains all.
 
     Each has its share of the threads. The block ends when they have ended; after an error they are stopped before.
@@ -61,18 +60,18 @@ def seed_processes(settings: Settings, folder: Path) -> Iterator[Processes | Non
     Raises:
         ValueError: if the trainer has several processes, which train one seed together.
     """
-    seeds = unfinished(folder, settings)
+    seeds, settings = job.unfinished, job.settings
     size = min(settings.processes, len(seeds))
     if size < 2:
         yield None
         return
-    if (world := build_trainer(settings, folder, []).world_size) > 1:
+    if (world := build_trainer(settings, job.folder, []).world_size) > 1:
         raise ValueError(
             f"processes is {settings.processes}, which train one seed each, but the trainer has {world} devices, which "
             "train a seed together. Use processes=1 or trainer.devices=1."
         )
     indices = get_context("spawn").Array("q", [-1] * size)  # the index of each process's seed, in ascending order
-    context = spawn(_process, (indices, seeds, settings, folder), nprocs=size, join=False)
+    context = spawn(_process, (indices, seeds, job), nprocs=size, join=False)
     try:
         yield Processes(context, indices, seeds)
         while not context.join():
@@ -85,17 +84,17 @@ def seed_processes(settings: Settings, folder: Path) -> Iterator[Processes | Non
             process.join()
 
 
-def _process(rank: int, indices: Any, seeds: Sequence[int], settings: Settings, folder: Path) -> None:
+def _process(rank: int, indices: Any, seeds: Sequence[int], job: Job) -> None:
     """Train one seed after the other; on an error, print it and exit with status 1."""
     torch.set_num_threads(max(1, torch.get_num_threads() // len(indices)))
     keep_memory()
     with handled(exit_on_signal), quiet():
-        task = build_task(settings)
+        task = build_task(job.settings)
         while (index := _next(rank, indices)) < len(seeds):
             try:
-                with _locked(seed_folder(folder, settings, seeds[index])) as run_dir:
+                with _locked(job.run_folder(seeds[index])) as run_dir:
                     if not (run_dir / RESULT).is_file():
-                        one_run(settings, task, seeds[index], run_dir)
+                        one_run(job.settings, task, seeds[index], run_dir)
             except Exception as error:
                 reason = message(error) or traceback.format_exc()
                 print(f"seed {seeds[index]} failed: {reason}", file=sys.stderr, flush=True)

@@ -24,20 +24,16 @@ from .command import dataset_name, message, misused_group, names_of, translated
 from .folder import (
     LOCK,
     Invocation,
-    complete,
+    Job,
     finished,
     has_progress,
-    held,
-    over,
     relative_path,
     remove_checkpoints,
-    save_settings,
-    seed_folder,
     settings_in,
 )
 from .hashing import config_folder, flattened
 from .messages import summary_of_splits
-from .result import CONFIG, ERRICA, RESULT, Result
+from .result import CONFIG, ERRICA, Result
 from .settings import ModelFactory, Settings, differences
 
 PAUSE = 5.0  # seconds before the next search for a free cell
@@ -46,7 +42,7 @@ TABLE = ("experiment=", "+experiment=", "methods=", "datasets=", "protocol=", "c
 TABLES = {"methods": "gat,gcn", "datasets": "cora,citeseer"}
 
 
-def table(settings: Settings, invocation: Invocation, train: Callable[[Settings, Path], object]) -> float:
+def table(settings: Settings, invocation: Invocation, train: Callable[[Job], object]) -> float:
     """Call `train` for every method on every data set or split; return the mean validation score on a single data set.
 
     Each cell of the table has its own folder, locked by the process that trains it, so several processes can fill one
@@ -57,12 +53,12 @@ def table(settings: Settings, invocation: Invocation, train: Callable[[Settings,
     """
     folder, cells = _cells(settings, invocation)
     if settings.protocol is not None:
-        _fill(cells, folder, train)
+        _fill(cells, train)
         cells = _chosen(settings, cells, folder)
-    _fill(cells, folder, train)
+    _fill(cells, train)
     groups: dict[tuple[str, str, str], list[Result]] = {}
-    for name, cell in cells.items():
-        for result in _results(cell, folder / name):
+    for cell in cells.values():
+        for result in _results(cell):
             groups.setdefault((result.dataset, result.method, result.config_hash), []).append(result)
     for results in groups.values():
         if len({result.split for result in results}) > 1:
@@ -72,34 +68,35 @@ def table(settings: Settings, invocation: Invocation, train: Callable[[Settings,
     return float("nan") if settings.is_table else fmean(result.val for its in groups.values() for result in its)
 
 
-def _fill(cells: Mapping[str, Settings], folder: Path, train: Callable[[Settings, Path], object]) -> None:
+def _fill(cells: Mapping[str, Job], train: Callable[[Job], object]) -> None:
     """Train the cells that are not finished, and wait for those that other processes train.
 
     Raises:
         ValueError: at the end, if a cell failed.
     """
-    for name, cell in cells.items():
-        _check_settings(cell, folder / name)
+    for cell in cells.values():
+        _check_settings(cell)
     failed: dict[str, Exception] = {}
-    start, done_before = time.perf_counter(), _runs_done(cells, folder)
+    start, done_before = time.perf_counter(), _runs_done(cells)
 
     def progress() -> str:
-        return _progress(cells, folder, done_before, time.perf_counter() - start)
+        return _progress(cells, done_before, time.perf_counter() - start)
 
-    while todo := [name for name in cells if name not in failed and not over(folder / name, cells[name])]:
+    while todo := [name for name in cells if name not in failed and not cells[name].over]:
         has_lock = False
         for name in todo:
-            (folder / name).mkdir(parents=True, exist_ok=True)
-            lock = try_lock(folder / name / LOCK)
+            cell = cells[name]
+            cell.folder.mkdir(parents=True, exist_ok=True)
+            lock = try_lock(cell.folder / LOCK)
             if lock is None:
                 continue
             has_lock = True
             try:
-                with held(folder / name, cells[name], lock):
-                    if not complete(folder / name, cells[name]):  # another process may have finished it
+                with cell.held(lock):
+                    if cell.unfinished:  # another process may have finished it
                         rank_zero_print(f"{progress()}; {name} begins")
-                        _train(cells[name], folder / name, train)
-                    _results(cells[name], folder / name)
+                        _train(cell, train)
+                    _results(cell)
             except Exception as error:
                 failed[name] = error
                 rank_zero_print(f"{name} failed: {message(error) or traceback.format_exc()}")
@@ -108,29 +105,29 @@ def _fill(cells: Mapping[str, Settings], folder: Path, train: Callable[[Settings
     rank_zero_print(progress())
     for name, cell in cells.items():  # also cells of earlier calls, whose lines may have been removed
         if name not in failed:
-            _results(cell, folder / name)
+            _results(cell)
     if failed:
         raise ValueError(
             f"{len(failed)} of {len(cells)} cells failed: {', '.join(failed)}. The same command tries again."
         )
 
 
-def _train(cell: Settings, folder: Path, train: Callable[[Settings, Path], object]) -> None:
+def _train(cell: Job, train: Callable[[Job], object]) -> None:
     """Train a cell; after an error before the first checkpoint, the same cell may have other settings."""
-    save_settings(cell, folder)
+    cell.save_settings()
     try:
-        train(cell, folder)
+        train(cell)
     except Exception:
-        if not has_progress(folder):
-            (folder / CONFIG).unlink()
+        if not has_progress(cell.folder):
+            (cell.folder / CONFIG).unlink()
         raise
 
 
 # Cells --------------------------------------------------------------------------------------------------------------
 
 
-def _cells(settings: Settings, invocation: Invocation) -> tuple[Path, dict[str, Settings]]:
-    """Return the table's folder, the same in every call, and the settings of each cell by its name."""
+def _cells(settings: Settings, invocation: Invocation) -> tuple[Path, dict[str, Job]]:
+    """Return the table's folder, the same in every call, and its cells by their names."""
     outputs = Path(settings.outputs).absolute()
     if settings.is_table:
         folder, cells = (
@@ -140,7 +137,7 @@ def _cells(settings: Settings, invocation: Invocation) -> tuple[Path, dict[str, 
     elif settings.protocol is None:
         dataset = dataset_name(settings.dataset.values)
         folder = outputs / f"{dataset}_{name_of(settings.model.method)}_{settings.hash}"
-        cells = {"": settings.replace(ckpt_path="last", methods=settings.model.method)}
+        cells = {"": settings.replace(ckpt_path="last", cell=settings.model.method)}
     else:
         raise ValueError("protocol=errica is for tables. Add methods=[...] and datasets=[...].")
     for cell in cells.values():
@@ -160,7 +157,7 @@ def _cells(settings: Settings, invocation: Invocation) -> tuple[Path, dict[str, 
         counts[key] = counts[key] if key in counts else _count_splits(cell)
         for number in range(counts[key]):
             by_split[f"{name}_{cell.split_kind}-{number}".removeprefix("_")] = cell.on_split(number)
-    return folder, by_split
+    return folder, {name: Job(cell, folder / name) for name, cell in by_split.items()}
 
 
 def _count_splits(cell: Settings) -> int:
@@ -178,26 +175,28 @@ def _count_splits(cell: Settings) -> int:
     return task.num_splits
 
 
-def _chosen(settings: Settings, candidates: Mapping[str, Settings], folder: Path) -> dict[str, Settings]:
+def _chosen(settings: Settings, candidates: Mapping[str, Job], folder: Path) -> dict[str, Job]:
     """Return a cell for each method, data set and fold: the candidate with the best validation score, with new seeds.
 
     Of equal candidates, it is the first in the order of `methods`.
     """
     groups: dict[str, list[tuple[Settings, Result]]] = {}
-    for name, cell in candidates.items():
-        (result,) = _results(cell, folder / name)
+    for candidate in candidates.values():
+        (result,) = _results(candidate)
+        cell = candidate.settings
         fold = f"{cell.split_kind}-{cell.split_number}"
         groups.setdefault(f"{result.dataset}_{name_of(cell.model.name)}_{fold}", []).append((cell, result))
     cells = {}
     for name, group in groups.items():
         best, _ = max(group, key=lambda pair: metric_named(pair[1].metric).better(pair[1].val))
-        cells[name] = best.replace(
+        chosen = best.replace(
             seed=settings.seed + 1,
             runs=settings.runs,
             results=settings.results,
             model=ModelFactory("model", {**best.model.values, "study": ERRICA}),
             candidates=sorted(result.config_hash for _, result in group),
         )
+        cells[name] = Job(chosen, folder / name)
     return cells
 
 
@@ -213,7 +212,7 @@ def _methods_by_datasets(settings: Settings, invocation: Invocation) -> dict[str
         for model, *changes in _methods(methods, in_file.get("methods") or ()):
             selected = [f"dataset={dataset}", f"model={model}", f"runs={settings.runs}", *changes, *overrides]
             cell = _composed(translated([*selected, "ckpt_path=last"]))
-            cell = cell.replace(methods=model, protocol=settings.protocol)  # the first marks a cell
+            cell = cell.replace(cell=model, protocol=settings.protocol)
             if len(datasets) == 1:  # a setting for one of several data sets may have no effect on the others
                 cell = cell.replace(passed=names_of([*changes, *overrides]))
             values = [setting.rpartition("=")[2] for setting in changes if not setting.startswith("runs=")]
@@ -273,35 +272,32 @@ def _methods(requested: Iterable[Any], in_file: Iterable[Any]) -> Iterable[tuple
     return dict.fromkeys(entry for method in parsed(requested) for entry in entries.get(method, [method]))
 
 
-def _check_settings(cell: Settings, folder: Path) -> None:
+def _check_settings(cell: Job) -> None:
     """Raise ValueError if an earlier call started the cell with other settings."""
-    if (folder / CONFIG).is_file():
-        old, new = settings_in(folder), flattened(cell.to_dict())
+    if (cell.folder / CONFIG).is_file():
+        old, new = settings_in(cell.folder), flattened(cell.settings.to_dict())
         if changed := differences({**old, "runs": 0, "seed": 0}, {**new, "runs": 0, "seed": 0}):
             raise ValueError(
-                f"{folder} was started with other settings: {changed}. Choose other outputs=..., or remove the folder."
+                f"{cell.folder} was started with other settings: {changed}. Choose other outputs=..., or remove the "
+                "folder."
             )
 
 
-def _results(cell: Settings, folder: Path) -> list[Result]:
+def _results(cell: Job) -> list[Result]:
     """Return the results of a complete cell, append their missing lines, and remove its checkpoints."""
-    results = [finished(seed_folder(folder, cell, seed), cell.results) for seed in cell.seeds]
-    remove_checkpoints(folder)
+    results = [finished(cell.run_folder(seed), cell.settings.results) for seed in cell.settings.seeds]
+    remove_checkpoints(cell.folder)
     return [result for result in results if result is not None]
 
 
-def _runs_done(cells: Mapping[str, Settings], folder: Path) -> int:
-    return sum(
-        (seed_folder(folder / name, cell, seed) / RESULT).is_file()
-        for name, cell in cells.items()
-        for seed in cell.seeds
-    )
+def _runs_done(cells: Mapping[str, Job]) -> int:
+    return sum(len(cell.settings.seeds) - len(cell.unfinished) for cell in cells.values())
 
 
-def _progress(cells: Mapping[str, Settings], folder: Path, before: int, seconds: float) -> str:
+def _progress(cells: Mapping[str, Job], before: int, seconds: float) -> str:
     """Return the progress in runs and cells, and the time left if other runs take as long as those so far."""
-    done, runs = _runs_done(cells, folder), sum(cell.runs for cell in cells.values())
-    finished_cells = sum(complete(folder / name, cell) for name, cell in cells.items())
+    done, runs = _runs_done(cells), sum(cell.settings.runs for cell in cells.values())
+    finished_cells = sum(not cell.unfinished for cell in cells.values())
     left = f", about {_minutes(seconds * (runs - done) / (done - before))} left" if done > before else ""
     filled = 20 * done // runs
     bar = "#" * filled + "." * (20 - filled)

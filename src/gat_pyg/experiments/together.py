@@ -24,7 +24,7 @@ from ..training.resume import Resumable
 from ..training.signals import handled
 from .alone import save_run_settings, write_outputs
 from .build import build_model, build_task, build_trainer, wants_sparse
-from .folder import seed_folder, unfinished
+from .folder import Job
 from .process import deterministic, device_name, elements, exit_on_signal, keep_memory, suited_threads
 from .result import CHECKPOINT, CONFIG, METRICS, RESULT
 from .settings import Settings
@@ -32,16 +32,16 @@ from .settings import Settings
 LARGE = 12_000_000  # elements of a step of many graphs: up to this size, ten seeds as one were 2 to 4 times as fast
 
 
-def all_at_once(settings: Settings, task: Task, folder: Path) -> bool:
+def all_at_once(job: Job, task: Task) -> bool:
     """Train the unfinished seeds as one if `vectorize` allows it, and return True; else return False.
 
     Each seed's folder gets the same files as after a single run.
     """
-    seeds = unfinished(folder, settings)
+    seeds, settings = job.unfinished, job.settings
     if settings.vectorize is False or settings.runs == 1 or not seeds:
         return False
     with deterministic():
-        trainer, plan = _planned(settings, task, folder, seeds)
+        trainer, plan = _planned(job, task)
         if isinstance(plan, str):
             if settings.vectorize is True:
                 raise ValueError(f"vectorize is on, but {plan}. Use vectorize=auto or off.")
@@ -56,19 +56,20 @@ def all_at_once(settings: Settings, task: Task, folder: Path) -> bool:
         )
     places = [Place(rank, len(devices), device) for rank, device in enumerate(devices)]
     if len(places) == 1:
-        one_share(places[0], settings, task, folder, plan)
+        one_share(places[0], job, task, plan)
     else:  # the shares exchange nothing, so each has a process of its own
         torch.cuda.empty_cache()  # of the trial: each process plans its passes by the free memory
         try:
-            spawn(_share, (places, settings, folder, plan), nprocs=len(places))
+            spawn(_share, (places, job, plan), nprocs=len(places))
         except ProcessExitedException as error:
             raise ValueError(missing([error.error_index], len(places))) from error
     return True
 
 
-def _planned(settings: Settings, task: Task, folder: Path, seeds: Sequence[int]) -> tuple[Trainer, StackPlan | str]:
+def _planned(job: Job, task: Task) -> tuple[Trainer, StackPlan | str]:
     """Return a trainer and the plan for training the seeds as one, or the reason to train them one by one."""
-    trainer = build_trainer(settings, folder, [])
+    settings, seeds = job.settings, job.unfinished
+    trainer = build_trainer(settings, job.folder, [])
     obstacle = _settings_obstacle(settings, task) or _devices_obstacle(trainer) or trainer_obstacle(trainer)
     if obstacle is not None:
         return trainer, obstacle
@@ -100,7 +101,7 @@ class Place(NamedTuple):
         return CHECKPOINT if self.rank == 0 else f"{self.rank}.{CHECKPOINT}"
 
 
-def _share(rank: int, places: list[Place], settings: Settings, folder: Path, plan: StackPlan) -> None:
+def _share(rank: int, places: list[Place], job: Job, plan: StackPlan) -> None:
     """Train one share of the seeds in a process of its own; on a CPU, with a share of the cores."""
     place = places[rank]
     if place.device.type == "cpu":
@@ -109,17 +110,18 @@ def _share(rank: int, places: list[Place], settings: Settings, folder: Path, pla
         torch.cuda.set_device(place.device)
     keep_memory()
     with handled(exit_on_signal), quiet():
-        one_share(place, settings, build_task(settings), folder, plan)
+        one_share(place, job, build_task(job.settings), plan)
 
 
-def one_share(place: Place, settings: Settings, task: Task, folder: Path, plan: StackPlan) -> None:
+def one_share(place: Place, job: Job, task: Task, plan: StackPlan) -> None:
     """Train every `world`-th unfinished seed, as many at once as fit in memory."""
+    settings = job.settings
     seeds = settings.seeds[place.rank :: place.world]
-    path = folder / place.checkpoint
+    path = job.folder / place.checkpoint
     trained: set[int] = set()  # diverged seeds included, which have no result
 
     def left() -> list[int]:
-        return [seed for seed in unfinished(folder, settings) if seed in seeds and seed not in trained]
+        return [seed for seed in job.unfinished if seed in seeds and seed not in trained]
 
     resumed = path if settings.ckpt_path == "last" and path.is_file() else None
     if resumed is not None:
@@ -133,13 +135,13 @@ def one_share(place: Place, settings: Settings, task: Task, folder: Path, plan: 
         free = free_memory(place.device)
         shared = free if free is None or place.device.type != "cpu" else free // place.world
         size = plan.memory.seeds(place.device, len(seeds), shared)
-    again = _seeds_of(resumed) if resumed is not None else _interrupted_pass(seeds, size, left(), settings, folder)
+    again = _seeds_of(resumed) if resumed is not None else _interrupted_pass(seeds, size, left(), job)
 
     def some_or_resumed(some: list[int]) -> None:
         nonlocal again, resumed
         selected, checkpoint = again or some, resumed
         again, resumed = [], None
-        one_pass(settings, task, selected, folder, plan, place, checkpoint)
+        one_pass(job, task, selected, plan, place, checkpoint)
         trained.update(selected)
 
     with deterministic():
@@ -147,9 +149,9 @@ def one_share(place: Place, settings: Settings, task: Task, folder: Path, plan: 
     path.unlink(missing_ok=True)
 
 
-def _interrupted_pass(seeds: range, size: int, left: Sequence[int], settings: Settings, folder: Path) -> list[int]:
+def _interrupted_pass(seeds: range, size: int, left: Sequence[int], job: Job) -> list[int]:
     """Return all seeds of the pass in which a process died: a smaller stack would round differently."""
-    started = [seed for seed in seeds if (seed_folder(folder, settings, seed) / CONFIG).is_file()]
+    started = [seed for seed in seeds if (job.run_folder(seed) / CONFIG).is_file()]
     if not left or left[0] not in started:
         return []
     start = seeds.index(left[0]) // size * size
@@ -157,19 +159,19 @@ def _interrupted_pass(seeds: range, size: int, left: Sequence[int], settings: Se
 
 
 def one_pass(
-    settings: Settings,
+    job: Job,
     task: Task,
     seeds: Sequence[int],
-    folder: Path,
     plan: StackPlan,
     place: Place,
     checkpoint: Path | None = None,
 ) -> None:
     """Train these seeds as one, test the best weights of each, and write the outputs into their folders."""
+    settings, folder = job
     built = {seed: seeded(seed, lambda: build_model(settings.model, task)) for seed in seeds}
-    folders = {seed: seed_folder(folder, settings, seed) for seed in seeds}
+    folders = {seed: job.run_folder(seed) for seed in seeds}
     for seed in seeds:
-        save_run_settings(settings, seed, folders[seed])
+        save_run_settings(Job(settings, folders[seed]), seed)
     training, models = settings.training, [built[seed].model for seed in seeds]
     single = {"strategy": "auto", "devices": [place.device.index] if place.device.index else 1}
     with suited_threads(elements(task, training.batch_size, models)):
