@@ -23,7 +23,7 @@ double = functools.partial(torch.tensor, dtype=torch.float64)
 ENDS = "x score_src score_dst"
 
 
-@pytest.fixture(params=["torch_scatter", "plain torch"])
+@pytest.fixture(params=[pytest.param("torch_scatter", marks=pytest.mark.sparse), "plain torch"])
 def segments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The segment backend with torch_scatter, where it is installed, and without."""
     if request.param == "torch_scatter" and not segment.WITH_TORCH_SCATTER:
