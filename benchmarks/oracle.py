@@ -173,7 +173,7 @@ def setting_hash(*arguments: str) -> str:
 
 def settings() -> Iterator[Case]:
     """Every model on every data set, and each recorded line that one of these or a table's cell can write."""
-    conf = Path(gat_pyg.experiments.hashing.config_folder())
+    conf = Path(gat_pyg.experiments.conf.config_folder())
 
     def cells() -> Iterator[tuple[str, ...]]:
         for table in map(OmegaConf.load, sorted((conf / "experiment").glob("*.yaml"))):

@@ -28,7 +28,7 @@ from torch_geometric.data import Data
 import machine
 from gat_pyg.conv.gat import GATConv
 from gat_pyg.experiments.build import build_data, build_model, build_module, build_task, build_trainer
-from gat_pyg.experiments.hashing import config_folder
+from gat_pyg.experiments.conf import config_folder
 from gat_pyg.experiments.settings import Settings
 from gat_pyg.training import Supervised
 

@@ -13,7 +13,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
 from gat_pyg.experiments.command import translated
-from gat_pyg.experiments.hashing import config_folder
+from gat_pyg.experiments.conf import config_folder
 from gat_pyg.experiments.result import read
 from gat_pyg.experiments.settings import Settings
 from gat_pyg.run import main

@@ -12,7 +12,7 @@ from hydra.utils import get_object
 from omegaconf import DictConfig
 
 from .experiments.command import errors_as_messages, exit_with, message, translated
-from .experiments.hashing import config_folder
+from .experiments.conf import config_folder
 
 # Waiting threads release their cores instead of spinning: if other processes are busy, an epoch is several times
 # faster. OpenMP reads this when `job` imports torch. A value set by the user is not replaced.

@@ -20,7 +20,8 @@ from torch_geometric.data import Data
 from gat_pyg.data import Task, digits, from_dataset
 from gat_pyg.experiments.build import build_logger, build_model, build_task, build_trainer, check_gpus
 from gat_pyg.experiments.command import names_of, translated
-from gat_pyg.experiments.hashing import config_folder, config_hash, flattened
+from gat_pyg.experiments.conf import config_folder
+from gat_pyg.experiments.hashing import config_hash, flattened
 from gat_pyg.experiments.published import as_published
 from gat_pyg.experiments.settings import INTERNAL, Factory, Settings
 from gat_pyg.experiments.unused import check_effects

@@ -25,7 +25,8 @@ from torch_geometric.nn import GCN, Linear, SchNet
 import gat_pyg.files
 from gat_pyg import load
 from gat_pyg.experiments import hashing
-from gat_pyg.experiments.hashing import config_folder, config_hash, flattened
+from gat_pyg.experiments.conf import config_folder
+from gat_pyg.experiments.hashing import config_hash, flattened
 from gat_pyg.experiments.messages import _beside
 from gat_pyg.experiments.model_file import save_model
 from gat_pyg.experiments.result import Result, append, read

@@ -11,16 +11,15 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
-from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from ..files import FULL, full
-from .hashing import config_folder
+from .conf import config_folder
 from .rules import similar
 from .settings import FACTORIES, rules
 
@@ -153,23 +152,6 @@ def pick(key: str, values: Mapping[str, Any]) -> Any:
     return values[key]
 
 
-def store_recipes() -> None:
-    """Give Hydra each section of the files of recipes as a file of its own, for each model in the section's name.
-
-    The section `gat, gcn64` of conf/recipe/on/citeseer.yaml becomes recipe/on/gat/citeseer and
-    recipe/on/gcn64/citeseer, and `gcn` of conf/recipe/papers.yaml becomes recipe/gcn.
-    """
-    recipes, store = config_folder() / "recipe", ConfigStore.instance().store
-    for path in (recipes / "papers.yaml", *recipes.glob("on/*.yaml"), *recipes.glob("family/*.yaml")):
-        for models, values in cast(DictConfig, OmegaConf.load(path)).items():
-            for model in str(models).split(", "):
-                if path.stem == "papers":
-                    store(model, values, "recipe", "_global_")
-                else:
-                    store(path.stem, values, f"recipe/{path.parent.name}/{model}", "_global_")
-
-
-store_recipes()
 OmegaConf.register_new_resolver("run_name", run_name, replace=True)  # for hydra.run.dir
 OmegaConf.register_new_resolver("pick", pick, replace=True)
 

@@ -6,10 +6,11 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+
+from .conf import config_folder
 
 VERSION = 2  # part of every hash: raise it if a default in conf/config.yaml changes, or what is hashed
 GROUPS = ("dataset", "model", "training", "split", "trainer", "loader")  # groups that determine what is learnt
@@ -25,15 +26,6 @@ UNHASHED = frozenset(  # settings in these groups that do not
 )
 # Settings of the groups `split` and `dataset` that determine which data are in which of several splits
 DATA = ("per_class", "val", "test", "seed", "folds")
-
-
-def config_folder() -> Path:
-    """Return the folder of configurations: in the installed package, else in the repository."""
-    package = Path(__file__).resolve().parents[1]
-    for folder in (package / "conf", package.parents[1] / "conf"):
-        if (folder / "config.yaml").is_file():
-            return folder
-    raise FileNotFoundError(f"There is no conf/config.yaml in {package} or in its repository. Install gat_pyg anew.")
 
 
 def flattened(values: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from .command import dataset_name
-from .hashing import config_folder
+from .conf import config_folder
 from .settings import Settings
 
 # Settings by which the methods of the paper's tables have several forms, and the stopping criterion

@@ -21,6 +21,7 @@ from ..files import try_lock
 from ..tasks.metrics import metric_named
 from .build import build_task, check_gpus
 from .command import dataset_name, message, misused_group, names_of, translated
+from .conf import config_folder
 from .folder import (
     LOCK,
     Invocation,
@@ -31,7 +32,7 @@ from .folder import (
     remove_checkpoints,
     settings_in,
 )
-from .hashing import config_folder, flattened
+from .hashing import flattened
 from .messages import summary_of_splits
 from .result import CONFIG, ERRICA, Result
 from .settings import ModelFactory, Settings, differences

@@ -17,7 +17,7 @@ def check_effects(settings: Settings, task: Task) -> None:
     Example:
         >>> from gat_pyg.data import digits
         >>> from hydra import compose, initialize_config_dir
-        >>> from gat_pyg.experiments.hashing import config_folder
+        >>> from gat_pyg.experiments.conf import config_folder
         >>> with initialize_config_dir(str(config_folder()), version_base="1.3"):
         ...     settings = Settings.parse(compose("config", ["++model.readout=sum"]))
         >>> check_effects(settings.replace(passed=frozenset({"model.readout"})), digits())
