@@ -213,7 +213,7 @@ def answer_operation(case: Operation, edges: Edges, dtype: torch.dtype, backend:
     """The output, the attention and every gradient by name."""
     heads, channels, _ = case.size
     generator = np.random.default_rng(case.graph.seed + 1)
-    sizes = {"N_src": edges.num_src, "N_dst": edges.num_dst, "E": edges.num_edges, "H": heads, "C": channels}
+    sizes = {"N_src": edges.num_src, "N_dst": edges.num_dst, "E": edges.num_edges, "H": heads, "C": channels, "D": 3}
     leaves: dict[str, Tensor] = {}
     for name in case.operands.split():
         shift = case.offset if name in ("score_src", "score_edge") else 0.0
