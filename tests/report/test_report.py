@@ -257,7 +257,7 @@ def test_ranges_hold_each_number_once(numbers: set[int]):
 def test_counts_by_hand():
     # 0 - 1 listed twice over, 1 - 2, a loop at 2; node 3 has no neighbours
     links = torch.tensor([[0, 1, 0, 1, 1, 2, 2, 2], [1, 0, 1, 0, 2, 1, 2, 2]])
-    edge_index = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    edge_index = torch.tensor([[0, 1, 1, 2, 2], [1, 0, 2, 1, 2]])
     masks = {f"{split}_mask": torch.arange(4) == node for node, split in enumerate(("train", "val", "test"))}
     data = Data(torch.eye(4), edge_index, y=torch.tensor([0, 1, 1, 0]), **masks)
     counts = counted(Task("cora", [data], [data], [data], 4, NodeLabels(2)), [links])
