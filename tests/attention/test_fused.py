@@ -308,6 +308,15 @@ def test_both_memory_modes(names: str, speed: bool, place: Place, monkeypatch: p
     assert all((out is not None) == speed and len(others) == (3 if speed else 1) for out, others in saved)
 
 
+@MEMORY
+@pytest.mark.parametrize("place", ["numba"], indirect=True)
+def test_more_heads_than_a_vector_holds(speed: bool, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_mode(monkeypatch, speed)
+    check(place, BIPARTITE, ADDITIVE, 18, 2)
+    if speed:  # the other mode is additive attention's alone
+        check(place, BIPARTITE, "x x_dst edge_weight", 18, 2)
+
+
 def test_scores_without_a_gradient_and_a_gradient_of_one_alone(place: Place) -> None:
     edges, direction = place.edges(BIPARTITE), direction_of(BIPARTITE, 3, 5).to(place.device, place.dtype)
     leaves = place.to(leaves_of(BIPARTITE, 3, 5, ADDITIVE))
