@@ -101,6 +101,7 @@ def weekly(session: nox.Session) -> None:
     for triton in reversed(TRITONS):  # the newest stays installed
         interpreted(session, triton, *EVERY_TEST)
     session.run("python", "benchmarks/kills.py", "--kills", "100", "--placed", "20")
+    os.environ["GALLERY"] = "all"
     for name in ("fuzz", "minimums", "docs", "wheel"):
         session.notify(name)
 
