@@ -24,7 +24,7 @@ def statements(tree: ast.Module) -> Iterator[ast.stmt]:
 
     >>> tree = ast.parse("def f(x: SparseTensor):\\n    a\\nif isinstance(y, SparseTensor):\\n    b\\nelse:\\n    c")
     >>> [ast.unparse(statement) for statement in statements(tree)]
-    ['b', 'a']
+    ['a', 'b']
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.If):

@@ -79,6 +79,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A working directory of its own, one thread, and nothing left behind in the environment."""
     monkeypatch.chdir(tmp_path)
     before = os.environ.copy()
+    torch.use_deterministic_algorithms(False)  # whatever an earlier test left
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield tmp_path
