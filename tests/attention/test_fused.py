@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -414,12 +415,14 @@ def test_minus_infinity_masks_an_edge(speed: bool, place: Place, monkeypatch: py
 @MEMORY
 def test_no_score_overflows(speed: bool, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     in_mode(monkeypatch, speed)
-    leaves = place.to(leaves_of(SMALL, 3, 5, ADDITIVE))
-    direction = torch.ones(6, 3, 5, device=place.device, dtype=place.dtype)
-    for offset in (1e4, -1e4, 1e30, -1e30):
-        shifted = {**leaves, "score_src": leaves["score_src"] + offset}
-        results = answer(shifted, place.edges(SMALL), direction, place.backend, dropout=0.3)
-        assert all(value.isfinite().all() for value in results.values()), offset
+    sizes = {place.dtype: (3, 5)} if place.is_triton else SIZES
+    for (dtype, (heads, channels)), offset in product(sizes.items(), (1e4, -1e4, 1e30, -1e30)):
+        leaves = leaves_of(SMALL, heads, channels, ADDITIVE, dtype)
+        leaves["score_src"] += offset
+        leaves = {name: leaf.to(place.device) for name, leaf in leaves.items()}
+        direction = torch.ones(6, heads, channels, device=place.device, dtype=dtype)
+        results = answer(leaves, place.edges(SMALL), direction, place.backend, dropout=0.3)
+        assert all(value.isfinite().all() for value in results.values()), (dtype, offset)
 
 
 @MEMORY
@@ -560,7 +563,9 @@ def far(values: np.ndarray, rows: int, first: int) -> np.ndarray:
 
 @pytest.mark.skipif(not hasattr(mmap, "MAP_PRIVATE") or sys.maxsize < 2**33, reason="needs mmap of 64 bits")
 @MEMORY
-@pytest.mark.parametrize("names", [ADDITIVE, GATV2_EDGES, DOT_EDGES])
+@pytest.mark.parametrize(
+    "names", [ADDITIVE, GATV2_EDGES, DOT_EDGES, *(pytest.param(names, marks=weekly) for names in (GATV2, "x x_dst"))]
+)
 def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kernel again with the nodes renamed to a place where row times width needs more than 31 bits."""
     if speed not in modes_of(names):
