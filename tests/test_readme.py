@@ -111,3 +111,11 @@ def test_code_runs(tmp_path, monkeypatch):
     assert names["conv"].heads == 8
     assert [result.epochs for result in names["results"]] == [2, 2]
     assert names["alpha"].shape[1] == 8
+
+
+def test_every_law_has_its_test():
+    folder = Path(__file__).parent
+    tables = (folder / "README.md").read_text(encoding="utf-8").partition("## Removed")[0]
+    files = {file.stem: file.read_text(encoding="utf-8") for file in folder.rglob("test_*.py")}
+    functions = set(re.findall(r"^def (test_\w+)", "\n".join(files.values()), re.MULTILINE))
+    assert set(re.findall(r"\btest_\w+", tables)) <= functions | set(files)
