@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import inspect
 import os
 import re
@@ -466,6 +467,7 @@ class Settings:
         return config_hash(data_settings(flattened(self.to_dict())))
 
 
+@functools.cache
 def rules() -> dict[str, Rule]:
     """Return the rules of all settings by their dotted names, those of the trainer last."""
     kinds = {"": Settings, **{f"{group}.": kind for group, kind in GROUPS.items()}}
