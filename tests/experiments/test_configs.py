@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import shlex
 from collections.abc import Iterator
 from itertools import product
@@ -51,6 +52,29 @@ def folder() -> Iterator[None]:
         yield
 
 
+@functools.cache
+def composed(*overrides: str) -> DictConfig:
+    """The settings composed from these overrides; they cannot be changed, since other tests have the same."""
+    config = compose("config", list(overrides))
+    OmegaConf.set_readonly(config, True)
+    return config
+
+
+def composed_for(model: str, dataset: str, *others: str) -> DictConfig:
+    """The settings of a model on a data set."""
+    path = ["dataset.path=x.npz"] if dataset == "file" else []
+    return composed(f"model={model}", f"dataset={dataset}", *path, *others)
+
+
+def parsed(*overrides: str) -> Settings:
+    return Settings.parse(composed(*overrides))
+
+
+def methods_of(table: DictConfig) -> list[list[str]]:
+    """The name of each method's model, and its settings."""
+    return [method.split() if isinstance(method, str) else list(method) for method in table.methods]
+
+
 def task(edge_dim: int | None = None, categories: bool = False) -> Task:
     x = torch.randint(4, (6, 5)).float() if categories else torch.randn(6, 5)
     data = Data(x, torch.randint(6, (2, 12)), y=torch.rand(6, 3).round())
@@ -64,7 +88,7 @@ def test_a_batch_of_one_node_is_trained_on(model: str) -> None:
     atom = Data(torch.zeros(1, 5), torch.zeros(2, 0, dtype=torch.long), y=torch.tensor([0]))
     graphs = [atom, atom.clone().update({"y": torch.tensor([1])})]
     built = build_model(
-        Settings.parse(compose("config", [f"model={model}", "dataset=molesol", "++model.norm=batch"])).model,
+        parsed(f"model={model}", "dataset=molesol", "++model.norm=batch").model,
         Task("atoms", graphs, graphs, graphs, 5, GraphLabels(2)),
     ).model
     built.train()(atom.x, atom.edge_index).sum().backward()
@@ -95,9 +119,7 @@ EVERYWHERE = ("gat", "mlp")
 def test_every_model_learns_on_each_kind_of_data(model: str):
     learnt: list[DictConfig] = []  # most data sets leave the model's settings as they are
     for dataset in names("dataset") if model in EVERYWHERE else KINDS:
-        path = ["dataset.path=x.npz"] if dataset == "file" else []
-        config = compose("config", [f"model={model}", f"dataset={dataset}", *path])
-        OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        config = composed_for(model, dataset)
         Settings.parse(config)
         if config.model not in learnt and not ("encoder" in config.model and model in UNENCODED):
             learns(config, task())
@@ -118,7 +140,7 @@ class Doubled(torch.nn.Module):
 
 
 def test_a_model_that_could_not_be_saved_is_refused_before_training():
-    settings = Settings.parse(compose("config", [f"model={{_target_:{__name__}.Doubled}}"]))
+    settings = parsed(f"model={{_target_:{__name__}.Doubled}}")
     with pytest.raises(ValueError, match=r"weight of Doubled has dtype torch\.complex128, which a safetensors file"):
         build_model(settings.model, task())
 
@@ -193,17 +215,11 @@ WRONG = {
 }
 
 
-@pytest.fixture(scope="module")
-def of_mlp() -> DictConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", ["model=mlp"])
-    OmegaConf.set_struct(config, False)
-    return config
-
-
 @pytest.mark.parametrize("arguments", WRONG)
-def test_wrong_settings_are_refused(of_mlp: DictConfig, arguments: str):
-    config = copy.deepcopy(of_mlp)
+def test_wrong_settings_are_refused(arguments: str):
+    config = copy.deepcopy(composed("model=mlp"))
+    OmegaConf.set_readonly(config, None)
+    OmegaConf.set_struct(config, False)
     for override in OverridesParser.create().parse_overrides(arguments.split()):
         OmegaConf.update(config, str(override.key_or_group), override.value(), force_add=True)
     with pytest.raises(ValueError, match=WRONG[arguments]):
@@ -215,11 +231,10 @@ TABLES = names("experiment")
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_is_of_models_that_exist_on_data_sets_that_exist(name: str):
-    table = compose("config", [f"experiment={name}"])
+    table = composed(f"experiment={name}")
     assert set(table.datasets) <= set(names("dataset")) and table.runs > 1
-    methods = [method.split() if isinstance(method, str) else method for method in table.methods]
-    for model, *settings in methods:
-        learns(compose("config", [f"model={model}", f"dataset={table.datasets[0]}", *settings]), task())
+    for model, *settings in methods_of(table):
+        learns(composed_for(model, table.datasets[0], *settings), task())
 
 
 CUT_OFF = {("GraphSAGE*", "trained as GAT")}  # for time, as its form says: its hash holds its last epoch
@@ -227,15 +242,13 @@ CUT_OFF = {("GraphSAGE*", "trained as GAT")}  # for time, as its form says: its 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_the_recorded_tables_are_of_the_settings_that_are_here(name: str):
-    table = compose("config", [f"experiment={name}"])
+    table = composed(f"experiment={name}")
     here, candidates = set(), {}
-    for dataset, method in product(table.datasets, table.methods):
-        model, *settings = method.split() if isinstance(method, str) else method
-        cell = compose("config", [f"dataset={dataset}", f"model={model}", *settings])
-        here.add(Settings.parse(cell).hash)
-        candidates.setdefault(model, []).append(Settings.parse(cell).hash)
-        OmegaConf.update(cell, "trainer.precision", "bf16-mixed", force_add=True)
-        here.add(Settings.parse(cell).hash)
+    for dataset, (model, *settings) in product(table.datasets, methods_of(table)):
+        cell = Settings.parse(composed_for(model, dataset, *settings))
+        half = cell.replace(trainer=Factory("trainer", {**cell.trainer.values, "precision": "bf16-mixed"}))
+        here |= {cell.hash, half.hash}
+        candidates.setdefault(model, []).append(cell.hash)
     if table.protocol is not None:
         here |= {config_hash({"protocol": table.protocol, "candidates": sorted(some)}) for some in candidates.values()}
     recorded = gathered(line for path in RESULTS.glob(f"*-{name}*.jsonl") for line in lines_of(path))
@@ -252,7 +265,7 @@ def members(family: str) -> list[str]:
 def test_a_family_gives_each_of_its_data_sets_its_recipes():
     assert all(len(members(family)) > 1 for family in names("family"))
     for dataset, model in product(members("molecules"), ("gat", "gatv2", "transformer", "gcn")):
-        config = compose("config", [f"dataset={dataset}", f"model={model}"])
+        config = composed_for(model, dataset)
         assert (config.model.encoder, config.training.batch_size) == (64, 64)
         assert (config.model.get("norm") == "batch") == (model != "gcn")  # for which it has no recipe
     for dataset in members("links"):
@@ -272,7 +285,7 @@ RECIPES = [
 def test_a_recipe_is_that_of_a_model_and_a_data_set_that_exist(kind: str, data: str, model: str):
     dataset = data if kind == "on" else members(data)[0]
     assert model in names("model") and dataset in names("dataset")
-    config = compose("config", [f"model={model}", f"dataset={dataset}"])
+    config = composed_for(model, dataset)
     learns(config, task(categories="encoder" in config.model))
     sections = OmegaConf.to_container(OmegaConf.load(CONF / "recipe" / kind / f"{data}.yaml"))
     (own,) = (values for models, values in sections.items() if model in models.split(", "))
@@ -286,7 +299,7 @@ def test_the_recipe_of_a_paper_is_that_of_a_model_that_exists():
     models = [model for models in sections for model in models.split(", ")]
     assert {*models} <= {*names("model")} and len(models) == len({*models})
     for model in models:
-        assert compose("config", [f"model={model}"]).training != compose("config").training
+        assert composed(f"model={model}").training != composed().training
 
 
 @pytest.mark.parametrize("setup", names("recipe/setup"))
@@ -294,11 +307,10 @@ def test_a_setup_can_be_chosen_for_any_model(setup: str):
     learns(compose("config", ["model=mlp", f"recipe=setup/{setup}"]), task())
 
 
-@pytest.mark.parametrize("group", ["loader", "trainer", "logger", "dataset", "hydra/help"])
+@pytest.mark.parametrize("group", ["loader", "trainer", "logger", "hydra/help"])
 def test_every_choice_composes(group: str):
     for name in names(group):
-        path = ["dataset.path=x.npz"] if name == "file" else []
-        config = compose("config", [f"{group}={name}", *path])
+        config = composed(f"{group}={name}")
         if group != "hydra/help":
             Settings.parse(config)
 
@@ -313,7 +325,7 @@ def test_hydra_leaves_logging_as_it_is():
     ("aggr", "method", "channels"), [("gcn", "GCN", None), ("lstm", "LSTM", 128), ("pool", "pool", 512)]
 )
 def test_an_aggregator_brings_its_name_and_size(aggr: str, method: str, channels: int | None):
-    settings = Settings.parse(compose("config", ["model=sage", f"model.aggr={aggr}"]))
+    settings = parsed("model=sage", f"model.aggr={aggr}")
     assert (settings.model.name, settings.model.get("aggr_channels")) == (f"GraphSAGE-{method}", channels)
 
 
@@ -332,7 +344,7 @@ def test_an_aggregator_brings_its_name_and_size(aggr: str, method: str, channels
     ],
 )
 def test_the_name_of_a_method_is_made_of_its_labels(overrides: str, name: str, labels: tuple[str | None, ...]):
-    model = Settings.parse(compose("config", shlex.split(overrides))).model
+    model = parsed(*shlex.split(overrides)).model
     assert (model.name, (model.method, model.get("form"), model.get("study"))) == (name, labels)
 
 
@@ -350,7 +362,7 @@ PAPER = {
 def test_the_papers_numbers(experiment: str):
     sizes, hidden, heads, dropout, l2, lr, batch, criterion, parameters = PAPER[experiment]
     name, _, dataset = experiment.rpartition("_")
-    config = compose("config", [f"model={name}", f"dataset={dataset}"])
+    config = composed_for(name, dataset)
     model, training = config.model, config.training
     assert (model.hidden_channels, model.heads, model.dropout) == (hidden, heads, dropout)
     assert (training.weight_decay, training.lr, training.batch_size, training.criterion) == (l2, lr, batch, criterion)
@@ -378,13 +390,13 @@ def test_settings_come_back_from_their_plain_values(loader: str, trainer: str):
 
 
 def test_a_data_set_has_the_metric_of_its_benchmark():
-    assert Settings.parse(compose("config", ["dataset=minesweeper"])).metric == "roc_auc"
-    assert Settings.parse(compose("config", ["dataset=minesweeper", "metric=accuracy"])).metric == "accuracy"
-    assert Settings.parse(compose("config", ["dataset=cora"])).metric is None
+    assert parsed("dataset=minesweeper").metric == "roc_auc"
+    assert parsed("dataset=minesweeper", "metric=accuracy").metric == "accuracy"
+    assert parsed("dataset=cora").metric is None
 
 
 def test_average_precision_has_one_name():
-    short, long = (Settings.parse(compose("config", [f"metric={name}"])) for name in ("ap", "average_precision"))
+    short, long = (parsed(f"metric={name}") for name in ("ap", "average_precision"))
     assert short == long and short.metric == "average_precision"
     assert "ap" not in METRICS and metric_named("ap") is METRICS["average_precision"]
     for objective in (NodeLabels(3), NodeMultiLabels(3), LinkLabels(3)):
@@ -429,19 +441,19 @@ def test_an_argument_of_the_model_needs_no_sign_whether_a_recipe_has_it_or_not(d
 def test_only_the_settings_of_the_papers_runs_are_shown_beside_its_numbers(settings: str, expected: bool):
     overrides = settings.split()
     model = next((text.partition("=")[2] for text in overrides if text.startswith("model=")), "gat")
-    cell = Settings.parse(compose("config", overrides)).replace(cell=model)
+    cell = parsed(*overrides).replace(cell=model)
     assert as_published(cell) is expected
 
 
 def test_settings_of_recipes_and_data_sets_may_have_no_effect():
-    settings = Settings.parse(compose("config", ["++model.readout=sum", "split.val=3", "training.batch_size=2"]))
+    settings = parsed("++model.readout=sum", "split.val=3", "training.batch_size=2")
     check_effects(settings, digits())
     with pytest.raises(ValueError, match=r"training\.batch_size has no effect"):
         check_effects(settings.replace(passed=names_of(["training.batch_size=2"])), digits())
 
 
 def test_a_function_may_take_a_setting_of_the_split_by_another_name():
-    settings = Settings.parse(compose("config", ["split.val=123", "split.test=45"]))
+    settings = parsed("split.val=123", "split.test=45")
     dataset = Factory("dataset", {"_target_": "mine.links", "graph": {"_target_": "mine.graph", "num_val": 123}})
     settings = settings.replace(dataset=dataset)
     check_effects(settings.replace(passed=names_of(["split.val=123"])), digits())
@@ -450,7 +462,7 @@ def test_a_function_may_take_a_setting_of_the_split_by_another_name():
 
 
 def test_a_setting_of_a_random_split_beside_folds_is_an_error_with_advice():
-    settings = Settings.parse(compose("config", ["dataset=mutag", "split.val=3"]))
+    settings = parsed("dataset=mutag", "split.val=3")
     labels = torch.arange(30) % 2
     folds = from_dataset([Data(torch.randn(2, 1), torch.tensor([[0], [1]]), y=y[None]) for y in labels], folds=3)
     with pytest.raises(ValueError, match=r"split\.folds, split\.fold, .* Leave it out, or choose split\.folds=null\."):
@@ -458,7 +470,7 @@ def test_a_setting_of_a_random_split_beside_folds_is_an_error_with_advice():
 
 
 def test_the_size_of_batches_of_nodes_has_no_effect_on_batches_of_pairs():
-    settings = Settings.parse(compose("config", ["+loader.num_links=8", "+loader.batch_size=4"]))
+    settings = parsed("+loader.num_links=8", "+loader.batch_size=4")
     with pytest.raises(ValueError, match=r"loader\.batch_size has no effect: a step takes loader\.num_links pairs of"):
         check_effects(settings.replace(passed=names_of(["+loader.batch_size=4"])), digits())
 
@@ -466,7 +478,7 @@ def test_the_size_of_batches_of_nodes_has_no_effect_on_batches_of_pairs():
 @pytest.mark.parametrize("loader", ["full", "neighbor", "cluster"])
 def test_a_loader_that_is_passed_replaces_that_of_a_recipe(loader: str):
     recipe, passed, elsewhere = (
-        Settings.parse(compose("config", overrides)).loader
+        parsed(*overrides).loader
         for overrides in (["dataset=ogbl-ddi"], ["dataset=ogbl-ddi", f"loader={loader}"], [f"loader={loader}"])
     )
     assert recipe.num_neighbors == [30, 30] and recipe.num_links is None
@@ -475,14 +487,14 @@ def test_a_loader_that_is_passed_replaces_that_of_a_recipe(loader: str):
 
 
 def test_a_schedule_over_the_default_number_of_epochs_has_no_effect():
-    settings = Settings.parse(compose("config", ["training.schedule=cosine"])).replace(passed={"training.schedule"})
+    settings = parsed("training.schedule=cosine").replace(passed={"training.schedule"})
     with pytest.raises(
         ValueError, match=r"training\.schedule has no effect: .* falls over training\.max_epochs=100000"
     ):
         check_effects(settings, digits())
-    limited = Settings.parse(compose("config", ["training.schedule=cosine", "training.max_epochs=60"]))
+    limited = parsed("training.schedule=cosine", "training.max_epochs=60")
     check_effects(limited.replace(passed={"training.schedule"}), digits())
-    constant = Settings.parse(compose("config", ["training.schedule=null"]))
+    constant = parsed("training.schedule=null")
     check_effects(constant.replace(passed={"training.schedule"}), digits())
 
 
@@ -508,7 +520,7 @@ def test_a_task_knows_the_arguments_on_which_its_split_depends():
 
 
 def test_settings_cannot_be_changed():
-    settings = Settings.parse(compose("config"))
+    settings = parsed()
     for part, name in ((settings, "seed"), (settings.training, "lr"), (settings.model, "values")):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(part, name, 1)
@@ -516,7 +528,7 @@ def test_settings_cannot_be_changed():
 
 @pytest.mark.parametrize("dataset", ["digits", "planted"])
 def test_data_sets_that_need_no_files(dataset: str):
-    built = build_task(Settings.parse(compose("config", [f"dataset={dataset}"])))
+    built = build_task(parsed(f"dataset={dataset}"))
     assert (built.name, built.has_many_graphs) == (dataset, dataset != "digits")
 
 
@@ -549,12 +561,12 @@ def test_trainers(trainer: str, tmp_path: Path):
 )
 def test_gpus_that_suffice_are_not_refused(gpus: int, settings: list[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    check_gpus(Settings.parse(compose("config", settings)).trainer)
+    check_gpus(parsed(*settings).trainer)
 
 
 @pytest.mark.parametrize("logger", names("logger"))
 def test_loggers(logger: str, tmp_path: Path):
-    settings = Settings.parse(compose("config", [f"logger={logger}"]))
+    settings = parsed(f"logger={logger}")
     try:
         built = build_logger(settings.logger, tmp_path)
     except ValueError as error:
