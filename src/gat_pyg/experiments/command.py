@@ -153,6 +153,7 @@ def pick(key: str, values: Mapping[str, Any]) -> Any:
 
 
 OmegaConf.register_new_resolver("run_name", run_name, replace=True)  # for hydra.run.dir
+OmegaConf.register_new_resolver("or", lambda value, other: other if value is None else value, replace=True)
 OmegaConf.register_new_resolver("pick", pick, replace=True)
 
 

@@ -66,8 +66,6 @@ def execute(config: DictConfig) -> float:
             settings.check_results()
         except Exception:
             drop_empty(invocation.folder)
-            if config.outputs is None:
-                drop_empty(Path(str(config.outputs)))  # which Hydra created
             raise
         if settings.is_table or settings.on_all_splits:
             drop_empty(invocation.folder)
