@@ -48,7 +48,7 @@ exclude_patterns = ["_build", "generated"]
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:obj", "(?s).*"),  # single backticks in a docstring: a link where the name is known, otherwise code
-    ("py:class", r"(gat_pyg\.)?.*\._\w+"),  # private base classes
+    ("py:class", r"(gat_pyg\.)?.*\._\w+(\.\w+)?"),  # private base classes, and those of private modules
     ("py:class", r"Kind|Rows|Scale|Split"),  # aliases
     ("py:class", r"(collections\.abc\.)?Mapping\[\w+"),  # of dataclasses' fields, which Sphinx cuts at the comma
     # without documentation
