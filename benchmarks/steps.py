@@ -102,10 +102,11 @@ def main() -> None:
     task = build_task(settings)
     seed_everything(0, verbose=False)
     model = build_model(settings.model, task).model
-    trainer = build_trainer(settings, machine.FOLDER, [])
-    loader = build_data(settings, task, model, trainer, 0).train_dataloader()
+    trainer = build_trainer(settings.trainer, settings.logger, machine.FOLDER)
+    loader = build_data(settings.loader, settings.training, task, model, trainer, 0).train_dataloader()
     batches = list(islice(cycle(loader), options.steps))
-    modules = {"ours": build_module(settings, task, model), "pyg": build_module(settings, task, with_pyg(model))}
+    models = {"ours": model, "pyg": with_pyg(model)}
+    modules = {name: build_module(settings.training, task, one) for name, one in models.items()}
     error = check(modules, batches[0])
 
     optimizers = {name: torch.optim.Adam(module.parameters(), lr=1e-3) for name, module in modules.items()}

@@ -19,10 +19,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gat_pyg.data import Task, digits, from_dataset
-from gat_pyg.experiments.build import build_logger, build_model, build_task, build_trainer, check_gpus
+from gat_pyg.experiments.build import build_logger, build_model, build_task, build_trainer
 from gat_pyg.experiments.command import names_of, translated
 from gat_pyg.experiments.conf import config_folder
 from gat_pyg.experiments.hashing import config_hash, flattened
+from gat_pyg.experiments.process import check_gpus
 from gat_pyg.experiments.published import as_published
 from gat_pyg.experiments.settings import INTERNAL, Factory, Settings
 from gat_pyg.experiments.unused import check_effects
@@ -540,7 +541,8 @@ def test_trainers(trainer: str, tmp_path: Path):
     if config.trainer.accelerator == "gpu" and not torch.cuda.is_available():
         config.trainer.accelerator = "cpu"  # the rest of it is built all the same
         config.trainer.devices = 1
-    built = build_trainer(Settings.parse(config), tmp_path, [])
+    settings = Settings.parse(config)
+    built = build_trainer(settings.trainer, settings.logger, tmp_path)
     assert built.max_epochs == 7
     assert built.world_size == (2 if trainer == "ddp_cpu" else 1)
     torch.use_deterministic_algorithms(False)

@@ -1,4 +1,4 @@
-"""Ranks: printing on the first one, and heartbeats that end a wait for a dead rank."""
+"""Ranks: printing on the first one, a store that all share, and heartbeats that end a wait for a dead rank."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 
+from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment  # type: ignore[attr-defined]
 from lightning.pytorch.utilities import rank_zero_only
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 BEAT = 0.5  # seconds between two heartbeats
 SILENT = 40.0  # seconds without a heartbeat, after which a process counts as lost
@@ -24,6 +26,18 @@ def rank_zero_print(text: str) -> None:
     """Print to stderr on the first rank only."""
     if is_first():
         print(text, file=sys.stderr)
+
+
+def shared_store() -> Store | None:
+    """Return a store shared by the processes that torchrun or SLURM started, or None if there are no such processes."""
+    launchers = (TorchElasticEnvironment, SLURMEnvironment)
+    cluster = next((launcher() for launcher in launchers if launcher.detect()), None)
+    if cluster is None or cluster.world_size() == 1:
+        return None
+    is_host = cluster.global_rank() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    address, port, world = cluster.main_address, cluster.main_port, cluster.world_size()
+    store = TCPStore(address, port, world, is_host, timedelta(seconds=60), False, multi_tenant=True)
+    return PrefixStore(f"gat_pyg/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
 class Beats:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+STRATEGY = "ray"  # the value of trainer.strategy
+
 
 def train(
     work: Callable[[dict[str, Any]], Any], arguments: dict[str, Any], processes: int, gpu: bool, folder: Path

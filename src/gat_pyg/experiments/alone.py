@@ -37,10 +37,10 @@ def one_run(settings: Settings, task: Task, seed: int, folder: Path) -> Result |
     monitor = RankMonitor()
     progress = Progress(f"{task.name}, seed {seed}", live=settings.processes == 1)
     callbacks = [monitor, stopping, MetricsFile(folder / METRICS), resumable, progress]
-    module = build_module(settings, task, model)
+    module = build_module(training, task, model)
     with deterministic(), suited_threads(elements(task, training.batch_size, [model])):
-        trainer = build_trainer(settings, folder, callbacks)
-        data = build_data(settings, task, model, trainer, seed)
+        trainer = build_trainer(settings.trainer, settings.logger, folder, callbacks)
+        data = build_data(settings.loader, training, task, model, trainer, seed)
         is_whole = not settings.loader.is_drawn and not is_divided(trainer)
         if not task.has_many_graphs and trainer.world_size > 1 and is_whole:
             of_nodes = "trainer.strategy=halo to give each a part, or loader=neighbor or loader=cluster."

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import torch
 from hydra.errors import HydraException
 from hydra.utils import instantiate
 from lightning import Trainer
@@ -42,9 +40,8 @@ from .command import dataset_name
 from .model_file import check_dtypes
 from .result import CONFIG
 from .rules import similar
-from .settings import FIXED, Factory, ModelFactory, Settings
+from .settings import FIXED, Factory, Loader, ModelFactory, Settings, Training
 
-RAY = "ray"  # the strategy's name
 LINEAR = ("mean", "sum", "add", "max")  # readouts of the model's outputs; others are of embeddings
 WIDTH = 64  # of the nodes' embeddings from which a decoder predicts labels of edges
 
@@ -219,9 +216,8 @@ def _decoder(factory: ModelFactory, task: Task, encoder: int | None) -> dict[str
     return {"channels": WIDTH, "out_channels": K, **options}
 
 
-def build_module(settings: Settings, task: Task, model: nn.Module) -> Transductive | Inductive:
+def build_module(training: Training, task: Task, model: nn.Module) -> Transductive | Inductive:
     """Build the module for the task's setup, and compile the model if `training.compile` is true."""
-    training = settings.training
     if task.objective.has_pairs and members(model).has_loss:
         raise ValueError(f"{type(model).__name__} has its own loss over nodes, which {task.name} has no labels for.")
     if training.compile:
@@ -235,9 +231,10 @@ def build_module(settings: Settings, task: Task, model: nn.Module) -> Transducti
     return Inductive(model, task.objective, training.optimisation)
 
 
-def build_data(settings: Settings, task: Task, model: nn.Module, trainer: Trainer, seed: int) -> TaskData:
+def build_data(
+    loader: Loader, training: Training, task: Task, model: nn.Module, trainer: Trainer, seed: int
+) -> TaskData:
     """Build the batches that `loader` describes."""
-    loader, training = settings.loader, settings.training
     if task.objective.has_pairs and is_divided(trainer):
         raise ValueError(
             f"trainer.strategy is halo, which divides the nodes, but {task.name} predicts {task.objective.item}s with "
@@ -251,7 +248,7 @@ def build_data(settings: Settings, task: Task, model: nn.Module, trainer: Traine
     if is_divided(trainer):
         layers_of(model)
     if not loader.in_batches:
-        sparse = wants_sparse(settings, task, model, trainer)
+        sparse = wants_sparse(training, task, model, trainer)
         return TaskData(task, training.batch_size, seed, sparse, num_links=loader.num_links)
     if names := graph_norms(model):
         raise ValueError(
@@ -273,9 +270,9 @@ def build_data(settings: Settings, task: Task, model: nn.Module, trainer: Traine
     return data
 
 
-def wants_sparse(settings: Settings, task: Task, model: nn.Module, trainer: Trainer, stacked: bool = False) -> bool:
+def wants_sparse(training: Training, task: Task, model: nn.Module, trainer: Trainer, stacked: bool = False) -> bool:
     """Return True if `training.sparse` makes the features a sparse matrix."""
-    sparse = settings.training.sparse
+    sparse = training.sparse
     if is_divided(trainer) and sparse == "auto":
         return False  # halo fetches dense rows
     if sparse is True and is_divided(trainer):
@@ -295,48 +292,21 @@ def wants_sparse(settings: Settings, task: Task, model: nn.Module, trainer: Trai
     return use_sparse
 
 
-def check_gpus(trainer: Factory) -> None:
-    """Check that this machine has the GPUs that the settings require, unless Ray selects the machines.
-
-    Raises:
-        ValueError: if it has fewer.
-    """
-    if trainer.get("accelerator") not in ("gpu", "cuda") or trainer.get("strategy") == RAY:
-        return
-    devices, gpus = trainer.get("devices", "auto"), torch.cuda.device_count()
-    indices = devices.split(",") if isinstance(devices, str) and "," in devices else devices  # "0,1", as in Lightning
-    needed = 1
-    if isinstance(indices, Sequence) and not isinstance(indices, str):
-        needed = 1 + max((int(index) for index in indices if index != ""), default=0)
-    elif str(devices).isdecimal():  # neither "auto" nor -1, which means all
-        needed = int(devices)
-    if gpus >= max(needed, 1) or (gpus == 0 and torch.backends.mps.is_available()):
-        return
-    built = "" if torch.version.cuda or torch.version.hip else " (built without CUDA)"
-    count = {0: "no GPU", 1: "1 GPU"}.get(gpus, f"{gpus} GPUs")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    among = "" if visible is None else f" among CUDA_VISIBLE_DEVICES={visible}"
-    fewer = "" if gpus == 0 else f"trainer.devices={gpus}, or "
-    cpu = "trainer=cpu" if trainer.get("strategy") is None else "trainer=ddp_cpu for processes on its CPUs"
-    raise ValueError(
-        f"trainer.accelerator is {trainer.get('accelerator')} and trainer.devices is {devices}, "
-        f"but torch {torch.__version__}{built} finds {count} on this machine{among}. Use {fewer}{cpu}."
-    )
-
-
-def build_trainer(settings: Settings, folder: Path, callbacks: Sequence[Any], **changes: Any) -> Trainer:
-    """Build Lightning's trainer from the settings `trainer` and `logger`, without options that slow down each epoch."""
+def build_trainer(
+    trainer: Factory, logger: Factory, folder: Path, callbacks: Sequence[Any] = (), **changes: Any
+) -> Trainer:
+    """Build Lightning's trainer and its logger, without options that slow down each epoch."""
     plugins: list[Any] = []
-    if settings.trainer.get("strategy") == RAY:
+    if trainer.get("strategy") == ray.STRATEGY:
         changes["strategy"], plugins = ray.ray_strategy()
         changes["devices"] = "auto"
     fixed = {
         "plugins": [SafeCheckpoints(), *plugins],
         "callbacks": list(callbacks),
-        "logger": build_logger(settings.logger, folder),
+        "logger": build_logger(logger, folder),
         "default_root_dir": str(folder),
     }
-    return cast(Trainer, settings.trainer(**changes, **fixed, **FIXED))
+    return cast(Trainer, trainer(**changes, **fixed, **FIXED))
 
 
 def build_logger(factory: Factory, folder: Path) -> Any:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment  # type: ignore[attr-defined]
 from omegaconf import OmegaConf
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from ..distributed.ranks import is_first, rank_zero_print
+from ..distributed.ranks import is_first, rank_zero_print, shared_store
 from ..files import PART, try_lock, unlock, write_whole
 from .hashing import flattened
 from .result import CHECKPOINT, CONFIG, RESULT, Result, append
@@ -118,7 +115,7 @@ def started_job(settings: Settings, invocation: Invocation) -> Iterator[Job]:
     - in a multirun, Hydra's folder.
     """
     fresh = invocation.folder
-    store = _store()
+    store = shared_store()
     if not is_first():
         folder = Path(os.environ.get(RUN_DIR) or (store.get(RUN_DIR).decode() if store else fresh))
         if folder != fresh:
@@ -157,18 +154,6 @@ def _remove_parts(folder: Path) -> None:
     for pattern in (PART, f"seed-*/{PART}"):
         for part in folder.glob(pattern):
             part.unlink(missing_ok=True)
-
-
-def _store() -> Store | None:
-    """Return a store shared by the processes that torchrun or SLURM started, or None if there are no such processes."""
-    launchers = (TorchElasticEnvironment, SLURMEnvironment)
-    cluster = next((launcher() for launcher in launchers if launcher.detect()), None)
-    if cluster is None or cluster.world_size() == 1:
-        return None
-    is_host = cluster.global_rank() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    address, port, world = cluster.main_address, cluster.main_port, cluster.world_size()
-    store = TCPStore(address, port, world, is_host, timedelta(seconds=60), False, multi_tenant=True)
-    return PrefixStore(f"gat_pyg/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
 def drop_empty(folder: Path) -> None:

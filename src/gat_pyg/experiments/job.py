@@ -22,7 +22,7 @@ from ..training.modules import Inductive, Transductive
 from ..training.progress import quiet
 from ..training.signals import handled
 from .alone import one_run
-from .build import RAY, build_model, build_task, check_gpus
+from .build import build_model, build_task
 from .command import message, names_of
 from .folder import (
     Invocation,
@@ -36,7 +36,7 @@ from .folder import (
 )
 from .messages import line, summary, summary_of_all
 from .model_file import load
-from .process import compiling_reported, exit_on_signal, keep_memory
+from .process import check_gpus, compiling_reported, exit_on_signal, keep_memory
 from .published import as_published
 from .settings import INTERNAL, Settings
 from .shared import seed_processes
@@ -71,7 +71,7 @@ def execute(config: DictConfig) -> float:
             drop_empty(invocation.folder)
             return table(settings, invocation, all_seeds)
         with started_job(settings, invocation) as job:
-            return _by_ray(job) if settings.trainer.get("strategy") == RAY else all_seeds(job)
+            return _by_ray(job) if settings.trainer.get("strategy") == ray.STRATEGY else all_seeds(job)
 
 
 def all_seeds(job: Job) -> float:

@@ -1,4 +1,4 @@
-"""The process of a run: memory, threads, signals and log messages."""
+"""The process of a run: devices, memory, threads, signals and log messages."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ import torch
 from lightning import Trainer
 from torch import nn
 
+from ..distributed import ray
 from ..distributed.ranks import rank_zero_print
 from ..tasks.task import Task
+from .settings import Factory
 
 ELEMENTS = 1 << 21  # elements of a step per thread; with fewer, threads wait for each other longer than they work
 CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # environment variables by which a user sets the number of threads
@@ -34,6 +36,35 @@ def device_name(trainer: Trainer) -> str:
         return f"{processes}{torch.cuda.get_device_name(device)}{precision}"
     threads = torch.get_num_threads()
     return f"{processes}{device.type} {platform.machine()}, {threads} thread{'s' if threads > 1 else ''}{precision}"
+
+
+def check_gpus(trainer: Factory) -> None:
+    """Check that this machine has the GPUs that the settings require, unless Ray selects the machines.
+
+    Raises:
+        ValueError: if it has fewer.
+    """
+    if trainer.get("accelerator") not in ("gpu", "cuda") or trainer.get("strategy") == ray.STRATEGY:
+        return
+    devices, gpus = trainer.get("devices", "auto"), torch.cuda.device_count()
+    indices = devices.split(",") if isinstance(devices, str) and "," in devices else devices  # "0,1", as in Lightning
+    needed = 1
+    if isinstance(indices, Sequence) and not isinstance(indices, str):
+        needed = 1 + max((int(index) for index in indices if index != ""), default=0)
+    elif str(devices).isdecimal():  # neither "auto" nor -1, which means all
+        needed = int(devices)
+    if gpus >= max(needed, 1) or (gpus == 0 and torch.backends.mps.is_available()):
+        return
+    built = "" if torch.version.cuda or torch.version.hip else " (built without CUDA)"
+    count = {0: "no GPU", 1: "1 GPU"}.get(gpus, f"{gpus} GPUs")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    among = "" if visible is None else f" among CUDA_VISIBLE_DEVICES={visible}"
+    fewer = "" if gpus == 0 else f"trainer.devices={gpus}, or "
+    cpu = "trainer=cpu" if trainer.get("strategy") is None else "trainer=ddp_cpu for processes on its CPUs"
+    raise ValueError(
+        f"trainer.accelerator is {trainer.get('accelerator')} and trainer.devices is {devices}, "
+        f"but torch {torch.__version__}{built} finds {count} on this machine{among}. Use {fewer}{cpu}."
+    )
 
 
 def keep_memory() -> None:

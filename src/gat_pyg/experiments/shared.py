@@ -65,7 +65,7 @@ def seed_processes(job: Job) -> Iterator[Processes | None]:
     if size < 2:
         yield None
         return
-    if (world := build_trainer(settings, job.folder, []).world_size) > 1:
+    if (world := build_trainer(settings.trainer, settings.logger, job.folder).world_size) > 1:
         raise ValueError(
             f"processes is {settings.processes}, which train one seed each, but the trainer has {world} devices, which "
             "train a seed together. Use processes=1 or trainer.devices=1."

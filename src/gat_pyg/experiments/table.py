@@ -19,7 +19,7 @@ from ..data.from_pyg import name_of
 from ..distributed.ranks import rank_zero_print
 from ..files import try_lock
 from ..tasks.metrics import metric_named
-from .build import build_task, check_gpus
+from .build import build_task
 from .command import dataset_name, message, misused_group, names_of, translated
 from .conf import config_folder
 from .folder import (
@@ -34,6 +34,7 @@ from .folder import (
 )
 from .hashing import flattened
 from .messages import summary_of_splits
+from .process import check_gpus
 from .result import CONFIG, ERRICA, Result
 from .settings import ModelFactory, Settings, differences
 

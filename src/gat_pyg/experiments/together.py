@@ -69,7 +69,7 @@ def all_at_once(job: Job, task: Task) -> bool:
 def _planned(job: Job, task: Task) -> tuple[Trainer, StackPlan | str]:
     """Return a trainer and the plan for training the seeds as one, or the reason to train them one by one."""
     settings, seeds = job.settings, job.unfinished
-    trainer = build_trainer(settings, job.folder, [])
+    trainer = build_trainer(settings.trainer, settings.logger, job.folder)
     obstacle = _settings_obstacle(settings, task) or _devices_obstacle(trainer) or trainer_obstacle(trainer)
     if obstacle is not None:
         return trainer, obstacle
@@ -79,7 +79,8 @@ def _planned(job: Job, task: Task) -> tuple[Trainer, StackPlan | str]:
             return trainer, f"{trainer.world_size} processes divide the graphs of each step"
         if (size := elements(task, settings.training.batch_size, models[:1])) > LARGE:
             return trainer, f"a step has {size / 1e6:.0f} million elements, and so large ones are not faster as one"
-    sparse, device = wants_sparse(settings, task, models[0], trainer, stacked=True), trainer.strategy.root_device
+    sparse = wants_sparse(settings.training, task, models[0], trainer, stacked=True)
+    device = trainer.strategy.root_device
     plan = plan_stack(models, task, settings.training.batch_size, sparse, device)
     if isinstance(plan, str):
         return trainer, plan
@@ -174,11 +175,12 @@ def one_pass(
         save_run_settings(Job(settings, folders[seed]), seed)
     training, models = settings.training, [built[seed].model for seed in seeds]
     single = {"strategy": "auto", "devices": [place.device.index] if place.device.index else 1}
+    changes = single if place.world > 1 else {}
     with suited_threads(elements(task, training.batch_size, models)):
         trainer, results = fit_stack(
             models,
             TaskData(task, training.batch_size, settings.seed, plan.sparse),
-            lambda callbacks: build_trainer(settings, folder, callbacks, **(single if place.world > 1 else {})),
+            lambda callbacks: build_trainer(settings.trainer, settings.logger, folder, callbacks, **changes),
             EachStopping(seeds, training.patience, training.criterion),
             Resumable(folder / place.checkpoint, seeds[0], settings.checkpoint_every),
             optimisation=training.optimisation,
