@@ -189,7 +189,7 @@ def _spread(present: Sequence[int], values: Sequence[Tensor], length: int) -> li
 
 
 def _backward_by_segments(call: _Call, grad: Tensor, seed: Tensor | None, *operands: Tensor | None) -> list[Any]:
-    """The gradients of x and the operands by `segment`, differentiable any number of times; None of None."""
+    """The gradients of x and the operands by `segment`, differentiable any number of times; None stays None."""
     present = [at for at, operand in enumerate(operands) if operand is not None]
 
     def forward(*values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The base of the baselines that are layers with dropout before each and an activation between them."""
+"""The base class of the baselines that are a stack of layers: dropout before each, an activation between them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Layers(nn.Module):
         self.dropout = dropout
 
     def _through(self, layers: nn.ModuleList, x: Tensor, call: Callable[[Any, Tensor], Tensor]) -> Tensor:
-        """Return the output of the last layer; `call(layer, x)` is that of one layer."""
-        for number, layer in enumerate(layers):
-            x = self.act(x) if number > 0 else x
+        """Return the output of the last layer; `call(layer, x)` returns the output of one layer."""
+        for index, layer in enumerate(layers):
+            x = self.act(x) if index > 0 else x
             x = call(layer, dropout(x, self.dropout, self.training))
         return x
 

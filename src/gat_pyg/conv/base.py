@@ -94,7 +94,7 @@ class _AttentionConv(MessagePassing):
         Args:
             x: the layer's input.
             ends: its projections.
-            res: what `_finish` adds.
+            res: the term that `_finish` adds.
             edge_index, edge_attr, edge_weight, size: as in `GATConv.forward`.
             weights: whether to return alpha.
         """
@@ -234,23 +234,23 @@ class _AttentionConv(MessagePassing):
         if size is not None:
             num_src, num_dst = size
         if isinstance(edge_index, SparseTensor):
-            looped = self._loops_of_matrix(edge_index, edge_weight)
-            out, alpha = self._messages(ends, looped, edge_attr, edge_weight, size)
-            return out, looped, alpha
-        looped, edge_attr, edge_weight = self._message_edges(edge_index, edge_attr, edge_weight, num_src, num_dst)
-        rows = self._kept_rows(looped)
+            with_loops = self._loops_of_matrix(edge_index, edge_weight)
+            out, alpha = self._messages(ends, with_loops, edge_attr, edge_weight, size)
+            return out, with_loops, alpha
+        with_loops, edge_attr, edge_weight = self._message_edges(edge_index, edge_attr, edge_weight, num_src, num_dst)
+        rows = self._kept_rows(with_loops)
         if rows is None:
-            out, alpha = self._messages(ends, looped, edge_attr, edge_weight, size)
-            return out, looped, alpha
+            out, alpha = self._messages(ends, with_loops, edge_attr, edge_weight, size)
+            return out, with_loops, alpha
         edge_attr = None if edge_attr is None else edge_attr[rows]
         edge_weight = None if edge_weight is None else edge_weight[rows]
-        out, alpha = self._messages(ends, looped[:, rows], edge_attr, edge_weight, size)
-        return out, looped, alpha.new_zeros(looped.size(1), alpha.size(1)).index_copy(0, rows, alpha)
+        out, alpha = self._messages(ends, with_loops[:, rows], edge_attr, edge_weight, size)
+        return out, with_loops, alpha.new_zeros(with_loops.size(1), alpha.size(1)).index_copy(0, rows, alpha)
 
     def _message_edges(
         self, edge_index: Tensor, edge_attr: OptTensor, edge_weight: OptTensor, num_src: int, num_dst: int
     ) -> Tuple[Tensor, OptTensor, OptTensor]:
-        """The edges with loops, dense or sparse, their features, and weights `[E, 1 or H]`."""
+        """Return the edges with loops, dense or sparse, their features, and weights `[E, 1 or H]`."""
         if not torch.jit.is_scripting():
             if edge_attr is not None and edge_index.layout in (torch.sparse_csr, torch.sparse_csc):
                 edge_attr = _features_by_row(edge_index, edge_attr)
@@ -269,7 +269,7 @@ class _AttentionConv(MessagePassing):
         return edge_index, edge_attr, edge_weight
 
     def _kept_rows(self, edge_index: Tensor) -> OptTensor:
-        """The rows of the edges that `edge_dropout` keeps; None if it keeps all."""
+        """Return the rows of the edges that `edge_dropout` keeps; None if it keeps all."""
         if not self.training or self.edge_dropout == 0.0:
             return None
         if edge_index.layout != torch.strided:
@@ -283,7 +283,7 @@ class _AttentionConv(MessagePassing):
         return (keep | (edge_index[0] == edge_index[1])).nonzero().squeeze(1)
 
     def _loops_of_matrix(self, adjacency: SparseTensor, edge_weight: OptTensor) -> SparseTensor:
-        """A `SparseTensor` with loops."""
+        """Return a `SparseTensor` with loops."""
         if edge_weight is not None or (self.training and self.edge_dropout > 0.0):
             _refuse_matrix()
         if not self.add_self_loops:
@@ -362,7 +362,7 @@ class _AttentionConv(MessagePassing):
         num_loops, num_nodes = min(num_src, num_dst), max(num_src, num_dst)
         if edge_attr is None or is_compiling() or num_loops == num_nodes:
             return add_self_loops(edge_index, edge_attr, fill_value=self.fill_value, num_nodes=num_loops)
-        # PyG reduces over the edges to all nodes, so it needs a place for each
+        # PyG reduces over the edges to all nodes, so it needs a row for each
         edge_index, edge_attr = add_self_loops(edge_index, edge_attr, fill_value=self.fill_value, num_nodes=num_nodes)
         num_edges = edge_index.size(1) - num_nodes + num_loops
         assert edge_attr is not None

@@ -214,7 +214,7 @@ class GATConv(_AttentionConv):
             edge_index: `[2, E]`, `EdgeIndex`, or the transposed adjacency `[N_dst, N_src]` as `SparseTensor` or
                 torch.sparse COO, CSR or CSC.
             edge_attr: `[E, D]` or `[E]`.
-            size: (N_src, N_dst) if they cannot be read from x; None is as many as x has rows. With a single x, dst are
+            size: (N_src, N_dst) if they cannot be read from x; None: the numbers of rows of x. With a single x, dst are
                 its first N_dst rows.
             return_attention_weights: whether to return alpha too, as `(out, (edge_index, alpha [E, H]))`, after
                 dropout in training and times `edge_weight`. A `SparseTensor` comes back with alpha as its values.
@@ -238,15 +238,15 @@ class GATConv(_AttentionConv):
         ends, res = self._project(x, size)
         if not torch.jit.is_scripting():
             return self._run(x, ends, res, edge_index, edge_attr, edge_weight, bool(return_attention_weights), size)
-        out, looped, alpha = self._by_messages(ends, edge_index, edge_attr, edge_weight, size)
+        out, with_loops, alpha = self._by_messages(ends, edge_index, edge_attr, edge_weight, size)
         out = self._finish(out, res)
         if isinstance(return_attention_weights, bool):
             if isinstance(edge_index, Tensor):
-                assert isinstance(looped, Tensor)
-                return out, (looped, alpha)
+                assert isinstance(with_loops, Tensor)
+                return out, (with_loops, alpha)
             elif isinstance(edge_index, SparseTensor):
-                assert isinstance(looped, SparseTensor)
-                return out, looped.set_value(alpha, layout="coo")
+                assert isinstance(with_loops, SparseTensor)
+                return out, with_loops.set_value(alpha, layout="coo")
         return out
 
     def _messages(

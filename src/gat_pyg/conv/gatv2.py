@@ -164,15 +164,15 @@ class GATv2Conv(_AttentionConv):
         ends = (x_l, x_r, x_l)
         if not torch.jit.is_scripting():
             return self._run(x, ends, res, edge_index, edge_attr, edge_weight, bool(return_attention_weights))
-        out, looped, alpha = self._by_messages(ends, edge_index, edge_attr, edge_weight, None)
+        out, with_loops, alpha = self._by_messages(ends, edge_index, edge_attr, edge_weight, None)
         out = self._finish(out, res)
         if isinstance(return_attention_weights, bool):
             if isinstance(edge_index, Tensor):
-                assert isinstance(looped, Tensor)
-                return out, (looped, alpha)
+                assert isinstance(with_loops, Tensor)
+                return out, (with_loops, alpha)
             elif isinstance(edge_index, SparseTensor):
-                assert isinstance(looped, SparseTensor)
-                return out, looped.set_value(alpha, layout="coo")
+                assert isinstance(with_loops, SparseTensor)
+                return out, with_loops.set_value(alpha, layout="coo")
         return out
 
     def _messages(

@@ -112,7 +112,7 @@ class CosineSimilarity(nn.Module):
         return self.beta * (x_dst * x_src).sum(dim=-1)
 
     def score(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor = None) -> Optional[Score]:
-        """The same for all edges at once: `Dot` of unit vectors, whose factor 1 / sqrt(C) is undone."""
+        """Return the score of all edges: `Dot` of unit vectors, times sqrt(C) to cancel its factor."""
         unit = _unit(x_src)
         query = math.sqrt(x_src.size(-1)) * self.beta[:, None] * (unit if x_dst is x_src else _unit(x_dst))
         dtype = result_dtype(x_dst, x_src, self.beta)

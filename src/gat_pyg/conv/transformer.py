@@ -169,15 +169,15 @@ class TransformerConv(_AttentionConv):
         ends = (value, query, key)
         if not torch.jit.is_scripting():
             return self._run(x, ends, x_dst, edge_index, edge_attr, edge_weight, return_attention_weights is not None)
-        out, looped, alpha = self._by_messages(ends, edge_index, edge_attr, edge_weight, None)
+        out, with_loops, alpha = self._by_messages(ends, edge_index, edge_attr, edge_weight, None)
         out = self._finish(out, x_dst)
         if isinstance(return_attention_weights, bool):
             if isinstance(edge_index, Tensor):
-                assert isinstance(looped, Tensor)
-                return out, (looped, alpha)
+                assert isinstance(with_loops, Tensor)
+                return out, (with_loops, alpha)
             elif isinstance(edge_index, SparseTensor):
-                assert isinstance(looped, SparseTensor)
-                return out, looped.set_value(alpha, layout="coo")
+                assert isinstance(with_loops, SparseTensor)
+                return out, with_loops.set_value(alpha, layout="coo")
         return out
 
     def _needs_messages(self, x: Any, ends: Ends, edge_index: Any, edge_attr: OptTensor, weights: bool) -> bool:

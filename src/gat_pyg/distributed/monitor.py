@@ -30,7 +30,8 @@ class RankMonitor(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Start the heartbeats, and watch the processes that Lightning started in its place.
 
-        Lightning's own observer ends without processes to observe. It would kill this one before it reports the rank.
+        Lightning's own observer ends if its list of processes is empty. Otherwise it would kill this process before the
+        lost rank is reported.
         """
         if trainer.world_size > 1:
             first, host = trainer.global_rank == 0, os.environ.get("MASTER_ADDR", "localhost")
@@ -42,14 +43,14 @@ class RankMonitor(Callback):
             processes.clear()
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Replace Lightning's handler of SIGTERM until its teardown: it calls a collective, so all would have to."""
+        """Replace Lightning's handler of SIGTERM until teardown: it calls a collective, which would hang."""
         if self._beats is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._terminate)
 
     on_train_start = on_test_start
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Replace it also in a validation outside of a training."""
+        """Replace the handler in a validation outside of a training too."""
         if trainer.state.fn == TrainerFn.VALIDATING:
             self.on_test_start(trainer, pl_module)
 

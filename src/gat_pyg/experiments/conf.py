@@ -1,4 +1,4 @@
-"""The folder of configurations, whose recipes Hydra finds once this file is imported."""
+"""The folder of configurations. Importing this file registers its recipes with Hydra."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def config_folder() -> Path:
     for folder in (package / "conf", package.parents[1] / "conf"):
         if (folder / "config.yaml").is_file():
             return folder
-    raise FileNotFoundError(f"There is no conf/config.yaml in {package} or in its repository. Install gat_pyg anew.")
+    raise FileNotFoundError(f"There is no conf/config.yaml in {package} or in its repository. Reinstall gat_pyg.")
 
 
 def store_recipes() -> None:
-    """Give Hydra each section of the files of recipes as a file of its own, for each model in the section's name.
+    """Register each section of the recipe files with Hydra as a config of its own, for each model in its name.
 
     The section `gat, gcn64` of conf/recipe/on/citeseer.yaml becomes recipe/on/gat/citeseer and
     recipe/on/gcn64/citeseer, and `gcn` of conf/recipe/papers.yaml becomes recipe/gcn.

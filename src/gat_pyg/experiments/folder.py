@@ -61,7 +61,7 @@ class Job(NamedTuple):
         return [seed for seed in self.settings.seeds if not (self.run_folder(seed) / RESULT).is_file()]
 
     @property
-    def over(self) -> bool:
+    def is_finished(self) -> bool:
         """True if the job is finished, including the lines in the shared file and the summary."""
         return not self.unfinished and not (self.folder / LOCK).exists()
 
@@ -89,7 +89,7 @@ class Job(NamedTuple):
         """Context manager: hold the folder's lock, and remove the incomplete files of a process that died there.
 
         The lock file is removed at the end. It remains if the process dies, or if a job is interrupted between its
-        last result and its summary, so that `over` can distinguish such a job from a finished one.
+        last result and its summary, so that `is_finished` can distinguish such a job from a finished one.
         """
         ended = False
         try:
@@ -197,7 +197,7 @@ def _resumed(settings: Settings, invocation: Invocation) -> tuple[Path, int]:
         _remove_unstarted(outputs)
         started = _started(outputs)
         same = [folder.absolute() for folder, saved in started if not differences(saved, values)]
-        candidates = [folder for folder in same if not Job(settings, folder).over] or same[:1]
+        candidates = [folder for folder in same if not Job(settings, folder).is_finished] or same[:1]
         if not candidates:
             _check_content(started, values)
         if not candidates and invocation.multirun:

@@ -12,19 +12,19 @@ from omegaconf import OmegaConf
 
 from .conf import config_folder
 
-VERSION = 2  # part of every hash: raise it if a default in conf/config.yaml changes, or what is hashed
+VERSION = 2  # part of every hash: increase it if a default in conf/config.yaml or the choice of hashed settings changes
 GROUPS = ("dataset", "model", "training", "split", "trainer", "loader")  # groups that determine what is learnt
-OTHERS = ("metric", "task", "content")  # settings outside of these groups that do, too
-UNHASHED = frozenset(  # settings in these groups that do not
+OTHERS = ("metric", "task", "content")  # further settings that determine it, outside of these groups
+UNHASHED = frozenset(  # settings in these groups that do not determine it
     {
-        *("dataset.root", "dataset.dataset.root"),  # the second: of the graph whose links are drawn
+        *("dataset.root", "dataset.dataset.root"),  # the second: the data set whose links are drawn
         *(f"training.{key}" for key in ("sparse", "compile", "cuda_graphs")),  # speed only
         *(f"trainer.{key}" for key in ("_target_", "accelerator", "strategy", "deterministic")),
         "trainer.max_epochs",  # see `learnt`
         "loader.num_workers",
     }
 )
-# Settings of the groups `split` and `dataset` that determine which data are in which of several splits
+# Settings of the groups `split` and `dataset` that determine the data of each split
 DATA = ("per_class", "val", "test", "seed", "folds")
 
 
@@ -46,7 +46,7 @@ def flattened(values: Any) -> dict[str, Any]:
 def learnt(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that determine what is learnt, except for the number of the split or fold.
 
-    Arguments and result have dotted names. `training.max_epochs` is the trainer's limit, which counts.
+    Arguments and result have dotted names. `training.max_epochs` is replaced by the trainer's limit.
 
     >>> learnt({"seed": 0, "split.fold": 1, "split.folds": 10, "training.max_epochs": 9, "trainer.max_epochs": 5})
     {'split.folds': 10, 'training.max_epochs': 5}
@@ -68,7 +68,7 @@ def _defaults() -> dict[str, Any]:
 def hashed(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of `learnt` that differ from the defaults, so that a new setting changes no hash.
 
-    Arguments of classes and functions have no default there, and all of them count.
+    Arguments of classes and functions have no default there, so all of them are hashed.
     """
     defaults = _defaults()
     return {name: value for name, value in learnt(flat).items() if name not in defaults or value != defaults[name]}

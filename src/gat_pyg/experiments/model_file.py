@@ -62,8 +62,8 @@ def load(run_dir: str | Path, model: nn.Module | None = None, seed: int | Litera
     For a folder with runs of several seeds, `seed=3` returns one model and `seed="all"` a stack of all, whose output
     has the logits [S, N, K] in the order of the seeds: `load(folder, seed="all")(x, edge_index)`.
 
-    `model.objective` is what the run predicts: `model.objective.predictions(out)` are probabilities, or quantities in
-    their own unit, which the model returns standardised. It is None if it is a class of another package.
+    `model.objective` is the objective of the run: `model.objective.predictions(out)` are probabilities, or quantities
+    in their own unit, which the model returns standardised. It is None if it is a class of another package.
 
     `model.preparation` is the data preparation of the run: `model.preparation(data)` applies it to other data. The
     first call of the model raises ValueError for a wrong number of features, and warns if the features seem to be

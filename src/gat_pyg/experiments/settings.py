@@ -125,7 +125,7 @@ class Training:
 
     @property
     def optimisation(self) -> Optimisation:
-        """The settings of the optimizer: those that have the name of a field of `Optimisation`."""
+        """The settings of the optimizer: those with the name of a field of `Optimisation`."""
         from ..training.optimisation import Optimisation  # imports torch
 
         return Optimisation(**{field.name: getattr(self, field.name) for field in fields(Optimisation)})
@@ -448,7 +448,7 @@ class Settings:
         return values
 
     def hashed(self) -> dict[str, Any]:
-        """Return the settings that `hash` is of.
+        """Return the settings that `hash` covers.
 
         By the protocol of Errica et al., these are the candidates, since each fold selects its own.
         """

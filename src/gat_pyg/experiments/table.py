@@ -84,7 +84,7 @@ def _fill(cells: Mapping[str, Job], train: Callable[[Job], object]) -> None:
     def progress() -> str:
         return _progress(cells, done_before, time.perf_counter() - start)
 
-    while todo := [name for name in cells if name not in failed and not cells[name].over]:
+    while todo := [name for name in cells if name not in failed and not cells[name].is_finished]:
         has_lock = False
         for name in todo:
             cell = cells[name]

@@ -12,7 +12,7 @@ UNLIMITED = 100_000  # epochs: the default of training.max_epochs, which stands 
 
 
 def check_effects(settings: Settings, task: Task) -> None:
-    """Raise ValueError for a setting of the command line that has no effect; recipes and data sets may have such ones.
+    """Raise ValueError for a setting of the command line without effect; recipes and data sets may contain them.
 
     Example:
         >>> from gat_pyg.data import digits

@@ -1,4 +1,4 @@
-"""The layers of a model: the arguments that they take, and which of them read more than the neighbours of a node."""
+"""The layers of a model: their arguments, and the layers that read more than the neighbours of a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base of models around another model, whose optional members they have."""
+"""The base class of models around another model, which have its optional members."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Wrapper(nn.Module):
 
     @property
     def num_hops(self) -> int | None:
-        """The number of hops that a node's row of the model's output depends on."""
+        """The number of hops to the farthest node that a row of the model's output depends on."""
         return members(self.model).num_hops
 
     @property
@@ -45,11 +45,11 @@ class Wrapper(nn.Module):
         return members(self.model).supports_sparse_features
 
     def decayed_parameters(self) -> Iterable[nn.Parameter]:
-        """Return those with weight decay: the model's `decayed_parameters()`, by default all, and all others."""
+        """Return the parameters with weight decay: the model's `decayed_parameters()` (or all), and the others."""
         selected = members(self.model).decayed_parameters
         excluded = set() if selected is None else {*self.model.parameters()} - {*selected()}
         return [parameter for parameter in self.parameters() if parameter not in excluded]
 
     def _called(self, x: Tensor, edge_index: Any, **options: Any) -> Tensor:
-        """Return the model's output for those of the arguments that it takes and that are not None."""
+        """Call the model with the arguments that it takes, except for those that are None."""
         return self._inputs.select(self.model, x, edge_index, **options)

@@ -27,14 +27,14 @@ class Counts:
 
     dataset: str
     shared: bool  # if true, all splits share one graph
-    columns: str  # what is predicted: "classes", "labels"
-    graphs: dict[str, int]  # of "all", "train", "val", "test"
+    columns: str  # the noun for the columns of the output: "classes", "labels"
+    graphs: dict[str, int]  # in "all", "train", "val", "test"
     nodes: int
     edges: int
     features: int
     classes: int
     split: dict[str, int]  # nodes of "train", "val", "test"
-    unknown: dict[str, int]  # of them, those without any known label
+    unknown: dict[str, int]  # nodes without any known label, by the same names
     listed: int
     loops: int
     looped: int  # nodes with a loop
@@ -58,9 +58,9 @@ def counted(task: Task, links: Sequence[Tensor]) -> Counts:
         classes=task.num_classes,
         split={split: known[split].numel() for split in SPLITS},
         unknown={split: int((~known[split]).sum()) for split in SPLITS},
-        listed=sum(one.size(1) for one in links),
-        loops=sum(one.numel() for one in loops),
-        looped=sum(one.unique().numel() for one in loops),
+        listed=sum(pairs.size(1) for pairs in links),
+        loops=sum(nodes.numel() for nodes in loops),
+        looped=sum(nodes.unique().numel() for nodes in loops),
     )
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Scale = Literal["uniform", "alpha"]
 _SCALES = {"uniform": "attention of layer {} in times uniform", "alpha": "attention coefficients of layer {}"}
 _BOND = 40.0  # the largest length of an edge, in points
-_DPI = 300  # of a molecule
+_DPI = 300  # dots per inch in the picture of a molecule
 _MARGIN = 0.6  # around a graph, in lengths of an edge
 _PALE, _BELOW = "#eeeeee", "#66a6d9"  # colours on which black lines can be seen, as on orange
 _BATCH = 256  # graphs that are predicted at a time
@@ -56,7 +56,7 @@ def graph_figure(
     than 1.
 
     A molecule, with the categorical features of OGB or of PyG's `from_smiles`, is drawn by RDKit as a structural
-    formula, of pixels even in an SVG. Without RDKit it is drawn by NetworkX, like any other graph.
+    formula, as pixels even in an SVG. Without RDKit it is drawn by NetworkX, like any other graph.
 
     Args:
         model: any module whose layers take `return_attention_weights`, ours or PyG's.
@@ -70,7 +70,7 @@ def graph_figure(
         layout: `[N, 2]`, the positions of the nodes.
 
     Raises:
-        ImportError: if Matplotlib is missing, or SciPy for a graph that is no molecule.
+        ImportError: if Matplotlib is missing, or SciPy for a graph that is not a molecule.
         ValueError: if an argument does not fit the model or the graph.
 
     Example:
@@ -120,7 +120,7 @@ def sheet_figure(
         number: how many of the best and how many of the worst to draw.
 
     Raises:
-        ImportError: if Matplotlib is missing, or SciPy for a graph that is no molecule.
+        ImportError: if Matplotlib is missing, or SciPy for a graph that is not a molecule.
         ValueError: if an argument does not fit the model or the task.
     """
     if number < 1:

@@ -13,14 +13,14 @@ from torch_geometric.data import Data
 
 from .attended import EXTRA
 
-_LARGE = 500  # nodes, from which on Kamada-Kawai takes seconds
+_LARGE = 500  # nodes; above, Kamada-Kawai takes seconds
 
 
 def checked(layout: Tensor, num_nodes: int) -> Tensor:
     """Return the caller's positions of the nodes, `[N, 2]`, on the CPU.
 
     Raises:
-        ValueError: if their shape is another, or one is not finite.
+        ValueError: if the shape differs, or a position is not finite.
     """
     layout = torch.as_tensor(layout, dtype=torch.float32).cpu()
     if layout.shape != (num_nodes, 2) or not layout.isfinite().all():
@@ -68,8 +68,8 @@ def _tsne(content: bytes, N: int, F: int, seed: int) -> np.ndarray:
 def graph_layout(data: Data, molecule: Any) -> NDArray[np.float64]:
     """Return positions of the nodes, `[N, 2]`, the long axis horizontal.
 
-    Those of a molecule are by RDKit. Others are by Kamada-Kawai, or by springs for 500 nodes and more. The result is
-    deterministic.
+    RDKit places the atoms of a molecule. Other graphs have the layout of Kamada-Kawai, from 500 nodes on a spring
+    layout. The result is deterministic.
 
     Raises:
         ImportError: if SciPy is missing.
@@ -90,7 +90,10 @@ def graph_layout(data: Data, molecule: Any) -> NDArray[np.float64]:
 
 
 def _by_distances(data: Data) -> NDArray[np.float64]:
-    """Return positions by NetworkX, whose distances are about those in the graph; parts are one step apart."""
+    """Return positions by NetworkX whose distances approximate those in the graph.
+
+    The distance between two components is the largest distance within one, plus 1.
+    """
     try:
         import networkx as nx
         from scipy.sparse import csr_array

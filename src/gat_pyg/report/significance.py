@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from .attended import EXTRA
 from .runs import Runs
 
-RESAMPLES = 9_999  # of a permutation test, which is exact if there are at most this many permutations
+RESAMPLES = 9_999  # of a permutation test; it is exact if there are no more permutations than these
 
 
 class Test(NamedTuple):
@@ -31,7 +31,7 @@ def permutation_test(first: Sequence[float], second: Sequence[float], resamples:
         t = (\bar x - \bar y) / \sqrt{s_x^2 / n_x + s_y^2 / n_y},
 
     and its distribution is taken over all permutations of the scores between the groups, or over `resamples` random
-    ones (always the same) and the given one if there are more. The test is exact if both methods have the same
+    ones (always the same) and the observed one if there are more. The test is exact if both methods have the same
     distribution, whatever it is. Since the statistic is studentised, it is also asymptotically valid if only the means
     are equal. The result is NaN if a group has fewer than two runs or a score is NaN.
 
@@ -51,13 +51,13 @@ def permutation_test(first: Sequence[float], second: Sequence[float], resamples:
 
 
 def _welch(x: NDArray[np.float64], y: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-    """Return the absolute value of Welch's t, rounded so that SciPy counts scores that are equal up to rounding."""
+    """Return the absolute value of Welch's t, rounded so that SciPy counts values that differ by rounding as equal."""
     error = np.sqrt(x.var(axis, ddof=1) / x.shape[axis] + y.var(axis, ddof=1) / y.shape[axis])
     difference = abs(x.mean(axis) - y.mean(axis))
     same = difference <= 1e-12 * max(1.0, float(abs(x).max()), float(abs(y).max()))
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(same, 0.0, difference / error)
-    finite: NDArray[np.float64] = t.clip(max=1e9).round(9)  # also where nothing varies
+    finite: NDArray[np.float64] = t.clip(max=1e9).round(9)  # infinite or NaN if nothing varies
     return finite
 
 

@@ -76,10 +76,10 @@ def fit_stack(
 
     Args:
         models: one for each seed.
-        data: the task's batches; of many graphs, their order is that of `data`'s seed for all models.
+        data: the task's batches; if they are of many graphs, `data`'s seed determines their order for all models.
         make_trainer: returns a trainer with these callbacks.
         stopping: the stopping rule of each seed.
-        resumable: with the first seed.
+        resumable: the callback that writes checkpoints, created with the first seed.
         optimisation, cuda_graphs: as in `Transductive`.
         metrics: the file of each seed's metrics.
         resume_from: the checkpoint of an interrupted training of these seeds.

@@ -1,4 +1,4 @@
-"""Free memory of a device, and the peak of what torch operations take."""
+"""The free memory of a device, and the peak memory of torch operations."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def trial(
                     return MemoryEstimate("its outputs in a stack differ from those of the model alone")
         module.begin_epoch(0, 0)
         with Peak() as peak:
-            for _ in range(2):  # what is built or compiled in the first run does not count
+            for _ in range(2):  # the first run also builds and compiles; its memory does not count
                 peak.start_over()
                 module.train()
                 module._loss(data)[0].backward()

@@ -16,7 +16,7 @@ from .preparation import Preparation
 
 
 class Members(NamedTuple):
-    """The optional members of a model, with the values that stand for a missing one."""
+    """The optional members of a model, with defaults for those that it lacks."""
 
     num_hops: int | None = None  # a row of the output depends only on nodes at most that many hops away
     out_channels: int | None = None
@@ -26,7 +26,7 @@ class Members(NamedTuple):
     penalty: Callable[[Tensor, Data], Tensor] | None = None  # a term of the loss
     fit: Callable[[Data], None] | None = None  # fits the model in one call, without epochs
     inference: Callable[..., Tensor] | None = None  # computes the output layer by layer from a loader
-    preparation: Preparation | None = None  # these two of a trained run
+    preparation: Preparation | None = None  # of a trained run, as is the objective
     objective: Objective | None = None
 
     @property
@@ -52,8 +52,8 @@ def members(model: nn.Module) -> Members:
 class Inputs:
     """The names of the arguments that a model takes, read from the signature of its forward once.
 
-    A model is called `model(x, edge_index)`, or `model(x)` if its forward has no `edge_index`, and by name with those
-    of the other arguments that it takes.
+    A model is called `model(x, edge_index)`, or `model(x)` if its forward has no `edge_index`; the other arguments that
+    it takes are passed by name.
 
     Example:
         >>> import torch
@@ -89,13 +89,13 @@ class Inputs:
         return self.select(model, data.x, data.edge_index, **options)
 
     def select(self, model: Callable[..., Tensor], x: Tensor, edge_index: Any = None, **options: Any) -> Tensor:
-        """Call a model with those of these arguments that it takes and that are not None."""
+        """Call a model with the arguments that it takes, except for those that are None."""
         options = {key: value for key, value in options.items() if key in self.names and value is not None}
         return model(x, *([edge_index] if "edge_index" in self.names else []), **options)
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """Return the module inside the result of `torch.compile(model)`; any other model as it is."""
+    """Return the module inside the result of `torch.compile(model)`; another model is returned unchanged."""
     inner: nn.Module = getattr(model, "_orig_mod", model)
     return inner
 

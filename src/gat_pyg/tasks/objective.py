@@ -50,7 +50,7 @@ class Objective(ABC):
 
     @property
     def predicts(self) -> str:
-        """What is predicted, such as "7 classes of nodes"."""
+        """The predicted values in words, such as "7 classes of nodes"."""
         return f"{self.out_channels} {self.column if self.out_channels == 1 else self.columns} of {self.item}s"
 
     def scored_by(self, metric: str) -> Objective:
@@ -141,10 +141,10 @@ class Objective(ABC):
         return data
 
     def complete(self, data: Data) -> None:  # noqa: B027 (most objectives need nothing)
-        """Add to a graph without labels what the model needs to predict its rows.
+        """Add the fields that the model needs for prediction to a graph without labels.
 
         Raises:
-            ValueError: if it is missing and has no default.
+            ValueError: if a field is missing and has no default.
         """
 
     def known(self, y: Tensor) -> Tensor:
@@ -225,7 +225,7 @@ class Objective(ABC):
         """Return outputs with these predictions."""
 
     def scores(self, out: Tensor, data: Data) -> Tensor:
-        """Return the rows of the output for all items of a graph: `out`, unless it is of others."""
+        """Return one row of the output for each item of a graph; by default `out`, which has these rows already."""
         return out
 
     def to_dict(self) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Targets(Objective):
 
     @classmethod
     def recognises(cls, y: Sequence[Tensor]) -> bool:
-        """Return True for floats that are neither classes nor binary labels: fractions, or in `[n, K]` not 0 or 1."""
+        """Return True for floats that are not labels: fractions, or other values than 0 and 1 in `[n, K]`."""
         for labels in y:
             if not labels.is_floating_point() or not labels.dim():
                 continue

@@ -34,7 +34,7 @@ SMALL = 1_000_000  # edges; in larger graphs launches take little of the time, a
 
 
 class CudaGraphs:
-    """Runs the steps of a `Transductive`, by replaying their CUDA graphs where that is possible.
+    """The steps of a `Transductive`, replayed as CUDA graphs where that is possible.
 
     `Transductive` states which steps are captured, and when one is captured again.
     """
@@ -60,7 +60,7 @@ class CudaGraphs:
         """Return the results of a step on a graph, computed or by a replay.
 
         The first result of a training step is the loss. After a replay, `set_gradients` sets the gradients. `caches`
-        holds what the step of each split reads besides the graph and the module's tensors.
+        holds the inputs of each split's step besides the graph and the module's tensors.
         """
         self._gradients = None
 

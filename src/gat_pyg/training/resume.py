@@ -95,7 +95,7 @@ class Resumable(Callback):
         """Stop the clock and restore the signal handlers."""
         self._end = time.perf_counter()
         self._signals.close()
-        if status := self._agreed(trainer)[1]:  # of a signal after the last epoch
+        if status := self._agreed(trainer)[1]:  # a signal arrived after the last epoch
             raise SystemExit(status)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

@@ -90,7 +90,7 @@ class Dot(Score):
         return self.edge_attr
 
     def per_edge(self, x: Tensor, edges: Edges) -> Tensor:
-        """Return e_ij `[E, H]`, grouped by dst; makes a few `[E, H, C]`."""
+        """Return e_ij `[E, H]`, grouped by dst; allocates a few tensors `[E, H, C]`."""
         x_i, k_j = ends(self.x_dst, x if self.key is None else self.key, edges)
         e = (x_i * k_j).sum(-1)
         if self.query_edge is not None and self.edge_attr is not None:

@@ -1,4 +1,4 @@
-"""Scores of the features of both ends on a CPU: the kernels have `att` for GATv2, and `scale` for the product.
+"""Scores of the features of both ends on a CPU: `att` selects GATv2 in a kernel, `scale` the scaled product.
 
 GATv2: e_ij = att . LeakyReLU(z_ij) with z_ij = x_i + x_j + W_e u_ij. W_e u_ij is computed in registers, a tile at a
 time, whenever z_ij is needed. The backward pass over dst stores one bit per z: its sign. With these, the pass over src
@@ -123,7 +123,7 @@ def _forward(
     out_u_: Any,
     lse_: Any,
 ) -> None:
-    """The scores of some chunks, then equations (2) and (4); `key` is None if it is x."""
+    """Compute the scores of some chunks, then equations (2) and (4); `key` is None if it is x."""
     first, last, model, models, buffers = work
     lanes, tile, ragged = layout
     src, ids = pointer(src_, 0), pointer(ids_, 0)
@@ -307,7 +307,7 @@ class _Operands(NamedTuple):
 
     @classmethod
     def of(cls, shape: Shape, x: Tensor, score: GATv2 | Dot, edges: Edges, edge_weight: Tensor | None) -> _Operands:
-        """The operands of a score; for GATv2, D is made a multiple of 4 with zeros."""
+        """The operands of a score; for GATv2, D is padded to a multiple of 4 with zeros."""
         u, has_ids = score.edge_attr, score.edge_attr is not None or edge_weight is not None
         width, number = 0 if u is None else u.size(-1), shape.dtype.type
         slope = scale = wide = key = att = p = lin = None
@@ -316,9 +316,9 @@ class _Operands(NamedTuple):
             key, p = score.key, None if score.query_edge is None else score.query_edge.mT
         else:
             slope, att, lin = number(score.negative_slope), score.att, score.lin_edge
-            more = -width % 4
-            width += more
-            u, lin = (F.pad(t.detach(), (0, more)) if t is not None and more else t for t in (u, lin))
+            padding = -width % 4
+            width += padding
+            u, lin = (F.pad(t.detach(), (0, padding)) if t is not None and padding else t for t in (u, lin))
             lin = None if lin is None else lin.movedim(-1, -3)
         tensors = map(shape.flat, (x, key, score.x_dst, att, p, u, lin, edge_weight))
         return cls(slope, scale, shape.layout, wide, width, edge_ids(edges) if has_ids else None, *tensors)
@@ -373,12 +373,12 @@ def backward(
     saved: tuple[Tensor, ...],
     needs: tuple[bool, ...],
 ) -> dict[str, Tensor | None]:
-    """The gradients, by f_ij = de_ij LeakyReLU'(z_ij), or de_ij / sqrt(C). Holds two numbers an edge and head.
+    """Return the gradients, by f_ij = de_ij LeakyReLU'(z_ij), or de_ij / sqrt(C). Stores two numbers per edge and head.
 
     GATv2: of att . LeakyReLU(z) they are de att LeakyReLU'(z) for z and de LeakyReLU(z) = f z for att. So with the sums
     B_i = sum_j f_ij, A_j = sum_i f_ij and F = sum_ij f_ij u_ij, grad x_i = att B_i, grad x_j = att A_j + sum_i k w
-    alpha dO_i, grad W_e = att F, and grad att = sum_i x_i B_i + sum_j x_j A_j + W_e F. Of an edge, a bit a feature is
-    held too.
+    alpha dO_i, grad W_e = att F, and grad att = sum_i x_i B_i + sum_j x_j A_j + W_e F. It also
+    stores one bit per feature of an edge.
 
     The product: grad x_i = sum_j f_ij k_j, grad p_i = sum_j f_ij u_ij, grad k_j = sum_i f_ij x_i, grad x_j = sum_i k w
     alpha dO_i and, with dS the gradient of the channels of the edges, grad u_ij = sum over the heads of f_ij p_i + k w

@@ -14,7 +14,7 @@ from ..steps.cpu import Row, prefetch_edge, row_of_edge
 from . import GATv2
 
 BLOCK = 512  # rows that are summed one after the other
-BLOCKS = 64  # of edges, at most, whose shares of grad W_e are held
+BLOCKS = 64  # at most, of edges; each has its share of grad W_e in memory
 
 
 @inline
@@ -22,7 +22,7 @@ def dot_edges(row: Row, u: Any, ids: Any, width: int, lanes: Any, ragged: Any, p
                product: Any) -> None:  # fmt: skip
     """Add <p_i, u_ij> to e for all edges of a dst; with `product`, also <dS_i, u_ij>.
 
-    Both p and dS are `[N, D, H]`: a vector has all heads, and none has to be summed.
+    Both p and dS are `[N, D, H]`: a vector has all heads, so it is not summed.
     """
     own, step, count = (row.own - row.head) * width + row.head, row.heads, only_if(ragged, row.width)
     for k in range(row.size):
@@ -41,7 +41,7 @@ def dot_edges(row: Row, u: Any, ids: Any, width: int, lanes: Any, ragged: Any, p
 
 @inline
 def sum_edges(out: Any, row: Row, u: Any, ids: Any, width: int, wide: Any, weight: Any, shares: Any) -> None:
-    """The sum of u_ij over the edges of a dst, times `weight`, and times the `shares` of the heads if there are any."""
+    """Store the sum of u_ij over the edges of a dst, times `weight` and, if present, the `shares` of the heads."""
     for h in range(row.width):
         for d in range(0, width, 1 << len(wide)):
             total = splat(u, 0.0, wide)

@@ -230,7 +230,7 @@ class Shape(NamedTuple):
         run(kernel, self.dtype, self.job(chunks.bounds, chunks.most, edges), chunks.arrays, self.sizes, *args)
 
     def flat(self, tensor: Tensor | None) -> Any:
-        """The numbers of a tensor as a vector; None of None."""
+        """Return the elements of a tensor as a vector; None stays None."""
         if tensor is None:
             return None
         wide = torch.float64 if self.dtype == np.float64 else torch.float32

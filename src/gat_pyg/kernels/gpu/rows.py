@@ -13,12 +13,12 @@ from ...graph.edges import SPLIT as SPLIT
 from ...graph.edges import Edges, Side, count_long, indices_of
 from ...graph.remembered import remembered
 
-# Constants of the launches. `VARIANTS` has other values to measure: `benchmarks/attention.py --variants` compares them.
+# Constants of the launches. `benchmarks/attention.py --variants` compares them with the values in `VARIANTS`.
 
 NUMBERS = 1024  # of a block of features, for each warp
 SLAB = 256  # numbers of a row's features that a program has at most, unless a head is wider
 AHEAD = 4  # blocks of edges in a row on average from which on loads run ahead, through shared memory
-STRIDED = 1 << 24  # bytes of the scores of both ends that are read as they lie, as slices of one tensor
+STRIDED = 1 << 24  # bytes: scores of both ends up to this size are read as slices of one tensor, without copies
 
 VARIANTS = ("AHEAD=1", "NUMBERS=512", "NUMBERS=2048", "SLAB=1024", "SPLIT=32", "SPLIT=64", "SPLIT=128")
 
