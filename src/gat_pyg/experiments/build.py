@@ -219,7 +219,10 @@ def _decoder(factory: ModelFactory, task: Task, encoder: int | None) -> dict[str
 def build_module(training: Training, task: Task, model: nn.Module) -> Transductive | Inductive:
     """Build the module for the task's setup, and compile the model if `training.compile` is true."""
     if task.objective.has_pairs and members(model).has_loss:
-        raise ValueError(f"{type(model).__name__} has its own loss over nodes, which {task.name} has no labels for.")
+        raise ValueError(
+            f"{type(model).__name__} trains with a loss on node labels, and {task.name} has labels of pairs. "
+            "Choose a model without a loss of its own."
+        )
     if training.compile:
         model.compile()
     if not task.has_many_graphs:
