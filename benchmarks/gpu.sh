@@ -84,7 +84,7 @@ tests)
         -m "not compiles" \
         -k "$(pick 'gpu or cuda or triton or nccl' 'test_odd_sizes or test_half_precision or (gpu or cuda) and not test_gpu.py')" \
         tests/attention/test_{gpu,fused}.py tests/{graph/test_edges,features/test_features,distributed/test_halo}.py \
-        tests/{seeds/test_seeds,training/test_training}.py
+        tests/{seeds/test_seeds,training/test_training,training/test_cuda_graphs}.py
     ;;
 attention)
     run 525 python3 benchmarks/attention.py --name attention --seconds "$(pick 4 60)" --rounds "$(pick 50 1)" \
