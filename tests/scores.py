@@ -92,7 +92,7 @@ def leaves_of(
 
 
 def messages(leaves: Tensors, src: Tensor) -> Tensor:
-    """What is summed of each edge, `[E, H, C]`, or `[E, H, C + D]` where its own features are too."""
+    """The messages of the edges, `[E, H, C]`, or `[E, H, C + D]` with the features of the edges."""
     x = leaves["x"][src]
     if "query_edge" not in leaves:
         return x

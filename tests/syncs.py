@@ -1,4 +1,4 @@
-"""What would make the host wait for a GPU, counted without one."""
+"""The operations that would make the host wait for a GPU, counted without one."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_softmax_is_pygs() -> None:
 @pytest.mark.parametrize("names", SCORES)
 @pytest.mark.usefixtures("segments")
 def test_twice_differentiable(names: str, backend: str) -> None:
-    """By finite differences; `fused` leaves second derivatives to `segment`, see test_fused."""
+    """Compare with finite differences; second derivatives of `fused` are those of `segment`, see test_fused."""
     graph = random(5, 4, 12)
     leaves, edges = leaves_of(graph, 3, 5, names), edges_of(graph)
 

@@ -142,7 +142,7 @@ def test_odd_sizes(heads: int, channels: int, place: Place) -> None:
 
 @pytest.mark.parametrize("names", [GATV2_EDGES, DOT_EDGES])
 def test_any_number_of_features_of_an_edge(names: str, place: Place) -> None:
-    """Also several blocks of features and of channels in the passes over edges, and several heads to a slab."""
+    """The sizes enter several blocks of features and channels in the passes over edges, and slabs of several heads."""
     sizes = [(0, 2, 3), (17, 3, 70)] if place.is_triton else [(6, 3, 5)]
     for features, heads, channels in sizes:
         leaves = leaves_of(SMALL, heads, channels, names, features=features)
@@ -152,7 +152,7 @@ def test_any_number_of_features_of_an_edge(names: str, place: Place) -> None:
 
 @pytest.mark.parametrize("names", [*SCORES, *WEIGHTED[:1]])
 def test_rows_without_an_edge(names: str, place: Place) -> None:
-    """Own loops that added ones replace: their rows have zero gradients."""
+    """Rows of loops that added ones replace have zero gradients."""
     index = torch.cat([SMALL.index[:, SMALL.index[0] != SMALL.index[1]], torch.arange(4).expand(2, -1)], 1)
     index = index[:, torch.randperm(index.size(1), generator=torch.Generator().manual_seed(5))].to(place.device)
     edges = neighbourhoods(index, 7, 6, add_self_loops=True)
@@ -165,7 +165,7 @@ def test_rows_without_an_edge(names: str, place: Place) -> None:
 
 
 class Counter:
-    """The first two words of a counter as `_philox` asks an edge for them."""
+    """The first two words of a counter, as `_philox` reads them from an edge."""
 
     def __init__(self, word: int) -> None:
         self.word = word
@@ -281,7 +281,7 @@ def test_gradients_have_the_mask_of_the_output(names: str, order: str) -> None:
 
 
 def test_the_mask_is_of_the_callers_order() -> None:
-    """Where edges lie in memory changes with the names of their dst, and no coefficient changes with it."""
+    """Renamed dst move edges in memory, and no coefficient changes."""
     x = leaves_of(RANDOM, 3, 5, "x")["x"]
     src, dst = RANDOM.index
     new = torch.randperm(40, generator=torch.Generator().manual_seed(0))
@@ -890,7 +890,7 @@ def test_a_jacobian_is_of_one_forward_pass(names: str, dropout_p: float, place: 
 @pytest.mark.parametrize("backend", ["fused", "segment"])
 @pytest.mark.parametrize("names", SCORES)
 def test_nothing_of_a_transform_is_remembered(names: str, backend: str) -> None:
-    """What Edges remember is made when first asked for, which may be within a derivative of a derivative."""
+    """The caches of Edges are filled on first use, which may be within a derivative of a derivative."""
     leaves, direction = leaves_of(BIPARTITE, 3, 5, names), direction_of(BIPARTITE, 3, 5)
 
     def by_autograd(edges: Edges) -> Tensor:

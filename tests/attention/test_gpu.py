@@ -69,7 +69,6 @@ DEVICE = "cuda" if ON_CUDA else "cpu"
 PLACE = Place(DEVICE, torch.float32, is_triton=True)
 
 MODULES = (additive, pair, pair_edges, features, steps, rows)
-MERGES = {"_merge_kernel": steps, "_sum_kernel": rows}
 
 weekly = pytest.mark.weekly
 runs = pytest.mark.skipif(not (INTERPRETED or ON_CUDA), reason="needs TRITON_INTERPRET=1 or a GPU")
@@ -88,7 +87,7 @@ SEEDS = [SEED, 1, 2**62 + 12345]
 
 @pytest.fixture(autouse=True)
 def _unwritten_is_nan() -> Iterator[None]:
-    """What torch.empty gives is NaN, so that nothing passes that was not written."""
+    """Let torch.empty return NaN, so that an element that no kernel writes fails the comparison."""
     torch.use_deterministic_algorithms(True)
     assert torch.empty(8).isnan().all() and torch.ones(8).new_empty(8).isnan().all()
     yield
@@ -221,7 +220,7 @@ def test_a_stack_of_several_slabs(names: str) -> None:
 @MODELS
 @EACH
 def test_the_mask_of_models_side_by_side(each: int, models: int) -> None:
-    """Constant attention over one-hot features tells each edge's coefficient; one slab has all heads, or many have."""
+    """Constant attention over one-hot features shows each edge's coefficient; the heads are in one slab, or in many."""
     index = torch.stack([torch.arange(20) % 4, torch.arange(20) // 4])[:, torch.randperm(20)]
     graph = Graph("bipartite", index, 4, 5)
     expected = torch.cat([keep_mask(20, each, 0.5, seed=seed) for seed in SEEDS[:models]], 1)
@@ -295,7 +294,7 @@ def test_chunks_live_as_long_as_their_edges() -> None:
 
 
 def test_chunks_cost_no_sync_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a GPU reads when it checks a graph is all that it has to know of the chunks."""
+    """The sizes of the chunks are read in the same sync as the checks of a graph."""
     graph = stairs(3, rows.SPLIT + 1, 0, rows.SPLIT, 3 * rows.SPLIT)
     for loops in (False, True):
         index = graph.index.clone()
@@ -590,7 +589,7 @@ def test_dropout_of_dense_features_draws_its_mask_again(dtype: torch.dtype, monk
 @runs
 @pytest.mark.parametrize("limit", [rows.STRIDED, 0])
 def test_scores_of_both_ends_as_slices_of_one_tensor(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the layers compute them; small ones are read where they lie, in every pass and in both modes."""
+    """The layers compute them as one tensor; small ones are read without copies, in every pass and in both modes."""
     monkeypatch.setattr(rows, "STRIDED", limit)
     graph = union(SMALL, stairs(3, rows.SPLIT + 1))
     edges = on_device(edges_of(graph))

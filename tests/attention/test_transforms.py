@@ -105,7 +105,7 @@ def test_a_graph_made_within_a_transform(name: str, made: str, loops: bool) -> N
 
 @both_layers
 def test_an_edge_index_made_within_a_transform(name: str) -> None:
-    """Where PyG's layer stops."""
+    """PyG's layer raises an error there."""
     conv, x, index = LAYERS[name](5, 5, heads=3), torch.randn(40, 5), RANDOM.index.sort(dim=1).values
     options: Any
     for options in ({}, {"sort_order": "col"}):

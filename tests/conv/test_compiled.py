@@ -189,7 +189,7 @@ def test_a_batch_is_compiled_as_one_operator(kind: str) -> None:
 
 
 def test_compiled_by_inductor_for_the_first_rows_of_one_x() -> None:
-    """As plain operators, which inductor turns into C++: the segment backend's are of PyG's message passing."""
+    """Inductor turns plain operators into C++: those of PyG's message passing, by the segment backend."""
     conv, index = GATConv(5, 4, heads=2), (RANDOM.index % 6)[:, RANDOM.index[1] % 6 < 2]
     torch._dynamo.reset()
     x = torch.randn(6, 5)
@@ -212,7 +212,7 @@ def test_compiled_by_inductor_for_the_first_rows_of_one_x() -> None:
     ],
 )
 def test_exported_for_any_size(kind: str, backend: str, weights: bool, strict: bool) -> None:
-    """As one operator with backend "fused", else as plain ones."""
+    """The program has one operator with backend "fused", else plain ones."""
     model = All(layer(kind, backend=backend), weights).eval()
     N, E = torch.export.Dim("N", min=2), torch.export.Dim("E", min=2)
     arguments = *inputs(RANDOM), normal(300, H, seed=4)

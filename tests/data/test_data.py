@@ -886,7 +886,6 @@ def with_value(tensor: Tensor, value: float) -> Tensor:
 
 
 EDGES, X, Y = ring().edge_index, ring().x, ring().y
-FIVE = {"edge_index": EDGES[:, :7]}
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "transposed": (

@@ -178,7 +178,7 @@ def test_one_graph_in_all_splits_has_no_labels_of_graphs():
         GraphLabels(2).check_splits(data, "one")
 
 
-def test_a_model_without_a_readout_is_told_of_it():
+def test_the_error_without_a_readout_names_it():
     with pytest.raises(
         ValueError, match=r"returns 3 rows for 1 graphs, expected one for each.*gat_pyg\.models\.Readout"
     ):

@@ -1,4 +1,4 @@
-"""OGB's graphs, small ones in its layout: against what ogb reads, and what is told where something is missing."""
+"""OGB's graphs, small ones in its layout: against what ogb reads, and the errors if something is missing."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def table(path: Path, rows: np.ndarray) -> None:
 
 
 @pytest.fixture(autouse=True)
-def nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(question: str = "") -> str:
-        raise AssertionError(f"asked: {question}")
+def without_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prompt(question: str = "") -> str:
+        raise AssertionError(f"prompt: {question}")
 
-    monkeypatch.setattr("builtins.input", asked)
+    monkeypatch.setattr("builtins.input", prompt)
 
 
 @needs_ogb
@@ -111,11 +111,11 @@ def test_the_second_time_features_are_read_from_the_disk_without_ogb(
 @needs_ogb
 @pytest.mark.parametrize("name", OGBN)
 def test_it_is_downloaded_by_ogb_without_a_question(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    told = ogb._ogb_metadata(name)
-    assert told["url"].startswith("http") and told["download_name"] != name
-    stored(name, tmp_path / "there").rename(tmp_path / "there" / told["download_name"])
-    archive = shutil.make_archive(str(tmp_path / "it"), "zip", tmp_path / "there", told["download_name"])
-    monkeypatch.setattr(ogb, "_ogb_metadata", lambda name: {**told, "url": Path(archive).as_uri()})
+    metadata = ogb._ogb_metadata(name)
+    assert metadata["url"].startswith("http") and metadata["download_name"] != name
+    stored(name, tmp_path / "there").rename(tmp_path / "there" / metadata["download_name"])
+    archive = shutil.make_archive(str(tmp_path / "it"), "zip", tmp_path / "there", metadata["download_name"])
+    monkeypatch.setattr(ogb, "_ogb_metadata", lambda name: {**metadata, "url": Path(archive).as_uri()})
     monkeypatch.setattr("ogb.utils.url.GBFACTOR", 1.0)  # as if it were of as many gigabytes as it has bytes
     task, folder = ogbn(name, tmp_path / "here"), tmp_path / "here" / name.replace("-", "_")
     assert task.train[0].num_nodes == N
@@ -125,8 +125,8 @@ def test_it_is_downloaded_by_ogb_without_a_question(name: str, tmp_path: Path, m
 
 @needs_ogb
 def test_without_a_network_the_error_says_where_the_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    told = {**ogb._ogb_metadata("ogbn-arxiv"), "url": "http://127.0.0.1:9/arxiv.zip"}
-    monkeypatch.setattr(ogb, "_ogb_metadata", lambda name: told)
+    metadata = {**ogb._ogb_metadata("ogbn-arxiv"), "url": "http://127.0.0.1:9/arxiv.zip"}
+    monkeypatch.setattr(ogb, "_ogb_metadata", lambda name: metadata)
     with pytest.raises(
         FileNotFoundError, match=r"ogbn-arxiv: raw, split, RELEASE_v1.txt not found in .*ogbn_arxiv, and not"
     ):
@@ -140,7 +140,7 @@ def test_without_a_network_the_error_says_where_the_files_go(tmp_path: Path, mon
     [("ogbn-arxiv", "node-feat.csv.gz"), ("ogbn-arxiv", "edge.csv.gz"), ("ogbn-papers100M", "data.npz")],
 )
 @pytest.mark.parametrize("how", ["cut", "gone"])
-def test_a_broken_file_is_told_and_leaves_nothing(name: str, file: str, how: str, tmp_path: Path):
+def test_a_broken_file_is_an_error_and_leaves_nothing(name: str, file: str, how: str, tmp_path: Path):
     folder = stored(name, tmp_path)
     path = folder / "raw" / file
     whole = path.read_bytes()

@@ -151,7 +151,7 @@ def test_a_run_leaves_its_settings_metrics_weights_and_one_line(command: Command
         assert words in output
 
 
-MODELS = {  # as it is asked for -> as the Result tells it
+MODELS = {  # the argument -> the method in the Result
     "model=mlp": "MLP",
     "model=gat": "GAT",
     "model=const_gat": "Const-GAT",
@@ -1028,14 +1028,14 @@ def test_a_folder_without_permission_is_named(command: Command, place: Path):
 LEFT = ("last.ckpt", "model.safetensors", "result.json", "results.jsonl", "metrics.csv")
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds a file's name as Linux tells it")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads a file's name from /proc")
 @pytest.mark.parametrize("name", LEFT)
 def test_full_disk_is_reported_and_loses_nothing(name: str, command: Command, monkeypatch: pytest.MonkeyPatch):
-    def arguments_(descriptor: int) -> bool:
+    def is_the_file(descriptor: int) -> bool:
         return name in Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
 
     def full_after(descriptor: int, data: bytes | None = None) -> int | None:
-        if not arguments_(descriptor) or (name == "last.ckpt" and not list(Path("outputs").rglob(name))):
+        if not is_the_file(descriptor) or (name == "last.ckpt" and not list(Path("outputs").rglob(name))):
             return fsync(descriptor) if data is None else write(descriptor, data)
         if data is None:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -1598,15 +1598,6 @@ def left_behind(place: str) -> dict[str, Any]:
     return {"lines": lines, "files": names, "metrics": metrics, "models": models}
 
 
-def summaries(output: str) -> list[str]:
-    """The lines that say what came out, but for times and the names of folders."""
-    return [
-        re.sub(r"[\d.]+ seconds .*|, in .*", "", line)
-        for line in output.splitlines()
-        if "runs" in line or "test " in line
-    ]
-
-
 @pytest.mark.parametrize(
     ("job", "ends"),
     [
@@ -1808,9 +1799,17 @@ def test_a_cell_that_fails_leaves_the_others(command: Command):
         (("methods=cat", "datasets=digits"), "model=cat is unknown. Known are: .*gat"),
         (("methods=[gat,'gat runs=2']", "datasets=digits"), r"Two methods have the same cell digits_gat\."),
         (("methods=gat", "datasets=digits", "trainer=ddp_cpu"), "The runs of a table use one process each."),
+        (("split.split=1",), r"split\.split is 1, but digits has one split\. Leave out split\.split"),
+        (("split.split=all",), r"digits has one split, expected several for split\.split=all"),
+        (("split.fold=all",), r"digits has one split, .* or split\.folds=\.\.\. for graphs"),
+        (("split.split=every",), "split.split is 'every', expected all or a whole number, at least 0"),
+        (("split.folds=2",), "split.folds is 2, expected null or a whole number, at least 3, or the path of a file"),
+        (("protocol=errica",), r"protocol=errica is for tables\. Add methods="),
+        (("protocol=errica", "methods=mlp", "datasets=digits"), "digits has one split, expected several"),
+        (("split.split=all", "trainer=ddp_cpu"), "The runs of a table use one process each"),
     ],
 )
-def test_a_table_that_cannot_be_is_refused(command: Command, arguments: tuple[str, ...], message: str):
+def test_impossible_tables_and_splits_are_refused(command: Command, arguments: tuple[str, ...], message: str):
     assert re.search(message, command(*arguments, fails=True))
     assert not any(Path("outputs").glob("*"))
 
@@ -1871,24 +1870,6 @@ def test_all_folds_in_a_table_have_a_row_for_each_method(command: Command):
     }
     rows = rows_of(gathered(report_lines("outputs/results.jsonl")))
     assert {label: [len(one.values) for one in its.values()] for label, its in rows.items()} == {"MLP": [3], "GIN": [3]}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("split.split=1",), r"split\.split is 1, but digits has one split\. Leave out split\.split"),
-        (("split.split=all",), r"digits has one split, expected several for split\.split=all"),
-        (("split.fold=all",), r"digits has one split, .* or split\.folds=\.\.\. for graphs"),
-        (("split.split=every",), "split.split is 'every', expected all or a whole number, at least 0"),
-        (("split.folds=2",), "split.folds is 2, expected null or a whole number, at least 3, or the path of a file"),
-        (("protocol=errica",), r"protocol=errica is for tables\. Add methods="),
-        (("protocol=errica", "methods=mlp", "datasets=digits"), "digits has one split, expected several"),
-        (("split.split=all", "trainer=ddp_cpu"), "The runs of a table use one process each"),
-    ],
-)
-def test_splits_that_are_not_there_are_refused(command: Command, arguments: tuple[str, ...], message: str):
-    assert re.search(message, command(*arguments, fails=True))
-    assert not any(Path("outputs").glob("*"))
 
 
 def test_erricas_protocol_reports_the_candidate_with_the_best_validation_score_on_each_fold(command: Command):

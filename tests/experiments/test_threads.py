@@ -1,4 +1,4 @@
-"""How many threads a training uses, and how they wait."""
+"""The number of threads of a training, and how they wait."""
 
 import os
 import subprocess

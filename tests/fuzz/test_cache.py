@@ -1,6 +1,7 @@
 """Flipped bits in the compiled kernels on disk: each is found before any code of the file runs.
 
-Runs with `nox -s fuzz` alone, up to 200 flips of a process each; tests/test_kernel_cache.py has those of every run.
+Runs with `nox -s fuzz` alone, up to 200 flips of a process each; tests/kernels/test_kernel_cache.py has a few for
+every run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Random graphs, options and id dtypes: the kernels against the reference in float64, the layers against PyG's.
 
-An ordinary run checks a few cases, the same every time; `nox -s fuzz -- CASES SEED` checks as many as it is told. The
+An ordinary run checks a few cases, the same every time; `nox -s fuzz -- CASES SEED` checks as many as requested. The
 simplest failing case is printed: `check_operation(CASE, Errors())` or `check_layer(CASE, Errors())` runs it again.
 """
 

@@ -98,7 +98,7 @@ def test_loops_are_pygs(graph: Graph, loops: bool) -> None:
 @pytest.mark.parametrize("graph", ZOO, ids=str)
 @pytest.mark.parametrize("loops", [False, True])
 def test_rows_without_an_edge_change_nothing_else(graph: Graph, loops: bool, remote: bool) -> None:
-    """Own loops that are replaced, and edges that are left out: as if they were not in the list."""
+    """Loops that are replaced and edges that are left out act as if they were not in the list."""
     edges = neighbourhoods(graph.index, graph.num_src, graph.num_dst, add_self_loops=loops)
     expected = graph.index
     if loops:

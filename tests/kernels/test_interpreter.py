@@ -121,7 +121,7 @@ def everything(dtype: torch.dtype, backend: str, monkeypatch: pytest.MonkeyPatch
 def test_the_interpreted_kernels_compute_what_plain_torch_does(
     dtype: torch.dtype, interpret: Callable[[], set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the compiled ones do, see tests/attention and tests/features."""
+    """The compiled ones do too, see tests/attention and tests/features."""
     expected = everything(dtype, "segment", monkeypatch)
     ran = interpret()
     for at, (one, other) in enumerate(zip(everything(dtype, "fused", monkeypatch), expected, strict=True)):

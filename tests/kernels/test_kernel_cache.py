@@ -208,7 +208,7 @@ def test_a_folder_of_our_own_is_private_wherever_it_is(tmp_path: Path, monkeypat
 def test_no_warning_where_we_cannot_write(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As in a package that another user has installed: there never were kernels of ours."""
+    """A package that another user has installed has never had kernels of ours."""
 
     def refuse(**_: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -243,7 +243,7 @@ def test_a_full_disk_does_not_stop_a_kernel(
 def test_without_a_folder_a_kernel_is_compiled_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where nothing can be written, neither beside the code nor in any folder of the user's."""
+    """No folder can be written to, neither beside the code nor the user's."""
     (tmp_path / "alone.py").write_text(textwrap.dedent(FILES["beside"]))
     (tmp_path / "__pycache__").write_text("a file, where root could write to a folder without permission")
     nowhere = str(tmp_path / "__pycache__" / "nowhere")
@@ -262,7 +262,7 @@ def test_without_a_folder_a_kernel_is_compiled_in_memory(
 
 def test_caches_of_processes_that_never_met_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(folder: str, *values: Any) -> list[bool]:
-        """Whether the code for each value came from the disk, in a fresh dispatcher."""
+        """Return for each value whether a fresh dispatcher loads its code from the disk."""
         monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / folder))
         kernel = compiled(double)
         hits = []
@@ -352,7 +352,7 @@ def test_an_edit_recompiles_the_kernels_built_from_that_file(
 
 
 def test_the_files_of_each_kernel() -> None:
-    """Those of its own folder, the steps of all scores, and the building blocks; never those of another score."""
+    """A kernel depends on its own folder, the steps of all scores and the building blocks, not on another score."""
     for name in ("attention.additive", "attention.pair", "features"):
         own = importlib.import_module(f"gat_pyg.{name}.cpu").__name__
         for kernel in cache._LISTENER.kernels:

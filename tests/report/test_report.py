@@ -324,7 +324,7 @@ def test_table_1_of_the_real_proteins():
 
 
 class Page(HTMLParser):
-    """What a page shows: its cells, and every tag with its attributes."""
+    """The cells of a page, and every tag with its attributes."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -107,7 +107,7 @@ class Smoothed(nn.Linear):
 
 
 class Masks(Dropped):
-    """What it drops, as it is."""
+    """A model that returns the dropped features unchanged."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.drop(x) + 0 * self.first.bias[0]

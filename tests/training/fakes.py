@@ -49,15 +49,15 @@ class FakeCaptured(Captured):
 
 
 class FakeCuda:
-    """What a capture needs of torch.cuda, on the CPU, in the state that torch leaves it in where a capture fails.
+    """The functions of torch.cuda that a capture uses, on the CPU, with torch's state after a failed capture.
 
-    What `torch.cuda.graph` and `torch.cuda.stream` do in Python is torch's own.
+    The Python code of `torch.cuda.graph` and `torch.cuda.stream` is torch's own.
     """
 
     def __init__(self, ends_failures: bool) -> None:
         self.ends_failures = ends_failures  # as torch 2.13 does; before, allocator and generator stay in the capture
         self.handles = 0
-        self.pools: list[Any] = []  # that the allocator takes memory from for a capture
+        self.pools: list[Any] = []  # memory pools of the allocator for a capture
         self.recording: FakeGraph | None = None
         self.generator_is_recorded = False
         self.default = self.stream = self.new_stream()

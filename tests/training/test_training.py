@@ -222,7 +222,7 @@ WAITS = ("nonzero", "_local_scalar_dense", "equal", "is_nonzero", "masked_select
 
 
 class Ops(TorchDispatchMode):
-    """Which operations a piece of code runs, of those that make the CPU wait for a GPU."""
+    """The operations of a piece of code that make the CPU wait for a GPU."""
 
     def __init__(self) -> None:
         super().__init__()
