@@ -19,7 +19,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gat_pyg.data import Task, digits, from_dataset
-from gat_pyg.experiments.build import build_logger, build_model, build_task, build_trainer
+from gat_pyg.experiments.build import build_logger, build_model, build_module, build_task, build_trainer
 from gat_pyg.experiments.command import names_of, translated
 from gat_pyg.experiments.conf import config_folder
 from gat_pyg.experiments.hashing import config_hash, flattened
@@ -138,6 +138,15 @@ class Doubled(torch.nn.Module):
     def __init__(self, in_channels: int, out_channels: int, **_: Any) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(in_channels, out_channels, dtype=torch.complex128))
+
+
+def test_a_model_with_a_loss_on_node_labels_is_refused_for_pairs():
+    settings = parsed("model=semiemb")
+    src = torch.arange(20)
+    edge_index = torch.cat([torch.stack([src, (src + k) % 20]) for k in (1, -1)], 1)
+    task = from_dataset(Data(torch.randn(20, 5), edge_index), "ring", val=2, test=2, task="link_prediction")
+    with pytest.raises(ValueError, match="SemiEmb trains with a loss on node labels, and ring has labels of pairs. C"):
+        build_module(settings.training, task, build_model(settings.model, task).model)
 
 
 def test_a_model_that_could_not_be_saved_is_refused_before_training():
