@@ -15,7 +15,7 @@ from .runs import Runs
 RESAMPLES = 9_999  # of a permutation test; it is exact if there are no more permutations than these
 
 
-class Test(NamedTuple):
+class Significance(NamedTuple):
     """A p-value, and the test with its number of runs; NaN and the reason if there is no p-value."""
 
     p: float
@@ -61,7 +61,7 @@ def _welch(x: NDArray[np.float64], y: NDArray[np.float64], axis: int) -> NDArray
     return finite
 
 
-def t_test(first: Runs, second: Runs) -> Test:
+def t_test(first: Runs, second: Runs) -> Significance:
     """Return the two-sided t-test of the difference of two means.
 
     It is paired by split and seed if the runs share at least two, over these alone; else it is Welch's.
@@ -78,14 +78,14 @@ def t_test(first: Runs, second: Runs) -> Test:
     elif min(len(x), len(y)) > 1:
         name, samples = f"Welch, {len(x)} and {len(y)} runs", [np.array(first.values), np.array(second.values)]
     else:
-        return Test(math.nan, "needs two runs of both")
+        return Significance(math.nan, "needs two runs of both")
     if not all(np.isfinite(sample).all() for sample in samples):
-        return Test(math.nan, f"{name}: a score is NaN")
+        return Significance(math.nan, f"{name}: a score is NaN")
     if not any(map(_varies, samples)):
-        return Test(math.nan, f"{name}: nothing varies")
+        return Significance(math.nan, f"{name}: nothing varies")
     stats = _stats()
     test = stats.ttest_1samp(samples[0], 0.0) if len(samples) == 1 else stats.ttest_ind(*samples, equal_var=False)
-    return Test(float(test.pvalue), name)
+    return Significance(float(test.pvalue), name)
 
 
 def _varies(values: NDArray[np.float64]) -> bool:
