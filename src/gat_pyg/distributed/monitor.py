@@ -19,7 +19,7 @@ class RankMonitor(Callback):
     """Detects a dead rank, reports it, and stops the others: see `gat_pyg.distributed.ranks`.
 
     It is active from the setup to the teardown of each training, validation and test, if there are several processes.
-    After an error, `lost` holds the ranks that sent no heartbeat. It comes before callbacks that handle signals.
+    After an error, `lost` holds the ranks that sent no heartbeat. Put it before callbacks that handle signals.
     """
 
     def __init__(self) -> None:
