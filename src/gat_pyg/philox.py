@@ -31,7 +31,7 @@ def draw_seed(device: torch.device) -> Tensor:
 
 
 def _drawn(device: torch.device, generator: torch.Generator | None = None) -> Tensor:
-    if generator is None:  # which a compiler refuses as an argument under vmap
+    if generator is None:  # a compiler refuses a generator as an argument under vmap
         return torch.randint(2**63 - 1, (), device=device)
     return torch.randint(2**63 - 1, (), device=device, generator=generator)
 

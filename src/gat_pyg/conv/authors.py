@@ -17,7 +17,7 @@ from ..graph.adjacency import neighbourhoods, with_self_loops
 from .base import check_layer
 from .mechanisms import MECHANISMS
 
-AUTHORS = ("input_dropout", "value_dropout", "score_bias", "init", "skip")  # what their code has, and the text has not
+AUTHORS = ("input_dropout", "value_dropout", "score_bias", "init", "skip")  # details of their code alone
 
 
 class AuthorsConv(nn.Module):
@@ -83,7 +83,7 @@ class AuthorsConv(nn.Module):
             if weight is not None:
                 if "init" in self.of_authors:
                     fans = weight.size(1) + (weight.size(2) if weight.dim() == 3 else 1)
-                else:  # of W [H C, F] and a [H, C]
+                else:  # weights W [H C, F] and a [H, C]
                     fans = weight.size(1) + weight.size(0) * (weight.size(2) if weight.dim() == 3 else 1)
                 bound = math.sqrt(6 / fans)
                 nn.init.uniform_(weight, -bound, bound)

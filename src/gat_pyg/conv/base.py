@@ -118,7 +118,7 @@ class _AttentionConv(MessagePassing):
             or any(getattr(self, hooks) for hooks in _HOOKS)
             or any(
                 step in self.__dict__ or not getattr(type(self), step).__module__.startswith(module)
-                for step, module in _STEPS.items()  # of the class: torch 2.10 cannot compile `self.message.__module__`
+                for step, module in _STEPS.items()  # the class's: torch 2.10 cannot compile `self.message.__module__`
             )
             or (is_sparse(edge_index) and (self.edge_dim is not None or edge_attr is not None))
         )

@@ -22,7 +22,7 @@ from .from_pyg import first_names
 from .raw import data_root, raw_folder, reading
 from .unpickle import unpickle
 
-PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")  # of each Planetoid set
+PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")  # files of each Planetoid set
 PLANETOID = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}  # name -> folder
 
 CLASSES = {  # in the order of the files, found by the sizes of the classes: the files have no names

@@ -28,7 +28,7 @@ def content_of(dataset: Mapping[str, Any]) -> str | None:
     >>> content_of({"_target_": "gat_pyg.data.from_file", "path": str(path)})
     'ed7002b439e9'
     """
-    inner = (content_of(value) for value in dataset.values() if isinstance(value, Mapping))  # as that of `links`
+    inner = (content_of(value) for value in dataset.values() if isinstance(value, Mapping))  # as for `links`
     path = dataset.get("path")
     if dataset.get("_target_") not in FROM_FILE or not isinstance(path, str):
         return next((content for content in inner if content is not None), None)
@@ -52,7 +52,7 @@ def _digest(files: tuple[tuple[Path, tuple[int, ...]], ...]) -> str:
     """Return the hash of files, which is computed once for each of their versions."""
     digest = hashlib.sha256()
     for path, (_, size, *_) in files:
-        if path.suffix == ".npy":  # of a folder
+        if path.suffix == ".npy":  # a file of a folder
             digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:
             while block := file.read(1 << 18):

@@ -55,7 +55,11 @@ def read(path: str | Path) -> tuple[Path, Any]:
 
 
 def graph_in(content: Any, path: Path, labelled: bool = True) -> Data:
-    """Return a graph with the keys of `READ` in a mapping of arrays or tensors; it needs labels if it is `labelled`."""
+    """Return a graph with the keys of `READ` in a mapping of arrays or tensors; it needs labels if it is `labelled`.
+
+    Raises:
+        ValueError: if the edges or the labels are missing.
+    """
     if not isinstance(content, Mapping):
         return cast(Data, content)  # from_dataset raises an error
     label = ["y" if content.get("edge_label") is None else "edge_label"] if labelled else []

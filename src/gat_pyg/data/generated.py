@@ -91,7 +91,7 @@ def _plant(N: int, K: int, degree: int, regression: bool, generator: torch.Gener
     pairs, _ = remove_self_loops(torch.randint(N, (2, N * degree // 2), generator=generator))
     edge_index = to_undirected(pairs, num_nodes=N)
     salience = -torch.log1p(-torch.rand(N, generator=generator))
-    frequency = 0.7 * torch.rand(K, generator=generator)  # of each bit in this graph
+    frequency = 0.7 * torch.rand(K, generator=generator)  # frequency of each bit in this graph
     if regression:
         bits = frequency + torch.randn(N, K, generator=generator)
     else:

@@ -21,7 +21,7 @@ from .citation import as_pairs, links_in, planetoid_folder
 from .raw import data_root, raw_folder, read_npy, reading
 from .unpickle import unpickle
 
-PPI_SPLITS = ("train", "valid", "test")  # in the names of its files
+PPI_SPLITS = ("train", "valid", "test")  # names in its files
 
 # PPI ----------------------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,9 @@ def raw_folder(folder: Path, files: Sequence[str], fetch: Callable[[str, Sequenc
 
     `fetch` writes to a temporary folder beside `folder`, from which each file is moved atomically. So an interrupted
     download leaves no incomplete file.
+
+    Raises:
+        FileNotFoundError: if the download fails.
     """
     missing = [file for file in files if not (folder / file).exists()]
     if not missing:

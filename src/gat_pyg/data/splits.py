@@ -111,7 +111,11 @@ def _draw_links(data: Data, val: int, test: int, seed: int, name: str) -> None:
 
 
 def draw_graphs(graphs: list[Data], val: int, test: int, seed: int, name: str) -> list[list[Data]]:
-    """Draw graphs for validation and test; the others, in their order, are for training."""
+    """Draw graphs for validation and test; the others, in their order, are for training.
+
+    Raises:
+        ValueError: if a split would be empty.
+    """
     if val + test >= len(graphs) or min(val, test) < 1:
         raise ValueError(
             f"{name}: val={val} and test={test} must be at least 1 and together less than the number of graphs, which "
@@ -126,7 +130,11 @@ def draw_graphs(graphs: list[Data], val: int, test: int, seed: int, name: str) -
 def fold_graphs(
     graphs: list[Data], folds: int | str | Path, fold: int, seed: int, name: str
 ) -> tuple[list[list[Data]], int]:
-    """Return the graphs of each split of one fold, and the number of folds: stratified ones, or those of a file."""
+    """Return the graphs of each split of one fold, and the number of folds: stratified ones, or those of a file.
+
+    Raises:
+        ValueError: if there is no such fold, or the graphs cannot be divided into so many.
+    """
     if isinstance(folds, int):
         index, number = _stratified(graphs, folds, fold, seed, name), folds
     else:

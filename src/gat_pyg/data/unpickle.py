@@ -77,7 +77,11 @@ class _Unpickler(pickle._Unpickler):  # in Python: the one in C takes 2^35 bytes
 
 
 def unpickle(path: Path) -> Tensor | dict[int, list[int]]:
-    """Return the matrix [rows, columns] float32 or the graph in one of Planetoid's pickles."""
+    """Return the matrix [rows, columns] float32 or the graph in one of Planetoid's pickles.
+
+    Raises:
+        pickle.UnpicklingError: if it holds anything else.
+    """
     with path.open("rb") as file:
         content = _Unpickler(file, encoding="latin1").load()
     if isinstance(content, _Csr):

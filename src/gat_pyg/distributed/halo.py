@@ -85,7 +85,7 @@ class Part:
         local[nodes], local[halo] = order.split([nodes.numel(), halo.numel()])
 
         out = ((owner[src] == rank) & (owner[dst] != rank)).nonzero().view(-1)  # edges into others' nodes
-        keys = (owner[dst[out]] * owner.numel() + src[out]).unique()  # by rank, then node, as the halo there
+        keys = (owner[dst[out]] * owner.numel() + src[out]).unique()  # sorted by rank, then node, as halos are
         receiver, requested = keys // max(owner.numel(), 1), keys % max(owner.numel(), 1)
 
         loops = src == dst

@@ -181,7 +181,7 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
         target = "gat_pyg.models.LinkScores"
     try:
         model = Factory("model", {"_target_": target, **arguments})()
-    except ValueError as error:  # of a class whose `**kwargs` reach a layer that refuses them
+    except ValueError as error:  # raised by a layer that refuses the `**kwargs` of its model
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unknown is None or unknown[1] not in factory.arguments:
             raise

@@ -237,7 +237,7 @@ class Factory:
             raise ValueError(message) from error
 
 
-_NO_DEVICE = re.compile(r"accelerator is not available")  # in Lightning's message
+_NO_DEVICE = re.compile(r"accelerator is not available")  # part of Lightning's message
 
 
 @dataclass(frozen=True)
@@ -419,7 +419,7 @@ class Settings:
         """Return the settings for one split or fold."""
         numbers: dict[str, Any] = {"split": 0, "fold": 0, self.split_kind: number}
         split, dataset = dataclasses.replace(self.split, **numbers), self.dataset
-        if "folds" in dataset.values:  # of `from_file`
+        if "folds" in dataset.values:  # an argument of `from_file`
             dataset = Factory("dataset", {**dataset.values, **numbers})
         return self.replace(split=split, dataset=dataset)
 

@@ -58,7 +58,7 @@ def all_at_once(job: Job, task: Task) -> bool:
     if len(places) == 1:
         one_share(places[0], job, task, plan)
     else:  # the shares exchange nothing, so each has a process of its own
-        torch.cuda.empty_cache()  # of the trial: each process plans its passes by the free memory
+        torch.cuda.empty_cache()  # the trial's memory: each process plans its passes by the free memory
         try:
             spawn(_share, (places, job, plan), nprocs=len(places))
         except ProcessExitedException as error:

@@ -71,7 +71,7 @@ class Pattern:
                 number = torch.arange(n, device=place.device)[:, None]
                 # built from the transpose of one, so that nothing is sorted
                 vars(diagonal)["transpose"] = transpose._diagonal(n), (place + place.numel() * number).flatten()
-            self._copies.clear()  # of a stack of models that grows smaller one size is in use at a time
+            self._copies.clear()  # a stack of models that shrinks uses one size at a time
             self._copies[n] = diagonal
         return self._copies[n]
 

@@ -59,7 +59,7 @@ def partition(edge_index: Tensor, num_nodes: int, num_parts: int, method: Method
 
 def _metis(edge_index: Tensor, N: int, num_parts: int) -> Tensor:
     loopless, _ = remove_self_loops(edge_index.long())
-    src, dst = to_undirected(loopless, num_nodes=N)  # by src
+    src, dst = to_undirected(loopless, num_nodes=N)  # sorted by src
     part = torch.from_numpy(_apart(index2ptr(src, N).numpy(), dst.contiguous().numpy(), num_parts))
     sizes = part.bincount(minlength=num_parts)
     for empty in (sizes == 0).nonzero().flatten().tolist():  # METIS may leave some if parts have only a few nodes

@@ -141,7 +141,7 @@ class GAT(nn.Module):
         for layer, (C, H, skip) in enumerate(zip(widths, heads, residual, strict=True)):
             hidden = not to_out or layer < len(widths) - 1
             options: dict[str, Any] = {"heads": H, "concat": hidden, "dropout": dropout}
-            if conv != "transformer":  # which has root_weight
+            if conv != "transformer":  # a transformer layer has root_weight
                 options["residual"] = skip is True
             self.convs.append(build(in_channels, C, **options, **kwargs))
             width = widths[layer] = C * H if hidden else C

@@ -23,7 +23,11 @@ def row_named(rows: Rows, name: str) -> str:
 
 
 def comparison_table(rows: Rows, name: str) -> Table:
-    """Return the table of every row's difference from one row on each data set, with its p-value."""
+    """Return the table of every row's difference from one row on each data set, with its p-value.
+
+    Raises:
+        ValueError: if `name` is not the label of exactly one row, or there is nothing to compare.
+    """
     base = row_named(rows, name)
     cells = []
     for column in columns_of(rows):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-STYLES = ("-", "--", ":", "-.")  # of the lines: ten rows each, one for each colour
+STYLES = ("-", "--", ":", "-.")  # line styles: ten rows each, one for each colour
 LEGEND_LINE = 0.15  # inches
 
 

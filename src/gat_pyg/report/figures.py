@@ -94,7 +94,7 @@ def attention_figure(
 
     weight, order = weight.sort()  # the thickest on top
     density = max(len(weight), 1) ** 0.5
-    widest, opacity = min(max(150 / density, 0.8), 2.5), min(max(25 / density, 0.05), 0.5)  # in points; of 1
+    widest, opacity = min(max(150 / density, 0.8), 2.5), min(max(25 / density, 0.05), 0.5)  # points; from 0 to 1
     largest = float(weight[-1]) or 1.0 if len(weight) else 1.0
     full = max(largest, 4.0) if scale == "uniform" else largest  # drawn widest; nearly uniform edges stay thin
     lines = list(position[ends.t()[order]].numpy())

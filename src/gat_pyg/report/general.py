@@ -149,7 +149,7 @@ def _hash(runs: Runs) -> str:
 def _settings(runs: Runs) -> dict[str, Any]:
     """Return the settings that determine what is learnt, from the folder of a run that still has them, or none."""
     for line in runs.lines:
-        if line.result.study == ERRICA:  # of which each fold selects its own
+        if line.result.study == ERRICA:  # each fold selects its own settings
             return {}
         try:
             saved = settings_in(Path(line.result.run_dir)) if line.result.run_dir else {}

@@ -133,7 +133,7 @@ def sheet_figure(
     worst = order[len(best) :][::-1][:number]
     columns = min(3, len(best))
     rows = [part[start : start + columns] for part in (best, worst) for start in range(0, len(part), columns)]
-    inches = (2.6, 1.7)  # of a panel
+    inches = (2.6, 1.7)  # size of a panel
     figure = _figure(inches[0] * columns, 0.6 + (inches[1] + 0.4) * len(rows))
     grid = figure.subplots(len(rows), columns, squeeze=False)
     shown = {index: _Shown.of(model, graphs[index], layer, head, scale) for index in (*best, *worst)}
@@ -282,8 +282,8 @@ def _draw(
     numbers: bool = False,
 ) -> None:
     """Draw a graph into axes of this size; without names, nodes are dots, and atoms have their symbols."""
-    size = 72 * np.asarray(inches)  # in points
-    length = min(_BOND, *(size / (shown.span + 2 * _MARGIN)))  # of an edge, in points
+    size = 72 * np.asarray(inches)  # points
+    length = min(_BOND, *(size / (shown.span + 2 * _MARGIN)))  # length of an edge in points
     edges = [(i, j) for i, j in shown.ends.t().tolist()]
     shades = [tuple(shade) for shade in colours.to_rgba(shown.values.numpy()).tolist()]
     texts = [f"{value:.2f}" for value in shown.values.tolist()] if numbers and length > 20 else []

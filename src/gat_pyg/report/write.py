@@ -97,7 +97,7 @@ def drawn_graphs(lines: Sequence[Line], folder: Path) -> list[Path]:
                 continue
             stem = re.sub(r"[^A-Za-z0-9._-]+", "-", f"graphs-{label}-{column.dataset} {column.data}".strip())
             path = folder / f"{stem}.svg"
-            if path in paths:  # of another metric
+            if path in paths:  # a table of another metric has this path
                 path = folder / f"{stem}-{column.metric}.svg"
             sheet_figure(model, task_of(run), path)
             paths.append(path)

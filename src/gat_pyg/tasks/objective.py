@@ -68,7 +68,11 @@ class Objective(ABC):
         return replace(self, metric=self.named(metric))  # type: ignore[call-arg]
 
     def named(self, metric: str) -> Metric:
-        """Return the metric of this name or alias if it fits, as `scored_by` requires."""
+        """Return the metric of this name or alias.
+
+        Raises:
+            ValueError: as in `scored_by`.
+        """
         name = ALIASES.get(metric, metric)
         if name not in self.measures:
             reason = f"does not fit {self.predicts}" if name in METRICS else "is unknown"

@@ -51,7 +51,7 @@ class Task:
     num_features: int  # F
     objective: Objective
     edge_dim: int | None = None
-    class_names: tuple[str, ...] | None = field(default=None, repr=False)  # of the K classes, if they are known
+    class_names: tuple[str, ...] | None = field(default=None, repr=False)  # names of the K classes, if known
     transforms: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)  # as in Preparation
     num_splits: int = field(default=1, repr=False)  # given splits or folds, of which this is one
     # Arguments of `from_dataset` on which the split depends: () if the data have a split, None if unknown

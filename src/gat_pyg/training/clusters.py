@@ -56,7 +56,7 @@ class Clusters:
         is_selected = torch.zeros_like(self._nodes, dtype=torch.bool).index_fill_(0, part, True)
         edges = edges[is_selected[self._part[self._src[edges]]]]
         size = self._nodes.diff()[part]
-        shift = torch.zeros_like(self._nodes)  # of each part: from positions in the graph to positions in the batch
+        shift = torch.zeros_like(self._nodes)  # per part, from positions in the graph to positions in the batch
         shift[part] = size.cumsum(0) - size - self._nodes[part]
         ends = torch.stack([self._src[edges], self._dst[edges]])
         data, n_id = self.data, self.n_id[nodes] if nodes.numel() else self.n_id[:1]

@@ -45,7 +45,7 @@ class Shares(DistributedSampler[Data]):
         self.num_graphs = len(graphs)
         self.batch_size = batch_size  # of all processes together
         self.each = -(-batch_size // world)
-        self.generator = torch.Generator()  # of the seeds of a loader's workers
+        self.generator = torch.Generator()  # draws the seeds of a loader's workers
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
@@ -102,5 +102,5 @@ def _padding_graph(data: Data, objective: Objective) -> Data:
     if of_pairs:
         padding.edge_label_index = data.edge_label_index[:, :0]
     else:
-        padding.y = objective.unknown(data.y[:1])  # of the node, or of the graph
+        padding.y = objective.unknown(data.y[:1])  # label of the node or the graph
     return padding

@@ -14,7 +14,7 @@ from ..steps.cpu import Row, prefetch_edge, row_of_edge
 from . import GATv2
 
 BLOCK = 512  # rows that are summed one after the other
-BLOCKS = 64  # at most, of edges; each has its share of grad W_e in memory
+BLOCKS = 64  # blocks of edges at most; each has its share of grad W_e in memory
 
 
 @inline

@@ -298,8 +298,8 @@ def _backward_src_kernel(
     o_row = offset(i_row, H * C) + o_hc
     b_x, b_att = load_row(p_x, o_row, m_hc), load_row(p_att, o_hc, m_hc)
 
-    b_sum = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)  # of k w alpha dO
-    b_sum_z = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)  # of grad z, less its constant factor
+    b_sum = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)  # sum of k w alpha dO
+    b_sum_z = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)  # sum of grad z without its constant factor
     for o_first in tl.range(0, count, BLOCK_E, num_stages=STAGES):
         o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
         i_dst = tl.load(p_dst + start + o_e, mask=m_e, other=0)

@@ -49,7 +49,7 @@ def compiled(function: Callable[..., Any]) -> Any:
         return interpreter.interpreted(function)
     kernel = njit(**OPTIONS)(function)
     try:
-        kernel._cache = _Cache(function)  # as cache=True has it
+        kernel._cache = _Cache(function)  # the attribute that cache=True sets
     except RuntimeError as error:  # no folder to write to
         log.info("%s: the kernels are compiled anew in every process", error)
     _LISTENER.kernels.add(kernel)
@@ -118,7 +118,7 @@ def sources(kernel: Any) -> tuple[dict[str, str], dict[str, str]]:
         files[function.__module__] = function.__globals__.get(_DIGEST) or digest_file(function)
         for name in sorted(_names(function.__code__)):
             value = function.__globals__.get(name)
-            value = getattr(value, "py_func", getattr(value, "_defn", value))  # of a step, of an intrinsic
+            value = getattr(value, "py_func", getattr(value, "_defn", value))  # function of a step or intrinsic
             if isinstance(value, (int, float, str, bytes, tuple, numpy.generic)):
                 constants[f"{function.__module__}.{name}"] = repr(value)
             elif isinstance(value, FunctionType) and value.__module__.partition(".")[0] == package:
