@@ -22,7 +22,7 @@ Attend = Callable[..., tuple[Tensor, Tensor]]
 
 
 def assert_close(actual: Tensor, expected: Tensor, case: str = "") -> None:
-    """Equal shape, dtype and values up to the dtype's tolerance, with the case and the largest difference told."""
+    """Check shape, dtype and values up to the dtype's tolerance; an error names the case and the largest difference."""
     assert actual.shape == expected.shape, f"{case}: shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
     assert actual.dtype == expected.dtype, f"{case}: dtype {actual.dtype}, expected {expected.dtype}"
     tolerance = TOLERANCE[actual.dtype]

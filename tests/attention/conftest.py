@@ -40,7 +40,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def nan_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let tl.minimum and tl.maximum drop NaN in the interpreter too, unless they are asked to propagate it."""
+    """Let tl.minimum and tl.maximum drop NaN in the interpreter too, unless an argument propagates it."""
     builder = importlib.import_module("triton.runtime.interpreter").InterpreterBuilder
     monkeypatch.setattr(builder, "create_minnumf", lambda self, x, y: self.binary_op(x, y, np.fmin))
     monkeypatch.setattr(builder, "create_maxnumf", lambda self, x, y: self.binary_op(x, y, np.fmax))

@@ -1,4 +1,4 @@
-"""Hostile files: each is read as what it says or refused by its name, and nothing in it is run.
+"""Hostile files: each is read correctly or refused by its name, and nothing in it is run.
 
 `FUZZ_CASES` is how many files are tried, `FUZZ_SEED` of what they are drawn.
 """
@@ -144,7 +144,7 @@ def checkpoint_files() -> Files:
 RESULT = Result("GAT", "cora", "accuracy", 83.1, 0, 812, 711, 82.0, 9.2, 0.011, 92373, {"torch": "2"})
 
 
-# Whether what was read is what the file says -----------------------------------------------------------------------
+# The content of a file -----------------------------------------------------------------------
 
 
 def check_task(task: Task) -> None:

@@ -130,7 +130,7 @@ def test_the_interpreted_kernels_compute_what_plain_torch_does(
     assert ran == {name for name in kernels if name.startswith("gat_pyg.")}
 
 
-# A fault: what it is planted in, the code before and after, what runs, and what the error says of it.
+# A fault: the function that contains it, the code before and after, the call, and the message of the error.
 FAULTS: dict[str, tuple[Any, str, str, Callable[[], Any], str]] = {
     "another edge's src": (
         (additive, "_add_terms"),

@@ -194,7 +194,7 @@ def test_a_checkpoint_that_would_run_code_is_an_error(checkpoint: Path):
         refit(checkpoint)
     checkpoint.write_bytes(pickle.dumps(Bomb(), protocol=2))
     with pytest.raises(ValueError, match=r"last\.ckpt (would run code|cannot be read)"):
-        refit(checkpoint)  # what torch.load says of such a file differs by version
+        refit(checkpoint)  # the message of torch.load differs by version
     assert not made.exists()
 
 
