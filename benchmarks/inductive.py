@@ -38,7 +38,7 @@ WAYS = (*LAYERS, "no attention")
 
 
 class NoAttention(nn.Module):
-    """What a layer has around its attention: the projection and the skip connection."""
+    """The parts of a layer around its attention: the projection and the skip connection."""
 
     def __init__(self, conv: GATConv) -> None:
         super().__init__()

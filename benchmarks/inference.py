@@ -46,7 +46,7 @@ def answer(way: str, model: GAT, data: Data, batch_size: int) -> Tensor:
 
 
 def measured(way: str, layers: int, nodes: int, edges: int, batch_size: int) -> dict[str, float]:
-    """What one way takes, and how far it is from the other."""
+    """The time and memory of one way, and its difference from the other."""
     torch.manual_seed(0)
     cpu = torch.device("cpu")
     data = Data(torch.randn(nodes, 128), power_law(nodes, edges, max(nodes // 13, 4 * edges // nodes), cpu))

@@ -180,7 +180,7 @@ class Job:
         return [forked(lambda: command(arguments, changes), self.log) for _ in range(writers)]
 
     def begun(self) -> bool:
-        """Whether there is something to resume; a table is always resumed, by the same command."""
+        """True if there is something to resume; a table is always resumed, by the same command."""
         return "table" not in self.kind and any(self.outputs.glob("*/config.yaml"))
 
     def wait(self, processes: list[int], limit: float = 150.0) -> list[int]:
@@ -211,7 +211,7 @@ class Job:
         return alive
 
     def _wait_for_both(self, processes: list[int]) -> list[int]:
-        """What a launcher does: where one has ended, the other, which may wait to meet it, is ended soon after."""
+        """End the other process soon after one has ended, as a launcher does: it may wait in a collective."""
         end = time.monotonic() + 150
         while not any(map(ended, processes)) and time.monotonic() < end:
             time.sleep(0.01)

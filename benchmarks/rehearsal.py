@@ -1,4 +1,4 @@
-"""What replaces a GPU in a rehearsal, so that all that runs on one runs without: on tiny graphs, in minutes.
+"""A stand-in for a GPU in a rehearsal: all code for a GPU runs without one, on tiny graphs, in minutes.
 
 CPU tensors go through the CUDA kernels, in Triton's interpreter. The clocks, the memory and the graphs of torch.cuda
 are stand-ins: a CUDA graph computes anew, and writes the results to the same memory. Data sets are read as ever and cut

@@ -36,7 +36,7 @@ BATCH = 1024
 
 
 def right(sampler: BaseSampler, data: Data, fan_outs: Sequence[int]) -> bool:
-    """Whether a batch has as many edges at each node as it has to have, each once."""
+    """Return True if a batch has the required number of edges at each node, each once."""
     out = sampler.sample_from_nodes(NodeSamplerInput(None, torch.arange(BATCH)))
     drawn = degree(out.col, out.node.numel(), torch.long)[:BATCH]
     all_of_them = degree(data.edge_index[1], data.num_nodes, torch.long)[:BATCH]

@@ -170,7 +170,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def over(world: int, job: Callable[..., Any], *arguments: Any) -> Any:
-    """What the first of so many processes returns from `job(rank, world, *arguments)`."""
+    """Return the result of the first of `world` processes that run `job(rank, world, *arguments)`."""
     with TemporaryDirectory() as folder:
         mp.set_forkserver_preload(
             ["gat_pyg.training.loading", "gat_pyg.models", "gat_pyg.graph.partition"]
@@ -194,14 +194,14 @@ def process(rank: int, world: int, folder: Path, job: Callable[..., Any], argume
 
 
 def checked(scale: float) -> dict[str, tuple[nn.Module, Data]]:
-    """What is checked: the paper's network on Cora, and a large graph."""
+    """The networks and graphs of the check: the paper's network on Cora, and a large graph."""
     cora = planetoid("cora").train[0] if scale == 1 and "GAT_PYG_DATA" in os.environ else generated(CORA.scaled(scale))
     graphs = {CORA: cora, ARXIV: generated(ARXIV.scaled(scale))}
     return {shape.name: (network(shape).double(), data) for shape, data in graphs.items()}
 
 
 def differences(rank: int, world: int, scale: float, folder: str) -> list[dict[str, Any]]:
-    """How far outputs, loss and gradients of so many processes are from those of one with the whole graph.
+    """Return the differences of outputs, loss and gradients from those of one process with the whole graph.
 
     The first process of all computes the latter once and leaves them in the folder.
     """
@@ -349,7 +349,7 @@ def messages(rounds: int) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Rates:
-    """What a step takes of a rank: seconds and bytes for each row, own or fetched, and for each edge into its own."""
+    """The cost of a rank's step: seconds and bytes for each row, own or fetched, and for each edge into its own."""
 
     row: float
     edge: float
@@ -480,7 +480,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Net:
-    """How long ranks take to talk, each by messages one after the other."""
+    """The time of the messages between ranks, one after the other."""
 
     exchange: Link
     reduce: Link
@@ -531,7 +531,7 @@ def ddp(seconds: float, size: float, net: Net, W: int) -> dict[str, float]:
 
 
 def at_two(found: dict[str, Any], net: Net, scale: float) -> list[dict[str, Any]]:
-    """What the formulas say of the steps by two processes that were measured."""
+    """The predictions of the formulas for the measured steps of two processes."""
     graphs, seeds, whole = (found[way.__name__] for way in (many_graphs, sampled, one_graph))
     own = Rates(**found["rates"][ARXIV.name]["rates"])
     said = [
@@ -585,7 +585,7 @@ def table(title: str, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def tell(record: dict[str, Any]) -> None:
-    """What was measured and what follows, as tables."""
+    """The measurements and the predictions, as tables."""
     found, whole = record["measured"], record["measured"]["one_graph"]
     links = [{"by": name, **found["messages"][name]} for name in found["messages"]]
     table("Messages between two processes, s and bytes/s", links)

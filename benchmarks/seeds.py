@@ -40,7 +40,7 @@ LOWEST = {"cora": 80.0, "citeseer": 68.0, "pubmed": 75.0}  # of a mean test accu
 
 
 def command(name: str, seeds: int, *arguments: str, device: torch.device) -> dict[str, Any]:
-    """What the command needs for these seeds, and what comes out."""
+    """The time and memory of the command for these seeds, and its results."""
     found, seconds, peak = machine.command(f"dataset={name}", f"runs={seeds}", *arguments, device=device)
     assert len(found) == seeds, found
     return {

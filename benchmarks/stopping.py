@@ -1,4 +1,4 @@
-"""Which stopping rule to train GAT by, chosen on validation nodes alone: both, accuracy or loss (`training.criterion`).
+"""The choice of a stopping rule for GAT, on validation nodes alone: both, accuracy or loss (`training.criterion`).
 
     python benchmarks/stopping.py                      # the authors' form on Cora, Citeseer and Pubmed, ten seeds each
     python benchmarks/stopping.py --datasets cora --seeds 2 --max-epochs 5
@@ -47,7 +47,7 @@ RULES = ("both", "accuracy", "loss")
 
 @dataclass
 class Run:
-    """What a rule came to."""
+    """The result of a rule."""
 
     value: float  # on the half that it did not see, in percent
     val: float  # on the one that it saw

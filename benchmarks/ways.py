@@ -1,4 +1,4 @@
-"""What `attention.py` compares: a case's problem, and every way there is to solve it, ours and other libraries'."""
+"""The subjects of `attention.py`: a case's problem, and every way to solve it, ours and other libraries'."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class TwoKinds(nn.Module):
 
 
 class Problem:
-    """What every way of a case starts from: graph, features, weights, and the gradient that comes back."""
+    """The inputs of every way of a case: graph, features, weights, and the gradient of the output."""
 
     def __init__(self, case: Case, index: Tensor, x: Tensor | None, N: int) -> None:
         torch.manual_seed(0)
