@@ -11,7 +11,9 @@ import pytest
 import torch
 from sklearn import metrics as sk
 from torch import Tensor
+from torch_geometric.data import Data
 
+from gat_pyg.data import from_dataset
 from gat_pyg.tasks.graphs import GraphLabels
 from gat_pyg.tasks.links import LinkLabels
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
@@ -180,3 +182,11 @@ def test_the_loss_of_a_split_is_the_mean_over_known_labels_whatever_the_metric()
 def test_a_metric_that_does_not_fit_is_an_error(name: str, objective, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         objective.scored_by(name)
+
+
+def test_a_metric_that_is_undefined_for_a_split_is_an_error() -> None:
+    train, val, test = torch.eye(3, dtype=torch.bool).repeat_interleave(2, 1)
+    data = Data(torch.randn(6, 2), torch.tensor([[0], [1]]), y=torch.tensor([0, 1, 1, 1, 0, 1]))
+    task = from_dataset(data.update({"train_mask": train, "val_mask": val, "test_mask": test}), "six")
+    with pytest.raises(ValueError, match="six: ROC-AUC is undefined for the val labels: too few are known, or all are"):
+        task.scored_by("roc_auc")

@@ -53,7 +53,7 @@ class Task:
     edge_dim: int | None = None
     class_names: tuple[str, ...] | None = field(default=None, repr=False)  # names of the K classes, if known
     transforms: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)  # as in Preparation
-    num_splits: int = field(default=1, repr=False)  # given splits or folds, of which this is one
+    num_splits: int = field(default=1, repr=False)  # splits or folds of the data set; the task has one of them
     # Arguments of `from_dataset` on which the split depends: () if the data have a split, None if unknown
     split_arguments: tuple[str, ...] | None = field(default=None, repr=False)
 
@@ -119,8 +119,8 @@ class Task:
         for split in SPLITS[1:]:
             if objective.by_rows and isnan(objective.constant_score(self.labels(split))):
                 raise ValueError(
-                    f"{self.name}: {objective.metric.title} is undefined for the {split} labels, of which too few are "
-                    "known or all are equal. Choose another metric or split."
+                    f"{self.name}: {objective.metric.title} is undefined for the {split} labels: too few are known, or "
+                    "all are equal. Choose another metric or split."
                 )
         return scored
 
