@@ -41,7 +41,7 @@ class Chance(nn.Module):
         self.register_buffer("seed", torch.randint(2**31, ()))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits `[N, K]` for x `[N, F]`, of which only N matters."""
+        """Return logits `[N, K]` for x `[N, F]`; only N matters."""
         if self.training:
             return self.bias.expand(x.size(0), -1)
         u = uniform(self.seed, x.size(0), 1 + self.bias.size(0)).clamp(min=2**-25)  # a multiple of 2^-24; no E is 0

@@ -90,7 +90,7 @@ def build_task(settings: Settings) -> Task:
         if isinstance(folds := settings.split.folds, str) and not Path(folds).expanduser().exists():
             split["folds"] = data_root(settings.data_root) / folds
         task = from_dataset(result, name, **split, transforms=transforms, task=settings.task)
-        if not hasattr(result, "get_idx_split"):  # a benchmark's own split is as it is
+        if not hasattr(result, "get_idx_split"):  # a benchmark keeps its own split
             check_classes(task)
     if settings.model.get("encoder") is not None and task.has_many_graphs:
         warn_of_unknown_categories(task)

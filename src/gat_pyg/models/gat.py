@@ -61,7 +61,7 @@ class GAT(nn.Module):
         heads: H of each layer, including the last. A number needs `num_layers`.
         dropout: p, for the layers' inputs and the attention coefficients.
         residual: the layers with a skip connection: one entry per layer, or one for all hidden layers after the first.
-            True is a learnable linear map, "identity" the layer's input as it is.
+            True is a learnable linear map, "identity" the unchanged input of the layer.
         mechanism: as in `GATConv`; a module is shared by all layers.
         negative_slope: of the LeakyReLU.
         edge_dim: the number of edge features, if any.

@@ -1,7 +1,7 @@
 """The attention of a trained model in figures: Figure 2 of the paper, and how far from uniform the attention is.
 
 Every function takes a model and a graph, returns a Matplotlib figure, and writes it to `path` if one is given, as PNG,
-SVG or PDF by the file's suffix. Edges and dots, of which there may be tens of thousands, are pixels even in an SVG.
+SVG or PDF by the file's suffix. Edges and dots, which may be tens of thousands, are pixels even in an SVG.
 
 Coefficients are in times uniform, |N_i| alpha_ij: 1 corresponds to a mean over the neighbourhood. The caption below
 each figure, `figure.get_supxlabel()`, states how far from uniform the attention is.

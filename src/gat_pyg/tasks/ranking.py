@@ -57,7 +57,7 @@ def mrr(pos: Tensor, neg: Tensor) -> float:
 def _graded(pos: Tensor, neg: Tensor) -> tuple[Tensor, Tensor]:
     """Return the links' grades in 0..1, in the order of their scores, and their labels.
 
-    torchmetrics would turn scores outside 0..1 into probabilities, of which the largest are equal.
+    torchmetrics would turn scores outside 0..1 into probabilities, and the largest would be equal.
     """
     grades = torch.cat([pos, neg]).unique(return_inverse=True)[1].double()
     labels = torch.cat([torch.ones_like(pos, dtype=torch.long), torch.zeros_like(neg, dtype=torch.long)])

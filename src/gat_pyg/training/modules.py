@@ -180,7 +180,7 @@ class Supervised(LightningModule):
         return {split: values.tolist() if self._summed(split) else values.cpu() for split, values in parts.items()}
 
     def _gathered(self, rows: Tensor) -> Tensor:
-        """Return the rows of all processes, of which each may have another number."""
+        """Return the rows of all processes; their number may differ between processes."""
         all_gather = self.trainer.strategy.all_gather
         sizes = all_gather(torch.tensor(rows.size(0), device=rows.device)).tolist()
         padded = nn.functional.pad(rows, (0, 0, 0, max(sizes) - rows.size(0)))

@@ -21,7 +21,7 @@ class TorchSampler(BaseSampler):  # type: ignore[misc]
     same probability; -1 takes all. PyG's `NodeLoader(data, node_sampler=...)` turns the samples into batches like
     those of `NeighborLoader`: the seed nodes first, then the nodes of each hop, with `num_sampled_nodes` and
     `num_sampled_edges`. `LinkLoader(data, link_sampler=...)` does so for pairs of nodes, like `LinkNeighborLoader`.
-    Random numbers come from torch's generator, of which every worker of a loader has its own.
+    Random numbers come from torch's generator; every worker of a loader has its own.
 
     Args:
         edge_index: `[2, E]`, src and dst.

@@ -29,7 +29,7 @@ class PairSampler(BaseSampler):  # type: ignore[misc]
     see what it is to predict. They are removed after neighbours were drawn, so a node can have fewer neighbours.
 
     The negative pairs depend only on the seed, the epoch and the links of the step, and so are the same in all
-    processes, of which each takes its share. The neighbours depend also on the rank. Worker processes change neither.
+    processes, and each takes its share. The neighbours depend also on the rank. Worker processes change neither.
 
     Args:
         sampler: draws the neighbours of the nodes of pairs.

@@ -71,7 +71,7 @@ def _add_terms(z: Any, s: Any, node: Any, u: Any, ids: Any, edge: Any, heads: in
 
 @inline
 def _load_or_zero(array: Any, like: Any, at: Any, lanes: Any, count: Any) -> Any:
-    """`array[at:]`, or zeros where it is None."""
+    """Return `array[at:]`, or zeros if it is None."""
     if array is None:
         return splat(like, 0.0, lanes)
     return load(array, at, lanes, count)

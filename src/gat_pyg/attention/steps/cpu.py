@@ -186,7 +186,7 @@ def attend(row: Row, weight: Any, keep: Any, shares: Any, tops: Any, x: Any, out
 def weighted_sum(row: Row, h: int, c: int, tile: Any, count: Any, x: Any, weight: Any, positive: Any, shares: Any,
                  out: Any, out_plus: Any) -> None:  # fmt: skip
     """Equation (4) for a tile: `weight` times the features x of the other ends, and `positive` times them; both times
-    the `shares` of the heads, where there are any."""
+    the `shares` of the heads if present."""
     total, plus = splat(x, 0.0, tile), splat(x, 0.0, tile)
     for k in range(row.size):
         prefetch_end(x, row, k, c, tile)
