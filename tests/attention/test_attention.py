@@ -138,6 +138,10 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"x_dst": torch.zeros(5, 3, 4)}, r"x_dst has shape \(5, 3, 4\), expected \(3, 3, 4\)"),
     ({"att": torch.zeros(1, 3, 4)}, r"att has shape \(1, 3, 4\), expected \(3, 4\)"),
     ({"x_dst": torch.zeros(3, 3, 4, device="meta")}, "x_dst is on meta, expected cpu"),
+    (
+        {"x_dst": torch.zeros(3, 3, 4), "edge_attr": torch.zeros(5, 2)},
+        "lin_edge is None, but edge_attr and lin_edge go together",
+    ),
     ({"att": torch.zeros(3, 4, device="meta")}, "att is on meta, expected cpu"),
 ]
 

@@ -966,6 +966,11 @@ def test_graphs_that_differ_or_are_none_are_errors(dataset: Any, message: str):
         from_dataset(dataset, "mine")
 
 
+def test_an_unknown_task_is_an_error():
+    with pytest.raises(ValueError, match="mine: task is 'nodes', expected None or one of node_classification, "):
+        from_dataset(ring(), "mine", task="nodes")
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

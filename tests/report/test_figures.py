@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +28,8 @@ from gat_pyg import GAT, attention_of
 from gat_pyg.report.attended import UNKNOWN, Attended, colours, entropies, pairs, sizes, times_uniform
 from gat_pyg.report.figures import attention_figure, degree_figure, entropy_figure, neighbourhood_figure
 from gat_pyg.report.page import attention_page
-from gat_pyg.report.positions import _tsne, tsne
+from gat_pyg.report.positions import _tsne, graph_layout, tsne
+from gat_pyg.report.significance import permutation_test
 from tests.graphs import ISOLATED, NO_EDGES, ONE_NODE, RANDOM, REPEATED, SQUARE, Graph
 from tests.laws import assert_close
 from tests.report.samples import data_of, layout, model
@@ -364,13 +366,23 @@ def test_bad_input() -> None:
             call()
 
 
-@pytest.mark.parametrize(("missing", "message"), [("matplotlib", "figures need"), ("sklearn", "the positions of")])
-def test_a_missing_package_is_named_with_its_extra(missing: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("missing", "message", "call"),
+    [
+        ("matplotlib", "figures need", lambda: attention_figure(model(), data_of(RANDOM))),
+        ("sklearn", "the positions of the nodes need scikit-learn", lambda: attention_figure(model(), data_of(RANDOM))),
+        ("scipy", "the positions of the nodes need SciPy", lambda: graph_layout(data_of(RANDOM), None)),
+        ("scipy", "p-values need SciPy", lambda: permutation_test([1.0, 2.0], [3.0, 4.0])),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(
+    missing: str, message: str, call: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in [missing, *(name for name in sys.modules if name.startswith(f"{missing}."))]:
         monkeypatch.setitem(sys.modules, name, None)
     _tsne.cache_clear()
     with pytest.raises(ImportError, match=rf"{message}.*pip install 'gat_pyg\[report\]'"):
-        attention_figure(model(), data_of(RANDOM))
+        call()
 
 
 def test_importing_the_package_imports_no_drawing_library() -> None:
