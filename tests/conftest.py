@@ -122,7 +122,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         COMPILATIONS.kernels.clear()
 
 
-MAX_KERNELS = 400  # that a run of the suite on CI may compile; each takes about a second
+MAX_KERNELS = 260  # that a run of the suite on CI may compile; each takes about a second
 CPU_SECONDS = pytest.StashKey[list[float]]()  # of each worker of pytest-xdist with its processes
 
 
