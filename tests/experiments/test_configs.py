@@ -392,10 +392,9 @@ def test_the_papers_numbers(experiment: str):
         assert sum(parameter.numel() for parameter in built.parameters()) == parameters
 
 
-@pytest.mark.parametrize("loader", names("loader"))
-@pytest.mark.parametrize("trainer", names("trainer"))
-def test_settings_come_back_from_their_plain_values(loader: str, trainer: str):
-    config = compose("config", [f"loader={loader}", f"trainer={trainer}", "vectorize=on", "methods=[[gat,'runs=2']]"])
+@pytest.mark.parametrize("choice", [f"{group}={name}" for group in ("loader", "trainer") for name in names(group)])
+def test_settings_come_back_from_their_plain_values(choice: str):
+    config = composed(choice, "vectorize=on", "methods=[[gat,'runs=2']]")
     settings = Settings.parse(config)
     assert Settings.parse(OmegaConf.create(settings.to_dict())) == settings
     plain, values = flattened(OmegaConf.to_container(config, resolve=True)), flattened(settings.to_dict())

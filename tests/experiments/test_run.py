@@ -116,6 +116,16 @@ def runs(folder: str = "outputs") -> list[Path]:
     return sorted(path.parent for path in Path(folder).rglob("model.safetensors"))
 
 
+def graph_of(y: np.ndarray[Any, Any] | None = None, N: int = 60, **arrays: Any) -> dict[str, Any]:
+    """The arrays of a random graph."""
+    draw = np.random.default_rng(0)
+    return {
+        "x": draw.random((N, 4)),
+        "edge_index": draw.integers(0, N, (2, 4 * N)),
+        **({} if y is None else {"y": y}),
+    } | arrays
+
+
 # Files of a run --------------------------------------------------------------------------------------------------
 
 
@@ -563,8 +573,7 @@ def test_hash_includes_the_content_of_files(command: Command, kind: str):
 
 
 def test_dataset_from_a_file_and_from_a_class_of_pyg(command: Command):
-    draw = np.random.default_rng(0)
-    np.savez("mine.npz", x=draw.random((60, 4)), y=draw.integers(0, 3, 60), edge_index=draw.integers(0, 60, (2, 200)))
+    np.savez("mine.npz", **graph_of(np.arange(60) % 3))
     split = ("split.per_class=5", "split.val=10", "split.test=10")
     command("dataset=file", "dataset.path=mine.npz", *split, *SMALL, "training.max_epochs=2")
     fake = ("dataset._target_=torch_geometric.datasets.FakeDataset", "+dataset.num_graphs=9")
@@ -579,7 +588,7 @@ def test_few_non_zeros_are_a_sparse_matrix(command: Command, monkeypatch: pytest
     np.savez("mine.npz", x=x, y=draw.integers(0, 3, 60), edge_index=draw.integers(0, 60, (2, 200)))
     arguments = ("dataset=file", "dataset.path=mine.npz", "split.per_class=5", "split.val=10", "split.test=10")
     arguments += ("model=gat", f"model.reproduction={reproduction}", "training.max_epochs=2")
-    layouts = []
+    layouts, reports = [], []
     forward = GAT.forward
 
     def spy(self: GAT, x: torch.Tensor, edge_index: torch.Tensor, edge_attr: None = None) -> torch.Tensor:
@@ -587,6 +596,7 @@ def test_few_non_zeros_are_a_sparse_matrix(command: Command, monkeypatch: pytest
         return forward(self, x, edge_index, edge_attr)
 
     monkeypatch.setattr(GAT, "forward", spy)
+    monkeypatch.setattr(gat_pyg.experiments.build, "rank_zero_print", reports.append)
     for sparse, layout in (("auto", torch.sparse_csr), ("true", torch.sparse_csr), ("false", torch.strided)):
         layouts.clear()
         command(*arguments, f"training.sparse={sparse}", f"outputs=sparse-{sparse}")
@@ -600,6 +610,8 @@ def test_few_non_zeros_are_a_sparse_matrix(command: Command, monkeypatch: pytest
         (result,) = read(f"sparse-{sparse}/results.jsonl")
         right = (out.argmax(1) == data.y)[data.test_mask].double().mean().item()
         assert result.value == pytest.approx(100 * right)
+    share = f"{100 * np.count_nonzero(x) / x.size:.1f} %"
+    assert reports == [f"mine: {share} of the features are not 0, so they are a sparse matrix"] * 2
 
 
 def test_how_it_is_computed_is_no_part_of_what_is_learnt(command: Command, monkeypatch: pytest.MonkeyPatch):
@@ -618,14 +630,6 @@ def test_how_it_is_computed_is_no_part_of_what_is_learnt(command: Command, monke
     one, other = read("outputs/results.jsonl")
     assert (one.value, one.config_hash) == (other.value, other.config_hash)
     assert all(load(folder)(digits().test[0].x[:1]).shape == (1, 10) for folder in runs())
-
-
-def test_sparse_features_are_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    np.savez("mine.npz", x=np.eye(60), y=np.arange(60) % 3, edge_index=[range(59), range(1, 60)])
-    split = ("split.per_class=5", "split.val=10", "split.test=10")
-    monkeypatch.setattr(sys, "argv", ["x", "dataset=file", "dataset.path=mine.npz", *split, "training.max_epochs=1"])
-    gat_pyg.run.main()
-    assert "mine: 1.7 % of the features are not 0, so they are a sparse matrix\n" in capsys.readouterr().err
 
 
 @pytest.mark.kernels
@@ -1164,16 +1168,6 @@ def test_killed_run_equals_an_uninterrupted_one(command: Command):
     assert_same_runs("whole", "killed")
 
 
-def graph_of(y: np.ndarray[Any, Any] | None = None, N: int = 60, **arrays: Any) -> dict[str, Any]:
-    """The arrays of a random graph."""
-    draw = np.random.default_rng(0)
-    return {
-        "x": draw.random((N, 4)),
-        "edge_index": draw.integers(0, N, (2, 4 * N)),
-        **({} if y is None else {"y": y}),
-    } | arrays
-
-
 def graphs_of(labels: Callable[[int], list[float]]) -> list[Data]:
     """Forty random graphs of five nodes with these labels each."""
     draw = torch.Generator().manual_seed(0)
@@ -1710,8 +1704,7 @@ def test_a_setting_may_be_for_one_of_the_data_sets_of_a_table(command: Command):
 
 
 def test_a_cell_of_a_file_is_named_after_it(command: Command):
-    draw = np.random.default_rng(0)
-    np.savez("mine.npz", x=draw.random((60, 4)), y=draw.integers(0, 3, 60), edge_index=draw.integers(0, 60, (2, 200)))
+    np.savez("mine.npz", **graph_of(np.arange(60) % 3))
     split = ("split.per_class=5", "split.val=10", "split.test=10")
     command("methods=mlp", "datasets=file", "++dataset.path=mine.npz", *split, "training.max_epochs=1")
     assert [path.name for path in Path("outputs/table").iterdir()] == ["mine_mlp"]
