@@ -279,7 +279,7 @@ def prepare(
     name: str, problem: Problem, right: dict[float, dict[str, Tensor]], limit: float
 ) -> tuple[Way, dict[str, Any]] | None:
     """A way warmed up and checked, with and without autograd, and what was found; None where it has no such case."""
-    case, device, found = problem.case, problem.grad.device, {}
+    case, device, results = problem.case, problem.grad.device, {}
     compiles = is_ours(name) or name == "pyg compiled"
     first, later = max(FIRST, limit) if compiles else limit, limit if name == "pyg" else limit / 3
     for p in sorted({0.0, case.dropout}):
@@ -295,11 +295,11 @@ def prepare(
         error = check(again(made.step), right[p], case.dtype)
         with torch.no_grad():
             check({"output": again(made.forward)}, {"output": right[p]["output"]}, case.dtype)
-        found["error"] = max(error, found.get("error", 0.0))
+        results["error"] = max(error, results.get("error", 0.0))
         if name.startswith("auto") and "fused" in BACKENDS:
             check_bits(made)
-            found["same_bits"] = True
-    return made, found
+            results["same_bits"] = True
+    return made, results
 
 
 def attempt(
@@ -337,12 +337,12 @@ def measure(problem: Problem, options: argparse.Namespace) -> Iterator[tuple[str
         ready: dict[str, Way] = {}
         rows: dict[str, dict[str, Any]] = {}
         for name in turns:
-            found = attempt(name, problem, right, options)
-            if isinstance(found, str):
-                yield name, found
-            elif found is not None:
-                ready[name], rows[name] = found[0], {"case": case.name, "way": name, **found[1]}
-            found = None
+            results = attempt(name, problem, right, options)
+            if isinstance(results, str):
+                yield name, results
+            elif results is not None:
+                ready[name], rows[name] = results[0], {"case": case.name, "way": name, **results[1]}
+            results = None
             clear()
         problem.p = case.dropout
         run_in_turns(ready, rows, device, options)
@@ -471,13 +471,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     "least_bytes": problem.least,
                 }
             )
-            for name, found in measure(problem, options):
-                if isinstance(found, str):
-                    record["wrong"].append(found)
+            for name, results in measure(problem, options):
+                if isinstance(results, str):
+                    record["wrong"].append(results)
                     status |= is_ours(name)
                 else:
-                    record["rows"].append(found)
-                    print(table_row(f"{label}, {case}", found), flush=True)
+                    record["rows"].append(results)
+                    print(table_row(f"{label}, {case}", results), flush=True)
                 machine.write(out, record)
         except Exception as error:  # of what the ways have in common; the next case may do
             record["wrong"].append(f"{case.name}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")

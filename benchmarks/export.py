@@ -120,9 +120,9 @@ def outputs(model: str, form: str, count: int) -> list[tuple[Tensor, Tensor]]:
     edge_features = "edge features" in model
     shapes = ({0: "N"}, {1: "E"}, {0: "E"})[: 3 if edge_features else 2]
     first, *others = graphs(count + 1, edge_features)
-    found = FORMATS[form](net, first, shapes, others)
+    measured = FORMATS[form](net, first, shapes, others)
     with torch.no_grad():
-        return [(out, net(*graph)) for out, graph in zip(found, others, strict=True)]
+        return [(out, net(*graph)) for out, graph in zip(measured, others, strict=True)]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -133,7 +133,7 @@ def main(arguments: list[str] | None = None) -> None:
     for model in MODELS:
         for form in FORMATS:
             pairs = outputs(model, form, count)
-            worst = max(float((found - eager).abs().max()) for found, eager in pairs)
+            worst = max(float((measured - eager).abs().max()) for measured, eager in pairs)
             largest = max(float(eager.abs().max()) for _, eager in pairs)
             print(f"| {model} | {form} | {worst:.1e} | {largest:.1f} |", flush=True)
 

@@ -54,17 +54,17 @@ def measured(way: str, layers: int, nodes: int, edges: int, batch_size: int) -> 
     few = Data(data.x[:100], torch.randint(100, (2, 500)))
     for kind in WAYS:  # what is compiled, or read from disk, is so before
         answer(kind, model, few, 50)
-    found: dict[str, Tensor] = {}
+    results: dict[str, Tensor] = {}
 
     def run() -> dict[str, Tensor]:
-        found[way] = answer(way, model, data, batch_size)
-        return found
+        results[way] = answer(way, model, data, batch_size)
+        return results
 
     start = time.perf_counter()
     took = step_peak(run, cpu)
     seconds = time.perf_counter() - start
-    found |= {other: answer(other, model, data, batch_size) for other in WAYS if other != way}
-    ours, theirs = (found[kind].double() for kind in WAYS)
+    results |= {other: answer(other, model, data, batch_size) for other in WAYS if other != way}
+    ours, theirs = (results[kind].double() for kind in WAYS)
     off = float((ours - theirs).abs().max() / theirs.abs().max())
     return {"peak_mib": (took or 0) / 2**20, "seconds": seconds, "off": off}
 
@@ -95,8 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 *(f"--{name}={getattr(options, name)}" for name in ("nodes", "edges")),
             ]
             command = [sys.executable, __file__, *map(str, one), f"--batch-size={options.batch_size}"]
-            told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-            row = {"layers": layers, "way": way, **json.loads(told.splitlines()[-1])}
+            output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            row = {"layers": layers, "way": way, **json.loads(output.splitlines()[-1])}
             if not row["off"] <= NEAR:
                 wrong.append(f"{way}, {layers} layers: off by {row['off']:.1e} of the largest logit")
                 continue

@@ -110,14 +110,14 @@ def die_before(changes: int) -> None:
     left, begun = changes, False
 
     def counted(name: str, change: Callable[..., object]) -> Callable[..., object]:
-        def counting(*given: Any) -> object:
+        def counting(*passed: Any) -> object:
             nonlocal left, begun
-            begun |= name == "replace" and Path(given[1]).name == "model.safetensors"
-            if begun and (name not in ("unlink", "rmdir") or os.path.lexists(given[0])):
+            begun |= name == "replace" and Path(passed[1]).name == "model.safetensors"
+            if begun and (name not in ("unlink", "rmdir") or os.path.lexists(passed[0])):
                 if left == 0:
                     os.kill(os.getpid(), signal.SIGKILL)
                 left -= 1
-            return change(*given)
+            return change(*passed)
 
         return counting
 
@@ -188,8 +188,8 @@ class Job:
         end, statuses = time.monotonic() + limit, []
         for process in processes:
             while True:
-                found, status = os.waitpid(process, os.WNOHANG)
-                if found:
+                results, status = os.waitpid(process, os.WNOHANG)
+                if results:
                     code = os.waitstatus_to_exitcode(status)
                     statuses.append(128 - code if code < 0 else code)
                     break
@@ -250,8 +250,8 @@ class Job:
         runs = sorted(self.outputs.rglob("model.safetensors"))
         files = [path for path in self.outputs.rglob("*") if path.is_file()]
         empty = [path for path in self.outputs.rglob("*") if path.is_dir() and not any(path.iterdir())]
-        said = self.log.with_name("last").read_text()
-        scores = [re.sub(r", in .*|, [\d.]+ seconds.*", "", line) for line in said.splitlines()]
+        output = self.log.with_name("last").read_text()
+        scores = [re.sub(r", in .*|, [\d.]+ seconds.*", "", line) for line in output.splitlines()]
         summary = [line for line in scores if re.search(r"runs: test|^test   |cells are done", line)]
         return {
             "lines": sorted((one.method, one.seed, one.epochs, one.best_epoch, one.val, one.value) for one in lines),
@@ -260,9 +260,9 @@ class Job:
             ),
             "metrics": sorted((path.parent / "metrics.csv").read_text() for path in runs),
             "files": sorted(re.sub(r"^\d{4}-[^/]*", "job", str(path.relative_to(self.outputs))) for path in files),
-            "summary": summary[-1:] or [said],
+            "summary": summary[-1:] or [output],
             "empty folder": len(empty),
-            "traceback": "Traceback" in said,
+            "traceback": "Traceback" in output,
             "hung": self.hung,
         }
 
@@ -281,8 +281,8 @@ def trial(kind: str, place: Path, whole: Job, chance: random.Random, placed: boo
             kills[number.name] += job.kill(chance, number)
     statuses = job.finish()
     wrong = [f"status {statuses}"] if any(statuses) else []
-    expected, found = whole.left(), job.left()
-    wrong += [key for key in expected if found[key] != expected[key]]
+    expected, results = whole.left(), job.left()
+    wrong += [key for key in expected if results[key] != expected[key]]
     return kills, wrong
 
 
@@ -296,11 +296,11 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="a folder for what the trials leave that failed")
-    asked = parser.parse_args()
-    chance, place = random.Random(asked.seed), Path(tempfile.mkdtemp(prefix="kills-"))
+    requested = parser.parse_args()
+    chance, place = random.Random(requested.seed), Path(tempfile.mkdtemp(prefix="kills-"))
     rows = {}
-    for kind in asked.kinds:
-        whole = Job(kind, place / f"{asked.kinds.index(kind)}-whole")
+    for kind in requested.kinds:
+        whole = Job(kind, place / f"{requested.kinds.index(kind)}-whole")
         for _ in range(2):  # kernels are compiled at first
             shutil.rmtree(whole.place, ignore_errors=True)
             whole.place.mkdir()
@@ -321,13 +321,13 @@ def main() -> None:
         total = sum(kills[name] for _, kills, _ in rows.values() for name in names)
         return "\n".join([*lines, f"{total} kills"])
 
-    todo = {False: asked.kills, True: asked.placed}
+    todo = {False: requested.kills, True: requested.placed}
     for number in range(100_000):
         placed = [key for key, left in todo.items() if left > 0]
         if not placed:
             break
-        kind = asked.kinds[number % len(asked.kinds)]
-        at_end = number // len(asked.kinds) % 4 == 3 and kind in PLACES if len(placed) == 2 else placed[0]
+        kind = requested.kinds[number % len(requested.kinds)]
+        at_end = number // len(requested.kinds) % 4 == 3 and kind in PLACES if len(placed) == 2 else placed[0]
         if at_end and kind not in PLACES:
             continue
         whole, kills, wrong = rows[kind]
@@ -338,8 +338,8 @@ def main() -> None:
         todo[at_end] -= sum(counted.values())
         wrong.update(differences)
         print(json.dumps({"trial": number, "kind": kind, "kills": counted, "wrong": differences}), flush=True)
-        if differences and asked.keep:
-            shutil.copytree(here, asked.keep / str(number), dirs_exist_ok=True)
+        if differences and requested.keep:
+            shutil.copytree(here, requested.keep / str(number), dirs_exist_ok=True)
         shutil.rmtree(here, ignore_errors=True)
     print(table())
     os.chdir("/")

@@ -156,17 +156,17 @@ def name(device: torch.device) -> str:
 def about(device: torch.device) -> dict[str, Any]:
     """The date, the machine and what is installed: the head of a file of results."""
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    found: dict[str, Any] = {"date": now, "machine": name(device), "threads": torch.get_num_threads()}
+    measured: dict[str, Any] = {"date": now, "machine": name(device), "threads": torch.get_num_threads()}
     if device.type == "cuda":
-        found["cuda"] = torch.version.cuda
+        measured["cuda"] = torch.version.cuda
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        found["processor"] = next(line for line in lines if line.startswith("model name")).split(": ")[1]
-    found["versions"] = versions()
+        measured["processor"] = next(line for line in lines if line.startswith("model name")).split(": ")[1]
+    measured["versions"] = versions()
     for package in ("numba", "triton", "dgl", "nvidia-cudnn-frontend"):
         with suppress(importlib.metadata.PackageNotFoundError):
-            found["versions"][package] = importlib.metadata.version(package)
-    return found
+            measured["versions"][package] = importlib.metadata.version(package)
+    return measured
 
 
 def prefix(device: torch.device) -> str:

@@ -69,9 +69,9 @@ def drawn(graphs: list[Data], size: int, generator: np.random.Generator) -> Batc
 def gradients(network: Network, batch: Data, target: Tensor) -> dict[str, Tensor]:
     out = network(batch)
     torch.nn.functional.mse_loss(out, target).backward()
-    found = {"output": out.detach()} | {name: p.grad.clone() for name, p in network.named_parameters()}
+    results = {"output": out.detach()} | {name: p.grad.clone() for name, p in network.named_parameters()}
     network.zero_grad()
-    return found
+    return results
 
 
 def check(networks: dict[str, Network], batch: Data, target: Tensor) -> float:

@@ -110,14 +110,14 @@ def attended(
             lambda each: functional_call(layer, each, call.args, call.keywords), randomness="different"
         )
     result = stacked(parameters) if models else call()
-    found = {"out": result[0], "alpha": result[1][1]} if weights else {"out": result}
-    total, variables = (found["out"] * torch.randn(found["out"].shape).to(dtype)).sum(), {**inputs, **parameters}
+    results = {"out": result[0], "alpha": result[1][1]} if weights else {"out": result}
+    total, variables = (results["out"] * torch.randn(results["out"].shape).to(dtype)).sum(), {**inputs, **parameters}
     for prefix in ("d ", "dd ")[:order]:
         slopes = torch.autograd.grad(total, [*variables.values()], allow_unused=True, create_graph=order > 1)
-        found |= {prefix + name: slope for name, slope in zip(variables, slopes, strict=True) if slope is not None}
+        results |= {prefix + name: slope for name, slope in zip(variables, slopes, strict=True) if slope is not None}
         total = sum(slope.square().sum() for slope in slopes if slope is not None)
     torch.set_num_threads(1)
-    return found
+    return results
 
 
 def layers() -> Iterator[Case]:
@@ -244,13 +244,13 @@ def trainings() -> Iterator[Case]:
                 screen = io.StringIO()
                 with patch("sys.argv", ["gat-pyg", *line]), redirect_stdout(screen), redirect_stderr(screen):
                     gat_pyg.run.main()
-            found: dict[str, Any] = {}
+            results: dict[str, Any] = {}
             for result in map(json.loads, (Path(folder) / "results.jsonl").read_text().splitlines()):
                 run, seed = Path(result["run_dir"]), f"seed {result['seed']}, "
-                found[seed + "result"] = [result[name] for name in SCORES]
-                found |= {seed + name: value for name, value in load_file(run / "model.safetensors").items()}
-                found |= {seed + path.name: path.read_text() for path in run.glob("metrics.csv")}
-            return found
+                results[seed + "result"] = [result[name] for name in SCORES]
+                results |= {seed + name: value for name, value in load_file(run / "model.safetensors").items()}
+                results |= {seed + path.name: path.read_text() for path in run.glob("metrics.csv")}
+            return results
 
     yield from ((name, partial(trained, *arguments)) for name, arguments in COMMANDS.items())
 
@@ -269,22 +269,22 @@ def digest(value: Any) -> str:
 
 def hashes(text: str) -> dict[str, str]:
     """Hashes by name, of the cases whose name contains the text; of a case that raises, the exception's class."""
-    found: dict[str, str] = {}
+    results: dict[str, str] = {}
     raised = Counter[str]()
     for part in (layers, stacks, settings, trainings):
-        start, before = time.perf_counter(), len(found)
+        start, before = time.perf_counter(), len(results)
         for name, call in part():
             name = f"{part.__name__}/{name}"
             if text in name:
                 try:
-                    found |= {f"{name}: {key}": digest(value) for key, value in call().items()}
+                    results |= {f"{name}: {key}": digest(value) for key, value in call().items()}
                 except (Exception, SystemExit) as error:
-                    found[name] = f"raises {type(error).__name__}"
+                    results[name] = f"raises {type(error).__name__}"
                     raised[f"{part.__name__}: {type(error).__name__}: {str(error)[:100]}"] += 1
-        print(f"{part.__name__}: {len(found) - before:,} hashes in {time.perf_counter() - start:.0f} s", flush=True)
+        print(f"{part.__name__}: {len(results) - before:,} hashes in {time.perf_counter() - start:.0f} s", flush=True)
     for error, cases in raised.items():
         print(f"{cases:,} cases raise in {error}")
-    return found
+    return results
 
 
 def main() -> None:

@@ -207,17 +207,17 @@ def differences(rank: int, world: int, scale: float, folder: str) -> list[dict[s
     """
     rows = []
     for name, (model, data) in checked(scale).items():
-        data.x, labels, kept = data.x.double(), int(data.train_mask.sum()), Path(folder, f"{name}.pt")
+        data.x, labels, selected = data.x.double(), int(data.train_mask.sum()), Path(folder, f"{name}.pt")
 
         def answers(data: Data, model: nn.Module = model, labels: int = labels) -> tuple[Tensor, Tensor, list[Tensor]]:
             out, loss = answered(model, data, labels)
             gradients = torch.autograd.grad(loss, list(model.parameters()))
             return out.detach(), loss.detach(), [one.contiguous() for one in gradients]  # as all_reduce needs them
 
-        if rank == 0 and not kept.exists():
-            torch.save(answers(data), kept)
+        if rank == 0 and not selected.exists():
+            torch.save(answers(data), selected)
         dist.barrier()
-        whole, one, gradients = torch.load(kept, mmap=True)
+        whole, one, gradients = torch.load(selected, mmap=True)
         part, _ = divided(data, rank, world)
         out, loss, summed = answers(part)
         for value in (loss, *summed):
@@ -329,22 +329,24 @@ def one_graph(rank: int, world: int, scale: float, rounds: int) -> dict[str, Any
 
 def messages(rounds: int) -> dict[str, dict[str, Any]]:
     """Seconds of an exchange between two processes by the bytes that each sends, and the line through them."""
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for name in ("all_to_all", "all_reduce"):
         times = []
         for size in MESSAGES:
-            given, made = torch.zeros(2, size // 4)
+            arguments, made = torch.zeros(2, size // 4)
             splits = [0, size // 4] if dist.get_rank() == 0 else [size // 4, 0]
             work = {
-                "all_to_all": lambda given=given, made=made, n=splits: dist.all_to_all_single(made, given, n, n),
-                "all_reduce": lambda given=given: dist.all_reduce(given),
+                "all_to_all": lambda arguments=arguments, made=made, n=splits: dist.all_to_all_single(
+                    made, arguments, n, n
+                ),
+                "all_reduce": lambda arguments=arguments: dist.all_reduce(arguments),
             }[name]
             dist.barrier()
             times.append(statistics.median(seconds(work) for _ in range(5 * rounds + 5)))
         weight = 1 / np.array(times)  # relative errors count alike
         (latency, slowness), *_ = np.linalg.lstsq(np.stack([weight, weight * MESSAGES], 1), weight * times, rcond=None)
-        found[name] = {"latency": max(latency, 0.0), "bandwidth": 1 / slowness, "bytes": MESSAGES, "seconds": times}
-    return found
+        results[name] = {"latency": max(latency, 0.0), "bandwidth": 1 / slowness, "bytes": MESSAGES, "seconds": times}
+    return results
 
 
 @dataclass(frozen=True)
@@ -394,7 +396,7 @@ def prepared(shape: Shape) -> tuple[Callable[[], None], int]:
 
 def rates(scale: float, rounds: int) -> dict[str, dict[str, Any]]:
     """Of each data set: a graph as large as it or as can be, with a quarter of its edges and with all, in turns."""
-    found = {}
+    results = {}
     for shape in (ARXIV, PRODUCTS, PAPERS):
         whole = shape.scaled(scale * min(1.0, MOST_EDGES / shape.edges))
         sizes = [whole.edges // 4, whole.edges]
@@ -402,9 +404,9 @@ def rates(scale: float, rounds: int) -> dict[str, dict[str, Any]]:
         took = [[seconds(step) for step in steps] for _ in range(rounds)]
         times = np.median(took, axis=0).tolist()
         points = [Measured(*one) for one in zip(sizes, times, peaks, strict=True)]
-        found[shape.name] = {"nodes": whole.nodes, "measured": [asdict(one) for one in points]}
-        found[shape.name]["rates"] = asdict(Rates.through(whole.nodes, *points))
-    return found
+        results[shape.name] = {"nodes": whole.nodes, "measured": [asdict(one) for one in points]}
+        results[shape.name]["rates"] = asdict(Rates.through(whole.nodes, *points))
+    return results
 
 
 # Cut ------------------------------------------------------------------------------------------------------------------
@@ -443,28 +445,28 @@ def cuts(rank: int, world: int, edges: Sequence[int]) -> list[dict[str, Any]]:
     """Graphs of the degrees of each data set: those with communities cut by METIS, the others by ranges of ids."""
     methods: dict[str, Method] = {"nested": "auto", "communities": "auto", "random": "ranges"}
     cases = itertools.product(sorted(edges, reverse=True), methods, (PRODUCTS, PAPERS))
-    found = []
+    results = []
     for E, kind, shape in list(cases)[rank::world]:
         N = E * shape.nodes // shape.edges
         index = drawn(N, E, kind)
         rows = [cut(index, partition(index, N, W, methods[kind]), W) for W in PARTS]
         by = "METIS" if WITH_METIS and methods[kind] == "auto" else "ranges"
-        found.append({"dataset": shape.name, "kind": f"{kind}, {by}", "nodes": N, "edges": E, "cuts": rows})
-        found[-1]["fit"] = asdict(Cut.through(rows))
+        results.append({"dataset": shape.name, "kind": f"{kind}, {by}", "nodes": N, "edges": E, "cuts": rows})
+        results[-1]["fit"] = asdict(Cut.through(rows))
     gathered: list[Any] = [None] * world
-    dist.all_gather_object(gathered, found)
+    dist.all_gather_object(gathered, results)
     return [row for rows in gathered for row in rows]
 
 
 def measured(rank: int, world: int, scale: float, rounds: int, cut_edges: Sequence[int]) -> dict[str, Any]:
     """Everything, in the same two processes; while one has a turn alone, the other waits."""
-    found: dict[str, Any] = {"messages": messages(rounds)}
+    results: dict[str, Any] = {"messages": messages(rounds)}
     for way in (many_graphs, sampled, one_graph):
-        found[way.__name__] = way(rank, world, scale, rounds)
+        results[way.__name__] = way(rank, world, scale, rounds)
     if rank == 0:
-        found["rates"] = rates(scale, rounds)
+        results["rates"] = rates(scale, rounds)
     dist.barrier()
-    return found | {"cuts": cuts(rank, world, cut_edges)}
+    return results | {"cuts": cuts(rank, world, cut_edges)}
 
 
 # Predicted ------------------------------------------------------------------------------------------------------------
@@ -534,7 +536,7 @@ def at_two(found: dict[str, Any], net: Net, scale: float) -> list[dict[str, Any]
     """The predictions of the formulas for the measured steps of two processes."""
     graphs, seeds, whole = (found[way.__name__] for way in (many_graphs, sampled, one_graph))
     own = Rates(**found["rates"][ARXIV.name]["rates"])
-    said = [
+    output = [
         ddp(graphs["alone"] / 2, graphs["all_reduce_bytes"], net, 2)["seconds"],
         ddp(seeds["alone"], seeds["all_reduce_bytes"], net, 2)["seconds"],
         full_batch(ARXIV.scaled(scale), own, Cut(whole["halo"], 0.0, whole["skew"]), net, 2)["seconds"],
@@ -545,7 +547,7 @@ def at_two(found: dict[str, Any], net: Net, scale: float) -> list[dict[str, Any]
     return [
         {"step": row["step"], "one, s": row["alone"], "two, s": row["together"]}
         | {"speed_up": times * row["alone"] / row["together"], "two predicted, s": predicted}
-        for row, times, predicted in zip(rows, work, said, strict=True)
+        for row, times, predicted in zip(rows, work, output, strict=True)
     ]
 
 
@@ -586,8 +588,8 @@ def table(title: str, rows: Sequence[dict[str, Any]]) -> None:
 
 def tell(record: dict[str, Any]) -> None:
     """The measurements and the predictions, as tables."""
-    found, whole = record["measured"], record["measured"]["one_graph"]
-    links = [{"by": name, **found["messages"][name]} for name in found["messages"]]
+    results, whole = record["measured"], record["measured"]["one_graph"]
+    links = [{"by": name, **results["messages"][name]} for name in results["messages"]]
     table("Messages between two processes, s and bytes/s", links)
     table("A step of one process and of two", record["at_two"])
     moved, waited = (100 * whole[what] / whole["together"] for what in ("moved", "waited"))
@@ -596,9 +598,11 @@ def tell(record: dict[str, Any]) -> None:
         f"{waited:.1f} % waits for it.\nOverlapping the former with the local part would save {moved:.1f} % at most: "
         f"{'worth it' if moved > 10 else 'not worth it'}."
     )
-    table("What a rank takes, s and bytes", [{"dataset": name, **own["rates"]} for name, own in found["rates"].items()])
-    halos = [{f"W = {part['parts']}": part["halo"] for part in row["cuts"]} | row["fit"] for row in found["cuts"]]
-    table("Rows fetched by all, h(W)", [{**row, **own} for row, own in zip(found["cuts"], halos, strict=True)])
+    table(
+        "What a rank takes, s and bytes", [{"dataset": name, **own["rates"]} for name, own in results["rates"].items()]
+    )
+    halos = [{f"W = {part['parts']}": part["halo"] for part in row["cuts"]} | row["fit"] for row in results["cuts"]]
+    table("Rows fetched by all, h(W)", [{**row, **own} for row, own in zip(results["cuts"], halos, strict=True)])
     for what, rows in record["predicted"]["measured"].items():
         columns = ("seconds", "speed_up", "communication")
         both = zip(rows, record["predicted"]["assumed"][what], strict=True)
@@ -621,12 +625,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wrong = not all(row[what] <= TOLERANCE for row in record["checks"] for what in ("output", "loss", "gradient"))
     table("Largest differences from one process with the whole graph, float64", record["checks"])
     if not wrong and not options.check:
-        record["measured"] = found = over(2, measured, options.scale, options.rounds, options.cut_edges)
-        net = Net.of(found["messages"])
-        record["at_two"] = at_two(found, net, options.scale)
+        record["measured"] = results = over(2, measured, options.scale, options.rounds, options.cut_edges)
+        net = Net.of(results["messages"])
+        record["at_two"] = at_two(results, net, options.scale)
         nets = {"measured": net, "assumed": ASSUMED}
         record["nets"] = {name: asdict(own) for name, own in nets.items()}
-        record["predicted"] = {name: predicted(found, own) for name, own in nets.items()}
+        record["predicted"] = {name: predicted(results, own) for name, own in nets.items()}
         tell(record)
     what = "scaling-check" if options.check else "scaling"
     out = options.out or Path(__file__).parent / "results" / f"{record['date'][:10]}-{record['machine']}-{what}.json"

@@ -41,14 +41,14 @@ LOWEST = {"cora": 80.0, "citeseer": 68.0, "pubmed": 75.0}  # of a mean test accu
 
 def command(name: str, seeds: int, *arguments: str, device: torch.device) -> dict[str, Any]:
     """The time and memory of the command for these seeds, and its results."""
-    found, seconds, peak = machine.command(f"dataset={name}", f"runs={seeds}", *arguments, device=device)
-    assert len(found) == seeds, found
+    results, seconds, peak = machine.command(f"dataset={name}", f"runs={seeds}", *arguments, device=device)
+    assert len(results) == seeds, results
     return {
         "seeds": seeds,
         "seconds": seconds,
-        "training_seconds": sum(result["seconds"] for result in found),
-        "epochs": statistics.fmean(result["epochs"] for result in found),
-        "accuracies": [result["value"] for result in found],
+        "training_seconds": sum(result["seconds"] for result in results),
+        "epochs": statistics.fmean(result["epochs"] for result in results),
+        "accuracies": [result["value"] for result in results],
         "peak_mib": peak,
     }
 
@@ -75,8 +75,8 @@ def bare(task: Task, seeds: int, max_epochs: int, patience: int, device: torch.d
                 out, y = model(graph.x, graph.edge_index)[graph.val_mask], graph.y[graph.val_mask]
                 loss, accuracy = F.cross_entropy(out, y).item(), 100 * (out.argmax(-1) == y).double().mean().item()
             if rule.update(accuracy, loss):
-                kept = {key: value.clone() for key, value in model.state_dict().items()}
-        model.load_state_dict(kept)
+                selected = {key: value.clone() for key, value in model.state_dict().items()}
+        model.load_state_dict(selected)
         with torch.no_grad():
             right = (model(graph.x, graph.edge_index).argmax(-1) == graph.y)[graph.test_mask]
         accuracies.append(100 * right.double().mean().item())
@@ -170,19 +170,19 @@ def compare(task: Task, options: argparse.Namespace, record: dict[str, Any], pat
     print("| way | seeds | seconds | seconds a seed | times | epochs | test accuracy | peak MiB |")
     print("|---|---|---|---|---|---|---|---|")
     for way, run in ways.items():
-        record["ways"][way] = found = run()
-        first, accuracies = record["ways"]["trained as one"], found["accuracies"]
+        record["ways"][way] = results = run()
+        first, accuracies = record["ways"]["trained as one"], results["accuracies"]
         mean = statistics.fmean(first["accuracies"])
         if abs(statistics.fmean(accuracies) - mean) > options.within or mean < LOWEST[task.name] - options.within:
             record["wrong"].append(f"{way}: {statistics.fmean(accuracies):.1f} %")
         else:
-            each = found["seconds"] / found["seeds"]
+            each = results["seconds"] / results["seeds"]
             deviation = statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
             spread = f"{statistics.fmean(accuracies):.1f} ± {deviation:.1f}"
-            found["times"] = each / (first["seconds"] / first["seeds"])
+            results["times"] = each / (first["seconds"] / first["seeds"])
             print(
-                f"| {way} | {found['seeds']} | {found['seconds']:.1f} | {each:.2f} | {found['times']:.1f} | "
-                f"{found['epochs']:.0f} | {spread} | {found['peak_mib']:.0f} |",
+                f"| {way} | {results['seeds']} | {results['seconds']:.1f} | {each:.2f} | {results['times']:.1f} | "
+                f"{results['epochs']:.0f} | {spread} | {results['peak_mib']:.0f} |",
                 flush=True,
             )
         machine.write(path, record)

@@ -79,10 +79,10 @@ class EachRule(Callback):
     def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
         module.eval()
         sums = [module.objective.statistics(module(graph), graph.y).tolist() for graph in self.graphs]
-        told = [(loss / max(size, 1.0), module.objective.score([loss, size, *rest])) for loss, size, *rest in sums]
+        output = [(loss / max(size, 1.0), module.objective.score([loss, size, *rest])) for loss, size, *rest in sums]
         module.train()
         for (rule, by), stopping in self.rules.items():
-            (loss, score), (_, other) = told[by], told[1 - by]
+            (loss, score), (_, other) = output[by], output[1 - by]
             if stopping.left > 0 and stopping.update(score, loss):
                 self.value[rule, by] = other
         trainer.should_stop = all(stopping.left <= 0 for stopping in self.rules.values())
@@ -117,12 +117,12 @@ def on_nodes(name: str, rule: Any, options: argparse.Namespace) -> list[Run]:
     lr, weight_decay = NUMBERS[name]
     make = partial(GAT.preset, name, reproduction=True)
     numbers = {"lr": lr, "weight_decay": weight_decay, "max_epochs": options.max_epochs, "progress": False}
-    found = [
+    results = [
         run
         for half in halves(citation.planetoid(name))
         for run in fitting.train(make, half, range(options.seeds), criterion=rule, **numbers)[0]
     ]
-    return [Run(run.value, run.val, run.epochs) for run in found]
+    return [Run(run.value, run.val, run.epochs) for run in results]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -143,11 +143,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             trained = [on_graphs(task, seed, options.max_epochs, options.precision) for seed in range(options.seeds)]
         for rule in RULES:
             if name == "ppi":
-                found = [run for rules in trained for run in rules.runs(rule)]
+                results = [run for rules in trained for run in rules.runs(rule)]
             else:
-                found = on_nodes(name, rule, options)
-            scores, seen = [run.value for run in found], [run.val for run in found]
-            epochs = statistics.fmean(run.epochs for run in found)
+                results = on_nodes(name, rule, options)
+            scores, seen = [run.value for run in results], [run.val for run in results]
+            epochs = statistics.fmean(run.epochs for run in results)
             rows.append({"dataset": name, "rule": rule, "scores": scores, "seen": seen, "epochs": epochs})
             means = f"{statistics.fmean(seen):.2f} | **{statistics.fmean(scores):.2f}**"
             print(f"| {name} | {rule} | {means} | {epochs:.0f} |", flush=True)

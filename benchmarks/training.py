@@ -63,7 +63,7 @@ def bare_loop(model: nn.Module, task: Task, epochs: int, device: torch.device, s
     graph, model = graph.to(device), model.to(device)
     lr, weight_decay = NUMBERS[task.name]
     optimizer = torch.optim.Adam(model.parameters(), lr=lr, weight_decay=weight_decay)
-    best_acc, best_loss, wait, kept, losses = 0.0, float("inf"), 0, {}, []
+    best_acc, best_loss, wait, selected, losses = 0.0, float("inf"), 0, {}, []
     for _ in range(epochs):
         model.train()
         optimizer.zero_grad()
@@ -78,13 +78,13 @@ def bare_loop(model: nn.Module, task: Task, epochs: int, device: torch.device, s
         losses.append(loss)
         if acc >= best_acc or loss <= best_loss:
             if acc >= best_acc and loss <= best_loss:
-                kept = {key: value.clone() for key, value in model.state_dict().items()}
+                selected = {key: value.clone() for key, value in model.state_dict().items()}
             best_acc, best_loss, wait = max(acc, best_acc), min(loss, best_loss), 0
         else:
             wait += 1
         if wait == epochs:
             break
-    model.load_state_dict(kept)
+    model.load_state_dict(selected)
     return losses
 
 
@@ -121,21 +121,21 @@ def command(name: str, epochs: int, device: torch.device) -> float:
 
 def captured(task: Task, device: torch.device) -> list[dict[str, Any]]:
     """The CUDA graphs of an epoch of the command: microseconds of a replay, and the nodes by their kernel's name."""
-    found: list[Captured] = []
+    results: list[Captured] = []
 
     class Noted(Captured):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
-            found.append(self)
+            results.append(self)
 
     cuda_graphs.Captured = Noted  # type: ignore[misc]
     lightning_loop(task, 3, device, [Resumable(None, seed=0)])
     cuda_graphs.Captured = Noted.__base__  # type: ignore[assignment,misc]
-    assert len(found) == 2, f"{len(found)} steps were captured, expected those of training and validation"
+    assert len(results) == 2, f"{len(results)} steps were captured, expected those of training and validation"
     activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
     kind = getattr(DeviceType, activity.name)
     rows = []
-    for step, replay in zip(("training", "validation"), found, strict=True):
+    for step, replay in zip(("training", "validation"), results, strict=True):
         times = [machine.seconds(replay, device, machine.TRAIN) for _ in range(machine.TRAIN)]
         with profile(activities=[activity]) as profiler:
             replay()

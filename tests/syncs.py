@@ -29,9 +29,9 @@ READS = {"tolist", "numpy", "cpu"}  # methods, which on a CPU call no operator
 @contextmanager
 def syncs() -> Iterator[list[str]]:
     """Collect the names of the calls that would synchronise with a GPU."""
-    found: list[str] = []
-    with _Reads(found), _Operators(found):
-        yield found
+    results: list[str] = []
+    with _Reads(results), _Operators(results):
+        yield results
 
 
 class _Reads(TorchFunctionMode):

@@ -336,7 +336,7 @@ def test_a_way_with_another_accuracy_has_no_row(
     monkeypatch.setattr(many, "bare", lambda task, n, *limits: outcome(n, 84.0))
     assert many.main([f"--out={tmp_path}/it.json"]) == status
     record = json.loads((tmp_path / "it.json").read_text())
-    ways = {way: found["seeds"] for way, found in record["ways"].items() if "times" in found}
+    ways = {way: measured["seeds"] for way, measured in record["ways"].items() if "times" in measured}
     expected = {"trained as one": 100, "one by one": 10, "bare loop, PyG's layer": 3}
     assert ways == {way: n for way, n in expected.items() if way != "one by one" or status == 0}
     assert record["wrong"] == ([] if status == 0 else ["one by one: 79.0 %"])
@@ -346,8 +346,8 @@ def test_a_way_with_another_accuracy_has_no_row(
 def test_pygs_loop_stops_by_the_rule(many: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     task = many.citation.planetoid("cora")
     monkeypatch.setitem(PRESETS, "cora", {"hidden_channels": (4,), "heads": (2, 1), "dropout": 0.0})
-    found = many.bare(task, seeds=2, max_epochs=12, patience=100, device=torch.device("cpu"))
-    assert found["epochs"] == 12 and len(found["accuracies"]) == 2 and min(found["accuracies"]) > 20
+    measured = many.bare(task, seeds=2, max_epochs=12, patience=100, device=torch.device("cpu"))
+    assert measured["epochs"] == 12 and len(measured["accuracies"]) == 2 and min(measured["accuracies"]) > 20
 
 
 # Which rule to stop by ----------------------------------------------------------------------------------------------
@@ -380,17 +380,19 @@ def test_one_training_serves_every_rule(many: ModuleType, monkeypatch: pytest.Mo
     model = GAT(task.num_features, [4], 3, [2, 1])
     monkeypatch.setattr(stopping.GAT, "preset", lambda name, **_: copy.deepcopy(model))
     monkeypatch.setattr(stopping, "PaperStopping", partial(PaperStopping, patience=4))
-    found = stopping.on_graphs(task, seed=3, max_epochs=40, precision="32-true").runs(rule)
-    for by, run in enumerate(found):
+    measured = stopping.on_graphs(task, seed=3, max_epochs=40, precision="32-true").runs(rule)
+    for by, run in enumerate(measured):
         half = replace(task, val=[task.val[by]], test=[task.val[1 - by]])
-        kept = PaperStopping(4, rule)
+        selected = PaperStopping(4, rule)
         seed_everything(3, verbose=False)
-        trainer = Trainer(accelerator="cpu", max_epochs=40, callbacks=[kept], logger=False, enable_checkpointing=False)
+        trainer = Trainer(
+            accelerator="cpu", max_epochs=40, callbacks=[selected], logger=False, enable_checkpointing=False
+        )
         module, batches = Inductive(copy.deepcopy(model), half.objective), TaskData(half, batch_size=2)
         trainer.fit(module, datamodule=batches)
         (tested,) = trainer.test(module, datamodule=batches, verbose=False)
-        assert run.epochs == kept.epoch
-        assert (run.val, run.value) == pytest.approx((100 * kept.kept_score, 100 * tested["test_micro_f1"]))
+        assert run.epochs == selected.epoch
+        assert (run.val, run.value) == pytest.approx((100 * selected.kept_score, 100 * tested["test_micro_f1"]))
 
 
 # Several processes --------------------------------------------------------------------------------------------------
@@ -406,13 +408,13 @@ def scaling(bench: ModuleType) -> ModuleType:
 def test_a_prediction_by_hand(scaling: ModuleType) -> None:
     shape, rates = scaling.Shape("it", 100, 400, 10, 4), scaling.Rates(1e-3, 1e-4, 50.0, 8.0)
     link = scaling.Link(latency=1e-3, bandwidth=1e6)
-    found = scaling.full_batch(shape, rates, scaling.Cut(0.5, 0.0), scaling.Net(link, link), 2)
+    measured = scaling.full_batch(shape, rates, scaling.Cut(0.5, 0.0), scaling.Net(link, link), 2)
     fetched, parameters = 100 / 2 * 0.5, scaling.size_of(scaling.network(shape))
     sent = 4 * fetched * (10 + 96 + 96 + 96 + 96)
     talk = 5 * 1e-3 + sent / 1e6 + 2 * (1e-3 + parameters / 2 / 1e6)
-    assert found["bytes"] == sent and found["memory"] == 50 * (50 + fetched) + 8 * 200
-    assert found["seconds"] == pytest.approx(1e-3 * (50 + fetched) + 1e-4 * 200 + talk)
-    assert found["speed_up"] == pytest.approx(0.14 / found["seconds"])
+    assert measured["bytes"] == sent and measured["memory"] == 50 * (50 + fetched) + 8 * 200
+    assert measured["seconds"] == pytest.approx(1e-3 * (50 + fetched) + 1e-4 * 200 + talk)
+    assert measured["speed_up"] == pytest.approx(0.14 / measured["seconds"])
 
 
 @pytest.mark.weekly

@@ -196,8 +196,8 @@ SEEDS = [torch.tensor(s) for s in (0, 1, 2**62 + 12345)]
 def test_one_minus_p_is_kept() -> None:
     for seed in SEEDS:
         for p in (0.001, P, 0.6, 0.999):
-            kept = keep_mask(seed, 20_000, 7, p, torch.float64) != 0
-            assert abs(kept.double().mean() - (1 - p)) < 4 * math.sqrt(p * (1 - p) / kept.numel()), (seed, p)
+            selected = keep_mask(seed, 20_000, 7, p, torch.float64) != 0
+            assert abs(selected.double().mean() - (1 - p)) < 4 * math.sqrt(p * (1 - p) / selected.numel()), (seed, p)
     mask = keep_mask(SEEDS[0], 500, 3, P, torch.float64)
     assert_close(mask[mask != 0], torch.full_like(mask[mask != 0], 1 / (1 - P)))
     assert (keep_mask(SEEDS[0], 500, 3, 0.0) == 1).all() and not keep_mask(SEEDS[0], 500, 3, 1.0).any()
@@ -868,8 +868,8 @@ def test_second_derivatives_of_a_stack_are_those_of_segment(names: str, dropout_
 
         return torch.func.grad(size)
 
-    found, truth = (torch.vmap(slope(b), randomness="different")(stack) for b in ("fused", "segment"))
-    for name, value in found.items():
+    measured, truth = (torch.vmap(slope(b), randomness="different")(stack) for b in ("fused", "segment"))
+    for name, value in measured.items():
         scale = truth[name].abs().max()  # of many products
         assert_close(value / scale, truth[name] / scale, f"{names} {name}")
 
@@ -909,8 +909,8 @@ def test_nothing_of_a_transform_is_remembered(names: str, backend: str) -> None:
     for twice in (by_autograd, by_func):
         edges = edges_of(BIPARTITE)
         answers += [twice(edges), twice(edges)]
-    for found in answers[1:]:
-        assert_close(found, answers[0])
+    for measured in answers[1:]:
+        assert_close(measured, answers[0])
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -1018,8 +1018,8 @@ def test_a_forked_process(monkeypatch: pytest.MonkeyPatch, two_threads: None) ->
     if child == 0:
         status = 1
         try:
-            found = answer(leaves, edges, direction, dropout=0.3)
-            status = 0 if rows._POOL and all(torch.equal(found[k], truth[k]) for k in truth) else 2
+            measured = answer(leaves, edges, direction, dropout=0.3)
+            status = 0 if rows._POOL and all(torch.equal(measured[k], truth[k]) for k in truth) else 2
         except BaseException:
             traceback.print_exc()
         finally:
@@ -1043,12 +1043,12 @@ def test_two_callers_at_once(monkeypatch: pytest.MonkeyPatch, two_threads: None)
     cases = [(leaves_of(graph, 3, 5, names), names) for names in (ADDITIVE, GATV2)]
     direction = direction_of(graph, 3, 5)
     truths = [answer(leaves, edges_of(graph), direction, "segment") for leaves, _ in cases]
-    shared, found, start = edges_of(graph), [[], []], threading.Barrier(2)
+    shared, measured, start = edges_of(graph), [[], []], threading.Barrier(2)
 
     def caller(n: int) -> None:
         start.wait()
         for _ in range(10):
-            found[n].append(answer(cases[n][0], shared, direction))
+            measured[n].append(answer(cases[n][0], shared, direction))
 
     callers = [threading.Thread(target=caller, args=(n,)) for n in range(2)]
     for one in callers:
@@ -1057,8 +1057,8 @@ def test_two_callers_at_once(monkeypatch: pytest.MonkeyPatch, two_threads: None)
         one.join(60)
         assert not one.is_alive()
     for n in range(2):
-        assert len(found[n]) == 10
-        for again in found[n]:
+        assert len(measured[n]) == 10
+        for again in measured[n]:
             assert_same(again, truths[n], cases[n][1])
 
 
@@ -1102,12 +1102,12 @@ def test_compiled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     net, x, index = Net(name, dropout=0.5).double(), torch.randn(40, 5).double(), RANDOM.index.clone()
     compiled = torch.compile(net, fullgraph=True, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))
-    found = results(compiled, net, x, index)
+    measured = results(compiled, net, x, index)
     assert seen == [["gat_pyg.attend.default"] * 2, ["gat_pyg.attend_backward.default"] * 2]
-    assert_same(found, results(net, net, x, index), name)
+    assert_same(measured, results(net, net, x, index), name)
     built = spy(monkeypatch, adjacency, "_dropout_ids")  # looked at as a structure is built
     for _ in range(3):
-        assert torch.equal(results(compiled, net, x, index)["x"], found["x"])
+        assert torch.equal(results(compiled, net, x, index)["x"], measured["x"])
     assert not built.calls
     new = index.clone()
     for _ in range(3):
@@ -1160,8 +1160,8 @@ def test_the_operators_are_what_torch_expects(names: str, p: float) -> None:
     for speed in (True, False) if score.saved else (True,):
         dropping = (torch.tensor(8), 0.5) if p else (None, 0.0)
         args = (tensors, *rest, speed, *dropping, p > 0)
-        found = torch.library.opcheck(torch.ops.gat_pyg.attend.default, args)
-        assert set(found.values()) == {"SUCCESS"}, found
+        measured = torch.library.opcheck(torch.ops.gat_pyg.attend.default, args)
+        assert set(measured.values()) == {"SUCCESS"}, measured
         results = [t.detach() for t in torch.ops.gat_pyg.attend(*args)]
         saved = results[0 if speed else 1 : len(results) - (p > 0)]  # as `_save_for_backward`
         detached = [t.detach() for t in tensors]

@@ -204,8 +204,8 @@ def assert_each_is_alone(graph: Graph, models: int, each: int, channels: int, na
         together = by_kernels(edges, stack, directions, 0.3, saved, seed=SEEDS[:models])
         for m in range(models):
             alone = by_kernels(edges, leaves[m], directions[m], 0.3, saved, seed=SEEDS[m])
-            found = {name: value[m] for name, value in together.items()}
-            assert_same(found, alone, f"{graph} {names} {models}x{each}x{channels} model {m} saved {saved}")
+            measured = {name: value[m] for name, value in together.items()}
+            assert_same(measured, alone, f"{graph} {names} {models}x{each}x{channels} model {m} saved {saved}")
 
 
 @runs
@@ -228,8 +228,8 @@ def test_the_mask_of_models_side_by_side(each: int, models: int) -> None:
         x = torch.eye(4, channels)[:, None].repeat(models, 1, each, 1)
         direction = torch.ones(models, 5, each, channels)
         out = by_kernels(on_device(edges_of(graph)), {"x": x}, direction, 0.5, seed=SEEDS[:models])["out"]
-        found = out.transpose(0, 1).flatten(1, 2)[index[1], :, index[0]]
-        assert_close(4 * found.double(), expected, f"{models}x{each} {channels}")
+        measured = out.transpose(0, 1).flatten(1, 2)[index[1], :, index[0]]
+        assert_close(4 * measured.double(), expected, f"{models}x{each} {channels}")
 
 
 @runs
@@ -299,21 +299,21 @@ def test_chunks_cost_no_sync_of_their_own(monkeypatch: pytest.MonkeyPatch) -> No
     for loops in (False, True):
         index = graph.index.clone()
         on_cpu = neighbourhoods(index, graph.num_src, graph.num_dst, add_self_loops=loops)
-        with monkeypatch.context() as patch, syncs() as found:
+        with monkeypatch.context() as patch, syncs() as measured:
             patch.setattr("gat_pyg.graph.edges.is_remote", lambda _: True)
             edges = neighbourhoods(index.clone(), graph.num_src, graph.num_dst, add_self_loops=loops)
             cut = {side: rows.chunks_of(edges, side) for side in ("dst", "src")}
-        assert found == ["tolist"]
+        assert measured == ["tolist"]
         for side, made in cut.items():
             expected = rows.chunks_of(on_cpu, side)
             assert made is not None and expected is not None
             assert all(torch.equal(one, other) for one, other in zip(made, expected, strict=True))
     short = Edges.from_index(RANDOM.index, 40, 40)
-    with monkeypatch.context() as patch, syncs() as found:
+    with monkeypatch.context() as patch, syncs() as measured:
         patch.setattr("gat_pyg.graph.edges.is_remote", lambda _: True)
         edges = Edges.from_index(RANDOM.index, 40, 40)
         assert rows.chunks_of(edges, "dst") is rows.chunks_of(edges, "src") is rows.chunks_of(short, "dst") is None
-    assert found.count("tolist") == 1
+    assert measured.count("tolist") == 1
 
 
 # Sparse features of several models.
@@ -406,9 +406,9 @@ def test_sums_of_wide_ids_and_strided_operands_and_none_of_float64() -> None:
     weight = torch.randn(3, 8, 129, device=DEVICE).transpose(1, 2)
     expected = features.weighted_rows(values, weight.contiguous(), seeds, 0.3, pattern, False)
     assert expected is not None and not weight.is_contiguous()
-    for given in (pattern, wide):
+    for passed in (pattern, wide):
         strided = torch.stack([seeds, seeds + 1], 1)[:, 0]
-        again = features.weighted_rows(values, weight, strided, 0.3, given, False)
+        again = features.weighted_rows(values, weight, strided, 0.3, passed, False)
         assert again is not None and torch.equal(again, expected)
     assert features.weighted_rows(values.double(), weight, seeds, 0.3, pattern, False) is None
     assert features.weighted_rows(values, weight.double(), seeds, 0.3, pattern, True) is None
@@ -533,12 +533,12 @@ def test_dropout_calls_edges_by_their_ids(names: str, p: float) -> None:
 def test_dropout_of_features_is_that_of_four_heads(size: int, p: float) -> None:
     seeds = torch.tensor(SEEDS[:3], device=DEVICE)
     for seed in (seeds, seeds[0]):
-        kept = features.keep(seed, size, p, torch.float32)
+        selected = features.keep(seed, size, p, torch.float32)
         names = torch.arange(-(-size // 4), device=DEVICE).flip(0)
         turned = features.keep(seed, 4 * len(names), p, torch.float32, names).view(*seed.shape, -1, 4).flip(-2)
-        assert torch.equal(turned.flatten(-2)[..., :size], kept)
+        assert torch.equal(turned.flatten(-2)[..., :size], selected)
         expected = [generator.keep_mask(one, -(-size // 4), 4, p).flatten()[:size] for one in seed.view(-1)]
-        assert torch.equal(kept.view(-1, size), torch.stack(expected))
+        assert torch.equal(selected.view(-1, size), torch.stack(expected))
 
 
 @runs
@@ -561,12 +561,12 @@ def test_dropout_of_dense_features_draws_its_mask_again(dtype: torch.dtype, monk
         assert torch.equal(answer.cpu() == 0, (x.cpu().float() * keep) == 0)
         assert_close(answer.cpu(), (x.cpu().float() * keep).to(dtype))
 
-    for given in (x[0], x.mT[0], x[0][:0]):
-        leaf = given.clone().requires_grad_()
+    for passed in (x[0], x.mT[0], x[0][:0]):
+        leaf = passed.clone().requires_grad_()
         out = drop(leaf, keys[0])
-        (grad,) = torch.autograd.grad(out, leaf, tangent[0].reshape_as(given) if len(given) else given, True)
-        check(out, given, 0)
-        check(grad, tangent[0].reshape_as(given) if len(given) else given, 0)
+        (grad,) = torch.autograd.grad(out, leaf, tangent[0].reshape_as(passed) if len(passed) else passed, True)
+        check(out, passed, 0)
+        check(grad, tangent[0].reshape_as(passed) if len(passed) else passed, 0)
         assert grad.requires_grad is False
     check(torch.func.jvp(lambda x: drop(x, keys[0]), (x[0],), (tangent[0],))[1], tangent[0], 0)
 
@@ -799,11 +799,11 @@ def test_a_training_step_on_a_new_batch_costs_one_sync(
     index = torch.cat([index, index.flip(0)], 1)  # long rows by src too
     x = torch.randn(40, 6, requires_grad=True)
     edge_attr = None if edge_dim is None else torch.randn(1400, edge_dim, requires_grad=True)
-    with syncs() as found:
+    with syncs() as measured:
         conv(x, index, edge_attr).sum().backward()
-        assert found == ["tolist"]
+        assert measured == ["tolist"]
         conv(x, index, edge_attr).sum().backward()
-    assert found == ["tolist"]
+    assert measured == ["tolist"]
     assert {name for name, _ in specialisations} == {f"{kernel}_kernel" for kernel in kernels.split()}
 
 
@@ -948,7 +948,7 @@ def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
 
     def compile_kernel(
         name: str,
-        given: str,
+        passed: str,
         dtype: str,
         *,
         sm: int = 90,
@@ -959,14 +959,14 @@ def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
     ) -> Compiled:
         kernels = [getattr(module, name) for module in MODULES if hasattr(module, name)]
         kernel = next(
-            kernel for kernel in kernels if {f"p_{pointer}" for pointer in given.split()} <= {*kernel.arg_names}
+            kernel for kernel in kernels if {f"p_{pointer}" for pointer in passed.split()} <= {*kernel.arg_names}
         )
         signature, values, aligned = {}, {}, {}
         constants = {"STRIDE": None} | constants
         numbers = INTEGERS | {"threshold": threshold}
         for place, argument in enumerate(kernel.arg_names):
             pointer = argument.removeprefix("p_")
-            if argument in constants or (argument.startswith("p_") and pointer not in given.split()):
+            if argument in constants or (argument.startswith("p_") and pointer not in passed.split()):
                 signature[argument], values[(place,)] = "constexpr", constants.get(argument)
             elif argument.startswith("p_"):
                 element = (
@@ -1089,14 +1089,14 @@ def assert_compiled_well(
     models: int = 1,
 ) -> None:
     """No spills, and loads of 16 bytes wherever features are gathered."""
-    name, given = (KERNELS | DROPS)[kernel]
-    size_of_edges, features = (16 if "edge_attr" in given else 0), (16 if "query_edge" in given else 0)
+    name, passed = (KERNELS | DROPS)[kernel]
+    size_of_edges, features = (16 if "edge_attr" in passed else 0), (16 if "query_edge" in passed else 0)
     tile = rows.tile_for(models, heads, channels, degree, features)
     sizes = {"EACH": heads // models, "C": channels, "D": size_of_edges, "BLOCK_D": max(1, features)} | (
         {"models": None} if models == 1 else {}
     )
     constants = {**sizes, "SPLIT": rows.SPLIT, "STAGES": tile.stages, **tile.blocks}
-    code = compile_kernel(name, given, dtype, sm=sm, **constants)
+    code = compile_kernel(name, passed, dtype, sm=sm, **constants)
     assert_fits(code, sm, SPILLS.get(triton.__version__, {}).get((kernel, sm, heads, channels, dtype), 0))
     loads = re.findall(r"\b(?:LDG\.E|LDGSTS\.E\.BYPASS)(?:\.\w+)*?\.128\b", code.sass)
     gathers = 2 if name == "_backward_src_kernel" else 1
@@ -1145,16 +1145,16 @@ REST = {
 @pytest.mark.parametrize("alone", [True, pytest.param(False, marks=weekly)], ids=["alone", "stack"])
 @pytest.mark.parametrize("kernel", REST)
 def test_no_spills_in_the_rest(kernel: str, alone: bool, sm: int, stages: int, compile_kernel: Compile) -> None:
-    name, given, constants = REST[kernel]
+    name, passed, constants = REST[kernel]
     constants = {"EACH": 8, "C": 8, "SPLIT": rows.SPLIT, "STAGES": stages, "num_warps": 4} | constants
     constants |= {"models": None} if alone else {}
-    assert_fits(compile_kernel(name, given, "bf16", sm=sm, **constants), sm)
+    assert_fits(compile_kernel(name, passed, "bf16", sm=sm, **constants), sm)
 
 
 @compiles
 @ARCHITECTURES
 def test_a_wide_head_fits_in_shared_memory(sm: int, compile_kernel: Compile) -> None:
-    given = "grad x x_dst att weights ptr dst place grad_x"  # of all kernels the one with most to hold
+    passed = "grad x x_dst att weights ptr dst place grad_x"  # of all kernels the one with most to hold
     for channels in (2048, 4096):
         tile = rows.tile_for(1, 1, channels, 1000)
         constants = {
@@ -1166,7 +1166,7 @@ def test_a_wide_head_fits_in_shared_memory(sm: int, compile_kernel: Compile) -> 
             "STAGES": tile.stages,
             **tile.blocks,
         }
-        assert_fits(compile_kernel("_backward_src_kernel", given, "fp32", sm=sm, **constants), sm)
+        assert_fits(compile_kernel("_backward_src_kernel", passed, "fp32", sm=sm, **constants), sm)
 
 
 @compiles

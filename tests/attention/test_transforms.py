@@ -109,8 +109,8 @@ def test_an_edge_index_made_within_a_transform(name: str) -> None:
     conv, x, index = LAYERS[name](5, 5, heads=3), torch.randn(40, 5), RANDOM.index.sort(dim=1).values
     options: Any
     for options in ({}, {"sort_order": "col"}):
-        found = grad(lambda x, o=options: conv(x, EdgeIndex(index + 0, sparse_size=(40, 40), **o)).sin().sum())(x)
-        assert_close(found, grad(lambda x: conv(x, index).sin().sum())(x))
+        results = grad(lambda x, o=options: conv(x, EdgeIndex(index + 0, sparse_size=(40, 40), **o)).sin().sum())(x)
+        assert_close(results, grad(lambda x: conv(x, index).sin().sum())(x))
 
 
 def test_a_graph_from_outside_is_remembered_within_a_transform() -> None:
@@ -214,8 +214,8 @@ def test_forward_mode_of_the_operation(names: str, dropout: float, backend: str)
 
     primal, pull = vjp(out, leaves)
     _, push = vjp(lambda u: pull(u)[0], torch.zeros_like(primal))
-    found = jvp(out, (leaves,), (like(leaves),))
-    assert_trees_close(found, (primal, push(like(leaves))[0]), f"{names} {dropout} {backend}")
+    results = jvp(out, (leaves,), (like(leaves),))
+    assert_trees_close(results, (primal, push(like(leaves))[0]), f"{names} {dropout} {backend}")
 
 
 @pytest.mark.parametrize("backend", ["fused", "segment"])
@@ -223,8 +223,8 @@ def test_forward_mode_of_the_operation(names: str, dropout: float, backend: str)
 def test_forward_mode_of_a_recorded_backward(names: str, backend: str) -> None:
     """The tangent of a gradient of which the forward pass ran before forward mode began."""
     leaves, edges = leaves_of(BIPARTITE, 3, 5, names), edges_of(BIPARTITE)
-    found, expected = [], []
-    for answers, by in ((found, backend), (expected, "reference")):
+    results, expected = [], []
+    for answers, by in ((results, backend), (expected, "reference")):
         out, pull = vjp(lambda leaves, by=by: call(leaves, edges, by), leaves)
         u = torch.ones_like(out)
         answers.append(jvp(pull, (u,), (like(u),)))
@@ -236,7 +236,7 @@ def test_forward_mode_of_a_recorded_backward(names: str, backend: str) -> None:
         with forward_ad.dual_level():
             grads = torch.autograd.grad(out, list(leaf.values()), forward_ad.make_dual(u, like(u)))
             answers.append([forward_ad.unpack_dual(g).tangent for g in grads])
-    assert_trees_close(found, expected, f"{names} {backend}")
+    assert_trees_close(results, expected, f"{names} {backend}")
 
 
 @every_operand
@@ -276,8 +276,8 @@ def test_forward_mode_compiled(name: str) -> None:
         return jvp(lambda x: layer(x, LOOPS.index), (x,), (v,))
 
     torch._dynamo.reset()
-    found = torch.compile(push, backend="aot_eager")(x, like(x))
-    assert_trees_close(found, push(x, like(x)), name)
+    results = torch.compile(push, backend="aot_eager")(x, like(x))
+    assert_trees_close(results, push(x, like(x)), name)
 
 
 def test_forward_mode_of_sparse_features() -> None:
@@ -286,14 +286,14 @@ def test_forward_mode_of_sparse_features() -> None:
     conv, weight = GATConv(5, 4, heads=2), torch.randn(5, 3)
     parameters = {k: v.detach() for k, v in conv.named_parameters()}
     index = RANDOM.index % 6
-    found, expected = (
+    results, expected = (
         {
             "layer": jvp(lambda p, x=x: functional_call(conv, p, (x, index)), (parameters,), (like(parameters),)),
             "hessian": hessian(lambda p, x=x: functional_call(conv, p, (x, index)).sin().sum())(parameters),
         }
         for x in (sparse, x)
     )
-    assert_trees_close(found, expected, "parameters")
+    assert_trees_close(results, expected, "parameters")
     row, col = sparse.pattern.row.long(), sparse.pattern.col.long()
 
     def of_values(product: Callable[..., Tensor]) -> Any:
@@ -320,11 +320,11 @@ def test_forward_mode_of_sparse_features() -> None:
 def test_forward_mode_with_returned_attention() -> None:
     theirs, ours = pair("GATConv", 5, 4, heads=2)
     x = torch.randn(40, 5)
-    found, expected = (
+    results, expected = (
         jvp(lambda x, c=conv: c(x, RANDOM.index, return_attention_weights=True)[1][1], (x,), (like(x),))
         for conv in (ours, theirs)
     )
-    assert_trees_close(found, expected, "alpha")
+    assert_trees_close(results, expected, "alpha")
 
 
 def test_dot_in_forward_mode_by_hand() -> None:

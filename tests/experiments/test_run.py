@@ -1684,8 +1684,8 @@ def test_a_table_is_every_method_on_every_data_set_and_nothing_is_done_twice(com
     assert [line[:3] for line in lines] == [
         (method, data, seed) for method in ("GAT", "MLP") for data in ("digits", "planted") for seed in (0, 1)
     ]
-    kept = OmegaConf.load("outputs/table/planted_gat_2-1/config.yaml")
-    assert (kept.model.heads, kept.training.batch_size) == ([2, 1], 2)  # the table's, and planted's own
+    selected = OmegaConf.load("outputs/table/planted_gat_2-1/config.yaml")
+    assert (selected.model.heads, selected.training.batch_size) == ([2, 1], 2)  # the table's, and planted's own
     command(*TABLE)
     assert lines_of() == lines
     command(*TABLE, "runs=3")  # a third seed for each

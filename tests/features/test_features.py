@@ -169,10 +169,10 @@ def test_rows_of_a_whole_are_dropped_as_there(width: int, kernel: bool, monkeypa
 def test_dropout_keeps_its_share_and_scales_it(sparse: bool) -> None:
     x, p, times = bag_of_words(), 0.6, 2000
     nonzero = x[x != 0]
-    given = x.to_sparse_csr() if sparse else x
+    arguments = x.to_sparse_csr() if sparse else x
 
     def drop(p: float) -> Tensor:
-        dropped = dropout(given, p)
+        dropped = dropout(arguments, p)
         return dropped.content if isinstance(dropped, SparseFeatures) else dropped[x != 0]
 
     drawn = torch.stack([drop(p) for _ in range(times)])
@@ -181,7 +181,7 @@ def test_dropout_keeps_its_share_and_scales_it(sparse: bool) -> None:
     share = 4 * math.sqrt(p * (1 - p) / drawn.numel())  # four standard deviations
     assert abs((drawn != 0).double().mean().item() - (1 - p)) < share
     assert not drop(1.0).any()
-    assert dropout(given, p, training=False) is given is dropout(given, 0.0)
+    assert dropout(arguments, p, training=False) is arguments is dropout(arguments, 0.0)
 
 
 @pytest.mark.parametrize("p", [-0.1, 1.2, float("nan")])

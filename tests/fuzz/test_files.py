@@ -310,10 +310,10 @@ class Gadget:
 
 def on_digits(content: bytes, rng: Rng, marker: Path) -> bytes:
     """Another number in the place of one that is written as text."""
-    found = list(re.finditer(rb"-?\d+", content))
-    if not found:
+    results = list(re.finditer(rb"-?\d+", content))
+    if not results:
         return on_bytes(content, rng, marker)
-    match = choice(rng, found)
+    match = choice(rng, results)
     return content[: match.start()] + str(choice(rng, NUMBERS)).encode() + content[match.end() :]
 
 
@@ -555,14 +555,14 @@ def outcome(reader: Reader, folder: Path) -> str:
     """Read the files: "read" where they are what they say, "refused" where the error names one of them."""
     try:
         with bounded():
-            found = reader.read(folder)
+            results = reader.read(folder)
     except (ValueError, OSError) as error:
         if str(folder) not in str(error) and reader is not READERS["result"]:  # which is a text, of no file
             raise AssertionError(f"the message names no file: {type(error).__name__}: {error}") from error
         if ("allow_pickle=" in str(error) and "allow_pickle=False" not in str(error)) or "weights_only" in str(error):
             raise AssertionError(f"the message says how to run the file: {error}") from error
         return "refused"
-    reader.check(found, folder)
+    reader.check(results, folder)
     return "read"
 
 

@@ -245,8 +245,8 @@ def check_operation(case: Operation, errors: Errors) -> None:
     if case.csr:
         edges = Edges.from_csr(edges.rowptr, edges.src.to(graph.ids), graph.num_src)
     truth = answer_operation(case, edges, torch.float64, "reference")
-    found = answer_operation(case, edges, dtype, "fused")
-    errors.compare(found, truth, case.size, partial(answer_operation, case, edges, dtype, "segment"))
+    results = answer_operation(case, edges, dtype, "fused")
+    errors.compare(results, truth, case.size, partial(answer_operation, case, edges, dtype, "segment"))
 
 
 def test_operations() -> None:
@@ -367,11 +367,11 @@ def check_layer(case: Layer, errors: Errors) -> None:
     else:
         theirs = ours(*args, **case.options, backend="reference")
     truth = answer_layer(case, theirs, index.long(), torch.float64)
-    found, plain = (
+    results, plain = (
         partial(answer_layer, case, ours(*args, **case.options, backend=backend), index, dtype)
         for backend in ("fused", "segment")
     )
-    errors.compare(found(), truth, case.size, cache(plain))
+    errors.compare(results(), truth, case.size, cache(plain))
 
 
 @pytest.mark.usefixtures("one_mask")

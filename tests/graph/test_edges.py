@@ -108,14 +108,14 @@ def test_rows_without_an_edge_change_nothing_else(graph: Graph, loops: bool, rem
     assert_same_subset(edges, whole)
     assert torch.equal(ids_of_edges(edges), ids_of_edges(whole))  # dropout is drawn as for the filtered list
     keep = torch.rand(edges.num_rows, generator=torch.Generator().manual_seed(0)) < 0.7
-    kept = keep if edges.rows is None else keep[edges.rows]
+    selected = keep if edges.rows is None else keep[edges.rows]
     with syncs() as waits:
         some = edges.subset(keep)
     assert waits == ["tolist"] if remote else True
     again = some.subset(torch.ones(edges.num_rows, dtype=torch.bool))
     for subset in (some, again, edges.subset(keep).subset(keep)):
-        assert_same_subset(subset, Edges.from_index(expected[:, kept], graph.num_src, graph.num_dst))
-        assert torch.equal(ids_of_edges(subset), ids_of_edges(edges)[kept])
+        assert_same_subset(subset, Edges.from_index(expected[:, selected], graph.num_src, graph.num_dst))
+        assert torch.equal(ids_of_edges(subset), ids_of_edges(edges)[selected])
     if remote:
         degrees = {"dst": some.rowptr.diff(), "src": some.transpose[0].diff()}
         assert some.long == {side: tuple(map(int, count_long(degree, SPLIT))) for side, degree in degrees.items()}

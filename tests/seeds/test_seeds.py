@@ -449,15 +449,15 @@ def test_masks_of_different_seeds_are_independent():
     module.train()
     module.begin_epoch(0, 3)
     data = Data(torch.ones(200, 50), y=torch.zeros(200, dtype=torch.long))
-    kept = (module(data) > 0).double().flatten(1)  # [S, n]
-    n = kept.size(1)
-    assert ((kept.mean(1) - p).abs() < 5 * (p * (1 - p) / n) ** 0.5).all()
-    together = torch.corrcoef(kept) * n**0.5  # each is standard normal where the masks are independent
+    selected = (module(data) > 0).double().flatten(1)  # [S, n]
+    n = selected.size(1)
+    assert ((selected.mean(1) - p).abs() < 5 * (p * (1 - p) / n) ** 0.5).all()
+    together = torch.corrcoef(selected) * n**0.5  # each is standard normal where the masks are independent
     pairs = together[torch.ones_like(together).tril(-1) > 0]
     assert pairs.abs().max() < 5 and pairs.square().mean().item() == pytest.approx(1.0, abs=0.25)
     module.begin_epoch(0, 4)
     again = (module(data) > 0).double().flatten(1)
-    assert (torch.corrcoef(torch.cat([kept, again]))[:seeds, seeds:].abs() * n**0.5).max() < 5
+    assert (torch.corrcoef(torch.cat([selected, again]))[:seeds, seeds:].abs() * n**0.5).max() < 5
 
 
 # Killed and resumed -------------------------------------------------------------------------------------------------
@@ -862,10 +862,10 @@ def test_rows_are_copied_and_no_others():
     source["matrix"][1], source["matrix"][2] = torch.nan, torch.inf
     for copy_rows in (seeds_callbacks._copy_each_row, _copy_all_rows):
         for rows in ([1], [3, 0, 2], [0, 1, 2, 3]):
-            kept, before = {key: value.clone() for key, value in weights(0.0).items()}, weights(0.0)
-            places = {key: value.data_ptr() for key, value in kept.items()}
-            copy_rows(kept, source, rows)
-            for key, value in kept.items():
+            selected, before = {key: value.clone() for key, value in weights(0.0).items()}, weights(0.0)
+            places = {key: value.data_ptr() for key, value in selected.items()}
+            copy_rows(selected, source, rows)
+            for key, value in selected.items():
                 expected = [source[key][row] if row in rows else before[key][row] for row in range(4)]
                 torch.testing.assert_close(value, torch.stack(expected), rtol=0, atol=0, equal_nan=True)
                 assert value.data_ptr() == places[key]  # in place

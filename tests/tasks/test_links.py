@@ -73,7 +73,7 @@ def test_links_partition_the_graph(directed: bool, disjoint: float) -> None:
     chosen = {key: pairs(data.edge_label_index[:, data[f"{key}_mask"] & (data.y == 1)]) for key in ("val", "test")}
     if not directed:
         assert is_undirected(data.edge_index)
-        chosen = {key: found | {(dst, src) for src, dst in found} for key, found in chosen.items()}
+        chosen = {key: results | {(dst, src) for src, dst in results} for key, results in chosen.items()}
     train = pairs(data.edge_label_index[:, data.train_mask])
     both = train if directed else train | {(dst, src) for src, dst in train}
     parts = [*chosen.values(), pairs(data.edge_index), *([both] if disjoint else [])]

@@ -108,8 +108,8 @@ def whole(task: Task, batch: Data) -> Data:
         assert torch.equal(task.train[0].edge_label_index[:, rows], data.edge_label_index)
         data.edge_label_attr = data.edge_label_attr[rows]
     if task.objective.item == "link":
-        kept = ~torch.isin(numbers(data.edge_index), hidden(task, data.edge_label_index[:, data.y == 1]))
-        data.edge_index = data.edge_index[:, kept]
+        selected = ~torch.isin(numbers(data.edge_index), hidden(task, data.edge_label_index[:, data.y == 1]))
+        data.edge_index = data.edge_index[:, selected]
     return data
 
 
