@@ -69,7 +69,7 @@ def train(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the whole suite; with torch_scatter and torch_sparse where a ready wheel can be had, without compiling."""
+    """Run the suite; with torch_scatter and torch_sparse where a ready wheel can be had, without compiling."""
     install(session, "-e", ".[dev]")
     for package in SPARSE:
         # 1 is pip's "no such wheel": then the plain torch paths are what is tested, and the summary reports it
@@ -183,7 +183,7 @@ def wheel(session: nox.Session) -> None:
 
 @nox.session
 def minimums(session: nox.Session) -> None:
-    """Run the whole suite with the lowest versions that pyproject.toml allows."""
+    """Run the suite with the lowest versions that pyproject.toml allows."""
     lowest = [re.sub(r">=([^,;]+).*", r"==\1", requirement) for requirement in PROJECT["dependencies"]]
     session.install(*lowest)
     session.install("-e", ".[dev]", *lowest)
