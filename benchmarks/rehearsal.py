@@ -80,14 +80,14 @@ def begin() -> None:
     """Replace the GPU in this process."""
     from gat_pyg import data
     from gat_pyg.data import citation, proteins
-    from gat_pyg.graph import adjacency, edges
+    from gat_pyg.graph import edges
     from gat_pyg.kernels import device
     from gat_pyg.kernels.gpu import rows
     from gat_pyg.training import cuda_graphs, loading
     from gat_pyg.training.cuda_graphs import Captured
 
     edges.SPLIT = rows.SPLIT = 8  # so that rows are split in graphs of this size, too
-    edges.is_remote = adjacency.is_remote = lambda tensor: True  # type: ignore[assignment]
+    edges.is_remote = lambda tensor: True  # type: ignore[assignment]
     device.FILES["cpu"] = "gpu"
     assert hasattr(cuda_graphs.CudaGraphs, "_obstacle")
     cuda_graphs.CudaGraphs._obstacle = lambda self, module: None  # type: ignore[method-assign,assignment]

@@ -38,7 +38,7 @@ from gat_pyg.experiments.result import versions
 from gat_pyg.models import GAT
 from gat_pyg.seeds import fitting
 from gat_pyg.tasks.task import Task
-from gat_pyg.training import Inductive, PaperStopping
+from gat_pyg.training import Inductive, Optimisation, PaperStopping
 from gat_pyg.training.loading import TaskData
 from training import NUMBERS
 
@@ -116,7 +116,7 @@ def on_nodes(name: str, rule: Any, options: argparse.Namespace) -> list[Run]:
     """Train the authors' form on a citation graph by a rule, with each seed and both ways."""
     lr, weight_decay = NUMBERS[name]
     make = partial(GAT.preset, name, reproduction=True)
-    numbers = {"lr": lr, "weight_decay": weight_decay, "max_epochs": options.max_epochs, "progress": False}
+    numbers = {"optimisation": Optimisation(lr, weight_decay), "max_epochs": options.max_epochs, "progress": False}
     results = [
         run
         for half in halves(citation.planetoid(name))
