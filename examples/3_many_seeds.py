@@ -2,8 +2,8 @@
 Many seeds as one model
 =======================
 
-Ten networks that differ only in their seed train as one batched model: each starts, steps and stops as it would
-alone.
+Ten networks that differ only in their seed train as one batched model: each has the weights, dropout and stopping rule
+of its own seed, and the result of a training alone up to rounding.
 """
 
 import statistics
