@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def job(config: DictConfig) -> float:
-    """Train with the seeds `seed`, `seed + 1`, ..., or fill a table; return the mean validation score."""
+    """Train with the seeds `seed`, `seed + 1`, ..., or fill a table; return the score for a sweeper: see `execute`."""
     from .experiments.job import execute  # imports torch
 
     return execute(config)

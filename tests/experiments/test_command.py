@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 import gat_pyg
 import gat_pyg.run
+from gat_pyg.experiments import folder
+from gat_pyg.experiments.command import translated
 
 LIGHT = """
 import sys
@@ -57,6 +63,34 @@ def test_a_wrong_option_explains_how_settings_are_written(
     with pytest.raises(SystemExit, match="2"):
         gat_pyg.run.main()
     assert capsys.readouterr().err.endswith("settings are NAME=VALUE without dashes, as in training.lr=0.01.\n")
+
+
+@pytest.mark.parametrize(
+    ("sweeper", "remedy"),
+    [
+        ({}, None),
+        ({"direction": "maximize"}, None),
+        ({"direction": "minimize"}, "direction=maximize"),
+        ({"direction": ["maximize", "minimize"]}, "direction=maximize"),
+        ({"optim": {"maximize": False}}, "optim.maximize=true"),
+        ({"ax_config": {"experiment": {"minimize": True}}}, "ax_config.experiment.minimize=false"),
+    ],
+)
+def test_a_sweeper_that_would_select_the_worst_run_is_refused(
+    monkeypatch: pytest.MonkeyPatch, sweeper: dict[str, Any], remedy: str | None
+):
+    config = OmegaConf.create({"run": {"dir": "x"}, "sweep": {"dir": "x"}, "sweeper": sweeper})
+    monkeypatch.setattr(folder.HydraConfig, "get", lambda: config)
+    folder.Invocation(Path(), False, None, ()).check()
+    with nullcontext() if remedy is None else pytest.raises(ValueError, match=rf"Use hydra\.sweeper\.{remedy}\."):
+        folder.Invocation(Path(), True, None, ()).check()
+
+
+def test_a_search_by_optuna_maximises():
+    search = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=9"]
+    assert translated(search) == [*search, "hydra.sweeper.direction=maximize"]
+    own = [*search, "hydra.sweeper.direction=minimize"]
+    assert translated(own) == own  # which is refused
 
 
 def test_every_public_name_is_defined() -> None:

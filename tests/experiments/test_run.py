@@ -391,6 +391,18 @@ def test_summary_has_the_sizes_and_no_warning_for_a_model_that_learns(command: C
     assert f"planted: {100 * len(graphs):,} nodes, {edges:,} edges, 16 labels of nodes; 20 / 5 / 5 graphs\n" in output
 
 
+@pytest.mark.parametrize("metric", ["rmse", "r2"])
+def test_the_score_for_a_sweeper_is_highest_for_the_best(
+    command: Command, monkeypatch: pytest.MonkeyPatch, metric: str
+):
+    scores = []
+    all_seeds = gat_pyg.experiments.job.all_seeds
+    monkeypatch.setattr(gat_pyg.experiments.job, "all_seeds", lambda job: scores.append(all_seeds(job)))
+    command(*QUANTITIES, *SMALL, f"metric={metric}", "runs=2", "training.max_epochs=2")
+    mean = np.mean([result.val for result in read("outputs/results.jsonl")])
+    assert scores == pytest.approx([-mean if metric == "rmse" else mean])
+
+
 def test_several_seeds_each_leave_their_line_and_a_mean(command: Command):
     small = (*SMALL, "training.max_epochs=5")
     output = command(*small, "runs=3", "seed=4")

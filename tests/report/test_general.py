@@ -44,6 +44,38 @@ def test_cells_and_ranks_by_hand() -> None:
     ]
 
 
+def test_of_several_configurations_the_best_by_validation_is_ranked() -> None:
+    metrics = {"accuracy": (82.0, 81.0, 80.0, 70.0), "mae": (0.3, 0.4, 0.5, 0.6)}  # validation scores, the best first
+    for metric, val in metrics.items():
+        tested = (80.0, 79.0, 90.0, 60.0) if metric == "accuracy" else (0.4, 0.5, 0.1, 0.7)
+        names = (("A", "a"), ("B", "b"), ("A", "c"), ("C", "d"))
+        its = zip(names, tested, val, strict=True)
+        lines = at([one(name, "d", value, metric=metric, val=v, config_hash=c) for (name, c), value, v in its])
+        table = general_table(rows_of(gathered(lines)))
+        assert {row[0].text: row[1].rank for row in table.rows} == {
+            **{"A (config_hash a)": 1, "A (config_hash c)": 0},  # the best of the test is not that of the validation
+            **{"B": 2, "C": 0},
+        }
+
+
+def test_methods_trained_with_different_settings_are_noted(tmp_path: Path) -> None:
+    text = "training: {lr: %s, patience: %d, batch_size: 1}\nmodel: {_target_: %s, %s: 4, num_layers: %d}\n"
+    kinds = {
+        "GAT": (0.01, 100, "GAT", "heads", 2),
+        "GCN": (0.01, 10, "GCN", "act", 4),
+        "GIN": (0.01, 10, "I", "act", 4),
+    }
+    results = [replace(configured(tmp_path / name, name, text % kinds[name]), method=name) for name in kinds]
+    note = general_table(rows_of(gathered(at(results)))).notes[1]
+    assert note == (
+        "On digits, the methods were not trained with the same settings. "
+        "GAT: num_layers 2, patience 100; GCN: num_layers 4, patience 10; GIN: num_layers 4, patience 10."
+    )
+    assert len(general_table(rows_of(gathered(at(results[1:])))).notes) == 1  # these two have the same
+    grid = [replace(result, method="GAT") for result in results[:2]]
+    assert len(general_table(rows_of(gathered(at(grid)))).notes) == 1  # their rows have them
+
+
 def test_equal_and_missing_scores_have_the_ranks_they_deserve() -> None:
     tied = at(*(seeds(name, "d", [value]) for name, value in zip("ABCD", (2.0, 2.0, 1.0, float("nan")), strict=True)))
     assert [row[1].rank for row in general_table(rows_of(gathered(tied))).rows] == [1, 1, 2, 0]

@@ -56,14 +56,16 @@ def translated(arguments: Sequence[str]) -> list[str]:
     """Return the arguments for Hydra: without recipes that do not apply, and with settings of the model as additions.
 
     A setting of the model may be there already, by its file or a recipe, or not. `++` works for both; `Settings.parse`
-    checks that the model's class has such an argument.
+    checks that the model's class has such an argument. A search by Optuna maximises what a run returns.
 
     >>> translated(["dataset=cora", "model.norm=batch", "+model.encoder=64"])
     ['dataset=cora', '++model.norm=batch', '++model.encoder=64']
     """
+    names = names_of(arguments)
+    optuna = "hydra/sweeper=optuna" in arguments and "hydra.sweeper.direction" not in names
     return [
         f"++{text.lstrip('+')}" if text.lstrip("+").startswith("model.") and "=" in text else text
-        for text in without_recipes(arguments)
+        for text in (*without_recipes(arguments), *["hydra.sweeper.direction=maximize"] * optuna)
     ]
 
 

@@ -20,6 +20,12 @@ from .settings import Settings, differences
 
 RUN_DIR = "GAT_PYG_RUN_DIR"  # environment variable: passes the folder to the processes that Lightning starts
 LOCK, SWEEP = ".lock", "multirun.yaml"
+# The direction of a search by Optuna, Nevergrad and Ax: the setting of `hydra.sweeper`, its wrong and its right value
+DIRECTIONS = {
+    "direction": ("minimize", "maximize"),
+    "optim.maximize": (False, "true"),
+    "ax_config.experiment.minimize": (True, "false"),
+}
 
 
 class Invocation(NamedTuple):
@@ -38,10 +44,19 @@ class Invocation(NamedTuple):
         return cls(Path(runtime.output_dir), multirun, runtime.choices.get("experiment"), (*hydra.overrides.task,))
 
     def check(self) -> None:
-        """Raise ValueError if the path of Hydra's folder is empty, which would mean the working directory."""
+        """Raise ValueError if Hydra's folder is the working directory, or its sweeper would select the worst run."""
+        hydra: Any = OmegaConf.to_container(HydraConfig.get(), resolve=False, enum_to_str=True)
         mode = "sweep" if self.multirun else "run"
-        if OmegaConf.to_container(HydraConfig.get()[mode], resolve=False)["dir"] == "":  # type: ignore[index, call-overload]
+        if hydra[mode]["dir"] == "":
             raise ValueError(f"hydra.{mode}.dir is empty, expected the path of a folder.")
+        sweeper = flattened(hydra["sweeper"]) if self.multirun else {}
+        for name, (wrong, right) in DIRECTIONS.items():
+            values = sweeper.get(name)
+            if wrong in (values if isinstance(values, list) else [values]):
+                raise ValueError(
+                    f"hydra.sweeper.{name} is {wrong}, but runs return a score that is highest for the best: the "
+                    f"validation score, negated if lower is better. Use hydra.sweeper.{name}={right}."
+                )
 
 
 class Job(NamedTuple):

@@ -46,7 +46,9 @@ from .unused import check_effects
 
 
 def execute(config: DictConfig) -> float:
-    """Execute the job of a composed configuration, and return its mean validation score, or nan for several data sets.
+    """Execute the job of a composed configuration, and return the score for a sweeper, or nan for several data sets.
+
+    The score is the mean `Result.quality`: the validation score, negated if lower is better.
 
     On SIGINT or SIGTERM the process exits with status 128 + number.
     """
@@ -75,7 +77,7 @@ def execute(config: DictConfig) -> float:
 
 
 def all_seeds(job: Job) -> float:
-    """Train and test with each seed, print the results, and return the mean validation score.
+    """Train and test with each seed, print the results, and return the mean `Result.quality`.
 
     Raises:
         ValueError: after all seeds, if one of them had no epoch with a finite validation loss and score.
@@ -112,7 +114,7 @@ def all_seeds(job: Job) -> float:
             )
         if is_first():
             remove_checkpoints(folder)
-        return statistics.fmean(result.val for result in results)
+        return statistics.fmean(result.quality for result in results)
 
 
 @torch.no_grad()

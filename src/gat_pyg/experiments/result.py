@@ -68,6 +68,15 @@ class Result:
     data: str = ""  # hash of the settings of the split and of the user's files: data sets of one name may differ
 
     @property
+    def quality(self) -> float:
+        """The validation score, negated if lower is better, so that the best is the highest; -inf for NaN.
+
+        >>> Result("GAT", "molesol", "rmse", 0.9, 0, 9, 8, 0.75, 9.2, 0.011, 923).quality
+        -0.75
+        """
+        return -math.inf if math.isnan(self.val) else metric_named(self.metric).better(self.val)
+
+    @property
     def warning(self) -> str:
         """A warning if a constant prediction has the same test score or a better one, else ""."""
         metric = metric_named(self.metric)

@@ -18,7 +18,6 @@ from omegaconf import OmegaConf
 from ..data.from_pyg import name_of
 from ..distributed.ranks import rank_zero_print
 from ..files import try_lock
-from ..tasks.metrics import metric_named
 from .build import build_task
 from .command import dataset_name, message, misused_group, names_of, translated
 from .conf import config_folder
@@ -45,7 +44,7 @@ TABLES = {"methods": "gat,gcn", "datasets": "cora,citeseer"}
 
 
 def table(settings: Settings, invocation: Invocation, train: Callable[[Job], object]) -> float:
-    """Call `train` for every method on every data set or split; return the mean validation score on a single data set.
+    """Call `train` for every method on every data set or split; return the mean `Result.quality` on a single data set.
 
     Each cell of the table has its own folder, locked by the process that trains it, so several processes can fill one
     table. Finished cells are not repeated, interrupted ones are resumed, and a failed one does not stop the others.
@@ -67,7 +66,7 @@ def table(settings: Settings, invocation: Invocation, train: Callable[[Job], obj
             print(summary_of_splits(results))
     path = relative_path(Path(settings.results))
     print(f"All {len(cells)} cells are done, in {relative_path(folder)}; their lines are in {path}")
-    return float("nan") if settings.is_table else fmean(result.val for its in groups.values() for result in its)
+    return float("nan") if settings.is_table else fmean(result.quality for its in groups.values() for result in its)
 
 
 def _fill(cells: Mapping[str, Job], train: Callable[[Job], object]) -> None:
@@ -190,7 +189,7 @@ def _chosen(settings: Settings, candidates: Mapping[str, Job], folder: Path) -> 
         groups.setdefault(f"{result.dataset}_{name_of(cell.model.name)}_{fold}", []).append((cell, result))
     cells = {}
     for name, group in groups.items():
-        best, _ = max(group, key=lambda pair: metric_named(pair[1].metric).better(pair[1].val))
+        best, _ = max(group, key=lambda pair: pair[1].quality)
         chosen = best.replace(
             seed=settings.seed + 1,
             runs=settings.runs,

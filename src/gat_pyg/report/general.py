@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from ..experiments.folder import settings_in
 from ..experiments.hashing import data_settings, learnt
 from ..experiments.result import ERRICA
+from ..experiments.settings import LABELS
 from ..tasks.metrics import metric_named
 from .cells import NAMES, Cell, Table, ours_cell
 from .runs import Key, Runs
@@ -31,6 +32,8 @@ class Column(NamedTuple):
         name = NAMES.get(self.dataset, self.dataset)
         return f"{name} ({self.data})" if self.data else name, f"{metric.title}{unit} {'↓' if metric.lower else '↑'}"
 
+
+NAMING = ("model._target_", *(f"model.{label}" for label in LABELS))  # settings that say which model it is
 
 Rows: TypeAlias = dict[str, dict[Column, Runs]]
 
@@ -57,10 +60,12 @@ def general_table(rows: Rows) -> Table:
         notes=(
             "↑: higher scores are better; ↓: lower ones. The best mean of a column is bold, the second best "
             "underlined. A method with several configurations on a data set has a row for each, with the settings "
-            "that differ; its only configuration on another data set is in the row of the same settings if there is "
-            "one, else in a row without. Data sets of one name have a column for each split or content of the files, "
+            "that differ, and only the one with the best mean validation score can be bold or underlined; its only "
+            "configuration on another data set is in the row of the same settings if there is one, else in a row "
+            "without. Data sets of one name have a column for each split or content of the files, "
             "with the settings that differ. Runs on several splits or folds count together; by Errica's protocol, "
             "which selects a configuration on each fold, a fold counts once, with the mean over its seeds.",
+            *(note for column in columns for note in _training_notes(rows, column)),
         ),
     )
 
@@ -70,10 +75,31 @@ def columns_of(rows: Rows) -> list[Column]:
     return sorted({column for its in rows.values() for column in its})
 
 
+def _training_notes(rows: Rows, column: Column) -> Iterator[str]:
+    """Yield a note on a data set where methods differ in settings that all have: of the training, or of the models."""
+    groups = {label: its[column] for label, its in rows.items() if column in its}
+    settings = {label: values for label, one in groups.items() if (values := _settings(one))}
+    if len({groups[label].method for label in settings}) < 2:
+        return
+    shared = set.intersection(*({*values} for values in settings.values()))
+    names = [name for name in sorted(_differing(settings.values())) if name.partition(".")[0] in ("training", "model")]
+    names = [name for name in names if name in shared and name not in NAMING]
+    if any(name.startswith("training.") for name in names):
+        texts = "; ".join(f"{label}: {_text(names, values)}" for label, values in settings.items())
+        yield f"On {column.heads[0]}, the methods were not trained with the same settings. {texts}."
+
+
 def _ranks(rows: Rows, column: Column) -> dict[str, int]:
-    """Return 1 for the rows with the best mean and 2 for those with the second best; none if there is nothing worse."""
+    """Return 1 for the rows with the best mean and 2 for those with the second best; none if there is nothing worse.
+
+    Of several configurations of a method, only that with the best validation score has a rank.
+    """
     metric = metric_named(column.metric)
-    means = {label: its[column].mean for label, its in rows.items() if column in its}
+    groups = {label: its[column] for label, its in rows.items() if column in its}
+    best: dict[str, float] = {}
+    for one in groups.values():
+        best[one.method] = max(one.quality, best.get(one.method, -math.inf))
+    means = {label: one.mean for label, one in groups.items() if one.quality == best[one.method]}
     scores = {label: metric.better(mean) for label, mean in means.items() if not math.isnan(mean)}
     order = sorted(set(scores.values()), reverse=True)[:2]
     return {label: order.index(score) + 1 for label, score in scores.items() if len(order) > 1 and score in order}

@@ -88,8 +88,13 @@ class Runs:
 
     @property
     def val(self) -> float:
-        """The mean validation score, which selects one of several forms."""
+        """The mean validation score."""
         return statistics.fmean(line.result.val for line in self.lines)
+
+    @property
+    def quality(self) -> float:
+        """The mean `Result.quality`, which selects one of several forms or configurations."""
+        return statistics.fmean(line.result.quality for line in self.lines)
 
     @property
     def seconds(self) -> float:
@@ -148,7 +153,7 @@ def gathered(lines: Iterable[Line]) -> dict[Key, list[Runs]]:
 def forms(runs: Mapping[Key, Sequence[Runs]], key: Key) -> list[Runs]:
     """Return the newest group of each form of a row, the best mean validation score first."""
     newest = [groups[0] for other, groups in runs.items() if other._replace(form="") == key]
-    return sorted(newest, key=lambda group: group.val, reverse=True)
+    return sorted(newest, key=lambda group: group.quality, reverse=True)
 
 
 def shown(runs: Mapping[Key, Sequence[Runs]], key: Key) -> Runs | None:
