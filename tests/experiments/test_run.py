@@ -1000,7 +1000,9 @@ def test_hidden_gpus_are_named(command: Command, monkeypatch: pytest.MonkeyPatch
 
 
 def test_several_processes_and_multirun_do_not_go_together(command: Command):
-    assert "--multirun runs in a single process" in command("-m", "trainer=ddp_cpu", "seed=1,2", fails=True)
+    other = f"dataset._target_={SETS}.KarateClub"  # which removes recipes
+    for data in ("dataset=digits", other):
+        assert "--multirun runs in a single process" in command("-m", data, "trainer=ddp_cpu", "seed=1,2", fails=True)
 
 
 def test_without_ray_or_a_number_of_processes_ray_is_refused(command: Command, monkeypatch: pytest.MonkeyPatch):

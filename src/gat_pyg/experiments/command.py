@@ -89,7 +89,8 @@ def misused_group(overrides: Iterable[str]) -> str | None:
         if not override.key_or_group:
             return f"{text} cannot be read as a setting, expected name=value, as in dataset=cora."
         folder = config_folder() / override.key_or_group
-        if folder.is_dir() and (override.is_delete() or not isinstance(override.value(), str)):
+        required = not override.key_or_group.startswith("recipe")  # a recipe may be removed: see `without_recipes`
+        if folder.is_dir() and required and (override.is_delete() or not isinstance(override.value(), str)):
             names = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
             return f"{text} is no choice, expected {override.key_or_group}=NAME with one of {names}."
     return None
