@@ -28,6 +28,8 @@ def main() -> None:
     if "--version" in sys.argv[1:]:
         print(f"gat_pyg {get_object('gat_pyg.__version__')}")
         return
+    if not {"", os.getcwd()} & {*sys.path} and not getattr(sys.flags, "safe_path", False):
+        sys.path.append(os.getcwd())  # for classes by their `_target_`, as with `python -m gat_pyg.run`
     sys.argv[1:] = translated(sys.argv[1:])
     with errors_as_messages(sys.argv[1:]):
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(_job)()

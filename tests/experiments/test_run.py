@@ -584,6 +584,27 @@ def test_hash_includes_the_content_of_files(command: Command, kind: str):
     assert Path(first.run_dir).name in command(*arguments, "training.max_epochs=2", "ckpt_path=last")
 
 
+def test_hash_includes_the_source_of_own_classes(command: Command, place: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder not in ("", str(place))])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (place / "mine.py").write_text("import parts\nclass Net(parts.Base):\n    pass\n")
+    settings = ("model=mlp", "model._target_=mine.Net", "model.num_layers=2", "training.max_epochs=1")
+    for base in ("MLP", "MLP", "GCN"):
+        for name in ("mine", "parts"):
+            sys.modules.pop(name, None)
+        (place / "parts.py").write_text(f"from torch_geometric.nn import {base} as Base\n")
+        command(*settings)
+    first, again, other = read("outputs/results.jsonl")
+    assert first.config_hash == again.config_hash != other.config_hash
+    changed = r"the source of your own classes was \w{12}, is \w{12}"
+    for result in (other, again):
+        shutil.rmtree(result.run_dir)
+    assert re.search(
+        rf"the same settings, but {changed}\. Restore the file", command(*settings, "ckpt_path=last", fails=True)
+    )
+    assert OmegaConf.load(Path(first.run_dir) / "config.yaml").code is not None
+
+
 def test_dataset_from_a_file_and_from_a_class_of_pyg(command: Command):
     np.savez("mine.npz", **graph_of(np.arange(60) % 3))
     split = ("split.per_class=5", "split.val=10", "split.test=10")

@@ -237,8 +237,9 @@ def _resumed(settings: Settings, invocation: Invocation) -> tuple[Path, int]:
 
 def _check_content(started: Sequence[tuple[Path, Mapping[str, Any]]], values: Mapping[str, Any]) -> None:
     """Raise ValueError if a run has the same settings, but the user's files had another content."""
+    of_files = {name: values.get(name) for name in ("content", "code")}
     for folder, saved in started:
-        if not differences({**saved, "content": values.get("content")}, values):
+        if not differences({**saved, **of_files}, values):
             raise ValueError(
                 f"The run in {relative_path(folder)} has the same settings, but {differences(saved, values)}. Restore "
                 "the file, or start anew without ckpt_path."

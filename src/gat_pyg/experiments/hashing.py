@@ -1,11 +1,19 @@
-"""The hash of the settings that determine what is learnt and differ from the defaults in `conf/config.yaml`."""
+"""The hash of the settings that determine what is learnt and differ from the defaults in `conf/config.yaml`.
+
+The source of classes and functions that are not of installed packages is part of it, as is the content of users' files.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import json
-from collections.abc import Mapping
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -14,7 +22,7 @@ from .conf import config_folder
 
 VERSION = 2  # part of every hash: increase it if a default in conf/config.yaml or the choice of hashed settings changes
 GROUPS = ("dataset", "model", "training", "split", "trainer", "loader")  # groups that determine what is learnt
-OTHERS = ("metric", "task", "content")  # further settings that determine it, outside of these groups
+OTHERS = ("metric", "task", "content", "code")  # further settings that determine it, outside of these groups
 UNHASHED = frozenset(  # settings in these groups that do not determine it
     {
         *("dataset.root", "dataset.dataset.root"),  # the second: the data set whose links are drawn
@@ -82,6 +90,65 @@ def config_hash(values: Mapping[str, Any]) -> str:
     """
     plain = json.loads(json.dumps({"version": VERSION, **values}, default=str), parse_int=float)
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def source_hash(values: Any) -> str | None:
+    """Return the hash of the source of the classes and functions that settings name by `_target_`, or None.
+
+    It covers their modules and those that these import, as twelve hex digits, but no installed package and nothing of
+    Python or gat_pyg. A module's source is read once, since the process has imported it.
+
+    >>> source_hash({"model": {"_target_": "torch_geometric.nn.GCN"}}) is None
+    True
+    """
+    todo = [module for target in _targets(values) for module in _modules_of(target)]
+    sources: dict[str, bytes] = {}
+    while todo:
+        module = todo.pop()
+        if module.__name__ in sources or (source := _own_source(module)) is None:
+            continue
+        sources[module.__name__] = source
+        for value in (*vars(module).values(),):
+            inner = (
+                value if isinstance(value, ModuleType) else sys.modules.get(getattr(value, "__module__", None) or "")
+            )
+            todo += [inner] if inner is not None else []
+    if not sources:
+        return None
+    return hashlib.sha256(b"".join(name.encode() + sources[name] for name in sorted(sources))).hexdigest()[:12]
+
+
+def _targets(values: Any) -> Iterator[str]:
+    """Yield the values of all `_target_` in nested settings."""
+    if isinstance(values, dict):
+        if isinstance(target := values.get("_target_"), str):
+            yield target
+        values = values.values()
+    elif not isinstance(values, list):
+        return
+    for value in values:
+        yield from _targets(value)
+
+
+def _modules_of(target: str) -> list[ModuleType]:
+    """Return the packages and the module in the dotted name of a class or function, as far as they can be imported."""
+    modules, parts = [], target.split(".")
+    for end in range(1, len(parts)):
+        try:
+            modules.append(importlib.import_module(".".join(parts[:end])))
+        except Exception:  # the name of a class, or an error that `Factory.locate` raises again
+            break
+    return modules
+
+
+@functools.cache
+def _own_source(module: ModuleType) -> bytes | None:
+    """Return the source of a module, or None if it is of an installed package, Python or gat_pyg, or has none."""
+    name, file = module.__name__, Path(getattr(module, "__file__", None) or "")
+    root = file.parents[name.count(".") + (file.stem == "__init__")] if file.suffix == ".py" else None
+    if root is None or name.partition(".")[0] == "gat_pyg" or root == Path(sysconfig.get_path("stdlib")):
+        return None
+    return None if any(root.glob("*.dist-info")) else file.read_bytes()  # these lie beside installed packages
 
 
 def data_settings(flat: Mapping[str, Any]) -> dict[str, Any]:

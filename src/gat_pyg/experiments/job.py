@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from multiprocessing import active_children
@@ -169,6 +170,7 @@ def _by_ray(job: Job) -> float:
 def _ray_process(arguments: Mapping[str, Any]) -> float:
     """Train in one of the processes that Ray starts; raise ValueError for every error that has a message."""
     os.chdir(arguments["directory"])
+    sys.path.append(arguments["directory"])
     keep_memory()
     cast(Any, rank_zero_only).rank = int(os.environ["RANK"])
     try:

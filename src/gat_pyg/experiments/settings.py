@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_type_hints
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from ..tasks.metrics import ALIASES, METRICS, TASKS
-from .hashing import config_hash, data_settings, flattened, hashed
+from .hashing import config_hash, data_settings, flattened, hashed, source_hash
 from .rules import (
     FINITE,
     POSITIVE,
@@ -37,7 +37,7 @@ from .rules import (
 if TYPE_CHECKING:
     from ..training.optimisation import Optimisation
 
-INTERNAL = ("candidates", "content", "cell")  # settings that the command sets itself
+INTERNAL = ("candidates", "content", "code", "cell")  # settings that the command sets itself
 MAY_CHANGE_ON_RESUME = frozenset(
     {
         *("ckpt_path", "checkpoint_every", "vectorize", "seeds_per_pass", "processes", "loader.num_workers"),
@@ -202,8 +202,11 @@ class Factory:
         try:
             target = get_object(self.target or "")
         except Exception as error:
-            message = f"{name} cannot be found. Give the dotted name of something that can be imported."
-            raise ValueError(message) from error
+            cause = error.__cause__ or error
+            raise ValueError(
+                f"{name} cannot be imported ({type(cause).__name__}: {cause}). Give the dotted name of a class or a "
+                "function in an installed package or in a file of the working folder, such as mine.Net for mine.py."
+            ) from error
         if not callable(target):
             raise ValueError(f"{name} cannot be called, expected a class or a function.")
         return target
@@ -317,15 +320,16 @@ class Settings:
     data_root: Annotated[str | None, text("null or the path of a folder, such as data or ./1", None)]
     outputs: Annotated[str, text("the path of a folder, such as outputs or ./1")]
     results: Annotated[str, text("the path of a file, such as results.jsonl or ./1")]
-    # See `INTERNAL`: hashes of the candidates of protocol=errica, and of the content of dataset.path
+    # See `INTERNAL`: hashes of the candidates of protocol=errica, of the content of dataset.path, and of users' source
     candidates: Annotated[list[str] | None, CANDIDATES] = None
     content: Annotated[str | None, text("null or a hash", None)] = None
+    code: Annotated[str | None, text("null or a hash", None)] = None
     cell: Annotated[str | None, text("null or a name in methods", None)] = None  # the method, in a cell of a table
     passed: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)  # names on the command line
 
     @classmethod
     def parse(cls, config: DictConfig) -> Settings:
-        """Check a composed configuration, resolve its references, and compute the hash of the user's files, if any.
+        """Check a composed configuration, resolve its references, and compute the hashes of the user's files, if any.
 
         Raises:
             ValueError: if a setting is unknown or has an invalid value; the message names the setting, and suggests
@@ -345,7 +349,11 @@ class Settings:
         values["metric"] = ALIASES.get(values["metric"], values["metric"])
         settings = cls(**values)
         settings._check()
-        return settings if settings.content is not None else settings.replace(content=settings.content_now())
+        content, code = settings.content, settings.code
+        return settings.replace(
+            content=settings.content_now() if content is None else content,
+            code=source_hash(settings.to_dict()) if code is None else code,
+        )
 
     def content_now(self) -> str | None:
         """Return the hash of the content of `dataset.path` as it is now, or None without such a file."""
@@ -515,5 +523,5 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """
     names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
     names = [name for name in names if name not in MAY_CHANGE_ON_RESUME]
-    titles = {"content": "the content of dataset.path"}
+    titles = {"content": "the content of dataset.path", "code": "the source of your own classes"}
     return ", ".join(f"{titles.get(name, name)} was {old.get(name)}, is {new.get(name)}" for name in names[:5])
