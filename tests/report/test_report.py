@@ -203,6 +203,16 @@ def test_methods_that_the_paper_lacks_follow_and_other_data_sets_are_among_the_r
     assert row_of(named(lines, "runs"), "MLP")[6:8] == ["500", "400"]
 
 
+def test_seeds_of_different_versions_are_noted():
+    versions = ({"torch": "2.13", "gat_pyg source": "a"}, {"torch": "2.13", "gat_pyg source": "b"})
+    its = [one(seed=seed, versions=versions[seed // 2]) for seed in range(3)]
+    (note,) = (note for note in named(at(its), "runs").notes if "versions" in note)
+    assert note == (
+        "GAT on Cora (aa): the mean is over runs of different versions: gat_pyg source a (seeds 0–1), b (seeds 2)."
+    )
+    assert not any("versions" in note for note in named(at(its[:2]), "runs").notes)
+
+
 def test_runs_that_are_no_better_than_the_majority_class_are_noted():
     low = [one("GAT", "amazon-photo", 25.0 + seed, seed, majority=26.0) for seed in range(3)]
     fine, old = one("MLP", "amazon-photo", 26.1, majority=26.0), one("GCN", "amazon-photo", 1.0)  # recorded without it

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib.metadata
 import json
 import math
@@ -24,6 +26,7 @@ MODEL, RESULT, CONFIG, CHECKPOINT, METRICS = (
     "metrics.csv",
 )
 ERRICA = "Errica's protocol"  # a study
+SOURCE = "gat_pyg source"  # a key of `Result.versions`
 PACKAGES = ("gat_pyg", "torch", "torch_geometric", "lightning", "torch_scatter")
 
 # One run is one line ------------------------------------------------------------------------------------------------
@@ -136,9 +139,15 @@ def scores_of(results: Iterable[Result]) -> dict[tuple[int, int | None], float]:
     return {key: statistics.fmean(values) for key, values in scores.items()}
 
 
-def versions() -> dict[str, str | None]:
-    """Return the versions of Python and the packages that a result depends on; None if one is not installed."""
-    result: dict[str, str | None] = {"python": platform.python_version()}
+@functools.cache
+def versions() -> Mapping[str, str | None]:
+    """Return the versions of Python and the packages that a result depends on; None if one is not installed.
+
+    `"gat_pyg source"` is the hash of this package's Python files, which distinguishes commits of one version.
+    """
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))
+    source = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+    result: dict[str, str | None] = {"python": platform.python_version(), SOURCE: source}
     for package in PACKAGES:
         try:
             result[package] = importlib.metadata.version(package)

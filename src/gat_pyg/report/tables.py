@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from ..experiments.published import published
+from ..experiments.result import PACKAGES, SOURCE
 from ..tasks.metrics import ACCURACY, MICRO_F1, metric_named
 from .cells import (
     NAMES,
@@ -297,6 +298,7 @@ def runs_table(runs: Gathered, lines: Sequence[Line], general: Gathered) -> Tabl
             "method without epochs has 0. Seconds are of the training alone, on a machine that others may have used; "
             "a seed that was trained together with others has its share.",
             *_warnings(runs),
+            *_version_notes(runs),
         ),
     )
 
@@ -309,6 +311,23 @@ def _warnings(runs: Gathered) -> Iterable[str]:
             if warnings:
                 setting = f"{one.method} on {NAMES.get(key.dataset, key.dataset)} ({one.setting or 'none'})"
                 yield f"{setting}: {len(warnings)} of {len(one.lines)} runs are {warnings[0]}."
+
+
+def _version_notes(runs: Gathered) -> Iterable[str]:
+    """Yield notes on runs with the same settings whose seeds were trained by different versions of a package."""
+    for key, its in runs.items():
+        for one in its:
+            texts = []
+            for package in (SOURCE, *PACKAGES):
+                seeds: dict[str, list[int]] = {}
+                for result in (line.result for line in one.lines):
+                    version = (result.versions or {}).get(package, "unknown") or "none"
+                    seeds.setdefault(version, []).append(result.seed)
+                if len(seeds) > 1:
+                    texts.append(f"{package} {', '.join(f'{v} (seeds {ranges(n)})' for v, n in seeds.items())}")
+            if texts:
+                setting = f"{one.method} on {NAMES.get(key.dataset, key.dataset)} ({one.setting or 'none'})"
+                yield f"{setting}: the mean is over runs of different versions: {'; '.join(texts)}."
 
 
 def _stands(one: Runs, key: Key, runs: Gathered) -> bool:
