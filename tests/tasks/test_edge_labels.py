@@ -85,7 +85,7 @@ def test_loss_gradient_and_score_are_those_by_hand(make):
     if make is labelled_edges:
         assert score == pytest.approx(100 * float((out.argmax(1) == y).double().mean()))
     else:
-        error = (mean + std * out).detach() - y.double()  # in the unit of y
+        error = out.detach() - (y.double() - mean) / std
         assert score == pytest.approx(float(error.square().nanmean(0).sqrt().mean()), rel=1e-5)
 
 
@@ -339,7 +339,9 @@ def test_the_perceptron_reads_the_features_of_the_edges():
 
 def test_features_of_the_pairs_are_those_of_the_edges_unless_there_are_other_pairs():
     features = torch.rand(200, 2)
-    labelled = from_dataset(edges(y=ONES - 1, edge_attr=features), "own", val=20, test=30, task="edge_classification")
+    labelled = from_dataset(
+        edges(y=torch.arange(200) % 2, edge_attr=features), "own", val=20, test=30, task="edge_classification"
+    )
     assert torch.equal(labelled.train[0].edge_label_attr, features)
     step = labelled.objective.example(labelled.train[0], "val")
     assert torch.equal(step.edge_label_attr, features[labelled.train[0].val_mask])

@@ -174,7 +174,11 @@ def test_the_loss_of_a_split_is_the_mean_over_known_labels_whatever_the_metric()
     [
         ("rmse", NodeLabels(3), "metric=rmse does not fit 3 classes of nodes, expected accuracy, balanced_accuracy"),
         ("accuracy", NodeMultiLabels(1), "metric=accuracy does not fit 1 label of nodes, expected micro_f1, macro_f1"),
-        ("roc_auc", NodeTargets(2), "metric=roc_auc does not fit 2 targets of nodes, expected mae, rmse, r2."),
+        (
+            "roc_auc",
+            NodeTargets(2),
+            "roc_auc does not fit 2 targets of nodes, expected mae, rmse, r2, std_mae, std_rmse.",
+        ),
         ("rmse", LinkLabels(2), "metric=rmse does not fit links, expected roc_auc, average_precision, mrr, hits@20"),
         ("auc", GraphLabels(2), "metric=auc is unknown, expected accuracy"),
     ],

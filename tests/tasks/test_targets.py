@@ -11,7 +11,8 @@ from torch_geometric.data import Data
 from torch_geometric.datasets import FakeDataset
 
 from gat_pyg.data.from_pyg import from_dataset, from_file
-from gat_pyg.tasks.metrics import MAE, RMSE
+from gat_pyg.tasks.metrics import MAE, R2, RMSE
+from gat_pyg.tasks.objective import MASKS
 from gat_pyg.tasks.objectives import objective_from
 from gat_pyg.tasks.targets import GraphTargets, NodeTargets
 from tests.objectives import OBJECTIVES, quantities_of_graphs, quantities_of_nodes
@@ -68,6 +69,63 @@ def from_parts(task):
     return type(task)("other", task.train, task.val, task.test, 6, kind(task.num_classes))
 
 
+def far_away(item: str, shift: float, dtype: torch.dtype, columns: int) -> object:
+    """Quantities of nodes, edges and graphs, around a mean that float32 stores with a spacing of 64."""
+    data, draw = regression_graph(), torch.Generator().manual_seed(3)
+    values = torch.randint(-9, 10, (60, columns), generator=draw).double()
+    y = (values / (1 if dtype == torch.int64 else 7) + shift).to(dtype)
+    if item == "node":
+        return Data(data.x, data.edge_index, y=y)
+    if item == "edge":
+        return Data(data.x, data.edge_index[:, :60], edge_label=y)
+    return [Data(data.x[:3], data.edge_index[:, :0], y=row[None]) for row in y]
+
+
+@pytest.mark.parametrize("item", ["node", "edge", "graph"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+@pytest.mark.parametrize("columns", [1, 2])
+def test_a_large_mean_changes_no_loss_score_or_prediction(item, dtype, columns):
+    near, far = (
+        from_dataset(far_away(item, shift, dtype, columns), "own", val=15, test=15, task=f"{item}_regression")
+        for shift in (0.0, 1e9)
+    )
+    out = torch.randn(15, columns, generator=torch.Generator().manual_seed(1))
+    for metric in near.objective.measures:
+        one, other = near.scored_by(metric).objective, far.scored_by(metric).objective
+        y = near.labels("test"), far.labels("test")
+        torch.testing.assert_close(other.loss(out, y[1]), one.loss(out, y[0]), rtol=1e-5, atol=1e-6)
+        scores, others = (
+            task.metrics({"test": task.statistics(out, labels)}) for task, labels in zip((one, other), y, strict=True)
+        )
+        assert others == pytest.approx(scores, rel=1e-5, abs=1e-5), metric
+        assert other.constant_score(y[1]) == pytest.approx(one.constant_score(y[0]), rel=1e-5, abs=1e-5)
+        torch.testing.assert_close(
+            other.predictions(out) - 1e9, one.predictions(out).double(), rtol=1e-5, atol=1e-5, msg=metric
+        )
+    assert far.labels("test").dtype == torch.float64 and near.labels("test").dtype == torch.float32
+
+
+def test_the_score_of_several_targets_does_not_follow_the_largest_unit():
+    y, out = drawn(40, 2)
+    objective = NodeTargets(2).fitted(y)
+    scaled = y * torch.tensor([1.0, 1000.0])
+    other = NodeTargets(2).fitted(scaled)
+    metrics, changed = (task.metrics({"val": task.statistics(out, y)}) for task, y in ((objective, y), (other, scaled)))
+    assert list(metrics) == ["val_loss", "val_std_rmse", "val_rmse_0", "val_rmse_1"]
+    assert changed["val_std_rmse"] == pytest.approx(metrics["val_std_rmse"], rel=1e-5)
+    assert changed["val_rmse_0"] == pytest.approx(metrics["val_rmse_0"], rel=1e-5)
+    assert changed["val_rmse_1"] == pytest.approx(1000 * metrics["val_rmse_1"], rel=1e-5)
+    in_units = metrics["val_rmse_0"] / objective.std[0] + metrics["val_rmse_1"] / objective.std[1]
+    assert metrics["val_std_rmse"] == pytest.approx(in_units / 2, rel=1e-5)
+    assert "val_mae_1" in NodeTargets(2, MAE).metrics({"val": objective.statistics(out, y)})
+
+
+def test_r2_of_a_small_unit_is_that_of_a_large_one():
+    y, out = drawn(40, 1)
+    scores = [NodeTargets(1, R2).fitted(scale * y).measure(out.double(), scale * y.double()) for scale in (1, 1e-6)]
+    assert scores[1] == pytest.approx(scores[0], rel=1e-5)
+
+
 def test_a_target_that_is_constant_or_unknown_is_not_divided_by_zero():
     y = torch.tensor([[3.0, math.nan], [3.0, math.nan]])
     objective = NodeTargets(2).fitted(y)
@@ -121,11 +179,41 @@ def test_labels_that_are_no_quantities_or_no_classes_are_refused():
             from_dataset(data, "own", **{"val": 10, "test": 20, **options})
 
 
+def with_values(item: str, values: list[float]) -> object:
+    """Nodes, edges or graphs with these values in turn; the masks of nodes and edges have the same of each."""
+    data, y = regression_graph(), torch.tensor(values)[torch.arange(60) % len(values)]
+    if item == "graph":
+        return [Data(data.x[:3], data.edge_index[:, :0], y=label[None]) for label in y]
+    masks = {key: torch.arange(60) // len(values) % 3 == i for i, key in enumerate(MASKS)}
+    labels = {"y": y} if item == "node" else {"edge_label": y}
+    return Data(data.x, data.edge_index[:, :60], **labels, **masks)
+
+
+@pytest.mark.parametrize("item", ["node", "edge", "graph"])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([-1, 1], "own: y holds 1 and -1 alone, .* turn -1 and 1 into 0 and 1"),
+        ([-1.0, 1.0], "turn -1 and 1 into 0 and 1"),
+        ([1, 2], "y holds no class 0, but classes are numbered from 0, so the model has 3 of them"),
+        ([3, 7], "the model has 8 of them. Give numpy.unique.*, or choose task={item}_regression"),
+        ([0, 0], "own: all known training labels are equal, so there is nothing to learn. Check y and the split"),
+        ([0, -1], "all known training labels are equal"),
+        ([0.5, 0.5], "all known training labels are equal"),
+        ([[0.0, 1.0], [math.nan, 1.0]], "all known training labels are equal"),
+    ],
+)
+def test_labels_that_are_not_numbered_from_0_or_do_not_differ_are_reported(item, values, message):
+    with pytest.raises((ValueError, UserWarning), match=message.format(item=item)):  # warnings are errors
+        from_dataset(with_values(item, values), "own", val=10, test=10)
+
+
 def test_a_class_without_training_labels_is_refused(tmp_path):
     data = regression_graph()
     data.y = torch.arange(60) % 3
     for i, key in enumerate(("train_mask", "val_mask", "test_mask")):
         data[key] = (torch.arange(60) // 20 == i) & ((data.y != 2) | (i > 0))
     torch.save(data, tmp_path / "own.pt")
-    with pytest.raises(ValueError, match="nodes of class 2, the training has none"):
+    message = "nodes of class 2, the training has none.* or choose task=node_regression if these are quantities"
+    with pytest.raises(ValueError, match=message):
         from_file(tmp_path / "own.pt")

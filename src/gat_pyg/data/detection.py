@@ -118,9 +118,9 @@ def objective_class(graphs: list[Data], task: str | None) -> type[Objective]:
     return objective_for(y, item, goal or None)
 
 
-def tidy(data: Data, split: int | None, objective: type[Objective], name: str) -> Data:
+def tidy(data: Data, y: Tensor, split: int | None, name: str) -> Data:
     """Return a new graph with only the keys of `Task`, in the types of `Task`; its masks if there is a `split`."""
-    graph = Data(data.x.float(), data.edge_index, y=objective.convert(data.y, name))
+    graph = Data(data.x.float(), data.edge_index, y=y)
     if data.edge_attr is not None:
         graph.edge_attr = data.edge_attr.float()
         if graph.edge_attr.dim() == 1:

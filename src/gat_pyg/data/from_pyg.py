@@ -151,7 +151,8 @@ def from_dataset(
     count = dataset.num_splits if isinstance(dataset, SplitGraphs) else num_splits(every[0])
     kind = objective_class(every, task)
     column = split if len(raw) == len(every) == 1 else None  # masks are of the nodes or edges of a single graph
-    parts = [[tidy(data, column, kind, name) for data in graphs] for graphs in raw]
+    y = iter(kind.convert([data.y for data in every], name))
+    parts = [[tidy(data, next(y), column, name) for data in graphs] for graphs in raw]
     every = list(chain(*parts))
     if not all("edge_label_attr" in data for data in every):
         for data in every:

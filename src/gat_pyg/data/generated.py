@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import remove_self_loops, to_undirected
 
+from ..tasks.metrics import RMSE
 from ..tasks.nodes import NodeLabels, NodeMultiLabels
 from ..tasks.targets import NodeTargets
 from ..tasks.task import Task
@@ -82,7 +83,7 @@ def planted(
     quarter = max(1, graphs // 4)
     data = [_plant(nodes, labels, degree, regression, generator) for _ in range(graphs + 2 * quarter)]
     train, val, test = data[:graphs], data[graphs:-quarter], data[-quarter:]
-    objective = NodeTargets(labels) if regression else NodeMultiLabels(labels)
+    objective = NodeTargets(labels, RMSE) if regression else NodeMultiLabels(labels)
     name = "planted-regression" if regression else "planted"
     return Task(name, train, val, test, num_features=1 + labels, objective=objective)
 

@@ -93,7 +93,8 @@ def link_task(
         )
     ((graph,),) = labelled([[graph]], "edge_classification", name)
     check_is_graph(graph, name)
-    data = tidy(graph, split, EdgeLabels, name)
+    (y,) = EdgeLabels.convert([graph.y], name)
+    data = tidy(graph, y, split, name)
     data.pop("edge_label_attr", None)
     F, D = data.x.size(-1), None if data.edge_attr is None else data.edge_attr.size(-1)
     splits = [data], [data], [data]

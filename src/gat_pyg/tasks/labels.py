@@ -56,8 +56,12 @@ class OneLabel(_Labels):
         return True
 
     @classmethod
-    def convert(cls, y: Tensor, where: str) -> Tensor:
+    def convert(cls, y: Sequence[Tensor], where: str) -> list[Tensor]:
         """Return whole numbers `[n]` or `[n, 1]`, NaN where they are unknown, as `[n]` int64 with -1."""
+        return [cls._converted(labels, where) for labels in y]
+
+    @classmethod
+    def _converted(cls, y: Tensor, where: str) -> Tensor:
         y = y.squeeze(1) if y.dim() == 2 and y.size(1) == 1 else y
         if y.dim() != 1:
             raise ValueError(
@@ -76,12 +80,30 @@ class OneLabel(_Labels):
 
     @classmethod
     def for_labels(cls, y: Sequence[Tensor], where: str) -> Objective:
-        """Return the objective for the classes from 0 to the largest in y."""
-        objective, count = super().for_labels(y, where), sum(map(len, y))
-        if count < objective.out_channels:
+        """Return the objective for the classes from 0 to the largest in y, and warn if they are not numbered from 0.
+
+        Raises:
+            ValueError: if there is nothing to learn, one class and -1 are all there is, or there are more classes than
+                rows.
+        """
+        objective, labels = super().for_labels(y, where), torch.cat(list(y))
+        K, count, known = objective.out_channels, len(labels), labels[labels >= 0]
+        first = int(known.min())
+        if count < K:
             raise ValueError(
-                f"{where}: y holds the label {objective.out_channels - 1}, but there are {count} {cls.item}s. Number "
-                f"the classes from 0, or choose task={cls.item}_regression for quantities."
+                f"{where}: y holds the label {K - 1}, but there are {count} {cls.item}s. Number the classes from 0, or "
+                f"choose task={cls.item}_regression for quantities."
+            )
+        if first == K - 1 > 0 and len(known) < count:
+            raise ValueError(
+                f"{where}: y holds {first} and -1 alone, and -1 means that a label is unknown. Number the classes from "
+                "0: turn -1 and 1 into 0 and 1."
+            )
+        if 0 < first < K - 1:
+            warnings.warn(
+                f"{where}: y holds no class 0, but classes are numbered from 0, so the model has {K} of them. Give "
+                f"numpy.unique(y, return_inverse=True)[1], or choose task={cls.item}_regression for quantities.",
+                stacklevel=3,
             )
         return objective
 
@@ -152,9 +174,9 @@ class ManyLabels(_Labels):
         return y[0].dim() == 2 and y[0].size(1) != 1
 
     @classmethod
-    def convert(cls, y: Tensor, where: str) -> Tensor:
+    def convert(cls, y: Sequence[Tensor], where: str) -> list[Tensor]:
         """Return the labels as float32."""
-        return y.float()
+        return [labels.float() for labels in y]
 
     @classmethod
     def for_labels(cls, y: Sequence[Tensor], where: str) -> Objective:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -148,7 +148,8 @@ MANY_LABELS: Mapping[str, Measure | None] = {
     **{name: partial(_per_column, measure) for name, measure in _RANKED.items()},
 }
 QUANTITIES: Mapping[str, Measure | None] = {
-    name: partial(_per_column, measure) for name, measure in (("mae", _mae), ("rmse", _rmse), ("r2", _r2))
+    name: partial(_per_column, measure)
+    for name, measure in (("mae", _mae), ("rmse", _rmse), ("r2", _r2), ("std_mae", _mae), ("std_rmse", _rmse))
 }
 RANKED_LINKS: Mapping[str, Measure | None] = dict.fromkeys(
     ("roc_auc", "average_precision", "mrr", "hits@20", "hits@50", "hits@100")
@@ -168,21 +169,31 @@ AVERAGE_PRECISION = Metric("average_precision", "average precision", 3, "", _ANY
 MAE = Metric("mae", "MAE", 3, lower=True)
 RMSE = Metric("rmse", "RMSE", 3, lower=True)
 R2 = Metric("r2", "R²", 3)
+STD_MAE = Metric("std_mae", "standardised MAE", 3, lower=True)  # of targets in units of their standard deviation
+STD_RMSE = Metric("std_rmse", "standardised RMSE", 3, lower=True)
 MRR = Metric("mrr", "MRR", 3, "", _ANY)
 HITS = [Metric(f"hits@{k}", f"Hits@{k}", 3, "", _ANY) for k in (20, 50, 100)]
 METRICS = {
     metric.name: metric
     for metric in (
         *(ACCURACY, BALANCED_ACCURACY, MICRO_F1, MACRO_F1, ROC_AUC, AVERAGE_PRECISION),
-        *(MAE, RMSE, R2, MRR, *HITS),
+        *(MAE, RMSE, R2, STD_MAE, STD_RMSE, MRR, *HITS),
     )
 }
 ALIASES = {"ap": AVERAGE_PRECISION.name}  # other names, accepted and never printed
 
 
 def metric_named(name: str) -> Metric:
-    """Return the metric of this name or alias; an unknown one has three digits."""
-    return METRICS.get(ALIASES.get(name, name)) or Metric(name, name, 3)
+    """Return the metric of this name or alias, or of one target's score; an unknown one has three digits.
+
+    Example:
+        >>> metric_named("rmse_2").text(0.58)
+        'RMSE of target 2 0.580'
+    """
+    metric, (base, _, target) = METRICS.get(ALIASES.get(name, name)), name.rpartition("_")
+    if metric is None and base in METRICS and target.isdecimal():
+        return replace(METRICS[base], name=name, title=f"{METRICS[base].title} of target {target}")
+    return metric or Metric(name, name, 3)
 
 
 LINKS = "link_prediction"

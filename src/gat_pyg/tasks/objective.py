@@ -85,13 +85,13 @@ class Objective(ABC):
         return False
 
     @classmethod
-    def convert(cls, y: Tensor, where: str) -> Tensor:
-        """Return the labels of a graph, as they are in the data, in the form that `check` requires.
+    def convert(cls, y: Sequence[Tensor], where: str) -> list[Tensor]:
+        """Return the labels of graphs, as they are in the data, in the form that `check` requires.
 
         Raises:
             ValueError: if they cannot be converted; the message begins with `where`.
         """
-        return y
+        return list(y)
 
     @classmethod
     def for_labels(cls, y: Sequence[Tensor], where: str) -> Objective:
@@ -266,6 +266,14 @@ class Objective(ABC):
 def any_known(y: Tensor) -> Tensor:
     """Return a mask `[n]` of the rows of y with a known label."""
     return ~y.isnan().all(1) if y.dim() == 2 else y >= 0
+
+
+def are_equal(y: Tensor) -> bool:
+    """Return True if the known labels in y, `[n]` or each column of `[n, K]`, do not differ, in more than one row."""
+    rows = y.double().masked_fill(y < 0, float("nan"))[:, None] if y.dim() == 1 else y.double()
+    low = rows.nan_to_num(nan=float("inf")).amin(0)
+    high = rows.nan_to_num(nan=float("-inf")).amax(0)
+    return len(y) > 1 and bool((low >= high).all())
 
 
 def widest(out: Tensor) -> torch.dtype:

@@ -2,51 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TypeVar
+from typing import TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
 from .edges import OfEdges
 from .graphs import OfGraphs
-from .metrics import MAE, QUANTITIES, RMSE, Metric
+from .metrics import MAE, METRICS, QUANTITIES, RMSE, STD_RMSE, Metric
 from .nodes import OfNodes
-from .objective import Objective
+from .objective import Objective, widest
 
 _T = TypeVar("_T", bound="Targets")
+ROUNDED = 1e-4  # rounding to float32, relative to the spread of a target, above which float64 is used
 
 
 @dataclass(frozen=True)
 class Targets(Objective):
-    r"""K quantities in each row: y `[n, K]` float32 in their own unit, NaN if it is unknown.
+    r"""K quantities in each row: y `[n, K]` float32 or float64 in their own unit, NaN if it is unknown.
 
-    The model predicts standardised targets. The loss is their squared error, or their absolute error with the metric
-    MAE, averaged over all known ones:
+    The model predicts standardised targets. The loss is their squared error, or their absolute error with a metric of
+    absolute errors, averaged over all known ones:
 
     .. math::
         \mathcal{L} = \frac{1}{|\text{known}|} \sum_{ik \text{ known}}
         \Bigl(h_{ik} - \frac{y_{ik} - \mu_k}{\sigma_k}\Bigr)^2
 
-    Scores and predictions are in the unit of y.
+    Predictions are in the unit of y, and so are RMSE and MAE, averaged over the targets. Several targets may have
+    different units, and this average would follow the largest. So their default is the RMSE of the standardised
+    targets, and the score of each in its own unit is logged too. Targets with a large mean and a small standard
+    deviation, such as times, are standardised in float64, and their predictions are float64.
 
     Args:
         out_channels: K, the number of targets.
-        metric: by default the RMSE, averaged over the targets.
+        metric: by default the RMSE of one target, the standardised RMSE of several.
         mean: μ of each target; those of the training split, which `Task` computes, if it is empty.
         std: σ of each target, likewise; 1 for a target that is the same in every row.
     """
 
-    metric: Metric = field(default=RMSE, repr=False)
+    metric: Metric = field(default=cast(Metric, None), repr=False)
     mean: tuple[float, ...] = field(default=(), repr=False)
     std: tuple[float, ...] = field(default=(), repr=False)
 
     goal = "regression"
     column = "target"
     measures = QUANTITIES
+
+    def __post_init__(self) -> None:
+        if cast("Metric | None", self.metric) is None:
+            object.__setattr__(self, "metric", RMSE if self.out_channels == 1 else STD_RMSE)
 
     @classmethod
     def recognises(cls, y: Sequence[Tensor]) -> bool:
@@ -61,11 +70,15 @@ class Targets(Objective):
         return False
 
     @classmethod
-    def convert(cls, y: Tensor, where: str) -> Tensor:
-        """Return quantities `[n]` or `[n, K]` as `[n, K]` float32."""
-        if y.dim() not in (1, 2) or 0 in y.shape[1:]:
-            raise ValueError(f"{where}: y has shape {tuple(y.shape)}, expected (N,) or (N, K), K quantities per row.")
-        return y.float() if y.dim() == 2 else y.float()[:, None]
+    def convert(cls, y: Sequence[Tensor], where: str) -> list[Tensor]:
+        """Return quantities `[n]` or `[n, K]` as `[n, K]` float32; float64 if float32 would round away differences."""
+        for labels in y:
+            if labels.dim() not in (1, 2) or 0 in labels.shape[1:]:
+                shape = tuple(labels.shape)
+                raise ValueError(f"{where}: y has shape {shape}, expected (N,) or (N, K), K quantities per row.")
+        columns = [labels if labels.dim() == 2 else labels[:, None] for labels in y]
+        dtype = torch.float64 if _is_rounded(columns) else torch.float32
+        return [labels.to(dtype) for labels in columns]
 
     def fitted(self: _T, y: Tensor) -> _T:
         """Return the same objective with the mean and the standard deviation of the training split's targets."""
@@ -78,17 +91,15 @@ class Targets(Objective):
         return replace(self, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
 
     def check(self, data: Data, where: str) -> None:
-        """Raise ValueError unless y is `[n, K]` float32, finite or NaN."""
+        """Raise ValueError unless y is `[n, K]` float32 or float64, finite as float32 or NaN."""
         y, shape = data.y, (self.size(data), self.out_channels)
-        if tuple(y.shape) != shape or y.dtype != torch.float32:
+        if tuple(y.shape) != shape or y.dtype not in (torch.float32, torch.float64):
             raise ValueError(
                 f"{where}: y is {y.dtype} of shape {tuple(y.shape)}, expected torch.float32 of shape {shape}: a number "
                 f"for each {self.item} and target."
             )
-        if y.isinf().any():
-            raise ValueError(
-                f"{where}: y is infinite as float32 in {int(y.isinf().sum())} places. Give NaN where it is unknown."
-            )
+        if count := int(y.float().isinf().sum()):
+            raise ValueError(f"{where}: y is infinite as float32 in {count} places. Give NaN where it is unknown.")
 
     def summed_loss(self, out: Tensor, y: Tensor) -> Tensor:
         """Return the squared or absolute error of the standardised targets.
@@ -100,36 +111,73 @@ class Targets(Objective):
         """
         known = self.known(y)
         wide = torch.promote_types(out.dtype, y.dtype)  # else float64 outputs are compared with rounded targets
-        error = torch.where(known, out - self.outputs(y.to(wide)), 0.0)
-        return (error.abs() if self.metric.name == MAE.name else error.square()).sum()
+        standard = self.outputs(y.to(wide)).to(torch.promote_types(out.dtype, torch.float32))
+        error = torch.where(known, out - standard, 0.0)
+        return (error.abs() if self.metric.name.endswith("mae") else error.square()).sum()
 
     def measure(self, out: Tensor, y: Tensor) -> float:
-        """Return the score in the unit of y."""
-        return super().measure(self.predictions(out), y)
+        """Return the score, RMSE and MAE in the unit of y."""
+        return self._score(self.predictions(out), y)
+
+    def metrics(self, statistics: Mapping[str, Sequence[float] | Tensor]) -> dict[str, float]:
+        """Return the loss and the score of each split, and of several targets the score of each in its own unit.
+
+        Example:
+            >>> objective = NodeTargets(2, mean=(0.0, 0.0), std=(1.0, 100.0))
+            >>> rows = torch.tensor([[0.0, 0.0, 1.0, 100.0], [0.0, 0.0, -1.0, -100.0]])  # predicted, then y
+            >>> objective.metrics({"val": rows})
+            {'val_loss': 1.0, 'val_std_rmse': 1.0, 'val_rmse_0': 1.0, 'val_rmse_1': 100.0}
+        """
+        metrics = super().metrics(statistics)
+        if self.out_channels == 1:
+            return metrics
+        metric = METRICS[self.metric.name.removeprefix("std_")]
+        for split in (split for split in statistics if split != "train"):
+            out, y = self.unpack(torch.as_tensor(statistics[split]))
+            for k, column in enumerate(zip(out.split(1, 1), y.split(1, 1), strict=True)):
+                single = replace(
+                    self, out_channels=1, metric=metric, mean=self.mean[k : k + 1], std=self.std[k : k + 1]
+                )
+                metrics[f"{split}_{metric.name}_{k}"] = float(np.float32(single.measure(*column)))
+        return metrics
 
     def constant_score(self, y: Tensor) -> float:
-        """Return the score of predicting each target's mean in every row, or its median for the MAE.
+        """Return the score of predicting each target's mean in every row, or its median for absolute errors.
 
         Example:
             >>> NodeTargets(1).constant_score(torch.tensor([[1.0], [3.0]]))
             1.0
         """
         wide = y.double()
-        best = wide.nanmedian(0).values if self.metric.name == MAE.name else wide.nanmean(0)
-        return super().measure(best.expand_as(wide), wide)
+        best = wide.nanmedian(0).values if self.metric.name.endswith("mae") else wide.nanmean(0)
+        return self._score(best.expand_as(wide), wide)
 
     def predictions(self, out: Tensor) -> Tensor:
-        """Return the targets in their own unit."""
+        """Return the targets in their own unit; as float64 if float32 would round away their differences."""
+        out = out.to(self._dtype(out))
         return out * _on(self.std, 1.0, out) + _on(self.mean, 0.0, out)
 
     def outputs(self, predictions: Tensor) -> Tensor:
         """Return the standardised targets."""
+        predictions = predictions.to(self._dtype(predictions))
         return (predictions - _on(self.mean, 0.0, predictions)) / _on(self.std, 1.0, predictions)
+
+    def _score(self, predictions: Tensor, y: Tensor) -> float:
+        """Return the score of predictions in the unit of y."""
+        if self.metric.name not in (RMSE.name, MAE.name):
+            predictions, y = self.outputs(predictions), self.outputs(y)
+        return super().measure(predictions, y)
+
+    def _dtype(self, like: Tensor) -> torch.dtype:
+        """Return the dtype in which targets are standardised."""
+        eps = torch.finfo(torch.float32).eps / 2
+        is_rounded = any(eps * abs(mean) > ROUNDED * std for mean, std in zip(self.mean, self.std, strict=True))
+        return torch.promote_types(like.dtype, widest(like)) if is_rounded else like.dtype
 
 
 @dataclass(frozen=True)
 class NodeTargets(Targets, OfNodes):
-    """K quantities for each node: y `[N, K]` float32, NaN if it is unknown. Squared error, RMSE.
+    """K quantities for each node: y `[N, K]` float32 or float64, NaN if it is unknown. Squared error, RMSE.
 
     Example:
         >>> NodeTargets(1).metric.text(0.58)
@@ -157,6 +205,17 @@ class GraphTargets(OfGraphs, Targets):
         >>> objective.loss(*objective.rows(torch.zeros(2, 1), batch, None))
         tensor(5.)
     """
+
+
+def _is_rounded(y: Sequence[Tensor]) -> bool:
+    """Return True if rounding `[n, K]` to float32 changes a target by more than `ROUNDED` of its median deviation."""
+    if len({labels.size(1) for labels in y}) != 1 or not sum(map(len, y)):
+        return False  # which the checks refuse
+    wide = torch.cat([labels.double() for labels in y])
+    rounding, spread = (
+        difference.abs().nanmedian(0).values for difference in (wide.float() - wide, wide - wide.nanmedian(0).values)
+    )
+    return bool((rounding > ROUNDED * spread).any())
 
 
 def _on(values: Sequence[float], default: float, like: Tensor) -> Tensor | float:
