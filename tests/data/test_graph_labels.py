@@ -151,8 +151,8 @@ def test_labels_are_of_graphs_where_nodes_would_have_others():
 
 
 def test_many_labels_per_graph_are_detected():
-    y = torch.tensor([[0.0, 1.0, float("nan")]])
-    assert from_dataset([data.update({"y": y}) for data in graphs()], val=5, test=5).objective == GraphMultiLabels(3)
+    every = [data.update({"y": torch.tensor([[float(data.y), 1.0, float("nan")]])}) for data in graphs()]
+    assert from_dataset(every, val=5, test=5).objective == GraphMultiLabels(3)
 
 
 @pytest.mark.parametrize(

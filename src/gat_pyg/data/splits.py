@@ -74,10 +74,11 @@ def _draw(data: Data, train: int | None, val: int, test: int, seed: int, name: s
             labels = [order[data.y[order] == label][:size] for label in range(K)]
             few = [f"{label} ({len(members)})" for label, members in enumerate(labels) if len(members) != size]
             if few:
+                hint = "Number the classes from 0" if not len(labels[0]) else "Choose a smaller per_class"
                 raise ValueError(
                     f"{name}: per_class={size} needs more labelled nodes than there are in class "
-                    f"{', '.join(few[:5])}. Choose a smaller per_class (split.per_class in the command), or give "
-                    "train_mask."
+                    f"{', '.join(few[:5])}. {hint} (split.per_class in the command), or give train_mask. For "
+                    "quantities choose task=node_regression."
                 )
             nodes = torch.cat(labels)
         else:
@@ -243,8 +244,8 @@ def check_classes(task: Task) -> None:
     if absent:
         raise ValueError(
             f"{task.name}: the validation or the test has {task.objective.item}s of class "
-            f"{', '.join(map(str, absent[:5]))}, the training has none. Choose another split (split.* in the "
-            "command), or set their labels to -1."
+            f"{', '.join(map(str, absent[:5]))}, the training has none. Choose another split (split.* in the command), "
+            f"set their labels to -1, or choose task={task.objective.item}_regression if these are quantities."
         )
 
 

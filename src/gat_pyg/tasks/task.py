@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +17,7 @@ from torch_geometric.loader import DataLoader
 
 from .checks import NOTHING_KNOWN, check_graph
 from .node_ids import has_ids
-from .objective import SPLITS, Objective, Split, any_known
+from .objective import SPLITS, Objective, Split, any_known, are_equal
 from .preparation import Preparation, row_range
 
 
@@ -154,7 +155,11 @@ class Task:
             self.objective.check_splits(self.shared_graph, self.name)
         else:
             self._check_graphs()
-        object.__setattr__(self, "objective", self.objective.fitted(self.labels("train")))
+        train = self.labels("train")
+        if self.objective.item != "link" and are_equal(train):  # whose other pairs are drawn in each step
+            reason = "all known training labels are equal, so there is nothing to learn"
+            warnings.warn(f"{self.name}: {reason}. Check y and the split.", stacklevel=3)
+        object.__setattr__(self, "objective", self.objective.fitted(train))
 
     def _check_graphs(self) -> None:
         for split in SPLITS:
