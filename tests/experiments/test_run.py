@@ -33,6 +33,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.datasets import KarateClub, Planetoid
 
 import gat_pyg.experiments.alone
+import gat_pyg.experiments.folder
 import gat_pyg.experiments.job
 import gat_pyg.experiments.process
 import gat_pyg.experiments.together
@@ -43,7 +44,7 @@ from gat_pyg import GAT, load, predict
 from gat_pyg.data import digits, from_file, links, planted
 from gat_pyg.experiments.build import task_of
 from gat_pyg.experiments.result import Result, read
-from gat_pyg.files import try_lock
+from gat_pyg.files import try_lock, unlock
 from gat_pyg.kernels.cpu import cache
 from gat_pyg.report.general import rows_of
 from gat_pyg.report.runs import gathered
@@ -503,6 +504,73 @@ def test_a_seed_that_fails_in_a_process_is_named(place: Path):
     assert process.returncode == 1
     assert "seed 1 failed: bad luck" in stderr, stderr
     assert "gat-pyg: The process that trained seed 1 failed, as printed above. The same command with" in stderr
+
+
+ORPHANS = """
+import os, signal, sys, time
+from contextlib import suppress
+from pathlib import Path
+from gat_pyg.run import main
+
+def late(number, parent=os.getpid()):  # called first in each process: the job dies before
+    with open("children", "a") as file:
+        print(os.getpid(), file=file, flush=True)
+    with suppress(ProcessLookupError):
+        os.kill(parent, signal.SIGKILL)
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    set_signal(number)
+
+spawn = sys.modules["torch.multiprocessing.spawn"]
+set_signal, spawn._prctl_pr_set_pdeathsig = spawn._prctl_pr_set_pdeathsig, late
+main()
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads states from /proc")
+@pytest.mark.parametrize("how", [("vectorize=off", "processes=2"), ("vectorize=on", "trainer=ddp_cpu")], ids="-".join)
+def test_processes_whose_job_died_while_they_started_train_nothing(place: Path, how: tuple[str, ...]):
+    (place / "orphans.py").write_text(ORPHANS)
+    process = python("orphans.py", *SMALL, "runs=2", "training.max_epochs=3", *how)
+    process.communicate(timeout=60)
+    children = (place / "children").read_text().split()
+    assert process.returncode == -signal.SIGKILL and children
+
+    def is_running(child: str) -> bool:
+        with suppress(FileNotFoundError):
+            return Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return False
+
+    while any(map(is_running, children)):
+        time.sleep(0.01)
+    assert not [*Path("outputs").rglob("metrics.csv"), *Path("outputs").rglob("result.json")]
+
+
+def test_a_job_waits_for_the_processes_of_the_one_that_was_killed(place: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = gat_pyg.experiments.folder
+    child = try_lock(place / "1.lock")
+    part = place / ".result.json.7.part"  # which it is writing
+    part.touch()
+    monkeypatch.setattr(folder.time, "sleep", lambda seconds: (part.unlink(), unlock(place / "1.lock", child)))
+    with folder.Job(None, place).held(try_lock(place / ".lock")):
+        assert not part.exists()
+    assert not [*place.iterdir()]
+
+
+def test_a_rank_ends_with_the_process_that_started_it(place: Path, monkeypatch: pytest.MonkeyPatch):
+    folder, calls = gat_pyg.experiments.folder, []
+    library = SimpleNamespace(prctl=lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(gat_pyg.experiments.process.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(folder, "is_first", lambda: False)
+    monkeypatch.setenv(folder.RUN_DIR, str(place))
+    start = folder.started_job(None, folder.Invocation(place, False, None, ()))
+    monkeypatch.setenv(folder.PARENT, str(os.getppid()))
+    with start as job:
+        assert job.folder == place
+    assert calls == [(1, signal.SIGKILL)] * sys.platform.startswith("linux")
+    monkeypatch.setenv(folder.PARENT, str(os.getpid()))  # as if another process were the parent now
+    with pytest.raises(SystemExit, match="1"), folder.started_job(None, folder.Invocation(place, False, None, ())):
+        pytest.fail("it goes on")
 
 
 def test_reasons_for_sequential_training_are_printed(command: Command, monkeypatch: pytest.MonkeyPatch):
@@ -995,14 +1063,14 @@ def test_the_memory_of_the_trial_is_freed_before_each_device_trains_its_share(
     assert done == ["freed", "2 processes"]
 
 
-def test_a_share_trains_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch):
+def test_a_share_trains_on_its_own_gpu(place: Path, monkeypatch: pytest.MonkeyPatch):
     together = gat_pyg.experiments.together
     calls: list[Any] = []
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
     monkeypatch.setattr(together, "build_task", lambda settings: "task")
-    monkeypatch.setattr(together, "one_share", lambda place, *_: calls.append(place))
+    monkeypatch.setattr(together, "one_share", lambda own, *_: calls.append(own))
     places = [together.Place(rank, 2, torch.device("cuda", rank)) for rank in range(2)]
-    together._share(1, places, SimpleNamespace(settings=None), None)
+    together._share(1, places, together.Job(SimpleNamespace(), place), None, os.getppid())
     assert calls == [torch.device("cuda", 1), places[1]]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,10 +16,13 @@ from omegaconf import OmegaConf
 from ..distributed.ranks import is_first, rank_zero_print, shared_store
 from ..files import PART, try_lock, unlock, write_whole
 from .hashing import flattened
+from .process import end_with, killed_with
 from .result import CHECKPOINT, CONFIG, RESULT, Result, append
 from .settings import Settings, differences
 
 RUN_DIR = "GAT_PYG_RUN_DIR"  # environment variable: passes the folder to the processes that Lightning starts
+PARENT = "GAT_PYG_PARENT"  # environment variable: the id of the process that started them
+PAUSE = 0.2  # seconds between two attempts to lock a file
 LOCK, SWEEP = ".lock", "multirun.yaml"
 # The direction of a search by Optuna, Nevergrad and Ax: the setting of `hydra.sweeper`, its wrong and its right value
 DIRECTIONS = {
@@ -100,14 +104,32 @@ class Job(NamedTuple):
         return str(last) if self.settings.ckpt_path == "last" and last.is_file() else self.started_from
 
     @contextmanager
+    def child(self, rank: int, parent: int) -> Iterator[None]:
+        """Context manager in a process that the job's process, `parent`, has started: hold a lock of its own.
+
+        After a kill of the job, such a process ends after its epoch. A job that resumes the folder waits for that.
+        """
+        path = self.folder / f"{rank}{LOCK}"
+        lock = _wait_for(path)
+        try:
+            end_with(parent)
+            yield
+        finally:
+            unlock(path, lock)
+
+    @contextmanager
     def held(self, lock: int) -> Iterator[None]:
         """Context manager: hold the folder's lock, and remove the incomplete files of a process that died there.
+
+        It first waits for the processes that a killed job has started: see `child`.
 
         The lock file is removed at the end. It remains if the process dies, or if a job is interrupted between its
         last result and its summary, so that `is_finished` can distinguish such a job from a finished one.
         """
         ended = False
         try:
+            for path in self.folder.glob(f"[0-9]*{LOCK}"):
+                unlock(path, _wait_for(path))
             _remove_parts(self.folder)
             yield
             ended = True
@@ -132,6 +154,8 @@ def started_job(settings: Settings, invocation: Invocation) -> Iterator[Job]:
     fresh = invocation.folder
     store = shared_store()
     if not is_first():
+        if PARENT in os.environ:
+            killed_with(int(os.environ[PARENT]))
         folder = Path(os.environ.get(RUN_DIR) or (store.get(RUN_DIR).decode() if store else fresh))
         if folder != fresh:
             drop_empty(fresh)
@@ -144,7 +168,7 @@ def started_job(settings: Settings, invocation: Invocation) -> Iterator[Job]:
             drop_empty(fresh)
             if invocation.multirun:
                 _drop_sweep(fresh.parent)
-        os.environ[RUN_DIR] = str(folder)
+        os.environ |= {RUN_DIR: str(folder), PARENT: str(os.getpid())}
         if store is not None:
             store.set(RUN_DIR, str(folder))
         try:
@@ -159,10 +183,22 @@ def started_job(settings: Settings, invocation: Invocation) -> Iterator[Job]:
                         (folder / CONFIG).unlink()  # nothing was done: the folder is not a run
                     raise
         finally:
-            os.environ.pop(RUN_DIR)
+            for name in (RUN_DIR, PARENT):
+                os.environ.pop(name)
     finally:
         drop_empty(fresh)
         drop_empty(folder)
+
+
+def _wait_for(path: Path) -> int:
+    """Lock a file as `try_lock` does, but wait for another process that holds it."""
+    reported = False
+    while (lock := try_lock(path)) is None:
+        if not reported:
+            rank_zero_print(f"Waiting for a process of the job that was killed in {relative_path(path.parent)}")
+        reported = True
+        time.sleep(PAUSE)
+    return lock
 
 
 def _remove_parts(folder: Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import sys
-import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,13 +14,12 @@ import torch
 from torch.multiprocessing import get_context
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, spawn
 
-from ..files import try_lock, unlock
 from ..training.progress import quiet
 from ..training.signals import handled
 from .alone import one_run
 from .build import build_task, build_trainer
 from .command import message
-from .folder import LOCK, Job, drop_empty
+from .folder import Job, drop_empty
 from .process import exit_on_signal, keep_memory
 from .result import RESULT
 
@@ -71,7 +70,7 @@ def seed_processes(job: Job) -> Iterator[Processes | None]:
             "train a seed together. Use processes=1 or trainer.devices=1."
         )
     indices = get_context("spawn").Array("q", [-1] * size)  # the index of each process's seed, in ascending order
-    context = spawn(_process, (indices, seeds, job), nprocs=size, join=False)
+    context = spawn(_process, (indices, seeds, job, os.getpid()), nprocs=size, join=False)
     try:
         yield Processes(context, indices, seeds)
         while not context.join():
@@ -84,21 +83,23 @@ def seed_processes(job: Job) -> Iterator[Processes | None]:
             process.join()
 
 
-def _process(rank: int, indices: Any, seeds: Sequence[int], job: Job) -> None:
+def _process(rank: int, indices: Any, seeds: Sequence[int], job: Job, parent: int) -> None:
     """Train one seed after the other; on an error, print it and exit with status 1."""
     torch.set_num_threads(max(1, torch.get_num_threads() // len(indices)))
     keep_memory()
-    with handled(exit_on_signal), quiet():
+    with job.child(rank, parent), handled(exit_on_signal), quiet():
         task = build_task(job.settings)
         while (index := _next(rank, indices)) < len(seeds):
+            run_dir = job.run_folder(seeds[index])
             try:
-                with _locked(job.run_folder(seeds[index])) as run_dir:
-                    if not (run_dir / RESULT).is_file():
-                        one_run(job.settings, task, seeds[index], run_dir)
+                if not (run_dir / RESULT).is_file():
+                    one_run(job.settings, task, seeds[index], run_dir)
             except Exception as error:
                 reason = message(error) or traceback.format_exc()
                 print(f"seed {seeds[index]} failed: {reason}", file=sys.stderr, flush=True)
                 sys.exit(1)
+            finally:
+                drop_empty(run_dir)
 
 
 def _next(rank: int, indices: Any) -> int:
@@ -106,16 +107,3 @@ def _next(rank: int, indices: Any) -> int:
     with indices.get_lock():
         indices[rank] = max(indices) + 1
         return int(indices[rank])
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[Path]:
-    """Context manager: hold the lock of a seed's folder; a process of a killed job may still write its checkpoint."""
-    folder.mkdir(parents=True, exist_ok=True)
-    while (lock := try_lock(folder / LOCK)) is None:
-        time.sleep(PAUSE)
-    try:
-        yield folder
-    finally:
-        unlock(folder / LOCK, lock)
-        drop_empty(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -60,7 +61,7 @@ def all_at_once(job: Job, task: Task) -> bool:
     else:  # the shares exchange nothing, so each has a process of its own
         torch.cuda.empty_cache()  # the trial's memory: each process plans its passes by the free memory
         try:
-            spawn(_share, (places, job, plan), nprocs=len(places))
+            spawn(_share, (places, job, plan, os.getpid()), nprocs=len(places))
         except ProcessExitedException as error:
             raise ValueError(missing([error.error_index], len(places))) from error
     return True
@@ -102,7 +103,7 @@ class Place(NamedTuple):
         return CHECKPOINT if self.rank == 0 else f"{self.rank}.{CHECKPOINT}"
 
 
-def _share(rank: int, places: list[Place], job: Job, plan: StackPlan) -> None:
+def _share(rank: int, places: list[Place], job: Job, plan: StackPlan, parent: int) -> None:
     """Train one share of the seeds in a process of its own; on a CPU, with a share of the cores."""
     place = places[rank]
     if place.device.type == "cpu":
@@ -110,7 +111,7 @@ def _share(rank: int, places: list[Place], job: Job, plan: StackPlan) -> None:
     else:
         torch.cuda.set_device(place.device)
     keep_memory()
-    with handled(exit_on_signal), quiet():
+    with job.child(rank, parent), handled(exit_on_signal), quiet():
         one_share(place, job, build_task(job.settings), plan)
 
 
