@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import itertools
 import math
 import os
 import re
@@ -638,29 +639,51 @@ SPEED = pytest.mark.parametrize("speed", [True, False], ids=["speed", "memory"])
 def test_fake_operators_return_what_the_kernels_do(
     names: str, of_x: torch.dtype, of_others: torch.dtype, of_out: torch.dtype, speed: bool
 ) -> None:
-    """Shapes, dtypes and strides of the operators on fake CUDA tensors are those of the kernels' results."""
-    leaves = leaves_of(BIPARTITE, 3, 5, names)
-    leaves = {name: leaf.to(DEVICE, of_x if name == "x" else of_others) for name, leaf in leaves.items()}
-    score, saves_output = score_of(leaves), speed or len(modes_of(names)) == 1
-    operands = leaves["x"], leaves.get("edge_weight"), *score.operands
-    present = [operand is not None for operand in operands]
-    rest = (3, False, "source_to_target", type(score).__name__, [0.3, *score.values], saves_output, None, 0.0)
+    """Shapes, dtypes and strides of the operators on fake CUDA tensors are those of the kernels' results.
 
-    def layouts(seed: Tensor, index: Tensor, *operands: Tensor) -> list[Any]:
-        tensors = [*operands]
-        results = torch.ops.gat_pyg.attend(tensors, present, seed, index, *rest, False)
-        saved, ones = [*results] if saves_output else results[1:], torch.ones_like(results[0])
-        for last in (False, True):
-            needs = [True] * (len(tensors) - 1) + [last]
-            results += torch.ops.gat_pyg.attend_backward(ones, tensors, saved, needs, present, seed, index, *rest)
-        return [(tuple(t.shape), t.dtype, t.stride()) for t in results]
+    Of one model, of a stack, and without edges.
+    """
+    unconnected = replace(BIPARTITE, index=BIPARTITE.index[:, :0])
+    for graph, models in itertools.product((BIPARTITE, unconnected), ((), (2,))):
+        leaves = leaves_of(graph, 3, 5, names)
+        leaves = {
+            name: leaf.to(DEVICE, of_x if name == "x" else of_others).expand(*models, *leaf.shape)
+            for name, leaf in leaves.items()
+        }
+        score, saves_output = score_of(leaves), speed or len(modes_of(names)) == 1
+        operands = leaves["x"], leaves.get("edge_weight"), *score.operands
+        present = [operand is not None for operand in operands]
+        rest = (3, False, "source_to_target", type(score).__name__, [0.3, *score.values], saves_output, None, 0.0)
 
-    real = [torch.tensor(SEED, device=DEVICE), BIPARTITE.index.to(DEVICE)]
-    real += [operand for operand in operands if operand is not None]
-    with torch._subclasses.FakeTensorMode():
-        fake = [torch.empty(t.shape, dtype=t.dtype, device="cuda") for t in real]
-        expected = layouts(*fake)
-    assert layouts(*real) == expected
+        def layouts(seed: Tensor, index: Tensor, *operands: Tensor) -> list[Any]:
+            tensors = [*operands]
+            results = torch.ops.gat_pyg.attend(tensors, present, seed, index, *rest, False)  # noqa: B023
+            saved, ones = [*results] if saves_output else results[1:], torch.ones_like(results[0])  # noqa: B023
+            for last in (False, True):
+                needs = [True] * (len(tensors) - 1) + [last]
+                results += torch.ops.gat_pyg.attend_backward(ones, tensors, saved, needs, present, seed, index, *rest)  # noqa: B023
+            return [(tuple(t.shape), t.dtype, t.stride()) for t in results]
+
+        real = [torch.full(models, SEED, device=DEVICE), graph.index.to(DEVICE)]
+        real += [operand for operand in operands if operand is not None]
+        with torch._subclasses.FakeTensorMode():
+            fake = [torch.empty(t.shape, dtype=t.dtype, device="cuda") for t in real]
+            expected = layouts(*fake)
+        assert layouts(*real) == expected, (graph, models)
+
+
+@runs
+@pytest.mark.parametrize("layer", [GATv2Conv, *(pytest.param(of, marks=weekly) for of in (GATConv, TransformerConv))])
+@pytest.mark.usefixtures("these_kernels")
+def test_a_batch_of_features_is_compiled(layer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features `[B, N, F]` are a stack to the kernels; the compiler reads its strides."""
+    monkeypatch.setattr(device, "REASONS", {})
+    conv, index = layer(6, 5, heads=3, edge_dim=2).to(DEVICE), torch.randint(7, (2, 20), device=DEVICE)
+    x, edge_attr = torch.randn(2, 7, 6, device=DEVICE), torch.randn(20, 2, device=DEVICE)
+    leaves = [x.requires_grad_(), edge_attr.requires_grad_(), *conv.parameters()]
+    outs = [run(x, index, edge_attr) for run in (conv, torch.compile(conv, backend="aot_eager", fullgraph=True))]
+    results, expected = ([out, *torch.autograd.grad(out.square().sum(), leaves)] for out in outs)
+    assert all(torch.equal(one, other) for one, other in zip(results, expected, strict=True))
 
 
 def test_without_triton_the_import_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,8 @@ from torch._functorch.utils import unwrap_dead_wrappers
 from ..graph.adjacency import EdgeList
 from ..graph.edges import Edges
 from ..graph.remembered import NOT_OVER_THE_GRAPH
-from ..kernels.device import load_kernels, result_dtype
-from ..kernels.models import each_model, in_forward_mode, to_models
+from ..kernels.device import has_gpu_kernels, load_kernels, result_dtype
+from ..kernels.models import each_model, in_forward_mode, to_heads, to_models
 from ..philox import draw_mask
 from . import segment
 from .score import SCORES, Score
@@ -59,10 +59,11 @@ def attend(
     if isinstance(edges, EdgeList):
         return _attend_for_compiler(x, score, edges, edge_weight, seed, dropout, saves_output, keeps=False)[0]
     call = _Call(type(score), score.values, edges, dropout, saves_output)
+    operands = x, edge_weight, *score.operands
     if in_forward_mode():
-        return _by_segments(call, seed, x, edge_weight, *score.operands)
-    out: Tensor = _Attend.apply(call, seed, x, edge_weight, *score.operands)[0]
-    return out
+        return _by_segments(call, seed, *operands).to(dtype)
+    out: Tensor = _Attend.apply(call, seed, *operands)[0]
+    return out.to(dtype)
 
 
 def attend_and_keep(
@@ -79,7 +80,13 @@ def attend_and_keep(
 
 
 def _is_half_on_cpu(x: Tensor, dtype: torch.dtype) -> bool:
-    return x.device.type == "cpu" and dtype in (torch.float16, torch.bfloat16)
+    return not has_gpu_kernels(x) and dtype in (torch.float16, torch.bfloat16)
+
+
+def _out_dtype(saves_output: bool, *operands: Tensor | None) -> torch.dtype:
+    """Return the dtype in which the kernels return O: at least float32 where their backward pass reads it."""
+    dtype = result_dtype(*operands)
+    return torch.promote_types(dtype, torch.float32) if saves_output else dtype
 
 
 def group(edges: EdgeList, num_src: int) -> Edges:
@@ -207,7 +214,7 @@ def _by_segments(
         tensors = seed, x, edge_weight, *operands
         each: Any = ([None if t is None else t[model] for t in tensors] for model in range(x.size(0)))
         return torch.stack([_by_segments(call, *model) for model in each])
-    score, dtype = call.score.of(operands, call.values), result_dtype(x, edge_weight, *operands)
+    score, dtype = call.score.of(operands, call.values), _out_dtype(call.saves_output, x, edge_weight, *operands)
     factor = segment.factors(call.edges, edge_weight, seed, x.size(1), call.dropout, dtype)
     return segment.attend(x, score, call.edges, factor)[0].to(dtype)
 
@@ -218,7 +225,7 @@ def _by_segments(
 def _forward(
     call: _Call, seed: Tensor | None, x: Tensor, edge_weight: Tensor | None, *operands: Tensor | None
 ) -> tuple[Tensor, ...]:
-    score, dtype = call.score.of(operands, call.values), result_dtype(x, edge_weight, *operands)
+    score, dtype = call.score.of(operands, call.values), _out_dtype(call.saves_output, x, edge_weight, *operands)
     kernels, drop = call.kernels(x), (call.dropout, seed)
     results = kernels.forward(x, score, call.edges, edge_weight, *drop, dtype, call.saves_output)
     return tuple(results)
@@ -231,6 +238,7 @@ def _backward(
     score, saved = call.score.of(tensors[:count], call.values), tensors[count:]
     out, saved = (saved[0], saved[1:]) if call.saves_output else (None, saved)
     kernels, drop = call.kernels(x), (call.dropout, seed)
+    grad = grad.to(result_dtype(x, edge_weight, *score.operands))  # as it was before O was rounded
     grads = kernels.backward(grad, x, score, call.edges, edge_weight, *drop, out, saved, call.needs)
     names = "x", "edge_weight", *call.score.shapes
     return tuple(
@@ -262,10 +270,9 @@ def _attend_for_compiler(
     present = [operand is not None for operand in operands]
     tensors = [operand for operand in operands if operand is not None]
     numbers, name = [dropout, *score.values], type(score).__name__
-    results: list[Tensor] = _attend_op(
-        tensors, present, seed, *edges[:4], name, numbers, saves_output, *edges[4:], keeps
-    )
-    return results
+    out, *others = _attend_op(tensors, present, seed, *edges[:4], name, numbers, saves_output, *edges[4:], keeps)
+    dtype = result_dtype(*tensors)
+    return [out if out.dtype == dtype else out.to(dtype), *others]
 
 
 def _unpack(
@@ -311,23 +318,33 @@ def _keep(call: _Call, seed: Tensor | None, x: Tensor) -> Tensor:
 
 @_attend_op.register_fake
 def _(tensors, present, seed, edge_index, num_dst, loops, flow, score, numbers, saves_output, drop_seed, drop, keeps):  # type: ignore[no-untyped-def]
-    x, dtype = tensors[0], result_dtype(*tensors)
+    x = tensors[0]
     operands = _spread([at for at, there in enumerate(present) if there], tensors, len(present))
     edge_values = SCORES[score].of(operands[2:], numbers[1:]).edge_values
     channels = x.size(-1) + (0 if edge_values is None else edge_values.size(-1))
-    sizes = {"N_dst": num_dst, "H": x.size(-2), "C": channels}
-    wide, models = torch.promote_types(dtype, torch.float32), x.shape[:-3]
-    log_sum_exp = x.new_empty(*models, num_dst, x.size(-2), *((2,) if x.device.type == "cpu" else ()), dtype=wide)
-    saved = SCORES[score].saved if saves_output else ()
-    others = [
-        x.new_empty([*models, *(sizes[letter] for letter in shape)], dtype=dtype if "C" in shape else wide)
-        for shape in saved
-    ]
+    sizes = {"N_dst": num_dst, "H": x.size(-2), "C": channels, "stats": 2}
+    wide, models = torch.promote_types(result_dtype(*tensors), torch.float32), x.shape[:-3]
+
+    def new(*shape: str, dtype: torch.dtype = wide) -> Tensor:
+        return _laid_out(x, x.new_empty([*models, *(sizes[letter] for letter in shape)], dtype=dtype))
+
+    out = new("N_dst", "H", "C", dtype=_out_dtype(saves_output, *tensors))
+    log_sum_exp = new("N_dst", "H") if has_gpu_kernels(x) else new("N_dst", "H", "stats")
+    others = [new(*shape) for shape in (SCORES[score].saved if saves_output else ())]
     if keeps:
         num_rows = edge_index.size(1) + (torch.sym_min(x.size(-3), num_dst) if loops else 0)
         wide = torch.promote_types(x.dtype, torch.float32)
         others.append(x.new_empty(*models, num_rows, x.size(-2), dtype=wide))
-    return [x.new_empty(*models, num_dst, x.size(-2), channels, dtype=dtype), log_sum_exp, *others]
+    return [out, log_sum_exp, *others]
+
+
+def _laid_out(x: Tensor, result: Tensor) -> Tensor:
+    """Return a fake result `[..., rows, H, ...]` with the strides of the real one.
+
+    The kernels for a GPU compute the heads of all models of a stack side by side.
+    """
+    is_stack = x.dim() == 4 and has_gpu_kernels(x)
+    return to_models(to_heads(result, 1), 1, x.size(0)) if is_stack else result
 
 
 @torch.library.custom_op("gat_pyg::attend_backward", mutates_args=(), tags=_TAGS)
@@ -357,9 +374,15 @@ def _attend_backward_op(
 
 
 @_attend_backward_op.register_fake
-def _(grad, tensors, saved, needs, *rest):  # type: ignore[no-untyped-def]
-    none = grad.new_empty(*tensors[0].shape[:-3], 0)
-    return [t.new_empty(t.shape) if needed else none.clone() for t, needed in zip(tensors, needs, strict=True)]
+def _(grad, tensors, saved, needs, present, seed, index, num_dst, loops, flow, score, *rest):  # type: ignore[no-untyped-def]
+    x, grads = tensors[0], []
+    none = grad.new_empty(*x.shape[:-3], 0, dtype=result_dtype(*tensors))
+    shapes = {"x": ("N_src", "H", "C"), "edge_weight": ("E", "H"), **SCORES[score].shapes}
+    of_present = [shape for shape, there in zip(shapes.values(), present, strict=True) if there]
+    for operand, shape, needed in zip(tensors, of_present, needs, strict=True):
+        result = operand.new_empty(operand.shape) if needed else none.clone()
+        grads.append(_laid_out(x, result) if needed and shape[1] == "H" else result)
+    return grads
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:

@@ -51,6 +51,11 @@ def unsupported_reason(x: Tensor | None, *others: Tensor | None) -> str | None:
     return reason
 
 
+def has_gpu_kernels(tensor: Tensor) -> bool:
+    """Return True if the kernels for a tensor's device are those for a GPU."""
+    return FILES.get(tensor.device.type) == "gpu"
+
+
 def result_dtype(*operands: Tensor | None) -> torch.dtype:
     """Return the widest dtype of the operands."""
     dtypes = [operand.dtype for operand in operands if operand is not None]

@@ -63,10 +63,10 @@ class Additive(Score):
 def prefers_speed(x: Tensor, edges: Edges | EdgeList) -> bool:
     """Return True if the backward pass should read O and O+ ("speed"), False for a scratch of `[E, H]` ("memory").
 
-    "speed" writes and reads N H C elements twice; "memory" E H elements and, on a CPU, their exponentials. So the mean
-    number of edges per row decides. When compiling for a CPU it is always "speed", since N and E are not known.
+    "speed" writes and reads N H C elements twice, in float32 or wider; "memory" E H elements and, on a CPU, their
+    exponentials. So the mean number of edges per row decides. When compiling for a CPU it is always "speed", since N
+    and E are not known.
     """
-    size = x.size(2) * x.element_size() * x.size(0)
     if x.device.type == "cpu":
-        return isinstance(edges, EdgeList) or size < 32 * edges.num_edges
-    return size < 6.7 * edges.num_edges
+        return isinstance(edges, EdgeList) or x.size(2) * x.element_size() * x.size(0) < 32 * edges.num_edges
+    return x.size(2) * max(x.element_size(), 4) * x.size(0) < 6.7 * edges.num_edges

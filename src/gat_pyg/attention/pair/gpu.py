@@ -369,7 +369,9 @@ def backward(
     (_, heads, channels), num_edges, features = operands.x.shape, edges.num_edges, operands.features
     if num_edges == 0 or operands.x.numel() == 0:
         of = {"x": x, "edge_weight": edge_weight} | dict(zip(score.shapes, score.operands, strict=True))
-        return {name: None if operand is None else torch.zeros_like(operand) for name, operand in of.items()}
+        grads = {name: None if each is None else torch.zeros(each.shape, device=x.device) for name, each in of.items()}
+        by_rows = ("x", "edge_weight", *(name for name, shape in score.shapes.items() if shape[1] == "H"))
+        return grads | dict(zip(by_rows, apart(models, *beside(models, *map(grads.get, by_rows))), strict=True))
 
     (grad, grad_edge), (out, out_edge) = (
         beside(models, *each.split([channels, features], -1)) if features else (*beside(models, each), None)
