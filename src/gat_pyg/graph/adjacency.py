@@ -15,7 +15,7 @@ from torch_geometric.utils import is_torch_sparse_tensor, remove_self_loops, to_
 
 from .checks import check_ids, check_matrix, check_rowptr
 from .edges import Edges, Flow, _ends, _facts, _id_dtype, read
-from .remembered import remembered, set_result
+from .remembered import remembered, set_already, set_result
 
 
 def neighbourhoods(
@@ -31,7 +31,8 @@ def neighbourhoods(
     With `add_self_loops`, the graph's own loops are replaced by one for each of the first min(N_src, N_dst) nodes, as
     in PyG: the neighbourhood of i includes i. In an edge list the replaced loops keep their rows, and the added ones
     have the rows after those of the list; in a matrix, every edge and loop is stored by row. The result is cached with
-    the graph, so all layers and epochs share it; an in-place change of the graph invalidates it.
+    the graph, so all layers and epochs share it. A change of the graph in place invalidates it: on a CPU whoever makes
+    it; on CUDA a change that torch's version counter counts, for others see `remembered`.
 
     Args:
         adjacency: an edge list `[2, E]`, `EdgeIndex`, or the transposed adjacency matrix `[N_dst, N_src]` as
@@ -96,7 +97,7 @@ def _build(adjacency: Any, num_src: int, num_dst: int, add_self_loops: bool, flo
         edges = Edges.with_loops(_as_index(adjacency, flow), num_src, num_dst)
     else:
         edges = _group(adjacency, num_src, num_dst, flow)
-    if (known := _dropout_ids(adjacency)) is not None:
+    if (known := set_already(_dropout_ids, adjacency)) is not None:
         ids, at = known[1 + add_self_loops], edges.dropout_ids
         edges = replace(edges, dropout_ids=ids if at is None or not edges.num_edges else ids.index_select(0, at))
     return edges

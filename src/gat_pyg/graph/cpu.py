@@ -1,4 +1,4 @@
-"""The structure of an edge list on a CPU, compiled by Numba: a pass that checks the ids, and a stable counting sort."""
+"""The structure of an edge list on a CPU, compiled by Numba: a check of the ids, a stable counting sort, a checksum."""
 
 from __future__ import annotations
 
@@ -11,6 +11,17 @@ from torch import Tensor
 from ..kernels.cpu.cache import compiled
 
 NARROW = torch.iinfo(torch.int32).max
+
+
+@compiled
+def sum_words(words: Any, first: int) -> Any:
+    """Sum a hash of each word and its index, from `first` on, modulo 2^64: SplitMix64's function, cut short."""
+    total = np.uint64(0)
+    for i in range(words.size):
+        z = np.uint64(words[i]) + np.uint64(first + i) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
+        total += z ^ (z >> np.uint64(29))
+    return total
 
 
 @compiled

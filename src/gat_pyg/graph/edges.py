@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -14,6 +12,7 @@ from torch import Tensor
 from torch_geometric.index import index2ptr, ptr2index
 
 from .checks import check_edge_index, check_ids, check_rowptr
+from .memory import load_cpu_kernels
 from .remembered import _beneath, _outside
 
 Flow: TypeAlias = Literal["source_to_target", "target_to_source"]
@@ -101,6 +100,7 @@ class Edges:
         check_ids(facts, "src", num_src)
         check_ids(facts, "dst", num_dst)
         if num_loops is None or is_edge is None:
+            index = index.to(_id_dtype(num_src, num_dst, index.size(1)), copy=True).contiguous()
             return cls._sorted(index, num_src, num_dst, facts)
         count, num_rows = facts["edges"], index.size(1)
         index = index.to(_id_dtype(num_src, num_dst, num_rows + num_loops))
@@ -132,7 +132,6 @@ class Edges:
         cls, index: Tensor, num_src: int, num_dst: int, facts: dict[str, int], rows: Tensor | None = None
     ) -> Edges:
         """Group an edge list whose ids have been checked; `rows`: of the edges, where they are not all."""
-        index = index.to(_id_dtype(num_src, num_dst, index.size(1)))
         dst, perm = torch.sort(index[1] if rows is None else index[1].index_select(0, rows), stable=True)
         perm = perm.to(index.dtype) if rows is None else rows.index_select(0, perm)
         rowptr, src = index2ptr(dst.long(), num_dst), index[0].index_select(0, perm)
@@ -154,11 +153,13 @@ class Edges:
 
     @classmethod
     def _by_rows(cls, rowptr: Tensor, src: Tensor, num_src: int, facts: dict[str, int]) -> Edges:
-        """Build from CSR whose rowptr and ids have been checked."""
+        """Build from CSR whose rowptr and ids have been checked; nothing of the memory is shared."""
         num_dst = rowptr.numel() - 1
-        src = src.detach().to(_id_dtype(num_src, num_dst, src.numel()))
-        dst = ptr2index(rowptr, output_size=src.numel()).to(src.dtype)
-        return cls(torch.stack([src, dst]), rowptr.detach().long(), src, dst, None, num_src, num_dst, long=_long(facts))
+        rowptr = rowptr.detach().to(torch.int64, copy=True).contiguous()
+        dtype = _id_dtype(num_src, num_dst, src.numel())
+        dst = ptr2index(rowptr, output_size=src.numel())
+        index = torch.stack([src.detach().to(dtype), dst.to(dtype)])
+        return cls(index, rowptr, index[0], index[1], None, num_src, num_dst, long=_long(facts))
 
     @property
     def num_edges(self) -> int:
@@ -287,15 +288,7 @@ def is_remote(tensor: Tensor) -> bool:
 
 def _cpu_kernels(tensor: Tensor) -> Any:
     """Return the compiled kernels of this folder if they can serve a tensor, else None."""
-    return None if is_remote(tensor) else _load_cpu_kernels()
-
-
-@functools.cache
-def _load_cpu_kernels() -> Any:
-    try:
-        return importlib.import_module(f"{__package__}.cpu")
-    except ImportError:  # Numba is not installed, or not with this NumPy
-        return None
+    return None if is_remote(tensor) else load_cpu_kernels()
 
 
 def _filtered_ids(is_edge: Tensor, loops: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A cache of results by the tensor from which they are computed: its identity and version, for its lifetime."""
+"""A cache of results by the tensor from which they are computed: its identity and elements, for its lifetime."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric import EdgeIndex
 from torch_geometric.typing import SparseTensor
+
+from .memory import checksum
 
 K = TypeVar("K")
 P = ParamSpec("P")
@@ -29,11 +31,14 @@ def remembered(make: Callable[Concatenate[K, P], T]) -> Callable[Concatenate[K, 
     """Decorate a function of a tensor or graph, so that it computes each result once.
 
     The first argument is a tensor, or an adjacency in any form that `neighbourhoods` takes. A result is cached until
-    this argument is freed or changed in place. torch does not count changes through NumPy's view of the memory or
-    `.data`: after those, pass a new tensor. The first argument may also be an immutable object such as `Edges`, which
-    then stores the results itself. The other arguments are hashable, or tensors, whose changes in place count too.
-    Results are computed outside of inference mode and of torch.func's transforms, so that every later caller can use
-    them. There is no cache for inference tensors, which have no version, nor in compiled code.
+    this argument is freed or its elements change. On a CPU every change is noticed, by a checksum: also one through
+    NumPy, a memory map, DLPack, shared memory or `.data`, or by a collective operation of torch.distributed. On other
+    devices torch's version counter is read, which counts torch's operations in place on the tensor and its views: after
+    a change through `.data`, DLPack, another library's kernel or a collective operation, pass a new tensor, as
+    `edge_index.clone()`. The first argument may also be an immutable object such as `Edges`, which then stores the
+    results itself. The other arguments are hashable, or tensors, whose changes count too. Results are computed outside
+    of inference mode and of torch.func's transforms, so that every later caller can use them. There is no cache in
+    compiled code, nor on other devices for inference tensors, which have no version.
 
     A result must not refer to the tensor from which it is computed, or neither would ever be freed.
 
@@ -50,14 +55,14 @@ def remembered(make: Callable[Concatenate[K, P], T]) -> Callable[Concatenate[K, 
         is_mutable = isinstance(key, (Tensor, SparseTensor))
         key = _beneath(key) if is_mutable else key
         others = [value for value in args if isinstance(value, Tensor)]
-        if any(value.is_inference() for value in ([_owner(key), *others] if is_mutable else others)):
+        if not all(map(_is_versioned, [_owner(key), *others] if is_mutable else others)):
             return make(key, *args, **kwargs)
         stored = _stored(key) if is_mutable else vars(key).setdefault("_results", [None, {}])
         results, call = stored[1], (make, type(key), args, *ids_state(*others), *kwargs.items())
         if call not in results:
             with _outside():
                 results[call] = make(key, *args, **kwargs)
-            if is_mutable:
+            if is_mutable and not _owner(key).is_cpu:
                 stored[0] = _state(key)  # again: PyG's functions may increment the version of a COO matrix
         result: T = results[call]
         return result
@@ -68,6 +73,12 @@ def remembered(make: Callable[Concatenate[K, P], T]) -> Callable[Concatenate[K, 
 def set_result(function: Any, key: Tensor, result: Any) -> None:
     """Set the cached result of a function of a tensor, and drop all other results of this tensor."""
     _RESULTS[_owner(key)] = [_state(key), {(function.__wrapped__, type(key), ()): result}]
+
+
+def set_already(function: Any, key: Tensor | SparseTensor) -> Any:
+    """Return what `set_result` set for a tensor, or None; for a function that is being computed of the same tensor."""
+    stored = _RESULTS.get(_owner(key))
+    return None if stored is None else stored[1].get((function.__wrapped__, type(key), ()))
 
 
 def _stored(key: Tensor | SparseTensor) -> list[Any]:
@@ -122,11 +133,22 @@ def _beneath(adjacency: Any) -> Any:
 
 def ids_state(*ids: Tensor) -> list[tuple[Any, ...]]:
     """Return a state that changes when one of these tensors is written to or has its memory replaced."""
-    return [(tensor._version, tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in ids]
+    return [(_content(tensor), tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in ids]
+
+
+def _content(tensor: Tensor) -> Any:
+    """Return the checksum of a tensor; on devices other than a CPU, where it would cost a sync, its version."""
+    return checksum(tensor) if tensor.is_cpu else tensor._version
+
+
+def _is_versioned(tensor: Tensor) -> bool:
+    return tensor.is_cpu or not tensor.is_inference()
 
 
 def _state(adjacency: Tensor | SparseTensor) -> list[tuple[Any, ...]]:
-    """Return the versions and addresses of the tensors that store the ids of a graph."""
+    """Return the state of the tensors that store the ids of a graph."""
+    if type(adjacency) is Tensor and adjacency.layout == torch.strided:
+        return ids_state(adjacency)
     with torch._C._DisableFuncTorch():  # within a transform, even a real COO matrix returns wrapped indices
         if isinstance(adjacency, SparseTensor):
             return ids_state(adjacency.storage.rowptr(), adjacency.storage.col())

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
 
+from ..graph.remembered import ids_state
 from ..graph.subgraph import mask_to_index, receptive_field
 from ..philox import first_seeds, keyed
 from ..tasks.model import Inputs, is_compiled, members
@@ -223,8 +224,8 @@ class Transductive(Supervised):
     ) -> None:
         super().__init__(model, objective, optimisation)
         self.cuda_graphs = CudaGraphs(cuda_graphs)
-        # Per split: the tensors of the graph, their ids and versions, and the receptive field.
-        self._fields: dict[Split, tuple[list[Tensor], list[tuple[int, int]], Data]] = {}
+        # Per split: the tensors of the graph, their state, and the receptive field.
+        self._fields: dict[Split, tuple[list[Tensor], Any, Data]] = {}
         self.register_buffer("_key", None, persistent=False)  # the epoch's key and the first seeds of its stream
 
     def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
@@ -232,7 +233,10 @@ class Transductive(Supervised):
         return self.objective.rows(out, data, split)
 
     def _field_of(self, data: Data, split: Split) -> Data:
-        """Return the cached receptive field of the split's nodes, or the graph if that saves too little work."""
+        """Return the cached receptive field of the split's nodes, or the graph if that saves too little work.
+
+        The field follows all changes of ids and labels on a CPU, and those of features that torch counts.
+        """
         if (example := self.objective.example(data, split)) is not data:
             return example
         if is_drawn(data) or "part" in data:
@@ -243,8 +247,9 @@ class Transductive(Supervised):
             return data
         if any(type(value) is not Tensor or value.requires_grad or value.is_inference() for value in tensors):
             return data
-        state = [(id(value), value._version) for value in tensors]
-        _, cached, field = self._fields.get(split, ([], [], data))
+        ids = [value for value in tensors if not value.is_floating_point()]
+        state = [(id(value), value._version) for value in tensors], ids_state(*ids)
+        _, cached, field = self._fields.get(split, ([], None, data))
         if state != cached:
             with torch.inference_mode(False), torch.no_grad():
                 field = receptive_field(data, mask_to_index(mask), self._num_hops)
