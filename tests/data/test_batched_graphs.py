@@ -80,6 +80,9 @@ def same(task: Task, other: Task) -> None:
 @pytest.mark.parametrize("item", ["graph", "node", "edge"])
 def test_a_union_in_a_file_is_the_list_of_its_graphs(item: str, form: str, tmp_path: Path):
     expected = from_dataset(graphs(item), "own", val=2, test=2)
+    union = Batch.from_data_list(graphs(item))
+    for data in (union, Data.from_dict({key: union[key] for key in union.keys() if key != "ptr"})):  # noqa: SIM118
+        same(from_dataset(data, "own", val=2, test=2), expected)
     for layout in ("batch", "ptr"):
         path = stored(tmp_path / layout, arrays(item, layout), form)
         task = from_file(path, val=2, test=2)

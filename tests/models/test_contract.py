@@ -148,6 +148,21 @@ class Recorder(nn.Module):
         return {key for key, value in locals().items() if value is not None} - {"self", "x", "edge_index"}
 
 
+class Pooled(nn.Module):
+    """A model whose `batch` has no default."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
+        return pyg.global_add_pool(x, batch)
+
+
+class OfData(nn.Module):
+    """A model that is called with the graph."""
+
+    def forward(self, data: Data) -> Tensor:
+        batch = torch.arange(2) if "ptr" in data else data.batch
+        return pyg.global_add_pool(data.x, batch)
+
+
 def test_a_model_gets_the_fields_that_it_takes_and_that_are_known() -> None:
     model = Recorder()
     inputs = Inputs.of(model)
@@ -156,13 +171,18 @@ def test_a_model_gets_the_fields_that_it_takes_and_that_are_known() -> None:
     data.edge_attr, data.edge_label_index, data.edge_label_attr = torch.ones(1, 2), data.edge_index, torch.ones(1, 2)
     pairs = {"edge_label_index", "edge_label_attr"}
     assert inputs.call(model, data) == {"edge_attr", *pairs}
-    assert inputs.call(model, Batch.from_data_list([data])) == {"edge_attr", "batch", "batch_size", *pairs}
+    for graphs in (Batch.from_data_list([data]), data.clone().update({"batch": torch.zeros(2, dtype=torch.long)})):
+        assert inputs.call(model, graphs) == {"edge_attr", "batch", "batch_size", *pairs}
     data.num_sampled_nodes, data.num_sampled_edges = [1, 1], [1]
     per_hop = {"num_sampled_nodes_per_hop", "num_sampled_edges_per_hop"}
     assert inputs.call(model, data, per_hop=True) == {"edge_attr", *pairs, *per_hop}
     model.supports_edge_attr = False  # type: ignore[assignment]
     assert Inputs.of(model).call(model, data) == pairs
     assert called(nn.Identity(), data.x, data.edge_index) is data.x
+    for needy in (Pooled(), OfData()):  # a graph on its own is one graph, and `ptr` shows several
+        assert called(needy, data.x, data.edge_index).tolist() == [[2.0] * 5]
+        assert Inputs.of(needy).call(needy, Data(data.x, data.edge_index, ptr=torch.tensor([0, 1, 2]))).size(0) == 2
+        assert called(Readout(needy), data.x, data.edge_index).shape == (1, 5)
     assert members(pyg.GCN(5, 4, 2, 3)).inference is None  # PyG's method accepts only PyG's loader
     assert members(GAT(5, [4], 3, [2, 2])).inference is not None
 

@@ -49,7 +49,7 @@ def graphs_of(union: Data, split: int, task: str | None, name: str) -> list[Data
     for label in (union.y, union.get("edge_label")):
         if label is not None:
             check_present(copy.copy(union).update({"y": label}), name)
-    ptr = _pointers(union, name)
+    ptr = pointers(union, name)
     sizes = ptr.diff()
     batch = torch.arange(len(sizes)).repeat_interleave(sizes)
     N, G = len(batch), len(sizes)
@@ -78,8 +78,12 @@ def graphs_of(union: Data, split: int, task: str | None, name: str) -> list[Data
     return _split(graphs, union, split, name)
 
 
-def _pointers(union: Data, name: str) -> Tensor:
-    """Return the first node of each graph, and the number of nodes, `[G + 1]`."""
+def pointers(union: Data, name: str) -> Tensor:
+    """Return the first node of each graph, and the number of nodes, `[G + 1]`, on the CPU.
+
+    Raises:
+        ValueError: if batch or ptr are no division of the nodes.
+    """
     batch, ptr = union.get("batch"), union.get("ptr")
     for key, values in (("batch", batch), ("ptr", ptr)):
         if values is None:
@@ -94,7 +98,7 @@ def _pointers(union: Data, name: str) -> Tensor:
         raise ValueError(f"{name}: x is missing, expected features [N, F] of the nodes of all graphs.")
     N = union.x.size(0)
     if ptr is None:
-        batch = torch.as_tensor(batch).long()
+        batch = torch.as_tensor(batch).long().cpu()
         if len(batch) != N:
             raise ValueError(f"{name}: batch has {len(batch)} numbers, but x has {N} rows, expected the same.")
         step = torch.cat([batch[:1] + 1, batch.diff()])  # 1 where a graph begins
@@ -106,13 +110,15 @@ def _pointers(union: Data, name: str) -> Tensor:
             )
         starts = step.nonzero().flatten()
         return torch.cat([starts, torch.tensor([N])])
-    ptr = torch.as_tensor(ptr).long()
+    ptr = torch.as_tensor(ptr).long().cpu()
     if len(ptr) < 2 or ptr[0] != 0 or ptr[-1] != N or (ptr.diff() < 1).any():
         raise ValueError(
             f"{name}: ptr is not a division of the {N} nodes, expected 0, the first node of each further graph in "
             f"increasing order, and {N}."
         )
-    if batch is not None and not torch.equal(batch.long(), torch.arange(len(ptr) - 1).repeat_interleave(ptr.diff())):
+    if batch is not None and not torch.equal(
+        batch.long().cpu(), torch.arange(len(ptr) - 1).repeat_interleave(ptr.diff())
+    ):
         raise ValueError(f"{name}: batch and ptr differ. Leave one of them out.")
     return ptr
 

@@ -62,7 +62,7 @@ def from_file(
     """
     path, content = read(path)
     try:
-        graphs = _graphs(content, path, task, split)
+        graphs = _graphs(content, path, task)
         result = from_dataset(graphs, path.stem, per_class, val, test, seed, split, folds, fold, task=task)
         check_classes(result)
         return result
@@ -70,11 +70,10 @@ def from_file(
         raise ValueError(f"{path}{str(error).removeprefix(path.stem)}") from error
 
 
-def _graphs(content: Any, path: Path, task: str | None, split: int) -> Any:
+def _graphs(content: Any, path: Path, task: str | None) -> Any:
     """Return the graphs of a file: one, a list, or three lists."""
     if isinstance(content, Mapping):
-        graph = graph_in(content, path, task != LINKS)
-        return graphs_of(graph, split, task, path.stem) if any(key in graph for key in UNION) else graph
+        return graph_in(content, path, task != LINKS)
     if not isinstance(content, (list, tuple)):
         return content
     is_split = len(content) == 3 and all(isinstance(part, (list, tuple)) for part in content)
@@ -98,9 +97,10 @@ def from_dataset(
     """Convert any PyG data set with labels of nodes, edges or graphs: one graph, several graphs, or three data sets.
 
     `dataset` is a `Data`, a PyG `Dataset`, a list of `Data`, or three of these, as a mapping of train, val, test or as
-    a sequence. The masks of a single graph are kept; of masks [N, S], column `split` is used. Missing masks are drawn
-    with `seed` among the labelled nodes: `per_class` nodes of each class for training (`per_class` times K nodes if
-    there are many labels per node), then `val` and `test` nodes. With quantities, all other nodes are for training.
+    a sequence. A `Data` with `batch` or `ptr`, such as a `Batch`, is the graphs of its union, as in `from_file`. The
+    masks of a single graph are kept; of masks [N, S], column `split` is used. Missing masks are drawn with `seed` among
+    the labelled nodes: `per_class` nodes of each class for training (`per_class` times K nodes if there are many labels
+    per node), then `val` and `test` nodes. With quantities, all other nodes are for training.
     Several graphs are split by the data set's `get_idx_split` if it has one, as those of OGB. Else `val` and `test`
     graphs are drawn, and the others are for training. If every graph has one label, and some graph has several
     nodes, these are graph labels. With `folds`, such graphs are divided into stratified folds: number `fold` is for the
@@ -139,7 +139,9 @@ def from_dataset(
     name = name or name_of(type(dataset).__name__, getattr(dataset, "name", None))
     if task not in (None, *TASKS):
         raise ValueError(f"{name}: task is {task!r}, expected None or one of {', '.join(TASKS)}.")
-    raw = _parts(dataset, name)
+    if isinstance(dataset, Data) and any(key in dataset for key in UNION):
+        dataset = graphs_of(dataset, split, task, name)
+    raw = _parts(dataset, name, task)
     if not any(raw):
         raise ValueError(f"{name} has no graph, expected at least one.")
     if task == LINKS:
@@ -214,16 +216,16 @@ def name_of(kind: str, name: Any = None) -> str:
     return re.sub(r"[\W_]+", "-", text).strip("-").lower()
 
 
-def _parts(dataset: Any, name: str) -> list[list[Any]]:
+def _parts(dataset: Any, name: str, task: str | None) -> list[list[Any]]:
     """Return one list of graphs, or three if the data set is split."""
     if isinstance(dataset, Data):
-        return [[dataset]]
+        return [graphs_of(dataset, 0, task, name) if any(key in dataset for key in UNION) else [dataset]]
     if isinstance(dataset, Mapping):
         if set(dataset) != set(SPLITS):
             raise ValueError(f"{name} is a mapping of {', '.join(map(str, dataset))}, expected train, val and test.")
-        return [_parts(dataset[key], name)[0] for key in SPLITS]
+        return [_parts(dataset[key], name, task)[0] for key in SPLITS]
     if isinstance(dataset, Sequence) and len(dataset) == 3 and not any(isinstance(part, Data) for part in dataset):
-        return [_parts(part, name)[0] for part in dataset]
+        return [_parts(part, name, task)[0] for part in dataset]
     if isinstance(dataset, (Dataset, Sequence)) and not isinstance(dataset, str):
         return [list(dataset)]
     raise ValueError(f"{name} is a {type(dataset).__name__}, expected a PyG Dataset, a Data, or a list of Data.")

@@ -85,12 +85,10 @@ class Readout(Wrapper):
             batch_size: G, needed if the last graphs may have no nodes.
         """
         out = self._called(x, edge_index, edge_attr=edge_attr, batch=batch, batch_size=batch_size)
-        if self.lin is None:
-            pooled: Tensor = self.aggr(out, batch, dim_size=batch_size)
-            return pooled
-        batch = torch.zeros_like(out[:, 0], dtype=torch.long) if batch is None else batch  # not every one takes None
-        logits: Tensor = self.lin(self.aggr(out, batch, dim_size=batch_size))
-        return logits
+        if batch is None:  # PyG would count the graphs, which torch.func.vmap cannot
+            batch, batch_size = torch.zeros(out.size(-2), dtype=torch.long, device=out.device), 1
+        pooled: Tensor = self.aggr(out, batch, dim_size=batch_size)
+        return pooled if self.lin is None else self.lin(pooled)
 
 
 def _aggregation(aggr: str | Sequence[str] | nn.Module, C: int) -> nn.Module:

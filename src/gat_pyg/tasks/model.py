@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from inspect import Parameter, signature
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn.models.basic_gnn import BasicGNN
@@ -52,23 +54,25 @@ def members(model: nn.Module) -> Members:
 class Inputs:
     """The names of the arguments that a model takes, read from the signature of its forward once.
 
-    A model is called `model(x, edge_index)`, or `model(x)` if its forward has no `edge_index`; the other arguments that
-    it takes are passed by name.
+    A model is called `model(x, edge_index)`, or `model(x)` if its forward has no `edge_index`, or `model(data)` if
+    `data` is its only argument. The other arguments that it takes are passed by name.
 
     Example:
-        >>> import torch
         >>> linear = nn.Linear(5, 2)
         >>> Inputs.of(linear).call(linear, Data(torch.ones(3, 5), torch.tensor([[0], [1]]))).shape
         torch.Size([3, 2])
     """
 
     names: frozenset[str]
+    needs_batch: bool = False  # `batch` has no default
 
     @classmethod
     def of(cls, model: nn.Module) -> Inputs:
         """Return the inputs of a model, without `edge_attr` if it does not support edge features."""
         names = arguments(uncompiled(model))
-        return cls(names if members(model).supports_edge_attr else names - {"edge_attr"})
+        batch = signature(uncompiled(model).forward).parameters.get("batch")
+        needs_batch = batch is not None and batch.default is Parameter.empty
+        return cls(names if members(model).supports_edge_attr else names - {"edge_attr"}, needs_batch)
 
     def call(self, model: Callable[..., Tensor], data: Data, per_hop: bool = False) -> Tensor:
         """Call a model on a graph or a batch, with the fields that it takes.
@@ -76,22 +80,56 @@ class Inputs:
         Args:
             model: the model, or a function with the same arguments.
             data: `edge_attr` and the pairs `edge_label_index` and `edge_label_attr` are passed where they are known;
-                `batch` and `batch_size` for a batch of graphs.
+                `batch` and `batch_size` for a batch of graphs (`graph_of_nodes`).
             per_hop: if true, pass the numbers of nodes and edges per hop of a sampled batch or a receptive field.
         """
+        if self.takes_data:
+            return model(data)
         keys = self.names & {"edge_attr", "edge_label_index", "edge_label_attr"}
         options: dict[str, Any] = {key: data[key] for key in keys if key in data}
-        if isinstance(data, Batch):
-            options |= {"batch": data.batch, "batch_size": data.num_graphs}
+        if (graphs := graph_of_nodes(data)) is not None:
+            options["batch"], options["batch_size"] = graphs
         if per_hop:
             options["num_sampled_nodes_per_hop"] = data.num_sampled_nodes
             options["num_sampled_edges_per_hop"] = data.num_sampled_edges
         return self.select(model, data.x, data.edge_index, **options)
 
     def select(self, model: Callable[..., Tensor], x: Tensor, edge_index: Any = None, **options: Any) -> Tensor:
-        """Call a model with the arguments that it takes, except for those that are None."""
-        options = {key: value for key, value in options.items() if key in self.names and value is not None}
+        """Call a model with the arguments that it takes, except for those that are None.
+
+        If `batch` has no default, a graph on its own gets zeros.
+        """
+        options = {key: value for key, value in options.items() if value is not None}
+        if self.takes_data:
+            return model(Data(x, edge_index, **options))
+        if self.needs_batch and "batch" not in options:
+            options |= {"batch": torch.zeros(x.size(-2), dtype=torch.long, device=x.device), "batch_size": 1}
+        options = {key: value for key, value in options.items() if key in self.names}
         return model(x, *([edge_index] if "edge_index" in self.names else []), **options)
+
+    @property
+    def takes_data(self) -> bool:
+        """True if the model is called with the graph, `model(data)`."""
+        return self.names == {"data"}
+
+
+def graph_of_nodes(data: Data) -> tuple[Tensor, int] | None:
+    """Return the graph of each node `[N]` and the number of graphs, or None for a graph on its own.
+
+    Several graphs are a `Batch`, or a `Data` with `batch` `[N]` or with `ptr` `[G + 1]`, the first node of each graph.
+
+    Example:
+        >>> graph_of_nodes(Data(torch.ones(3, 5), ptr=torch.tensor([0, 1, 3])))
+        (tensor([0, 1, 1]), 2)
+    """
+    if isinstance(data, Batch):
+        return data.batch, data.num_graphs
+    batch, ptr = data.get("batch"), data.get("ptr")
+    if ptr is not None:
+        count = ptr.numel() - 1
+        batch = torch.arange(count, device=ptr.device).repeat_interleave(ptr.diff()) if batch is None else batch
+        return batch, count
+    return None if batch is None else (batch, int(batch.max()) + 1 if batch.numel() else 0)
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
