@@ -38,7 +38,7 @@ def test_it_is_ogbs_encoder(kind: str) -> None:
 def test_an_unknown_category_adds_nothing() -> None:
     encoder = Encoder([2, 3], 4)
     known = encoder(torch.tensor([[1, 0]])) - encoder.embedding[1]
-    for unknown in (-1, 2, 100):
+    for unknown in (-1, 2, 100, 0.5, -0.5):
         assert_close(encoder(torch.tensor([[unknown, 0]])), known)
 
 
@@ -68,3 +68,5 @@ def test_errors() -> None:
         Encoder([], 4)
     with pytest.raises(ValueError, match=r"shape \(3, 2\), expected \(N, 1\)"):
         Encoder([4], 4)(torch.zeros(3, 2))
+    with pytest.raises(ValueError, match=r"shape \(5, 2, 2\), expected \(N, 2\)"):  # whose nodes are no columns
+        Encoder([4, 4], 4)(torch.zeros(5, 2, 2))

@@ -78,15 +78,16 @@ class Encoder(nn.Module):
             ValueError: if x has another number of columns.
         """
         x = x[:, None] if x.dim() == 1 else x
-        if x.size(1) != len(self.categories):
+        if x.dim() != 2 or x.size(1) != len(self.categories):
             raise ValueError(
                 f"The features have shape {tuple(x.shape)}, expected (N, {len(self.categories)}): the columns that the "
                 "encoder was built for."
             )
         out = None
         if self.embedding is not None:
-            value = x.index_select(1, self._discrete).long()
-            known = (value >= 0) & (value < self._sizes)
+            raw = x.index_select(1, self._discrete)
+            value = raw.long()
+            known = (value >= 0) & (value < self._sizes) & (value == raw)
             row = torch.where(known, value, 0) + self._first
             out = F.embedding_bag(row, self.embedding, mode="sum", per_sample_weights=known.to(self.embedding.dtype))
         if self.lin is not None:
@@ -133,13 +134,14 @@ def num_unknown(values: Iterable[Tensor], categories: Sequence[int]) -> dict[int
         categories: as in `Encoder`.
 
     Example:
-        >>> num_unknown([torch.tensor([[6.0, 0.5], [9.0, 7.0]])], [9, 0])
-        {0: 1}
+        >>> num_unknown([torch.tensor([[6.0, 0.5], [9.0, 7.0], [6.5, 0.1]])], [9, 0])
+        {0: 2}
     """
     sizes = torch.tensor(categories)
     unknown = torch.zeros(len(categories), dtype=torch.long)
     for value in values:
-        unknown += ((value < 0) | (value.long() >= sizes)).sum(0)
+        known = (value.long() >= 0) & (value.long() < sizes.to(value.device)) & (value.long() == value)
+        unknown += (~known).sum(0).cpu()
     return {column: int(unknown[column]) for column, size in enumerate(categories) if size and unknown[column]}
 
 
