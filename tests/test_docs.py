@@ -8,16 +8,17 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from sklearn import manifold
 
 import gat_pyg.kernels.device
 from gat_pyg.run import main
 
 DOCS = Path(__file__).parents[1] / "docs"
-CODE = {  # export.md's is run by tests/models/test_export.py
+CODE = {
     path.name: [textwrap.dedent(code) for _, code in re.findall(r"^( *)```python\n(.*?)^\1```$", text, re.M | re.S)]
     for path in sorted(DOCS.glob("*.md"))
-    if path.name != "export.md" and "```python" in (text := path.read_text(encoding="utf-8"))
+    if "```python" in (text := path.read_text(encoding="utf-8"))
 }
 
 
@@ -40,6 +41,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning")  # its hints on speed
+@pytest.mark.filterwarnings("ignore:::onnxscript", "ignore:::torch", "ignore:::copyreg")  # the ONNX exporter's
 @pytest.mark.parametrize("page", CODE)
 def test_code_runs(page, runs, tmp_path, monkeypatch):
     shutil.copytree(runs / "outputs", tmp_path / "outputs")
@@ -50,5 +52,8 @@ def test_code_runs(page, runs, tmp_path, monkeypatch):
         exec(block, names)
     if page == "first-run.md":
         assert names["probabilities"].shape == (1797, 10)
+    if page == "export.md":
+        assert names["probabilities"].sum(1).allclose(torch.ones(1797))
+        assert Path("model.pt2").exists() and Path("model.onnx").exists()
     if page == "modules.md":
         assert names["trainer"].current_epoch == 20

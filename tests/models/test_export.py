@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from types import ModuleType
 
@@ -12,7 +11,6 @@ import torch
 from tests.laws import assert_close
 
 ROOT = Path(__file__).parents[2]
-CODE = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/export.md").read_text(encoding="utf-8"), re.M | re.S)
 
 
 @pytest.fixture
@@ -40,14 +38,3 @@ def test_the_benchmark_prints_a_row_for_each(
     rows = capsys.readouterr().out.splitlines()
     assert "3 graphs" in rows[0] and len(rows) == 2 + len(bench.MODELS) * len(bench.FORMATS)
     assert rows[2] == "| GATConv | .pt2 without gat_pyg | 5.0e-01 | 2.5 |"
-
-
-@pytest.mark.filterwarnings("ignore")  # the ONNX exporter's, on what it is built of
-def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert len(CODE) == 3
-    for block in CODE:
-        names: dict[str, object] = {}
-        exec(block, names)
-        assert names.get("out") is None or names["out"].shape[1] == 16  # type: ignore[attr-defined]
-    assert Path("model.pt2").exists() and Path("model.onnx").exists()

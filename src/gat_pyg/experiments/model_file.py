@@ -6,8 +6,9 @@ import copy
 import importlib.metadata
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,14 +57,24 @@ def check_dtypes(model: nn.Module) -> None:
             ) from error
 
 
-def load(run_dir: str | Path, model: nn.Module | None = None, seed: int | Literal["all"] | None = None) -> nn.Module:
+def load(
+    run_dir: str | Path,
+    model: nn.Module | None = None,
+    seed: int | Literal["all"] | None = None,
+    predictions: bool = False,
+) -> nn.Module:
     """Return the trained model of a run with its best weights, in eval mode, on the CPU.
 
-    For a folder with runs of several seeds, `seed=3` returns one model and `seed="all"` a stack of all, whose output
-    has the logits [S, N, K] in the order of the seeds: `load(folder, seed="all")(x, edge_index)`.
+    It returns what it was trained to return: logits, or **standardised** quantities. With `predictions=True` the
+    result is a `Predictor` around it, to call or to export, whose output is probabilities, or quantities in the unit of
+    the training data. Neither prepares the data.
 
-    `model.objective` is the objective of the run: `model.objective.predictions(out)` are probabilities, or quantities
-    in their own unit, which the model returns standardised. It is None if it is a class of another package.
+    For a folder with runs of several seeds, `seed=3` returns one model and `seed="all"` a stack of all, whose output
+    has the logits [S, N, K] in the order of the seeds: `load(folder, seed="all")(x, edge_index)`. With
+    `predictions=True`, the output is the mean over the seeds.
+
+    `model.objective` is the objective of the run: `model.objective.predictions(out)` is the output of a `Predictor`,
+    which has no objective. It is None if it is a class of another package.
 
     `model.preparation` is the data preparation of the run: `model.preparation(data)` applies it to other data. The
     first call of the model raises ValueError for a wrong number of features, and warns if the features seem to be
@@ -73,7 +84,8 @@ def load(run_dir: str | Path, model: nn.Module | None = None, seed: int | Litera
     `nn.Module` of gat_pyg or one of PyG's models or layers. For other classes, pass a `model` of the same shapes.
 
     Raises FileNotFoundError if `run_dir` is not the folder of a finished run, and ValueError if the file is truncated,
-    the class is not one of those above, or its shapes differ from those saved.
+    the class is not one of those above, its shapes differ from those saved, or there are to be predictions without an
+    objective.
 
     >>> load("nowhere")
     Traceback (most recent call last):
@@ -85,8 +97,10 @@ def load(run_dir: str | Path, model: nn.Module | None = None, seed: int | Litera
         if not paths:
             raise FileNotFoundError(f"{folder} holds no runs of several seeds. Leave out seed, or give their folder.")
         models = [load(path, copy.deepcopy(model)) for path in paths]
-        stack = Stack(models).eval()
         first = members(models[0])
+        if predictions:
+            return _predictor(folder, models)
+        stack = Stack(models).eval()
         attach(stack, first.preparation, first.objective)
         return stack
     seeds = sorted(_seed_of(path) for path in folder.glob(f"seed-*/{MODEL}")) if seed is not None else []
@@ -105,7 +119,80 @@ def load(run_dir: str | Path, model: nn.Module | None = None, seed: int | Litera
         model = _rebuild(path, about, tensors)
     _fill(model, tensors, path)
     attach(model, *_described(path, about))
-    return model.eval()
+    return _predictor(folder, [model]) if predictions else model.eval()
+
+
+class Predictor(nn.Module):
+    """Trained models of one objective as one that returns predictions: their mean over the models.
+
+    The output has a row for each node or pair `[N, K]`, graph `[G, K]` or link `[L]`: probabilities, or quantities in
+    the unit of the training data.
+
+    Args:
+        models: of one class and training data, as of several seeds.
+        objective: what their output means, as `task.objective`.
+
+    Example:
+        >>> from gat_pyg.tasks.nodes import NodeLabels
+        >>> from gat_pyg.tasks.targets import NodeTargets
+        >>> Predictor([nn.Identity()], NodeLabels(2))(torch.zeros(3, 2))[0]
+        tensor([0.5000, 0.5000])
+        >>> Predictor([nn.Identity()], NodeTargets(1, mean=(5.0,), std=(2.0,)))(torch.tensor([[1.0]]))
+        tensor([[7.]])
+    """
+
+    def __init__(self, models: Sequence[nn.Module], objective: Objective) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(models)
+        self._objective = objective
+        self._inputs = Inputs.of(models[0])
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Any = None,
+        edge_attr: Tensor | None = None,
+        batch: Tensor | None = None,
+        batch_size: int | None = None,
+        edge_label_index: Tensor | None = None,
+        edge_label_attr: Tensor | None = None,
+    ) -> Tensor:
+        """Return the predictions for features `[N, F]` that are prepared as the run's data.
+
+        Args:
+            x: `[N, F]`.
+            edge_index: as the models take it.
+            edge_attr: `[E, D]`.
+            batch, batch_size: the graph of each node `[N]`, and the number of graphs.
+            edge_label_index: pairs of nodes `[2, L]`, if the models predict those.
+            edge_label_attr: their features `[L, D]`, if a decoder reads them.
+        """
+        options = {
+            "edge_attr": edge_attr,
+            "batch": batch,
+            "batch_size": batch_size,
+            "edge_label_index": edge_label_index,
+            "edge_label_attr": edge_label_attr,
+        }
+        pairs = Data(edge_label_index=edge_label_index)
+        outs = [self._inputs.select(model, x, edge_index, **options) for model in self.models]
+        predictions = [self._objective.predictions(self._objective.scores(out, pairs)) for out in outs]
+        return predictions[0] if len(predictions) == 1 else torch.stack(predictions).mean(0)
+
+
+def _predictor(folder: Path, models: Sequence[nn.Module]) -> Predictor:
+    """Return the predictor of loaded models."""
+    first = members(models[0])
+    if first.objective is None:
+        raise ValueError(
+            f"{folder} was saved without an objective of gat_pyg. Prepare the data yourself, and call the model: "
+            "gat_pyg.load(run_dir)."
+        )
+    for model in models:
+        attach(model, None, first.objective)  # the predictor checks the features
+    predictor = Predictor(models, first.objective).eval()
+    attach(predictor, first.preparation)
+    return predictor
 
 
 def _seed_of(path: Path) -> int:
@@ -117,7 +204,10 @@ def _seed_of(path: Path) -> int:
 
 @torch.no_grad()
 def predict(
-    run_dir: str | Path, data: Data, model: nn.Module | None = None, seed: int | Literal["all"] | None = None
+    run_dir: str | Path,
+    data: Data,
+    model: nn.Module | None = None,
+    seed: int | Literal["all"] | None = None,
 ) -> Tensor:
     """Return the class or label probabilities of nodes or edges [N, K], graphs [G, K] or links [L], by a run's model.
 
@@ -135,24 +225,19 @@ def predict(
     Traceback (most recent call last):
     FileNotFoundError: nowhere is not a run folder: it does not exist. Give the folder that a run printed at its end.
     """
-    trained = load(run_dir, model, seed)
-    preparation: Any = trained.preparation
-    objective: Any = trained.objective
-    if preparation is None or objective is None:
-        missing = "its data preparation" if preparation is None else "an objective of gat_pyg"
+    trained: Any = load(run_dir, model, seed, predictions=True)
+    preparation, objective = trained.preparation, trained._objective
+    if preparation is None:
         raise ValueError(
-            f"{run_dir} was saved without {missing}. Prepare the data yourself, and call the model: "
-            "gat_pyg.load(run_dir)."
+            f"{run_dir} was saved without its data preparation. Prepare the data yourself, and call the model: "
+            "gat_pyg.load(run_dir, predictions=True)."
         )
     data = preparation(data)
-    objective.complete(data)
-    single = trained.models if isinstance(trained, Stack) else trained
     if preparation.edge_dim is None:
         data.edge_attr = None
-    out: Any = Inputs.of(single).call(trained.to(data.x.device), data)
-    outs = out if isinstance(trained, Stack) else [out]
-    predictions = torch.stack([objective.predictions(objective.scores(each, data)) for each in outs])
-    return predictions.mean(0) if isinstance(trained, Stack) else predictions[0]
+    objective.complete(data)
+    predictions: Tensor = Inputs.of(trained).call(trained.to(data.x.device), data)
+    return predictions
 
 
 def _described(path: Path, about: Any) -> tuple[Preparation | None, Objective | None]:
@@ -219,7 +304,8 @@ def _sizes(value: Any, key: str = "") -> Iterator[tuple[str, int]]:
         yield key, value
 
 
-def _built(path: Path, target: str, arguments: Mapping[str, Any]) -> nn.Module:
+def _class(path: Path, target: str) -> type[nn.Module]:
+    """Return the class of this name if it is one of `REBUILT`."""
     home, _, name = target.rpartition(".")
     kind: object = None
     if f"{home}.".startswith((*REBUILT, "torch_geometric.nn.")):
@@ -230,11 +316,18 @@ def _built(path: Path, target: str, arguments: Mapping[str, Any]) -> nn.Module:
             f"{path} names the class {target}, expected one of gat_pyg or one of torch_geometric.nn's models and "
             "layers; other classes are not built by name. Build the model yourself: load(run_dir, model=...)."
         )
-    arguments = dict(arguments)
+    return kind
+
+
+def _built(path: Path, target: str, arguments: Mapping[str, Any]) -> nn.Module:
+    kind, arguments = _class(path, target), dict(arguments)
     for key, value in arguments.items():
         if isinstance(value, dict) and "_target_" in value:  # an inner module, such as a mechanism
-            inner = {name: argument for name, argument in value.items() if name != "_target_"}
-            arguments[key] = _built(path, str(value["_target_"]), inner)
+            inner = {name: argument for name, argument in value.items() if name not in ("_target_", "_partial_")}
+            name = str(value["_target_"])
+            arguments[key] = (
+                partial(_class(path, name), **inner) if value.get("_partial_") else _built(path, name, inner)
+            )
     try:
         return kind(**arguments)
     except Exception as error:

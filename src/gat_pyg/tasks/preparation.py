@@ -221,25 +221,32 @@ def attach(model: nn.Module, preparation: Preparation | None, objective: Objecti
 
     The check is a forward pre-hook that removes itself. It does not run in compiled, traced, captured and
     `torch.func`-transformed code, where values cannot be read. TorchScript would compile the hook: call the model once
-    before `torch.jit.script`.
+    before `torch.jit.script`. Of a model that returns standardised quantities, the pre-hook stays, to warn at exports.
     """
     if (check := getattr(model, "_first_check", None)) is not None:
         check.remove()
     object.__setattr__(model, "preparation", preparation)
     object.__setattr__(model, "objective", objective)
+    object.__setattr__(model, "_is_checked", False)
     if preparation is not None:
         object.__setattr__(model, "_first_check", model.register_forward_pre_hook(_check, with_kwargs=True))
 
 
 def _check(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     x: Any = args[0] if args else kwargs.get("x")
+    if is_standardised := getattr(model.objective, "goal", None) == "regression":
+        _warn_of_unit()
     if type(x) not in (Tensor, nn.Parameter) or x.layout not in (torch.strided, torch.sparse_csr) or _transformed(x):
         return
     preparation: Preparation = model.preparation
     preparation.check_width(x)
+    if model._is_checked:
+        return
     with torch.no_grad():
         difference = preparation.difference(x)
-    model._first_check.remove()
+    object.__setattr__(model, "_is_checked", True)
+    if not is_standardised:
+        model._first_check.remove()
     if difference is not None:
         names = [str(transform["_target_"]).rpartition(".")[2] for transform in preparation.transforms]
         warnings.warn(
@@ -250,6 +257,17 @@ def _check(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None
                 if names
                 else "The run's data were not transformed after they were read."
             ),
+            stacklevel=2,
+        )
+
+
+def _warn_of_unit() -> None:
+    """Warn if a network is exported whose output is not in the unit of its targets."""
+    is_exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+    if is_exporting or torch.jit.is_tracing():
+        warnings.warn(
+            "The network returns standardised quantities, and so will the exported one. Export "
+            "gat_pyg.load(run_dir, predictions=True), which returns them in the unit of the training data.",
             stacklevel=2,
         )
 

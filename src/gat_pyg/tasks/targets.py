@@ -220,10 +220,15 @@ def _is_rounded(y: Sequence[Tensor]) -> bool:
 
 def _on(values: Sequence[float], default: float, like: Tensor) -> Tensor | float:
     """Return numbers as a tensor of the same device and dtype, copied there once; without numbers the default."""
-    return _copied(tuple(values), like.device, like.dtype) if len(values) else default
+    if not len(values):
+        return default
+    is_plain = type(like) is Tensor and not torch.compiler.is_compiling()  # a fake tensor must not outlive an export
+    return (_copied if is_plain else _copy)(tuple(values), like.device, like.dtype)
 
 
-@lru_cache(256)
-def _copied(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+def _copy(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     with torch.inference_mode(False):  # a later step may need its gradient
         return torch.tensor(values, device=device, dtype=dtype)
+
+
+_copied = lru_cache(256)(_copy)
