@@ -13,15 +13,18 @@ from typing import Any
 import pytest
 import torch
 from sklearn.preprocessing import StandardScaler
-from torch import nn
-from torch_geometric.data import Data
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.nn import GCN
 from torch_geometric.transforms import AddSelfLoops, Compose, NormalizeFeatures
 
 from gat_pyg import load, predict
 from gat_pyg.data import Task, digits, from_dataset, planetoid, planted, ppi
+from gat_pyg.experiments.build import build_model
 from gat_pyg.experiments.model_file import save_model
+from gat_pyg.experiments.settings import ModelFactory
 from gat_pyg.graph.subgraph import receptive_field
+from gat_pyg.tasks import targets
 from gat_pyg.tasks.nodes import NodeLabels
 from gat_pyg.tasks.objective import SPLITS
 from gat_pyg.tasks.preparation import NORMALIZE, Preparation, Standardize, attach, build_transform, row_range
@@ -113,7 +116,14 @@ GRAPHS: list[tuple[Any, str]] = [
     (Data(X, E), r"edge_attr is missing, expected \(E, 2\)"),
     (Data(X, E, torch.ones(160)), r"edge_attr is of shape \(160,\), expected \(E, 2\)"),
     (Data(X[:, :5], E, torch.ones(160, 2)), r"x has shape \(40, 5\), expected \(N, 12\)"),
-    *((wrong, r"expected a torch_geometric\.data\.Data with x \[N, 12\]") for wrong in (None, X, Data(edge_index=E))),
+    (Data(X, E, torch.ones(99, 2)), r"edge_attr is of shape \(99, 2\), expected \(E, 2\) .* with E = 160"),
+    *(
+        (wrong, rf"^data {what}, expected a torch_geometric\.data\.Data with x \[N, 12\]")
+        for wrong, what in (
+            *((None, "is a NoneType"), (X, "is a Tensor"), (X.numpy(), "is a ndarray"), ({"x": X}, "is a dict")),
+            *((Data(edge_index=E), "has no x"), (HeteroData(), "is a HeteroData")),
+        )
+    ),
 ]
 
 
@@ -272,11 +282,130 @@ def test_predict_is_the_model_on_prepared_data(folder: Path):
         predict(folder, Data(0.01 * data.x, data.edge_index), seed=0)
 
 
+# Graphs of one label each: categories and a number of each node, a category of each edge, a quantity in its own unit
+
+
+def molecule(N: int) -> Data:
+    draw = torch.Generator().manual_seed(N)
+    x = torch.stack([torch.randint(9, (N,), generator=draw), torch.randint(4, (N,), generator=draw)], 1).float()
+    edge_index, edge_attr = torch.randint(N, (2, 2 * N), generator=draw), torch.randint(3, (2 * N, 1), generator=draw)
+    return Data(x, edge_index, edge_attr.float(), y=100 + 20 * x[:, :1].mean(0, keepdim=True))
+
+
+def saved(folder: Path, task: Task, settings: dict[str, Any], seeds: int = 2) -> Path:
+    for seed in range(seeds):
+        torch.manual_seed(seed)
+        model, target, arguments = build_model(ModelFactory("model", settings), task)
+        about = {"preparation": task.preparation.to_dict(), "objective": task.objective.to_dict()}
+        save_model(folder / f"seed-{seed}" / "model.safetensors", model, target, arguments, **about)
+    return folder
+
+
+@pytest.fixture
+def molecules(tmp_path: Path) -> Path:
+    """The runs of two seeds."""
+    gat = {"_target_": "gat_pyg.GAT", "hidden_channels": 4, "heads": 2, "num_layers": 2, "encoder": 8, "norm": "graph"}
+    return saved(tmp_path, from_dataset([molecule(N) for N in range(3, 11)], "m", val=2, test=2), gat)
+
+
+def test_graphs_are_predicted_alone_and_together_in_every_form(molecules: Path):
+    graphs = [molecule(N) for N in (4, 7, 5)]
+    for seed in (1, "all"):
+        alone = torch.cat([predict(molecules, graph, seed=seed) for graph in graphs])
+        union = Batch.from_data_list(graphs)
+        keys = {key: union[key] for key in ("x", "edge_index", "edge_attr")}
+        forms = {
+            "list": [graphs[0], Data(graphs[1].x, graphs[1].edge_index, graphs[1].edge_attr), graphs[2]],
+            "Batch": union,
+            "batch": Data(**keys, batch=union.batch),
+            "ptr": Data(**keys, ptr=union.ptr),
+        }
+        for form, data in forms.items():
+            torch.testing.assert_close(predict(molecules, data, seed=seed), alone, msg=form)
+    assert alone.shape == (3, 1) and alone.min() > 50  # in the unit of y
+
+
+def changed(**changes: Any) -> Data:
+    return molecule(5).update(changes)
+
+
+X5, E5 = molecule(5).x, molecule(5).edge_index
+REFUSED: list[tuple[Any, str]] = [
+    (Data(X5[:0], E5[:, :0], X5[:0, :1], num_nodes=0), r"data: the graph has no nodes, expected at least one"),
+    ([molecule(4), changed(x=X5[:0], edge_index=E5[:, :0], edge_attr=X5[:0, :1])], r"data: graph 1 has no nodes"),
+    ([molecule(4), changed(x=X5 / 0.0)], r"data: x is NaN or infinite at node 4 \(graph 1\) as torch.float32"),
+    (changed(x=X5 + torch.nan), r"data: x is NaN or infinite at node 0 as torch.float32\. Replace such values"),
+    (changed(edge_attr=torch.full((10, 1), torch.inf)), r"data: edge_attr is not of finite floats"),
+    (changed(x=X5[:, :1]), r"x has shape \(5, 1\), expected \(N, 2\) as in the data that the run was trained on"),
+    (changed(edge_index=E5 + 4), r"data: edge_index holds 8, but x has 5 rows"),
+    (changed(edge_index=E5.float()), r"data: edge_index is torch.float32, expected int64"),
+    (Data(X5, edge_attr=torch.ones(10, 1)), r"data has no edge_index\. Give the edges as \[2, E\]"),
+    (changed(batch=torch.tensor([0, 1, 0, 1, 1])), r"data: batch is 0 at node 2 after 1, expected the numbers"),
+    ([], r"data is a list of nothing, expected graphs"),
+    ((X5, E5), r"^data is a tuple of Tensor, expected graphs: torch_geometric\.data\.Data\(x=x, edge_index"),
+]
+
+
+@pytest.mark.parametrize(("data", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_training_refuses_is_not_predicted(molecules: Path, data: Any, message: str):
+    with pytest.raises(ValueError, match=message):
+        predict(molecules, data, seed=0)
+
+
+def test_categories_that_training_did_not_have_are_warned_of(molecules: Path):
+    data = changed(x=X5 + torch.tensor([[0.0, 0.5]]))
+    data.x[0, 0] = 82.0  # lead
+    data.edge_attr[0] = 7.0
+    with pytest.warns(UserWarning, match=r"column 0 of x has 1, column 1 of x has 5, column 0 of edge_attr has 1"):
+        predict(molecules, data, seed=0)
+
+
+def test_ids_of_nodes_that_were_not_embedded_are_refused(tmp_path: Path):
+    ring = torch.stack([torch.arange(9), torch.arange(9).roll(1)])
+    task = from_dataset(Data(edge_index=ring, y=torch.arange(9) % 3), per_class=1, val=3, test=3)
+    saved(tmp_path, task, {"_target_": "gat_pyg.GAT", "hidden_channels": [2], "heads": [1, 1], "encoder": 2})
+    ids = torch.arange(9.0)[:, None]
+    assert predict(tmp_path, Data(ids.flip(0), ring), seed=0).shape == (9, 3)
+    for wrong, message in (
+        (ids + 1, "x has the node 9, but .* of 9 nodes, expected ids from 0 to 8"),
+        (ids / 2, "0.5"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            predict(tmp_path, Data(wrong, ring), seed=0)
+
+
+def test_a_loaded_model_and_its_export_return_predictions_in_their_unit_on_request(molecules: Path):
+    data = load(molecules, seed=0).preparation(molecule(6))  # type: ignore[operator]
+    arguments = (data.x, data.edge_index, data.edge_attr)
+    network, seeds = load(molecules, seed=0), [predict(molecules, molecule(6), seed=seed) for seed in (0, 1, "all")]
+    assert torch.equal(network.objective.predictions(network(*arguments)), seeds[0])  # type: ignore[operator]
+    for seed, expected in zip((0, 1, "all"), seeds, strict=True):
+        model = load(molecules, seed=seed, predictions=True)  # type: ignore[arg-type]
+        targets._copied.cache_clear()
+        exported: Tensor = torch.export.export(model, arguments).module()(*arguments)
+        torch.testing.assert_close(exported, expected)
+        assert torch.equal(model(*arguments), expected)  # nothing of the export is remembered
+    with pytest.warns(UserWarning, match=r"returns standardised quantities, .*load\(run_dir, predictions=True\)"):
+        torch.export.export(network, arguments)
+    with pytest.raises(ValueError, match=r"shape \(4, 5\), expected \(N, 2\)"):
+        model(torch.ones(4, 5), data.edge_index)
+
+
+def test_each_graph_of_a_batch_is_transformed_on_its_own():
+    preparation = Preparation(2, None, None, ({"_target_": "torch_geometric.transforms.VirtualNode"},))
+    graphs = [molecule(4), molecule(5)]
+    prepared = preparation(Batch.from_data_list(graphs))
+    assert torch.equal(prepared.x, torch.cat([preparation(graph).x for graph in graphs]))
+    assert prepared.num_graphs == 2 and prepared.ptr.tolist() == [0, 5, 11]
+    with pytest.raises(ValueError, match=r"the run's transforms are of single graphs\. Pass a list of graphs"):
+        preparation(Data(X5, E5, batch=torch.tensor([0, 0, 1, 1, 1])))
+
+
 def test_a_file_without_a_preparation_or_an_objective_of_ours_loads_and_predicts_nothing(tmp_path: Path):
     path = tmp_path / "model.safetensors"
-    save_model(path, GCN(**ARGUMENTS), "torch_geometric.nn.GCN", ARGUMENTS)
+    save_model(path, GCN(**ARGUMENTS), "torch_geometric.nn.GCN", ARGUMENTS, objective=NodeLabels(3).to_dict())
     model: Any = load(tmp_path)
-    assert model.preparation is model.objective is None
+    assert model.preparation is None and model.objective == NodeLabels(3)
     model(100 * bag().x, bag().edge_index)  # without a warning, which is an error in tests
     with pytest.raises(ValueError, match=r"saved without its data preparation\. Prepare the data yourself"):
         predict(tmp_path, bag())

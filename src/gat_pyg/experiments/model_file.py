@@ -6,6 +6,7 @@ import copy
 import importlib.metadata
 import inspect
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -16,11 +17,17 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from torch_geometric.data import Data
+from torch.utils.data import Dataset
+from torch_geometric.data import Batch, Data
 
+from ..data.batched_graphs import UNION, pointers
 from ..files import write_whole
+from ..models.encoders import Encoded, Encoder, num_unknown
+from ..models.link_scores import LinkScores
 from ..seeds.stack import Stack
-from ..tasks.model import Inputs, members
+from ..tasks.checks import check_edge_index, check_edge_index_shape
+from ..tasks.edges import check_pairs
+from ..tasks.model import Inputs, graph_of_nodes, members
 from ..tasks.objective import Objective
 from ..tasks.objectives import objective_from
 from ..tasks.preparation import Preparation, attach
@@ -205,7 +212,7 @@ def _seed_of(path: Path) -> int:
 @torch.no_grad()
 def predict(
     run_dir: str | Path,
-    data: Data,
+    data: Data | Sequence[Data],
     model: nn.Module | None = None,
     seed: int | Literal["all"] | None = None,
 ) -> Tensor:
@@ -213,13 +220,15 @@ def predict(
 
     A run on quantities returns these, in the unit of its training data.
 
-    `data` is a graph or a batch of graphs as it comes from its source. It is prepared in the same way as the run's data
-    (`Preparation`), on the device of its features. `seed="all"` returns the mean over the seeds. The other arguments
-    and errors are those of `load`. The edges are those of `edge_label_index` `[2, L]`, by default `edge_index`. If the
-    decoder reads their features, pairs other than the edges need `edge_label_attr` `[L, D]`.
+    `data` is a graph or several as they come from their source: a list or data set of them, a `Batch`, or a `Data` with
+    `batch` `[N]`, the graph of each node. They are prepared in the same way as the run's data (`Preparation`), on the
+    device of their features. `seed="all"` returns the mean over the seeds. The other arguments and errors are those of
+    `load`. The edges are those of `edge_label_index` `[2, L]`, by default `edge_index`. If the decoder reads their
+    features, pairs other than the edges need `edge_label_attr` `[L, D]`.
 
-    Raises ValueError if the dimensions of `data` differ from the run's or the run's preparation is missing or cannot be
-    applied, and warns if features seem to be prepared differently.
+    Raises ValueError for what training refuses: other dimensions than the run's, features that are NaN or infinite, ids
+    that are no node, a graph without nodes that is to have a row; and if the run's preparation is missing or cannot be
+    applied. Warns if features seem to be prepared differently, or have categories that training did not have.
 
     >>> predict("nowhere", Data())
     Traceback (most recent call last):
@@ -232,12 +241,73 @@ def predict(
             f"{run_dir} was saved without its data preparation. Prepare the data yourself, and call the model: "
             "gat_pyg.load(run_dir, predictions=True)."
         )
-    data = preparation(data)
+    graph: Data = preparation(_joined(data))
     if preparation.edge_dim is None:
-        data.edge_attr = None
-    objective.complete(data)
-    predictions: Tensor = Inputs.of(trained).call(trained.to(data.x.device), data)
+        graph.edge_attr = None
+    objective.complete(graph)
+    _check(graph, objective, trained.models[0])
+    _warn_of_unknown_categories(graph, trained.models[0])
+    predictions: Tensor = Inputs.of(trained).call(trained.to(graph.x.device), graph)
     return predictions
+
+
+def _joined(data: Any) -> Any:
+    """Return several graphs as a batch; a `Data` with `batch` or `ptr` must be a division of its nodes."""
+    if isinstance(data, (list, tuple, Dataset)):
+        graphs: list[Any] = list(data)  # type: ignore[arg-type]
+        if not graphs or not all(isinstance(graph, Data) for graph in graphs):
+            kinds = ", ".join(sorted({type(graph).__name__ for graph in graphs})) or "nothing"
+            raise ValueError(
+                f"data is a {type(data).__name__} of {kinds}, expected graphs: torch_geometric.data.Data(x=x, "
+                "edge_index=edge_index)."
+            )
+        keys = [set(graph.keys()) for graph in graphs]
+        partial_keys = set.union(*keys) - set.intersection(*keys)  # such as the labels that are known
+        return Batch.from_data_list(graphs, exclude_keys=[*partial_keys])
+    if isinstance(data, Data) and not isinstance(data, Batch) and any(key in data for key in UNION):
+        pointers(data, "data")
+    return data
+
+
+def _check(data: Data, objective: Objective, model: nn.Module) -> None:
+    """Raise ValueError for ids that are no node, pairs that are none, and graphs without nodes that have a row."""
+    if type(data.edge_index) is Tensor and data.edge_index.layout == torch.strided:
+        check_edge_index_shape(data.edge_index, "data")
+        check_edge_index(data.edge_index, data.x.size(0), "data")
+    elif data.edge_index is None and "edge_index" in Inputs.of(model).names:
+        raise ValueError("data has no edge_index. Give the edges as [2, E], src in row 0, dst in row 1.")
+    if objective.has_pairs:
+        check_pairs(data, "data")
+        if "edge_label_attr" in data and not data.edge_label_attr.isfinite().all():
+            raise ValueError("data: edge_label_attr is NaN or infinite. Replace such values, for instance by 0.")
+    if objective.item == "graph":
+        batch, count = graph_of_nodes(data) or (torch.zeros(data.x.size(0), dtype=torch.long), 1)
+        empty = (batch.bincount(minlength=count) == 0).nonzero().flatten().tolist()
+        if empty:
+            others = f", nor have {len(empty) - 1} others" if len(empty) > 1 else ""
+            name = f"graph {empty[0]}" if count > 1 else "the graph"
+            raise ValueError(f"data: {name} has no nodes{others}, expected at least one. Leave it out.")
+
+
+def _warn_of_unknown_categories(data: Data, model: nn.Module) -> None:
+    """Warn if features have values that are no category of training."""
+    encoders: dict[str, Encoder | None] = {}
+    for module in model.modules():
+        if isinstance(module, Encoded):
+            encoders |= {"x": module.encoder, "edge_attr": module.edge_encoder}
+        elif isinstance(module, LinkScores):
+            encoders["edge_label_attr"] = module.edge_encoder
+    texts = []
+    for key, encoder in encoders.items():
+        if encoder is not None and key in data:
+            unknown = num_unknown([data[key]], encoder.categories)
+            texts += [f"column {column} of {key} has {count}" for column, count in unknown.items()]
+    if texts:
+        warnings.warn(
+            "The data have values that are no category of training, to which the encoder adds nothing: "
+            f"{', '.join(texts)}.",
+            stacklevel=3,
+        )
 
 
 def _described(path: Path, about: Any) -> tuple[Preparation | None, Objective | None]:

@@ -18,10 +18,8 @@ def check_graph(data: Data, num_features: int, edge_dim: int | None, objective: 
     x, edge_index, edge_attr = data.x, data.edge_index, data.edge_attr
     check_shapes(num_features, edge_dim, x, edge_index, edge_attr, where)
     objective.check(data, where)  # before the values of x, which take longer
-    _check_x(x, where)
+    check_finite(x, edge_attr, where)
     check_edge_index(edge_index, x.size(0), where)
-    if edge_attr is not None and not edge_attr.isfinite().all():
-        raise ValueError(f"{where}: edge_attr {_NOT_FINITE}")
 
 
 _NOT_FINITE = "is not of finite floats. Use edge_attr.float(), replace NaN and infinity."
@@ -85,15 +83,19 @@ def check_shapes(
         raise ValueError(f"{where}: edge_attr {_NOT_FINITE}")
 
 
-def _check_x(x: Tensor, where: str) -> None:
+def check_finite(x: Tensor, edge_attr: Tensor | None, where: str, batch: Tensor | None = None) -> None:
+    """Raise ValueError if a feature of a node or an edge is NaN or infinite; `batch` is the graph of each node."""
     rows = max(1, CHECKED // max(1, x.size(1)))
-    for start, chunk in zip(range(0, x.size(0), rows), x.split(rows), strict=True):  # x may not fit in memory
+    for start, chunk in zip(range(0, max(1, x.size(0)), rows), x.split(rows), strict=True):  # x may not fit in memory
         if chunk.isfinite().all():
             continue
         row = start + int((~chunk.isfinite()).any(1).nonzero()[0])
         raise ValueError(
-            f"{where}: x is NaN or infinite at node {row} as {x.dtype}. Replace such values, for instance by 0."
+            f"{where}: x is NaN or infinite at node {row}{'' if batch is None else f' (graph {int(batch[row])})'} as "
+            f"{x.dtype}. Replace such values, for instance by 0."
         )
+    if edge_attr is not None and not edge_attr.isfinite().all():
+        raise ValueError(f"{where}: edge_attr {_NOT_FINITE}")
 
 
 def check_edge_index_shape(edge_index: Tensor, where: str) -> None:

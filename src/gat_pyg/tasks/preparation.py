@@ -10,9 +10,10 @@ from typing import Any
 import torch
 import torch_geometric.transforms
 from torch import Tensor, nn
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 from torch_geometric.transforms import BaseTransform
 
+from .checks import check_finite
 from .node_ids import node_ids, num_nodes
 from .objective import Objective
 
@@ -54,7 +55,8 @@ class Preparation(BaseTransform):  # type: ignore[misc]
     they come from their source. Features that are already prepared do not change: a typical row is in the range
     `row_sum`, and after another preparation it would not be. Edges are always transformed.
 
-    The caller's `data` does not change. The result has dense float32 features `[N, F]`, and `edge_attr` `[E, D]`.
+    The caller's `data` does not change. The result has dense float32 features `[N, F]`, and `edge_attr` `[E, D]`. Of a
+    `Batch`, each graph is transformed on its own, as in training.
 
     Example:
         >>> preparation = Preparation(2, None, transforms=(NORMALIZE,))
@@ -88,38 +90,53 @@ class Preparation(BaseTransform):  # type: ignore[misc]
         """Prepare a graph; one without x gets the ids of its nodes, if the run learnt embeddings of them.
 
         Raises:
-            ValueError: if `data` is not a `Data` with `x`, its dimensions differ from those of the run, or a transform
-                is not one of `torch_geometric.transforms`.
+            ValueError: if `data` is not a `Data` with `x`, its dimensions differ from those of the run, a feature is
+                NaN or infinite, or a transform is not one of `torch_geometric.transforms`.
         """
-        if self.num_nodes is not None and isinstance(data, Data) and data.x is None:
+        if not isinstance(data, Data):
+            hint = " Use its to_homogeneous()." if hasattr(data, "to_homogeneous") else ""
+            raise ValueError(
+                f"data is a {type(data).__name__}, expected a torch_geometric.data.Data with x [N, {self.in_channels}]."
+                f"{hint}"
+            )
+        if self.num_nodes is not None and data.x is None:
             if (N := num_nodes(data)) > self.num_nodes:
                 raise ValueError(
                     f"data has {N} nodes, but the run learnt embeddings of {self.num_nodes} nodes, expected no others."
                 )
             data.x = node_ids(self.num_nodes)
-        if not isinstance(data, Data) or not isinstance(data.x, Tensor):
-            raise ValueError(f"data is {data}, expected a torch_geometric.data.Data with x [N, {self.in_channels}].")
+        if not isinstance(data.x, Tensor):
+            raise ValueError(f"data has no x, expected a torch_geometric.data.Data with x [N, {self.in_channels}].")
         transforms = [build_transform(transform) for transform in self.transforms]
         if data.x.layout != torch.strided:
             data.x = data.x.to_dense()
         x, fitted = data.x, self.fits(data.x)
-        for transform in transforms:
-            data = transform(data)
-        if fitted and (not self.fits(data.x) or torch.allclose(x.float(), data.x.float())):
+        data = _transformed_graphs(data, transforms) if transforms else data
+        is_prepared = fitted and len(x) == len(data.x)  # else the graph has other nodes now
+        if is_prepared and (not self.fits(data.x) or torch.allclose(x.float(), data.x.float())):
             data.x = x  # already prepared: standardising again would change it, normalising would round it
         data.x = data.x.float()
-        self._check_dimensions(data)
+        self.check_width(data.x)
+        self._check_edge_attr(data)
+        edge_attr = None if self.edge_dim is None else data.edge_attr
+        check_finite(data.x, edge_attr, "data", data.get("batch"))
+        if self.num_nodes is not None:
+            unknown = data.x[(data.x < 0) | (data.x >= self.num_nodes) | (data.x != data.x.round())]
+            if unknown.numel():
+                raise ValueError(
+                    f"x has the node {unknown[0].item():g}, but the run learnt embeddings of {self.num_nodes} nodes, "
+                    f"expected ids from 0 to {self.num_nodes - 1}."
+                )
         return data
 
-    def _check_dimensions(self, data: Data) -> None:
-        self.check_width(data.x)
+    def _check_edge_attr(self, data: Data) -> None:
         if self.edge_dim is None:
             return
-        shape = None if data.edge_attr is None else tuple(data.edge_attr.shape)
-        if shape is None or (shape[1] if len(shape) == 2 else len(shape)) != self.edge_dim:
+        shape, E = None if data.edge_attr is None else tuple(data.edge_attr.shape), data.num_edges
+        if shape != (E, self.edge_dim) and (shape, self.edge_dim) != ((E,), 1):
             raise ValueError(
                 f"edge_attr is {'missing' if shape is None else f'of shape {shape}'}, expected (E, {self.edge_dim}) as "
-                "in the data that the run was trained on."
+                f"in the data that the run was trained on, with E = {E}."
             )
         data.edge_attr = data.edge_attr.float().view(-1, self.edge_dim)
 
@@ -145,6 +162,19 @@ class Preparation(BaseTransform):  # type: ignore[misc]
             return None
         span = f"{low:.3g}" if f"{low:.3g}" == f"{high:.3g}" else f"{low:.3g} to {high:.3g}"
         return f"a row of x has the absolute sum {typical:.3g} (median), but those of the run's training data {span}"
+
+
+def _transformed_graphs(data: Data, transforms: Sequence[BaseTransform]) -> Data:
+    """Apply transforms to each graph of a batch on its own: some, as of positions or degrees, read a whole graph."""
+    if not isinstance(data, Batch) and ("batch" in data or "ptr" in data):
+        raise ValueError(
+            "data is a Data with the graphs of a batch, but the run's transforms are of single graphs. Pass a list of "
+            "graphs, or Batch.from_data_list(graphs)."
+        )
+    graphs = data.to_data_list() if isinstance(data, Batch) else [data]
+    for transform in transforms:
+        graphs = [transform(graph) for graph in graphs]
+    return Batch.from_data_list(graphs) if isinstance(data, Batch) else graphs[0]
 
 
 def build_transform(description: Mapping[str, Any]) -> BaseTransform:
