@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -25,6 +26,8 @@ def main() -> None:
     On SIGINT (Ctrl-C) or SIGTERM it exits with status 128 + number; a training first finishes the epoch and its
     checkpoint.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # of an encoding without ±, which would end a finished run
     if "--version" in sys.argv[1:]:
         print(f"gat_pyg {get_object('gat_pyg.__version__')}")
         return

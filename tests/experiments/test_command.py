@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -62,7 +63,27 @@ def test_a_wrong_option_explains_how_settings_are_written(
     monkeypatch.setattr(sys, "argv", ["gat-pyg", "--lr", "1"])
     with pytest.raises(SystemExit, match="2"):
         gat_pyg.run.main()
-    assert capsys.readouterr().err.endswith("settings are NAME=VALUE without dashes, as in training.lr=0.01.\n")
+    assert "settings are NAME=VALUE without dashes, as in training.lr=0.01, and stand" in capsys.readouterr().err
+
+
+def test_a_stdout_without_plus_minus_gets_a_question_mark(monkeypatch: pytest.MonkeyPatch):
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    monkeypatch.setattr(sys, "argv", ["gat-pyg", "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        gat_pyg.run.main()
+    stdout.seek(0)
+    assert "print mean ? standard deviation" in stdout.read()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_stdout_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    with open("/dev/full", "w", 1, "utf-8") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        monkeypatch.setattr(sys, "argv", ["gat-pyg", "--help"])
+        with pytest.raises(SystemExit, match="1"):
+            gat_pyg.run.main()
+    assert "gat-pyg: standard output could not be written: No space left on device." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

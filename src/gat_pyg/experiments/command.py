@@ -52,15 +52,20 @@ def without_recipes(arguments: Sequence[str]) -> list[str]:
     return [*arguments[:first], *removals, *arguments[first:]]
 
 
+SWITCHES = ("-m", "--multirun", "-r", "--run", "--resolve")  # Hydra's options without a value
+
+
 def translated(arguments: Sequence[str]) -> list[str]:
     """Return the arguments for Hydra: without recipes that do not apply, and with settings of the model as additions.
 
     A setting of the model may be there already, by its file or a recipe, or not. `++` works for both; `Settings.parse`
-    checks that the model's class has such an argument. A search by Optuna maximises what a run returns.
+    checks that the model's class has such an argument. A search by Optuna maximises what a run returns. Switches may
+    stand between settings, where Hydra does not read them.
 
-    >>> translated(["dataset=cora", "model.norm=batch", "+model.encoder=64"])
-    ['dataset=cora', '++model.norm=batch', '++model.encoder=64']
+    >>> translated(["dataset=cora", "model.norm=batch", "-m", "+model.encoder=32,64"])
+    ['-m', 'dataset=cora', '++model.norm=batch', '++model.encoder=32,64']
     """
+    arguments = sorted(arguments, key=lambda text: text not in SWITCHES)
     names = names_of(arguments)
     optuna = "hydra/sweeper=optuna" in arguments and "hydra.sweeper.direction" not in names
     return [
@@ -178,7 +183,11 @@ def errors_as_messages(overrides: Sequence[str]) -> Iterator[None]:
         exit_with(error, misused_group(overrides) or message(error))
     except SystemExit as error:
         if error.code == 2:  # argparse, after its usage
-            print("gat-pyg: settings are NAME=VALUE without dashes, as in training.lr=0.01.", file=sys.stderr)
+            print(
+                "gat-pyg: settings are NAME=VALUE without dashes, as in training.lr=0.01, and stand together: Hydra's "
+                "options come before or after them.",
+                file=sys.stderr,
+            )
         raise
     finally:
         os.environ.pop(FULL_ERROR)
@@ -215,6 +224,8 @@ def message(error: Exception) -> str | None:
         return ": ".join([str(error.full_key), str(error).splitlines()[0]])
     if isinstance(error, HydraException):
         return " ".join(str(error).split("\n\n")[0].split())
+    if isinstance(error, OSError) and error.filename is None and _is_of_stdout():
+        return f"standard output could not be written: {error.strerror}. Results that were written to files are kept."
     if isinstance(error, OSError) and error.filename is not None:
         return _unwritten(error)
     frames = traceback.extract_tb(error.__traceback__)
@@ -239,6 +250,16 @@ def _unknown(error: OmegaConfBaseException) -> str:
     known = [f"{group}.{key!s}".removeprefix(".") for key in (siblings if isinstance(siblings, DictConfig) else ())]
     hint = f" To pass it anyway, write +{name}=..." if group in FACTORIES else ""
     return f"{name} is unknown.{similar(name, [*known, *rules()])}{hint}"
+
+
+def _is_of_stdout() -> bool:
+    """Return True if standard output cannot be written; then send the rest of it nowhere."""
+    try:
+        print(flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python exits with a second error
+        return True
+    return False
 
 
 def _unwritten(error: OSError) -> str:
