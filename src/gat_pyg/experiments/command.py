@@ -149,6 +149,19 @@ def _name_of(kind: str, name: str = "") -> str:
     return name_of(kind, name)
 
 
+CREATED: set[Path] = set()  # folders that did not exist before Hydra created them for this command
+
+
+def outputs_folder(outputs: str | None) -> str:
+    """Return the folder of all runs for Hydra, which creates it, and add it to `CREATED` if it does not exist.
+
+    `null` is refused later, and must not become a folder called None.
+    """
+    folder = Path(str(outputs or ".")).absolute()
+    CREATED.update(path for path in (folder, *folder.parents) if not path.exists())
+    return outputs or "."
+
+
 def pick(key: str, values: Mapping[str, Any]) -> Any:
     """Return the value of `key` in a mapping: the resolver of `${pick:${.act},{relu:ReLU,elu:ELU}}`.
 
@@ -161,7 +174,7 @@ def pick(key: str, values: Mapping[str, Any]) -> Any:
 
 
 OmegaConf.register_new_resolver("run_name", run_name, replace=True)  # for hydra.run.dir
-OmegaConf.register_new_resolver("or", lambda value, other: other if value is None else value, replace=True)
+OmegaConf.register_new_resolver("outputs_folder", outputs_folder, replace=True)
 OmegaConf.register_new_resolver("pick", pick, replace=True)
 
 

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from ..distributed.ranks import is_first, rank_zero_print, shared_store
 from ..files import PART, try_lock, unlock, write_whole
+from .command import CREATED
 from .hashing import flattened
 from .process import end_with, killed_with
 from .result import CHECKPOINT, CONFIG, RESULT, Result, append
@@ -61,6 +62,14 @@ class Invocation(NamedTuple):
                     f"hydra.sweeper.{name} is {wrong}, but runs return a score that is highest for the best: the "
                     f"validation score, negated if lower is better. Use hydra.sweeper.{name}={right}."
                 )
+
+    def drop_folder(self) -> None:
+        """Remove Hydra's folder if it is empty, and that of the multirun if it holds only Hydra's file."""
+        drop_empty(self.folder)
+        sweep = self.folder.parent
+        if self.multirun and {path.name for path in sweep.iterdir()} <= {SWEEP}:
+            (sweep / SWEEP).unlink(missing_ok=True)
+            drop_empty(sweep)
 
 
 class Job(NamedTuple):
@@ -165,9 +174,7 @@ def started_job(settings: Settings, invocation: Invocation) -> Iterator[Job]:
     try:
         folder, lock = _resumed(settings, invocation) if settings.ckpt_path == "last" else _fresh(fresh)
         if folder != fresh:
-            drop_empty(fresh)
-            if invocation.multirun:
-                _drop_sweep(fresh.parent)
+            invocation.drop_folder()
         os.environ |= {RUN_DIR: str(folder), PARENT: str(os.getpid())}
         if store is not None:
             store.set(RUN_DIR, str(folder))
@@ -208,18 +215,15 @@ def _remove_parts(folder: Path) -> None:
 
 
 def drop_empty(folder: Path) -> None:
-    """Remove an empty folder, unless it is the working directory."""
+    """Remove an empty folder, unless it is the working directory, and empty ones around it that the command created."""
     if folder.absolute() == Path.cwd():
         return
     with suppress(OSError):
         folder.rmdir()  # fails unless it is empty
-
-
-def _drop_sweep(folder: Path) -> None:
-    """Remove the folder of a multirun if it holds only Hydra's file, since its jobs have other folders."""
-    if {path.name for path in folder.iterdir()} <= {SWEEP}:
-        (folder / SWEEP).unlink(missing_ok=True)
-        drop_empty(folder)
+        for parent in folder.absolute().parents:
+            if parent not in CREATED:
+                break
+            parent.rmdir()
 
 
 def _fresh(folder: Path) -> tuple[Path, int]:

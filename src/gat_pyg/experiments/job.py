@@ -68,7 +68,7 @@ def execute(config: DictConfig) -> float:
             check_gpus(settings.trainer)
             settings.check_results()
         except Exception:
-            drop_empty(invocation.folder)
+            invocation.drop_folder()
             raise
         if settings.is_table or settings.on_all_splits:
             drop_empty(invocation.folder)
