@@ -380,6 +380,15 @@ def test_a_constant_prediction_is_warned_of(command: Command, dataset: str, vect
     assert f"warning: 2 of 2 runs are {message}" in output
 
 
+def test_a_training_that_cannot_learn_is_warned_of(command: Command):
+    with (
+        pytest.warns(UserWarning, match=r"training\.lr is 0, so that the weights stay"),
+        pytest.warns(UserWarning, match=r"model\.dropout is 1, so that in training nothing is left"),
+        pytest.warns(UserWarning, match=r"model\.edge_dropout is 1"),
+    ):
+        command("training.lr=0", "model.dropout=1", "model.edge_dropout=1", "training.max_epochs=1")
+
+
 def test_summary_has_the_sizes_and_no_warning_for_a_model_that_learns(command: Command):
     output = command(*SMALL, "training.max_epochs=20")
     (result,) = read("outputs/results.jsonl")

@@ -1,8 +1,10 @@
-"""Errors for settings that a user passed and that have no effect on the task."""
+"""Errors for settings that a user passed and that have no effect on the task, and warnings of those without a use."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+
+from lightning.pytorch.utilities import rank_zero_warn
 
 from ..tasks.task import Task
 from .hashing import DATA, flattened
@@ -13,6 +15,8 @@ UNLIMITED = 100_000  # epochs: the default of training.max_epochs, which stands 
 
 def check_effects(settings: Settings, task: Task) -> None:
     """Raise ValueError for a setting of the command line without effect; recipes and data sets may contain them.
+
+    Warn of a training that cannot learn: of a learning rate of 0, or a dropout of 1.
 
     Example:
         >>> from gat_pyg.data import digits
@@ -27,6 +31,11 @@ def check_effects(settings: Settings, task: Task) -> None:
     for name, reason in _unused(settings, task):
         if any(passed == name or passed.startswith(f"{name}.") for passed in settings.passed):
             raise ValueError(f"{name} has no effect: {reason}")
+    if settings.training.lr == 0:
+        rank_zero_warn("training.lr is 0, so that the weights stay as they are initialised.")
+    for name, value in flattened(settings.to_dict()["model"]).items():
+        if "dropout" in name and value == 1:
+            rank_zero_warn(f"model.{name} is 1, so that in training nothing is left of what it acts on.")
 
 
 def _unused(settings: Settings, task: Task) -> Iterator[tuple[str, str]]:
