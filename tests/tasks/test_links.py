@@ -1,6 +1,7 @@
 """Link prediction: metrics against brute force and OGB's formulas, splits that leak, negatives, training."""
 
 import random
+import warnings
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -15,10 +16,11 @@ from torch_geometric.utils import is_undirected, negative_sampling
 from torch_geometric.utils.random import erdos_renyi_graph
 
 from gat_pyg.data import Task, links
+from gat_pyg.experiments.messages import sizes
 from gat_pyg.models import GAT, LinkScores
 from gat_pyg.tasks import negatives
 from gat_pyg.tasks.links import LinkLabels
-from gat_pyg.tasks.negatives import NonLinks
+from gat_pyg.tasks.negatives import NonLinks, two_sides
 from gat_pyg.tasks.ranking import average_precision, hits, mrr, roc_auc
 from gat_pyg.training import Optimisation, PaperStopping, Resumable, TaskData, Transductive
 
@@ -68,7 +70,9 @@ def pairs(index: Tensor) -> set[tuple[int, int]]:
 @pytest.mark.parametrize("disjoint", [0.0, 0.3])
 def test_links_partition_the_graph(directed: bool, disjoint: float) -> None:
     graph = communities(directed)
-    task = links(graph, val=0.1, test=0.2, disjoint=disjoint, seed=3)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".* in the other direction, which shows them" if directed else "-")
+        task = links(graph, val=0.1, test=0.2, disjoint=disjoint, seed=3)
     data, all_links = task.train[0], pairs(graph.edge_index) - {(3, 3)}
     chosen = {key: pairs(data.edge_label_index[:, data[f"{key}_mask"] & (data.y == 1)]) for key in ("val", "test")}
     if not directed:
@@ -142,9 +146,9 @@ def test_the_known_links_are_sorted_once(monkeypatch: pytest.MonkeyPatch) -> Non
     built: list[Tensor] = []
 
     class Counted(NonLinks):
-        def __init__(self, known: Tensor, num_nodes: int) -> None:
+        def __init__(self, known: Tensor, num_nodes: int, sides: Tensor | None) -> None:
             built.append(known)
-            super().__init__(known, num_nodes)
+            super().__init__(known, num_nodes, sides)
 
     monkeypatch.setattr(negatives, "NonLinks", Counted)
     task = links(communities())
@@ -157,9 +161,77 @@ def test_the_known_links_are_sorted_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(built) == 2 and built[1].size(1) == built[0].size(1) - 2
 
 
-def leak(data: Data, split: str) -> None:
+GRID = torch.arange(36).view(6, 6)
+SIDED: dict[str, tuple[list[list[int]] | Tensor, int, list[int] | None]] = {
+    "ids of one side below those of the other": ([[0, 0, 1], [2, 3, 3]], 5, [0, 0, 1, 1, -1]),
+    "in both directions": ([[0, 0, 1, 2, 3, 3], [2, 3, 3, 0, 0, 1]], 4, [0, 0, 1, 1]),
+    "two components": ([[0, 1, 4, 5], [3, 2, 0, 1]], 6, [0, 0, 1, 1, 1, 1]),
+    "mixed ids": (torch.cartesian_prod(torch.arange(0, 30, 2), torch.arange(1, 30, 2)).t()[:, 9:], 30, [0, 1] * 15),
+    "a tree": ([[0, 1, 1, 2], [1, 2, 3, 4]], 5, None),
+    "a grid": (torch.cat([torch.stack([g[:-1], g[1:]]).reshape(2, -1) for g in (GRID, GRID.t())], 1), 36, None),
+    "a triangle": ([[0, 1, 2], [1, 2, 0]], 3, None),
+    "a loop": ([[0, 0, 1, 1], [2, 3, 3, 1]], 4, None),
+    "all links of two sides": ([[0, 0, 1, 1], [2, 3, 2, 3]], 4, None),
+    "none": (torch.empty(2, 0), 3, None),
+}
+
+
+@pytest.mark.parametrize("case", SIDED)
+def test_sides_are_those_of_a_bipartite_graph_and_of_no_tree_or_grid(case: str) -> None:
+    edges, N, expected = SIDED[case]
+    sides = two_sides(torch.as_tensor(edges).long(), N)
+    assert (sides is None) if expected is None else torch.equal(sides, torch.as_tensor(expected))
+
+
+@pytest.mark.parametrize("form", ["both directions", "to users", "mixed ids"])
+@pytest.mark.parametrize("dense", [10_000, 0])
+def test_negatives_of_users_and_items_join_a_user_and_an_item(
+    form: str, dense: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(negatives, "DENSE", dense)
+    users, items, draw = 30, 20, torch.Generator().manual_seed(0)
+    chosen = torch.randperm(users * items, generator=draw)[:250]
+    edges = torch.stack([chosen // items, users + chosen % items])
+    if form == "mixed ids":
+        edges = torch.randperm(users + items, generator=draw)[edges]
+    is_user = torch.zeros(users + items).bool().index_fill_(0, edges[0], True)
+    directed = form == "to users"
+    edges = edges.flip(0) if directed else torch.cat([edges, edges.flip(0)], 1)
+    task = links(Data(torch.randn(users + items, 6), edges), val=0.2, test=0.2)
+    data, known = task.train[0], pairs(edges)
+    steps = [task.objective.example(data, split) for split in ("train", "train", "val", "test")]
+    for step in steps:
+        src, dst = step.edge_label_index
+        assert (is_user[src] != is_user[dst]).all() and int((step.y == 0).sum()) == int((step.y == 1).sum())
+        assert not directed or is_user[dst].all()
+    drawn = [pairs(step.edge_label_index[:, step.y == 0]) for step in steps]
+    assert drawn[0] != drawn[1] and not (drawn[2] & drawn[3]) and not (drawn[2] | drawn[3]) & known
+    train = pairs(data.edge_label_index[:, data.train_mask]) | pairs(data.edge_index)
+    assert not drawn[0] & (train | {(dst, src) for src, dst in train})
+    assert "links between the 30 and 20 nodes of a bipartite graph" in sizes(task) or form != "both directions"
+
+    one_side = data.clone()
+    one_side.edge_label_index[:, (data.test_mask & (data.y == 0)).nonzero()[0]] = is_user.nonzero()[:2]
+    with pytest.warns(UserWarning, match="1 of 100 pairs without a link in val_mask and test_mask join two"):
+        Task("own", [one_side], [one_side], [one_side], 6, LinkLabels(4))
+
+
+def leak(data: Data, split: str, reverse: bool = False) -> None:
     link = data.edge_label_index[:, data[f"{split}_mask"] & (data.y == 1)][:, :1]
-    data.edge_index = torch.cat([data.edge_index, link], 1)
+    data.edge_index = torch.cat([data.edge_index, link.flip(0) if reverse else link], 1)
+
+
+def leak_by_training(data: Data) -> None:
+    number = data.edge_index.size(1)
+    first, second = ((data[f"{key}_mask"] & (data.y == 1)).nonzero()[0] for key in ("train", "test"))
+    data.edge_label_index[:, first] = data.edge_label_index[:, second].flip(0)
+    assert data.edge_index.size(1) == number
+
+
+def linked_negative_reversed(data: Data) -> None:
+    data.edge_label_index[:, (data.test_mask & (data.y == 0)).nonzero()[0]] = data.edge_label_index[
+        :, (data.val_mask & (data.y == 1)).nonzero()[0]
+    ].flip(0)
 
 
 def repeat(data: Data) -> None:
@@ -173,6 +245,10 @@ def linked_negative(data: Data) -> None:
 BROKEN: dict[str, Callable[[Data], object]] = {
     "1 links of val_mask are message-passing edges": lambda data: leak(data, "val"),
     "1 links of test_mask are message-passing edges": lambda data: leak(data, "test"),
+    "1 of 7 links of val_mask are .* in the other direction, so": lambda data: leak(data, "val", reverse=True),
+    "1 of 15 links of test_mask are .* in the other direction, so": lambda data: leak(data, "test", reverse=True),
+    "1 of 15 links of test_mask are .* links of another split in the other": leak_by_training,
+    "1 pairs with y = 0 are links, expected none": linked_negative_reversed,
     "1 links of edge_label_index are repeated": repeat,
     "1 pairs with y = 0 are links": linked_negative,
     "edge_label_index: edge_index holds 99": lambda data: data.edge_label_index[0].fill_(99),
@@ -189,6 +265,14 @@ def test_a_broken_split_is_an_error(message: str) -> None:
     data = links(communities()).train[0].clone()
     BROKEN[message](data)
     with pytest.raises(ValueError, match=message):
+        Task("broken", [data], [data], [data], 6, LinkLabels(4))
+
+
+def test_reverse_links_of_a_directed_graph_are_counted_in_a_warning() -> None:
+    edges = torch.triu_indices(12, 12, 1)[:, ::2]
+    data = links(Data(torch.randn(12, 6), edges), val=4, test=5).train[0].clone()
+    leak(data, "test", reverse=True)
+    with pytest.warns(UserWarning, match="broken: 1 of 5 links of test_mask are .* make the graph undirected"):
         Task("broken", [data], [data], [data], 6, LinkLabels(4))
 
 

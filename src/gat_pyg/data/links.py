@@ -16,6 +16,7 @@ from ..tasks.checks import check_edge_index, check_shapes
 from ..tasks.edges import EdgeLabels
 from ..tasks.links import LinkLabels
 from ..tasks.metrics import LINKS
+from ..tasks.negatives import NonLinks, directed, two_sides
 from ..tasks.node_ids import node_ids, num_nodes
 from ..tasks.objective import MASKS
 from ..tasks.task import Task
@@ -39,7 +40,8 @@ def links(
 
     The other links are for training and, in both directions if the graph is undirected, the message-passing edges of
     all splits. Validation and test have as many pairs without a link as links, drawn once with `seed` (PyG's
-    `RandomLinkSplit`). Repeated links and loops are removed before.
+    `RandomLinkSplit`). In a bipartite graph, as of users and items, pairs without a link join its two sides
+    (`gat_pyg.tasks.negatives.two_sides`), also those of the training. Repeated links and loops are removed before.
 
     Args:
         dataset: a `Data`, a PyG `Dataset` or a `Task` with one graph. Without x, the ids of the nodes are the features.
@@ -131,8 +133,13 @@ def _drawn(
     both_ways = is_undirected(edges, num_nodes=N)
     if both_ways and weights is not None and not is_undirected(edges, weights, num_nodes=N):
         raise ValueError(f"{name}: edge_attr differs between the two directions of a link. Leave edge_attr out.")
+    sides = two_sides(edges, N)
     split = RandomLinkSplit(
-        *shares, is_undirected=both_ways, add_negative_train_samples=False, disjoint_train_ratio=disjoint
+        *shares,
+        is_undirected=both_ways,
+        neg_sampling_ratio=1.0 if sides is None else 0.0,  # it would draw pairs of one side
+        add_negative_train_samples=False,
+        disjoint_train_ratio=disjoint,
     )
     state = random.getstate()
     with torch.random.fork_rng(devices=[]):  # permutations are torch's, negatives Python's
@@ -140,6 +147,8 @@ def _drawn(
         random.seed(seed)
         try:
             parts = split(Data(x, edges, weights, num_nodes=N))
+            if sides is not None:
+                _add_negatives(parts[1:], NonLinks(edges, N, directed(sides, parts[0].edge_label_index)))
         except ValueError as error:
             raise ValueError(
                 f"{name} has {edges.size(1)} edges, too few to draw val={shares[0]} and test={shares[1]} of its links: "
@@ -151,6 +160,15 @@ def _drawn(
     labels = [part.edge_label.long() for part in parts]
     data = Data(parts[0].x, parts[0].edge_index, parts[0].edge_attr)
     return task_of_pairs(name, data, pairs, labels, objective, tuple(transforms), split_arguments)
+
+
+def _add_negatives(parts: Sequence[Data], negatives: NonLinks) -> None:
+    """Add as many negative pairs as links to the labelled pairs of validation and test."""
+    sizes = [part.edge_label.numel() for part in parts]
+    drawn = negatives.draw(sum(sizes))
+    for part, pairs in zip(parts, drawn.tensor_split([drawn.size(1) * sizes[0] // sum(sizes)], 1), strict=True):
+        part.edge_label_index = torch.cat([part.edge_label_index, pairs], 1)
+        part.edge_label = torch.cat([part.edge_label, part.edge_label.new_zeros(pairs.size(1))])
 
 
 def task_of_pairs(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..tasks.metrics import metric_named
+from ..tasks.negatives import sides_of
 from ..tasks.objective import SPLITS
 from ..tasks.task import Task
 from .folder import relative_path
@@ -42,7 +43,11 @@ def sizes(task: Task) -> str:
     nodes, edges = sum(data.x.size(0) for data in graphs), sum(data.edge_index.size(1) for data in graphs)
     items = f"{'graph' if shared is None else task.objective.item}s"
     split = " / ".join(f"{count:,}" for count in counts)
-    return f"{nodes:,} nodes, {edges:,} edges, {task.objective.predicts}; {split} {items}"
+    predicts = task.objective.predicts
+    if task.objective.item == "link" and shared is not None and (sides := sides_of(shared)) is not None:
+        counts = [int((sides == side).sum()) for side in (0, 1)]
+        predicts += f" between the {counts[0]:,} and {counts[1]:,} nodes of a bipartite graph"
+    return f"{nodes:,} nodes, {edges:,} edges, {predicts}; {split} {items}"
 
 
 def line(result: Result) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.utils import is_undirected
 
 from .edges import OfEdges, check_pairs
 from .metrics import METRICS, RANKED_LINKS, Metric
-from .negatives import non_links
+from .negatives import non_links, sides_of
 from .objective import MASKS, Objective, Split, widest
 from .ranking import average_precision, hits, mrr, roc_auc
 
@@ -25,7 +27,7 @@ class LinkLabels(OfEdges):
     The pairs are `edge_label_index` `[2, L]` (src, dst), and the masks `[L]` select those of each split. `edge_index`
     are the message-passing edges. For training, as many negative pairs as there are links are drawn in each step, as by
     PyG's `negative_sampling` with Python's global generator, which `Resumable` seeds. They are never message-passing
-    edges, nor training links in either direction (`NonLinks`).
+    edges, nor training links in either direction (`NonLinks`). In a bipartite graph they join its sides (`two_sides`).
 
     The model returns a vector for each node, `[N, K]`, and the score of a pair is the inner product of both. A model
     whose forward takes `edge_label_index` returns the scores `[L]` itself. The loss is the sigmoid cross-entropy. The
@@ -88,7 +90,9 @@ class LinkLabels(OfEdges):
                     f"{where}: {count} links of {key} are message-passing edges, so the model sees what it is to "
                     "predict. Take them out of edge_index, in both directions if it is undirected."
                 )
-        _check_disjoint(data, where)
+        both_ways = _check_directions(data, where)
+        _check_disjoint(data, both_ways, where)
+        _check_sides(data, where)
 
     def _pairs(self, data: Data, split: Split) -> dict[str, Tensor]:
         """Return the pairs of a split and their labels; for training, with as many new negative pairs."""
@@ -180,12 +184,62 @@ def _keys(data: Data, pairs: Tensor) -> Tensor:
     return numbers
 
 
-def _check_disjoint(data: Data, where: str) -> None:
-    """Raise ValueError if a pair has two labels or is in two splits, as when a link is repeated."""
+def _check_directions(data: Data, where: str) -> bool:
+    """Return True if the graph without the held-out links is undirected; then none may be shown by its other direction.
+
+    Raises:
+        ValueError: if one is. In a directed graph, which may have both directions, this is a warning.
+    """
+    pairs, positive, keys = data.edge_label_index, data.y == 1, _keys(data, data.edge_index)
+    held_out = pairs[:, positive & (data.val_mask | data.test_mask)]
+    rest = data.edge_index[:, ~torch.isin(keys, _keys(data, torch.cat([held_out, held_out.flip(0)], 1)))]
+    both_ways = rest.numel() > 0 and bool(is_undirected(rest, num_nodes=data.x.size(0)))
+    for key in MASKS[1:]:
+        others = positive & (data.train_mask | data.val_mask | data.test_mask) & ~data[key]
+        links = pairs[:, positive & data[key]]
+        known = torch.cat([keys, _keys(data, pairs[:, others])])
+        if count := int(torch.isin(_keys(data, links.flip(0)), known).sum()):
+            text = (
+                f"{where}: {count} of {links.size(1)} links of {key} are message-passing edges or links of another "
+                "split in the other direction"
+            )
+            if both_ways:
+                raise ValueError(f"{text}, so the model sees what it is to predict. Take both directions out.")
+            warnings.warn(
+                f"{text}, which shows them to the model if links have no direction. If so, make the graph undirected "
+                "(torch_geometric.transforms.ToUndirected) before it is split.",
+                stacklevel=5,
+            )
+    return both_ways
+
+
+def _check_sides(data: Data, where: str) -> None:
+    """Warn if pairs without a link join two nodes of one side of a bipartite graph, which no link does."""
+    if (sides := sides_of(data)) is None:
+        return
+    src, dst = data.edge_label_index
+    negative = (data.y == 0) & (data.val_mask | data.test_mask)
+    if count := int(((sides[src] == sides[dst]) & negative).sum()):
+        warnings.warn(
+            f"{where}: {count} of {int(negative.sum())} pairs without a link in val_mask and test_mask join two nodes "
+            "of one side of a bipartite graph, which are never linked, so the score is too high. Draw others.",
+            stacklevel=5,
+        )
+
+
+def _check_disjoint(data: Data, both_ways: bool, where: str) -> None:
+    """Raise ValueError if a pair has two labels or is in two splits, as when a link is repeated.
+
+    With `both_ways`, a pair and its reverse are the same.
+    """
     labelled = data.train_mask | data.val_mask | data.test_mask
     links = _keys(data, data.edge_label_index)[labelled & (data.y == 1)]
     if repeated := links.numel() - links.unique().numel():
         raise ValueError(f"{where}: {repeated} links of edge_label_index are repeated, expected each once.")
-    negatives = _keys(data, data.edge_label_index)[labelled & (data.y == 0)]
-    if wrong := int(torch.isin(negatives, torch.cat([links, _keys(data, data.edge_index)])).sum()):
+    negatives = data.edge_label_index[:, labelled & (data.y == 0)]
+    known = torch.cat([links, _keys(data, data.edge_index)])
+    linked = torch.isin(_keys(data, negatives), known)
+    if both_ways:
+        linked |= torch.isin(_keys(data, negatives.flip(0)), known)
+    if wrong := int(linked.sum()):
         raise ValueError(f"{where}: {wrong} pairs with y = 0 are links, expected none.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -15,7 +17,7 @@ TRIES = 3  # as in PyG
 
 
 class NonLinks:
-    """The pairs of two different nodes that are no known link.
+    """The pairs of two different nodes that are no known link, in a bipartite graph only those of two sides.
 
     `draw` returns what PyG's `negative_sampling` returns in the same state of Python's generator, but the known links
     are sorted once, not in each draw. PyG counts a repeated link each time; if that gives as many as there are pairs,
@@ -24,6 +26,7 @@ class NonLinks:
     Args:
         known: the known links `[2, E]`.
         num_nodes: N.
+        sides: of a bipartite graph, as from `two_sides`; the pairs are then from side 0 to side 1.
 
     Cost: N^2 bytes up to `DENSE` nodes, else 8 E bytes; a draw of n pairs takes O(n log E) time.
 
@@ -33,11 +36,20 @@ class NonLinks:
                 [2, 0, 1]])
     """
 
-    def __init__(self, known: Tensor, num_nodes: int) -> None:
-        self.size, self.device = (num_nodes, num_nodes), known.device
-        ids, self.population = edge_index_to_vector(known.long(), self.size, bipartite=False)
+    def __init__(self, known: Tensor, num_nodes: int, sides: Tensor | None = None) -> None:
+        self.size, self.device, self.sides = (num_nodes, num_nodes), known.device, None
+        if sides is not None:
+            self.sides = src, dst = (sides == 0).nonzero()[:, 0], (sides == 1).nonzero()[:, 0]
+            self.size = src.numel(), dst.numel()
+            number = torch.empty_like(sides)  # of each node within its side
+            number[src], number[dst] = (torch.arange(size, device=sides.device) for size in self.size)
+            known = number[torch.where(sides[known[0]] == 0, known, known.flip(0))]
+        ids, self.population = edge_index_to_vector(known.long(), self.size, bipartite=sides is not None)
         distinct = ids.unique()
-        self.num_known = ids.numel() if ids.numel() < self.population else distinct.numel()
+        counts_repeated = (
+            sides is None and ids.numel() < self.population
+        )  # as PyG, which draws all in order if too many
+        self.num_known = ids.numel() if counts_repeated else distinct.numel()
         self.free: Tensor | None = None  # a mask of all pairs
         if num_nodes <= DENSE:
             self.free = distinct.new_ones(self.population, dtype=torch.bool).index_fill_(0, distinct, False)
@@ -51,13 +63,17 @@ class NonLinks:
         drawn = torch.empty(0, dtype=torch.long, device=self.device)
         size = int(1.1 * num / (1.0 - self.num_known / self.population))
         for _ in range(TRIES):
-            ids = sample(self.population, size, "cpu" if self.free is None else self.device)
+            device = "cpu" if self.free is None else self.device
+            if self.sides is not None and size >= self.population:  # PyG would draw all in their order
+                ids = torch.tensor(random.sample(range(self.population), self.population), device=device)
+            else:
+                ids = sample(self.population, size, device)
             ids = ids[self._is_free(ids)].to(self.device)
             drawn = torch.cat([drawn, ids[~torch.isin(ids, drawn)]])[:num]
             if drawn.numel() == num:
                 break
-        pairs: Tensor = vector_to_edge_index(drawn, self.size, bipartite=False)
-        return pairs
+        pairs: Tensor = vector_to_edge_index(drawn, self.size, bipartite=self.sides is not None)
+        return pairs if self.sides is None else torch.stack([self.sides[0][pairs[0]], self.sides[1][pairs[1]]])
 
     def _is_free(self, ids: Tensor) -> Tensor:
         if self.free is not None:
@@ -67,10 +83,68 @@ class NonLinks:
 
 def non_links(data: Data) -> NonLinks:
     """Return the pairs that are neither message-passing edges nor training links in either direction, cached."""
-    return _non_links(data.edge_index, data.edge_label_index, data.train_mask, data.x.size(0))
+    return _non_links(data.edge_index, data.edge_label_index, data.y, data.train_mask, data.x.size(0))
 
 
 @remembered
-def _non_links(edge_index: Tensor, pairs: Tensor, train_mask: Tensor, num_nodes: int) -> NonLinks:
+def _non_links(edge_index: Tensor, pairs: Tensor, y: Tensor, train_mask: Tensor, num_nodes: int) -> NonLinks:
     links = pairs.index_select(1, mask_to_index(train_mask))
-    return NonLinks(torch.cat([edge_index, links, links.flip(0)], 1), num_nodes)
+    sides = _sides(edge_index, pairs, y, num_nodes)
+    return NonLinks(torch.cat([edge_index, links, links.flip(0)], 1), num_nodes, directed(sides, links))
+
+
+def sides_of(data: Data) -> Tensor | None:
+    """Return the sides of a graph's nodes by `two_sides` of its edges and the links of all splits, cached."""
+    sides: Tensor | None = _sides(data.edge_index, data.edge_label_index, data.y, data.x.size(0))
+    return sides
+
+
+@remembered
+def _sides(edge_index: Tensor, pairs: Tensor, y: Tensor, num_nodes: int) -> Tensor | None:
+    return two_sides(torch.cat([edge_index, pairs[:, y == 1]], 1), num_nodes)
+
+
+def directed(sides: Tensor | None, links: Tensor) -> Tensor | None:
+    """Return the sides, swapped if most of the links `[2, E]` begin at side 1, so that they begin at side 0."""
+    is_swapped = sides is not None and int((sides[links[0]] == 1).sum()) * 2 > links.size(1)
+    return torch.where(sides < 0, sides, 1 - sides) if is_swapped and sides is not None else sides
+
+
+def two_sides(links: Tensor, num_nodes: int) -> Tensor | None:
+    """Return the side of each node `[N]` of a bipartite graph, 0 or 1, or -1 without a link; None for another graph.
+
+    Every link joins the two sides, as those of users and items. Trees and grids have two such sides too, although their
+    nodes are of one kind. So a graph is bipartite here only if, in addition, all ids of side 0 are below those of
+    side 1, or there are twice as many links as nodes. A graph with all links between its sides is not.
+
+    Args:
+        links: `[2, E]`, in one direction or both.
+        num_nodes: N.
+
+    Example:
+        >>> two_sides(torch.tensor([[0, 0, 1], [2, 3, 3]]), 5)
+        tensor([ 0,  0,  1,  1, -1])
+    """
+    N, (src, dst) = num_nodes, links.long()
+    if not links.numel():
+        return None
+    linked = torch.zeros(N, dtype=torch.bool, device=links.device).index_fill_(0, torch.cat([src, dst]), True)
+    # Connected components of the graph in which each node is there twice, once on each side, and links change the side
+    ends = torch.cat([src, src + N]), torch.cat([dst + N, dst])
+    component = torch.arange(2 * N, device=links.device)  # the least id in it, found by hooking and pointer jumping
+    while True:
+        roots = [component[end] for end in ends]
+        least, before = torch.minimum(*roots), component
+        for index in (*ends, *roots):
+            component = component.scatter_reduce(0, index, least, "amin")
+        component = component[component]
+        first, second = component.view(2, N)
+        if (first == second)[linked].any():
+            return None  # a node is on both sides
+        if torch.equal(component, before):
+            break
+    sides = torch.where(linked, (first > second).long(), -1)  # the side with the least id in each component is 0
+    ids = [(sides == side).nonzero()[:, 0] for side in (0, 1)]
+    num_links = (torch.minimum(src, dst) * N + torch.maximum(src, dst)).unique().numel()
+    in_order, many = bool(ids[0].max() < ids[1].min()), num_links >= 2 * int(linked.sum())
+    return sides if (in_order or many) and num_links < len(ids[0]) * len(ids[1]) else None
