@@ -380,6 +380,16 @@ def test_a_constant_prediction_is_warned_of(command: Command, dataset: str, vect
     assert f"warning: 2 of 2 runs are {message}" in output
 
 
+def test_a_network_without_an_output_layer_takes_the_lists_of_one_with_it(command: Command):
+    settings = [setting for setting in many_graphs() if "folds" not in setting]
+    for arguments in (["model.jk=cat"], ["dataset=file", *settings, "model.readout=attentional", *KARATE]):
+        command(*arguments, "training.max_epochs=1")
+        model = load(read("outputs/results.jsonl")[-1].run_dir)
+        assert [conv.heads for module in model.modules() if isinstance(module, GAT) for conv in module.convs] == [8]
+    error = command("model.jk=cat", "model.heads=[4,1]", fails=True)
+    assert "model.heads has no effect: the last entry, 1, is for an output layer" in error
+
+
 def test_a_training_that_cannot_learn_is_warned_of(command: Command):
     with (
         pytest.warns(UserWarning, match=r"training\.lr is 0, so that the weights stay"),

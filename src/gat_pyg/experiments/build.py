@@ -167,6 +167,8 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
                 f"With {kind.__name__} use one of {', '.join(LINEAR)}."
             )
         pooling["out_channels"], arguments["out_channels"] = task.num_classes, None
+    if issubclass(kind, GAT):
+        arguments |= {key: values[:-1] for key, values in with_output_layer(factory).items()}
     if encoder is not None:
         arguments = {"model": {"_target_": target, **arguments}, "channels": encoder}
         arguments["categories"] = num_categories(data.x for data in task.train)
@@ -192,6 +194,18 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
             norm.allow_single_element = True  # a batch of graphs may be a single atom, which torch refuses in training
     check_dtypes(model)
     return Built(model, target, arguments)
+
+
+def with_output_layer(factory: ModelFactory) -> dict[str, list[Any]]:
+    """Return the lists with an entry for each layer of a `GAT` that also have one for the output layer that it lacks.
+
+    It has none with `jk` or a readout of embeddings. The files in `conf/model` have lists for networks with one.
+    """
+    hidden, readout = factory.get("hidden_channels"), factory.get("readout", "mean")
+    if not isinstance(hidden, list) or (factory.get("jk") is None and readout in (None, *LINEAR)):
+        return {}
+    lists = {key: factory.get(key) for key in ("heads", "residual")}
+    return {key: values for key, values in lists.items() if isinstance(values, list) and len(values) == len(hidden) + 1}
 
 
 def _decoder(factory: ModelFactory, task: Task, encoder: int | None) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from lightning.pytorch.utilities import rank_zero_warn
 
 from ..tasks.task import Task
+from .build import with_output_layer
 from .hashing import DATA, flattened
 from .settings import Settings
 
@@ -43,6 +44,9 @@ def _unused(settings: Settings, task: Task) -> Iterator[tuple[str, str]]:
     predicts = f"{task.name} predicts {task.objective.predicts}"
     if task.objective.item != "graph":
         yield "model.readout", f"{predicts}, and a readout is for graphs. Leave it out."
+    for key, values in with_output_layer(settings.model).items():
+        reason = f"the last entry, {values[-1]}, is for an output layer, which a network with jk or this readout lacks."
+        yield f"model.{key}", f"{reason} Leave the entry out."
     if settings.training.schedule is not None and settings.training.max_epochs >= UNLIMITED:
         reason = (
             f"the learning rate falls over training.max_epochs={settings.training.max_epochs}. "
