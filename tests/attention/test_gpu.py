@@ -261,6 +261,20 @@ def test_long_rows_of_a_stack_are_split(names: str, monkeypatch: pytest.MonkeyPa
     assert_each_is_alone(graph, 2, 5, 7, names)
 
 
+@runs
+@pytest.mark.parametrize(("names", "saved", "parts"), [(ADDITIVE, True, 2), (ADDITIVE, False, 1), (GATV2, True, 1)])
+def test_chunks_hold_what_the_backward_pass_reads(
+    names: str, saved: bool, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O and log-sum-exp of each chunk, twice where those of z > 0 are saved too."""
+    monkeypatch.setattr(rows, "SPLIT", 8)
+    graph, holds = stairs(3, 17), Spy(rows.Walk.hold)
+    monkeypatch.setattr(rows.Walk, "hold", lambda *args: holds(*args))
+    score, x = score_of(leaves := PLACE.to(leaves_of(graph, 2, 4, names))), leaves["x"]
+    kernels_of(score).forward(x, score, on_device(edges_of(graph)), None, 0.0, None, torch.float32, saved)
+    assert [math.prod(widths) for _, *widths in holds.calls] == [parts * 2 * 4, parts * 2]
+
+
 def vary(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Set a constant of the launches, as `benchmarks/attention.py --variants` does."""
     name, value = setting.split("=")
@@ -880,8 +894,9 @@ def test_sums_over_the_non_zeros_of_all_stacks_share_their_kernels(specialisatio
 
 # As compiled for each architecture, without a GPU.
 
-SHARED = {80: 163, 90: 227, 100: 227}  # KiB of shared memory that a program may take: A100, H100 and H200, B200
-OTHERS = [sm for sm in SHARED if sm != 90]  # for which the cases are compiled that take most
+# KiB of shared memory that a program may take: A100, RTX 30, L4 and RTX 40, H100 and H200, B200, RTX 50.
+SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+OTHERS = [80, 100, 120]  # for which the cases are compiled that take most
 ARCHITECTURES = pytest.mark.parametrize("sm", [90, *(pytest.param(sm, marks=weekly) for sm in OTHERS)])
 
 FORWARD = "x score_src score_dst ptr src perm out lse out_plus mass_plus"
@@ -1020,7 +1035,10 @@ def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
 # backward pass by dst takes at most 228 of the 255 registers with Triton 3.7.1; 3.6.0 takes all and needs a few more,
 # as it does for stacks of 32 channels with dropout.
 SPILLS = {
-    "3.7.1": {("backward of dst, GATv2 with features", 100, 4, 256, "fp32"): 6},
+    "3.7.1": {
+        ("backward of dst, GATv2 with features", 100, 4, 256, "fp32"): 6,
+        ("gradient of parameters", 90, 8, 8, 32): 9,
+    },
     "3.6.0": {
         ("backward of dst, GATv2", 80, 8, 8, "bf16"): 11,
         ("backward of dst, GATv2", 90, 8, 8, "bf16"): 13,
@@ -1146,11 +1164,6 @@ REST = {
         {**TILE, "BLOCK_E": 512, "num_warps": 8},
     ),
     "backward, second pass": ("_backward_kernel", MEMORY, {**TILE, "C": 0, "BLOCK_C": 1}),
-    "gradient of parameters": (
-        "_parameters_kernel",
-        "x x_dst att lin edge_attr weights src dst perm grad_lin grad_attr",
-        {"D": 16, "BLOCK_E": 32, "BLOCK_W": 64, "BLOCK_D": 16},
-    ),
     "gradient of features": (
         "_attr_kernel",
         "grad_out_edge query_edge weights dst perm grad_attr",
@@ -1174,11 +1187,36 @@ def test_no_spills_in_the_rest(kernel: str, alone: bool, sm: int, stages: int, c
     assert_fits(compile_kernel(name, passed, "bf16", sm=sm, **constants), sm)
 
 
+PARAMETERS = "x x_dst att lin edge_attr weights src dst perm grad_lin grad_attr"
+
+
 @compiles
-@ARCHITECTURES
+@pytest.mark.parametrize(
+    ("sm", "each", "channels", "size"),
+    [
+        (90, 8, 8, 32),
+        (90, 4, 64, 64),
+        *(pytest.param(90, *sizes, marks=weekly) for sizes in ((8, 8, 16), (4, 64, 16), (4, 64, 32), (8, 8, 64))),
+        *(pytest.param(sm, 4, 64, 64, marks=weekly) for sm in OTHERS),
+    ],
+)
+def test_no_spills_in_the_gradient_of_parameters(
+    sm: int, each: int, channels: int, size: int, compile_kernel: Compile
+) -> None:
+    """Of float32, the widest, for any number of features of an edge."""
+    constants = {"models": None, "EACH": each, "C": channels, "D": size, "BLOCK_E": 32, "BLOCK_W": 64}
+    constants |= {"BLOCK_D": pair_edges.BLOCK_D, "num_warps": pair_edges.WARPS}
+    code = compile_kernel("_parameters_kernel", PARAMETERS, "fp32", sm=sm, **constants)
+    assert_fits(
+        code, sm, SPILLS.get(triton.__version__, {}).get(("gradient of parameters", sm, each, channels, size), 0)
+    )
+
+
+@compiles
+@pytest.mark.parametrize("sm", [86, *(pytest.param(sm, marks=weekly) for sm in SHARED if sm != 86)])
 def test_a_wide_head_fits_in_shared_memory(sm: int, compile_kernel: Compile) -> None:
     passed = "grad x x_dst att weights ptr dst place grad_x"  # of all kernels the one with most to hold
-    for channels in (2048, 4096):
+    for channels in (1024, 2048, 4096):
         tile = rows.tile_for(1, 1, channels, 1000)
         constants = {
             "models": None,

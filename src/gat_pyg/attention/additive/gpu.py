@@ -93,7 +93,7 @@ def _forward_kernel(
     """For one dst i: O_i = sum_j k_ij w_ij alpha_ij x_j, alpha_ij = exp(e_ij - lse_i), lse_i = log sum_j exp e_ij.
 
     e_ij is LeakyReLU(s_j + d_i + u_ij). O+ and A+ are what the edges with z > 0 give of O and of the attention mass. A
-    chunk leaves O, O+ in `p_chunks` and lse, A+ in `p_chunks_h`.
+    chunk leaves O in `p_chunks` and lse in `p_chunks_h`, O+ and A+ after those of all chunks.
     """
     H = all_models(EACH, models)
     i_row, start, count, is_whole, is_chunk = work_item(
@@ -130,10 +130,11 @@ def _forward_kernel(
     if p_out_plus is not None:
         b_out_plus /= b_mass[:, None]
         b_mass_plus = tl.sum(b_mass_plus, 0) / b_mass
-        o_chunk, o_chunk_h = offset(tl.program_id(0), 2 * H * C) + o_hc, offset(tl.program_id(0), 2 * H) + i_h
+        i_chunk = num_chunks + tl.program_id(0)
+        o_chunk, o_chunk_h = offset(i_chunk, H * C) + o_hc, offset(i_chunk, H) + i_h
         o_row, o_row_h = offset(i_row, H * C) + o_hc, offset(i_row, H) + i_h
-        store_row(p_out_plus, p_chunks, o_row, o_chunk + H * C, b_out_plus, m_hc, is_whole, is_chunk)
-        store_row(p_mass_plus, p_chunks_h, o_row_h, o_chunk_h + H, b_mass_plus, m_h, is_whole, is_chunk)
+        store_row(p_out_plus, p_chunks, o_row, o_chunk, b_out_plus, m_hc, is_whole, is_chunk)
+        store_row(p_mass_plus, p_chunks_h, o_row_h, o_chunk_h, b_mass_plus, m_h, is_whole, is_chunk)
 
 
 # Backward, additive. With g_ij = k_ij w_ij <dO_i, x_j> and D_i = sum_j alpha_ij g_ij = <dO_i, O_i>:

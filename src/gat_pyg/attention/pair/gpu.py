@@ -134,7 +134,7 @@ def _forward_kernel(
         p_out, p_lse, p_chunks, p_chunks_h, b_top, b_mass, b_out, i_row, i_h, o_hc, m_h, m_hc, is_whole, is_chunk, H, C
     )
     if p_out_edge is not None:
-        o_row, o_chunk = offset(i_row, H * D) + o_hd, offset(i_item, 2 * H * D) + o_hd
+        o_row, o_chunk = offset(i_row, H * D) + o_hd, offset(i_item, H * D) + o_hd
         store_row(p_out_edge, p_chunks_edge, o_row, o_chunk, b_out_edge / b_mass[:, None], m_hd, is_whole, is_chunk)
 
 

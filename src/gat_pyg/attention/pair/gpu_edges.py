@@ -19,6 +19,7 @@ from ..steps.gpu import of_rows
 from . import Dot, GATv2
 
 BLOCKS = 1024  # programs that sum the gradient of W_e; a fixed number, whatever the GPU
+BLOCK_D, WARPS = 16, 8  # of the same programs: with more features, or fewer warps, they spill thousands of registers
 
 
 class Operands(NamedTuple):
@@ -160,7 +161,7 @@ def _parameters_kernel(
     """For one model, GATv2's grad W_e = sum_ij grad z_ij u_ij^T, a share, and grad u_ij = W_e^T grad z_ij.
 
     The columns are the channels of all heads, a block at a time. For grad u the program adds to what it stored for the
-    blocks before.
+    blocks before, which a barrier lets all of its threads see.
     """
     H, WIDTH = all_models(EACH, models), EACH * C
     i_model = tl.program_id(1)
@@ -193,6 +194,7 @@ def _parameters_kernel(
             if p_grad_attr is not None:
                 b_grad = tl.dot(b_grad_z * b_att[None, :], tl.trans(b_own), input_precision="ieee")
                 o_attr = offset(i_model, grad_stride) + offset(i_edge, D)
+                tl.debug_barrier()
                 b_grad += _matrix(p_grad_attr, o_attr, o_own, m_e & (o_first > 0), o_own < D)
                 p_grad = p_grad_attr + o_attr[:, None] + o_own[None, :]
                 tl.store(p_grad, b_grad, mask=m_e[:, None] & (o_own < D)[None, :])
@@ -247,12 +249,11 @@ def parameter_gradients(
         empty = lin_edge.new_zeros(*lin_edge.shape[:-3], edges.num_rows, 0)
         return {"lin_edge": torch.zeros_like(lin_edge), "edge_attr": empty}
     (_, heads, channels), size, num_edges = operands.x.shape, operands.size, edges.num_edges
-    width, block_d = heads // models * channels, min(64, max(16, triton.next_power_of_2(size)))
-    block_w = min(64, max(16, triton.next_power_of_2(width)))
+    block_w = min(64, max(16, triton.next_power_of_2(heads // models * channels)))
     blocks = min(BLOCKS, triton.cdiv(num_edges, 32))
     held = weights.new_empty(blocks, *operands.x.shape[1:], size)
     grad_attr = of_rows(edges, wants_attr, *lin_edge.shape[:-3], edges.num_rows, size, device=weights.device)
-    _parameters_kernel[(blocks, models, triton.cdiv(size, block_d))](
+    _parameters_kernel[(blocks, models, triton.cdiv(size, BLOCK_D))](
         **{f"p_{name}": getattr(operands, name) for name in ("x", "x_dst", "att", "lin", "edge_attr")},
         p_weights=weights,
         p_src=edges.src,
@@ -269,7 +270,8 @@ def parameter_gradients(
         D=size,
         BLOCK_E=32,
         BLOCK_W=block_w,
-        BLOCK_D=block_d,
+        BLOCK_D=BLOCK_D,
+        num_warps=WARPS,
     )
     return {"lin_edge": held.sum(0).view_as(lin_edge), "edge_attr": grad_attr}
 

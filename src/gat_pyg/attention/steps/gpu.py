@@ -63,7 +63,7 @@ def store_attended(
     """Store O and the log-sum-exp of a row or chunk."""
     b_lse = b_top + tl.log2(b_mass) * LN2
     b_out /= b_mass[:, None]
-    o_chunk, o_chunk_h = offset(tl.program_id(0), 2 * H * C) + o_hc, offset(tl.program_id(0), 2 * H) + i_h
+    o_chunk, o_chunk_h = offset(tl.program_id(0), H * C) + o_hc, offset(tl.program_id(0), H) + i_h
     store_row(p_out, p_chunks, offset(i_row, H * C) + o_hc, o_chunk, b_out, m_hc, is_whole, is_chunk)
     if p_chunks is not None:
         tl.store(p_chunks_h + o_chunk_h, b_lse, mask=m_h & is_chunk)
@@ -109,10 +109,14 @@ def _merge_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """For one split row of chunks q, in their order: O = sum_q softmax(lse_q) O_q, lse = log sum_q exp lse_q."""
+    """For one split row of chunks q, in their order: O = sum_q softmax(lse_q) O_q, lse = log sum_q exp lse_q.
+
+    O+ and A+ of all chunks follow after O and lse of all.
+    """
     H = all_models(EACH, models)
     i_row = tl.load(p_rows + tl.program_id(0))
     first, stop = tl.load(p_first + tl.program_id(0)), tl.load(p_first + tl.program_id(0) + 1)
+    num_chunks = tl.load(p_first + tl.num_programs(0))
     i_h, o_hc, m_h, m_hc = slab(H, C, BLOCK_H, BLOCK_C)
 
     b_top = tl.full([BLOCK_H], float("-inf"), tl.float32)
@@ -124,16 +128,16 @@ def _merge_kernel(
         i_chunk = i_first + tl.arange(0, BLOCK_E)
         m_eh = (i_chunk < stop)[:, None] & m_h[None, :]
         m_ehc = (i_chunk < stop)[:, None, None] & m_hc[None, :, :]
-        p_chunk = p_chunks + offset(i_chunk, 2 * H * C)[:, None, None] + o_hc[None, :, :]
-        p_chunk_h = p_chunks_h + offset(i_chunk, 2 * H)[:, None] + i_h[None, :]
+        p_chunk = p_chunks + offset(i_chunk, H * C)[:, None, None] + o_hc[None, :, :]
+        p_chunk_h = p_chunks_h + offset(i_chunk, H)[:, None] + i_h[None, :]
         b_e = tl.load(p_chunk_h, mask=m_eh, other=float("-inf"))
         b_top, b_shrink, b_exp = online_softmax(b_e, b_top)
         b_mass = b_mass * b_shrink + tl.sum(b_exp, 0)
         b_out = b_out * b_shrink[:, None] + tl.sum(b_exp[:, :, None] * tl.load(p_chunk, mask=m_ehc, other=0.0), 0)
         if p_out_plus is not None:
-            b_chunk = tl.load(p_chunk + H * C, mask=m_ehc, other=0.0)
+            b_chunk = tl.load(p_chunk + offset(num_chunks, H * C), mask=m_ehc, other=0.0)
             b_out_plus = b_out_plus * b_shrink[:, None] + tl.sum(b_exp[:, :, None] * b_chunk, 0)
-            b_chunk = tl.load(p_chunk_h + H, mask=m_eh, other=0.0)
+            b_chunk = tl.load(p_chunk_h + offset(num_chunks, H), mask=m_eh, other=0.0)
             b_mass_plus = b_mass_plus * b_shrink + tl.sum(b_exp * b_chunk, 0)
 
     b_mass = tl.where(b_mass == 0.0, 1.0, b_mass)
@@ -176,9 +180,10 @@ def forward_pass(
         return out, lse
     features = 0 if out_edge is None else out_edge.size(2)
     walk = Walk(edges, "dst", models, heads, channels, features)
-    held, held_h = walk.hold(2, heads, channels), walk.hold(2, heads)
+    parts = 1 if positive[0] is None else 2
+    held, held_h = walk.hold(parts, heads, channels), walk.hold(parts, heads)
     if out_edge is not None:
-        held_edge = operands["p_chunks_edge"] = walk.hold(2, heads, features)
+        held_edge = operands["p_chunks_edge"] = walk.hold(heads, features)
     with torch.cuda.device_of(x):
         kernel[(walk.items, walk.slabs)](
             p_x=x,

@@ -216,7 +216,8 @@ def tile_for(models: int, heads: int, channels: int, degree: float, features: in
     """A slab of heads of up to `SLAB` numbers, or one wider head; `NUMBERS` a warp, less for short rows.
 
     Stacks of all sizes use the same tile, since every further tile is one more kernel to compile.
-    Loads run ahead, through shared memory, where rows are long enough to gain by it and the tiles fit.
+    Loads run ahead, through shared memory, where rows are long enough to gain by it and two tiles fit, of which a GPU
+    of a desktop has 99 KiB.
     With `features` of edges that are attended to beside x, half as many edges, whose features take as many registers.
     """
     block_c = triton.next_power_of_2(max(1, channels))
@@ -227,7 +228,7 @@ def tile_for(models: int, heads: int, channels: int, degree: float, features: in
     warps = min(16, max(1, block_h * width // 256))
     block_e = max(1, (NUMBERS // 2 if features else NUMBERS) * warps // (block_h * width))
     block_e = min(block_e, max(4, triton.next_power_of_2(round(degree))))
-    return Tile(block_e, block_h, block_c, warps, 3 if degree > AHEAD * block_e and warps <= 8 else 1)
+    return Tile(block_e, block_h, block_c, warps, 3 if degree > AHEAD * block_e and warps <= 4 else 1)
 
 
 def stack_arguments(models: int, heads: int) -> dict[str, Any]:
