@@ -1776,7 +1776,7 @@ def kill(process: Any) -> None:
 def test_command_prints_only_the_summary(place: Path):
     output, stderr = outside(*SMALL, "training.max_epochs=3").communicate(timeout=100)
     stderr = stderr.removeprefix("Compiling the kernels for their first use\n")  # where no run was before
-    assert re.fullmatch(r"digits, seed 0: epoch 1, loss [\d.]+, val .*, stops after epoch 3\n", stderr)
+    assert re.fullmatch(r"digits  epoch 1  loss [\d.]+  val .*  ends at 3\n", stderr)
     assert [line.split("  ")[0] for line in output.splitlines() if line] == [
         "data set",
         "model",

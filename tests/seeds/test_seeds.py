@@ -784,15 +784,15 @@ def test_progress_shows_seeds_range_and_time(capsys: pytest.CaptureFixture[str])
     module = Stacked([seeded(seed, MAKES["GAT"]) for seed in seeds], seeds, NodeLabels(3), Optimisation(0.01))
     trainer(stopping, EachProgress("mine", stopping, every=0.0), epochs=40).fit(module, datamodule=TaskData(small()))
     lines = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"mine: epoch 1, 6 running, 0 stopped, val accuracy \d+\.\d to \d+\.\d %", lines[0]), lines[0]
+    assert re.fullmatch(r"mine  epoch 1  6 of 6 running  val accuracy \d+\.\d to \d+\.\d %", lines[0]), lines[0]
     for line in lines[1:-1]:
         assert " to " not in line or len({*re.findall(r"(\S+) to (\S+) %", line)[0]}) == 2
         assert re.fullmatch(
-            r"mine: epoch \d+, \d running, \d stopped, val accuracy (\d+\.\d to )?\d+\.\d %, at least \d+ s left, "
-            r"[\d.]+ m?s per epoch",
+            r"mine  epoch \d+  \d of 6 running  val accuracy (\d+\.\d to )?\d+\.\d %  at least \d+ s left  "
+            r"[\d.]+ m?s/epoch",
             line,
         ), line
-    running = [int(re.search(r"(\d) running", line)[1]) for line in lines]
+    running = [int(re.search(r"(\d) of 6 running", line)[1]) for line in lines]
     assert running == sorted(running, reverse=True) and len(set(running)) > 2
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 import re
+import struct
+import sys
 import types
 from collections.abc import Callable
 from itertools import product
@@ -440,13 +443,9 @@ def test_progress_shows_epoch_loss_score_and_end(name: str, capsys: pytest.Captu
     callbacks = [PaperStopping(patience=50), Progress("mine", every=0.0)]
     trainer(*callbacks, epochs=2).fit(setup(task), datamodule=TaskData(task, batch_size=2))
     metric = task.objective.metric
-    score = r"accuracy \d+\.\d %" if metric.name == "accuracy" else rf"{metric.title} \d+\.\d{{3}}"
+    score = r"\d+\.\d %" if metric.name == "accuracy" else rf"{metric.title} \d+\.\d{{3}}"
     last = capsys.readouterr().err.splitlines()[-1]
-    assert re.fullmatch(
-        rf"mine: epoch 2, loss \d\.\d{{4}}, val {score}, "
-        r"stops after epoch 2, [\d.]+ m?s per epoch",
-        last,
-    ), last
+    assert re.fullmatch(rf"mine  epoch 2  loss [\d.e-]+  val {score}  ends at 2  [\d.]+ m?s/epoch", last), last
 
 
 def test_progress_shows_the_remaining_patience(capsys: pytest.CaptureFixture[str]):
@@ -455,7 +454,23 @@ def test_progress_shows_the_remaining_patience(capsys: pytest.CaptureFixture[str
         setup(task), datamodule=TaskData(task)
     )
     first, *_ = capsys.readouterr().err.splitlines()
-    assert "mine: epoch 1," in first and "stops after 1 more epoch without improvement" in first
+    assert "mine  epoch 1  " in first and "  patience 1/1" in first
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="terminals of POSIX")
+def test_progress_fits_the_terminal(monkeypatch: pytest.MonkeyPatch):
+    import fcntl
+    import pty
+    import termios
+
+    task, (screen, terminal) = one_graph(), pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 30, 0, 0))  # of 30 columns
+    with os.fdopen(terminal, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        trainer(PaperStopping(patience=9), Progress("mine"), epochs=2).fit(setup(task), datamodule=TaskData(task))
+        shown = os.read(screen, 10_000).decode().split("\r\x1b[K")
+    os.close(screen)
+    assert "mine  epoch 1" in shown[1] and max(map(len, shown)) == 29
 
 
 def test_progress_within_an_epoch_shows_the_loss_of_the_epoch_before(capsys: pytest.CaptureFixture[str]):
@@ -471,4 +486,4 @@ def test_progress_within_an_epoch_shows_the_loss_of_the_epoch_before(capsys: pyt
 
     task = many_graphs()
     trainer(progress, Turn(), epochs=4).fit(setup(task), datamodule=TaskData(task, batch_size=1))
-    assert f"mine: epoch 4 batch 1/{len(task.train)}, loss {losses[2]:.4f}" in capsys.readouterr().err.splitlines()[-1]
+    assert f"mine  epoch 4 batch 1/{len(task.train)}  loss {losses[2]:.3g}" in capsys.readouterr().err.splitlines()[-1]

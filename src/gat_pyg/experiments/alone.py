@@ -35,7 +35,8 @@ def one_run(settings: Settings, task: Task, seed: int, folder: Path) -> Result |
     stopping = PaperStopping(training.patience, training.criterion)
     resumable = Resumable(folder / CHECKPOINT, seed, settings.checkpoint_every)
     monitor = RankMonitor()
-    progress = Progress(f"{task.name}, seed {seed}", live=settings.processes == 1)
+    title = task.name if settings.runs == 1 else f"{task.name}, seed {seed}"
+    progress = Progress(title, live=settings.processes == 1)
     callbacks = [monitor, stopping, MetricsFile(folder / METRICS), resumable, progress]
     module = build_module(training, task, model)
     with deterministic(), suited_threads(elements(task, training.batch_size, [model])):

@@ -210,8 +210,7 @@ class EachProgress(Progress):
         latest = module.metrics or [{} for _ in module.seeds]  # none before the first validation
         running = [(rules[seed], metrics) for seed, metrics in zip(module.seeds, latest, strict=True)]
         running = [(rule, metrics) for rule, metrics in running if rule.left > 0]
-        parts = [f"{self.title}: epoch {trainer.current_epoch + 1}{batch}"]
-        parts.append(f"{len(running)} running, {len(rules) - len(running)} stopped")
+        parts = [self.title, f"epoch {trainer.current_epoch + 1}{batch}", f"{len(running)} of {len(rules)} running"]
         metric = module.objective.metric
         if scores := [metrics[name] for _, metrics in running if (name := f"val_{metric.name}") in metrics]:
             parts.append(f"val {metric.range(min(scores), max(scores))}")

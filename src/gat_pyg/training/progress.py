@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import logging
+import os
 import sys
 import time
 import warnings
@@ -119,10 +120,10 @@ class MetricsFile(Callback):
 
 
 class Progress(Callback):
-    """One line of progress: epoch, loss, validation score, and when training will stop.
+    """One line of progress: epoch, loss, validation score, the epochs that patience has left, time.
 
-    On a terminal, the line is rewritten a few times a second, unless `live` is false; otherwise a new line is printed
-    every `every` seconds.
+    On a terminal, the line is rewritten a few times a second, unless `live` is false, and cut to the terminal's width;
+    otherwise a new line is printed every `every` seconds.
     """
 
     def __init__(self, title: str, every: float = 10.0, live: bool = True) -> None:
@@ -161,15 +162,16 @@ class Progress(Callback):
 
     def parts(self, trainer: Trainer, batch: str) -> list[str]:
         """Return the fields of the line."""
-        parts = [f"{self.title}: epoch {trainer.current_epoch + 1}{batch}"]
+        parts = [self.title, f"epoch {trainer.current_epoch + 1}{batch}"]
         if "train_loss" in self._shown:
-            parts.append(f"loss {self._shown['train_loss']:.4f}")
+            parts.append(f"loss {self._shown['train_loss']:.3g}")
         objective = getattr(trainer.lightning_module, "objective", None)
         if isinstance(objective, Objective) and (name := f"val_{objective.metric.name}") in self._shown:
-            parts.append(f"val {objective.metric.text(float(self._shown[name]))}")
+            metric, score = objective.metric, float(self._shown[name])
+            parts.append(f"val {metric.value(score) if metric.unit else metric.text(score)}")
         for rule in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(rule, PaperStopping):
-                parts.append(_ending(rule.left, trainer.current_epoch + 1, trainer.max_epochs))
+                parts.append(_ending(rule, trainer.current_epoch + 1, trainer.max_epochs))
         return parts
 
     def seconds_per_epoch(self, trainer: Trainer) -> float | None:
@@ -180,24 +182,35 @@ class Progress(Callback):
     def _show(self, trainer: Trainer, batch: str) -> None:
         parts = self.parts(trainer, batch)
         if (seconds := self.seconds_per_epoch(trainer)) is not None:
-            parts.append(f"{_seconds(seconds)} per epoch")
-        text = ", ".join(parts)
-        print(f"\r\x1b[K{text}" if self._live else text, end="" if self._live else "\n", file=sys.stderr, flush=True)
+            parts.append(f"{_seconds(seconds)}/epoch")
+        text = "  ".join(parts)
+        if self._live:  # a line that wraps is not cleared
+            text = f"\r\x1b[K{text[: _columns() - 1]}"
+        print(text, end="" if self._live else "\n", file=sys.stderr, flush=True)
         self._next = time.monotonic() + self._period
 
 
-def _ending(left: int, epoch: int, max_epochs: int | None) -> str:
-    """Return when the training ends: after `left` epochs without improvement, or at `max_epochs` if that is earlier.
+def _columns() -> int:
+    """Return the width of the terminal of stderr."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+def _ending(rule: PaperStopping, epoch: int, max_epochs: int | None) -> str:
+    """Return the epochs without improvement that are left, or `max_epochs` if the training ends there before.
 
     `epoch` counts from 1. `max_epochs` is None or -1 if there is no limit.
 
-    >>> _ending(2, epoch=7, max_epochs=10), _ending(100, epoch=7, max_epochs=10)
-    ('stops after 2 more epochs without improvement', 'stops after epoch 10')
+    >>> _ending(PaperStopping(patience=100), epoch=7, max_epochs=-1), _ending(PaperStopping(), epoch=7, max_epochs=9)
+    ('patience 100/100', 'ends at 9')
     """
-    if max_epochs not in (None, -1) and max_epochs - epoch < left:
-        return f"stops after epoch {max_epochs}"
-    return f"stops after {left} more {'epoch' if left == 1 else 'epochs'} without improvement"
+    if max_epochs not in (None, -1) and max_epochs - epoch < rule.left:
+        return f"ends at {max_epochs}"
+    return f"patience {rule.left}/{rule.patience}"
 
 
 def _seconds(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
+    number, unit = (seconds, "s") if seconds >= 1 else (seconds * 1e3, "ms")
+    return f"{number:.{1 if number < 10 else 0}f} {unit}"
