@@ -35,6 +35,7 @@ from torch_geometric.datasets import KarateClub, Planetoid
 import gat_pyg.experiments.alone
 import gat_pyg.experiments.folder
 import gat_pyg.experiments.job
+import gat_pyg.experiments.messages
 import gat_pyg.experiments.process
 import gat_pyg.experiments.together
 import gat_pyg.run
@@ -158,7 +159,14 @@ def test_a_run_leaves_its_settings_metrics_weights_and_one_line(command: Command
         rows = list(csv.DictReader(file))
     assert [int(row["epoch"]) for row in rows] == list(range(1, 21))
     assert float(rows[result.best_epoch - 1]["val_accuracy"]) == pytest.approx(result.val)
-    for words in ("digits", "MLP", "20, best", f"accuracy {result.value:.1f} %", str(folder), "outputs/results.jsonl"):
+    for words in (
+        "digits",
+        "MLP",
+        f"20 (best {result.best_epoch}; reached max_epochs=20)",
+        f"accuracy {result.value:.1f} %",
+        str(folder),
+        "outputs/results.jsonl",
+    ):
         assert words in output
 
 
@@ -397,6 +405,25 @@ def test_a_training_that_cannot_learn_is_warned_of(command: Command):
         pytest.warns(UserWarning, match=r"model\.edge_dropout is 1"),
     ):
         command("training.lr=0", "model.dropout=1", "model.edge_dropout=1", "training.max_epochs=1")
+
+
+@pytest.mark.parametrize(
+    ("epochs", "best", "criterion", "text"),
+    [
+        (346, 80, "both", "346 (best 80; stopped: neither score nor loss improved for 100)"),
+        (180, 80, "accuracy", "180 (best 80; stopped: the score did not improve for 100)"),
+        (180, 80, "loss", "180 (best 80; stopped: the loss did not improve for 100)"),
+        (90, 80, "both", "90 (best 80; stopped: diverged)"),
+        (400, 80, "loss", "400 (best 80; reached max_epochs=400)"),
+        (0, 0, "both", ""),
+    ],
+)
+def test_summary_has_the_reason_of_the_stop(epochs: int, best: int, criterion: str, text: str):
+    settings: Any = SimpleNamespace(
+        training=SimpleNamespace(patience=100, criterion=criterion), trainer={"max_epochs": 400}
+    )
+    result = Result("GAT", "d", "accuracy", 80.0, 0, epochs, best, 80.0, 1.0, 0.1, 9)
+    assert gat_pyg.experiments.messages.epochs(result, settings) == text
 
 
 def test_summary_has_the_sizes_and_no_warning_for_a_model_that_learns(command: Command):

@@ -102,7 +102,7 @@ def all_seeds(job: Job) -> float:
                 results.append(result)
                 if is_first():
                     short = together or settings.cell is not None
-                    print(line(result) if short else summary(result, task, settings.results, paper), flush=True)
+                    print(line(result) if short else summary(result, task, settings, paper), flush=True)
         if is_first() and len(results) > 1:
             mean = averaged(job, task, [result.seed for result in results])
             print(summary_of_all(results, folder, mean, paper), flush=True)

@@ -14,24 +14,43 @@ from ..tasks.task import Task
 from .folder import relative_path
 from .published import published
 from .result import ERRICA, Result, scores_of
+from .settings import Settings
+
+STOPPED = {  # by training.criterion
+    "both": "neither score nor loss improved",
+    "accuracy": "the score did not improve",
+    "loss": "the loss did not improve",
+}
 
 
-def summary(result: Result, task: Task, results: str, paper: bool = False) -> str:
+def summary(result: Result, task: Task, settings: Settings, paper: bool = False) -> str:
     """Return the result of a run in a few lines, with the paths of its files; with `paper`, beside the paper's."""
     metric = metric_named(result.metric)
     lines = {
         "data set": f"{result.dataset}: {sizes(task)}",
         "model": f"{result.method}, {result.parameters:,} parameters, seed {result.seed}",
-        "epochs": f"{result.epochs}, best {result.best_epoch}",
+        "epochs": epochs(result, settings),
         "validation": metric.text(result.val),
         "test": f"{metric.text(result.value)}{_beside(result, paper=paper)}",
         "also": ", ".join(metric_named(name).text(score) for name, score in (result.scores or {}).items()),
         "warning": result.warning,
         "seconds": f"{result.seconds:.1f} ({_per_epoch(result)} per epoch, {result.device})",
         "files": relative_path(Path(result.run_dir)),
-        "results": relative_path(Path(results)),
+        "results": relative_path(Path(settings.results)),
     }
     return "\n".join(f"{key:<12}{value}" for key, value in lines.items() if value) + "\n"
+
+
+def epochs(result: Result, settings: Settings) -> str:
+    """Return the number of epochs, the best one, and why it was the last; "" for a method without epochs."""
+    training, limit = settings.training, settings.trainer.get("max_epochs")
+    if limit not in (None, -1) and result.epochs >= limit:
+        reason = f"reached max_epochs={limit}"
+    elif result.epochs - result.best_epoch < training.patience:
+        reason = "stopped: diverged"
+    else:
+        reason = f"stopped: {STOPPED[training.criterion]} for {training.patience}"
+    return f"{result.epochs} (best {result.best_epoch}; {reason})" if result.epochs else ""
 
 
 def sizes(task: Task) -> str:
