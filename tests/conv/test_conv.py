@@ -52,16 +52,6 @@ def no_messages(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "softmax", refuse)
 
 
-@pytest.fixture
-def no_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a test fail that does not take PyG's message passing."""
-
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise AssertionError("the layer ran the operation")
-
-    monkeypatch.setattr(gat_pyg.conv.base, "attend", refuse)
-
-
 def pair(name: str, *args: Any, **kwargs: Any) -> list[Any]:
     """PyG's layer and ours, made with the same seed and so with the same weights."""
     layers = []
@@ -398,45 +388,6 @@ def test_double_backward(name: str) -> None:
         results.append(torch.autograd.grad(grad.square().sum(), [x, *layer.parameters()]))
     for a, b in zip(*results, strict=True):
         assert_close(a, b)
-
-
-@pytest.mark.usefixtures("no_operation")
-@pytest.mark.parametrize("step", ["propagate", "edge_update", "message", "aggregate"])
-@pytest.mark.parametrize("when", ["pre_hook", "hook"])
-def test_a_hook_sees_each_message(step: str, when: str) -> None:
-    conv, seen = GATConv(5, 4), []
-    handle = getattr(conv, f"register_{step}_forward_{when}")(lambda *args: seen.append(args))
-    conv(x_of(RANDOM), RANDOM.index)
-    handle.remove()
-    assert len(seen) == 1
-
-
-@pytest.mark.usefixtures("no_operation")
-def test_an_overridden_step_is_called() -> None:
-    class Doubled(GATConv):
-        def message(self, x_j: Tensor, alpha: Tensor) -> Tensor:
-            return 2 * alpha.unsqueeze(-1) * x_j
-
-    class Uniform(GATConv):
-        def edge_update(self, alpha_j: Tensor, index: Tensor) -> Tensor:
-            return torch.ones_like(alpha_j)
-
-    class Negated(GATConv):
-        def update(self, inputs: Tensor) -> Tensor:
-            return -inputs
-
-    torch.manual_seed(0)
-    plain = pyg.GATConv(5, 4, bias=False)
-    for own, expected in ((Doubled, 2), (Negated, -1)):
-        torch.manual_seed(0)
-        assert_close(own(5, 4, bias=False)(x_of(RANDOM), RANDOM.index), expected * plain(x_of(RANDOM), RANDOM.index))
-    torch.manual_seed(0)
-    conv = Uniform(5, 4, bias=False, add_self_loops=False)
-    total = pyg.SimpleConv(aggr="sum")(conv.lin(x_of(RANDOM)), RANDOM.index)
-    assert_close(conv(x_of(RANDOM), RANDOM.index), total)
-    for aggr in ("max", "mean"):
-        theirs, ours = pair("GATConv", 5, 4, aggr=aggr)
-        assert_close(ours(x_of(RANDOM), RANDOM.index), theirs(x_of(RANDOM), RANDOM.index))
 
 
 # Bad input ----------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any, Optional, Tuple, Union
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex, is_compiling
+from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import Adj, OptTensor, Size, SparseTensor, torch_sparse
 from torch_geometric.utils import add_self_loops, is_sparse, is_torch_sparse_tensor, remove_self_loops
@@ -25,7 +26,7 @@ from ..graph.edges import Edges
 from ..graph.remembered import _outside
 from ..kernels.models import in_forward_mode
 from ..philox import draw_mask, draw_seed
-from .mechanisms import ONE_END
+from .mechanisms import ONE_END, _plain, hooked
 
 if typing.TYPE_CHECKING:
     from typing import overload as overload
@@ -100,6 +101,10 @@ class _AttentionConv(MessagePassing):
         """
         if self._needs_messages(x, ends, edge_index, edge_attr, weights):
             out, edge_index, alpha = self._by_messages(ends, edge_index, edge_attr, edge_weight, size)
+            if weights and alpha is None:
+                raise ValueError(
+                    "there is no alpha to return: `message` has to set self._alpha, as TransformerConv's does."
+                )
             out = self._finish(out, res)
         else:
             out, edge_index, alpha = self._attend(x, ends, edge_index, edge_attr, edge_weight, weights, size)
@@ -113,15 +118,23 @@ class _AttentionConv(MessagePassing):
             or torch.jit.is_tracing()
             or (self.explain is True and self._edge_mask is None)
             or self.decomposed_layers > 1
-            or self.aggr not in ("add", "sum")
+            or type(self.aggr_module) is not SumAggregation
+            or hooked(self.aggr_module)
             or (self.flow == "target_to_source" and not isinstance(x, Tensor))
             or any(getattr(self, hooks) for hooks in _HOOKS)
-            or any(
-                step in self.__dict__ or not getattr(type(self), step).__module__.startswith(module)
-                for step, module in _STEPS.items()  # the class's: torch 2.10 cannot compile `self.message.__module__`
-            )
+            or self._overrides_a_step()
+            or (edge_attr is not None and self.lin_edge is not None and not _plain(self.lin_edge))
             or (is_sparse(edge_index) and (self.edge_dim is not None or edge_attr is not None))
         )
+
+    def _overrides_a_step(self) -> bool:
+        """Return True if a step of message passing is neither this package's, nor PyG's or made from its template."""
+        known = __package__, MessagePassing.__module__, f"{type(self).__module__}_{type(self).__name__}"
+        for step in _STEPS:
+            function = self.__dict__.get(step, getattr(type(self), step))  # torch 2.10 cannot compile `self.message`
+            if hasattr(function, "__wrapped__") or not function.__module__.startswith(known):
+                return True
+        return False
 
     def _compiles(self, x: Any, ends: Ends, edge_index: Any, edge_attr: OptTensor) -> bool:
         """Return whether a compiler gets the operation as one operator, rather than as messages.
@@ -167,7 +180,7 @@ class _AttentionConv(MessagePassing):
             edge_attr = self._features_with_loops(edge_index, edge_attr, num_src, num_dst, has_loops)
         score = self._score(x, ends, edge_attr)
         if score is None:
-            score = self._edge_score(x_src, x_dst, edge_attr, edges)
+            score = edge_scores(self.mechanism, x_src, x_dst, edge_attr, edges)
         options: Any = {
             "edge_weight": self._weight_with_loops(edge_weight, num_src, num_dst, edges, is_sparse(edge_index)),
             "dropout": self.dropout if self.training else 0.0,
@@ -223,7 +236,7 @@ class _AttentionConv(MessagePassing):
 
     def _by_messages(
         self, ends: Ends, edge_index: Adj, edge_attr: OptTensor, edge_weight: OptTensor, size: Size
-    ) -> Tuple[Tensor, Adj, Tensor]:
+    ) -> Tuple[Tensor, Adj, OptTensor]:
         """Run PyG's message passing; arguments as of `_run`.
 
         Returns:
@@ -245,7 +258,9 @@ class _AttentionConv(MessagePassing):
         edge_attr = None if edge_attr is None else edge_attr[rows]
         edge_weight = None if edge_weight is None else edge_weight[rows]
         out, alpha = self._messages(ends, with_loops[:, rows], edge_attr, edge_weight, size)
-        return out, with_loops, alpha.new_zeros(with_loops.size(1), alpha.size(1)).index_copy(0, rows, alpha)
+        if alpha is not None:
+            alpha = alpha.new_zeros(with_loops.size(1), alpha.size(1)).index_copy(0, rows, alpha)
+        return out, with_loops, alpha
 
     def _message_edges(
         self, edge_index: Tensor, edge_attr: OptTensor, edge_weight: OptTensor, num_src: int, num_dst: int
@@ -297,17 +312,13 @@ class _AttentionConv(MessagePassing):
 
     def _messages(
         self, ends: Ends, edge_index: Adj, edge_attr: OptTensor, edge_weight: OptTensor, size: Size
-    ) -> Tuple[Tensor, Tensor]:
+    ) -> Tuple[Tensor, OptTensor]:
         """Return the output `[N_dst, H, C]` and alpha `[E, H]` by PyG's `edge_updater` and `propagate`."""
         raise NotImplementedError
 
     def _score(self, x: Any, ends: Ends, edge_attr: OptTensor) -> Optional[Score]:
         """Return the scores, or None if they need the features of each edge; arguments as of `_run`."""
         raise NotImplementedError
-
-    def _edge_score(self, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor, edges: Edges) -> Score:
-        """Return the scores by a mechanism that needs the features of each edge, a row for each of `Edges.num_rows`."""
-        return edge_scores(self.mechanism, x_src, x_dst, edge_attr, edges)
 
     def _features_with_loops(
         self, edge_index: Tensor, edge_attr: Tensor, num_src: int, num_dst: int, has_loops: bool = True
@@ -391,13 +402,10 @@ class _AttentionConv(MessagePassing):
         return f"{self.__class__.__name__}({self.in_channels}, {self.out_channels}, heads={self.heads})"
 
 
-_STEPS = {
-    "explain_message": MessagePassing.__module__,
-    "edge_update": __package__,
-    "message": __package__,
-    "aggregate": MessagePassing.__module__,
-    "update": MessagePassing.__module__,
-}
+_STEPS = [
+    *("propagate", "message", "explain_message", "aggregate", "message_and_aggregate", "update"),
+    *("edge_updater", "edge_update"),
+]
 _HOOKS = [
     f"_{step}_forward_{when}"
     for step in ("propagate", "edge_update", "message", "aggregate")
@@ -495,10 +503,15 @@ def _check_call(
 
 def edge_scores(function: Any, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor, edges: Edges) -> Score:
     """Score every edge by a function of the features of both ends, `[E, H, C]` each, and its own, `[E, D]`."""
-    src, dst = edges.index.long()  # int64: backward adds by these indices, see Edges.wide
+    index = edges.index.long()  # int64: backward adds by these indices, see Edges.wide
+    if edges.rows is not None:  # the graph's own loops, which are replaced, are not scored
+        index, edge_attr = index[:, edges.rows], None if edge_attr is None else edge_attr[edges.rows]
+    src, dst = index
     if x_dst is None:
         raise ValueError(ONE_END)
     score = function(x_dst.index_select(0, dst), x_src.index_select(0, src), edge_attr)
+    if edges.rows is not None:
+        score = score.new_zeros(edges.num_rows, score.size(1)).index_copy(0, edges.rows.long(), score)
     return Additive(score_edge=score, negative_slope=1.0)
 
 

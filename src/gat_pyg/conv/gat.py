@@ -61,9 +61,10 @@ class GATConv(_AttentionConv):
     Cost: O(N F H C + E H C) time; memory for a few `[N, H C]`, and for a few `[E, H]` where attention is returned.
     Neighbourhoods are built once per graph and shared by all layers and epochs. Under torch.compile the operation is
     one operator; under torch.export it is one with `backend="fused"` alone, so that other exports run anywhere. Under
-    TorchScript and ONNX, with a message passing hook or an overridden step, and for a compiler that gets a mechanism of
-    one's own, an `EdgeIndex` or a sparse adjacency, the layer runs PyG's message passing instead, whatever the backend:
-    the same results, but attention dropout is drawn as PyG draws it.
+    TorchScript and ONNX, with a message passing hook or an overridden step, with a global hook of torch, another
+    aggregation or another `lin_edge`, and for a compiler that gets a mechanism of one's own, an `EdgeIndex` or a sparse
+    adjacency, the layer runs PyG's message passing instead, whatever the backend: the same results, but attention
+    dropout is drawn as PyG draws it. Its steps have the arguments of PyG's.
 
     Example:
         >>> conv = GATConv(16, 8, heads=2)
@@ -241,6 +242,7 @@ class GATConv(_AttentionConv):
         out, with_loops, alpha = self._by_messages(ends, edge_index, edge_attr, edge_weight, size)
         out = self._finish(out, res)
         if isinstance(return_attention_weights, bool):
+            assert alpha is not None
             if isinstance(edge_index, Tensor):
                 assert isinstance(with_loops, Tensor)
                 return out, (with_loops, alpha)
@@ -253,18 +255,10 @@ class GATConv(_AttentionConv):
         self, ends: Ends, edge_index: Adj, edge_attr: OptTensor, edge_weight: OptTensor, size: Size
     ) -> Tuple[Tensor, Tensor]:
         x_src, x_dst, _ = ends
-        score: OptTensor = None
-        if self.mechanism is not None:
-            assert x_dst is not None
-            if edge_attr is not None and edge_attr.dim() == 1:
-                edge_attr = edge_attr.view(-1, 1)
-            i, j = (1, 0) if self.flow == "source_to_target" else (0, 1)
-            score = self.mechanism(self._lift(x_dst, edge_index, i), self._lift(x_src, edge_index, j), edge_attr)
+        scored = self._halves(x_src, x_dst) if self.mechanism is None else (x_src, x_dst)
 
-        # edge_updater_type: (alpha: OptPairTensor, edge_attr: OptTensor, score: OptTensor)
-        alpha = self.edge_updater(
-            edge_index, alpha=self._halves(x_src, x_dst), edge_attr=edge_attr, score=score, size=size
-        )
+        # edge_updater_type: (alpha: OptPairTensor, edge_attr: OptTensor)
+        alpha = self.edge_updater(edge_index, alpha=scored, edge_attr=edge_attr, size=size)
         alpha = alpha if edge_weight is None else alpha * edge_weight
 
         # propagate_type: (x: OptPairTensor, alpha: Tensor)
@@ -312,22 +306,25 @@ class GATConv(_AttentionConv):
         alpha_j: Tensor,
         alpha_i: OptTensor,
         edge_attr: OptTensor,
-        score: OptTensor,
         index: Tensor,
         ptr: OptTensor,
         dim_size: Optional[int],
     ) -> Tensor:
-        """Equations (1) to (3): the scores of each edge's ends, `[E, H]`, to alpha `[E, H]`."""
-        alpha = alpha_j if alpha_i is None else alpha_j + alpha_i
-        if not is_compiling() and index.numel() == 0:
-            return alpha
-        if score is not None:
-            alpha = alpha + score
+        """Equations (1) to (3): the scores of each edge's ends, `[E, H]`, to alpha `[E, H]`.
+
+        With a `mechanism`, the features of the ends, `[E, H, C]`, are in the place of their scores.
+        """
+        if self.mechanism is not None:
+            assert alpha_i is not None
+            if edge_attr is not None and edge_attr.dim() == 1:
+                edge_attr = edge_attr.view(-1, 1)
+            score = self.mechanism(alpha_i, alpha_j, edge_attr)
         else:
-            if edge_attr is not None and self.lin_edge is not None:
-                alpha = alpha + self._edge_term(edge_attr)
-            alpha = F.leaky_relu(alpha, self.negative_slope)
-        alpha = softmax(alpha, index, ptr, dim_size)
+            score = alpha_j if alpha_i is None else alpha_j + alpha_i
+            if edge_attr is not None and self.lin_edge is not None and (is_compiling() or index.numel() > 0):
+                score = score + self._edge_term(edge_attr)
+            score = F.leaky_relu(score, self.negative_slope)
+        alpha = softmax(score, index, ptr, dim_size)
         return F.dropout(alpha, p=self.dropout, training=self.training)
 
     def _end_scores(self, x: Any, x_src: Tensor, x_dst: OptTensor) -> OptPairTensor:

@@ -15,8 +15,7 @@ from torch_geometric.utils import softmax
 
 from ..attention.operation import Backend
 from ..attention.score import Score
-from ..graph.edges import Edges
-from .base import Ends, _AttentionConv, _check_call, check_ends, each_graph, edge_scores, is_batch, overload
+from .base import Ends, _AttentionConv, _check_call, check_ends, each_graph, is_batch, overload
 from .mechanisms import _dynamic_score, _glorot_linear, gatv2_score
 
 
@@ -167,6 +166,7 @@ class GATv2Conv(_AttentionConv):
         out, with_loops, alpha = self._by_messages(ends, edge_index, edge_attr, edge_weight, None)
         out = self._finish(out, res)
         if isinstance(return_attention_weights, bool):
+            assert alpha is not None
             if isinstance(edge_index, Tensor):
                 assert isinstance(with_loops, Tensor)
                 return out, (with_loops, alpha)
@@ -198,19 +198,14 @@ class GATv2Conv(_AttentionConv):
         dim_size: Optional[int],
     ) -> Tensor:
         """The features of each edge's ends, `[E, H, C]`, to alpha `[E, H]`."""
-        alpha = softmax(self._score_of_ends(x_i, x_j, edge_attr), index, ptr, dim_size)
-        return F.dropout(alpha, p=self.dropout, training=self.training)
-
-    def _score(self, x: Any, ends: Ends, edge_attr: OptTensor) -> Optional[Score]:
-        return gatv2_score(self, ends[1], edge_attr)
-
-    def _edge_score(self, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor, edges: Edges) -> Score:
-        return edge_scores(self._score_of_ends, x_src, x_dst, edge_attr, edges)
-
-    def _score_of_ends(self, x_dst: Tensor, x_src: Tensor, edge_attr: OptTensor) -> Tensor:
         x_edge: OptTensor = None
         if edge_attr is not None and self.lin_edge is not None:
             if edge_attr.dim() == 1:
                 edge_attr = edge_attr.view(-1, 1)
             x_edge = self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels)
-        return _dynamic_score(x_dst, x_src, x_edge, self.att, self.negative_slope)
+        score = _dynamic_score(x_i, x_j, x_edge, self.att, self.negative_slope)
+        alpha = softmax(score, index, ptr, dim_size)
+        return F.dropout(alpha, p=self.dropout, training=self.training)
+
+    def _score(self, x: Any, ends: Ends, edge_attr: OptTensor) -> Optional[Score]:
+        return gatv2_score(self, ends[1], edge_attr)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
+from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.nn.inits import glorot
 from torch_geometric.typing import OptTensor
 
@@ -165,8 +166,7 @@ def own_score(mechanism: nn.Module, x_dst: OptTensor, x_src: Tensor, edge_attr: 
     """Return the `score` of a mechanism that has one and whose `forward` is unchanged, else None."""
     classes = type(mechanism).__mro__
     definer = next(cls for cls in classes if "score" in vars(cls) or "forward" in vars(cls))
-    changed = mechanism._forward_hooks or mechanism._forward_pre_hooks or "forward" in vars(mechanism)
-    if "score" not in vars(definer) or changed:
+    if "score" not in vars(definer) or hooked(mechanism):
         return None
     if x_dst is None:
         raise ValueError(ONE_END)
@@ -187,15 +187,19 @@ def _per_head(lin: Linear, heads: int) -> Tensor:
     return lin.weight.view(heads, lin.out_channels // heads, -1)
 
 
+def hooked(module: nn.Module) -> bool:
+    """Return True if a call of the module does not run the `forward` of its class alone."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(hooks) or "forward" in vars(module) or _has_any_global_hook()
+
+
 def _plain(lin: Linear) -> bool:
     """Return True if a layer's Linear computes x W^T and nothing else, with a weight that is there."""
-    hooked = lin._forward_hooks or lin._forward_pre_hooks or lin._backward_hooks or lin._backward_pre_hooks
     return (
-        "forward" not in vars(lin)
-        and type(lin) is Linear
+        type(lin) is Linear
         and lin.bias is None
         and lin.in_channels >= 0
-        and not hooked
+        and not hooked(lin)
         and not torch.is_autocast_enabled(lin.weight.device.type)
     )
 

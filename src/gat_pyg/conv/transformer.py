@@ -17,7 +17,7 @@ from ..attention.pair import Dot
 from ..attention.score import Score
 from ..features.linear import Linear
 from .base import Ends, _AttentionConv, _check_call, check_ends, each_graph, is_batch, overload
-from .mechanisms import _per_head, _plain
+from .mechanisms import _per_head
 
 
 class TransformerConv(_AttentionConv):
@@ -48,6 +48,9 @@ class TransformerConv(_AttentionConv):
         >>> TransformerConv(16, 8, heads=2)(torch.randn(3, 16), torch.tensor([[0, 1], [1, 2]])).shape
         torch.Size([3, 16])
     """
+
+    _alpha: OptTensor
+    _edge_weight: OptTensor
 
     def __init__(
         self,
@@ -82,6 +85,8 @@ class TransformerConv(_AttentionConv):
         )
         self.root_weight = root_weight
         self.beta = beta and root_weight
+        self._alpha = None  # what `message` leaves for the call that it is in, as in PyG's layer
+        self._edge_weight = None  # and what the call leaves for it
         src_channels, dst_channels = (in_channels,) * 2 if isinstance(in_channels, int) else in_channels
         width, total = heads * out_channels, out_channels * (heads if concat else 1)
         self.lin_key = Linear(src_channels, width, bias=bias)
@@ -172,6 +177,7 @@ class TransformerConv(_AttentionConv):
         out, with_loops, alpha = self._by_messages(ends, edge_index, edge_attr, edge_weight, None)
         out = self._finish(out, x_dst)
         if isinstance(return_attention_weights, bool):
+            assert alpha is not None
             if isinstance(edge_index, Tensor):
                 assert isinstance(with_loops, Tensor)
                 return out, (with_loops, alpha)
@@ -182,8 +188,7 @@ class TransformerConv(_AttentionConv):
 
     def _needs_messages(self, x: Any, ends: Ends, edge_index: Any, edge_attr: OptTensor, weights: bool) -> bool:
         dropped = weights and self.training and self.dropout > 0.0  # alpha is returned before dropout
-        of_each = self.lin_edge is not None and not _plain(self.lin_edge)
-        return dropped or of_each or super()._needs_messages(x, ends, edge_index, edge_attr, weights)
+        return dropped or super()._needs_messages(x, ends, edge_index, edge_attr, weights)
 
     def _attend(self, *args: Any) -> Tuple[Tensor, Any, Any]:
         out, adjacency, alpha = super()._attend(*args)
@@ -196,20 +201,23 @@ class TransformerConv(_AttentionConv):
 
     def _messages(
         self, ends: Ends, edge_index: Adj, edge_attr: OptTensor, edge_weight: OptTensor, size: Size
-    ) -> Tuple[Tensor, Tensor]:
+    ) -> Tuple[Tensor, OptTensor]:
         value, query, key = ends
         assert query is not None
 
-        # edge_updater_type: (query: Tensor, key: Tensor, edge_attr: OptTensor)
-        alpha = self.edge_updater(edge_index, query=query, key=key, edge_attr=edge_attr)
-        alpha = alpha if edge_weight is None else alpha * edge_weight
-        factor = F.dropout(alpha, p=self.dropout, training=self.training)
+        self._edge_weight = edge_weight
 
-        num_src, num_dst = value.size(0), query.size(0)
-        size = (num_src, num_dst) if self.flow == "source_to_target" else (num_dst, num_src)
-
-        # propagate_type: (value: Tensor, alpha: Tensor, edge_attr: OptTensor)
-        return self.propagate(edge_index, value=value, alpha=factor, edge_attr=edge_attr, size=size), alpha
+        # propagate_type: (query: Tensor, key: Tensor, value: Tensor, edge_attr: OptTensor)
+        out = self.propagate(edge_index, query=query, key=key, value=value, edge_attr=edge_attr)
+        alpha = self._alpha
+        self._alpha = None
+        if self._edge_weight is not None:
+            self._edge_weight = None
+            raise NotImplementedError(
+                "edge_weight multiplies alpha in TransformerConv.message, which this layer overrides without a call of "
+                "super().message(). Multiply the messages there, and pass no edge_weight."
+            )
+        return out, alpha
 
     def _finish(self, out: Tensor, res: OptTensor, spent: bool = False) -> Tensor:
         """The heads side by side, or their mean, and W_1 h_i; `res` is h_i."""
@@ -222,25 +230,27 @@ class TransformerConv(_AttentionConv):
         beta = self.lin_beta(torch.cat([out, skip, out - skip], dim=-1)).sigmoid()
         return beta * skip + (1 - beta) * out
 
-    def edge_update(
+    def message(  # type: ignore[override]
         self,
         query_i: Tensor,
         key_j: Tensor,
+        value_j: Tensor,
         edge_attr: OptTensor,
         index: Tensor,
         ptr: OptTensor,
-        dim_size: Optional[int],
+        size_i: Optional[int],
     ) -> Tensor:
-        """The query and key of each edge, `[E, H, C]`, to alpha `[E, H]`."""
+        """A term of the sum, `[E, H, C]`, of the query, key and value of each edge; `_alpha` has the coefficients."""
         if edge_attr is not None and self.lin_edge is not None:
-            key_j = key_j + self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels)
-        return softmax((query_i * key_j).sum(dim=-1) / math.sqrt(self.out_channels), index, ptr, dim_size)
-
-    def message(self, value_j: Tensor, alpha: Tensor, edge_attr: OptTensor) -> Tensor:  # type: ignore[override]
-        """A term of the sum: `[E, H, C]` of each edge's value, weighted by `[E, H]`."""
-        if edge_attr is not None and self.lin_edge is not None:
-            value_j = value_j + self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels)
-        return alpha.unsqueeze(-1) * value_j
+            of_edge = self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels)
+            key_j, value_j = key_j + of_edge, value_j + of_edge
+        alpha = softmax((query_i * key_j).sum(dim=-1) / math.sqrt(self.out_channels), index, ptr, size_i)
+        edge_weight = self._edge_weight
+        if edge_weight is not None:
+            alpha = alpha * edge_weight
+            self._edge_weight = None
+        self._alpha = alpha
+        return F.dropout(alpha, p=self.dropout, training=self.training).unsqueeze(-1) * value_j
 
     def _of_edges(self) -> Tensor:
         """W_6, `[H, C, D]`."""
