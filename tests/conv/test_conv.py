@@ -446,10 +446,12 @@ WRONG_CALLS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"edge_index": INDEX - 1}, IndexError, "the src id -1, expected ids of at least 0"),
     ({"edge_index": INDEX + 5}, IndexError, "the src id 44, but there are 40 src nodes"),
     ({"edge_attr": torch.zeros(300, 3).numpy()}, ValueError, "edge_attr is of type ndarray, expected a tensor"),
-    ({"edge_attr": torch.zeros(300, 3).to("meta")}, ValueError, f"edge_attr is on meta, {ON.format('edge_attr')}"),
-    ({"edge_attr": torch.zeros(7, 3)}, ValueError, "edge_attr has 7 rows, expected one per edge, E = 300"),
-    ({"edge_attr": torch.zeros(300, 2)}, ValueError, "edge_attr has 2 features, expected edge_dim = 3"),
-    ({"edge_attr": torch.zeros(300)}, ValueError, "edge_attr has 1 features, expected edge_dim = 3"),
+    ({"edge_attr": X.new_zeros(300, 3).to("meta")}, ValueError, f"edge_attr is on meta, {ON.format('edge_attr')}"),
+    ({"edge_attr": torch.zeros(300, 3)}, ValueError, "edge_attr has dtype torch.float32, expected torch.float64"),
+    ({"edge_attr": torch.zeros(300, 3).long()}, ValueError, "Did you mean edge_attr.to(torch.float64)?"),
+    ({"edge_attr": X.new_zeros(7, 3)}, ValueError, "edge_attr has 7 rows, expected one per edge, E = 300"),
+    ({"edge_attr": X.new_zeros(300, 2)}, ValueError, "edge_attr has 2 features, expected edge_dim = 3"),
+    ({"edge_attr": X.new_zeros(300)}, ValueError, "edge_attr has 1 features, expected edge_dim = 3"),
     ({"edge_weight": torch.ones(7)}, ValueError, "edge_weight has shape [7], expected (E,) or (E, H) with E = 300"),
 ]
 
@@ -470,6 +472,8 @@ def test_arguments_that_one_layer_refuses() -> None:
         if not isinstance(layer, GATConv):
             with pytest.raises(ValueError, match="edge_attr was passed to a layer without edge features"):
                 layer(x, INDEX, torch.zeros(300, 3))
+    with pytest.raises(ValueError, match=r"edge_attr has dtype torch\.float32, expected torch\.float64"):
+        GATConv(5, 4, edge_dim=3, mechanism="gatv2")(x, INDEX, torch.zeros(300, 3, dtype=torch.float32))
     with pytest.raises(ValueError, match="the layer has edge_dim, but edge_attr is None"):
         LAYERS["TransformerConv"](5, 4, edge_dim=3)(x, INDEX)
     with pytest.raises(ValueError, match=r"x has 5 src and 3 dst rows, but the graph's size is \(5, 4\)"):

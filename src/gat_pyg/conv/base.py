@@ -21,6 +21,7 @@ from ..attention.additive import Additive
 from ..attention.fused import drop_edges, is_spent
 from ..attention.operation import BACKENDS, attend, check_devices, uses_kernels
 from ..attention.score import Score
+from ..features.linear import Linear
 from ..graph.adjacency import EdgeList, neighbourhoods, with_self_loops
 from ..graph.edges import Edges
 from ..graph.remembered import _outside
@@ -472,8 +473,26 @@ def check_ends(x: Any, edge_attr: Any, lin_edge: Any) -> None:
         raise ValueError("edge_attr was passed to a layer without edge features. Pass edge_dim to the layer.")
 
 
+def check_edge_attr(edge_attr: Tensor, lin_edge: Any) -> None:
+    """Raise ValueError if the features of the edges have another dtype than the weight that they are multiplied by."""
+    if type(lin_edge) is not Linear or hooked(lin_edge) or edge_attr.dtype == lin_edge.weight.dtype:
+        return
+    device, dtype = edge_attr.device.type, lin_edge.weight.dtype
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        if {edge_attr.dtype, dtype} <= {torch.float32, torch.bfloat16, torch.float16}:
+            return
+    raise ValueError(
+        f"edge_attr has dtype {edge_attr.dtype}, expected {dtype}, as lin_edge. Did you mean edge_attr.to({dtype})?"
+    )
+
+
 def _check_call(
-    x: Any, edge_index: Any, edge_attr: Any, edge_weight: Any, in_channels: Union[int, Tuple[int, int]]
+    x: Any,
+    edge_index: Any,
+    edge_attr: Any,
+    edge_weight: Any,
+    in_channels: Union[int, Tuple[int, int]],
+    lin_edge: Any,
 ) -> None:
     if not isinstance(edge_index, (Tensor, SparseTensor)):
         hint = "" if edge_index is None else " Did you mean torch.as_tensor(edge_index)?"
@@ -499,6 +518,8 @@ def _check_call(
             raise ValueError(f"x ({side}) has {part.size(1)} features, expected in_channels = {width}.")
     graph = edge_index if isinstance(edge_index, Tensor) else None  # the operation checks a SparseTensor's
     check_devices(both[0], x_dst=both[1], edge_index=graph, edge_attr=edge_attr, edge_weight=edge_weight)
+    if edge_attr is not None:
+        check_edge_attr(edge_attr, lin_edge)
 
 
 def edge_scores(function: Any, x_src: Tensor, x_dst: OptTensor, edge_attr: OptTensor, edges: Edges) -> Score:

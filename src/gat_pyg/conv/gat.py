@@ -233,7 +233,8 @@ class GATConv(_AttentionConv):
             if is_batch(x):
                 graph = {"edge_index": edge_index, "edge_attr": edge_attr, "edge_weight": edge_weight, "size": size}
                 return each_graph(self, x, return_attention_weights, graph)
-            _check_call(x, edge_index, edge_attr, edge_weight, self.in_channels)
+            lin_edge = getattr(self.mechanism, "lin_edge", self.lin_edge)
+            _check_call(x, edge_index, edge_attr, edge_weight, self.in_channels, lin_edge)
             size = _whole_size(size, x)
 
         ends, res = self._project(x, size)

@@ -145,7 +145,7 @@ class GATv2Conv(_AttentionConv):
             if is_batch(x):
                 graph = {"edge_index": edge_index, "edge_attr": edge_attr, "edge_weight": edge_weight}
                 return each_graph(self, x, return_attention_weights, graph)
-            _check_call(x, edge_index, edge_attr, edge_weight, self.in_channels)
+            _check_call(x, edge_index, edge_attr, edge_weight, self.in_channels, self.lin_edge)
             check_ends(x, edge_attr, self.lin_edge)
 
         res: OptTensor = None

@@ -155,7 +155,7 @@ class TransformerConv(_AttentionConv):
             if is_batch(x):
                 graph = {"edge_index": edge_index, "edge_attr": edge_attr, "edge_weight": edge_weight}
                 return each_graph(self, x, return_attention_weights is not None, graph)
-            _check_call(x, edge_index, edge_attr, edge_weight, self.in_channels)
+            _check_call(x, edge_index, edge_attr, edge_weight, self.in_channels, self.lin_edge)
             check_ends(x, edge_attr, self.lin_edge)
             has_values = isinstance(edge_index, SparseTensor) and edge_index.has_value()
             if edge_attr is None and self.lin_edge is not None and not has_values:
