@@ -390,6 +390,17 @@ def test_double_backward(name: str) -> None:
         assert_close(a, b)
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_an_empty_batch_gives_an_empty_batch(name: str) -> None:
+    for options, side in itertools.product([{}, {"mechanism": "gatv2"}] if name == "GATConv" else [{}], (1, 2)):
+        conv, parts = LAYERS[name](5, 4, heads=2, edge_dim=3, **options), [torch.randn(0, 40, 5) for _ in range(side)]
+        x, edge_attr = parts[0].requires_grad_() if side == 1 else tuple(parts), torch.randn(300, 3)
+        out, (looped, alpha) = conv(x, RANDOM.index, edge_attr, return_attention_weights=True)
+        assert out.shape == (0, 40, 8) and alpha.shape == (0, looped.size(1), 2)
+        conv(x, RANDOM.index, edge_attr).sum().backward()
+        assert all(parameter.grad is None or not parameter.grad.any() for parameter in conv.parameters())
+
+
 # Bad input ----------------------------------------------------------------------------------------------------------
 
 OPTIONS_OUT_OF_RANGE: list[tuple[dict[str, Any], str]] = [

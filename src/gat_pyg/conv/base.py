@@ -8,7 +8,9 @@ import typing
 from typing import Any, Optional, Tuple, Union
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from torch_geometric import EdgeIndex, is_compiling
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.conv import MessagePassing
@@ -558,7 +560,12 @@ def each_graph(layer: Any, x: Any, weights: Optional[bool], graph: Any) -> Any:
 
     x = tuple(x) if isinstance(x, list) else x
     dims = tuple(None if part is None else 0 for part in x) if isinstance(x, tuple) else 0
+    empty = (x if isinstance(x, Tensor) else x[0]).size(0) == 0
+    if empty:  # torch.func.vmap maps over one graph at least
+        x = tree_map_only(Tensor, lambda part: F.pad(part, (0, 0, 0, 0, 0, 1)), x)
     result = torch.func.vmap(alone, in_dims=(dims,), randomness="different")(x)
+    if empty:
+        result = tree_map_only(Tensor, lambda part: part[:0], result)
     return (result[0], (adjacency, result[1])) if weights else result
 
 
