@@ -326,7 +326,7 @@ class _AttentionConv(MessagePassing):
     def _features_with_loops(
         self, edge_index: Tensor, edge_attr: Tensor, num_src: int, num_dst: int, has_loops: bool = True
     ) -> Tensor:
-        """The features `[R, D]` of the edges, 0 for the graph's own loops if they are replaced, then of added loops.
+        """The features `[R, D]` of the edges, any for the graph's own loops if they are replaced, then of added loops.
 
         No size depends on an id, so that a compiler can trace it. `has_loops`: whether the graph may have loops.
         """
@@ -343,7 +343,8 @@ class _AttentionConv(MessagePassing):
             places = max(num_src, num_dst)  # PyG reduces over the edges to all nodes, so that it needs a place for each
             if has_loops:
                 is_loop = edge_index[0] == edge_index[1]
-                edge_attr = edge_attr.masked_fill(is_loop.view(-1, *[1] * (edge_attr.dim() - 1)), 0)  # even if inf
+                one = 1 if self.fill_value == "mul" else 0  # torch has no second derivative of a product with two zeros
+                edge_attr = edge_attr.masked_fill(is_loop.view(-1, *[1] * (edge_attr.dim() - 1)), one)  # even if inf
                 if isinstance(self.fill_value, str):
                     edge_index, places = edge_index.masked_fill(is_loop, places), places + 1  # the last is of no node
             fill = compute_loop_attr(edge_index, edge_attr, places, False, self.fill_value)
