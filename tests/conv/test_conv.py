@@ -485,6 +485,10 @@ def test_arguments_that_one_layer_refuses() -> None:
                 layer(x, INDEX, torch.zeros(300, 3))
     with pytest.raises(ValueError, match=r"edge_attr has dtype torch\.float32, expected torch\.float64"):
         GATConv(5, 4, edge_dim=3, mechanism="gatv2")(x, INDEX, torch.zeros(300, 3, dtype=torch.float32))
+    for layer in (GATConv, GATv2Conv):
+        conv = layer((5, 5), 4, residual=True, add_self_loops=False, flow="target_to_source")
+        with pytest.raises(ValueError, match=r"the skip connection has 3 rows, one for each dst, but .* output has 5"):
+            conv(both, BIPARTITE.index.flip(0))
     with pytest.raises(ValueError, match="the layer has edge_dim, but edge_attr is None"):
         LAYERS["TransformerConv"](5, 4, edge_dim=3)(x, INDEX)
     with pytest.raises(ValueError, match=r"x has 5 src and 3 dst rows, but the graph's size is \(5, 4\)"):
