@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import gat_pyg.attention.fused
 import gat_pyg.features
 from gat_pyg import GAT, attention_of
 from gat_pyg.conv.authors import AUTHORS, AuthorsConv
+from gat_pyg.conv.mechanisms import DotProduct, DynamicAttention
 from gat_pyg.distributed.halo import layers_of
 from gat_pyg.features import SparseFeatures
 from gat_pyg.features.dropout import dropout
@@ -77,18 +79,20 @@ def test_reproduction_is_the_authors_network(graph: Graph, mechanism: str) -> No
     model = GAT(16, [4, 8], 3, [2, 2, 5], residual=[False, True, False], mechanism=mechanism, reproduction=True)
     identity = GAT(8, [8], 3, [2, 2], residual=[True, False], reproduction=True)  # widths agree: no projection
     assert identity.convs[0].res_weight is None
-    adjacency = torch.eye(graph.num_dst)
+    adjacency = torch.eye(graph.num_dst, dtype=torch.float64)
     adjacency[index[1], index[0]] = 1
     bias_mat = -1e9 * (1 - adjacency)
     for net in (model, identity):
-        for parameter in net.parameters():
+        for parameter in net.double().parameters():
             nn.init.normal_(parameter)
-        x = torch.randn(graph.num_src, 16 if net is model else 8)
+        x = torch.randn(graph.num_src, 16 if net is model else 8, dtype=torch.float64)
         h = x
         for layer, conv in enumerate(net.convs):
             heads = [authors_head(h, bias_mat, conv, k) for k in range(conv.heads)]
             h = F.elu(torch.cat(heads, -1)) if layer < len(net.convs) - 1 else sum(heads) / conv.heads
         assert_close(net(x, index) / h.abs().max(), h / h.abs().max())
+        with pytest.raises(ValueError, match=r"x has shape .*, expected \(N, F\): .* code take no batch"):
+            net(x.expand(len(x), -1, -1), index)
 
 
 @pytest.mark.parametrize("switch", [None, *AUTHORS])
@@ -192,6 +196,38 @@ def test_norms_and_jumping_knowledge_are_pygs(norm: str | None, jk: str | None, 
     assert all(p.grad is not None and p.grad.isfinite().all() for p in ours.parameters())
 
 
+BATCHES: dict[str, dict[str, Any]] = {
+    **{str(norm): {"norm": norm} for norm in (None, "batch", "layer", "graph", "instance", "pair", "diff_group")},
+    **{f"jk={jk}": {"jk": jk, "norm": "graph"} for jk in ("last", "cat", "max", "lstm")},
+    **{
+        f"norms of {conv}": {"conv": conv, "norm": "layer", "residual": "identity"} for conv in ("gatv2", "transformer")
+    },
+}
+
+
+@pytest.mark.parametrize("options", BATCHES.values(), ids=BATCHES)
+def test_a_batch_on_one_graph_is_a_call_for_each(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    kwargs = {"norm_kwargs": {"groups": 2}} if options.get("norm") == "diff_group" else {}
+    model = GAT(6, 3, 2, heads=2, num_layers=3, **options, **kwargs).double()
+    x, index = torch.randn(6, 40, 6, dtype=torch.float64), RANDOM.index  # as many features as there are graphs
+    union = torch.cat([index + 40 * number for number in range(6)], 1)
+    over_all = options.get("norm") in ("batch", "diff_group")  # in training, they are over all rows
+    alone = (
+        model(x.flatten(0, 1), union).view(6, 40, 2) if over_all else torch.stack([model(each, index) for each in x])
+    )
+    assert_close(model(x, index), alone)
+    model.eval()
+    parts = torch.arange(40) // 20
+    for graphs in ({}, {"batch": parts, "batch_size": 2}, {"batch": parts}):
+        outs = model(x, index, **graphs)
+        assert_close(outs, torch.stack([model(each, index, **graphs) for each in x]))
+    hops = {"num_sampled_nodes_per_hop": [1, 2, 2, 3], "num_sampled_edges_per_hop": [2, 2, 3]}
+    tree = torch.tensor([[1, 2, 3, 4, 5, 6, 7], [0, 0, 1, 2, 3, 4, 4]])
+    outs = model(x[:, :8], tree, **hops)
+    assert_close(outs, torch.stack([model(each, tree, **hops) for each in x[:, :8]]))
+
+
 def test_a_transformer_with_skips_is_a_stack_of_pygs_layers() -> None:
     ours = GAT(8, 4, None, heads=2, num_layers=3, conv="transformer", residual="identity", norm="batch", edge_dim=2)
     convs = [pyg.TransformerConv(8, 4, 2, edge_dim=2) for _ in range(3)]
@@ -280,9 +316,49 @@ def test_attention_of_our_model_and_of_pygs() -> None:
         attention_of(ours, (data.x, data.edge_index))  # type: ignore[arg-type]
 
 
+class Scaled(nn.Module):
+    """A mechanism with a parameter for each head."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(heads))
+
+    def forward(self, x_dst: Tensor, x_src: Tensor, edge_attr: Tensor | None = None) -> Tensor:
+        return self.scale * (x_dst * x_src).sum(-1)
+
+
+def test_each_layer_has_its_own_modules() -> None:
+    classes = GAT(16, [8], 3, [4, 2], mechanism=Scaled, norm=pyg.BatchNorm)
+    partials = GAT(16, 8, 3, 4, num_layers=3, mechanism=lambda heads: Scaled(heads), norm=lambda C: nn.LayerNorm(C))
+    named = GAT(16, [8], 3, [4, 2], mechanism=DynamicAttention, edge_dim=2)
+    for model, shapes in ((classes, [4, 2]), (partials, [4, 4, 4])):
+        assert [conv.mechanism.scale.numel() for conv in model.convs] == shapes
+    assert [tuple(conv.mechanism.att.shape) for conv in named.convs] == [(1, 4, 8), (1, 2, 3)]
+    assert [tuple(conv.mechanism.lin_edge.weight.shape) for conv in named.convs] == [(32, 2), (6, 2)]
+    for model in (classes, partials):
+        assert model(torch.randn(40, 16), RANDOM.index).shape == (40, 3)
+        modules = [module for part in (*model.convs, *model.norms) for module in part.modules()]
+        assert len({*map(id, modules)}) == len(modules)
+    fixed = GAT(16, [8], 3, [4, 2], mechanism=partial(DynamicAttention, negative_slope=0.5))
+    assert [conv.mechanism.negative_slope for conv in fixed.convs] == [0.5, 0.5]
+    one = Scaled(4)
+    assert GAT(16, [], 3, [4], mechanism=one).convs[0].mechanism is one  # of one layer
+    GAT(16, [8], 3, [4, 2], mechanism=DotProduct())  # shares no parameter
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (
+            {"mechanism": Scaled(8)},
+            r"mechanism is one Scaled for 2 layers, which would share its parameters\. Pass its cl",
+        ),
+        (
+            {"hidden_channels": [8, 8], "heads": [8, 8, 1], "norm": nn.BatchNorm1d(64)},
+            r"norm is one BatchNorm1d for 2 la",
+        ),
+        ({"aggr": pyg.SoftmaxAggregation(learn=True)}, r"aggr is one SoftmaxAggregation for 2 layers, .*Build one for"),
+        ({"mechanism": lambda: {}}, r"mechanism is \{\}, expected 'additive'"),
         ({"heads": [8]}, r"heads has 1 entry, expected 2: one for each of the 1 hidden layers"),
         ({"residual": [True]}, r"residual has 1 entry, expected 2"),
         ({"residual": True}, r"residual is True.* there is no such layer\. Name the layers: residual=\[True, False\]"),

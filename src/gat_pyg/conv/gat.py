@@ -3,7 +3,7 @@
 # PyG compiles this module's source into templates and TorchScript. So: no `__all__`, no postponed annotations, typing's
 # Optional, Tuple and Union instead of `X | None`, and the `# propagate_type` and `# edge_updater_type` comments.
 
-from typing import Any, Optional, Tuple, Union
+from typing import Any, Callable, Optional, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -49,7 +49,8 @@ class GATConv(_AttentionConv):
         residual: whether to add a learnable linear skip connection.
         mechanism: how an edge is scored: "additive", the paper's; "constant", 1 / |N_i| without parameters (Const-GAT);
             "dot" for `DotProduct`, "gatv2" for `DynamicAttention`, "cosine" for `CosineSimilarity`; or a module that
-            maps `(x_dst [E, H, C], x_src [E, H, C], edge_attr)` to scores `[E, H]`.
+            maps `(x_dst [E, H, C], x_src [E, H, C], edge_attr)` to scores `[E, H]`; or a class or function of such a
+            module, which gets `heads`, `out_channels`, `edge_dim` and `negative_slope` if it takes them.
         edge_dropout: the probability that an edge that is no self-loop is left out in training, before the softmax and
             for all heads.
         backend: of `gat_pyg.attention.attend`.
@@ -92,7 +93,7 @@ class GATConv(_AttentionConv):
         bias: bool = True,
         residual: bool = False,
         *,
-        mechanism: Union[str, nn.Module] = "additive",
+        mechanism: Union[str, nn.Module, Callable[..., nn.Module]] = "additive",
         edge_dropout: float = 0.0,
         backend: Backend = "auto",
         **kwargs: Any,

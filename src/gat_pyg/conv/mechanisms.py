@@ -1,5 +1,6 @@
 """Attention mechanisms: by name, as modules, and as the `Score` that the kernels compute."""
 
+import inspect
 import math
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Union
 
@@ -137,18 +138,34 @@ MECHANISMS: Dict[str, Mechanism] = {
 
 
 def build_mechanism(
-    mechanism: Union[str, nn.Module], heads: int, out_channels: int, edge_dim: Optional[int], negative_slope: float
+    mechanism: Union[str, nn.Module, Callable[..., nn.Module]],
+    heads: int,
+    out_channels: int,
+    edge_dim: Optional[int],
+    negative_slope: float,
 ) -> Tuple[Optional[nn.Module], bool]:
     """Return the module that scores the edges, None if the layer does, and whether it has attention vectors.
+
+    A class or function is called with those of the other arguments, by name, that it takes.
 
     Raises:
         ValueError: if the name is unknown, or the mechanism cannot have edge features.
     """
+    if callable(mechanism) and not isinstance(mechanism, nn.Module):
+        options = {
+            "heads": heads,
+            "out_channels": out_channels,
+            "edge_dim": edge_dim,
+            "negative_slope": negative_slope,
+        }
+        bound = getattr(mechanism, "keywords", {})  # of functools.partial
+        taken = [name for name in inspect.signature(mechanism).parameters if name in options and name not in bound]
+        mechanism = mechanism(**{name: options[name] for name in taken})
     if isinstance(mechanism, nn.Module):
         return mechanism, False
     if not isinstance(mechanism, str) or mechanism not in MECHANISMS:
         known = ", ".join(map(repr, MECHANISMS))
-        raise ValueError(f"mechanism is {mechanism!r}, expected {known} or a module.")
+        raise ValueError(f"mechanism is {mechanism!r}, expected {known} or a module, or its class.")
     build, vectors = MECHANISMS[mechanism]
     if build is not None:
         return build(heads, out_channels, edge_dim, negative_slope), vectors

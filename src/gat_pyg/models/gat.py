@@ -41,9 +41,10 @@ class GAT(nn.Module):
     In training, dropout acts on every layer's input and on the attention coefficients. Input features may be a
     torch.sparse CSR matrix. Dropout then acts on the non-zeros, which is equivalent, and nothing becomes dense.
 
-    Beyond the paper, by the names of PyG's models: `conv` is the layer. A hidden layer's output goes through its skip
-    connection, `norm` and `act`. With `jk`, all layers are hidden ones, and a linear map of their outputs, combined as
-    in Xu et al. (ICML 2018), is the network's.
+    Beyond the paper, by the names of PyG's models, but with C per head: a hidden layer has H C features, so PyG's
+    `GAT(16, 32, num_layers=3, out_channels=7, heads=4)` is `GAT(16, 8, 7, heads=4, num_layers=3)`. `conv` is the layer.
+    A hidden layer's output goes through its skip connection, `norm` and `act`. With `jk`, all layers are hidden ones,
+    and a linear map of their outputs, combined as in Xu et al. (ICML 2018), is the network's.
 
     With the numbers of nodes and edges per hop of a batch from PyG's `NeighborLoader`, each layer skips the rows that
     no later layer reads. With as many hops as layers, the output has the rows of hop 0, the seed nodes.
@@ -55,22 +56,25 @@ class GAT(nn.Module):
 
     Args:
         in_channels: F, the number of input features.
-        hidden_channels: C of each hidden layer; empty for a single layer. A number needs `num_layers`.
+        hidden_channels: C of each hidden layer, per head, where PyG's models take the width H C; empty for a single
+            layer. A number needs `num_layers`.
         out_channels: K, the number of classes or labels. If None, all layers are hidden ones, and the output has their
             width, `self.out_channels`.
         heads: H of each layer, including the last. A number needs `num_layers`.
         dropout: p, for the layers' inputs and the attention coefficients.
         residual: the layers with a skip connection: one entry per layer, or one for all hidden layers after the first.
             True is a learnable linear map, "identity" the unchanged input of the layer.
-        mechanism: as in `GATConv`; a module is shared by all layers.
+        mechanism: as in `GATConv`: a name, or a class or function that builds the module of each layer. A module itself
+            can only be of one layer, unless it has no parameters.
         negative_slope: of the LeakyReLU.
         edge_dim: the number of edge features, if any.
         reproduction: if true, the layers are those of the authors' code; a list selects some of their differences.
         num_layers: the number of layers of one width.
         conv: "gat", "gatv2" or "transformer". The last one's linear skip connection is its `root_weight`.
-        norm: of hidden layers, by its name in `torch_geometric.nn`: "batch", "layer", "graph", "instance", "pair".
+        norm: of hidden layers, by its name in `torch_geometric.nn`: "batch", "layer", "graph", "instance", "pair"; or a
+            class or function of the width.
         norm_kwargs: its arguments. PyG's "layer" is over all nodes of a graph; `{"mode": "node"}` is over each node.
-        act: the name of an activation in `torch.nn`, or a callable.
+        act: the name of an activation in `torch.nn`, or a callable; as in PyG's models, one for all layers.
         jk: "last", the last layer's output alone, "cat", "max" or "lstm".
         **kwargs: further arguments of the layers, such as `edge_dropout`.
 
@@ -94,14 +98,14 @@ class GAT(nn.Module):
         heads: Sequence[int] | int,
         dropout: float = 0.0,
         residual: Sequence[bool | str] | bool | str = False,
-        mechanism: str | nn.Module = "additive",
+        mechanism: str | nn.Module | Callable[..., nn.Module] = "additive",
         negative_slope: float = 0.2,
         edge_dim: int | None = None,
         reproduction: bool | Sequence[str] = False,
         *,
         num_layers: int | None = None,
         conv: str = "gat",
-        norm: str | None = None,
+        norm: str | nn.Module | Callable[..., nn.Module] | None = None,
         norm_kwargs: dict[str, Any] | None = None,
         act: str | Callable[[Tensor], Tensor] = "elu",
         jk: str | None = None,
@@ -119,6 +123,12 @@ class GAT(nn.Module):
                 f"reproduction={reproduction} uses the authors' layer, which has no edge features, no other mechanisms "
                 "and no further options."
             )
+        for name, value, count in (
+            ("mechanism", mechanism, len(widths)),
+            ("norm", norm, len(widths) - to_out),
+            *((name, value, len(widths)) for name, value in kwargs.items()),
+        ):
+            _check_is_of_one_layer(name, value, count)
         if conv not in CONVS:
             raise ValueError(f"conv is {conv!r}, expected one of {', '.join(CONVS)}.")
         if conv == "gat":
@@ -209,11 +219,18 @@ class GAT(nn.Module):
     ) -> Tensor:
         """Return logits `[N, K]` for x `[N, F]`, dense or torch.sparse CSR, and a graph as in `GATConv`.
 
-        `batch` `[N]` is the graph of each node and `batch_size` the number of graphs, for norms over a graph.
+        `batch` `[N]` is the graph of each node and `batch_size` the number of graphs, for norms over a graph. For x
+        `[B, N, F]`, a batch on one graph, the logits are `[B, N, K]`, as of B calls; batch norms are over all B N rows.
 
         Raises:
-            ValueError: if there are numbers per hop, but fewer hops than layers.
+            ValueError: if there are numbers per hop, but fewer hops than layers, or x is a batch and the layers are
+                those of the authors' code.
         """
+        if self.reproduction and x.dim() != 2:
+            raise ValueError(
+                f"x has shape {tuple(x.shape)}, expected (N, F): the layers of the authors' code take no batch. Call "
+                "the model for each graph, or use reproduction=False."
+            )
         nodes, edges = list(num_sampled_nodes_per_hop or ()), list(num_sampled_edges_per_hop or ())
         if edges and not len(self.convs) <= len(edges) == len(nodes) - 1:
             raise ValueError(
@@ -226,11 +243,11 @@ class GAT(nn.Module):
             if edges:
                 hops = len(edges) - layer
                 edge_index, edge_attr = first_edges(edge_index, edge_attr, sum(edges[:hops]))
-                size = (x.size(0), sum(nodes[:hops]))
+                size = (x.size(-2), sum(nodes[:hops]))
             x = self._layer(layer, x, edge_index, edge_attr, size, batch, batch_size)
             outputs = [x] if self.jk is None else [*outputs, x]
         if edges and self.jk is not None:
-            outputs = [out[: x.size(0)] for out in outputs]
+            outputs = [out[..., : x.size(-2), :] for out in outputs]
         return self._combined(outputs)
 
     def _layer(
@@ -249,17 +266,27 @@ class GAT(nn.Module):
         if accepts_size(conv):
             x = conv(x, edge_index, edge_attr, size=size)
         else:
-            x = conv(x if size is None else (x, x[: size[1]]), edge_index, edge_attr)
+            x = conv(x if size is None else (x, x[..., : size[1], :]), edge_index, edge_attr)
         if self.identity[layer]:
-            x = x + (skip if size is None else skip[: size[1]])
+            x = x + (skip if size is None else skip[..., : size[1], :])
         if layer < len(self.norms):
-            of_graphs = (None if batch is None else batch[: x.size(0)], batch_size) if self.supports_norm_batch else ()
-            x = self.norms[layer](x, *of_graphs)
+            x = self._normalised(layer, x, None if batch is None else batch[: x.size(-2)], batch_size)
         return x if self.has_output_layer and layer == len(self.convs) - 1 else self.act(x)
+
+    def _normalised(self, layer: int, x: Tensor, batch: Tensor | None, batch_size: int | None) -> Tensor:
+        """Return the output of a layer's norm: over each of B graphs for x `[B, N, C]`, or over all their nodes."""
+        norm = self.norms[layer]
+        if not self.supports_norm_batch:
+            return norm(x) if x.dim() == 2 else norm(x.flatten(0, 1)).view_as(x)
+        if x.dim() == 2:
+            return norm(x, batch, batch_size)
+        out: Tensor = torch.func.vmap(lambda rows: norm(rows, batch, batch_size))(x)
+        return out
 
     def _combined(self, outputs: list[Tensor]) -> Tensor:
         """Return the network's output from those of the layers that it reads."""
-        x = outputs[-1] if self.jk is None else self.jk(outputs)
+        rows = outputs if self.jk is None else [out.flatten(0, -2) for out in outputs]  # its LSTM takes no batch
+        x = outputs[-1] if self.jk is None else self.jk(rows).unflatten(0, outputs[0].shape[:-1])
         return x if self.lin is None else self.lin(dropout(x, self.dropout, self.training))
 
     @torch.no_grad()
@@ -312,8 +339,20 @@ class GAT(nn.Module):
         return torch.cat([self._combined([out[i].to(device) for out in outputs]).to(embedding_device) for i in rows])
 
 
-def _norm(name: str, channels: int, options: dict[str, Any]) -> nn.Module:
+def _check_is_of_one_layer(name: str, value: Any, count: int) -> None:
+    """Raise ValueError for a module with parameters or buffers as the argument of several layers, which share it."""
+    if count > 1 and isinstance(value, nn.Module) and [*value.parameters(), *value.buffers()]:
+        advice = "Pass its class, or a function that builds one" if name in ("mechanism", "norm") else "Build one"
+        raise ValueError(
+            f"{name} is one {type(value).__name__} for {count} layers, which would share its parameters. {advice} for "
+            f"each layer{' (in a config, _partial_: true beside _target_)' if name in ('mechanism', 'norm') else ''}."
+        )
+
+
+def _norm(name: str | nn.Module | Callable[..., nn.Module], channels: int, options: dict[str, Any]) -> nn.Module:
     try:
+        if not isinstance(name, str | nn.Module):
+            return name(channels, **options)
         norm: nn.Module = normalization_resolver(name, channels, **options)
     except (TypeError, ValueError) as error:  # there is none, or it needs other arguments
         raise ValueError(
