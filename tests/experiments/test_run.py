@@ -11,15 +11,19 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from email.message import Message
+from http.client import HTTPException
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.error import HTTPError, URLError
 
 import numpy as np
 import pytest
@@ -30,7 +34,7 @@ from safetensors.torch import load_file
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
-from torch_geometric.datasets import KarateClub, Planetoid
+from torch_geometric.datasets import Amazon, KarateClub, Planetoid
 
 import gat_pyg.experiments.alone
 import gat_pyg.experiments.folder
@@ -899,6 +903,29 @@ def test_an_unknown_data_set_names_the_known_ones(command: Command):
     assert "Did you mean dataset=cora?" in command("dataset=Cora", fails=True)
     output = command("dataset=karate", fails=True)
     assert re.search(r"dataset=karate is unknown\. Known are: amazon-photo, .*cora, .*pubmed, pubmed_links\.", output)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        URLError(socket.gaierror(-2, "Name or service not known")),
+        ConnectionError(104, "Name or service not known"),
+        HTTPError("https://nowhere", 503, "Name or service not known", Message(), None),
+        HTTPException("Name or service not known"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_class_of_pyg_without_a_network_says_where_its_files_go(
+    command: Command, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    def fail(self: Amazon) -> None:
+        raise error
+
+    monkeypatch.setattr(Amazon, "download", fail)
+    output = command("dataset=amazon-photo", "data_root=data", fails=True)
+    reason = r"amazon-photo was not downloaded: (HTTP Error 503: )?Name or service not known\."
+    assert re.search(rf"{reason} Put the raw files in data/Amazon, or point .* or use dataset=digits", output)
+    assert not Path("outputs").exists()
 
 
 QUANTITIES = (  # of which training takes what the others leave

@@ -257,7 +257,7 @@ def test_relative_entropy_is_between_nothing_and_uniform() -> None:
             if not axes.get_visible():
                 continue
             low, high = axes.get_xlim()
-            assert low < 0 and 1 < high < 1.1
+            assert low < 0 and 1 < high < 1.1 and axes.get_xlabel() == "normalised entropy"
             (line,) = axes.lines
             assert list(line.get_xdata()) == [1, 1]
             counts = [bar.get_height() for bar in axes.patches]

@@ -7,7 +7,9 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from http.client import HTTPException
 from pathlib import Path
+from urllib.error import URLError
 
 import numpy as np
 from torch import Tensor
@@ -51,15 +53,25 @@ def raw_folder(folder: Path, files: Sequence[str], fetch: Callable[[str, Sequenc
         with suppress(OSError):  # non-empty folders stay
             for parent in absent:
                 parent.rmdir()
-        raise FileNotFoundError(
-            f"{title}: {', '.join(missing)} not found in {folder}, and not downloaded: {_cause(error)}. "
-            f"Put the raw files in {folder}, or point data_root or $GAT_PYG_DATA at a folder that has them, "
-            "or use dataset=digits, which needs no network."
-        ) from error
+        raise not_downloaded(f"{title}: {', '.join(missing)} not found in {folder}, and", folder, error) from error
     return folder
 
 
-def _cause(error: Exception) -> str:
+def not_downloaded(what: str, folder: Path, error: BaseException) -> FileNotFoundError:
+    """Return the error for data that are not in a folder and could not be downloaded."""
+    return FileNotFoundError(
+        f"{what} not downloaded: {_cause(error)}. Put the raw files in {folder}, or point data_root or $GAT_PYG_DATA "
+        "at a folder that has them, or use dataset=digits, which needs no network."
+    )
+
+
+def is_of_network(error: BaseException | None) -> bool:
+    """Return True for an error of a connection, by urllib, requests or aiohttp: an OSError that names no file."""
+    named = isinstance(error, FileNotFoundError) or getattr(error, "filename", None) is not None
+    return isinstance(error, (URLError, HTTPException)) or (isinstance(error, OSError) and not named)
+
+
+def _cause(error: BaseException) -> str:
     """Return the reason for a failed download without the wrapper of urllib or aiohttp."""
     inner = getattr(error, "reason", None)
     inner = inner if isinstance(inner, OSError) else error

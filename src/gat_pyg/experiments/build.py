@@ -19,7 +19,7 @@ from torch_geometric.nn import BatchNorm, PNAConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ..data.from_pyg import from_dataset, from_file
-from ..data.raw import data_root
+from ..data.raw import data_root, is_of_network, not_downloaded
 from ..data.splits import check_classes
 from ..distributed import ray
 from ..distributed.halo import layers_of
@@ -74,10 +74,16 @@ def build_task(settings: Settings) -> Task:
         others["task"] = settings.task
     both = [dataset.get(key) for key in ("pre_transform", "transform")]  # in the order in which PyG applies them
     transforms = [transform for transform in both if isinstance(transform, dict)]
-    if "split" in parameters and parameters["split"].default == "train" and dataset.get("split") is None:
-        result: Any = [dataset(split=split, **others) for split in ("train", "val", "test")]
-    else:
-        result = dataset(**others)
+    try:
+        if "split" in parameters and parameters["split"].default == "train" and dataset.get("split") is None:
+            result: Any = [dataset(split=split, **others) for split in ("train", "val", "test")]
+        else:
+            result = dataset(**others)
+    except HydraException as error:
+        if error.__cause__ is None or not is_of_network(error.__cause__):
+            raise
+        folder = Path(others.get("root") or data_root(dataset.get("root")))
+        raise not_downloaded(f"{dataset_name(dataset.values)} was", folder, error.__cause__) from error
     if isinstance(result, Task):
         if settings.task is not None and target is not from_file:
             raise ValueError(

@@ -170,12 +170,14 @@ def entropy_figure(
             note = f"median {float(entropy.median()):.3f}" if len(entropy) else "no neighbourhoods"
             axes.text(0.5, 0.95, note, transform=axes.transAxes, ha="center", va="top", fontsize=8, color=_BLUE)
             axes.set_title(f"layer {number + 1}, head {head + 1}", fontsize=9)
-            axes.set_xlabel("relative entropy", fontsize=8)
+            axes.set_xlabel("normalised entropy", fontsize=8)
             axes.tick_params(labelbottom=True)
             _despine(axes)
     figure.supylabel("nodes", fontsize=10)
     figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
-    relation = "Entropy of each node's attention, relative to uniform attention: 1 is a mean, 0 is a single neighbour."
+    relation = (
+        "Entropy of each node's attention, divided by that of uniform attention: 1 is a mean, 0 is a single neighbour."
+    )
     return _written(figure, path, "\n".join([relation, *map(attended.describe, range(len(attended.layers)))]))
 
 
