@@ -424,7 +424,6 @@ OPTIONS_OUT_OF_RANGE: list[tuple[dict[str, Any], str]] = [
 KNOWN = "expected 'additive', 'constant', 'dot', 'gatv2', 'cosine' or a module"
 MECHANISMS_OUT_OF_RANGE: list[tuple[dict[str, Any], str]] = [
     ({"mechanism": "sum"}, f"mechanism is 'sum', {KNOWN}"),
-    ({"mechanism": DotProduct}, KNOWN),
     ({"mechanism": {"_target_": "x"}}, KNOWN),
     ({"mechanism": 3}, KNOWN),
     ({"mechanism": "constant", "edge_dim": 3}, "edge_dim is 3, but constant attention has no score"),

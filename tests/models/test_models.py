@@ -217,6 +217,7 @@ def test_a_batch_on_one_graph_is_a_call_for_each(options: dict[str, Any]) -> Non
         model(x.flatten(0, 1), union).view(6, 40, 2) if over_all else torch.stack([model(each, index) for each in x])
     )
     assert_close(model(x, index), alone)
+    assert model(x[:0], index).shape == (0, 40, 2)
     model.eval()
     parts = torch.arange(40) // 20
     for graphs in ({}, {"batch": parts, "batch_size": 2}, {"batch": parts}):

@@ -280,6 +280,8 @@ class GAT(nn.Module):
             return norm(x) if x.dim() == 2 else norm(x.flatten(0, 1)).view_as(x)
         if x.dim() == 2:
             return norm(x, batch, batch_size)
+        if not len(x):
+            return x
         out: Tensor = torch.func.vmap(lambda rows: norm(rows, batch, batch_size))(x)
         return out
 
