@@ -28,7 +28,7 @@ from torch_geometric.data import Data
 import machine
 from gat_pyg.conv.gat import GATConv
 from gat_pyg.experiments.build import build_data, build_model, build_module, build_task, build_trainer
-from gat_pyg.experiments.conf import config_folder
+from gat_pyg.experiments.conf import VERSION_BASE, config_folder
 from gat_pyg.experiments.settings import Settings
 from gat_pyg.training import Supervised
 
@@ -97,7 +97,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     device = torch.device("cpu")
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+    with initialize_config_dir(str(config_folder()), **VERSION_BASE):
         settings = Settings.parse(compose("config", options.settings))
     task = build_task(settings)
     seed_everything(0, verbose=False)

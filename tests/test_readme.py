@@ -13,7 +13,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
 from gat_pyg.experiments.command import translated
-from gat_pyg.experiments.conf import config_folder
+from gat_pyg.experiments.conf import VERSION_BASE, config_folder
 from gat_pyg.experiments.result import read
 from gat_pyg.experiments.settings import Settings
 from gat_pyg.run import main
@@ -69,7 +69,7 @@ def test_the_settings_of_a_command_are_accepted(command, own_settings):
     ]
     if "--config-dir mine" in command:
         options.append(f"hydra.searchpath=[file://{own_settings / 'mine'}]")
-    with initialize_config_dir(str(config_folder()), version_base=None):
+    with initialize_config_dir(str(config_folder()), **VERSION_BASE):
         Settings.parse(compose("config", translated(options)))
 
 

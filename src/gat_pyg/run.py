@@ -13,7 +13,7 @@ from hydra.utils import get_object
 from omegaconf import DictConfig
 
 from .experiments.command import errors_as_messages, exit_with, message, translated
-from .experiments.conf import config_folder
+from .experiments.conf import VERSION_BASE, config_folder
 
 # Waiting threads release their cores instead of spinning: if other processes are busy, an epoch is several times
 # faster. OpenMP reads this when `job` imports torch. A value set by the user is not replaced.
@@ -35,7 +35,7 @@ def main() -> None:
         sys.path.append(os.getcwd())  # for classes by their `_target_`, as with `python -m gat_pyg.run`
     sys.argv[1:] = translated(sys.argv[1:])
     with errors_as_messages(sys.argv[1:]):
-        hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(_job)()
+        hydra.main(config_path=str(config_folder()), config_name="config", **VERSION_BASE)(_job)()
 
 
 def job(config: DictConfig) -> float:

@@ -18,7 +18,7 @@ from gat_pyg.baselines.chebyshev import Chebyshev, scaled_laplacian
 from gat_pyg.baselines.gcn import GCN, normalised
 from gat_pyg.baselines.mlp import MLP
 from gat_pyg.baselines.monet import MoNet, coordinates
-from gat_pyg.experiments.conf import config_folder
+from gat_pyg.experiments.conf import VERSION_BASE, config_folder
 from gat_pyg.tasks.model import Inputs
 from tests.graphs import ISOLATED, LOOPS, NO_EDGES, RANDOM, REPEATED, Graph
 from tests.laws import assert_close
@@ -166,7 +166,7 @@ GAT_PAPER = {
 @pytest.mark.parametrize("dataset", GAT_PAPER)
 @pytest.mark.parametrize("model", ["mlp", "gcn", "chebyshev", "gcn64"])
 def test_the_commands_settings_are_those_of_the_papers(model: str, dataset: str):
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+    with initialize_config_dir(str(config_folder()), **VERSION_BASE):
         config = compose("config", [f"model={model}", f"dataset={dataset}"])
     network, training = config.model, config.training
     settings = network.hidden_channels, network.dropout, training.lr, training.weight_decay

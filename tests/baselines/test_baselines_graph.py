@@ -21,7 +21,7 @@ from gat_pyg.baselines.planetoid import Planetoid
 from gat_pyg.baselines.semiemb import SemiEmb
 from gat_pyg.data import digits, planetoid
 from gat_pyg.data.raw import data_root
-from gat_pyg.experiments.conf import config_folder
+from gat_pyg.experiments.conf import VERSION_BASE, config_folder
 from gat_pyg.seeds.stack import Stack
 from gat_pyg.tasks.model import Inputs
 from tests.graphs import ISOLATED, LOOPS, NO_EDGES, RANDOM, REPEATED, Graph
@@ -206,7 +206,7 @@ def test_with_the_commands_settings_they_are_as_good_as_published(name: str, dat
     if dataset == "cora" and not (Path(data_root()) / "Planetoid" / "Cora" / "raw").is_dir():
         pytest.skip("there are no files of Cora")
     task = digits() if dataset == "digits" else planetoid(dataset)
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+    with initialize_config_dir(str(config_folder()), **VERSION_BASE):
         settings = dict(compose("config", [f"model={name}", f"dataset={dataset}"]).model)
     del settings["method"]
     sizes = {"in_channels": task.num_features} if name == "ica" else {}

@@ -21,7 +21,7 @@ from torch_geometric.data import Data
 from gat_pyg.data import Task, digits, from_dataset
 from gat_pyg.experiments.build import build_logger, build_model, build_module, build_task, build_trainer
 from gat_pyg.experiments.command import names_of, translated
-from gat_pyg.experiments.conf import config_folder
+from gat_pyg.experiments.conf import VERSION_BASE, config_folder
 from gat_pyg.experiments.hashing import config_hash, flattened
 from gat_pyg.experiments.process import check_gpus
 from gat_pyg.experiments.published import as_published
@@ -49,7 +49,7 @@ def names(group: str) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def folder() -> Iterator[None]:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialize_config_dir(str(CONF), **VERSION_BASE):
         yield
 
 

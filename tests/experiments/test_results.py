@@ -25,7 +25,7 @@ from torch_geometric.nn import GCN, Linear, SchNet
 import gat_pyg.files
 from gat_pyg import load
 from gat_pyg.experiments import hashing
-from gat_pyg.experiments.conf import config_folder
+from gat_pyg.experiments.conf import VERSION_BASE, config_folder
 from gat_pyg.experiments.hashing import config_hash, flattened
 from gat_pyg.experiments.messages import _beside
 from gat_pyg.experiments.model_file import save_model
@@ -452,7 +452,7 @@ def hash_of(*overrides: str) -> str:
 
 
 def test_the_hash_covers_what_differs_from_the_defaults(monkeypatch: pytest.MonkeyPatch):
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+    with initialize_config_dir(str(config_folder()), **VERSION_BASE):
         settings = Settings.parse(compose("config", ["dataset=cora", "training.lr=0.01"]))
         assert hash_of("dataset=cora") == "95a4a9b3b2c7"  # a changed default raises VERSION
         assert hash_of("dataset=cora", "training.lr=0.0050") == hash_of("dataset=cora") != settings.hash
@@ -472,5 +472,5 @@ def test_the_hash_covers_what_differs_from_the_defaults(monkeypatch: pytest.Monk
 
 def test_the_fold_of_a_users_data_set_is_hashed():
     own = "dataset._target_=torch_geometric.datasets.FakeDataset"
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+    with initialize_config_dir(str(config_folder()), **VERSION_BASE):
         assert hash_of(own, "+dataset.fold=0") != hash_of(own, "+dataset.fold=1")

@@ -848,7 +848,7 @@ def test_two_sets_of_one_class_have_names_and_folders_of_their_own_and_the_defau
         (f"dataset=pubmed ++dataset._target_={SETS}.KarateClub", 0.005, [8, 1]),
         ("dataset=pubmed dataset.name=cora", 0.005, [8, 1]),
         ("dataset=pubmed model._target_=mine.GAT", 0.005, [8, 1]),
-        ("recipe/on=gat/pubmed dataset._target_=mine.Set", 0.01, [8, 8]),
+        ("recipe/on=gat-pubmed dataset._target_=mine.Set", 0.01, [8, 8]),
     ],
 )
 def test_the_numbers_of_two_names_are_for_what_they_name(command: Command, arguments: str, lr: float, heads: list[int]):

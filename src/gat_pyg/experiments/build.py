@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from hydra.errors import HydraException
-from hydra.utils import instantiate
 from lightning import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from omegaconf import DictConfig, OmegaConf
@@ -37,6 +36,7 @@ from ..training.checkpoint import SafeCheckpoints
 from ..training.loading import TaskData, sparse_pays
 from ..training.modules import Inductive, Transductive
 from .command import dataset_name
+from .conf import instantiate
 from .model_file import check_dtypes
 from .result import CONFIG
 from .rules import similar
@@ -339,7 +339,7 @@ def build_logger(factory: Factory, folder: Path) -> Any:
     parameters = inspect.signature(factory.locate()).parameters
     key = next((key for key in ("save_dir", "log_dir") if key in parameters and factory.get(key) is None), None)
     try:
-        return instantiate(dict(factory.values), **({key: str(folder)} if key else {}))
+        return instantiate(factory.values, **({key: str(folder)} if key else {}))
     except (HydraException, ModuleNotFoundError) as error:
         cause = error if isinstance(error, ModuleNotFoundError) else error.__cause__
         if not isinstance(cause, ModuleNotFoundError):

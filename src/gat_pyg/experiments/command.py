@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from ..files import FULL, full
-from .conf import config_folder
+from .conf import config_folder, register_resolver
 from .rules import similar
 from .settings import FACTORIES, rules
 
@@ -173,9 +173,9 @@ def pick(key: str, values: Mapping[str, Any]) -> Any:
     return values[key]
 
 
-OmegaConf.register_new_resolver("run_name", run_name, replace=True)  # for hydra.run.dir
-OmegaConf.register_new_resolver("outputs_folder", outputs_folder, replace=True)
-OmegaConf.register_new_resolver("pick", pick, replace=True)
+register_resolver("run_name", run_name, replace=True)  # for hydra.run.dir
+register_resolver("outputs_folder", outputs_folder, replace=True)
+register_resolver("pick", pick, replace=True)
 
 
 # Errors -------------------------------------------------------------------------------------------------------------

@@ -1,12 +1,25 @@
-"""The folder of configurations. Importing this file registers its recipes with Hydra."""
+"""The folder of configurations, and Hydra 1.3 or 1.4. Importing this file registers the recipes with Hydra."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+import hydra.utils
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
+
+# Hydra 1.4 checks the names of classes, unless it gets this, and warns of the arguments and functions that 1.3 needs.
+_UNCHECKED = getattr(hydra.utils, "UNSAFE_DISABLE_EXECUTION_CHECKS", None)
+VERSION_BASE = {"version_base": "1.3"} if _UNCHECKED is None else {}
+register_resolver: Any = OmegaConf.register_new_resolver if _UNCHECKED is None else OmegaConf.register_resolver
+
+
+def instantiate(values: Mapping[str, Any], **others: Any) -> Any:
+    """Build an object by Hydra from settings, which are the user's own: any class may be named."""
+    trusted = {} if _UNCHECKED is None else {"_execution_whitelist_": _UNCHECKED}
+    return hydra.utils.instantiate(dict(values), **trusted, **others)
 
 
 def config_folder() -> Path:
@@ -21,17 +34,15 @@ def config_folder() -> Path:
 def store_recipes() -> None:
     """Register each section of the recipe files with Hydra as a config of its own, for each model in its name.
 
-    The section `gat, gcn64` of conf/recipe/on/citeseer.yaml becomes recipe/on/gat/citeseer and
-    recipe/on/gcn64/citeseer, and `gcn` of conf/recipe/papers.yaml becomes recipe/gcn.
+    The section `gat, gcn64` of conf/recipe/on/citeseer.yaml becomes recipe/on/gat-citeseer and
+    recipe/on/gcn64-citeseer, and `gcn` of conf/recipe/papers.yaml becomes recipe/gcn.
     """
     recipes, store = config_folder() / "recipe", ConfigStore.instance().store
     for path in (recipes / "papers.yaml", *recipes.glob("on/*.yaml"), *recipes.glob("family/*.yaml")):
         for models, values in cast(DictConfig, OmegaConf.load(path)).items():
             for model in str(models).split(", "):
-                if path.stem == "papers":
-                    store(model, values, "recipe", "_global_")
-                else:
-                    store(path.stem, values, f"recipe/{path.parent.name}/{model}", "_global_")
+                name = model if path.stem == "papers" else f"{model}-{path.stem}"
+                store(name, values, path.parent.relative_to(recipes.parent).as_posix(), "_global_")
 
 
 store_recipes()

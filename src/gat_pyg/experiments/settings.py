@@ -222,13 +222,14 @@ class Factory:
             ValueError: if it rejects the arguments; the message includes its error.
         """
         from hydra.errors import HydraException
-        from hydra.utils import instantiate
         from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+        from .conf import instantiate
+
         try:
-            return instantiate(dict(self.values), _convert_="all", **others)
-        except HydraException as error:
-            cause = error.__cause__
+            return instantiate(self.values, _convert_="all", **others)
+        except Exception as error:
+            cause = error.__cause__ if isinstance(error, HydraException) else error  # as Hydra 1.4 raises it
             if not isinstance(cause, (TypeError, ValueError, RuntimeError, MisconfigurationException)):
                 raise
             hint = " On this machine, trainer=cpu may work." if _NO_DEVICE.search(str(cause)) else ""

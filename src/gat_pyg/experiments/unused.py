@@ -22,8 +22,8 @@ def check_effects(settings: Settings, task: Task) -> None:
     Example:
         >>> from gat_pyg.data import digits
         >>> from hydra import compose, initialize_config_dir
-        >>> from gat_pyg.experiments.conf import config_folder
-        >>> with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        >>> from gat_pyg.experiments.conf import VERSION_BASE, config_folder
+        >>> with initialize_config_dir(str(config_folder()), **VERSION_BASE):
         ...     settings = Settings.parse(compose("config", ["++model.readout=sum"]))
         >>> check_effects(settings.replace(passed=frozenset({"model.readout"})), digits())
         Traceback (most recent call last):
