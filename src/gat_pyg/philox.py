@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .kernels.device import has_gpu_kernels, missing_reason
+
 _LOW = 0xFFFFFFFF
 
 
@@ -231,13 +233,26 @@ class _KeepMask(torch.autograd.Function):
 
 def draw_mask(seed: Tensor, edges: int | Tensor, heads: int, p: float, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the mask of `keep_mask`, outside of torch.func's transforms."""
+    mask = draw_kept(seed, edges, heads, p).to(dtype)
+    return mask / (1.0 - p) if p < 1.0 else mask
+
+
+def draw_kept(seed: Tensor, edges: int | Tensor, heads: int, p: float) -> Tensor:
+    """Return where the mask of `keep_mask` is not 0, `[E, H]`, outside of torch.func's transforms.
+
+    On CUDA by one kernel, and by the same arithmetic in plain torch where there is no Triton and in traced code.
+    """
+    is_traced = type(seed) is not Tensor or torch.compiler.is_compiling()
+    if has_gpu_kernels(seed) and not is_traced and missing_reason(seed.device.type) is None:
+        from .kernels.gpu.draw import kept
+
+        return kept(seed, edges, heads, threshold(p))
     each = heads // seed.numel()
     edge = torch.arange(edges, device=seed.device) if isinstance(edges, int) else edges.long()
     edge = edge.view(-1, 1, 1)
     group = torch.arange((each + 3) // 4, device=seed.device)
     words = torch.stack(_philox(seed.view(-1, 1), edge, group), dim=-1)  # [E, S, H / S / 4, 4]
-    mask = (words.flatten(2)[..., :each].flatten(1) >= threshold(p)).to(dtype)
-    return mask / (1.0 - p) if p < 1.0 else mask
+    return words.flatten(2)[..., :each].flatten(1) >= threshold(p)
 
 
 def uniform(seed: Tensor, rows: int, columns: int) -> Tensor:

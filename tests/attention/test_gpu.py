@@ -54,6 +54,7 @@ from tests.attention.comparisons import (  # noqa: E402
     check,
     compare,
     direction_of,
+    spy,
     stairs,
     turned,
 )
@@ -69,7 +70,7 @@ ON_CUDA = torch.cuda.is_available() and not INTERPRETED
 DEVICE = "cuda" if ON_CUDA else "cpu"
 PLACE = Place(DEVICE, torch.float32, is_triton=True)
 
-MODULES = (additive, pair, pair_edges, features, steps, rows)
+MODULES = (additive, pair, pair_edges, features, steps, rows, draw)
 
 weekly = pytest.mark.weekly
 runs = pytest.mark.skipif(not (INTERPRETED or ON_CUDA), reason="needs TRITON_INTERPRET=1 or a GPU")
@@ -496,23 +497,6 @@ def test_offsets_pass_2_to_the_31(dtype: torch.dtype) -> None:
     assert offsets.tolist() == [int(i) * 1024 for i in ids]
 
 
-@triton.jit
-def _keep_kernel(
-    p_seed,
-    p_ids,
-    p_keep,
-    models,
-    EACH: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-):
-    H = rows.all_models(EACH, models)
-    i_edge, i_h = tl.load(p_ids + tl.arange(0, BLOCK_E)), tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    b_keep = draw.draw(p_seed, i_edge, 1 << 31, 2.0, models, EACH, BLOCK_E, BLOCK_H)
-    p_keep += tl.arange(0, BLOCK_E)[:, None] * H + i_h[None, :]
-    tl.store(p_keep, b_keep, mask=i_h[None, :] < H)
-
-
 @runs
 @pytest.mark.parametrize("block", [2, 4, 8, *(pytest.param(block, marks=weekly) for block in (1, 16))])
 @pytest.mark.parametrize("first", [2**32 - 2, pytest.param(0, marks=weekly)])
@@ -521,11 +505,32 @@ def test_dropout_is_philox(block: int, first: int) -> None:
     ids = torch.arange(first, first + 4, device=DEVICE)
     for models, each in ((1, 8), (1, 6), *((m, e) for m in (2, 3) for e in (1, 2, 3, 4, 8))):
         heads, seeds = models * each, SEEDS[:models]
-        keep = torch.empty(4, heads, device=DEVICE)
-        grid, key = (1, triton.cdiv(heads, block)), torch.tensor(seeds, device=DEVICE)
-        _keep_kernel[grid](key, ids, keep, **rows.stack_arguments(models, heads), BLOCK_E=4, BLOCK_H=block)
-        expected = torch.cat([keep_mask(4, each, 0.5, first, seed) for seed in seeds], 1)
-        assert_close(keep.cpu().double(), expected, f"{models}x{each}")
+        kept = torch.empty(4, heads, dtype=torch.bool, device=DEVICE)
+        grid, key, stack = (1, triton.cdiv(heads, block)), torch.tensor(seeds), rows.stack_arguments(models, heads)
+        draw._kept_kernel[grid](key.to(DEVICE), ids, kept, 4, 1 << 31, **stack, BLOCK_E=4, BLOCK_H=block)
+        expected = torch.cat([keep_mask(4, each, 0.5, first, seed) for seed in seeds], 1) > 0
+        assert torch.equal(kept.cpu(), expected), f"{models}x{each}"
+
+
+@runs
+@pytest.mark.parametrize("p", [0.3, 0.6, 1.0])
+def test_a_mask_is_drawn_by_one_kernel(p: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of edge dropout among others, with the bits of plain torch; of edges by their ids, and of a stack."""
+    ids = torch.randperm(1300, dtype=torch.int32, device=DEVICE)
+    cases = [
+        (torch.tensor(seeds, device=DEVICE), edges, heads)
+        for seeds in (SEED, SEEDS)
+        for edges in (0, 1300, ids, ids[::2])
+        for heads in (3, 15)
+    ]
+    calls = spy(monkeypatch, draw, "_kept_kernel")
+    with monkeypatch.context() as patch:
+        patch.setitem(device.FILES, DEVICE, "gpu")
+        patch.setattr(generator, "_philox", None)
+        drawn = [generator.draw_kept(*case, p) for case in cases]
+    assert calls.launches == 12  # none for no edges
+    monkeypatch.setattr(generator, "has_gpu_kernels", lambda _: False)
+    assert all(torch.equal(one, generator.draw_kept(*case, p)) for one, case in zip(drawn, cases, strict=True))
 
 
 # The threshold is an int32 up to p = 0.5, an int64 beyond it.
@@ -1007,9 +1012,8 @@ def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
             if argument in constants or (argument.startswith("p_") and pointer not in passed.split()):
                 signature[argument], values[(place,)] = "constexpr", constants.get(argument)
             elif argument.startswith("p_"):
-                element = (
-                    dtype if pointer in OF_X else "i32" if pointer in IDS else "i64" if pointer in WIDE_IDS else "fp32"
-                )
+                others = dict.fromkeys(IDS, "i32") | dict.fromkeys(WIDE_IDS, "i64") | {"kept": "i1"}
+                element = dtype if pointer in OF_X else others.get(pointer, "fp32")
                 signature[argument], aligned[(place,)] = f"*{element}", [["tt.divisibility", 16]]
             else:
                 signature[argument] = numbers.get(argument, "fp32")
@@ -1170,6 +1174,7 @@ REST = {
         {"D": 16, "BLOCK_E": 64, "BLOCK_D": 16},
     ),
     "dropout of features": ("_keep_kernel", "seed dropout_ids out", {"BLOCK": 256}),
+    "edges dropped out": ("_kept_kernel", "seed dropout_ids kept", {"BLOCK_E": 512, "BLOCK_H": 1}),
     "features dropped out": ("_keep_kernel", "seed x out", {"BLOCK": 256}),
 }
 

@@ -20,7 +20,7 @@ from ..graph.edges import Edges
 from ..graph.remembered import NOT_OVER_THE_GRAPH
 from ..kernels.device import has_gpu_kernels, load_kernels, result_dtype
 from ..kernels.models import each_model, in_forward_mode, to_heads, to_models
-from ..philox import draw_mask
+from ..philox import draw_kept, draw_mask
 from . import segment
 from .score import SCORES, Score
 
@@ -59,10 +59,9 @@ def attend(
     if isinstance(edges, EdgeList):
         return _attend_for_compiler(x, score, edges, edge_weight, seed, dropout, saves_output, keeps=False)[0]
     call = _Call(type(score), score.values, edges, dropout, saves_output)
-    operands = x, edge_weight, *score.operands
     if in_forward_mode():
-        return _by_segments(call, seed, *operands).to(dtype)
-    out: Tensor = _Attend.apply(call, seed, *operands)[0]
+        return _by_segments(call, seed, x, edge_weight, *score.operands).to(dtype)
+    out: Tensor = _Attend.apply(call, seed, x, edge_weight, *score.operands)[0]
     return out.to(dtype)
 
 
@@ -98,7 +97,7 @@ def group(edges: EdgeList, num_src: int) -> Edges:
 def drop_edges(edges: Edges, seed: Tensor, p: float) -> Edges:
     """Return the edges without those that edge dropout drops, which are never self-loops; the rows stay."""
     src, dst = edges.index
-    keep = draw_mask(seed, edges.dropout_edges, 1, p).squeeze(1) > 0
+    keep = draw_kept(seed, edges.dropout_edges, 1, p).squeeze(1)
     return edges.subset(keep | (src == dst))
 
 

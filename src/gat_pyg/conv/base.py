@@ -28,7 +28,7 @@ from ..graph.adjacency import EdgeList, neighbourhoods, with_self_loops
 from ..graph.edges import Edges
 from ..graph.remembered import _outside
 from ..kernels.models import in_forward_mode
-from ..philox import draw_mask, draw_seed
+from ..philox import draw_kept, draw_seed
 from .mechanisms import ONE_END, _plain, hooked
 
 if typing.TYPE_CHECKING:
@@ -302,7 +302,7 @@ class _AttentionConv(MessagePassing):
         else:
             with _outside():
                 seed = draw_seed(edge_index.device)
-                keep = draw_mask(seed, int(edge_index.size(1)), 1, self.edge_dropout).squeeze(1) > 0
+                keep = draw_kept(seed, int(edge_index.size(1)), 1, self.edge_dropout).squeeze(1)
         return (keep | (edge_index[0] == edge_index[1])).nonzero().squeeze(1)
 
     def _loops_of_matrix(self, adjacency: SparseTensor, edge_weight: OptTensor) -> SparseTensor:

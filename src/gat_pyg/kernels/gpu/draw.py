@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .rows import edge_id
+from .rows import all_models, edge_id, offset, stack_arguments
 
 
 @triton.jit
@@ -82,3 +83,45 @@ def drop_arguments(dropout: float, seed: Tensor | None, ids: Tensor | None = Non
     if dropout == 1.0:
         return {**shared, "threshold": 0, "keep_scale": 0.0}
     return {**shared, "threshold": int(dropout * 2**32), "keep_scale": 1.0 / (1.0 - dropout)}
+
+
+@triton.jit(do_not_specialize=["num_edges", "threshold", "models"])
+def _kept_kernel(
+    p_seed,
+    p_dropout_ids,
+    p_kept,
+    num_edges,
+    threshold,
+    models,
+    EACH: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    """Whether each of a block of edges is kept, by heads."""
+    H = all_models(EACH, models)
+    i_edge = tl.program_id(0).to(tl.int64) * BLOCK_E + tl.arange(0, BLOCK_E)
+    i_h, m_e = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H), i_edge < num_edges
+    b_keep = keep(p_seed, p_dropout_ids, i_edge, m_e, threshold, 1.0, models, EACH, BLOCK_E, BLOCK_H)
+    p_block = p_kept + offset(i_edge, H)[:, None] + i_h[None, :]
+    tl.store(p_block, b_keep > 0.0, mask=m_e[:, None] & (i_h < H)[None, :])
+
+
+def kept(seed: Tensor, edges: int | Tensor, heads: int, threshold: int) -> Tensor:
+    """Return whether coefficients are kept, `[E, H]`; arguments as of `philox.draw_kept`, with its threshold."""
+    ids = None if isinstance(edges, int) else edges.contiguous()
+    num_edges = edges if isinstance(edges, int) else edges.numel()
+    result, block_h = torch.empty(num_edges, heads, dtype=torch.bool, device=seed.device), min(8, heads)
+    if result.numel():
+        block_h = triton.next_power_of_2(block_h)
+        with torch.cuda.device_of(seed):
+            _kept_kernel[(triton.cdiv(num_edges, 512 // block_h), triton.cdiv(heads, block_h))](
+                seed.contiguous(),
+                ids,
+                result,
+                num_edges,
+                threshold,
+                **stack_arguments(seed.numel(), heads),
+                BLOCK_E=512 // block_h,
+                BLOCK_H=block_h,
+            )
+    return result
