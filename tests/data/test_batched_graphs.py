@@ -209,7 +209,7 @@ def test_links_are_drawn_where_there_are_no_labels(tmp_path: Path):
         expected = links(Data(graph.x, graph.edge_index, torch.ones(graph.num_edges, 1)), seed=3, **sizes)
         for key in ("x", "edge_index", "edge_attr", "edge_label_index", "y", *MASKS):
             assert torch.equal(task.train[0][key], expected.train[0][key])
-    with pytest.raises(ValueError, match=r"own.npz has 12618 edges, too few to draw val=9000 and test=1000 of its"):
+    with pytest.raises(ValueError, match=r"own.npz has 12618 edges, too few to draw val=9000 and test=0.1 of its"):
         from_file(path, val=9000, task="link_prediction")
 
 
@@ -250,11 +250,15 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *settings: str) -> Any:
     return result
 
 
-def test_the_command_predicts_links_of_a_file_without_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_command_predicts_links_of_a_file_without_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     graph = digits().train[0]
     np.savez(tmp_path / "own.npz", edge_index=graph.edge_index.numpy())
     result = run(monkeypatch, tmp_path, "task=link_prediction", "+model.encoder=8")
     assert (result.item, result.metric) == ("link", "roc_auc")
+    split = "own: 5,364 / 630 / 1,260 links for training, validation and test, drawn with split.seed; or choose split"
+    assert split in capsys.readouterr().err
     pairs = torch.tensor([[0, 1], [5, 9]])
     data = Data(edge_index=graph.edge_index, edge_label_index=pairs)  # without x: the ids are filled in
     with_ids = data.clone().update({"x": torch.arange(1797.0)[:, None]})

@@ -39,7 +39,7 @@ from gat_pyg.graph.subgraph import receptive_field
 from gat_pyg.models import GAT
 from gat_pyg.tasks.checks import KEYS
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
-from gat_pyg.tasks.objective import MASKS
+from gat_pyg.tasks.objective import MASKS, SPLITS
 from gat_pyg.tasks.targets import NodeTargets
 from tests.graphs import CHAIN, SQUARE, Graph
 
@@ -789,6 +789,30 @@ def test_missing_masks_are_drawn_with_the_seed_and_given_ones_kept():
     assert not torch.equal(data.test_mask, other.train[0].test_mask)
 
 
+def test_own_data_are_divided_by_shares_unless_numbers_are_given():
+    data = ring(100, 4)
+    data.y[::5] = -1  # 80 labelled nodes are left
+    links = Data(data.x, data.edge_index, edge_label=torch.arange(100) % 3)
+    graphs = [Data(torch.ones(2, 1), torch.tensor([[0], [1]]), y=torch.tensor([i % 2])) for i in range(40)]
+    some = {"train_mask": nodes(100, *range(1, 12)), "val_mask": nodes(100, *range(12, 16))}  # 9 and 3 labelled ones
+    cases: list[tuple[Any, dict[str, Any], list[int]]] = [
+        (data, {}, [48, 16, 16]),
+        (data, {"per_class": 3}, [12, 16, 16]),
+        (data, {"val": 5}, [59, 5, 16]),
+        (data, {"val": 5, "test": 6}, [69, 5, 6]),
+        (Data(data.x, data.edge_index, y=data.y / 7 + 0.01), {}, [60, 20, 20]),
+        (ring(100, 4).update({"y": data.y, "train_mask": some["train_mask"]}), {}, [9, 35, 35]),
+        (ring(100, 4).update({"y": data.y, **some}), {}, [9, 3, 68]),
+        (links, {}, [60, 20, 20]),
+        (graphs, {}, [24, 8, 8]),
+        (graphs[:3], {}, [1, 1, 1]),
+        (data, {"task": "link_prediction"}, [85, 10, 20]),  # 5 % and 10 % of the links, and as many other pairs
+    ]
+    for dataset, options, expected in cases:
+        task = from_dataset(dataset, "own", **options)
+        assert [len(task.labels(split)) for split in SPLITS] == expected, (expected, options)
+
+
 def test_a_split_takes_so_many_of_each_class_and_labelled_nodes_only():
     data = ring(60, 4)
     data.y[::7] = -1
@@ -853,7 +877,7 @@ def test_several_graphs_are_split_at_random_or_come_split():
         assert [len(part) for part in (split.train, split.val, split.test)] == [4, 1, 3]
         assert split.has_many_graphs
     with pytest.raises(ValueError, match="rings: val=500 and test=1000 must .* the number of graphs, which is 8"):
-        from_dataset(graphs, "rings")
+        from_dataset(graphs, "rings", val=500, test=1000)
 
 
 def test_the_split_of_an_ogb_data_set_is_kept():
@@ -920,13 +944,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "mask short": ({"val_mask": nodes(11, 3)}, r"val_mask is torch.bool of shape \(11,\), expected a bool, 0 or 1"),
     "numbers": ({"val_mask": torch.arange(12)}, "val_mask is torch.int64 .*Are these node numbers"),
     "too few of a class": (
-        {"train_mask": None},
+        {"train_mask": None, "per_class": 20},
         r"per_class=20 .* in class 0 \(\d\), 1 \(\d\), 2 \(\d\). Choose a smaller per_class \(split\.per_class",
     ),
     "edge_attr of one number": ({"edge_attr": torch.tensor(1.0)}, r"edge_attr has shape \(\), expected \(12, 1\)"),
     "too few": (
-        {"test_mask": None},
-        "test_mask needs 1000 nodes, but only 7 labelled ones are left. Choose smaller .*split\\.\\*",
+        {"test_mask": None, "test": 1000},
+        r"test_mask needs 1000 nodes, but only 7 labelled ones are left. Choose smaller test \(split\.\* in",
     ),
 }
 
@@ -934,8 +958,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_an_invalid_graph_is_named_with_what_was_expected(case: str):
     values, message = BAD[case]
+    options = {key: value for key, value in values.items() if key in ("per_class", "test")}
     with pytest.raises(ValueError, match=message) as caught:
-        from_dataset(ring(**{**masks(), **values}), "mine")
+        from_dataset(ring(**{**masks(), **values}), "mine", **options)
     assert str(caught.value).startswith("mine")
     graph = {"transposed", "float edges", "negative", "beyond N", "NaN", "edge_attr short", "label below"}
     if case in graph:  # an error in the graph comes before one in its split

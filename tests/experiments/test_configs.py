@@ -215,7 +215,7 @@ WRONG = {
     "training.batch_size=true": r"training\.batch_size is True, expected a whole number, at least 1\.",
     "training.patience=x": r"training\.patience is 'x', expected a whole number, at least 1\.",
     "training.patience=2.5": r"training\.patience is 2\.5, expected a whole number, at least 1\.",
-    "split.val=x": r"split\.val is 'x', expected a whole number, at least 0\.",
+    "split.val=x": r"split\.val is 'x', expected null or a whole number, at least 0\.",
     "seed=4294967295 runs=2": r"seed is 4294967295 with runs=2, expected seeds from 0 to 2\^32 - 1\.",
     "training.max_epochs=0": r"training\.max_epochs is 0, expected a whole number, at least 1\.",
     "training.patience=0": r"training\.patience is 0, expected a whole number, at least 1\.",
@@ -529,8 +529,12 @@ def test_a_task_knows_the_arguments_on_which_its_split_depends():
     assert drawn(classes, masks=masks) == ()
     assert drawn(classes, masks=masks[1:]) == ("per_class", "seed")
     assert drawn(torch.rand(12)) == ("val", "test", "seed")
-    assert drawn(torch.tensor([0]), "graph_regression", 9) == ("val", "test", "seed")
-    assert drawn(torch.tensor([0]), graphs=9, folds=3) == ("folds", "fold", "seed")
+    for options, expected in (
+        ({"task": "graph_regression"}, ("val", "test", "seed")),
+        ({"folds": 3}, ("folds", "fold", "seed")),
+    ):
+        with pytest.warns(UserWarning, match="all known training labels are equal"):
+            assert drawn(torch.tensor([0]), graphs=9, **options) == expected
 
 
 def test_settings_cannot_be_changed():

@@ -182,6 +182,7 @@ try:
     bytearray({features})
 except MemoryError:
     sys.argv = ["gat-pyg", "dataset=file", "dataset.path=big", "loader=neighbor", "training.max_epochs=1"]
+    sys.argv += ["split.per_class=20", "split.val=500", "split.test=1000"]
 else:
     sys.exit("there is room for the features")
 gat_pyg.run.main()

@@ -18,16 +18,16 @@ from .batched_graphs import UNION, SplitGraphs, graphs_of
 from .detection import check_is_graph, labelled, num_splits, objective_class, tidy
 from .formats import graph_in, read
 from .links import link_task
-from .splits import TEST, VAL, add_masks, check_classes, chosen_graphs, draw_graphs, draw_masks, fold_graphs
+from .splits import add_masks, check_classes, chosen_graphs, draw_graphs, draw_masks, fold_graphs
 
 # One's own graphs ---------------------------------------------------------------------------------------------------
 
 
 def from_file(
     path: str | Path,
-    per_class: int = 20,
-    val: int = VAL,
-    test: int = TEST,
+    per_class: int | None = None,
+    val: int | None = None,
+    test: int | None = None,
     seed: int = 0,
     split: int = 0,
     folds: int | str | Path | None = None,
@@ -84,9 +84,9 @@ def _graphs(content: Any, path: Path, task: str | None) -> Any:
 def from_dataset(
     dataset: Any,
     name: str | None = None,
-    per_class: int = 20,
-    val: int = VAL,
-    test: int = TEST,
+    per_class: int | None = None,
+    val: int | None = None,
+    test: int | None = None,
     seed: int = 0,
     split: int = 0,
     folds: int | str | Path | None = None,
@@ -110,12 +110,12 @@ def from_dataset(
     Labels of edges are `edge_label` [M] or [M, K] of the pairs `edge_label_index` [2, M], by default `edge_index`, or
     `y` [E] if E is not N. They are read if there is no `y`, or by `task`. The features of labelled edges become
     `edge_label_attr` [M, D], for the decoder. Missing masks [M] of a single graph are drawn: `val` and `test` links,
-    both directions of a link together, and the others for training.
+    20 % each by default, both directions of a link together, and the others for training.
 
     A single graph without `x` gets the ids of its nodes as `x` [N, 1], which `gat_pyg.models.Encoded` embeds.
 
     With `task="link_prediction"`, a single graph needs no labels: links are drawn as by `gat_pyg.data.links`, 5 % for
-    validation and 10 % for the test, or as many as `val` and `test` if these are not the defaults. Or the pairs are
+    validation and 10 % for the test, or as many as `val` and `test`. Or the pairs are
     `edge_label_index` [2, M], with `edge_label` [M] 1 for links and 0 for others, and the masks [M].
 
     `task` is also `node_`, `edge_` or `graph_`, with `classification` or `regression`; None if `y` shows it:

@@ -72,11 +72,11 @@ def links(
 
 
 def link_task(
-    graphs: list[Any], name: str, val: int, test: int, seed: int, split: int, transforms: Sequence[Any]
+    graphs: list[Any], name: str, val: int | None, test: int | None, seed: int, split: int, transforms: Sequence[Any]
 ) -> Task:
     """Return the task of predicting links of the only graph: the pairs in `edge_label_index`, or drawn links.
 
-    The links are 5 % and 10 % unless `val` and `test` differ from the defaults of `from_dataset`.
+    The links are 5 % and 10 % where `val` and `test` are None, or both the command's defaults for nodes.
 
     Raises:
         ValueError: if there are several graphs, or labels or masks of the pairs are missing.
@@ -86,7 +86,8 @@ def link_task(
     graph, objective = graphs[0], LinkLabels(CHANNELS)
     check_kind(graph, name)
     if graph.get("edge_label_index") is None:
-        shares: Any = (val, test) if (val, test) != (VAL, TEST) else (0.05, 0.1)
+        val, test = (None, None) if (val, test) == (VAL, TEST) else (val, test)
+        shares = 0.05 if val is None else val, 0.1 if test is None else test
         return _drawn(graph, name, shares, 0.0, seed, objective, transforms, ("val", "test", "seed"))
     if missing := [key for key in ("edge_label", *MASKS) if graph.get(key) is None]:
         raise ValueError(

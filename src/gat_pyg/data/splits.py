@@ -15,7 +15,8 @@ from torch_geometric.data import Data
 from ..tasks.objective import MASKS, SPLITS, Objective, any_known
 from ..tasks.task import Task
 
-VAL, TEST = 500, 1000  # nodes or graphs that are drawn by default, as in the paper
+VAL, TEST = 500, 1000  # nodes that the command draws by default from a data set of PyG, as in the paper
+PARTS = {"train_mask": 3, "val_mask": 1, "test_mask": 1}  # of five, by which one's own data are divided by default
 
 
 def chosen_mask(mask: Any, split: int, count: int, items: str, key: str, name: str) -> Tensor:
@@ -39,7 +40,7 @@ def chosen_mask(mask: Any, split: int, count: int, items: str, key: str, name: s
 
 
 def draw_masks(
-    data: Data, objective: Objective, per_class: int, val: int, test: int, seed: int, name: str
+    data: Data, objective: Objective, per_class: int | None, val: int | None, test: int | None, seed: int, name: str
 ) -> tuple[str, ...]:
     """Draw the missing masks of a graph, and return the names of the arguments that they depend on."""
     arguments = {"train_mask": ["per_class"] * objective.by_class, "val_mask": ["val"], "test_mask": ["test"]}
@@ -47,25 +48,32 @@ def draw_masks(
     if objective.item == "edge":
         _draw_links(data, val, test, seed, name)
     else:
-        _draw(data, per_class * objective.out_channels if objective.by_class else None, val, test, seed, name)
+        train = per_class * objective.out_channels if per_class is not None and objective.by_class else None
+        _draw(data, train, val, test, seed, name)
     return (*chain(*(arguments[key] for key in missing)), "seed") if missing else ()
 
 
-def _draw(data: Data, train: int | None, val: int, test: int, seed: int, name: str, items: str = "nodes") -> None:
+def _draw(
+    data: Data, train: int | None, val: int | None, test: int | None, seed: int, name: str, items: str = "nodes"
+) -> None:
     """Draw the missing masks among the labelled nodes that are in no other mask.
 
-    For training, `train` nodes are drawn, the same number of each class; if None, all that are left for it.
+    For training, `train` nodes are drawn, the same number of each class; if None, all that are left for it. `val` and
+    `test` are by default a fifth each, or as large a share of the missing masks.
     """
     order = torch.randperm(len(data.y), generator=torch.Generator().manual_seed(seed))
     free, per_class = any_known(data.y), train is not None
     for key in MASKS:
         if key in data:
             free &= ~data[key]
+    number, missing = int(free.sum()), [key for key in MASKS if key not in data]
+    share = number // max(sum(PARTS[key] for key in missing), 1)
+    val, test = (max(share, 1) if size is None else size for size in (val, test))
     if train is None:
-        others = sum(size for key, size in zip(MASKS[1:], (val, test), strict=True) if key not in data)
-        train = max(int(free.sum()) - others, 1)
+        others = sum(size for key, size in zip(MASKS[1:], (val, test), strict=True) if key in missing)
+        train = max(number - others, 1)
     for key, size in zip(MASKS, (train, val, test), strict=True):
-        if key in data:
+        if key not in missing:
             continue
         order = order[free[order]]
         if key == "train_mask" and data.y.dim() == 1 and per_class:
@@ -84,19 +92,21 @@ def _draw(data: Data, train: int | None, val: int, test: int, seed: int, name: s
         else:
             nodes = order[:size]
             if len(nodes) != size:
+                sizes = [*["per_class"] * per_class, "val", "test"]
+                sizes = [size for size in sizes if f"{size.replace('per_class', 'train')}_mask" in missing]
                 raise ValueError(
                     f"{name}: {key} needs {size} {items}, but only {len(nodes)} labelled ones are left. "
-                    f"Choose smaller per_class, val and test (split.* in the command), or give {key}."
+                    f"Choose smaller {' and '.join(sizes)} (split.* in the command), or give {key}."
                 )
         data[key] = torch.zeros_like(free)
         data[key][nodes] = True
         free[nodes] = False
 
 
-def _draw_links(data: Data, val: int, test: int, seed: int, name: str) -> None:
+def _draw_links(data: Data, val: int | None, test: int | None, seed: int, name: str) -> None:
     """Draw the missing masks of labelled edges; both directions of a link are in the same split.
 
-    The numbers `val` and `test` are of links; all others are for training.
+    The numbers `val` and `test` are of links, by default a fifth of them each; all others are for training.
     """
     low, high = data.edge_label_index.aminmax(dim=0)
     _, link = torch.stack([low, high]).unique(dim=1, return_inverse=True)
@@ -111,12 +121,13 @@ def _draw_links(data: Data, val: int, test: int, seed: int, name: str) -> None:
             data[key] = links[key][link] & any_known(data.y)
 
 
-def draw_graphs(graphs: list[Data], val: int, test: int, seed: int, name: str) -> list[list[Data]]:
-    """Draw graphs for validation and test; the others, in their order, are for training.
+def draw_graphs(graphs: list[Data], val: int | None, test: int | None, seed: int, name: str) -> list[list[Data]]:
+    """Draw graphs for validation and test, by default a fifth each; the others, in their order, are for training.
 
     Raises:
         ValueError: if a split would be empty.
     """
+    val, test = (max(len(graphs) // sum(PARTS.values()), 1) if size is None else size for size in (val, test))
     if val + test >= len(graphs) or min(val, test) < 1:
         raise ValueError(
             f"{name}: val={val} and test={test} must be at least 1 and together less than the number of graphs, which "

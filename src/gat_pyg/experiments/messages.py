@@ -14,7 +14,7 @@ from ..tasks.task import Task
 from .folder import relative_path
 from .published import published
 from .result import ERRICA, Result, scores_of
-from .settings import Settings
+from .settings import Settings, Split
 
 STOPPED = {  # by training.criterion
     "both": "neither score nor loss improved",
@@ -67,6 +67,16 @@ def sizes(task: Task) -> str:
         counts = [int((sides == side).sum()) for side in (0, 1)]
         predicts += f" between the {counts[0]:,} and {counts[1]:,} nodes of a bipartite graph"
     return f"{nodes:,} nodes, {edges:,} edges, {predicts}; {split} {items}"
+
+
+def drawn(task: Task, split: Split) -> str:
+    """Return a line on a split that was drawn by default shares, else ""."""
+    unset = [key for key in task.split_arguments or () if key != "seed" and getattr(split, key) is None]
+    if not unset:
+        return ""
+    *_, counts = sizes(task).rpartition("; ")
+    choices = ", ".join(f"split.{key}" for key in unset)
+    return f"{task.name}: {counts} for training, validation and test, drawn with split.seed; or choose {choices}"
 
 
 def line(result: Result) -> str:

@@ -135,9 +135,9 @@ class Training:
 class Split:
     """The settings `split.*`: how data without masks is split, and which of several splits is used."""
 
-    per_class: Annotated[int, whole(0)]
-    val: Annotated[int, whole(0)]
-    test: Annotated[int, whole(0)]
+    per_class: Annotated[int | None, whole(0, None)]
+    val: Annotated[int | None, whole(0, None)]
+    test: Annotated[int | None, whole(0, None)]
     seed: Annotated[int, whole(0)]
     split: Annotated[int | Literal["all"], whole(0, "all")]
     folds: Annotated[int | str | None, FOLDS]
