@@ -347,6 +347,52 @@ def test_each_layer_has_its_own_modules() -> None:
     GAT(16, [8], 3, [4, 2], mechanism=DotProduct())  # shares no parameter
 
 
+class Asking(nn.Module):
+    """A model with an argument of the layers' name, which requests the attention of its first layer itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList([gat_pyg.GATv2Conv(16, 16), pyg.TransformerConv(16, 16), pyg.GATConv(16, 3)])
+        self.norm = nn.BatchNorm1d(16).eval()  # frozen
+
+    def forward(self, x: Tensor, edge_index: Tensor, return_attention_weights: bool = False) -> Any:
+        x, (_, alpha) = self.convs[0](x, edge_index, return_attention_weights=True)
+        x = self.convs[1](self.norm(x), edge_index, None, None)
+        out = self.convs[2](x, edge_index)
+        return (out, alpha) if return_attention_weights else out
+
+
+class Batched(nn.Module):
+    """A model whose `batch` has no default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = pyg.GATConv(16, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
+        return pyg.global_mean_pool(self.conv(x, edge_index), batch)
+
+
+class OfData(nn.Module):
+    """A model that is called with the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Batched()
+
+    def forward(self, data: Data) -> Tensor:
+        return self.inner(data.x, data.edge_index, torch.zeros_like(data.x[:, 0], dtype=torch.long))
+
+
+def test_attention_of_any_model_leaves_it_as_it_was() -> None:
+    data = data_of(RANDOM).update({"edge_attr": torch.randn(RANDOM.index.size(1), 2)})
+    models = [Asking(), OfData(), Batched(), pyg.GAT(16, 8, 2, 3, v2=True), gat_pyg.TransformerConv(16, 8)]
+    for model, layers in zip([*models, gat_pyg.GATv2Conv(16, 8)], (3, 1, 1, 2, 1, 1), strict=True):
+        modes = [module.training for module in model.modules()]
+        assert len(attention_of(model, data)) == layers
+        assert modes == [module.training for module in model.modules()]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

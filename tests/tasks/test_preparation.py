@@ -28,6 +28,7 @@ from gat_pyg.tasks import targets
 from gat_pyg.tasks.nodes import NodeLabels
 from gat_pyg.tasks.objective import SPLITS
 from gat_pyg.tasks.preparation import NORMALIZE, Preparation, Standardize, attach, build_transform, row_range
+from gat_pyg.training import Inductive
 
 real = pytest.mark.skipif("GAT_PYG_DATA" not in os.environ, reason="GAT_PYG_DATA names no folder with the real data")
 
@@ -385,6 +386,8 @@ def test_a_loaded_model_and_its_export_return_predictions_in_their_unit_on_reque
         exported: Tensor = torch.export.export(model, arguments).module()(*arguments)
         torch.testing.assert_close(exported, expected)
         assert torch.equal(model(*arguments), expected)  # nothing of the export is remembered
+    with pytest.raises(ValueError, match="the model returns predictions, expected its outputs"):
+        Inductive(model, NodeLabels(3))  # whose loss and score would be of them
     with pytest.warns(UserWarning, match=r"returns standardised quantities, .*load\(run_dir, predictions=True\)"):
         torch.export.export(network, arguments)
     with pytest.raises(ValueError, match=r"shape \(4, 5\), expected \(N, 2\)"):

@@ -148,6 +148,8 @@ class Predictor(nn.Module):
         tensor([[7.]])
     """
 
+    returns_predictions = True
+
     def __init__(self, models: Sequence[nn.Module], objective: Objective) -> None:
         super().__init__()
         self.models = nn.ModuleList(models)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing
 
 from ..graph.layers import arguments
-from ..tasks.model import Inputs
+from ..tasks.model import Inputs, evaluating
 
 
 @torch.no_grad()
@@ -18,14 +20,15 @@ def attention_of(model: nn.Module, data: Data) -> list[tuple[Any, Tensor]]:
     """Return the attention coefficients of every layer of a model, ours or PyG's, without dropout.
 
     Args:
-        model: any module whose layers take `return_attention_weights`.
-        data: a graph with `x`, `edge_index` and, if the model takes them, `edge_attr`.
+        model: any module whose layers take `return_attention_weights`; it is called as in `Transductive`.
+        data: a graph, or several as a `Batch`, with `x`, `edge_index` and, if the layers read them, `edge_attr`.
 
     Returns:
         For each attention layer in order of execution, `(edge_index [2, E], alpha [E, H])`: the graph's edges in their
         order without self-loops, then the loops that the layer adds.
 
-    Models around another one, such as `Readout`, `Encoded` and `LinkScores`, return the layers of the inner model.
+    Models around another one, such as `Readout`, `Encoded` and `LinkScores`, return the layers of the inner model. No
+    module is left in another mode.
 
     Raises:
         ValueError: if no layer takes `return_attention_weights`, or `data` is not a graph.
@@ -42,35 +45,50 @@ def attention_of(model: nn.Module, data: Data) -> list[tuple[Any, Tensor]]:
             f"data is a {type(data).__name__}, expected a graph: torch_geometric.data.Data(x=x, edge_index=edge_index)."
         )
 
+    requested: list[bool] = []  # by the model itself, in the calls that have not returned
+
     def request(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return args, {**kwargs, "return_attention_weights": True}
+        call = inspect.signature(module.forward).bind(*args, **kwargs)
+        requested.append(bool(call.arguments.get("return_attention_weights")))
+        call.arguments["return_attention_weights"] = True
+        return call.args, call.kwargs
 
     def collect(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         out, attention = output
         results.append(attention)
-        return out
+        return output if requested.pop() else out
 
     layers = attention_layers(model)
     if not layers:
         raise ValueError(f"no layer of {type(model).__name__} takes return_attention_weights: there is no attention.")
     handles = [layer.register_forward_pre_hook(request, with_kwargs=True) for layer in layers]
     handles += [layer.register_forward_hook(collect, with_kwargs=True) for layer in layers]
-    was_training = model.training
     try:
-        model.eval()
         inputs = Inputs.of(model)
+        if not _reads_edge_attr(model):
+            inputs = Inputs(inputs.names - {"edge_attr"}, inputs.needs_batch)
         if "edge_label_index" in inputs.names:  # no pair is decoded
             data = copy.copy(data)
             data.edge_label_index = data.edge_index[:, :0]
             data.edge_label_attr = None if data.edge_attr is None else data.edge_attr[:0]
-        inputs.call(model, data)
+        with evaluating(model):
+            inputs.call(model, data)
     finally:
-        model.train(was_training)
         for handle in handles:
             handle.remove()
     return results
 
 
 def attention_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the modules of a model that take `return_attention_weights`, in the order of their definition."""
-    return [m for m in model.modules() if "return_attention_weights" in arguments(m)]
+    """Return the layers of a model that take `return_attention_weights`, in the order of their definition.
+
+    A module around such layers is none, whether it has an argument of this name or not.
+    """
+    takers = [m for m in model.modules() if "return_attention_weights" in arguments(m)]
+    return [m for m in takers if not any(inner in takers for inner in m.modules() if inner is not m)]
+
+
+def _reads_edge_attr(model: nn.Module) -> bool:
+    """Return False if no layer has edge features, in whose place some layers would fail."""
+    layers = [m for m in model.modules() if isinstance(m, MessagePassing)]
+    return not layers or any(getattr(layer, "edge_dim", layer) is not None for layer in layers)

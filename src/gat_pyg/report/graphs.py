@@ -16,6 +16,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
 from ..tasks.labels import ManyLabels, OneLabel
+from ..tasks.model import evaluating
 from ..tasks.objective import Split
 from ..tasks.task import Task
 from ..training.modules import Inductive
@@ -158,13 +159,9 @@ def sheet_figure(
 def _by_loss(model: nn.Module, task: Task, split: Split) -> tuple[list[int], Tensor]:
     """Return the indices of the graphs with a known label, the smallest loss first, and the outputs for all graphs."""
     objective = task.objective
-    was_training = model.training
     module = Inductive(model, objective)
-    module.eval()
-    try:
+    with evaluating(module):
         outs = [module.labelled(module(batch), batch, split) for batch in DataLoader(task.graphs(split), _BATCH)]
-    finally:
-        model.train(was_training)
     out, y = (torch.cat(parts) for parts in zip(*outs, strict=True))
     known = objective.known(y).view(len(y), -1).any(1).nonzero().view(-1).tolist()
     losses = {index: float(objective.loss(out[index : index + 1], y[index : index + 1])) for index in known}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ class Members(NamedTuple):
     inference: Callable[..., Tensor] | None = None  # computes the output layer by layer from a loader
     preparation: Preparation | None = None  # of a trained run, as is the objective
     objective: Objective | None = None
+    returns_predictions: bool = False  # True if the output is that of `objective.predictions`
 
     @property
     def has_loss(self) -> bool:
@@ -130,6 +132,18 @@ def graph_of_nodes(data: Data) -> tuple[Tensor, int] | None:
         batch = torch.arange(count, device=ptr.device).repeat_interleave(ptr.diff()) if batch is None else batch
         return batch, count
     return None if batch is None else (batch, int(batch.max()) + 1 if batch.numel() else 0)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Context manager: the model in eval mode; afterwards, each of its modules is in its own mode again."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def uncompiled(model: nn.Module) -> nn.Module:

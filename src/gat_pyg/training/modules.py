@@ -42,10 +42,17 @@ class Supervised(LightningModule):
             If it has a method `penalty(out, data)`, the result is added to the training loss.
         objective: what the logits predict, as `task.objective`.
         optimisation: the learning rate, L2 and schedule.
+
+    Raises:
+        ValueError: if the model is one of `gat_pyg.load(run_dir, predictions=True)`.
     """
 
     def __init__(self, model: nn.Module, objective: Objective, optimisation: Optimisation = Optimisation()) -> None:
         super().__init__()
+        if members(model).returns_predictions:
+            raise ValueError(
+                "the model returns predictions, expected its outputs: gat_pyg.load(run_dir) without predictions=True."
+            )
         self.model = model
         self.objective = objective
         self.optimisation = optimisation
