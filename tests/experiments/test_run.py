@@ -1884,7 +1884,10 @@ def test_a_setting_may_be_for_one_of_the_data_sets_of_a_table(command: Command):
 def test_a_cell_of_a_file_is_named_after_it(command: Command):
     np.savez("mine.npz", **graph_of(np.arange(60) % 3))
     split = ("split.per_class=5", "split.val=10", "split.test=10")
-    command("methods=mlp", "datasets=file", "++dataset.path=mine.npz", *split, "training.max_epochs=1")
+    command("methods=mlp", "datasets=file", "dataset.path=mine.npz", *split, "training.max_epochs=1")
+    assert "dataset.pth is no argument of from_file" in command(
+        "methods=mlp", "datasets=file", "dataset.pth=mine.npz", "dataset.path=mine.npz", fails=True
+    )
     assert [path.name for path in Path("outputs/table").iterdir()] == ["mine_mlp"]
 
 

@@ -58,9 +58,9 @@ SWITCHES = ("-m", "--multirun", "-r", "--run", "--resolve")  # Hydra's options w
 def translated(arguments: Sequence[str]) -> list[str]:
     """Return the arguments for Hydra: without recipes that do not apply, and with settings of the model as additions.
 
-    A setting of the model may be there already, by its file or a recipe, or not. `++` works for both; `Settings.parse`
-    checks that the model's class has such an argument. A search by Optuna maximises what a run returns. Switches may
-    stand between settings, where Hydra does not read them.
+    A setting of the model or the data set may be there already, by its file or a recipe, or not. `++` works for both;
+    `Settings.parse` checks that the class or function has such an argument. A search by Optuna maximises what a run
+    returns. Switches may stand between settings, where Hydra does not read them.
 
     >>> translated(["dataset=cora", "model.norm=batch", "-m", "+model.encoder=32,64"])
     ['-m', 'dataset=cora', '++model.norm=batch', '++model.encoder=32,64']
@@ -69,7 +69,7 @@ def translated(arguments: Sequence[str]) -> list[str]:
     names = names_of(arguments)
     optuna = "hydra/sweeper=optuna" in arguments and "hydra.sweeper.direction" not in names
     return [
-        f"++{text.lstrip('+')}" if text.lstrip("+").startswith("model.") and "=" in text else text
+        f"++{text.lstrip('+')}" if text.lstrip("+").startswith(("model.", "dataset.")) and "=" in text else text
         for text in (*without_recipes(arguments), *["hydra.sweeper.direction=maximize"] * optuna)
     ]
 
