@@ -435,6 +435,9 @@ def test_an_option_out_of_range_is_an_error(name: str) -> None:
     for options, message in OPTIONS_OUT_OF_RANGE + (MECHANISMS_OUT_OF_RANGE if name == "GATConv" else []):
         with pytest.raises(ValueError, match=re.escape(message)):
             LAYERS[name](**{"in_channels": 5, "out_channels": 4, **options})
+    for wrong, message in (("head", " Did you mean heads?"), ("vertices", "")):
+        with pytest.raises(TypeError, match=re.escape(f"{name} has no argument {wrong}.{message}") + "$"):
+            LAYERS[name](5, 4, **{wrong: 4})
 
 
 X, INDEX = torch.zeros(40, 5, dtype=torch.float64), RANDOM.index

@@ -3,6 +3,8 @@
 # PyG compiles this module's source into templates and TorchScript. So: no `__all__`, no postponed annotations, typing's
 # Optional, Tuple and Union instead of `X | None`, and the `# propagate_type` and `# edge_updater_type` comments.
 
+import difflib
+import inspect
 import numbers
 import typing
 from typing import Any, Optional, Tuple, Union
@@ -72,6 +74,13 @@ def _check_widths(in_channels: Any, edge_dim: Any) -> None:
 class _AttentionConv(MessagePassing):
     """The base of all layers: options, the choice of the way a call takes, self-loops, and the end of a forward."""
 
+    def __init__(self, **kwargs: Any) -> None:
+        for name in kwargs.keys() - inspect.signature(MessagePassing.__init__).parameters.keys():
+            close = difflib.get_close_matches(name, inspect.signature(type(self).__init__).parameters, 1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            raise TypeError(f"{type(self).__name__} has no argument {name}.{hint}")
+        super().__init__(node_dim=0, **kwargs)
+
     def _set_options(self, **options: Any) -> None:
         """Check the options of a layer, by name, and set them as attributes."""
         for name, value in options.items():
@@ -139,7 +148,8 @@ class _AttentionConv(MessagePassing):
         """Return True if a step of message passing is neither this package's, nor PyG's or made from its template."""
         known = __package__, MessagePassing.__module__, f"{type(self).__module__}_{type(self).__name__}"
         for step in _STEPS:
-            function = self.__dict__.get(step, getattr(type(self), step))  # torch 2.10 cannot compile `self.message`
+            # torch 2.10 cannot compile `self.message.__module__`
+            function = self.__dict__[step] if step in self.__dict__ else getattr(type(self), step)
             if hasattr(function, "__wrapped__") or not function.__module__.startswith(known):
                 return True
         return False

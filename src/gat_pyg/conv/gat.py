@@ -99,7 +99,7 @@ class GATConv(_AttentionConv):
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("aggr", "add")
-        super().__init__(node_dim=0, **kwargs)
+        super().__init__(**kwargs)
         self._set_options(
             in_channels=in_channels,
             out_channels=out_channels,

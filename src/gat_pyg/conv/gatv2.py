@@ -62,7 +62,7 @@ class GATv2Conv(_AttentionConv):
         backend: Backend = "auto",
         **kwargs: Any,
     ) -> None:
-        super().__init__(node_dim=0, **kwargs)
+        super().__init__(**kwargs)
         self._set_options(
             in_channels=in_channels,
             out_channels=out_channels,
