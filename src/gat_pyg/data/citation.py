@@ -94,6 +94,8 @@ def _read_planetoid(folder: Path, name: str) -> Data:
 def _assemble(raw: Mapping[str, Any]) -> Data:
     """Build one graph from Planetoid's eight files: first allx and ally; tx and ty belong to nodes of test.index."""
     test, first = raw["test.index"], raw["allx"].size(0)
+    if not test.numel():
+        raise ValueError("test.index holds no nodes")
     if len(test) != raw["tx"].size(0) or len(test.unique()) != len(test) or int(test.min()) != first:
         raise ValueError(
             f"test.index has {len(test)} nodes from {int(test.min())}, tx {raw['tx'].size(0)} from {first}"
@@ -105,8 +107,8 @@ def _assemble(raw: Mapping[str, Any]) -> Data:
     check_edge_index(links, N, "graph")  # before coalesce, which assumes ids from 0 to N - 1
     x = torch.zeros(N, raw["allx"].size(1))
     y = torch.zeros(N, raw["ally"].size(1))
-    x[:first], y[:first] = raw["allx"], raw["ally"]
-    x[test], y[test] = raw["tx"], raw["ty"]
+    for values, first_rows, test_rows in ((x, raw["allx"], raw["tx"]), (y, raw["ally"], raw["ty"])):
+        values[:first], values[test] = first_rows.to(values), test_rows.to(values)
 
     edge_index, _ = remove_self_loops(links)
     data = Data(x, coalesce(edge_index, num_nodes=N, sort_by_row=False), y=y.argmax(1))

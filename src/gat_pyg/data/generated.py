@@ -101,4 +101,4 @@ def _plant(N: int, K: int, degree: int, regression: bool, generator: torch.Gener
     highest = by_salience.argsort()  # the rank of the most salient node within reach, at first the node itself
     for _ in range(2):
         highest = highest.scatter_reduce(0, edge_index[1], highest[edge_index[0]], "amax")
-    return Data(torch.cat([salience[:, None], bits], 1), edge_index, y=bits[by_salience[highest]])
+    return Data(torch.cat([salience[:, None], bits], 1), edge_index, y=bits[by_salience[highest]].float())

@@ -132,7 +132,7 @@ def ogbl(name: str, root: str | Path | None = None, channels: int = 64) -> Task:
         pairs.append(torch.cat(both).t())
         labels.append(torch.cat([torch.full((len(edges),), 1 - number) for number, edges in enumerate(both)]))
     data = dataset[0]
-    data = Data(node_ids(data.num_nodes) if data.x is None else data.x.float(), data.edge_index)
+    data = Data(node_ids(data.num_nodes) if data.x is None else data.x.to(torch.get_default_dtype()), data.edge_index)
     return task_of_pairs(name, data, pairs, labels, LinkLabels(channels, dataset.meta_info["eval metric"]))
 
 

@@ -84,7 +84,12 @@ def _read_ppi(folder: Path, split: str, x: Tensor) -> Iterator[Data]:
     sizes = torch.unique_consecutive(graph, return_counts=True)[1].tolist()
     last = torch.tensor(sizes).cumsum(0)  # the end of each graph's nodes (exclusive)
     edges = torch.bincount(torch.bucketize(edge_index[1], last, right=True), minlength=len(sizes)).tolist()
-    cut = (torch.split(x.float(), sizes), torch.split(y, sizes), torch.split(edge_index, edges, dim=1), last)
+    cut = (
+        torch.split(x, sizes),
+        torch.split(y, sizes),
+        torch.split(edge_index, edges, dim=1),
+        last,
+    )
     for X, Y, links, end in zip(*cut, strict=True):
         yield Data(X.clone(), links - (end - len(X)), y=Y.clone())
 

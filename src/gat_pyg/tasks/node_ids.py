@@ -15,7 +15,7 @@ def node_ids(N: int) -> Tensor:
             [1.],
             [2.]])
     """
-    return torch.arange(N).float()[:, None]
+    return torch.arange(N, dtype=torch.get_default_dtype())[:, None]
 
 
 def num_nodes(data: Data) -> int:

@@ -36,10 +36,10 @@ class Standardize(BaseTransform):  # type: ignore[misc]
         self.std = torch.as_tensor(std, dtype=torch.float64)
 
     def forward(self, data: Data) -> Data:
-        """Standardise the features, as float32."""
+        """Standardise the features, in torch's default dtype."""
         x = data.x
         if x.size(-1) == self.mean.numel():
-            data.x = ((x.double() - self.mean.to(x.device)) / self.std.to(x.device)).float()
+            data.x = ((x.double() - self.mean.to(x.device)) / self.std.to(x.device)).to(torch.get_default_dtype())
         return data
 
     def describe(self) -> dict[str, Any]:
@@ -55,8 +55,8 @@ class Preparation(BaseTransform):  # type: ignore[misc]
     they come from their source. Features that are already prepared do not change: a typical row is in the range
     `row_sum`, and after another preparation it would not be. Edges are always transformed.
 
-    The caller's `data` does not change. The result has dense float32 features `[N, F]`, and `edge_attr` `[E, D]`. Of a
-    `Batch`, each graph is transformed on its own, as in training.
+    The caller's `data` does not change. The result has dense features `[N, F]`, and `edge_attr` `[E, D]`, in torch's
+    default dtype. Of a `Batch`, each graph is transformed on its own, as in training.
 
     Example:
         >>> preparation = Preparation(2, None, transforms=(NORMALIZE,))
@@ -115,7 +115,7 @@ class Preparation(BaseTransform):  # type: ignore[misc]
         is_prepared = fitted and len(x) == len(data.x)  # else the graph has other nodes now
         if is_prepared and (not self.fits(data.x) or torch.allclose(x.float(), data.x.float())):
             data.x = x  # already prepared: standardising again would change it, normalising would round it
-        data.x = data.x.float()
+        data.x = data.x.to(torch.get_default_dtype())
         self.check_width(data.x)
         self._check_edge_attr(data)
         edge_attr = None if self.edge_dim is None else data.edge_attr
@@ -138,7 +138,7 @@ class Preparation(BaseTransform):  # type: ignore[misc]
                 f"edge_attr is {'missing' if shape is None else f'of shape {shape}'}, expected (E, {self.edge_dim}) as "
                 f"in the data that the run was trained on, with E = {E}."
             )
-        data.edge_attr = data.edge_attr.float().view(-1, self.edge_dim)
+        data.edge_attr = data.edge_attr.to(torch.get_default_dtype()).view(-1, self.edge_dim)
 
     def check_width(self, x: Tensor) -> None:
         """Raise ValueError unless x has the run's number of features."""
