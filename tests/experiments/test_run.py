@@ -667,6 +667,7 @@ def test_hash_depends_on_what_is_learnt(command: Command):
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "links"])
+@pytest.mark.filterwarnings("ignore:mine. keys that are not read")
 def test_hash_includes_the_content_of_files(command: Command, kind: str):
     def write(seed: int) -> None:
         draw = np.random.default_rng(seed)

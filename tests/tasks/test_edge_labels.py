@@ -168,7 +168,7 @@ def test_labels_that_fit_no_task_are_errors(message: str):
 def test_labels_of_some_graphs_and_rows_of_nodes_are_errors():
     graphs = many(edge_label=torch.arange(12) % 2)
     del graphs[3].edge_label
-    with pytest.raises(ValueError, match="own: graph 3 has no edge_label, but others have. Give it to all of them"):
+    with pytest.raises(ValueError, match="own, graph 3 has no edge_label, but others have. Give it to all of them"):
         from_dataset(graphs, "own", val=2, test=2)
     graphs[3].edge_label = torch.arange(5)
     with pytest.raises(ValueError, match=r"own, graph 3: edge_label is of shape \(5,\), expected \(12,\)"):
@@ -303,11 +303,6 @@ def test_edges_of_many_graphs_are_those_of_their_union_with_masks(task: str):
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
     assert results[0][1][1] == 4 * 12 - sum(bool((~k).any()) for k in known.view(8, 12)[:4])
-
-
-def test_masks_of_many_graphs_do_not_select_edges():
-    graphs = many(edge_label=torch.arange(12) % 2, train_mask=torch.arange(12) < 3)
-    assert "train_mask" not in from_dataset(graphs, "own", val=2, test=2).train[0]
 
 
 # Features of labelled edges -------------------------------------------------------------------------------------------

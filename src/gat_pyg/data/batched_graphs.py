@@ -11,29 +11,14 @@ from torch_geometric.data import Data
 
 from ..tasks.checks import check_edge_index, check_edge_index_shape, check_present
 from ..tasks.objective import MASKS
-from .splits import chosen_mask
-
-UNION = ("batch", "ptr")  # either shows that the arrays are those of several graphs
 
 
-class SplitGraphs(list[Data]):
-    """Graphs with their split, one of `num_splits`, which `get_idx_split` returns as OGB's data sets do."""
-
-    def __init__(self, graphs: list[Data], parts: dict[str, Tensor], num_splits: int) -> None:
-        super().__init__(graphs)
-        self.parts, self.num_splits = parts, num_splits
-
-    def get_idx_split(self) -> dict[str, Tensor]:
-        """Return the indices of the graphs of train, valid and test."""
-        return self.parts
-
-
-def graphs_of(union: Data, split: int, task: str | None, name: str) -> list[Data]:
+def graphs_of(union: Data, task: str | None, name: str) -> list[Data]:
     """Divide a union of G graphs, in which `batch` `[N]` is the graph of each node, or `ptr` `[G + 1]` its first node.
 
     `x` is `[N, F]`. `edge_index` `[2, E]` and `edge_label_index` hold node ids of the union, in any order of the edges.
     `y` has a row for each graph, node or edge: by `task`, else by its length, in the order nodes, graphs, edges. The
-    masks `[G]` or `[G, S]` are of graphs.
+    masks `[G]` or `[G, S]` are of graphs, and each graph gets its row.
 
     Raises:
         ValueError: if batch or ptr are no division of the nodes, an edge links two graphs, or an array has a length
@@ -42,7 +27,7 @@ def graphs_of(union: Data, split: int, task: str | None, name: str) -> list[Data
     Example:
         >>> edge_index, batch = torch.tensor([[0, 1], [0, 2]]), torch.tensor([0, 1, 1])
         >>> union = Data(torch.eye(3), edge_index, y=torch.tensor([5, 7]), batch=batch)
-        >>> graphs_of(union, 0, None, "mine")[1].edge_index
+        >>> graphs_of(union, None, "mine")[1].edge_index
         tensor([[0],
                 [1]])
     """
@@ -70,12 +55,16 @@ def graphs_of(union: Data, split: int, task: str | None, name: str) -> list[Data
         )
         M = sum(len(index) for _, index in pairs)
         _fill(graphs, "edge_label_index", [pairs_of for pairs_of, _ in pairs])
-        _fill(graphs, "edge_label", _rows(union.edge_label, [i for _, i in pairs], M, f"{name}: edge_label", "pairs"))
+        for key in {"edge_label", "edge_label_attr"} & set(union.keys()):
+            _fill(graphs, key, _rows(union[key], [i for _, i in pairs], M, f"{name}: {key}", "pairs"))
     if union.y is not None:
         item = _item(union.y, {"node": N, "graph": G, "edge": E}, task, name)
         key = "edge_label" if item == "edge" and "edge_label" not in union else "y"
         _fill(graphs, key, [union.y[index] for index in rows[item]])
-    return _split(graphs, union, split, name)
+    for key in MASKS:
+        if key in union:
+            _fill(graphs, key, _rows(torch.as_tensor(union[key]), rows["graph"], G, f"{name}: {key}", "graphs"))
+    return graphs
 
 
 def pointers(union: Data, name: str) -> Tensor:
@@ -160,23 +149,3 @@ def _item(y: Tensor, counts: dict[str, int], task: str | None, name: str) -> str
             return item
     expected = " or ".join(f"{count} {item}s" for item, count in possible.items())
     raise ValueError(f"{name}: y has shape {tuple(y.shape)}, expected a row for each of the {expected}.")
-
-
-def _split(graphs: list[Data], union: Data, split: int, name: str) -> list[Data]:
-    """Return the graphs with the split that the masks `[G]` or `[G, S]` give, if there are masks."""
-    present = [key for key in MASKS if key in union]
-    if not present:
-        return graphs
-    if missing := [key for key in MASKS if key not in present]:
-        raise ValueError(f"{name}: {missing[0]} is missing, expected all three masks of the graphs, or none.")
-    masks = [chosen_mask(union[key], split, len(graphs), "graphs", key, name) for key in MASKS]
-    for first, second in ((0, 1), (1, 2), (0, 2)):
-        if common := int((masks[first] & masks[second]).sum()):
-            raise ValueError(
-                f"{name}: {MASKS[first]} and {MASKS[second]} overlap in {common} graphs, expected none in common."
-            )
-    columns = max(union[key].size(1) if union[key].dim() == 2 else 1 for key in MASKS)
-    parts = ("train", "valid", "test")
-    return SplitGraphs(
-        graphs, {part: mask.nonzero().flatten() for part, mask in zip(parts, masks, strict=True)}, columns
-    )

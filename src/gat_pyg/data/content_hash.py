@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .formats import READ
+from .keys import READ
 
 FROM_FILE = ("gat_pyg.data.from_file", "gat_pyg.data.from_pyg.from_file")
 

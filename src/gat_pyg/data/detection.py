@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -13,36 +14,87 @@ from torch_geometric.data import Data
 from ..tasks.checks import check_present
 from ..tasks.edges import complete_pairs
 from ..tasks.node_ids import node_ids, num_nodes
-from ..tasks.objective import MASKS, Objective, any_known
+from ..tasks.objective import MASKS, SPLITS, Objective, any_known
 from ..tasks.objectives import objective_for
+from .formats import as_tensor
+from .keys import READ
 from .splits import chosen_mask
 
 
-def labelled(raw: list[list[Any]], task: str | None, name: str) -> list[list[Any]]:
-    """Return the graphs with the labels of their edges as y, if these are to be predicted.
+def places(raw: list[list[Any]], name: str) -> list[list[str]]:
+    """Return the names of graphs in messages: by their number in the data set, or in each split that it comes in."""
+    if len(raw) == len(raw[0]) == 1:
+        return [[name]]
+    splits = [f"{split} " for split in SPLITS] if len(raw) == len(SPLITS) else [""]
+    return [
+        [f"{name}, {split}graph {number}" for number in range(len(graphs))]
+        for split, graphs in zip(splits, raw, strict=True)
+    ]
+
+
+def labelled(raw: list[list[Any]], task: str | None, name: str) -> list[list[Data]]:
+    """Return copies of the graphs with tensors, and with the labels of their edges as y if these are to be predicted.
 
     A graph on its own without features gets the ids of its nodes as x.
+
+    Raises:
+        ValueError: if one is no `Data`, x, edge_index or y is missing, or the labels of edges do not fit.
     """
-    every = list(chain(*raw))
-    if not all(isinstance(data, Data) and _has_edges(data) for data in every):
-        return raw  # which the checks of each graph refuse
+    names, is_single = list(chain(*places(raw, name))), len(raw) == len(raw[0]) == 1
+    every = [plain(data, place, not is_single) for data, place in zip(chain(*raw), names, strict=True)]
     of_edges = _are_of_edges(every) if task is None else task.startswith("edge_")
-    if of_edges and len({"edge_label" in data for data in every}) > 1:
-        number = next(number for number, data in enumerate(every) if "edge_label" not in data)
-        raise ValueError(f"{name}: graph {number} has no edge_label, but others have. Give it to all of them.")
-    if len(raw) == len(every) == 1:
-        return [[_with_ids(_with_edge_labels(every[0], of_edges, name))]]
-    return [
-        [_with_edge_labels(data, of_edges, f"{name}, graph {number}") for number, data in enumerate(graphs)]
-        for graphs in raw
-    ]
+    for key in ("edge_label", "edge_label_attr"):
+        if of_edges and len({key in data for data in every}) > 1:
+            number = next(number for number, data in enumerate(every) if key not in data)
+            raise ValueError(f"{names[number]} has no {key}, but others have. Give it to all of them.")
+    for data, place in zip(every, names, strict=True):
+        _take_edge_labels(data, of_edges, place)
+    if is_single and _has_edges(every[0]) and every[0].x is None:
+        add_ids(every[0], name)
+    for data, place in zip(every, names, strict=True):
+        check_present(data, place)
+    if not is_single and not of_edges and (task is None or task.startswith("graph_")):
+        _check_rows(every, names)
+    rest = iter(every)
+    return [list(islice(rest, len(graphs))) for graphs in raw]
+
+
+def plain(data: Any, where: str, is_one_of_many: bool = False) -> Data:
+    """Return a copy of a graph with a tensor for each array and number, and without features of width 0."""
+    check_kind(data, where)
+    data = copy.copy(data)
+    for key in [key for key in data.keys() if key in READ]:  # noqa: SIM118 (iterating over a Data yields pairs)
+        value = data[key]
+        if isinstance(value, (np.ndarray, np.generic, bool, int, float)):
+            data[key] = value = as_tensor(value, f"{where}: {key}")
+        if not isinstance(value, Tensor):
+            continue
+        if is_one_of_many and not value.dim():
+            data[key] = value[None]  # as in PyG's batches
+        elif key in ("x", "edge_attr", "edge_label_attr") and value.dim() == 2 and not value.size(1):
+            del data[key]
+    return data
+
+
+def _check_rows(graphs: list[Data], names: list[str]) -> None:
+    """Raise ValueError if y `[K]` of each graph has neither a row for each node, nor for each edge, nor one row."""
+    rows = {data.y.shape for data in graphs}
+    if len(rows) > 1 or graphs[0].y.dim() != 1 or graphs[0].y.numel() < 2:
+        return
+    (K,) = graphs[0].y.shape
+    for data, place in zip(graphs, names, strict=True):
+        if _has_edges(data) and K not in (num_nodes(data), data.edge_index.size(1)):
+            raise ValueError(
+                f"{place}: y has shape ({K},), but there are {num_nodes(data)} nodes and {data.edge_index.size(1)} "
+                f"edges. For {K} labels of each graph give y[None], (1, {K})."
+            )
 
 
 def _are_of_edges(graphs: list[Data]) -> bool:
     """Return True if the labels of these graphs are of edges: `edge_label` without y, or y if it fits nothing else."""
     if any("edge_label" in data for data in graphs):
         return all(data.y is None for data in graphs)
-    if not all(isinstance(data.y, Tensor) and data.y.dim() for data in graphs):
+    if not all(isinstance(data.y, Tensor) and data.y.dim() and _has_edges(data) for data in graphs):
         return False
     rows = [len(data.y) for data in graphs]
     of_graphs = len(graphs) > 1 and all(row == 1 for row in rows)
@@ -54,29 +106,35 @@ def _has_edges(data: Data) -> bool:
     return isinstance(data.edge_index, Tensor) and data.edge_index.dim() == 2
 
 
-def _with_edge_labels(data: Data, of_edges: bool, where: str) -> Data:
-    """Return a graph with the labels of its edges as y if these are to be predicted, else without them."""
-    data = copy.copy(data)
+def _take_edge_labels(data: Data, of_edges: bool, where: str) -> None:
+    """Make the labels of edges y if these are to be predicted, and remove them otherwise."""
     label, pairs = data.pop("edge_label", None), data.pop("edge_label_index", None)
+    features = data.pop("edge_label_attr", None)
     if label is None:  # y is of the edges
-        label, pairs = data.y, None
+        label, pairs, features = data.y, None, None
     if of_edges and label is not None:
         pairs = data.edge_index if pairs is None else pairs
-        _check_edge_label(label, pairs, where)
-        data.y, data.edge_label_index = label, pairs
-    return data
+        check_edge_label(label, pairs, where)
+        data.y, data.edge_label_index, data.edge_label_attr = label, pairs, features
 
 
-def _with_ids(data: Data) -> Data:
-    """Return a graph with the ids of its nodes as x, if it has none."""
-    if data.x is None:
-        data, y = copy.copy(data), data.y
-        of_nodes = "num_nodes" not in data and "edge_label_index" not in data and isinstance(y, Tensor) and y.dim()
-        data.x = node_ids(len(y) if of_nodes else num_nodes(data))
-    return data
+MANY = 1000  # times as many nodes as ids, beyond which ids are no numbers of nodes
 
 
-def _check_edge_label(label: Any, pairs: Any, name: str) -> None:
+def add_ids(data: Data, name: str) -> None:
+    """Add the ids of the nodes as x."""
+    y = data.y
+    of_nodes = "num_nodes" not in data and "edge_label_index" not in data and isinstance(y, Tensor) and y.dim()
+    N = len(y) if of_nodes else num_nodes(data)
+    if data.edge_index.numel() < N // MANY:
+        raise ValueError(
+            f"{name}: x is missing, and edge_index or num_nodes shows {N} nodes, but there are only "
+            f"{data.edge_index.size(1)} edges. Number the nodes from 0."
+        )
+    data.x = node_ids(N)
+
+
+def check_edge_label(label: Any, pairs: Any, name: str) -> None:
     """Raise ValueError unless there is a row of labels for each pair of nodes."""
     is_dense = isinstance(pairs, Tensor) and pairs.layout == torch.strided and pairs.dim() == 2
     size = pairs.size(1) if is_dense else None
@@ -88,22 +146,11 @@ def _check_edge_label(label: Any, pairs: Any, name: str) -> None:
         )
 
 
-def check_is_graph(data: Any, name: str) -> None:
-    """Raise ValueError unless `data` is a `Data` with x, edge_index and y."""
-    check_kind(data, name)
-    check_present(data, name)
-
-
 def check_kind(data: Any, name: str) -> None:
     """Raise ValueError unless `data` is a `Data`."""
     if not isinstance(data, Data):
         hint = " Use its to_homogeneous()." if hasattr(data, "to_homogeneous") else ""
         raise ValueError(f"{name} holds a {type(data).__name__}, expected torch_geometric.data.Data.{hint}")
-
-
-def num_splits(data: Data) -> int:
-    """Return the number of splits of a graph: the columns of its masks."""
-    return max((data[key].size(1) for key in MASKS if getattr(data.get(key), "ndim", 0) == 2), default=1)
 
 
 def objective_class(graphs: list[Data], task: str | None) -> type[Objective]:
@@ -120,11 +167,12 @@ def objective_class(graphs: list[Data], task: str | None) -> type[Objective]:
 
 def tidy(data: Data, y: Tensor, split: int | None, name: str) -> Data:
     """Return a new graph with only the keys of `Task`, in the types of `Task`; its masks if there is a `split`."""
-    graph = Data(data.x.float(), data.edge_index, y=y)
-    if data.edge_attr is not None:
-        graph.edge_attr = data.edge_attr.float()
-        if graph.edge_attr.dim() == 1:
-            graph.edge_attr = graph.edge_attr[:, None]  # [E, 1]
+    dtype = torch.get_default_dtype()  # that of models
+    graph = Data(data.x.to(dtype), data.edge_index, y=y)
+    for key in ("edge_attr", "edge_label_attr"):
+        if data.get(key) is not None:
+            features = data[key].to(dtype)
+            graph[key] = features[:, None] if features.dim() == 1 else features  # [E, 1]
     if "edge_label_index" in data:
         graph.edge_label_index = data.edge_label_index
         complete_pairs(graph)

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from torch_geometric.data import Data, Dataset
+import numpy as np
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.data.data import BaseData
 
 from ..tasks.checks import check_graph
 from ..tasks.metrics import LINKS, TASKS
-from ..tasks.objective import SPLITS
+from ..tasks.objective import MASKS, SPLITS
 from ..tasks.task import Task
-from .batched_graphs import UNION, SplitGraphs, graphs_of
-from .detection import check_is_graph, labelled, num_splits, objective_class, tidy
-from .formats import graph_in, read
+from .batched_graphs import graphs_of
+from .detection import labelled, objective_class, places, plain, tidy
+from .formats import graphs_in, read
+from .keys import UNION, warn_of_unread
 from .links import link_task
-from .splits import add_masks, check_classes, chosen_graphs, draw_graphs, draw_masks, fold_graphs
+from .splits import (
+    add_masks,
+    check_classes,
+    chosen_graphs,
+    draw_graphs,
+    draw_masks,
+    fold_graphs,
+    masked_graphs,
+    num_splits,
+)
 
 # One's own graphs ---------------------------------------------------------------------------------------------------
 
@@ -36,20 +49,23 @@ def from_file(
 ) -> Task:
     """Read a graph, or several, from a `.pt` file (torch.save), a `.npz` file (numpy.savez) or a folder (numpy.save).
 
-    A `.pt` file holds a PyG `Data`, a list of them, or a dict of tensors; a `.npz` file holds arrays; a folder holds
-    one `.npy` file per array, such as `x.npy`. The keys are `x` [N, F], `edge_index` [2, E], `y` [N] or [N, K], and
-    optionally `edge_attr` [E] or [E, D] and `train_mask`, `val_mask`, `test_mask` [N]; for labels of edges `edge_label`
-    and `edge_label_index`. Other keys are ignored. Splits and the other arguments are as in `from_dataset`.
+    A `.pt` file holds a PyG `Data`, a `Batch`, a dict of tensors, lists of these, a split as a mapping of train, val,
+    test or as three lists, or the `processed/data.pt` of an `InMemoryDataset`; a `.npz` file holds arrays; a folder
+    holds one `.npy` file per array, such as `x.npy`. The keys are `x` [N, F], `edge_index` [2, E], `y` [N] or [N, K],
+    and optionally `edge_attr` [E] or [E, D] and `train_mask`, `val_mask`, `test_mask` [N]; for labels of edges
+    `edge_label`, `edge_label_index` and `edge_label_attr`. A warning lists other keys with numbers, which are not read.
+    Splits and the other arguments are as in `from_dataset`.
 
     Arrays with `batch` [N], the graph of each node, or `ptr` [G + 1] are those of G graphs, as in a `Batch` of PyG:
     edges hold node ids of all graphs, `y` has a row for each graph, node or edge, and the masks [G] are of graphs
     (`gat_pyg.data.batched_graphs.graphs_of`).
 
     The files of a folder are memory-mapped. So with `loader=neighbor` the features may exceed the memory, and processes
-    on one machine share them. The files must not change meanwhile. An x that is not float32 is converted in memory.
+    on one machine share them. The files must not change meanwhile. An x of another
+    dtype than torch's default is converted in memory.
 
-    No code in the file is run: `.pt` is read with `weights_only=True` and only PyG's `Data` allowed, `.npz` with
-    `allow_pickle=False`.
+    No code in the file is run: `.pt` is read with `weights_only=True`, and beside PyG's `Data` only stand-ins are
+    allowed, which store numbers and call nothing; `.npz` with `allow_pickle=False`.
 
     Raises FileNotFoundError, and ValueError for a file that is truncated, would run code or lacks a key.
 
@@ -62,23 +78,12 @@ def from_file(
     """
     path, content = read(path)
     try:
-        graphs = _graphs(content, path, task)
+        graphs = graphs_in(content, path, task != LINKS)
         result = from_dataset(graphs, path.stem, per_class, val, test, seed, split, folds, fold, task=task)
         check_classes(result)
         return result
     except ValueError as error:
         raise ValueError(f"{path}{str(error).removeprefix(path.stem)}") from error
-
-
-def _graphs(content: Any, path: Path, task: str | None) -> Any:
-    """Return the graphs of a file: one, a list, or three lists."""
-    if isinstance(content, Mapping):
-        return graph_in(content, path, task != LINKS)
-    if not isinstance(content, (list, tuple)):
-        return content
-    is_split = len(content) == 3 and all(isinstance(part, (list, tuple)) for part in content)
-    lists = [[graph_in(item, path, task != LINKS) for item in part] for part in (content if is_split else [content])]
-    return lists if is_split else lists[0]
 
 
 def from_dataset(
@@ -96,16 +101,18 @@ def from_dataset(
 ) -> Task:
     """Convert any PyG data set with labels of nodes, edges or graphs: one graph, several graphs, or three data sets.
 
-    `dataset` is a `Data`, a PyG `Dataset`, a list of `Data`, or three of these, as a mapping of train, val, test or as
-    a sequence. A `Data` with `batch` or `ptr`, such as a `Batch`, is the graphs of its union, as in `from_file`. The
+    `dataset` is a `Data`, a PyG `Dataset`, a list of `Data` or any data set with a length and items, or three of these,
+    as a mapping of train, val, test or as a sequence. A `Batch`, or a `Data` with `batch` or `ptr`, is its graphs. The
     masks of a single graph are kept; of masks [N, S], column `split` is used. Missing masks are drawn with `seed` among
     the labelled nodes: `per_class` nodes of each class for training (`per_class` times K nodes if there are many labels
     per node), then `val` and `test` nodes. With quantities, all other nodes are for training.
-    Several graphs are split by the data set's `get_idx_split` if it has one, as those of OGB. Else `val` and `test`
-    graphs are drawn, and the others are for training. If every graph has one label, and some graph has several
-    nodes, these are graph labels. With `folds`, such graphs are divided into stratified folds: number `fold` is for the
-    test, the next one for validation, the others for training. Or `folds` is the path of a file of folds, in the format
-    of Errica et al. (`gat_pyg.data.splits.read_folds`). Other data cannot be divided into folds.
+
+    Several graphs are split by their masks [1] or [1, S], or by the data set's `get_idx_split` if it has one, as those
+    of OGB. Else `val` and `test` graphs are drawn, and the others are for training. If every graph has one label, and
+    some graph has several nodes, these are graph labels. With `folds`, such graphs are divided into stratified folds:
+    number `fold` is for the test, the next one for validation, the others for training. Or `folds` is the path of a
+    file of folds, in the format of Errica et al. (`gat_pyg.data.splits.read_folds`). Other data cannot be divided into
+    folds.
 
     Labels of edges are `edge_label` [M] or [M, K] of the pairs `edge_label_index` [2, M], by default `edge_index`, or
     `y` [E] if E is not N. They are read if there is no `y`, or by `task`. The features of labelled edges become
@@ -115,17 +122,20 @@ def from_dataset(
     A single graph without `x` gets the ids of its nodes as `x` [N, 1], which `gat_pyg.models.Encoded` embeds.
 
     With `task="link_prediction"`, a single graph needs no labels: links are drawn as by `gat_pyg.data.links`, 5 % for
-    validation and 10 % for the test, or as many as `val` and `test`. Or the pairs are
-    `edge_label_index` [2, M], with `edge_label` [M] 1 for links and 0 for others, and the masks [M].
+    validation and 10 % for the test, or as many as `val` and `test`. Or the pairs are `edge_label_index` [2, M], with
+    `edge_label` [M] 1 for links and 0 for others, and the masks [M]; or `dataset` is the three graphs of a
+    `RandomLinkSplit`, and messages pass over the edges of the first.
+
+    A warning lists the keys with numbers that are not read, such as `edge_weight`.
 
     `task` is also `node_`, `edge_` or `graph_`, with `classification` or `regression`; None if `y` shows it:
     integers, and floats that are whole numbers, are classes; `y` [N, K] of 0 and 1 means many labels per node; other
     floats are quantities, whose mean and standard deviation in the training split the objective takes.
 
-    `x` and `edge_attr` become float32, `edge_attr` [E] becomes [E, 1], `y` [N, 1] becomes [N] for classes, and [N]
-    becomes [N, 1] for quantities. NaN is an unknown label; nodes without a known label are removed from the masks. The
-    attribute `class_names` of `dataset`, if any, becomes the task's. `transforms` describes the transforms that were
-    applied to `dataset`, as in `Preparation`; they are not applied here.
+    `x` and `edge_attr` get torch's default dtype, `edge_attr` [E] becomes [E, 1], `y` [N, 1] becomes [N] for classes,
+    and [N] becomes [N, 1] for quantities. NaN is an unknown label; nodes without a known label are removed from the
+    masks. The attribute `class_names` of `dataset`, if any, becomes the task's. `transforms` describes the transforms
+    that were applied to `dataset`, as in `Preparation`; they are not applied here.
 
     Raises ValueError as `Task` does, if there are too few labelled nodes or graphs for the split, or no such `task`.
 
@@ -139,23 +149,25 @@ def from_dataset(
     name = name or name_of(type(dataset).__name__, getattr(dataset, "name", None))
     if task not in (None, *TASKS):
         raise ValueError(f"{name}: task is {task!r}, expected None or one of {', '.join(TASKS)}.")
-    if isinstance(dataset, Data) and any(key in dataset for key in UNION):
-        dataset = graphs_of(dataset, split, task, name)
-    raw = _parts(dataset, name, task)
+    raw = _parts(dataset, task, name)
     if not any(raw):
         raise ValueError(f"{name} has no graph, expected at least one.")
     if task == LINKS:
-        return link_task(list(chain(*raw)), name, val, test, seed, split, transforms)
+        return link_task(raw, name, val, test, seed, split, transforms)
+    if len(raw) == 3 and _are_of_links(raw) and not str(task).startswith("edge_"):
+        raise ValueError(
+            f"{name} has the three graphs of a RandomLinkSplit. Choose task={LINKS}, or task=edge_classification if "
+            "edge_label has classes of edges."
+        )
     raw = labelled(raw, task, name)
-    for graph in chain(*raw):
-        check_is_graph(graph, name)
-    every = list(chain(*raw))
-    count = dataset.num_splits if isinstance(dataset, SplitGraphs) else num_splits(every[0])
+    where, every = list(chain(*places(raw, name))), list(chain(*raw))
+    is_single = len(raw) == len(every) == 1
+    masks = masked_graphs(every, split, name) if len(raw) == 1 and not is_single else None
+    count = masks[1] if masks is not None else num_splits(every[0], name) if is_single else 1
     kind = objective_class(every, task)
-    column = split if len(raw) == len(every) == 1 else None  # masks are of the nodes or edges of a single graph
-    y = iter(kind.convert([data.y for data in every], name))
-    parts = [[tidy(data, next(y), column, name) for data in graphs] for graphs in raw]
-    every = list(chain(*parts))
+    column = split if is_single else None  # masks are of the nodes or edges of a single graph
+    y = kind.convert([data.y for data in every], name)
+    every = [tidy(data, labels, column, place) for data, labels, place in zip(every, y, where, strict=True)]
     if not all("edge_label_attr" in data for data in every):
         for data in every:
             data.pop("edge_label_attr", None)
@@ -164,17 +176,18 @@ def from_dataset(
         tensor.size(-1) if tensor is not None and tensor.dim() else 1 for tensor in (every[0].x, every[0].edge_attr)
     )
     edge_dim = D if every[0].edge_attr is not None else None
-    if folds is not None and (len(parts) == 3 or len(every) == 1):
-        reason = "is split already" if len(parts) == 3 else "is a single graph"
+    if folds is not None and (len(raw) == 3 or is_single or masks is not None):
+        reason = "is a single graph" if is_single else "is split already"
         raise ValueError(
             f"{name}: folds={folds} divides a list of graphs with one label each, but this {reason}. Leave out folds "
             "(split.folds in the command)."
         )
     drawn: tuple[str, ...] = ()
     of_ogb = getattr(dataset, "get_idx_split", None)
-    if len(parts) == 3:
-        pass
-    elif len(every) == 1:
+    if len(raw) == 3:
+        rest = iter(every)
+        parts = [list(islice(rest, len(graphs))) for graphs in raw]
+    elif is_single:
         check_graph(every[0], F, edge_dim, objective, name)  # before a split is drawn
         if of_ogb is not None:
             add_masks(every[0], of_ogb())
@@ -183,13 +196,16 @@ def from_dataset(
     elif folds is not None:
         parts, count = fold_graphs(every, folds, fold, seed, name)
         drawn = ("folds", "fold", "seed") if isinstance(folds, int) else ("folds", "fold")
-    elif of_ogb is not None:
-        parts = chosen_graphs(every, of_ogb())
+    elif masks is not None or of_ogb is not None:
+        parts = chosen_graphs(every, masks[0] if masks is not None else cast(Any, of_ogb)())
     else:
         parts, drawn = draw_graphs(every, val, test, seed, name), ("val", "test", "seed")
-    train_graphs, val_graphs, test_graphs = parts
     names, described = _class_names(dataset, objective.out_channels), tuple(transforms)
-    return Task(name, train_graphs, val_graphs, test_graphs, F, objective, edge_dim, names, described, count, drawn)
+    train_graphs, val_graphs, test_graphs = parts
+    named = {id(data): place for data, place in zip(every, where, strict=True)}
+    return Task(
+        name, train_graphs, val_graphs, test_graphs, F, objective, edge_dim, names, described, count, drawn, named
+    )
 
 
 def _class_names(dataset: Any, K: int) -> tuple[str, ...] | None:
@@ -216,16 +232,44 @@ def name_of(kind: str, name: Any = None) -> str:
     return re.sub(r"[\W_]+", "-", text).strip("-").lower()
 
 
-def _parts(dataset: Any, name: str, task: str | None) -> list[list[Any]]:
-    """Return one list of graphs, or three if the data set is split."""
-    if isinstance(dataset, Data):
-        return [graphs_of(dataset, 0, task, name) if any(key in dataset for key in UNION) else [dataset]]
+def _parts(dataset: Any, task: str | None, name: str) -> list[list[Any]]:
+    """Return one list of graphs, or three if the data set is split; a union of graphs is divided into them."""
+    if isinstance(dataset, Mapping) and set(dataset) != set(SPLITS):
+        raise ValueError(f"{name} is a mapping of {', '.join(map(str, dataset))}, expected train, val and test.")
     if isinstance(dataset, Mapping):
-        if set(dataset) != set(SPLITS):
-            raise ValueError(f"{name} is a mapping of {', '.join(map(str, dataset))}, expected train, val and test.")
-        return [_parts(dataset[key], name, task)[0] for key in SPLITS]
-    if isinstance(dataset, Sequence) and len(dataset) == 3 and not any(isinstance(part, Data) for part in dataset):
-        return [_parts(part, name, task)[0] for part in dataset]
-    if isinstance(dataset, (Dataset, Sequence)) and not isinstance(dataset, str):
-        return [list(dataset)]
-    raise ValueError(f"{name} is a {type(dataset).__name__}, expected a PyG Dataset, a Data, or a list of Data.")
+        parts = [dataset[key] for key in SPLITS]
+    else:
+        parts = list(dataset) if _is_split(dataset) else [dataset]
+    raw = [_graphs(part, name) for part in parts]
+    without = ("edge_label_attr",) if task == LINKS else MASKS if len(raw) == 3 else ()
+    warn_of_unread([data for data in chain(*raw) if isinstance(data, Data)], name, without)
+    return [[graph for data in graphs for graph in _divided(data, task, name)] for graphs in raw]
+
+
+def _is_split(dataset: Any) -> bool:
+    """Return True for three data sets, or the three graphs of a RandomLinkSplit."""
+    if not isinstance(dataset, Sequence) or isinstance(dataset, str) or len(dataset) != 3:
+        return False
+    graphs = [isinstance(part, BaseData) for part in dataset]
+    return not any(graphs) or (all(graphs) and all("edge_label_index" in part for part in dataset))
+
+
+def _are_of_links(raw: list[list[Any]]) -> bool:
+    """Return True if each split is one graph with labelled pairs."""
+    return all(len(graphs) == 1 and {"edge_label", "edge_label_index"} <= {*graphs[0].keys()} for graphs in raw)
+
+
+def _graphs(part: Any, name: str) -> list[Any]:
+    """Return the graphs of a data set, a list or a single graph."""
+    if isinstance(part, BaseData):
+        return [part]
+    is_sized = hasattr(part, "__len__") and hasattr(part, "__getitem__")
+    if not is_sized or isinstance(part, (str, Mapping, Tensor, np.ndarray, nn.Module)):
+        raise ValueError(f"{name} is a {type(part).__name__}, expected a PyG Dataset, a Data, or a list of Data.")
+    return [part[number] for number in range(len(part))]
+
+
+def _divided(data: Any, task: str | None, name: str) -> list[Any]:
+    """Return the graphs of a union, or the graph itself."""
+    is_union = isinstance(data, Data) and any(key in data for key in UNION)
+    return graphs_of(plain(data, name), task, name) if is_union else [data]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,11 +19,12 @@ from ..tasks.edges import EdgeLabels
 from ..tasks.links import LinkLabels
 from ..tasks.metrics import LINKS
 from ..tasks.negatives import NonLinks, directed, two_sides
-from ..tasks.node_ids import node_ids, num_nodes
-from ..tasks.objective import MASKS
+from ..tasks.node_ids import num_nodes
+from ..tasks.objective import MASKS, SPLITS
 from ..tasks.task import Task
-from .detection import check_is_graph, check_kind, labelled, num_splits, tidy
-from .splits import TEST, VAL
+from .detection import add_ids, check_edge_label, check_kind, labelled, plain, tidy
+from .keys import warn_of_unread
+from .splits import TEST, VAL, num_splits
 
 CHANNELS = 16  # the width of the vectors whose inner product is the score of a pair
 
@@ -68,23 +71,37 @@ def links(
         if graph is None or len(graph) != 1:
             raise ValueError(f"{name}: links are drawn in one graph, but there are several.")
         graph = graph[0]
+    if not isinstance(dataset, Task):
+        warn_of_unread([graph], name, ("edge_label_attr",))
     return _drawn(graph, name, (val, test), disjoint, seed, LinkLabels(channels, ranked_by), transforms)
 
 
 def link_task(
-    graphs: list[Any], name: str, val: int | None, test: int | None, seed: int, split: int, transforms: Sequence[Any]
+    raw: list[list[Any]],
+    name: str,
+    val: int | None,
+    test: int | None,
+    seed: int,
+    split: int,
+    transforms: Sequence[Any],
 ) -> Task:
     """Return the task of predicting links of the only graph: the pairs in `edge_label_index`, or drawn links.
 
-    The links are 5 % and 10 % where `val` and `test` are None, or both the command's defaults for nodes.
+    The links are 5 % and 10 % where `val` and `test` are None, or both the command's defaults for nodes. The three
+    graphs of a `RandomLinkSplit` are one graph: the pairs of each are those of a split, and messages pass over the
+    edges of the first.
 
     Raises:
         ValueError: if there are several graphs, or labels or masks of the pairs are missing.
     """
+    graphs, objective = list(chain(*raw)), LinkLabels(CHANNELS)
+    for graph in graphs:
+        check_kind(graph, name)
+    if len(raw) == len(graphs) == 3 and all(graph.get("edge_label") is not None for graph in graphs):
+        graphs = [_joined(graphs, name)]
     if len(graphs) > 1:
         raise ValueError(f"{name}: task={LINKS} needs a single graph, but there are {len(graphs)}.")
-    graph, objective = graphs[0], LinkLabels(CHANNELS)
-    check_kind(graph, name)
+    graph = graphs[0]
     if graph.get("edge_label_index") is None:
         val, test = (None, None) if (val, test) == (VAL, TEST) else (val, test)
         shares = 0.05 if val is None else val, 0.1 if test is None else test
@@ -95,14 +112,33 @@ def link_task(
             "edge_label_index: 1 for each link, 0 for each pair without one. Without edge_label_index, links are drawn."
         )
     ((graph,),) = labelled([[graph]], "edge_classification", name)
-    check_is_graph(graph, name)
     (y,) = EdgeLabels.convert([graph.y], name)
     data = tidy(graph, y, split, name)
     data.pop("edge_label_attr", None)
     F, D = data.x.size(-1), None if data.edge_attr is None else data.edge_attr.size(-1)
     splits = [data], [data], [data]
-    options: dict[str, Any] = {"transforms": tuple(transforms), "num_splits": num_splits(graph), "split_arguments": ()}
-    return Task(name, *splits, F, objective, D, **options)
+    count = num_splits(graph, name)
+    return Task(name, *splits, F, objective, D, None, tuple(transforms), count, ())
+
+
+def _joined(graphs: list[Data], name: str) -> Data:
+    """Return the graph whose links a `RandomLinkSplit` divided, with masks; training draws its own negative pairs."""
+    sizes = [num_nodes(graph) for graph in graphs]
+    if len(set(sizes)) > 1 and graphs[0].x is not None:
+        raise ValueError(f"{name}: the graphs of the three splits have {sizes} nodes, expected the same nodes.")
+    for graph, split in zip(graphs, SPLITS, strict=True):
+        check_edge_label(graph.edge_label, graph.edge_label_index, f"{name}, {split} graph 0")
+    labels = [graph.edge_label for graph in graphs]
+    chosen = [labels[0] != 0, *(torch.ones_like(label, dtype=torch.bool) for label in labels[1:])]
+    data, kept = copy.copy(graphs[0]), torch.cat(chosen)
+    data.edge_label_index = torch.cat([graph.edge_label_index for graph in graphs], 1)[:, kept]
+    data.edge_label = torch.cat(labels)[kept]
+    if data.x is None:
+        data.num_nodes = max([*sizes, *(data.edge_label_index.flatten() + 1).tolist()])
+    of = torch.arange(3).repeat_interleave(torch.tensor([len(label) for label in labels]))[kept]
+    for number, key in enumerate(MASKS):
+        data[key] = of == number
+    return data
 
 
 def _drawn(
@@ -118,10 +154,12 @@ def _drawn(
     """Draw links of a graph; the other arguments are those of the task."""
     if not isinstance(graph.edge_index, Tensor):
         raise ValueError(f"{name}: edge_index is {type(graph.edge_index).__name__}, expected a tensor [2, E] of links.")
-    N, weights = num_nodes(graph), graph.edge_attr
-    x = node_ids(N) if graph.x is None else graph.x.float()
+    graph, dtype = plain(graph, name), torch.get_default_dtype()
+    if graph.x is None:
+        add_ids(graph, name)
+    N, x, weights = num_nodes(graph), graph.x.to(dtype), graph.edge_attr
     if weights is not None:
-        weights = weights if weights.is_floating_point() else weights.float()
+        weights = weights.to(dtype)
         weights = weights[:, None] if weights.dim() == 1 else weights
     D = None if weights is None else weights.size(-1)
     check_shapes(x.size(-1) if x.dim() else 1, D, x, graph.edge_index, weights, name)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
+from pickle import UnpicklingError
 from urllib.error import URLError
+from zipfile import BadZipFile
 
 import numpy as np
 from torch import Tensor
@@ -84,6 +88,10 @@ class _UnreadableError(ValueError):
     """An error on reading a file, with the file's name in its message."""
 
 
+# errors that a truncated file gives; others may be a bug in the reader
+_OF_FILES = (ValueError, EOFError, LookupError, UnpicklingError, BadZipFile, struct.error, zlib.error)
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Context manager: turn any error of a reader into a ValueError that names the file."""
@@ -94,13 +102,9 @@ def reading(path: Path) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and (error.filename is not None or error.errno == errno.ENOSPC):
             raise  # an error of the system, whose message names the file
-        raise _UnreadableError(
-            f"{path} cannot be read: {type(error).__name__}: {error}. It is truncated or of another kind. "
-            "Delete it to have it downloaded again, or put a whole copy in its place."
-        ) from error
-
-
-LARGEST = 2**27  # elements of a matrix; Citeseer's allx has 2312 * 3703
+        hint = " It is truncated or of another kind. Delete it to have it downloaded again, or put a whole copy in its "
+        hint = f"{hint}place." if isinstance(error, _OF_FILES) else ""
+        raise _UnreadableError(f"{path} cannot be read: {type(error).__name__}: {error}.{hint}") from error
 
 
 def read_npy(path: Path) -> Tensor:

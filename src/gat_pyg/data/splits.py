@@ -17,6 +17,7 @@ from ..tasks.task import Task
 
 VAL, TEST = 500, 1000  # nodes that the command draws by default from a data set of PyG, as in the paper
 PARTS = {"train_mask": 3, "val_mask": 1, "test_mask": 1}  # of five, by which one's own data are divided by default
+OGB_PARTS = ("train", "valid", "test")  # the splits' names in data sets of OGB
 
 
 def chosen_mask(mask: Any, split: int, count: int, items: str, key: str, name: str) -> Tensor:
@@ -200,7 +201,7 @@ def read_folds(path: str | Path, count: int, name: str) -> list[list[list[int]]]
         )
     try:
         content = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} cannot be read, expected a JSON list of folds: {error}.") from error
     if not isinstance(content, list) or not content:
         raise ValueError(f"{where} is no list, expected a JSON list of folds.")
@@ -240,9 +241,61 @@ def _check_partition(parts: Mapping[str, list[int]], count: int, where: str) -> 
         raise ValueError(f"{where}: graph {absent[0]} is in none of {', '.join(parts)}.")
 
 
+def masked_graphs(graphs: list[Data], split: int, name: str) -> tuple[dict[str, Tensor], int] | None:
+    """Return the indices of the graphs of each split by their masks `[1]` or `[1, S]`, and S; None without masks.
+
+    Raises:
+        ValueError: if a graph lacks a mask, a mask is of nodes, or a graph is in two splits.
+    """
+    present = {key: [key in data for data in graphs] for key in MASKS}
+    if not any(map(any, present.values())):
+        return None
+    if missing := [key for key in MASKS if not all(present[key])]:
+        graph = f"graph {present[missing[0]].index(False)}: " if any(present[missing[0]]) else ""
+        raise ValueError(
+            f"{name}: {graph}{missing[0]} is missing, expected all three masks of the graphs, or none in any graph."
+        )
+    masks = Data()
+    for key in MASKS:
+        rows = [torch.as_tensor(data[key]) for data in graphs]
+        rows = [row if row.dim() else row[None] for row in rows]
+        if wrong := [number for number, row in enumerate(rows) if len(row) != 1]:
+            raise ValueError(
+                f"{name}, graph {wrong[0]}: {key} has shape {tuple(rows[wrong[0]].shape)}, expected (1,): of "
+                "several graphs, each is in one split. Leave out the masks to draw a split."
+            )
+        if other := next((number for number, row in enumerate(rows) if row.shape != rows[0].shape), 0):
+            raise ValueError(
+                f"{name}: {key} has {rows[0].dim()} axes in graph 0 and {rows[other].dim()} in graph {other}, expected "
+                f"the same shape: {tuple(rows[0].shape)}."
+            )
+        masks[key] = torch.cat(rows)
+    count = num_splits(masks, name)
+    parts = [chosen_mask(masks[key], split, len(graphs), "graphs", key, name) for key in MASKS]
+    for first, second in ((0, 1), (1, 2), (0, 2)):
+        if common := int((parts[first] & parts[second]).sum()):
+            raise ValueError(
+                f"{name}: {MASKS[first]} and {MASKS[second]} overlap in {common} graphs, expected none in common."
+            )
+    return {key: part.nonzero().flatten() for key, part in zip(OGB_PARTS, parts, strict=True)}, count
+
+
+def num_splits(data: Data, name: str) -> int:
+    """Return the number of splits of a graph: the columns of its masks.
+
+    Raises:
+        ValueError: if the masks have different numbers of columns.
+    """
+    columns = {key: data[key].size(1) for key in MASKS if getattr(data.get(key), "ndim", 0) == 2}
+    if len(set(columns.values())) > 1:
+        listed = ", ".join(f"{count} in {key}" for key, count in columns.items())
+        raise ValueError(f"{name}: the masks have different numbers of columns: {listed}. Give one for each split.")
+    return next(iter(columns.values()), 1)
+
+
 def chosen_graphs(graphs: list[Data], index: Mapping[str, Tensor]) -> list[list[Data]]:
     """Return the graphs of each split of a data set of OGB."""
-    return [[graphs[i] for i in index[part].tolist()] for part in ("train", "valid", "test")]
+    return [[graphs[i] for i in index[part].tolist()] for part in OGB_PARTS]
 
 
 def check_classes(task: Task) -> None:
@@ -262,5 +315,5 @@ def check_classes(task: Task) -> None:
 
 def add_masks(data: Data, index: Mapping[str, Tensor]) -> None:
     """Add the split of a data set of OGB as masks."""
-    for key, part in zip(MASKS, ("train", "valid", "test"), strict=True):
+    for key, part in zip(MASKS, OGB_PARTS, strict=True):
         data[key] = torch.zeros(len(data.y), dtype=torch.bool).index_fill_(0, index[part], True) & any_known(data.y)

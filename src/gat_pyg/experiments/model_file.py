@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 
-from ..data.batched_graphs import UNION, pointers
+from ..data.batched_graphs import pointers
+from ..data.keys import UNION
 from ..files import write_whole
 from ..models.encoders import Encoded, Encoder, num_unknown
 from ..models.link_scores import LinkScores
