@@ -25,6 +25,7 @@ from sklearn.metrics import accuracy_score, f1_score
 from torch import Tensor, is_tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GAT, GCN, MLP
 
@@ -124,6 +125,29 @@ def test_the_model_gets_what_it_takes():
     torch.testing.assert_close(Inductive(gcn, NodeLabels(3))(data), gcn(data.x, data.edge_index))
 
 
+def test_predictions_of_links_of_sampled_graphs_and_of_loaders_of_ones_own():
+    links, nodes = OBJECTIVES["links"](), OBJECTIVES["quantities of nodes"]()
+    module, data = setup(links), links.test[0]
+    (predicted,) = trainer().predict(module, datamodule=TaskData(links))
+    src, dst = data.edge_label_index[:, data.test_mask]
+    with torch.no_grad():
+        z = module.model.eval()(data.x, data.edge_index)
+    assert_close(predicted, (z[src] * z[dst]).sum(-1).sigmoid())
+    for model in (GAT_PYG(6, 4, 3, 2, num_layers=2), GAT(6, 4, 2, 3)):  # one of them layer by layer
+        module = Transductive(model, nodes.objective)
+        whole, sampled = (
+            trainer().predict(module, datamodule=TaskData(nodes, batch_size=9, num_neighbors=numbers))[0]
+            for numbers in (None, [-1, -1])
+        )
+        assert_close(sampled, whole)
+        assert whole.shape == (30, 3) and whole[:, 0].mean() > 50  # in the unit of y
+    graphs = OBJECTIVES["quantities of graphs, by MAE"]()
+    module, union = setup(graphs), Batch.from_data_list(graphs.test)
+    own = Data(union.x, union.edge_index, batch=union.batch)  # no Batch, without labels
+    (predicted,) = trainer().predict(module, dataloaders=DataLoader([own], batch_size=None))
+    assert_close(predicted, torch.cat(trainer().predict(module, datamodule=TaskData(graphs))))
+
+
 @pytest.mark.parametrize("name", LABELLED)
 def test_scores_that_are_logged_are_those_of_the_whole_split(name: str):
     task = OBJECTIVES[name]()
@@ -136,6 +160,10 @@ def test_scores_that_are_logged_are_those_of_the_whole_split(name: str):
     rows = batch.test_mask if not task.has_many_graphs else torch.ones(len(batch.y), dtype=torch.bool)
     with torch.no_grad():
         out, y = module.eval()(batch)[rows], batch.y[rows]
+    parts = fitted.predict(module, datamodule=TaskData(task, batch_size=2))
+    predicted = torch.cat(parts)  # type: ignore[arg-type]
+    of_rows = task.objective.item == "edge" or task.has_many_graphs
+    assert_close(predicted if of_rows else predicted[rows], task.objective.predictions(out), name)
     metric = task.objective.metric
     if task.objective.by_rows:
         assert scores[f"test_{metric.name}"] == pytest.approx(task.objective.measure(out, y), rel=1e-5)

@@ -84,6 +84,10 @@ class TaskData(LightningDataModule):
         """Return the one graph, a loader of all its nodes as the only batch, or this process's test graphs."""
         return self.loading.test(self.trainer)
 
+    def predict_dataloader(self) -> Any:
+        """Return the batches of the test, for `trainer.predict`."""
+        return self.loading.test(self.trainer)
+
     def transfer_batch_to_device(self, batch: Data, device: torch.device, dataloader_idx: int) -> Data:
         """Move a batch to the device, in the trainer's precision if it is not float32, as in "64-true"."""
         batch = moved(batch, self.trainer, device)

@@ -115,6 +115,14 @@ class Supervised(LightningModule):
         """Add the statistics of a batch to the test's sums."""
         self._add("test", self._counts(data, "test"))
 
+    def predict_step(self, data: Data, batch_idx: int) -> Tensor:
+        """Return the predictions for a batch: probabilities, or quantities in their own unit.
+
+        They are of all nodes, of all graphs, or of the labelled pairs of the test, where masks divide these.
+        """
+        data = self.objective.example(data, "test")
+        return self.objective.predictions(self.objective.scores(self(data), data))
+
     def _counts(self, data: Data, split: Split) -> Tensor:
         """Return the sufficient statistics of a batch."""
         data = self._field_of(data, split)
@@ -314,19 +322,33 @@ class Transductive(Supervised):
         if not self.cuda_graphs.set_gradients(self):
             super().backward(loss, *args, **kwargs)
 
+    def predict_step(self, data: Data | NodeLoader, batch_idx: int) -> Tensor:
+        """Return the predictions for the graph; for a loader of all nodes, computed layer by layer."""
+        if not isinstance(data := self._whole(data), NodeLoader):
+            return super().predict_step(data, batch_idx)
+        out, chosen = self._layer_by_layer(data, "test")
+        return self.objective.predictions(self.objective.scores(out, chosen))
+
     def _counts(self, data: Data | NodeLoader, split: Split) -> Tensor:
         """Return the sufficient statistics of the graph; for a loader of all nodes, computed layer by layer."""
-        if not isinstance(data, NodeLoader):
+        if not isinstance(data := self._whole(data), NodeLoader):
             return super()._counts(data, split)
-        graph: Data = data.data
-        if (layer_by_layer := members(self.model).inference) is None:
-            moved = self.trainer.strategy.batch_to_device(copy.copy(graph), self.device)
-            return super()._counts(moved, split)
-        chosen = self.objective.example(graph, split)
-        keys = self._inputs.names & {"edge_label_index", "edge_label_attr"}
-        pairs = {key: chosen[key] for key in keys if key in chosen}
-        out = layer_by_layer(data, **pairs)
+        out, chosen = self._layer_by_layer(data, split)
         return self.objective.statistics(*self.labelled(out, chosen, split)).to(self.device)
+
+    def _whole(self, data: Data | NodeLoader) -> Data | NodeLoader:
+        """Return the graph of a loader of all nodes, on the device, if the model does not compute layer by layer."""
+        if not isinstance(data, NodeLoader) or members(self.model).inference is not None:
+            return data
+        graph: Data = self.trainer.strategy.batch_to_device(copy.copy(data.data), self.device)
+        return graph
+
+    def _layer_by_layer(self, loader: NodeLoader, split: Split) -> tuple[Tensor, Data]:
+        """Return the model's output for a loader of all nodes, and the graph with the pairs of a split."""
+        chosen = self.objective.example(loader.data, split)
+        keys = self._inputs.names & {"edge_label_index", "edge_label_attr"}
+        inference: Any = members(self.model).inference
+        return inference(loader, **{key: chosen[key] for key in keys if key in chosen}), chosen
 
     def on_train_end(self) -> None:
         """Release the CUDA graphs, the receptive fields and the last epoch's key."""
