@@ -474,3 +474,40 @@ def test_the_fold_of_a_users_data_set_is_hashed():
     own = "dataset._target_=torch_geometric.datasets.FakeDataset"
     with initialize_config_dir(str(config_folder()), **VERSION_BASE):
         assert hash_of(own, "+dataset.fold=0") != hash_of(own, "+dataset.fold=1")
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "majority", "error", "expected"),
+    [
+        ("accuracy", 50.0, 50.1, 2.5, "no better than predicting the majority class for every graph (50.1 %)"),
+        (
+            "accuracy",
+            52.0,
+            50.1,
+            2.5,
+            "within one standard error of predicting the majority class for every graph (50.1 %, standard error 2.5 %)",
+        ),
+        ("accuracy", 53.0, 50.1, 2.5, ""),
+        (
+            "rmse",
+            2.06,
+            2.15,
+            0.2,
+            "within one standard error of the best constant prediction (2.150, standard error 0.200)",
+        ),
+        ("rmse", 1.94, 2.15, 0.2, ""),
+        ("rmse", 2.06, 2.15, None, ""),  # recorded without it
+        (
+            "roc_auc",
+            0.51,
+            0.5,
+            0.02,
+            "within one standard error of the same prediction for every graph (0.500, standard",
+        ),
+        ("roc_auc", math.nan, 0.5, 0.02, "no better than the same prediction for every graph (0.500)"),
+    ],
+)
+def test_a_score_near_that_of_a_constant_prediction_has_a_warning(metric, value, majority, error, expected):
+    fields = {"majority": majority, "error": error, "item": "graph"}
+    warning = Result("GAT", "own", metric, value, 0, 9, 8, value, 9.2, 0.011, 923, **fields).warning
+    assert warning.startswith(expected) and bool(warning) == bool(expected)

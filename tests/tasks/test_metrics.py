@@ -160,6 +160,27 @@ def test_the_constant_score_is_reached_by_a_constant_prediction(name: str) -> No
     assert objective.constant_score(y) == pytest.approx(objective.score(objective.statistics(constant, y)))
 
 
+def test_the_standard_error_of_a_constant_is_that_of_its_formula() -> None:
+    draw = torch.Generator().manual_seed(0)
+    n, bits = 400, (torch.rand(400, 3, generator=draw) < 0.3).float()
+    share, y = float(bits[:, 0].double().mean()), torch.randn(400, 1, generator=draw)
+    P, N = int(bits[:, 0].sum()), n - int(bits[:, 0].sum())
+    ranking = math.sqrt((P + N + 1) / (12 * P * N))  # of Mann and Whitney's statistic, without ties
+    bits[::9, 0] = math.nan
+    for objective, labels, expected in (
+        (NodeLabels(2), y[:, 0].gt(0.5).long(), 100 * math.sqrt(0.3 * 0.7 / n)),
+        (NodeLabels(2).scored_by("roc_auc"), (torch.arange(n) < P).long(), ranking),
+        (LinkLabels(4), (torch.arange(n) < P).long(), ranking),
+        (NodeLabels(2).scored_by("balanced_accuracy"), (torch.arange(n) < P).long(), 50 * math.sqrt(1 / P + 1 / N) / 2),
+        (NodeTargets(1), y, float(y.std()) / math.sqrt(2 * n)),  # of a normal distribution
+        (NodeTargets(1).scored_by("mae"), y, math.sqrt((1 - 2 / math.pi) / n)),
+        (NodeMultiLabels(3), bits, None),
+        (NodeTargets(1).scored_by("r2"), y, None),
+    ):
+        error = objective.constant_error(labels)
+        assert error == pytest.approx(expected, rel=0.45) if expected else 0 < error < 0.3, (objective, share)
+
+
 def test_the_loss_of_a_split_is_the_mean_over_known_labels_whatever_the_metric() -> None:
     out, y = torch.randn(6, 3), torch.tensor([0, 1, -1, 2, 1, 0])
     for name in ONE:

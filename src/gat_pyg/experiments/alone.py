@@ -105,6 +105,7 @@ def write_outputs(
     """Write the trained model and the result of one seed; `order` is as in `Result`."""
     model, target, arguments = built
     factory = settings.model
+    constant, error = task.constant
     result = Result(
         method=factory.name,
         dataset=task.name,
@@ -122,7 +123,8 @@ def write_outputs(
         config_hash=settings.hash,
         run_dir=str(folder),
         timestamp=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        majority=round(task.objective.constant_score(task.labels("test")), 5),
+        majority=round(constant, 5),
+        error=round(error, 5),
         item=task.objective.item,
         scores=outcome.scores or None,
         row=factory.method,

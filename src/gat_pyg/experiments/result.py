@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import cast
 
 from ..files import add, lock
 from ..tasks.metrics import metric_named
@@ -61,6 +62,7 @@ class Result:
     run_dir: str = ""
     timestamp: str = ""  # UTC, ISO 8601
     majority: float | None = None  # the best test score of a constant prediction, such as the majority class
+    error: float | None = None  # the standard error of `majority`
     item: str = "node"  # what has a label: "node", "graph"
     row: str = ""  # the row of a table: the method without its form and study; "": the method
     form: str = ""  # the variant, if a method has several
@@ -81,11 +83,17 @@ class Result:
 
     @property
     def warning(self) -> str:
-        """A warning if a constant prediction has the same test score or a better one, else ""."""
+        """A warning if the score is not a standard error better than that of a constant prediction, else ""."""
         metric = metric_named(self.metric)
-        if self.majority is None or metric.better(self.value) > metric.better(self.majority) + 2e-5:  # rounded
+        if self.majority is None:
             return ""
-        return f"no better than {metric.constant.format(item=self.item)} ({metric.value(self.majority)})"
+        margin = metric.better(self.value) - metric.better(self.majority)
+        constant = f"{metric.constant.format(item=self.item)} ({metric.value(self.majority)}"
+        if not margin > 2e-5:  # rounded; NaN
+            return f"no better than {constant})"
+        if margin > (self.error or 0.0):
+            return ""
+        return f"within one standard error of {constant}, standard error {metric.value(cast(float, self.error))})"
 
     def to_json(self) -> str:
         """Return one line of JSON without the line break and without defaults; a NaN score becomes null."""

@@ -146,6 +146,15 @@ class OneLabel(_Labels):
             return self.measure(F.one_hot(counts.argmax(), self.out_channels).double().expand(len(y), -1), y)
         return 100.0 * int(counts.max()) / int(counts.sum())
 
+    def constant_error(self, y: Tensor) -> float:
+        """Return the standard error of the majority's share, or as for any score."""
+        share = self.constant_score(y) / 100.0
+        return (
+            super().constant_error(y)
+            if self.by_rows
+            else 100.0 * (share * (1 - share) / int(self.known(y).sum())) ** 0.5
+        )
+
     def predictions(self, out: Tensor) -> Tensor:
         """Return the softmax."""
         return out.softmax(-1)

@@ -157,6 +157,10 @@ class LinkLabels(OfEdges):
         """
         return self._scores(torch.zeros(len(y)), y)[self.ranked_by]
 
+    def random_score(self, y: Tensor, draw: torch.Generator) -> float:
+        """Return the score of random predictions."""
+        return self._scores(torch.randn(len(y), generator=draw), y)[self.ranked_by]
+
     def predictions(self, out: Tensor) -> Tensor:
         """Return the sigmoid."""
         return out.sigmoid()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -17,6 +18,7 @@ from .metrics import ALIASES, METRICS, Measure, Metric
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 MASKS = tuple(f"{split}_mask" for split in SPLITS)
+SAMPLES = 20  # for a standard error
 
 
 @dataclass(frozen=True)
@@ -220,6 +222,27 @@ class Objective(ABC):
     def constant_score(self, y: Tensor) -> float:
         """Return the best score of a constant prediction, the same for all rows."""
 
+    def constant_error(self, y: Tensor) -> float:
+        """Return the standard error of `constant_score` over samples of the rows with a known label.
+
+        Where a constant has the same score in each sample, as in a ranking, it is that of random predictions.
+
+        Example:
+            >>> from gat_pyg.tasks.nodes import NodeLabels
+            >>> NodeLabels(2).constant_error(torch.tensor([0, 1, 1, 1]).repeat(25))  # 100 (0.75 * 0.25 / 100)^(1 / 2)
+            4.33...
+        """
+        y, draw = y[any_known(y)], torch.Generator().manual_seed(0)
+        rows = [torch.randint(len(y), (len(y),), generator=draw) for _ in range(SAMPLES)]
+        error = _deviation([self.constant_score(y[index]) for index in rows])
+        return error or _deviation([self.random_score(y, draw) for _ in rows])
+
+    def random_score(self, y: Tensor, draw: torch.Generator) -> float:
+        """Return the score of random predictions, or NaN unless it is `by_rows`."""
+        if not self.by_rows:
+            return float("nan")
+        return self.measure(torch.randn(len(y), self.out_channels, generator=draw, dtype=torch.float64), y)
+
     @abstractmethod
     def predictions(self, out: Tensor) -> Tensor:
         """Return the probabilities of the output's columns, or quantities in their own unit."""
@@ -274,6 +297,13 @@ def are_equal(y: Tensor) -> bool:
     low = rows.nan_to_num(nan=float("inf")).amin(0)
     high = rows.nan_to_num(nan=float("-inf")).amax(0)
     return len(y) > 1 and bool((low >= high).all())
+
+
+def _deviation(scores: Sequence[float]) -> float:
+    """Return the standard deviation of the scores that are defined, 0 if it is only rounding."""
+    defined = [score for score in scores if score == score]
+    deviation = statistics.stdev(defined) if len(defined) > 1 else 0.0
+    return deviation if deviation > 1e-6 else 0.0
 
 
 def widest(out: Tensor) -> torch.dtype:

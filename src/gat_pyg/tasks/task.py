@@ -77,6 +77,12 @@ class Task:
             num_nodes=len(self.train[0].x) if has_ids(self.shared_graph) else None,
         )
 
+    @cached_property
+    def constant(self) -> tuple[float, float]:
+        """The test score of a constant prediction and its standard error, as in `Objective.constant_error`."""
+        y = self.labels("test")
+        return self.objective.constant_score(y), self.objective.constant_error(y)
+
     @property
     def num_classes(self) -> int:
         """K, the number of classes or labels, which is the number of columns of a model's output."""
@@ -118,6 +124,7 @@ class Task:
         except ValueError as error:
             raise ValueError(f"{self.name}: {error}") from None
         scored = copy.copy(self)  # the same graphs, which have been checked
+        vars(scored).pop("constant", None)
         object.__setattr__(scored, "objective", objective)
         for split in SPLITS[1:]:
             if objective.by_rows and isnan(objective.constant_score(self.labels(split))):
