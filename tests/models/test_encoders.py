@@ -50,6 +50,16 @@ def test_categories_are_counted_over_all_graphs() -> None:
         num_categories([torch.empty(0, 2)])
 
 
+def test_a_count_is_no_category() -> None:
+    ids, few, counts = torch.arange(3000), torch.arange(3000) % 3, torch.arange(3000) * 11
+    assert num_categories([torch.stack([ids, few], 1)]) == [3000, 3]
+    assert num_categories([torch.tensor([[999, 1], [7, 0]])]) == [1000, 2]  # as an atomic number, of few atoms
+    message = "column 1 of edge_attr holds 3,000 different whole numbers up to 32,989, .* give their logarithm"
+    for columns in (torch.stack([few, counts], 1), torch.stack([few, counts], 1).double()):
+        with pytest.raises(ValueError, match=message):
+            num_categories(columns.split(1000), "edge_attr")
+
+
 def test_a_model_on_encoded_features_is_the_model_on_them() -> None:
     model = Encoded(GAT(8, [4], 3, [2, 1], edge_dim=8), 8, [5, 0], [3])
     x = torch.stack([torch.arange(40) % 5, torch.randn(40)], 1)

@@ -112,7 +112,7 @@ def warn_of_unknown_categories(task: Task) -> None:
     for split in SPLITS[1:]:
         texts = []
         for key in ("x", "edge_attr") if task.edge_dim is not None else ("x",):
-            categories = num_categories(data[key] for data in task.train)
+            categories = num_categories((data[key] for data in task.train), key)
             unknown = num_unknown((data[key] for data in task.graphs(split)), categories)
             texts += [f"column {column} of {key} has {count}" for column, count in unknown.items()]
         if texts:
@@ -179,7 +179,8 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
         arguments = {"model": {"_target_": target, **arguments}, "channels": encoder}
         arguments["categories"] = num_categories(data.x for data in task.train)
         if "edge_dim" in sizes:
-            arguments["edge_categories"] = num_categories(cast(Tensor, data.edge_attr) for data in task.train)
+            features = (cast(Tensor, data.edge_attr) for data in task.train)
+            arguments["edge_categories"] = num_categories(features, "edge_attr")
         target = "gat_pyg.models.Encoded"
     if readout is not None:  # the model returns a row for each node
         arguments = {"model": {"_target_": target, **arguments}, **pooling}
@@ -232,7 +233,7 @@ def _decoder(factory: ModelFactory, task: Task, encoder: int | None) -> dict[str
         if features and "edge_dim" not in options and encoder is None:
             options["edge_dim"] = features[0].size(1)
         elif features and "edge_dim" not in options:
-            options["edge_categories"] = num_categories(features)
+            options["edge_categories"] = num_categories(features, "edge_label_attr")
     return {"channels": WIDTH, "out_channels": K, **options}
 
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from ..tasks.model import members
 from .wrapper import Wrapper
 
+MANY = 1000  # categories above which a tenth of them have to occur
+
 
 class Encoder(nn.Module):
     r"""One embedding for each categorical column and a linear map of the continuous ones, summed.
@@ -97,7 +99,7 @@ class Encoder(nn.Module):
         return out
 
 
-def num_categories(values: Iterable[Tensor]) -> list[int]:
+def num_categories(values: Iterable[Tensor], name: str = "x") -> list[int]:
     """Count the categories of each column of the training graphs' features; 0 for a continuous column.
 
     A column is categorical if all its values are whole numbers, at least 0: of a column of zeros and ones the two
@@ -105,25 +107,34 @@ def num_categories(values: Iterable[Tensor]) -> list[int]:
 
     Args:
         values: the features `[n, F]` of each graph.
+        name: of the features, for errors.
 
     Raises:
-        ValueError: if there is no row.
+        ValueError: if there is no row, or a column has more than 1,000 categories of which not a tenth occurs: it is a
+            count, or needs other numbers.
 
     Example:
         >>> num_categories([torch.tensor([[6.0, 0.5]]), torch.tensor([[8.0, 1.0], [0.0, 2.0]])])
         [9, 0]
     """
     whole, largest = None, None
-    for value in values:
-        if value.size(0) == 0:
-            continue
+    rows = [value for value in values if value.size(0)]
+    for value in rows:
         fits = ((value >= 0) & (value == value.round()) if value.is_floating_point() else value >= 0).all(0)
         most = value.amax(0).double()
         whole = fits if whole is None else whole & fits
         largest = most if largest is None else torch.maximum(largest, most)
     if whole is None or largest is None:
         raise ValueError("there is no row of features, so the categories cannot be counted.")
-    return [int(most) + 1 if fits else 0 for fits, most in zip(whole.tolist(), largest.tolist(), strict=True)]
+    categories = [int(most) + 1 if fits else 0 for fits, most in zip(whole.tolist(), largest.tolist(), strict=True)]
+    for column, size in enumerate(categories):
+        if size > MANY and (used := torch.cat([value[:, column] for value in rows]).unique().numel()) * 10 < size:
+            raise ValueError(
+                f"column {column} of {name} holds {used:,} different whole numbers up to {size - 1:,}, and an encoder "
+                f"learns an embedding of each number from 0. If these are quantities, give their logarithm, for "
+                "instance; if they are categories, number them by numpy.unique(column, return_inverse=True)[1]."
+            )
+    return categories
 
 
 def num_unknown(values: Iterable[Tensor], categories: Sequence[int]) -> dict[int, int]:
