@@ -109,10 +109,8 @@ def source_hash(values: Any) -> str | None:
             continue
         sources[module.__name__] = source
         for value in (*vars(module).values(),):
-            inner = (
-                value if isinstance(value, ModuleType) else sys.modules.get(getattr(value, "__module__", None) or "")
-            )
-            todo += [inner] if inner is not None else []
+            name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+            todo += [sys.modules[name]] if isinstance(name, str) and name in sys.modules else []
     if not sources:
         return None
     return hashlib.sha256(b"".join(name.encode() + sources[name] for name in sorted(sources))).hexdigest()[:12]
@@ -145,9 +143,10 @@ def _modules_of(target: str) -> list[ModuleType]:
 def _own_source(module: ModuleType) -> bytes | None:
     """Return the source of a module, or None if it is of an installed package, Python or gat_pyg, or has none."""
     name, file = module.__name__, Path(getattr(module, "__file__", None) or "")
-    root = file.parents[name.count(".") + (file.stem == "__init__")] if file.suffix == ".py" else None
-    if root is None or name.partition(".")[0] == "gat_pyg" or root == Path(sysconfig.get_path("stdlib")):
+    is_of_python = file.is_relative_to(sysconfig.get_path("stdlib"))
+    if file.suffix != ".py" or is_of_python or name.partition(".")[0] == "gat_pyg":
         return None
+    root = file.absolute().parents[name.count(".") + (file.stem == "__init__")]
     return None if any(root.glob("*.dist-info")) else file.read_bytes()  # these lie beside installed packages
 
 
