@@ -126,7 +126,7 @@ class _AttentionConv(MessagePassing):
         else:
             out, edge_index, alpha = self._attend(x, ends, edge_index, edge_attr, edge_weight, weights, size)
             out = self._finish(out, res, not is_compiling() and is_spent(out))
-        return (out, _attention(edge_index, alpha)) if weights else out
+        return (out, self._attention(edge_index, alpha)) if weights else out
 
     def _needs_messages(self, x: Any, ends: Ends, edge_index: Any, edge_attr: OptTensor, weights: bool) -> bool:
         """Return True if a compiler, an explainer, a hook, a subclass or another aggregation needs each message."""
@@ -150,7 +150,7 @@ class _AttentionConv(MessagePassing):
         for step in _STEPS:
             # torch 2.10 cannot compile `self.message.__module__`
             function = self.__dict__[step] if step in self.__dict__ else getattr(type(self), step)
-            if hasattr(function, "__wrapped__") or not function.__module__.startswith(known):
+            if hasattr(function, "__wrapped__") or not (function.__module__ or "").startswith(known):
                 return True
         return False
 
@@ -413,6 +413,14 @@ class _AttentionConv(MessagePassing):
             out = out.clone()  # the backward pass needs the operation's own output: what is returned may be written to
         return out.flatten(1)
 
+    def _attention(self, adjacency: Any, alpha: Tensor) -> Any:
+        """Return the attention weights in the form that PyG's layer returns."""
+        if isinstance(adjacency, SparseTensor):
+            return adjacency.set_value(alpha, layout="coo")
+        if is_torch_sparse_tensor(adjacency):
+            return set_sparse_value(adjacency, alpha), alpha
+        return adjacency, alpha
+
     def message(self, x_j: Tensor, alpha: Tensor) -> Tensor:
         """A term of equation (4): `[E, H, C]` of each edge's src, weighted by `[E, H]`."""
         return alpha.unsqueeze(-1) * x_j
@@ -583,12 +591,3 @@ def each_graph(layer: Any, x: Any, weights: Optional[bool], graph: Any) -> Any:
     if empty:
         result = tree_map_only(Tensor, lambda part: part[:0], result)
     return (result[0], (adjacency, result[1])) if weights else result
-
-
-def _attention(adjacency: Any, alpha: Tensor) -> Any:
-    """Return the attention weights in the form that PyG's layers return."""
-    if isinstance(adjacency, SparseTensor):
-        return adjacency.set_value(alpha, layout="coo")
-    if is_torch_sparse_tensor(adjacency):
-        return set_sparse_value(adjacency, alpha), alpha
-    return adjacency, alpha

@@ -230,6 +230,10 @@ class TransformerConv(_AttentionConv):
         beta = self.lin_beta(torch.cat([out, skip, out - skip], dim=-1)).sigmoid()
         return beta * skip + (1 - beta) * out
 
+    def _attention(self, adjacency: Any, alpha: Tensor) -> Any:
+        # PyG's other layers write alpha into a torch.sparse matrix, this one does not
+        return (adjacency, alpha) if isinstance(adjacency, Tensor) else super()._attention(adjacency, alpha)
+
     def message(  # type: ignore[override]
         self,
         query_i: Tensor,
