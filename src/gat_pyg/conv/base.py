@@ -35,7 +35,11 @@ from .mechanisms import ONE_END, _plain, hooked
 
 if typing.TYPE_CHECKING:
     from typing import overload as overload
+
+    NoneType: typing.TypeAlias = None
 else:
+    from torch_geometric.typing import NoneType as NoneType  # Optional[Tensor], which TorchScript needs
+
     try:  # TorchScript compiles each overload of `forward`
         from torch.jit import _overload_method as overload
     except ImportError:  # a torch without TorchScript
