@@ -231,7 +231,9 @@ def _load_pt(path: Path) -> Any:
 def _mappings(content: Any, depth: int = 3) -> Any:
     """Replace each graph in nested lists and mappings by a mapping, and the content of an InMemoryDataset by a list."""
     if isinstance(content, Data):
-        return _fields(content.to_dict() if "_store" in vars(content) else vars(content))  # PyG 1 has no store
+        if "_store" not in vars(content):  # of PyG 1
+            return _fields({key: value for key, value in vars(content).items() if not key.startswith("_")})
+        return _fields(content.to_dict())
     if isinstance(content, _Batch):  # of HeteroData if it has no store: from_dataset raises an error
         return _fields(content.state["_store"].to_dict()) if "_store" in content.state else HeteroData()
     if isinstance(content, Mapping) and depth:

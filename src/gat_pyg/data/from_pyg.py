@@ -264,7 +264,7 @@ def _graphs(part: Any, name: str) -> list[Any]:
     if isinstance(part, BaseData):
         return [part]
     is_sized = hasattr(part, "__len__") and hasattr(part, "__getitem__")
-    if not is_sized or isinstance(part, (str, Mapping, Tensor, np.ndarray, nn.Module)):
+    if not is_sized or isinstance(part, (str, Mapping, Tensor, np.ndarray, nn.Module, type)):
         raise ValueError(f"{name} is a {type(part).__name__}, expected a PyG Dataset, a Data, or a list of Data.")
     return [part[number] for number in range(len(part))]
 
