@@ -901,6 +901,17 @@ def test_features_labels_and_edges_become_those_of_a_task():
     assert task.train[0].y[3, 1].isnan()
 
 
+@pytest.mark.parametrize("key", ["x", "edge_attr"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_features_that_float32_makes_equal_are_named(key: str, dtype: torch.dtype):
+    times = 1_700_000_000 + torch.arange(12)[:, None] * torch.tensor([0, 7])  # in float32 one of 128 seconds
+    values = torch.cat([torch.arange(12)[:, None], times], 1).to(dtype)
+    task = None if key == "x" else "link_prediction"
+    with pytest.warns(UserWarning, match=f"own: in column 2 of {key}, different values are equal in float32"):
+        from_dataset(ring(**masks(), **{key: values}), "own", task=task, val=2, test=2)
+    from_dataset(ring(**masks(), **{key: values - values[:1]}), "own", task=task, val=2, test=2)
+
+
 def test_several_graphs_are_split_at_random_or_come_split():
     graphs = [ring(12, x=torch.full((12, 3), float(i))) for i in range(8)]
     task = from_dataset(graphs, "rings", val=2, test=3)

@@ -18,7 +18,7 @@ from ..tasks.metrics import LINKS, TASKS
 from ..tasks.objective import MASKS, SPLITS
 from ..tasks.task import Task
 from .batched_graphs import graphs_of
-from .detection import labelled, objective_class, places, plain, tidy
+from .detection import labelled, objective_class, places, plain, tidy, warn_if_rounded
 from .formats import graphs_in, read
 from .keys import UNION, warn_of_unread
 from .links import link_task
@@ -152,6 +152,7 @@ def from_dataset(
     raw = _parts(dataset, task, name)
     if not any(raw):
         raise ValueError(f"{name} has no graph, expected at least one.")
+    warn_if_rounded(list(chain(*raw)), name)
     if task == LINKS:
         return link_task(raw, name, val, test, seed, split, transforms)
     if len(raw) == 3 and _are_of_links(raw) and not str(task).startswith("edge_"):
