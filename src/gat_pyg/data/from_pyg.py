@@ -257,7 +257,10 @@ def _is_split(dataset: Any) -> bool:
 
 def _are_of_links(raw: list[list[Any]]) -> bool:
     """Return True if each split is one graph with labelled pairs."""
-    return all(len(graphs) == 1 and {"edge_label", "edge_label_index"} <= {*graphs[0].keys()} for graphs in raw)
+    return all(
+        len(graphs) == 1 and isinstance(graphs[0], Data) and {"edge_label", "edge_label_index"} <= {*graphs[0].keys()}
+        for graphs in raw
+    )
 
 
 def _graphs(part: Any, name: str) -> list[Any]:
