@@ -647,7 +647,7 @@ BROKEN_FILES: list[tuple[Any, Callable[[Path], Any] | None, type[Exception], str
         "mine.npz",
         numpy_saved(x=OBJECTS, edge_index=NO_EDGES, y=np.zeros(1, int)),
         ValueError,
-        "mine.npz: x is of object, expected real numbers",
+        "mine.npz: x is of object, expected real numbers. Give categories columns of 0 and 1, for instance by pandas",
     ),
     *(
         (f"mine.{suffix}", truncated(suffix, size), ValueError, rf"mine\.{suffix} cannot be read: .*truncated")
@@ -968,7 +968,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "beyond N": ({"edge_index": with_value(EDGES, 12)}, r"edge_index holds 12, but x has 12 rows \(nodes 0 to 11\)"),
     "no edges": ({"edge_index": None}, "edge_index is missing. Give the edges"),
     "no y": ({"y": None}, "y is missing. Give every node a label"),
-    "NaN": ({"x": with_value(X, float("nan"))}, "x is NaN or infinite at node 0"),
+    "NaN": (
+        {"x": with_value(X, float("nan"))},
+        r"x is NaN or infinite at node 0 as .*, in column 5\. Replace such values",
+    ),
     "infinite": ({"x": with_value(X, float("inf"))}, "x is NaN or infinite at node 0"),
     "x of one axis": ({"x": X[0]}, r"x has shape \(12,\), expected \(N, F\), a row for each node\. .*x\[:, None\]"),
     "sparse x": ({"x": X.to_sparse()}, r"x is torch.sparse_coo, expected a dense tensor. Use x.to_dense\(\)"),

@@ -335,7 +335,7 @@ REFUSED: list[tuple[Any, str]] = [
     (Data(X5[:0], E5[:, :0], X5[:0, :1], num_nodes=0), r"data: the graph has no nodes, expected at least one"),
     ([molecule(4), changed(x=X5[:0], edge_index=E5[:, :0], edge_attr=X5[:0, :1])], r"data: graph 1 has no nodes"),
     ([molecule(4), changed(x=X5 / 0.0)], r"data: x is NaN or infinite at node 4 \(graph 1\) as torch.float32"),
-    (changed(x=X5 + torch.nan), r"data: x is NaN or infinite at node 0 as torch.float32\. Replace such values"),
+    (changed(x=X5 + torch.nan), r"data: x is NaN or infinite at node 0 as torch.float32, in column 0\. Replace such"),
     (changed(edge_attr=torch.full((10, 1), torch.inf)), r"data: edge_attr is not of finite floats"),
     (changed(x=X5[:, :1]), r"x has shape \(5, 1\), expected \(N, 2\) as in the data that the run was trained on"),
     (changed(edge_index=E5 + 4), r"data: edge_index holds 8, but x has 5 rows"),

@@ -116,6 +116,12 @@ def graph_in(content: Mapping[Any, Any], path: Path, labelled: bool = True) -> D
     return graph
 
 
+_HINTS = {
+    **dict.fromkeys(("y", "edge_label"), " Give each class a number: numpy.unique(y, return_inverse=True)[1]."),
+    **dict.fromkeys(("x", "edge_attr"), " Give categories columns of 0 and 1, for instance by pandas.get_dummies."),
+}
+
+
 def as_tensor(values: Any, where: str) -> Tensor:
     """Return a number, an array or a tensor as a tensor with a byte order and width that torch supports.
 
@@ -131,8 +137,7 @@ def as_tensor(values: Any, where: str) -> Tensor:
         values = values.astype(wide or values.dtype.newbyteorder("="), copy=False)
     elif not isinstance(values, Tensor):
         kind = getattr(values, "dtype", type(values).__name__)
-        is_label = where.endswith((" y", " edge_label")) or where == "y"
-        hint = " Give each class a number: numpy.unique(y, return_inverse=True)[1]." * is_label
+        hint = _HINTS.get(where.rpartition(" ")[2], "")
         expected = "real numbers" if isinstance(values, np.ndarray) else "a tensor"
         raise ValueError(f"{where} is of {kind}, expected {expected}.{hint}")
     with warnings.catch_warnings():

@@ -92,10 +92,11 @@ def check_finite(x: Tensor, edge_attr: Tensor | None, where: str, batch: Tensor 
     for start, chunk in zip(range(0, max(1, x.size(0)), rows), x.split(rows), strict=True):  # x may not fit in memory
         if chunk.isfinite().all():
             continue
-        row = start + int((~chunk.isfinite()).any(1).nonzero()[0])
+        row, column = (~chunk.isfinite()).nonzero()[0].tolist()
+        graph = "" if batch is None else f" (graph {int(batch[start + row])})"
         raise ValueError(
-            f"{where}: x is NaN or infinite at node {row}{'' if batch is None else f' (graph {int(batch[row])})'} as "
-            f"{x.dtype}. Replace such values, for instance by 0."
+            f"{where}: x is NaN or infinite at node {start + row}{graph} as {x.dtype}, in column {column}. Replace "
+            "such values, for instance by the mean of their column, and mark them by another column of 0 and 1."
         )
     if edge_attr is not None and not edge_attr.isfinite().all():
         raise ValueError(f"{where}: edge_attr {_NOT_FINITE}")
