@@ -21,10 +21,12 @@ import gat_pyg.attention.fused
 import gat_pyg.conv.base
 import gat_pyg.conv.gat
 import gat_pyg.conv.gatv2
+import gat_pyg.conv.transformer
 import gat_pyg.graph.edges
 from gat_pyg import GATConv, GATv2Conv
 from gat_pyg.attention.fused import is_spent
 from gat_pyg.conv import DotProduct
+from gat_pyg.features.linear import Linear
 from tests.conv.test_draws import FILLS, LAYERS
 from tests.graph.test_edges import adjacency
 from tests.graphs import BATCH, BIPARTITE, LOOPS, RANDOM, WIDE, Graph
@@ -48,7 +50,7 @@ def no_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("the layer ran PyG's message passing")
 
-    for module in (gat_pyg.conv.gat, gat_pyg.conv.gatv2):
+    for module in (gat_pyg.conv.gat, gat_pyg.conv.gatv2, gat_pyg.conv.transformer):
         monkeypatch.setattr(module, "softmax", refuse)
 
 
@@ -345,20 +347,32 @@ def test_copies_and_pickles(name: str) -> None:
         assert torch.equal(twin(x, RANDOM.index, edge_attr), expected)
 
 
+@pytest.mark.parametrize("edge_dim", [None, 3])
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.usefixtures("no_messages")
-def test_autocast_and_half_precision(name: str) -> None:
-    theirs, ours = pair(name, 5, 4, heads=2)
-    theirs, ours, x = theirs.float(), ours.float(), x_of(RANDOM).float()
-    exact = ours(x, RANDOM.index).bfloat16()
-    with torch.autocast("cpu", torch.bfloat16):
-        out = ours(x, RANDOM.index)
-        assert out.dtype == theirs(x, RANDOM.index).dtype
-        assert_close(out.bfloat16(), exact)
+def test_autocast_and_half_precision(name: str, edge_dim: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, ours = (layer.float() for layer in pair(name, 5, 4, heads=2, edge_dim=edge_dim))
+    x, edge_attr = x_of(RANDOM).float(), None if edge_dim is None else torch.randn(300, 3, dtype=torch.float32)
+    forward, rows = Linear.forward, set()
+
+    def recorded(lin: Linear, x: Tensor) -> Tensor:
+        rows.add(x.size(0))
+        return forward(lin, x)
+
+    monkeypatch.setattr(Linear, "forward", recorded)
+    for input_dtype in (torch.float32, torch.bfloat16):  # the input, and what another layer returns under autocast
+        x = x.to(input_dtype).float()
+        exact = ours(x, RANDOM.index, edge_attr).bfloat16()
+        with torch.autocast("cpu", torch.bfloat16):
+            out = ours(x.to(input_dtype), RANDOM.index, edge_attr)
+            assert out.dtype == theirs(x.to(input_dtype), RANDOM.index, edge_attr).dtype
+            assert_close(out.bfloat16(), exact)
     theirs, ours = theirs.bfloat16(), ours.bfloat16()
-    out = ours(x.bfloat16(), RANDOM.index)
-    assert out.dtype == theirs(x.bfloat16(), RANDOM.index).dtype == torch.bfloat16
+    inputs = x.bfloat16(), RANDOM.index, None if edge_attr is None else edge_attr.bfloat16()
+    out = ours(*inputs)
+    assert out.dtype == theirs(*inputs).dtype == torch.bfloat16
     assert_close(out, exact)
+    assert rows == {40}  # no edge is projected: that is `[E, H, C]`
 
 
 @both_layers

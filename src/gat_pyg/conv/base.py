@@ -31,7 +31,7 @@ from ..graph.edges import Edges
 from ..graph.remembered import _outside
 from ..kernels.models import in_forward_mode
 from ..philox import draw_kept, draw_seed
-from .mechanisms import ONE_END, _plain, hooked
+from .mechanisms import ONE_END, _plain, autocasts, hooked
 
 if typing.TYPE_CHECKING:
     from typing import overload as overload
@@ -508,7 +508,7 @@ def check_edge_attr(edge_attr: Tensor, lin_edge: Any) -> None:
     if type(lin_edge) is not Linear or hooked(lin_edge) or edge_attr.dtype == lin_edge.weight.dtype:
         return
     device, dtype = edge_attr.device.type, lin_edge.weight.dtype
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if autocasts(device):
         if {edge_attr.dtype, dtype} <= {torch.float32, torch.bfloat16, torch.float16}:
             return
     raise ValueError(

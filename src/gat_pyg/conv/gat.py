@@ -20,7 +20,7 @@ from ..attention.score import Score
 from ..features.linear import linear
 from ..features.sparse import SparseFeatures, is_sparse_features
 from .base import Ends, NoneType, _AttentionConv, _check_call, _whole_size, each_graph, is_batch, overload
-from .mechanisms import _glorot_linear, _per_head, _plain, build_mechanism, own_score
+from .mechanisms import _glorot_linear, _per_head, _plain, build_mechanism, own_score, without_autocast
 
 
 class GATConv(_AttentionConv):
@@ -343,8 +343,12 @@ class GATConv(_AttentionConv):
             # a . (W h) = (a W) . h: two columns a head more in the product, instead of several passes over [N, H, C]
             both = torch.cat([self.att_src, self.att_dst])  # [2, H, C]
             weight = lin.weight.view(self.heads, self.out_channels, -1)
-            folded = torch.bmm(both.transpose(0, 1), weight).transpose(0, 1).flatten(0, 1)
-            scores = linear(SparseFeatures(x), folded.t()) if is_sparse_features(x) else F.linear(x, folded)
+            with without_autocast(x.device.type):
+                folded = torch.bmm(both.transpose(0, 1), weight).transpose(0, 1).flatten(0, 1)
+                if is_sparse_features(x):
+                    scores = linear(SparseFeatures(x), folded.t())
+                else:
+                    scores = F.linear(x.to(folded.dtype), folded)
             score_src, score_dst = scores.chunk(2, 1)
             if x_dst is None or x_dst is x_src:
                 return score_src, score_dst
@@ -366,6 +370,8 @@ class GATConv(_AttentionConv):
             edge_attr = edge_attr.view(-1, 1)
         if not torch.jit.is_scripting():
             if _plain(self.lin_edge):  # (a W) . e instead of a . (W e)
-                weight = _per_head(self.lin_edge, self.heads)
-                return F.linear(edge_attr, torch.einsum("hc,hcd->hd", self.att_edge.squeeze(0), weight))
+                with without_autocast(edge_attr.device.type):
+                    weight = _per_head(self.lin_edge, self.heads)
+                    folded = torch.einsum("hc,hcd->hd", self.att_edge.squeeze(0), weight)
+                    return F.linear(edge_attr.to(folded.dtype), folded)
         return (self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels) * self.att_edge).sum(dim=-1)

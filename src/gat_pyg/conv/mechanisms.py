@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Union
 
 import torch
@@ -212,13 +213,17 @@ def hooked(module: nn.Module) -> bool:
 
 def _plain(lin: Linear) -> bool:
     """Return True if a layer's Linear computes x W^T and nothing else, with a weight that is there."""
-    return (
-        type(lin) is Linear
-        and lin.bias is None
-        and lin.in_channels >= 0
-        and not hooked(lin)
-        and not torch.is_autocast_enabled(lin.weight.device.type)
-    )
+    return type(lin) is Linear and lin.bias is None and lin.in_channels >= 0 and not hooked(lin)
+
+
+def autocasts(device: str) -> bool:
+    """Return True within torch.autocast for a type of device."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """A context for small products, whose results autocast would round."""
+    return torch.autocast(device, enabled=False) if autocasts(device) else nullcontext()
 
 
 def gatv2_score(layer: Any, x_dst: OptTensor, edge_attr: OptTensor) -> Optional[Score]:

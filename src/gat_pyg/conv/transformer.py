@@ -266,4 +266,5 @@ class TransformerConv(_AttentionConv):
         assert x_dst is not None
         if edge_attr is None:
             return Dot(x_dst, key)
+        edge_attr = edge_attr.to(x_dst.dtype)  # as autocast has lin_edge do
         return Dot(x_dst, key, torch.einsum("nhc,hcd->nhd", x_dst, self._of_edges()), edge_attr)
