@@ -101,7 +101,8 @@ def sides_of(data: Data) -> Tensor | None:
 
 @remembered
 def _sides(edge_index: Tensor, pairs: Tensor, y: Tensor, num_nodes: int) -> Tensor | None:
-    return two_sides(torch.cat([edge_index, pairs[:, y == 1]], 1), num_nodes)
+    sides = two_sides(torch.cat([edge_index, pairs[:, y == 1]], 1).cpu(), num_nodes)  # once, in many small steps
+    return None if sides is None else sides.to(edge_index.device)
 
 
 def directed(sides: Tensor | None, links: Tensor) -> Tensor | None:
