@@ -362,7 +362,8 @@ class _AttentionConv(MessagePassing):
             places = max(num_src, num_dst)  # PyG reduces over the edges to all nodes, so that it needs a place for each
             if has_loops:
                 is_loop = edge_index[0] == edge_index[1]
-                one = 1 if self.fill_value == "mul" else 0  # torch has no second derivative of a product with two zeros
+                is_mul = isinstance(self.fill_value, str) and self.fill_value == "mul"  # torch 2.11 fails at a Tensor
+                one = 1 if is_mul else 0  # torch has no second derivative of a product with two zeros
                 edge_attr = edge_attr.masked_fill(is_loop.view(-1, *[1] * (edge_attr.dim() - 1)), one)  # even if inf
                 if isinstance(self.fill_value, str):
                     edge_index, places = edge_index.masked_fill(is_loop, places), places + 1  # the last is of no node
