@@ -46,10 +46,9 @@ class NonLinks:
             known = number[torch.where(sides[known[0]] == 0, known, known.flip(0))]
         ids, self.population = edge_index_to_vector(known.long(), self.size, bipartite=sides is not None)
         distinct = ids.unique()
-        counts_repeated = (
-            sides is None and ids.numel() < self.population
-        )  # as PyG, which draws all in order if too many
-        self.num_known = ids.numel() if counts_repeated else distinct.numel()
+        self.num_known = distinct.numel()
+        if sides is None and ids.numel() < self.population:
+            self.num_known = ids.numel()  # each repeated link counts, as in PyG
         self.free: Tensor | None = None  # a mask of all pairs
         if num_nodes <= DENSE:
             self.free = distinct.new_ones(self.population, dtype=torch.bool).index_fill_(0, distinct, False)
