@@ -56,7 +56,8 @@ def interpreted(session: nox.Session, triton: str, *options: str) -> None:
     session.install(*TRITONS[triton])
     session.install("--no-deps", triton)  # torch for CUDA pins another
     for interpret in ("1", "0"):  # one process cannot do both
-        session.run(*PYTEST, "tests/attention/test_gpu.py", *options, env={"TRITON_INTERPRET": interpret})
+        files = "tests/attention/test_gpu.py", "tests/attention/test_sanitizer.py"
+        session.run(*PYTEST, *files, *options, env={"TRITON_INTERPRET": interpret})
     session.run(*PYTEST, "tests/attention/test_fused.py", "-k", "triton", *options, env={"TRITON_INTERPRET": "1"})
 
 
