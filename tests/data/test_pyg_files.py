@@ -227,6 +227,8 @@ def test_a_split_in_every_form_is_the_same_task(saved: Callable[..., Path]):
     for content in (mapping, list(parts), {key: Batch.from_data_list(part) for key, part in mapping.items()}):
         same(from_file(saved(content)), expected)
         same(from_dataset(content, "mine"), expected)
+    with pytest.warns(UserWarning, match=r"mine: keys that are not read: val_mask \(the graphs come split\)\."):
+        from_dataset([graphs(3, val_mask=torch.tensor([True]))] * 3, "mine")
     with pytest.raises(ValueError, match="is a mapping of train, valid, test, expected train, val and test"):
         from_file(saved(dict(zip(("train", "valid", "test"), parts, strict=True))))
 

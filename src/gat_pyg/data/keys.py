@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from ..tasks.checks import KEYS
+from ..tasks.objective import MASKS
 
 UNION = ("batch", "ptr")  # either shows that the arrays are those of several graphs
 PAIRS = ("edge_label", "edge_label_index", "edge_label_attr")
@@ -21,6 +22,7 @@ USES = {  # what to do with other keys that have a meaning elsewhere
     **dict.fromkeys(("node_type", "pos", "z", "feat", "features"), "append it to x"),
     **dict.fromkeys(("label", "labels", "target", "targets"), "give it as y"),
     **dict.fromkeys(("valid_mask", "validation_mask", "dev_mask"), "give it as val_mask"),
+    **dict.fromkeys(MASKS, "the graphs come split"),
     "edge_label_attr": "only labels of edges have it",
     **{f"{split}_{end}": f"give {key}_mask by torch_geometric.utils.index_to_mask"
        for split, key in {"train": "train", "val": "val", "valid": "val", "test": "test"}.items()
@@ -46,7 +48,7 @@ def warn_of_unread(graphs: Sequence[Data], name: str, without: Collection[str] =
             if is_array and value.ndim:
                 unread[key] = _use(key)
     if unread:
-        listed = ", ".join(f"{key} ({use})" if use else key for key, use in unread.items())
+        listed = ", ".join(f"{key} ({use})" if use else key for key, use in sorted(unread.items()))
         warnings.warn(f"{name}: keys that are not read: {listed}.", stacklevel=4)
 
 
