@@ -17,7 +17,7 @@ from torch_geometric import EdgeIndex, is_compiling
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import Adj, OptTensor, Size, SparseTensor, torch_sparse
-from torch_geometric.utils import add_self_loops, is_sparse, is_torch_sparse_tensor, remove_self_loops
+from torch_geometric.utils import add_self_loops, degree, is_sparse, is_torch_sparse_tensor, remove_self_loops
 from torch_geometric.utils.loop import compute_loop_attr
 from torch_geometric.utils.sparse import set_sparse_value
 
@@ -27,7 +27,7 @@ from ..attention.operation import BACKENDS, attend, check_devices, uses_kernels
 from ..attention.score import Score
 from ..features.linear import Linear
 from ..graph.adjacency import EdgeList, neighbourhoods, with_self_loops
-from ..graph.edges import Edges
+from ..graph.edges import Edges, is_remote
 from ..graph.remembered import _outside
 from ..kernels.models import in_forward_mode
 from ..philox import draw_kept, draw_seed
@@ -367,7 +367,7 @@ class _AttentionConv(MessagePassing):
                 edge_attr = edge_attr.masked_fill(is_loop.view(-1, *[1] * (edge_attr.dim() - 1)), one)  # even if inf
                 if isinstance(self.fill_value, str):
                     edge_index, places = edge_index.masked_fill(is_loop, places), places + 1  # the last is of no node
-            fill = compute_loop_attr(edge_index, edge_attr, places, False, self.fill_value)
+            fill = _loop_features(edge_index, edge_attr, places, self.fill_value)
             edge_attr = torch.cat([edge_attr, fill[: min(num_src, num_dst)]])
         return edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
 
@@ -457,6 +457,20 @@ def _graph_size(x_src: Tensor, x_dst: OptTensor, edge_index: Any, size: Size) ->
     if any(n is not None and n != rows for n, rows in zip(declared, (num_src, num_dst), strict=True)):
         raise ValueError(f"x has {num_src} src and {num_dst} dst rows, but the graph's size is {declared}.")
     return num_src, num_dst
+
+
+def _loop_features(edge_index: Tensor, edge_attr: Tensor, num_nodes: int, fill_value: Any) -> Tensor:
+    """PyG's features of added loops; on a GPU, where PyG's scatter adds atomically, sums have the same bits every time.
+
+    In compiled code, sums are what the compiler makes of them.
+    """
+    if not (is_remote(edge_attr) and isinstance(fill_value, str) and fill_value in ("add", "sum", "mean")):
+        return compute_loop_attr(edge_index, edge_attr, num_nodes, False, fill_value)
+    dst, none = edge_index[1], edge_attr.new_zeros(num_nodes, *edge_attr.shape[1:])
+    total = none.index_put((dst,), edge_attr, accumulate=True)  # on CUDA by a stable sort
+    if fill_value != "mean":
+        return total
+    return total / degree(dst, num_nodes, torch.long).clamp(min=1).view(-1, *[1] * (edge_attr.dim() - 1))
 
 
 def _features_by_row(matrix: Tensor, edge_attr: Tensor) -> Tensor:
