@@ -3,6 +3,7 @@
 # PyG compiles this module's source into templates and TorchScript. So: no `__all__`, no postponed annotations, typing's
 # Optional, Tuple and Union instead of `X | None`, and the `# propagate_type` and `# edge_updater_type` comments.
 
+from functools import partial
 from typing import Any, Callable, Optional, Tuple, Union
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch_geometric import is_compiling
 from torch_geometric.nn.inits import glorot, zeros
-from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size, SparseTensor
+from torch_geometric.typing import Adj, NoneType, OptPairTensor, OptTensor, Size, SparseTensor
 from torch_geometric.utils import softmax
 
 from ..attention.additive import Additive
@@ -19,8 +20,8 @@ from ..attention.operation import Backend
 from ..attention.score import Score
 from ..features.linear import linear
 from ..features.sparse import SparseFeatures, is_sparse_features
-from .base import Ends, NoneType, _AttentionConv, _check_call, _whole_size, each_graph, is_batch, overload
-from .mechanisms import _glorot_linear, _per_head, _plain, build_mechanism, own_score, without_autocast
+from .base import Ends, _AttentionConv, _check_call, _whole_size, each_graph, is_batch, overload
+from .mechanisms import _glorot_linear, _per_head, _plain, build_mechanism, own_score, unrounded
 
 
 class GATConv(_AttentionConv):
@@ -343,12 +344,11 @@ class GATConv(_AttentionConv):
             # a . (W h) = (a W) . h: two columns a head more in the product, instead of several passes over [N, H, C]
             both = torch.cat([self.att_src, self.att_dst])  # [2, H, C]
             weight = lin.weight.view(self.heads, self.out_channels, -1)
-            with without_autocast(x.device.type):
-                folded = torch.bmm(both.transpose(0, 1), weight).transpose(0, 1).flatten(0, 1)
-                if is_sparse_features(x):
-                    scores = linear(SparseFeatures(x), folded.t())
-                else:
-                    scores = F.linear(x.to(folded.dtype), folded)
+            folded = unrounded(torch.bmm, both.transpose(0, 1), weight).transpose(0, 1).flatten(0, 1)
+            if is_sparse_features(x):
+                scores = unrounded(linear, SparseFeatures(x), folded.t())
+            else:
+                scores = unrounded(F.linear, x, folded)
             score_src, score_dst = scores.chunk(2, 1)
             if x_dst is None or x_dst is x_src:
                 return score_src, score_dst
@@ -370,8 +370,7 @@ class GATConv(_AttentionConv):
             edge_attr = edge_attr.view(-1, 1)
         if not torch.jit.is_scripting():
             if _plain(self.lin_edge):  # (a W) . e instead of a . (W e)
-                with without_autocast(edge_attr.device.type):
-                    weight = _per_head(self.lin_edge, self.heads)
-                    folded = torch.einsum("hc,hcd->hd", self.att_edge.squeeze(0), weight)
-                    return F.linear(edge_attr.to(folded.dtype), folded)
+                weight = _per_head(self.lin_edge, self.heads)
+                folded = unrounded(partial(torch.einsum, "hc,hcd->hd"), self.att_edge.squeeze(0), weight)
+                return unrounded(F.linear, edge_attr, folded)
         return (self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels) * self.att_edge).sum(dim=-1)

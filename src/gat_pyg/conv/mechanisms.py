@@ -2,7 +2,6 @@
 
 import inspect
 import math
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Union
 
 import torch
@@ -175,7 +174,7 @@ def build_mechanism(
     return None, vectors
 
 
-def scored_by_layer(mechanism: Any) -> bool:
+def scored_by_layer(mechanism: Union[str, nn.Module]) -> bool:
     """Return True for the names of the paper's two mechanisms, which need no module."""
     return isinstance(mechanism, str) and mechanism in MECHANISMS and MECHANISMS[mechanism].build is None
 
@@ -216,14 +215,13 @@ def _plain(lin: Linear) -> bool:
     return type(lin) is Linear and lin.bias is None and lin.in_channels >= 0 and not hooked(lin)
 
 
-def autocasts(device: str) -> bool:
-    """Return True within torch.autocast for a type of device."""
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-
-
-def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """A context for small products, whose results autocast would round."""
-    return torch.autocast(device, enabled=False) if autocasts(device) else nullcontext()
+def unrounded(function: Callable[..., Tensor], x: Tensor, weight: Tensor) -> Tensor:
+    """Return a small product of x and a weight in the dtype of the weight, also under autocast."""
+    device = weight.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return function(x, weight)
+    with torch.autocast(device, enabled=False):
+        return function(x if x.dtype == weight.dtype else x.to(weight.dtype), weight)
 
 
 def gatv2_score(layer: Any, x_dst: OptTensor, edge_attr: OptTensor) -> Optional[Score]:

@@ -4,20 +4,21 @@
 # Optional, Tuple and Union instead of `X | None`, and the `# propagate_type` and `# edge_updater_type` comments.
 
 import math
+from functools import partial
 from typing import Any, Optional, Tuple, Union
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.typing import Adj, OptTensor, PairTensor, Size, SparseTensor
+from torch_geometric.typing import Adj, NoneType, OptTensor, PairTensor, Size, SparseTensor
 from torch_geometric.utils import softmax
 
 from ..attention.operation import Backend
 from ..attention.pair import Dot
 from ..attention.score import Score
 from ..features.linear import Linear
-from .base import Ends, NoneType, _AttentionConv, _check_call, check_ends, each_graph, is_batch, overload
-from .mechanisms import _per_head
+from .base import Ends, _AttentionConv, _check_call, check_ends, each_graph, is_batch, overload
+from .mechanisms import _per_head, unrounded
 
 
 class TransformerConv(_AttentionConv):
@@ -190,11 +191,13 @@ class TransformerConv(_AttentionConv):
         dropped = weights and self.training and self.dropout > 0.0  # alpha is returned before dropout
         return dropped or super()._needs_messages(x, ends, edge_index, edge_attr, weights)
 
-    def _attend(self, *args: Any) -> Tuple[Tensor, Any, Any]:
-        out, adjacency, alpha = super()._attend(*args)
+    def _attend(self, x: Any, ends: Ends, *args: Any) -> Tuple[Tensor, Any, Any]:
+        out, adjacency, alpha = super()._attend(x, ends, *args)
+        value = ends[0]
         if self.lin_edge is not None:
             out, of_edges = out.split([self.out_channels, self.lin_edge.in_channels], dim=-1)
-            out = out + torch.einsum("nhd,hcd->nhc", of_edges, self._of_edges())
+            out = out + unrounded(partial(torch.einsum, "nhd,hcd->nhc"), of_edges, self._of_edges())
+            out, alpha = out.to(value.dtype), None if alpha is None else alpha.to(value.dtype)
         elif not self.root_weight and self.concat:
             out = out.clone()  # the backward pass needs the operation's own output
         return out, adjacency, alpha
@@ -230,10 +233,6 @@ class TransformerConv(_AttentionConv):
         beta = self.lin_beta(torch.cat([out, skip, out - skip], dim=-1)).sigmoid()
         return beta * skip + (1 - beta) * out
 
-    def _attention(self, adjacency: Any, alpha: Tensor) -> Any:
-        # PyG's other layers write alpha into a torch.sparse matrix, this one does not
-        return (adjacency, alpha) if isinstance(adjacency, Tensor) else super()._attention(adjacency, alpha)
-
     def message(  # type: ignore[override]
         self,
         query_i: Tensor,
@@ -266,5 +265,5 @@ class TransformerConv(_AttentionConv):
         assert x_dst is not None
         if edge_attr is None:
             return Dot(x_dst, key)
-        edge_attr = edge_attr.to(x_dst.dtype)  # as autocast has lin_edge do
-        return Dot(x_dst, key, torch.einsum("nhc,hcd->nhd", x_dst, self._of_edges()), edge_attr)
+        query_edge = unrounded(partial(torch.einsum, "nhc,hcd->nhd"), x_dst, self._of_edges())
+        return Dot(x_dst, key, query_edge, edge_attr)
