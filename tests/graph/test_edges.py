@@ -451,6 +451,7 @@ def test_every_cached_result_follows_a_change_by_numpy() -> None:
     if WITH_TORCH_SPARSE:
         matrices["SparseTensor"] = SparseTensor.from_edge_index(RANDOM.index, sparse_sizes=(40, 40))
     mask, pairs, train = torch.arange(300) % 3 == 0, RANDOM.index.clone(), torch.arange(300) % 2 == 0
+    links = pairs, torch.ones(300), train, 40
     cases: list[tuple[str, Callable[[], Any], Any]] = [
         (f"{function.__name__} of {form}", partial(function, graph, 40, 40), graph)
         for function in (neighbourhoods, with_self_loops)
@@ -465,9 +466,9 @@ def test_every_cached_result_follows_a_change_by_numpy() -> None:
         ("first_edges", lambda: first_edges(lists["int64"], None, 20)[0], lists["int64"]),
         ("Pattern.of", partial(Pattern.of, matrices["csr"]), matrices["csr"]),
         ("mask_to_index", partial(mask_to_index, mask), mask),
-        ("_non_links", partial(_non_links, lists["int64"], pairs, train, 40), lists["int64"]),
-        ("_non_links, pairs", partial(_non_links, lists["int64"], pairs, train, 40), pairs),
-        ("_non_links, mask", partial(_non_links, lists["int64"], pairs, train, 40), train),
+        ("_non_links", partial(_non_links, lists["int64"], *links), lists["int64"]),
+        ("_non_links, pairs", partial(_non_links, lists["int64"], *links), pairs),
+        ("_non_links, mask", partial(_non_links, lists["int64"], *links), train),
     ]
     for case, function, key in cases:
         first = function()

@@ -34,7 +34,7 @@ def fit_logistic(lin: nn.Linear, x: Tensor, y: Tensor, strength: float) -> None:
         raise ImportError(
             "this method needs scikit-learn's logistic regression. Run: python -m pip install 'gat_pyg[baselines]'."
         ) from error
-    model = LogisticRegression(C=strength, max_iter=1000).fit(x.cpu().numpy(), y.cpu().numpy())
+    model = LogisticRegression(C=strength, max_iter=1000).fit(*(each.cpu().clone().numpy() for each in (x, y)))
     weight, bias = (torch.from_numpy(value).to(lin.weight) for value in (model.coef_, model.intercept_))
     if len(bias) == 1:  # with two classes, the log odds of the second
         weight, bias = torch.cat([-weight, weight]) / 2, torch.cat([-bias, bias]) / 2

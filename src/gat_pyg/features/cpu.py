@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..graph.memory import elements
 from ..kernels.cpu.cache import compiled, inline
 from ..kernels.cpu.draw import DRAWN, draw
 from ..kernels.cpu.rows import SPLIT, Job, Shape, run
@@ -148,10 +149,10 @@ def keep(seed: Tensor, size: int, dropout: float, dtype: torch.dtype, ids: Tenso
     shape = Shape.of(torch.empty(*seed.shape, size, 4, 0, dtype=dtype))
     tiles = -(-size // (4 * DRAWN))
     mask = shape.empty(tiles, 4 * DRAWN)
-    job = Job(np.arange(tiles + 1), shape.models, DRAWN, 8 * mask.size)
+    job = Job(np.arange(tiles + 1), shape.models, DRAWN, 8 * mask.numel())
     ids = ids if ids is None else F.pad(ids, (0, tiles * DRAWN - ids.numel()))
     run(_keep, shape.dtype, job, shape.drop(seed, dropout, ids), mask, (0, 0))
-    return torch.from_numpy(mask).view(*seed.shape, -1).narrow(-1, 0, size)
+    return mask.view(*seed.shape, -1).narrow(-1, 0, size)
 
 
 def weighted_rows(
@@ -166,16 +167,17 @@ def weighted_rows(
     )
     channels, rows = weight.size(-1), columns if back else rowptr.numel() - 1
     shape = Shape.of(torch.empty(*batch, 0, 1, channels, dtype=weight.dtype), values, narrow=False)
-    bounds = np.arange(-(-channels >> len(shape.tile)) + 1) if back else rowptr.numpy()
-    longest = int(np.diff(rowptr.numpy()).max(initial=0)) if seed is not None else 0
+    bounds = np.arange(-(-channels >> len(shape.tile)) + 1) if back else elements(rowptr)
+    longest = int(np.diff(elements(rowptr)).max(initial=0)) if seed is not None else 0
     seed = seed if seed is None else seed.expand(batch)
-    out = np.zeros(shape.models * rows * channels, shape.dtype) if back else shape.empty(rows, channels)
+    out = shape.empty(rows, channels)
+    out = out.zero_() if back else out
     run(
         _scatter_rows if back else _gather_rows,
         shape.dtype,
         Job(bounds, shape.models, max(SPLIT, longest) + 8 * DRAWN, shape.models * col.numel() * channels),
-        rowptr.numpy(),
-        col.numpy(),
+        rowptr,
+        col,
         shape.flat(values),
         math.prod(values.shape[:-1]),
         shape.flat(weight),
@@ -186,4 +188,4 @@ def weighted_rows(
         shape.tile,
         (0, 0),
     )
-    return shape.tensor(out, rows, channels)
+    return out

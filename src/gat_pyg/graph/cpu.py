@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.cpu.cache import compiled
+from .memory import elements, empty
 
 NARROW = torch.iinfo(torch.int32).max
 
@@ -69,17 +70,19 @@ def read_edges(index: Tensor, num_loops: int, dtype: torch.dtype) -> tuple[Tenso
     """Return the rows `[2, R]` of an edge list with loops (-1: it keeps its own), and the facts to check it by."""
     if index.dtype not in (torch.int32, torch.int64) or dtype == torch.int64:
         index = index.long()
-    rows = torch.empty(2, index.size(1) + max(num_loops, 0), dtype=dtype)
+    index = index.contiguous()
+    rows = empty(2, index.size(1) + max(num_loops, 0), dtype=dtype)
     facts = np.array([0, NARROW, -1, NARROW, -1])
-    src, dst = index.contiguous().numpy()
-    _read(src, dst, num_loops, *rows.numpy(), facts)
+    src, dst, rows_src, rows_dst = *map(elements, index), *map(elements, rows)
+    _read(src, dst, num_loops, rows_src, rows_dst, facts)
     names = "edges", "lowest src", "highest src", "lowest dst", "highest dst"
     return rows, dict(zip(names, facts.tolist(), strict=True))
 
 
 def sort_edges(key: Tensor, other: Tensor, num_keys: int, replaced: int, count: int) -> tuple[Tensor, ...]:
     """Return the `[num_keys + 1]` pointer of `count` rows grouped by key, and of each its key, other end and row."""
-    pointer = np.zeros(num_keys + 1, np.int64)
-    keys, others, perm = (torch.empty(count, dtype=key.dtype) for _ in range(3))
-    _sort(key.numpy(), other.numpy(), replaced, pointer, keys.numpy(), others.numpy(), perm.numpy())
-    return torch.from_numpy(pointer), keys, others, perm
+    pointer = empty(num_keys + 1, dtype=torch.int64).zero_()
+    keys, others, perm = (empty(count, dtype=key.dtype) for _ in range(3))
+    grouped = map(elements, (pointer, keys, others, perm))
+    _sort(elements(key), elements(other), replaced, *grouped)
+    return pointer, keys, others, perm

@@ -149,7 +149,8 @@ class Edges:
         facts = _facts(src, None, num_src, rowptr.numel() - 1, rowptr=rowptr)
         check_rowptr(facts, src.numel())
         check_ids(facts, "src", num_src)
-        return cls._by_rows(rowptr, src, num_src, facts)
+        with _outside():
+            return cls._by_rows(rowptr, src, num_src, facts)
 
     @classmethod
     def _by_rows(cls, rowptr: Tensor, src: Tensor, num_src: int, facts: dict[str, int]) -> Edges:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 _FIRST = 8  # an address below all tensors' and a multiple of every size: NumPy has no array at address 0
+_HUGE = 1 << 22  # bytes from which NumPy requests huge pages
 _LARGE = 1 << 22  # words, about 2 ms, below which one thread computes a checksum
 
 
@@ -34,7 +36,7 @@ class _Addresses:
 @functools.cache
 def _memory(dtype: torch.dtype) -> tuple[np.ndarray[Any, Any], int]:
     """Return all addresses of the process as one array, whose slices are arrays of valid memory, and its item size."""
-    kind = torch.empty(0, dtype=dtype).numpy().dtype
+    kind = np.dtype(str(dtype).removeprefix("torch."))
     return np.asarray(_Addresses(kind)), kind.itemsize
 
 
@@ -61,6 +63,18 @@ def elements(tensor: Tensor, dtype: torch.dtype | None = None) -> np.ndarray[Any
     return memory[first : first + count]
 
 
+def empty(*size: int, dtype: torch.dtype) -> Tensor:
+    """Return an uninitialised tensor on a CPU.
+
+    The memory of large ones is NumPy's, which requests huge pages: they are written and gathered from faster. Their
+    storage cannot be resized.
+    """
+    memory, item = _memory(dtype)
+    if math.prod(size) * item < _HUGE:
+        return torch.empty(size, dtype=dtype, device="cpu")
+    return torch.from_numpy(np.empty(size, memory.dtype))
+
+
 def checksum(tensor: Tensor) -> Hashable:
     """Return a checksum of the elements of a tensor on a CPU and of their order.
 
@@ -73,10 +87,11 @@ def checksum(tensor: Tensor) -> Hashable:
     False
     """
     if not tensor.is_contiguous():
-        if tensor.dim() == 2 and tensor.size(0) == 2 and tensor.stride(1) == 1:
-            return tuple(checksum(row) for row in tensor)
-        transpose = tensor.mT if tensor.dim() == 2 else tensor
-        tensor = transpose if transpose.is_contiguous() else tensor.contiguous()
+        with torch._C._DisableFuncTorch():  # within a transform, a view of a tensor has no memory
+            if tensor.dim() == 2 and tensor.size(0) == 2 and tensor.stride(1) == 1:
+                return tuple(checksum(row) for row in tensor)
+            transpose = tensor.mT if tensor.dim() == 2 else tensor
+            tensor = transpose if transpose.is_contiguous() else tensor.contiguous()
     if (kernels := load_cpu_kernels()) is None:
         return hash(elements(tensor, torch.uint8).tobytes())
     words = elements(tensor, torch.int64)

@@ -218,7 +218,7 @@ class _Shown(NamedTuple):
         values = times_uniform(edge_index, alpha, N) if scale == "uniform" else alpha
         ends, values = pairs(edge_index, values, "mean")
         molecule = molecule_of(data)
-        position = graph_layout(data, molecule) if layout is None else checked(layout, N).double().numpy()
+        position = graph_layout(data, molecule) if layout is None else checked(layout, N).double().clone().numpy()
         length = np.linalg.norm(position[ends[0].numpy()] - position[ends[1].numpy()], axis=1)
         unit = float(np.median(length)) if len(length) else float(np.ptp(position, axis=0).max())
         middle = (position.max(0) + position.min(0)) / 2

@@ -101,4 +101,4 @@ def _content(attended: Attended, place: Tensor, title: str) -> dict[str, Any]:
 
 
 def _text(values: Tensor, dtype: str) -> str:
-    return base64.b64encode(np.ascontiguousarray(values.numpy().astype(dtype)).tobytes()).decode()
+    return base64.b64encode(np.ascontiguousarray(values.clone().numpy().astype(dtype)).tobytes()).decode()

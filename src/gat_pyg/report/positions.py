@@ -100,7 +100,7 @@ def _by_distances(data: Data) -> NDArray[np.float64]:
         from scipy.sparse.csgraph import shortest_path
     except ImportError as error:
         raise ImportError(f"the positions of the nodes need SciPy: {EXTRA}") from error
-    N, edges = int(data.num_nodes or 0), data.edge_index.cpu().numpy()
+    N, edges = int(data.num_nodes or 0), data.edge_index.cpu().clone().numpy()
     graph: Any = nx.Graph(edges.T.tolist())
     graph.add_nodes_from(range(N))
     if N >= _LARGE:

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from ...graph.edges import Edges
+from ...graph.memory import elements
 from ...kernels.cpu.cache import compiled, inline
 from ...kernels.cpu.draw import draw_row
-from ...kernels.cpu.rows import Shape, chunks_of, edge_ids, merge_sums, run
+from ...kernels.cpu.rows import Shape, chunks_of, merge_sums, run
 from ...kernels.cpu.vector import (
     LANES,
     constant,
@@ -410,14 +411,14 @@ def forward(
     out_plus = shape.empty(slots, heads, channels) if saves_output else None
     mass_plus = shape.empty(slots, heads) if saves_output else None
     constants = shape.dtype.type(score.negative_slope), shape.layout, shape.narrow
-    ends = shape.drop(seed, dropout, edges.dropout_ids_by_dst), edges.src.numpy(), edge_ids(edges)
+    ends = shape.drop(seed, dropout, edges.dropout_ids_by_dst), edges.src, edges.perm
     operands = map(shape.flat, (x, *score.operands, edge_weight))
     shape.run(_forward, chunks, edges, *constants, *ends, *operands, out, lse, out_plus, mass_plus)
     merge(shape, chunks, out, lse, out_plus, mass_plus)
-    results = shape.tensor(out, rows, heads, channels).to(dtype), shape.tensor(lse, rows, heads, 2)
+    results = shape.first(out, rows).to(dtype), shape.first(lse, rows)
     if out_plus is None or mass_plus is None:
         return results
-    return *results, shape.tensor(out_plus, rows, heads, channels), shape.tensor(mass_plus, rows, heads)
+    return *results, shape.first(out_plus, rows), shape.first(mass_plus, rows)
 
 
 def backward(
@@ -454,27 +455,26 @@ def backward(
     run(_dense, shape.dtype, job, sizes, slope, layout, shape.narrow, g, d, shape.flat(lse), stats, *outputs, grad_d)
     drop, ids = shape.drop(seed, dropout, edges.dropout_ids_by_src), None
     if u is not None or edge_weight is not None:
-        ids = edges.ids_by_src.numpy()
-    ends = drop, dst.numpy(), place.numpy(), ids
+        ids = edges.ids_by_src
+    ends = drop, dst, place, ids
     operands = g, shape.flat(x), s, u, shape.flat(edge_weight), stats
     results = grad_x, grad_s if speed else None, per_edge, grad_w, True if scored or grad_w is not None else None
     shape.run(_backward, chunks, edges, slope, layout, shape.narrow, *ends, *operands, *results)
     if scored and not speed:
-        rowptr, src = edges.rowptr.numpy(), edges.src.numpy()
-        job = shape.job(rowptr, 1, edges)
-        terms = rowptr, src, edge_ids(edges), s, u, stats, per_edge, grad_d
+        job = shape.job(elements(edges.rowptr), 1, edges)
+        terms = edges.rowptr, edges.src, edges.perm, s, u, stats, per_edge, grad_d
         run(_normalise, shape.dtype, job, sizes, slope, layout, *terms)
         if score_src is not None:
-            by_src = colptr.numpy(), place.numpy()
-            run(_collect, shape.dtype, shape.job(by_src[0], 1, edges), sizes, layout, *by_src, per_edge, grad_s)
+            job = shape.job(elements(colptr), 1, edges)
+            run(_collect, shape.dtype, job, sizes, layout, colptr, place, per_edge, grad_s)
     merge_sums(shape.models, chunks, heads * channels, grad_x)
     if grad_s is not None and speed:
         merge_sums(shape.models, chunks, heads, grad_s)
     axis = len(shape.batch)
     return {
-        "x": shape.tensor(grad_x, edges.num_src, heads, channels),
-        "edge_weight": None if grad_w is None else edges.ungroup(shape.tensor(grad_w, edges.num_edges, heads), axis),
-        "score_src": None if score_src is None else shape.tensor(grad_s, edges.num_src, heads),
-        "score_dst": None if score_dst is None else shape.tensor(grad_d, edges.num_dst, heads),
-        "score_edge": edges.ungroup(shape.tensor(per_edge, edges.num_edges, heads), axis) if edge_grad else None,
+        "x": shape.first(grad_x, edges.num_src),
+        "edge_weight": None if grad_w is None else edges.ungroup(grad_w, axis),
+        "score_src": None if score_src is None or grad_s is None else shape.first(grad_s, edges.num_src),
+        "score_dst": None if score_dst is None or grad_d is None else shape.first(grad_d, edges.num_dst),
+        "score_edge": edges.ungroup(per_edge, axis) if edge_grad and per_edge is not None else None,
     }

@@ -19,7 +19,7 @@ from torch import Tensor
 from ...graph.edges import Edges
 from ...kernels.cpu.cache import compiled, inline
 from ...kernels.cpu.draw import draw_row
-from ...kernels.cpu.rows import Job, Shape, chunks_of, edge_ids, merge_sums, run, tile_of
+from ...kernels.cpu.rows import Job, Shape, chunks_of, merge_sums, run, tile_of
 from ...kernels.cpu.vector import (
     lane_sum,
     larger,
@@ -321,7 +321,7 @@ class _Operands(NamedTuple):
             u, lin = (F.pad(t.detach(), (0, padding)) if t is not None and padding else t for t in (u, lin))
             lin = None if lin is None else lin.movedim(-1, -3)
         tensors = map(shape.flat, (x, key, score.x_dst, att, p, u, lin, edge_weight))
-        return cls(slope, scale, shape.layout, wide, width, edge_ids(edges) if has_ids else None, *tensors)
+        return cls(slope, scale, shape.layout, wide, width, edges.perm if has_ids else None, *tensors)
 
     @property
     def constants(self) -> tuple[Any, ...]:
@@ -350,15 +350,15 @@ def forward(
     operands = _Operands.of(shape, x, score, edges, edge_weight)
     out, lse = shape.empty(chunks.slots, heads, channels), shape.empty(chunks.slots, heads, 2)
     out_u = None if operands.p is None else shape.empty(chunks.slots, heads, operands.width)
-    head = *operands.constants, shape.drop(seed, dropout, edges.dropout_ids_by_dst), edges.src.numpy(), operands.ids
+    head = *operands.constants, shape.drop(seed, dropout, edges.dropout_ids_by_dst), edges.src, operands.ids
     shape.run(_forward, chunks, edges, *head, *operands.arrays, out, out_u, lse)
     if out_u is not None:
-        merge(shape._replace(channels=operands.width), chunks, out_u, lse)
-    merge(shape, chunks, out, lse)
-    result = shape.tensor(out, rows, heads, channels)
+        merge(shape._replace(channels=operands.width), chunks, out_u, lse, None, None)
+    merge(shape, chunks, out, lse, None, None)
+    result = shape.first(out, rows)
     if out_u is not None:
-        result = torch.cat([result, shape.tensor(out_u, rows, heads, operands.width)], -1)
-    return result.to(dtype), shape.tensor(lse, rows, heads, 2)
+        result = torch.cat([result, shape.first(out_u, rows)], -1)
+    return result.to(dtype), shape.first(lse, rows)
 
 
 def backward(
@@ -399,28 +399,28 @@ def backward(
         signs = np.empty(shape.models * num_edges * heads * -(-channels // tile) * tile // 8, np.uint8)
     elif features:
         g_u, grad_p = shape.flat(grad[..., channels:].mT), shape.empty(by_dst.slots, heads, features)
-        grad_u = np.zeros(shape.models * edges.num_rows * features, shape.dtype) if needs[5] else None
+        grad_u = shape.empty(edges.num_rows, features).zero_() if needs[5] else None
     sums_dst = shape.empty(by_dst.slots, heads, channels)
-    head = *operands.constants, shape.drop(seed, dropout, edges.dropout_ids_by_dst), edges.src.numpy(), operands.ids
+    head = *operands.constants, shape.drop(seed, dropout, edges.dropout_ids_by_dst), edges.src, operands.ids
     results = weights, changes, signs, grad_w, grad_u, sums_dst, grad_p
     shape.run(_backward_dst, by_dst, edges, *head, *operands.arrays, g, g_u, shape.flat(lse), delta, *results)
     values, sums_src = (shape.empty(by_src.slots, heads, channels) for _ in range(2))
     x_dst = operands.x_dst if signs is None else None
-    ends = dst.numpy(), place.numpy(), g, x_dst, weights, changes, signs
+    ends = dst, place, g, x_dst, weights, changes, signs
     shape.run(_backward_src, by_src, edges, operands.slope, shape.layout, *ends, values, sums_src)
     merge_sums(shape.models, by_dst, heads * channels, sums_dst)
     merge_sums(shape.models, by_src, heads * channels, values, sums_src)
-    grad_x, of_src = (shape.tensor(sums, edges.num_src, heads, channels) for sums in (values, sums_src))
-    of_dst = shape.tensor(sums_dst, edges.num_dst, heads, channels)
+    grad_x, of_src = (shape.first(sums, edges.num_src) for sums in (values, sums_src))
+    of_dst = shape.first(sums_dst, edges.num_dst)
     grads: dict[str, Tensor | None] = {"x": grad_x, "x_dst": of_dst}
     if grad_w is not None:
-        grads["edge_weight"] = edges.ungroup(shape.tensor(grad_w, num_edges, heads), len(shape.batch))
+        grads["edge_weight"] = edges.ungroup(grad_w, len(shape.batch))
     if isinstance(score, Dot):
         if grad_p is not None:
             merge_sums(shape.models, by_dst, heads * features, grad_p)
-            grads["query_edge"] = shape.tensor(grad_p, edges.num_dst, heads, features)
+            grads["query_edge"] = shape.first(grad_p, edges.num_dst)
         if grad_u is not None:
-            grads["edge_attr"] = shape.tensor(grad_u, edges.num_rows, features)
+            grads["edge_attr"] = grad_u
         return grads | ({"x": grad_x.add_(of_src)} if score.key is None else {"key": of_src})
     # slots of long rows may follow the rows of the sums
     grad_att = _column_dots(shape, operands.x, sums_src, edges.num_src)
@@ -436,7 +436,7 @@ def backward(
     return grads | {"x": grad_x.addcmul_(of_src, wide), "x_dst": of_dst.mul_(wide), "att": grad_att}
 
 
-def _column_dots(shape: Shape, a: np.ndarray, b: np.ndarray, rows: int) -> Tensor:
+def _column_dots(shape: Shape, a: Tensor, b: Tensor, rows: int) -> Tensor:
     """Return sum_n a_n b_n `[..., H, C]` of two `[..., N, H, C]`, added up in the same order by any number of threads.
 
     A product of torch's would not be: MKL divides a long sum among its threads.
@@ -445,5 +445,4 @@ def _column_dots(shape: Shape, a: np.ndarray, b: np.ndarray, rows: int) -> Tenso
     blocks = shape.empty(count, shape.heads, shape.channels)
     job = Job(np.arange(count + 1), shape.models, 0, 2 * shape.models * rows * row)
     run(_multiply_blocks, shape.dtype, job, a, b, rows, row, blocks)
-    sums = blocks.reshape(shape.models, count, row).sum(1)
-    return shape.tensor(sums.reshape(-1), 1, shape.heads, shape.channels).squeeze(-3)
+    return shape.sum(blocks)

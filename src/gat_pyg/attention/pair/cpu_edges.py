@@ -140,17 +140,16 @@ def spread_edges(
     job = Job(np.arange(count + 1), shape.models, 0, shape.models * num_edges * width * shape.heads)
     operands = cuts, ids, u, width, changes, signs, blocks
     run(_backward_lin, shape.dtype, job, shape.sizes, slope, shape.tile, *operands)
-    sums = blocks.reshape(shape.models, count, width * shape.heads * shape.channels).sum(1).reshape(-1)
-    return shape.tensor(sums, width, shape.heads, shape.channels).movedim(-3, -1)
+    return shape.sum(blocks).movedim(-3, -1)
 
 
 def attr_gradient(shape: Shape, score: GATv2, slope: Any, num_edges: int, ids: Any, changes: Any, signs: Any) -> Tensor:
     """The gradient of the features of the edges, `[..., R, D]`."""
     assert score.edge_attr is not None
     rows, width = score.edge_attr.shape[-2:]
-    grad = np.zeros(shape.models * rows * width, shape.dtype)
+    grad = shape.empty(rows, width).zero_()
     job = Job(np.arange(num_edges + 1), shape.models, 64, shape.models * num_edges * width * shape.heads)
     att, lin = shape.flat(score.att), shape.flat(score.lin_edge)
     operands = tile_of(width), ids, att, lin, width, changes, signs, grad
     run(_backward_edges, shape.dtype, job, shape.sizes, slope, shape.tile, *operands)
-    return shape.tensor(grad, rows, width)
+    return grad

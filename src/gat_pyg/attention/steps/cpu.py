@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
+from ...graph.memory import elements
 from ...kernels.cpu.cache import compiled, inline
 from ...kernels.cpu.draw import draw_row
 from ...kernels.cpu.rows import Chunks, Shape
@@ -290,9 +292,9 @@ def _merge(model: int, models: int, long: Any, first: Any, out_: Any, lse_: Any,
                     mass_plus[at] += share * mass_plus[p * heads + h]
 
 
-def merge(shape: Shape, chunks: Chunks, out: Any, lse: Any, out_plus: Any = None, mass_plus: Any = None) -> None:
-    """Merge the outputs of the chunks of long rows."""
+def merge(shape: Shape, chunks: Chunks, *results: Tensor | None) -> None:
+    """Merge the outputs of the chunks of long rows: O, (max, 1 / denominator), O+ and A+."""
     if chunks.long.size:
-        results = out, lse, out_plus, mass_plus
+        arrays = [None if each is None else elements(each) for each in results]
         for model in range(shape.models):
-            _merge(model, shape.models, chunks.long, chunks.first, *results, shape.heads, shape.channels)
+            _merge(model, shape.models, chunks.long, chunks.first, *arrays, shape.heads, shape.channels)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...graph.edges import Edges, Side
+from ...graph.memory import elements, empty
 from ...graph.remembered import remembered
 from . import interpreter
 from .cache import compiled
@@ -73,7 +74,7 @@ def _divide(pointer: np.ndarray) -> Chunks:
 @remembered
 def chunks_of(edges: Edges, side: Side) -> Chunks:
     """Return the chunks of rows by "dst" or by "src", remembered with the edges."""
-    return _divide((edges.rowptr if side == "dst" else edges.transpose[0]).numpy())
+    return _divide((edges.rowptr if side == "dst" else edges.transpose[0]).numpy())  # which keeps its memory
 
 
 _POOL: list[ThreadPoolExecutor] = []
@@ -101,6 +102,8 @@ class Job(NamedTuple):
 def run(kernel: Any, dtype: np.dtype[Any], job: Job, *args: Any) -> None:
     """Call `kernel(work, *args)` for ranges of chunks and for every model, on as many threads as torch has.
 
+    A kernel gets the elements of each contiguous tensor in `args` as a vector.
+
     `work` is a tuple: the first chunk, the one after the last, the model, how many models there are, and the buffers of
     a chunk, eight with an element for each edge and lane.
 
@@ -109,11 +112,12 @@ def run(kernel: Any, dtype: np.dtype[Any], job: Job, *args: Any) -> None:
     thread, so its bits do not depend on their number.
     """
     bounds, models, threads = job.bounds, job.models, torch.get_num_threads()
+    arrays = [elements(arg) if type(arg) is Tensor else arg for arg in args]  # valid as long as `args`
     chunks = bounds.size - 1
     if threads == 1 or job.gathers < SMALL or interpreter.INTERPRET:
         buffers = _buffers(job, dtype)
         for model in range(models):
-            kernel((0, chunks, model, models, buffers), *args)
+            kernel((0, chunks, model, models, buffers), *arrays)
         return
     cost = bounds + np.arange(bounds.size)  # an edge and a chunk cost about the same to begin with
     cuts = np.searchsorted(cost, np.linspace(cost[0], cost[-1], -(-4 * threads // models) + 1)[1:-1]).tolist()
@@ -124,7 +128,7 @@ def run(kernel: Any, dtype: np.dtype[Any], job: Job, *args: Any) -> None:
         buffers = _buffers(job, dtype)
         while (at := next(turn)) < len(ranges):
             model, (first, last) = ranges[at]
-            kernel((first, last, model, models, buffers), *args)
+            kernel((first, last, model, models, buffers), *arrays)
 
     with _POOL_LOCK:
         if not _POOL:
@@ -155,11 +159,11 @@ def _merge_sums(model: int, models: int, long: Any, first: Any, sums_: Any, row:
             sums[long[q] * row + c] = total
 
 
-def merge_sums(models: int, chunks: Chunks, row: int, *sums: np.ndarray) -> None:
+def merge_sums(models: int, chunks: Chunks, row: int, *sums: Tensor) -> None:
     """Add up the sums of the chunks of long rows, `row` elements each."""
     if chunks.long.size:
         for model, each in itertools.product(range(models), sums):
-            _merge_sums(model, models, chunks.long, chunks.first, each, row)
+            _merge_sums(model, models, chunks.long, chunks.first, elements(each), row)
 
 
 def tile_of(channels: int) -> tuple[int, ...]:
@@ -229,38 +233,52 @@ class Shape(NamedTuple):
         """Run a kernel over chunks of rows: call `kernel(work, chunks, sizes, *args)`."""
         run(kernel, self.dtype, self.job(chunks.bounds, chunks.most, edges), chunks.arrays, self.sizes, *args)
 
-    def flat(self, tensor: Tensor | None) -> Any:
-        """Return the elements of a tensor as a vector; None stays None."""
+    @property
+    def wide(self) -> torch.dtype:
+        """The dtype, as torch has it."""
+        return torch.float64 if self.dtype == DOUBLE else torch.float32
+
+    def flat(self, tensor: Tensor | None) -> Tensor | None:
+        """Return a tensor in the dtype of the call and with its elements in order; None stays None."""
         if tensor is None:
             return None
-        wide = torch.float64 if self.dtype == np.float64 else torch.float32
-        tensor = tensor.detach() if tensor.dtype == wide else tensor.detach().to(wide)
-        return tensor.contiguous().numpy().reshape(-1)
+        tensor = tensor.detach() if tensor.dtype == self.wide else tensor.detach().to(self.wide)
+        tensor = (tensor.resolve_neg() if tensor.is_neg() else tensor).contiguous()
+        return tensor if type(tensor) is Tensor else tensor.as_subclass(Tensor)
 
-    def empty(self, rows: int, *row: int) -> np.ndarray:
-        """Allocate results with NumPy, which requests huge pages for large arrays, so the first write is cheaper."""
-        return np.empty((self.models, rows, *row), self.dtype).reshape(-1)
+    def empty(self, rows: int, *row: int) -> Tensor:
+        """Allocate results `[rows, ...]`, with the axis of models in front, where there is one."""
+        return empty(*self.batch, rows, *row, dtype=self.wide)
 
-    def tensor(self, values: Any, rows: int, *row: int) -> Tensor:
-        """The first `rows` rows of results, as a tensor with the axis of models in front, where there is one."""
-        each = self.models * math.prod(row)
-        shaped = values.reshape(*self.batch, values.size // each if each else rows, *row)
-        return torch.from_numpy(shaped[:, :rows] if self.batch else shaped[:rows])  # no view of a tensor
+    def first(self, values: Tensor, rows: int) -> Tensor:
+        """Return the first `rows` rows of results: the sums of chunks may follow them."""
+        axis = len(self.batch)
+        return values if values.size(axis) == rows else values.narrow(axis, 0, rows)
+
+    def sum(self, blocks: Tensor) -> Tensor:
+        """Return the sum over the rows, added up in their order."""
+        axis = len(self.batch)
+        total = empty(*self.batch, *blocks.shape[axis + 1 :], dtype=self.wide)
+        row = math.prod(blocks.shape[axis + 1 :])
+        shaped = elements(blocks).reshape(self.models, blocks.size(axis), row)
+        np.sum(shaped, 1, out=elements(total).reshape(self.models, row))
+        return total
 
     def drop(self, seed: Tensor | None, dropout: float, ids: Tensor | None = None) -> Any:
-        """Keys of the models, threshold, scale, ids: an edge is kept if its random word reaches the threshold."""
+        """Keys of the models, threshold, scale, ids: an edge is kept if its random word reaches the threshold.
+
+        Valid as long as `ids`.
+        """
         if seed is None or dropout == 0.0:
             return None
         scale = self.dtype.type(1 / (1 - dropout)) if dropout < 1 else self.dtype.type(0)
-        keys, least = seed.contiguous().view(-1).numpy(), np.int64(min(math.floor(dropout * 2**32), 2**32 - 1))
-        return keys, least, scale, None if ids is None else ids.numpy()
+        keys, least = (
+            np.array(seed.tolist(), np.int64).reshape(-1),
+            np.int64(min(math.floor(dropout * 2**32), 2**32 - 1)),
+        )
+        return keys, least, scale, None if ids is None else elements(ids)
 
 
 def _dtype(*tensors: Tensor | None) -> np.dtype[Any]:
     """float64 if any of them is, else float32."""
     return DOUBLE if any(t is not None and t.dtype == torch.float64 for t in tensors) else SINGLE
-
-
-def edge_ids(edges: Edges) -> Any:
-    """The place in the caller's order of each edge; None where that is its own."""
-    return None if edges.perm is None else edges.perm.numpy()
