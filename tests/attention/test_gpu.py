@@ -44,7 +44,7 @@ from gat_pyg.graph import edges as edges_module  # noqa: E402
 from gat_pyg.graph.adjacency import neighbourhoods  # noqa: E402
 from gat_pyg.graph.edges import Edges  # noqa: E402
 from gat_pyg.kernels import device  # noqa: E402
-from gat_pyg.kernels.gpu import draw, rows  # noqa: E402
+from gat_pyg.kernels.gpu import FP_FUSION, draw, rows  # noqa: E402
 from gat_pyg.philox import keyed  # noqa: E402
 from gat_pyg.tasks.nodes import NodeLabels  # noqa: E402
 from tests.attention.comparisons import (  # noqa: E402
@@ -1020,7 +1020,8 @@ def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
                 if argument in divisible:
                     aligned[(place,)] = [["tt.divisibility", 16]]
         source = ASTSource(kernel, signature, values, aligned)
-        compiled = triton.compile(source, target=GPUTarget("cuda", sm, 32), options={"num_warps": num_warps})
+        options = {"num_warps": num_warps, "enable_fp_fusion": FP_FUSION}
+        compiled = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
         cubin = tmp_path / "kernel.cubin"
         cubin.write_bytes(compiled.asm["cubin"])
         tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..kernels.gpu import FP_FUSION
 from ..kernels.gpu.draw import draw, drop_arguments
 from ..kernels.gpu.rows import edge_id, offset
 
@@ -55,9 +56,10 @@ def _launch(
     x_stride: int = 0,
 ) -> None:
     if out.numel():
-        arguments = {"p_x": p_x, "x_stride": x_stride, **drop_arguments(dropout, seed, ids)}
+        options = {"BLOCK": 256, "enable_fp_fusion": FP_FUSION}
+        arguments = {"p_x": p_x, "x_stride": x_stride, **drop_arguments(dropout, seed, ids), **options}
         with torch.cuda.device_of(seed):
-            _keep_kernel[(triton.cdiv(size, 1024), 1, seed.numel())](p_out=out, size=size, BLOCK=256, **arguments)
+            _keep_kernel[(triton.cdiv(size, 1024), 1, seed.numel())](p_out=out, size=size, **arguments)
 
 
 # Sums over the non-zeros of sparse matrices that share one pattern.
@@ -156,5 +158,6 @@ def weighted_rows(
             BLOCK_K=min(32, 1024 // block_d),
             BLOCK_D=block_d,
             num_warps=1,
+            enable_fp_fusion=FP_FUSION,
         )
     return out

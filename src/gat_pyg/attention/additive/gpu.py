@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...graph.edges import Edges
-from ...kernels.gpu import rows
+from ...kernels.gpu import FP_FUSION, rows
 from ...kernels.gpu.draw import drop_arguments, keep
 from ...kernels.gpu.rows import (
     Walk,
@@ -508,6 +508,7 @@ class _Backward(NamedTuple):
                 BLOCK_H=tile.heads,
                 STAGES=stages,
                 num_warps=warps,
+                enable_fp_fusion=FP_FUSION,
             )
 
 

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...graph.edges import Edges
+from ...kernels.gpu import FP_FUSION
 from ...kernels.gpu.rows import all_models, beside, edge_id, load_row, offset, stack_arguments
 from ..steps.gpu import of_rows
 from . import Dot, GATv2
@@ -272,6 +273,7 @@ def parameter_gradients(
         BLOCK_W=block_w,
         BLOCK_D=BLOCK_D,
         num_warps=WARPS,
+        enable_fp_fusion=FP_FUSION,
     )
     return {"lin_edge": held.sum(0).view_as(lin_edge), "edge_attr": grad_attr}
 
@@ -298,5 +300,6 @@ def attr_gradient(
             D=size,
             BLOCK_E=block_e,
             BLOCK_D=block_d,
+            enable_fp_fusion=FP_FUSION,
         )
     return grad_attr

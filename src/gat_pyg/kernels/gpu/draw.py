@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import FP_FUSION
 from .rows import all_models, edge_id, offset, stack_arguments
 
 
@@ -123,5 +124,6 @@ def kept(seed: Tensor, edges: int | Tensor, heads: int, threshold: int) -> Tenso
                 **stack_arguments(seed.numel(), heads),
                 BLOCK_E=512 // block_h,
                 BLOCK_H=block_h,
+                enable_fp_fusion=FP_FUSION,
             )
     return result

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...graph.edges import SPLIT as SPLIT
 from ...graph.edges import Edges, Side, count_long, indices_of
 from ...graph.remembered import remembered
+from . import FP_FUSION
 
 # Constants of the launches. `benchmarks/attention.py --variants` compares them with the values in `VARIANTS`.
 
@@ -209,6 +210,7 @@ class Tile(NamedTuple):
             "BLOCK_H": self.heads,
             "BLOCK_C": self.channels,
             "num_warps": self.warps,
+            "enable_fp_fusion": FP_FUSION,
         }
 
 
@@ -296,6 +298,7 @@ class Walk:
             EACH_NARROW=(held.size(1) - width) // self.models,
             BLOCK_E=8,
             BLOCK_W=256,
+            enable_fp_fusion=FP_FUSION,
         )
 
 
