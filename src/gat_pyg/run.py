@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import warnings
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -18,6 +19,9 @@ from .experiments.conf import VERSION_BASE, config_folder
 # Waiting threads release their cores instead of spinning: if other processes are busy, an epoch is several times
 # faster. OpenMP reads this when `job` imports torch. A value set by the user is not replaced.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# torch 2.14 warns of what PyG does as it is imported. The processes of a training read the variable.
+os.environ.setdefault("PYTHONWARNINGS", "ignore:`torch.jit.script` is deprecated:FutureWarning")
 
 
 def main() -> None:
@@ -33,6 +37,7 @@ def main() -> None:
         return
     if not {"", os.getcwd()} & {*sys.path} and not getattr(sys.flags, "safe_path", False):
         sys.path.append(os.getcwd())  # for classes by their `_target_`, as with `python -m gat_pyg.run`
+    warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)
     sys.argv[1:] = translated(sys.argv[1:])
     with errors_as_messages(sys.argv[1:]):
         hydra.main(config_path=str(config_folder()), config_name="config", **VERSION_BASE)(_job)()

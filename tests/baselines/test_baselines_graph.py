@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.utils import get_laplacian, to_dense_adj
@@ -21,7 +20,7 @@ from gat_pyg.baselines.planetoid import Planetoid
 from gat_pyg.baselines.semiemb import SemiEmb
 from gat_pyg.data import digits, planetoid
 from gat_pyg.data.raw import data_root
-from gat_pyg.experiments.conf import VERSION_BASE, config_folder
+from gat_pyg.experiments.conf import VERSION_BASE, config_folder, instantiate
 from gat_pyg.seeds.stack import Stack
 from gat_pyg.tasks.model import Inputs
 from tests.graphs import ISOLATED, LOOPS, NO_EDGES, RANDOM, REPEATED, Graph

@@ -750,7 +750,11 @@ def test_numbers_that_are_no_labels_or_features_are_named(
     [
         ("x", torch.ones(12, 2, device="meta"), "x is on the meta device, expected a tensor of real numbers"),
         ("x", lambda: torch.quantize_per_tensor(torch.ones(12, 2), 0.1, 0, torch.quint8), "x is quantized, expected"),
-        ("x", lambda: torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)]), "x is a nested tensor, expect"),
+        (
+            "x",
+            lambda: torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)]),
+            "x is a nested tensor, expect|cannot be read: it needs torch._utils._rebuild_nested",  # torch 2.15
+        ),
         ("x", [[0.0]] * 12, "x is of list, expected a tensor"),
         ("y", torch.ones(12, device="meta"), "y is on the meta device"),
         ("y", torch.arange(12).to_sparse(), r"y is torch.sparse_coo, expected a dense tensor. Use y.to_dense\(\)"),
@@ -776,7 +780,7 @@ def test_tensors_of_another_kind_are_named(form: Any, key: str, content: Any, me
         data = values if form is dict else Data(**values)
         torch.save([ring(), data] if form is list else data, tmp_path / "mine.pt")
         assert (tmp_path / "mine.pt").stat().st_size < 10_000
-        with pytest.raises(ValueError, match=rf"mine\.pt(, graph 1)?: {message}"):
+        with pytest.raises(ValueError, match=rf"mine\.pt(, graph 1)?:? (?:{message})"):
             from_file(tmp_path / "mine.pt")
 
 

@@ -79,11 +79,12 @@ def build_task(settings: Settings) -> Task:
             result: Any = [dataset(split=split, **others) for split in ("train", "val", "test")]
         else:
             result = dataset(**others)
-    except HydraException as error:
-        if error.__cause__ is None or not is_of_network(error.__cause__):
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error, HydraException) else error  # as Hydra 1.4 raises it
+        if cause is None or not is_of_network(cause):
             raise
         folder = Path(others.get("root") or data_root(dataset.get("root")))
-        raise not_downloaded(f"{dataset_name(dataset.values)} was", folder, error.__cause__) from error
+        raise not_downloaded(f"{dataset_name(dataset.values)} was", folder, cause) from error
     if isinstance(result, Task):
         if settings.task is not None and target is not from_file:
             raise ValueError(
