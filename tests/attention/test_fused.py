@@ -600,7 +600,9 @@ def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.M
         kernel((start, start + job.bounds.size - 1, 0, 1, rows._buffers(job, dtype)), *moved)
         for (name, here), far_away in zip(near, there, strict=True):
             if name not in BY_ID:
-                assert np.array_equal(far_away[far_away.size - here.size :], here), f"{kernel.__name__} {name}"
+                assert np.array_equal(far_away[far_away.size - here.size :], here, equal_nan=True), (
+                    f"{kernel.__name__} {name}"
+                )
         assert any(array.size > 2**31 for array in there)
         seen.append(kernel.__name__)
 
@@ -1175,3 +1177,24 @@ def test_the_operators_are_what_torch_expects(names: str, p: float) -> None:
                 (torch.ones_like(results[0]), detached, saved, list(needs), *rest, speed, *dropping),
                 test_utils=("test_schema", "test_faketensor"),
             )
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_derivatives_in_batches(name: str) -> None:
+    """Of every argument, first and second, by the older vmap of `torch.autograd`."""
+    net, x, index = Net(name).double(), torch.randn(40, 5).double(), RANDOM.index
+    names = [each for each, _ in net.named_parameters()]
+
+    def loss(x: Tensor, *values: Tensor) -> Tensor:
+        return torch.func.functional_call(net, dict(zip(names, values, strict=True)), (x, index)).sin().sum(0)
+
+    leaves = x, *(each.detach() for each in net.parameters())
+    jacobian, hessian = torch.autograd.functional.jacobian, torch.autograd.functional.hessian
+    for measured, exact in zip(jacobian(loss, leaves, vectorize=True), jacobian(loss, leaves), strict=True):
+        torch.testing.assert_close(measured, exact)
+    bias = leaves[-1]
+
+    def of_last(value: Tensor) -> Tensor:
+        return loss(*leaves[:-1], value).square().sum()
+
+    torch.testing.assert_close(hessian(of_last, bias, vectorize=True), hessian(of_last, bias))

@@ -19,7 +19,7 @@ from ..graph.adjacency import EdgeList
 from ..graph.edges import Edges
 from ..graph.remembered import NOT_OVER_THE_GRAPH
 from ..kernels.device import has_gpu_kernels, load_kernels, result_dtype
-from ..kernels.models import each_model, in_forward_mode, to_heads, to_models
+from ..kernels.models import each_cotangent, each_model, in_forward_mode, to_heads, to_models
 from ..philox import draw_kept, draw_mask
 from . import segment
 from .score import SCORES, Score
@@ -131,6 +131,7 @@ class _Attend(torch.autograd.Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
+    @each_cotangent
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         needs = ctx.needs_input_grad[2:]
         if grad is None:
@@ -167,6 +168,7 @@ class _AttendBackward(torch.autograd.Function):
         ctx.unused = len(tensors) - 2 - len(ctx.call.needs)
 
     @staticmethod
+    @each_cotangent
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad, seed, *operands = ctx.saved_tensors
         present = [at for at, operand in enumerate(operands) if operand is not None]

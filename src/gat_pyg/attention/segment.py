@@ -18,7 +18,7 @@ from torch_geometric.typing import WITH_TORCH_SCATTER, torch_scatter
 from ..graph.adjacency import EdgeList
 from ..graph.edges import Edges
 from ..graph.remembered import NOT_OVER_THE_GRAPH
-from ..kernels.models import in_forward_mode
+from ..kernels.models import each_cotangent, in_forward_mode
 from ..philox import keep_mask
 from .score import Score, widened
 
@@ -137,6 +137,7 @@ class _Segment(torch.autograd.Function):
         ctx.save_for_backward(inputs[2])
 
     @staticmethod
+    @each_cotangent
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (dst,) = ctx.saved_tensors
         return grad.index_select(0, dst), None, None, None  # gradient of the sum; callers of the max never need one
@@ -188,6 +189,7 @@ class _WeightedSum(torch.autograd.Function):
         ctx.save_for_backward(*inputs[:4])
 
     @staticmethod
+    @each_cotangent
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         alpha, x, src, dst = ctx.saved_tensors
         grad_alpha = _products(grad, x, dst, src) if ctx.needs_input_grad[0] else None
@@ -218,6 +220,7 @@ class _Products(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
+    @each_cotangent
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         left, right, i, j = ctx.saved_tensors
         grad_left = _weighted_sum(grad, right, j, i, left.size(0)) if ctx.needs_input_grad[0] else None

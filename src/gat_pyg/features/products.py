@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..kernels.device import load_kernels, missing_reason, result_dtype
-from ..kernels.models import in_forward_mode
+from ..kernels.models import each_cotangent, in_forward_mode
 from .pattern import Pattern
 from .sparse import _dropped
 
@@ -73,6 +73,7 @@ class _Sums(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
 
     @staticmethod
+    @each_cotangent
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         values, weight, seed = ctx.saved_tensors
         grad_values = grad_weight = None
@@ -108,6 +109,7 @@ class _Products(torch.autograd.Function):
         ctx.save_for_backward(left, right)
 
     @staticmethod
+    @each_cotangent
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         left, right = ctx.saved_tensors
         grad_left = grad_right = None

@@ -1,12 +1,15 @@
-"""Several stacked models as one call: the rule by which `torch.func.vmap` maps over kernels.
+"""Several stacked models as one call: the rules by which torch maps over kernels.
 
 A batch of features or of models is an axis in front of every operand, and of the seed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -30,6 +33,29 @@ def each_model(function: Any, batch_size: int, in_dims: Any, args: Any, x: int) 
         operands.append(arg)
     results = function.apply(*operands)
     return tuple(t.unflatten(0, (batch_size, -1)) if nested else t for t in results), 0
+
+
+def each_cotangent(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate the backward of an autograd function: of a batch of cotangents, as `is_grads_batched=True` and
+    `torch.autograd.functional.jacobian(vectorize=True)` pass, it runs once for each.
+
+    They use a vmap older than `torch.func.vmap`, which has no rule for a function and for many of torch's operations.
+    """
+
+    @wraps(backward)
+    def run(ctx: Any, *grads: Tensor | None) -> Any:
+        batched = [grad for grad in grads if grad is not None and torch._C._functorch.is_legacy_batchedtensor(grad)]
+        if not batched:
+            return backward(ctx, *grads)
+        level = torch._C._vmapmode_increment_nesting() - 1
+        torch._C._vmapmode_decrement_nesting()
+        size = torch._remove_batch_dim(batched[0], level, 1, 0).size(0)
+        plain = [None if grad is None else torch._remove_batch_dim(grad, level, size, 0) for grad in grads]
+        rows = [backward(ctx, *(None if grad is None else grad[at] for grad in plain)) for at in range(size)]
+        columns = zip(*rows, strict=True)
+        return tuple(None if each[0] is None else torch._add_batch_dim(torch.stack(each), 0, level) for each in columns)
+
+    return run
 
 
 def to_heads(tensor: Tensor, axis: int) -> Tensor:

@@ -120,7 +120,7 @@ def test_a_sharded_layer_is_the_whole_one(tmp_path: Path) -> None:
 
 @pytest.mark.weekly
 def test_a_layer_sharded_by_two_processes_is_the_whole_one(tmp_path: Path) -> None:
-    code = f"from tests.conv.test_memory import check_shards; check_shards({{}}, 2, {str(tmp_path / 'store')!r})"
+    code = f"from tests.attention.test_memory import check_shards; check_shards({{}}, 2, {str(tmp_path / 'store')!r})"
     processes = [python("-c", code.format(rank)) for rank in range(2)]
     for process in processes:
         output = process.communicate(timeout=120)
