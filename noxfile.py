@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SPARSE = PROJECT["optional-dependencies"]["sparse"]
 PINS = ("-c", str(ROOT / "constraints.txt"))
-TRITONS = {  # the newest, that of constraints.txt, and the one that CUDA torch 2.10 and 2.11 pin; a NumPy for each
+TRITONS = {  # the newest, that of constraints.txt, and the one that CUDA torch 2.11 pins; a NumPy for each
     "triton==3.7.1": (*PINS, "numpy"),
     "triton==3.6.0": ("numpy<2.4",),  # its interpreter makes scalars of arrays with an axis, which NumPy 2.4 refuses
 }
@@ -56,7 +56,8 @@ def interpreted(session: nox.Session, triton: str, *options: str) -> None:
     session.install(*TRITONS[triton])
     session.install("--no-deps", triton)  # torch for CUDA pins another
     for interpret in ("1", "0"):  # one process cannot do both
-        session.run(*PYTEST, "tests/attention/test_gpu.py", *options, env={"TRITON_INTERPRET": interpret})
+        files = "tests/attention/test_gpu.py", "tests/attention/test_sanitizer.py"
+        session.run(*PYTEST, *files, *options, env={"TRITON_INTERPRET": interpret})
     session.run(*PYTEST, "tests/attention/test_fused.py", "-k", "triton", *options, env={"TRITON_INTERPRET": "1"})
 
 
@@ -181,10 +182,17 @@ def wheel(session: nox.Session) -> None:
                 session.run(str(scripts / "gat-pyg"), external=True)
 
 
+@nox.session(venv_backend="virtualenv")  # pip compares the versions of all indexes, uv does not
+def newest(session: nox.Session) -> None:
+    """Run the suite with the newest versions, pre-releases too; `-- PACKAGE ...` adds some, such as PyG's main."""
+    session.install("--pre", "-e", ".[dev]", *session.posargs)
+    session.run(*PYTEST)
+
+
 @nox.session
 def minimums(session: nox.Session) -> None:
     """Run the suite with the lowest versions that pyproject.toml allows."""
-    lowest = [re.sub(r">=([^,;]+).*", r"==\1", requirement) for requirement in PROJECT["dependencies"]]
+    lowest = [re.sub(r">=([^,; ]+)[^;]*", r"==\1", requirement) for requirement in PROJECT["dependencies"]]
     session.install(*lowest)
     session.install("-e", ".[dev]", *lowest)
     session.run(*PYTEST, *session.posargs)

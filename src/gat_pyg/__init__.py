@@ -54,7 +54,7 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def _imported(name: str) -> Any:
     if name == "__version__":
         try:
             return version("gat_pyg")
@@ -64,6 +64,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     file = import_module(f".{_LAZY[name]}", __name__)
     return file if name == _LAZY[name] else getattr(file, name)
+
+
+if not TYPE_CHECKING:  # to a type checker, every wrong name would be one of this package
+    __getattr__ = _imported
 
 
 def __dir__() -> list[str]:

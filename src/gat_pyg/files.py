@@ -1,8 +1,9 @@
-"""Files: atomic writes, appends, locks, and errors of a full disk."""
+"""Files: atomic writes, appends, locks, errors of a full disk, and the encoding of stdout."""
 
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 import time
@@ -19,6 +20,12 @@ FULL = {  # errors of a full disk
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "it would exceed the limit on the size of a file (ulimit -f, or a quota)",
 }
+
+
+def print_any_text() -> None:
+    """Let stdout replace characters that its encoding lacks, as ± in ASCII, instead of ending a finished run."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def add(descriptor: int, data: bytes, path: Path, sync: bool = False) -> None:

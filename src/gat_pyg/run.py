@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 import warnings
@@ -15,6 +14,7 @@ from omegaconf import DictConfig
 
 from .experiments.command import errors_as_messages, exit_with, message, translated
 from .experiments.conf import VERSION_BASE, config_folder
+from .files import print_any_text
 
 # Waiting threads release their cores instead of spinning: if other processes are busy, an epoch is several times
 # faster. OpenMP reads this when `job` imports torch. A value set by the user is not replaced.
@@ -30,8 +30,7 @@ def main() -> None:
     On SIGINT (Ctrl-C) or SIGTERM it exits with status 128 + number; a training first finishes the epoch and its
     checkpoint.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # of an encoding without ±, which would end a finished run
+    print_any_text()
     if "--version" in sys.argv[1:]:
         print(f"gat_pyg {get_object('gat_pyg.__version__')}")
         return

@@ -12,6 +12,30 @@ import torch
 
 from gat_pyg.kernels import device
 from tests.attention.comparisons import NUMBA, Place
+from tests.sanitizer import Sanitizer
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@pytest.fixture(autouse=True)
+def sanitizer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sanitizer:
+    """Check every access of an interpreted kernel."""
+    sanitizer = Sanitizer()
+    if INTERPRETED:
+        sanitizer.install(monkeypatch)
+        request.node.user_properties.append(("sanitized", sanitizer.counts))
+    return sanitizer
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Write what the sanitizer has checked."""
+    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    every = [value for report in reports for name, value in report.user_properties if name == "sanitized"]
+    if counts := [each for each in every if any(each)]:
+        launches, programs, lanes = map(sum, zip(*counts, strict=True))
+        terminalreporter.write_line(
+            f"Sanitized: {len(counts)} tests, {launches} launches, {programs} programs, {lanes / 1e6:.1f} million lanes"
+        )
 
 
 @pytest.fixture(params=["numba", "triton"])
@@ -28,14 +52,13 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         yield NUMBA
         return
     pytest.importorskip("triton", reason="Triton is not installed")
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if not interpreted and not torch.cuda.is_available():
+    if not INTERPRETED and not torch.cuda.is_available():
         pytest.skip("needs TRITON_INTERPRET=1 or a GPU")
-    if interpreted:
+    if INTERPRETED:
         monkeypatch.setitem(device.FILES, "cpu", "gpu")
         nan_as_on_a_gpu(monkeypatch)
     torch.use_deterministic_algorithms(True)
-    yield Place("cpu" if interpreted else "cuda", torch.float32, is_triton=True)
+    yield Place("cpu" if INTERPRETED else "cuda", torch.float32, is_triton=True)
     torch.use_deterministic_algorithms(False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import sys
 import typing
 from typing import Any
 
@@ -21,7 +22,9 @@ from tests.graphs import BATCH, LOOPS, RANDOM, Graph
 from tests.laws import assert_close
 
 KINDS = [*LAYERS, "constant", "dot", "gatv2", "cosine"]  # layers, and mechanisms of GATConv
-torchscript = pytest.mark.skipif(not hasattr(torch.jit, "script"), reason="this torch has no TorchScript")
+torchscript = pytest.mark.skipif(
+    not hasattr(torch.jit, "script") or sys.version_info >= (3, 14), reason="torch has no TorchScript here"
+)
 
 
 def weekly(*values: Any) -> Any:

@@ -30,6 +30,21 @@ def test_transformer_returns_alpha_before_dropout() -> None:
     assert TransformerConv(-1, C, H, edge_dim=-1)(x.float(), index, edge_attr.float()).shape == (40, H * C)
 
 
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_transformer_returns_a_matrix_as_it_is(layout: str) -> None:
+    matrix, x = adjacency(RANDOM, layout).double(), normal(40, F)
+    conv = TransformerConv(F, C, H).double()
+    theirs = pyg.TransformerConv(F, C, H).double()
+    theirs.load_state_dict(conv.state_dict())
+    for messages in (False, True):
+        if messages:
+            conv.register_message_forward_hook(lambda *_: None)
+        _, (same, alpha) = conv(x, matrix, return_attention_weights=True)
+        _, (expected, weights) = theirs(x, matrix, return_attention_weights=True)
+        assert same is expected is matrix
+        assert_close(alpha, weights)
+
+
 @every_layer
 def test_a_weight_scales_a_message_and_not_its_share(name: str) -> None:
     x, index, edge_attr = inputs(RANDOM)

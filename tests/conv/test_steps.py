@@ -7,6 +7,7 @@ import inspect
 import itertools
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 import torch
@@ -205,6 +206,9 @@ def test_a_subclass_of_pygs_layer_runs_unchanged(name: str) -> None:
         if name == "TransformerConv" and kind in ("edge_update", "edge_updater", "own scores"):
             continue  # PyG's has none
         assert_same(pair(name, of, edge_dim=D, dropout=0.4), f"{name} {kind}", edge_attr=edge_attr)
+    for layer in (layers := pair(name)):
+        layer.update = create_autospec(layer.update, side_effect=torch.sin)  # of no module
+    assert_same(layers, f"{name} mock")
     for aggr in ("max", "mean", pyg.aggr.MedianAggregation()):
         assert_same(pair(name, aggr=aggr), f"{name} {aggr}")
 

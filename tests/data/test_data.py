@@ -647,7 +647,7 @@ BROKEN_FILES: list[tuple[Any, Callable[[Path], Any] | None, type[Exception], str
         "mine.npz",
         numpy_saved(x=OBJECTS, edge_index=NO_EDGES, y=np.zeros(1, int)),
         ValueError,
-        "mine.npz: x is of object, expected real numbers",
+        "mine.npz: x is of object, expected real numbers. Give categories columns of 0 and 1, for instance by pandas",
     ),
     *(
         (f"mine.{suffix}", truncated(suffix, size), ValueError, rf"mine\.{suffix} cannot be read: .*truncated")
@@ -905,6 +905,17 @@ def test_features_labels_and_edges_become_those_of_a_task():
     assert task.train[0].y[3, 1].isnan()
 
 
+@pytest.mark.parametrize("key", ["x", "edge_attr"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_features_that_float32_makes_equal_are_named(key: str, dtype: torch.dtype):
+    times = 1_700_000_000 + torch.arange(12)[:, None] * torch.tensor([0, 7])  # in float32 one of 128 seconds
+    values = torch.cat([torch.arange(12)[:, None], times], 1).to(dtype)
+    task = None if key == "x" else "link_prediction"
+    with pytest.warns(UserWarning, match=f"own: in column 2 of {key}, different values are equal in float32"):
+        from_dataset(ring(**masks(), **{key: values}), "own", task=task, val=2, test=2)
+    from_dataset(ring(**masks(), **{key: values - values[:1]}), "own", task=task, val=2, test=2)
+
+
 def test_several_graphs_are_split_at_random_or_come_split():
     graphs = [ring(12, x=torch.full((12, 3), float(i))) for i in range(8)]
     task = from_dataset(graphs, "rings", val=2, test=3)
@@ -961,7 +972,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "beyond N": ({"edge_index": with_value(EDGES, 12)}, r"edge_index holds 12, but x has 12 rows \(nodes 0 to 11\)"),
     "no edges": ({"edge_index": None}, "edge_index is missing. Give the edges"),
     "no y": ({"y": None}, "y is missing. Give every node a label"),
-    "NaN": ({"x": with_value(X, float("nan"))}, "x is NaN or infinite at node 0"),
+    "NaN": (
+        {"x": with_value(X, float("nan"))},
+        r"x is NaN or infinite at node 0 as .*, in column 5\. Replace such values",
+    ),
     "infinite": ({"x": with_value(X, float("inf"))}, "x is NaN or infinite at node 0"),
     "x of one axis": ({"x": X[0]}, r"x has shape \(12,\), expected \(N, F\), a row for each node\. .*x\[:, None\]"),
     "sparse x": ({"x": X.to_sparse()}, r"x is torch.sparse_coo, expected a dense tensor. Use x.to_dense\(\)"),

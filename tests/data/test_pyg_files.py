@@ -261,6 +261,8 @@ NO_TASK: dict[str, tuple[Callable[[], Any], str]] = {
     "processed types": (lambda: ({}, {}, HeteroData), r"holds a HeteroData, .*to_homogeneous\(\)"),
     "a data set": (KarateClub, r"needs torch_geometric\S+KarateClub, .* would run code\. .* a data set as list\(data"),
     "one's own": (Mine, r"it needs \S+\.Mine, .* would run code\. .* a data set as list\(dataset\)"),
+    "three classes": (lambda: [Data, Data, Data], r"is a ABCMeta, expected a PyG Dataset"),
+    "lists in lists": (lambda: [[[graph()]]] * 3, r"train graph 0 holds a list, expected torch_geometric\.data\.Data"),
     "a path": (lambda: graph(path=Path("x")), r"it needs pathlib\S+, .*Save a graph as a dict of its tensors"),
     "two targets": (
         lambda: [data.update({"y": torch.rand(2)}) for data in graphs()],

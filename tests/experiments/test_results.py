@@ -459,6 +459,17 @@ def test_the_hash_covers_what_differs_from_the_defaults(monkeypatch: pytest.Monk
         assert hash_of("training.weight_decay=0") == hash_of("training.weight_decay=0.0")
         assert hash_of("dataset=mutag", "split.fold=1") == hash_of("dataset=mutag")
         assert hash_of("training.schedule=cosine") != hash_of("training.schedule=null") == hash_of()
+        elsewhere = ("trainer.accelerator=auto", "+trainer.strategy=auto", "trainer.deterministic=false")
+        two = hash_of("training.max_epochs=2")
+        assert two == hash_of("trainer.max_epochs=2") == hash_of("training.max_epochs=2", *elsewhere)
+        others = (
+            "training.lr=0.1",
+            "trainer.max_epochs=1",
+            "+trainer.precision=64-true",
+            "+trainer.gradient_clip_val=1",
+        )
+        hashes = {hash_of("training.max_epochs=2", other) for other in others}
+        assert len({two, *hashes}) == 1 + len(others)
     flat = flattened(settings.to_dict())
     defaults = hashing._defaults() | {"training.new": 3, "split.new": None}
     monkeypatch.setattr(hashing, "_defaults", lambda: defaults)

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from email.message import Message
-from http.client import HTTPException
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -608,17 +607,13 @@ def test_a_job_waits_for_the_processes_of_the_one_that_was_killed(place: Path, m
     assert not [*place.iterdir()]
 
 
-def test_a_rank_ends_with_the_process_that_started_it(place: Path, monkeypatch: pytest.MonkeyPatch):
-    folder, calls = gat_pyg.experiments.folder, []
-    library = SimpleNamespace(prctl=lambda *arguments: calls.append(arguments))
-    monkeypatch.setattr(gat_pyg.experiments.process.ctypes, "CDLL", lambda name: library)
+def test_a_rank_whose_first_rank_died_while_it_started_ends(place: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = gat_pyg.experiments.folder
     monkeypatch.setattr(folder, "is_first", lambda: False)
     monkeypatch.setenv(folder.RUN_DIR, str(place))
-    start = folder.started_job(None, folder.Invocation(place, False, None, ()))
     monkeypatch.setenv(folder.PARENT, str(os.getppid()))
-    with start as job:
+    with folder.started_job(None, folder.Invocation(place, False, None, ())) as job:
         assert job.folder == place
-    assert calls == [(1, signal.SIGKILL)] * sys.platform.startswith("linux")
     monkeypatch.setenv(folder.PARENT, str(os.getpid()))  # as if another process were the parent now
     with pytest.raises(SystemExit, match="1"), folder.started_job(None, folder.Invocation(place, False, None, ())):
         pytest.fail("it goes on")
@@ -653,18 +648,6 @@ def test_reasons_for_sequential_training_are_printed(command: Command, monkeypat
     assert "since gradients would be clipped over all seeds" in says("+trainer.gradient_clip_val=1.0")
     assert "whose scale would be that of all seeds" in says("+trainer.precision=bf16-mixed")
     assert len(read("outputs/results.jsonl")) == 2 * 9
-
-
-def test_hash_depends_on_what_is_learnt(command: Command):
-    two = "training.max_epochs=2"
-    elsewhere = ("trainer.accelerator=auto", "+trainer.strategy=auto", "trainer.deterministic=false")
-    same = ([two], ["trainer.max_epochs=2"], [two, *elsewhere])
-    others = ("training.lr=0.1", "trainer.max_epochs=1", "+trainer.precision=64-true", "+trainer.gradient_clip_val=1")
-    for settings in (*same, *([two, other] for other in others)):
-        command(*SMALL, *settings)
-    first, *hashes = (result.config_hash for result in read("outputs/results.jsonl"))
-    assert hashes[:2] == [first] * 2
-    assert len({first, *hashes[2:]}) == 1 + len(others)
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "links"])
@@ -918,9 +901,7 @@ def test_an_unknown_data_set_names_the_known_ones(command: Command):
     "error",
     [
         URLError(socket.gaierror(-2, "Name or service not known")),
-        ConnectionError(104, "Name or service not known"),
         HTTPError("https://nowhere", 503, "Name or service not known", Message(), None),
-        HTTPException("Name or service not known"),
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -1174,8 +1155,7 @@ def test_hidden_gpus_are_named(command: Command, monkeypatch: pytest.MonkeyPatch
 
 def test_several_processes_and_multirun_do_not_go_together(command: Command):
     other = f"dataset._target_={SETS}.KarateClub"  # which removes recipes
-    for data in ("dataset=digits", other):
-        assert "--multirun runs in a single process" in command("-m", data, "trainer=ddp_cpu", "seed=1,2", fails=True)
+    assert "--multirun runs in a single process" in command("-m", other, "trainer=ddp_cpu", "seed=1,2", fails=True)
 
 
 def test_without_ray_or_a_number_of_processes_ray_is_refused(command: Command, monkeypatch: pytest.MonkeyPatch):
@@ -1203,13 +1183,12 @@ LEFT = ("last.ckpt", "model.safetensors", "result.json", "results.jsonl", "metri
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads a file's name from /proc")
-@pytest.mark.parametrize("name", LEFT)
-def test_full_disk_is_reported_and_loses_nothing(name: str, command: Command, monkeypatch: pytest.MonkeyPatch):
+def test_full_disk_is_reported_and_loses_nothing(command: Command, monkeypatch: pytest.MonkeyPatch):
     def is_the_file(descriptor: int) -> bool:
         return name in Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
 
     def full_after(descriptor: int, data: bytes | None = None) -> int | None:
-        if not is_the_file(descriptor) or (name == "last.ckpt" and not list(Path("outputs").rglob(name))):
+        if not is_the_file(descriptor) or (name == "last.ckpt" and not list(outputs.rglob(name))):
             return fsync(descriptor) if data is None else write(descriptor, data)
         if data is None:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -1218,17 +1197,22 @@ def test_full_disk_is_reported_and_loses_nothing(name: str, command: Command, mo
     fsync, write = os.fsync, os.write
     settings = (*SMALL, "training.max_epochs=4", "checkpoint_every=0")
     command(*settings, "outputs=whole")
-    with monkeypatch.context() as disk:
-        disk.setattr(os, "fsync" if name != "metrics.csv" else "write", full_after)
-        output = command(*settings, fails=True)
-    assert re.search(rf"{name} could not be written: the disk is full\. .*Free some space; .*ckpt_path=last", output)
-    assert not list(Path().rglob("*.part")) and not any(path.read_bytes() for path in Path().glob("outputs/*.jsonl"))
-    command(*settings, *([] if name == "metrics.csv" else ["ckpt_path=last"]))
-    (expected,), (result,) = read("whole/results.jsonl"), read("outputs/results.jsonl")
-    assert (result.value, result.val, result.best_epoch) == (expected.value, expected.val, expected.best_epoch)
-    for one, other in zip(weights(runs("whole")[0]).values(), weights(runs()[0]).values(), strict=True):
-        assert torch.equal(one, other)
-    assert len({(folder / "metrics.csv").read_text() for folder in (*runs("whole"), *runs())}) == 1
+    (whole,), (expected,) = runs("whole"), read("whole/results.jsonl")
+    for name in LEFT:
+        outputs = Path(f"full-{LEFT.index(name)}")
+        with monkeypatch.context() as disk:
+            disk.setattr(os, "fsync" if name != "metrics.csv" else "write", full_after)
+            output = command(*settings, f"outputs={outputs}", fails=True)
+        assert re.search(
+            rf"{name} could not be written: the disk is full\. .*Free some space; .*ckpt_path=last", output
+        )
+        assert not list(outputs.rglob("*.part")) and not any(path.read_bytes() for path in outputs.glob("*.jsonl"))
+        command(*settings, f"outputs={outputs}", *([] if name == "metrics.csv" else ["ckpt_path=last"]))
+        (result,) = read(outputs / "results.jsonl")
+        assert (result.value, result.val, result.best_epoch) == (expected.value, expected.val, expected.best_epoch)
+        for folder in runs(str(outputs)):
+            assert (folder / "metrics.csv").read_text() == (whole / "metrics.csv").read_text()
+            assert all(torch.equal(value, weights(folder)[key]) for key, value in weights(whole).items())
 
 
 def test_a_folder_with_a_run_is_not_written_over(command: Command):

@@ -24,6 +24,7 @@ pytest.importorskip("numba", reason="numba is not installed")
 
 import numba
 
+from gat_pyg.kernels import device
 from gat_pyg.kernels.cpu import cache
 from gat_pyg.kernels.cpu.cache import compiled
 
@@ -365,3 +366,11 @@ def test_the_files_of_each_kernel() -> None:
     modules, constants = cache.sources(forward.py_func)
     assert "gat_pyg.attention.steps.cpu" in modules and "gat_pyg.kernels.cpu.draw" in modules
     assert constants["gat_pyg.attention.steps.cpu.AHEAD"] == "16"
+
+
+def test_without_numbas_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)  # as NUMBA_DISABLE_JIT=1
+    monkeypatch.setattr(device, "REASONS", {})
+    for name in ("cache", "rows"):
+        monkeypatch.delitem(sys.modules, f"gat_pyg.kernels.cpu.{name}", raising=False)
+    assert str(device.missing_reason("cpu")).startswith("NUMBA_DISABLE_JIT is set")

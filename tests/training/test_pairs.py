@@ -33,8 +33,6 @@ from tests.laws import assert_close
 from tests.objectives import labelled_edges, quantities_of_edges
 from tests.training.loaders import Place, trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* in the other direction, which shows them")  # of the directed links
-
 
 def linked(directed: bool = False, disjoint: float = 0.0) -> Task:
     """A graph of 40 nodes with about 100 links, of which some have a reverse link if it is directed."""

@@ -35,7 +35,11 @@ from .mechanisms import ONE_END, _plain, hooked
 
 if typing.TYPE_CHECKING:
     from typing import overload as overload
+
+    NoneType: typing.TypeAlias = None
 else:
+    from torch_geometric.typing import NoneType as NoneType  # Optional[Tensor], which TorchScript needs
+
     try:  # TorchScript compiles each overload of `forward`
         from torch.jit import _overload_method as overload
     except ImportError:  # a torch without TorchScript
@@ -126,7 +130,7 @@ class _AttentionConv(MessagePassing):
         else:
             out, edge_index, alpha = self._attend(x, ends, edge_index, edge_attr, edge_weight, weights, size)
             out = self._finish(out, res, not is_compiling() and is_spent(out))
-        return (out, _attention(edge_index, alpha)) if weights else out
+        return (out, self._attention(edge_index, alpha)) if weights else out
 
     def _needs_messages(self, x: Any, ends: Ends, edge_index: Any, edge_attr: OptTensor, weights: bool) -> bool:
         """Return True if a compiler, an explainer, a hook, a subclass or another aggregation needs each message."""
@@ -150,7 +154,7 @@ class _AttentionConv(MessagePassing):
         for step in _STEPS:
             # torch 2.10 cannot compile `self.message.__module__`
             function = self.__dict__[step] if step in self.__dict__ else getattr(type(self), step)
-            if hasattr(function, "__wrapped__") or not function.__module__.startswith(known):
+            if hasattr(function, "__wrapped__") or not (function.__module__ or "").startswith(known):
                 return True
         return False
 
@@ -358,7 +362,8 @@ class _AttentionConv(MessagePassing):
             places = max(num_src, num_dst)  # PyG reduces over the edges to all nodes, so that it needs a place for each
             if has_loops:
                 is_loop = edge_index[0] == edge_index[1]
-                one = 1 if self.fill_value == "mul" else 0  # torch has no second derivative of a product with two zeros
+                is_mul = isinstance(self.fill_value, str) and self.fill_value == "mul"  # torch 2.11 fails at a Tensor
+                one = 1 if is_mul else 0  # torch has no second derivative of a product with two zeros
                 edge_attr = edge_attr.masked_fill(is_loop.view(-1, *[1] * (edge_attr.dim() - 1)), one)  # even if inf
                 if isinstance(self.fill_value, str):
                     edge_index, places = edge_index.masked_fill(is_loop, places), places + 1  # the last is of no node
@@ -413,6 +418,14 @@ class _AttentionConv(MessagePassing):
         elif self.concat and res is None and not spent and not torch.jit.is_scripting():
             out = out.clone()  # the backward pass needs the operation's own output: what is returned may be written to
         return out
+
+    def _attention(self, adjacency: Any, alpha: Tensor) -> Any:
+        """Return the attention weights in the form that PyG's layer returns."""
+        if isinstance(adjacency, SparseTensor):
+            return adjacency.set_value(alpha, layout="coo")
+        if is_torch_sparse_tensor(adjacency):
+            return set_sparse_value(adjacency, alpha), alpha
+        return adjacency, alpha
 
     def message(self, x_j: Tensor, alpha: Tensor) -> Tensor:
         """A term of equation (4): `[E, H, C]` of each edge's src, weighted by `[E, H]`."""
@@ -598,12 +611,3 @@ def each_graph(layer: Any, x: Any, weights: Optional[bool], graph: Any) -> Any:
     if empty:
         result = tree_map_only(Tensor, lambda part: part[:0], result)
     return (result[0], (adjacency, result[1])) if weights else result
-
-
-def _attention(adjacency: Any, alpha: Tensor) -> Any:
-    """Return the attention weights in the form that PyG's layers return."""
-    if isinstance(adjacency, SparseTensor):
-        return adjacency.set_value(alpha, layout="coo")
-    if is_torch_sparse_tensor(adjacency):
-        return set_sparse_value(adjacency, alpha), alpha
-    return adjacency, alpha

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch_geometric import is_compiling
 from torch_geometric.nn.inits import glorot, zeros
-from torch_geometric.typing import Adj, NoneType, OptPairTensor, OptTensor, Size, SparseTensor
+from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size, SparseTensor
 from torch_geometric.utils import softmax
 
 from ..attention.additive import Additive
@@ -20,7 +20,7 @@ from ..attention.operation import Backend
 from ..attention.score import Score
 from ..features.linear import linear
 from ..features.sparse import SparseFeatures, is_sparse_features
-from .base import Ends, _AttentionConv, _check_call, _whole_size, each_graph, is_batch, overload
+from .base import Ends, NoneType, _AttentionConv, _check_call, _whole_size, each_graph, is_batch, overload
 from .mechanisms import _glorot_linear, _per_head, _plain, build_mechanism, own_score, unrounded
 
 

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 from torch_geometric.nn.inits import glorot, zeros
-from torch_geometric.typing import Adj, NoneType, OptTensor, PairTensor, Size, SparseTensor
+from torch_geometric.typing import Adj, OptTensor, PairTensor, Size, SparseTensor
 from torch_geometric.utils import softmax
 
 from ..attention.operation import Backend
 from ..attention.score import Score
-from .base import Ends, _AttentionConv, _check_call, check_ends, each_graph, is_batch, overload
+from .base import Ends, NoneType, _AttentionConv, _check_call, check_ends, each_graph, is_batch, overload
 from .mechanisms import _dynamic_score, _glorot_linear, gatv2_score
 
 

@@ -174,7 +174,7 @@ def build_mechanism(
     return None, vectors
 
 
-def scored_by_layer(mechanism: Union[str, nn.Module]) -> bool:
+def scored_by_layer(mechanism: Any) -> bool:
     """Return True for the names of the paper's two mechanisms, which need no module."""
     return isinstance(mechanism, str) and mechanism in MECHANISMS and MECHANISMS[mechanism].build is None
 

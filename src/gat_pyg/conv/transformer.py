@@ -10,14 +10,14 @@ from typing import Any, Optional, Tuple, Union
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.typing import Adj, NoneType, OptTensor, PairTensor, Size, SparseTensor
+from torch_geometric.typing import Adj, OptTensor, PairTensor, Size, SparseTensor
 from torch_geometric.utils import softmax
 
 from ..attention.operation import Backend
 from ..attention.pair import Dot
 from ..attention.score import Score
 from ..features.linear import Linear
-from .base import Ends, _AttentionConv, _check_call, check_ends, each_graph, is_batch, overload
+from .base import Ends, NoneType, _AttentionConv, _check_call, check_ends, each_graph, is_batch, overload
 from .mechanisms import _per_head, unrounded
 
 
@@ -232,6 +232,10 @@ class TransformerConv(_AttentionConv):
             return out + skip
         beta = self.lin_beta(torch.cat([out, skip, out - skip], dim=-1)).sigmoid()
         return beta * skip + (1 - beta) * out
+
+    def _attention(self, adjacency: Any, alpha: Tensor) -> Any:
+        # PyG's other layers write alpha into a torch.sparse matrix, this one does not
+        return (adjacency, alpha) if isinstance(adjacency, Tensor) else super()._attention(adjacency, alpha)
 
     def message(  # type: ignore[override]
         self,

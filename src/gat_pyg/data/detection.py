@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from itertools import chain, islice
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from ..tasks.checks import check_present
+from ..tasks.checks import check_present, rounded_columns
 from ..tasks.edges import complete_pairs
 from ..tasks.node_ids import node_ids, num_nodes
 from ..tasks.objective import MASKS, SPLITS, Objective, any_known
@@ -163,6 +164,26 @@ def objective_class(graphs: list[Data], task: str | None) -> type[Objective]:
         is_single = len(graphs) > 1 and all(labels.shape[:1] == (1,) for labels in y)
         item = "graph" if is_single and any(data.x.shape[:1] != (1,) for data in graphs) else "node"
     return objective_for(y, item, goal or None)
+
+
+def warn_if_rounded(graphs: list[Any], name: str) -> None:
+    """Warn of features of 64 bits whose differences are lost in float32, as those of times."""
+    for key in ("x", "edge_attr"):
+        values = [data.get(key) for data in graphs if isinstance(data, Data)]
+        values = [rows[:, None] if rows.dim() == 1 else rows for rows in values if _is_wide(rows)]
+        if not any(bool((rows.abs() >= 2**24).any()) for rows in values):
+            continue
+        if len({rows.size(1) for rows in values}) == 1 and (columns := rounded_columns(values)):
+            warnings.warn(
+                f"{name}: in column {columns[0]} of {key}, different values are equal in float32, the dtype of "
+                "features. Subtract the mean before, or number categories from 0.",
+                stacklevel=3,
+            )
+
+
+def _is_wide(rows: Any) -> bool:
+    is_dense = isinstance(rows, Tensor) and rows.layout == torch.strided and rows.dim() in (1, 2)
+    return is_dense and rows.dtype in (torch.float64, torch.int64)
 
 
 def tidy(data: Data, y: Tensor, split: int | None, name: str) -> Data:

@@ -116,6 +116,12 @@ def graph_in(content: Mapping[Any, Any], path: Path, labelled: bool = True) -> D
     return graph
 
 
+_HINTS = {
+    **dict.fromkeys(("y", "edge_label"), " Give each class a number: numpy.unique(y, return_inverse=True)[1]."),
+    **dict.fromkeys(("x", "edge_attr"), " Give categories columns of 0 and 1, for instance by pandas.get_dummies."),
+}
+
+
 def as_tensor(values: Any, where: str) -> Tensor:
     """Return a number, an array or a tensor as a tensor with a byte order and width that torch supports.
 
@@ -131,8 +137,7 @@ def as_tensor(values: Any, where: str) -> Tensor:
         values = values.astype(wide or values.dtype.newbyteorder("="), copy=False)
     elif not isinstance(values, Tensor):
         kind = getattr(values, "dtype", type(values).__name__)
-        is_label = where.endswith((" y", " edge_label")) or where == "y"
-        hint = " Give each class a number: numpy.unique(y, return_inverse=True)[1]." * is_label
+        hint = _HINTS.get(where.rpartition(" ")[2], "")
         expected = "real numbers" if isinstance(values, np.ndarray) else "a tensor"
         raise ValueError(f"{where} is of {kind}, expected {expected}.{hint}")
     with warnings.catch_warnings():
@@ -231,7 +236,9 @@ def _load_pt(path: Path) -> Any:
 def _mappings(content: Any, depth: int = 3) -> Any:
     """Replace each graph in nested lists and mappings by a mapping, and the content of an InMemoryDataset by a list."""
     if isinstance(content, Data):
-        return _fields(content.to_dict() if "_store" in vars(content) else vars(content))  # PyG 1 has no store
+        if "_store" not in vars(content):  # of PyG 1
+            return _fields({key: value for key, value in vars(content).items() if not key.startswith("_")})
+        return _fields(content.to_dict())
     if isinstance(content, _Batch):  # of HeteroData if it has no store: from_dataset raises an error
         return _fields(content.state["_store"].to_dict()) if "_store" in content.state else HeteroData()
     if isinstance(content, Mapping) and depth:

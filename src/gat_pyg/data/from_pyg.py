@@ -18,7 +18,7 @@ from ..tasks.metrics import LINKS, TASKS
 from ..tasks.objective import MASKS, SPLITS
 from ..tasks.task import Task
 from .batched_graphs import graphs_of
-from .detection import labelled, objective_class, places, plain, tidy
+from .detection import labelled, objective_class, places, plain, tidy, warn_if_rounded
 from .formats import graphs_in, read
 from .keys import UNION, warn_of_unread
 from .links import link_task
@@ -152,6 +152,7 @@ def from_dataset(
     raw = _parts(dataset, task, name)
     if not any(raw):
         raise ValueError(f"{name} has no graph, expected at least one.")
+    warn_if_rounded(list(chain(*raw)), name)
     if task == LINKS:
         return link_task(raw, name, val, test, seed, split, transforms)
     if len(raw) == 3 and _are_of_links(raw) and not str(task).startswith("edge_"):
@@ -256,7 +257,10 @@ def _is_split(dataset: Any) -> bool:
 
 def _are_of_links(raw: list[list[Any]]) -> bool:
     """Return True if each split is one graph with labelled pairs."""
-    return all(len(graphs) == 1 and {"edge_label", "edge_label_index"} <= {*graphs[0].keys()} for graphs in raw)
+    return all(
+        len(graphs) == 1 and isinstance(graphs[0], Data) and {"edge_label", "edge_label_index"} <= {*graphs[0].keys()}
+        for graphs in raw
+    )
 
 
 def _graphs(part: Any, name: str) -> list[Any]:
@@ -264,7 +268,7 @@ def _graphs(part: Any, name: str) -> list[Any]:
     if isinstance(part, BaseData):
         return [part]
     is_sized = hasattr(part, "__len__") and hasattr(part, "__getitem__")
-    if not is_sized or isinstance(part, (str, Mapping, Tensor, np.ndarray, nn.Module)):
+    if not is_sized or isinstance(part, (str, Mapping, Tensor, np.ndarray, nn.Module, type)):
         raise ValueError(f"{name} is a {type(part).__name__}, expected a PyG Dataset, a Data, or a list of Data.")
     return [part[number] for number in range(len(part))]
 

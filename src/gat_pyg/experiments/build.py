@@ -192,7 +192,7 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
     try:
         model = Factory("model", {"_target_": target, **arguments})()
     except ValueError as error:  # raised by a layer that refuses the `**kwargs` of its model
-        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        unknown = re.search(r"(?:unexpected keyword argument '|has no argument )(\w+)", str(error))
         if unknown is None or unknown[1] not in factory.arguments:
             raise
         name, known = f"model.{unknown[1]}", [f"model.{parameter}" for parameter in parameters]

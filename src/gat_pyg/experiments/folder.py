@@ -17,7 +17,7 @@ from ..distributed.ranks import is_first, rank_zero_print, shared_store
 from ..files import PART, try_lock, unlock, write_whole
 from .command import CREATED
 from .hashing import flattened
-from .process import end_with, killed_with
+from .process import end_with
 from .result import CHECKPOINT, CONFIG, RESULT, Result, append
 from .settings import Settings, differences
 
@@ -164,7 +164,7 @@ def started_job(settings: Settings, invocation: Invocation) -> Iterator[Job]:
     store = shared_store()
     if not is_first():
         if PARENT in os.environ:
-            killed_with(int(os.environ[PARENT]))
+            end_with(int(os.environ[PARENT]))
         folder = Path(os.environ.get(RUN_DIR) or (store.get(RUN_DIR).decode() if store else fresh))
         if folder != fresh:
             drop_empty(fresh)

@@ -231,7 +231,8 @@ def predict(
 
     Raises ValueError for what training refuses: other dimensions than the run's, features that are NaN or infinite, ids
     that are no node, a graph without nodes that is to have a row; and if the run's preparation is missing or cannot be
-    applied. Warns if features seem to be prepared differently, or have categories that training did not have.
+    applied. Warns if features seem to be prepared differently, have categories that training did not have, or are not
+    read.
 
     >>> predict("nowhere", Data())
     Traceback (most recent call last):
@@ -245,7 +246,8 @@ def predict(
             "gat_pyg.load(run_dir, predictions=True)."
         )
     graph: Data = preparation(_joined(data))
-    if preparation.edge_dim is None:
+    if preparation.edge_dim is None and graph.edge_attr is not None:
+        warnings.warn("data.edge_attr is not read: the run was trained without edge features.", stacklevel=3)
         graph.edge_attr = None
     objective.complete(graph)
     _check(graph, objective, trained.models[0])
@@ -309,7 +311,7 @@ def _warn_of_unknown_categories(data: Data, model: nn.Module) -> None:
         warnings.warn(
             "The data have values that are no category of training, to which the encoder adds nothing: "
             f"{', '.join(texts)}.",
-            stacklevel=3,
+            stacklevel=4,  # the caller of `predict`, which is decorated
         )
 
 

@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import platform
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,7 +26,6 @@ ELEMENTS = 1 << 21  # elements of a step per thread; with fewer, threads wait fo
 CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # environment variables by which a user sets the number of threads
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # a container's CPU quota: microseconds and period, or "max"
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-_PR_SET_PDEATHSIG = 1
 
 
 def device_name(trainer: Trainer) -> str:
@@ -84,17 +82,10 @@ def keep_memory() -> None:
 def end_with(parent: int) -> None:
     """Exit with status 1 if the process that started this one, `parent`, has ended.
 
-    What ends a process with its parent can be set only once it runs, after seconds of imports.
+    Only once a process runs, after seconds of imports, do torch's signal or the heartbeats of ranks end it with others.
     """
     if os.getppid() != parent:
         raise SystemExit(1)
-
-
-def killed_with(parent: int) -> None:
-    """Have Linux kill this process when the process that started it ends; exit now if that has ended already."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    end_with(parent)
 
 
 def exit_on_signal(number: int, frame: FrameType | None) -> None:

@@ -277,12 +277,11 @@ class GAT(nn.Module):
         """Return the output of a layer's norm: over each of B graphs for x `[B, N, C]`, or over all their nodes."""
         norm = self.norms[layer]
         if not self.supports_norm_batch:
-            return norm(x) if x.dim() == 2 else norm(x.flatten(0, 1)).view_as(x)
-        if x.dim() == 2:
-            return norm(x, batch, batch_size)
-        if not len(x):
-            return x
-        out: Tensor = torch.func.vmap(lambda rows: norm(rows, batch, batch_size))(x)
+            out: Tensor = norm(x) if x.dim() == 2 else norm(x.flatten(0, 1)).view_as(x)
+        elif x.dim() == 2:
+            out = norm(x, batch, batch_size)
+        else:
+            out = torch.func.vmap(lambda rows: norm(rows, batch, batch_size))(x) if len(x) else x
         return out
 
     def _combined(self, outputs: list[Tensor]) -> Tensor:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..files import print_any_text
+
 EXAMPLES = """examples:
   python -m gat_pyg.report                                 outputs/results.jsonl -> outputs/report
   python -m gat_pyg.report a.jsonl b.jsonl --out report    the lines of two files
@@ -20,6 +22,7 @@ EXAMPLES = """examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the report, and return the exit status: 1, after a message, if it cannot be written."""
+    print_any_text()
     options = parser().parse_args(arguments)
     from .write import write_report  # imports torch
 

@@ -54,8 +54,10 @@ def outcomes(module: StackOfSeeds, stopping: EachStopping) -> list[Outcome]:
     results, metric = [], module.objective.metric.name
     for seed, metrics in zip(module.seeds, module.metrics, strict=True):
         rule = stopping.rules[seed]
-        scores = metrics[f"test_{metric}"], rule.kept_score
-        results.append(Outcome(seed, metric, *scores, rule.epoch, rule.best_epoch, stopping.seconds[seed]))
+        tested = {key.removeprefix("test_"): score for key, score in metrics.items() if key.startswith("test_")}
+        scores = tested[metric], rule.kept_score
+        others = {key: round(score, 5) for key, score in tested.items() if key not in ("loss", metric)}
+        results.append(Outcome(seed, metric, *scores, rule.epoch, rule.best_epoch, stopping.seconds[seed], others))
     return results
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -55,6 +57,7 @@ _HINTS = {
     "y": "Give every node a label, -1 or NaN where it is unknown.",
 }
 CHECKED = 2**24  # elements that are checked at a time
+ROUNDED = 1e-4  # the rounding to float32, in units of the median deviation of a column, that loses its differences
 
 
 def check_shapes(
@@ -89,10 +92,11 @@ def check_finite(x: Tensor, edge_attr: Tensor | None, where: str, batch: Tensor 
     for start, chunk in zip(range(0, max(1, x.size(0)), rows), x.split(rows), strict=True):  # x may not fit in memory
         if chunk.isfinite().all():
             continue
-        row = start + int((~chunk.isfinite()).any(1).nonzero()[0])
+        row, column = (~chunk.isfinite()).nonzero()[0].tolist()
+        graph = "" if batch is None else f" (graph {int(batch[start + row])})"
         raise ValueError(
-            f"{where}: x is NaN or infinite at node {row}{'' if batch is None else f' (graph {int(batch[row])})'} as "
-            f"{x.dtype}. Replace such values, for instance by 0."
+            f"{where}: x is NaN or infinite at node {start + row}{graph} as {x.dtype}, in column {column}. Replace "
+            "such values, for instance by the mean of their column, and mark them by another column of 0 and 1."
         )
     if edge_attr is not None and not edge_attr.isfinite().all():
         raise ValueError(f"{where}: edge_attr {_NOT_FINITE}")
@@ -117,3 +121,20 @@ def check_edge_index(edge_index: Tensor, N: int, where: str) -> None:
     if high >= N:
         hint = "Number the nodes from 0, or give x a row for each node."
         raise ValueError(f"{where}: edge_index holds {high}, but x has {N} rows (nodes 0 to {N - 1}). {hint}")
+
+
+def rounded_columns(values: Sequence[Tensor]) -> list[int]:
+    """Return the columns of `[n, F]` of several graphs in which float32 loses differences, as of times in seconds.
+
+    Example:
+        >>> rounded_columns([torch.tensor([[1e9, 0.1], [1e9 + 5, 0.3], [1e9 + 9, 0.6]], dtype=torch.float64)])
+        [0]
+    """
+    if not sum(map(len, values)):
+        return []
+    wide = torch.cat([rows.double() for rows in values])
+    rounding, spread = (
+        difference.abs().nanmedian(0).values for difference in (wide.float() - wide, wide - wide.nanmedian(0).values)
+    )
+    columns: list[int] = ((rounding > ROUNDED * spread) & rounding.isfinite()).nonzero()[:, 0].tolist()
+    return columns

@@ -46,10 +46,9 @@ class NonLinks:
             known = number[torch.where(sides[known[0]] == 0, known, known.flip(0))]
         ids, self.population = edge_index_to_vector(known.long(), self.size, bipartite=sides is not None)
         distinct = ids.unique()
-        counts_repeated = (
-            sides is None and ids.numel() < self.population
-        )  # as PyG, which draws all in order if too many
-        self.num_known = ids.numel() if counts_repeated else distinct.numel()
+        self.num_known = distinct.numel()
+        if sides is None and ids.numel() < self.population:
+            self.num_known = ids.numel()  # each repeated link counts, as in PyG
         self.free: Tensor | None = None  # a mask of all pairs
         if num_nodes <= DENSE:
             self.free = distinct.new_ones(self.population, dtype=torch.bool).index_fill_(0, distinct, False)
@@ -101,7 +100,8 @@ def sides_of(data: Data) -> Tensor | None:
 
 @remembered
 def _sides(edge_index: Tensor, pairs: Tensor, y: Tensor, num_nodes: int) -> Tensor | None:
-    return two_sides(torch.cat([edge_index, pairs[:, y == 1]], 1), num_nodes)
+    sides = two_sides(torch.cat([edge_index, pairs[:, y == 1]], 1).cpu(), num_nodes)  # once, in many small steps
+    return None if sides is None else sides.to(edge_index.device)
 
 
 def directed(sides: Tensor | None, links: Tensor) -> Tensor | None:

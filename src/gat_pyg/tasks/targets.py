@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from .checks import ROUNDED, rounded_columns
 from .edges import OfEdges
 from .graphs import OfGraphs
 from .metrics import MAE, METRICS, QUANTITIES, RMSE, STD_RMSE, Metric
@@ -19,7 +20,6 @@ from .nodes import OfNodes
 from .objective import Objective, widest
 
 _T = TypeVar("_T", bound="Targets")
-ROUNDED = 1e-4  # rounding to float32, relative to the spread of a target, above which float64 is used
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,8 @@ class Targets(Objective):
                 shape = tuple(labels.shape)
                 raise ValueError(f"{where}: y has shape {shape}, expected (N,) or (N, K), K quantities per row.")
         columns = [labels if labels.dim() == 2 else labels[:, None] for labels in y]
-        dtype = torch.float64 if _is_rounded(columns) else torch.float32
+        same = len({labels.size(1) for labels in columns}) == 1  # else the check of each graph refuses them
+        dtype = torch.float64 if same and rounded_columns(columns) else torch.float32
         return [labels.to(dtype) for labels in columns]
 
     def fitted(self: _T, y: Tensor) -> _T:
@@ -205,17 +206,6 @@ class GraphTargets(OfGraphs, Targets):
         >>> objective.loss(*objective.rows(torch.zeros(2, 1), batch, None))
         tensor(5.)
     """
-
-
-def _is_rounded(y: Sequence[Tensor]) -> bool:
-    """Return True if rounding `[n, K]` to float32 changes a target by more than `ROUNDED` of its median deviation."""
-    if len({labels.size(1) for labels in y}) != 1 or not sum(map(len, y)):
-        return False  # which the checks refuse
-    wide = torch.cat([labels.double() for labels in y])
-    rounding, spread = (
-        difference.abs().nanmedian(0).values for difference in (wide.float() - wide, wide - wide.nanmedian(0).values)
-    )
-    return bool((rounding > ROUNDED * spread).any())
 
 
 def _on(values: Sequence[float], default: float, like: Tensor) -> Tensor | float:

@@ -27,6 +27,12 @@ from . import interpreter
 
 log = logging.getLogger(__name__)
 
+if numba.config.DISABLE_JIT:
+    raise ImportError(
+        "NUMBA_DISABLE_JIT is set, and the CPU kernels need Numba's compiler. Unset it; GAT_PYG_INTERPRET=1 runs them "
+        "uncompiled."
+    )
+
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 if interpreter.INTERPRET:
     log.warning("GAT_PYG_INTERPRET is 1: the CPU kernels run uncompiled, which is about a thousand times slower")
