@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric import EdgeIndex
 from torch_geometric.explain import AttentionExplainer, Explainer
 from torch_geometric.utils import add_self_loops
@@ -22,10 +21,12 @@ import gat_pyg.attention.fused
 import gat_pyg.conv.base
 import gat_pyg.conv.gat
 import gat_pyg.conv.gatv2
+import gat_pyg.conv.transformer
 import gat_pyg.graph.edges
 from gat_pyg import GATConv, GATv2Conv
 from gat_pyg.attention.fused import is_spent
 from gat_pyg.conv import DotProduct
+from gat_pyg.features.linear import Linear
 from tests.conv.test_draws import FILLS, LAYERS
 from tests.graph.test_edges import adjacency
 from tests.graphs import BATCH, BIPARTITE, LOOPS, RANDOM, WIDE, Graph
@@ -33,18 +34,6 @@ from tests.laws import assert_close
 from tests.syncs import syncs
 
 both_layers = pytest.mark.parametrize("name", ["GATConv", "GATv2Conv"])
-
-
-class Projected(TorchDispatchMode):
-    """The largest number of rows of torch's results `[rows, H C]`."""
-
-    rows = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result.dim() == 2 and result.size(1) == 8:
-            self.rows = max(self.rows, result.size(0))
-        return result
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +50,7 @@ def no_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("the layer ran PyG's message passing")
 
-    for module in (gat_pyg.conv.gat, gat_pyg.conv.gatv2):
+    for module in (gat_pyg.conv.gat, gat_pyg.conv.gatv2, gat_pyg.conv.transformer):
         monkeypatch.setattr(module, "softmax", refuse)
 
 
@@ -358,23 +347,32 @@ def test_copies_and_pickles(name: str) -> None:
         assert torch.equal(twin(x, RANDOM.index, edge_attr), expected)
 
 
+@pytest.mark.parametrize("edge_dim", [None, 3])
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.usefixtures("no_messages")
-def test_autocast_and_half_precision(name: str) -> None:
-    for edge_attr in (torch.randn(300, 3, dtype=torch.float32), None):
-        theirs, ours = pair(name, 5, 4, heads=2, edge_dim=None if edge_attr is None else 3)
-        theirs, ours, x = theirs.float(), ours.float(), x_of(RANDOM).float()
+def test_autocast_and_half_precision(name: str, edge_dim: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, ours = (layer.float() for layer in pair(name, 5, 4, heads=2, edge_dim=edge_dim))
+    x, edge_attr = x_of(RANDOM).float(), None if edge_dim is None else torch.randn(300, 3, dtype=torch.float32)
+    forward, rows = Linear.forward, set()
+
+    def recorded(lin: Linear, x: Tensor) -> Tensor:
+        rows.add(x.size(0))
+        return forward(lin, x)
+
+    monkeypatch.setattr(Linear, "forward", recorded)
+    for input_dtype in (torch.float32, torch.bfloat16):  # the input, and what another layer returns under autocast
+        x = x.to(input_dtype).float()
         exact = ours(x, RANDOM.index, edge_attr).bfloat16()
         with torch.autocast("cpu", torch.bfloat16):
-            with Projected() as projected:
-                out = ours(x, RANDOM.index, edge_attr)
-            assert out.dtype == theirs(x, RANDOM.index, edge_attr).dtype
-            assert projected.rows == 40  # nodes, and no edges
-        assert_close(out.bfloat16(), exact)
+            out = ours(x.to(input_dtype), RANDOM.index, edge_attr)
+            assert out.dtype == theirs(x.to(input_dtype), RANDOM.index, edge_attr).dtype
+            assert_close(out.bfloat16(), exact)
     theirs, ours = theirs.bfloat16(), ours.bfloat16()
-    out = ours(x.bfloat16(), RANDOM.index)
-    assert out.dtype == theirs(x.bfloat16(), RANDOM.index).dtype == torch.bfloat16
+    inputs = x.bfloat16(), RANDOM.index, None if edge_attr is None else edge_attr.bfloat16()
+    out = ours(*inputs)
+    assert out.dtype == theirs(*inputs).dtype == torch.bfloat16
     assert_close(out, exact)
+    assert rows == {40}  # no edge is projected: that is `[E, H, C]`
 
 
 @both_layers
