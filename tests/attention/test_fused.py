@@ -575,8 +575,8 @@ def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.M
     in_mode(monkeypatch, speed)
     run, seen = rows.run, []
 
-    def run_twice(kernel: Any, dtype: Any, job: Any, *given: Any) -> None:
-        args = [elements(value) if isinstance(value, torch.Tensor) else value for value in given]
+    def run_twice(kernel: Any, dtype: Any, job: Any, *passed: Any) -> None:
+        args = [elements(value) if isinstance(value, torch.Tensor) else value for value in passed]
         named = list(inspect.signature(kernel.py_func).parameters)[1:]
         near = [array for name, value in zip(named, args, strict=True) for array in arrays_of(value, name)]
         start = first if kernel is additive._dense else 0
@@ -1109,7 +1109,7 @@ def test_compiled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = results(compiled, net, x, index)
     assert seen == [["gat_pyg.attend.default"] * 2, ["gat_pyg.attend_backward.default"] * 2]
     assert_same(measured, results(net, net, x, index), name)
-    built = spy(monkeypatch, adjacency, "set_already")  # called as a structure is built
+    built = spy(monkeypatch, adjacency, "get_result")  # called as a structure is built
     for _ in range(3):
         assert torch.equal(results(compiled, net, x, index)["x"], measured["x"])
     assert not built.calls

@@ -250,7 +250,7 @@ def test_captions_lie_below_what_they_describe() -> None:
         assert not any(box.overlaps(other) for other in others), draw
 
 
-def test_relative_entropy_is_between_nothing_and_uniform() -> None:
+def test_normalised_entropy_is_between_nothing_and_uniform() -> None:
     data = data_of(RANDOM)
     for mechanism in ("additive", "constant"):
         for axes in entropy_figure(model(mechanism), data).axes:

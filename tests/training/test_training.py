@@ -346,8 +346,8 @@ def test_a_graph_that_is_nearly_all_receptive_field_stays_whole():
 @pytest.mark.parametrize("name", ["nodes of one graph", "nodes of many graphs"])
 def test_neighbourhoods_are_built_once_for_all_layers(name: str, monkeypatch: pytest.MonkeyPatch):
     task, built = OBJECTIVES[name](), []
-    find = adjacency.set_already  # called as a structure is built
-    monkeypatch.setattr(adjacency, "set_already", lambda *args: built.append(args) or find(*args))
+    find = adjacency.get_result  # called as a structure is built
+    monkeypatch.setattr(adjacency, "get_result", lambda *args: built.append(args) or find(*args))
     kind = Inductive if task.has_many_graphs else Transductive
     module = kind(GAT_PYG(6, [4, 4], 3, [2, 2, 1]), task.objective)
     trainer(epochs=3).fit(module, datamodule=TaskData(task, batch_size=2))

@@ -22,8 +22,8 @@ from .keys import READ
 from .splits import chosen_mask
 
 
-def places(raw: list[list[Any]], name: str) -> list[list[str]]:
-    """Return the names of graphs in messages: by their number in the data set, or in each split that it comes in."""
+def graph_names(raw: list[list[Any]], name: str) -> list[list[str]]:
+    """Return the names of graphs for messages: the number in the data set, or in each of the splits it comes in."""
     if len(raw) == len(raw[0]) == 1:
         return [[name]]
     splits = [f"{split} " for split in SPLITS] if len(raw) == len(SPLITS) else [""]
@@ -41,7 +41,7 @@ def labelled(raw: list[list[Any]], task: str | None, name: str) -> list[list[Dat
     Raises:
         ValueError: if one is no `Data`, x, edge_index or y is missing, or the labels of edges do not fit.
     """
-    names, is_single = list(chain(*places(raw, name))), len(raw) == len(raw[0]) == 1
+    names, is_single = list(chain(*graph_names(raw, name))), len(raw) == len(raw[0]) == 1
     every = [plain(data, place, not is_single) for data, place in zip(chain(*raw), names, strict=True)]
     of_edges = _are_of_edges(every) if task is None else task.startswith("edge_")
     for key in ("edge_label", "edge_label_attr"):
@@ -119,7 +119,7 @@ def _take_edge_labels(data: Data, of_edges: bool, where: str) -> None:
         data.y, data.edge_label_index, data.edge_label_attr = label, pairs, features
 
 
-MANY = 1000  # times as many nodes as ids, beyond which ids are no numbers of nodes
+MANY = 1000  # nodes per id in edge_index above which the ids cannot be those of nodes numbered from 0
 
 
 def add_ids(data: Data, name: str) -> None:

@@ -18,7 +18,7 @@ from ..tasks.metrics import LINKS, TASKS
 from ..tasks.objective import MASKS, SPLITS
 from ..tasks.task import Task
 from .batched_graphs import graphs_of
-from .detection import labelled, objective_class, places, plain, tidy, warn_if_rounded
+from .detection import graph_names, labelled, objective_class, plain, tidy, warn_if_rounded
 from .formats import graphs_in, read
 from .keys import UNION, warn_of_unread
 from .links import link_task
@@ -61,8 +61,8 @@ def from_file(
     (`gat_pyg.data.batched_graphs.graphs_of`).
 
     The files of a folder are memory-mapped. So with `loader=neighbor` the features may exceed the memory, and processes
-    on one machine share them. The files must not change meanwhile. An x of another
-    dtype than torch's default is converted in memory.
+    on one machine share them. The files must not change meanwhile. An x of another dtype than torch's default is
+    converted in memory.
 
     No code in the file is run: `.pt` is read with `weights_only=True`, and beside PyG's `Data` only stand-ins are
     allowed, which store numbers and call nothing; `.npz` with `allow_pickle=False`.
@@ -161,7 +161,7 @@ def from_dataset(
             "edge_label has classes of edges."
         )
     raw = labelled(raw, task, name)
-    where, every = list(chain(*places(raw, name))), list(chain(*raw))
+    where, every = list(chain(*graph_names(raw, name))), list(chain(*raw))
     is_single = len(raw) == len(every) == 1
     masks = masked_graphs(every, split, name) if len(raw) == 1 and not is_single else None
     count = masks[1] if masks is not None else num_splits(every[0], name) if is_single else 1

@@ -35,7 +35,7 @@ from .folder import (
     remove_checkpoints,
     started_job,
 )
-from .messages import drawn, line, summary, summary_of_all
+from .messages import line, split_line, summary, summary_of_all
 from .model_file import load
 from .process import check_gpus, compiling_reported, exit_on_signal, keep_memory
 from .published import as_published
@@ -87,7 +87,7 @@ def all_seeds(job: Job) -> float:
     with _resumable(folder), quiet(), compiling_reported():
         task = build_task(settings)
         check_effects(settings, task)
-        if settings.cell is None and (text := drawn(task, settings.split)):
+        if settings.cell is None and (text := split_line(task, settings.split)):
             rank_zero_print(text)
         together = all_at_once(job, task)
         results, diverged, paper = [], [], as_published(settings)

@@ -69,8 +69,8 @@ def sizes(task: Task) -> str:
     return f"{nodes:,} nodes, {edges:,} edges, {predicts}; {split} {items}"
 
 
-def drawn(task: Task, split: Split) -> str:
-    """Return a line on a split that was drawn by default shares, else ""."""
+def split_line(task: Task, split: Split) -> str:
+    """Return a line about a split that was drawn by default shares, else ""."""
     unset = [key for key in task.split_arguments or () if key != "seed" and getattr(split, key) is None]
     if not unset:
         return ""

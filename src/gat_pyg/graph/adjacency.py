@@ -15,7 +15,7 @@ from torch_geometric.utils import is_torch_sparse_tensor, remove_self_loops, to_
 
 from .checks import check_ids, check_matrix, check_rowptr
 from .edges import Edges, Flow, _ends, _facts, _id_dtype, read
-from .remembered import remembered, set_already, set_result
+from .remembered import get_result, remembered, set_result
 
 
 def neighbourhoods(
@@ -97,7 +97,7 @@ def _build(adjacency: Any, num_src: int, num_dst: int, add_self_loops: bool, flo
         edges = Edges.with_loops(_as_index(adjacency, flow), num_src, num_dst)
     else:
         edges = _group(adjacency, num_src, num_dst, flow)
-    if (known := set_already(_dropout_ids, adjacency)) is not None:
+    if (known := get_result(_dropout_ids, adjacency)) is not None:
         ids, at = known[1 + add_self_loops], edges.dropout_ids
         edges = replace(edges, dropout_ids=ids if at is None or not edges.num_edges else ids.index_select(0, at))
     return edges

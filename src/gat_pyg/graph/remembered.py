@@ -75,8 +75,8 @@ def set_result(function: Any, key: Tensor, result: Any) -> None:
     _RESULTS[_owner(key)] = [_state(key), {(function.__wrapped__, type(key), ()): result}]
 
 
-def set_already(function: Any, key: Tensor | SparseTensor) -> Any:
-    """Return what `set_result` set for a tensor, or None; for a function that is being computed of the same tensor."""
+def get_result(function: Any, key: Tensor | SparseTensor) -> Any:
+    """Return the result that `set_result` stored for a tensor, or None; also from within a function of that tensor."""
     stored = _RESULTS.get(_owner(key))
     return None if stored is None else stored[1].get((function.__wrapped__, type(key), ()))
 

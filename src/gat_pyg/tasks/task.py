@@ -58,7 +58,7 @@ class Task:
     num_splits: int = field(default=1, repr=False)  # splits or folds of the data set; the task has one of them
     # Arguments of `from_dataset` on which the split depends: () if the data have a split, None if unknown
     split_arguments: tuple[str, ...] | None = field(default=None, repr=False)
-    places: InitVar[Mapping[int, str]] = MappingProxyType({})  # names of graphs in messages, by id(graph)
+    graph_names: InitVar[Mapping[int, str]] = MappingProxyType({})  # for messages, by id(graph)
 
     @cached_property
     def preparation(self) -> Preparation:
@@ -148,7 +148,7 @@ class Task:
             return DataLoader(self.graphs(split), batch_size=batch_size, shuffle=split == "train")
         return self.graphs(split)
 
-    def __post_init__(self, places: Mapping[int, str]) -> None:
+    def __post_init__(self, graph_names: Mapping[int, str]) -> None:
         if self.num_classes < 1:
             raise ValueError(f"{self.name}{NOTHING_KNOWN}")
         if self.class_names is not None and len(self.class_names) != self.num_classes:
@@ -163,18 +163,18 @@ class Task:
             check_graph(self.shared_graph, self.num_features, self.edge_dim, self.objective, self.name)
             self.objective.check_splits(self.shared_graph, self.name)
         else:
-            self._check_graphs(places)
+            self._check_graphs(graph_names)
         train = self.labels("train")
         if self.objective.item != "link" and are_equal(train):  # whose other pairs are drawn in each step
             reason = "all known training labels are equal, so there is nothing to learn"
             warnings.warn(f"{self.name}: {reason}. Check y and the split.", stacklevel=3)
         object.__setattr__(self, "objective", self.objective.fitted(train))
 
-    def _check_graphs(self, places: Mapping[int, str]) -> None:
+    def _check_graphs(self, graph_names: Mapping[int, str]) -> None:
         for split in SPLITS:
             has_label = False
             for number, data in enumerate(self.graphs(split)):
-                where = places.get(id(data), f"{self.name}, {split} graph {number}")
+                where = graph_names.get(id(data), f"{self.name}, {split} graph {number}")
                 check_graph(data, self.num_features, self.edge_dim, self.objective, where)
                 has_label = has_label or bool(any_known(data.y).any())
             if not has_label:
