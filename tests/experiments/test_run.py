@@ -404,8 +404,8 @@ def test_a_network_without_an_output_layer_takes_the_lists_of_one_with_it(comman
 
 def test_a_training_that_cannot_learn_is_warned_of(command: Command):
     with (
-        pytest.warns(UserWarning, match=r"training\.lr is 0, so that the weights stay"),
-        pytest.warns(UserWarning, match=r"model\.dropout is 1, so that in training nothing is left"),
+        pytest.warns(UserWarning, match=r"training\.lr is 0, so the weights keep"),
+        pytest.warns(UserWarning, match=r"model\.dropout is 1, so training drops everything"),
         pytest.warns(UserWarning, match=r"model\.edge_dropout is 1"),
     ):
         command("training.lr=0", "model.dropout=1", "model.edge_dropout=1", "training.max_epochs=1")

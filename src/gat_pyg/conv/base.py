@@ -463,7 +463,7 @@ def _graph_size(x_src: Tensor, x_dst: OptTensor, edge_index: Any, size: Size) ->
 def _loop_features(edge_index: Tensor, edge_attr: Tensor, num_nodes: int, fill_value: Any) -> Tensor:
     """PyG's features of added loops; on a GPU, where PyG's scatter adds atomically, sums have the same bits every time.
 
-    In compiled code, sums are what the compiler makes of them.
+    Compiled code may add in any order.
     """
     if not (is_remote(edge_attr) and isinstance(fill_value, str) and fill_value in ("add", "sum", "mean")):
         return compute_loop_attr(edge_index, edge_attr, num_nodes, False, fill_value)

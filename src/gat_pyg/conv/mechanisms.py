@@ -206,6 +206,7 @@ def _per_head(lin: Linear, heads: int) -> Tensor:
 
 def hooked(module: nn.Module) -> bool:
     """Return True if a call of the module does not run the `forward` of its class alone."""
+    # `_has_any_global_hook` is private; torch's own compiler calls it, and global hooks have no public query
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
     return any(hooks) or "forward" in vars(module) or _has_any_global_hook()
 

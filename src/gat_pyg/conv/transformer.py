@@ -86,8 +86,8 @@ class TransformerConv(_AttentionConv):
         )
         self.root_weight = root_weight
         self.beta = beta and root_weight
-        self._alpha = None  # what `message` leaves for the call that it is in, as in PyG's layer
-        self._edge_weight = None  # and what the call leaves for it
+        self._alpha = None  # set by `message`, read by the call that runs it, as in PyG's layer
+        self._edge_weight = None  # set by a call, read by `message`
         src_channels, dst_channels = (in_channels,) * 2 if isinstance(in_channels, int) else in_channels
         width, total = heads * out_channels, out_channels * (heads if concat else 1)
         self.lin_key = Linear(src_channels, width, bias=bias)

@@ -181,7 +181,7 @@ def _numbers(load: Any, key: Any) -> Any:
         return np.empty(0, object)
 
 
-_LOCK = threading.Lock()  # the list of classes that torch.load allows is one for all threads
+_LOCK = threading.Lock()  # all threads share torch.load's list of allowed classes
 
 
 class _Batch(Stub):

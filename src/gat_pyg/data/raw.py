@@ -88,8 +88,9 @@ class _UnreadableError(ValueError):
     """An error on reading a file, with the file's name in its message."""
 
 
-# errors that a truncated file gives; others may be a bug in the reader
+# errors that a truncated file causes; others may be a bug in the reader
 _OF_FILES = (ValueError, EOFError, LookupError, UnpicklingError, BadZipFile, struct.error, zlib.error)
+_HINT = " It is truncated or of another kind. Delete it to have it downloaded again, or put a whole copy in its place."
 
 
 @contextmanager
@@ -102,8 +103,7 @@ def reading(path: Path) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and (error.filename is not None or error.errno == errno.ENOSPC):
             raise  # an error of the system, whose message names the file
-        hint = " It is truncated or of another kind. Delete it to have it downloaded again, or put a whole copy in its "
-        hint = f"{hint}place." if isinstance(error, _OF_FILES) else ""
+        hint = _HINT if isinstance(error, _OF_FILES) else ""
         raise _UnreadableError(f"{path} cannot be read: {type(error).__name__}: {error}.{hint}") from error
 
 

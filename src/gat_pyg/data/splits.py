@@ -16,7 +16,7 @@ from ..tasks.objective import MASKS, SPLITS, Objective, any_known
 from ..tasks.task import Task
 
 VAL, TEST = 500, 1000  # nodes that the command draws by default from a data set of PyG, as in the paper
-PARTS = {"train_mask": 3, "val_mask": 1, "test_mask": 1}  # of five, by which one's own data are divided by default
+PARTS = {"train_mask": 3, "val_mask": 1, "test_mask": 1}  # fifths: the default split of one's own data
 OGB_PARTS = ("train", "valid", "test")  # the splits' names in data sets of OGB
 
 

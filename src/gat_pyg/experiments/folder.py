@@ -202,7 +202,7 @@ def _wait_for(path: Path) -> int:
     reported = False
     while (lock := try_lock(path)) is None:
         if not reported:
-            rank_zero_print(f"Waiting for a process of the job that was killed in {relative_path(path.parent)}")
+            rank_zero_print(f"Waiting for a process that a killed job left in {relative_path(path.parent)}")
         reported = True
         time.sleep(PAUSE)
     return lock

@@ -82,7 +82,7 @@ def keep_memory() -> None:
 def end_with(parent: int) -> None:
     """Exit with status 1 if the process that started this one, `parent`, has ended.
 
-    Only once a process runs, after seconds of imports, do torch's signal or the heartbeats of ranks end it with others.
+    Torch's signal and the heartbeats of ranks end a process with its parent only after its imports, which take seconds.
     """
     if os.getppid() != parent:
         raise SystemExit(1)

@@ -17,7 +17,7 @@ UNLIMITED = 100_000  # epochs: the default of training.max_epochs, which stands 
 def check_effects(settings: Settings, task: Task) -> None:
     """Raise ValueError for a setting of the command line without effect; recipes and data sets may contain them.
 
-    Warn of a training that cannot learn: of a learning rate of 0, or a dropout of 1.
+    Warn of a training that cannot learn: a learning rate of 0, or a dropout of 1.
 
     Example:
         >>> from gat_pyg.data import digits
@@ -33,10 +33,10 @@ def check_effects(settings: Settings, task: Task) -> None:
         if any(passed == name or passed.startswith(f"{name}.") for passed in settings.passed):
             raise ValueError(f"{name} has no effect: {reason}")
     if settings.training.lr == 0:
-        rank_zero_warn("training.lr is 0, so that the weights stay as they are initialised.")
+        rank_zero_warn("training.lr is 0, so the weights keep their initial values.")
     for name, value in flattened(settings.to_dict()["model"]).items():
         if "dropout" in name and value == 1:
-            rank_zero_warn(f"model.{name} is 1, so that in training nothing is left of what it acts on.")
+            rank_zero_warn(f"model.{name} is 1, so training drops everything that it acts on.")
 
 
 def _unused(settings: Settings, task: Task) -> Iterator[tuple[str, str]]:

@@ -27,8 +27,8 @@ def attention_of(model: nn.Module, data: Data) -> list[tuple[Any, Tensor]]:
         For each attention layer in order of execution, `(edge_index [2, E], alpha [E, H])`: the graph's edges in their
         order without self-loops, then the loops that the layer adds.
 
-    Models around another one, such as `Readout`, `Encoded` and `LinkScores`, return the layers of the inner model. No
-    module is left in another mode.
+    Models around another one, such as `Readout`, `Encoded` and `LinkScores`, return the layers of the inner model.
+    Every module keeps its mode.
 
     Raises:
         ValueError: if no layer takes `return_attention_weights`, or `data` is not a graph.
@@ -82,13 +82,13 @@ def attention_of(model: nn.Module, data: Data) -> list[tuple[Any, Tensor]]:
 def attention_layers(model: nn.Module) -> list[nn.Module]:
     """Return the layers of a model that take `return_attention_weights`, in the order of their definition.
 
-    A module around such layers is none, whether it has an argument of this name or not.
+    A module that contains such layers does not count, even if it has an argument of this name.
     """
     takers = [m for m in model.modules() if "return_attention_weights" in arguments(m)]
     return [m for m in takers if not any(inner in takers for inner in m.modules() if inner is not m)]
 
 
 def _reads_edge_attr(model: nn.Module) -> bool:
-    """Return False if no layer has edge features, in whose place some layers would fail."""
+    """Return False if no layer reads edge features: some layers fail if they get them."""
     layers = [m for m in model.modules() if isinstance(m, MessagePassing)]
     return not layers or any(getattr(layer, "edge_dim", layer) is not None for layer in layers)

@@ -147,13 +147,12 @@ class OneLabel(_Labels):
         return 100.0 * int(counts.max()) / int(counts.sum())
 
     def constant_error(self, y: Tensor) -> float:
-        """Return the standard error of the majority's share, or as for any score."""
+        """Return the standard error of the share of the majority class; by the bootstrap for other metrics."""
+        if self.by_rows:
+            return super().constant_error(y)
         share = self.constant_score(y) / 100.0
-        return (
-            super().constant_error(y)
-            if self.by_rows
-            else 100.0 * (share * (1 - share) / int(self.known(y).sum())) ** 0.5
-        )
+        error: float = 100.0 * (share * (1 - share) / int(self.known(y).sum())) ** 0.5
+        return error
 
     def predictions(self, out: Tensor) -> Tensor:
         """Return the softmax."""

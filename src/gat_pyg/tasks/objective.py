@@ -18,7 +18,7 @@ from .metrics import ALIASES, METRICS, Measure, Metric
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 MASKS = tuple(f"{split}_mask" for split in SPLITS)
-SAMPLES = 20  # for a standard error
+SAMPLES = 20  # bootstrap samples for a standard error
 
 
 @dataclass(frozen=True)
@@ -223,9 +223,9 @@ class Objective(ABC):
         """Return the best score of a constant prediction, the same for all rows."""
 
     def constant_error(self, y: Tensor) -> float:
-        """Return the standard error of `constant_score` over samples of the rows with a known label.
+        """Return the standard error of `constant_score`, over bootstrap samples of the rows with a known label.
 
-        Where a constant has the same score in each sample, as in a ranking, it is that of random predictions.
+        If a constant has the same score in every sample, as in a ranking, it is the error of random predictions.
 
         Example:
             >>> from gat_pyg.tasks.nodes import NodeLabels

@@ -98,7 +98,7 @@ def _kept_kernel(
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    """Whether each of a block of edges is kept, by heads."""
+    """Store which coefficients of a block of edges are kept, by heads."""
     H = all_models(EACH, models)
     i_edge = tl.program_id(0).to(tl.int64) * BLOCK_E + tl.arange(0, BLOCK_E)
     i_h, m_e = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H), i_edge < num_edges

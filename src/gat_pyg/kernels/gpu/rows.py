@@ -218,8 +218,8 @@ def tile_for(models: int, heads: int, channels: int, degree: float, features: in
     """A slab of heads of up to `SLAB` numbers, or one wider head; `NUMBERS` a warp, less for short rows.
 
     Stacks of all sizes use the same tile, since every further tile is one more kernel to compile.
-    Loads run ahead, through shared memory, where rows are long enough to gain by it and two tiles fit, of which a GPU
-    of a desktop has 99 KiB.
+    Loads run ahead, through shared memory, where rows are long enough to gain by it and two tiles fit into the 99 KiB
+    that a desktop GPU has.
     With `features` of edges that are attended to beside x, half as many edges, whose features take as many registers.
     """
     block_c = triton.next_power_of_2(max(1, channels))
