@@ -202,8 +202,8 @@ def test_links_are_drawn_where_there_are_no_labels(tmp_path: Path):
     path = stored(tmp_path / "own", values, "npz")
     with pytest.raises(ValueError, match=r"own.npz has no y; .* choose task=link_prediction, which needs no labels"):
         from_file(path)
-    for options, sizes in (({}, {}), ({"val": 30, "test": 40}, {"val": 30, "test": 40})):
-        task = from_file(path, seed=3, task="link_prediction", **options)
+    for sizes in ({}, {"val": 30, "test": 40}, {"val": 500, "test": 1000}):  # the last: the command's, of nodes
+        task = from_file(path, seed=3, task="link_prediction", **sizes)
         expected = links(Data(graph.x, graph.edge_index, torch.ones(graph.num_edges, 1)), seed=3, **sizes)
         for key in ("x", "edge_index", "edge_attr", "edge_label_index", "y", *MASKS):
             assert torch.equal(task.train[0][key], expected.train[0][key])

@@ -24,7 +24,7 @@ from ..tasks.objective import MASKS, SPLITS
 from ..tasks.task import Task
 from .detection import add_ids, check_edge_label, check_kind, labelled, plain, tidy
 from .keys import warn_of_unread
-from .splits import TEST, VAL, num_splits
+from .splits import num_splits
 
 CHANNELS = 16  # the width of the vectors whose inner product is the score of a pair
 
@@ -87,9 +87,8 @@ def link_task(
 ) -> Task:
     """Return the task of predicting links of the only graph: the pairs in `edge_label_index`, or drawn links.
 
-    The links are 5 % and 10 % where `val` and `test` are None, or both the command's defaults for nodes. The three
-    graphs of a `RandomLinkSplit` are one graph: the pairs of each are those of a split, and messages pass over the
-    edges of the first.
+    The links are 5 % and 10 % where `val` and `test` are None. The three graphs of a `RandomLinkSplit` are one graph:
+    the pairs of each are those of a split, and messages pass over the edges of the first.
 
     Raises:
         ValueError: if there are several graphs, or labels or masks of the pairs are missing.
@@ -103,7 +102,6 @@ def link_task(
         raise ValueError(f"{name}: task={LINKS} needs a single graph, but there are {len(graphs)}.")
     graph = graphs[0]
     if graph.get("edge_label_index") is None:
-        val, test = (None, None) if (val, test) == (VAL, TEST) else (val, test)
         shares = 0.05 if val is None else val, 0.1 if test is None else test
         return _drawn(graph, name, shares, 0.0, seed, objective, transforms, ("val", "test", "seed"))
     if missing := [key for key in ("edge_label", *MASKS) if graph.get(key) is None]:

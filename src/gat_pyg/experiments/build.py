@@ -19,7 +19,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ..data.from_pyg import from_dataset, from_file
 from ..data.raw import data_root, is_of_network, not_downloaded
-from ..data.splits import check_classes
+from ..data.splits import TEST, VAL, check_classes
 from ..distributed import ray
 from ..distributed.halo import layers_of
 from ..distributed.ranks import rank_zero_print
@@ -27,6 +27,7 @@ from ..graph.layers import graph_norms
 from ..graph.partition import WITH_METIS, edge_cut
 from ..models.encoders import num_categories, num_unknown
 from ..models.gat import GAT
+from ..tasks.metrics import LINKS
 from ..tasks.model import members, takes_sparse
 from ..tasks.node_ids import has_ids
 from ..tasks.objective import SPLITS
@@ -96,6 +97,8 @@ def build_task(settings: Settings) -> Task:
         name, split = dataset_name(dataset.values), dataclasses.asdict(settings.split)
         if isinstance(folds := settings.split.folds, str) and not Path(folds).expanduser().exists():
             split["folds"] = data_root(settings.data_root) / folds
+        if settings.task == LINKS and (settings.split.val, settings.split.test) == (VAL, TEST):
+            split["val"] = split["test"] = None  # these defaults are numbers of nodes
         task = from_dataset(result, name, **split, transforms=transforms, task=settings.task)
         if not hasattr(result, "get_idx_split"):  # a benchmark keeps its own split
             check_classes(task)
