@@ -519,6 +519,6 @@ def test_the_fold_of_a_users_data_set_is_hashed():
     ],
 )
 def test_a_score_near_that_of_a_constant_prediction_has_a_warning(metric, value, majority, error, expected):
-    fields = {"majority": majority, "error": error, "item": "graph"}
+    fields = {"majority": majority, "standard_error": error, "item": "graph"}
     warning = Result("GAT", "own", metric, value, 0, 9, 8, value, 9.2, 0.011, 923, **fields).warning
     assert warning.startswith(expected) and bool(warning) == bool(expected)

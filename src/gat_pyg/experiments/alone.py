@@ -124,7 +124,7 @@ def write_outputs(
         run_dir=str(folder),
         timestamp=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         majority=round(constant, 5),
-        error=round(error, 5),
+        standard_error=round(error, 5),
         item=task.objective.item,
         scores=outcome.scores or None,
         row=factory.method,

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import cast
 
 from ..files import add, lock
 from ..tasks.metrics import metric_named
@@ -62,7 +61,7 @@ class Result:
     run_dir: str = ""
     timestamp: str = ""  # UTC, ISO 8601
     majority: float | None = None  # the best test score of a constant prediction, such as the majority class
-    error: float | None = None  # the standard error of `majority`
+    standard_error: float | None = None  # of `majority`
     item: str = "node"  # what has a label: "node", "graph"
     row: str = ""  # the row of a table: the method without its form and study; "": the method
     form: str = ""  # the variant, if a method has several
@@ -91,9 +90,10 @@ class Result:
         constant = f"{metric.constant.format(item=self.item)} ({metric.value(self.majority)}"
         if not margin > 2e-5:  # rounded; NaN
             return f"no better than {constant})"
-        if margin > (self.error or 0.0):
+        error = self.standard_error or 0.0
+        if margin > error:
             return ""
-        return f"within one standard error of {constant}, standard error {metric.value(cast(float, self.error))})"
+        return f"within one standard error of {constant}, standard error {metric.value(error)})"
 
     def to_json(self) -> str:
         """Return one line of JSON without the line break and without defaults; a NaN score becomes null."""
