@@ -167,7 +167,7 @@ def objective_class(graphs: list[Data], task: str | None) -> type[Objective]:
 
 
 def warn_if_rounded(graphs: list[Any], name: str) -> None:
-    """Warn of features of 64 bits whose differences are lost in float32, as those of times."""
+    """Warn of 64-bit features whose differences are lost in float32, such as times."""
     for key in ("x", "edge_attr"):
         values = [data.get(key) for data in graphs if isinstance(data, Data)]
         values = [rows[:, None] if rows.dim() == 1 else rows for rows in values if _is_wide(rows)]

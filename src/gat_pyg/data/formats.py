@@ -71,7 +71,7 @@ def _reason(error: Exception, suffix: str) -> str:
 
 
 def graphs_in(content: Any, path: Path, labelled: bool = True) -> Any:
-    """Return what is in a file with a `Data` in place of each mapping of arrays or tensors, as `graph_in`.
+    """Return the content of a file, with the graph by `graph_in` in place of each mapping of arrays or tensors.
 
     Lists stay lists, and a mapping of splits to graphs stays one.
     """
@@ -185,7 +185,7 @@ _LOCK = threading.Lock()  # all threads share torch.load's list of allowed class
 
 
 class _Batch(Stub):
-    """A `Batch`, whose class PyG makes by a call: both are this class, which stores the state alone."""
+    """A stand-in for a `Batch`, and for the call by which PyG creates its class; it stores the state."""
 
     def __new__(cls, *args: Any) -> Any:
         return super().__new__(cls) if args else cls

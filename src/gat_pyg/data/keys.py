@@ -31,7 +31,7 @@ USES = {  # what to do with other keys that have a meaning elsewhere
 
 
 def warn_of_unread(graphs: Sequence[Data], name: str, without: Collection[str] = ()) -> None:
-    """Warn once of the numbers in graphs that are not read, as `edge_weight` or a mistyped key, and what to do.
+    """Warn once of numeric keys that are not read, such as `edge_weight` or a mistyped key, with the remedy.
 
     Of the keys in `READ`, `edge_label_attr` is read for labels of edges only, and those in `without` are not.
     """

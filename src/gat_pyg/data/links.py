@@ -43,7 +43,7 @@ def links(
 
     The other links are for training and, in both directions if the graph is undirected, the message-passing edges of
     all splits. Validation and test have as many pairs without a link as links, drawn once with `seed` (PyG's
-    `RandomLinkSplit`). In a bipartite graph, as of users and items, pairs without a link join its two sides
+    `RandomLinkSplit`). In a bipartite graph, such as users and items, pairs without a link join its two sides
     (`gat_pyg.tasks.negatives.two_sides`), also those of the training. Repeated links and loops are removed before.
 
     Args:

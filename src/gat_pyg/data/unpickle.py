@@ -39,7 +39,7 @@ class Scalar(Stub):
     """A number of NumPy's."""
 
     def read(self) -> np.ndarray[Any, Any]:
-        """Return the number as an array without axes; raise UnpicklingError if it is none."""
+        """Return the number as an array without axes; raise UnpicklingError if it is not a number."""
         return _numbers(*self.args).reshape(())
 
 

@@ -275,7 +275,7 @@ def _joined(data: Any) -> Any:
 
 
 def _check(data: Data, objective: Objective, model: nn.Module) -> None:
-    """Raise ValueError for ids that are no node, pairs that are none, and graphs without nodes that have a row."""
+    """Raise ValueError for ids of no node, invalid pairs, and graphs without nodes whose label is to be predicted."""
     if type(data.edge_index) is Tensor and data.edge_index.layout == torch.strided:
         check_edge_index_shape(data.edge_index, "data")
         check_edge_index(data.edge_index, data.x.size(0), "data")

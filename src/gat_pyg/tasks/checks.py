@@ -124,7 +124,7 @@ def check_edge_index(edge_index: Tensor, N: int, where: str) -> None:
 
 
 def rounded_columns(values: Sequence[Tensor]) -> list[int]:
-    """Return the columns of `[n, F]` of several graphs in which float32 loses differences, as of times in seconds.
+    """Return the columns of `[n, F]` of several graphs in which float32 loses differences, such as times in seconds.
 
     Example:
         >>> rounded_columns([torch.tensor([[1e9, 0.1], [1e9 + 5, 0.3], [1e9 + 9, 0.6]], dtype=torch.float64)])

@@ -113,7 +113,7 @@ def directed(sides: Tensor | None, links: Tensor) -> Tensor | None:
 def two_sides(links: Tensor, num_nodes: int) -> Tensor | None:
     """Return the side of each node `[N]` of a bipartite graph, 0 or 1, or -1 without a link; None for another graph.
 
-    Every link joins the two sides, as those of users and items. Trees and grids have two such sides too, although their
+    Every link joins the two sides, such as users and items. Trees and grids have two such sides too, although their
     nodes are of one kind. So a graph is bipartite here only if, in addition, all ids of side 0 are below those of
     side 1, or there are twice as many links as nodes. A graph with all links between its sides is not.
 

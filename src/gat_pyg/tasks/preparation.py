@@ -165,7 +165,7 @@ class Preparation(BaseTransform):  # type: ignore[misc]
 
 
 def _transformed_graphs(data: Data, transforms: Sequence[BaseTransform]) -> Data:
-    """Apply transforms to each graph of a batch on its own: some, as of positions or degrees, read a whole graph."""
+    """Apply transforms to each graph of a batch on its own: some, such as those of degrees, read the whole graph."""
     if not isinstance(data, Batch) and ("batch" in data or "ptr" in data):
         raise ValueError(
             "data is a Data with the graphs of a batch, but the run's transforms are of single graphs. Pass a list of "
