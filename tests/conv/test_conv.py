@@ -13,6 +13,8 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 from torch_geometric import EdgeIndex
 from torch_geometric.explain import AttentionExplainer, Explainer
 from torch_geometric.utils import add_self_loops
@@ -413,6 +415,33 @@ def test_an_empty_batch_gives_an_empty_batch(name: str) -> None:
         assert out.shape == (0, 40, 8) and alpha.shape == (0, looped.size(1), 2)
         conv(x, RANDOM.index, edge_attr).sum().backward()
         assert all(parameter.grad is None or not parameter.grad.any() for parameter in conv.parameters())
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_meta_and_fake_tensors_have_the_shapes_that_pyg_gives(name: str) -> None:
+    def described(layer: Any, weights: bool, **arguments: Tensor) -> list[Any]:
+        x = torch.randn(9, 5, requires_grad=True)
+        options = {"return_attention_weights": True} if weights else {}
+        result = layer(x, torch.zeros(2, 20, dtype=torch.long), **arguments, **options)
+        (result[0] if weights else result).sum().backward()
+        tensors = [*tree_leaves(result), x.grad, *(p.grad for _, p in sorted(layer.named_parameters()))]
+        return [None if tensor is None else (tensor.shape, tensor.dtype, tensor.device.type) for tensor in tensors]
+
+    dropped = {"heads": 2, "dropout": 0.5}
+    for mode, size, edge_dim, loops, weights in itertools.product(
+        ("meta", "fake"), ({}, dropped), (None, 3), (True, False), (True, False)
+    ):
+        if loops and (name == "TransformerConv" or weights):  # the edges with loops have a size that depends on ids
+            continue
+        options = {**size, "edge_dim": edge_dim} | ({} if name == "TransformerConv" else {"add_self_loops": loops})
+        edge_attr = None if edge_dim is None else torch.randn(20, edge_dim)
+        expected = described(getattr(pyg, name)(5, 4, **options), weights, edge_attr=edge_attr)
+        with torch.device("meta") if mode == "meta" else FakeTensorMode():
+            layer, edge_attr = LAYERS[name](5, 4, **options), None if edge_dim is None else torch.randn(20, edge_dim)
+            found = described(layer, weights, edge_attr=edge_attr)
+            more = described(layer, weights, edge_attr=edge_attr, edge_weight=torch.rand(20))
+        device = "meta" if mode == "meta" else "cpu"
+        assert found == more == [each and (*each[:2], device) for each in expected], f"{mode} {options}"
 
 
 # Bad input ----------------------------------------------------------------------------------------------------------

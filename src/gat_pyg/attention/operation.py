@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..graph.adjacency import EdgeList
 from ..graph.edges import Edges
+from ..graph.remembered import is_traced
 from ..kernels.device import result_dtype, unsupported_reason
 from ..philox import draw_seed
 from . import fused, reference, segment
@@ -87,7 +88,7 @@ def attend(
         x: `[N_src, H, C]`, the transformed features W h.
         score: the mechanism: `Additive`, the paper's; `Additive()`, constant attention; `GATv2`; `Dot`; or
             another subclass of `gat_pyg.attention.score.Score`.
-        edges: the neighbourhoods; or an `EdgeList`, which a compiler can trace.
+        edges: the neighbourhoods; or an `EdgeList`, which a compiler can trace, and which may be meta or fake.
         edge_weight: w, `[E, H]` in the caller's edge order; it multiplies alpha after the softmax.
         dropout: p, the probability that an attention coefficient is dropped; 0 outside training.
         backend: "fused" (kernels for CPU and CUDA), "segment", "reference" (slow: one neighbourhood at a time), or
@@ -113,8 +114,8 @@ def attend(
     """
     if isinstance(edges, EdgeList):
         check_devices(x, edge_index=edges.edge_index)
-        if torch.compiler.is_compiling():
-            if not uses_kernels(backend, score, x, edge_weight):
+        if is_traced(edges.edge_index):
+            if not has_operator(backend, score, x, edge_weight):
                 raise ValueError("a compiled call on an EdgeList needs the kernels.")
             seed = draw_seed(x.device) if dropout > 0.0 else None
             if not return_attention_weights:
@@ -156,6 +157,17 @@ def uses_kernels(backend: Backend, score: Score, x: Tensor, edge_weight: Tensor 
         fallback = "backend='auto' falls back to another backend."
         raise ValueError(f"backend='fused' is not available here: {reason}. {fallback}")
     return reason is None
+
+
+def has_operator(backend: Backend, score: Score, x: Tensor, edge_weight: Tensor | None = None) -> bool:
+    """Return True if the operator on an `EdgeList` can be traced for this call; outside of a compiler nothing runs it.
+
+    Raises:
+        ValueError: as `uses_kernels`.
+    """
+    if not torch.compiler.is_compiling():
+        return bool(score.kernels)
+    return uses_kernels(backend, score, x, edge_weight)
 
 
 def check_devices(x: Tensor, **others: Tensor | None) -> None:

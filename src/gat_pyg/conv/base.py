@@ -23,12 +23,12 @@ from torch_geometric.utils.sparse import set_sparse_value
 
 from ..attention.additive import Additive
 from ..attention.fused import drop_edges, is_spent
-from ..attention.operation import BACKENDS, attend, check_devices, uses_kernels
+from ..attention.operation import BACKENDS, attend, check_devices, has_operator
 from ..attention.score import Score
 from ..features.linear import Linear
 from ..graph.adjacency import EdgeList, neighbourhoods, with_self_loops
 from ..graph.edges import Edges, is_remote
-from ..graph.remembered import _outside
+from ..graph.remembered import _outside, is_traced
 from ..kernels.models import in_forward_mode
 from ..philox import draw_kept, draw_seed
 from .mechanisms import ONE_END, _plain, hooked
@@ -133,9 +133,9 @@ class _AttentionConv(MessagePassing):
         return (out, self._attention(edge_index, alpha)) if weights else out
 
     def _needs_messages(self, x: Any, ends: Ends, edge_index: Any, edge_attr: OptTensor, weights: bool) -> bool:
-        """Return True if a compiler, an explainer, a hook, a subclass or another aggregation needs each message."""
+        """Return True if a tracer, an explainer, a hook, a subclass or another aggregation needs each message."""
         return (
-            (is_compiling() and not self._compiles(x, ends, edge_index, edge_attr))
+            (is_traced(edge_index) and not self._compiles(x, ends, edge_index, edge_attr))
             or torch.jit.is_tracing()
             or (self.explain is True and self._edge_mask is None)
             or self.decomposed_layers > 1
@@ -159,10 +159,13 @@ class _AttentionConv(MessagePassing):
         return False
 
     def _compiles(self, x: Any, ends: Ends, edge_index: Any, edge_attr: OptTensor) -> bool:
-        """Return whether a compiler gets the operation as one operator, rather than as messages.
+        """Return whether a traced call gets the operation as one operator, rather than as messages.
 
-        An exported program has plain operators, to run where this package is not, unless `backend` is "fused".
+        An exported program has plain operators, to run where this package is not, unless `backend` is "fused". A meta
+        or fake tensor outside of a compiler gets messages, as with PyG, unless their number depends on the ids.
         """
+        if not is_compiling() and not (self.add_self_loops or (self.training and self.edge_dropout > 0.0)):
+            return False
         exporting = torch.compiler._is_exporting_flag  # torch 2.10 compiles is_exporting() to True, whatever it is
         if exporting and (self.backend != "fused" or torch.onnx.is_in_onnx_export()):
             return False
@@ -174,7 +177,7 @@ class _AttentionConv(MessagePassing):
         ):
             return False
         score = self._score(x, ends, edge_attr)
-        return score is not None and uses_kernels(self.backend, score, ends[0])
+        return score is not None and has_operator(self.backend, score, ends[0])
 
     def _attend(
         self,
@@ -195,7 +198,7 @@ class _AttentionConv(MessagePassing):
         num_src, num_dst = _graph_size(x_src, x_dst, edge_index, size)
         edges: Any = EdgeList(edge_index, num_dst, self.add_self_loops, self.flow)
         has_loops = True  # a compiler cannot know
-        if not is_compiling():
+        if not is_traced(edge_index):
             edges = neighbourhoods(edge_index, num_src, num_dst, add_self_loops=self.add_self_loops, flow=self.flow)
             has_loops = edges.num_edges < edges.num_rows
         if edge_attr is not None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..graph.remembered import is_traced
 from .mask import drop
 from .sparse import SparseFeatures, is_sparse_features
 
@@ -13,7 +13,8 @@ from .sparse import SparseFeatures, is_sparse_features
 def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """Feature dropout on a dense `[N, F]` or, on the non-zeros alone, a sparse one: a zero stays zero either way.
 
-    What is dropped follows from a seed, as in `attention.dropout`; in compiled code torch draws it.
+    What is dropped follows from a seed, as in `attention.dropout`; in compiled code, and for meta and fake tensors,
+    torch draws it.
 
     Raises:
         ValueError: if p is outside [0, 1].
@@ -29,4 +30,4 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
         return x
     if is_sparse_features(x):
         return SparseFeatures(x).dropped(p)
-    return F.dropout(x, p) if torch.compiler.is_compiling() else drop(x, p)
+    return F.dropout(x, p) if is_traced(x) else drop(x, p)

@@ -9,6 +9,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric import EdgeIndex
 from torch_geometric.typing import SparseTensor
@@ -38,7 +39,8 @@ def remembered(make: Callable[Concatenate[K, P], T]) -> Callable[Concatenate[K, 
     `edge_index.clone()`. The first argument may also be an immutable object such as `Edges`, which then stores the
     results itself. The other arguments are hashable, or tensors, whose changes count too. Results are computed outside
     of inference mode and of torch.func's transforms, so that every later caller can use them. There is no cache in
-    compiled code, nor on other devices for inference tensors, which have no version.
+    compiled code, for tensors without elements (meta and fake), nor on other devices for inference tensors, which have
+    no version.
 
     A result must not refer to the tensor from which it is computed, or neither would ever be freed.
 
@@ -50,7 +52,7 @@ def remembered(make: Callable[Concatenate[K, P], T]) -> Callable[Concatenate[K, 
 
     @wraps(make)
     def lookup(key: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if torch.compiler.is_compiling():
+        if is_traced(key):
             return make(key, *args, **kwargs)
         is_mutable = isinstance(key, (Tensor, SparseTensor))
         key = _beneath(key) if is_mutable else key
@@ -68,6 +70,11 @@ def remembered(make: Callable[Concatenate[K, P], T]) -> Callable[Concatenate[K, 
         return result
 
     return lookup
+
+
+def is_traced(graph: Any) -> bool:
+    """Return True if nothing but shapes may be read: in compiled code, and of a meta or fake tensor."""
+    return torch.compiler.is_compiling() or (isinstance(graph, Tensor) and (graph.is_meta or is_fake(graph)))
 
 
 def set_result(function: Any, key: Tensor, result: Any) -> None:
