@@ -578,6 +578,25 @@ def test_a_result_is_computed_once_per_graph_and_freed_with_it() -> None:
         assert loops(index, 40)[0].shape == (2, 340) and loops(index, 40) is loops(index, 40)
 
 
+def test_nothing_is_cached_while_a_cuda_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = "rows", "wide", "transpose", "ids_by_src", "dropout_ids_by_dst", "dropout_ids_by_src", "_inverse"
+    edges = Edges.with_loops(LOOPS.index, LOOPS.num_src, LOOPS.num_dst)
+    pattern = Pattern(edges.rowptr, edges.src, edges.num_src)
+    sizes = remembered(lambda graph: [graph.num_edges])
+    makers: list[Callable[[], Any]] = [partial(sizes, edges), *(partial(getattr, edges, name) for name in names)]
+    makers += [partial(getattr, pattern, "row"), partial(getattr, pattern, "transpose"), partial(pattern.copies, 2)]
+    with monkeypatch.context() as captured:
+        captured.setattr(torch.cuda, "is_initialized", lambda: True)
+        captured.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        for make in makers:
+            with pytest.raises(RuntimeError, match="Run the whole step, forward and backward, once before the capture"):
+                make()
+        captured.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        known = [make() for make in makers]
+        captured.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert all(make() is result for make, result in zip(makers, known, strict=True))
+
+
 def test_another_tensor_that_changes_makes_a_new_result() -> None:
     scaled = remembered(lambda edge_index, weight: [weight.sum() * edge_index.size(1)])
     index, weight = RANDOM.index.clone(), torch.ones(3)

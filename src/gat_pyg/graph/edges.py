@@ -13,7 +13,7 @@ from torch_geometric.index import index2ptr, ptr2index
 
 from .checks import check_edge_index, check_ids, check_rowptr
 from .memory import load_cpu_kernels
-from .remembered import _beneath, _outside
+from .remembered import _beneath, _lasting, _outside
 
 Flow: TypeAlias = Literal["source_to_target", "target_to_source"]
 Side: TypeAlias = Literal["dst", "src"]  # rows by dst (CSR) or by src (CSC)
@@ -177,13 +177,13 @@ class Edges:
         """`[E]`, the rows that have an edge, ascending; None if all have."""
         if self.perm is None or self.num_rows == self.num_edges:
             return None
-        with _outside():
+        with _lasting():
             return self.perm.sort().values
 
     @cached_property
     def wide(self) -> tuple[Tensor, Tensor]:
         """src and dst, grouped by dst, as int64, by which torch adds rows up to four times faster on a CPU."""
-        with _outside():
+        with _lasting():
             return self.src.long(), self.dst.long()
 
     @cached_property
@@ -193,7 +193,7 @@ class Edges:
         Built on first use. On a CPU, an undirected graph shares colptr and dst with rowptr and src; on other devices
         the comparison would cost a sync, and sharing would save only 4 bytes per edge.
         """
-        with _outside():
+        with _lasting():
             if (cpu := _cpu_kernels(self.src)) is not None:
                 colptr, _, dst, place = cpu.sort_edges(self.src, self.dst, self.num_src, 0, self.num_edges)
             else:
@@ -207,7 +207,7 @@ class Edges:
     def ids_by_src(self) -> Tensor:
         """`[E]`, the row of each edge of the CSC form."""
         place = self.transpose[2]
-        with _outside():
+        with _lasting():
             return place if self.perm is None else self.perm.index_select(0, place)
 
     @property
@@ -218,13 +218,13 @@ class Edges:
     @cached_property
     def dropout_ids_by_dst(self) -> Tensor | None:
         """`[E]`, the dropout ids grouped by dst; None if each is the edge's index."""
-        with _outside():
+        with _lasting():
             return self.perm if self.dropout_ids is None else self.group(self.dropout_ids)
 
     @cached_property
     def dropout_ids_by_src(self) -> Tensor:
         """`[E]`, the dropout ids in the order of the CSC form."""
-        with _outside():
+        with _lasting():
             return self.ids_by_src if self.dropout_ids is None else self.dropout_ids.index_select(0, self.ids_by_src)
 
     def group(self, per_edge: Tensor) -> Tensor:
@@ -245,7 +245,7 @@ class Edges:
     def _inverse(self) -> Tensor:
         """`[R]`, the edge of each row; where some rows have none `[E]`, the row of each edge, as int64."""
         assert self.perm is not None
-        with _outside():
+        with _lasting():
             return torch.argsort(self.perm) if self.num_rows == self.num_edges else self.perm.long()
 
     def subset(self, keep: Tensor) -> Edges:

@@ -42,6 +42,8 @@ def remembered(make: Callable[Concatenate[K, P], T]) -> Callable[Concatenate[K, 
     compiled code, for tensors without elements (meta and fake), nor on other devices for inference tensors, which have
     no version.
 
+    While a CUDA graph is captured, a new result is a RuntimeError: it would have no contents before a replay.
+
     A result must not refer to the tensor from which it is computed, or neither would ever be freed.
 
     >>> num_edges = remembered(lambda edge_index: [edge_index.size(1)])
@@ -62,7 +64,7 @@ def remembered(make: Callable[Concatenate[K, P], T]) -> Callable[Concatenate[K, 
         stored = _stored(key) if is_mutable else vars(key).setdefault("_results", [None, {}])
         results, call = stored[1], (make, type(key), args, *ids_state(*others), *kwargs.items())
         if call not in results:
-            with _outside():
+            with _lasting():
                 results[call] = make(key, *args, **kwargs)
             if is_mutable and not _owner(key).is_cpu:
                 stored[0] = _state(key)  # again: PyG's functions may increment the version of a COO matrix
@@ -101,6 +103,16 @@ def _outside() -> AbstractContextManager[Any]:
     """Context manager: leave inference mode and torch.func's transforms, for results that all callers can use."""
     within = torch.is_inference_mode_enabled() or torch._C._are_functorch_transforms_active()
     return _left() if within else torch.no_grad()
+
+
+def _lasting() -> AbstractContextManager[Any]:
+    """Context manager: `_outside`, for a result that is cached; a RuntimeError while a CUDA graph is captured."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "a structure of the graph would be cached while a CUDA graph is captured, and it has no contents before a "
+            "replay. Run the whole step, forward and backward, once before the capture."
+        )
+    return _outside()
 
 
 @contextmanager
