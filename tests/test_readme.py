@@ -1,8 +1,10 @@
 """The commands and the code of the README run, and the settings in the commands of every page are accepted."""
 
+import json
 import os
 import re
 import shlex
+import statistics
 import sys
 from pathlib import Path
 
@@ -25,6 +27,7 @@ PAGES = [README, *(path.read_text(encoding="utf-8") for path in sorted((ROOT / "
 TEXT = "\n".join(PAGES)
 COMMANDS = [*dict.fromkeys(re.findall(r"^ *\$ (?:\w+=\w+ )?gat-pyg ([^#\n]+?) *(?:#.*|\\)?$", TEXT, re.MULTILINE))]
 CODE = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+SPEEDS = ("ppi-1", "edges-GATv2-16", "cora", "molecules")  # the rows of the README
 SETTINGS = re.findall(r"^```yaml\n((?:# @package [^\n]*\n)?# (\S+)\n.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
@@ -32,6 +35,21 @@ def test_there_are_examples():
     assert len(COMMANDS) >= 8
     assert len(CODE) == 2
     assert len(SETTINGS) >= 2
+
+
+def test_the_speeds_are_the_newest_recorded_ones():
+    newest = max((ROOT / "benchmarks" / "results").glob("*-2cores-layers.json"))
+    rows = {(row["case"], row["way"]): row for row in json.loads(newest.read_text(encoding="utf-8"))["rows"]}
+    section = README.partition("## Speed")[2].partition("##")[0]
+    cells = [re.findall(r"[\d.]+", line.partition("|")[2].partition("|")[2]) for line in section.splitlines()]
+    printed = [row for row in cells if row]
+    assert len(printed) == len(SPEEDS)
+    for case, numbers in zip(SPEEDS, printed, strict=True):
+        pyg, ours = rows[case, "pyg"], rows[case, "auto"]
+        ms = [1e3 * statistics.median(row["step"]) for row in (pyg, ours)]
+        mib = [row["peak_bytes"] / 2**20 for row in (pyg, ours)]
+        for number, measured in zip(numbers, [*ms, ours["times_pyg"], *mib], strict=True):
+            assert float(number) == round(measured, len(number.partition(".")[2])), case
 
 
 @pytest.fixture
