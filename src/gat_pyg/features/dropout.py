@@ -20,6 +20,7 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
         ValueError: if p is outside [0, 1].
 
     Example:
+        >>> import torch
         >>> x = dropout(torch.eye(3).to_sparse_csr(), p=0.5)
         >>> set(x.content.tolist()) <= {0.0, 2.0}
         True
