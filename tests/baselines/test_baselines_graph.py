@@ -199,7 +199,8 @@ def test_planetoid_keeps_the_weights_that_did_best_on_validation_nodes(monkeypat
 
 
 @pytest.mark.parametrize(
-    ("name", "dataset", "floor"), [("lp", "digits", 90.0), ("lp", "cora", 66.5), ("ica", "cora", 72.1)]
+    ("name", "dataset", "floor"),
+    [("lp", "digits", 90.0), ("lp", "cora", 66.5), pytest.param("ica", "cora", 72.1, marks=pytest.mark.weekly)],
 )
 def test_with_the_commands_settings_they_are_as_good_as_published(name: str, dataset: str, floor: float):
     if dataset == "cora" and not (Path(data_root()) / "Planetoid" / "Cora" / "raw").is_dir():
