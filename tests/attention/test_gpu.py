@@ -1040,6 +1040,9 @@ def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
 # backward pass by dst takes at most 228 of the 255 registers with Triton 3.7.1; 3.6.0 takes all and needs a few more,
 # as it does for stacks of 32 channels with dropout.
 SPILLS = {
+    "3.9.0": {
+        ("backward of dst, GATv2 with features", 90, 4, 256, "fp32"): 6,
+    },
     "3.7.1": {
         ("backward of dst, GATv2 with features", 100, 4, 256, "fp32"): 6,
         ("gradient of parameters", 90, 8, 8, 32): 9,
