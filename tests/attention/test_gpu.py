@@ -1043,6 +1043,9 @@ SPILLS = {
     "3.9.0": {
         ("backward of dst, GATv2 with features", 90, 4, 256, "fp32"): 6,
     },
+    "3.8.0": {
+        ("backward of dst, GATv2 with dropout", 90, 12, 32, "fp32"): 4,
+    },
     "3.7.1": {
         ("backward of dst, GATv2 with features", 100, 4, 256, "fp32"): 6,
         ("gradient of parameters", 90, 8, 8, 32): 9,
