@@ -1036,6 +1036,12 @@ def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
     return compile_kernel
 
 
+def test_edges_whose_loop_would_pass_int32_are_refused() -> None:
+    operands, edges = SimpleNamespace(lin=0, x=torch.empty(1, 1, 1), size=1), SimpleNamespace(num_edges=2**31 - 1)
+    with pytest.raises(ValueError, match=r"2147483647 edges, expected fewer than 2147450880 or at least 2\^31"):
+        pair_edges.parameter_gradients(operands, torch.empty(1), torch.empty(1), edges, 1, False)
+
+
 # Loads and stores of spilled registers by Triton's version, then kernel, sm, heads, channels and dtype. GATv2's
 # backward pass by dst takes at most 228 of the 255 registers with Triton 3.7.1; 3.6.0 takes all and needs a few more,
 # as it does for stacks of 32 channels with dropout.

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -578,7 +579,9 @@ def test_a_result_is_computed_once_per_graph_and_freed_with_it() -> None:
         assert loops(index, 40)[0].shape == (2, 340) and loops(index, 40) is loops(index, 40)
 
 
-def test_nothing_is_cached_while_a_cuda_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_cached_while_a_cuda_graph_is_captured_and_what_is_cached_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     names = "rows", "wide", "transpose", "ids_by_src", "dropout_ids_by_dst", "dropout_ids_by_src", "_inverse"
     edges = Edges.with_loops(LOOPS.index, LOOPS.num_src, LOOPS.num_dst)
     pattern = Pattern(edges.rowptr, edges.src, edges.num_src)
@@ -592,7 +595,11 @@ def test_nothing_is_cached_while_a_cuda_graph_is_captured(monkeypatch: pytest.Mo
             with pytest.raises(RuntimeError, match="Run the whole step, forward and backward, once before the capture"):
                 make()
         captured.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        awaited: list[int] = []
+        captured.setattr(torch.cuda, "default_stream", lambda: "default")
+        captured.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: awaited.append(0)))
         known = [make() for make in makers]
+        assert len(awaited) >= len(makers)  # each is there when another stream finds it
         captured.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         assert all(make() is result for make, result in zip(makers, known, strict=True))
 

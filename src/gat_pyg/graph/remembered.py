@@ -105,14 +105,22 @@ def _outside() -> AbstractContextManager[Any]:
     return _left() if within else torch.no_grad()
 
 
-def _lasting() -> AbstractContextManager[Any]:
-    """Context manager: `_outside`, for a result that is cached; a RuntimeError while a CUDA graph is captured."""
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+@contextmanager
+def _lasting() -> Iterator[None]:
+    """Context manager: `_outside`, for a result that is cached; a RuntimeError while a CUDA graph is captured.
+
+    The result of a side stream is awaited: other streams, which find it in the cache, know of no event to wait for.
+    """
+    on_gpu = torch.cuda.is_initialized()
+    if on_gpu and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             "a structure of the graph would be cached while a CUDA graph is captured, and it has no contents before a "
             "replay. Run the whole step, forward and backward, once before the capture."
         )
-    return _outside()
+    with _outside():
+        yield
+    if on_gpu and (stream := torch.cuda.current_stream()) != torch.cuda.default_stream():
+        stream.synchronize()
 
 
 @contextmanager
