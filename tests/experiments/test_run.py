@@ -48,6 +48,7 @@ import gat_pyg.training.stopping
 from gat_pyg import GAT, load, predict
 from gat_pyg.data import digits, from_file, links, planted
 from gat_pyg.experiments.build import task_of
+from gat_pyg.experiments.folder import Run
 from gat_pyg.experiments.result import Result, read
 from gat_pyg.files import try_lock, unlock
 from gat_pyg.kernels.cpu import cache
@@ -447,8 +448,8 @@ def test_the_score_for_a_sweeper_is_highest_for_the_best(
     command: Command, monkeypatch: pytest.MonkeyPatch, metric: str
 ):
     scores = []
-    all_seeds = gat_pyg.experiments.job.all_seeds
-    monkeypatch.setattr(gat_pyg.experiments.job, "all_seeds", lambda job: scores.append(all_seeds(job)))
+    execute = gat_pyg.experiments.job.execute
+    monkeypatch.setattr(gat_pyg.experiments.job, "execute", lambda config: scores.append(execute(config)))
     command(*QUANTITIES, *SMALL, f"metric={metric}", "runs=2", "training.max_epochs=2")
     mean = np.mean([result.val for result in read("outputs/results.jsonl")])
     assert scores == pytest.approx([-mean if metric == "rmse" else mean])
@@ -1135,7 +1136,7 @@ def test_a_share_trains_on_its_own_gpu(place: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(together, "build_task", lambda settings: "task")
     monkeypatch.setattr(together, "one_share", lambda own, *_: calls.append(own))
     places = [together.Place(rank, 2, torch.device("cuda", rank)) for rank in range(2)]
-    together._share(1, places, together.Job(SimpleNamespace(), place), None, os.getppid())
+    together._share(1, places, [together.Job(SimpleNamespace(), place)], None, os.getppid())
     assert calls == [torch.device("cuda", 1), places[1]]
 
 
@@ -1311,7 +1312,7 @@ def kill_in_training(process: Any, folder: Path, chance: random.Random) -> bool:
     """Kill -9 at a random moment after the process wrote its own first checkpoint; False if it ended before."""
 
     def written() -> float:
-        results = list(folder.rglob("last.ckpt"))
+        results = list(folder.rglob("*last.ckpt"))
         return max((path.stat().st_mtime for path in results), default=0.0)
 
     before = written()
@@ -1404,7 +1405,7 @@ def test_signal_writes_a_checkpoint(command: Command, number: signal.Signals, se
     _, output = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert re.search(r"Stopped in ended/\S+\. The same command with ckpt_path=last finishes it\.\n$", output)
-    assert "Traceback" not in output and not runs("ended") and len(list(Path("ended").rglob("last.ckpt"))) == 1
+    assert "Traceback" not in output and not runs("ended") and len(list(Path("ended").rglob("*last.ckpt"))) == 1
     command(*many, "outputs=ended", "ckpt_path=last")
     assert_same_runs("whole", "ended")
 
@@ -1425,16 +1426,53 @@ def interrupted_before(last: int) -> Iterator[None]:
             yield
 
 
-def test_a_multirun_goes_on_with_what_is_unfinished_and_what_was_not_begun(command: Command):
-    arguments = ("-m", *SMALL, "training.max_epochs=2", "seed=1,2,3")
-    with interrupted_before(2):
-        command(*arguments)
+# The jobs of a sweep, two of them of another shape; each its own learning
+SWEEP = ("-m", *SMALL, "model.dropout=0.0", "model.hidden_channels=8,4", "seed=3,5", "training.max_epochs=4")
+STACKED = "hydra/launcher=stacked"
+
+
+def jobs_in(place: str) -> list[Path]:
+    """The folders of the jobs of one sweep, in the order of their numbers."""
+    return sorted((path.parent for path in Path(place).glob("*_sweep/*/config.yaml")), key=lambda path: int(path.name))
+
+
+def test_jobs_of_a_stacked_sweep_leave_what_they_leave_one_by_one(command: Command, passes: list[list[int]]):
+    command(*SWEEP, "runs=2", "outputs=alone", "vectorize=off")
+    output = command(*SWEEP, "runs=2", "outputs=one", STACKED)
+    assert passes == [[3, 4, 5, 6]] * 2
+    for alone, one in zip(jobs_in("alone"), jobs_in("one"), strict=True):
+        names = [sorted(str(path.relative_to(job)) for path in job.rglob("*")) for job in (alone, one)]
+        assert names[0] == names[1]
+    assert "model.hidden_channels=4 seed=5, seed 6: 4 epochs, best 4, validation accuracy" in output
+
+
+def test_an_interrupted_sweep_ends_like_an_uninterrupted_one_and_may_be_extended(
+    command: Command, passes: list[list[int]], monkeypatch: pytest.MonkeyPatch
+):
+    sweep = (*SWEEP, STACKED, "checkpoint_every=0")
+    command(*sweep, "outputs=whole")
+    epochs, end = [], gat_pyg.seeds.EachStopping.on_train_epoch_end
+
+    def dies(*arguments: Any) -> None:
+        end(*arguments)
+        epochs.append(None)
+        if len(epochs) == 4 + 3:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gat_pyg.seeds.EachStopping, "on_train_epoch_end", dies)
+        with suppress(Killed):
+            command(*sweep, "outputs=killed")
+    del passes[:]
     for _ in range(2):
-        output = command(*arguments, "ckpt_path=last")
-        assert re.findall(r"seed (\d)", output)[-3:] == ["1", "2", "3"]
-        assert [result.seed for result in read("outputs/results.jsonl")] == [1, 2, 3]
-        assert [path.name for path in runs()] == ["0", "1", "2"]
-    assert len(list(Path("outputs").iterdir())) == 3  # the lines, the first sweep, the one of the third seed
+        output = command(*sweep, "seed=3,5,7", "outputs=killed", "ckpt_path=last")
+        assert passes == [[7], [3, 5], [7]]  # of the first shape, and of the other, the interrupted pass first
+        assert re.findall(r"seed (\d)", output)[-6:] == ["3", "5", "7"] * 2
+    first = [job for job in jobs_in("killed") if OmegaConf.load(job / "config.yaml").seed != 7]
+    for one, other in zip(jobs_in("whole"), first, strict=True):
+        assert (one / "metrics.csv").read_text() == (other / "metrics.csv").read_text()
+        assert all(torch.equal(value, weights(other)[key]) for key, value in weights(one).items())
+    assert len(read("killed/results.jsonl")) == len({line.run_dir for line in read("killed/results.jsonl")}) == 6
 
 
 def test_a_job_of_several_seeds_goes_on_with_the_first_unfinished(command: Command):
@@ -1470,9 +1508,9 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     every: list[list[int]] = []
     one_pass = gat_pyg.experiments.together.one_pass
 
-    def noted(job: Any, task: Any, seeds: list[int], *others: Any) -> None:
-        every.append(list(seeds))
-        one_pass(job, task, seeds, *others)
+    def noted(runs: list[Run], *others: Any) -> None:
+        every.append([run.settings.seed for run in runs])
+        one_pass(runs, *others)
 
     monkeypatch.setattr(gat_pyg.experiments.together, "one_pass", noted)
     return every
@@ -1482,20 +1520,19 @@ def test_a_pass_that_was_done_is_not_done_again(command: Command, monkeypatch: p
     passes: list[list[int]] = []
     one_pass = gat_pyg.experiments.together.one_pass
 
-    def dies(config: object, task: object, seeds: list[int], *others: object) -> None:
-        passes.append(list(seeds))
+    def dies(runs: list[Run], *others: Any) -> None:
+        passes.append([run.settings.seed for run in runs])
         if len(passes) == 2:
-            raise KeyboardInterrupt  # before the second pass has a checkpoint: there is that of the first
-        one_pass(config, task, seeds, *others)  # type: ignore[arg-type]
+            raise KeyboardInterrupt
+        one_pass(runs, *others)
 
     monkeypatch.setattr(gat_pyg.experiments.together, "one_pass", dies)
     many = (*SMALL, "runs=4", "seeds_per_pass=2", "training.max_epochs=2", "checkpoint_every=0")
     with pytest.raises(KeyboardInterrupt):
         command(*many)
-    assert len(list(Path("outputs").glob("*/last.ckpt"))) == 1
     command(*many, "ckpt_path=last")
     assert passes == [[0, 1], [2, 3], [2, 3]]
-    assert not list(Path("outputs").glob("*/last.ckpt"))
+    assert not list(Path("outputs").glob("*/*last.ckpt"))
 
 
 def test_a_pass_that_left_some_of_its_results_is_done_whole(
@@ -1535,7 +1572,7 @@ def test_a_pass_that_was_too_large_is_done_in_smaller_ones(
         patch.setattr(gat_pyg.seeds.EachStopping, "on_train_epoch_end", dies)
         with pytest.raises((KeyboardInterrupt, SystemExit)):
             command(*many, "outputs=killed")
-    assert list(Path("killed").glob("*/last.ckpt"))
+    assert list(Path("killed").glob("*/0.last.ckpt"))
     command(*many, "outputs=killed", "ckpt_path=last", "seeds_per_pass=2")
     assert [len(seeds) for seeds in passes] == [3, 3, 2, 1]
     values_ = [
@@ -1549,13 +1586,13 @@ def test_memory_that_does_not_suffice_is_shared_by_fewer_seeds(command: Command,
     passes: list[list[int]] = []
     one_pass = gat_pyg.experiments.together.one_pass
 
-    def small(config: object, task: object, seeds: list[int], *others: object) -> None:
-        passes.append(seeds)
-        if len(seeds) > 2:
+    def small(runs: list[Run], *others: Any) -> None:
+        passes.append([run.settings.seed for run in runs])
+        if len(runs) > 2:
             raise RuntimeError(
                 "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 byte"
             )
-        one_pass(config, task, seeds, *others)  # type: ignore[arg-type]
+        one_pass(runs, *others)
 
     monkeypatch.setattr(gat_pyg.experiments.together, "one_pass", small)
     monkeypatch.setattr(gat_pyg.seeds.planning, "rank_zero_print", output.append)
@@ -1803,13 +1840,6 @@ def test_processes_from_outside_do_not_share_seeds(command: Command, monkeypatch
         monkeypatch.setenv(name, value)
     two = ("trainer=ddp_cpu", "trainer.devices=2", "runs=2", "vectorize=on")
     assert "vectorize is on, but its processes were started from outside" in command(*SMALL, *two, fails=True)
-
-
-def test_a_checkpoint_of_one_run_is_none_of_many(tmp_path: Path):
-    checkpoint = {"state_dict": {}, "loops": {}, "optimizer_states": [], "callbacks": {}}
-    torch.save(checkpoint, tmp_path / "last.ckpt")
-    with pytest.raises(ValueError, match=r"last\.ckpt is a checkpoint of one run, expected one of many seeds"):
-        gat_pyg.experiments.together._seeds_of(tmp_path / "last.ckpt")
 
 
 def kill(process: Any) -> None:

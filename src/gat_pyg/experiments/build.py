@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,6 +54,13 @@ class Built(NamedTuple):
     model: nn.Module
     target: str
     arguments: dict[str, Any]
+
+
+def data_key(settings: Settings) -> str:
+    """Return a text that is equal for settings with the same task: of all settings that `build_task` reads."""
+    values = settings.to_dict()
+    names = ("dataset", "split", "task", "metric", "data_root", "content")
+    return json.dumps([{name: values.get(name) for name in names}, values["model"].get("encoder")], default=str)
 
 
 def build_task(settings: Settings) -> Task:

@@ -23,6 +23,7 @@ from .settings import Settings, differences
 
 RUN_DIR = "GAT_PYG_RUN_DIR"  # environment variable: passes the folder to the processes that Lightning starts
 PARENT = "GAT_PYG_PARENT"  # environment variable: the id of the process that started them
+AT_ONCE = 100  # jobs that one process holds at the same time: each has an open file, its lock
 PAUSE = 0.2  # seconds between two attempts to lock a file
 LOCK, SWEEP = ".lock", "multirun.yaml"
 # The direction of a search by Optuna, Nevergrad and Ax: the setting of `hydra.sweeper`, its wrong and its right value
@@ -72,11 +73,24 @@ class Invocation(NamedTuple):
             drop_empty(sweep)
 
 
+class Run(NamedTuple):
+    """One seed of a job: its settings, with `runs=1`, and its folder."""
+
+    settings: Settings
+    folder: Path
+
+    @property
+    def is_finished(self) -> bool:
+        """True if the run has a result."""
+        return (self.folder / RESULT).is_file()
+
+
 class Job(NamedTuple):
     """The settings of one method on one data set, and the folder of its runs: of a command, or a cell of a table."""
 
     settings: Settings
     folder: Path
+    title: str = ""  # its name among several jobs
 
     def run_folder(self, seed: int) -> Path:
         """Return the folder of one seed: the job's folder, or one inside it if the job may have several seeds."""
@@ -84,9 +98,14 @@ class Job(NamedTuple):
         return self.folder if alone else self.folder / f"seed-{seed}"
 
     @property
+    def runs(self) -> list[Run]:
+        """The run of each seed."""
+        return [Run(self.settings.replace(seed=seed, runs=1), self.run_folder(seed)) for seed in self.settings.seeds]
+
+    @property
     def unfinished(self) -> list[int]:
         """The seeds without a result."""
-        return [seed for seed in self.settings.seeds if not (self.run_folder(seed) / RESULT).is_file()]
+        return [run.settings.seed for run in self.runs if not run.is_finished]
 
     @property
     def is_finished(self) -> bool:
@@ -191,7 +210,7 @@ def started_job(settings: Settings, invocation: Invocation) -> Iterator[Job]:
                     raise
         finally:
             for name in (RUN_DIR, PARENT):
-                os.environ.pop(name)
+                os.environ.pop(name, None)  # another job of a multirun may have removed it
     finally:
         drop_empty(fresh)
         drop_empty(folder)

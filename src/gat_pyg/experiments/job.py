@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from multiprocessing import active_children
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_only
@@ -23,9 +24,10 @@ from ..training.modules import Inductive, Transductive
 from ..training.progress import quiet
 from ..training.signals import handled
 from .alone import one_run
-from .build import build_model, build_task
+from .build import build_model, build_task, data_key
 from .command import message, names_of
 from .folder import (
+    AT_ONCE,
     Invocation,
     Job,
     drop_empty,
@@ -35,15 +37,48 @@ from .folder import (
     remove_checkpoints,
     started_job,
 )
-from .messages import line, split_line, summary, summary_of_all
+from .messages import line, split_line, summary, summary_of_all, titles
 from .model_file import load
 from .process import check_gpus, compiling_reported, exit_on_signal, keep_memory
 from .published import as_published
 from .settings import INTERNAL, Settings
 from .shared import seed_processes
 from .table import table
-from .together import all_at_once
+from .together import all_at_once, grouped, stack_key
 from .unused import check_effects
+
+T = TypeVar("T")
+
+
+class Request(NamedTuple):
+    """The checked settings of a job, and Hydra's part of it."""
+
+    settings: Settings
+    invocation: Invocation
+
+
+def request(config: DictConfig) -> Request:
+    """Check a composed configuration, before anything is written.
+
+    Raises:
+        ValueError: if a setting is wrong.
+    """
+    invocation = Invocation.current()
+    try:
+        invocation.check()
+        if internal := [name for name in INTERNAL if name in config]:
+            raise ValueError(f"{internal[0]} is set by the command. Leave it out.")
+        settings = Settings.parse(config)
+        if not invocation.multirun:  # whose settings may be for other jobs
+            settings = settings.replace(passed=names_of(invocation.overrides))
+        if settings.trainer.get("strategy") is not None and invocation.multirun:
+            raise ValueError("--multirun runs in a single process. Start runs of several processes without -m.")
+        check_gpus(settings.trainer)
+        settings.check_results()
+    except Exception:
+        invocation.drop_folder()
+        raise
+    return Request(settings, invocation)
 
 
 def execute(config: DictConfig) -> float:
@@ -53,71 +88,141 @@ def execute(config: DictConfig) -> float:
 
     On SIGINT or SIGTERM the process exits with status 128 + number.
     """
-    keep_memory()
     with handled(exit_on_signal):
-        invocation = Invocation.current()
-        try:
-            invocation.check()
-            if internal := [name for name in INTERNAL if name in config]:
-                raise ValueError(f"{internal[0]} is set by the command. Leave it out.")
-            settings = Settings.parse(config)
-            if not invocation.multirun:  # whose settings may be for other jobs
-                settings = settings.replace(passed=names_of(invocation.overrides))
-            if settings.trainer.get("strategy") is not None and invocation.multirun:
-                raise ValueError("--multirun runs in a single process. Start runs of several processes without -m.")
-            check_gpus(settings.trainer)
-            settings.check_results()
-        except Exception:
-            invocation.drop_folder()
-            raise
-        if settings.is_table or settings.on_all_splits:
-            drop_empty(invocation.folder)
-            return table(settings, invocation, all_seeds)
-        with started_job(settings, invocation) as job:
-            return _by_ray(job) if settings.trainer.get("strategy") == ray.STRATEGY else all_seeds(job)
+        (score,) = execute_all([request(config)])
+    return _raised(score)
 
 
-def all_seeds(job: Job) -> float:
-    """Train and test with each seed, print the results, and return the mean `Result.quality`.
+def execute_all(requests: Sequence[Request]) -> list[float | Exception]:
+    """Execute several jobs, in one training where `train` can; return the score of each as `execute`, or its error."""
+    keep_memory()
+    scores: dict[int, float | Exception] = {}
+    with handled(exit_on_signal):
+        todo = []
+        for index, (settings, invocation) in enumerate(requests):
+            if settings.is_table or settings.on_all_splits:
+                drop_empty(invocation.folder)
+                scores[index] = _caught(table, settings, invocation, train)
+            else:
+                todo.append(index)
+        while todo:
+            batch = _distinct(todo, requests)
+            scores |= zip(batch, _execute_batch([requests[index] for index in batch]), strict=True)
+            todo = [index for index in todo if index not in scores]
+    return [scores[index] for index in range(len(requests))]
 
-    Raises:
-        ValueError: after all seeds, if one of them had no epoch with a finite validation loss and score.
+
+def _distinct(indices: Sequence[int], requests: Sequence[Request]) -> list[int]:
+    """Return the first `AT_ONCE` jobs; of those that resume one run, since they have the same settings, the first."""
+    batch: dict[Any, int] = {}
+    for index in indices:
+        settings = requests[index].settings
+        same = json.dumps(settings.to_dict(), default=str) if settings.ckpt_path == "last" else index
+        batch.setdefault(same, index)
+    return list(batch.values())[:AT_ONCE]
+
+
+def _execute_batch(requests: Sequence[Request]) -> list[float | Exception]:
+    """Execute jobs whose folders are locked at the same time."""
+    with ExitStack() as every:
+        contexts = [every.enter_context(ExitStack()) for _ in requests]
+        started = [
+            _caught(context.enter_context, started_job(*each)) for context, each in zip(contexts, requests, strict=True)
+        ]
+        names = titles([invocation.overrides for _, invocation in requests])
+        jobs = [job._replace(title=name) for job, name in zip(started, names, strict=True) if isinstance(job, Job)]
+        by_ray = [job.settings.trainer.get("strategy") for job in jobs] == [ray.STRATEGY]
+        trained = iter([_caught(_by_ray, *jobs)] if by_ray else train(jobs))
+        scores = [next(trained) if isinstance(job, Job) else job for job in started]
+        for context, score in zip(contexts, scores, strict=True):
+            with suppress(Exception), context:  # which removes the folder of a job that did nothing
+                _raised(score)
+    return scores
+
+
+def _caught(call: Callable[..., T], *arguments: Any) -> T | Exception:
+    """Return what a call returns or raises."""
+    try:
+        return call(*arguments)
+    except Exception as error:
+        return error
+
+
+def _raised(score: float | Exception) -> float:
+    """Raise an error, or return a score."""
+    if isinstance(score, Exception):
+        raise score
+    return score
+
+
+def train(jobs: Sequence[Job]) -> list[float | Exception]:
+    """Train and test every seed of each job, and print the results.
+
+    Data are read once for all jobs on them. Of these, the jobs that differ only in `VARYING` are trained as one, if
+    `all_at_once` can. An error of one job does not stop the others.
+
+    Returns:
+        For each job the mean `Result.quality`, or its error: a ValueError after all seeds, if one of them had no epoch
+        with a finite validation loss and score.
     """
-    settings, folder = job
-    with _resumable(folder), quiet(), compiling_reported():
-        task = build_task(settings)
-        check_effects(settings, task)
-        if settings.cell is None and (text := split_line(task, settings.split)):
-            rank_zero_print(text)
-        together = all_at_once(job, task)
-        results, diverged, paper = [], [], as_published(settings)
-        with nullcontext() if together else seed_processes(job) as processes:
-            for seed in settings.seeds:
-                run_dir = job.run_folder(seed)
-                if processes is not None:
-                    processes.wait(run_dir)
-                result = finished(run_dir, settings.results)
-                result = result or (None if together or processes else one_run(settings, task, seed, run_dir))
-                if result is None:
-                    diverged.append(seed)
-                    continue
-                results.append(result)
-                if is_first():
-                    short = together or settings.cell is not None
-                    print(line(result) if short else summary(result, task, settings, paper), flush=True)
-        if is_first() and len(results) > 1:
-            mean = averaged(job, task, [result.seed for result in results])
-            print(summary_of_all(results, folder, mean, paper), flush=True)
-        if diverged:
-            others = f" The results of the others are in {relative_path(Path(settings.results))}." if results else ""
-            seeds = ", ".join(map(str, diverged))
-            raise ValueError(
-                f"{len(diverged)} of {settings.runs} runs diverged (seed {seeds}): no epoch ended with a finite "
-                f"validation loss and score. A smaller training.lr may help.{others}"
-            )
-        if is_first():
-            remove_checkpoints(folder)
-        return statistics.fmean(result.quality for result in results)
+    scores: dict[Path, float | Exception] = {}
+    with quiet(), compiling_reported():
+        for on_data in grouped(jobs, lambda job: data_key(job.settings)):
+            with _resumable(on_data):
+                task = _caught(build_task, on_data[0].settings)
+            for group in grouped(on_data, lambda job: stack_key(job.settings)):
+                scores |= _train_group(group, task)
+    return [scores[job.folder] for job in jobs]
+
+
+def _train_group(jobs: Sequence[Job], task: Task | Exception) -> dict[Path, float | Exception]:
+    """Train jobs of one shape; return their scores by their folders."""
+    if isinstance(task, Exception):
+        return {job.folder: task for job in jobs}
+    errors = {job.folder: _caught(check_effects, job.settings, task) for job in jobs}
+    scores: dict[Path, float | Exception] = {folder: error for folder, error in errors.items() if error is not None}
+    jobs = [job for job in jobs if job.folder not in scores]
+    if jobs and jobs[0].settings.cell is None and (text := split_line(task, jobs[0].settings.split)):
+        rank_zero_print(text)
+    with _resumable(jobs):
+        together = _caught(all_at_once, jobs, task)
+    for job in jobs:
+        with _resumable([job]):
+            scores[job.folder] = together if isinstance(together, Exception) else _caught(_end, job, task, together)
+    return scores
+
+
+def _end(job: Job, task: Task, together: bool) -> float:
+    """Train the seeds one by one unless that was done together, print the results, and return the mean quality."""
+    settings, folder = job.settings, job.folder
+    results, diverged, paper = [], [], as_published(settings)
+    with nullcontext() if together else seed_processes(job) as processes:
+        for seed in settings.seeds:
+            run_dir = job.run_folder(seed)
+            if processes is not None:
+                processes.wait(run_dir)
+            result = finished(run_dir, settings.results)
+            result = result or (None if together or processes else one_run(settings, task, seed, run_dir))
+            if result is None:
+                diverged.append(seed)
+                continue
+            results.append(result)
+            if is_first():
+                short = together or settings.cell is not None
+                print(line(result, job.title) if short else summary(result, task, settings, paper), flush=True)
+    if is_first() and len(results) > 1:
+        mean = averaged(job, task, [result.seed for result in results])
+        print(summary_of_all(results, folder, mean, paper), flush=True)
+    if diverged:
+        others = f" The results of the others are in {relative_path(Path(settings.results))}." if results else ""
+        seeds = ", ".join(map(str, diverged))
+        raise ValueError(
+            f"{len(diverged)} of {settings.runs} runs diverged (seed {seeds}): no epoch ended with a finite "
+            f"validation loss and score. A smaller training.lr may help.{others}"
+        )
+    if is_first():
+        remove_checkpoints(folder)
+    return statistics.fmean(result.quality for result in results)
 
 
 @torch.no_grad()
@@ -141,8 +246,8 @@ def averaged(job: Job, task: Task, seeds: Sequence[int]) -> float:
 
 
 @contextmanager
-def _resumable(folder: Path) -> Iterator[None]:
-    """Context manager: if the job is interrupted, print how to resume it."""
+def _resumable(jobs: Sequence[Job]) -> Iterator[None]:
+    """Context manager: if the jobs are interrupted, print how to resume them."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):  # Lightning raises the second for the first
@@ -151,7 +256,9 @@ def _resumable(folder: Path) -> Iterator[None]:
             process.terminate()
         for process in children:
             process.join()
-        effect = "finishes it" if has_progress(folder) else "starts it again, since no epoch was finished"
+        folder, it = Path(os.path.commonpath([job.folder for job in jobs])), "it" if len(jobs) == 1 else "them"
+        saved = any(has_progress(job.folder) for job in jobs)
+        effect = f"finishes {it}" if saved else f"starts {it} again, since no epoch was finished"
         rank_zero_print(f"\nStopped in {relative_path(folder)}. The same command with ckpt_path=last {effect}.")
         raise
 
@@ -176,7 +283,7 @@ def _ray_process(arguments: Mapping[str, Any]) -> float:
     keep_memory()
     cast(Any, rank_zero_only).rank = int(os.environ["RANK"])
     try:
-        return all_seeds(arguments["job"])
+        return _raised(*train([arguments["job"]]))
     except Exception as error:
         if text := message(error):
             raise ValueError(text) from None

@@ -79,13 +79,24 @@ def split_line(task: Task, split: Split) -> str:
     return f"{task.name}: {counts} for training, validation and test, drawn with split.seed; or choose {choices}"
 
 
-def line(result: Result) -> str:
-    """Return the result of one seed of many in one line."""
+def titles(overrides: Sequence[Sequence[str]]) -> list[str]:
+    """Return for each of several jobs the overrides that not all of them have.
+
+    >>> titles([["dataset=cora", "training.lr=0.01"], ["dataset=cora", "++model.dropout=0.3"]])
+    ['training.lr=0.01', 'model.dropout=0.3']
+    """
+    shared = set(overrides[0]).intersection(*overrides[1:])
+    return [" ".join(text.lstrip("+") for text in own if text not in shared) for own in overrides]
+
+
+def line(result: Result, title: str = "") -> str:
+    """Return the result of one seed of many in one line, after the title of its job."""
     metric = metric_named(result.metric)
     val, test = metric.text(result.val), metric.text(result.value)
     warning = f"; {result.warning}" if result.warning else ""
     return (
-        f"seed {result.seed}: {result.epochs} epochs, best {result.best_epoch}, validation {val}, test {test}{warning}"
+        f"{title}{', ' * bool(title)}seed {result.seed}: {result.epochs} epochs, best {result.best_epoch}, "
+        f"validation {val}, test {test}{warning}"
     )
 
 

@@ -7,7 +7,8 @@ import json
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,6 +23,7 @@ from .build import build_task
 from .command import dataset_name, message, misused_group, names_of, translated
 from .conf import config_folder
 from .folder import (
+    AT_ONCE,
     LOCK,
     Invocation,
     Job,
@@ -36,18 +38,21 @@ from .messages import summary_of_splits
 from .process import check_gpus
 from .result import CONFIG, ERRICA, Result
 from .settings import ModelFactory, Settings, differences
+from .together import grouped, stack_key
 
+Train = Callable[[Sequence[Job]], list[float | Exception]]
 PAUSE = 5.0  # seconds before the next search for a free cell
 # Overrides of the table, not of a cell
 TABLE = ("experiment=", "+experiment=", "methods=", "datasets=", "protocol=", "ckpt_path=")
 TABLES = {"methods": "gat,gcn", "datasets": "cora,citeseer"}
 
 
-def table(settings: Settings, invocation: Invocation, train: Callable[[Job], object]) -> float:
+def table(settings: Settings, invocation: Invocation, train: Train) -> float:
     """Call `train` for every method on every data set or split; return the mean `Result.quality` on a single data set.
 
     Each cell of the table has its own folder, locked by the process that trains it, so several processes can fill one
-    table. Finished cells are not repeated, interrupted ones are resumed, and a failed one does not stop the others.
+    table. Cells that differ only in numbers are trained together. Finished cells are not repeated, interrupted ones are
+    resumed, and a failed one does not stop the others.
 
     With `protocol=errica` (Errica et al., ICLR 2020), methods of one name are candidates. On each fold, each of them is
     trained once. The one with the best validation score is then trained with other seeds, whose results are reported.
@@ -69,7 +74,7 @@ def table(settings: Settings, invocation: Invocation, train: Callable[[Job], obj
     return float("nan") if settings.is_table else fmean(result.quality for its in groups.values() for result in its)
 
 
-def _fill(cells: Mapping[str, Job], train: Callable[[Job], object]) -> None:
+def _fill(cells: Mapping[str, Job], train: Train) -> None:
     """Train the cells that are not finished, and wait for those that other processes train.
 
     Raises:
@@ -77,30 +82,43 @@ def _fill(cells: Mapping[str, Job], train: Callable[[Job], object]) -> None:
     """
     for cell in cells.values():
         _check_settings(cell)
+    names = {cell.folder: name for name, cell in cells.items()}
     failed: dict[str, Exception] = {}
     start, done_before = time.perf_counter(), _runs_done(cells)
 
     def progress() -> str:
         return _progress(cells, done_before, time.perf_counter() - start)
 
-    while todo := [name for name in cells if name not in failed and not cells[name].is_finished]:
+    while todo := [cell for name, cell in cells.items() if name not in failed and not cell.is_finished]:
         has_lock = False
-        for name in todo:
-            cell = cells[name]
-            cell.folder.mkdir(parents=True, exist_ok=True)
-            lock = try_lock(cell.folder / LOCK)
-            if lock is None:
-                continue
-            has_lock = True
-            try:
-                with cell.held(lock):
-                    if cell.unfinished:  # another process may have finished it
-                        rank_zero_print(f"{progress()}; {name} begins")
-                        _train(cell, train)
-                    _results(cell)
-            except Exception as error:
-                failed[name] = error
-                rank_zero_print(f"{name} failed: {message(error) or traceback.format_exc()}")
+        for group in grouped(todo, lambda cell: stack_key(cell.settings)):
+            with ExitStack() as every:
+                contexts = {}
+                for cell in group[:AT_ONCE]:
+                    cell.folder.mkdir(parents=True, exist_ok=True)
+                    if (lock := try_lock(cell.folder / LOCK)) is not None:
+                        contexts[cell.folder] = every.enter_context(ExitStack())
+                        contexts[cell.folder].enter_context(cell.held(lock))
+                locked = [cell for cell in group if cell.folder in contexts]
+                begun = [cell for cell in locked if cell.unfinished]  # another process may have finished it
+                if begun:
+                    titles = [names[cell.folder] for cell in begun]
+                    verb = "begins" if len(begun) == 1 else "begin"
+                    rank_zero_print(f"{progress()}; {', '.join(titles)} {verb}")
+                    if len(begun) > 1:
+                        begun = [cell._replace(title=title) for cell, title in zip(begun, titles, strict=True)]
+                errors = dict(zip((cell.folder for cell in begun), _train(begun, train), strict=True))
+                for cell in locked:
+                    name = names[cell.folder]
+                    try:
+                        with contexts[cell.folder]:
+                            if isinstance(error := errors.get(cell.folder), Exception):
+                                raise error
+                            _results(cell)
+                    except Exception as error:
+                        failed[name] = error
+                        rank_zero_print(f"{name} failed: {message(error) or traceback.format_exc()}")
+                has_lock = has_lock or bool(locked)
         if not has_lock:  # other processes train all remaining cells
             time.sleep(PAUSE)
     rank_zero_print(progress())
@@ -113,15 +131,15 @@ def _fill(cells: Mapping[str, Job], train: Callable[[Job], object]) -> None:
         )
 
 
-def _train(cell: Job, train: Callable[[Job], object]) -> None:
-    """Train a cell; after an error before the first checkpoint, the same cell may have other settings."""
-    cell.save_settings()
-    try:
-        train(cell)
-    except Exception:
-        if not has_progress(cell.folder):
+def _train(cells: Sequence[Job], train: Train) -> list[float | Exception]:
+    """Train cells; after an error before the first checkpoint, the same cell may have other settings."""
+    for cell in cells:
+        cell.save_settings()
+    scores = train(cells)
+    for cell, score in zip(cells, scores, strict=True):
+        if isinstance(score, Exception) and not has_progress(cell.folder):
             (cell.folder / CONFIG).unlink()
-        raise
+    return scores
 
 
 # Cells --------------------------------------------------------------------------------------------------------------

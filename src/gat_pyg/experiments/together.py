@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from lightning import Trainer
+from lightning import LightningModule, Trainer
+from lightning.pytorch import Callback
 from torch.multiprocessing.spawn import ProcessExitedException, spawn
 
 from ..distributed.halo import HaloStrategy
@@ -24,57 +26,81 @@ from ..training.progress import quiet
 from ..training.resume import Resumable
 from ..training.signals import handled
 from .alone import save_run_settings, write_outputs
-from .build import build_model, build_task, build_trainer, wants_sparse
-from .folder import Job
+from .build import Built, build_model, build_task, build_trainer, wants_sparse
+from .folder import Job, Run
+from .hashing import flattened
 from .process import deterministic, device_name, elements, exit_on_signal, keep_memory, suited_threads
-from .result import CHECKPOINT, CONFIG, METRICS, RESULT
+from .result import CHECKPOINT, METRICS
 from .settings import Settings
 
 LARGE = 12_000_000  # elements of a step of many graphs: up to this size, ten seeds as one were 2 to 4 times as fast
 
 
-def all_at_once(job: Job, task: Task) -> bool:
-    """Train the unfinished seeds as one if `vectorize` allows it, and return True; else return False.
+VARYING = frozenset({"seed"})  # settings in which the members of a stack may differ
+UNUSED = frozenset(  # settings that no training reads
+    {"runs", "outputs", "results", "ckpt_path", "candidates", "cell", "model.method", "model.form", "model.study"}
+)
 
-    Each seed's folder gets the same files as after a single run.
+
+def stack_key(settings: Settings) -> str:
+    """Return a text that is equal for settings whose models may be trained as one: of all but those in `VARYING`."""
+    values = flattened(settings.to_dict())
+    return json.dumps({key: values[key] for key in sorted(values.keys() - VARYING - UNUSED)}, default=str)
+
+
+def grouped(jobs: Iterable[Job], key: Callable[[Job], str]) -> list[list[Job]]:
+    """Return the jobs with equal keys, in the order of the first job of each group."""
+    groups: dict[str, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault(key(job), []).append(job)
+    return list(groups.values())
+
+
+def all_at_once(jobs: Sequence[Job], task: Task) -> bool:
+    """Train the unfinished runs of all jobs as one if `vectorize` allows it, and return True; else return False.
+
+    The jobs have equal `stack_key`. Each run's folder gets the same files as if it were trained alone.
     """
-    seeds, settings = job.unfinished, job.settings
-    if settings.vectorize is False or settings.runs == 1 or not seeds:
+    runs = [run for job in jobs for run in job.runs]
+    left = [run for run in runs if not run.is_finished]
+    if len(runs) < 2 or not left or jobs[0].settings.vectorize is False or any(job.started_from for job in jobs):
         return False
+    if len({run.settings.seed for run in runs}) < len(runs):
+        return False
+    settings = jobs[0].settings
     with deterministic():
-        trainer, plan = _planned(job, task)
+        trainer, plan = _planned(jobs[0], len(runs), left, task)
         if isinstance(plan, str):
             if settings.vectorize is True:
                 raise ValueError(f"vectorize is on, but {plan}. Use vectorize=auto or off.")
-            rank_zero_print(f"{task.name}: {settings.runs} runs one by one, since {plan}")
+            rank_zero_print(f"{task.name}: {len(runs)} runs one by one, since {plan}")
             return False
         devices = getattr(trainer.strategy, "parallel_devices", None) or [trainer.strategy.root_device]
-    devices = devices[: settings.runs]
+    devices = devices[: len(runs)]
     if task.has_many_graphs:
         rank_zero_print(
-            f"{task.name}: {settings.runs} runs as one, on the same batches of graphs, in the order of seed "
-            f"{settings.seed}"
+            f"{task.name}: {len(runs)} runs as one, on the same batches of graphs, in the order of seed {settings.seed}"
         )
     places = [Place(rank, len(devices), device) for rank, device in enumerate(devices)]
     if len(places) == 1:
-        one_share(places[0], job, task, plan)
+        one_share(places[0], jobs, task, plan)
     else:  # the shares exchange nothing, so each has a process of its own
         torch.cuda.empty_cache()  # the trial's memory: each process plans its passes by the free memory
         try:
-            spawn(_share, (places, job, plan, os.getpid()), nprocs=len(places))
+            spawn(_share, (places, jobs, plan, os.getpid()), nprocs=len(places))
         except ProcessExitedException as error:
             raise ValueError(missing([error.error_index], len(places))) from error
     return True
 
 
-def _planned(job: Job, task: Task) -> tuple[Trainer, StackPlan | str]:
-    """Return a trainer and the plan for training the seeds as one, or the reason to train them one by one."""
-    settings, seeds = job.settings, job.unfinished
+def _planned(job: Job, count: int, left: Sequence[Run], task: Task) -> tuple[Trainer, StackPlan | str]:
+    """Return a trainer and the plan for training `count` runs as one, or the reason to train them one by one."""
+    settings = job.settings
     trainer = build_trainer(settings.trainer, settings.logger, job.folder)
     obstacle = _settings_obstacle(settings, task) or _devices_obstacle(trainer) or trainer_obstacle(trainer)
     if obstacle is not None:
         return trainer, obstacle
-    models = [seeded(seed, lambda: build_model(settings.model, task)).model for seed in (*seeds, *seeds)[:2]]
+    models = [_built(run, task).model for run in (*left, *left)[:2]]
     if settings.vectorize == "auto" and task.has_many_graphs:
         if trainer.world_size > 1:
             return trainer, f"{trainer.world_size} processes divide the graphs of each step"
@@ -85,127 +111,149 @@ def _planned(job: Job, task: Task) -> tuple[Trainer, StackPlan | str]:
     plan = plan_stack(models, task, settings.training.batch_size, sparse, device)
     if isinstance(plan, str):
         return trainer, plan
-    if settings.vectorize == settings.seeds_per_pass == "auto" and plan.memory.seeds(device, settings.runs) == 1:
+    if settings.vectorize == settings.seeds_per_pass == "auto" and plan.memory.seeds(device, count) == 1:
         return trainer, f"a seed takes {plan.memory.bytes_per_seed >> 20} MiB, and only one fits in memory at a time"
     return trainer, plan
 
 
+def _built(run: Run, task: Task) -> Built:
+    return seeded(run.settings.seed, lambda: build_model(run.settings.model, task))
+
+
 class Place(NamedTuple):
-    """The process and device that train one share of the seeds; there are `world` shares."""
+    """The process and device that train one share of the runs; there are `world` shares."""
 
     rank: int
     world: int
     device: torch.device
 
-    @property
-    def checkpoint(self) -> str:
-        """The file name of the share's checkpoint in the job's folder."""
-        return CHECKPOINT if self.rank == 0 else f"{self.rank}.{CHECKPOINT}"
+    def checkpoint(self, job: Job) -> Path:
+        """Return the path of the share's checkpoint of a pass that begins with a run of this job."""
+        return job.folder / f"{self.rank}.{CHECKPOINT}"
 
 
-def _share(rank: int, places: list[Place], job: Job, plan: StackPlan, parent: int) -> None:
-    """Train one share of the seeds in a process of its own; on a CPU, with a share of the cores."""
+def _share(rank: int, places: list[Place], jobs: Sequence[Job], plan: StackPlan, parent: int) -> None:
+    """Train one share of the runs in a process of its own; on a CPU, with a share of the cores."""
     place = places[rank]
     if place.device.type == "cpu":
         torch.set_num_threads(max(1, torch.get_num_threads() // place.world))
     else:
         torch.cuda.set_device(place.device)
     keep_memory()
-    with job.child(rank, parent), handled(exit_on_signal), quiet():
-        one_share(place, job, build_task(job.settings), plan)
+    with jobs[0].child(rank, parent), handled(exit_on_signal), quiet():
+        one_share(place, jobs, build_task(jobs[0].settings), plan)
 
 
-def one_share(place: Place, job: Job, task: Task, plan: StackPlan) -> None:
-    """Train every `world`-th unfinished seed, as many at once as fit in memory."""
-    settings = job.settings
-    seeds = settings.seeds[place.rank :: place.world]
-    path = job.folder / place.checkpoint
-    trained: set[int] = set()  # diverged seeds included, which have no result
+def one_share(place: Place, jobs: Sequence[Job], task: Task, plan: StackPlan) -> None:
+    """Train every `world`-th run, as many at once as fit in memory; first those of interrupted passes."""
+    settings = jobs[0].settings
+    job_of = {run.folder: job for job in jobs for run in job.runs}
+    runs = [run for job in jobs for run in job.runs][place.rank :: place.world]
+    trained: set[Path] = set()  # diverged runs included, which have no result
 
-    def left() -> list[int]:
-        return [seed for seed in job.unfinished if seed in seeds and seed not in trained]
-
-    resumed = path if settings.ckpt_path == "last" and path.is_file() else None
-    if resumed is not None:
-        saved, limit = set(_seeds_of(resumed)), settings.seeds_per_pass
-        too_many = limit != "auto" and len(saved) > limit
-        if too_many or not saved <= set(seeds) or saved.isdisjoint(left()):  # divided differently, or a finished pass
-            resumed = None
+    def left() -> list[Run]:
+        return [run for run in runs if not run.is_finished and run.folder not in trained]
 
     size = settings.seeds_per_pass
     if size == "auto":
         free = free_memory(place.device)
         shared = free if free is None or place.device.type != "cpu" else free // place.world
-        size = plan.memory.seeds(place.device, len(seeds), shared)
-    again = _seeds_of(resumed) if resumed is not None else _interrupted_pass(seeds, size, left(), job)
+        size = plan.memory.seeds(place.device, len(runs), shared)
+    interrupted = _interrupted(place, jobs, runs) if settings.ckpt_path == "last" else []
 
-    def some_or_resumed(some: list[int]) -> None:
-        nonlocal again, resumed
-        selected, checkpoint = again or some, resumed
-        again, resumed = [], None
-        one_pass(job, task, selected, plan, place, checkpoint)
-        trained.update(selected)
+    def some_or_interrupted(some: list[Run]) -> None:
+        checkpoint, some = interrupted.pop(0) if interrupted else (None, some)
+        path = place.checkpoint(job_of[some[0].folder])
+        one_pass(some, task, plan, place, path, checkpoint, settings.seed)
+        trained.update(run.folder for run in some)
+        path.unlink(missing_ok=True)
 
     with deterministic():
-        in_passes(left, size, some_or_resumed)
-    path.unlink(missing_ok=True)
+        in_passes(left, size, some_or_interrupted)
 
 
-def _interrupted_pass(seeds: range, size: int, left: Sequence[int], job: Job) -> list[int]:
-    """Return all seeds of the pass in which a process died: a smaller stack would round differently."""
-    started = [seed for seed in seeds if (job.run_folder(seed) / CONFIG).is_file()]
-    if not left or left[0] not in started:
-        return []
-    start = seeds.index(left[0]) // size * size
-    return [seed for seed in seeds[start : start + size] if seed in started]
+def _interrupted(place: Place, jobs: Sequence[Job], runs: Sequence[Run]) -> list[tuple[Path, list[Run]]]:
+    """Return the checkpoints of passes without all results, each with the pass's runs: a smaller stack rounds anew."""
+    passes, limit = [], jobs[0].settings.seeds_per_pass
+    for path in (place.checkpoint(job) for job in jobs):
+        if not path.is_file():
+            continue
+        folders = Pass.folders(path)
+        its = [run for run in runs if run.folder in folders]
+        is_whole = len(its) == len(folders) and (limit == "auto" or len(its) <= limit)
+        if is_whole and not all(run.is_finished for run in its):
+            passes.append((path, its))
+    return passes
+
+
+class Pass(Callback):
+    """The runs of a pass, which its checkpoint records.
+
+    The last checkpoint is written before the results of the runs, which are written one after the other.
+    """
+
+    def __init__(self, runs: Sequence[Run], checkpoint: Path) -> None:
+        self.runs, self.checkpoint = runs, checkpoint
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the last checkpoint."""
+        trainer.save_checkpoint(self.checkpoint)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the folders of the runs, relative to that of the checkpoint."""
+        return {"folders": [os.path.relpath(run.folder, self.checkpoint.parent) for run in self.runs]}
+
+    @classmethod
+    def folders(cls, checkpoint: Path) -> set[Path]:
+        """Return the folders of the runs of the pass that wrote a checkpoint."""
+        relative = SafeCheckpoints().load_checkpoint(checkpoint)["callbacks"][cls.__name__]["folders"]
+        return {Path(os.path.normpath(checkpoint.parent / folder)) for folder in relative}
 
 
 def one_pass(
-    job: Job,
+    runs: Sequence[Run],
     task: Task,
-    seeds: Sequence[int],
     plan: StackPlan,
     place: Place,
+    path: Path,
     checkpoint: Path | None = None,
+    order: int = 0,
 ) -> None:
-    """Train these seeds as one, test the best weights of each, and write the outputs into their folders."""
-    settings, folder = job
-    built = {seed: seeded(seed, lambda: build_model(settings.model, task)) for seed in seeds}
-    folders = {seed: job.run_folder(seed) for seed in seeds}
-    for seed in seeds:
-        save_run_settings(Job(settings, folders[seed]), seed)
-    training, models = settings.training, [built[seed].model for seed in seeds]
+    """Train these runs as one, test the best weights of each, and write the outputs into their folders.
+
+    The checkpoint at `path` is replaced as the training goes on; `checkpoint` is that to resume from. Batches of graphs
+    have the order of the seed `order`.
+    """
+    settings = runs[0].settings
+    built = {run.settings.seed: _built(run, task) for run in runs}
+    by_seed = {run.settings.seed: run for run in runs}
+    for run in runs:
+        save_run_settings(Job(run.settings, run.folder), run.settings.seed)
+    training, models = settings.training, [each.model for each in built.values()]
     single = {"strategy": "auto", "devices": [place.device.index] if place.device.index else 1}
     changes = single if place.world > 1 else {}
     with suited_threads(elements(task, training.batch_size, models)):
         trainer, results = fit_stack(
             models,
-            TaskData(task, training.batch_size, settings.seed, plan.sparse),
-            lambda callbacks: build_trainer(settings.trainer, settings.logger, folder, callbacks, **changes),
-            EachStopping(seeds, training.patience, training.criterion),
-            Resumable(folder / place.checkpoint, seeds[0], settings.checkpoint_every),
+            TaskData(task, training.batch_size, order, plan.sparse),
+            lambda callbacks: build_trainer(
+                settings.trainer, settings.logger, path.parent, [*callbacks, Pass(runs, path)], **changes
+            ),
+            EachStopping(by_seed, training.patience, training.criterion),
+            Resumable(path, settings.seed, settings.checkpoint_every),
             optimisation=training.optimisation,
             cuda_graphs=training.cuda_graphs,
-            metrics={seed: folders[seed] / METRICS for seed in seeds},
+            metrics={seed: run.folder / METRICS for seed, run in by_seed.items()},
             resume_from=checkpoint,
             progress=place.rank == 0,
         )
         device = device_name(trainer)
     for outcome, model in results:
-        inner = folders[outcome.seed]
-        if outcome.best_epoch and not (inner / RESULT).is_file():
-            order = settings.seed if task.has_many_graphs and outcome.seed != settings.seed else None
+        run = by_seed[outcome.seed]
+        if outcome.best_epoch and not run.is_finished:
+            of_other = order if task.has_many_graphs and outcome.seed != order else None
             fitted = built[outcome.seed]._replace(model=model.cpu())
-            write_outputs(settings, task, outcome, fitted, device, inner, order)
-
-
-def _seeds_of(checkpoint: Path) -> list[int]:
-    """Return the seeds of the pass that wrote a checkpoint."""
-    state = SafeCheckpoints().load_checkpoint(checkpoint)
-    rules = (state.get("callbacks") or {}).get("EachStopping", {}).get("rules")
-    if rules is None:
-        raise ValueError(f"{checkpoint} is a checkpoint of one run, expected one of many seeds.")
-    return list(rules)
+            write_outputs(run.settings, task, outcome, fitted, device, run.folder, of_other)
 
 
 def _settings_obstacle(settings: Settings, task: Task) -> str | None:

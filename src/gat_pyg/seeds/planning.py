@@ -6,7 +6,7 @@ import copy
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from lightning import Trainer
@@ -22,6 +22,7 @@ from ..training.signals import _interruptible
 from .memory import Peak, free_memory, out_of_memory
 from .module import Stacked, StackedInductive
 
+T = TypeVar("T")
 CPU_BUDGET = 1 << 30  # bytes of a pass on a CPU, which gains nothing from larger ones
 SHARE = 0.8  # of the free memory that a pass may take by the estimate
 
@@ -128,7 +129,7 @@ def _largest_batch(task: Task, batch_size: int, sparse: bool) -> Data:
     return Batch.from_data_list(graphs[-batch_size:])
 
 
-def in_passes(left: Callable[[], Sequence[int]], size: int, one_pass: Callable[[list[int]], object]) -> None:
+def in_passes(left: Callable[[], Sequence[T]], size: int, one_pass: Callable[[list[T]], object]) -> None:
     """Call `one_pass(seeds)` with `size` seeds at a time until `left()` returns none.
 
     If memory runs out, print a message and continue with half as many. Other errors of `one_pass` are raised.
