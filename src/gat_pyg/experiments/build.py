@@ -56,11 +56,20 @@ class Built(NamedTuple):
     arguments: dict[str, Any]
 
 
+NOT_OF_THE_TASK = frozenset(  # groups and settings that `build_task` does not read
+    {
+        *("model", "training", "optimizer", "scheduler", "loader", "trainer", "logger"),
+        *("seed", "runs", "vectorize", "seeds_per_pass", "processes", "ckpt_path", "checkpoint_every"),
+        *("methods", "datasets", "protocol", "outputs", "results", "candidates", "cell", "code"),
+    }
+)
+
+
 def data_key(settings: Settings) -> str:
-    """Return a text that is equal for settings with the same task: of all settings that `build_task` reads."""
+    """Return a text that is equal for settings with the same task."""
     values = settings.to_dict()
-    names = ("dataset", "split", "task", "metric", "data_root", "content")
-    return json.dumps([{name: values.get(name) for name in names}, values["model"].get("encoder")], default=str)
+    names = sorted(values.keys() - NOT_OF_THE_TASK)
+    return json.dumps([{name: values[name] for name in names}, settings.model.get("encoder")], default=str)
 
 
 def build_task(settings: Settings) -> Task:
