@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -282,9 +283,8 @@ def _resumed(settings: Settings, invocation: Invocation) -> tuple[Path, int]:
             if not Job(settings, folder).unfinished:
                 rank_zero_print(f"The run in {relative_path(folder)} is finished")
             else:
-                rank_zero_print(
-                    f"Resuming the run in {relative_path(folder)}{'' if has_progress(folder) else ' from its start'}"
-                )
+                begins = not invocation.multirun and not has_progress(folder)  # a stack's checkpoint is of several jobs
+                rank_zero_print(f"Resuming the run in {relative_path(folder)}{' from its start' if begins else ''}")
             return folder, lock
     if candidates:
         raise ValueError(f"The run in {candidates[0]} is still running in another process. Let it end, or stop it.")
@@ -315,12 +315,19 @@ def _started(outputs: Path) -> list[tuple[Path, dict[str, Any]]]:
     jobs = []
     for folder in _in(outputs, CONFIG):
         try:
-            jobs.append(((folder / CONFIG).stat().st_mtime, folder, settings_in(folder)))
+            changed = (folder / CONFIG).stat().st_mtime_ns
+            jobs.append((changed, folder, _settings_since(changed, folder.absolute())))
         except FileNotFoundError:  # removed meanwhile
             continue
         except ValueError as error:
             rank_zero_print(f"{relative_path(folder)} was left out: {error}")
     return [(folder, values) for _, folder, values in sorted(jobs, key=lambda job: job[0], reverse=True)]
+
+
+@functools.cache
+def _settings_since(changed: int, folder: Path) -> dict[str, Any]:
+    """Return `settings_in(folder)`, which each job of a sweep reads; `changed` is when the file was written, in ns."""
+    return settings_in(folder)
 
 
 def _remove_unstarted(outputs: Path) -> None:
