@@ -106,7 +106,7 @@ def main() -> None:
     loader = build_data(settings.loader, settings.training, task, model, trainer, 0).train_dataloader()
     batches = list(islice(cycle(loader), options.steps))
     models = {"ours": model, "pyg": with_pyg(model)}
-    modules = {name: build_module(settings.training, task, one) for name, one in models.items()}
+    modules = {name: build_module(settings, task, one) for name, one in models.items()}
     error = check(modules, batches[0])
 
     optimizers = {name: torch.optim.Adam(module.parameters(), lr=1e-3) for name, module in modules.items()}

@@ -101,7 +101,7 @@ def learns(config: DictConfig, task: Task) -> None:
     model, *_ = build_model(settings.model, task)
     if hasattr(model, "fit"):
         return
-    module = Inductive(model.train(), task.objective, settings.training.optimisation)
+    module = Inductive(model.train(), task.objective, settings.optimisation)
     out = module(task.train[0])
     assert out.shape == (6, 3)
     out.square().sum().backward()
@@ -146,7 +146,7 @@ def test_a_model_with_a_loss_on_node_labels_is_refused_for_pairs():
     edge_index = torch.cat([torch.stack([src, (src + k) % 20]) for k in (1, -1)], 1)
     task = from_dataset(Data(torch.randn(20, 5), edge_index), "ring", val=2, test=2, task="link_prediction")
     with pytest.raises(ValueError, match="SemiEmb trains with a loss on node labels, and ring has labels of pairs. C"):
-        build_module(settings.training, task, build_model(settings.model, task).model)
+        build_module(settings, task, build_model(settings.model, task).model)
 
 
 def test_a_model_that_could_not_be_saved_is_refused_before_training():
@@ -213,12 +213,12 @@ WRONG = {
     "training.weight_decay=-0.5": r"training\.weight_decay is -0\.5, expected a finite number, at least 0\.",
     "training.batch_size=0": r"training\.batch_size is 0, expected a whole number, at least 1\.",
     "training.batch_size=true": r"training\.batch_size is True, expected a whole number, at least 1\.",
-    "training.patience=x": r"training\.patience is 'x', expected a whole number, at least 1\.",
-    "training.patience=2.5": r"training\.patience is 2\.5, expected a whole number, at least 1\.",
+    "training.patience=x": r"training\.patience is 'x', expected null or a whole number, at least 1\.",
+    "training.patience=2.5": r"training\.patience is 2\.5, expected null or a whole number, at least 1\.",
     "split.val=x": r"split\.val is 'x', expected null or a whole number, at least 0\.",
     "seed=4294967295 runs=2": r"seed is 4294967295 with runs=2, expected seeds from 0 to 2\^32 - 1\.",
     "training.max_epochs=0": r"training\.max_epochs is 0, expected a whole number, at least 1\.",
-    "training.patience=0": r"training\.patience is 0, expected a whole number, at least 1\.",
+    "training.patience=0": r"training\.patience is 0, expected null or a whole number, at least 1\.",
     "training.criterion=f1": r"training\.criterion is 'f1', expected both, accuracy \(or micro-F1\) or loss\.",
     "training.sparse=perhaps": r"training\.sparse is 'perhaps', expected auto, true or false\.",
     "training.compile=auto": r"training\.compile is 'auto', expected true or false\.",
@@ -304,7 +304,7 @@ def test_a_recipe_is_that_of_a_model_and_a_data_set_that_exist(kind: str, data: 
     learns(config, task(categories="encoder" in config.model))
     sections = OmegaConf.to_container(OmegaConf.load(CONF / "recipe" / kind / f"{data}.yaml"))
     (own,) = (values for models, values in sections.items() if model in models.split(", "))
-    assert own.keys() <= {"defaults", "model", "training", "trainer", "loader"}
+    assert own.keys() <= {"defaults", "model", "training", "scheduler", "trainer", "loader"}
     for name, value in flattened({key: own[key] for key in own if key != "defaults"}).items():
         assert OmegaConf.select(config, name) == value
 
@@ -501,15 +501,11 @@ def test_a_loader_that_is_passed_replaces_that_of_a_recipe(loader: str):
 
 
 def test_a_schedule_over_the_default_number_of_epochs_has_no_effect():
-    settings = parsed("training.schedule=cosine").replace(passed={"training.schedule"})
-    with pytest.raises(
-        ValueError, match=r"training\.schedule has no effect: .* falls over training\.max_epochs=100000"
-    ):
+    settings = parsed("scheduler=cosine").replace(passed={"scheduler"})
+    with pytest.raises(ValueError, match=r"scheduler has no effect: .* falls over training\.max_epochs=100000"):
         check_effects(settings, digits())
-    limited = parsed("training.schedule=cosine", "training.max_epochs=60")
-    check_effects(limited.replace(passed={"training.schedule"}), digits())
-    constant = parsed("training.schedule=null")
-    check_effects(constant.replace(passed={"training.schedule"}), digits())
+    for others in (["scheduler=cosine", "training.max_epochs=60"], ["scheduler=none"], ["scheduler=step"]):
+        check_effects(parsed(*others).replace(passed={"scheduler"}), digits())
 
 
 def drawn(y: Tensor, task: str | None = None, graphs: int = 1, **options: Any) -> tuple[str, ...] | None:

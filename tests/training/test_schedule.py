@@ -8,6 +8,7 @@ import pytest
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch import Callback
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from gat_pyg.models import GAT
 from gat_pyg.seeds import train
@@ -33,7 +34,7 @@ def test_the_learning_rate_is_half_a_cosine_also_after_a_kill(tmp_path: Path, na
     def run(path: Path, *kill: Kill) -> tuple[LightningModule, list[float]]:
         task, rates = OBJECTIVES[name](), Rates()
         module = setup(task)
-        module.optimisation = Optimisation(0.01, 5e-4, "cosine")
+        module.optimisation = Optimisation(0.01, 5e-4, scheduler=CosineAnnealingLR)
         resume = path if path.exists() else None
         with suppress(InterruptedError):
             trainer(rates, Resumable(path, seed=1, every=0.0), *kill, epochs=T).fit(
@@ -55,7 +56,7 @@ def test_every_seed_of_a_stack_has_the_schedule():
             lambda: GAT(6, [4], 3, [2, 1]),
             one_graph(),
             seeds,
-            optimisation=Optimisation(schedule="cosine"),
+            optimisation=Optimisation(scheduler=CosineAnnealingLR),
             max_epochs=4,
             progress=False,
             accelerator="cpu",
@@ -67,5 +68,7 @@ def test_every_seed_of_a_stack_has_the_schedule():
 
 def test_a_cosine_needs_its_end():
     parameters = [torch.nn.Parameter(torch.zeros(1))]
-    with pytest.raises(ValueError, match=r"max_epochs is -1, expected at least 1: the cosine ends there\. Give the"):
-        Optimisation(schedule="cosine").configure(parameters, parameters, -1)
+    with pytest.raises(
+        ValueError, match=r"max_epochs is -1, expected at least 1: CosineAnnealingLR ends there\. Give the"
+    ):
+        Optimisation(scheduler=CosineAnnealingLR).configure(parameters, parameters, -1)

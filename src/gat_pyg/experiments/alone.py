@@ -38,7 +38,7 @@ def one_run(settings: Settings, task: Task, seed: int, folder: Path) -> Result |
     title = task.name if settings.runs == 1 else f"{task.name}, seed {seed}"
     progress = Progress(title, live=settings.processes == 1)
     callbacks = [monitor, stopping, MetricsFile(folder / METRICS), resumable, progress]
-    module = build_module(training, task, model)
+    module = build_module(settings, task, model)
     with deterministic(), suited_threads(elements(task, training.batch_size, [model])):
         trainer = build_trainer(settings.trainer, settings.logger, folder, callbacks)
         data = build_data(settings.loader, training, task, model, trainer, seed)

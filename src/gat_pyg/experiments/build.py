@@ -258,8 +258,9 @@ def _decoder(factory: ModelFactory, task: Task, encoder: int | None) -> dict[str
     return {"channels": WIDTH, "out_channels": K, **options}
 
 
-def build_module(training: Training, task: Task, model: nn.Module) -> Transductive | Inductive:
+def build_module(settings: Settings, task: Task, model: nn.Module) -> Transductive | Inductive:
     """Build the module for the task's setup, and compile the model if `training.compile` is true."""
+    training, optimisation = settings.training, settings.optimisation
     if task.objective.has_pairs and members(model).has_loss:
         raise ValueError(
             f"{type(model).__name__} trains with a loss on node labels, and {task.name} has labels of pairs. "
@@ -268,12 +269,12 @@ def build_module(training: Training, task: Task, model: nn.Module) -> Transducti
     if training.compile:
         model.compile()
     if not task.has_many_graphs:
-        return Transductive(model, task.objective, training.optimisation, training.cuda_graphs)
+        return Transductive(model, task.objective, optimisation, training.cuda_graphs)
     if training.cuda_graphs is True:
         raise ValueError(
             f"training.cuda_graphs is true, but {task.name} has many graphs. Use training.cuda_graphs=auto."
         )
-    return Inductive(model, task.objective, training.optimisation)
+    return Inductive(model, task.objective, optimisation)
 
 
 def build_data(

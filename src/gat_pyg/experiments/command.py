@@ -55,10 +55,13 @@ def without_recipes(arguments: Sequence[str]) -> list[str]:
 SWITCHES = ("-m", "--multirun", "-r", "--run", "--resolve")  # Hydra's options without a value
 
 
-def translated(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments for Hydra: without recipes that do not apply, and with settings of the model as additions.
+ADDED = ("model.", "dataset.", "optimizer.", "scheduler.")
 
-    A setting of the model or the data set may be there already, by its file or a recipe, or not. `++` works for both;
+
+def translated(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments for Hydra: without recipes that do not apply, and with settings of a class as additions.
+
+    A setting of the model, for example, may be there already, by its file or a recipe, or not. `++` works for both;
     `Settings.parse` checks that the class or function has such an argument. A search by Optuna maximises what a run
     returns. Switches may stand between settings, where Hydra does not read them.
 
@@ -69,7 +72,7 @@ def translated(arguments: Sequence[str]) -> list[str]:
     names = names_of(arguments)
     optuna = "hydra/sweeper=optuna" in arguments and "hydra.sweeper.direction" not in names
     return [
-        f"++{text.lstrip('+')}" if text.lstrip("+").startswith(("model.", "dataset.")) and "=" in text else text
+        f"++{text.lstrip('+')}" if text.lstrip("+").startswith(ADDED) and "=" in text else text
         for text in (*without_recipes(arguments), *["hydra.sweeper.direction=maximize"] * optuna)
     ]
 

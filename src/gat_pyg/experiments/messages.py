@@ -46,7 +46,7 @@ def epochs(result: Result, settings: Settings) -> str:
     training, limit = settings.training, settings.trainer.get("max_epochs")
     if limit not in (None, -1) and result.epochs >= limit:
         reason = f"reached max_epochs={limit}"
-    elif result.epochs - result.best_epoch < training.patience:
+    elif training.patience is None or result.epochs - result.best_epoch < training.patience:
         reason = "stopped: diverged"
     else:
         reason = f"stopped: {STOPPED[training.criterion]} for {training.patience}"

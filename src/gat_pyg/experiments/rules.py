@@ -33,9 +33,9 @@ def whole(least: int, *others: Any) -> Rule:
     )
 
 
-def number(expected: str, fits: Callable[[float], bool]) -> Rule:
-    """Return the rule for a number that satisfies `fits`."""
-    return Rule(expected, lambda value: type(value) in (int, float) and fits(value))
+def number(expected: str, fits: Callable[[float], bool], *others: Any) -> Rule:
+    """Return the rule for a number that satisfies `fits`, or one of `others`."""
+    return Rule(expected, lambda value: (type(value) in (int, float) and fits(value)) or is_one_of(value, others))
 
 
 def choice(*values: Any) -> Rule:

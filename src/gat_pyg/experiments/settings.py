@@ -28,6 +28,7 @@ from .rules import (
     is_list,
     is_name,
     is_one_of,
+    number,
     sequence,
     similar,
     text,
@@ -74,6 +75,7 @@ TRAINER = {
 }
 
 
+UNLIMITED = 100_000  # epochs: the default of training.max_epochs, which stands for no limit
 CRITERION = Rule("both, accuracy (or micro-F1) or loss", lambda value: is_one_of(value, ("both", "accuracy", "loss")))
 VECTORIZED = Rule("auto, on or off", lambda value: is_one_of(value, VECTORIZE))
 HOPS = sequence(
@@ -115,20 +117,15 @@ class Training:
     lr: Annotated[float, FINITE]
     weight_decay: Annotated[float, FINITE]
     batch_size: Annotated[int, whole(1)]
-    patience: Annotated[int, whole(1)]
+    patience: Annotated[int | None, whole(1, None)]
     criterion: Annotated[Literal["both", "accuracy", "loss"], CRITERION]
     max_epochs: Annotated[int, whole(1)]
     sparse: Annotated[bool | Literal["auto"], choice("auto", True, False)]
     compile: Annotated[bool, choice(True, False)]
     cuda_graphs: Annotated[bool | Literal["auto"], choice("auto", True, False)]
-    schedule: Annotated[Literal["cosine"] | None, choice(None, "cosine")] = None
-
-    @property
-    def optimisation(self) -> Optimisation:
-        """The settings of the optimizer: those with the name of a field of `Optimisation`."""
-        from ..training.optimisation import Optimisation  # imports torch
-
-        return Optimisation(**{field.name: getattr(self, field.name) for field in fields(Optimisation)})
+    warmup: Annotated[int, whole(0)]
+    gradient_clip_val: Annotated[float | None, number("null or a number above 0", lambda value: value > 0, None)]
+    ema: Annotated[float | None, number("null or a number between 0 and 1", lambda value: 0 < value < 1, None)]
 
 
 @dataclass(frozen=True)
@@ -291,7 +288,11 @@ class ModelFactory(Factory):
 
 # All settings -------------------------------------------------------------------------------------------------------
 
-FACTORIES = {"dataset": Factory, "model": ModelFactory, "trainer": Factory, "logger": Factory}
+FACTORIES = {
+    **{"dataset": Factory, "model": ModelFactory, "trainer": Factory, "logger": Factory},
+    **{"optimizer": Factory, "scheduler": Factory},
+}
+OPTIONAL = ("logger", "scheduler")  # groups that may be empty
 GROUPS = {"training": Training, "split": Split, "loader": Loader}
 
 
@@ -304,6 +305,8 @@ class Settings:
     loader: Loader
     trainer: Factory
     logger: Factory
+    optimizer: Factory
+    scheduler: Factory
     training: Training
     split: Split
     task: Annotated[str | None, TASK]
@@ -383,9 +386,45 @@ class Settings:
             )
         dataset = self.on_split(0).dataset if self.on_all_splits else self.dataset
         used = [] if self.is_table else [dataset, self.model]  # each cell of a table has its own
-        for factory in (*used, self.trainer, self.logger):
-            if factory.target is not None or factory is not self.logger:
+        for factory in (*used, self.trainer, self.logger, self.optimizer, self.scheduler):
+            if factory.target is not None or factory.group not in OPTIONAL:
                 factory.check()
+        self._check_optimisation()
+
+    def _check_optimisation(self) -> None:
+        """Raise ValueError if the optimizer or the scheduler cannot be built, or the training would not end."""
+        from torch import nn, zeros
+
+        for factory, keys in ((self.optimizer, ("lr", "weight_decay", "params")), (self.scheduler, ("optimizer",))):
+            if clash := [key for key in keys if key in factory.values]:
+                name = f"{factory.group}.{clash[0]}"
+                advice = f"Write training.{clash[0]}=..." if clash[0] in ("lr", "weight_decay") else "Leave it out."
+                raise ValueError(f"{name} is set by the command. {advice}")
+        if self.training.gradient_clip_val is not None and self.trainer.get("gradient_clip_val") is not None:
+            raise ValueError("trainer.gradient_clip_val clips too. Leave it out, and use training.gradient_clip_val.")
+        if self.training.patience is None and self.max_epochs >= UNLIMITED:
+            raise ValueError(
+                f"training.patience is null, so training ends after training.max_epochs={self.max_epochs}. Set "
+                "training.max_epochs to the last epoch."
+            )
+        weights = [nn.Parameter(zeros(1, 1))]
+        self.optimisation.configure(weights, weights, self.max_epochs)
+
+    @property
+    def max_epochs(self) -> int:
+        """The largest number of epochs: `training.max_epochs`, unless the trainer has its own."""
+        return int(self.trainer.get("max_epochs"))
+
+    @property
+    def optimisation(self) -> Optimisation:
+        """The optimizer, with the settings of `training` that have the name of a field of `Optimisation`."""
+        from ..training.optimisation import Optimisation  # imports torch
+
+        values: dict[str, Any] = {
+            field.name: getattr(self.training, field.name, None) for field in fields(Optimisation)
+        }
+        chosen = {factory.group: factory for factory in (self.optimizer, self.scheduler) if factory.target is not None}
+        return Optimisation(**values | {name: factory(_partial_=True) for name, factory in chosen.items()})
 
     def check_results(self) -> None:
         """Raise OSError or ValueError if lines cannot be appended to `results`; nothing is created."""

@@ -241,7 +241,7 @@ def one_pass(
             ),
             EachStopping(by_seed, training.patience, training.criterion),
             Resumable(path, settings.seed, settings.checkpoint_every),
-            optimisation=training.optimisation,
+            optimisation=settings.optimisation,
             cuda_graphs=training.cuda_graphs,
             metrics={seed: run.folder / METRICS for seed, run in by_seed.items()},
             resume_from=checkpoint,
@@ -268,7 +268,7 @@ def _settings_obstacle(settings: Settings, task: Task) -> str | None:
         return "the processes divide one graph"
     if settings.logger.target is not None:
         return f"{settings.logger.target} logs one run at a time"
-    return None
+    return settings.optimisation.stack_obstacle
 
 
 def _devices_obstacle(trainer: Trainer) -> str | None:

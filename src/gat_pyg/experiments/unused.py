@@ -9,9 +9,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from ..tasks.task import Task
 from .build import with_output_layer
 from .hashing import DATA, flattened
-from .settings import Settings
-
-UNLIMITED = 100_000  # epochs: the default of training.max_epochs, which stands for no limit
+from .settings import UNLIMITED, Settings
 
 
 def check_effects(settings: Settings, task: Task) -> None:
@@ -47,12 +45,9 @@ def _unused(settings: Settings, task: Task) -> Iterator[tuple[str, str]]:
     for key, values in with_output_layer(settings.model).items():
         reason = f"the last entry, {values[-1]}, is for an output layer, which a network with jk or this readout lacks."
         yield f"model.{key}", f"{reason} Leave the entry out."
-    if settings.training.schedule is not None and settings.training.max_epochs >= UNLIMITED:
-        reason = (
-            f"the learning rate falls over training.max_epochs={settings.training.max_epochs}. "
-            "Set training.max_epochs to the last epoch."
-        )
-        yield "training.schedule", reason
+    if settings.optimisation.lasts_until_the_end and settings.max_epochs >= UNLIMITED:
+        reason = f"the learning rate falls over training.max_epochs={settings.max_epochs}."
+        yield "scheduler", f"{reason} Set training.max_epochs to the last epoch."
     if not task.objective.has_pairs:
         yield "model.decoder", f"{predicts}, and a decoder is for pairs of nodes. Leave it out."
     if not settings.loader.in_batches:

@@ -35,7 +35,7 @@ class EachStopping(Callback):
     def __init__(
         self,
         seeds: Iterable[int],
-        patience: int = 100,
+        patience: int | None = 100,
         criterion: Criterion = "both",
         compact_at: float = COMPACT_AT,
     ) -> None:

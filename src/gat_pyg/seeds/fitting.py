@@ -117,7 +117,7 @@ def train(
     *,
     optimisation: Optimisation = Optimisation(),
     batch_size: int = 1,
-    patience: int = 100,
+    patience: int | None = 100,
     criterion: Criterion = "both",
     max_epochs: int = 100_000,
     seeds_per_pass: int | Literal["auto"] = "auto",
@@ -150,7 +150,7 @@ def train(
 
     Raises:
         ValueError: if the models share weights or cannot be stacked, the trainer starts several processes or has an
-            option that would act on all seeds at once, or a number is out of range.
+            option that would act on all seeds at once, as the optimizer may, or a number is out of range.
 
     Example:
         >>> import gat_pyg.data, gat_pyg.models
@@ -164,7 +164,7 @@ def train(
     options: dict[str, Any] = {**SINGLE, **trainer}
     callbacks = options.pop("callbacks", None) or []
     first: list[Callback] = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
-    device = _checked_device(Trainer(**options))
+    device = _checked_device(Trainer(**options), optimisation)
     plan = _planned([seeded(seed, make_model) for seed in (*seeds, *seeds)[:2]], task, batch_size, device)
     results: dict[int, tuple[Outcome, nn.Module]] = {}
 
@@ -198,11 +198,11 @@ def _check_numbers(seeds: Sequence[int], seeds_per_pass: int | Literal["auto"], 
         raise ValueError(f"batch_size is {batch_size}, expected a number of graphs, at least 1.")
 
 
-def _checked_device(trainer: Trainer) -> torch.device:
+def _checked_device(trainer: Trainer, optimisation: Optimisation) -> torch.device:
     """Return the trainer's device; raise ValueError if the trainer cannot train a stack."""
     if trainer.world_size > 1:
         raise ValueError(f"The trainer has {trainer.world_size} processes, expected one: each would train all seeds.")
-    if obstacle := trainer_obstacle(trainer):
+    if obstacle := trainer_obstacle(trainer) or optimisation.stack_obstacle:
         raise ValueError(f"Seeds cannot be trained as one: {obstacle}. Train them one by one.")
     return trainer.strategy.root_device
 

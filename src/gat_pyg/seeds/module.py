@@ -10,10 +10,12 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.optim import Optimizer
 from torch_geometric.data import Data
 
 from ..philox import seeds_from
 from ..tasks.objective import Objective
+from ..training.averaging import Average
 from ..training.epoch_seeds import generator_of, key_of
 from ..training.modules import Inductive, Supervised, Transductive
 from .stack import Stack
@@ -63,11 +65,24 @@ class StackOfSeeds(Supervised):
         self.metrics = [self.objective.metrics(sums) for sums in rows]
         return {name: statistics.fmean(metrics[name] for metrics in self.metrics) for name in self.metrics[0]}
 
+    def configure_gradient_clipping(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        """Clip the gradient of each model by its own norm."""
+        if (largest := self.optimisation.gradient_clip_val) is None:
+            return
+        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        norms = torch.stack([value.reshape(len(value), -1).norm(dim=1) for value in gradients]).norm(dim=0)  # [S]
+        factors = (largest / (norms + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
+        for value in gradients:
+            value *= factors.view(-1, *[1] * (value.dim() - 1))
+
     def select(self, seeds: Sequence[int]) -> None:
         """Remove the models of all other seeds, with their state in the optimizer."""
         rows = [self.seeds.index(seed) for seed in seeds]
         index = torch.tensor(rows, device=self.device)
         self.model.select(index)
+        for callback in self.trainer.callbacks if self._trainer else ():  # type: ignore[attr-defined]
+            if isinstance(callback, Average):
+                callback.select(index)
         for optimizer in self.trainer.optimizers if self._trainer else ():
             for state in optimizer.state.values():
                 state |= {key: value.index_select(0, index) for key, value in state.items() if value.dim() > 0}

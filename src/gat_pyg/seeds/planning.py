@@ -51,7 +51,9 @@ class MemoryEstimate:
 def trainer_obstacle(trainer: Trainer) -> str | None:
     """Return the reason that a trainer cannot train several seeds as one, or None."""
     if trainer.gradient_clip_val:
-        return "gradients would be clipped over all seeds"
+        return "gradients would be clipped over all seeds by the trainer, and not each by `training.gradient_clip_val`"
+    if trainer.accumulate_grad_batches > 1:
+        return "gradients are accumulated, for the labels of one seed"
     if not str(trainer.precision).endswith("-true"):
         return f"precision is {trainer.precision}, whose scale would be that of all seeds"
     if trainer.check_val_every_n_epoch != 1:

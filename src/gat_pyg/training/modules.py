@@ -8,8 +8,9 @@ from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
 from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
 
@@ -18,21 +19,25 @@ from ..graph.subgraph import mask_to_index, receptive_field
 from ..philox import first_seeds, keyed
 from ..tasks.model import Inputs, is_compiled, members
 from ..tasks.objective import Objective, Split
+from .averaging import Average
 from .batching import is_drawn
 from .cuda_graphs import CudaGraphs, Step
 from .differing import differing
 from .epoch_seeds import key_of, seed_negatives
-from .optimisation import Optimisation
+from .optimisation import Optimisation, Schedule
 from .receptive_field import _is_smaller
 from .resume import _check_states
 
 
 class Supervised(LightningModule):
-    """The base of both setups: training with an objective, that is the call of the model, loss, score, Adam with L2.
+    """The base of both setups: training with an objective, that is the call of the model, loss, score, optimizer.
 
     Validation and test sum the objective's statistics over all graphs and processes, and compute the score from the
     sums. Logs `train_loss`, `val_loss`, `test_loss`, and the score as `val_` and `test_` with the name of the
     objective's metric.
+
+    With `accumulate_grad_batches` of the trainer, the gradient is that of the mean over all labels of these batches,
+    also if they have different numbers of labels, or the last step of an epoch has fewer batches.
 
     Args:
         model: any module. It is called `model(x, edge_index)`, or `model(x)` if its forward has no `edge_index`, or
@@ -41,10 +46,11 @@ class Supervised(LightningModule):
             a `Batch` or a `Data` with `batch`; for graph labels, the logits are `[G, K]`.
             If it has a method `penalty(out, data)`, the result is added to the training loss.
         objective: what the logits predict, as `task.objective`.
-        optimisation: the learning rate, L2 and schedule.
+        optimisation: the optimizer, learning rate, weight decay, schedule, clipping and averaging.
 
     Raises:
-        ValueError: if the model is one of `gat_pyg.load(run_dir, predictions=True)`.
+        ValueError: if the model is one of `gat_pyg.load(run_dir, predictions=True)`; in a fit, if LBFGS gets several
+            processes or accumulated gradients, since it computes a step several times.
     """
 
     def __init__(self, model: nn.Module, objective: Objective, optimisation: Optimisation = Optimisation()) -> None:
@@ -58,6 +64,7 @@ class Supervised(LightningModule):
         self.optimisation = optimisation
         self._inspect_model(model)
         self._sums: dict[str, Tensor] = {}  # per split, since the last log
+        self._num_labels: Tensor | None = None  # of the batches accumulated so far
 
     def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
         """Return the logits of a split's rows, and their labels."""
@@ -85,9 +92,11 @@ class Supervised(LightningModule):
         return self.objective.example(data, split)
 
     def training_step(self, data: Data, batch_idx: int) -> Tensor:
-        """Return the loss of a batch; with several processes, scaled so that DDP's mean is the mean over all labels."""
+        """Return the loss of a batch, scaled so that the gradients of a step are those of the mean over all labels."""
         loss, sums = self._run("train", data, lambda: self._loss(data))
         self._add("train", sums)
+        if self._accumulates():
+            return self._summed_over(loss, sums[..., 1])
         return self._weighted(loss, sums[..., 1]) if self._shared() else loss
 
     def _run(self, split: Split, data: Data, step: Step) -> tuple[Tensor, ...]:
@@ -99,6 +108,21 @@ class Supervised(LightningModule):
         n = size.clone()
         torch.distributed.all_reduce(n)
         return loss * (self.trainer.world_size * size / n.clamp(min=1))
+
+    def _summed_over(self, loss: Tensor, size: Tensor) -> Tensor:
+        """Multiply a mean over `size` labels by their number; Lightning divides it by the number of batches."""
+        self._num_labels = size if self._num_labels is None else self._num_labels + size
+        return loss * size * self.trainer.accumulate_grad_batches
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Divide accumulated gradients by the number of their labels."""
+        if self._num_labels is None:
+            return
+        n, self._num_labels = self._num_labels.clone(), None
+        if self._shared():  # each process has the mean of the gradients of all
+            torch.distributed.all_reduce(n)
+        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        torch._foreach_mul_(gradients, self.trainer.world_size / n.clamp(min=1))
 
     def _loss(self, data: Data) -> tuple[Tensor, Tensor]:
         """Return the loss of a batch, and its part of the epoch's sums: (summed loss, number of known labels)."""
@@ -135,16 +159,39 @@ class Supervised(LightningModule):
             self._log(metrics)
         elif not self.trainer.sanity_checking:
             self._log_epoch(metrics)
+            metric, schedule = self.objective.metric, self.lr_schedulers()
+            if isinstance(schedule, Schedule):
+                score = metrics[f"val_{metric.name}"]
+                schedule.validated(metrics["val_loss"], -score if metric.lower else score)
 
     def on_test_epoch_end(self) -> None:
         """Compute `test_loss` and the score from the sums, and log them."""
         self._log(self._metrics("test"))
 
+    def configure_callbacks(self) -> list[Callback]:
+        """Return the average of the weights, if any."""
+        return [] if self.optimisation.ema is None else [Average(self.optimisation.ema)]
+
     def configure_optimizers(self) -> Any:
-        """Return Adam, with L2 on all variables or on the model's `decayed_parameters()`, and the schedule if any."""
+        """Return the optimizer, with weight decay on all variables or on `decayed_parameters()`, and its schedule."""
         decayed = (members(self.model).decayed_parameters or self.parameters)()
         max_epochs = None if self._trainer is None else self.trainer.max_epochs
-        return self.optimisation.configure(self.parameters(), decayed, max_epochs)
+        optimizer, schedule = self.optimisation.configure(self.parameters(), decayed, max_epochs)
+        if isinstance(optimizer, LBFGS) and self._trainer and (self._shared() or self._accumulates()):
+            raise ValueError(
+                "LBFGS computes a step several times, which needs one process and gradients of one batch. Train "
+                "without accumulate_grad_batches in a single process, or choose another optimizer."
+            )
+        return optimizer if schedule is None else ([optimizer], [schedule])
+
+    def configure_gradient_clipping(
+        self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Clip the gradient by the norm over the model, or as the trainer does if the optimisation clips nothing."""
+        if (largest := self.optimisation.gradient_clip_val) is None:
+            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        else:
+            self.clip_gradients(optimizer, largest, "norm")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Raise ValueError if the checkpoint has tensors of other shapes, or lacks the state of a callback."""
@@ -171,6 +218,9 @@ class Supervised(LightningModule):
 
     def _shared(self) -> bool:
         return self.trainer.world_size > 1
+
+    def _accumulates(self) -> bool:
+        return self.trainer.accumulate_grad_batches > 1
 
     def _add(self, split: str, sums: Tensor) -> None:
         if split in self._sums:

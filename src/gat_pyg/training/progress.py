@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import logging
+import math
 import os
 import sys
 import time
@@ -208,7 +209,7 @@ def _ending(rule: PaperStopping, epoch: int, max_epochs: int | None) -> str:
     """
     if max_epochs not in (None, -1) and max_epochs - epoch < rule.left:
         return f"ends at {max_epochs}"
-    return f"patience {rule.left}/{rule.patience}"
+    return f"patience {rule.left}/{rule.patience}" if rule.patience < math.inf else "ends when stopped"
 
 
 def _seconds(seconds: float) -> str:

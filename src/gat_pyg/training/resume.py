@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from ..distributed.ranks import rank_zero_print
+from .averaging import Average
 from .epoch_seeds import seed_epoch
 from .signals import handled
 from .stopping import PaperStopping
@@ -22,7 +23,7 @@ from .stopping import PaperStopping
 def _check_states(callbacks: Sequence[Callback], states: Any) -> None:
     """Raise ValueError if a checkpoint lacks a callback's state: Lightning would reset the callback silently."""
     for callback in callbacks:
-        if not isinstance(callback, (PaperStopping, Resumable)):
+        if not isinstance(callback, (PaperStopping, Resumable, Average)):
             continue
         name, keys = callback.state_key, callback.state_dict().keys()
         state = states.get(name) if isinstance(states, dict) else None

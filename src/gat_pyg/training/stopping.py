@@ -35,6 +35,9 @@ class PaperStopping(Callback):
     Lightning's checkpoints. An epoch whose loss or score is not finite is no improvement. If the parameters are not
     finite either, no later step can repair them, and training stops at once.
 
+    With `patience=None`, training does not stop early, and ends with the best epoch. Of epochs that tie, this is the
+    last one, as with a patience; codes that compare by `>` keep the first.
+
     Raises ValueError for a patience below 1 or an unknown criterion.
 
     >>> rule = PaperStopping(patience=2)
@@ -44,16 +47,16 @@ class PaperStopping(Callback):
     (71.0, 0.9, 0)
     """
 
-    def __init__(self, patience: int = 100, criterion: Criterion = "both", score: str | None = None) -> None:
-        if patience < 1:
-            raise ValueError(f"patience is {patience}, expected at least 1 epoch.")
+    def __init__(self, patience: int | None = 100, criterion: Criterion = "both", score: str | None = None) -> None:
+        if patience is not None and patience < 1:
+            raise ValueError(f"patience is {patience}, expected at least 1 epoch, or None.")
         if criterion not in get_args(Criterion):
             raise ValueError(f"criterion is {criterion!r}, expected one of {', '.join(get_args(Criterion))}.")
-        self.patience = patience
+        self.patience = math.inf if patience is None else patience
         self.criterion = criterion
         self.score = score
         self.epoch = 0  # validations so far
-        self.wait = 0
+        self.wait: float = 0  # epochs without improvement; the patience if training diverged
         self.best_score = float("-inf")
         self.best_loss = float("inf")
         self.best_epoch = 0  # the epoch of the saved weights; 0: none yet
@@ -94,9 +97,9 @@ class PaperStopping(Callback):
             )
 
     @property
-    def left(self) -> int:
+    def left(self) -> float:
         """The patience left: the number of further epochs without improvement until the stop."""
-        return self.patience - self.wait
+        return self.patience - self.wait if self.wait < self.patience else 0
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Apply the rule to the logged validation metrics."""
