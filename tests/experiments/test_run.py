@@ -49,6 +49,7 @@ from gat_pyg import GAT, load, predict
 from gat_pyg.data import digits, from_file, links, planted
 from gat_pyg.experiments.build import task_of
 from gat_pyg.experiments.folder import Run
+from gat_pyg.experiments.pruning import pruned_by
 from gat_pyg.experiments.result import Result, read
 from gat_pyg.files import try_lock, unlock
 from gat_pyg.kernels.cpu import cache
@@ -1475,6 +1476,27 @@ def test_an_interrupted_sweep_ends_like_an_uninterrupted_one_and_may_be_extended
     assert len(read("killed/results.jsonl")) == len({line.run_dir for line in read("killed/results.jsonl")}) == 6
 
 
+@pytest.mark.parametrize("vectorize", ["on", "off"])
+def test_a_pruned_job_ends_without_a_result_and_the_others_go_on(command: Command, vectorize: str):
+    judged: list[tuple[int, int, float]] = []
+
+    def judge(number: int, epoch: int, quality: float) -> bool:
+        judged.append((number, epoch, quality))
+        return (number, epoch) == (1, 2)
+
+    with pruned_by(judge):
+        sweep = ("-m", STACKED, *SMALL, "seed=3,4,5", "training.max_epochs=3", f"vectorize={vectorize}")
+        assert "gat-pyg: The sweeper ended the training after epoch 2" in command(*sweep, fails=True)
+    assert sorted(one[:2] for one in judged) == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (2, 1), (2, 2), (2, 3)]
+    assert [result.seed for result in read("outputs/results.jsonl")] == [3, 5]
+    for number, (job, epochs) in enumerate(zip(jobs_in("outputs"), (3, 2, 3), strict=True)):
+        rows = [*csv.DictReader((job / "metrics.csv").read_text().splitlines())]
+        assert len(rows) == epochs
+        best = max(float(row["val_accuracy"]) for row in rows)
+        assert (number, epochs) == max(one[:2] for one in judged if one[0] == number)
+        assert max(one for one in judged if one[0] == number)[2] == pytest.approx(best)
+
+
 def test_a_job_of_several_seeds_goes_on_with_the_first_unfinished(command: Command):
     arguments = (*SMALL, "training.max_epochs=4", "runs=3", "vectorize=off")
     with interrupted_before(1):
@@ -1509,7 +1531,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     one_pass = gat_pyg.experiments.together.one_pass
 
     def noted(runs: list[Run], *others: Any) -> None:
-        every.append([run.settings.seed for run in runs])
+        every.append([run.seed for run in runs])
         one_pass(runs, *others)
 
     monkeypatch.setattr(gat_pyg.experiments.together, "one_pass", noted)
@@ -1521,7 +1543,7 @@ def test_a_pass_that_was_done_is_not_done_again(command: Command, monkeypatch: p
     one_pass = gat_pyg.experiments.together.one_pass
 
     def dies(runs: list[Run], *others: Any) -> None:
-        passes.append([run.settings.seed for run in runs])
+        passes.append([run.seed for run in runs])
         if len(passes) == 2:
             raise KeyboardInterrupt
         one_pass(runs, *others)
@@ -1587,7 +1609,7 @@ def test_memory_that_does_not_suffice_is_shared_by_fewer_seeds(command: Command,
     one_pass = gat_pyg.experiments.together.one_pass
 
     def small(runs: list[Run], *others: Any) -> None:
-        passes.append([run.settings.seed for run in runs])
+        passes.append([run.seed for run in runs])
         if len(runs) > 2:
             raise RuntimeError(
                 "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 byte"

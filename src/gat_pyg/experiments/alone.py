@@ -20,15 +20,16 @@ from .build import Built, build_data, build_model, build_module, build_trainer
 from .folder import Job, finished
 from .model_file import save_model
 from .process import deterministic, device_name, elements, suited_threads
+from .pruning import Pruner, Pruning
 from .result import CHECKPOINT, METRICS, MODEL, RESULT, Result, versions
 from .settings import Settings
 
 
-def one_run(settings: Settings, task: Task, seed: int, folder: Path) -> Result | None:
+def one_run(settings: Settings, task: Task, seed: int, folder: Path, pruner: Pruner | None = None) -> Result | None:
     """Train with one seed, test the best weights, and write the outputs.
 
     Returns:
-        The result, or None if no epoch had a finite validation loss and score.
+        The result, or None if no epoch had a finite validation loss and score, or the run was pruned.
     """
     built = seeded(seed, lambda: build_model(settings.model, task))
     model, training = built.model, settings.training
@@ -37,7 +38,8 @@ def one_run(settings: Settings, task: Task, seed: int, folder: Path) -> Result |
     monitor = RankMonitor()
     title = task.name if settings.runs == 1 else f"{task.name}, seed {seed}"
     progress = Progress(title, live=settings.processes == 1)
-    callbacks = [monitor, stopping, MetricsFile(folder / METRICS), resumable, progress]
+    pruning = [Pruning([(pruner, [stopping])])] if pruner is not None else []
+    callbacks = [monitor, stopping, *pruning, MetricsFile(folder / METRICS), resumable, progress]
     module = build_module(settings, task, model)
     with deterministic(), suited_threads(elements(task, training.batch_size, [model])):
         trainer = build_trainer(settings.trainer, settings.logger, folder, callbacks)
@@ -67,7 +69,7 @@ def one_run(settings: Settings, task: Task, seed: int, folder: Path) -> Result |
             else:
                 trainer.fit(module, datamodule=data, ckpt_path=Job(settings, folder).checkpoint)
                 seconds, val = resumable.seconds, stopping.kept_score
-                if not stopping.best_epoch:
+                if not stopping.best_epoch or (pruner is not None and pruner.ended):
                     return None
             tested = {
                 key.removeprefix("test_"): score

@@ -19,6 +19,7 @@ from ..files import PART, try_lock, unlock, write_whole
 from .command import CREATED
 from .hashing import flattened
 from .process import end_with
+from .pruning import Pruner
 from .result import CHECKPOINT, CONFIG, RESULT, Result, append
 from .settings import Settings, differences
 
@@ -75,10 +76,20 @@ class Invocation(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One seed of a job: its settings, with `runs=1`, and its folder."""
+    """One seed of a job."""
 
-    settings: Settings
-    folder: Path
+    job: Job
+    seed: int
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the run, with `runs=1`."""
+        return self.job.settings.replace(seed=self.seed, runs=1)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return self.job.run_folder(self.seed)
 
     @property
     def is_finished(self) -> bool:
@@ -92,6 +103,7 @@ class Job(NamedTuple):
     settings: Settings
     folder: Path
     title: str = ""  # its name among several jobs
+    pruner: Pruner | None = None  # of a sweep
 
     def run_folder(self, seed: int) -> Path:
         """Return the folder of one seed: the job's folder, or one inside it if the job may have several seeds."""
@@ -101,12 +113,12 @@ class Job(NamedTuple):
     @property
     def runs(self) -> list[Run]:
         """The run of each seed."""
-        return [Run(self.settings.replace(seed=seed, runs=1), self.run_folder(seed)) for seed in self.settings.seeds]
+        return [Run(self, seed) for seed in self.settings.seeds]
 
     @property
     def unfinished(self) -> list[int]:
         """The seeds without a result."""
-        return [run.settings.seed for run in self.runs if not run.is_finished]
+        return [run.seed for run in self.runs if not run.is_finished]
 
     @property
     def is_finished(self) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
+from hydra.core.hydra_config import HydraConfig
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 
@@ -40,6 +41,7 @@ from .folder import (
 from .messages import line, split_line, summary, summary_of_all, titles
 from .model_file import load
 from .process import check_gpus, compiling_reported, exit_on_signal, keep_memory
+from .pruning import PrunedError, Pruner
 from .published import as_published
 from .settings import INTERNAL, Settings
 from .shared import seed_processes
@@ -55,6 +57,7 @@ class Request(NamedTuple):
 
     settings: Settings
     invocation: Invocation
+    pruner: Pruner | None
 
 
 def request(config: DictConfig) -> Request:
@@ -78,7 +81,7 @@ def request(config: DictConfig) -> Request:
     except Exception:
         invocation.drop_folder()
         raise
-    return Request(settings, invocation)
+    return Request(settings, invocation, Pruner.of(HydraConfig.get().job.num) if invocation.multirun else None)
 
 
 def execute(config: DictConfig) -> float:
@@ -99,7 +102,7 @@ def execute_all(requests: Sequence[Request]) -> list[float | Exception]:
     scores: dict[int, float | Exception] = {}
     with handled(exit_on_signal):
         todo = []
-        for index, (settings, invocation) in enumerate(requests):
+        for index, (settings, invocation, _) in enumerate(requests):
             if settings.is_table or settings.on_all_splits:
                 drop_empty(invocation.folder)
                 scores[index] = _caught(table, settings, invocation, train)
@@ -127,10 +130,15 @@ def _execute_batch(requests: Sequence[Request]) -> list[float | Exception]:
     with ExitStack() as every:
         contexts = [every.enter_context(ExitStack()) for _ in requests]
         started = [
-            _caught(context.enter_context, started_job(*each)) for context, each in zip(contexts, requests, strict=True)
+            _caught(context.enter_context, started_job(settings, invocation))
+            for context, (settings, invocation, _) in zip(contexts, requests, strict=True)
         ]
-        names = titles([invocation.overrides for _, invocation in requests])
-        jobs = [job._replace(title=name) for job, name in zip(started, names, strict=True) if isinstance(job, Job)]
+        names = titles([invocation.overrides for _, invocation, _ in requests])
+        jobs = [
+            job._replace(title=name, pruner=pruner)
+            for job, name, (*_, pruner) in zip(started, names, requests, strict=True)
+            if isinstance(job, Job)
+        ]
         by_ray = [job.settings.trainer.get("strategy") for job in jobs] == [ray.STRATEGY]
         trained = iter([_caught(_by_ray, *jobs)] if by_ray else train(jobs))
         scores = [next(trained) if isinstance(job, Job) else job for job in started]
@@ -195,6 +203,7 @@ def _train_group(jobs: Sequence[Job], task: Task | Exception) -> dict[Path, floa
 def _end(job: Job, task: Task, together: bool) -> float:
     """Train the seeds one by one unless that was done together, print the results, and return the mean quality."""
     settings, folder = job.settings, job.folder
+    pruner = [job.pruner] if job.pruner is not None and settings.runs == 1 else []
     results, diverged, paper = [], [], as_published(settings)
     with nullcontext() if together else seed_processes(job) as processes:
         for seed in settings.seeds:
@@ -202,7 +211,7 @@ def _end(job: Job, task: Task, together: bool) -> float:
             if processes is not None:
                 processes.wait(run_dir)
             result = finished(run_dir, settings.results)
-            result = result or (None if together or processes else one_run(settings, task, seed, run_dir))
+            result = result or (None if together or processes else one_run(settings, task, seed, run_dir, *pruner))
             if result is None:
                 diverged.append(seed)
                 continue
@@ -213,6 +222,8 @@ def _end(job: Job, task: Task, together: bool) -> float:
     if is_first() and len(results) > 1:
         mean = averaged(job, task, [result.seed for result in results])
         print(summary_of_all(results, folder, mean, paper), flush=True)
+    if job.pruner is not None and job.pruner.ended:
+        raise PrunedError(f"The sweeper ended the training after epoch {job.pruner.ended}.")
     if diverged:
         others = f" The results of the others are in {relative_path(Path(settings.results))}." if results else ""
         seeds = ", ".join(map(str, diverged))

@@ -70,7 +70,7 @@ def seed_processes(job: Job) -> Iterator[Processes | None]:
             "train a seed together. Use processes=1 or trainer.devices=1."
         )
     indices = get_context("spawn").Array("q", [-1] * size)  # the index of each process's seed, in ascending order
-    context = spawn(_process, (indices, seeds, job, os.getpid()), nprocs=size, join=False)
+    context = spawn(_process, (indices, seeds, job._replace(pruner=None), os.getpid()), nprocs=size, join=False)
     try:
         yield Processes(context, indices, seeds)
         while not context.join():

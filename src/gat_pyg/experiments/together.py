@@ -25,11 +25,13 @@ from ..training.loading import TaskData
 from ..training.progress import quiet
 from ..training.resume import Resumable
 from ..training.signals import handled
+from ..training.stopping import PaperStopping
 from .alone import save_run_settings, write_outputs
 from .build import Built, build_model, build_task, build_trainer, wants_sparse
 from .folder import Job, Run
 from .hashing import flattened
 from .process import deterministic, device_name, elements, exit_on_signal, keep_memory, suited_threads
+from .pruning import Pruning
 from .result import CHECKPOINT, METRICS
 from .settings import Settings
 
@@ -65,7 +67,7 @@ def all_at_once(jobs: Sequence[Job], task: Task) -> bool:
     left = [run for run in runs if not run.is_finished]
     if len(runs) < 2 or not left or jobs[0].settings.vectorize is False or any(job.started_from for job in jobs):
         return False
-    if len({run.settings.seed for run in runs}) < len(runs):
+    if len({run.seed for run in runs}) < len(runs):
         return False
     settings = jobs[0].settings
     with deterministic():
@@ -87,7 +89,8 @@ def all_at_once(jobs: Sequence[Job], task: Task) -> bool:
     else:  # the shares exchange nothing, so each has a process of its own
         torch.cuda.empty_cache()  # the trial's memory: each process plans its passes by the free memory
         try:
-            spawn(_share, (places, jobs, plan, os.getpid()), nprocs=len(places))
+            plain = [job._replace(pruner=None) for job in jobs]
+            spawn(_share, (places, plain, plan, os.getpid()), nprocs=len(places))
         except ProcessExitedException as error:
             raise ValueError(missing([error.error_index], len(places))) from error
     return True
@@ -117,7 +120,7 @@ def _planned(job: Job, count: int, left: Sequence[Run], task: Task) -> tuple[Tra
 
 
 def _built(run: Run, task: Task) -> Built:
-    return seeded(run.settings.seed, lambda: build_model(run.settings.model, task))
+    return seeded(run.seed, lambda: build_model(run.settings.model, task))
 
 
 class Place(NamedTuple):
@@ -147,7 +150,6 @@ def _share(rank: int, places: list[Place], jobs: Sequence[Job], plan: StackPlan,
 def one_share(place: Place, jobs: Sequence[Job], task: Task, plan: StackPlan) -> None:
     """Train every `world`-th run, as many at once as fit in memory; first those of interrupted passes."""
     settings = jobs[0].settings
-    job_of = {run.folder: job for job in jobs for run in job.runs}
     runs = [run for job in jobs for run in job.runs][place.rank :: place.world]
     trained: set[Path] = set()  # diverged runs included, which have no result
 
@@ -163,7 +165,7 @@ def one_share(place: Place, jobs: Sequence[Job], task: Task, plan: StackPlan) ->
 
     def some_or_interrupted(some: list[Run]) -> None:
         checkpoint, some = interrupted.pop(0) if interrupted else (None, some)
-        path = place.checkpoint(job_of[some[0].folder])
+        path = place.checkpoint(some[0].job)
         one_pass(some, task, plan, place, path, checkpoint, settings.seed)
         trained.update(run.folder for run in some)
         path.unlink(missing_ok=True)
@@ -225,11 +227,13 @@ def one_pass(
     have the order of the seed `order`.
     """
     settings = runs[0].settings
-    built = {run.settings.seed: _built(run, task) for run in runs}
-    by_seed = {run.settings.seed: run for run in runs}
+    built = {run.seed: _built(run, task) for run in runs}
+    by_seed = {run.seed: run for run in runs}
     for run in runs:
-        save_run_settings(Job(run.settings, run.folder), run.settings.seed)
+        save_run_settings(Job(run.settings, run.folder), run.seed)
     training, models = settings.training, [each.model for each in built.values()]
+    stopping = EachStopping(by_seed, training.patience, training.criterion)
+    pruning = _pruning(runs, list(stopping.rules.values()))
     single = {"strategy": "auto", "devices": [place.device.index] if place.device.index else 1}
     changes = single if place.world > 1 else {}
     with suited_threads(elements(task, training.batch_size, models)):
@@ -237,9 +241,9 @@ def one_pass(
             models,
             TaskData(task, training.batch_size, order, plan.sparse),
             lambda callbacks: build_trainer(
-                settings.trainer, settings.logger, path.parent, [*callbacks, Pass(runs, path)], **changes
+                settings.trainer, settings.logger, path.parent, [*callbacks, pruning, Pass(runs, path)], **changes
             ),
-            EachStopping(by_seed, training.patience, training.criterion),
+            stopping,
             Resumable(path, settings.seed, settings.checkpoint_every),
             optimisation=settings.optimisation,
             cuda_graphs=training.cuda_graphs,
@@ -250,10 +254,19 @@ def one_pass(
         device = device_name(trainer)
     for outcome, model in results:
         run = by_seed[outcome.seed]
-        if outcome.best_epoch and not run.is_finished:
+        is_pruned = run.job.pruner is not None and run.job.pruner.ended > 0
+        if outcome.best_epoch and not run.is_finished and not is_pruned:
             of_other = order if task.has_many_graphs and outcome.seed != order else None
             fitted = built[outcome.seed]._replace(model=model.cpu())
             write_outputs(run.settings, task, outcome, fitted, device, run.folder, of_other)
+
+
+def _pruning(runs: Sequence[Run], rules: Sequence[PaperStopping]) -> Pruning:
+    """Return the callback for the pruners of all jobs whose runs are in one pass."""
+    jobs = {run.job.folder: run.job for run in runs}
+    its = {folder: [rule for run, rule in zip(runs, rules, strict=True) if run.job.folder == folder] for folder in jobs}
+    is_whole = {folder: len(its[folder]) == job.settings.runs for folder, job in jobs.items()}
+    return Pruning([(job.pruner if is_whole[folder] else None, its[folder]) for folder, job in jobs.items()])
 
 
 def _settings_obstacle(settings: Settings, task: Task) -> str | None:
