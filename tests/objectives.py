@@ -134,18 +134,22 @@ def quantities_of_graphs() -> Task:
 OBJECTIVES: dict[str, Callable[[], Task]] = {
     "nodes of one graph": one_graph,
     "nodes of one graph, many labels": lambda: one_graph(True),
-    "nodes of many graphs": lambda: many_graphs(False),
+    "nodes of many graphs": lambda: many_graphs(False).with_loss(
+        class_weight="balanced", label_smoothing=0.1, focal=2.0
+    ),
     "nodes of many graphs, many labels": many_graphs,
     "graphs": labelled_graphs,
-    "graphs, many labels": multilabelled_graphs,
+    "graphs, many labels": lambda: multilabelled_graphs().with_loss(
+        pos_weight="balanced", label_smoothing=0.1, focal=0.5
+    ),
     "quantities of nodes": quantities_of_nodes,
     "quantities of graphs, by MAE": lambda: quantities_of_graphs().scored_by("mae"),
     "edges": labelled_edges,
     "edges, many labels": multilabelled_edges,
     "quantities of edges": quantities_of_edges,
     "edges of many graphs": labelled_edges_of_graphs,
-    "quantities of edges of many graphs": quantities_of_edges_of_graphs,
-    "links": linked_graph,
+    "quantities of edges of many graphs": lambda: quantities_of_edges_of_graphs().with_loss(error="huber"),
+    "links": lambda: linked_graph().with_loss(pos_weight=2.0, focal=1.0),
     "nodes of one graph, by ROC-AUC": lambda: one_graph().scored_by("roc_auc"),
     "nodes of many graphs, by average precision": lambda: many_graphs().scored_by("average_precision"),
 }

@@ -222,6 +222,12 @@ WRONG = {
     "training.criterion=f1": r"training\.criterion is 'f1', expected both, accuracy \(or micro-F1\) or loss\.",
     "training.sparse=perhaps": r"training\.sparse is 'perhaps', expected auto, true or false\.",
     "training.compile=auto": r"training\.compile is 'auto', expected true or false\.",
+    "loss.class_weight=[1,a]": r"loss\.class_weight is \[1, 'a'\], expected null, balanced or a list of finite numbers",
+    "loss.pos_weight=0": r"loss\.pos_weight is 0, expected null, balanced, a finite number above 0, or a list of",
+    "loss.label_smoothing=1": r"loss\.label_smoothing is 1, expected a number from 0 to below 1\.",
+    "loss.focal=-1": r"loss\.focal is -1, expected a finite number, at least 0\.",
+    "loss.error=l1": r"loss\.error is 'l1', expected null, mse, mae or huber\.",
+    "+loss.gamma=2": r"loss\.gamma is unknown\. Known are: loss\.class_weight, ",
     "ckpt_path=x.ckpt runs=2": r"ckpt_path=x\.ckpt is one checkpoint, but runs=2\.",
     "model._target_=torch.nn.Linear": r"model\.\w+ is no argument of Linear\. Known are: model\.in_features, ",
     "model._target_=gat_pyg.data.Task": r"model\._target_=gat_pyg\.data\.Task is no torch\.nn\.Module",
@@ -464,6 +470,19 @@ def test_settings_of_recipes_and_data_sets_may_have_no_effect():
     check_effects(settings, digits())
     with pytest.raises(ValueError, match=r"training\.batch_size has no effect"):
         check_effects(settings.replace(passed=names_of(["training.batch_size=2"])), digits())
+
+
+def test_the_loss_has_the_options_that_fit_the_task_and_is_hashed():
+    settings = parsed("loss.class_weight=balanced", "loss.focal=2")
+    objective = build_task(settings).objective
+    assert isinstance(objective, NodeLabels) and objective.class_weight == (1.0,) * 10 and objective.focal == 2
+    assert parsed("loss.focal=0.0").hash == parsed().hash != settings.hash
+    expected = r"digits: pos_weight does not fit 10 classes of nodes, expected class_weight, label_smoothing, focal\."
+    with pytest.raises(ValueError, match=expected):
+        build_task(parsed("loss.pos_weight=balanced"))
+    fitted = parsed("model=deepwalk", "loss.focal=2").replace(passed={"loss.focal"})
+    with pytest.raises(ValueError, match=r"loss has no effect: DeepWalk has a loss of its own\. Leave it out\."):
+        check_effects(fitted, digits())
 
 
 def test_a_function_may_take_a_setting_of_the_split_by_another_name():

@@ -24,7 +24,7 @@ from gat_pyg.experiments.build import build_model
 from gat_pyg.experiments.model_file import save_model
 from gat_pyg.experiments.settings import ModelFactory
 from gat_pyg.graph.subgraph import receptive_field
-from gat_pyg.tasks import targets
+from gat_pyg.tasks import losses
 from gat_pyg.tasks.nodes import NodeLabels
 from gat_pyg.tasks.objective import SPLITS
 from gat_pyg.tasks.preparation import NORMALIZE, Preparation, Standardize, attach, build_transform, row_range
@@ -384,7 +384,7 @@ def test_a_loaded_model_and_its_export_return_predictions_in_their_unit_on_reque
     assert torch.equal(network.objective.predictions(network(*arguments)), seeds[0])  # type: ignore[operator]
     for seed, expected in zip((0, 1, "all"), seeds, strict=True):
         model = load(molecules, seed=seed, predictions=True)  # type: ignore[arg-type]
-        targets._copied.cache_clear()
+        losses._copied.cache_clear()
         if seed == 1:
             exported: Tensor = torch.export.export(model, arguments).module()(*arguments)
             torch.testing.assert_close(exported, expected)

@@ -29,10 +29,16 @@ def regression_graph(N: int = 60) -> Data:
     return Data(x, edge_index, y=20 + 5 * torch.randn(N, generator=draw))
 
 
-@pytest.mark.parametrize(("metric", "loss"), [(RMSE, F.mse_loss), (MAE, F.l1_loss)])
-def test_the_loss_is_that_of_the_standardised_targets(metric, loss):
+@pytest.mark.parametrize(
+    ("metric", "error", "loss"),
+    [
+        *((RMSE, None, F.mse_loss), (MAE, None, F.l1_loss), (MAE, "mse", F.mse_loss), (RMSE, "mae", F.l1_loss)),
+        (RMSE, "huber", F.huber_loss),
+    ],
+)
+def test_the_loss_is_that_of_the_standardised_targets(metric, error, loss):
     out, y = drawn(40, 2)
-    objective = NodeTargets(2, metric).fitted(y)
+    objective = NodeTargets(2, metric, error=error).fitted(y)
     standard = (y - y.mean(0)) / y.std(0, correction=0)
     torch.testing.assert_close(objective.loss(out, y), loss(out, standard))
     torch.testing.assert_close(objective.outputs(objective.predictions(out)), out)

@@ -125,7 +125,8 @@ def build_task(settings: Settings) -> Task:
         raise ValueError(
             f"split.split is {settings.split.split}, but {task.name} has one split. Leave out split.split."
         )
-    return task if settings.metric is None else task.scored_by(settings.metric)
+    task = task if settings.metric is None else task.scored_by(settings.metric)
+    return task.with_loss(**settings.loss.options) if settings.loss.options else task
 
 
 def warn_of_unknown_categories(task: Task) -> None:

@@ -21,16 +21,8 @@ from omegaconf import OmegaConf
 from .conf import config_folder
 
 VERSION = 2  # part of every hash: increase it if a default in conf/config.yaml or the choice of hashed settings changes
-GROUPS = (
-    "dataset",
-    "model",
-    "training",
-    "optimizer",
-    "scheduler",
-    "split",
-    "trainer",
-    "loader",
-)  # groups that determine what is learnt
+# Groups that determine what is learnt
+GROUPS = ("dataset", "model", "training", "loss", "optimizer", "scheduler", "split", "trainer", "loader")
 OTHERS = ("metric", "task", "content", "code")  # further settings that determine it, outside of these groups
 UNHASHED = frozenset(  # settings in these groups that do not determine it
     {

@@ -63,6 +63,11 @@ def is_list(value: Any, fits: Callable[[Any], bool]) -> bool:
     return isinstance(value, list) and len(value) > 0 and all(map(fits, value))
 
 
+def is_finite(value: Any) -> bool:
+    """Return True if `value` is a finite number, at least 0."""
+    return type(value) in (int, float) and 0 <= value < math.inf
+
+
 def is_name(value: Any) -> bool:
     """Return True if `value` is non-empty text."""
     return isinstance(value, str) and value != ""
@@ -78,7 +83,7 @@ def _text_of(value: Any) -> str:
 
 
 POSITIVE = number("a number above 0", lambda value: value > 0)
-FINITE = number("a finite number, at least 0", lambda value: 0 <= value < math.inf)
+FINITE = Rule("a finite number, at least 0", is_finite)
 SECONDS = number("a number of seconds, at least 0", lambda value: value >= 0)
 
 

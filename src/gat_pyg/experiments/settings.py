@@ -25,6 +25,7 @@ from .rules import (
     Rule,
     check_arguments,
     choice,
+    is_finite,
     is_list,
     is_name,
     is_one_of,
@@ -106,6 +107,15 @@ DATASETS = Rule(
     "null or a list such as [cora,citeseer]",
     lambda value: value is None or is_name(value) or is_list(value, is_name),
 )
+CLASS_WEIGHT = Rule(
+    "null, balanced or a list of finite numbers, at least 0, one for each class",
+    lambda value: is_one_of(value, (None, "balanced")) or is_list(value, is_finite),
+)
+POS_WEIGHT = Rule(
+    "null, balanced, a finite number above 0, or a list of one for each label",
+    lambda value: is_one_of(value, (None, "balanced")) or (is_finite(value) and value > 0) or is_list(value, is_finite),
+)
+SMOOTHING = number("a number from 0 to below 1", lambda value: 0 <= value < 1)
 
 # The groups ---------------------------------------------------------------------------------------------------------
 
@@ -126,6 +136,22 @@ class Training:
     warmup: Annotated[int, whole(0)]
     gradient_clip_val: Annotated[float | None, number("null or a number above 0", lambda value: value > 0, None)]
     ema: Annotated[float | None, number("null or a number between 0 and 1", lambda value: 0 < value < 1, None)]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The settings `loss.*`: arguments of the task's objective."""
+
+    class_weight: Annotated[list[float] | Literal["balanced"] | None, CLASS_WEIGHT]
+    pos_weight: Annotated[float | list[float] | Literal["balanced"] | None, POS_WEIGHT]
+    label_smoothing: Annotated[float, SMOOTHING]
+    focal: Annotated[float, FINITE]
+    error: Annotated[Literal["mse", "mae", "huber"] | None, choice(None, "mse", "mae", "huber")]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments that differ from the defaults, null and 0."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if value}
 
 
 @dataclass(frozen=True)
@@ -293,7 +319,7 @@ FACTORIES = {
     **{"optimizer": Factory, "scheduler": Factory},
 }
 OPTIONAL = ("logger", "scheduler")  # groups that may be empty
-GROUPS = {"training": Training, "split": Split, "loader": Loader}
+GROUPS = {"training": Training, "loss": Loss, "split": Split, "loader": Loader}
 
 
 @dataclass(frozen=True)
@@ -308,6 +334,7 @@ class Settings:
     optimizer: Factory
     scheduler: Factory
     training: Training
+    loss: Loss
     split: Split
     task: Annotated[str | None, TASK]
     metric: Annotated[str | None, METRIC]

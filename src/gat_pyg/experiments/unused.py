@@ -48,6 +48,8 @@ def _unused(settings: Settings, task: Task) -> Iterator[tuple[str, str]]:
     if settings.optimisation.lasts_until_the_end and settings.max_epochs >= UNLIMITED:
         reason = f"the learning rate falls over training.max_epochs={settings.max_epochs}."
         yield "scheduler", f"{reason} Set training.max_epochs to the last epoch."
+    if hasattr(settings.model.locate(), "fit"):
+        yield "loss", f"{settings.model.method} has a loss of its own. Leave it out."
     if not task.objective.has_pairs:
         yield "model.decoder", f"{predicts}, and a decoder is for pairs of nodes. Leave it out."
     if not settings.loader.in_batches:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from .checks import NOTHING_KNOWN
+from .losses import Binary, CrossEntropy, Weights, balanced_classes, balanced_labels, checked, class_loss
 from .metrics import ACCURACY, MANY_LABELS, MICRO_F1, ONE_LABEL, Metric
 from .objective import Objective, any_known
 
@@ -39,16 +40,38 @@ class _Labels(Objective):
 
 
 @dataclass(frozen=True)
-class OneLabel(_Labels):
-    """One of K classes in each row: y `[n]` int64 in 0..K-1, -1 if it is unknown.
+class OneLabel(_Labels, CrossEntropy):
+    r"""One of K classes in each row: y `[n]` int64 in 0..K-1, -1 if it is unknown.
 
-    The loss is the cross-entropy, the score the accuracy in percent.
+    The loss is the cross-entropy, the score the accuracy in percent. With w = `class_weight`, ε = `label_smoothing` and
+    γ = `focal`, the loss of n known labels with the probabilities p = softmax(logits) is
+
+    .. math::
+        \mathcal{L} = \frac{1}{n} \sum_i (1 - \epsilon) \, \ell_{i y_i} + \frac{\epsilon}{K} \sum_k \ell_{ik}, \qquad
+        \ell_{ik} = -w_k (1 - p_{ik})^\gamma \log p_{ik}
+
+    Args:
+        class_weight: w, a number for each class, at least 0. Unlike `torch.nn.CrossEntropyLoss`, the loss is divided by
+            n and not by the sum of the weights; for "balanced", both are the same over all training labels. It gives
+            all classes the same influence: w_k = n / (C n_k) for n_k labels of class k and C classes that occur, as in
+            scikit-learn. None: 1 for each class.
+
+    Example:
+        >>> from gat_pyg.tasks.nodes import NodeLabels
+        >>> NodeLabels(2, class_weight="balanced").fitted(torch.tensor([0, 0, 0, 1])).class_weight
+        (0.666..., 2.0)
     """
 
     metric: Metric = field(default=ACCURACY, repr=False)
+    class_weight: Weights | None = field(default=None, repr=False, kw_only=True)
 
     column = "class"
     measures = ONE_LABEL
+    loss_options = ("class_weight", "label_smoothing", "focal")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "class_weight", checked("class_weight", self.class_weight, self.out_channels, "class"))
 
     @classmethod
     def recognises(cls, y: Sequence[Tensor]) -> bool:
@@ -115,9 +138,14 @@ class OneLabel(_Labels):
             bad = int(y.min()) if int(y.min()) < -1 else int(y.max())
             raise ValueError(f"{where}: y holds the label {bad}, expected 0 to {K - 1}, or -1 where it is unknown.")
 
+    def fitted(self, y: Tensor) -> Objective:
+        """Return the same objective with balanced weights computed from these training labels."""
+        is_balanced = isinstance(self.class_weight, str)
+        return replace(self, class_weight=balanced_classes(y, self.out_channels)) if is_balanced else self
+
     def summed_loss(self, out: Tensor, y: Tensor) -> Tensor:
         """Return the cross-entropy."""
-        return F.cross_entropy(out, y, ignore_index=-1, reduction="sum")
+        return class_loss(out, y, self.class_weight, self.label_smoothing, self.focal)
 
     def counts(self, out: Tensor, y: Tensor) -> list[Tensor]:
         """Return the number of correct predictions."""
@@ -164,11 +192,14 @@ class OneLabel(_Labels):
 
 
 @dataclass(frozen=True)
-class ManyLabels(_Labels):
+class ManyLabels(_Labels, Binary):
     """K labels in each row: y `[n, K]` float32 of 0 and 1, NaN if it is unknown.
 
     The loss is the sigmoid cross-entropy, averaged over all known labels. The score is micro-F1,
     2 TP / (2 TP + FP + FN), where a label is predicted if its logit is above 0.
+
+    Args:
+        pos_weight: for "balanced", the number of 0 over that of 1 among the training labels, for each of the K.
     """
 
     metric: Metric = field(default=MICRO_F1, repr=False)
@@ -208,17 +239,9 @@ class ManyLabels(_Labels):
                 f"{where}: y holds other values than 0, 1 and NaN (unknown). Turn the labels into 0 and 1."
             )
 
-    def summed_loss(self, out: Tensor, y: Tensor) -> Tensor:
-        """Return the sigmoid cross-entropy.
-
-        Example:
-            >>> from gat_pyg.tasks.nodes import NodeMultiLabels
-            >>> NodeMultiLabels(2).loss(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, float("nan")]]))
-            tensor(0.6931)
-        """
-        weight = self.known(y).to(out.dtype)
-        true = y.nan_to_num().to(torch.promote_types(out.dtype, y.dtype))  # else float64 logits are rounded to float32
-        return F.binary_cross_entropy_with_logits(out, true, weight=weight, reduction="sum")
+    def fitted(self, y: Tensor) -> Objective:
+        """Return the same objective with balanced weights computed from these training labels."""
+        return replace(self, pos_weight=balanced_labels(y)) if isinstance(self.pos_weight, str) else self
 
     def counts(self, out: Tensor, y: Tensor) -> list[Tensor]:
         """Return TP, FP and FN."""
@@ -246,11 +269,3 @@ class ManyLabels(_Labels):
         order = (positive / size.clamp(min=1)).argsort(descending=True)
         scores = 2 * positive[order].cumsum(0) / (size[order].cumsum(0) + positive.sum()).clamp(min=1)
         return float(scores.max())
-
-    def predictions(self, out: Tensor) -> Tensor:
-        """Return the sigmoid."""
-        return out.sigmoid()
-
-    def outputs(self, predictions: Tensor) -> Tensor:
-        """Return the log-odds."""
-        return predictions.logit()

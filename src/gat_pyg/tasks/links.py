@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
 
 from .edges import OfEdges, check_pairs
+from .losses import Binary
 from .metrics import METRICS, RANKED_LINKS, Metric
 from .negatives import non_links, sides_of
 from .objective import MASKS, Objective, Split, widest
@@ -20,7 +20,7 @@ from .ranking import average_precision, hits, mrr, roc_auc
 
 
 @dataclass(frozen=True)
-class LinkLabels(OfEdges):
+class LinkLabels(OfEdges, Binary):
     """Link prediction: y `[L]` int64, 1 for a link and 0 for a pair of nodes without one.
 
     The pairs are `edge_label_index` `[2, L]` (src, dst), and the masks `[L]` select those of each split. `edge_index`
@@ -33,8 +33,11 @@ class LinkLabels(OfEdges):
     score is `ranked_by`: `"roc_auc"`, `"average_precision"`, `"mrr"`, `"hits@20"`, `"hits@50"` or `"hits@100"`; the
     others are logged too. They are exact, since each split is evaluated as one batch.
 
+    Args:
+        pos_weight: a number: training draws as many pairs without a link as there are links, which are thus balanced.
+
     Raises:
-        ValueError: if `ranked_by` is none of these.
+        ValueError: if `ranked_by` is none of these, or a number is out of its range.
 
     Example:
         >>> z = torch.tensor([[1.0], [2.0], [-1.0]])
@@ -52,6 +55,12 @@ class LinkLabels(OfEdges):
     predicts = "links"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.pos_weight, (int, float, Tensor, type(None))):
+            raise ValueError(
+                f"pos_weight is {self.pos_weight!r}, expected a number: the weight of a link. Training draws as many "
+                "pairs without a link as there are links, so both are balanced."
+            )
+        super().__post_init__()
         if self.ranked_by not in self.measures:
             raise ValueError(f"ranked_by is {self.ranked_by!r}, expected one of {', '.join(self.measures)}.")
 
@@ -118,16 +127,6 @@ class LinkLabels(OfEdges):
         if "edge_label_index" not in data:
             raise ValueError("The run predicts links: give data.edge_label_index [2, L], the pairs of nodes.")
 
-    def summed_loss(self, out: Tensor, y: Tensor) -> Tensor:
-        """Return the sigmoid cross-entropy of the scores.
-
-        Example:
-            >>> LinkLabels(1).loss(torch.zeros(2), torch.tensor([1, 0]))  # log 2
-            tensor(0.6931)
-        """
-        known = self.known(y)
-        return F.binary_cross_entropy_with_logits(out, y.to(out.dtype), known.to(out.dtype), reduction="sum")
-
     def statistics(self, out: Tensor, y: Tensor) -> Tensor:
         """Return the summed loss, the number of pairs n, and n times each score of `measures`."""
         size, scores = int(self.known(y).sum()), self._scores(out, y)
@@ -159,14 +158,6 @@ class LinkLabels(OfEdges):
     def random_score(self, y: Tensor, draw: torch.Generator) -> float:
         """Return the score of random predictions."""
         return self._scores(torch.randn(len(y), generator=draw), y)[self.ranked_by]
-
-    def predictions(self, out: Tensor) -> Tensor:
-        """Return the sigmoid."""
-        return out.sigmoid()
-
-    def outputs(self, predictions: Tensor) -> Tensor:
-        """Return the log-odds."""
-        return predictions.logit()
 
     def _scores(self, out: Tensor, y: Tensor) -> dict[str, float]:
         if not bool(out.isfinite().all()):

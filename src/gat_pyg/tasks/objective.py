@@ -37,6 +37,7 @@ class Objective(ABC):
     goal: ClassVar[str]  # the second half of the task's name: "classification", "regression", "prediction"
     column: ClassVar[str]  # the noun for a column of the output: "class", "label", "target"
     measures: ClassVar[Mapping[str, Measure | None]]  # the metrics that fit, as in `gat_pyg.tasks.metrics`
+    loss_options: ClassVar[tuple[str, ...]] = ()  # the arguments that change the loss
     has_pairs: ClassVar[bool] = False  # True if rows are pairs of nodes
     by_class: ClassVar[bool] = False  # True if training rows are drawn in equal numbers from each class
 
@@ -81,6 +82,23 @@ class Objective(ABC):
             raise ValueError(f"metric={metric} {reason}, expected {', '.join(self.measures)}.")
         return METRICS[name]
 
+    def with_loss(self, **options: Any) -> Objective:
+        """Return the same objective with some of its `loss_options` replaced.
+
+        Raises:
+            ValueError: if one does not fit; the message lists those that fit.
+
+        Example:
+            >>> from gat_pyg.tasks.nodes import NodeLabels
+            >>> NodeLabels(7).with_loss(pos_weight=3.0)
+            Traceback (most recent call last):
+            ValueError: pos_weight does not fit 7 classes of nodes, expected class_weight, label_smoothing, focal.
+        """
+        if unfit := [key for key in options if key not in self.loss_options]:
+            expected = ", ".join(self.loss_options) or "none"
+            raise ValueError(f"{unfit[0]} does not fit {self.predicts}, expected {expected}.")
+        return replace(self, **options)
+
     @classmethod
     def recognises(cls, y: Sequence[Tensor]) -> bool:
         """Return True if the labels of graphs, as they are in the data, have this form and no more specific one."""
@@ -105,7 +123,10 @@ class Objective(ABC):
         return cls(y[0].size(1))
 
     def fitted(self, y: Tensor) -> Objective:
-        """Return the objective for these training labels: with their mean and standard deviation for quantities."""
+        """Return the objective for these training labels: with what it computes from them.
+
+        That is the mean and the standard deviation of quantities, and balanced weights of the loss.
+        """
         return self
 
     def size(self, data: Data) -> int:

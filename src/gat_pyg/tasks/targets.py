@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
 
 from .checks import ROUNDED, rounded_columns
 from .edges import OfEdges
 from .graphs import OfGraphs
+from .losses import constant
 from .metrics import MAE, METRICS, QUANTITIES, RMSE, STD_RMSE, Metric
 from .nodes import OfNodes
 from .objective import Objective, widest
 
 _T = TypeVar("_T", bound="Targets")
+_LOSSES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "mse": Tensor.square,
+    "mae": Tensor.abs,
+    "huber": lambda error: F.huber_loss(error, torch.zeros_like(error), reduction="none"),
+}
 
 
 @dataclass(frozen=True)
 class Targets(Objective):
     r"""K quantities in each row: y `[n, K]` float32 or float64 in their own unit, NaN if it is unknown.
 
-    The model predicts standardised targets. The loss is their squared error, or their absolute error with a metric of
-    absolute errors, averaged over all known ones:
+    The model predicts standardised targets. The loss is by default their squared error, or their absolute error with a
+    metric of absolute errors, averaged over all known ones:
 
     .. math::
         \mathcal{L} = \frac{1}{|\text{known}|} \sum_{ik \text{ known}}
@@ -43,17 +49,26 @@ class Targets(Objective):
         metric: by default the RMSE of one target, the standardised RMSE of several.
         mean: μ of each target; those of the training split, which `Task` computes, if it is empty.
         std: σ of each target, likewise; 1 for a target that is the same in every row.
+        error: the loss whatever the metric: "mse", the squared error; "mae", the absolute error; "huber", half the
+            squared error up to one standard deviation and linear beyond (Huber, 1964), for targets with outliers.
+
+    Raises:
+        ValueError: if `error` is none of these.
     """
 
     metric: Metric = field(default=cast(Metric, None), repr=False)
     mean: tuple[float, ...] = field(default=(), repr=False)
     std: tuple[float, ...] = field(default=(), repr=False)
+    error: Literal["mse", "mae", "huber"] | None = field(default=None, repr=False)
 
     goal = "regression"
     column = "target"
     measures = QUANTITIES
+    loss_options = ("error",)
 
     def __post_init__(self) -> None:
+        if self.error not in (None, *_LOSSES):
+            raise ValueError(f"error is {self.error!r}, expected one of {', '.join(_LOSSES)}.")
         if cast("Metric | None", self.metric) is None:
             object.__setattr__(self, "metric", RMSE if self.out_channels == 1 else STD_RMSE)
 
@@ -103,7 +118,7 @@ class Targets(Objective):
             raise ValueError(f"{where}: y is infinite as float32 in {count} places. Give NaN where it is unknown.")
 
     def summed_loss(self, out: Tensor, y: Tensor) -> Tensor:
-        """Return the squared or absolute error of the standardised targets.
+        """Return the error of the standardised targets.
 
         Example:
             >>> objective = NodeTargets(1, mean=(5.0,), std=(2.0,))
@@ -114,7 +129,7 @@ class Targets(Objective):
         wide = torch.promote_types(out.dtype, y.dtype)  # else float64 outputs are compared with rounded targets
         standard = self.outputs(y.to(wide)).to(torch.promote_types(out.dtype, torch.float32))
         error = torch.where(known, out - standard, 0.0)
-        return (error.abs() if self.metric.name.endswith("mae") else error.square()).sum()
+        return _LOSSES[self.error or ("mae" if self.metric.name.endswith("mae") else "mse")](error).sum()
 
     def measure(self, out: Tensor, y: Tensor) -> float:
         """Return the score, RMSE and MAE in the unit of y."""
@@ -156,12 +171,12 @@ class Targets(Objective):
     def predictions(self, out: Tensor) -> Tensor:
         """Return the targets in their own unit; as float64 if float32 would round away their differences."""
         out = out.to(self._dtype(out))
-        return out * _on(self.std, 1.0, out) + _on(self.mean, 0.0, out)
+        return out * constant(self.std, out) + constant(self.mean, out, 0.0)
 
     def outputs(self, predictions: Tensor) -> Tensor:
         """Return the standardised targets."""
         predictions = predictions.to(self._dtype(predictions))
-        return (predictions - _on(self.mean, 0.0, predictions)) / _on(self.std, 1.0, predictions)
+        return (predictions - constant(self.mean, predictions, 0.0)) / constant(self.std, predictions)
 
     def _score(self, predictions: Tensor, y: Tensor) -> float:
         """Return the score of predictions in the unit of y."""
@@ -206,19 +221,3 @@ class GraphTargets(OfGraphs, Targets):
         >>> objective.loss(*objective.rows(torch.zeros(2, 1), batch, None))
         tensor(5.)
     """
-
-
-def _on(values: Sequence[float], default: float, like: Tensor) -> Tensor | float:
-    """Return numbers as a tensor of the same device and dtype, copied there once; without numbers the default."""
-    if not len(values):
-        return default
-    is_plain = type(like) is Tensor and not torch.compiler.is_compiling()  # a fake tensor must not outlive an export
-    return (_copied if is_plain else _copy)(tuple(values), like.device, like.dtype)
-
-
-def _copy(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    with torch.inference_mode(False):  # a later step may need its gradient
-        return torch.tensor(values, device=device, dtype=dtype)
-
-
-_copied = lru_cache(256)(_copy)

@@ -123,16 +123,41 @@ class Task:
             objective = self.objective.scored_by(metric)
         except ValueError as error:
             raise ValueError(f"{self.name}: {error}") from None
-        scored = copy.copy(self)  # the same graphs, which have been checked
-        vars(scored).pop("constant", None)
-        object.__setattr__(scored, "objective", objective)
         for split in SPLITS[1:]:
             if objective.by_rows and isnan(objective.constant_score(self.labels(split))):
                 raise ValueError(
                     f"{self.name}: {objective.metric.title} is undefined for the {split} labels: too few are known, or "
                     "all are equal. Choose another metric or split."
                 )
-        return scored
+        return self._with(objective)
+
+    def with_loss(self, **options: Any) -> Task:
+        """Return the same task with another loss: with arguments of the objective that change it.
+
+        Args:
+            options: `class_weight` of classes, or `pos_weight` of labels and links, `label_smoothing` and `focal`;
+                `error` of quantities. See the objective's class. Balanced weights follow from the training labels.
+
+        Raises:
+            ValueError: if an option does not fit the labels; the message lists those that fit.
+
+        >>> from gat_pyg.data import planted
+        >>> task = planted(labels=2).with_loss(pos_weight="balanced", focal=2.0)
+        >>> task.objective.pos_weight
+        (1.40..., 1.98...)
+        """
+        try:
+            objective = self.objective.with_loss(**options).fitted(self.labels("train"))
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from None
+        return self._with(objective)
+
+    def _with(self, objective: Objective) -> Task:
+        """Return a task with another objective and the same graphs, which have been checked."""
+        changed = copy.copy(self)
+        vars(changed).pop("constant", None)
+        object.__setattr__(changed, "objective", objective)
+        return changed
 
     def loader(self, split: Split, batch_size: int = 1) -> DataLoader | list[Data]:
         """Return the batches of a split for one epoch: the shared graph, or `batch_size` graphs at a time.
