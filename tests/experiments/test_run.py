@@ -784,7 +784,7 @@ def test_compilation_of_kernels_is_reported_once(command: Command, monkeypatch: 
     log = cache.log
     monkeypatch.setattr(gat_pyg.experiments.process, "rank_zero_print", output.append)
     monkeypatch.setattr(
-        gat_pyg.experiments.job, "build_task", lambda config: (log.info("1"), log.info("2"), build_task(config))[2]
+        gat_pyg.experiments.job, "read_task", lambda config: (log.info("1"), log.info("2"), build_task(config))[2]
     )
     command(*SMALL, "training.max_epochs=1")
     assert output == ["Compiling the kernels for their first use"]
@@ -1108,7 +1108,7 @@ def test_missing_gpus_are_named_before_anything_is_written(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     monkeypatch.setattr(
-        gat_pyg.experiments.job, "build_task", lambda config: pytest.fail("the data would be downloaded")
+        gat_pyg.experiments.job, "read_task", lambda config: pytest.fail("the data would be downloaded")
     )
     output = command("trainer=ddp", *f"trainer.devices={devices}".split(), fails=True)
     assert re.search(message, output) and len(output.splitlines()) == 2, output
@@ -1134,7 +1134,7 @@ def test_a_share_trains_on_its_own_gpu(place: Path, monkeypatch: pytest.MonkeyPa
     together = gat_pyg.experiments.together
     calls: list[Any] = []
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
-    monkeypatch.setattr(together, "build_task", lambda settings: "task")
+    monkeypatch.setattr(together, "read_task", lambda settings: "task")
     monkeypatch.setattr(together, "one_share", lambda own, *_: calls.append(own))
     places = [together.Place(rank, 2, torch.device("cuda", rank)) for rank in range(2)]
     together._share(1, places, [together.Job(SimpleNamespace(), place)], None, os.getppid())
@@ -1278,7 +1278,7 @@ def test_our_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, capsys: 
     def bug(*arguments: object) -> None:
         torch.zeros(2) + torch.zeros(3)
 
-    monkeypatch.setattr(gat_pyg.experiments.job, "build_task", bug)
+    monkeypatch.setattr(gat_pyg.experiments.job, "read_task", bug)
     monkeypatch.setattr(sys, "argv", ["gat-pyg"])
     with pytest.raises(SystemExit):
         gat_pyg.run.main()
@@ -1383,7 +1383,7 @@ def test_signal_before_the_training_ends_it_with_one_line(
 ):
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
-        patch.setattr(gat_pyg.experiments.job, "build_task", lambda config: signal.raise_signal(number))
+        patch.setattr(gat_pyg.experiments.job, "read_task", lambda config: signal.raise_signal(number))
         with pytest.raises(SystemExit, match=str(128 + number)):
             command(*SMALL, "training.max_epochs=2")
     again = r"The same command with ckpt_path=last starts it again, since no epoch was finished\."

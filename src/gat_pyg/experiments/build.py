@@ -56,9 +56,9 @@ class Built(NamedTuple):
     arguments: dict[str, Any]
 
 
-NOT_OF_THE_TASK = frozenset(  # groups and settings that `build_task` does not read
+NOT_OF_THE_DATA = frozenset(  # groups and settings that `read_task` does not read
     {
-        *("model", "training", "optimizer", "scheduler", "loader", "trainer", "logger"),
+        *("model", "training", "loss", "optimizer", "scheduler", "loader", "trainer", "logger"),
         *("seed", "runs", "vectorize", "seeds_per_pass", "processes", "ckpt_path", "checkpoint_every"),
         *("methods", "datasets", "protocol", "outputs", "results", "candidates", "cell", "code"),
     }
@@ -66,14 +66,24 @@ NOT_OF_THE_TASK = frozenset(  # groups and settings that `build_task` does not r
 
 
 def data_key(settings: Settings) -> str:
-    """Return a text that is equal for settings with the same task."""
+    """Return a text that is equal for settings with the same data, split and metric."""
     values = settings.to_dict()
-    names = sorted(values.keys() - NOT_OF_THE_TASK)
+    names = sorted(values.keys() - NOT_OF_THE_DATA)
     return json.dumps([{name: values[name] for name in names}, settings.model.get("encoder")], default=str)
 
 
 def build_task(settings: Settings) -> Task:
-    """Build the task from the settings `dataset`: one of this package's, or any PyG data set by its `_target_`.
+    """Build the task of a run: its data, split and metric, and its loss."""
+    return with_loss(read_task(settings), settings)
+
+
+def with_loss(task: Task, settings: Settings) -> Task:
+    """Return a task of `read_task` with the loss of the settings."""
+    return task.with_loss(**settings.loss.options) if settings.loss.options else task
+
+
+def read_task(settings: Settings) -> Task:
+    """Read the data of the settings `dataset`: of this package's task, or any PyG data set by its `_target_`.
 
     A class with an argument `split="train"` is instantiated once for each split. `root` is by default the folder with
     the class's name in `data_root`.
@@ -125,8 +135,7 @@ def build_task(settings: Settings) -> Task:
         raise ValueError(
             f"split.split is {settings.split.split}, but {task.name} has one split. Leave out split.split."
         )
-    task = task if settings.metric is None else task.scored_by(settings.metric)
-    return task.with_loss(**settings.loss.options) if settings.loss.options else task
+    return task if settings.metric is None else task.scored_by(settings.metric)
 
 
 def warn_of_unknown_categories(task: Task) -> None:

@@ -25,7 +25,7 @@ from ..training.modules import Inductive, Transductive
 from ..training.progress import quiet
 from ..training.signals import handled
 from .alone import one_run
-from .build import build_model, build_task, data_key
+from .build import build_model, data_key, read_task, with_loss
 from .command import message, names_of
 from .folder import (
     AT_ONCE,
@@ -177,27 +177,35 @@ def train(jobs: Sequence[Job]) -> list[float | Exception]:
     with quiet(), compiling_reported():
         for on_data in grouped(jobs, lambda job: data_key(job.settings)):
             with _resumable(on_data):
-                task = _caught(build_task, on_data[0].settings)
+                data = _caught(read_task, on_data[0].settings)
             for group in grouped(on_data, lambda job: stack_key(job.settings)):
-                scores |= _train_group(group, task)
+                scores |= _train_group(group, data) if isinstance(data, Task) else {job.folder: data for job in group}
     return [scores[job.folder] for job in jobs]
 
 
-def _train_group(jobs: Sequence[Job], task: Task | Exception) -> dict[Path, float | Exception]:
+def _train_group(jobs: Sequence[Job], data: Task) -> dict[Path, float | Exception]:
     """Train jobs of one shape; return their scores by their folders."""
-    if isinstance(task, Exception):
-        return {job.folder: task for job in jobs}
-    errors = {job.folder: _caught(check_effects, job.settings, task) for job in jobs}
-    scores: dict[Path, float | Exception] = {folder: error for folder, error in errors.items() if error is not None}
+    tasks = {job.folder: _caught(_task_of, job, data) for job in jobs}
+    scores: dict[Path, float | Exception] = {
+        folder: error for folder, error in tasks.items() if isinstance(error, Exception)
+    }
     jobs = [job for job in jobs if job.folder not in scores]
-    if jobs and jobs[0].settings.cell is None and (text := split_line(task, jobs[0].settings.split)):
+    if jobs and jobs[0].settings.cell is None and (text := split_line(data, jobs[0].settings.split)):
         rank_zero_print(text)
     with _resumable(jobs):
-        together = _caught(all_at_once, jobs, task)
+        together = _caught(all_at_once, jobs, data)
     for job in jobs:
         with _resumable([job]):
-            scores[job.folder] = together if isinstance(together, Exception) else _caught(_end, job, task, together)
+            score = together if isinstance(together, Exception) else _caught(_end, job, tasks[job.folder], together)
+            scores[job.folder] = score
     return scores
+
+
+def _task_of(job: Job, data: Task) -> Task:
+    """Return the task of a job; raise ValueError for settings without effect."""
+    task = with_loss(data, job.settings)
+    check_effects(job.settings, task)
+    return task
 
 
 def _end(job: Job, task: Task, together: bool) -> float:

@@ -27,7 +27,7 @@ from ..training.resume import Resumable
 from ..training.signals import handled
 from ..training.stopping import PaperStopping
 from .alone import save_run_settings, write_outputs
-from .build import Built, build_model, build_task, build_trainer, wants_sparse
+from .build import Built, build_model, build_trainer, read_task, wants_sparse, with_loss
 from .folder import Job, Run
 from .hashing import flattened
 from .process import deterministic, device_name, elements, exit_on_signal, keep_memory, suited_threads
@@ -99,6 +99,7 @@ def all_at_once(jobs: Sequence[Job], task: Task) -> bool:
 def _planned(job: Job, count: int, left: Sequence[Run], task: Task) -> tuple[Trainer, StackPlan | str]:
     """Return a trainer and the plan for training `count` runs as one, or the reason to train them one by one."""
     settings = job.settings
+    task = with_loss(task, settings)
     trainer = build_trainer(settings.trainer, settings.logger, job.folder)
     obstacle = _settings_obstacle(settings, task) or _devices_obstacle(trainer) or trainer_obstacle(trainer)
     if obstacle is not None:
@@ -144,7 +145,7 @@ def _share(rank: int, places: list[Place], jobs: Sequence[Job], plan: StackPlan,
         torch.cuda.set_device(place.device)
     keep_memory()
     with jobs[0].child(rank, parent), handled(exit_on_signal), quiet():
-        one_share(place, jobs, build_task(jobs[0].settings), plan)
+        one_share(place, jobs, read_task(jobs[0].settings), plan)
 
 
 def one_share(place: Place, jobs: Sequence[Job], task: Task, plan: StackPlan) -> None:
@@ -227,6 +228,7 @@ def one_pass(
     have the order of the seed `order`.
     """
     settings = runs[0].settings
+    task = with_loss(task, settings)
     built = {run.seed: _built(run, task) for run in runs}
     by_seed = {run.seed: run for run in runs}
     for run in runs:
