@@ -6,7 +6,8 @@ the four words. So every backend draws the same mask in any order of the edges, 
 instead of storing it.
 
 Several models on one graph (`torch.func.vmap`) may be computed in one call with the heads of all models. Each model
-has its own seed and counts its heads from zero, so that its mask is the same as when it is computed alone.
+has its own seed and counts its heads from zero, so that its mask is the same as when it is computed alone. The
+probability p of dropout is a number, or a tensor of floating-point numbers, one for each model.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from .kernels.device import has_gpu_kernels, missing_reason
+from .kernels.models import in_front
 
 _LOW = 0xFFFFFFFF
 
@@ -200,16 +202,36 @@ class _Streams(threading.local):
 _STREAMS = _Streams()
 
 
-def threshold(p: float) -> int:
+def drops(p: float | Tensor) -> bool:
+    """Return False if p is 0, so that dropout keeps everything. A tensor's value is not read, and the result is True.
+
+    Raises:
+        ValueError: if a number is outside [0, 1], or a tensor is not one floating-point number.
+    """
+    if not isinstance(p, Tensor):
+        if not 0.0 <= p <= 1.0:
+            raise ValueError(f"dropout is {p}, expected a probability in [0, 1].")
+        return p > 0.0
+    if p.dim() or not p.is_floating_point():
+        raise ValueError(
+            f"dropout is a tensor of shape {tuple(p.shape)} and dtype {p.dtype}, expected one floating-point number."
+        )
+    return True
+
+
+def threshold(p: float | Tensor) -> Any:
     """Return the smallest 32-bit word with which a coefficient is kept: a share p of all words is below it."""
-    return math.floor(p * 2**32)
+    return (p.double() * 2**32).long() if isinstance(p, Tensor) else math.floor(p * 2**32)
 
 
-def keep_mask(seed: Tensor, edges: int | Tensor, heads: int, p: float, dtype: torch.dtype = torch.float32) -> Tensor:
+def keep_mask(
+    seed: Tensor, edges: int | Tensor, heads: int, p: float | Tensor, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Return the dropout mask k_ij in the caller's edge order, `[E, H]`: 0, or 1 / (1 - p) with probability 1 - p.
 
     `edges` is the number of edges, or their dropout ids `[E]` if these are not their indices. With seeds `[S]`, the
-    result holds the masks of S models side by side: H counts the heads of all models, H // S each.
+    result holds the masks of S models side by side: H counts the heads of all models, H // S each. A tensor p is one
+    number, or `[S]`; in float64 it gives the same bits as a number.
     """
     mask: Tensor = _KeepMask.apply(seed, edges, heads, p, dtype)
     return mask
@@ -217,7 +239,7 @@ def keep_mask(seed: Tensor, edges: int | Tensor, heads: int, p: float, dtype: to
 
 class _KeepMask(torch.autograd.Function):
     @staticmethod
-    def forward(seed: Tensor, edges: int | Tensor, heads: int, p: float, dtype: torch.dtype) -> Tensor:
+    def forward(seed: Tensor, edges: int | Tensor, heads: int, p: float | Tensor, dtype: torch.dtype) -> Tensor:
         return draw_mask(seed, edges, heads, p, dtype)
 
     @staticmethod
@@ -225,19 +247,37 @@ class _KeepMask(torch.autograd.Function):
         ctx.mark_non_differentiable(output)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, seed: Tensor, edges: Any, heads: int, *rest: Any) -> tuple[Tensor, int]:
-        seeds = seed.movedim(in_dims[0], 0).flatten()
-        mask = keep_mask(seeds, edges, info.batch_size * heads, *rest)
+    def vmap(
+        info: Any, in_dims: Any, seed: Tensor, edges: Any, heads: int, p: Any, dtype: torch.dtype
+    ) -> tuple[Tensor, int]:
+        seed, p = mapped_draw(info, (in_dims[0], in_dims[3]), seed, p)
+        mask = keep_mask(seed.flatten(), edges, info.batch_size * heads, p, dtype)
         return mask.unflatten(1, (info.batch_size, heads)), 1
 
 
-def draw_mask(seed: Tensor, edges: int | Tensor, heads: int, p: float, dtype: torch.dtype = torch.float32) -> Tensor:
+def mapped_draw(info: Any, in_dims: Any, seed: Tensor, p: Any) -> tuple[Tensor, Any]:
+    """Return the seeds `[S, ...]` of a mapped draw, and p: a number, or `[S ...]`, one for each seed."""
+    seed, p = (in_front(value, dim, info.batch_size) for value, dim in zip((seed, p), in_dims, strict=True))
+    return seed, each_p(p.view(*p.shape, *[1] * (seed.dim() - p.dim())), seed) if isinstance(p, Tensor) else p
+
+
+def each_p(p: Tensor, seed: Tensor) -> Tensor:
+    """Return a tensor p for each of the seeds, `[S]`."""
+    return p.expand_as(seed).reshape(-1)
+
+
+def draw_mask(
+    seed: Tensor, edges: int | Tensor, heads: int, p: float | Tensor, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Return the mask of `keep_mask`, outside of torch.func's transforms."""
     mask = draw_kept(seed, edges, heads, p).to(dtype)
+    if isinstance(p, Tensor):
+        kept = (1.0 - each_p(p, seed).double()).to(dtype)  # [S]
+        return mask / kept.masked_fill(kept == 0.0, 1.0).repeat_interleave(heads // seed.numel())
     return mask / (1.0 - p) if p < 1.0 else mask
 
 
-def draw_kept(seed: Tensor, edges: int | Tensor, heads: int, p: float) -> Tensor:
+def draw_kept(seed: Tensor, edges: int | Tensor, heads: int, p: float | Tensor) -> Tensor:
     """Return where the mask of `keep_mask` is not 0, `[E, H]`, outside of torch.func's transforms.
 
     On CUDA by one kernel, and by the same arithmetic in plain torch where there is no Triton and in traced code.
@@ -246,13 +286,15 @@ def draw_kept(seed: Tensor, edges: int | Tensor, heads: int, p: float) -> Tensor
     if has_gpu_kernels(seed) and not is_traced and missing_reason(seed.device.type) is None:
         from .kernels.gpu.draw import kept
 
-        return kept(seed, edges, heads, threshold(p))
+        return kept(seed, edges, heads, p)
     each = heads // seed.numel()
     edge = torch.arange(edges, device=seed.device) if isinstance(edges, int) else edges.long()
     edge = edge.view(-1, 1, 1)
     group = torch.arange((each + 3) // 4, device=seed.device)
     words = torch.stack(_philox(seed.view(-1, 1), edge, group), dim=-1)  # [E, S, H / S / 4, 4]
-    return words.flatten(2)[..., :each].flatten(1) >= threshold(p)
+    least = threshold(each_p(p, seed).view(-1, 1) if isinstance(p, Tensor) else p)
+    is_kept: Tensor = words.flatten(2)[..., :each] >= least
+    return is_kept.flatten(1)
 
 
 def uniform(seed: Tensor, rows: int, columns: int) -> Tensor:

@@ -757,25 +757,27 @@ def test_vmap_and_grad(names: str, backend: str, place: Place) -> None:
 
 @pytest.mark.parametrize("names", [CONSTANT, *SCORES])
 @MEMORY
+@EVERYWHERE
 def test_a_stack_is_each_of_its_models_alone(
     names: str, speed: bool, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The output and every gradient, with the dropout that follows from each model's own key."""
+    """The output and every gradient, with the dropout that follows from each model's own key and probability."""
     in_mode(monkeypatch, speed)
     edges, direction = place.edges(BIPARTITE), direction_of(BIPARTITE, 3, 5).to(place.device, place.dtype)
     leaves = place.to(leaves_of(BIPARTITE, 3, 5, names))
     stack = {k: torch.stack([v, v.flip(0), 2 * v]).requires_grad_() for k, v in leaves.items()}
     keys = torch.tensor([3, 2**40, -5], device=place.device)
+    p = torch.tensor([0.5, 0.0, 0.6], dtype=torch.float64, device=place.device)
 
-    def run(leaves: Tensors, key: Tensor) -> Tensor:
+    def run(leaves: Tensors, key: Tensor, p: float | Tensor) -> Tensor:
         with philox.keyed(key):
-            return call(leaves, edges, dropout=0.5)
+            return call(leaves, edges, place.backend, dropout=p)
 
-    together = torch.vmap(run)(stack, keys)
+    together = torch.vmap(run)(stack, keys, p)
     together.backward(like(direction, together).expand_as(together))
     for m, key in enumerate(keys):
         own = {name: leaf.detach()[m].clone().requires_grad_() for name, leaf in stack.items()}
-        alone = run(own, key)
+        alone = run(own, key, float(p[m]))
         alone.backward(like(direction, alone))
         assert_close(together[m], alone, f"{names} {m}")
         for name, leaf in own.items():

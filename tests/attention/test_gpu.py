@@ -507,7 +507,7 @@ def test_dropout_is_philox(block: int, first: int) -> None:
         heads, seeds = models * each, SEEDS[:models]
         kept = torch.empty(4, heads, dtype=torch.bool, device=DEVICE)
         grid, key, stack = (1, triton.cdiv(heads, block)), torch.tensor(seeds), rows.stack_arguments(models, heads)
-        draw._kept_kernel[grid](key.to(DEVICE), ids, kept, 4, 1 << 31, **stack, BLOCK_E=4, BLOCK_H=block)
+        draw._kept_kernel[grid](key.to(DEVICE), ids, kept, 4, -1 << 31, 2.0, **stack, BLOCK_E=4, BLOCK_H=block)
         expected = torch.cat([keep_mask(4, each, 0.5, first, seed) for seed in seeds], 1) > 0
         assert torch.equal(kept.cpu(), expected), f"{models}x{each}"
 
@@ -893,7 +893,7 @@ def test_sums_over_the_non_zeros_of_all_stacks_share_their_kernels(specialisatio
         for models in (100, 50, 17, 16, 2, 1):
             for back, p in ((False, 0.6), (True, 0.6), (False, 0.0)):
                 weight = torch.randn(models, size[0 if back else 1], 64)
-                features.weighted_rows(values, weight, torch.arange(models), p, pattern, back)
+                features.weighted_rows(values, weight, torch.arange(models) if p else None, p, pattern, back)
     assert {name for name, _ in specialisations} == {"_weighted_rows_kernel"} and len(specialisations) == 3
 
 

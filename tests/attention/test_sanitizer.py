@@ -200,5 +200,5 @@ def test_masks_pass_2_to_the_31_elements(sanitizer: Sanitizer) -> None:
     x[-4:] = 1
     ids = torch.arange(size // 4 - 1, size // 4)
     assert torch.equal(features.drop(x, SEED, 0.5)[-4:].float(), keep_mask(SEED, ids, 4, 0.5).flatten())
-    kept = draw.kept(SEED, size, 1, 1 << 31)[-8:]
+    kept = draw.kept(SEED, size, 1, 0.5)[-8:]
     assert torch.equal(kept, keep_mask(SEED, torch.arange(size - 8, size), 1, 0.5) > 0)

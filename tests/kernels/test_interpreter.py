@@ -87,12 +87,12 @@ def operation(names: str, edges: Edges, heads: int, channels: int, dtype: Any, p
 
 
 def sparse_results(dtype: torch.dtype) -> list[Tensor]:
-    """Products of three sparse matrices with dropout, both ways, and a mask."""
+    """Products of three sparse matrices, each with its own dropout, both ways, and a mask."""
     pattern = Pattern.of((draw(9, 7) > 0).float().to_sparse_csr())
-    seeds = torch.tensor([1, 2**40, -5])
+    seeds, p = torch.tensor([1, 2**40, -5]), torch.tensor([0.4, 0.0, 0.9], dtype=torch.float64)
     values, weight = draw(3, pattern.col.numel(), dtype=dtype), draw(3, 7, 70, dtype=dtype)
-    both = results(lambda v, w: products._sums(v, w, seeds, pattern, 0.4, False), values, weight)
-    return [*both, mask.mask_of(seeds, 100, 0.4, dtype)]
+    both = results(lambda v, w: products._sums(v, w, seeds, p, pattern, False), values, weight)
+    return [*both, mask.mask_of(seeds, 100, p, dtype)]
 
 
 LONG = torch.stack([torch.arange(rows.SPLIT + 3) % 4, torch.zeros(rows.SPLIT + 3, dtype=torch.long)])

@@ -19,7 +19,16 @@ from ..graph.adjacency import EdgeList
 from ..graph.edges import Edges
 from ..graph.remembered import NOT_OVER_THE_GRAPH
 from ..kernels.device import has_gpu_kernels, load_kernels, result_dtype
-from ..kernels.models import each_cotangent, each_model, in_forward_mode, to_heads, to_models
+from ..kernels.models import (
+    each_cotangent,
+    each_model,
+    in_forward_mode,
+    in_front,
+    save_arguments,
+    saved_arguments,
+    to_heads,
+    to_models,
+)
 from ..philox import draw_kept, draw_mask
 from . import segment
 from .score import SCORES, Score
@@ -32,7 +41,6 @@ class _Call:
     score: type[Score]
     values: tuple[float, ...]  # of the score's options
     edges: Edges
-    dropout: float
     saves_output: bool
     needs: tuple[bool, ...] = ()  # x, the edges' weights and the operands: those that need a gradient
 
@@ -46,7 +54,7 @@ def attend(
     edges: Edges | EdgeList,
     edge_weight: Tensor | None,
     seed: Tensor | None,
-    dropout: float,
+    dropout: float | Tensor,
 ) -> Tensor:
     """Return O `[N_dst, H, C]`; arguments as in `gat_pyg.attention.attend`, with a seed if there is dropout."""
     dtype = result_dtype(x, edge_weight, *score.operands)
@@ -58,15 +66,20 @@ def attend(
     saves_output = torch.is_grad_enabled() and score.saves_output(x, edges)
     if isinstance(edges, EdgeList):
         return _attend_for_compiler(x, score, edges, edge_weight, seed, dropout, saves_output, keeps=False)[0]
-    call = _Call(type(score), score.values, edges, dropout, saves_output)
+    call = _Call(type(score), score.values, edges, saves_output)
     if in_forward_mode():
-        return _by_segments(call, seed, x, edge_weight, *score.operands).to(dtype)
-    out: Tensor = _Attend.apply(call, seed, x, edge_weight, *score.operands)[0]
+        return _by_segments(call, seed, dropout, x, edge_weight, *score.operands).to(dtype)
+    out: Tensor = _Attend.apply(call, seed, dropout, x, edge_weight, *score.operands)[0]
     return out.to(dtype)
 
 
 def attend_and_keep(
-    x: Tensor, score: Score, edges: EdgeList, edge_weight: Tensor | None, seed: Tensor | None, dropout: float
+    x: Tensor,
+    score: Score,
+    edges: EdgeList,
+    edge_weight: Tensor | None,
+    seed: Tensor | None,
+    dropout: float | Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return O and k_ij `[R, H]`, -1 for rows without an edge; arguments as of `attend`, for a compiler."""
     dtype = result_dtype(x, edge_weight, *score.operands)
@@ -119,73 +132,74 @@ class _Attend(torch.autograd.Function):
         return super(torch.autograd.Function, cls).apply(*unwrap_dead_wrappers(args))  # type: ignore[misc]
 
     @staticmethod
-    def forward(call: _Call, seed: Tensor | None, *operands: Tensor) -> tuple[Tensor, ...]:
-        return _forward(call, seed, *operands)
+    def forward(call: _Call, seed: Tensor | None, p: Any, *operands: Tensor) -> tuple[Tensor, ...]:
+        return _forward(call, seed, p, *operands)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.call, *tensors = inputs
+        ctx.call, *arguments = inputs
         ctx.saves_output = ctx.call.saves_output
-        ctx.save_for_backward(*tensors, *(output if ctx.saves_output else output[1:]))
+        save_arguments(ctx, *arguments, *(output if ctx.saves_output else output[1:]))
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
 
     @staticmethod
     @each_cotangent
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-        needs = ctx.needs_input_grad[2:]
+        needs = ctx.needs_input_grad[3:]
         if grad is None:
-            return None, None, *(None for _ in needs)
+            return None, None, None, *(None for _ in needs)
         call = replace(ctx.call, needs=needs)
         if in_forward_mode():
             # this may run after the functorch transform that recorded it has ended
-            tensors = ctx.saved_tensors[: 1 + len(needs)]
-            tensors = (None if t is None else torch._C._functorch.unwrap_if_dead(t) for t in tensors)
-            grads: Any = _backward_by_segments(call, grad, *tensors)
+            arguments = saved_arguments(ctx)[: 2 + len(needs)]
+            arguments = [torch._C._functorch.unwrap_if_dead(t) if isinstance(t, Tensor) else t for t in arguments]
+            grads: Any = _backward_by_segments(call, grad, *arguments)
         else:
             # its own derivative, or a transform of it, is seldom needed
             wrapped = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
             run: Any = _AttendBackward.apply if wrapped else _backward
-            grads = run(call, grad, *ctx.saved_tensors)
-        return None, None, *(g if needed else None for g, needed in zip(grads, needs, strict=True))
+            grads = run(call, grad, *saved_arguments(ctx))
+        return None, None, None, *(g if needed else None for g, needed in zip(grads, needs, strict=True))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], int]:
-        return each_model(_Attend, info.batch_size, in_dims, args, x=2)
+        return each_model(_Attend, info.batch_size, in_dims, args, x=3)
 
 
 class _AttendBackward(torch.autograd.Function):
     """The gradients of x and the operands, `[0]` for one that is None or needs none."""
 
     @staticmethod
-    def forward(call: _Call, grad: Tensor, seed: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return _backward(call, grad, seed, *tensors)
+    def forward(call: _Call, grad: Tensor, seed: Tensor | None, p: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return _backward(call, grad, seed, p, *tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.call, *tensors = inputs
-        ctx.save_for_backward(*tensors[: 2 + len(ctx.call.needs)])  # grad, seed, x and the operands
-        ctx.unused = len(tensors) - 2 - len(ctx.call.needs)
+        ctx.call, *arguments = inputs
+        save_arguments(ctx, *arguments[: 3 + len(ctx.call.needs)])  # grad, seed, p, x and the operands
+        ctx.unused = len(arguments) - 3 - len(ctx.call.needs)
 
     @staticmethod
     @each_cotangent
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad, seed, *operands = ctx.saved_tensors
+        grad, seed, p, *operands = saved_arguments(ctx)
         present = [at for at, operand in enumerate(operands) if operand is not None]
 
         def first(grad: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-            results = _backward_by_segments(ctx.call, grad, seed, *_spread(present, values, len(operands)))
+            results = _backward_by_segments(ctx.call, grad, seed, p, *_spread(present, values, len(operands)))
             return tuple(results[at] for at in present)
 
         values = [operands[at] for at in present]
         outer = [torch.zeros_like(operands[at]) if grads[at].numel() == 0 else grads[at] for at in present]
         pull: Any = torch.func.vjp(first, grad, *values)[1]
         of_grad, *of_values = pull(tuple(outer))
-        return None, of_grad, None, *_spread(present, of_values, len(operands)), *(None for _ in range(ctx.unused))
+        of_operands = _spread(present, of_values, len(operands))
+        return None, of_grad, None, None, *of_operands, *(None for _ in range(ctx.unused))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[tuple[Tensor, ...], int]:
-        return each_model(_AttendBackward, info.batch_size, in_dims, args, x=3)
+        return each_model(_AttendBackward, info.batch_size, in_dims, args, x=4)
 
 
 def _spread(present: Sequence[int], values: Sequence[Tensor], length: int) -> list[Any]:
@@ -196,27 +210,29 @@ def _spread(present: Sequence[int], values: Sequence[Tensor], length: int) -> li
     return result
 
 
-def _backward_by_segments(call: _Call, grad: Tensor, seed: Tensor | None, *operands: Tensor | None) -> list[Any]:
+def _backward_by_segments(
+    call: _Call, grad: Tensor, seed: Tensor | None, p: float | Tensor, *operands: Tensor | None
+) -> list[Any]:
     """The gradients of x and the operands by `segment`, differentiable any number of times; None stays None."""
     present = [at for at, operand in enumerate(operands) if operand is not None]
 
     def forward(*values: Tensor) -> Tensor:
-        return _by_segments(call, seed, *_spread(present, values, len(operands)))
+        return _by_segments(call, seed, p, *_spread(present, values, len(operands)))
 
     pull: Any = torch.func.vjp(forward, *(operands[at] for at in present))[1]
     return _spread(present, pull(grad), len(operands))
 
 
 def _by_segments(
-    call: _Call, seed: Tensor | None, x: Tensor, edge_weight: Tensor | None, *operands: Tensor | None
+    call: _Call, seed: Tensor | None, p: Any, x: Tensor, edge_weight: Tensor | None, *operands: Tensor | None
 ) -> Tensor:
     """The output by `segment`, differentiable any number of times."""
     if x.dim() == 4:
-        tensors = seed, x, edge_weight, *operands
-        each: Any = ([None if t is None else t[model] for t in tensors] for model in range(x.size(0)))
+        arguments = seed, p, x, edge_weight, *operands
+        each: Any = ([t[model] if isinstance(t, Tensor) else t for t in arguments] for model in range(x.size(0)))
         return torch.stack([_by_segments(call, *model) for model in each])
     score, dtype = call.score.of(operands, call.values), _out_dtype(call.saves_output, x, edge_weight, *operands)
-    factor = segment.factors(call.edges, edge_weight, seed, x.size(1), call.dropout, dtype)
+    factor = segment.factors(call.edges, edge_weight, seed, x.size(1), p, dtype)
     return segment.attend(x, score, call.edges, factor)[0].to(dtype)
 
 
@@ -224,23 +240,21 @@ def _by_segments(
 
 
 def _forward(
-    call: _Call, seed: Tensor | None, x: Tensor, edge_weight: Tensor | None, *operands: Tensor | None
+    call: _Call, seed: Tensor | None, p: Any, x: Tensor, edge_weight: Tensor | None, *operands: Tensor | None
 ) -> tuple[Tensor, ...]:
     score, dtype = call.score.of(operands, call.values), _out_dtype(call.saves_output, x, edge_weight, *operands)
-    kernels, drop = call.kernels(x), (call.dropout, seed)
-    results = kernels.forward(x, score, call.edges, edge_weight, *drop, dtype, call.saves_output)
+    results = call.kernels(x).forward(x, score, call.edges, edge_weight, p, seed, dtype, call.saves_output)
     return tuple(results)
 
 
 def _backward(
-    call: _Call, grad: Tensor, seed: Tensor | None, x: Tensor, edge_weight: Tensor | None, *tensors: Tensor
+    call: _Call, grad: Tensor, seed: Tensor | None, p: Any, x: Tensor, edge_weight: Tensor | None, *tensors: Tensor
 ) -> tuple[Tensor, ...]:
     count = len(call.score.shapes)
     score, saved = call.score.of(tensors[:count], call.values), tensors[count:]
     out, saved = (saved[0], saved[1:]) if call.saves_output else (None, saved)
-    kernels, drop = call.kernels(x), (call.dropout, seed)
     grad = grad.to(result_dtype(x, edge_weight, *score.operands))  # as it was before O was rounded
-    grads = kernels.backward(grad, x, score, call.edges, edge_weight, *drop, out, saved, call.needs)
+    grads = call.kernels(x).backward(grad, x, score, call.edges, edge_weight, p, seed, out, saved, call.needs)
     names = "x", "edge_weight", *call.score.shapes
     return tuple(
         grad.new_empty(*x.shape[:-3], 0)
@@ -263,62 +277,70 @@ def _attend_for_compiler(
     edges: EdgeList,
     edge_weight: Tensor | None,
     seed: Tensor | None,
-    dropout: float,
+    dropout: float | Tensor,
     saves_output: bool,
     keeps: bool,
 ) -> list[Tensor]:
     operands = x, edge_weight, *score.operands
     present = [operand is not None for operand in operands]
     tensors = [operand for operand in operands if operand is not None]
-    numbers, name = [dropout, *score.values], type(score).__name__
-    out, *others = _attend_op(tensors, present, seed, *edges[:4], name, numbers, saves_output, *edges[4:], keeps)
+    p, number = ([dropout], 0.0) if isinstance(dropout, Tensor) else ([], dropout)
+    draw, numbers, name = ([] if seed is None else [seed, *p]), [number, *score.values], type(score).__name__
+    out, *others = _attend_op(tensors, present, draw, *edges[:4], name, numbers, saves_output, *edges[4:], keeps)
     dtype = result_dtype(*tensors)
     return [out if out.dtype == dtype else out.to(dtype), *others]
 
 
 def _unpack(
-    tensors: list[Tensor], present: list[bool], edges: EdgeList, score: str, numbers: list[float], saves_output: bool
+    tensors: list[Tensor],
+    present: list[bool],
+    draw: list[Tensor],
+    edges: EdgeList,
+    score: str,
+    numbers: list[float],
+    saves_output: bool,
 ) -> tuple[_Call, list[Any]]:
-    """Return the call, and x, the edges' weights and all operands."""
-    call = _Call(SCORES[score], tuple(numbers[1:]), group(edges, tensors[0].size(-3)), numbers[0], saves_output)
-    return call, _spread([at for at, there in enumerate(present) if there], tensors, len(present))
+    """Return the call, and its arguments: the seed, p, x, the edges' weights and all operands."""
+    call = _Call(SCORES[score], tuple(numbers[1:]), group(edges, tensors[0].size(-3)), saves_output)
+    seed, p = draw[0] if draw else None, draw[1] if len(draw) > 1 else numbers[0]
+    return call, [seed, p, *_spread([at for at, there in enumerate(present) if there], tensors, len(present))]
 
 
 @torch.library.custom_op("gat_pyg::attend", mutates_args=(), tags=_TAGS)
 def _attend_op(
     tensors: list[Tensor],
     present: list[bool],
-    seed: Tensor | None,
+    draw: list[Tensor],  # with dropout its seed, and p where that is a tensor
     edge_index: Tensor,
     num_dst: int,
     add_self_loops: bool,
     flow: str,
     score: str,
-    numbers: list[float],  # the dropout, then the score's options
+    numbers: list[float],  # p, then the score's options
     saves_output: bool,
     drop_seed: Tensor | None,
     drop: float,
     keeps: bool,
 ) -> list[Tensor]:
     edges = EdgeList(edge_index, num_dst, add_self_loops, flow, drop_seed, drop)  # type: ignore[arg-type]
-    call, operands = _unpack(tensors, present, edges, score, numbers, saves_output)
-    results = list(_forward(call, seed, *operands))
-    return [*results, _keep(call, seed, operands[0])] if keeps else results
+    call, arguments = _unpack(tensors, present, draw, edges, score, numbers, saves_output)
+    results = list(_forward(call, *arguments))
+    return [*results, _keep(call, *arguments[:3])] if keeps else results
 
 
-def _keep(call: _Call, seed: Tensor | None, x: Tensor) -> Tensor:
+def _keep(call: _Call, seed: Tensor | None, p: float | Tensor, x: Tensor) -> Tensor:
     """Return k_ij `[R, H]` in the caller's order, -1 for rows without an edge."""
     edges, heads, dtype = call.edges, x.size(-2), torch.promote_types(x.dtype, torch.float32)
     kept = x.new_ones(*x.shape[:-3], edges.num_rows, heads, dtype=dtype)
     if seed is not None:
-        kept = draw_mask(seed, edges.dropout_edges, heads * seed.numel(), call.dropout, dtype)
+        kept = draw_mask(seed, edges.dropout_edges, heads * seed.numel(), p, dtype)
         kept = to_models(kept, 1, seed.numel()).contiguous() if x.dim() == 4 else kept
     is_edge = edges.ungroup(kept.new_ones(edges.num_edges, 1, dtype=torch.bool))
     return kept.masked_fill_(~is_edge, -1.0)
 
 
 @_attend_op.register_fake
-def _(tensors, present, seed, edge_index, num_dst, loops, flow, score, numbers, saves_output, drop_seed, drop, keeps):  # type: ignore[no-untyped-def]
+def _(tensors, present, draw, edge_index, num_dst, loops, flow, score, numbers, saves_output, drop_seed, drop, keeps):  # type: ignore[no-untyped-def]
     x = tensors[0]
     operands = _spread([at for at, there in enumerate(present) if there], tensors, len(present))
     edge_values = SCORES[score].of(operands[2:], numbers[1:]).edge_values
@@ -355,7 +377,7 @@ def _attend_backward_op(
     saved: list[Tensor],
     needs: list[bool],
     present: list[bool],
-    seed: Tensor | None,
+    draw: list[Tensor],
     edge_index: Tensor,
     num_dst: int,
     add_self_loops: bool,
@@ -367,15 +389,15 @@ def _attend_backward_op(
     drop: float,
 ) -> list[Tensor]:
     edges = EdgeList(edge_index, num_dst, add_self_loops, flow, drop_seed, drop)  # type: ignore[arg-type]
-    call, operands = _unpack(tensors, present, edges, score, numbers, saves_output)
+    call, arguments = _unpack(tensors, present, draw, edges, score, numbers, saves_output)
     wanted = iter(needs)
     call = replace(call, needs=tuple(there and next(wanted) for there in present))
-    grads = _backward(call, grad, seed, *operands, *saved)
+    grads = _backward(call, grad, *arguments, *saved)
     return [g for g, there in zip(grads, present, strict=True) if there]
 
 
 @_attend_backward_op.register_fake
-def _(grad, tensors, saved, needs, present, seed, index, num_dst, loops, flow, score, *rest):  # type: ignore[no-untyped-def]
+def _(grad, tensors, saved, needs, present, draw, index, num_dst, loops, flow, score, *rest):  # type: ignore[no-untyped-def]
     x, grads = tensors[0], []
     none = grad.new_empty(*x.shape[:-3], 0, dtype=result_dtype(*tensors))
     shapes = {"x": ("N_src", "H", "C"), "edge_weight": ("E", "H"), **SCORES[score].shapes}
@@ -387,40 +409,38 @@ def _(grad, tensors, saved, needs, present, seed, index, num_dst, loops, flow, s
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    tensors, present, seed, edge_index, *rest, saves_output, drop_seed, drop, keeps = inputs
+    tensors, present, draw, edge_index, *rest, saves_output, drop_seed, drop, keeps = inputs
     saved = output[0 if saves_output else 1 : len(output) - keeps]
-    ctx.count = len(tensors)
-    ctx.save_for_backward(seed, drop_seed, edge_index, *tensors, *saved)
+    ctx.counts = len(draw), len(tensors)
+    ctx.save_for_backward(drop_seed, edge_index, *draw, *tensors, *saved)
     ctx.present, ctx.rest, ctx.drop = present, (*rest, saves_output), drop
 
 
 def _operator_backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
-    seed, drop_seed, edge_index, *tensors = ctx.saved_tensors
-    tensors, saved = tensors[: ctx.count], tensors[ctx.count :]
+    drop_seed, edge_index, *others = ctx.saved_tensors
+    drawn, count = ctx.counts
+    draw, tensors, saved = others[:drawn], others[drawn : drawn + count], others[drawn + count :]
     needs = ctx.needs_input_grad[0]
     results = _attend_backward_op(
-        grads[0].contiguous(), tensors, saved, needs, ctx.present, seed, edge_index, *ctx.rest, drop_seed, ctx.drop
+        grads[0].contiguous(), tensors, saved, needs, ctx.present, draw, edge_index, *ctx.rest, drop_seed, ctx.drop
     )
-    return [g if needed else None for g, needed in zip(results, needs, strict=True)], *(None for _ in range(12))
+    of_tensors = [g if needed else None for g, needed in zip(results, needs, strict=True)]
+    return of_tensors, None, [None] * drawn, *(None for _ in range(10))
 
 
 _attend_op.register_autograd(_operator_backward, setup_context=_save_for_backward)
 
 
 @_attend_op.register_vmap
-def _(info, in_dims, tensors, present, seed, edge_index, *rest):  # type: ignore[no-untyped-def]
+def _(info, in_dims, tensors, present, draw, edge_index, *rest):  # type: ignore[no-untyped-def]
     *plain, drop_seed, drop, keeps = rest
-    dims, seed_dim, graph_dim, drop_dim = in_dims[0], in_dims[2], in_dims[3], in_dims[-3]
+    dims, draw_dims, graph_dim, drop_dim = in_dims[0], in_dims[2], in_dims[3], in_dims[-3]
     if graph_dim is not None:
         raise NotImplementedError(NOT_OVER_THE_GRAPH)
     if tensors[0].dim() - (dims[0] is not None) == 4:
         raise NotImplementedError("a compiler maps over one axis of models or features, and there are two.")
-    tensors = [_in_front(t, dim, info.batch_size) for t, dim in zip(tensors, dims, strict=True)]
-    seed = None if seed is None else _in_front(seed, seed_dim, info.batch_size)
+    tensors = [in_front(t, dim, info.batch_size) for t, dim in zip(tensors, dims, strict=True)]
+    draw = [in_front(t, dim, info.batch_size) for t, dim in zip(draw, draw_dims, strict=True)]
     drop_seed = drop_seed if drop_dim is None else drop_seed.select(drop_dim, 0)  # one draw for all
-    results = _attend_op(tensors, present, seed, edge_index, *plain, drop_seed, drop, keeps)
+    results = _attend_op(tensors, present, draw, edge_index, *plain, drop_seed, drop, keeps)
     return results, [0] * len(results)
-
-
-def _in_front(tensor: Tensor, dim: int | None, size: int) -> Tensor:
-    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)

@@ -11,7 +11,7 @@ from ..graph.adjacency import EdgeList
 from ..graph.edges import Edges
 from ..graph.remembered import is_traced
 from ..kernels.device import result_dtype, unsupported_reason
-from ..philox import draw_seed
+from ..philox import draw_seed, drops
 from . import fused, reference, segment
 from .score import Score
 from .segment import factors
@@ -27,7 +27,7 @@ def attend(
     edges: Edges | EdgeList,
     *,
     edge_weight: Tensor | None = ...,
-    dropout: float = ...,
+    dropout: float | Tensor = ...,
     backend: Backend = ...,
     return_attention_weights: Literal[False] = ...,
 ) -> Tensor: ...
@@ -40,7 +40,7 @@ def attend(
     edges: Edges | EdgeList,
     *,
     edge_weight: Tensor | None = ...,
-    dropout: float = ...,
+    dropout: float | Tensor = ...,
     backend: Backend = ...,
     return_attention_weights: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
@@ -53,7 +53,7 @@ def attend(
     edges: Edges | EdgeList,
     *,
     edge_weight: Tensor | None = ...,
-    dropout: float = ...,
+    dropout: float | Tensor = ...,
     backend: Backend = ...,
     return_attention_weights: bool,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
@@ -65,7 +65,7 @@ def attend(
     edges: Edges | EdgeList,
     *,
     edge_weight: Tensor | None = None,
-    dropout: float = 0.0,
+    dropout: float | Tensor = 0.0,
     backend: Backend = "auto",
     return_attention_weights: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -90,7 +90,9 @@ def attend(
             another subclass of `gat_pyg.attention.score.Score`.
         edges: the neighbourhoods; or an `EdgeList`, which a compiler can trace, and which may be meta or fake.
         edge_weight: w, `[E, H]` in the caller's edge order; it multiplies alpha after the softmax.
-        dropout: p, the probability that an attention coefficient is dropped; 0 outside training.
+        dropout: p, the probability that an attention coefficient is dropped; 0 outside training. A number, or a tensor
+            of one, whose value is not checked, and which is read again when a CUDA graph is replayed. Where
+            `torch.func.vmap` maps over it, each model has its own p.
         backend: "fused" (kernels for CPU and CUDA), "segment", "reference" (slow: one neighbourhood at a time), or
             "auto": "fused" if it supports the call, else "segment".
         return_attention_weights: whether to return alpha too, an `[E, H]` that "fused" does not compute otherwise.
@@ -117,17 +119,17 @@ def attend(
         if is_traced(edges.edge_index):
             if not has_operator(backend, score, x, edge_weight):
                 raise ValueError("a compiled call on an EdgeList needs the kernels.")
-            seed = draw_seed(x.device) if dropout > 0.0 else None
+            seed = draw_seed(x.device) if drops(dropout) else None
             if not return_attention_weights:
                 return fused.attend(x, score, edges, edge_weight, seed, dropout)
             out, keep = fused.attend_and_keep(x, score, edges, edge_weight, seed, dropout)
             return out, segment.weights_of_rows(x, score, edges, edge_weight, keep).to(out.dtype)
         edges = fused.group(edges, x.size(0))
-    _check(x, edges, edge_weight, dropout, backend)
+    _check(x, edges, edge_weight, backend)
     operands = dict(zip(score.shapes, score.operands, strict=True))
     check_devices(x, edges=edges.index, edge_weight=edge_weight, **operands)
     score.check(x, edges)
-    seed = draw_seed(x.device) if dropout > 0.0 else None
+    seed = draw_seed(x.device) if drops(dropout) else None
     kernels = uses_kernels(backend, score, x, edge_weight)
     if kernels and not return_attention_weights:
         return fused.attend(x, score, edges, edge_weight, seed, dropout)
@@ -180,13 +182,11 @@ def check_devices(x: Tensor, **others: Tensor | None) -> None:
             raise ValueError(f"{name} is on {other.device}, expected {x.device}, the device of x. {moved}")
 
 
-def _check(x: Tensor, edges: Edges, edge_weight: Tensor | None, dropout: float, backend: str) -> None:
+def _check(x: Tensor, edges: Edges, edge_weight: Tensor | None, backend: str) -> None:
     if x.dim() != 3 or x.size(0) != edges.num_src:
         raise ValueError(f"x has shape {tuple(x.shape)}, expected (N_src, H, C) with N_src = {edges.num_src}.")
     expected = edges.num_rows, x.size(1)
     if edge_weight is not None and edge_weight.shape != expected:
         raise ValueError(f"edge_weight has shape {tuple(edge_weight.shape)}, expected (E, H) = {expected}.")
-    if not 0.0 <= dropout <= 1.0:
-        raise ValueError(f"dropout is {dropout}, expected a probability in [0, 1].")
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}, expected one of {', '.join(map(repr, BACKENDS))}.")

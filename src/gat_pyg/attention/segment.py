@@ -43,7 +43,12 @@ def weights(x: Tensor, score: Score, edges: Edges, factor: Tensor | None) -> Ten
 
 
 def factors(
-    edges: Edges, edge_weight: Tensor | None, seed: Tensor | None, heads: int, dropout: float, dtype: torch.dtype
+    edges: Edges,
+    edge_weight: Tensor | None,
+    seed: Tensor | None,
+    heads: int,
+    dropout: float | Tensor,
+    dtype: torch.dtype,
 ) -> Tensor | None:
     """Return k_ij w_ij `[E, H]` in the caller's order, in `dtype` or wider; None without dropout and weights."""
     if seed is None:

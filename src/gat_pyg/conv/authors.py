@@ -14,6 +14,7 @@ from ..features.dropout import dropout
 from ..features.linear import linear
 from ..features.sparse import SparseFeatures, is_sparse_features
 from ..graph.adjacency import neighbourhoods, with_self_loops
+from ..philox import drops
 from .base import check_layer
 from .mechanisms import MECHANISMS
 
@@ -129,7 +130,7 @@ class AuthorsConv(nn.Module):
 
     def _of_heads(self, parameter: Tensor) -> Tensor:
         """`[H, ...]`; the mean `[1, ...]` where averaged heads attend alike: they are one head of their means."""
-        alike = self.att_src is None and not (self.training and self.dropout > 0.0)
+        alike = self.att_src is None and not (self.training and drops(self.dropout))
         return parameter.mean(0, keepdim=True) if alike and not self.concat else parameter
 
     def _score(self, z: Tensor, att: Tensor | None, bias: Tensor | None) -> Tensor | None:
@@ -143,7 +144,7 @@ class AuthorsConv(nn.Module):
 
     def _drop_for_each_head(self, x: Tensor) -> Tensor:
         """The dropped input `[H, N, F]`, or `[1, N, F]` where all heads have the same."""
-        dropping = self.training and self.dropout > 0.0
+        dropping = self.training and drops(self.dropout)
         each = dropping and "input_dropout" in self.of_authors
         if not is_sparse_features(x):
             return self._drop(x.expand(self.heads, *x.shape)) if each else self._drop(x)[None]

@@ -17,6 +17,7 @@ from ..attention.operation import Backend
 from ..attention.pair import Dot
 from ..attention.score import Score
 from ..features.linear import Linear
+from ..philox import drops
 from .base import Ends, NoneType, _AttentionConv, _check_call, check_ends, each_graph, is_batch, overload
 from .mechanisms import _per_head, unrounded
 
@@ -188,7 +189,7 @@ class TransformerConv(_AttentionConv):
         return out
 
     def _needs_messages(self, x: Any, ends: Ends, edge_index: Any, edge_attr: OptTensor, weights: bool) -> bool:
-        dropped = weights and self.training and self.dropout > 0.0  # alpha is returned before dropout
+        dropped = weights and self.training and drops(self.dropout)  # alpha is returned before dropout
         return dropped or super()._needs_messages(x, ends, edge_index, edge_attr, weights)
 
     def _attend(self, x: Any, ends: Ends, *args: Any) -> Tuple[Tensor, Any, Any]:

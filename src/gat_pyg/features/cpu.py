@@ -21,7 +21,7 @@ from ..kernels.cpu.vector import load, of_model, only_if, pointer, splat, store
 def _keep(work: Any, drop: Any, keep_: Any, four: Any) -> None:
     """k of four heads for the edges `DRAWN` times `first` to `last`."""
     first, last, model, models, _ = work
-    (keep,), ids = of_model((keep_,), model, models), pointer(drop[3], 0)
+    (keep,), ids = of_model((keep_,), model, models), pointer(drop[2], 0)
     for tile in range(first, last):
         draw(keep, tile * DRAWN * 4, ids, tile * DRAWN, DRAWN, drop, model, 0, four)
 
@@ -142,7 +142,7 @@ def _scatter_rows(
             start = stop
 
 
-def keep(seed: Tensor, size: int, dropout: float, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
+def keep(seed: Tensor, size: int, dropout: float | Tensor, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
     """`[size]`, or `[S, size]` for seeds `[S]`: 0, or 1 / (1 - p), by the words of the counters (0, 0), (1, 0), ...;
     with `ids` `[size / 4]` by those of (ids[0], 0), (ids[1], 0), ...
     """
@@ -156,15 +156,14 @@ def keep(seed: Tensor, size: int, dropout: float, dtype: torch.dtype, ids: Tenso
 
 
 def weighted_rows(
-    values: Tensor, weight: Tensor, seed: Tensor | None, dropout: float, pattern: Any, back: bool
+    values: Tensor, weight: Tensor, seed: Tensor | None, dropout: float | Tensor, pattern: Any, back: bool
 ) -> Tensor:
     """X W `[rows, D]`, or X^T W `[columns, D]` if `back`, of a pattern and values; with an axis in front of any but the
     pattern of as many matrices. Dropout of the values is that of `keep`.
     """
     rowptr, col, columns = pattern.rowptr, pattern.col, pattern.num_cols
-    batch = next(
-        (t.shape[:-own] for t, own in ((values, 1), (weight, 2)) if t.dim() > own), () if seed is None else seed.shape
-    )
+    drawn = (t.shape for t in (seed, dropout) if isinstance(t, Tensor))
+    batch = torch.broadcast_shapes(values.shape[:-1], weight.shape[:-2], *drawn)
     channels, rows = weight.size(-1), columns if back else rowptr.numel() - 1
     shape = Shape.of(torch.empty(*batch, 0, 1, channels, dtype=weight.dtype), values, narrow=False)
     bounds = np.arange(-(-channels >> len(shape.tile)) + 1) if back else elements(rowptr)

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..graph.remembered import is_traced
+from ..philox import drops
 from .mask import drop
 from .sparse import SparseFeatures, is_sparse_features
 
 
-def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
+def dropout(x: Tensor, p: float | Tensor, training: bool = True) -> Tensor:
     """Feature dropout on a dense `[N, F]` or, on the non-zeros alone, a sparse one: a zero stays zero either way.
 
     What is dropped follows from a seed, as in `attention.dropout`; in compiled code, and for meta and fake tensors,
-    torch draws it.
+    torch draws it. p is a number or a tensor of one, whose value is not checked; `torch.func.vmap` may map over it.
 
     Raises:
-        ValueError: if p is outside [0, 1].
+        ValueError: if p is outside [0, 1], or a tensor of another shape or dtype.
 
     Example:
-        >>> import torch
         >>> x = dropout(torch.eye(3).to_sparse_csr(), p=0.5)
         >>> set(x.content.tolist()) <= {0.0, 2.0}
         True
     """
-    if not 0.0 <= p <= 1.0:
-        raise ValueError(f"dropout is {p}, expected a probability in [0, 1].")
-    if not training or p == 0.0:
+    if not drops(p) or not training:
         return x
     if is_sparse_features(x):
         return SparseFeatures(x).dropped(p)
-    return F.dropout(x, p) if is_traced(x) else drop(x, p)
+    if not is_traced(x):
+        return drop(x, p)
+    if not isinstance(p, Tensor):
+        return F.dropout(x, p)
+    kept = torch.rand_like(x) >= p
+    return x * (kept / (1.0 - p).clamp(min=torch.finfo(p.dtype).tiny)).to(x.dtype)

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..kernels.gpu import FP_FUSION
-from ..kernels.gpu.draw import draw, drop_arguments
+from ..kernels.gpu.draw import draw, drop_arguments, limits
 from ..kernels.gpu.rows import edge_id, offset
 
 
@@ -20,6 +20,7 @@ def _keep_kernel(p_seed, p_dropout_ids, p_x, p_out, size, x_stride, threshold, k
     i_model = tl.program_id(2).to(tl.int64)
     i_four = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     i_edge = edge_id(p_dropout_ids, i_four, i_four * 4 < size)
+    threshold, keep_scale = limits(threshold, keep_scale, i_model)
     b_out = draw(p_seed + i_model, i_edge, threshold, keep_scale, None, 4, BLOCK, 4)
     o_out = i_four[:, None] * 4 + tl.arange(0, 4)[None, :]
     if p_x is not None:
@@ -27,7 +28,7 @@ def _keep_kernel(p_seed, p_dropout_ids, p_x, p_out, size, x_stride, threshold, k
     tl.store(p_out + i_model * size + o_out, b_out, o_out < size)
 
 
-def keep(seed: Tensor, size: int, dropout: float, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
+def keep(seed: Tensor, size: int, dropout: float | Tensor, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
     """`[size]`, or `[S, size]` for seeds `[S]`: 0, or 1 / (1 - p), by the words of the counters (0, 0), (1, 0), ...;
     with `ids` `[size / 4]` by those of (ids[0], 0), (ids[1], 0), ...
     """
@@ -36,7 +37,7 @@ def keep(seed: Tensor, size: int, dropout: float, dtype: torch.dtype, ids: Tenso
     return mask
 
 
-def drop(x: Tensor, seed: Tensor, dropout: float) -> Tensor:
+def drop(x: Tensor, seed: Tensor, dropout: float | Tensor) -> Tensor:
     """Return x k for a seed, or for seeds `[S]` and x `[S, ...]`, with the k of `keep`, which is not stored."""
     shared = seed.dim() == 1 and x.stride(0) == 0
     given = x[0].contiguous() if shared and len(x) else x.contiguous()
@@ -50,7 +51,7 @@ def _launch(
     out: Tensor,
     seed: Tensor,
     size: int,
-    dropout: float,
+    dropout: float | Tensor,
     ids: Tensor | None = None,
     p_x: Tensor | None = None,
     x_stride: int = 0,
@@ -99,6 +100,7 @@ def _weighted_rows_kernel(
     start, stop = tl.load(p_ptr + i_row), tl.load(p_ptr + i_row + 1)
     if p_seed is not None:
         b_seed = tl.load(p_seed + i_model * seed_stride)
+        threshold, keep_scale = limits(threshold, keep_scale, i_model * seed_stride)
 
     b_out = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)  # summed over the non-zeros at the end
     for o_first in tl.range(start, stop, BLOCK_K):
@@ -122,7 +124,7 @@ def _weighted_rows_kernel(
 
 
 def weighted_rows(
-    values: Tensor, weight: Tensor, seed: Tensor | None, dropout: float, pattern: Any, back: bool
+    values: Tensor, weight: Tensor, seed: Tensor | None, dropout: float | Tensor, pattern: Any, back: bool
 ) -> Tensor | None:
     """Return X W `[rows, D]`, or X^T W `[columns, D]` if `back`; values, weight and seed may have an axis of models.
 
@@ -130,6 +132,8 @@ def weighted_rows(
     """
     if torch.float64 in (values.dtype, weight.dtype):
         return None
+    if seed is not None and isinstance(dropout, Tensor):
+        seed = seed.expand(torch.broadcast_shapes(seed.shape, dropout.shape))
     batch = torch.broadcast_shapes(values.shape[:-1], weight.shape[:-2], () if seed is None else seed.shape)
     pattern, place = pattern.transpose if back else (pattern, None)
     num_rows, channels = pattern.num_rows, weight.size(-1)

@@ -36,6 +36,6 @@ def linear(x: SparseFeatures, weight: Tensor) -> Tensor:
     Differentiable any number of times in the values and in the weights, the same bits every time; `torch.func.vmap`
     maps over both, with one kernel for all.
     """
-    out = _sums(x.undropped, weight, x.seed, x.pattern, x.p, False)
+    out = _sums(x.undropped, weight, x.seed, x.p, x.pattern, False)
     device = weight.device.type
     return out.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else out

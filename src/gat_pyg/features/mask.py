@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from ..kernels.device import load_kernels, missing_reason
-from ..philox import draw_seed, keep_mask, philox_blocks
+from ..kernels.models import in_front, save_arguments, saved_arguments
+from ..philox import draw_seed, keep_mask, mapped_draw, philox_blocks
 
 
-def drop(x: Tensor, p: float) -> Tensor:
+def drop(x: Tensor, p: float | Tensor) -> Tensor:
     """Return x k, where k is 0 with probability p, else 1 / (1 - p): `keep_mask`'s of size / 4 edges and four heads.
 
     The seed is drawn from torch's generator; where `torch.func.vmap` draws one for each of several models, each has the
@@ -35,7 +36,7 @@ def _kernels(device: str) -> Any:
     return load_kernels("features", device) if missing_reason(device) is None else None
 
 
-def mask_of(seed: Tensor, size: int, p: float, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
+def mask_of(seed: Tensor, size: int, p: float | Tensor, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
     """`[size]`, or `[S, size]` for seeds `[S]`: the mask of `drop` that follows from a seed; with `ids`, only these
     blocks of four words."""
     mask: Tensor = _Keep.apply(seed, size, p, torch.promote_types(dtype, torch.float32), ids)
@@ -44,7 +45,7 @@ def mask_of(seed: Tensor, size: int, p: float, dtype: torch.dtype, ids: Tensor |
 
 class _Keep(torch.autograd.Function):
     @staticmethod
-    def forward(seed: Tensor, size: int, p: float, dtype: torch.dtype, ids: Tensor | None) -> Tensor:
+    def forward(seed: Tensor, size: int, p: float | Tensor, dtype: torch.dtype, ids: Tensor | None) -> Tensor:
         kernels = _kernels(device := seed.device.type)
         if kernels is not None and not (device == "cuda" and dtype == torch.float64):
             mask: Tensor = kernels.keep(seed, size, p, dtype, ids)
@@ -58,40 +59,39 @@ class _Keep(torch.autograd.Function):
         ctx.mark_non_differentiable(output)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, seed: Tensor, size: int, *rest: Any) -> tuple[Tensor, int]:
-        mask: Tensor = _Keep.apply(seed.movedim(in_dims[0], 0).flatten(), size, *rest)
-        return mask.unflatten(0, (info.batch_size, *seed.shape[1:])), 0
+    def vmap(info: Any, in_dims: Any, seed: Tensor, size: int, p: Any, *rest: Any) -> tuple[Tensor, int]:
+        seed, p = mapped_draw(info, (in_dims[0], in_dims[2]), seed, p)
+        mask: Tensor = _Keep.apply(seed.flatten(), size, p, *rest)
+        return mask.unflatten(0, seed.shape), 0
 
 
 class _Drop(torch.autograd.Function):
     """x k for a seed, or seeds `[S]` and x `[S, ...]`; k is computed again in the backward pass."""
 
     @staticmethod
-    def forward(x: Tensor, seed: Tensor, p: float) -> Tensor:
+    def forward(x: Tensor, seed: Tensor, p: float | Tensor) -> Tensor:
         dropped: Tensor = _kernels(x.device.type).drop(x, seed, p)
         return dropped
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        _, seed, ctx.p = inputs
-        ctx.save_for_backward(seed)
-        ctx.save_for_forward(seed)
+        _, seed, p = inputs
+        save_arguments(ctx, seed, p)
+        ctx.save_for_forward(seed, p if isinstance(p, Tensor) else None)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _Drop.apply(grad, *ctx.saved_tensors, ctx.p), None, None
+        return _Drop.apply(grad, *saved_arguments(ctx)), None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        dropped: Tensor = _Drop.apply(tangent, *ctx.saved_tensors, ctx.p)
+        dropped: Tensor = _Drop.apply(tangent, *saved_arguments(ctx))
         return dropped
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, seed: Tensor, p: float) -> tuple[Tensor, int]:
-        x, seed = (
-            tensor.expand(info.batch_size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
-            for tensor, axis in zip((x, seed), in_dims, strict=False)
-        )
+    def vmap(info: Any, in_dims: Any, x: Tensor, seed: Tensor, p: float | Tensor) -> tuple[Tensor, int]:
+        x = in_front(x, in_dims[0], info.batch_size)
+        seed, p = mapped_draw(info, in_dims[1:], seed, p)
         if seed.dim() == 1:
             return _Drop.apply(x, seed, p), 0
         return _Drop.apply(x.flatten(0, 1), seed.flatten(), p).unflatten(0, seed.shape), 0

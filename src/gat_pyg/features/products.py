@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..kernels.device import load_kernels, missing_reason, result_dtype
-from ..kernels.models import each_cotangent, in_forward_mode
+from ..kernels.models import each_cotangent, in_forward_mode, save_arguments, saved_arguments
 from .pattern import Pattern
 from .sparse import _dropped
 
@@ -19,9 +19,9 @@ from .sparse import _dropped
 # In forward mode plain torch computes both, as in `attention.segment`.
 
 
-def _sums(values: Tensor, weight: Tensor, seed: Tensor | None, pattern: Pattern, p: float, back: bool) -> Tensor:
+def _sums(values: Tensor, weight: Tensor, seed: Tensor | None, p: Any, pattern: Pattern, back: bool) -> Tensor:
     if not in_forward_mode():
-        out: Tensor = _Sums.apply(values, weight, seed, pattern, p, back)
+        out: Tensor = _Sums.apply(values, weight, seed, p, pattern, back)
         return out
     values = values if seed is None else _dropped(values, seed, p)
     row, col, num_rows = pattern.row, pattern.col, pattern.num_rows
@@ -41,19 +41,19 @@ def _products(left: Tensor, right: Tensor, pattern: Pattern) -> Tensor:
 class _Sums(torch.autograd.Function):
     """X W `[rows, D]`, or X^T W `[columns, D]` if `back`, of the matrix with these values, dropped out by the seed.
 
-    Values, weight and seed may have an axis in front.
+    Values, weight, seed and a tensor p may have an axis in front.
     """
 
     @staticmethod
-    def forward(values: Tensor, weight: Tensor, seed: Tensor | None, pattern: Pattern, p: float, back: bool) -> Tensor:
+    def forward(values: Tensor, weight: Tensor, seed: Tensor | None, p: Any, pattern: Pattern, back: bool) -> Tensor:
         out = _weighted_rows(values, weight, seed, p, pattern, back)
         if out is not None:
             return out
         if seed is not None:
-            return _Sums.forward(_dropped(values, seed, p), weight, None, pattern, p, back)
+            return _Sums.forward(_dropped(values, seed, p), weight, None, p, pattern, back)
         if batch := values.shape[:-1] or weight.shape[:-2]:
             values, weight = (t.expand(*batch, *t.shape[-own:]).flatten(0, 1) for t, own in ((values, 1), (weight, 2)))
-            sums = _Sums.forward(values, weight, None, pattern.copies(*batch), p, back)
+            sums = _Sums.forward(values, weight, None, p, pattern.copies(*batch), back)
             return sums.view(*batch, -1, weight.size(-1))
         if back:
             pattern, place = pattern.transpose
@@ -69,27 +69,26 @@ class _Sums(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.pattern, ctx.p, ctx.back = inputs
-        ctx.save_for_backward(*tensors)
+        save_arguments(ctx, *inputs)
 
     @staticmethod
     @each_cotangent
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        values, weight, seed = ctx.saved_tensors
+        values, weight, seed, p, pattern, back = saved_arguments(ctx)
         grad_values = grad_weight = None
         if ctx.needs_input_grad[0]:
-            left, right = (weight, grad) if ctx.back else (grad, weight)
-            products = _products(left, right, ctx.pattern)
-            products = products if seed is None else _dropped(products, seed, ctx.p)
+            left, right = (weight, grad) if back else (grad, weight)
+            products = _products(left, right, pattern)
+            products = products if seed is None else _dropped(products, seed, p)
             grad_values = products.sum_to_size(values.shape)
         if ctx.needs_input_grad[1]:
-            sums = _sums(values, grad, seed, ctx.pattern, ctx.p, not ctx.back)
+            sums = _sums(values, grad, seed, p, pattern, not back)
             grad_weight = sums.sum_to_size(weight.shape)
         return grad_values, grad_weight, None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-        return _each(_Sums, info.batch_size, in_dims, args, (1, 2, 0))
+        return _each(_Sums, info.batch_size, in_dims, args, (1, 2, 0, 0))
 
 
 class _Products(torch.autograd.Function):
@@ -114,9 +113,9 @@ class _Products(torch.autograd.Function):
         left, right = ctx.saved_tensors
         grad_left = grad_right = None
         if ctx.needs_input_grad[0]:
-            grad_left = _sums(grad, right, None, ctx.pattern, 0.0, False).sum_to_size(left.shape)
+            grad_left = _sums(grad, right, None, 0.0, ctx.pattern, False).sum_to_size(left.shape)
         if ctx.needs_input_grad[1]:
-            grad_right = _sums(grad, left, None, ctx.pattern, 0.0, True).sum_to_size(right.shape)
+            grad_right = _sums(grad, left, None, 0.0, ctx.pattern, True).sum_to_size(right.shape)
         return grad_left, grad_right, None
 
     @staticmethod
@@ -125,15 +124,15 @@ class _Products(torch.autograd.Function):
 
 
 def _weighted_rows(
-    values: Tensor, weight: Tensor, seed: Tensor | None, p: float, pattern: Pattern, back: bool
+    values: Tensor, weight: Tensor, seed: Tensor | None, p: float | Tensor, pattern: Pattern, back: bool
 ) -> Tensor | None:
     """Return X W, or X^T W if `back`, of several sparse matrices with one pattern.
 
     With a seed, the values are dropped out as by `keep`. `values` `[nnz]`, `weight` `[columns, D]`, or `[rows, D]`
-    if `back`, and `seed`: at least one of them has an axis in front. Returns None for a single matrix,
+    if `back`, `seed` and `p`: at least one of them has an axis in front. Returns None for a single matrix,
     for which torch is as fast, and if there is no kernel.
     """
-    several = values.dim() > 1 or weight.dim() > 2 or (seed is not None and seed.dim() > 0)
+    several = values.dim() > 1 or weight.dim() > 2 or any(isinstance(t, Tensor) and t.dim() > 0 for t in (seed, p))
     device = weight.device.type
     if not several or torch.compiler.is_compiling() or missing_reason(device) is not None:
         return None
@@ -149,7 +148,7 @@ def _each(function: Any, n: int, in_dims: Any, args: Any, dims: tuple[int, ...])
     operands, rest = args[: len(dims)], args[len(dims) :]
     front = [t if dim is None else t.movedim(dim, 0) for t, dim in zip(operands, in_dims, strict=False)]
     several = [
-        t is not None and t.dim() - ndim > (dim is not None)
+        isinstance(t, Tensor) and t.dim() - ndim > (dim is not None)
         for t, dim, ndim in zip(operands, in_dims, dims, strict=False)
     ]
     if not any(several):

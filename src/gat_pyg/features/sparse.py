@@ -29,7 +29,7 @@ class SparseFeatures(Tensor):
     pattern: Pattern
     undropped: Tensor  # [nnz], the values before dropout, or [H, nnz] of H matrices with one pattern
     seed: Tensor | None  # of the dropout, or [H]
-    p: float
+    p: float | Tensor  # of the dropout
 
     @staticmethod
     def __new__(cls, x: Tensor, content: Tensor | None = None) -> SparseFeatures:
@@ -52,7 +52,7 @@ class SparseFeatures(Tensor):
         """True for H matrices with one pattern."""
         return self.undropped.dim() > 1 or (self.seed is not None and self.seed.dim() > 0)
 
-    def dropped(self, p: float, *times: int) -> SparseFeatures:
+    def dropped(self, p: float | Tensor, *times: int) -> SparseFeatures:
         """Dropout of the values, drawn H times where `times` is H: then these are H matrices."""
         own = SparseFeatures(self, self.content)
         seeds = [draw_seed(self.device) for _ in range(math.prod(times))]
@@ -96,5 +96,5 @@ def adjacency(edge_index: Tensor, edge_weight: Tensor, num_nodes: int) -> Sparse
     return SparseFeatures(matrix.to_sparse_csr())
 
 
-def _dropped(values: Tensor, seed: Tensor, p: float) -> Tensor:
+def _dropped(values: Tensor, seed: Tensor, p: float | Tensor) -> Tensor:
     return values * mask_of(seed, values.size(-1), p, values.dtype)

@@ -1,6 +1,6 @@
 """Several stacked models as one call: the rules by which torch maps over kernels.
 
-A batch of features or of models is an axis in front of every operand, and of the seed.
+A batch of features or of models is an axis in front of every operand, of the seed and of a tensor p of dropout.
 """
 
 from __future__ import annotations
@@ -14,6 +14,24 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 
+def save_arguments(ctx: Any, *values: Any) -> None:
+    """Store arguments of an autograd function for its backward pass: tensors and other values, in their order."""
+    ctx.others = [None if isinstance(value, Tensor) else value for value in values]
+    ctx.save_for_backward(*(value if isinstance(value, Tensor) else None for value in values))
+
+
+def saved_arguments(ctx: Any) -> list[Any]:
+    """Return what `save_arguments` has stored."""
+    return [other if value is None else value for value, other in zip(ctx.saved_tensors, ctx.others, strict=True)]
+
+
+def in_front(value: Any, dim: int | None, size: int) -> Any:
+    """Return a tensor with its mapped dimension in front, repeated if it has none; another value as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
+
+
 def in_forward_mode() -> bool:
     """Return whether a forward-mode derivative is being computed: `torch.func.jvp`, `jacfwd`, `forward_ad`."""
     return forward_ad._current_level >= 0
@@ -25,12 +43,9 @@ def each_model(function: Any, batch_size: int, in_dims: Any, args: Any, x: int) 
     If x, the argument at that position, has an axis of models already, the two become one.
     """
     nested = args[x].dim() - (in_dims[x] is not None) == 4
-    operands = []
-    for arg, dim in zip(args, in_dims, strict=True):
-        if isinstance(arg, Tensor):
-            arg = arg.expand(batch_size, *arg.shape) if dim is None else arg.movedim(dim, 0)
-            arg = arg.flatten(0, 1) if nested else arg
-        operands.append(arg)
+    operands = [in_front(arg, dim, batch_size) for arg, dim in zip(args, in_dims, strict=True)]
+    if nested:
+        operands = [arg.flatten(0, 1) if isinstance(arg, Tensor) else arg for arg in operands]
     results = function.apply(*operands)
     return tuple(t.unflatten(0, (batch_size, -1)) if nested else t for t in results), 0
 

@@ -358,7 +358,7 @@ def forward(
     score: Additive,
     edges: Edges,
     edge_weight: Tensor | None,
-    dropout: float,
+    dropout: float | Tensor,
     seed: Tensor | None,
     dtype: torch.dtype,
     saves_output: bool,
@@ -384,7 +384,7 @@ def backward(
     score: Additive,
     edges: Edges,
     edge_weight: Tensor | None,
-    dropout: float,
+    dropout: float | Tensor,
     seed: Tensor | None,
     out: Tensor | None,
     saved: tuple[Tensor, ...],
@@ -421,7 +421,7 @@ def backward(
 
     launch = _Backward(edges, terms, float(score.negative_slope), models.numel(), heads)
     features = {"p_grad": grad, "p_edge_weight": weight, "p_grad_x": grad_x, "p_grad_weight": grad_weight}
-    features |= drop_arguments(dropout, seed, edges.dropout_ids_by_src if dropout else None)
+    features |= drop_arguments(dropout, seed, None if seed is None else edges.dropout_ids_by_src)
     by_src = {"p_grad_src": grad_src, "p_grad_edge": grad_edge}
     scored = score_src is not None or score_dst is not None or edge_grad
     if scored or grad_weight is not None:

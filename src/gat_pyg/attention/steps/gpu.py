@@ -160,7 +160,7 @@ def forward_pass(
     x: Tensor,
     edges: Edges,
     models: int,
-    dropout: float,
+    dropout: float | Tensor,
     seed: Tensor | None,
     dtype: torch.dtype,
     **operands: Any,

@@ -50,9 +50,14 @@ def draw(
             return splat_value(builder, value, DRAWN)
 
         low, half = const(0xFFFFFFFF), const(32)
-        keys, threshold, scale = (builder.extract_value(drop, item) for item in range(3))
-        keys = context.make_array(signature.args[5][0])(context, builder, keys).data
-        key = splat(builder.load(builder.gep(keys, [model])))
+        drawn, scales = (
+            context.make_array(signature.args[5][item])(context, builder, builder.extract_value(drop, item)).data
+            for item in range(2)
+        )
+        twice = builder.shl(model, I64(1))
+        key = splat(builder.load(builder.gep(drawn, [twice])))
+        threshold = builder.load(builder.gep(drawn, [builder.add(twice, I64(1))]))
+        scale = builder.load(builder.gep(scales, [model]))
         edge = _edges(builder, ids if has_ids else None, edge, count, DRAWN // fours)
         edge = builder.shuffle_vector(edge, edge, indices(lane // fours for lane in range(DRAWN)))
         c0, c1, c3 = builder.and_(edge, low), builder.lshr(edge, half), const(0)
@@ -95,6 +100,6 @@ def _edges(builder: Any, ids: Any, edge: Any, count: Any, width: int) -> Any:
 @inline
 def draw_row(keep: Any, drop: Any, model: int, begin: int, n: int, head: int, lanes: Any) -> None:
     """k_ij of the n edges from `begin` on, for the heads of a vector, `head` the first of them."""
-    heads, ids = 1 << len(lanes), pointer(drop[3], 0)
+    heads, ids = 1 << len(lanes), pointer(drop[2], 0)
     for k in range(0, n, DRAWN // max(1, heads // 4)):
         draw(keep, k * heads, ids, np.int64(begin + k), n - k, drop, model, head // 4, lanes)

@@ -254,13 +254,13 @@ def exp(x: np.ndarray) -> Any:
 def draw(
     keep: Memory, at: int, ids: Memory | None, edge: int, count: int, drop: Any, model: int, quad: int, lanes: Any
 ) -> None:
-    keys, threshold, scale, _ = drop
+    (key, threshold), scale = drop[0][model].values, drop[1][model]
     heads, drawn = _width(lanes), 16
     fours, words = max(1, heads // 4), min(4, heads)
     width = drawn // fours
     edges = edge + np.arange(width) if ids is None else load(ids, edge, width, count)
     edges = np.repeat(edges.astype(np.uint64), fours)
-    low, half, key = np.uint64(0xFFFFFFFF), np.uint64(32), np.int64(keys[model]).astype(np.uint64)
+    low, half, key = np.uint64(0xFFFFFFFF), np.uint64(32), key.astype(np.uint64)
     c0, c1, c3 = edges & low, edges >> half, np.zeros(drawn, np.uint64)
     c2 = np.tile(np.arange(fours, dtype=np.uint64), drawn // fours) + np.uint64(quad)
     k0, k1 = key & low, key >> half

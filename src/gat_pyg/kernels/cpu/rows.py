@@ -264,19 +264,18 @@ class Shape(NamedTuple):
         np.sum(shaped, 1, out=elements(total).reshape(self.models, row))
         return total
 
-    def drop(self, seed: Tensor | None, dropout: float, ids: Tensor | None = None) -> Any:
-        """Keys of the models, threshold, scale, ids: an edge is kept if its random word reaches the threshold.
+    def drop(self, seed: Tensor | None, dropout: float | Tensor, ids: Tensor | None = None) -> Any:
+        """Key and threshold of each model, its scale, ids: an edge is kept if its random word reaches the threshold.
 
         Valid as long as `ids`.
         """
-        if seed is None or dropout == 0.0:
+        if seed is None:
             return None
-        scale = self.dtype.type(1 / (1 - dropout)) if dropout < 1 else self.dtype.type(0)
-        keys, least = (
-            np.array(seed.tolist(), np.int64).reshape(-1),
-            np.int64(min(math.floor(dropout * 2**32), 2**32 - 1)),
-        )
-        return keys, least, scale, None if ids is None else elements(ids)
+        keys = seed.reshape(-1).tolist()
+        each = dropout.expand(seed.shape).reshape(-1).tolist() if isinstance(dropout, Tensor) else [dropout] * len(keys)
+        drawn = [(key, min(int(p * 2**32), 2**32 - 1)) for key, p in zip(keys, each, strict=True)]
+        scales = [1 / (1 - p) if p < 1 else 0.0 for p in each]
+        return np.array(drawn, np.int64), np.array(scales, self.dtype), None if ids is None else elements(ids)
 
 
 def _dtype(*tensors: Tensor | None) -> np.dtype[Any]:

@@ -26,7 +26,8 @@ def draw(
 ):
     """Attention dropout k `[edges, heads]`: 0 where word h % 4 of Philox(seed; edge, h // 4) is below the threshold.
 
-    In a stack, h counts the heads of one model, and the seed is that model's.
+    In a stack, h counts the heads of one model, and the seed is that model's, as are threshold and scale where they are
+    pointers.
     """
     i_edge = i_edge.to(tl.int64)
     low, high = (i_edge & 0xFFFFFFFF).to(tl.uint32)[:, None], (i_edge >> 32).to(tl.uint32)[:, None]
@@ -42,7 +43,18 @@ def draw(
         zero = tl.zeros([BLOCK_E, BLOCK_H], tl.uint32)
         w0, w1, w2, w3 = tl.philox(b_seed, zero + low, zero + high, zero + (i_h // 4).to(tl.uint32), zero)
         b_word = tl.where(i_h % 4 < 2, tl.where(i_h % 4 == 0, w0, w1), tl.where(i_h % 4 == 2, w2, w3))
-    return tl.where(b_word >= threshold, keep_scale, 0.0)
+    i_model = 0 if models is None else tl.minimum((i_head + tl.arange(0, BLOCK_H)) // EACH, models - 1)[None, :]
+    b_threshold, b_scale = limits(threshold, keep_scale, i_model)
+    return tl.where(b_word >= b_threshold, b_scale, 0.0)
+
+
+@triton.jit
+def limits(threshold, keep_scale, i_model):
+    """The threshold and the scale: numbers, or of each model where they are pointers."""
+    if threshold.dtype.is_ptr():
+        return tl.load(threshold + i_model), tl.load(keep_scale + i_model)
+    else:
+        return threshold, keep_scale
 
 
 @triton.jit
@@ -76,14 +88,21 @@ def _of_model(p_seed, i_all, models, EACH: tl.constexpr):
         return tl.load(p_seed + i_model)[None, :], i_all - i_model * EACH
 
 
-def drop_arguments(dropout: float, seed: Tensor | None, ids: Tensor | None = None) -> dict[str, Any]:
-    """Return the dropout arguments of a kernel; an edge is kept if its random word is at least the threshold."""
-    if dropout == 0.0 or seed is None:
+def drop_arguments(dropout: float | Tensor, seed: Tensor | None, ids: Tensor | None = None) -> dict[str, Any]:
+    """Return the dropout arguments of a kernel; an edge is kept if its random word is at least the threshold.
+
+    The threshold is a number of 32 bits without a sign, or, like the scale, a pointer to one for each seed.
+    """
+    if seed is None:
         return {"p_seed": None, "p_dropout_ids": None, "threshold": 0, "keep_scale": 1.0}
     shared = {"p_seed": seed.contiguous(), "p_dropout_ids": ids}
+    if isinstance(dropout, Tensor):
+        p = dropout.double().expand(seed.shape).reshape(-1)
+        return {**shared, "threshold": (p * 2**32).long(), "keep_scale": (1.0 - p).reciprocal().float()}
     if dropout == 1.0:
         return {**shared, "threshold": 0, "keep_scale": 0.0}
-    return {**shared, "threshold": int(dropout * 2**32), "keep_scale": 1.0 / (1.0 - dropout)}
+    least = int(dropout * 2**32)
+    return {**shared, "threshold": least - (least >> 31 << 32), "keep_scale": 1.0 / (1.0 - dropout)}
 
 
 @triton.jit(do_not_specialize=["num_edges", "threshold", "models"])
@@ -93,6 +112,7 @@ def _kept_kernel(
     p_kept,
     num_edges,
     threshold,
+    keep_scale,
     models,
     EACH: tl.constexpr,
     BLOCK_E: tl.constexpr,
@@ -102,13 +122,13 @@ def _kept_kernel(
     H = all_models(EACH, models)
     i_edge = tl.program_id(0).to(tl.int64) * BLOCK_E + tl.arange(0, BLOCK_E)
     i_h, m_e = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H), i_edge < num_edges
-    b_keep = keep(p_seed, p_dropout_ids, i_edge, m_e, threshold, 1.0, models, EACH, BLOCK_E, BLOCK_H)
+    b_keep = keep(p_seed, p_dropout_ids, i_edge, m_e, threshold, keep_scale, models, EACH, BLOCK_E, BLOCK_H)
     p_block = p_kept + offset(i_edge, H)[:, None] + i_h[None, :]
     tl.store(p_block, b_keep > 0.0, mask=m_e[:, None] & (i_h < H)[None, :])
 
 
-def kept(seed: Tensor, edges: int | Tensor, heads: int, threshold: int) -> Tensor:
-    """Return whether coefficients are kept, `[E, H]`; arguments as of `philox.draw_kept`, with its threshold."""
+def kept(seed: Tensor, edges: int | Tensor, heads: int, p: float | Tensor) -> Tensor:
+    """Return whether coefficients are kept, `[E, H]`; arguments as of `philox.draw_kept`."""
     ids = None if isinstance(edges, int) else edges.contiguous()
     num_edges = edges if isinstance(edges, int) else edges.numel()
     result, block_h = torch.empty(num_edges, heads, dtype=torch.bool, device=seed.device), min(8, heads)
@@ -116,11 +136,9 @@ def kept(seed: Tensor, edges: int | Tensor, heads: int, threshold: int) -> Tenso
         block_h = triton.next_power_of_2(block_h)
         with torch.cuda.device_of(seed):
             _kept_kernel[(triton.cdiv(num_edges, 512 // block_h), triton.cdiv(heads, block_h))](
-                seed.contiguous(),
-                ids,
-                result,
-                num_edges,
-                threshold,
+                p_kept=result,
+                num_edges=num_edges,
+                **drop_arguments(p, seed, ids),
                 **stack_arguments(seed.numel(), heads),
                 BLOCK_E=512 // block_h,
                 BLOCK_H=block_h,
