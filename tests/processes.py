@@ -30,7 +30,7 @@ IMPORTED = [
     "gat_pyg.baselines.mlp",
     "gat_pyg.data",
     "gat_pyg.distributed.halo",
-    "gat_pyg.experiments.job",
+    "gat_pyg.experiments.search",
     "gat_pyg.graph.partition",
     "gat_pyg.models.gat",
     "gat_pyg.seeds",

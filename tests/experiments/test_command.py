@@ -16,7 +16,6 @@ from omegaconf import OmegaConf
 import gat_pyg
 import gat_pyg.run
 from gat_pyg.experiments import folder
-from gat_pyg.experiments.command import translated
 
 LIGHT = """
 import sys
@@ -91,9 +90,6 @@ def test_a_stdout_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatc
     ("sweeper", "remedy"),
     [
         ({}, None),
-        ({"direction": "maximize"}, None),
-        ({"direction": "minimize"}, "direction=maximize"),
-        ({"direction": ["maximize", "minimize"]}, "direction=maximize"),
         ({"optim": {"maximize": False}}, "optim.maximize=true"),
         ({"ax_config": {"experiment": {"minimize": True}}}, "ax_config.experiment.minimize=false"),
     ],
@@ -106,13 +102,6 @@ def test_a_sweeper_that_would_select_the_worst_run_is_refused(
     folder.Invocation(Path(), False, None, ()).check()
     with nullcontext() if remedy is None else pytest.raises(ValueError, match=rf"Use hydra\.sweeper\.{remedy}\."):
         folder.Invocation(Path(), True, None, ()).check()
-
-
-def test_a_search_by_optuna_maximises():
-    search = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=9"]
-    assert translated(search) == [*search, "hydra.sweeper.direction=maximize"]
-    own = [*search, "hydra.sweeper.direction=minimize"]
-    assert translated(own) == own  # which is refused
 
 
 def test_every_public_name_is_defined() -> None:

@@ -62,18 +62,16 @@ def translated(arguments: Sequence[str]) -> list[str]:
     """Return the arguments for Hydra: without recipes that do not apply, and with settings of a class as additions.
 
     A setting of the model, for example, may be there already, by its file or a recipe, or not. `++` works for both;
-    `Settings.parse` checks that the class or function has such an argument. A search by Optuna maximises what a run
-    returns. Switches may stand between settings, where Hydra does not read them.
+    `Settings.parse` checks that the class or function has such an argument. Switches may stand between settings, where
+    Hydra does not read them.
 
     >>> translated(["dataset=cora", "model.norm=batch", "-m", "+model.encoder=32,64"])
     ['-m', 'dataset=cora', '++model.norm=batch', '++model.encoder=32,64']
     """
     arguments = sorted(arguments, key=lambda text: text not in SWITCHES)
-    names = names_of(arguments)
-    optuna = "hydra/sweeper=optuna" in arguments and "hydra.sweeper.direction" not in names
     return [
         f"++{text.lstrip('+')}" if text.lstrip("+").startswith(ADDED) and "=" in text else text
-        for text in (*without_recipes(arguments), *["hydra.sweeper.direction=maximize"] * optuna)
+        for text in without_recipes(arguments)
     ]
 
 

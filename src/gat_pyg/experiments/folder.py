@@ -28,9 +28,8 @@ PARENT = "GAT_PYG_PARENT"  # environment variable: the id of the process that st
 AT_ONCE = 100  # jobs that one process holds at the same time: each has an open file, its lock
 PAUSE = 0.2  # seconds between two attempts to lock a file
 LOCK, SWEEP = ".lock", "multirun.yaml"
-# The direction of a search by Optuna, Nevergrad and Ax: the setting of `hydra.sweeper`, its wrong and its right value
+# The direction of a search by Nevergrad and Ax: the setting of `hydra.sweeper`, its wrong and its right value
 DIRECTIONS = {
-    "direction": ("minimize", "maximize"),
     "optim.maximize": (False, "true"),
     "ax_config.experiment.minimize": (True, "false"),
 }
@@ -59,8 +58,7 @@ class Invocation(NamedTuple):
             raise ValueError(f"hydra.{mode}.dir is empty, expected the path of a folder.")
         sweeper = flattened(hydra["sweeper"]) if self.multirun else {}
         for name, (wrong, right) in DIRECTIONS.items():
-            values = sweeper.get(name)
-            if wrong in (values if isinstance(values, list) else [values]):
+            if sweeper.get(name) is wrong:
                 raise ValueError(
                     f"hydra.sweeper.{name} is {wrong}, but runs return a score that is highest for the best: the "
                     f"validation score, negated if lower is better. Use hydra.sweeper.{name}={right}."

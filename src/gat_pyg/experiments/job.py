@@ -52,6 +52,10 @@ from .unused import check_effects
 T = TypeVar("T")
 
 
+class DivergedError(ValueError):
+    """No epoch of a run ended with a finite validation loss and score."""
+
+
 class Request(NamedTuple):
     """The checked settings of a job, and Hydra's part of it."""
 
@@ -235,7 +239,7 @@ def _end(job: Job, task: Task, together: bool) -> float:
     if diverged:
         others = f" The results of the others are in {relative_path(Path(settings.results))}." if results else ""
         seeds = ", ".join(map(str, diverged))
-        raise ValueError(
+        raise DivergedError(
             f"{len(diverged)} of {settings.runs} runs diverged (seed {seeds}): no epoch ended with a finite "
             f"validation loss and score. A smaller training.lr may help.{others}"
         )
