@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import BatchNorm, PNAConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
+from ..data.encodings import encoded
 from ..data.from_pyg import from_dataset, from_file
 from ..data.raw import data_root, is_of_network, not_downloaded
 from ..data.splits import TEST, VAL, check_classes
@@ -30,7 +31,6 @@ from ..models.encoders import num_categories, num_unknown
 from ..models.gat import GAT
 from ..tasks.metrics import LINKS
 from ..tasks.model import members, takes_sparse
-from ..tasks.node_ids import has_ids
 from ..tasks.objective import SPLITS
 from ..tasks.task import Task
 from ..training.batching import Parts, is_divided
@@ -135,6 +135,8 @@ def read_task(settings: Settings) -> Task:
         raise ValueError(
             f"split.split is {settings.split.split}, but {task.name} has one split. Leave out split.split."
         )
+    if settings.encoding.target is not None:
+        task = encoded(task, settings.encoding.values, settings.data_root)
     return task if settings.metric is None else task.scored_by(settings.metric)
 
 
@@ -176,7 +178,7 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
     parameters = inspect.signature(kind).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     encoder: int | None = factory.get("encoder")
-    if encoder is None and task.num_features == 1 and has_ids(task.shared_graph):
+    if encoder is None and task.preparation.num_nodes is not None:
         raise ValueError(
             f"{task.name} has no features but the ids of its nodes, for learnt embeddings. Give their width: "
             "model.encoder=64."
@@ -208,7 +210,8 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
         arguments |= {key: values[:-1] for key, values in with_output_layer(factory).items()}
     if encoder is not None:
         arguments = {"model": {"_target_": target, **arguments}, "channels": encoder}
-        arguments["categories"] = num_categories(data.x for data in task.train)
+        categories = num_categories(task.features(data) for data in task.train)
+        arguments["categories"] = [*categories, *[0] * task.num_encodings]  # which are continuous
         if "edge_dim" in sizes:
             features = (cast(Tensor, data.edge_attr) for data in task.train)
             arguments["edge_categories"] = num_categories(features, "edge_attr")

@@ -22,7 +22,7 @@ from .conf import config_folder
 
 VERSION = 2  # part of every hash: increase it if a default in conf/config.yaml or the choice of hashed settings changes
 # Groups that determine what is learnt
-GROUPS = ("dataset", "model", "training", "loss", "optimizer", "scheduler", "split", "trainer", "loader")
+GROUPS = ("dataset", "encoding", "model", "training", "loss", "optimizer", "scheduler", "split", "trainer", "loader")
 OTHERS = ("metric", "task", "content", "code")  # further settings that determine it, outside of these groups
 UNHASHED = frozenset(  # settings in these groups that do not determine it
     {

@@ -316,9 +316,9 @@ class ModelFactory(Factory):
 
 FACTORIES = {
     **{"dataset": Factory, "model": ModelFactory, "trainer": Factory, "logger": Factory},
-    **{"optimizer": Factory, "scheduler": Factory},
+    **{"encoding": Factory, "optimizer": Factory, "scheduler": Factory},
 }
-OPTIONAL = ("logger", "scheduler")  # groups that may be empty
+OPTIONAL = ("encoding", "logger", "scheduler")  # groups that may be empty
 GROUPS = {"training": Training, "loss": Loss, "split": Split, "loader": Loader}
 
 
@@ -331,6 +331,7 @@ class Settings:
     loader: Loader
     trainer: Factory
     logger: Factory
+    encoding: Factory
     optimizer: Factory
     scheduler: Factory
     training: Training
@@ -413,9 +414,11 @@ class Settings:
             )
         dataset = self.on_split(0).dataset if self.on_all_splits else self.dataset
         used = [] if self.is_table else [dataset, self.model]  # each cell of a table has its own
-        for factory in (*used, self.trainer, self.logger, self.optimizer, self.scheduler):
+        for factory in (*used, self.trainer, self.logger, self.encoding, self.optimizer, self.scheduler):
             if factory.target is not None or factory.group not in OPTIONAL:
                 factory.check()
+        if self.encoding.target is not None:
+            self.encoding()  # for a value that the class refuses
         self._check_optimisation()
 
     def _check_optimisation(self) -> None:

@@ -23,8 +23,8 @@ def molecule_of(data: Data) -> Any:
     """Return the RDKit molecule of a graph with OGB's or PyG's categories of atoms and bonds.
 
     A graph is a molecule if a carbon atom has four bonds, every atom has as many neighbours as its features count,
-    and every bond has one of the four orders. Molecules without carbon are not recognised. The result is None for
-    another graph, and without RDKit.
+    and every bond has one of the four orders. Molecules without carbon are not recognised. Further columns of x, such
+    as encodings, are not read. The result is None for another graph, and without RDKit.
 
     Example:
         >>> x = torch.tensor([[5, 0, 4, 5, 3, 0, 2, 0, 0], [7, 0, 2, 5, 1, 0, 2, 0, 0]])  # methanol
@@ -34,9 +34,9 @@ def molecule_of(data: Data) -> Any:
         [('C', 3), ('O', 1)]
     """
     x, edge_index, edge_attr = data.x, data.edge_index, data.edge_attr
-    if x is None or edge_attr is None or x.dim() != 2 or x.size(1) != 9 or edge_attr.shape[1:] != (3,):
+    if x is None or edge_attr is None or x.dim() != 2 or x.size(1) < 9 or edge_attr.shape[1:] != (3,):
         return None
-    x, edge_index, edge_attr = x.cpu(), edge_index.cpu(), edge_attr.cpu()
+    x, edge_index, edge_attr = x[:, :9].cpu(), edge_index.cpu(), edge_attr.cpu()
     count, hydrogens = degree(edge_index[0], x.size(0)), x[:, _HYDROGENS]
     if (x != x.round()).any() or (x < 0).any() or (x[:, _DEGREE] != count + hydrogens).any():
         return None

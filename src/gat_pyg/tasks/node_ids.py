@@ -27,6 +27,6 @@ def num_nodes(data: Data) -> int:
     return int(data.edge_index.max()) + 1 if data.edge_index.numel() else 0
 
 
-def has_ids(data: Data | None) -> bool:
+def has_ids(x: Tensor) -> bool:
     """Return True if the only feature of a graph's nodes is their id."""
-    return data is not None and data.x.size(1) == 1 and torch.equal(data.x, node_ids(data.x.size(0)))
+    return x.size(1) == 1 and torch.equal(x, node_ids(x.size(0)))

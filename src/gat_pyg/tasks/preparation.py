@@ -14,6 +14,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.transforms import BaseTransform
 
 from .checks import check_finite
+from .encodings import Encoding, LaplacianPE, RandomWalkPE
 from .node_ids import node_ids, num_nodes
 from .objective import Objective
 
@@ -47,6 +48,9 @@ class Standardize(BaseTransform):  # type: ignore[misc]
         return {"_target_": f"{__name__}.Standardize", "mean": self.mean.tolist(), "std": self.std.tolist()}
 
 
+OURS = {f"{kind.__module__}.{kind.__name__}": kind for kind in (Standardize, Encoding, RandomWalkPE, LaplacianPE)}
+
+
 @dataclass(frozen=True)
 class Preparation(BaseTransform):  # type: ignore[misc]
     """The data preparation of a trained run, as a PyG transform.
@@ -54,6 +58,8 @@ class Preparation(BaseTransform):  # type: ignore[misc]
     `gat_pyg.load(run).preparation(data)` and `Planetoid(root, "Cora", transform=model.preparation)` prepare data as
     they come from their source. Features that are already prepared do not change: a typical row is in the range
     `row_sum`, and after another preparation it would not be. Edges are always transformed.
+
+    If the run has encodings, they are appended as the last P of the F columns, unless x has all F columns already.
 
     The caller's `data` does not change. The result has dense features `[N, F]`, and `edge_attr` `[E, D]`, in torch's
     default dtype. Of a `Batch`, each graph is transformed on its own, as in training.
@@ -71,6 +77,17 @@ class Preparation(BaseTransform):  # type: ignore[misc]
     transforms: tuple[Mapping[str, Any], ...] = ()  # in order of application: the name of each class and its arguments
     row_sum: tuple[float, float] | None = None  # 1 % and 99 % quantiles of the training rows' absolute sums
     num_nodes: int | None = None  # N, if the only feature is the id of a node
+    encoding: Mapping[str, Any] | None = None  # the name of the class, an `Encoding`, and its arguments
+
+    @property
+    def num_encodings(self) -> int:
+        """P, the number of the last columns of x that are encodings."""
+        return 0 if self.encoding is None else len(self.encoding["mean"])
+
+    @property
+    def num_features(self) -> int:
+        """The number of columns of x without encodings."""
+        return self.in_channels - self.num_encodings
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain data for JSON."""
@@ -96,8 +113,8 @@ class Preparation(BaseTransform):  # type: ignore[misc]
         if not isinstance(data, Data):
             hint = " Use its to_homogeneous()." if hasattr(data, "to_homogeneous") else ""
             raise ValueError(
-                f"data is a {type(data).__name__}, expected a torch_geometric.data.Data with x [N, {self.in_channels}]."
-                f"{hint}"
+                f"data is a {type(data).__name__}, expected a torch_geometric.data.Data with x [N, "
+                f"{self.num_features}].{hint}"
             )
         if self.num_nodes is not None and data.x is None:
             if (N := num_nodes(data)) > self.num_nodes:
@@ -106,22 +123,30 @@ class Preparation(BaseTransform):  # type: ignore[misc]
                 )
             data.x = node_ids(self.num_nodes)
         if not isinstance(data.x, Tensor):
-            raise ValueError(f"data has no x, expected a torch_geometric.data.Data with x [N, {self.in_channels}].")
+            raise ValueError(f"data has no x, expected a torch_geometric.data.Data with x [N, {self.num_features}].")
         transforms = [build_transform(transform) for transform in self.transforms]
         if data.x.layout != torch.strided:
             data.x = data.x.to_dense()
+        encoded = data.x if data.x.dim() == 2 and data.x.size(1) == self.in_channels else None
+        if encoded is not None:
+            data.x = encoded[:, : self.num_features]
         x, fitted = data.x, self.fits(data.x)
         data = _transformed_graphs(data, transforms) if transforms else data
-        is_prepared = fitted and len(x) == len(data.x)  # else the graph has other nodes now
-        if is_prepared and (not self.fits(data.x) or torch.allclose(x.float(), data.x.float())):
+        has_its_nodes = len(x) == len(data.x)
+        if fitted and has_its_nodes and (not self.fits(data.x) or torch.allclose(x.float(), data.x.float())):
             data.x = x  # already prepared: standardising again would change it, normalising would round it
         data.x = data.x.to(torch.get_default_dtype())
-        self.check_width(data.x)
+        self._check_width(data.x, self.num_features)
+        if encoded is not None and has_its_nodes:
+            data.x = torch.cat([data.x, encoded[:, self.num_features :].to(data.x.dtype)], 1)
+        elif self.encoding is not None:
+            data = _transformed_graphs(data, [build_transform(self.encoding)])
         self._check_edge_attr(data)
         edge_attr = None if self.edge_dim is None else data.edge_attr
         check_finite(data.x, edge_attr, "data", data.get("batch"))
         if self.num_nodes is not None:
-            unknown = data.x[(data.x < 0) | (data.x >= self.num_nodes) | (data.x != data.x.round())]
+            ids = data.x[:, 0]
+            unknown = ids[(ids < 0) | (ids >= self.num_nodes) | (ids != ids.round())]
             if unknown.numel():
                 raise ValueError(
                     f"x has the node {unknown[0].item():g}, but the run learnt embeddings of {self.num_nodes} nodes, "
@@ -141,20 +166,28 @@ class Preparation(BaseTransform):  # type: ignore[misc]
         data.edge_attr = data.edge_attr.to(torch.get_default_dtype()).view(-1, self.edge_dim)
 
     def check_width(self, x: Tensor) -> None:
-        """Raise ValueError unless x has the run's number of features."""
-        if x.dim() != 2 or x.size(1) != self.in_channels:
+        """Raise ValueError unless x has the run's number of features, with encodings if it has some."""
+        if x.dim() == 2 and self.num_encodings and x.size(1) == self.num_features:
             raise ValueError(
-                f"x has shape {tuple(x.shape)}, expected (N, {self.in_channels}) as in the data that the run was "
-                "trained on. Use the same features in the same order."
+                f"x has shape {tuple(x.shape)}, expected (N, {self.in_channels}), with {self.num_encodings} columns of "
+                "the run's encoding, which gat_pyg.predict(run_dir, data) and model.preparation(data) append."
+            )
+        self._check_width(x, self.in_channels)
+
+    def _check_width(self, x: Tensor, width: int) -> None:
+        if x.dim() != 2 or x.size(1) != width:
+            raise ValueError(
+                f"x has shape {tuple(x.shape)}, expected (N, {width}) as in the data that the run was trained on. Use "
+                "the same features in the same order."
             )
 
     def fits(self, x: Tensor) -> bool:
         """Return True if x has the run's number of features, and a typical row is in the range of the run's rows."""
-        return x.dim() == 2 and x.size(1) == self.in_channels and self.difference(x) is None
+        return x.dim() == 2 and x.size(1) in (self.num_features, self.in_channels) and self.difference(x) is None
 
     def difference(self, x: Tensor) -> str | None:
         """Return a description of how a typical row of x differs from the run's training data, or None."""
-        sums = row_sums([x])
+        sums = row_sums([x], self.num_features)
         if self.row_sum is None or not sums.numel():
             return None
         (low, high), typical = self.row_sum, float(sums.median())
@@ -178,7 +211,7 @@ def _transformed_graphs(data: Data, transforms: Sequence[BaseTransform]) -> Data
 
 
 def build_transform(description: Mapping[str, Any]) -> BaseTransform:
-    """Build a transform, one of PyG's or `Standardize`, from the name of its class and its arguments.
+    """Build a transform, one of PyG's or of ours, from the name of its class and its arguments.
 
     Nothing is imported, and no other class is built.
 
@@ -192,8 +225,8 @@ def build_transform(description: Mapping[str, Any]) -> BaseTransform:
     target = str(description.get("_target_"))
     home, _, name = target.rpartition(".")
     kind: object = None
-    if target == f"{__name__}.Standardize":
-        kind = Standardize
+    if target in OURS:
+        kind = OURS[target]
     elif f"{home}.".startswith("torch_geometric.transforms."):
         kind = getattr(torch_geometric.transforms, name, None)
     if not isinstance(kind, type) or not issubclass(kind, BaseTransform):
@@ -218,22 +251,26 @@ def _argument(value: Any) -> Any:
     return [_argument(element) for element in value] if isinstance(value, (list, tuple)) else value
 
 
-def row_sums(features: Sequence[Tensor]) -> Tensor:
+def row_sums(features: Sequence[Tensor], num_features: int | None = None) -> Tensor:
     """Return the absolute sums of the rows of several x that are not zero, dense or CSR; of large ones, of a sample.
+
+    Only the first `num_features` columns count.
 
     Example:
         >>> row_sums([torch.tensor([[3.0, -4.0], [0.0, 0.0]])])
         tensor([7.])
     """
     step = max(1, sum(map(len, features)) // SAMPLE)
-    sums = torch.cat([_sums(x) if x.layout == torch.sparse_csr else _sums(x[::step]) for x in features])
+    rows = (x if x.layout == torch.sparse_csr else x[::step] for x in features)
+    sums = torch.cat([_sums(x, num_features or x.size(1)) for x in rows])
     return sums[sums > 0]
 
 
-def _sums(x: Tensor) -> Tensor:
+def _sums(x: Tensor, num_features: int) -> Tensor:
     if x.layout == torch.sparse_csr:
-        return torch.segment_reduce(x.values().float().abs(), "sum", offsets=x.crow_indices().long())
-    sums: Tensor = x.float().norm(p=1, dim=1)  # without a copy of the absolute values
+        values = x.values().float().abs() * (x.col_indices() < num_features)
+        return torch.segment_reduce(values, "sum", offsets=x.crow_indices().long())
+    sums: Tensor = x[:, :num_features].float().norm(p=1, dim=1)  # without a copy of the absolute values
     return sums
 
 

@@ -59,6 +59,7 @@ class Task:
     # Arguments of `from_dataset` on which the split depends: () if the data have a split, None if unknown
     split_arguments: tuple[str, ...] | None = field(default=None, repr=False)
     graph_names: InitVar[Mapping[int, str]] = MappingProxyType({})  # for messages, by id(graph)
+    encoding: Mapping[str, Any] | None = field(default=None, init=False, repr=False)  # as in Preparation
 
     @cached_property
     def preparation(self) -> Preparation:
@@ -68,13 +69,15 @@ class Task:
         >>> digits().preparation.class_names[:3]
         ('0', '1', '2')
         """
+        features = [self.features(data) for data in self.train]
         return Preparation(
             self.num_features,
             self.edge_dim,
             class_names=self.class_names,
             transforms=self.transforms,
-            row_sum=row_range([data.x for data in self.train]),
-            num_nodes=len(self.train[0].x) if has_ids(self.shared_graph) else None,
+            row_sum=row_range(features),
+            num_nodes=len(features[0]) if not self.has_many_graphs and has_ids(features[0]) else None,
+            encoding=self.encoding,
         )
 
     @cached_property
@@ -99,6 +102,15 @@ class Task:
     def has_many_graphs(self) -> bool:
         """True if each split has its own graphs, False if all share one."""
         return self.shared_graph is None
+
+    @property
+    def num_encodings(self) -> int:
+        """P, the number of the last columns of x that are encodings (`gat_pyg.data.encoded`)."""
+        return 0 if self.encoding is None else len(self.encoding["mean"])
+
+    def features(self, data: Data) -> Tensor:
+        """Return x of a graph without the encodings."""
+        return cast(Tensor, data.x[:, : self.num_features - self.num_encodings])
 
     def labels(self, split: Split) -> Tensor:
         """Return the labels of `"train"`, `"val"` or `"test"`."""
@@ -129,7 +141,7 @@ class Task:
                     f"{self.name}: {objective.metric.title} is undefined for the {split} labels: too few are known, or "
                     "all are equal. Choose another metric or split."
                 )
-        return self._with(objective)
+        return self._with(objective=objective)
 
     def with_loss(self, **options: Any) -> Task:
         """Return the same task with another loss: with arguments of the objective that change it.
@@ -150,13 +162,19 @@ class Task:
             objective = self.objective.with_loss(**options).fitted(self.labels("train"))
         except ValueError as error:
             raise ValueError(f"{self.name}: {error}") from None
-        return self._with(objective)
+        return self._with(objective=objective)
 
-    def _with(self, objective: Objective) -> Task:
-        """Return a task with another objective and the same graphs, which have been checked."""
+    def encoded_by(self, encoding: Mapping[str, Any], graphs: Mapping[int, Data]) -> Task:
+        """Return the same task with the encoded graphs, by the `id` of each graph: see `gat_pyg.data.encoded`."""
+        splits = {split: [graphs[id(data)] for data in self.graphs(split)] for split in SPLITS}
+        return self._with(num_features=self.num_features + len(encoding["mean"]), encoding=encoding, **splits)
+
+    def _with(self, **fields: Any) -> Task:
+        """Return a task with other values of fields, whose graphs have been checked."""
         changed = copy.copy(self)
-        vars(changed).pop("constant", None)
-        object.__setattr__(changed, "objective", objective)
+        for key in ("constant", "preparation"):
+            vars(changed).pop(key, None)
+        vars(changed).update(fields)
         return changed
 
     def loader(self, split: Split, batch_size: int = 1) -> DataLoader | list[Data]:
