@@ -13,7 +13,7 @@ from hydra.utils import get_object
 from omegaconf import DictConfig
 
 from .experiments.command import errors_as_messages, exit_with, message, translated
-from .experiments.conf import VERSION_BASE, config_folder
+from .experiments.conf import TRUSTED, VERSION_BASE, config_folder
 from .files import print_any_text
 
 # Waiting threads release their cores instead of spinning: if other processes are busy, an epoch is several times
@@ -39,7 +39,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)
     sys.argv[1:] = translated(sys.argv[1:])
     with errors_as_messages(sys.argv[1:]):
-        hydra.main(config_path=str(config_folder()), config_name="config", **VERSION_BASE)(_job)()
+        hydra.main(config_path=str(config_folder()), config_name="config", **VERSION_BASE, **TRUSTED)(_job)()
 
 
 def job(config: DictConfig) -> float:

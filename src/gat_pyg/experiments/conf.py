@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 # Hydra 1.4 checks the names of classes, unless it gets this, and warns of the arguments and functions that 1.3 needs.
 _UNCHECKED = getattr(hydra.utils, "UNSAFE_DISABLE_EXECUTION_CHECKS", None)
 VERSION_BASE = {"version_base": "1.3"} if _UNCHECKED is None else {}
+TRUSTED: dict[str, Any] = {} if _UNCHECKED is None else {"execution_whitelist": _UNCHECKED}  # of `hydra.main`
 register_resolver: Any = OmegaConf.register_new_resolver if _UNCHECKED is None else OmegaConf.register_resolver
 
 

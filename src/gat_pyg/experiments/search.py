@@ -144,7 +144,8 @@ class Search:
                 worker.tell(same, job)
             if number := sum(isinstance(one, PrunedError) for one in values):
                 print(f"{number} of {len(jobs)} trainings were pruned", flush=True)
-            if len(errors) == len(jobs) and (len(jobs) > 1 or not worker.trials(TrialState.COMPLETE)):
+            unknown = [error for error in errors if message(error) is None]
+            if len(errors) == len(jobs) and (unknown or not worker.trials(TrialState.COMPLETE)):
                 raise errors[0]
 
 
