@@ -39,6 +39,7 @@ def trained(case: str, world: int) -> dict[str, Tensor]:
         strategy=DDPStrategy(process_group_backend="gloo") if world > 1 else "auto",
         precision="64-true",
         max_epochs=4,
+        accumulate_grad_batches=1 + (case == "graphs, many labels"),
         callbacks=[Resumable(None, seed=1)],  # seeds the negative links
         use_distributed_sampler=False,  # TaskData shares the graphs
         logger=False,

@@ -155,6 +155,7 @@ def test_a_model_that_could_not_be_saved_is_refused_before_training():
         build_model(settings.model, task())
 
 
+STEP = "scheduler._target_=torch.optim.lr_scheduler.StepLR"
 WRONG = {
     "training.lrr=1": r"training\.lrr is unknown\. Did you mean training\.lr\?",
     "lr=1": r"lr is unknown\. Did you mean training\.lr\?",
@@ -210,6 +211,17 @@ WRONG = {
     "training.lr=abc": r"training\.lr is 'abc', expected a finite number, at least 0\.",
     "training.lr=-1": r"training\.lr is -1, expected a finite number, at least 0\.",
     "training.lr=nan": r"training\.lr is nan, expected a finite number, at least 0\.",
+    "optimizer.lr=0.1": r"optimizer\.lr is set by the command\. Write training\.lr=\.\.\.",
+    "optimizer.weight_decay=0": r"optimizer\.weight_decay is set by the command\. Write training\.weight_decay=",
+    "optimizer.beta=0.9": r"optimizer\.beta is no argument of Adam\. Did you mean optimizer\.betas\?",
+    "optimizer._target_=torch.optim.SGD optimizer.momentum=-1": "SGD cannot be used: Invalid momentum value: -1",
+    f"{STEP} scheduler.optimizer=1": r"scheduler\.optimizer is set by the command\. Leave it out\.",
+    f"{STEP} scheduler.size=3": r"scheduler\.size is no argument of StepLR\. Did you mean scheduler\.step_size\?",
+    STEP: "StepLR cannot be used: .*missing 1 required positional argument: 'step_size'",
+    "training.ema=1": r"training\.ema is 1, expected null or a number between 0 and 1\.",
+    "training.gradient_clip_val=0": r"training\.gradient_clip_val is 0, expected null or a number above 0\.",
+    "training.gradient_clip_val=1 +trainer.gradient_clip_val=1": r"trainer\.gradient_clip_val clips too\. Leave it",
+    "training.patience=null": r"training\.patience is null, so training ends after training\.max_epochs=100000\. Set",
     "training.weight_decay=-0.5": r"training\.weight_decay is -0\.5, expected a finite number, at least 0\.",
     "training.batch_size=0": r"training\.batch_size is 0, expected a whole number, at least 1\.",
     "training.batch_size=true": r"training\.batch_size is True, expected a whole number, at least 1\.",
@@ -328,7 +340,7 @@ def test_a_setup_can_be_chosen_for_any_model(setup: str):
     learns(compose("config", ["model=mlp", f"recipe=setup/{setup}"]), task())
 
 
-@pytest.mark.parametrize("group", ["loader", "trainer", "logger", "hydra/help"])
+@pytest.mark.parametrize("group", ["loader", "trainer", "logger", "optimizer", "scheduler", "hydra/help"])
 def test_every_choice_composes(group: str):
     for name in names(group):
         config = composed(f"{group}={name}")

@@ -1348,8 +1348,17 @@ def graphs_of(labels: Callable[[int], list[float]]) -> list[Data]:
     return [Data(torch.rand(5, 4, generator=draw), edges, y=torch.tensor([labels(i)]).squeeze(1)) for i in range(40)]
 
 
+OPTIMISED = {
+    "links": ("optimizer=adamw", "scheduler=cosine", "training.warmup=3", "training.patience=null"),
+    "graphs": (
+        *("optimizer=rmsprop", "scheduler=plateau", "scheduler.patience=0", "training.ema=0.8"),
+        *("training.gradient_clip_val=0.5", "+trainer.accumulate_grad_batches=2"),
+    ),
+}
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is a POSIX signal")
-@pytest.mark.parametrize("kind", ["links", "graphs"])  # tests/training has every objective, in process
+@pytest.mark.parametrize("kind", OPTIMISED)  # tests/training has every objective, in process
 def test_killed_run_on_a_file_equals_an_uninterrupted_one(command: Command, kind: str):
     if kind == "graphs":
         torch.save(graphs_of(lambda i: [float(np.sin(i)), float(np.cos(i))]), "data.pt")
@@ -1359,6 +1368,7 @@ def test_killed_run_on_a_file_equals_an_uninterrupted_one(command: Command, kind
         data = ("dataset._target_=gat_pyg.data.links", "+dataset.dataset._target_=gat_pyg.data.from_file")
         data += ("+dataset.dataset.path=data.npz", "split.val=10", "split.test=10")
         data += tuple(f"+dataset.dataset.{key}=10" for key in ("per_class", "val", "test"))
+    data += OPTIMISED[kind]
     arguments = (*data, "training.max_epochs=16", "training.lr=0.02", "checkpoint_every=0")
     command(*arguments, "outputs=whole")
     process = outside(*arguments, "outputs=killed")

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
@@ -473,12 +474,14 @@ def interrupted(name: str, folder: Path, kills: Sequence[tuple[int, str]], saved
     make = (lambda: headed(GAT(6, [4], 3, [2, 1], dropout=0.5), task)) if many else MAKES["PyG's GAT"]
     seeds, patience, kind = (range(3), 2, StackedInductive) if many else (range(6), 6, Stacked)
     data = {"batch_size": 2} if many else {}
+    falling = Optimisation(0.01, 5e-4, torch.optim.AdamW, CosineAnnealingLR, 3, gradient_clip_val=0.5, ema=0.5)
+    optimisation = falling if many else Optimisation(0.01, 5e-4)
     for kill in [*kills, None]:
         stopping = EachStopping(seeds, patience=patience)
         files = EachMetrics({seed: folder / f"{seed}.csv" for seed in seeds}, stopping)
         callbacks = [files, stopping, Resumable(path, 0, every=saved), *([Kill(*kill)] if kill else [])]
         fitted = trainer(*callbacks, epochs=40)
-        module = kind([seeded(seed, make) for seed in seeds], seeds, task.objective, Optimisation(0.01, 5e-4))
+        module = kind([seeded(seed, make) for seed in seeds], seeds, task.objective, optimisation)
         torch.rand(7)
         try:
             fitted.fit(module, datamodule=TaskData(task, **data), ckpt_path=path if path.exists() else None)

@@ -1,6 +1,7 @@
 """Losses with weights, label smoothing and focusing: against torch, by hand, and under vmap."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -15,7 +16,9 @@ from torch.func import vmap
 from torch_geometric.data import Data
 
 from gat_pyg.data import Task
+from gat_pyg.experiments.messages import rare_line
 from gat_pyg.tasks.links import LinkLabels
+from gat_pyg.tasks.metrics import MACRO_F1, ROC_AUC
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
 from gat_pyg.tasks.objective import MASKS, Objective
 from gat_pyg.tasks.targets import NodeTargets
@@ -97,12 +100,12 @@ def test_each_row_of_a_batch_of_numbers_is_its_own_objective():
             torch.testing.assert_close((losses[row], sums[row]), (loss, expected), rtol=1e-13, atol=0)
 
 
-def task_of(y: Tensor, objective: Objective) -> Task:
+def task_of(y: Tensor, objective: Objective, names: tuple[str, ...] | None = None) -> Task:
     """A task whose three splits have the same labels."""
     data = Data(torch.randn(3 * len(y), 2), torch.zeros(2, 0, dtype=torch.long), y=torch.cat([y, y, y]))
     for i, key in enumerate(MASKS):
         data[key] = torch.arange(3 * len(y)) // len(y) == i
-    return Task("mine", [data], [data], [data], 2, objective)
+    return Task("mine", [data], [data], [data], 2, objective, class_names=names)
 
 
 def test_balanced_weights_are_those_of_scikit_learn_and_the_shares_of_the_training_labels():
@@ -114,6 +117,34 @@ def test_balanced_weights_are_those_of_scikit_learn_and_the_shares_of_the_traini
     bits = F.one_hot(y, 4).float()
     weighted = task_of(bits[:, 1:], NodeMultiLabels(3)).with_loss(pos_weight="balanced").objective
     assert isinstance(weighted, NodeMultiLabels) and weighted.pos_weight == pytest.approx((7 / 3, 9.0, 1.0))
+
+
+def rare() -> Tensor:
+    return torch.tensor([0] * 49 + [1])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: task_of(rare(), NodeLabels(2), ("no", "yes")),
+            "mine: class yes has 2 % of the training nodes. loss.class_weight=balanced, smaller weights or "
+            "loss.focal=2 give rare classes more influence. Compare them by metric=macro_f1, which counts "
+            "all classes alike.",
+        ),
+        (
+            lambda: task_of(F.one_hot(rare() + rare().roll(1) * 2, 4)[:, :3].float(), NodeMultiLabels(3, MACRO_F1)),
+            "mine: 2 of 3 labels are rare: label 1 has 2 % of the training nodes. loss.pos_weight=balanced, s",
+        ),
+        (lambda: task_of(torch.arange(50), NodeLabels(50)), ""),  # as many of each
+        (lambda: task_of(rare(), NodeLabels(2, ROC_AUC)), ""),
+        (lambda: task_of(rare(), NodeLabels(2, class_weight="balanced")), ""),
+        (lambda: task_of(rare(), NodeLabels(2, focal=2.0)), ""),
+        (lambda: task_of(rare()[:, None].float(), NodeTargets(1)), ""),
+    ],
+)
+def test_rare_classes_are_reported_unless_the_loss_or_the_score_is_for_them(make: Callable[[], Task], message: str):
+    assert rare_line(make())[: len(message) or None] == message
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,20 @@ import signal
 import sys
 import types
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import optim
+from torch.optim import lr_scheduler as lr
 from torch_geometric.nn import GAT
 
 from gat_pyg.files import full
 from gat_pyg.tasks.nodes import NodeLabels
-from gat_pyg.training import PaperStopping, Resumable, SafeCheckpoints, TaskData, Transductive
+from gat_pyg.training import Optimisation, PaperStopping, Resumable, SafeCheckpoints, TaskData, Transductive
 from gat_pyg.training.progress import MetricsFile
 from tests.objectives import OBJECTIVES, one_graph, setup
 from tests.training.loaders import Kill, pytestmark, trainer  # noqa: F401 (marks of this file)
@@ -54,18 +57,42 @@ class Scores(Callback):
         self.values.append((float(metrics[f"val_{metric.name}"]), float(metrics["val_loss"])))
 
 
+# The optimizer, its schedule and the rest of each objective's training, with the number of accumulated batches.
+OPTIMISATIONS: list[tuple[Any, Any, dict[str, Any], int]] = [
+    (optim.Adam, None, {}, 1),
+    (partial(optim.LBFGS, max_iter=3), partial(lr.StepLR, step_size=2), {"weight_decay": 0.0}, 1),
+    (optim.AdamW, lr.CosineAnnealingLR, {"warmup": 3, "ema": 0.7}, 2),
+    (partial(optim.SGD, momentum=0.9, nesterov=True), partial(lr.ExponentialLR, gamma=0.9), {"ema": 0.5}, 1),
+    (optim.RMSprop, partial(lr.ReduceLROnPlateau, patience=0), {"warmup": 4, "gradient_clip_val": 0.1}, 2),
+    (optim.NAdam, partial(lr.ReduceLROnPlateau, patience=0, mode="max"), {"ema": 0.7}, 1),
+    (optim.RAdam, partial(lr.MultiStepLR, milestones=[1, 4]), {"gradient_clip_val": 0.1}, 1),
+    (optim.Adamax, partial(lr.LinearLR, total_iters=4), {}, 2),
+    (optim.Adagrad, partial(lr.PolynomialLR, total_iters=12), {"warmup": 2}, 1),
+    (optim.Adadelta, None, {"warmup": 6, "ema": 0.9}, 1),
+    (optim.ASGD, partial(lr.ConstantLR, total_iters=3), {"ema": 0.7}, 1),
+    (optim.Rprop, partial(lr.CosineAnnealingWarmRestarts, T_0=3), {"weight_decay": 0.0}, 1),
+    (optim.Adafactor, partial(lr.StepLR, step_size=3), {"gradient_clip_val": 1.0, "ema": 0.7}, 2),
+    (optim.SGD, partial(lr.CyclicLR, base_lr=0.01, max_lr=0.1, step_size_up=2), {}, 1),
+    (partial(optim.Adam, amsgrad=True), partial(lr.OneCycleLR, max_lr=0.02, total_steps=13), {"ema": 0.5}, 1),
+    (partial(optim.RMSprop, momentum=0.9, centered=True), None, {"lr": 0.001, "warmup": 5}, 2),
+]
+
+
 def interrupted(
     name: str, folder: Path, ends: list[Kill], saved: float
 ) -> tuple[LightningModule, PaperStopping, list[tuple[float, float]]]:
     """Train until each of `ends` in turn, and then to the end; the checkpoint may be some epochs old."""
     folder.mkdir()
     path, task = folder / "last.ckpt", OBJECTIVES[name]()
+    make, schedule, others, accumulated = OPTIMISATIONS[list(OBJECTIVES).index(name) % len(OPTIMISATIONS)]
+    optimisation = Optimisation(**{"lr": 0.01, "weight_decay": 5e-4, **others}, optimizer=make, scheduler=schedule)
     for end in [*ends, None]:
         rule, scores = PaperStopping(patience=4), Scores()
         callbacks = [scores, rule, MetricsFile(folder / "metrics.csv"), Resumable(path, seed=1, every=saved)]
-        fitted = trainer(*callbacks, *([end] if end else []), epochs=12)
+        fitted = trainer(*callbacks, *([end] if end else []), epochs=12, accumulate_grad_batches=accumulated)
         torch.manual_seed(len(folder.name))  # random numbers before the first epoch must not matter
         module = setup(task)
+        module.optimisation = optimisation
         torch.rand(7)
         checkpoint = path if path.exists() else None
         try:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from hydra.core.hydra_config import HydraConfig
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from omegaconf import DictConfig
 
 from ..distributed import ray
@@ -38,7 +38,7 @@ from .folder import (
     remove_checkpoints,
     started_job,
 )
-from .messages import line, split_line, summary, summary_of_all, titles
+from .messages import line, rare_line, split_line, summary, summary_of_all, titles
 from .model_file import load
 from .process import check_gpus, compiling_reported, exit_on_signal, keep_memory
 from .pruning import PrunedError, Pruner
@@ -194,8 +194,11 @@ def _train_group(jobs: Sequence[Job], data: Task) -> dict[Path, float | Exceptio
         folder: error for folder, error in tasks.items() if isinstance(error, Exception)
     }
     jobs = [job for job in jobs if job.folder not in scores]
-    if jobs and jobs[0].settings.cell is None and (text := split_line(data, jobs[0].settings.split)):
-        rank_zero_print(text)
+    if jobs and jobs[0].settings.cell is None:
+        if text := split_line(data, jobs[0].settings.split):
+            rank_zero_print(text)
+        if text := rare_line(with_loss(data, jobs[0].settings)):
+            rank_zero_warn(text)
     with _resumable(jobs):
         together = _caught(all_at_once, jobs, data)
     for job in jobs:

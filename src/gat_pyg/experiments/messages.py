@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..tasks.metrics import metric_named
+from ..tasks.metrics import AVERAGE_PRECISION, ROC_AUC, metric_named
 from ..tasks.negatives import sides_of
 from ..tasks.objective import SPLITS
 from ..tasks.task import Task
@@ -87,6 +87,26 @@ def titles(overrides: Sequence[Sequence[str]]) -> list[str]:
     """
     shared = set(overrides[0]).intersection(*overrides[1:])
     return [" ".join(text.lstrip("+") for text in own if text not in shared) for own in overrides]
+
+
+def rare_line(task: Task) -> str:
+    """Return advice for a loss without weights if some classes are rare among the training labels, else "".
+
+    There is none with a score of the order of the predictions: weights raise the predictions of a rare class, but
+    hardly change their order (`benchmarks/unbalanced.py`).
+    """
+    objective = task.objective
+    rare = {} if objective.metric in (ROC_AUC, AVERAGE_PRECISION) else objective.rare(task.labels("train"))
+    if not rare:
+        return ""
+    rarest, option = min(rare, key=lambda column: rare[column]), objective.loss_options[0]
+    name = rarest if task.class_names is None else task.class_names[rarest]
+    several = f"{len(rare)} of {objective.out_channels} {objective.columns} are rare: " if len(rare) > 1 else ""
+    share = f"{several}{objective.column} {name} has {100 * rare[rarest]:.2g} % of the training {objective.item}s"
+    return (
+        f"{task.name}: {share}. loss.{option}=balanced, smaller weights or loss.focal=2 give rare {objective.columns} "
+        f"more influence. Compare them by metric=macro_f1, which counts all {objective.columns} alike."
+    )
 
 
 def line(result: Result, title: str = "") -> str:

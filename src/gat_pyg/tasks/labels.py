@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from .checks import NOTHING_KNOWN
 from .losses import Binary, CrossEntropy, Weights, balanced_classes, balanced_labels, checked, class_loss
 from .metrics import ACCURACY, MANY_LABELS, MICRO_F1, ONE_LABEL, Metric
-from .objective import Objective, any_known
+from .objective import RARE, Objective, any_known
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,19 @@ class OneLabel(_Labels, CrossEntropy):
         is_balanced = isinstance(self.class_weight, str)
         return replace(self, class_weight=balanced_classes(y, self.out_channels)) if is_balanced else self
 
+    def rare(self, y: Tensor) -> dict[int, float]:
+        """Return the classes with less than 5 % of the labels, and than half of an equal share, with their shares.
+
+        It is empty with `class_weight` or `focal`. Classes without labels, which no weight can help, are left out.
+
+        Example:
+            >>> from gat_pyg.tasks.nodes import NodeLabels
+            >>> NodeLabels(2).rare(torch.tensor([0] * 49 + [1]))
+            {1: 0.02}
+        """
+        shares = y[y >= 0].bincount(minlength=self.out_channels).double() / self.known(y).sum()
+        return self._below(shares, min(RARE, 0.5 / self.out_channels), self.class_weight)
+
     def summed_loss(self, out: Tensor, y: Tensor) -> Tensor:
         """Return the cross-entropy."""
         return class_loss(out, y, self.class_weight, self.label_smoothing, self.focal)
@@ -242,6 +255,13 @@ class ManyLabels(_Labels, Binary):
     def fitted(self, y: Tensor) -> Objective:
         """Return the same objective with balanced weights computed from these training labels."""
         return replace(self, pos_weight=balanced_labels(y)) if isinstance(self.pos_weight, str) else self
+
+    def rare(self, y: Tensor) -> dict[int, float]:
+        """Return the labels that are 1 in less than 5 % of the rows, with their shares.
+
+        It is empty with `pos_weight` or `focal`. Labels that are never 1, which no weight can help, are left out.
+        """
+        return self._below((y == 1).sum(0).double() / self.known(y).sum(0), RARE, self.pos_weight)
 
     def counts(self, out: Tensor, y: Tensor) -> list[Tensor]:
         """Return TP, FP and FN."""

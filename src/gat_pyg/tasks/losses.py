@@ -44,6 +44,12 @@ class CrossEntropy(Objective):
         if not isinstance(self.focal, Tensor) and not 0 <= self.focal < float("inf"):
             raise ValueError(f"focal is {self.focal}, expected a finite number, at least 0.")
 
+    def _below(self, shares: Tensor, limit: float, weights: object) -> dict[int, float]:
+        """Return the columns with a share below the limit; none if the loss has weights or focusing."""
+        if weights is not None or _is_set(self.focal):
+            return {}
+        return {column: share for column, share in enumerate(shares.tolist()) if 0 < share < limit}
+
 
 @dataclass(frozen=True)
 class Binary(CrossEntropy):

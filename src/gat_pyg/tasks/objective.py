@@ -18,6 +18,7 @@ from .metrics import ALIASES, METRICS, Measure, Metric
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 MASKS = tuple(f"{split}_mask" for split in SPLITS)
+RARE = 0.05  # the share of the training labels below which a class is rare
 SAMPLES = 20  # bootstrap samples for a standard error
 
 
@@ -98,6 +99,10 @@ class Objective(ABC):
             expected = ", ".join(self.loss_options) or "none"
             raise ValueError(f"{unfit[0]} does not fit {self.predicts}, expected {expected}.")
         return replace(self, **options)
+
+    def rare(self, y: Tensor) -> dict[int, float]:
+        """Return the columns that are rare among these training labels and have no more weight, with their shares."""
+        return {}
 
     @classmethod
     def recognises(cls, y: Sequence[Tensor]) -> bool:
