@@ -49,7 +49,10 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:obj", "(?s).*"),  # single backticks in a docstring: a link where the name is known, otherwise code
     ("py:class", r"(gat_pyg\.)?.*\._\w+(\.\w+)?"),  # private base classes, and those of private modules
-    ("py:class", r"Kind|Rows|Scale|Split|dataclasses\.InitVar"),  # aliases, and what the inventory of Python lacks
+    (
+        "py:class",
+        r"Kind|Number|Rows|Scale|Split|Weights|dataclasses\.InitVar",
+    ),  # aliases, and what the inventory of Python lacks
     ("py:class", r"(collections\.abc\.)?Mapping\[\w+"),  # of dataclasses' fields, which Sphinx cuts at the comma
     # without documentation
     ("py:class", r"torch\.utils\.data\.dataloader\.DataLoader|torch_geometric\.nn\.conv\.gine?_conv\.\w+"),
