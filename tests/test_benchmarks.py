@@ -483,6 +483,20 @@ def test_processes_that_differ_have_no_times(
     assert "measured" not in json.loads((tmp_path / "it.json").read_text())
 
 
+@pytest.mark.weekly
+def test_losses_are_compared_where_few_labels_are_positive(bench: ModuleType, tmp_path: Path) -> None:
+    import unbalanced
+
+    data, p = unbalanced.generated(3000, 0)
+    assert p.mean().item() == pytest.approx(0.02) and data.y.float().mean().item() == pytest.approx(0.02, abs=0.01)
+    arguments = ["--graphs=1", "--seeds=2", "--nodes=3000", "--max-epochs=2"]
+    assert unbalanced.main([*arguments, f"--out={tmp_path}/it.json"]) == 0
+    rows = json.loads((tmp_path / "it.json").read_text())["rows"]
+    best = rows["the generating probability"][0]["average_precision"]
+    assert len(rows) == 1 + len(unbalanced.REGRESSIONS) + len(unbalanced.LOSSES)
+    assert all(row["average_precision"] <= best for (row,) in rows.values())
+
+
 def test_steps_compares_the_layers_in_a_recipe(
     bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
