@@ -29,7 +29,7 @@ import machine
 from gat_pyg.data import citation
 from gat_pyg.experiments.process import keep_memory
 from gat_pyg.models import GAT
-from gat_pyg.seeds import Stacked
+from gat_pyg.seeds import Member, Stacked
 from gat_pyg.seeds.fitting import seeded
 from gat_pyg.tasks.task import Task
 from gat_pyg.training import Optimisation, PaperStopping
@@ -101,7 +101,8 @@ def by_size(task: Task, sizes: Sequence[int], epochs: int, device: torch.device)
             task, sparse=sparse_pays(task, models[0], "cuda" if machine.on_gpu(device) else "cpu", stacked=True)
         ).train_dataloader()
         graph = graph.to(device)
-        module = Stacked(models, range(size), task.objective, Optimisation(*NUMBERS[task.name])).to(device)
+        optimisation = Optimisation(*NUMBERS[task.name])
+        module = Stacked(models, [Member(seed, task.objective, optimisation) for seed in range(size)]).to(device)
         optimizer = module.configure_optimizers()
         seconds = []
         for epoch in range(epochs + 2):  # the first two compile and find what is remembered

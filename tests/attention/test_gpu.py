@@ -858,7 +858,7 @@ def test_seeds_that_leave_a_stack_compile_no_new_kernels(
     from torch_geometric.utils import to_undirected
 
     from gat_pyg.models import GAT
-    from gat_pyg.seeds import Stacked
+    from gat_pyg.seeds import Member, Stacked
     from gat_pyg.seeds.callbacks import COMPACT_AT
 
     monkeypatch.setitem(device.FILES, "cpu", "gpu")
@@ -869,7 +869,8 @@ def test_seeds_that_leave_a_stack_compile_no_new_kernels(
     for split, part in {"train": slice(0, 14), "val": slice(14, 64), "test": slice(64, 164)}.items():
         data[f"{split}_mask"] = torch.zeros(270, dtype=torch.bool)
         data[f"{split}_mask"][part] = True
-    module = Stacked([GAT.preset("cora", in_channels=40) for _ in range(100)], range(100), NodeLabels(7))
+    members = [Member(seed, NodeLabels(7)) for seed in range(100)]
+    module = Stacked([GAT.preset("cora", in_channels=40) for _ in members], members)
     for size in (100, *range(100 - math.ceil(100 * COMPACT_AT), 0, -1)):
         module.select(range(size))
         module.begin_epoch(0, 0)

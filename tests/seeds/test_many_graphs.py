@@ -15,7 +15,7 @@ from torch_geometric.nn import GIN
 
 from gat_pyg.models import GAT, Encoded
 from gat_pyg.philox import draw_seed, seeds_from
-from gat_pyg.seeds import EachStopping, StackedInductive, planning, train
+from gat_pyg.seeds import EachStopping, Member, StackedInductive, planning, train
 from gat_pyg.seeds.planning import plan_stack
 from gat_pyg.training import Optimisation, Resumable
 from gat_pyg.training.epoch_seeds import generator_of, seed_epoch
@@ -118,8 +118,9 @@ def test_a_model_draws_its_seeds_as_after_its_own_epochs_start():
 
 def test_after_a_fit_each_call_draws_its_own_mask():
     task = OBJECTIVES["graphs"]()
-    module = StackedInductive([headed(MODELS["GAT"](), task) for _ in range(2)], range(2), task.objective)
-    trainer(Resumable(None, 0), EachStopping(range(2)), epochs=1).fit(module, datamodule=TaskData(task))
+    members = [Member(seed, task.objective) for seed in range(2)]
+    module = StackedInductive([headed(MODELS["GAT"](), task) for _ in members], members)
+    trainer(Resumable(None, 0), EachStopping(members), epochs=1).fit(module, datamodule=TaskData(task))
     module.train()
     batch = Batch.from_data_list(task.train)
     assert not torch.equal(module(batch), module(batch))

@@ -21,8 +21,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor, nn
-from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch import Tensor, nn, optim
+from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
@@ -38,7 +38,8 @@ from gat_pyg.seeds import EachStopping, Outcome, Stacked, StackedInductive, fitt
 from gat_pyg.seeds import callbacks as seeds_callbacks
 from gat_pyg.seeds import memory as seeds_memory
 from gat_pyg.seeds.callbacks import EachMetrics, EachProgress, _copy_all_rows
-from gat_pyg.seeds.fitting import outcomes, seeded
+from gat_pyg.seeds.fitting import _built, _member, outcomes, seeded
+from gat_pyg.seeds.member import Member
 from gat_pyg.seeds.memory import Peak, free_memory, out_of_memory
 from gat_pyg.seeds.module import StackOfSeeds
 from gat_pyg.seeds.planning import MemoryEstimate, in_passes, trial
@@ -64,6 +65,10 @@ def small(multilabel: bool = False) -> Task:
     for i, key in enumerate(("train_mask", "val_mask", "test_mask")):
         data[key] = torch.arange(60) % 3 == i
     return Task("small", [data], [data], [data], 6, NodeMultiLabels(3) if multilabel else NodeLabels(3))
+
+
+def of_seeds(seeds: Sequence[int], *arguments: Any, **options: Any) -> list[Member]:
+    return [Member(seed, NodeLabels(3), *arguments, **options) for seed in seeds]
 
 
 def in_float64(task: Task) -> Task:
@@ -132,15 +137,15 @@ class Trajectory(Callback):
     """The weights of each seed after each epoch in which it was running."""
 
     def __init__(self) -> None:
-        self.weights: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self.weights: dict[tuple[str, int], dict[str, Tensor]] = {}
         self.left_at: list[int] = []  # the epochs at which seeds left
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         stacked = isinstance(pl_module, StackOfSeeds)
-        for row, seed in enumerate(pl_module.seeds if stacked else [pl_module.seed]):
+        for row, member in enumerate(pl_module.present if stacked else [pl_module.member]):
             state = pl_module.model.weights() if stacked else pl_module.model.state_dict()
             own = {key: (value[row] if stacked else value).detach().clone() for key, value in state.items()}
-            self.weights[seed, trainer.current_epoch] = own
+            self.weights[str(member), trainer.current_epoch] = own
 
 
 class Leave(EachStopping):
@@ -152,14 +157,21 @@ class Leave(EachStopping):
         self.left_at: list[int] = []
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        before = len(pl_module.seeds)
+        before = len(pl_module.rows)
         self.compact_at = 0.0 if trainer.current_epoch in self.epochs else 2.0
         super().on_train_epoch_end(trainer, pl_module)
-        if len(pl_module.seeds) < before:
+        if len(pl_module.rows) < before:
             self.left_at.append(trainer.current_epoch)
 
 
-Runs = tuple[dict[int, Outcome], dict[int, dict[str, Tensor]], Trajectory]
+Runs = tuple[dict[str, Outcome], dict[str, dict[str, Tensor]], Trajectory]
+
+
+def several(
+    task: Task, seeds: Sequence[int], lr: float, patience: int | None, settings: Sequence[dict[str, Any]]
+) -> list[Member]:
+    default = Member(0, task.objective, Optimisation(lr, 5e-4), patience)
+    return [_member(default, task, setting, seed) for setting in settings for seed in seeds]
 
 
 def alone(
@@ -171,22 +183,26 @@ def alone(
     sparse: bool = False,
     lr: float = 0.01,
     batch_size: int = 1,
+    settings: Sequence[dict[str, Any]] = ({},),
+    **options: Any,
 ) -> Runs:
-    """Each seed in a run of its own, on graphs in the order of the first seed."""
+    """Each member in a run of its own, on graphs in the order of the first seed."""
     results, weights, trajectory = {}, {}, Trajectory()
-    for seed in seeds:
-        kind = Inductive if task.has_many_graphs else Transductive
-        module = kind(seeded(seed, make), task.objective, Optimisation(lr, 5e-4))
-        module.seed = seed
-        rule, data = PaperStopping(patience), TaskData(task, batch_size, seeds[0], sparse)
-        fitted = trainer(rule, Resumable(None, seed), trajectory, epochs=epochs)
+    for member in several(task, seeds, lr, patience, settings):
+        kind, key = Inductive if task.has_many_graphs else Transductive, str(member)
+        module = kind(_built(member, make), member.objective, member.optimisation)
+        module.member = member
+        rule = PaperStopping(member.patience, member.criterion)
+        data = TaskData(task, batch_size, seeds[0], sparse)
+        fitted = trainer(rule, Resumable(None, member.seed), trajectory, epochs=epochs, **options)
         fitted.fit(module, datamodule=data)
         (scores,) = fitted.test(module, datamodule=data, verbose=False)
         name = task.objective.metric.name
         tested = {key.removeprefix("test_"): score for key, score in scores.items() if key != "test_loss"}
         value, val = tested.pop(name), rule.kept_score
-        results[seed] = Outcome(seed, name, value, val, rule.epoch, rule.best_epoch, 0.0, tested)
-        weights[seed] = {key: value.clone() for key, value in module.model.state_dict().items()}
+        ends = rule.epoch, rule.best_epoch, 0.0
+        results[key] = Outcome(member.seed, name, value, val, *ends, tested, member.settings)
+        weights[key] = {key: value.clone() for key, value in module.model.state_dict().items()}
     return results, weights, trajectory
 
 
@@ -202,18 +218,22 @@ def stacked(
     accelerator: str = "cpu",
     batch_size: int = 1,
     order: int | None = None,
+    settings: Sequence[dict[str, Any]] = ({},),
+    **options: Any,
 ) -> Runs:
-    """All seeds at once, on graphs in the order of the first seed or of `order`."""
-    kind = StackedInductive if task.has_many_graphs else Stacked
-    module = kind([seeded(seed, make) for seed in seeds], seeds, task.objective, Optimisation(lr, 5e-4))
-    stopping = EachStopping(seeds, patience) if leave is None else Leave(seeds, patience, epochs=leave)
+    """All members at once, on graphs in the order of the first seed or of `order`."""
+    kind, members = StackedInductive if task.has_many_graphs else Stacked, several(task, seeds, lr, patience, settings)
+    module = kind([_built(member, make) for member in members], members)
+    stopping = EachStopping(members) if leave is None else Leave(members, epochs=leave)
     data, trajectory = TaskData(task, batch_size, seeds[0] if order is None else order, sparse), Trajectory()
-    fitted = trainer(stopping, Resumable(None, seeds[0]), trajectory, epochs=epochs, accelerator=accelerator)
+    callbacks = stopping, Resumable(None, seeds[0]), trajectory
+    fitted = trainer(*callbacks, epochs=epochs, accelerator=accelerator, **options)
     fitted.fit(module, datamodule=data)
     fitted.test(module, datamodule=data, verbose=False)
     trajectory.left_at = getattr(stopping, "left_at", [])
-    results = {outcome.seed: outcome for outcome in outcomes(module, stopping)}
-    return results, {seed: module.model[row].state_dict() for row, seed in enumerate(module.seeds)}, trajectory
+    keys = [str(member) for member in module.present]
+    results = dict(zip(keys, outcomes(module, stopping), strict=True))
+    return results, {key: module.model[row].state_dict() for row, key in enumerate(keys)}, trajectory
 
 
 def assert_same(one: Runs, other: Runs, atol: float = 1e-10) -> None:
@@ -271,6 +291,87 @@ def test_each_epoch_of_three_seeds_on_real_graphs(name: str):
     task = in_float64(load())
     with float64():
         assert_same(*(run(make, task, range(3), 4, sparse=sparse) for run in (alone, stacked)))
+
+
+class Scaled(Dropped):
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * super().forward(x)
+
+
+class Penalised(Scaled):
+    def __init__(self, ridge: float = 0.0, **arguments: float) -> None:
+        super().__init__(**arguments)
+        self.ridge = ridge
+
+    def penalty(self, out: Tensor, data: Data) -> Tensor:
+        return self.ridge * self.first.weight.square().sum()
+
+
+WEIGHTS = (1.0, 2.0, 0.5)
+LOSSES: list[dict[str, Any]] = [
+    {"scale": 2, "focal": 2.0},
+    {"scale": 0.5, "label_smoothing": 0.2},
+    {"class_weight": WEIGHTS, "lr": 0.05},
+    {"class_weight": WEIGHTS[::-1], "label_smoothing": 0.1, "patience": 2, "criterion": "loss"},
+    {"patience": 1},
+]
+PLATEAU = functools.partial(ReduceLROnPlateau, factor=0.3, patience=0)
+STEPS: list[dict[str, Any]] = [
+    {"lr": 0.1, "ridge": 0.1},
+    {"weight_decay": 0.1, "gradient_clip_val": 0.01},
+    {"lr": 0.1, "ema": 0.9},
+    {"lr": 0.1, "warmup": 3},
+    {"scheduler": CosineAnnealingLR},
+    {"lr": 0.1, "scheduler": PLATEAU},
+    {"optimizer": functools.partial(optim.Adam, betas=(0.5, 0.9))},
+    {"optimizer": functools.partial(optim.SGD, momentum=0.9), "ema": 0.5, "gradient_clip_val": 0.1},
+]
+SETTINGS: dict[str, tuple[Callable[[], Task], list[dict[str, Any]], dict[str, Any]]] = {
+    "steps": (small, STEPS, {}),
+    "losses": (small, LOSSES, {}),
+    "labels": (lambda: small(multilabel=True), [{"pos_weight": 3.0}, {"pos_weight": 0.5, "scale": 0.1}], {}),
+    "graphs": (
+        OBJECTIVES["graphs"],
+        [{"lr": 0.1}, STEPS[1], *LOSSES[1:3]],
+        {"batch_size": 2, "accumulate_grad_batches": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_member_with_settings_of_its_own_is_its_own_run(name: str):
+    load, settings, options = SETTINGS[name]
+    task = in_float64(load())
+
+    def make(**arguments: float) -> nn.Module:
+        return headed(Scaled(**arguments), task) if task.has_many_graphs else Penalised(**arguments)
+
+    with float64():
+        one = alone(make, task, [3, 0], 8, patience=4, settings=settings, **options)
+        other = stacked(make, task, [3, 0], 8, patience=4, settings=settings, leave=range(99), **options)
+    assert_same(one, other)
+    assert len({outcome.epochs for outcome in one[0].values()}) > 1 or name != "losses"
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_members_may_differ_in_dropout(sparse: bool):
+    task, settings = in_float64(small()), [{"dropout": p} for p in (0.6, 0.0, 0.3)]
+    make = lambda dropout: GAT(6, [4], 3, [2, 1], dropout=dropout)  # noqa: E731
+    with float64():
+        assert_same(*(run(make, task, [3], 4, sparse=sparse, settings=settings) for run in (alone, stacked)))
+
+
+def test_torchs_dropout_has_the_probability_of_each_member():
+    stack = Stack([nn.Sequential(nn.Linear(1, 1), nn.Dropout(p)) for p in (0, 0.25, 1.0)])
+    out = stack.each(lambda model: model(torch.ones(10_000, 1)))
+    assert [round(share, 1) for share in (out == 0).double().mean((1, 2)).tolist()] == [0.0, 0.2, 1.0]
+    kept = torch.stack([row[row != 0].unique() for row in out[:2]]).flatten()
+    torch.testing.assert_close(kept, stack.eval()(torch.ones(1, 1)).flatten()[:2] / torch.tensor([1, 0.75]))
+    assert [stack[row][1].p for row in range(3)] == [0, 0.25, 1.0]
 
 
 @functools.cache
@@ -348,7 +449,7 @@ def test_a_seed_of_an_epoch_is_one_kernel():
 @pytest.mark.parametrize("stack", [False, True])
 def test_a_step_copies_its_seeds_from_memory_that_stays(stack: bool, monkeypatch: pytest.MonkeyPatch):
     make = lambda: GAT(6, [4], 3, [2, 1], dropout=0.5)  # noqa: E731
-    module = Stacked([make(), make()], range(2), NodeLabels(3)) if stack else Transductive(make(), NodeLabels(3))
+    module = Stacked([make(), make()], of_seeds(range(2))) if stack else Transductive(make(), NodeLabels(3))
     data, module = small().train[0], module.train()
     module.begin_epoch(0, 1)
     memory, first = module._key.data_ptr(), module(data)
@@ -435,7 +536,8 @@ def test_with_dropout_a_seed_does_not_depend_on_the_others(name: str):
         epochs = [outcome.epochs for outcome in whole[0].values()]
 
         def assert_part(seeds: Sequence[int], other: Runs) -> None:
-            part = tuple({key: value for key, value in results.items() if key in seeds} for results in whole[:2])
+            keys = [f"seed {seed}" for seed in seeds]
+            part = tuple({key: value for key, value in results.items() if key in keys} for results in whole[:2])
             assert_same((*part, whole[2]), other)
 
         for order in ([4, 2, 0, 1, 3], [3], [1, 4]) if thorough else ([4, 2, 0, 1, 3],):
@@ -448,7 +550,7 @@ def test_with_dropout_a_seed_does_not_depend_on_the_others(name: str):
 
 def test_masks_of_different_seeds_are_independent():
     seeds, p = 40, 0.5
-    module = Stacked([Masks() for _ in range(seeds)], range(seeds), NodeLabels(3))
+    module = Stacked([Masks() for _ in range(seeds)], of_seeds(range(seeds)))
     module.train()
     module.begin_epoch(0, 3)
     data = Data(torch.ones(200, 50), y=torch.zeros(200, dtype=torch.long))
@@ -471,17 +573,21 @@ def interrupted(name: str, folder: Path, kills: Sequence[tuple[int, str]], saved
     folder.mkdir(exist_ok=True)
     path, many = folder / "last.ckpt", name == "graphs"
     task = OBJECTIVES["graphs"]() if many else small()
-    make = (lambda: headed(GAT(6, [4], 3, [2, 1], dropout=0.5), task)) if many else MAKES["PyG's GAT"]
-    seeds, patience, kind = (range(3), 2, StackedInductive) if many else (range(6), 6, Stacked)
-    data = {"batch_size": 2} if many else {}
-    falling = Optimisation(0.01, 5e-4, torch.optim.AdamW, CosineAnnealingLR, 3, gradient_clip_val=0.5, ema=0.5)
-    optimisation = falling if many else Optimisation(0.01, 5e-4)
+    options = {"optimizer": torch.optim.AdamW, "scheduler": CosineAnnealingLR, "warmup": 3, "gradient_clip_val": 0.5}
+    falling, own = {**options, "ema": 0.5}, {"lr": 0.03, "ema": 0.7, "scheduler": PLATEAU, "label_smoothing": 0.1}
+    seeds, settings = (range(2), [falling, {**own, "dropout": 0.2}]) if many else (range(3), [{}, own])
+    patience, kind, data = (2, StackedInductive, {"batch_size": 2}) if many else (6, Stacked, {})
+
+    def make(dropout: float = 0.5) -> nn.Module:
+        return headed(GAT(6, [4], 3, [2, 1], dropout=dropout), task) if many else MAKES["PyG's GAT"]()
+
     for kill in [*kills, None]:
-        stopping = EachStopping(seeds, patience=patience)
-        files = EachMetrics({seed: folder / f"{seed}.csv" for seed in seeds}, stopping)
+        members = several(task, seeds, 0.01, patience, settings)
+        stopping = EachStopping(members)
+        files = EachMetrics([folder / f"{number}.csv" for number in range(len(members))], stopping)
         callbacks = [files, stopping, Resumable(path, 0, every=saved), *([Kill(*kill)] if kill else [])]
         fitted = trainer(*callbacks, epochs=40)
-        module = kind([seeded(seed, make) for seed in seeds], seeds, task.objective, optimisation)
+        module = kind([_built(member, make) for member in members], members)
         torch.rand(7)
         try:
             fitted.fit(module, datamodule=TaskData(task, **data), ckpt_path=path if path.exists() else None)
@@ -503,8 +609,8 @@ def test_interrupted_seeds_end_like_uninterrupted_ones(name: str, saved: float, 
     for one, other in zip(whole, killed, strict=True):
         assert replace(other, seconds=one.seconds) == one
     assert all(torch.equal(value, again.model.weights()[key]) for key, value in module.model.weights().items())
-    for outcome in whole:
-        texts = [(tmp_path / run / f"{outcome.seed}.csv").read_text() for run in ("whole", "killed")]
+    for number, outcome in enumerate(whole):
+        texts = [(tmp_path / run / f"{number}.csv").read_text() for run in ("whole", "killed")]
         assert texts[0] == texts[1]
         rows = list(csv.DictReader(texts[0].splitlines()))
         assert [int(row["epoch"]) for row in rows] == list(range(1, outcome.epochs + 1))
@@ -518,11 +624,12 @@ def test_interrupted_seeds_end_like_uninterrupted_ones(name: str, saved: float, 
 def test_a_checkpoint_of_other_seeds_is_an_error(tmp_path: Path):
     path, task = tmp_path / "last.ckpt", small()
     for seed in (0, 77):
-        module, stopping = Stacked([MAKES["PyG's GAT"]()], [seed], NodeLabels(3)), EachStopping([seed])
+        members = of_seeds([seed])
+        module, stopping = Stacked([MAKES["PyG's GAT"]()], members), EachStopping(members)
         fit = trainer(stopping, Resumable(path, every=0.0), epochs=1)
         if seed == 0:
             fit.fit(module, datamodule=TaskData(task))
-    with pytest.raises(ValueError, match=r"is of the seeds \[0\], this stack of \[77\]\. Resume with the settings"):
+    with pytest.raises(ValueError, match=r"is of seed 0, .*, this stack of seed 77, .*\. Resume with the settings"):
         fit.fit(module, datamodule=TaskData(task), ckpt_path=path)
 
 
@@ -571,7 +678,7 @@ def test_what_a_seed_takes_is_what_its_step_takes():
     fit = trial([make(), make()], task.objective, task.train[0])
     assert fit.obstacle is None
     for seeds in (4, 12):
-        module = Stacked([make() for _ in range(seeds)], range(seeds), NodeLabels(3))
+        module = Stacked([make() for _ in range(seeds)], of_seeds(range(seeds)))
         weights = sum(value.nbytes for value in module.model.weights().values())
         with Peak() as peak:
             for _ in range(2):
@@ -692,10 +799,16 @@ class Remembering(nn.Linear):
 
     def __init__(self, *sizes: int) -> None:
         super().__init__(*sizes)
-        self.scale = float(torch.rand(()))
+        self.scale = torch.rand(())
 
     def forward(self, x: Tensor) -> Tensor:
         return self.scale * super().forward(x)
+
+
+class Listing(nn.Linear):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.scales = [0.5, float(torch.rand(()))]
 
 
 @pytest.mark.parametrize(
@@ -703,6 +816,10 @@ class Remembering(nn.Linear):
     [
         (lambda: Branching(6, 3), r"torch\.func\.vmap cannot stack it \(.*data-dependent control flow"),
         (lambda: Remembering(6, 3), "its outputs in a stack differ from those of the model alone"),
+        (
+            lambda: Listing(6, 3),
+            r"model 1 of the stack has scales=\[0\.5, .*\], expected \[0\.5, .*\] as in the first: m",
+        ),
         (lambda: GCN(6, 4, 2, 3, norm="batch_norm", norm_kwargs={"momentum": None}), r"calling \.item\(\)"),
         (lambda: GCN(-1, 4, 2, 3), "torch.func.vmap cannot stack it"),
     ],
@@ -785,8 +902,9 @@ def test_trainings_that_would_not_be_those_of_each_seed_are_errors(arguments: di
 
 
 def test_progress_shows_seeds_range_and_time(capsys: pytest.CaptureFixture[str]):
-    stopping, seeds = EachStopping(range(6), patience=4), range(6)
-    module = Stacked([seeded(seed, MAKES["GAT"]) for seed in seeds], seeds, NodeLabels(3), Optimisation(0.01))
+    members = of_seeds(range(6), Optimisation(0.01), patience=4)
+    stopping = EachStopping(members)
+    module = Stacked([_built(member, MAKES["GAT"]) for member in members], members)
     trainer(stopping, EachProgress("mine", stopping, every=0.0), epochs=40).fit(module, datamodule=TaskData(small()))
     lines = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"mine  epoch 1  6 of 6 running  val accuracy \d+\.\d to \d+\.\d %", lines[0]), lines[0]
@@ -817,9 +935,10 @@ def test_seeds_without_a_finite_epoch_warn_and_keep_the_last_weights():
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) * float("nan")
 
-    stopping = EachStopping([3, 4], patience=3)
-    module = Stacked([Broken(6, 3), Broken(6, 3)], [3, 4], NodeLabels(3))
-    message = r"Seeds 3, 4: the validation loss or score was not finite in any epoch"
+    members = of_seeds([3, 4], patience=3)
+    stopping = EachStopping(members)
+    module = Stacked([Broken(6, 3), Broken(6, 3)], members)
+    message = r"seed 3; seed 4: the validation loss or score was not finite in any epoch"
     with pytest.warns(UserWarning, match=message):
         trainer(stopping, epochs=9).fit(module, datamodule=TaskData(small()))
     assert [rule.epoch for rule in stopping.rules.values()] == [1, 1]
@@ -882,8 +1001,8 @@ def test_a_gpu_keeps_the_best_weights_by_one_kernel_per_tensor():
             called[str(func.overloadpacket)] += 1
             return func(*args, **(kwargs or {}))
 
-    stopping, called = EachStopping(range(4)), collections.Counter[str]()
-    module = Stacked([seeded(seed, MAKES["GAT"]) for seed in range(4)], range(4), NodeLabels(3)).to("meta")
+    stopping, called = EachStopping(of_seeds(range(4))), collections.Counter[str]()
+    module = Stacked([seeded(seed, MAKES["GAT"]) for seed in range(4)], of_seeds(range(4))).to("meta")
     stopping._update_best(module, [0])  # the first time, all are copied
     with Operators():
         stopping._update_best(module, [])
@@ -896,7 +1015,7 @@ def test_a_gpu_keeps_the_best_weights_by_one_kernel_per_tensor():
 
 def test_a_module_of_one_model_is_an_error():
     with pytest.raises(TypeError, match=r"Transductive is no stack of seeds, expected gat_pyg\.seeds\.Stacked"):
-        trainer(EachStopping([0]), epochs=1).fit(
+        trainer(EachStopping(of_seeds([0])), epochs=1).fit(
             Transductive(MAKES["MLP"](), NodeLabels(3)), datamodule=TaskData(small())
         )
 

@@ -234,11 +234,6 @@ def accumulated(optimisation: Optimisation) -> None:
         (accumulated, {"optimizer": optim.LBFGS}, r"LBFGS computes a step several times, .* or choose another opt"),
         (accumulated, {"ema": 1.0}, r"ema is 1\.0, expected a number above 0 and below 1\."),
         (together, {"optimizer": optim.Muon}, "cannot be trained as one: Muon is not known to act on each element of"),
-        (
-            together,
-            {"scheduler": schedulers.ReduceLROnPlateau},
-            r"ReduceLROnPlateau follows the validation of one model\. Train them one by one\.",
-        ),
     ],
 )
 def test_an_optimisation_that_is_impossible_is_an_error(

@@ -46,7 +46,7 @@ from .published import as_published
 from .settings import INTERNAL, Settings
 from .shared import seed_processes
 from .table import table
-from .together import all_at_once, grouped, stack_key
+from .together import VARYING, all_at_once, grouped, stack_key
 from .unused import check_effects
 
 T = TypeVar("T")
@@ -201,6 +201,9 @@ def _train_group(jobs: Sequence[Job], data: Task) -> dict[Path, float | Exceptio
             rank_zero_warn(text)
     with _resumable(jobs):
         together = _caught(all_at_once, jobs, data)
+    parts = grouped(jobs, lambda job: stack_key(job.settings, VARYING - {"model"}))
+    if together is False and len(parts) > 1:  # the models differ in numbers that cannot be stacked
+        return scores | {folder: score for part in parts for folder, score in _train_group(part, data).items()}
     for job in jobs:
         with _resumable([job]):
             score = together if isinstance(together, Exception) else _caught(_end, job, tasks[job.folder], together)

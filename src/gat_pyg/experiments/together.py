@@ -1,10 +1,11 @@
-"""Several seeds trained as one model, with one share of the seeds per device."""
+"""Several runs trained as one model, with one share of the runs per device."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +18,9 @@ from ..distributed.halo import HaloStrategy
 from ..distributed.ranks import missing, rank_zero_print
 from ..seeds.callbacks import EachStopping
 from ..seeds.fitting import fit_stack, seeded
+from ..seeds.member import Member
 from ..seeds.memory import free_memory
-from ..seeds.planning import StackPlan, in_passes, plan_stack, trainer_obstacle
+from ..seeds.planning import StackPlan, in_passes, most_different, plan_stack, trainer_obstacle
 from ..tasks.task import Task
 from ..training.checkpoint import SafeCheckpoints
 from ..training.loading import TaskData
@@ -38,16 +40,33 @@ from .settings import Settings
 LARGE = 12_000_000  # elements of a step of many graphs: up to this size, ten seeds as one were 2 to 4 times as fast
 
 
-VARYING = frozenset({"seed"})  # settings in which the members of a stack may differ
+VARYING = frozenset(  # settings in which the members of a stack may differ, or groups of them
+    {
+        *("seed", "loss", "optimizer", "scheduler", "model"),
+        *("training.lr", "training.weight_decay", "training.warmup", "training.gradient_clip_val", "training.ema"),
+        *("training.patience", "training.criterion"),
+    }
+)
 UNUSED = frozenset(  # settings that no training reads
     {"runs", "outputs", "results", "ckpt_path", "candidates", "cell", "model.method", "model.form", "model.study"}
 )
 
 
-def stack_key(settings: Settings) -> str:
-    """Return a text that is equal for settings whose models may be trained as one: of all but those in `VARYING`."""
+def stack_key(settings: Settings, varying: AbstractSet[str] = VARYING) -> str:
+    """Return a text that is equal for settings whose models may be trained as one: of all but those in `varying`.
+
+    Of a model, these are the numbers that are not whole, and those of dropout; of other groups, all but the class.
+    """
     values = flattened(settings.to_dict())
-    return json.dumps({key: values[key] for key in sorted(values.keys() - VARYING - UNUSED)}, default=str)
+
+    def varies(name: str, value: Any) -> bool:
+        group = name.partition(".")[0]
+        if group == "model" and group in varying:
+            return (isinstance(value, float) or "dropout" in name) and not isinstance(value, (bool, list, str))
+        return name in varying or (group in varying and not name.endswith("._target_"))
+
+    same = {name: value for name, value in values.items() if name not in UNUSED and not varies(name, value)}
+    return json.dumps(same, sort_keys=True, default=str)
 
 
 def grouped(jobs: Iterable[Job], key: Callable[[Job], str]) -> list[list[Job]]:
@@ -66,8 +85,6 @@ def all_at_once(jobs: Sequence[Job], task: Task) -> bool:
     runs = [run for job in jobs for run in job.runs]
     left = [run for run in runs if not run.is_finished]
     if len(runs) < 2 or not left or jobs[0].settings.vectorize is False or any(job.started_from for job in jobs):
-        return False
-    if len({run.seed for run in runs}) < len(runs):
         return False
     settings = jobs[0].settings
     with deterministic():
@@ -99,12 +116,20 @@ def all_at_once(jobs: Sequence[Job], task: Task) -> bool:
 def _planned(job: Job, count: int, left: Sequence[Run], task: Task) -> tuple[Trainer, StackPlan | str]:
     """Return a trainer and the plan for training `count` runs as one, or the reason to train them one by one."""
     settings = job.settings
-    task = with_loss(task, settings)
     trainer = build_trainer(settings.trainer, settings.logger, job.folder)
-    obstacle = _settings_obstacle(settings, task) or _devices_obstacle(trainer) or trainer_obstacle(trainer)
+    obstacles = [
+        _settings_obstacle(settings, task),
+        _devices_obstacle(trainer),
+        trainer_obstacle(trainer),
+        *(run.settings.optimisation.stack_obstacle for run in left),
+    ]
+    obstacle = next(filter(None, obstacles), None)
     if obstacle is not None:
         return trainer, obstacle
-    models = [_built(run, task).model for run in (*left, *left)[:2]]
+    values = [flattened(run.settings.to_dict()) for run in left]
+    used = [{name: value for name, value in each.items() if name not in UNUSED} for each in values]
+    different = [left[number] for number in most_different(used)]
+    models = [_built(run, task).model for run in different]
     if settings.vectorize == "auto" and task.has_many_graphs:
         if trainer.world_size > 1:
             return trainer, f"{trainer.world_size} processes divide the graphs of each step"
@@ -112,7 +137,8 @@ def _planned(job: Job, count: int, left: Sequence[Run], task: Task) -> tuple[Tra
             return trainer, f"a step has {size / 1e6:.0f} million elements, and so large ones are not faster as one"
     sparse = wants_sparse(settings.training, task, models[0], trainer, stacked=True)
     device = trainer.strategy.root_device
-    plan = plan_stack(models, task, settings.training.batch_size, sparse, device)
+    objectives = [with_loss(task, run.settings).objective for run in different]
+    plan = plan_stack(models, task, settings.training.batch_size, sparse, device, objectives)
     if isinstance(plan, str):
         return trainer, plan
     if settings.vectorize == settings.seeds_per_pass == "auto" and plan.memory.seeds(device, count) == 1:
@@ -228,13 +254,12 @@ def one_pass(
     have the order of the seed `order`.
     """
     settings = runs[0].settings
-    task = with_loss(task, settings)
-    built = {run.seed: _built(run, task) for run in runs}
-    by_seed = {run.seed: run for run in runs}
+    built = [_built(run, task) for run in runs]
     for run in runs:
         save_run_settings(Job(run.settings, run.folder), run.seed)
-    training, models = settings.training, [each.model for each in built.values()]
-    stopping = EachStopping(by_seed, training.patience, training.criterion)
+    training, models = settings.training, [each.model for each in built]
+    tasks = {run.job.folder: with_loss(task, run.settings) for run in runs}
+    stopping = EachStopping([_member(run, tasks[run.job.folder]) for run in runs])
     pruning = _pruning(runs, list(stopping.rules.values()))
     single = {"strategy": "auto", "devices": [place.device.index] if place.device.index else 1}
     changes = single if place.world > 1 else {}
@@ -247,20 +272,24 @@ def one_pass(
             ),
             stopping,
             Resumable(path, settings.seed, settings.checkpoint_every),
-            optimisation=settings.optimisation,
             cuda_graphs=training.cuda_graphs,
-            metrics={seed: run.folder / METRICS for seed, run in by_seed.items()},
+            metrics=[run.folder / METRICS for run in runs],
             resume_from=checkpoint,
             progress=place.rank == 0,
         )
         device = device_name(trainer)
-    for outcome, model in results:
-        run = by_seed[outcome.seed]
+    for run, fitted, (outcome, model) in zip(runs, built, results, strict=True):
         is_pruned = run.job.pruner is not None and run.job.pruner.ended > 0
         if outcome.best_epoch and not run.is_finished and not is_pruned:
             of_other = order if task.has_many_graphs and outcome.seed != order else None
-            fitted = built[outcome.seed]._replace(model=model.cpu())
-            write_outputs(run.settings, task, outcome, fitted, device, run.folder, of_other)
+            fitted = fitted._replace(model=model.cpu())
+            write_outputs(run.settings, tasks[run.job.folder], outcome, fitted, device, run.folder, of_other)
+
+
+def _member(run: Run, task: Task) -> Member:
+    settings, training = run.settings, run.settings.training
+    named = {"run": run.job.title} if run.job.title else {}
+    return Member(run.seed, task.objective, settings.optimisation, training.patience, training.criterion, named)
 
 
 def _pruning(runs: Sequence[Run], rules: Sequence[PaperStopping]) -> Pruning:
@@ -283,7 +312,7 @@ def _settings_obstacle(settings: Settings, task: Task) -> str | None:
         return "the processes divide one graph"
     if settings.logger.target is not None:
         return f"{settings.logger.target} logs one run at a time"
-    return settings.optimisation.stack_obstacle
+    return None
 
 
 def _devices_obstacle(trainer: Trainer) -> str | None:

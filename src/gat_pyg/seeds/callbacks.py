@@ -1,11 +1,11 @@
-"""Stopping, metrics and progress for each seed of a stack."""
+"""Stopping, metrics and progress for each member of a stack."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,59 +16,61 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from ..training.progress import MetricsFile, Progress
-from ..training.stopping import Criterion, PaperStopping
+from ..training.stopping import PaperStopping
+from .member import Member
 from .module import StackOfSeeds, _stacked
 
-COMPACT_AT = 0.1  # the share of stopped seeds that triggers a compaction, which copies the stack
+COMPACT_AT = 0.1  # the share of stopped members that triggers a compaction, which copies the stack
 
 
 class EachStopping(Callback):
-    """`PaperStopping` for each seed of a stack: its rule, its best weights and its seconds.
+    """`PaperStopping` for each member of a stack: its rule, its best weights and its seconds.
 
-    Stopped seeds are removed from the stack as soon as their share of it reaches `compact_at`. After the fit, the
-    module holds all seeds again, each with its best weights.
+    Stopped members are removed from the stack as soon as their share of it reaches `compact_at`. After the fit, the
+    module holds all members again, each with its best weights.
 
-    The seconds of an epoch are divided equally among the seeds still running, so the seconds of all seeds add up to
-    the elapsed time. Raises ValueError as `PaperStopping` does.
+    The seconds of an epoch are divided equally among the members still running, so the seconds of all members add up
+    to the elapsed time. Raises ValueError as `PaperStopping` does.
+
+    Args:
+        members: in the order of the module's; all else is by their numbers 0, 1, ...
+        compact_at: a share.
     """
 
-    def __init__(
-        self,
-        seeds: Iterable[int],
-        patience: int | None = 100,
-        criterion: Criterion = "both",
-        compact_at: float = COMPACT_AT,
-    ) -> None:
-        self.rules = {seed: PaperStopping(patience, criterion) for seed in seeds}
+    def __init__(self, members: Sequence[Member], compact_at: float = COMPACT_AT) -> None:
+        self.members = list(members)
+        self.rules = {
+            number: PaperStopping(member.patience, member.criterion) for number, member in enumerate(self.members)
+        }
         self.compact_at = compact_at
         self.seconds = dict.fromkeys(self.rules, 0.0)
-        self.best_weights: dict[str, Tensor] = {}  # of the seeds in the stack, [S, ...]
-        self.stopped_weights: dict[int, dict[str, Tensor]] = {}  # best weights of removed seeds, on the CPU
+        self.best_weights: dict[str, Tensor] = {}  # of the members in the stack, [S, ...]
+        self.stopped_weights: dict[int, dict[str, Tensor]] = {}  # best weights of removed members, on the CPU
         self._clock = 0.0
 
     def running(self) -> list[int]:
-        """Return the seeds that have not stopped."""
-        return [seed for seed, rule in self.rules.items() if rule.left > 0]
+        """Return the numbers of the members that have not stopped."""
+        return [number for number, rule in self.rules.items() if rule.left > 0]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock, and stop at once if all seeds of a resumed run have stopped."""
+        """Start the clock, and stop at once if all members of a resumed training have stopped."""
         self.best_weights = {key: value.to(pl_module.device) for key, value in self.best_weights.items()}
         self._clock = time.perf_counter()
         trainer.should_stop = trainer.should_stop or not self.running()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Apply each seed's rule to its validation metrics."""
+        """Apply each member's rule to its validation metrics."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         module = _stacked(pl_module)
         now = time.perf_counter()
         running = set(self.running())
         better = []
-        for row, (seed, metrics) in enumerate(zip(module.seeds, module.metrics, strict=True)):
-            if seed not in running:
+        metric = module.objective.metric
+        for row, (number, metrics) in enumerate(zip(module.rows, module.metrics, strict=True)):
+            if number not in running:
                 continue
-            rule = self.rules[seed]
-            metric = module.objective.metric
+            rule = self.rules[number]
             score = metrics[f"val_{metric.name}"]
             if (
                 rule.update(score, metrics["val_loss"], metric.lower) or not rule.best_epoch
@@ -76,39 +78,39 @@ class EachStopping(Callback):
                 better.append(row)
             if not math.isfinite(metrics["val_loss"]):
                 parameters = (value[row] for value in module.parameters() if value.requires_grad)
-                rule.stop_diverged(parameters, f"Seed {seed}")
-            self.seconds[seed] += (now - self._clock) / len(running)
+                rule.stop_diverged(parameters, f"The run of {self.members[number]}")
+            self.seconds[number] += (now - self._clock) / len(running)
         self._update_best(module, better)
         self._clock = now
         trainer.should_stop = trainer.should_stop or not self.running()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove stopped seeds from the stack if their share is at least `compact_at`."""
+        """Remove stopped members from the stack if their share is at least `compact_at`."""
         module = _stacked(pl_module)
-        running = [seed for seed in module.seeds if self.rules[seed].left > 0]
-        stopped = len(module.seeds) - len(running)
-        if running and stopped and stopped >= self.compact_at * len(module.seeds):
-            self._set_aside(module, [seed for seed in module.seeds if seed not in running])
-            rows = torch.tensor([module.seeds.index(seed) for seed in running], device=module.device)
+        running = [number for number in module.rows if self.rules[number].left > 0]
+        stopped = len(module.rows) - len(running)
+        if running and stopped and stopped >= self.compact_at * len(module.rows):
+            self._set_aside(module, [number for number in module.rows if number not in running])
+            rows = torch.tensor([module.rows.index(number) for number in running], device=module.device)
             self.best_weights = {key: value.index_select(0, rows) for key, value in self.best_weights.items()}
             module.select(running)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Load the best weights of every seed into the module, in the order of the seeds."""
+        """Load the best weights of every member into the module, in the order of the members."""
         module = _stacked(pl_module)
         if self.best_weights:
-            self._set_aside(module, module.seeds)
-            module.fill({seed: self.stopped_weights[seed] for seed in self.rules})
+            self._set_aside(module, module.rows)
+            module.fill({number: self.stopped_weights[number] for number in self.rules})
             self.best_weights = {}
-        if never := [seed for seed, rule in self.rules.items() if rule.epoch and not rule.best_epoch]:
+        if never := [number for number, rule in self.rules.items() if rule.epoch and not rule.best_epoch]:
             rank_zero_warn(
-                f"Seeds {', '.join(map(str, never))}: the validation loss or score was not finite in any epoch, so the "
-                "weights are those of the last epoch. A smaller lr may help."
+                f"{'; '.join(str(self.members[number]) for number in never)}: the validation loss or score was not "
+                "finite in any epoch, so the weights are those of the last epoch. A smaller lr may help."
             )
 
     @torch.no_grad()
     def _update_best(self, module: StackOfSeeds, rows: list[int]) -> None:
-        """Save the current weights of these rows as the best ones of their seeds."""
+        """Save the current weights of these rows as the best ones of their members."""
         weights = module.model.weights()
         if not self.best_weights:
             self.best_weights = {key: value.clone() for key, value in weights.items()}
@@ -116,22 +118,22 @@ class EachStopping(Callback):
             copy_rows = _copy_each_row if module.device.type == "cpu" else _copy_all_rows
             copy_rows(self.best_weights, weights, rows)
 
-    def _set_aside(self, module: StackOfSeeds, seeds: Sequence[int]) -> None:
-        """Copy the best weights of some seeds to the CPU."""
-        index = torch.tensor([module.seeds.index(seed) for seed in seeds], device=module.device)
+    def _set_aside(self, module: StackOfSeeds, numbers: Sequence[int]) -> None:
+        """Copy the best weights of some members to the CPU."""
+        index = torch.tensor([module.rows.index(number) for number in numbers], device=module.device)
         weights = {key: value.index_select(0, index).cpu() for key, value in self.best_weights.items()}
-        for row, seed in enumerate(seeds):
-            self.stopped_weights[seed] = {key: value[row].clone() for key, value in weights.items()}
+        for row, number in enumerate(numbers):
+            self.stopped_weights[number] = {key: value[row].clone() for key, value in weights.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, for the checkpoint."""
-        rules = {seed: rule.state_dict() for seed, rule in self.rules.items()}
+        rules = {number: rule.state_dict() for number, rule in self.rules.items()}
         return {"rules": rules, "seconds": dict(self.seconds), "kept": self.best_weights, "left": self.stopped_weights}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint's state."""
-        for seed, state in state_dict["rules"].items():
-            self.rules[seed].load_state_dict(state)
+        for number, state in state_dict["rules"].items():
+            self.rules[number].load_state_dict(state)
         self.seconds = dict(state_dict["seconds"])
         self.best_weights, self.stopped_weights = dict(state_dict["kept"]), dict(state_dict["left"])
 
@@ -151,13 +153,13 @@ def _copy_all_rows(to: Mapping[str, Tensor], source: Mapping[str, Tensor], rows:
 
 
 class EachMetrics(Callback):
-    """A `MetricsFile` for each seed, with the epochs until it stopped.
+    """A `MetricsFile` for each member, with the epochs until it stopped.
 
     Its place in the list of callbacks is before `EachStopping`.
     """
 
-    def __init__(self, paths: Mapping[int, str | Path], stopping: EachStopping) -> None:
-        self.files = {seed: MetricsFile(path) for seed, path in paths.items()}
+    def __init__(self, paths: Sequence[str | Path], stopping: EachStopping) -> None:
+        self.files = dict(enumerate(map(MetricsFile, paths)))
         self.stopping = stopping
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -166,11 +168,11 @@ class EachMetrics(Callback):
             file.on_train_start(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Add the epoch's line for each seed that was running."""
+        """Add the epoch's line for each member that was running."""
         module, epoch = _stacked(pl_module), trainer.current_epoch + 1
-        for seed, metrics in zip(module.seeds, module.metrics, strict=True):
-            if self.stopping.rules[seed].epoch == epoch:
-                self.files[seed].add(epoch, metrics)
+        for number, metrics in zip(module.rows, module.metrics, strict=True):
+            if self.stopping.rules[number].epoch == epoch:
+                self.files[number].add(epoch, metrics)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Write all buffered lines, so that the files have every epoch of the checkpoint."""
@@ -189,16 +191,16 @@ class EachMetrics(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of lines of each file, for the checkpoint."""
-        return {"files": {seed: file.state_dict() for seed, file in self.files.items()}}
+        return {"files": {number: file.state_dict() for number, file in self.files.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after a checkpoint's lines."""
-        for seed, state in state_dict["files"].items():
-            self.files[seed].load_state_dict(state)
+        for number, state in state_dict["files"].items():
+            self.files[number].load_state_dict(state)
 
 
 class EachProgress(Progress):
-    """One line of progress: epoch, running and stopped seeds, range of their validation scores, time left."""
+    """One line of progress: epoch, running and stopped members, range of their validation scores, time left."""
 
     def __init__(self, title: str, stopping: EachStopping, every: float = 10.0) -> None:
         super().__init__(title, every)
@@ -207,8 +209,8 @@ class EachProgress(Progress):
     def parts(self, trainer: Trainer, batch: str) -> list[str]:
         """Return the fields of the line."""
         module, rules = _stacked(trainer.lightning_module), self.stopping.rules
-        latest = module.metrics or [{} for _ in module.seeds]  # none before the first validation
-        running = [(rules[seed], metrics) for seed, metrics in zip(module.seeds, latest, strict=True)]
+        latest = module.metrics or [{} for _ in module.rows]  # none before the first validation
+        running = [(rules[number], metrics) for number, metrics in zip(module.rows, latest, strict=True)]
         running = [(rule, metrics) for rule, metrics in running if rule.left > 0]
         parts = [self.title, f"epoch {trainer.current_epoch + 1}{batch}", f"{len(running)} of {len(rules)} running"]
         metric = module.objective.metric

@@ -1,9 +1,9 @@
-"""Training of many seeds as one model."""
+"""Training of many seeds and settings as one model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -19,11 +19,15 @@ from ..training.progress import quiet
 from ..training.resume import Resumable
 from ..training.stopping import Criterion
 from .callbacks import EachMetrics, EachProgress, EachStopping
+from .member import Member
 from .module import Stacked, StackedInductive, StackOfSeeds
-from .planning import StackPlan, in_passes, plan_stack, trainer_obstacle
+from .planning import StackPlan, in_passes, most_different, plan_stack, trainer_obstacle
 from .stack import Stack
 
 T = TypeVar("T")
+
+OPTIMISATION = frozenset(item.name for item in fields(Optimisation))
+STOPPING = frozenset({"patience", "criterion"})
 
 SINGLE = {  # arguments of a trainer that runs one stack on one device
     "devices": 1,
@@ -37,7 +41,7 @@ SINGLE = {  # arguments of a trainer that runs one stack on one device
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one seed: `value` and `val` are the test and the validation score of the best weights."""
+    """The result of one member: `value` and `val` are the test and the validation score of the best weights."""
 
     seed: int
     metric: str  # the name of the objective's metric
@@ -47,17 +51,28 @@ class Outcome:
     best_epoch: int  # counted from 1
     seconds: float
     scores: Mapping[str, float] = field(default_factory=dict)  # other test scores, by the names of their metrics
+    settings: Mapping[str, Any] = field(default_factory=dict)  # those of `train(settings=...)`
 
 
 def outcomes(module: StackOfSeeds, stopping: EachStopping) -> list[Outcome]:
-    """Return the result of each seed, after the fit and the test of the stack."""
+    """Return the result of each row, after the fit and the test of the stack."""
     results, metric = [], module.objective.metric.name
-    for seed, metrics in zip(module.seeds, module.metrics, strict=True):
-        rule = stopping.rules[seed]
+    for number, metrics in zip(module.rows, module.metrics, strict=True):
+        rule, member = stopping.rules[number], module.members[number]
         tested = {key.removeprefix("test_"): score for key, score in metrics.items() if key.startswith("test_")}
-        scores = tested[metric], rule.kept_score
-        others = {key: round(score, 5) for key, score in tested.items() if key not in ("loss", metric)}
-        results.append(Outcome(seed, metric, *scores, rule.epoch, rule.best_epoch, stopping.seconds[seed], others))
+        results.append(
+            Outcome(
+                seed=member.seed,
+                metric=metric,
+                value=tested[metric],
+                val=rule.kept_score,
+                epochs=rule.epoch,
+                best_epoch=rule.best_epoch,
+                seconds=stopping.seconds[number],
+                scores={key: round(score, 5) for key, score in tested.items() if key not in ("loss", metric)},
+                settings=member.settings,
+            )
+        )
     return results
 
 
@@ -68,53 +83,57 @@ def fit_stack(
     stopping: EachStopping,
     resumable: Resumable,
     *,
-    optimisation: Optimisation,
     cuda_graphs: bool | Literal["auto"] = "auto",
-    metrics: Mapping[int, Path] | None = None,
+    metrics: Sequence[Path] = (),
     resume_from: Path | None = None,
     progress: bool = True,
 ) -> tuple[Trainer, list[tuple[Outcome, nn.Module]]]:
-    """Train the models of the seeds of `stopping` as one, and test the best weights of each.
+    """Train the models of the members of `stopping` as one, and test the best weights of each.
 
     Args:
-        models: one for each seed.
+        models: one for each member.
         data: the task's batches; if they are of many graphs, `data`'s seed determines their order for all models.
         make_trainer: returns a trainer with these callbacks.
-        stopping: the stopping rule of each seed.
+        stopping: the members and their stopping rules.
         resumable: the callback that writes checkpoints, created with the first seed.
-        optimisation, cuda_graphs: as in `Transductive`.
-        metrics: the file of each seed's metrics.
-        resume_from: the checkpoint of an interrupted training of these seeds.
+        cuda_graphs: as in `Transductive`.
+        metrics: the file of each member's metrics.
+        resume_from: the checkpoint of an interrupted training of these members.
         progress: if true, print a line of progress.
 
     Returns:
-        The trainer, and the outcome and the model of each seed; models are on the trainer's device.
+        The trainer, and the outcome and the model of each member; models are on the trainer's device.
     """
-    module: StackOfSeeds
-    seeds, objective = list(stopping.rules), data.task.objective
-    if data.task.has_many_graphs:
-        module = StackedInductive(models, seeds, objective, optimisation)
-    else:
-        module = Stacked(models, seeds, objective, optimisation, cuda_graphs)
-    title = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    members, many = stopping.members, data.task.has_many_graphs
+    module = StackedInductive(models, members) if many else Stacked(models, members, cuda_graphs)
     callbacks = [
         *([EachMetrics(metrics, stopping)] if metrics else []),
         stopping,
         resumable,
-        *([EachProgress(f"{data.task.name}, {title}", stopping)] if progress else []),
+        *([EachProgress(f"{data.task.name}, {_title(members)}", stopping)] if progress else []),
     ]
     trainer = make_trainer(callbacks)
     trainer.fit(module, datamodule=data, ckpt_path=resume_from)
     trainer.test(module, datamodule=data, verbose=False)
-    return trainer, [(outcome, module.model[row]) for row, outcome in enumerate(outcomes(module, stopping))]
+    results = zip(module.rows, outcomes(module, stopping), strict=True)
+    pairs = {number: (outcome, module.model[row]) for row, (number, outcome) in enumerate(results)}
+    return trainer, [pairs[number] for number in range(len(members))]
+
+
+def _title(members: Sequence[Member]) -> str:
+    seeds = [member.seed for member in members]
+    if len(set(seeds)) < len(seeds):
+        return f"{len(members)} runs"
+    return f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
 
 
 @quiet()
 def train(
-    make_model: Callable[[], nn.Module],
+    make_model: Callable[..., nn.Module],
     task: Task,
     seeds: Iterable[int] = range(10),
     *,
+    settings: Iterable[Mapping[str, Any]] = ({},),
     optimisation: Optimisation = Optimisation(),
     batch_size: int = 1,
     patience: int | None = 100,
@@ -124,7 +143,7 @@ def train(
     progress: bool = True,
     **trainer: Any,
 ) -> tuple[list[Outcome], Stack]:
-    """Train the model with every seed, as many at once as fit in memory.
+    """Train the model with every seed, and with each of several settings, as many at once as fit in memory.
 
     `make_model()` is called after `seed_everything(s)`: seed s starts from the same weights as in a single run. If all
     dropout is that of gat_pyg's layers, it also takes the same steps, up to rounding. Each seed stops by the paper's
@@ -133,10 +152,16 @@ def train(
     With many graphs, all seeds take the same batches, in the order of the first seed: seed s takes the steps of a
     single run with `TaskData(task, batch_size, seed=seeds[0])`.
 
+    Settings may differ in all that leaves the shape of the model as it is: learning rate, weight decay, dropout, the
+    numbers of the loss, clipping, patience. Each setting with each seed is trained as it would be alone, with its own
+    optimizer state, dropout masks and stopping.
+
     Args:
         make_model: returns a fresh model, called as in `Transductive`.
         task: of one graph or many.
         seeds: integers from 0 to 2^32 - 1.
+        settings: each has values by their names: fields of `Optimisation`, arguments of the loss (`task.with_loss`),
+            `patience` and `criterion`; all others are arguments of `make_model`. What a setting leaves out is as below.
         optimisation: as in `Transductive`.
         batch_size: the number of graphs in a step; a single graph is always one step.
         patience, criterion: as in `PaperStopping`.
@@ -146,47 +171,82 @@ def train(
         **trainer: arguments of Lightning's Trainer, for a single device. Its callbacks come before those of the stack.
 
     Returns:
-        The outcome of each seed, and the stack of the trained models.
+        The outcome of each seed with each setting, those of the first setting first, and the stack of the trained
+        models.
 
     Raises:
-        ValueError: if the models share weights or cannot be stacked, the trainer starts several processes or has an
-            option that would act on all seeds at once, as the optimizer may, or a number is out of range.
+        ValueError: if the models share weights, differ in shape or cannot be stacked, the trainer starts several
+            processes or has an option that would act on all seeds at once, as the optimizer may, or a number is out of
+            range.
 
     Example:
         >>> import gat_pyg.data, gat_pyg.models
-        >>> make = lambda: gat_pyg.models.GAT(64, [8], 10, heads=[8, 1], dropout=0.6)
-        >>> outcomes, stack = train(make, gat_pyg.data.digits(), range(2), max_epochs=1, progress=False)
+        >>> make = lambda dropout=0.6: gat_pyg.models.GAT(64, [8], 10, heads=[8, 1], dropout=dropout)
+        >>> options = {"max_epochs": 1, "progress": False}
+        >>> outcomes, stack = train(make, gat_pyg.data.digits(), range(2), **options)
         >>> [outcome.seed for outcome in outcomes], len(stack)
         ([0, 1], 2)
+        >>> grid = [{"lr": lr, "dropout": p} for lr in (0.01, 0.005) for p in (0.2, 0.6)]
+        >>> outcomes, stack = train(make, gat_pyg.data.digits(), [0], settings=grid, **options)
+        >>> best = max(outcomes, key=lambda outcome: outcome.val)
+        >>> best.settings in grid, len(stack)
+        (True, 4)
     """
-    seeds = list(seeds)
+    seeds, settings = list(seeds), [dict(setting) for setting in settings]
     _check_numbers(seeds, seeds_per_pass, batch_size)
+    if not settings:
+        raise ValueError("settings is empty, expected at least one. Leave it out to train with one setting.")
+    default = Member(0, task.objective, optimisation, patience, criterion)
+    members = [_member(default, task, setting, seed) for setting in settings for seed in seeds]
     options: dict[str, Any] = {**SINGLE, **trainer}
     callbacks = options.pop("callbacks", None) or []
     first: list[Callback] = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
-    device = _checked_device(Trainer(**options), optimisation)
-    plan = _planned([seeded(seed, make_model) for seed in (*seeds, *seeds)[:2]], task, batch_size, device)
+    device = _checked_device(Trainer(**options), members)
+    plan = _planned(members, make_model, task, batch_size, device)
     results: dict[int, tuple[Outcome, nn.Module]] = {}
 
     def make_trainer(callbacks: list[Callback]) -> Trainer:
         return Trainer(max_epochs=max_epochs, callbacks=[*first, *callbacks], **options)
 
-    def one_pass(some: list[int]) -> None:
+    def one_pass(numbers: list[int]) -> None:
+        some = [members[number] for number in numbers]
         _, pairs = fit_stack(
-            [seeded(seed, make_model) for seed in some],
+            [_built(member, make_model) for member in some],
             TaskData(task, batch_size, seeds[0], plan.sparse),
             make_trainer,
-            EachStopping(some, patience, criterion),
-            Resumable(None, some[0]),
-            optimisation=optimisation,
+            EachStopping(some),
+            Resumable(None, some[0].seed),
             progress=progress,
         )
-        results.update({outcome.seed: (outcome, model.cpu().eval()) for outcome, model in pairs})
+        results.update(
+            {number: (outcome, model.cpu().eval()) for number, (outcome, model) in zip(numbers, pairs, strict=True)}
+        )
 
-    size = plan.memory.seeds(device, len(seeds)) if seeds_per_pass == "auto" else seeds_per_pass
-    in_passes(lambda: [seed for seed in seeds if seed not in results], size, one_pass)
-    outcomes, models = zip(*(results[seed] for seed in seeds), strict=True)
+    size = plan.memory.seeds(device, len(members)) if seeds_per_pass == "auto" else seeds_per_pass
+    in_passes(lambda: [number for number in range(len(members)) if number not in results], size, one_pass)
+    outcomes, models = zip(*(results[number] for number in range(len(members))), strict=True)
     return list(outcomes), Stack(models).eval()
+
+
+def _member(default: Member, task: Task, setting: Mapping[str, Any], seed: int) -> Member:
+    """Return the member with some settings of the optimizer, the loss and the stopping rule replaced."""
+    steps = {key: value for key, value in setting.items() if key in OPTIMISATION}
+    loss = {key: value for key, value in setting.items() if key in task.objective.loss_options}
+    return replace(
+        default,
+        seed=seed,
+        objective=task.with_loss(**loss).objective if loss else task.objective,
+        optimisation=replace(default.optimisation, **steps),
+        settings=setting,
+        **{key: value for key, value in setting.items() if key in STOPPING},
+    )
+
+
+def _built(member: Member, make_model: Callable[..., nn.Module]) -> nn.Module:
+    """Return the fresh model of a member, made with the settings that are not of the training."""
+    others = {*OPTIMISATION, *STOPPING, *member.objective.loss_options}
+    arguments = {key: value for key, value in member.settings.items() if key not in others}
+    return seeded(member.seed, lambda: make_model(**arguments))
 
 
 def _check_numbers(seeds: Sequence[int], seeds_per_pass: int | Literal["auto"], batch_size: int) -> None:
@@ -198,24 +258,31 @@ def _check_numbers(seeds: Sequence[int], seeds_per_pass: int | Literal["auto"], 
         raise ValueError(f"batch_size is {batch_size}, expected a number of graphs, at least 1.")
 
 
-def _checked_device(trainer: Trainer, optimisation: Optimisation) -> torch.device:
-    """Return the trainer's device; raise ValueError if the trainer cannot train a stack."""
+def _checked_device(trainer: Trainer, members: Sequence[Member]) -> torch.device:
+    """Return the trainer's device; raise ValueError if the trainer or an optimizer cannot train a stack."""
     if trainer.world_size > 1:
         raise ValueError(f"The trainer has {trainer.world_size} processes, expected one: each would train all seeds.")
-    if obstacle := trainer_obstacle(trainer) or optimisation.stack_obstacle:
+    obstacles = [trainer_obstacle(trainer), *(member.optimisation.stack_obstacle for member in members)]
+    if obstacle := next(filter(None, obstacles), None):
         raise ValueError(f"Seeds cannot be trained as one: {obstacle}. Train them one by one.")
     return trainer.strategy.root_device
 
 
-def _planned(models: Sequence[nn.Module], task: Task, batch_size: int, device: torch.device) -> StackPlan:
-    """Return the plan for models like these two; raise ValueError if they share weights or cannot be stacked."""
-    first, second = ({id(weight) for weight in model.parameters()} for model in models)
-    if first & second:
+def _planned(
+    members: Sequence[Member], make_model: Callable[..., nn.Module], task: Task, batch_size: int, device: torch.device
+) -> StackPlan:
+    """Return the plan for the members; raise ValueError if their models share weights or cannot be stacked."""
+    some = most_different([member.settings for member in members])
+    chosen = [members[number] for number in some]
+    models = [_built(member, make_model) for member in chosen]
+    ids = [{id(weight) for weight in model.parameters()} for model in models]
+    if any(ids[0] & others for others in ids[1:]):
         raise ValueError("make_model() returned the same weights again, expected a fresh model at each call.")
     sparse = sparse_pays(task, models[0], device.type, stacked=True)
-    plan = plan_stack(models, task, batch_size, sparse, device)
+    plan = plan_stack(models, task, batch_size, sparse, device, [member.objective for member in chosen])
     if isinstance(plan, str):
-        raise ValueError(f"{plan}. Train its seeds one by one.")
+        named = f" of {'; '.join(map(str, chosen))}" if any(member.settings for member in chosen) else ""
+        raise ValueError(f"{plan}{named}. Train its seeds one by one, and settings that change the shape separately.")
     return plan
 
 

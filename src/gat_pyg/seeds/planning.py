@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from lightning import Trainer
@@ -19,6 +19,7 @@ from ..tasks.objective import Objective
 from ..tasks.task import Task
 from ..training.loading import TaskData
 from ..training.signals import _interruptible
+from .member import Member
 from .memory import Peak, free_memory, out_of_memory
 from .module import Stacked, StackedInductive
 
@@ -52,8 +53,6 @@ def trainer_obstacle(trainer: Trainer) -> str | None:
     """Return the reason that a trainer cannot train several seeds as one, or None."""
     if trainer.gradient_clip_val:
         return "gradients would be clipped over all seeds by the trainer, and not each by `training.gradient_clip_val`"
-    if trainer.accumulate_grad_batches > 1:
-        return "gradients are accumulated, for the labels of one seed"
     if not str(trainer.precision).endswith("-true"):
         return f"precision is {trainer.precision}, whose scale would be that of all seeds"
     if trainer.check_val_every_n_epoch != 1:
@@ -63,22 +62,34 @@ def trainer_obstacle(trainer: Trainer) -> str | None:
 
 @_interruptible()
 def trial(
-    models: Sequence[nn.Module], objective: Objective, data: Data, device: torch.device | str = "cpu"
+    models: Sequence[nn.Module],
+    objective: Objective | Sequence[Objective],
+    data: Data,
+    device: torch.device | str = "cpu",
 ) -> MemoryEstimate:
     """Try to train two or more models as a stack, on a graph that all splits share or a batch of graphs.
+
+    The objective is that of all models, or there is one for each of them.
 
     Each output must be that of the model alone, and an epoch and a test must run. Their peak memory divided by the
     number of models is an upper bound for a seed, since seeds share some of it; weights and optimizer are added.
     """
     if members(models[0]).fit is not None:
         return MemoryEstimate("it has a fit method of its own")
+    objectives = [objective] * len(models) if isinstance(objective, Objective) else objective
+    kind = StackedInductive if isinstance(data, Batch) else Stacked
     try:
-        kind = StackedInductive if isinstance(data, Batch) else Stacked
-        module = kind(models, range(len(models)), objective).to(device)
-        data = data.clone().to(device)
+        module = kind(models, [Member(seed, each) for seed, each in enumerate(objectives)])
+    except ValueError as error:  # they differ in shape
+        return MemoryEstimate(str(error).removesuffix("."))
+    except RuntimeError as error:  # lazy parameters
+        return MemoryEstimate(_vmap_failed(error))
+    try:
+        module, data = module.to(device), data.clone().to(device)
         module.eval()
         with torch.no_grad():
-            for model, out in zip(models, module(data), strict=True):
+            for number, out in zip(module.rows, module(data), strict=True):
+                model = models[number]
                 alone = module._call_model(copy.deepcopy(model).to(device).eval(), data)
                 largest = float(alone.abs().nan_to_num(posinf=0.0).max())
                 if not torch.allclose(out, alone, rtol=0.01, atol=0.01 * largest, equal_nan=True):
@@ -97,10 +108,14 @@ def trial(
     except Exception as error:
         if out_of_memory(error):
             return MemoryEstimate(f"memory does not suffice for {len(models)} seeds")
-        return MemoryEstimate(f"torch.func.vmap cannot stack it ({' '.join(str(error).split())[:300]})")
+        return MemoryEstimate(_vmap_failed(error))
     weights = sum(value.nbytes for value in module.model.weights().values())
     # The parameters, Adam's two moments and the best weights.
     return MemoryEstimate(None, (peak.bytes + 4 * weights) // len(models))
+
+
+def _vmap_failed(error: Exception) -> str:
+    return f"torch.func.vmap cannot stack it ({' '.join(str(error).split())[:300]})"
 
 
 class StackPlan(NamedTuple):
@@ -111,15 +126,39 @@ class StackPlan(NamedTuple):
 
 
 def plan_stack(
-    models: Sequence[nn.Module], task: Task, batch_size: int, sparse: bool, device: torch.device
+    models: Sequence[nn.Module],
+    task: Task,
+    batch_size: int,
+    sparse: bool,
+    device: torch.device,
+    objective: Objective | Sequence[Objective] | None = None,
 ) -> StackPlan | str:
-    """Plan to train models like these two as one; return a sentence with the reason if that is impossible."""
+    """Plan to train models like these as one; return a sentence with the reason if that is impossible.
+
+    `objective` is as in `trial`, by default the task's.
+    """
     if task.objective.item == "link":
         return f"{task.name} draws other negative links for each seed"
-    memory = trial(models, task.objective, _largest_batch(task, batch_size, sparse), device)
+    memory = trial(models, objective or task.objective, _largest_batch(task, batch_size, sparse), device)
     if memory.obstacle:
         return f"{type(models[0]).__name__} cannot be stacked: {memory.obstacle}"
     return StackPlan(sparse, memory)
+
+
+def most_different(settings: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the indices of a few settings, the first one's first: for each name, of one that differs from the first.
+
+    They are at least two: the first one is repeated if all are equal.
+
+    >>> most_different([{"lr": 0.1, "dropout": 0.6}, {"lr": 0.2, "dropout": 0.6}, {"lr": 0.1, "dropout": 0.5}])
+    [0, 1, 2]
+    """
+    first, chosen = settings[0], [0]
+    for name in dict.fromkeys(name for each in settings for name in each):
+        differing = [number for number, each in enumerate(settings) if each.get(name) != first.get(name)]
+        if differing and not {*differing} & {*chosen}:
+            chosen.append(differing[-1])
+    return chosen if len(chosen) > 1 else [0, min(1, len(settings) - 1)]
 
 
 def _largest_batch(task: Task, batch_size: int, sparse: bool) -> Data:

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.overrides import TorchFunctionMode
 
 from ..tasks.model import members
 
 
 class Stack(nn.Module):
-    """S models that differ only in their weights, called as one: the output is `[S, N, K]` if each returns `[N, K]`.
+    """S models of one shape, called as one: the output is `[S, N, K]` if each returns `[N, K]`.
 
     All models get the same arguments. Every parameter and buffer has a leading dimension S, over which
     `torch.func.vmap` maps. `stack[s]` is a copy of one model, and `len(stack)` is S. Random numbers are drawn for all
     models at once, except in gat_pyg's layers, where `gat_pyg.philox.keyed` may have a key for each model.
 
+    Attributes of the models and their modules may differ if they are numbers, as those of dropout. In a call, such an
+    attribute is a tensor without dimensions, over which vmap maps as over the weights.
+
     The averaged prediction of an ensemble is `stack(x, edge_index).softmax(-1).mean(0)`.
 
     Raises:
-        ValueError: if there is no model, or parameters or buffers differ in name or shape from the first model's.
+        ValueError: if there is no model, parameters or buffers differ in name or shape from the first model's, or a
+            plain attribute differs that is no fractional number.
 
     Example:
         >>> stack = Stack([nn.Linear(5, 2) for _ in range(3)])
@@ -45,7 +52,8 @@ class Stack(nn.Module):
                     "class with the same arguments."
                 )
         self.models = copy.deepcopy(models[0])  # called with each model's weights in turn
-        self.fill([_tensors(model) for model in models])
+        self.numbers = _differing(models)
+        self.fill([_tensors(model) for model in models], self.numbers)
 
     def __len__(self) -> int:
         return next(iter(_tensors(self.models).values())).size(0)
@@ -55,7 +63,10 @@ class Stack(nn.Module):
         for value in _tensors(self.models).values():
             row = value.detach()[index].clone()
             memo[id(value)] = nn.Parameter(row, value.requires_grad) if isinstance(value, nn.Parameter) else row
-        return copy.deepcopy(self.models, memo)
+        model = copy.deepcopy(self.models, memo)
+        for (name, key), number in self.numbers[index].items():
+            setattr(model.get_submodule(name), key, number)
+        return model
 
     @property
     def supports_sparse_features(self) -> bool:
@@ -77,10 +88,11 @@ class Stack(nn.Module):
         In `call`, `model(...)` is the forward and `model.penalty(...)` the method `penalty`.
         """
 
-        def call_one(weights: dict[str, Tensor], *rows: Tensor) -> Any:
-            return call(_Weighted(self.models, weights), *rows)
+        def call_one(weights: dict[str, Tensor], numbers: Numbers, *rows: Tensor) -> Any:
+            with _set(self.models, numbers) if numbers else nullcontext():
+                return call(_Weighted(self.models, weights), *rows)
 
-        return vmap(call_one, randomness="different")(_tensors(self.models), *mapped)
+        return vmap(call_one, randomness="different")(_tensors(self.models), self._mapped, *mapped)
 
     def weights(self) -> dict[str, Tensor]:
         """Return all parameters and buffers `[S, ...]` by their names in a single model."""
@@ -92,13 +104,28 @@ class Stack(nn.Module):
         for value in _tensors(self.models).values():
             value.grad = None
             value.data = value.data.index_select(0, rows)
+        self._set_numbers([self.numbers[row] for row in rows.tolist()])
 
     @torch.no_grad()
-    def fill(self, weights: Sequence[Mapping[str, Tensor]]) -> None:
-        """Replace all models: there is one for each entry of `weights`."""
+    def fill(self, weights: Sequence[Mapping[str, Tensor]], numbers: Sequence[Numbers]) -> None:
+        """Replace all models: there is one for each entry of `weights` and `numbers`."""
         for name, value in _tensors(self.models).items():
             value.grad = None
             value.data = torch.stack([each[name] for each in weights]).to(value.device)
+        self._set_numbers(numbers)
+
+    def _set_numbers(self, numbers: Sequence[Numbers]) -> None:
+        """Set the values of the attributes that differ: of each model, and as tensors `[S]`."""
+        self.numbers, device = list(numbers), next(iter(_tensors(self.models).values())).device
+        dtype = torch.float32 if device.type == "mps" else torch.float64  # a dropout mask depends on all bits of p
+        self._mapped = {
+            name: torch.tensor([each[name] for each in numbers], dtype=dtype, device=device) for name in numbers[0]
+        }
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Stack:
+        super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+        self._set_numbers(self.numbers)
+        return self
 
 
 class _Weighted:
@@ -122,6 +149,70 @@ class _Penalty(nn.Module):
 
     def forward(self, *args: Any) -> Any:
         return self.model.penalty(*args)
+
+
+Numbers = dict[tuple[str, str], Any]  # of one model: by the names of the module and its attribute
+
+
+def _differing(models: Sequence[nn.Module]) -> list[Numbers]:
+    """Return the numbers of each model that are not the same in all of them."""
+    plain = [_plain_attributes(model) for model in models]
+    first, names = plain[0], list(dict.fromkeys(name for attributes in plain for name in attributes))
+    differing = [name for name in names if any(each.get(name) != first.get(name) for each in plain)]
+    for name in differing:
+        values = [each.get(name) for each in plain]
+        if not all(type(value) in (int, float) for value in values) or float not in map(type, values):
+            index, other = next((i, value) for i, value in enumerate(values) if value != values[0])
+            where = ".".join(filter(None, name))
+            raise ValueError(
+                f"model {index} of the stack has {where}={other!r}, expected {values[0]!r} as in the first: models "
+                "that differ only in fractional numbers, such as the probability of dropout."
+            )
+    return [{name: each[name] for name in differing} for each in plain]
+
+
+def _plain_attributes(model: nn.Module) -> Numbers:
+    return {
+        (name, key): value
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if key != "training" and _is_plain(value)
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return isinstance(value, (bool, int, float, str, type(None)))
+
+
+@contextmanager
+def _set(model: nn.Module, numbers: Numbers) -> Iterator[None]:
+    """Context manager: the model with these numbers as attributes of its modules."""
+    attributes = [(vars(model.get_submodule(name)), key, number) for (name, key), number in numbers.items()]
+    before = [values[key] for values, key, _ in attributes]
+    try:
+        for values, key, number in attributes:
+            values[key] = number
+        with _Dropout():
+            yield
+    finally:
+        for (values, key, _), number in zip(attributes, before, strict=True):
+            values[key] = number
+
+
+class _Dropout(TorchFunctionMode):
+    """Let `torch.nn.functional.dropout`, which PyG's layers call, accept a tensor as its probability."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        if func is not F.dropout or not isinstance(p := options.get("p"), Tensor):
+            return func(*args, **options)
+        (x,) = args
+        if not options.get("training", True):
+            return x
+        kept = torch.rand_like(x, dtype=p.dtype) >= p
+        return x * (kept / (1.0 - p).clamp(min=torch.finfo(p.dtype).tiny)).to(x.dtype)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,17 +26,17 @@ class Average(Callback):
     is averaged alone: in a stack, this is the average of each model.
 
     Args:
-        decay: :math:`\beta`.
+        decay: :math:`\beta`; or one for each model of a stack, of which 0 averages nothing.
 
     Raises:
         ValueError: if the decay is not above 0 and below 1.
     """
 
-    def __init__(self, decay: float) -> None:
-        if not 0 < decay < 1:
+    def __init__(self, decay: float | Sequence[float]) -> None:
+        if isinstance(decay, (int, float)) and not 0 < decay < 1:
             raise ValueError(f"ema is {decay}, expected a number above 0 and below 1.")
+        self.decay = decay
         self.values: list[Tensor] = []  # of parameters and buffers; none before the first step
-        self._averaged = get_ema_multi_avg_fn(decay)
         self._steps = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -53,7 +54,13 @@ class Average(Callback):
             self.values = [weight.clone() for weight in weights]
             return
         pairs = list(zip(self.values, weights, strict=True))
-        self._averaged(*map(list, zip(*(pair for pair in pairs if pair[0].is_floating_point()), strict=True)), 1)
+        floats = [pair for pair in pairs if pair[0].is_floating_point()]
+        if isinstance(self.decay, (int, float)):
+            get_ema_multi_avg_fn(self.decay)(*map(list, zip(*floats, strict=True)), 1)
+        else:
+            shares = 1 - torch.tensor(self.decay, dtype=torch.float64)
+            for value, weight in floats:
+                value.lerp_(weight, shares.view(-1, *[1] * (value.dim() - 1)).to(value.device, value.dtype))
         for value, weight in pairs:
             if not value.is_floating_point():
                 value.copy_(weight)
@@ -82,6 +89,8 @@ class Average(Callback):
     def select(self, rows: Tensor) -> None:
         """Remove all models of a stack but those of these rows."""
         self.values = [value.index_select(0, rows) for value in self.values]
+        if not isinstance(self.decay, (int, float)):
+            self.decay = [self.decay[row] for row in rows.tolist()]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the average, for the checkpoint."""

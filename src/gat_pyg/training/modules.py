@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, Literal
 
@@ -159,10 +159,13 @@ class Supervised(LightningModule):
             self._log(metrics)
         elif not self.trainer.sanity_checking:
             self._log_epoch(metrics)
-            metric, schedule = self.objective.metric, self.lr_schedulers()
-            if isinstance(schedule, Schedule):
-                score = metrics[f"val_{metric.name}"]
-                schedule.validated(metrics["val_loss"], -score if metric.lower else score)
+            self._validated(self.lr_schedulers(), metrics)
+
+    def _validated(self, schedule: Any, metrics: Mapping[str, float]) -> None:
+        """Adapt the learning rate to a validation, if it depends on it."""
+        if isinstance(schedule, Schedule):
+            metric = self.objective.metric
+            schedule.validated(metrics["val_loss"], metric.better(metrics[f"val_{metric.name}"]))
 
     def on_test_epoch_end(self) -> None:
         """Compute `test_loss` and the score from the sums, and log them."""

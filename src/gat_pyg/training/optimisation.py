@@ -114,10 +114,13 @@ class Optimisation:
         """The reason that models with the sum of their losses would take other steps than each alone, or None."""
         if _called(self.optimizer) not in ELEMENTWISE:
             return f"{_name(self.optimizer)} is not known to act on each element of the weights alone"
-        scheduler = _called(self.scheduler)
-        if inspect.isclass(scheduler) and issubclass(scheduler, ReduceLROnPlateau):
-            return f"{_name(scheduler)} follows the validation of one model"
         return None
+
+    @property
+    def on_plateau(self) -> bool:
+        """Return True if the learning rate depends on the validation."""
+        scheduler = _called(self.scheduler)
+        return inspect.isclass(scheduler) and issubclass(scheduler, ReduceLROnPlateau)
 
 
 class Schedule(LRScheduler):
