@@ -44,6 +44,17 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "authors, constant": partial(GAT, 5, [4], 3, [2, 2], mechanism="constant", reproduction=True),
     "GATv2": partial(GAT, 5, 4, 3, 2, num_layers=2, conv="gatv2"),
     "transformer": partial(GAT, 5, 4, 3, 2, num_layers=2, conv="transformer"),
+    "blocks": lambda dropout=0.0: GAT(
+        *(5, 2, 3, 2, dropout),
+        **{"num_layers": 2, "pre_linear": "gelu", "norm": nn.LayerNorm, "norm_first": True, "feed_forward": 1},
+        **{"separate_self": True, "act": "gelu", "head_layers": 2, "symmetric_norm": True},
+        **{"input_dropout": dropout / 2, "attention_dropout": dropout / 4},
+    ),
+    "transformer's blocks": partial(
+        *(GAT, 5, 2, 3, 2),
+        **{"num_layers": 2, "conv": "transformer", "pre_linear": True, "jk": "cat", "norm": nn.LayerNorm},
+        **{"feed_forward": 2, "residual": "identity"},
+    ),
     "encoded": lambda **options: Encoded(GAT(4, [4], 3, [2, 2], **options), 4, [0] * 5),
     "MLP": partial(MLP, 5, 4, 3),
     "GCN": partial(GCN, 5, 4, 3),

@@ -165,6 +165,13 @@ def test_a_stack_of_pygs_layers(training: bool) -> None:
     assert_close(out, x)
 
 
+class Dropout(nn.Dropout):
+    """PyG's network with our masks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropout(x, self.p, self.training)
+
+
 @pytest.mark.parametrize(
     ("norm", "jk", "conv", "act"),
     [
@@ -176,11 +183,14 @@ def test_a_stack_of_pygs_layers(training: bool) -> None:
         ("pair", "cat", "gatv2", "elu"),
     ],
 )
-def test_norms_and_jumping_knowledge_are_pygs(norm: str | None, jk: str | None, conv: str, act: str) -> None:
+@pytest.mark.usefixtures("one_mask")
+def test_norms_jumping_knowledge_and_dropout_are_pygs(norm: str | None, jk: str | None, conv: str, act: str) -> None:
     torch.manual_seed(0)
-    options: dict[str, Any] = {"act": act, "norm": norm, "jk": jk, "edge_dim": 2}
+    p = 0.5 if jk in (None, "last") else 0.0  # PyG drops each output before they are combined
+    options: dict[str, Any] = {"act": act, "norm": norm, "jk": jk, "edge_dim": 2, "dropout": p}
     pygs = pyg.GAT(16, 12, 3, out_channels=4, heads=3, v2=conv == "gatv2", **options)
-    ours = GAT(16, 4, 4, heads=3, num_layers=3, conv=conv, **options)
+    pygs.dropout = Dropout(p)
+    ours = GAT(16, 4, 4, heads=3, num_layers=3, conv=conv, input_dropout=0.0, **options)
     for parameter in pygs.parameters():
         nn.init.normal_(parameter, std=0.5)
     ours.load_state_dict(pygs.state_dict())
@@ -190,18 +200,24 @@ def test_norms_and_jumping_knowledge_are_pygs(norm: str | None, jk: str | None, 
         ours.train(training), pygs.train(training)
         graphs = {"batch": batch, "batch_size": int(batch.max()) + 1}
         for each in ({}, graphs):
+            torch.manual_seed(1)
             out = ours(data.x, data.edge_index, edge_attr, **each)
+            torch.manual_seed(1)
             assert_close(out, pygs(data.x, data.edge_index, edge_attr=edge_attr, **each))
     F.cross_entropy(ours(data.x, data.edge_index, edge_attr), torch.arange(40) % 3).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in ours.parameters())
 
 
+FORM: dict[str, Any] = {"pre_linear": True, "norm_first": True, "head_layers": 2}
+BLOCKS: dict[str, Any] = {**FORM, "feed_forward": 2, "separate_self": True}
 BATCHES: dict[str, dict[str, Any]] = {
     **{str(norm): {"norm": norm} for norm in (None, "batch", "layer", "graph", "instance", "pair", "diff_group")},
     **{f"jk={jk}": {"jk": jk, "norm": "graph"} for jk in ("last", "cat", "max", "lstm")},
     **{
         f"norms of {conv}": {"conv": conv, "norm": "layer", "residual": "identity"} for conv in ("gatv2", "transformer")
     },
+    **{f"blocks of {conv}": {"conv": conv, "norm": "layer", **BLOCKS} for conv in ("gat", "gatv2", "transformer")},
+    "transformer's blocks": {"conv": "transformer", "norm": "graph", "residual": "identity", **BLOCKS},
 }
 
 
@@ -252,10 +268,19 @@ def test_norms_that_read_other_nodes_need_the_whole_graph() -> None:
         layers_of(GAT(4, 2, 3, 2, num_layers=2, norm="layer"))
 
 
-@pytest.mark.parametrize("options", [{"jk": "cat", "norm": "batch"}, {"jk": "max"}, {"conv": "gatv2", "jk": "last"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"jk": "cat", "norm": "batch"},
+        {"jk": "max"},
+        {"conv": "gatv2", "jk": "last"},
+        {"conv": "transformer", "norm": "batch", "symmetric_norm": True, **BLOCKS},
+        {"out_channels": None, "norm": "batch", "norm_first": True, "symmetric_norm": True},
+    ],
+)
 def test_inference_is_the_whole_graphs_output(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    model = GAT(4, 2, 3, 2, num_layers=3, residual="identity", **options)
+    model = GAT(4, 2, heads=2, num_layers=3, residual="identity", **{"out_channels": 3, **options})
     data = data_of(RANDOM, 4)
     for _ in range(3):
         model(data.x, data.edge_index)  # running means of the batch norm
@@ -421,7 +446,22 @@ def test_attention_of_any_model_leaves_it_as_it_was() -> None:
             {"jk": "sum", "heads": [8]},
             r"jk is 'sum' and the layers have 64 features, expected one of last, cat",
         ),
-        ({"residual": [False, "identity"]}, r"'identity' in layer 1, whose input has 64 features .* output has 3, exp"),
+        ({"residual": [False, "identity"]}, r"'identity' in a layer whose input has 64 features .* output has 3, exp"),
+        ({"heads": [8], "jk": "last", "feed_forward": 1}, r"feed_forward is 1 without a skip connection in a layer wh"),
+        (
+            {"separate_self": True},
+            r"separate_self is True without a feed-forward part\. Give its width: feed_forward=1",
+        ),
+        (
+            {"hidden_channels": [], "heads": [1], "pre_linear": True},
+            r"pre_linear is a map to the width of the first hi",
+        ),
+        (
+            {"heads": [8], "out_channels": None, "head_layers": 2},
+            r"head_layers is 2, but the network returns embeddings",
+        ),
+        ({"reproduction": True, "input_dropout": 0.1}, r"which has one dropout, no pre_linear and no symmetric_norm"),
+        ({"input_dropout": -0.5}, r"input_dropout is -0\.5, expected a probability in \[0, 1\]"),
         ({"residual": ["linear", False]}, r"residual is 'linear', expected True, False or 'identity'"),
         ({"norm": "foo"}, r"norm is 'foo' with norm_kwargs \{\}, expected the name of a norm of torch_geometric\.nn"),
         ({"norm": "graphsize"}, r"norm is 'graphsize' .* such as batch, layer"),
@@ -450,6 +490,8 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "identity": {"hidden_channels": [5, 5], "heads": [2, 2, 2], "residual": "identity"},
     "jumps": {"heads": [3, 2], "jk": "cat"},
     "norm": {"norm": "layer", "norm_kwargs": {"mode": "node"}, "act": "relu"},
+    "blocks": {"norm": nn.LayerNorm, "symmetric_norm": True, **BLOCKS, "heads": [3, 2], "hidden_channels": [4, 6]},
+    "inner parts": {"heads": [3, 2], "residual": [True, True], "norm": nn.LayerNorm, "feed_forward": 2, "jk": "last"},
 }
 
 

@@ -7,7 +7,7 @@ import difflib
 import inspect
 import numbers
 import typing
-from typing import Any, Optional, Tuple, Union
+from typing import Any, Callable, Iterable, Optional, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +53,7 @@ def check_layer(heads: Any, out_channels: Any, dropout: Any) -> None:
     """Raise ValueError where a layer's size or dropout is out of range."""
     _check_whole("heads", heads, 1, "at least 1")
     _check_whole("out_channels", out_channels, 1, "at least 1")
-    _check_probability("dropout", dropout)
+    check_probability("dropout", dropout)
 
 
 def _check_whole(name: str, value: Any, least: int, expected: str) -> None:
@@ -63,7 +63,8 @@ def _check_whole(name: str, value: Any, least: int, expected: str) -> None:
         raise ValueError(f"{name} is {value}, expected {expected}.")
 
 
-def _check_probability(name: str, value: Any) -> None:
+def check_probability(name: str, value: Any) -> None:
+    """Raise ValueError for a value that is no probability."""
     if not isinstance(value, numbers.Real) or not 0.0 <= float(value) <= 1.0:
         raise ValueError(f"{name} is {value!r}, expected a probability in [0, 1].")
 
@@ -75,14 +76,21 @@ def _check_widths(in_channels: Any, edge_dim: Any) -> None:
         _check_whole("edge_dim", edge_dim, -1, "at least 0, or -1: as in the first call")
 
 
+def check_names(names: Iterable[str], *targets: Callable[..., Any]) -> None:
+    """Raise TypeError for a name that is no argument of one of these classes; it names the first class."""
+    known = {name: None for target in targets for name in inspect.signature(target).parameters}
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            raise TypeError(f"{targets[0].__name__} has no argument {name}.{hint}")
+
+
 class _AttentionConv(MessagePassing):
     """The base of all layers: options, the choice of the way a call takes, self-loops, and the end of a forward."""
 
     def __init__(self, **kwargs: Any) -> None:
-        for name in kwargs.keys() - inspect.signature(MessagePassing.__init__).parameters.keys():
-            close = difflib.get_close_matches(name, inspect.signature(type(self).__init__).parameters, 1)
-            hint = f" Did you mean {close[0]}?" if close else ""
-            raise TypeError(f"{type(self).__name__} has no argument {name}.{hint}")
+        check_names(kwargs, type(self), MessagePassing)
         super().__init__(node_dim=0, **kwargs)
 
     def _set_options(self, **options: Any) -> None:
@@ -90,7 +98,7 @@ class _AttentionConv(MessagePassing):
         for name, value in options.items():
             setattr(self, name, value)
         check_layer(self.heads, self.out_channels, self.dropout)
-        _check_probability("edge_dropout", self.edge_dropout)
+        check_probability("edge_dropout", self.edge_dropout)
         _check_widths(self.in_channels, self.edge_dim)
         if self.backend not in BACKENDS:
             raise ValueError(f"backend is {self.backend!r}, expected one of {', '.join(map(repr, BACKENDS))}.")

@@ -161,17 +161,19 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     """Return the layers of a model that take a graph.
 
     Raises:
-        ValueError: if there is none, one of them sends from target to source, the model is compiled, or it has a norm
-            over all nodes or a batch norm that is not synchronised over the processes.
+        ValueError: if there is none, one of them sends from target to source, the model is compiled, it reads the
+            degrees of neighbours (`symmetric_norm`), or it has a norm over all nodes or a batch norm that is not
+            synchronised over the processes.
     """
     layers = [m for m in model.modules() if isinstance(m, MessagePassing) or accepts_size(m)]
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and not isinstance(m, nn.SyncBatchNorm)]
     backward = any(map(is_reversed, layers))
-    if not layers or norms or graph_norms(model) or backward or uncompiled(model) is not model:
+    degrees = any(getattr(m, "symmetric_norm", False) for m in model.modules())
+    if not layers or norms or graph_norms(model) or backward or degrees or uncompiled(model) is not model:
         raise ValueError(
             f"{type(model).__name__} cannot be trained on a graph in parts, which needs MessagePassing layers from "
-            "source to target, no norm over all nodes, no BatchNorm except torch's SyncBatchNorm, and a model that is "
-            "not compiled. Train it in one process."
+            "source to target, no norm over all nodes, no BatchNorm except torch's SyncBatchNorm, no symmetric_norm, "
+            "and a model that is not compiled. Train it in one process."
         )
     return layers
 

@@ -198,14 +198,17 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
     arguments = {key: value for key, value in sizes.items() if key in parameters or takes_any} | arguments
     target = str(factory.target)
     readout = factory.get("readout", "mean") if task.objective.item == "graph" else None  # null: the model's own
-    pooling = {"aggr": readout}
-    if readout not in (None, *LINEAR):
+    pooling: dict[str, Any] = {"aggr": readout}
+    if readout is not None and _needs_embeddings(factory):
         if not issubclass(kind, (GAT, BasicGNN)):
             raise ValueError(
                 f"model.readout is {readout}, which needs a model that can return embeddings, as GAT or PyG's GIN. "
                 f"With {kind.__name__} use one of {', '.join(LINEAR)}."
             )
         pooling["out_channels"], arguments["out_channels"] = task.num_classes, None
+        if (layers := arguments.pop("head_layers", None)) is not None:  # after the readout
+            pooling |= {key: arguments[key] for key in ("dropout", "act") if key in arguments}
+            pooling["head_layers"] = layers
     if issubclass(kind, GAT):
         arguments |= {key: values[:-1] for key, values in with_output_layer(factory).items()}
     if encoder is not None:
@@ -237,13 +240,19 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
     return Built(model, target, arguments)
 
 
+def _needs_embeddings(factory: ModelFactory) -> bool:
+    """Return True if the readout of a model of graphs is of embeddings: it is not linear, or what follows is not."""
+    return factory.get("readout", "mean") not in (None, *LINEAR) or factory.get("head_layers") is not None
+
+
 def with_output_layer(factory: ModelFactory) -> dict[str, list[Any]]:
     """Return the lists with an entry for each layer of a `GAT` that also have one for the output layer that it lacks.
 
-    It has none with `jk` or a readout of embeddings. The files in `conf/model` have lists for networks with one.
+    It has none with `jk`, `head_layers` or a readout of embeddings. The files in `conf/model` have lists for networks
+    with one.
     """
-    hidden, readout = factory.get("hidden_channels"), factory.get("readout", "mean")
-    if not isinstance(hidden, list) or (factory.get("jk") is None and readout in (None, *LINEAR)):
+    hidden = factory.get("hidden_channels")
+    if not isinstance(hidden, list) or (factory.get("jk") is None and not _needs_embeddings(factory)):
         return {}
     lists = {key: factory.get(key) for key in ("heads", "residual")}
     return {key: values for key, values in lists.items() if isinstance(values, list) and len(values) == len(hidden) + 1}

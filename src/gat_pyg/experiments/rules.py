@@ -10,7 +10,7 @@ from contextlib import suppress
 from itertools import repeat
 from pathlib import Path
 from types import UnionType
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 
 class Rule(NamedTuple):
@@ -124,22 +124,32 @@ def check_arguments(group: str, target: Callable[..., Any], arguments: Mapping[s
         raise ValueError(f"{name} is no argument of {getattr(target, '__qualname__', target)}.{similar(name, known)}")
     if not getattr(target, "__module__", "").startswith("gat_pyg."):  # annotations of other packages may be wrong
         return
-    types = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    types: dict[str, Any] = {}
+    for each in reversed(_targets(target)):
+        if each.__module__.startswith("gat_pyg."):
+            types |= get_type_hints(each.__init__ if inspect.isclass(each) else each)
     for key, value in arguments.items():
         least = 0 if group == "dataset" or key in _MAY_BE_ZERO else 1
         if key in types and not _is_a(value, types[key], least):
             raise ValueError(f"{group}.{key} is {value!r}, expected {_description(types[key], least)}.")
-    if "dropout" in types and not 0 <= arguments.get("dropout", 0) <= 1:
-        raise ValueError(f"{group}.dropout is {arguments['dropout']}, expected a number from 0 to 1.")
+        if key.endswith("dropout") and key in types and not 0 <= (value or 0) <= 1:
+            raise ValueError(f"{group}.{key} is {value}, expected a number from 0 to 1.")
+
+
+def _targets(target: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """Return `target` and the classes to which it passes its `**kwargs`, if it names them in `passes_to`."""
+    return [target, *getattr(target, "passes_to", ())]
 
 
 def _parameters(target: Callable[..., Any]) -> list[str]:
-    """Return the names of all arguments of `target`; [] if it has `**kwargs` or its signature cannot be read."""
-    parameters: Mapping[str, inspect.Parameter] = {}
+    """Return the names of all arguments of `target`; [] if it has any `**kwargs` or its signature cannot be read."""
+    parameters: dict[str, inspect.Parameter] = {}
+    targets = _targets(target)
     with suppress(ValueError):
-        parameters = inspect.signature(target).parameters
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return [] if takes_any else [*parameters]
+        for each in targets:
+            parameters |= inspect.signature(each).parameters
+    any_name = {name for name, each in parameters.items() if each.kind is each.VAR_KEYWORD}
+    return [] if any_name and len(targets) == 1 else [name for name in parameters if name not in any_name]
 
 
 def _is_a(value: Any, kind: Any, least: int) -> bool:
@@ -147,6 +157,8 @@ def _is_a(value: Any, kind: Any, least: int) -> bool:
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Any or isinstance(value, dict):
         return True
+    if origin is Literal:
+        return value in inner
     if origin in (Union, UnionType):
         return any(_is_a(value, option, least) for option in inner)
     if origin is tuple:
@@ -162,6 +174,8 @@ def _is_a(value: Any, kind: Any, least: int) -> bool:
 
 def _description(kind: Any, least: int) -> str:
     origin, inner = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return choice(*inner).expected
     if origin in (Union, UnionType):
         return " or ".join(dict.fromkeys(_description(option, least) for option in inner))
     if origin in (tuple, Sequence):

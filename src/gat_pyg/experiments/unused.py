@@ -43,8 +43,8 @@ def _unused(settings: Settings, task: Task) -> Iterator[tuple[str, str]]:
     if task.objective.item != "graph":
         yield "model.readout", f"{predicts}, and a readout is for graphs. Leave it out."
     for key, values in with_output_layer(settings.model).items():
-        reason = f"the last entry, {values[-1]}, is for an output layer, which a network with jk or this readout lacks."
-        yield f"model.{key}", f"{reason} Leave the entry out."
+        reason = f"the last entry, {values[-1]}, is for an output layer, which a network with jk, head_layers or this"
+        yield f"model.{key}", f"{reason} readout lacks. Leave the entry out."
     if settings.optimisation.lasts_until_the_end and settings.max_epochs >= UNLIMITED:
         reason = f"the learning rate falls over training.max_epochs={settings.max_epochs}."
         yield "scheduler", f"{reason} Set training.max_epochs to the last epoch."

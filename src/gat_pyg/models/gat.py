@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from inspect import Parameter, signature
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import JumpingKnowledge
-from torch_geometric.nn.resolver import activation_resolver, normalization_resolver
+from torch_geometric.nn import JumpingKnowledge, MessagePassing
+from torch_geometric.nn.resolver import activation_resolver
 
 from ..conv.authors import AUTHORS, AuthorsConv
+from ..conv.base import check_names, check_probability
 from ..conv.gat import GATConv
 from ..conv.gatv2 import GATv2Conv
 from ..conv.mechanisms import scored_by_layer
 from ..conv.transformer import TransformerConv
 from ..features.dropout import dropout
-from ..graph.layers import accepts_size, arguments, graph_norms, is_reversed, mixes_nodes
+from ..features.linear import Linear
+from ..graph.layers import arguments, graph_norms, is_reversed, mixes_nodes
 from ..graph.subgraph import first_edges
+from .block import Block, Graphs, build_norm, degrees_of, normalised
+from .mlp import head
 
 _PLANETOID = {"hidden_channels": (8,), "heads": (8, 1), "dropout": 0.6}
 _PPI = {"in_channels": 50, "out_channels": 121, "hidden_channels": (256, 256), "heads": (4, 4, 6)}
@@ -32,6 +37,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 CONVS: dict[str, type[nn.Module]] = {"gat": GATConv, "gatv2": GATv2Conv, "transformer": TransformerConv}
 JK = ("last", "cat", "max", "lstm")
+_OF_BLOCKS = [name for name, each in signature(Block).parameters.items() if each.kind is Parameter.KEYWORD_ONLY]
 
 
 class GAT(nn.Module):
@@ -42,9 +48,10 @@ class GAT(nn.Module):
     torch.sparse CSR matrix. Dropout then acts on the non-zeros, which is equivalent, and nothing becomes dense.
 
     Beyond the paper, by the names of PyG's models, but with C per head: a hidden layer has H C features, so PyG's
-    `GAT(16, 32, num_layers=3, out_channels=7, heads=4)` is `GAT(16, 8, 7, heads=4, num_layers=3)`. `conv` is the layer.
-    A hidden layer's output goes through its skip connection, `norm` and `act`. With `jk`, all layers are hidden ones,
-    and a linear map of their outputs, combined as in Xu et al. (ICML 2018), is the network's.
+    `GAT(16, 32, num_layers=3, out_channels=7, heads=4)` is `GAT(16, 8, 7, heads=4, num_layers=3)`. `conv` is the layer,
+    and `Block` describes what surrounds it: `norm`, skip connection, `act` and a feed-forward part. With `jk` or
+    `head_layers`, all layers are hidden ones, and a linear map or a perceptron of their outputs, combined as in Xu et
+    al. (ICML 2018), is the network's.
 
     With the numbers of nodes and edges per hop of a batch from PyG's `NeighborLoader`, each layer skips the rows that
     no later layer reads. With as many hops as layers, the output has the rows of hop 0, the seed nodes.
@@ -61,25 +68,29 @@ class GAT(nn.Module):
         out_channels: K, the number of classes or labels. If None, all layers are hidden ones, and the output has their
             width, `self.out_channels`.
         heads: H of each layer, including the last. A number needs `num_layers`.
-        dropout: p, for the layers' inputs and the attention coefficients.
-        residual: the layers with a skip connection: one entry per layer, or one for all hidden layers after the first.
-            True is a learnable linear map, "identity" the unchanged input of the layer.
+        dropout: p, after the activation of each hidden layer, and within feed-forward parts.
+        residual: the layers with a skip connection: one entry per layer, or one for all hidden layers after the first,
+            or for all if there is `pre_linear`. True is a learnable linear map, "identity" the unchanged input.
         mechanism: as in `GATConv`: a name, or a class or function that builds the module of each layer. A module itself
             can only be of one layer, unless it has no parameters.
-        negative_slope: of the LeakyReLU.
         edge_dim: the number of edge features, if any.
         reproduction: if true, the layers are those of the authors' code; a list selects some of their differences.
         num_layers: the number of layers of one width.
         conv: "gat", "gatv2" or "transformer". The last one's linear skip connection is its `root_weight`.
-        norm: of hidden layers, by its name in `torch_geometric.nn`: "batch", "layer", "graph", "instance", "pair"; or a
-            class or function of the width.
-        norm_kwargs: its arguments. PyG's "layer" is over all nodes of a graph; `{"mode": "node"}` is over each node.
-        act: the name of an activation in `torch.nn`, or a callable; as in PyG's models, one for all layers.
         jk: "last", the last layer's output alone, "cat", "max" or "lstm".
-        **kwargs: further arguments of the layers, such as `edge_dropout`.
+        input_dropout: p of the network's input x; by default `dropout`.
+        attention_dropout: p of the attention coefficients; by default `dropout`.
+        pre_linear: if true, a linear map of x with dropout precedes the first layer; a name is the activation after it.
+        head_layers: the number of linear maps after the last layer, by default one with `jk`, none without.
+        symmetric_norm: if true, :math:`\alpha_{ij}` is multiplied by :math:`\sqrt{d_i / d_j}`, where d is the number of
+            edges into a node, with its self-loop if layers add one. DGL's GAT(norm. adj.) differs in two ways: d_j is
+            the number of edges out of j, and j is scored by its divided features. In a batch of sampled neighbours, d
+            are the numbers in the batch; it needs one hop more than there are layers.
+        **kwargs: further arguments of `Block`, such as `norm`, and of the layers, such as `edge_dropout`.
 
     Raises:
         ValueError: if the lengths of the lists differ, an argument is out of range, or there is no such name.
+        TypeError: for an argument that neither `Block` nor the layers have.
 
     Example:
         >>> x, edge_index = torch.randn(3, 16), torch.tensor([[0, 1], [1, 2]])
@@ -90,6 +101,8 @@ class GAT(nn.Module):
         (torch.Size([3, 7]), Linear(in_features=96, out_features=7, bias=True))
     """
 
+    passes_to = (Block, GATConv, GATv2Conv, TransformerConv, MessagePassing)  # its **kwargs
+
     def __init__(
         self,
         in_channels: int,
@@ -99,71 +112,73 @@ class GAT(nn.Module):
         dropout: float = 0.0,
         residual: Sequence[bool | str] | bool | str = False,
         mechanism: str | nn.Module | Callable[..., nn.Module] = "additive",
-        negative_slope: float = 0.2,
         edge_dim: int | None = None,
         reproduction: bool | Sequence[str] = False,
         *,
         num_layers: int | None = None,
         conv: str = "gat",
-        norm: str | nn.Module | Callable[..., nn.Module] | None = None,
-        norm_kwargs: dict[str, Any] | None = None,
-        act: str | Callable[[Tensor], Tensor] = "elu",
         jk: str | None = None,
+        input_dropout: float | None = None,
+        attention_dropout: float | None = None,
+        pre_linear: bool | str = False,
+        head_layers: int | None = None,
+        symmetric_norm: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__()
-        to_out = out_channels is not None and jk is None  # the last layer is the output layer
-        widths, heads, residual = _shape(hidden_channels, heads, residual, num_layers, to_out)
+        check_names(kwargs, type(self), *self.passes_to)
+        to_out = out_channels is not None and jk is None and head_layers is None  # the last layer is the output layer
+        widths, heads, residual = _shape(hidden_channels, heads, residual, num_layers, to_out, bool(pre_linear))
         if to_out:
             widths.append(cast(int, out_channels))
-        selected = [reproduction] if isinstance(reproduction, str) else reproduction or ()
-        of_authors = AUTHORS if selected is True else tuple(selected)
-        if of_authors and (edge_dim is not None or not scored_by_layer(mechanism) or kwargs or conv != "gat"):
-            raise ValueError(
-                f"reproduction={reproduction} uses the authors' layer, which has no edge features, no other mechanisms "
-                "and no further options."
-            )
+        of_blocks = {name: kwargs.pop(name) for name in _OF_BLOCKS if name in kwargs}
+        of_norms = {name: of_blocks[name] for name in ("norm", "norm_kwargs") if name in of_blocks}
+        norm_first, has_inner = of_blocks.get("norm_first", False), of_blocks.get("feed_forward") is not None
+        build = _builder(conv, mechanism, edge_dim, reproduction, kwargs)
         for name, value, count in (
             ("mechanism", mechanism, len(widths)),
-            ("norm", norm, len(widths) - to_out),
+            ("norm", of_norms.get("norm"), len(widths) - to_out + norm_first + has_inner),
             *((name, value, len(widths)) for name, value in kwargs.items()),
         ):
             _check_is_of_one_layer(name, value, count)
-        if conv not in CONVS:
-            raise ValueError(f"conv is {conv!r}, expected one of {', '.join(CONVS)}.")
-        if conv == "gat":
-            kwargs |= {"mechanism": mechanism, "negative_slope": negative_slope}
-        elif mechanism != "additive":
-            raise ValueError(f"mechanism is {mechanism!r}, which {CONVS[conv].__name__} does not have. Use conv='gat'.")
-        elif conv == "gatv2":
-            kwargs |= {"negative_slope": negative_slope}
-        build: Callable[..., nn.Module]
-        build = partial(AuthorsConv, of_authors=of_authors) if of_authors else partial(CONVS[conv], edge_dim=edge_dim)
-
+        if reproduction and (pre_linear or symmetric_norm or (input_dropout, attention_dropout) != (None, None)):
+            raise ValueError(
+                f"reproduction={reproduction} uses the authors' layer, which has one dropout, no pre_linear and no "
+                "symmetric_norm."
+            )
         self.dropout = dropout
-        self.reproduction = bool(of_authors)
+        self.input_dropout = dropout if input_dropout is None else input_dropout
+        attention_dropout = dropout if attention_dropout is None else attention_dropout
+        self.head_dropout = 0.0 if has_inner else dropout
+        for name, value in (("dropout", dropout), ("input_dropout", self.input_dropout)):
+            check_probability(name, value)
+        self.reproduction, self.symmetric_norm = bool(reproduction), symmetric_norm
         self.supports_edge_attr = edge_dim is not None
-        self.has_output_layer = to_out
-        self.identity = tuple(skip == "identity" for skip in residual)
-        self.supports_sparse_features = conv == "gat" and not self.identity[0]
-        self.act: Callable[[Tensor], Tensor] = activation_resolver(act)
-        self.convs, self.norms = nn.ModuleList(), nn.ModuleList()
+        self.supports_sparse_features = bool(pre_linear) or (
+            conv == "gat" and residual[0] != "identity" and not norm_first and not has_inner
+        )
+
+        self.pre_linear = Linear(in_channels, widths[0] * heads[0]) if pre_linear else None
+        self.pre_act: Callable[[Tensor], Tensor]
+        self.pre_act = activation_resolver(pre_linear) if isinstance(pre_linear, str) else nn.Identity()
+        self.convs, self.norms, self.blocks = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
         for layer, (C, H, skip) in enumerate(zip(widths, heads, residual, strict=True)):
+            if layer == 0:
+                p = 0.0 if reproduction or pre_linear else self.input_dropout
+                in_channels = widths[0] * heads[0] if pre_linear else in_channels
+            else:
+                p = 0.0 if reproduction or has_inner else dropout
             hidden = not to_out or layer < len(widths) - 1
-            options: dict[str, Any] = {"heads": H, "concat": hidden, "dropout": dropout}
+            width = widths[layer] = C * H if hidden else C
+            options: dict[str, Any] = {"heads": H, "concat": hidden, "dropout": attention_dropout}
             if conv != "transformer":  # a transformer layer has root_weight
                 options["residual"] = skip is True
             self.convs.append(build(in_channels, C, **options, **kwargs))
-            width = widths[layer] = C * H if hidden else C
-            if skip == "identity" and width != in_channels:
-                raise ValueError(
-                    f"residual is 'identity' in layer {layer}, whose input has {in_channels} features and whose output "
-                    f"has {width}, expected equal widths. Use True, a learnable linear map."
-                )
-            if hidden and norm is not None:
-                self.norms.append(_norm(norm, width, norm_kwargs or {}))
+            plain = {} if hidden else {"act": None, "feed_forward": None, "separate_self": False}
+            self.blocks.append(Block(in_channels, width, skip, dropout, p, **{**of_blocks, **plain}))
+            normed = in_channels if norm_first else width
+            self.norms.append(build_norm(normed, **of_norms) if hidden or norm_first else nn.Identity())
             in_channels = width
-        self.supports_norm_batch = any("batch" in arguments(norm) for norm in self.norms)
 
         self.jk = self.lin = None
         if jk is not None:
@@ -174,7 +189,13 @@ class GAT(nn.Module):
                 )
             self.jk = None if jk == "last" else JumpingKnowledge(jk, width, len(widths))
             width = sum(widths) if jk == "cat" else width
-            self.lin = None if out_channels is None else nn.Linear(width, out_channels)
+        if norm_first and not to_out:
+            self.norms.append(build_norm(width, **of_norms))
+        self.supports_norm_batch = any("batch" in arguments(norm) for norm in self.norms)
+        if out_channels is None and head_layers is not None:
+            raise ValueError(f"head_layers is {head_layers}, but the network returns embeddings: out_channels is None.")
+        if out_channels is not None and not to_out:
+            self.lin = head(width, out_channels, head_layers or 1, dropout, of_blocks.get("act", "elu"))
         self.out_channels = width if out_channels is None else out_channels
 
     @classmethod
@@ -198,14 +219,15 @@ class GAT(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initialise all parameters again."""
-        for part in (*self.convs, *self.norms, self.jk, self.lin):
+        for part in (*self.convs, *self.norms, *self.blocks, self.pre_linear, self.jk, self.lin):
             if hasattr(part, "reset_parameters"):  # not every norm has parameters
                 part.reset_parameters()
 
     @property
     def num_hops(self) -> int | None:
         """The number of hops that a row of the output depends on; None with norms over nodes or edges backwards."""
-        return None if mixes_nodes(self) or any(map(is_reversed, self.convs)) else len(self.convs)
+        known = not mixes_nodes(self) and not any(map(is_reversed, self.convs))
+        return len(self.convs) + self.symmetric_norm if known else None
 
     def forward(
         self,
@@ -232,11 +254,18 @@ class GAT(nn.Module):
                 "the model for each graph, or use reproduction=False."
             )
         nodes, edges = list(num_sampled_nodes_per_hop or ()), list(num_sampled_edges_per_hop or ())
-        if edges and not len(self.convs) <= len(edges) == len(nodes) - 1:
+        hops = len(self.convs) + self.symmetric_norm
+        if edges and not hops <= len(edges) == len(nodes) - 1:
+            of_degrees = " and one for the degrees" * self.symmetric_norm
             raise ValueError(
                 f"num_sampled_nodes_per_hop has {len(nodes)} entries and num_sampled_edges_per_hop {len(edges)}, "
-                f"expected edges of at least {len(self.convs)} hops, one per layer, and nodes of one hop more."
+                f"expected edges of at least {hops} hops, one per layer{of_degrees}, and nodes of one hop more."
             )
+        degrees = self._degrees(edge_index, x.size(-2))
+        if edges and degrees is not None:  # for which alone the last hop was sampled
+            nodes.pop(), edges.pop()
+        graphs = (batch, batch_size) if self.supports_norm_batch else None
+        x = self._entered(x)
         outputs: list[Tensor] = []
         for layer in range(len(self.convs)):
             size = None
@@ -244,51 +273,33 @@ class GAT(nn.Module):
                 hops = len(edges) - layer
                 edge_index, edge_attr = first_edges(edge_index, edge_attr, sum(edges[:hops]))
                 size = (x.size(-2), sum(nodes[:hops]))
-            x = self._layer(layer, x, edge_index, edge_attr, size, batch, batch_size)
+            x = self._layer(layer, x, edge_index, edge_attr, degrees, size, graphs)
             outputs = [x] if self.jk is None else [*outputs, x]
         if edges and self.jk is not None:
             outputs = [out[..., : x.size(-2), :] for out in outputs]
-        return self._combined(outputs)
+        return self._combined(outputs, graphs)
 
-    def _layer(
-        self,
-        layer: int,
-        x: Tensor,
-        edge_index: Any,
-        edge_attr: Tensor | None,
-        size: tuple[int, int] | None = None,
-        batch: Tensor | None = None,
-        batch_size: int | None = None,
-    ) -> Tensor:
-        conv, skip = self.convs[layer], x
-        if not self.reproduction:  # with it, each head of the layer has its own dropout
-            x = dropout(x, self.dropout, self.training)
-        if accepts_size(conv):
-            x = conv(x, edge_index, edge_attr, size=size)
-        else:
-            x = conv(x if size is None else (x, x[..., : size[1], :]), edge_index, edge_attr)
-        if self.identity[layer]:
-            x = x + (skip if size is None else skip[..., : size[1], :])
-        if layer < len(self.norms):
-            x = self._normalised(layer, x, None if batch is None else batch[: x.size(-2)], batch_size)
-        return x if self.has_output_layer and layer == len(self.convs) - 1 else self.act(x)
+    def _entered(self, x: Tensor) -> Tensor:
+        """Return the input of the first block."""
+        if self.pre_linear is None:
+            return x
+        x = self.pre_linear(dropout(x, self.input_dropout, self.training))
+        return self.pre_act(dropout(x, self.dropout, self.training))
 
-    def _normalised(self, layer: int, x: Tensor, batch: Tensor | None, batch_size: int | None) -> Tensor:
-        """Return the output of a layer's norm: over each of B graphs for x `[B, N, C]`, or over all their nodes."""
-        norm = self.norms[layer]
-        if not self.supports_norm_batch:
-            out: Tensor = norm(x) if x.dim() == 2 else norm(x.flatten(0, 1)).view_as(x)
-        elif x.dim() == 2:
-            out = norm(x, batch, batch_size)
-        else:
-            out = torch.func.vmap(lambda rows: norm(rows, batch, batch_size))(x) if len(x) else x
+    def _layer(self, layer: int, *inputs: Any) -> Tensor:
+        out: Tensor = self.blocks[layer](self.convs[layer], self.norms[layer], *inputs)
         return out
 
-    def _combined(self, outputs: list[Tensor]) -> Tensor:
+    def _combined(self, outputs: list[Tensor], graphs: Graphs = None) -> Tensor:
         """Return the network's output from those of the layers that it reads."""
         rows = outputs if self.jk is None else [out.flatten(0, -2) for out in outputs]  # its LSTM takes no batch
         x = outputs[-1] if self.jk is None else self.jk(rows).unflatten(0, outputs[0].shape[:-1])
-        return x if self.lin is None else self.lin(dropout(x, self.dropout, self.training))
+        x = normalised(self.norms[-1], x, graphs) if len(self.norms) > len(self.convs) else x
+        return x if self.lin is None else self.lin(dropout(x, self.head_dropout, self.training))
+
+    def _degrees(self, edge_index: Any, num_nodes: int) -> Tensor | None:
+        conv: Any = self.convs[0]
+        return degrees_of(edge_index, num_nodes, conv.add_self_loops, conv.flow) if self.symmetric_norm else None
 
     @torch.no_grad()
     def inference(
@@ -315,6 +326,7 @@ class GAT(nn.Module):
         weight = next(self.parameters())
         device = weight.device if device is None else device
         features: Tensor = loader.data.x.to(embedding_device)
+        degrees = self._degrees(loader.data.edge_index, features.size(0))
         outputs: list[Tensor] = []
         for layer in range(len(self.convs)):
             out: Tensor | None = None
@@ -326,7 +338,9 @@ class GAT(nn.Module):
                 x = features[batch.n_id.to(features.device)].to(device, weight.dtype)
                 if count == 0 and layer == 0 and edge_index.numel() and int(edge_index[1].max()) >= n:
                     raise ValueError("The loader samples more than one hop. Give it num_neighbors=[-1].")
-                rows = self._layer(layer, x, edge_index, edge_attr, (x.size(0), n)).to(embedding_device)
+                x = self._entered(x) if layer == 0 else x
+                d = None if degrees is None else degrees[batch.n_id.to(degrees.device)].to(device)
+                rows = self._layer(layer, x, edge_index, edge_attr, d, (x.size(0), n)).to(embedding_device)
                 out = rows.new_empty(features.size(0), rows.size(1)) if out is None else out
                 out[batch.n_id[:n].to(out.device)] = rows
                 count += n
@@ -334,7 +348,7 @@ class GAT(nn.Module):
                 raise ValueError(f"The loader has {count} of {features.size(0)} nodes. Leave out its input_nodes.")
             features = out
             outputs = [out] if self.jk is None else [*outputs, out]
-        if self.jk is None and self.lin is None:
+        if self.jk is None and self.lin is None and len(self.norms) == len(self.convs):
             return features
         rows = torch.arange(features.size(0)).split(2**16)
         return torch.cat([self._combined([out[i].to(device) for out in outputs]).to(embedding_device) for i in rows])
@@ -350,17 +364,30 @@ def _check_is_of_one_layer(name: str, value: Any, count: int) -> None:
         )
 
 
-def _norm(name: str | nn.Module | Callable[..., nn.Module], channels: int, options: dict[str, Any]) -> nn.Module:
-    try:
-        if not isinstance(name, str | nn.Module):
-            return name(channels, **options)
-        norm: nn.Module = normalization_resolver(name, channels, **options)
-    except (TypeError, ValueError) as error:  # there is none, or it needs other arguments
-        raise ValueError(
-            f"norm is {name!r} with norm_kwargs {options}, expected the name of a norm of torch_geometric.nn, "
-            "such as batch, layer, graph, instance or pair, and its arguments."
-        ) from error
-    return norm
+def _builder(
+    conv: str,
+    mechanism: Any,
+    edge_dim: int | None,
+    reproduction: bool | Sequence[str],
+    kwargs: dict[str, Any],
+) -> Callable[..., nn.Module]:
+    """Return a function that builds a layer of the network."""
+    if reproduction:
+        more = kwargs.keys() - {"negative_slope"}
+        if edge_dim is not None or not scored_by_layer(mechanism) or more or conv != "gat":
+            raise ValueError(
+                f"reproduction={reproduction} uses the authors' layer, which has no edge features, no other mechanisms "
+                "and no further options."
+            )
+        details = [reproduction] if isinstance(reproduction, str) else AUTHORS if reproduction is True else reproduction
+        return partial(AuthorsConv, mechanism=mechanism, of_authors=details)
+    if conv not in CONVS:
+        raise ValueError(f"conv is {conv!r}, expected one of {', '.join(CONVS)}.")
+    if conv == "gat":
+        return partial(GATConv, mechanism=mechanism, edge_dim=edge_dim)
+    if mechanism != "additive":
+        raise ValueError(f"mechanism is {mechanism!r}, which {CONVS[conv].__name__} does not have. Use conv='gat'.")
+    return partial(CONVS[conv], edge_dim=edge_dim)
 
 
 def _shape(
@@ -369,6 +396,7 @@ def _shape(
     residual: Sequence[bool | str] | bool | str,
     num_layers: int | None,
     to_out: bool,
+    pre_linear: bool,
 ) -> tuple[list[int], list[int], list[bool | str]]:
     """Return C of each hidden layer, and H and the skip connection of each layer, the output layer's last."""
     if isinstance(hidden_channels, int):
@@ -384,18 +412,21 @@ def _shape(
             f"num_layers is {num_layers}, but hidden_channels and out_channels are of {depth} layers, expected the "
             "same number, at least 1. Give hidden_channels and heads as one number each."
         )
+    if pre_linear and not hidden_channels:
+        raise ValueError("pre_linear is a map to the width of the first hidden layer, but there is none.")
     if isinstance(heads, int) and num_layers is not None:
         heads = [heads] * depth
     for skip in [residual] if isinstance(residual, int | str) else residual:
         if skip not in (True, False, "identity"):
             raise ValueError(f"residual is {skip!r}, expected True, False or 'identity'.")
     if isinstance(residual, bool | str):
-        if residual and depth - to_out < 2:
+        first = 0 if pre_linear else 1
+        if residual and depth - to_out <= first:
             raise ValueError(
                 f"residual is {residual}, a skip connection for each hidden layer after the first, but there is no "
                 f"such layer. Name the layers: residual={[True] + [False] * (depth - 1)}."
             )
-        residual = [residual if 0 < layer < depth - to_out else False for layer in range(depth)]
+        residual = [residual if first <= layer < depth - to_out else False for layer in range(depth)]
     for name, value in (("heads", heads), ("residual", residual)):
         if isinstance(value, int):
             raise ValueError(f"{name} is {value}, expected a list with one entry per layer: {[value] * depth}.")

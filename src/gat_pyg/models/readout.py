@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch_geometric.nn import MultiAggregation
 from torch_geometric.nn.resolver import aggregation_resolver
 
 from ..tasks.model import members
+from .mlp import head
 from .wrapper import Wrapper
 
 
@@ -27,6 +28,8 @@ class Readout(Wrapper):
             with `out_channels` also a list, whose results are concatenated. "attentional" has a linear gate, "set2set"
             three steps.
         out_channels: K, if the model returns embeddings of width C = `model.out_channels`.
+        head_layers: the number of linear maps of the pooled embeddings.
+        dropout, act: between them, as in `MLP`.
 
     Raises:
         ValueError: if there is no such aggregation, it needs further arguments, the model has no `out_channels`, or it
@@ -46,11 +49,14 @@ class Readout(Wrapper):
         model: nn.Module,
         aggr: str | Sequence[str] | nn.Module = "mean",
         out_channels: int | None = None,
+        head_layers: int = 1,
+        dropout: float = 0.0,
+        act: str | Callable[[Tensor], Tensor] = "relu",
     ) -> None:
         super().__init__(model, "Use another model for graph labels.")
         self.model = model
         self.aggr: nn.Module
-        self.lin: nn.Linear | None = None
+        self.lin: nn.Module | None = None
         if out_channels is None:
             self.aggr = aggregation_resolver(aggr)
         else:
@@ -60,7 +66,7 @@ class Readout(Wrapper):
             self.aggr = _aggregation(aggr, C)
             with torch.no_grad():
                 width = self.aggr(torch.zeros(2, C), torch.zeros(2, dtype=torch.long)).size(1)
-            self.lin = nn.Linear(width, out_channels)
+            self.lin = head(width, out_channels, head_layers, dropout, act)
 
     @property
     def num_hops(self) -> None:

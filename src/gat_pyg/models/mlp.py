@@ -1,0 +1,59 @@
+"""A multilayer perceptron of the features of each row, for feed-forward parts and heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+from torch_geometric.nn.resolver import activation_resolver
+
+from ..features.dropout import dropout
+
+
+class MLP(nn.Module):
+    r"""Linear maps with dropout D and an activation between them, in the order of Platonov et al. (ICLR 2023).
+
+    .. math::
+        \mathrm{MLP}(x) = \mathbf{W}_L\, \sigma(D \cdots \mathbf{W}_2\, \sigma(D\, \mathbf{W}_1 x))
+
+    with biases.
+
+    Args:
+        channels: the widths, from that of x to that of the output.
+        dropout: the probability that a hidden feature is dropped in training.
+        act: the name of an activation in `torch.nn`, or a callable.
+
+    Example:
+        >>> import torch
+        >>> MLP([16, 32, 7])(torch.randn(3, 16)).shape
+        torch.Size([3, 7])
+    """
+
+    def __init__(
+        self, channels: Sequence[int], dropout: float = 0.0, act: str | Callable[[Tensor], Tensor] = "relu"
+    ) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.act: Callable[[Tensor], Tensor] = activation_resolver(act)
+        self.lins = nn.ModuleList(nn.Linear(*widths) for widths in pairwise(channels))
+
+    def reset_parameters(self) -> None:
+        """Initialise all parameters again."""
+        for lin in self.lins:
+            lin.reset_parameters()  # type: ignore[operator]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `[..., C]` for x `[..., F]`."""
+        for layer, lin in enumerate(self.lins):
+            x = lin(self.act(dropout(x, self.dropout, self.training)) if layer else x)
+        return x
+
+
+def head(
+    channels: int, out_channels: int, num_layers: int, dropout: float, act: str | Callable[[Tensor], Tensor]
+) -> nn.Module:
+    """Return a linear map, or an `MLP` of several that keeps the width until the last."""
+    if num_layers == 1:
+        return nn.Linear(channels, out_channels)
+    return MLP([*[channels] * num_layers, out_channels], dropout, act)
