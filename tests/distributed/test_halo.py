@@ -29,6 +29,13 @@ from tests.distributed.commands import assert_same_training, finish, started, wa
 from tests.processes import start_server, without_kernels
 
 KEY = torch.tensor(2**40 + 5)
+BLOCKS: dict[str, Any] = {
+    "pre_linear": True,
+    "norm": nn.LayerNorm,
+    "norm_first": True,
+    "feed_forward": 1,
+    "input_dropout": 0.2,
+}
 
 
 class V2(nn.Module):
@@ -52,6 +59,7 @@ def models() -> dict[str, Callable[[], nn.Module]]:
         "dot": lambda: GAT(**text, mechanism="dot"),
         "gatv2": lambda: GAT(**text, mechanism="gatv2"),
         "edge features": lambda: GAT(**text, edge_dim=2),
+        "blocks": lambda: GAT(**text, **BLOCKS),
         "others": V2,
     }
 

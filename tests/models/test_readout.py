@@ -83,8 +83,8 @@ def test_saved_models_of_two_seeds_predict_graphs_alone_and_as_a_stack(tmp_path:
     outs = []
     for seed in range(2):
         torch.manual_seed(seed)
-        model, target, arguments = build_model(ModelFactory("model", SETTINGS), task)
-        assert target == "gat_pyg.models.Readout"
+        model, target, arguments = build_model(ModelFactory("model", {**SETTINGS, "head_layers": 2}), task)
+        assert target == "gat_pyg.models.Readout" and [lin.out_features for lin in model.lin.lins] == [4, 3]
         path = tmp_path / f"seed-{seed}" / "model.safetensors"
         path.parent.mkdir()
         about = {"preparation": task.preparation.to_dict(), "objective": task.objective.to_dict()}

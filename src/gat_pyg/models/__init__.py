@@ -1,6 +1,7 @@
 """Graph attention networks, the parts of a model around them, and the attention of any model."""
 
 from .attention import attention_of as attention_of
+from .block import Block as Block
 from .decoders import link_decoder as link_decoder
 from .encoders import Encoded as Encoded
 from .encoders import Encoder as Encoder
