@@ -50,14 +50,16 @@ def draw(
             return splat_value(builder, value, DRAWN)
 
         low, half = const(0xFFFFFFFF), const(32)
-        drawn, scales = (
+        keys, limits = (
             context.make_array(signature.args[5][item])(context, builder, builder.extract_value(drop, item)).data
             for item in range(2)
         )
-        twice = builder.shl(model, I64(1))
-        key = splat(builder.load(builder.gep(drawn, [twice])))
-        threshold = builder.load(builder.gep(drawn, [builder.add(twice, I64(1))]))
-        scale = builder.load(builder.gep(scales, [model]))
+        key = splat(builder.load(builder.gep(keys, [model])))
+        threshold, scale = (
+            builder.load(builder.gep(limits, [builder.add(builder.add(model, model), I64(item))])) for item in range(2)
+        )
+        if keep.type.pointee != scale.type:
+            scale = builder.fptrunc(scale, keep.type.pointee)
         edge = _edges(builder, ids if has_ids else None, edge, count, DRAWN // fours)
         edge = builder.shuffle_vector(edge, edge, indices(lane // fours for lane in range(DRAWN)))
         c0, c1, c3 = builder.and_(edge, low), builder.lshr(edge, half), const(0)
@@ -77,7 +79,7 @@ def draw(
             turns = indices(lane // 2 + lane % 2 * count for lane in range(2 * count))
             drawn = [builder.shuffle_vector(drawn[w], drawn[w + half_of], turns) for w in range(half_of)]
         total = drawn[0].type.count
-        every = splat_value(builder, builder.trunc(threshold, I32), total)
+        every = splat_value(builder, builder.fptoui(threshold, I32), total)
         tile = ir.VectorType(scale.type, total)
         kept = builder.icmp_unsigned(">=", drawn[0], every)
         value = builder.select(kept, splat_value(builder, scale, total), ir.Constant(tile, None))

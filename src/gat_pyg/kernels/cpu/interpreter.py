@@ -254,7 +254,7 @@ def exp(x: np.ndarray) -> Any:
 def draw(
     keep: Memory, at: int, ids: Memory | None, edge: int, count: int, drop: Any, model: int, quad: int, lanes: Any
 ) -> None:
-    (key, threshold), scale = drop[0][model].values, drop[1][model]
+    key, (threshold, scale) = drop[0][model], drop[1][model].values
     heads, drawn = _width(lanes), 16
     fours, words = max(1, heads // 4), min(4, heads)
     width = drawn // fours
@@ -270,4 +270,4 @@ def draw(
         c2, c3 = (p0 >> half) ^ c3 ^ k1, p0 & low
         k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
     word = np.stack([c0, c1, c2, c3][:words], 1).reshape(-1)
-    store(keep, at, np.where(word >= np.uint64(threshold), scale, keep.dtype.type(0)), None)
+    store(keep, at, np.where(word >= np.uint64(threshold), keep.dtype.type(scale), keep.dtype.type(0)), None)

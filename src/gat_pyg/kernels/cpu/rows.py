@@ -265,17 +265,21 @@ class Shape(NamedTuple):
         return total
 
     def drop(self, seed: Tensor | None, dropout: float | Tensor, ids: Tensor | None = None) -> Any:
-        """Key and threshold of each model, its scale, ids: an edge is kept if its random word reaches the threshold.
-
-        Valid as long as `ids`.
-        """
+        """Keys of the models, the `_limits` of each, ids; valid as long as `ids`."""
         if seed is None:
             return None
-        keys = seed.reshape(-1).tolist()
-        each = dropout.expand(seed.shape).reshape(-1).tolist() if isinstance(dropout, Tensor) else [dropout] * len(keys)
-        drawn = [(key, min(int(p * 2**32), 2**32 - 1)) for key, p in zip(keys, each, strict=True)]
-        scales = [1 / (1 - p) if p < 1 else 0.0 for p in each]
-        return np.array(drawn, np.int64), np.array(scales, self.dtype), None if ids is None else elements(ids)
+        keys = np.array(seed.tolist(), np.int64).reshape(-1)
+        if isinstance(dropout, Tensor):
+            each = tuple(dropout.expand(seed.shape).reshape(-1).tolist())
+        else:
+            each = (dropout,) * keys.size
+        return keys, _limits(each), None if ids is None else elements(ids)
+
+
+@functools.lru_cache
+def _limits(each: tuple[float, ...]) -> np.ndarray:
+    """Threshold and scale of each p, `[S, 2]`: an edge is kept if its random word reaches the threshold."""
+    return np.array([(min(int(p * 2**32), 2**32 - 1), 1 / (1 - p) if p < 1 else 0) for p in each], np.float64)
 
 
 def _dtype(*tensors: Tensor | None) -> np.dtype[Any]:
