@@ -95,6 +95,7 @@ DOCUMENTED = {
     "torch_geometric.nn.GATv2Conv": "torch_geometric.nn.conv.GATv2Conv",
     "torch.nn.modules.module.Module": "torch.nn.Module",
     "torch.nn.modules.rnn.LSTM": "torch.nn.LSTM",
+    "torch.optim.adam.Adam": "torch.optim.Adam",
     "torch.optim.optimizer.Optimizer": "torch.optim.Optimizer",
     "torch_geometric.data.data.Data": "torch_geometric.data.Data",
     "torch_geometric.loader.dataloader.DataLoader": "torch_geometric.loader.DataLoader",

@@ -19,7 +19,9 @@ PYTHON = {
 TORCH = {
     "tensors.html": ["torch.Tensor"],
     "tensor_attributes.html": ["torch.dtype", "torch.device"],
-    "generated/{}.html": ["torch.nn.Module", "torch.nn.LSTM", "torch.optim.lr_scheduler.LRScheduler"],
+    "generated/{}.html": [
+        *("torch.nn.Module", "torch.nn.LSTM", "torch.optim.Adam", "torch.optim.lr_scheduler.LRScheduler"),
+    ],
     "generated/torch.nn.parameter.Parameter.html": ["torch.nn.parameter.Parameter"],
     "optim.html": ["torch.optim.Optimizer"],
 }
