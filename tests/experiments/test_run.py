@@ -492,12 +492,17 @@ def test_seeds_together_leave_what_they_leave_one_by_one(command: Command, model
         for a, b in zip(runs("off"), runs(place), strict=True):
             assert sorted(path.name for path in a.iterdir()) == sorted(path.name for path in b.iterdir())
             assert OmegaConf.load(a / "config.yaml").seed == OmegaConf.load(b / "config.yaml").seed
-            for key, value in weights(a).items():
-                torch.testing.assert_close(weights(b)[key], value, rtol=1e-3, atol=1e-4)
-            rows = [csv.DictReader((folder / "metrics.csv").read_text().splitlines()) for folder in (a, b)]
-            for one, other in zip(*rows, strict=True):
-                assert one.keys() == other.keys()
-                assert [float(other[key]) for key in one] == pytest.approx([float(one[key]) for key in one], rel=1e-3)
+            assert_close(a, b)
+
+
+def assert_close(a: Path, b: Path) -> None:
+    """The runs in two folders have the same weights and metrics up to rounding."""
+    for key, value in weights(a).items():
+        torch.testing.assert_close(weights(b)[key], value, rtol=1e-3, atol=1e-4)
+    rows = [csv.DictReader((folder / "metrics.csv").read_text().splitlines()) for folder in (a, b)]
+    for one, other in zip(*rows, strict=True):
+        assert one.keys() == other.keys()
+        assert [float(other[key]) for key in one] == pytest.approx([float(one[key]) for key in one], rel=1e-3)
 
 
 def test_the_averaged_prediction_is_that_of_the_stack(command: Command):
@@ -1437,53 +1442,57 @@ def interrupted_before(last: int) -> Iterator[None]:
             yield
 
 
-# The jobs of a sweep, two of them of another shape; each its own learning
-SWEEP = ("-m", *SMALL, "model.dropout=0.0", "model.hidden_channels=8,4", "seed=3,5", "training.max_epochs=4")
+SWEEP = ("-m", *SMALL[:1], "model.hidden_channels=8,4", "training.lr=0.05,0.02")  # two jobs of each of two shapes
+QUICK = ("model.dropout=0.0", "training.max_epochs=4", "checkpoint_every=0")
 STACKED = "hydra/launcher=stacked"
 
 
-def jobs_in(place: str) -> list[Path]:
-    """The folders of the jobs of one sweep, in the order of their numbers."""
-    return sorted((path.parent for path in Path(place).glob("*_sweep/*/config.yaml")), key=lambda path: int(path.name))
+def jobs_in(place: str) -> dict[tuple[Any, ...], Path]:
+    """The folders of the jobs of sweeps, by what differs."""
+    jobs = {}
+    for path in Path(place).glob("*_sweep/*/config.yaml"):
+        config = OmegaConf.load(path)
+        jobs[config.model.hidden_channels, config.training.lr] = path.parent
+    return dict(sorted(jobs.items()))
 
 
-def test_jobs_of_a_stacked_sweep_leave_what_they_leave_one_by_one(command: Command, passes: list[list[int]]):
-    command(*SWEEP, "runs=2", "outputs=alone", "vectorize=off")
-    output = command(*SWEEP, "runs=2", "outputs=one", STACKED)
-    assert passes == [[3, 4, 5, 6]] * 2
-    for alone, one in zip(jobs_in("alone"), jobs_in("one"), strict=True):
-        names = [sorted(str(path.relative_to(job)) for path in job.rglob("*")) for job in (alone, one)]
-        assert names[0] == names[1]
-    assert "model.hidden_channels=4 seed=5, seed 6: 4 epochs, best 4, validation accuracy" in output
-
-
-def test_an_interrupted_sweep_ends_like_an_uninterrupted_one_and_may_be_extended(
+def test_a_stacked_sweep_leaves_what_its_jobs_leave_alone_also_if_it_is_killed_and_extended(
     command: Command, passes: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ):
-    sweep = (*SWEEP, STACKED, "checkpoint_every=0")
-    command(*sweep, "outputs=whole")
+    command(*SWEEP, *QUICK, "outputs=alone")
+    output = command(*SWEEP, *QUICK, "outputs=one", STACKED)
+    assert passes == [[0, 0]] * 2
+    assert "model.hidden_channels=4 training.lr=0.02, seed 0: 4 epochs, best" in output
+    alone, one = jobs_in("alone"), jobs_in("one")
+    assert alone.keys() == one.keys() and len(one) == 4
+    for first, second in zip(alone.values(), one.values(), strict=True):
+        assert {path.name for path in second.iterdir()} == {path.name for path in first.iterdir()} == LEFT_BY_A_SEED
+        assert_close(first, second)
+
     epochs, end = [], gat_pyg.seeds.EachStopping.on_train_epoch_end
 
     def dies(*arguments: Any) -> None:
         end(*arguments)
         epochs.append(None)
-        if len(epochs) == 4 + 3:
+        if len(epochs) == 4 + 3:  # in the second stack
             raise Killed
 
     with monkeypatch.context() as patch:
         patch.setattr(gat_pyg.seeds.EachStopping, "on_train_epoch_end", dies)
         with suppress(Killed):
-            command(*sweep, "outputs=killed")
+            command(*SWEEP, *QUICK, "outputs=killed", STACKED)
     del passes[:]
     for _ in range(2):
-        output = command(*sweep, "seed=3,5,7", "outputs=killed", "ckpt_path=last")
-        assert passes == [[7], [3, 5], [7]]  # of the first shape, and of the other, the interrupted pass first
-        assert re.findall(r"seed (\d)", output)[-6:] == ["3", "5", "7"] * 2
-    first = [job for job in jobs_in("killed") if OmegaConf.load(job / "config.yaml").seed != 7]
-    for one, other in zip(jobs_in("whole"), first, strict=True):
-        assert (one / "metrics.csv").read_text() == (other / "metrics.csv").read_text()
-        assert all(torch.equal(value, weights(other)[key]) for key, value in weights(one).items())
-    assert len(read("killed/results.jsonl")) == len({line.run_dir for line in read("killed/results.jsonl")}) == 6
+        more = ("training.lr=0.05,0.02,0.01", "outputs=killed", "ckpt_path=last")
+        output = command(*SWEEP, *QUICK, *more, STACKED)
+        assert passes == [[0], [0, 0], [0]]  # of the first shape, and of the other, whose interrupted stack is first
+    assert output.count("seed 0: 4 epochs") == 6
+    killed = jobs_in("killed")
+    for key, folder in one.items():
+        assert (folder / "metrics.csv").read_text() == (killed[key] / "metrics.csv").read_text()
+        assert all(torch.equal(value, weights(killed[key])[name]) for name, value in weights(folder).items())
+    lines = read("killed/results.jsonl")
+    assert len(lines) == len({line.run_dir for line in lines}) == len(killed) == 6
 
 
 @pytest.mark.parametrize("vectorize", ["on", "off"])
@@ -1499,7 +1508,7 @@ def test_a_pruned_job_ends_without_a_result_and_the_others_go_on(command: Comman
         assert "gat-pyg: The sweeper ended the training after epoch 2" in command(*sweep, fails=True)
     assert sorted(one[:2] for one in judged) == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (2, 1), (2, 2), (2, 3)]
     assert [result.seed for result in read("outputs/results.jsonl")] == [3, 5]
-    for number, (job, epochs) in enumerate(zip(jobs_in("outputs"), (3, 2, 3), strict=True)):
+    for number, (job, epochs) in enumerate(zip(sorted(Path("outputs").glob("*_sweep/[0-9]")), (3, 2, 3), strict=True)):
         rows = [*csv.DictReader((job / "metrics.csv").read_text().splitlines())]
         assert len(rows) == epochs
         best = max(float(row["val_accuracy"]) for row in rows)
@@ -1520,18 +1529,6 @@ def test_a_job_of_several_seeds_goes_on_with_the_first_unfinished(command: Comma
     assert output.splitlines()[-1] == command(*arguments, "ckpt_path=last").splitlines()[-1]  # nothing is done again
     assert read("outputs/results.jsonl") == results
     assert "no run with these settings" in command(*arguments, "training.lr=0.3", "ckpt_path=last", fails=True)
-
-
-@pytest.mark.kernels
-@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is a POSIX signal")
-def test_seeds_trained_together_go_on_after_a_kill(command: Command):
-    many = (*SMALL, "runs=5", "seeds_per_pass=3", "training.max_epochs=100", "checkpoint_every=0.1")
-    command(*many, "outputs=whole")
-    assert kill_in_training(outside(*many, "outputs=killed"), Path("killed"), random.Random(os.getpid()))
-    command(*many, "outputs=killed", "ckpt_path=last")
-    (folder,) = {path.parent for path in runs("killed")}
-    assert {path.name for path in folder.iterdir()} == {"config.yaml", *(f"seed-{seed}" for seed in range(5))}
-    assert_same_runs("whole", "killed")
 
 
 @pytest.fixture
@@ -2049,19 +2046,23 @@ def test_all_folds_in_a_table_have_a_row_for_each_method(command: Command):
     assert {label: [len(one.values) for one in its.values()] for label, its in rows.items()} == {"MLP": [3], "GIN": [3]}
 
 
-def test_erricas_protocol_reports_the_candidate_with_the_best_validation_score_on_each_fold(command: Command):
-    methods = "methods=['mlp model.hidden_channels=2','mlp model.hidden_channels=32',gin]"
+def test_erricas_protocol_reports_the_candidate_with_the_best_validation_score_on_each_fold(
+    command: Command, passes: list[list[int]]
+):
+    methods = "methods=['mlp model.hidden_channels=2','mlp model.hidden_channels=2 training.lr=0.05',gin]"
     table = ("protocol=errica", methods, "datasets=file", "runs=2", *(f"++{setting}" for setting in many_graphs()))
     output = command(*table)
     candidates, lines = read("outputs/errica/candidates.jsonl"), read("outputs/results.jsonl")
     assert [one.seed for one in candidates] == [0] * 9
+    assert passes == [[0, 0]] * 3 + [[1, 2]] * 6  # the candidates of one shape, then the seeds of the chosen ones
     assert len(lines) == 12 and {one.seed for one in lines} == {1, 2}
     for one in lines:
         its = [other for other in candidates if (other.row, other.split) == (one.row, one.split)]
         best = max(other.val for other in its)
         first = next(other for other in its if other.val == best)
-        model, expected = (OmegaConf.load(Path(path) / "config.yaml").model for path in (one.run_dir, first.run_dir))
-        assert {**model, "study": None} == {**expected, "study": None}
+        chosen, expected = (OmegaConf.load(Path(path) / "config.yaml") for path in (one.run_dir, first.run_dir))
+        assert {**chosen.model, "study": None} == {**expected.model, "study": None}
+        assert chosen.training == expected.training
     for name in ("MLP", "GIN"):
         scores = np.array([one.value for one in lines if one.row == name]).reshape(3, 2).mean(1)
         spread = f"{scores.mean():.1f} ± {scores.std(ddof=1):.1f}"

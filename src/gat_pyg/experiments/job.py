@@ -46,7 +46,7 @@ from .published import as_published
 from .settings import INTERNAL, Settings
 from .shared import seed_processes
 from .table import table
-from .together import VARYING, all_at_once, grouped, stack_key
+from .together import all_at_once, grouped, stack_key
 from .unused import check_effects
 
 T = TypeVar("T")
@@ -201,13 +201,12 @@ def _train_group(jobs: Sequence[Job], data: Task) -> dict[Path, float | Exceptio
             rank_zero_warn(text)
     with _resumable(jobs):
         together = _caught(all_at_once, jobs, data)
-    parts = grouped(jobs, lambda job: stack_key(job.settings, VARYING - {"model"}))
-    if together is False and len(parts) > 1:  # the models differ in numbers that cannot be stacked
-        return scores | {folder: score for part in parts for folder, score in _train_group(part, data).items()}
     for job in jobs:
         with _resumable([job]):
-            score = together if isinstance(together, Exception) else _caught(_end, job, tasks[job.folder], together)
-            scores[job.folder] = score
+            if isinstance(together, Exception):
+                scores[job.folder] = together
+            else:
+                scores[job.folder] = _caught(_end, job, tasks[job.folder], job in together)
     return scores
 
 
@@ -235,7 +234,7 @@ def _end(job: Job, task: Task, together: bool) -> float:
                 continue
             results.append(result)
             if is_first():
-                short = together or settings.cell is not None
+                short = together or job.title or settings.cell is not None
                 print(line(result, job.title) if short else summary(result, task, settings, paper), flush=True)
     if is_first() and len(results) > 1:
         mean = averaged(job, task, [result.seed for result in results])

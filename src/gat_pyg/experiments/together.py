@@ -77,23 +77,27 @@ def grouped(jobs: Iterable[Job], key: Callable[[Job], str]) -> list[list[Job]]:
     return list(groups.values())
 
 
-def all_at_once(jobs: Sequence[Job], task: Task) -> bool:
-    """Train the unfinished runs of all jobs as one if `vectorize` allows it, and return True; else return False.
+def all_at_once(jobs: Sequence[Job], task: Task) -> list[Job]:
+    """Train the unfinished runs of all jobs as one if `vectorize` allows it, and return the jobs so trained.
 
     The jobs have equal `stack_key`. Each run's folder gets the same files as if it were trained alone.
     """
     runs = [run for job in jobs for run in job.runs]
     left = [run for run in runs if not run.is_finished]
     if len(runs) < 2 or not left or jobs[0].settings.vectorize is False or any(job.started_from for job in jobs):
-        return False
+        return []
     settings = jobs[0].settings
     with deterministic():
         trainer, plan = _planned(jobs[0], len(runs), left, task)
         if isinstance(plan, str):
+            parts = grouped(jobs, lambda job: stack_key(job.settings, VARYING - {"model"}))
+            if 1 < len(parts) < len(runs) and not isinstance(_planned(parts[0][0], 2, parts[0][0].runs, task)[1], str):
+                rank_zero_print(f"{task.name}: {len(runs)} runs in {len(parts)} trainings, since {plan}")
+                return [job for part in parts for job in all_at_once(part, task)]
             if settings.vectorize is True:
                 raise ValueError(f"vectorize is on, but {plan}. Use vectorize=auto or off.")
             rank_zero_print(f"{task.name}: {len(runs)} runs one by one, since {plan}")
-            return False
+            return []
         devices = getattr(trainer.strategy, "parallel_devices", None) or [trainer.strategy.root_device]
     devices = devices[: len(runs)]
     if task.has_many_graphs:
@@ -110,7 +114,7 @@ def all_at_once(jobs: Sequence[Job], task: Task) -> bool:
             spawn(_share, (places, plain, plan, os.getpid()), nprocs=len(places))
         except ProcessExitedException as error:
             raise ValueError(missing([error.error_index], len(places))) from error
-    return True
+    return list(jobs)
 
 
 def _planned(job: Job, count: int, left: Sequence[Run], task: Task) -> tuple[Trainer, StackPlan | str]:
