@@ -129,7 +129,7 @@ def micro_f1(name: str) -> float:
     task = planted()
     model, loss = PLANTED[name](task.num_features, task.num_classes), task.objective.loss
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
-    for _ in range(30):
+    for _ in range(20):
         for batch in task.loader("train", batch_size=2):
             optimizer.zero_grad()
             loss(model(batch.x, *([batch.edge_index] if name != "no edges" else [])), batch.y).backward()

@@ -26,7 +26,7 @@ from gat_pyg.experiments.model_file import save_model
 from gat_pyg.experiments.settings import ModelFactory, Settings
 from gat_pyg.tasks.encodings import Encoding, LaplacianPE, RandomWalkPE
 from gat_pyg.tasks.objective import SPLITS
-from gat_pyg.tasks.preparation import Preparation
+from gat_pyg.tasks.preparation import NORMALIZE, Preparation
 from tests.graphs import SQUARE, Graph, graph, random
 from tests.laws import assert_close
 
@@ -126,10 +126,10 @@ def without_features() -> Task:
 
 
 TASKS = {
-    "nodes": (digits, LAPLACIAN),
+    "nodes": (digits, DEGREE),
     "graphs": (molecules, BOTH),
     "edges": (lambda: from_dataset(grid(x=torch.randn(30, 2), edge_label=torch.arange(84) % 2), "edges"), RWSE),
-    "links": (lambda: links(grid(x=torch.randn(30, 2)), "links"), DEGREE),
+    "links": (lambda: links(grid(x=torch.randn(30, 2)), "links"), LAPLACIAN),
     "ids": (without_features, RWSE),
 }
 
@@ -165,6 +165,8 @@ def test_links_of_validation_and_test_are_not_encoded(tmp_path: Path):
     assert degree.sum() == graph.num_edges - 2 * (12 + 9)
     expected = (degree - degree.mean()) / degree.std(correction=0)
     torch.testing.assert_close(task.train[0].x[:, 1].double(), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="twice: encodings of the nodes show the links"):
+        links(task, "twice")
 
 
 def saved(folder: Path, task: Task, **settings: Any) -> Any:
@@ -210,17 +212,17 @@ def parsed(*overrides: str) -> Settings:
 
 
 def test_the_command_encodes_the_data(tmp_path: Path):
-    for encoding, width in (("none", 64), ("rwse", 84), ("laplacian", 72), ("degree", 69)):
-        assert build_task(parsed(f"encoding={encoding}", f"data_root={tmp_path}")).num_features == width
-    for override, text in (
+    for encoding, P in (("rwse", 20), ("laplacian", 8), ("degree", 5)):
+        task = build_task(parsed("dataset=planted", f"encoding={encoding}", f"data_root={tmp_path}"))
+        assert task.num_encodings == P
+    for wrong, text in (
         ("walk_length=0", "walk_length is 0, expected a whole number, at least 1"),
         ("steps=3", r"encoding\.steps is no argument of RandomWalkPE"),
     ):
         with pytest.raises(ValueError, match=text):
-            parsed("encoding=rwse", f"++encoding.{override}")
-    normalize = "++encoding={_target_: torch_geometric.transforms.NormalizeFeatures}"
+            parsed("encoding=rwse", f"++encoding.{wrong}")
     with pytest.raises(ValueError, match="NormalizeFeatures appends no columns to x"):
-        build_task(parsed(normalize, f"data_root={tmp_path}"))
+        encoded(molecules(), NORMALIZE, tmp_path)
 
 
 # On disk ------------------------------------------------------------------------------------------------------------

@@ -123,7 +123,9 @@ def test_rdkit_reads_the_same_molecule(smiles: str) -> None:
 
 
 def test_a_molecule_of_ogb_is_read_back() -> None:
-    molecule = molecule_of(acetamide())
+    data = acetamide()
+    data.x = torch.cat([data.x, torch.rand(4, 3)], 1)  # with encodings
+    molecule = molecule_of(data)
     atoms = [(a.GetSymbol(), a.GetFormalCharge(), a.GetNumExplicitHs()) for a in molecule.GetAtoms()]
     assert atoms == [("C", 0, 3), ("C", 0, 0), ("O", 0, 0), ("N", 1, 3)]
     bonds = [(b.GetBeginAtomIdx(), b.GetEndAtomIdx(), b.GetBondTypeAsDouble()) for b in molecule.GetBonds()]

@@ -57,7 +57,7 @@ def links(
         ranked_by: the score that is reported and decides when to stop, as in `LinkLabels`.
 
     Raises:
-        ValueError: if there is not one graph with edges, or it has too few links.
+        ValueError: if there is not one graph with edges, it has too few links, or they are in encodings of the nodes.
 
     Example:
         >>> from gat_pyg.data import digits
@@ -67,6 +67,8 @@ def links(
     graph = dataset.shared_graph if isinstance(dataset, Task) else dataset
     name = name or (f"{dataset.name}-links" if isinstance(dataset, Task) else "links")
     transforms = dataset.transforms if isinstance(dataset, Task) else ()
+    if isinstance(dataset, Task) and dataset.encoding is not None:
+        raise ValueError(f"{name}: encodings of the nodes show the links. Draw these first: encoded(links(task), ...).")
     if not isinstance(graph, Data):
         if graph is None or len(graph) != 1:
             raise ValueError(f"{name}: links are drawn in one graph, but there are several.")

@@ -55,7 +55,7 @@ class RandomWalkPE(BaseTransform):  # type: ignore[misc]
 
     def forward(self, data: Data) -> Data:
         """Append the columns to `data.x`."""
-        N, edge_index, dtype = num_nodes(data), data.edge_index.long(), torch.get_default_dtype()
+        N, edge_index, dtype = num_nodes(data), data.edge_index, torch.get_default_dtype()
         products = self.walk_length * N * edge_index.size(1)
         if products > LONG:
             warnings.warn(
@@ -123,7 +123,7 @@ class LaplacianPE(BaseTransform):  # type: ignore[misc]
         N = num_nodes(data)
         encoding, k = torch.zeros(N, self.k, dtype=torch.float64), min(self.k, N - 1)
         if k > 0:
-            edges = to_undirected(data.edge_index.long(), num_nodes=N)
+            edges = to_undirected(data.edge_index, num_nodes=N)
             graph = Data(edge_index=edges, edge_weight=torch.ones(edges.size(1), dtype=torch.float64), num_nodes=N)
             start: dict[str, Any] = {"v0": np.random.RandomState(0).standard_normal(N)}
             if "rng" in inspect.signature(eigsh).parameters:  # SciPy 1.17, which draws further vectors by it
@@ -198,7 +198,7 @@ class Encoding(BaseTransform):  # type: ignore[misc]
             raise ValueError(f"edge_index is {kind}, expected [2, E], from which the encoding of nodes is computed.")
         check_edge_index_shape(edge_index, "data")
         check_edge_index(edge_index, N, "data")
-        edge_index = edge_index.as_subclass(Tensor).cpu()
+        edge_index = edge_index.as_subclass(Tensor).cpu().long()
         if not N:
             return torch.empty(0, len(self.mean))
         with torch.random.fork_rng(devices=[]):
