@@ -46,13 +46,16 @@ HALO = ("model.heads=[2,1]", "training.max_epochs=25", "training.lr=0.02", "chec
 TABLE = ("methods=[mlp,'mlp model.hidden_channels=9']", "training.lr=0.02", "checkpoint_every=0.1")
 PLANTED = ("dataset=planted", "dataset.graphs=8", "training.batch_size=4")
 WORKER = ("model=sage", "model.hidden_channels=[8,8]", "loader=neighbor", "loader.num_neighbors=[3,3]")
+AVERAGED = ("optimizer=adamw", "scheduler=cosine", "training.warmup=5", "training.ema=0.9")
+ON_PLATEAU = ("optimizer=rmsprop", "scheduler=plateau", "scheduler.patience=3", "training.gradient_clip_val=1")
+ACCUMULATED = ("optimizer=sgd", "scheduler=step", "scheduler.step_size=5", "+trainer.accumulate_grad_batches=2")
 KINDS: dict[str, tuple[str, ...]] = {
-    "a run": DIGITS,
-    "runs=5": (*DIGITS, "runs=5"),
-    "runs=5, one by one": (*MLP, "training.max_epochs=40", "runs=5", "vectorize=off"),
+    "a run": (*DIGITS, *ON_PLATEAU, "training.ema=0.9"),
+    "runs=5": (*DIGITS, *AVERAGED, "runs=5"),
+    "runs=5, one by one": (*MLP, *ON_PLATEAU, "training.max_epochs=40", "runs=5", "vectorize=off"),
     "processes=2": (*MLP, "training.max_epochs=300", "runs=4", "vectorize=off", "processes=2"),
     "a table, two writers": (*TABLE, "datasets=digits", "runs=2", "vectorize=off", "training.max_epochs=60"),
-    "ddp_cpu": (*PLANTED, *MLP, "training.max_epochs=25", "trainer=ddp_cpu"),
+    "ddp_cpu": (*PLANTED, *MLP, *ACCUMULATED, "training.max_epochs=25", "trainer=ddp_cpu"),
     "halo": (*HALO, "trainer=ddp_cpu", "trainer.strategy=halo"),
     "a loader's worker": (*WORKER, "loader.num_workers=1", "training.max_epochs=8", "checkpoint_every=0.1"),
 }
