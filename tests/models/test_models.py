@@ -461,6 +461,8 @@ def test_attention_of_any_model_leaves_it_as_it_was() -> None:
             r"head_layers is 2, but the network returns embeddings",
         ),
         ({"reproduction": True, "input_dropout": 0.1}, r"which has one dropout, no pre_linear and no symmetric_norm"),
+        ({"feed_forward": 0}, r"feed_forward is 0, expected a whole number, at least 1"),
+        ({"heads": [8], "head_layers": 0}, r"head_layers is 0, expected at least 1"),
         ({"input_dropout": -0.5}, r"input_dropout is -0\.5, expected a probability in \[0, 1\]"),
         ({"residual": ["linear", False]}, r"residual is 'linear', expected True, False or 'identity'"),
         ({"norm": "foo"}, r"norm is 'foo' with norm_kwargs \{\}, expected the name of a norm of torch_geometric\.nn"),

@@ -26,14 +26,12 @@ class Block(nn.Module):
     the parameter names of PyG's networks. D is dropout, and the skip connection is 0, h or part of Att.
 
     .. math::
-        h' = \begin{cases}
-        \sigma(n(\mathrm{Att}(D h) + \mathrm{skip}(h))) & \\
-        \sigma(\mathrm{Att}(D\, n(h)) + \mathrm{skip}(h)) & \text{with norm_first}
-        \end{cases}
+        h' = \sigma(n(\mathrm{Att}(D\, h) + \mathrm{skip}(h)))
 
-    `feed_forward` adds a perceptron, :math:`\mathrm{FF}(z) = D\, \mathbf{W}_2\, \sigma(D\, \mathbf{W}_1 z)`. Then
-    dropout acts there instead of on h, and the activation is the one between its maps. With `norm_first` the block is
-    that of Platonov et al. (ICLR 2023), or, with a skip connection, that of a transformer, which has a second norm:
+    With `norm_first`, :math:`h' = \sigma(\mathrm{Att}(D\, n(h)) + \mathrm{skip}(h))`. `feed_forward` adds a perceptron,
+    :math:`\mathrm{FF}(z) = D\, \mathbf{W}_2\, \sigma(D\, \mathbf{W}_1 z)`. Then dropout acts there instead of on h, and
+    the activation is the one between its maps. With `norm_first` the block is then that of Platonov et al. (ICLR 2023),
+    or, with a skip connection, that of a transformer, which has a second norm:
 
     .. math::
         h' = h + \mathrm{FF}(\mathrm{Att}(n(h))) \qquad \text{or} \qquad
@@ -64,7 +62,7 @@ class Block(nn.Module):
 
     Example:
         >>> from gat_pyg import GATConv
-        >>> block, conv = Block(16, 16, norm_first=True, feed_forward=2), GATConv(16, 4, heads=4)
+        >>> block, conv = Block(16, 16, norm_first=True, feed_forward=2), GATConv(16, 8, heads=2)
         >>> block(conv, nn.LayerNorm(16), torch.randn(3, 16), torch.tensor([[0, 1], [1, 2]])).shape
         torch.Size([3, 16])
     """
@@ -85,6 +83,8 @@ class Block(nn.Module):
         separate_self: bool = False,
     ) -> None:
         super().__init__()
+        if feed_forward is not None and feed_forward < 1:
+            raise ValueError(f"feed_forward is {feed_forward}, expected a whole number, at least 1.")
         adds_input = skip == "identity" or (feed_forward is not None and not skip)
         if adds_input and in_channels != out_channels:
             option = "residual is 'identity'" if skip else f"feed_forward is {feed_forward} without a skip connection"

@@ -6,9 +6,8 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn.resolver import activation_resolver
 
-from ..features.dropout import dropout as feature_dropout
+from .mlp import MLP
 
 
 class DotProduct(nn.Module):
@@ -69,7 +68,7 @@ class Bilinear(nn.Module):
         return out if self.out_channels is not None else out.squeeze(1)
 
 
-class Perceptron(nn.Module):
+class Perceptron(MLP):
     r"""A multilayer perceptron of the product of both embeddings, or of the two side by side.
 
     .. math::
@@ -108,25 +107,17 @@ class Perceptron(nn.Module):
         combine: str = "product",
         edge_dim: int | None = None,
     ) -> None:
-        super().__init__()
         if combine not in ("product", "concat"):
             raise ValueError(f"combine is {combine!r}, expected 'product' or 'concat'.")
         if num_layers < 1:
             raise ValueError(f"num_layers is {num_layers}, expected at least 1.")
-        self.out_channels, self.dropout, self.combine, self.edge_dim = out_channels, dropout, combine, edge_dim
         width = channels * (2 if combine == "concat" else 1) + (edge_dim or 0)
-        widths = [width, *[hidden_channels or channels] * (num_layers - 1)]
-        self.lins = nn.ModuleList(
-            nn.Linear(*pair) for pair in zip(widths, [*widths[1:], out_channels or 1], strict=True)
-        )
-        self.act = activation_resolver(act)
+        super().__init__([width, *[hidden_channels or channels] * (num_layers - 1), out_channels or 1], dropout, act)
+        self.out_channels, self.combine, self.edge_dim = out_channels, combine, edge_dim
 
-    def reset_parameters(self) -> None:
-        """Initialise all parameters again."""
-        for lin in self.lins:
-            lin.reset_parameters()  # type: ignore[operator]
-
-    def forward(self, z: Tensor, edge_label_index: Tensor, edge_label_attr: Tensor | None = None) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, z: Tensor, edge_label_index: Tensor, edge_label_attr: Tensor | None = None
+    ) -> Tensor:
         """Return `[L, T]` or `[L]` for z `[N, C]` and pairs `[2, L]`; memory of O(L) rows of each layer's width.
 
         Raises:
@@ -137,10 +128,7 @@ class Perceptron(nn.Module):
         _check_features(edge_label_attr, edge_label_index.size(1), self.edge_dim)
         if edge_label_attr is not None:
             out = torch.cat([out, edge_label_attr.to(out.dtype)], dim=-1)
-        for layer, lin in enumerate(self.lins):
-            if layer > 0:
-                out = feature_dropout(self.act(out), self.dropout, self.training)
-            out = lin(out)
+        out = super().forward(out)
         return out if self.out_channels is not None else out.squeeze(-1)
 
 

@@ -158,16 +158,17 @@ class GAT(nn.Module):
             conv == "gat" and residual[0] != "identity" and not norm_first and not has_inner
         )
 
-        self.pre_linear = Linear(in_channels, widths[0] * heads[0]) if pre_linear else None
+        self.pre_linear = None
+        if pre_linear:
+            self.pre_linear = Linear(in_channels, widths[0] * heads[0])
+            in_channels = widths[0] * heads[0]
         self.pre_act: Callable[[Tensor], Tensor]
         self.pre_act = activation_resolver(pre_linear) if isinstance(pre_linear, str) else nn.Identity()
         self.convs, self.norms, self.blocks = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
         for layer, (C, H, skip) in enumerate(zip(widths, heads, residual, strict=True)):
-            if layer == 0:
-                p = 0.0 if reproduction or pre_linear else self.input_dropout
-                in_channels = widths[0] * heads[0] if pre_linear else in_channels
-            else:
-                p = 0.0 if reproduction or has_inner else dropout
+            p = dropout if layer else self.input_dropout
+            if reproduction or (has_inner if layer else pre_linear):  # it acts elsewhere
+                p = 0.0
             hidden = not to_out or layer < len(widths) - 1
             width = widths[layer] = C * H if hidden else C
             options: dict[str, Any] = {"heads": H, "concat": hidden, "dropout": attention_dropout}
@@ -195,7 +196,8 @@ class GAT(nn.Module):
         if out_channels is None and head_layers is not None:
             raise ValueError(f"head_layers is {head_layers}, but the network returns embeddings: out_channels is None.")
         if out_channels is not None and not to_out:
-            self.lin = head(width, out_channels, head_layers or 1, dropout, of_blocks.get("act", "elu"))
+            num_maps = 1 if head_layers is None else head_layers
+            self.lin = head(width, out_channels, num_maps, dropout, of_blocks.get("act", "elu"))
         self.out_channels = width if out_channels is None else out_channels
 
     @classmethod

@@ -1,4 +1,4 @@
-"""A multilayer perceptron of the features of each row, for feed-forward parts and heads."""
+"""A multilayer perceptron of the features of each row, for feed-forward parts, heads and decoders."""
 
 from __future__ import annotations
 
@@ -53,7 +53,13 @@ class MLP(nn.Module):
 def head(
     channels: int, out_channels: int, num_layers: int, dropout: float, act: str | Callable[[Tensor], Tensor]
 ) -> nn.Module:
-    """Return a linear map, or an `MLP` of several that keeps the width until the last."""
+    """Return a linear map, or an `MLP` of several that keeps the width until the last.
+
+    Raises:
+        ValueError: unless there is at least one.
+    """
+    if num_layers < 1:
+        raise ValueError(f"head_layers is {num_layers}, expected at least 1.")
     if num_layers == 1:
         return nn.Linear(channels, out_channels)
     return MLP([*[channels] * num_layers, out_channels], dropout, act)
