@@ -21,17 +21,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .graph.remembered import remembered
 from .kernels.device import has_gpu_kernels, missing_reason
 from .kernels.models import in_front
 
 _LOW = 0xFFFFFFFF
 
 
-def draw_seed(device: torch.device) -> Tensor:
-    """Draw a seed of 63 bits from the device's generator, or as `keyed` or `seeds_from` sets, without a sync."""
+def draw_seed(device: torch.device, p: float | Tensor = 1.0) -> Tensor:
+    """Draw a seed of 63 bits from the device's generator, or as `keyed` or `seeds_from` sets, without a sync.
+
+    A model does not draw a seed for dropout with the number 0. Where p is a tensor, which one model of a stack may have
+    in the place of 0, the next seeds under `keyed` and `seeds_from` are the same as with the number.
+    """
     if torch.compiler.is_compiling() or (stream := _STREAMS.current) is None or _may_be_run_again():
         return _drawn(device)
-    return stream.draw()
+    return stream.draw(p)
 
 
 def _drawn(device: torch.device, generator: torch.Generator | None = None) -> Tensor:
@@ -84,7 +89,7 @@ def first_seeds(key: Tensor, count: int = 63) -> Tensor:
         True
     """
     key = key.unsqueeze(-1)
-    steps = torch.arange(1, 1 + count, device=key.device) * _wrapped(_GOLDEN)
+    steps = torch.arange(1, 1 + count, device=key.device) * _STEP
     return torch.cat([key, _mixed(key + steps)], dim=-1)
 
 
@@ -115,11 +120,24 @@ class _Generators:
     def __init__(self, generators: Sequence[torch.Generator], row: Tensor) -> None:
         self.generators, self.row = generators, row
 
-    def draw(self) -> Tensor:
+    def draw(self, p: float | Tensor) -> Tensor:
         with torch._C._DisableFuncTorch():  # vmap would draw a seed for each row from each generator
-            seeds = [_drawn(generator.device, generator) for generator in self.generators]
-            every = torch.stack(seeds)  # [S]
+            every = torch.zeros(len(self.generators), dtype=torch.int64, device=self.generators[0].device)  # [S]
+            for row, generator in enumerate(self.generators):
+                if not isinstance(p, Tensor) or _are_positive(_innermost(p))[row]:
+                    every[row] = _drawn(generator.device, generator)
         return every[self.row]
+
+
+def _innermost(tensor: Tensor) -> Tensor:
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+@remembered
+def _are_positive(p: Tensor) -> list[bool]:
+    return (p > 0).tolist()
 
 
 class _Stream:
@@ -127,13 +145,19 @@ class _Stream:
 
     def __init__(self, key: Tensor) -> None:
         self.seeds = key.view(-1)  # the key, followed by the seeds that are computed already
-        self.count = 0
+        self.calls = 0
+        self.zeros: int | Tensor = 0  # calls with a tensor p that is 0, which are not counted
 
-    def draw(self) -> Tensor:
-        self.count += 1
-        if self.count < self.seeds.numel():
-            return self.seeds[self.count].clone()  # a copy, since the next epoch overwrites `seeds`
-        return _mixed(self.seeds[0] + _wrapped(self.count * _GOLDEN))
+    def draw(self, p: float | Tensor) -> Tensor:
+        self.calls += 1
+        if isinstance(p, Tensor):
+            self.zeros = self.zeros + (p == 0).long()
+        count = self.calls - self.zeros
+        if self.calls >= self.seeds.numel():
+            return _mixed(self.seeds[0] + (_wrapped(count * _GOLDEN) if isinstance(count, int) else count * _STEP))
+        if isinstance(count, int):
+            return self.seeds[count].clone()  # a copy, since the next epoch overwrites `seeds`
+        return self.seeds.gather(0, count.view(1)).view(())
 
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -154,6 +178,9 @@ def _shifted(word: Tensor, by: int) -> Tensor:
 def _wrapped(number: int) -> int:
     """Return the int64 with the same 64 bits."""
     return (number + 2**63) % 2**64 - 2**63
+
+
+_STEP = _wrapped(_GOLDEN)
 
 
 @contextmanager

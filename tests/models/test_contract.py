@@ -111,7 +111,7 @@ def test_a_union_of_graphs_has_the_outputs_of_each(name: str) -> None:
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_stack_is_its_models_in_outputs_gradients_and_dropout(name: str, sparse: bool) -> None:
     torch.manual_seed(0)
-    models = [MODELS[name](dropout=0.5) for _ in range(3)]
+    models = [MODELS[name](dropout=p) for p in (0.5, 0.0, 0.3)]
     if sparse and not takes_sparse(models[0]):
         pytest.skip("the model takes dense features")
     x = features(RANDOM).float()

@@ -359,8 +359,9 @@ def test_a_member_with_settings_of_its_own_is_its_own_run(name: str):
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_members_may_differ_in_dropout(sparse: bool):
-    task, settings = in_float64(small()), [{"dropout": p} for p in (0.6, 0.0, 0.3)]
-    make = lambda dropout: GAT(6, [4], 3, [2, 1], dropout=dropout)  # noqa: E731
+    task, names = in_float64(small()), ("dropout", "attention_dropout")
+    settings = [dict(zip(names, p, strict=True)) for p in ((0.6, 0.6), (0.0, 0.4), (0.3, 0.0))]
+    make = lambda **options: GAT(6, [4], 3, [2, 1], **options)  # noqa: E731
     with float64():
         assert_same(*(run(make, task, [3], 4, sparse=sparse, settings=settings) for run in (alone, stacked)))
 
@@ -416,6 +417,14 @@ def test_the_seeds_of_a_key_are_splitmix64(first: bool):
     expected = torch.tensor([[splitmix64(key, n) for n in range(1, 71)] for key in keys])
     assert torch.equal(torch.func.vmap(draw)(state), expected)
     assert torch.equal(torch.stack([draw(key) for key in state]), expected)
+
+    def dropping(key: Tensor, p: Tensor) -> Tensor:
+        with keyed(key):
+            return torch.stack([draw_seed(key.device, each) for each in p])
+
+    p = (torch.arange(700).view(10, 70) % 7 > 2).double()  # a draw for p = 0 does not count
+    for drawn, each, words in zip(torch.func.vmap(dropping)(state, p), p > 0, expected, strict=True):
+        assert torch.equal(drawn[each], words[: int(each.sum())])
 
 
 class Kernels(TorchDispatchMode):

@@ -119,7 +119,7 @@ def attend(
         if is_traced(edges.edge_index):
             if not has_operator(backend, score, x, edge_weight):
                 raise ValueError("a compiled call on an EdgeList needs the kernels.")
-            seed = draw_seed(x.device) if drops(dropout) else None
+            seed = draw_seed(x.device, dropout) if drops(dropout) else None
             if not return_attention_weights:
                 return fused.attend(x, score, edges, edge_weight, seed, dropout)
             out, keep = fused.attend_and_keep(x, score, edges, edge_weight, seed, dropout)
@@ -129,7 +129,7 @@ def attend(
     operands = dict(zip(score.shapes, score.operands, strict=True))
     check_devices(x, edges=edges.index, edge_weight=edge_weight, **operands)
     score.check(x, edges)
-    seed = draw_seed(x.device) if drops(dropout) else None
+    seed = draw_seed(x.device, dropout) if drops(dropout) else None
     kernels = uses_kernels(backend, score, x, edge_weight)
     if kernels and not return_attention_weights:
         return fused.attend(x, score, edges, edge_weight, seed, dropout)

@@ -18,7 +18,7 @@ def drop(x: Tensor, p: float | Tensor) -> Tensor:
     The seed is drawn from torch's generator; where `torch.func.vmap` draws one for each of several models, each has the
     mask that it would have alone. Within `global_rows` it is that of those rows. On CUDA, k is not stored.
     """
-    seed = draw_seed(x.device)
+    seed = draw_seed(x.device, p)
     if (blocks := philox_blocks(x.shape)) is None:
         if x.dtype in (torch.float32, torch.bfloat16, torch.float16) and hasattr(_kernels(x.device.type), "drop"):
             dropped: Tensor = _Drop.apply(x, seed, p)

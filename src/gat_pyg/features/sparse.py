@@ -55,7 +55,7 @@ class SparseFeatures(Tensor):
     def dropped(self, p: float | Tensor, *times: int) -> SparseFeatures:
         """Dropout of the values, drawn H times where `times` is H: then these are H matrices."""
         own = SparseFeatures(self, self.content)
-        seeds = [draw_seed(self.device) for _ in range(math.prod(times))]
+        seeds = [draw_seed(self.device, p) for _ in range(math.prod(times))]
         seed = torch.stack(seeds).view(times)
         several = bool(times) or torch._C._are_functorch_transforms_active()
         if several:  # drawn where they are summed; else once for all sums
