@@ -643,14 +643,17 @@ def test_a_checkpoint_of_other_seeds_is_an_error(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("cuda")
-@pytest.mark.parametrize("name", ["GAT", "GCN with batch norm", "drawn seeds"])
+@pytest.mark.parametrize("name", ["GAT", "GCN with batch norm", "drawn seeds", "settings"])
 def test_a_captured_step_of_a_stack_is_a_step(name: str, monkeypatch: pytest.MonkeyPatch):
-    task, make = small(), MAKES[name]
-    replayed = stacked(make, task, range(5), 60, patience=5, leave=range(100))
+    task, seeds, options = small(), range(5), {"patience": 5, "leave": range(100)}
+    make: Callable[..., nn.Module] = Penalised if name == "settings" else MAKES[name]
+    if name == "settings":
+        seeds, options["settings"] = range(1), [*LOSSES, *STEPS[:3]]
+    replayed = stacked(make, task, seeds, 60, **options)
     epochs, sizes = max(outcome.epochs for outcome in replayed[0].values()), 1 + len(replayed[2].left_at)
     assert FakeGraph.replays == 2 * (epochs - sizes) and sizes > 1  # the first epoch of each stack is not captured
     monkeypatch.setattr(CudaGraphs, "_obstacle", lambda self, module: "it is not to be")
-    assert_same(stacked(make, task, range(5), 60, patience=5, leave=range(100)), replayed, atol=0.0)
+    assert_same(stacked(make, task, seeds, 60, **options), replayed, atol=0.0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -900,6 +903,11 @@ SHARED = nn.Linear(6, 3)
         ({"devices": 2, "strategy": "ddp"}, r"trainer has 2 processes, expected one: each would train all seeds\."),
         ({"make_model": lambda: SHARED}, r"make_model\(\) returned the same weights again"),
         ({"make_model": lambda: nn.Sequential(SHARED)}, r"make_model\(\) returned the same weights again"),
+        ({"settings": []}, "settings is empty, expected at least one"),
+        (
+            {"make_model": lambda C=4: MLP([6, C, 3], norm=None), "settings": [{"lr": 0.1}, {"C": 8}]},
+            r"has .* \(8, 6\), expected .* \(4, 6\) as .*\. Tried with lr=0\.1, seed 0; C=8, seed 9\. Train settings",
+        ),
     ],
 )
 def test_trainings_that_would_not_be_those_of_each_seed_are_errors(arguments: dict[str, Any], message: str):

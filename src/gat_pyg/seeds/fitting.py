@@ -281,8 +281,10 @@ def _planned(
     sparse = sparse_pays(task, models[0], device.type, stacked=True)
     plan = plan_stack(models, task, batch_size, sparse, device, [member.objective for member in chosen])
     if isinstance(plan, str):
-        named = f" of {'; '.join(map(str, chosen))}" if any(member.settings for member in chosen) else ""
-        raise ValueError(f"{plan}{named}. Train its seeds one by one, and settings that change the shape separately.")
+        advice = "Train its seeds one by one."
+        if any(member.settings for member in chosen):
+            advice = f"Tried with {'; '.join(map(str, chosen))}. Train settings of other shapes separately."
+        raise ValueError(f"{plan}. {advice}")
     return plan
 
 

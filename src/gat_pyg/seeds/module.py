@@ -128,7 +128,7 @@ class StackOfSeeds(Supervised):
             return
         gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
         norms = torch.stack([value.reshape(len(value), -1).norm(dim=1) for value in gradients]).norm(dim=0)  # [S]
-        limits = torch.tensor(largest, dtype=norms.dtype).to(norms.device, non_blocking=True)
+        limits = largest[0] if len(set(largest)) == 1 else torch.tensor(largest, dtype=norms.dtype, device=norms.device)
         factors = (limits / (norms + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
         for value in gradients:
             value *= factors.view(-1, *[1] * (value.dim() - 1))

@@ -124,7 +124,8 @@ class Stack(nn.Module):
 
     def _apply(self, *args: Any, **kwargs: Any) -> Stack:
         super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
-        self._set_numbers(self.numbers)
+        if {value.device for value in self._mapped.values()} - {value.device for value in self.weights().values()}:
+            self._set_numbers(self.numbers)  # else they stay where a CUDA graph reads them
         return self
 
 
