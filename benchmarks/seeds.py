@@ -3,6 +3,8 @@
     python benchmarks/seeds.py                         # 100 seeds of Cora, ten runs one by one, three of PyG's loop
     python benchmarks/seeds.py --dataset pubmed --seeds 20 --single 3 --bare 1
     python benchmarks/seeds.py --dataset cora --stacks 1 4 16 --epochs 30     # ms of a seed's epoch by the stack's size
+    python benchmarks/seeds.py --dataset amazon-photo --settings 200          # 32 settings as one, for 200 epochs each
+    python benchmarks/seeds.py --dataset cora --settings 200 --weights        # their weights beside those of their runs
 
 All train to the end by the paper's numbers and stopping rule. The command runs in processes of its own, as
 `dataset=cora` and the like have; seconds are those of the whole process and of its Results, which leave out the
@@ -19,20 +21,23 @@ import statistics
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from lightning import Trainer
 
 import machine
 from gat_pyg.data import citation
 from gat_pyg.experiments.process import keep_memory
 from gat_pyg.models import GAT
-from gat_pyg.seeds import Member, Stacked
-from gat_pyg.seeds.fitting import seeded
+from gat_pyg.seeds import Member, Stacked, train
+from gat_pyg.seeds.fitting import SINGLE, seeded
 from gat_pyg.tasks.task import Task
-from gat_pyg.training import Optimisation, PaperStopping
+from gat_pyg.training import Optimisation, PaperStopping, Resumable, Transductive
 from gat_pyg.training.loading import TaskData, sparse_pays
 from training import NUMBERS, PyGNet
 
@@ -92,6 +97,63 @@ def bare(task: Task, seeds: int, max_epochs: int, patience: int, device: torch.d
     }
 
 
+RATES, DECAYS, DROPOUTS = (0.002, 0.005, 0.01, 0.02), (0.0, 1e-4, 5e-4, 1e-3), (0.4, 0.6)
+
+
+def settings_as_one(name: str, epochs: int, more: Sequence[str], device: torch.device) -> dict[str, dict[str, Any]]:
+    """The time and memory of 32 settings as one, one after the other in a process, and of a single one."""
+    grid = {"training.lr": RATES, "training.weight_decay": DECAYS, "model.dropout": DROPOUTS}
+    every = [f"{key}={','.join(map(str, values))}" for key, values in grid.items()]
+    single = [f"{key}={values[-1]}" for key, values in grid.items()]
+    fixed = [f"dataset={name}", f"training.max_epochs={epochs}", *more]
+    ways = {
+        "one run": single,
+        "32 settings as one": ["-m", "hydra/launcher=stacked", *every, "vectorize=on"],
+        "32 settings one by one": ["-m", *every, "vectorize=off"],
+    }
+    record: dict[str, dict[str, Any]] = {}
+    print(
+        f"{name}, {epochs} epochs\n| way | seconds | of training | times | test | peak MiB |\n|---|---|---|---|---|---|"
+    )
+    for way, arguments in ways.items():
+        results, seconds, peak = machine.command(*arguments, *fixed, device=device)
+        assert len(results) == (1 if way == "one run" else 32), results
+        values = {
+            "seconds": seconds,
+            "training_seconds": sum(result["seconds"] for result in results),
+            "epochs": statistics.fmean(result["epochs"] for result in results),
+            "scores": [result["value"] for result in results],
+            "peak_mib": peak,
+        }
+        record[way] = values
+        times = [values[key] / record["one run"][key] for key in ("seconds", "training_seconds")]
+        print(
+            f"| {way} | {seconds:.1f} | {values['training_seconds']:.1f} | {times[0]:.1f}, training {times[1]:.1f} | "
+            f"{statistics.fmean(values['scores']):.1f} | {peak:.0f} |",
+            flush=True,
+        )
+    return record
+
+
+def weights_apart(name: str, epochs: int) -> float:
+    """The largest difference of a member's weights from those of its own run, in float64, relative to the largest."""
+    task, differences = citation.planetoid(name), []
+    grid = [
+        dict(zip(("lr", "weight_decay", "dropout"), each, strict=True)) for each in product(RATES, DECAYS, DROPOUTS)
+    ]
+    options = {"max_epochs": epochs, "precision": "64-true", "accelerator": "cpu", **SINGLE}
+    make = partial(GAT.preset, name)
+    _, stack = train(make, task, [0], settings=grid, patience=None, progress=False, **options)
+    for row, each in enumerate(grid):
+        optimisation = Optimisation(each["lr"], each["weight_decay"])
+        module = Transductive(seeded(0, partial(make, dropout=each["dropout"])), task.objective, optimisation)
+        trainer = Trainer(callbacks=[PaperStopping(None), Resumable(None, 0)], **options)
+        trainer.fit(module, datamodule=TaskData(task, sparse=sparse_pays(task, module.model)))
+        pairs = zip(stack[row].parameters(), module.model.parameters(), strict=True)
+        differences += [float((a - b).abs().max() / b.abs().max()) for a, b in pairs]
+    return max(differences)
+
+
 def by_size(task: Task, sizes: Sequence[int], epochs: int, device: torch.device) -> list[dict[str, Any]]:
     """Milliseconds of a seed's epoch, a training step and a validation, in stacks of several sizes."""
     rows = []
@@ -123,7 +185,9 @@ def by_size(task: Task, sizes: Sequence[int], epochs: int, device: torch.device)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", choices=list(NUMBERS), default="cora")
+    parser.add_argument("--dataset", default="cora", help="of --settings any; else one of cora, citeseer, pubmed")
+    parser.add_argument("--settings", dest="settings_epochs", type=int, help="train 32 settings for so many epochs")
+    parser.add_argument("--weights", action="store_true", help="with --settings, compare the weights of citation data")
     parser.add_argument("--seeds", type=int, default=100, help="trained as one")
     parser.add_argument("--single", type=int, default=10, help="runs one by one")
     parser.add_argument("--bare", type=int, default=3, help="runs of PyG's layer in a bare loop")
@@ -140,10 +204,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keep_memory()  # as the command does, for all ways alike
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    task, device = citation.planetoid(options.dataset), options.device
-    record: dict[str, Any] = {**machine.about(device), "dataset": task.name, "settings": options.settings}
-    path = options.out or machine.results(f"seeds-{task.name}", device)
-    status = 0
+    name, device = options.dataset, options.device
+    record: dict[str, Any] = {**machine.about(device), "dataset": name, "settings": options.settings}
+    path = options.out or machine.results(f"{'settings' if options.settings_epochs else 'seeds'}-{name}", device)
+    if options.settings_epochs:
+        if options.weights:
+            record["weights_apart"] = weights_apart(name, options.settings_epochs)
+            print(f"largest relative difference of a weight: {record['weights_apart']:.1e}")
+        record["ways"] = settings_as_one(name, options.settings_epochs, options.settings, device)
+        machine.write(path, record)
+        print(f"written to {path}")
+        return 0
+    task, status = citation.planetoid(name), 0
     if options.stacks:
         print(f"{task.name}, ms of a seed's epoch, median of {options.epochs}\n| stack | ms |\n|---|---|")
         record["stacks"] = by_size(task, options.stacks, options.epochs, device)
