@@ -51,7 +51,8 @@ def trained(
     torch.manual_seed(0)
     model = GAT(6, 4, 2, 3, heads=2, dropout=0.5, norm="batch_norm") if model is None else model  # which has buffers
     model.idle = nn.Parameter(torch.ones(2))  # without a gradient, it stays as it is
-    module, rule = Transductive(model, task.objective, Optimisation(0.01, 5e-4), enabled), PaperStopping()
+    averaged = Optimisation(0.01, 5e-4, warmup=2, ema=0.5)  # which changes the weights in place
+    module, rule = Transductive(model, task.objective, averaged, enabled), PaperStopping()
     callbacks = rule, Resumable(None, seed=3), *callbacks
     fitted = trainer(*callbacks, epochs=epochs, gradient_clip_val=0.5, accelerator=accelerator)
     fitted.fit(module, datamodule=TaskData(task))
