@@ -198,8 +198,13 @@ CHANGES: dict[str, Callable[[Data, nn.Module], None]] = {
 }
 
 
+LIKE_EDGES = ("features", "labels", "mask in place")
+
+
 @pytest.mark.usefixtures("cuda")
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    "change", [pytest.param(key, marks=[pytest.mark.weekly] * (key in LIKE_EDGES)) for key in CHANGES]
+)
 def test_a_step_is_captured_again_after_a_change(change: str, monkeypatch: pytest.MonkeyPatch):
     class Recorded(FakeCaptured):
         """A capture that holds on to tensors instead of running Python again."""
