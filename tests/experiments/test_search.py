@@ -19,15 +19,17 @@ from tests.processes import python
 
 Command = Callable[..., str]
 
-# A search whose trials train nothing; its process is killed in the trial after `left` others.
+# A search whose trials train nothing. Its process is killed in the trial after `left` others; with -2 it first waits
+# until another process has trials too.
 SEARCH = """
-import os, signal, sys, time
+import os, re, signal, sys, time
 from types import SimpleNamespace
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from gat_pyg.experiments import search
 
 folder, total, left = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+shares = left == -2
 
 class Launcher:
     def launch(self, jobs, initial_job_idx):
@@ -37,8 +39,9 @@ class Launcher:
         global left
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
+        while shares and len({*re.findall('"worker":"([^"]*)"', open(folder + "/trials.log").read())}) < 2:
+            time.sleep(0.01)
         left -= 1
-        time.sleep(0.01)
         fails = float(values["b"]) < 0.1
         value = HydraException("no luck") if fails else -abs(float(values["a"]) - 0.01) - float(values["b"])
         return SimpleNamespace(_return_value=value, status=search.JobStatus.FAILED if fails else None)
@@ -97,23 +100,23 @@ def test_a_search_that_is_killed_three_times_is_one_that_is_not(tmp_path: Path):
 
 
 def test_two_processes_share_a_study(tmp_path: Path):
-    both = [python("-c", SEARCH, str(tmp_path), "40", "-1") for _ in range(2)]
+    both = [python("-c", SEARCH, str(tmp_path), "20", "-2") for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0], both[0].communicate()
-    assert len(trials(tmp_path)) == len({trial.params["a"] for trial in trials(tmp_path)}) == 40
+    assert len(trials(tmp_path)) == len({trial.params["a"] for trial in trials(tmp_path)}) == 20
     assert len({trial.user_attrs["worker"] for trial in trials(tmp_path)}) == 2
     assert all(trial.state.is_finished() for trial in trials(tmp_path))
 
 
 def test_the_end_of_a_search_has_the_best_settings_and_their_command(command: Command):
     small = ("model=mlp", "model.hidden_channels=8", "training.max_epochs=4", "runs=2")
-    stacked = ("hydra/sweeper=optuna", "hydra/launcher=stacked", "hydra.sweeper.n_jobs=3", "hydra.sweeper.n_trials=6")
+    stacked = ("hydra/sweeper=optuna", "hydra/launcher=stacked", "hydra.sweeper.n_jobs=2", "hydra.sweeper.n_trials=5")
     pruner = ("hydra.sweeper.pruner._target_=optuna.pruners.MedianPruner", "+hydra.sweeper.pruner.n_startup_trials=1")
     space = ("training.lr=tag(log,interval(0.001,0.1))", "hydra.sweeper.report_every=1")
     search = ("-m", *stacked, *pruner, *small, *space)
     out, results = command(*search), read("outputs/results.jsonl")
     (folder,) = Path("outputs").glob("study-*")
     states = [trial.state.name for trial in trials(folder)]
-    assert 2 * states.count("COMPLETE") == len(results) and set(states) == {"COMPLETE", "PRUNED"} and len(states) == 6
+    assert 2 * states.count("COMPLETE") == len(results) and set(states) == {"COMPLETE", "PRUNED"} and len(states) == 5
     best = max(
         (trial for trial in trials(folder) if trial.state.name == "COMPLETE"), key=lambda trial: trial.value or 0
     )
