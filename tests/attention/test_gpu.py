@@ -398,19 +398,22 @@ def test_sums_over_non_zeros(size: tuple[int, int, float], back: bool, dtype: to
 
 @runs
 @pytest.mark.parametrize("back", [False, True])
-@pytest.mark.parametrize("p", [0.3, 0.6])  # a threshold of 31 and of 32 bits
-def test_the_mask_of_sparse_features_bit_by_bit(back: bool, p: float) -> None:
+@pytest.mark.parametrize("p", [0.6, (0.3, 0.6, 1.0)])  # of all models, of each: thresholds of 31 bits and more
+def test_the_mask_of_sparse_features_bit_by_bit(back: bool, p: Any) -> None:
     """Times the identity every non-zero is a number of the result; the same bits come from the kernel for CPUs."""
+    each = p if isinstance(p, tuple) else (p,) * 3
+    p = torch.tensor(p, dtype=torch.float64, device=DEVICE) if isinstance(p, tuple) else p
     _, pattern = pattern_of((33, 129, 0.05))
     values = torch.ones(pattern.col.numel(), device=DEVICE)
     seeds = torch.tensor(SEEDS, device=DEVICE)
     one = torch.eye(33 if back else 129, device=DEVICE)
     out = features.weighted_rows(values, one, seeds, p, pattern, back)
     assert out is not None
-    masks = [matrix_of(pattern, mask_of(pattern, seed, p)).float() for seed in SEEDS]
+    masks = [matrix_of(pattern, mask_of(pattern, *drawn)).float() for drawn in zip(SEEDS, each, strict=True)]
     assert torch.equal(out.cpu(), torch.stack([mask.t() if back else mask for mask in masks]))
     cpu = pytest.importorskip("gat_pyg.features.cpu")
     on_cpu = Pattern(pattern.rowptr.cpu(), pattern.col.cpu(), pattern.num_cols)
+    p = p.cpu() if isinstance(p, Tensor) else p
     assert torch.equal(out.cpu(), cpu.weighted_rows(values.cpu(), one.cpu(), seeds.cpu(), p, on_cpu, back))
 
 
@@ -445,21 +448,22 @@ def kernels_for_all(monkeypatch: pytest.MonkeyPatch) -> Spy:
 def test_stacked_layers_take_sparse_features(models: int, kernels_for_all: Spy) -> None:
     """Results and gradients of a dense x with the same mask, for models of a stack, each with a mask of its own."""
     dense = bag_of_words(33, 129, 0.05, dtype=torch.float32).to(DEVICE)
-    x, p = SparseFeatures(dense.to_sparse_csr()), 0.6
+    x, p = SparseFeatures(dense.to_sparse_csr()), torch.tensor([0.6, 0.3, 0.0][:models], device=DEVICE)
     keys = torch.tensor(SEEDS[:models], device=DEVICE)
     weight = torch.randn(models, 8, 129, device=DEVICE, requires_grad=True)
 
-    def layer(weight: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    def layer(weight: Tensor, key: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         with keyed(key):
             dropped = feature_dropout(x, p)
         assert isinstance(dropped, SparseFeatures) and dropped.seed is not None
         return linear(dropped, weight.t()), dropped.content
 
-    out, content = torch.func.vmap(layer, randomness="different")(weight, keys)
+    out, content = torch.func.vmap(layer, randomness="different")(weight, keys, p)
     direction = torch.randn(models, 33, 8, device=DEVICE)
     (grad,) = torch.autograd.grad((out * direction).sum(), weight)
     assert kernels_for_all.launches == 2
-    assert models == 1 or not torch.equal(content[0], content[1])
+    zeros = (content == 0).double().mean(1)
+    assert all(abs(share - float(each)) < 0.15 for share, each in zip(zeros, p, strict=True)), zeros
     for model in range(models):
         matrix = matrix_of(x.pattern, content[model].cpu())
         assert_close(out[model].cpu(), (matrix @ weight[model].detach().cpu().double().t()).float())
@@ -513,9 +517,10 @@ def test_dropout_is_philox(block: int, first: int) -> None:
 
 
 @runs
-@pytest.mark.parametrize("p", [0.3, 0.6, 1.0])
-def test_a_mask_is_drawn_by_one_kernel(p: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("p", [0.3, 0.6, 1.0, torch.tensor(0.6)], ids=str)
+def test_a_mask_is_drawn_by_one_kernel(p: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of edge dropout among others, with the bits of plain torch; of edges by their ids, and of a stack."""
+    p = p.to(DEVICE) if isinstance(p, Tensor) else p
     ids = torch.randperm(1300, dtype=torch.int32, device=DEVICE)
     cases = [
         (torch.tensor(seeds, device=DEVICE), edges, heads)
@@ -533,7 +538,7 @@ def test_a_mask_is_drawn_by_one_kernel(p: float, monkeypatch: pytest.MonkeyPatch
     assert all(torch.equal(one, generator.draw_kept(*case, p)) for one, case in zip(drawn, cases, strict=True))
 
 
-# The threshold is an int32 up to p = 0.5, an int64 beyond it.
+# The threshold has 31 bits up to p = 0.5, 32 beyond it.
 THRESHOLDS = pytest.mark.parametrize("p", [0.3, 0.6])
 
 
@@ -548,16 +553,17 @@ def test_dropout_calls_edges_by_their_ids(names: str, p: float) -> None:
 
 
 @runs
-@THRESHOLDS
 @pytest.mark.parametrize("size", [1, 63, 4100])
-def test_dropout_of_features_is_that_of_four_heads(size: int, p: float) -> None:
+def test_dropout_of_features_is_that_of_four_heads(size: int) -> None:
     seeds = torch.tensor(SEEDS[:3], device=DEVICE)
-    for seed in (seeds, seeds[0]):
+    each = torch.tensor([0.3, 0.6, 1.0], dtype=torch.float64, device=DEVICE)
+    for seed, p in ((seeds, each), (seeds, 0.6), (seeds[0], 0.3)):
         selected = features.keep(seed, size, p, torch.float32)
         names = torch.arange(-(-size // 4), device=DEVICE).flip(0)
         turned = features.keep(seed, 4 * len(names), p, torch.float32, names).view(*seed.shape, -1, 4).flip(-2)
         assert torch.equal(turned.flatten(-2)[..., :size], selected)
-        expected = [generator.keep_mask(one, -(-size // 4), 4, p).flatten()[:size] for one in seed.view(-1)]
+        drawn = zip(seed.view(-1), p.tolist() if isinstance(p, Tensor) else [p] * seed.numel(), strict=True)
+        expected = [generator.keep_mask(one, -(-size // 4), 4, q).flatten()[:size] for one, q in drawn]
         assert torch.equal(selected.view(-1, size), torch.stack(expected))
 
 
@@ -569,9 +575,10 @@ def test_dropout_of_dense_features_draws_its_mask_again(dtype: torch.dtype, monk
     stored = Spy(features._keep_kernel)
     monkeypatch.setattr(features, "_keep_kernel", stored)
     keys, p = torch.tensor(SEEDS, device=DEVICE), 0.6
+    of_each = torch.full((3,), p, dtype=torch.float64, device=DEVICE)
     x, tangent = torch.randn(2, 3, 6, 7, dtype=dtype, device=DEVICE)
 
-    def drop(x: Tensor, key: Tensor) -> Tensor:
+    def drop(x: Tensor, key: Tensor, p: float | Tensor = p) -> Tensor:
         with keyed(key):
             return feature_dropout(x, p)
 
@@ -591,8 +598,8 @@ def test_dropout_of_dense_features_draws_its_mask_again(dtype: torch.dtype, monk
     check(torch.func.jvp(lambda x: drop(x, keys[0]), (x[0],), (tangent[0],))[1], tangent[0], 0)
 
     for mapped, of in ((0, x), (None, x[0]), (1, x.movedim(0, 1))):
-        each = torch.func.vmap(drop, in_dims=(mapped, 0))
-        out, pull = torch.func.vjp(lambda x: each(x, keys), of)  # noqa: B023
+        each = torch.func.vmap(drop, in_dims=(mapped, 0, 0))
+        out, pull = torch.func.vjp(lambda x: each(x, keys, of_each), of)  # noqa: B023
         (grad,) = pull(tangent)
         for model in range(3):
             check(out[model], x[model] if mapped is not None else x[0], model)
@@ -600,7 +607,9 @@ def test_dropout_of_dense_features_draws_its_mask_again(dtype: torch.dtype, monk
                 check(grad.select(mapped, model), tangent[model], model)
         if mapped is None:
             assert_close(grad, torch.stack([drop(tangent[model], keys[model]) for model in range(3)]).sum(0))
-    twice = torch.func.vmap(torch.func.vmap(drop))(x[:2, None].expand(2, 2, 6, 7), keys[[0, 1, 1, 0]].view(2, 2))
+    twice = torch.func.vmap(torch.func.vmap(drop, in_dims=(0, 0, None)))(
+        x[:2, None].expand(2, 2, 6, 7), keys[[0, 1, 1, 0]].view(2, 2), of_each[:2]
+    )
     for row, column, model in ((0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0)):
         check(twice[row, column], x[row], model)
     assert stored.launches > 10 and not torch.equal(twice[0, 0], twice[0, 1])
@@ -997,7 +1006,7 @@ def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
         *,
         sm: int = 90,
         num_warps: int,
-        threshold: str = "i64",
+        p: str = "number",
         divisible: tuple[str, ...] = (),
         **constants: int | str | None,
     ) -> Compiled:
@@ -1007,7 +1016,7 @@ def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
         )
         signature, values, aligned = {}, {}, {}
         constants = {"STRIDE": None} | constants
-        numbers = INTEGERS | {"threshold": threshold}
+        numbers = INTEGERS | ({"threshold": "i32"} if p == "number" else {"threshold": "*i64", "keep_scale": "*fp32"})
         for place, argument in enumerate(kernel.arg_names):
             pointer = argument.removeprefix("p_")
             if argument in constants or (argument.startswith("p_") and pointer not in passed.split()):
@@ -1121,9 +1130,11 @@ def test_no_spills_and_wide_loads(
         *(pytest.param(sm, 2, 12, 32, 28, "fp32", 4, marks=weekly) for sm in OTHERS),
     ],
 )
+@pytest.mark.parametrize("p", ["number", "tensor"])
 @pytest.mark.parametrize("kernel", DROPS)
 def test_no_spills_and_wide_loads_with_dropout_of_many_models(
     kernel: str,
+    p: str,
     sm: int,
     models: int,
     heads: int,
@@ -1133,7 +1144,7 @@ def test_no_spills_and_wide_loads_with_dropout_of_many_models(
     size: int,
     compile_kernel: Compile,
 ) -> None:
-    assert_compiled_well(kernel, sm, heads, channels, degree, dtype, size, compile_kernel, models)
+    assert_compiled_well(kernel, sm, heads, channels, degree, dtype, size, compile_kernel, models, p)
 
 
 def assert_compiled_well(
@@ -1146,6 +1157,7 @@ def assert_compiled_well(
     size: int,
     compile_kernel: Compile,
     models: int = 1,
+    p: str = "number",
 ) -> None:
     """No spills, and loads of 16 bytes wherever features are gathered."""
     name, passed = (KERNELS | DROPS)[kernel]
@@ -1155,7 +1167,7 @@ def assert_compiled_well(
         {"models": None} if models == 1 else {}
     )
     constants = {**sizes, "SPLIT": rows.SPLIT, "STAGES": tile.stages, **tile.blocks}
-    code = compile_kernel(name, passed, dtype, sm=sm, **constants)
+    code = compile_kernel(name, passed, dtype, sm=sm, p=p, **constants)
     assert_fits(code, sm, SPILLS.get(triton.__version__, {}).get((kernel, sm, heads, channels, dtype), 0))
     loads = re.findall(r"\b(?:LDG\.E|LDGSTS\.E\.BYPASS)(?:\.\w+)*?\.128\b", code.sass)
     gathers = 2 if name == "_backward_src_kernel" else 1
@@ -1263,7 +1275,7 @@ def test_a_minimum_of_scores_propagates_nan(kernel: str, compile_kernel: Compile
 
 @compiles
 def test_random_words_are_compared_without_a_sign(compile_kernel: Compile) -> None:
-    ptx = compile_kernel("_keep_kernel", "seed dropout_ids out", "fp32", num_warps=4, BLOCK=256, threshold="i32").ptx
+    ptx = compile_kernel("_keep_kernel", "seed dropout_ids out", "fp32", num_warps=4, BLOCK=256).ptx
     assert re.search(r"\bsetp\.\w+\.u32\b", ptx) and not re.search(r"\bsetp\.\w+\.s32\b", ptx)
 
 

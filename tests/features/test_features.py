@@ -142,12 +142,13 @@ def test_a_mask_is_that_of_attention(size: int, kernel: bool, monkeypatch: pytes
     """Of four heads; each of several models has the one that it has alone, however they are mapped over."""
     if not kernel:
         monkeypatch.setattr("gat_pyg.features.mask.missing_reason", lambda _: "none here")
-    seeds = torch.tensor([[3, 2**62 + 1], [4, 5], [3, 6]])
+    seeds, p = torch.tensor([[3, 2**62 + 1], [4, 5], [3, 6]]), torch.tensor([0.4, 1.0, 0.7], dtype=torch.float64)
+    draws = [(seed, each) for row, each in zip(seeds, p.tolist(), strict=True) for seed in row]
     for dtype in (torch.float32, torch.float64):
-        expected = torch.stack([keep_mask(s, -(-size // 4), 4, 0.4, dtype).flatten()[:size] for s in seeds.view(-1)])
+        expected = torch.stack([keep_mask(s, -(-size // 4), 4, each, dtype).flatten()[:size] for s, each in draws])
         assert torch.equal(mask_of(seeds[0, 0], size, 0.4, dtype), expected[0])
-        mapped = torch.vmap(torch.vmap(lambda seed: mask_of(seed, size, 0.4, dtype)))  # noqa: B023
-        assert torch.equal(mapped(seeds).flatten(0, 1), expected)
+        mapped = torch.vmap(torch.vmap(lambda seed, p: mask_of(seed, size, p, dtype), (0, None)))  # noqa: B023
+        assert torch.equal(mapped(seeds, p).flatten(0, 1), expected)
 
 
 @pytest.mark.parametrize("kernel", [True, False])
