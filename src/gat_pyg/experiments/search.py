@@ -181,7 +181,8 @@ class Worker:
 
     def trials(self, state: TrialState) -> list[FrozenTrial]:
         """Return the trials in this state."""
-        return self.study.get_trials(deepcopy=False, states=(state,))
+        trials: list[FrozenTrial] = self.study.get_trials(deepcopy=False, states=(state,))
+        return trials
 
     def take(self, search: Search, space: Space) -> tuple[list[Trial], bool]:
         """Return the next trials to train, at most `n_jobs`, and whether a process that was killed has left them.
@@ -245,7 +246,8 @@ class Judge:
         trial, reported = self.trials[job - self.first], self.reported[job - self.first]
         if epoch not in reported and math.isfinite(quality):
             trial.report(quality, epoch)
-        return trial.should_prune()
+        ends: bool = trial.should_prune()
+        return ends
 
 
 def _overrides(values: Mapping[str, Any], space: Space) -> tuple[str, ...]:
