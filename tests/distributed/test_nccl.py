@@ -188,7 +188,9 @@ def trainer_of(rank: Any, strategy: type[DDPStrategy]) -> Any:
     ddp = strategy(accelerator=CUDAAccelerator(), parallel_devices=devices, cluster_environment=environment)
     state = {"world_size": rank.world, "global_rank": rank.rank, "local_rank": rank.rank, "strategy": ddp}
     state |= {"state": SimpleNamespace(fn="fit"), "sanity_checking": False, "loggers": [], "callback_metrics": {}}
-    return SimpleNamespace(**state, accumulate_grad_batches=1, precision="32-true", current_epoch=0)
+    return SimpleNamespace(
+        **state, accumulate_grad_batches=1, lr_scheduler_configs=[], precision="32-true", current_epoch=0
+    )
 
 
 class Rows(nn.Module):
