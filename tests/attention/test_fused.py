@@ -562,14 +562,15 @@ def far(values: np.ndarray, rows: int, first: int) -> np.ndarray:
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MAP_PRIVATE") or sys.maxsize < 2**33, reason="needs mmap of 64 bits")
-@MEMORY
 @pytest.mark.parametrize(
-    "names", [ADDITIVE, GATV2_EDGES, DOT_EDGES, *(pytest.param(names, marks=weekly) for names in (GATV2, "x x_dst"))]
+    ("names", "speed"),
+    [
+        *((names, True) for names in (ADDITIVE, GATV2_EDGES, DOT_EDGES)),
+        *(pytest.param(*case, marks=weekly) for case in ((ADDITIVE, False), (GATV2, True), ("x x_dst", True))),
+    ],
 )
 def test_offsets_pass_2_to_the_31(names: str, speed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kernel again with the nodes renamed to a place where row times width needs more than 31 bits."""
-    if speed not in modes_of(names):
-        pytest.skip("has one mode")
     graph, channels, first = COMPLETE, (1 << 16) + 5, 1 << 15  # whole tiles, and a part of one
     assert first * channels > 2**31
     in_mode(monkeypatch, speed)

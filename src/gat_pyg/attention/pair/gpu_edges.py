@@ -251,13 +251,13 @@ def parameter_gradients(
         empty = lin_edge.new_zeros(*lin_edge.shape[:-3], edges.num_rows, 0)
         return {"lin_edge": torch.zeros_like(lin_edge), "edge_attr": empty}
     (_, heads, channels), size, num_edges = operands.x.shape, operands.size, edges.num_edges
-    if 2**31 - BLOCK_E * BLOCKS <= num_edges < 2**31:  # the loop's last step would pass int32, which this number has
-        raise ValueError(
-            f"there are {num_edges} edges, expected fewer than {2**31 - BLOCK_E * BLOCKS} or at least 2^31 for the "
-            "gradient of lin_edge. Use backend='segment'."
-        )
     block_w = min(64, max(16, triton.next_power_of_2(heads // models * channels)))
     blocks = min(BLOCKS, triton.cdiv(num_edges, BLOCK_E))
+    if 2**31 - BLOCK_E * blocks <= num_edges < 2**31:  # the loop's last step would pass int32, which this number has
+        raise ValueError(
+            f"there are {num_edges} edges, expected fewer than {2**31 - BLOCK_E * blocks} or at least 2^31 for the "
+            "gradient of lin_edge. Use backend='segment'."
+        )
     held = weights.new_empty(blocks, *operands.x.shape[1:], size)
     grad_attr = of_rows(edges, wants_attr, *lin_edge.shape[:-3], edges.num_rows, size, device=weights.device)
     _parameters_kernel[(blocks, models, triton.cdiv(size, BLOCK_D))](
