@@ -309,7 +309,7 @@ def test_both_memory_modes(names: str, speed: bool, place: Place, monkeypatch: p
     assert all((out is not None) == speed and len(others) == (3 if speed else 1) for out, others in saved)
 
 
-@MEMORY
+@pytest.mark.parametrize("speed", [True, pytest.param(False, marks=weekly)], ids=["speed", "memory"])
 @pytest.mark.parametrize("place", ["numba"], indirect=True)
 def test_more_heads_than_a_vector_holds(speed: bool, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     in_mode(monkeypatch, speed)

@@ -34,7 +34,13 @@ def parts(tensor: Tensor) -> list[Tensor]:
     return [tensor]
 
 
-@pytest.mark.parametrize(("layer", "sparse"), [*((layer, False) for layer in LAYERS), (GATConv, True)])
+@pytest.mark.parametrize(
+    ("layer", "sparse"),
+    [
+        *((GATConv, sparse) for sparse in (False, True)),
+        *(pytest.param(layer, False, marks=pytest.mark.weekly) for layer in LAYERS[1:]),
+    ],
+)
 def test_nothing_of_a_callers_tensor_is_changed_or_marked(layer: Any, sparse: bool) -> None:
     conv = layer(5, 4, heads=2, edge_dim=3, dropout=0.5, edge_dropout=0.2)
     x = torch.eye(40, 5) + torch.eye(40, 5).roll(1, 1)

@@ -168,7 +168,7 @@ def test_a_graph_in_parts_has_the_outputs_and_gradients_of_the_whole(backend: st
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("layer", ["additive", "dot", "gatv2"])
+@pytest.mark.parametrize("layer", ["additive", "dot", pytest.param("gatv2", marks=pytest.mark.weekly)])
 def test_the_kernels_drop_the_same_edges_and_features_in_a_part_as_in_the_whole(
     layer: str, monkeypatch: pytest.MonkeyPatch
 ):

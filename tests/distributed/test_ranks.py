@@ -50,7 +50,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return outputs
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])  # three: one more than there are graphs to validate on
+@pytest.mark.parametrize(
+    ("before", "after"), [(2, 1), pytest.param(1, 3, marks=pytest.mark.weekly)]
+)  # three: one more than there are graphs to validate on
 def test_any_number_of_ranks_continues_from_a_checkpoint_as_one_process(
     before: int, after: int, alone: Path, tmp_path: Path
 ):
@@ -119,7 +121,9 @@ def processes_of_torchrun(*run: str) -> list[Any]:
     return [started(*launch, *run, "+model.backend=segment") for _ in range(2)]
 
 
-@pytest.mark.parametrize("launcher", [slurm, torchrun, pytest.param(None, marks=pytest.mark.weekly)])
+@pytest.mark.parametrize(
+    "launcher", [torchrun, *(pytest.param(each, marks=pytest.mark.weekly) for each in (slurm, None))]
+)
 def test_processes_of_a_launcher_leave_one_folder(launcher: Any, alone: Path, tmp_path: Path):
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # torchrun's
     machines = [] if launcher is slurm else ["trainer.devices=1", "+trainer.num_nodes=2"]

@@ -1406,7 +1406,13 @@ def test_signal_before_the_training_ends_it_with_one_line(
 
 @pytest.mark.kernels
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
-@pytest.mark.parametrize(("number", "seeds"), [(signal.SIGINT, 1), (signal.SIGTERM, 3)], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    ("number", "seeds"),
+    [
+        pytest.param(signal.SIGINT, 1, id="SIGINT", marks=pytest.mark.weekly),
+        pytest.param(signal.SIGTERM, 3, id="SIGTERM"),
+    ],
+)
 def test_signal_writes_a_checkpoint(command: Command, number: signal.Signals, seeds: int):
     many = ("training.max_epochs=60", "training.lr=0.02", f"runs={seeds}")  # over in less than checkpoint_every
     command(*many, "outputs=whole")
@@ -1775,7 +1781,7 @@ def left_behind(place: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("job", "ends"),
     [
-        ((), False),
+        pytest.param((), False, marks=pytest.mark.weekly),
         pytest.param((), True, marks=pytest.mark.weekly),
         pytest.param(("runs=2",), False, marks=pytest.mark.weekly),
         (("methods=mlp", "datasets=digits", "runs=1"), False),

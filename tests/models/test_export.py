@@ -21,7 +21,9 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return export
 
 
-@pytest.mark.parametrize("form", [".pt2 without gat_pyg", "ONNX, dynamo=True", "ONNX, dynamo=False"])
+@pytest.mark.parametrize(
+    "form", [".pt2 without gat_pyg", "ONNX, dynamo=True", pytest.param("ONNX, dynamo=False", marks=pytest.mark.weekly)]
+)
 @pytest.mark.parametrize("model", ["GAT", pytest.param("GATv2Conv", marks=pytest.mark.weekly)])
 def test_an_exported_model_computes_other_graphs(bench: ModuleType, model: str, form: str) -> None:
     pairs = bench.outputs(model, form, count=4)

@@ -189,6 +189,7 @@ gat_pyg.run.main()
 """
 
 
+@pytest.mark.weekly
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits the memory as Linux counts it")
 def test_features_that_exceed_the_memory_stay_on_disk(tmp_path: Path):
     N, F, room = 50_000, 4000, 500 * 2**20  # 763 MiB of features; torch's own buffers need some hundred
