@@ -1484,11 +1484,22 @@ def test_a_stacked_sweep_leaves_what_its_jobs_leave_alone_also_if_it_is_killed_a
         with suppress(Killed):
             command(*SWEEP, *QUICK, "outputs=killed", STACKED)
     del passes[:]
-    for _ in range(2):
-        more = ("training.lr=0.05,0.02,0.01", "outputs=killed", "ckpt_path=last")
-        output = command(*SWEEP, *QUICK, *more, STACKED)
-        assert passes == [[0], [0, 0], [0]]  # of the first shape, and of the other, whose interrupted stack is first
-    assert output.count("seed 0: 4 epochs") == 6
+    more = (*SWEEP, *QUICK, "training.lr=0.01,0.02,0.05", "outputs=killed", "ckpt_path=last", STACKED)
+    written: list[None] = []
+    write = gat_pyg.experiments.together.write_outputs
+
+    def dies_between(*arguments: Any) -> None:
+        written.append(None)
+        if len(written) == 3:  # after the result of the first shape's new job and one of the resumed stack
+            raise Killed
+        write(*arguments)
+
+    with monkeypatch.context() as patch, suppress(Killed):
+        patch.setattr(gat_pyg.experiments.together, "write_outputs", dies_between)
+        command(*more)
+    output = command(*more)
+    assert passes == [[0], [0, 0], [0, 0], [0]]  # the interrupted stack is first, in its own order
+    assert output.count("seed 0: 4 epochs") == 2 + 3 + 6  # the first two commands printed those of the first shape
     killed = jobs_in("killed")
     for key, folder in one.items():
         assert (folder / "metrics.csv").read_text() == (killed[key] / "metrics.csv").read_text()

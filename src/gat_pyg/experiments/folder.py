@@ -381,12 +381,12 @@ def finished(folder: Path, results: str) -> Result | None:
         ) from error
     if is_first():
         append(result, results)
-        remove_checkpoints(folder)
+        (folder / CHECKPOINT).unlink(missing_ok=True)  # that of a stack is also of other runs
     return result
 
 
 def remove_checkpoints(folder: Path) -> None:
-    """Remove the checkpoints of a finished job or run."""
+    """Remove the checkpoints of a finished job."""
     for pattern in (CHECKPOINT, f"[0-9]*.{CHECKPOINT}"):  # the second: one for each of several devices
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)

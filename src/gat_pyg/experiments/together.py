@@ -195,9 +195,9 @@ def one_share(place: Place, jobs: Sequence[Job], task: Task, plan: StackPlan) ->
     interrupted = _interrupted(place, jobs, runs) if settings.ckpt_path == "last" else []
 
     def some_or_interrupted(some: list[Run]) -> None:
-        checkpoint, some = interrupted.pop(0) if interrupted else (None, some)
+        checkpoint, some, order = interrupted.pop(0) if interrupted else (None, some, settings.seed)
         path = place.checkpoint(some[0].job)
-        one_pass(some, task, plan, place, path, checkpoint, settings.seed)
+        one_pass(some, task, plan, place, path, checkpoint, order)
         trained.update(run.folder for run in some)
         path.unlink(missing_ok=True)
 
@@ -205,42 +205,47 @@ def one_share(place: Place, jobs: Sequence[Job], task: Task, plan: StackPlan) ->
         in_passes(left, size, some_or_interrupted)
 
 
-def _interrupted(place: Place, jobs: Sequence[Job], runs: Sequence[Run]) -> list[tuple[Path, list[Run]]]:
-    """Return the checkpoints of passes without all results, each with the pass's runs: a smaller stack rounds anew."""
+def _interrupted(place: Place, jobs: Sequence[Job], runs: Sequence[Run]) -> list[tuple[Path, list[Run], int]]:
+    """Return the checkpoints of passes without all results, each with the pass's runs and the order of its batches.
+
+    A pass is resumed only with all its runs, since a smaller stack rounds differently.
+    """
     passes, limit = [], jobs[0].settings.seeds_per_pass
+    by_folder = {run.folder: run for run in runs}
     for path in (place.checkpoint(job) for job in jobs):
         if not path.is_file():
             continue
-        folders = Pass.folders(path)
-        its = [run for run in runs if run.folder in folders]
+        folders, order = Pass.recorded(path)
+        its = [by_folder[folder] for folder in folders if folder in by_folder]
         is_whole = len(its) == len(folders) and (limit == "auto" or len(its) <= limit)
         if is_whole and not all(run.is_finished for run in its):
-            passes.append((path, its))
+            passes.append((path, its, order))
     return passes
 
 
 class Pass(Callback):
-    """The runs of a pass, which its checkpoint records.
+    """The runs of a pass and the seed `order` of its batches, which its checkpoint records.
 
     The last checkpoint is written before the results of the runs, which are written one after the other.
     """
 
-    def __init__(self, runs: Sequence[Run], checkpoint: Path) -> None:
-        self.runs, self.checkpoint = runs, checkpoint
+    def __init__(self, runs: Sequence[Run], checkpoint: Path, order: int) -> None:
+        self.runs, self.checkpoint, self.order = runs, checkpoint, order
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the last checkpoint."""
         trainer.save_checkpoint(self.checkpoint)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the folders of the runs, relative to that of the checkpoint."""
-        return {"folders": [os.path.relpath(run.folder, self.checkpoint.parent) for run in self.runs]}
+        """Return the folders of the runs, relative to that of the checkpoint, and the order of the batches."""
+        folders = [os.path.relpath(run.folder, self.checkpoint.parent) for run in self.runs]
+        return {"folders": folders, "order": self.order}
 
     @classmethod
-    def folders(cls, checkpoint: Path) -> set[Path]:
-        """Return the folders of the runs of the pass that wrote a checkpoint."""
-        relative = SafeCheckpoints().load_checkpoint(checkpoint)["callbacks"][cls.__name__]["folders"]
-        return {Path(os.path.normpath(checkpoint.parent / folder)) for folder in relative}
+    def recorded(cls, checkpoint: Path) -> tuple[list[Path], int]:
+        """Return the folders of the runs of the pass that wrote a checkpoint, and the order of its batches."""
+        state = SafeCheckpoints().load_checkpoint(checkpoint)["callbacks"][cls.__name__]
+        return [Path(os.path.normpath(checkpoint.parent / folder)) for folder in state["folders"]], state["order"]
 
 
 def one_pass(
@@ -264,7 +269,7 @@ def one_pass(
     training, models = settings.training, [each.model for each in built]
     tasks = {run.job.folder: with_loss(task, run.settings) for run in runs}
     stopping = EachStopping([_member(run, tasks[run.job.folder]) for run in runs])
-    pruning = _pruning(runs, list(stopping.rules.values()))
+    last = [_pruning(runs, list(stopping.rules.values())), Pass(runs, path, order)]
     single = {"strategy": "auto", "devices": [place.device.index] if place.device.index else 1}
     changes = single if place.world > 1 else {}
     with suited_threads(elements(task, training.batch_size, models)):
@@ -272,7 +277,7 @@ def one_pass(
             models,
             TaskData(task, training.batch_size, order, plan.sparse),
             lambda callbacks: build_trainer(
-                settings.trainer, settings.logger, path.parent, [*callbacks, pruning, Pass(runs, path)], **changes
+                settings.trainer, settings.logger, path.parent, [*callbacks, *last], **changes
             ),
             stopping,
             Resumable(path, settings.seed, settings.checkpoint_every),
