@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..training.optimisation import Optimisation, Schedule, _called, _sets
 
-FUSED = (optim.Adam, optim.AdamW, optim.SGD, optim.Adagrad)
+FUSED = (optim.Adam, optim.AdamW, optim.SGD)  # on a CPU and on CUDA, in all supported versions of torch
 
 
 class Optimizers:
