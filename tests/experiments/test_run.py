@@ -953,6 +953,8 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
             r"training\.batch_size has no effect: digits is one graph, .* or choose loader=neig",
         ),
         (["split.val=10"], r"split\.val has no effect: digits has a split of its own\. Leave it out\."),
+        (["scheduler.patience=5"], r"scheduler\.patience has no effect: there is no scheduler\. Choose one of"),
+        (["encoding.k=5"], r"encoding\.k has no effect: there is no encoding\. Choose one of conf/encoding"),
         (["split.folds=10"], r"split\.folds has no effect: digits has a split of its own\. Leave it out\."),
         (["split.fold=1"], r"split\.fold has no effect: digits has a split of its own\. Leave it out\."),
         (

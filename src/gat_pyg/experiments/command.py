@@ -55,7 +55,7 @@ def without_recipes(arguments: Sequence[str]) -> list[str]:
 SWITCHES = ("-m", "--multirun", "-r", "--run", "--resolve")  # Hydra's options without a value
 
 
-ADDED = ("model.", "dataset.", "optimizer.", "scheduler.")
+ADDED = ("model.", "dataset.", "encoding.", "optimizer.", "scheduler.")  # beginnings of the settings of a class
 
 
 def translated(arguments: Sequence[str]) -> list[str]:

@@ -48,6 +48,9 @@ def _unused(settings: Settings, task: Task) -> Iterator[tuple[str, str]]:
     if settings.optimisation.lasts_until_the_end and settings.max_epochs >= UNLIMITED:
         reason = f"the learning rate falls over training.max_epochs={settings.max_epochs}."
         yield "scheduler", f"{reason} Set training.max_epochs to the last epoch."
+    for factory in (settings.encoding, settings.scheduler):
+        reason = f"there is no {factory.group}. Choose one of conf/{factory.group}, as in {factory.group}=NAME."
+        yield from ((f"{factory.group}.{key}", reason) for key in factory.arguments if factory.target is None)
     if hasattr(settings.model.locate(), "fit"):
         yield "loss", f"{settings.model.method} has a loss of its own. Leave it out."
     if not task.objective.has_pairs:
