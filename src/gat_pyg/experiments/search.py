@@ -36,7 +36,7 @@ from .sweep import BestSettings, Setting
 TRIALS = "trials.log"  # in the folder of a study: all changes of its trials, one in a line
 WORKER, SETTING, ERROR = "worker", "setting", "error"  # attributes of a trial
 
-ENDED = (PrunedError, DivergedError)  # of trainings that ended early: their trials are the worst
+ENDED = (PrunedError, DivergedError)  # errors of trainings that ended early, whose trials count as pruned
 Space = Mapping[str, BaseDistribution]
 
 
@@ -73,8 +73,8 @@ class Search:
         parsed = OverridesParser.create(context.config_loader).parse_overrides(
             [*(f"{name}={values}" for name, values in self.params.items()), *arguments]
         )
-        space = {one.get_key_element(): distribution(one) for one in parsed if one.is_sweep_override()}
-        fixed = [str(one.input_line) for one in parsed if one.get_key_element() not in space]
+        space = {each.get_key_element(): distribution(each) for each in parsed if each.is_sweep_override()}
+        fixed = [str(each.input_line) for each in parsed if each.get_key_element() not in space]
         sweep = Path(config.hydra.sweep.dir)
         sweep.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(config, sweep / SWEEP)
@@ -136,13 +136,13 @@ class Search:
                 returns = launcher.launch([*jobs], initial_job_idx=index)
             index += len(jobs)
             values = [job._return_value for job in returns]
-            errors = [one for one in values if isinstance(one, Exception) and not isinstance(one, ENDED)]
+            errors = [value for value in values if isinstance(value, Exception) and not isinstance(value, ENDED)]
             for error in errors:
                 if isinstance(error, OSError):  # such as a full disk: the same command tries these trials again
                     raise error
             for same, job in zip(jobs.values(), returns, strict=True):
                 worker.tell(same, job)
-            if number := sum(isinstance(one, PrunedError) for one in values):
+            if number := sum(isinstance(value, PrunedError) for value in values):
                 print(f"{number} of {len(jobs)} trainings were pruned", flush=True)
             unknown = [error for error in errors if message(error) is None]
             if len(errors) == len(jobs) and (unknown or not worker.trials(TrialState.COMPLETE)):
@@ -193,12 +193,12 @@ class Worker:
             running = self.trials(TrialState.RUNNING)
             owners = dict.fromkeys(trial.user_attrs.get(WORKER) for trial in running)
             dead = [owner for owner in owners if self._is_dead(owner)][:1]
-            left = [trial for trial in running if trial.user_attrs.get(WORKER) in dead][: search.n_jobs]
-            count = len(self.study.trials)
+            ids = [(trial.number, trial._trial_id) for trial in running if trial.user_attrs.get(WORKER) in dead]
+            left, count = dict(ids[: search.n_jobs]), len(self.study.trials)
             trials = []
-            for one in left or range(count, min(count + search.n_jobs, search.n_trials)):
-                self.study.sampler = search.new_sampler(one if isinstance(one, int) else one.number)
-                trial = self.study.ask() if isinstance(one, int) else Trial(self.study, one._trial_id)
+            for number in left or range(count, min(count + search.n_jobs, search.n_trials)):
+                self.study.sampler = search.new_sampler(number)
+                trial = Trial(self.study, left[number]) if left else self.study.ask()
                 for name, values in space.items():
                     trial._suggest(name, values)
                 trial.set_user_attr(WORKER, self.name)
@@ -225,8 +225,11 @@ class Worker:
             if setting is not None:
                 trial.set_user_attr(SETTING, setting._asdict())
             if job.status == JobStatus.FAILED:
-                trial.set_user_attr(ERROR, message(value) or repr(value))
-                self.study.tell(trial, state=TrialState.PRUNED if isinstance(value, ENDED) else TrialState.FAIL)
+                text, ended = message(value) or repr(value), isinstance(value, ENDED)
+                if not ended:
+                    print(f"Trial {trial.number + 1} failed: {text}", flush=True)
+                trial.set_user_attr(ERROR, text)
+                self.study.tell(trial, state=TrialState.PRUNED if ended else TrialState.FAIL)
             else:
                 self.study.tell(trial, value)
 
