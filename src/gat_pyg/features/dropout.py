@@ -32,7 +32,10 @@ def dropout(x: Tensor, p: float | Tensor, training: bool = True) -> Tensor:
         return SparseFeatures(x).dropped(p)
     if not is_traced(x):
         return drop(x, p)
-    if not isinstance(p, Tensor):
-        return F.dropout(x, p)
-    kept = torch.rand_like(x) >= p
+    return dropout_of_torch(x, p) if isinstance(p, Tensor) else F.dropout(x, p)
+
+
+def dropout_of_torch(x: Tensor, p: Tensor) -> Tensor:
+    """Return x with dropout drawn by torch's generator, whose own function takes no tensor p."""
+    kept = torch.rand_like(x, dtype=p.dtype) >= p
     return x * (kept / (1.0 - p).clamp(min=torch.finfo(p.dtype).tiny)).to(x.dtype)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.overrides import TorchFunctionMode
 
+from ..features.dropout import dropout_of_torch
 from ..tasks.model import members
 
 
@@ -210,10 +211,7 @@ class _Dropout(TorchFunctionMode):
         if func is not F.dropout or not isinstance(p := options.get("p"), Tensor):
             return func(*args, **options)
         (x,) = args
-        if not options.get("training", True):
-            return x
-        kept = torch.rand_like(x, dtype=p.dtype) >= p
-        return x * (kept / (1.0 - p).clamp(min=torch.finfo(p.dtype).tiny)).to(x.dtype)
+        return dropout_of_torch(x, p) if options.get("training", True) else x
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
