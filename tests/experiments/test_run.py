@@ -633,7 +633,7 @@ def test_reasons_for_sequential_training_are_printed(command: Command, monkeypat
     assert says() == says("vectorize=off") == ""
     with monkeypatch.context() as patch:
         patch.setattr(gat_pyg.seeds.planning, "CPU_BUDGET", 1)
-        small = r"digits: 2 runs one by one, since a seed takes \d+ MiB, and only one fits in memory at a time"
+        small = r"digits: 2 runs one by one, since a run takes \d+ MiB, and only one fits in memory at a time"
         assert re.fullmatch(small, says())
     many = ("dataset=planted", "dataset.graphs=6")
     assert says(*many) == "planted: 2 runs as one, on the same batches of graphs, in the order of seed 0"
@@ -1642,7 +1642,7 @@ def test_memory_that_does_not_suffice_is_shared_by_fewer_seeds(command: Command,
     monkeypatch.setattr(gat_pyg.seeds.planning, "rank_zero_print", output.append)
     command(*SMALL, "runs=5", "training.max_epochs=2")
     assert passes == [[0, 1, 2, 3, 4], [0, 1, 2], [0, 1], [2, 3], [4]]
-    assert output == [f"Memory does not suffice for {n} seeds at once: going on with {m}" for n, m in ((5, 3), (3, 2))]
+    assert output == [f"Memory does not suffice for {n} runs at once: going on with {m}" for n, m in ((5, 3), (3, 2))]
     assert len(read("outputs/results.jsonl")) == 5
 
 

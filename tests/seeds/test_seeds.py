@@ -780,7 +780,7 @@ def test_where_memory_runs_out_half_as_many_go_on(capsys: pytest.CaptureFixture[
     in_passes(lambda: [seed for seed in range(7) if seed not in done], 7, one_pass)
     assert done == list(range(7)) and sizes == [7, 4, 2, 2, 2, 1]
     lines = capsys.readouterr().err.splitlines()
-    assert lines == [f"Memory does not suffice for {n} seeds at once: going on with {m}" for n, m in ((7, 4), (4, 2))]
+    assert lines == [f"Memory does not suffice for {n} runs at once: going on with {m}" for n, m in ((7, 4), (4, 2))]
 
 
 def test_other_errors_and_a_single_seeds_memory_are_raised():

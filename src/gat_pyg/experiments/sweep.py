@@ -7,7 +7,7 @@ import shlex
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
@@ -38,9 +38,8 @@ class Setting(NamedTuple):
         """Return the settings of a job; None for a table, or if the job failed."""
         if job.status == JobStatus.FAILED:
             return None
-        config: Any = job.cfg
-        around: Any = job.hydra_cfg
-        settings, hydra = Settings.parse(config), around.hydra
+        config, hydra_config = cast(Any, job.cfg), cast(Any, job.hydra_cfg)
+        settings, hydra = Settings.parse(config), hydra_config.hydra
         if settings.is_table:
             return None
         overrides = [_as_typed(text) for text in hydra.overrides.task]
@@ -105,11 +104,11 @@ def best_settings(settings: Iterable[Setting]) -> str:
 
 
 def _ranked(by_hash: dict[str, Setting], results: Sequence[Result]) -> str:
-    found: dict[str, dict[tuple[int, int], Result]] = {}
+    runs_of: dict[str, dict[tuple[int, int], Result]] = {}
     for result in results:  # of several runs of one seed, the last
         if result.config_hash in by_hash and result.data == by_hash[result.config_hash].data:
-            found.setdefault(result.config_hash, {})[result.split, result.seed] = result
-    candidates = [Candidate(by_hash[key], [*runs.values()]) for key, runs in found.items()]
+            runs_of.setdefault(result.config_hash, {})[result.split, result.seed] = result
+    candidates = [Candidate(by_hash[key], [*runs.values()]) for key, runs in runs_of.items()]
     candidates = sorted(candidates, key=lambda candidate: -candidate.quality)
     if len(candidates) < 2 or len({candidate.results[0].metric for candidate in candidates}) > 1:
         return ""
@@ -147,8 +146,8 @@ def _comparison(candidates: Sequence[Candidate], changes: Callable[[Candidate], 
     """Return the command that trains several settings as a table, with seeds that the sweep did not use."""
     best, methods = candidates[0], []
     for candidate in candidates:
-        own = [text for text in changes(candidate) if not names_of([text]) & {"model"}]
-        methods.append("'" + " ".join([candidate.setting.model, *own]).replace("'", "\\'") + "'")
+        others = [text for text in changes(candidate) if not names_of([text]) & {"model"}]
+        methods.append("'" + " ".join([candidate.setting.model, *others]).replace("'", "\\'") + "'")
     different = {text for candidate in candidates for text in changes(candidate)}
     common = [text for text in best.setting.overrides if not names_of([text]) & {*REPEATED, "model", "dataset"}]
     table = [f"methods=[{','.join(methods)}]", f"datasets=[{best.setting.dataset}]"]

@@ -146,7 +146,7 @@ def _planned(job: Job, count: int, left: Sequence[Run], task: Task) -> tuple[Tra
     if isinstance(plan, str):
         return trainer, plan
     if settings.vectorize == settings.seeds_per_pass == "auto" and plan.memory.seeds(device, count) == 1:
-        return trainer, f"a seed takes {plan.memory.bytes_per_seed >> 20} MiB, and only one fits in memory at a time"
+        return trainer, f"a run takes {plan.memory.bytes_per_seed >> 20} MiB, and only one fits in memory at a time"
     return trainer, plan
 
 
@@ -310,7 +310,7 @@ def _pruning(runs: Sequence[Run], rules: Sequence[PaperStopping]) -> Pruning:
 
 
 def _settings_obstacle(settings: Settings, task: Task) -> str | None:
-    """Return the setting that prevents training seeds as one, or None."""
+    """Return the setting that prevents training runs as one, or None."""
     if task.has_many_graphs and settings.training.cuda_graphs is True:
         return f"training.cuda_graphs is true, and {task.name} has many graphs"
     if settings.training.compile:
@@ -325,8 +325,8 @@ def _settings_obstacle(settings: Settings, task: Task) -> str | None:
 
 
 def _devices_obstacle(trainer: Trainer) -> str | None:
-    """Return the reason that the trainer's devices cannot share the seeds, or None."""
+    """Return the reason that the trainer's devices cannot share the runs, or None."""
     cluster = getattr(trainer.strategy, "cluster_environment", None)
     if trainer.num_nodes > 1 or (cluster is not None and cluster.creates_processes_externally):
-        return "its processes were started from outside, and seeds are divided among those of one machine"
+        return "its processes were started from outside, and runs are divided among those of one machine"
     return None

@@ -33,7 +33,7 @@ class StackOfSeeds(Supervised):
     Each model has a `Member`, with its seed, and settings that may differ from those of the others. The optimizers are
     elementwise, so each model takes the same steps as when it is trained alone. This includes the dropout of gat_pyg's
     layers, which depends on the member's seed and the epoch. `F.dropout` in other layers draws the masks of all models
-    at once from the first seed: they differ from model to model, and depend on its row in the stack.
+    at once from the first seed: the masks differ from model to model, and depend on the row of the model.
 
     Members with the same settings of the optimizer are neighbours in the stack, and share an optimizer. `rows` are the
     numbers of the members in the rows; `metrics` are the results of the last validation or test, one entry per row.

@@ -1,4 +1,4 @@
-"""The plan for a stack: a trial of two models, the memory of a seed, and passes that fit in memory."""
+"""The plan for a stack: a trial of a few models, the memory of each, and passes that fit in memory."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def trial(
                         module._counts(data, split)
     except Exception as error:
         if out_of_memory(error):
-            return MemoryEstimate(f"memory does not suffice for {len(models)} seeds")
+            return MemoryEstimate(f"memory does not suffice for {len(models)} models")
         return MemoryEstimate(_vmap_failed(error))
     weights = sum(value.nbytes for value in module.model.weights().values())
     # The parameters, Adam's two moments and the best weights.
@@ -171,16 +171,16 @@ def _largest_batch(task: Task, batch_size: int, sparse: bool) -> Data:
 
 
 def in_passes(left: Callable[[], Sequence[T]], size: int, one_pass: Callable[[list[T]], object]) -> None:
-    """Call `one_pass(seeds)` with `size` seeds at a time until `left()` returns none.
+    """Call `one_pass(runs)` with `size` runs at a time until `left()` returns none.
 
     If memory runs out, print a message and continue with half as many. Other errors of `one_pass` are raised.
     """
-    while seeds := list(left())[:size]:
+    while runs := list(left())[:size]:
         try:
-            one_pass(seeds)
+            one_pass(runs)
         except Exception as error:
-            if len(seeds) == 1 or not out_of_memory(error):
+            if len(runs) == 1 or not out_of_memory(error):
                 raise
-            size = -(-len(seeds) // 2)
-            rank_zero_print(f"Memory does not suffice for {len(seeds)} seeds at once: going on with {size}")
+            size = -(-len(runs) // 2)
+            rank_zero_print(f"Memory does not suffice for {len(runs)} runs at once: going on with {size}")
         gc.collect()  # a trainer and its module refer to each other, and so keep their memory

@@ -36,7 +36,7 @@ class PaperStopping(Callback):
     finite either, no later step can repair them, and training stops at once.
 
     With `patience=None`, training does not stop early, and ends with the best epoch. Of epochs that tie, this is the
-    last one, as with a patience; codes that compare by `>` keep the first.
+    last one, as with a patience; code that compares by `>` keeps the first.
 
     Raises ValueError for a patience below 1 or an unknown criterion.
 
