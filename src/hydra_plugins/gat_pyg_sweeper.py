@@ -5,9 +5,11 @@ Every command of Hydra imports this file as it starts, so it imports neither tor
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
@@ -28,6 +30,10 @@ class OptunaSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the trials of a study."""
+        if find_spec("optuna") is None:
+            raise HydraException(
+                "hydra/sweeper=optuna needs a package that is not installed. Run: python -m pip install optuna"
+            )
         from gat_pyg.experiments.search import Search
 
         assert self.config is not None  # by `setup`

@@ -432,13 +432,16 @@ class Settings:
                 raise ValueError(f"{name} is set by the command. {advice}")
         if self.training.gradient_clip_val is not None and self.trainer.get("gradient_clip_val") is not None:
             raise ValueError("trainer.gradient_clip_val clips too. Leave it out, and use training.gradient_clip_val.")
-        if self.training.patience is None and self.max_epochs >= UNLIMITED:
-            raise ValueError(
-                f"training.patience is null, so training ends after training.max_epochs={self.max_epochs}. Set "
-                "training.max_epochs to the last epoch."
-            )
         weights = [nn.Parameter(zeros(1, 1))]
         self.optimisation.configure(weights, weights, self.max_epochs)
+        if self.max_epochs >= UNLIMITED and (self.training.patience is None or self.scheduler.target is not None):
+            reason = "training.patience is null"
+            if self.scheduler.target is not None:  # each tiny step lowers the validation loss a little, or ties
+                reason = "with a scheduler, steps become so small that patience may never run out"
+            raise ValueError(
+                f"{reason}, so training ends after training.max_epochs={self.max_epochs}. Set training.max_epochs to "
+                "the last epoch."
+            )
 
     @property
     def max_epochs(self) -> int:

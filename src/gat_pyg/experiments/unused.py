@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from ..tasks.task import Task
 from .build import with_output_layer
 from .hashing import DATA, flattened
-from .settings import UNLIMITED, Settings
+from .settings import Settings
 
 
 def check_effects(settings: Settings, task: Task) -> None:
@@ -45,9 +45,6 @@ def _unused(settings: Settings, task: Task) -> Iterator[tuple[str, str]]:
     for key, values in with_output_layer(settings.model).items():
         reason = f"the last entry, {values[-1]}, is for an output layer, which a network with jk, head_layers or this"
         yield f"model.{key}", f"{reason} readout lacks. Leave the entry out."
-    if settings.optimisation.lasts_until_the_end and settings.max_epochs >= UNLIMITED:
-        reason = f"the learning rate falls over training.max_epochs={settings.max_epochs}."
-        yield "scheduler", f"{reason} Set training.max_epochs to the last epoch."
     for factory in (settings.encoding, settings.scheduler):
         reason = f"there is no {factory.group}. Choose one of conf/{factory.group}, as in {factory.group}=NAME."
         yield from ((f"{factory.group}.{key}", reason) for key in factory.arguments if factory.target is None)
