@@ -1,8 +1,9 @@
-"""Files: atomic writes, appends, locks, errors of a full disk, and the encoding of stdout."""
+"""Files: atomic writes, appends, locks, errors of a full disk, the encoding of stdout, and the packages that read."""
 
 from __future__ import annotations
 
 import errno
+import importlib
 import io
 import os
 import sys
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from filelock import lock_descriptor
 
@@ -26,6 +28,23 @@ def print_any_text() -> None:
     """Let stdout replace characters that its encoding lacks, as ± in ASCII, instead of ending a finished run."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+
+
+def needs(package: str, extra: str) -> Any:
+    """Import and return a package of one of gat_pyg's extras.
+
+    >>> needs("json", "tables").loads("[1]")
+    [1]
+
+    Raises an ImportError with the install line if it is missing.
+    """
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"This needs {package.partition('.')[0]}, which is not installed. Run: python -m pip install "
+            f"'gat_pyg[{extra}]'"
+        ) from error
 
 
 def add(descriptor: int, data: bytes, path: Path, sync: bool = False) -> None:

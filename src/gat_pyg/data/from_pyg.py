@@ -81,7 +81,7 @@ def from_file(
         graphs = graphs_in(content, path, task != LINKS)
         result = from_dataset(graphs, path.stem, per_class, val, test, seed, split, folds, fold, task=task)
         check_classes(result)
-        return result
+        return result.read_from({"_target_": "gat_pyg.data.from_file", "path": str(path)})
     except ValueError as error:
         raise ValueError(f"{path}{str(error).removeprefix(path.stem)}") from error
 
@@ -149,7 +149,7 @@ def from_dataset(
     name = name or name_of(type(dataset).__name__, getattr(dataset, "name", None))
     if task not in (None, *TASKS):
         raise ValueError(f"{name}: task is {task!r}, expected None or one of {', '.join(TASKS)}.")
-    raw = _parts(dataset, task, name)
+    raw = split_graphs(dataset, task, name)
     if not any(raw):
         raise ValueError(f"{name} has no graph, expected at least one.")
     warn_if_rounded(list(chain(*raw)), name)
@@ -233,7 +233,7 @@ def name_of(kind: str, name: Any = None) -> str:
     return re.sub(r"[\W_]+", "-", text).strip("-").lower()
 
 
-def _parts(dataset: Any, task: str | None, name: str) -> list[list[Any]]:
+def split_graphs(dataset: Any, task: str | None, name: str) -> list[list[Any]]:
     """Return one list of graphs, or three if the data set is split; a union of graphs is divided into them."""
     if isinstance(dataset, Mapping) and set(dataset) != set(SPLITS):
         raise ValueError(f"{name} is a mapping of {', '.join(map(str, dataset))}, expected train, val and test.")

@@ -195,8 +195,9 @@ def _train_group(jobs: Sequence[Job], data: Task) -> dict[Path, float | Exceptio
     }
     jobs = [job for job in jobs if job.folder not in scores]
     if jobs and jobs[0].settings.cell is None:
-        if text := split_line(data, jobs[0].settings.split):
-            rank_zero_print(text)
+        for text in (*data.notes, split_line(data, jobs[0].settings.split)):
+            if text:
+                rank_zero_print(text)
         if text := rare_line(with_loss(data, jobs[0].settings)):
             rank_zero_warn(text)
     with _resumable(jobs):

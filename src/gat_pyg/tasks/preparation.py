@@ -78,6 +78,7 @@ class Preparation(BaseTransform):  # type: ignore[misc]
     row_sum: tuple[float, float] | None = None  # 1 % and 99 % quantiles of the training rows' absolute sums
     num_nodes: int | None = None  # N, if the only feature is the id of a node
     encoding: Mapping[str, Any] | None = None  # the name of the class, an `Encoding`, and its arguments
+    source: Mapping[str, Any] | None = None  # how files of the data are read: see `gat_pyg.data.rows.read_rows`
 
     @property
     def num_encodings(self) -> int:

@@ -59,6 +59,8 @@ class Task:
     # Arguments of `from_dataset` on which the split depends: () if the data have a split, None if unknown
     split_arguments: tuple[str, ...] | None = field(default=None, repr=False)
     graph_names: InitVar[Mapping[int, str]] = MappingProxyType({})  # for messages, by id(graph)
+    source: Mapping[str, Any] | None = field(default=None, repr=False)  # as in Preparation
+    notes: tuple[str, ...] = field(default=(), repr=False)  # on how the data were read, which the command prints
     encoding: Mapping[str, Any] | None = field(default=None, init=False, repr=False)  # as in Preparation
 
     @cached_property
@@ -78,6 +80,7 @@ class Task:
             row_sum=row_range(features),
             num_nodes=len(features[0]) if not self.has_many_graphs and has_ids(features[0]) else None,
             encoding=self.encoding,
+            source=self.source,
         )
 
     @cached_property
@@ -163,6 +166,10 @@ class Task:
         except ValueError as error:
             raise ValueError(f"{self.name}: {error}") from None
         return self._with(objective=objective)
+
+    def read_from(self, source: Mapping[str, Any]) -> Task:
+        """Return the same task with a description of its files, by which `read_rows` reads others."""
+        return self._with(source=source)
 
     def encoded_by(self, encoding: Mapping[str, Any], graphs: Mapping[int, Data]) -> Task:
         """Return the same task with the encoded graphs, by the `id` of each graph: see `gat_pyg.data.encoded`."""
