@@ -22,6 +22,7 @@ from .detection import graph_names, labelled, objective_class, plain, tidy, warn
 from .formats import graphs_in, read
 from .keys import UNION, warn_of_unread
 from .links import link_task
+from .series import graphs_of_series, is_series, the_graph
 from .splits import (
     add_masks,
     check_classes,
@@ -114,6 +115,10 @@ def from_dataset(
     file of folds, in the format of Errica et al. (`gat_pyg.data.splits.read_folds`). Other data cannot be divided into
     folds.
 
+    With x [T, N, F], the graph is a series of T steps with the same edges, each a graph (`graphs_of_series`): `y` is
+    [T, N] or [T, N, K] for nodes, [T] or [T, K] for steps. The first steps are for training, the next `val` for
+    validation and the last `test` for the test, 20 % each by default. Masks [T] of the steps are kept.
+
     Labels of edges are `edge_label` [M] or [M, K] of the pairs `edge_label_index` [2, M], by default `edge_index`, or
     `y` [E] if E is not N. They are read if there is no `y`, or by `task`. The features of labelled edges become
     `edge_label_attr` [M, D], for the decoder. Missing masks [M] of a single graph are drawn: `val` and `test` links,
@@ -162,7 +167,7 @@ def from_dataset(
         )
     raw = labelled(raw, task, name)
     where, every = list(chain(*graph_names(raw, name))), list(chain(*raw))
-    is_single = len(raw) == len(every) == 1
+    is_single, in_time = len(raw) == len(every) == 1, is_series(the_graph(dataset))
     masks = masked_graphs(every, split, name) if len(raw) == 1 and not is_single else None
     count = masks[1] if masks is not None else num_splits(every[0], name) if is_single else 1
     kind = objective_class(every, task)
@@ -177,8 +182,8 @@ def from_dataset(
         tensor.size(-1) if tensor is not None and tensor.dim() else 1 for tensor in (every[0].x, every[0].edge_attr)
     )
     edge_dim = D if every[0].edge_attr is not None else None
-    if folds is not None and (len(raw) == 3 or is_single or masks is not None):
-        reason = "is a single graph" if is_single else "is split already"
+    if folds is not None and (len(raw) == 3 or is_single or in_time or masks is not None):
+        reason = "is a single graph" if is_single else "is a series" if in_time else "is split already"
         raise ValueError(
             f"{name}: folds={folds} divides a list of graphs with one label each, but this {reason}. Leave out folds "
             "(split.folds in the command)."
@@ -200,7 +205,8 @@ def from_dataset(
     elif masks is not None or of_ogb is not None:
         parts = chosen_graphs(every, masks[0] if masks is not None else cast(Any, of_ogb)())
     else:
-        parts, drawn = draw_graphs(every, val, test, seed, name), ("val", "test", "seed")
+        parts = draw_graphs(every, val, test, None if in_time else seed, name)
+        drawn = ("val", "test") if in_time else ("val", "test", "seed")
     names, described = _class_names(dataset, objective.out_channels), tuple(transforms)
     train_graphs, val_graphs, test_graphs = parts
     named = {id(data): place for data, place in zip(every, where, strict=True)}
@@ -234,7 +240,7 @@ def name_of(kind: str, name: Any = None) -> str:
 
 
 def split_graphs(dataset: Any, task: str | None, name: str) -> list[list[Any]]:
-    """Return one list of graphs, or three if the data set is split; a union of graphs is divided into them."""
+    """Return one list of graphs, or three if the data set is split; unions of graphs and series are divided."""
     if isinstance(dataset, Mapping) and set(dataset) != set(SPLITS):
         raise ValueError(f"{name} is a mapping of {', '.join(map(str, dataset))}, expected train, val and test.")
     if isinstance(dataset, Mapping):
@@ -244,6 +250,11 @@ def split_graphs(dataset: Any, task: str | None, name: str) -> list[list[Any]]:
     raw = [_graphs(part, name) for part in parts]
     without = ("edge_label_attr",) if task == LINKS else MASKS if len(raw) == 3 else ()
     warn_of_unread([data for data in chain(*raw) if isinstance(data, Data)], name, without)
+    if len(raw) == 1 and len(raw[0]) > 1 and any(map(is_series, raw[0])):
+        raise ValueError(
+            f"{name} holds {len(raw[0])} graphs, and x of some is (T, N, F), a series. Expected one series, or a split "
+            'with one or several in each: {"train": ..., "val": ..., "test": ...}.'
+        )
     return [[graph for data in graphs for graph in _divided(data, task, name)] for graphs in raw]
 
 
@@ -274,6 +285,8 @@ def _graphs(part: Any, name: str) -> list[Any]:
 
 
 def _divided(data: Any, task: str | None, name: str) -> list[Any]:
-    """Return the graphs of a union, or the graph itself."""
+    """Return the graphs of a series or a union, or the graph itself."""
+    if is_series(data):
+        return graphs_of_series(plain(data, name), task, name)
     is_union = isinstance(data, Data) and any(key in data for key in UNION)
     return graphs_of(plain(data, name), task, name) if is_union else [data]

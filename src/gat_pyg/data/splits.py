@@ -122,8 +122,10 @@ def _draw_links(data: Data, val: int | None, test: int | None, seed: int, name: 
             data[key] = links[key][link] & any_known(data.y)
 
 
-def draw_graphs(graphs: list[Data], val: int | None, test: int | None, seed: int, name: str) -> list[list[Data]]:
+def draw_graphs(graphs: list[Data], val: int | None, test: int | None, seed: int | None, name: str) -> list[list[Data]]:
     """Draw graphs for validation and test, by default a fifth each; the others, in their order, are for training.
+
+    If `seed` is None, the graphs are steps in time: the last ones are for the test, those before it for validation.
 
     Raises:
         ValueError: if a split would be empty.
@@ -135,6 +137,9 @@ def draw_graphs(graphs: list[Data], val: int | None, test: int | None, seed: int
             f"is {len(graphs)}: at least one graph is for training. Choose val and test (split.* in the command) as "
             "numbers of graphs, or give three sets."
         )
+    if seed is None:
+        train = len(graphs) - val - test
+        return [graphs[:train], graphs[train : train + val], graphs[train + val :]]
     order = torch.randperm(len(graphs), generator=torch.Generator().manual_seed(seed)).tolist()
     splits = order[val + test :], order[:val], order[val : val + test]
     return [[graphs[i] for i in sorted(split)] for split in splits]

@@ -59,10 +59,11 @@ def sizes(task: Task) -> str:
     shared = task.shared_graph
     graphs = [data for split in splits for data in split] if shared is None else [shared]
     counts = [len(split) for split in splits] if shared is None else [len(task.labels(split)) for split in SPLITS]
+    items, predicts = f"{'graph' if shared is None else task.objective.item}s", task.objective.predicts
+    if len(graphs) > 1 and all(data.edge_index is graphs[0].edge_index for data in graphs):  # of a series
+        items, predicts, graphs = "steps", f"{predicts} in {len(graphs):,} steps", graphs[:1]
     nodes, edges = sum(data.x.size(0) for data in graphs), sum(data.edge_index.size(1) for data in graphs)
-    items = f"{'graph' if shared is None else task.objective.item}s"
     split = " / ".join(f"{count:,}" for count in counts)
-    predicts = task.objective.predicts
     if task.objective.item == "link" and shared is not None and (sides := sides_of(shared)) is not None:
         counts = [int((sides == side).sum()) for side in (0, 1)]
         predicts += f" between the {counts[0]:,} and {counts[1]:,} nodes of a bipartite graph"
@@ -76,7 +77,8 @@ def split_line(task: Task, split: Split) -> str:
         return ""
     *_, counts = sizes(task).rpartition("; ")
     choices = ", ".join(f"split.{key}" for key in unset)
-    return f"{task.name}: {counts} for training, validation and test, drawn with split.seed; or choose {choices}"
+    how = "drawn with split.seed" if "seed" in (task.split_arguments or ()) else "in this order"
+    return f"{task.name}: {counts} for training, validation and test, {how}; or choose {choices}"
 
 
 def titles(overrides: Sequence[Sequence[str]]) -> list[str]:

@@ -22,6 +22,7 @@ from torch_geometric.data import Batch, Data
 
 from ..data.batched_graphs import pointers
 from ..data.keys import UNION
+from ..data.series import graphs_of_series, is_series
 from ..files import write_whole
 from ..models.encoders import Encoded, Encoder, num_unknown
 from ..models.link_scores import LinkScores
@@ -224,7 +225,8 @@ def predict(
     A run on quantities returns these, in the unit of its training data.
 
     `data` is a graph or several as they come from their source: a list or data set of them, a `Batch`, or a `Data` with
-    `batch` `[N]`, the graph of each node. They are prepared in the same way as the run's data (`Preparation`), on the
+    `batch` `[N]`, the graph of each node. With x `[T, N, F]` it is a series of T steps on one graph, and the result is
+    [T, N, K], or [T, K] of graphs. The data are prepared in the same way as the run's data (`Preparation`), on the
     device of their features. `seed="all"` returns the mean over the seeds. The other arguments and errors are those of
     `load`. The edges are those of `edge_label_index` `[2, L]`, by default `edge_index`. If the decoder reads their
     features, pairs other than the edges need `edge_label_attr` `[L, D]`.
@@ -253,11 +255,14 @@ def predict(
     _check(graph, objective, trained.models[0])
     _warn_of_unknown_categories(graph, trained.models[0])
     predictions: Tensor = Inputs.of(trained).call(trained.to(graph.x.device), graph)
-    return predictions
+    is_of_steps = is_series(data) and objective.item != "graph"
+    return predictions.unflatten(0, (len(data.x), -1)) if is_of_steps else predictions  # type: ignore[union-attr]
 
 
 def _joined(data: Any) -> Any:
-    """Return several graphs as a batch; a `Data` with `batch` or `ptr` must be a division of its nodes."""
+    """Return several graphs, or the steps of a series, as a batch; `batch` or `ptr` must be a division of the nodes."""
+    if is_series(data):
+        data = graphs_of_series(data, None, "data")
     if isinstance(data, (list, tuple, Dataset)):
         graphs: list[Any] = list(data)  # type: ignore[arg-type]
         if not graphs or not all(isinstance(graph, Data) for graph in graphs):

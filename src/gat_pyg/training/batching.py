@@ -13,7 +13,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader as Loader
 from torch_geometric.data import Batch, Data
-from torch_geometric.loader import DataLoader, LinkLoader, NodeLoader
+from torch_geometric.loader import LinkLoader, NodeLoader
 from torch_geometric.sampler import BaseSampler, NeighborSampler
 from torch_geometric.typing import WITH_PYG_LIB
 
@@ -27,6 +27,8 @@ from .clusters import Clusters
 from .neighbours import TorchSampler
 from .pairs import PairLoader, PairSampler, with_labels
 from .shares import Batches, Cut, Drawn, Shares, _padding_graph, _without
+
+SHARED = ("edge_index", "edge_attr", "edge_label_index", "edge_label_attr")  # keys that the steps of a series share
 
 
 class Loading:
@@ -57,13 +59,20 @@ class ManyGraphs(Loading):
     def __init__(self, task: Task, batch_size: int, seed: int) -> None:
         super().__init__(task)
         self.batch_size, self.seed = batch_size, seed
+        self._batches: dict[int, tuple[list[Tensor], Batch]] = {}  # by size, with the edges of its graphs
 
-    def train(self, trainer: Trainer | None) -> DataLoader:
+    def train(self, trainer: Trainer | None) -> Loader[Any]:
         """Return this process's share of the graphs of each step, in an order determined by seed and epoch."""
         sampler = _shares("graph", self.task.train, self.batch_size, trainer, self.seed)
         graphs = [*self.task.train, _padding_graph(self.task.train[0], self.task.objective)]
         # its own generator: the loader's draws must not change the epoch's dropout
-        return DataLoader(graphs, sampler.each, sampler=sampler, generator=torch.Generator())
+        return Loader(
+            graphs,  # type: ignore[arg-type]
+            sampler.each,
+            sampler=sampler,
+            collate_fn=partial(self._joined, _device(trainer)),
+            generator=torch.Generator(),
+        )
 
     def val(self, trainer: Trainer | None) -> Batches:
         """Return this process's validation graphs."""
@@ -79,7 +88,27 @@ class ManyGraphs(Loading):
         if len(share) < -(-len(graphs) // world):  # all need the same number of batches: a forward may communicate
             share = [*share, _padding_graph(graphs[0], self.task.objective)]
         size = -(-self.batch_size // world)
-        return Batches([Batch.from_data_list(share[start : start + size]) for start in range(0, len(share), size)])
+        parts = (share[start : start + size] for start in range(0, len(share), size))
+        return Batches([self._joined(_device(trainer), part) for part in parts])
+
+    def _joined(self, device: torch.device | None, graphs: list[Data]) -> Batch:
+        """Return graphs as a batch. If they have the same edges, as the steps of a series, so do batches of one size.
+
+        Then what is cached with a batch's edges stays valid, on the device too.
+        """
+        first = graphs[0]
+        shared = [key for key in SHARED if key in first and all(data[key] is first[key] for data in graphs)]
+        if not {"edge_index", "edge_label_index"} & {*first.keys()} <= {*shared}:
+            return Batch.from_data_list(graphs)
+        edges = [first[key] for key in shared]
+        stored = self._batches.get(len(graphs))
+        if stored is None or list(map(id, stored[0])) != list(map(id, edges)):
+            batch = Batch.from_data_list(graphs)
+            stored = self._batches[len(graphs)] = edges, batch if device is None else batch.to(device)
+        batch = copy.copy(stored[1])
+        for key in {*first.keys()}.difference(shared):
+            batch[key] = torch.cat([data[key] for data in graphs])
+        return batch
 
 
 class WholeGraph(Loading):
@@ -309,6 +338,10 @@ def _shares(kind: str, items: Sequence[Any], batch_size: int, trainer: Trainer |
 
 def _order_seed(seed: int) -> int:
     return int(np.random.SeedSequence(seed).generate_state(1)[0])  # spread out: the sampler adds the epoch
+
+
+def _device(trainer: Trainer | None) -> torch.device | None:
+    return trainer.strategy.root_device if trainer else None
 
 
 def _place(trainer: Trainer | None) -> tuple[int, int]:
