@@ -1,4 +1,4 @@
-"""The command `gat-pyg`: compose the settings, then train, test and record one job or a table of them."""
+"""The command `gat-pyg`: a verb, or the training of one job or a table of them by settings that Hydra composes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from hydra.utils import get_object
 from omegaconf import DictConfig
 
 from .experiments.command import errors_as_messages, exit_with, message, translated
-from .experiments.conf import TRUSTED, VERSION_BASE, config_folder
+from .experiments.conf import TRUSTED, VERSION_BASE, config_folder, register_resolver
+from .experiments.verbs import TRAIN, completed, overview, verb_of, warn
 from .files import print_any_text
 
 # Waiting threads release their cores instead of spinning: if other processes are busy, an epoch is several times
@@ -22,6 +23,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # torch 2.14 warns of what PyG does as it is imported. The processes of a training read the variable.
 os.environ.setdefault("PYTHONWARNINGS", "ignore:`torch.jit.script` is deprecated:FutureWarning")
+
+register_resolver("verbs", overview, replace=True)  # for hydra.help.template
 
 
 def main() -> None:
@@ -37,7 +40,16 @@ def main() -> None:
     if not {"", os.getcwd()} & {*sys.path} and not getattr(sys.flags, "safe_path", False):
         sys.path.append(os.getcwd())  # for classes by their `_target_`, as with `python -m gat_pyg.run`
     warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)
-    sys.argv[1:] = translated(sys.argv[1:])
+    if verb := verb_of(sys.argv[1:]):
+        with errors_as_messages([]), warnings.catch_warnings():
+            warnings.showwarning = warn
+            verb()
+        return
+    if {"-sc", "--shell-completion"} & {*sys.argv} and "COMP_LINE" in os.environ:
+        if (line := completed(os.environ["COMP_LINE"])) is None:
+            return
+        os.environ["COMP_LINE"] = line
+    sys.argv[1:] = translated(sys.argv[2:] if sys.argv[1:2] == [TRAIN] else sys.argv[1:])
     with errors_as_messages(sys.argv[1:]):
         hydra.main(config_path=str(config_folder()), config_name="config", **VERSION_BASE, **TRUSTED)(_job)()
 

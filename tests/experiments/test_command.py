@@ -22,7 +22,7 @@ import sys
 from gat_pyg.report.__main__ import main as report
 from gat_pyg.run import main
 for main, arguments in ((main, ["--version"]), (main, ["--help"]), (main, ["--cfg", "job", "model=gcn"]),
-                        (main, ["-sc", "query=bash"]), (report, ["--help"])):
+                        (main, ["-sc", "query=bash"]), (main, ["predict", "--help"]), (report, ["--help"])):
     sys.argv = ["gat-pyg", *arguments]
     try:
         main()
@@ -35,7 +35,7 @@ sys.exit(f"imported: {sorted(heavy)}" if heavy else 0)
 
 @pytest.fixture(scope="module")
 def answers() -> str:
-    environment = {**os.environ, "COMP_LINE": "gat-pyg dataset=c"}
+    environment = {**os.environ, "COMP_LINE": "gat-pyg train dataset=c"}
     done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -49,6 +49,8 @@ def answers() -> str:
         " cora, cora_links, digits, ",
         "_target_: gat_pyg.baselines.gcn.GCN",
         "dataset=citeseer\tdataset=citeseer_links\tdataset=cora",
+        f"  gat-pyg {'predict RUN [DATA ...]':<40} Write the predictions of a trained run",
+        "usage: gat-pyg predict [-h] [--out OUT] RUN [DATA ...]",
         "python -m gat_pyg.report a.jsonl b.jsonl",
     ],
 )

@@ -6,6 +6,7 @@ This file does not import torch, so that help, completion and `--cfg` are fast.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from ..files import FULL, full
 from .conf import config_folder, register_resolver
 from .rules import similar
 from .settings import FACTORIES, rules
+from .verbs import TRAIN, VERBS
 
 FULL_ERROR = "GAT_PYG_FULL_ERROR"  # saves the user's HYDRA_FULL_ERROR, which the command sets to 1 for Hydra
 
@@ -93,7 +95,7 @@ def misused_group(overrides: Iterable[str]) -> str | None:
         except HydraException:
             continue
         if not override.key_or_group:
-            return f"{text} cannot be read as a setting, expected name=value, as in dataset=cora."
+            return _no_setting(text)
         folder = config_folder() / override.key_or_group
         required = not override.key_or_group.startswith("recipe")  # a recipe may be removed: see `without_recipes`
         if folder.is_dir() and required and (override.is_delete() or not isinstance(override.value(), str)):
@@ -195,6 +197,8 @@ def errors_as_messages(overrides: Sequence[str]) -> Iterator[None]:
         yield
     except Exception as error:
         exit_with(error, misused_group(overrides) or message(error))
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
     except SystemExit as error:
         if error.code == 2:  # argparse, after its usage
             print(
@@ -250,11 +254,19 @@ def message(error: Exception) -> str | None:
 def _unreadable(error: OverrideParseException) -> str:
     text = error.override
     if "=" not in text:
-        return f"{text} cannot be read as a setting, expected name=value, as in dataset=cora."
+        return _no_setting(text)
     reason = str(error).removeprefix(f"Error parsing override '{text}'\n").splitlines()[0]
     return (
         f"{text} cannot be read as a setting: {reason}. Quote values with characters such as = or (, also inside a "
         "list: methods=\"[[gat,'training.lr=0.01']]\"."
+    )
+
+
+def _no_setting(text: str) -> str:
+    verbs = ", ".join([TRAIN, *VERBS])
+    return (
+        f"{text} cannot be read as a setting, expected name=value, as in dataset=cora. Before settings there may be a "
+        f"verb: {verbs}."
     )
 
 

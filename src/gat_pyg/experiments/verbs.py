@@ -1,0 +1,119 @@
+"""The verbs of the command, as in `gat-pyg predict RUN`: functions whose signatures and docstrings are their help.
+
+Training is the verb of a command without one. This file imports neither torch nor readers of data: a verb does, when it
+runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, get_args, get_type_hints
+
+# The verbs ----------------------------------------------------------------------------------------------------------
+
+
+def predict(run: str, *data: str, out: str = "predictions.csv") -> None:
+    """Write the predictions of a trained run as a table.
+
+    Args:
+        run: the folder of the run, or of the runs of several seeds
+        data: files of the form that the run was trained on; without them, the run's own
+        out: the file to write: .csv, .parquet, or .jsonl for JSON lines
+    """
+    from .predictions import predictions
+
+    print(f"{len(predictions(run, data or None, out)):,} predictions in {out}")
+
+
+VERBS: dict[str, Callable[..., None]] = {verb.__name__: verb for verb in (predict,)}
+TRAIN = "train"  # the verb of a command without one
+
+# The command line ---------------------------------------------------------------------------------------------------
+
+
+def verb_of(arguments: Sequence[str]) -> Callable[[], None] | None:
+    """Return the call of the verb that the arguments begin with; None for a training.
+
+    After wrong usage, print the right one and exit with status 2.
+    """
+    if not arguments or arguments[0] not in VERBS:
+        return None
+    verb = VERBS[arguments[0]]
+    values = vars(parser(verb).parse_intermixed_args(arguments[1:]))
+    positional: list[Any] = []
+    for name, parameter in inspect.signature(verb).parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            positional += values.pop(name)
+        elif parameter.kind is not parameter.KEYWORD_ONLY:
+            positional.append(values.pop(name))
+    return partial(verb, *positional, **values)
+
+
+def warn(text: Warning | str, *_: Any, file: Any = None, line: Any = None) -> None:
+    """Print a warning as a message; stands in for `warnings.showwarning`."""
+    print(f"gat-pyg: {text}", file=sys.stderr)
+
+
+def parser(verb: Callable[..., None]) -> ArgumentParser:
+    """Return the parser of a verb's arguments; those by keyword only are options.
+
+    >>> parser(predict).parse_args(["outputs/cora", "--out", "p.jsonl"])
+    Namespace(run='outputs/cora', data=[], out='p.jsonl')
+    """
+    summary, _, section = str(inspect.getdoc(verb)).partition("\n\nArgs:\n")
+    texts = dict(re.findall(r"^    (\w+): (.*(?:\n     .*)*)", section, re.MULTILINE))
+    result = ArgumentParser(prog=f"gat-pyg {verb.__name__}", description=summary, allow_abbrev=False)
+    for name, parameter in inspect.signature(verb).parameters.items():
+        default = None if parameter.default is parameter.empty else parameter.default
+        hint = get_type_hints(verb)[name]
+        kind = next((one for one in get_args(hint) if one is not type(None)), hint)
+        options: dict[str, Any] = {"type": kind, "metavar": name.upper(), "default": default}
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            options |= {"nargs": "*", "default": []}
+        elif parameter.kind is not parameter.KEYWORD_ONLY and parameter.default is not parameter.empty:
+            options["nargs"] = "?"
+        elif kind is bool:
+            options = {"action": "store_true"}
+        text = " ".join(texts[name].split()).replace("%", "%%")
+        shown = f"{text} (default: {default})" if default and kind is not bool else text
+        flag = f"--{name.replace('_', '-')}" if parameter.kind is parameter.KEYWORD_ONLY else name
+        result.add_argument(flag, help=shown, **options)
+    return result
+
+
+def overview() -> str:
+    """Return a line for each verb, its arguments and its first sentence, for `gat-pyg --help`."""
+    lines = {"train [NAME=VALUE ...]": "Train, test and record; the verb may be left out."}
+    for verb in VERBS.values():
+        words = " ".join(parser(verb).format_usage().split()[2:])
+        usage = re.sub(r"\[(-h|--[^]]*)\] ?", "", words).strip()  # options are in the verb's own help
+        lines[usage] = str(inspect.getdoc(verb)).partition("\n")[0]
+    return "\n".join(f"  gat-pyg {usage:<40} {text}" for usage, text in lines.items())
+
+
+def completed(line: str) -> str | None:
+    """Print the words that a verb adds to the completion of a command line; return the line for Hydra's, or None.
+
+    >>> completed("gat-pyg p")
+    predict
+    'gat-pyg p'
+    >>> completed("gat-pyg predict outputs/cora --o")
+    --out
+    >>> completed("gat-pyg train dataset=c")
+    'gat-pyg dataset=c'
+    """
+    program, *words = line.split(" ")
+    if len(words) == 1:
+        print(" ".join(name for name in (TRAIN, *VERBS) if name.startswith(words[0])))
+    elif words and words[0] == TRAIN:
+        return " ".join([program, *words[1:]])
+    elif words and words[0] in VERBS:
+        options = parser(VERBS[words[0]])._option_string_actions
+        print(" ".join(option for option in options if option.startswith(words[-1]) and words[-1]))
+        return None
+    return line
