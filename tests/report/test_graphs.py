@@ -209,11 +209,16 @@ def test_large_graphs_are_placed_by_springs(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def task(kind: str) -> Any:
-    """Molecules that differ in a column, with labels drawn at random; the first test graph has none."""
+    """Molecules that differ in a column, with labels drawn at random; the first test graph has none.
+
+    Those with a quantity have a long name as their SMILES.
+    """
     generator = torch.Generator().manual_seed(0)
     graphs = []
-    for _ in range(24):
+    for number in range(24):
         data = acetamide()
+        if kind == "quantity":
+            data.smiles = f"[{number}C]" + 40 * "C"
         data.x[:, 1] = torch.randint(0, 5, (4,), generator=generator).float()
         y = torch.randn(1, 1, generator=generator)
         data.y = {"quantity": y, "one": (y[0] > 0).long(), "many": torch.cat([y > 0, y > 1], 1).float()}[kind]
@@ -252,7 +257,8 @@ def test_the_best_and_the_worst_in_their_order_with_label_and_prediction(kind: s
     losses, titles = losses_and_titles(kind, net.eval(), its)
     order = sorted(losses, key=losses.__getitem__)
     ranks = zip(("best 1", "best 2", "worst 1", "worst 2"), (*order[:2], *order[:-3:-1]), strict=True)
-    expected = [[f"{rank}: test graph {index}", *titles[index]] for rank, index in ranks]
+    names = [f"{data.smiles[:35]}…" if "smiles" in data else f"test graph {i}" for i, data in enumerate(its.test)]
+    expected = [[f"{rank}: {names[index]}", *titles[index]] for rank, index in ranks]
     panels = [axes.get_title() for axes in figure.axes[:-1] if axes.get_visible()]
     assert [title.replace("−", "-").split("\n") for title in panels] == expected
     chosen = "The 2 graphs with the smallest loss and the 2 with the largest of 11."

@@ -194,6 +194,8 @@ def tidy(data: Data, y: Tensor, split: int | None, name: str) -> Data:
         if data.get(key) is not None:
             features = data[key].to(dtype)
             graph[key] = features[:, None] if features.dim() == 1 else features  # [E, 1]
+    if isinstance(data.get("smiles"), str):
+        graph.smiles = data.smiles  # the name of a molecule in figures and predictions
     if "edge_label_index" in data:
         graph.edge_label_index = data.edge_label_index
         complete_pairs(graph)

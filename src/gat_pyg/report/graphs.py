@@ -37,6 +37,7 @@ _DPI = 300  # dots per inch in the picture of a molecule
 _MARGIN = 0.6  # around a graph, in lengths of an edge
 _PALE, _BELOW = "#eeeeee", "#66a6d9"  # colours on which black lines can be seen, as on orange
 _BATCH = 256  # graphs that are predicted at a time
+_LONGEST = 36  # characters of a name in a title
 
 
 def graph_figure(
@@ -110,8 +111,9 @@ def sheet_figure(
     """Draw the graphs of a split that a model predicts best and worst, each as in `graph_figure`, without numbers.
 
     Best and worst are those with the smallest and the largest loss: the cross-entropy of classes, the squared error of
-    quantities. Graphs without a known label are left out. A title has the graph's index in the split, its label and
-    its prediction; of more than three labels or quantities, the first three. All graphs share the colour scale.
+    quantities. Graphs without a known label are left out. A title has the SMILES of a molecule that came with one, else
+    the graph's index in the split; its label and its prediction; of more than three labels or quantities, the first
+    three. All graphs share the colour scale.
 
     Args:
         model: as in `graph_figure`, with an output row for each graph, as from `gat_pyg.load(run_dir)`.
@@ -146,7 +148,8 @@ def sheet_figure(
             _draw(axes, shown[index], None, colours, inches)
             rank = f"best {best.index(index) + 1}" if index in best else f"worst {worst.index(index) + 1}"
             text = _label_and_prediction(task, graphs[index].y, objective.predictions(out[index : index + 1]))
-            axes.set_title(f"{rank}: {split} graph {index}\n{text}", fontsize=8)
+            name = _shortened(graphs[index].smiles) if "smiles" in graphs[index] else f"{split} graph {index}"
+            axes.set_title(f"{rank}: {name}\n{text}", fontsize=8)
     _colour_bar(figure, list(grid.flat), colours, layer, head, scale)
     first = np.cumsum([0, *(each.num_nodes for each in shown.values())])
     edge_index = torch.cat([each.attention[0] + int(n) for each, n in zip(shown.values(), first, strict=False)], 1)
@@ -166,6 +169,11 @@ def _by_loss(model: nn.Module, task: Task, split: Split) -> tuple[list[int], Ten
     known = objective.known(y).view(len(y), -1).any(1).nonzero().view(-1).tolist()
     losses = {index: float(objective.loss(out[index : index + 1], y[index : index + 1])) for index in known}
     return sorted(losses, key=lambda index: losses[index]), out
+
+
+def _shortened(text: str) -> str:
+    """Return a text that fits above a panel."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def _label_and_prediction(task: Task, y: Tensor, prediction: Tensor) -> str:
