@@ -32,7 +32,9 @@ def summary(result: Result, task: Task, settings: Settings, paper: bool = False)
         "epochs": epochs(result, settings),
         "validation": metric.text(result.val),
         "test": f"{metric.text(result.value)}{_beside(result, paper=paper)}",
-        "also": ", ".join(metric_named(name).text(score) for name, score in (result.scores or {}).items()),
+        "also": ", ".join(
+            metric_named(name, task.class_names).text(score) for name, score in (result.scores or {}).items()
+        ),
         "warning": result.warning,
         "seconds": f"{result.seconds:.1f} ({_per_epoch(result)} per epoch, {result.device})",
         "files": relative_path(Path(result.run_dir)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -183,16 +183,19 @@ METRICS = {
 ALIASES = {"ap": AVERAGE_PRECISION.name}  # other names, accepted and never printed
 
 
-def metric_named(name: str) -> Metric:
-    """Return the metric of this name or alias, or of one target's score; an unknown one has three digits.
+def metric_named(name: str, targets: Sequence[str] | None = None) -> Metric:
+    """Return the metric of this name or alias, or of one of some targets; an unknown one has three digits.
 
     Example:
         >>> metric_named("rmse_2").text(0.58)
         'RMSE of target 2 0.580'
+        >>> metric_named("mae_1", ["logS", "logP"]).title
+        'MAE of logP'
     """
     metric, (base, _, target) = METRICS.get(ALIASES.get(name, name)), name.rpartition("_")
     if metric is None and base in METRICS and target.isdecimal():
-        return replace(METRICS[base], name=name, title=f"{METRICS[base].title} of target {target}")
+        title = f"{METRICS[base].title} of {f'target {target}' if targets is None else targets[int(target)]}"
+        return replace(METRICS[base], name=name, title=title)
     return metric or Metric(name, name, 3)
 
 
