@@ -53,7 +53,7 @@ def test_code_runs(page, runs, tmp_path, monkeypatch):
     if page == "first-run.md":
         assert names["probabilities"].shape == (1797, 10)
     if page == "export.md":
-        assert names["probabilities"].sum(1).allclose(torch.ones(1797))
+        assert names["probabilities"].sum(1).allclose(torch.ones(1797)) and names["about"]["output"]["shape"][1] == 10
         assert Path("model.pt2").exists() and Path("model.onnx").exists()
     if page == "modules.md":
         assert names["trainer"].current_epoch == 20

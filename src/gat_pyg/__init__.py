@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .conv import GATConv as GATConv
     from .conv import GATv2Conv as GATv2Conv
     from .conv import TransformerConv as TransformerConv
+    from .experiments.export import export as export
     from .experiments.model_file import load as load
     from .experiments.model_file import predict as predict
     from .graph.edges import Edges as Edges
@@ -47,6 +48,7 @@ _LAZY = {
     "attend": "attention",
     "attention_of": "models",
     "data": "data",
+    "export": "experiments.export",
     "load": "experiments.model_file",
     "predict": "experiments.model_file",
     "report": "report",

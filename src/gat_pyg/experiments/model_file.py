@@ -301,15 +301,9 @@ def _check(data: Data, objective: Objective, model: nn.Module) -> None:
 
 def _warn_of_unknown_categories(data: Data, model: nn.Module) -> None:
     """Warn if features have values that are no category of training."""
-    encoders: dict[str, Encoder | None] = {}
-    for module in model.modules():
-        if isinstance(module, Encoded):
-            encoders |= {"x": module.encoder, "edge_attr": module.edge_encoder}
-        elif isinstance(module, LinkScores):
-            encoders["edge_label_attr"] = module.edge_encoder
     texts = []
-    for key, encoder in encoders.items():
-        if encoder is not None and key in data:
+    for key, encoder in encoders_of(model).items():
+        if key in data:
             unknown = num_unknown([data[key]], encoder.categories)
             texts += [f"column {column} of {key} has {count}" for column, count in unknown.items()]
     if texts:
@@ -318,6 +312,17 @@ def _warn_of_unknown_categories(data: Data, model: nn.Module) -> None:
             f"{', '.join(texts)}.",
             stacklevel=4,  # the caller of `predict`, which is decorated
         )
+
+
+def encoders_of(model: nn.Module) -> dict[str, Encoder]:
+    """Return the encoders of a model by the names of the features that they encode."""
+    encoders: dict[str, Encoder | None] = {}
+    for module in model.modules():
+        if isinstance(module, Encoded):
+            encoders |= {"x": module.encoder, "edge_attr": module.edge_encoder}
+        elif isinstance(module, LinkScores):
+            encoders["edge_label_attr"] = module.edge_encoder
+    return {key: encoder for key, encoder in encoders.items() if encoder is not None}
 
 
 def _described(path: Path, about: Any) -> tuple[Preparation | None, Objective | None]:

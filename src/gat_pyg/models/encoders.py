@@ -91,7 +91,11 @@ class Encoder(nn.Module):
             value = raw.long()
             known = (value >= 0) & (value < self._sizes) & (value == raw)
             row = torch.where(known, value, 0) + self._first
-            out = F.embedding_bag(row, self.embedding, mode="sum", per_sample_weights=known.to(self.embedding.dtype))
+            weights = known.to(self.embedding.dtype)
+            if torch.compiler.is_exporting():  # ONNX has embedding bags as a loop over rows, which needs at least one
+                out = (F.embedding(row, self.embedding) * weights[..., None]).sum(1)
+            else:
+                out = F.embedding_bag(row, self.embedding, mode="sum", per_sample_weights=weights)
         if self.lin is not None:
             continuous = self.lin(x.index_select(1, self._continuous).to(self.lin.weight.dtype))
             out = continuous if out is None else out + continuous

@@ -49,10 +49,10 @@ class LinkScores(Wrapper):
         super().__init__(model, "Use another model for links.")
         self.model = model
         self.edge_encoder = None if edge_categories is None else Encoder(edge_categories, channels)
+        self.pair_dim = options.get("edge_dim") if edge_categories is None else len(edge_categories)  # None: not read
         if edge_categories is not None:
             options["edge_dim"] = channels
         self.decoder = link_decoder(decoder, channels, **options)
-        self._reads_pairs = options.get("edge_dim") is not None
 
     def forward(
         self,
@@ -93,7 +93,7 @@ class LinkScores(Wrapper):
     def _decoded(self, z: Tensor, edge_label_index: Tensor, edge_label_attr: Tensor | None) -> Tensor:
         """Return the outputs of pairs from the embeddings `[N, C]`."""
         features = {}
-        if self._reads_pairs:
+        if self.pair_dim is not None:
             encode = self.edge_encoder if edge_label_attr is not None else None
             features["edge_label_attr"] = edge_label_attr if encode is None else encode(edge_label_attr)
         scores: Tensor = self.decoder(z, edge_label_index, **features)
