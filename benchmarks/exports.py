@@ -65,7 +65,7 @@ def save(folder: Path, task: str, conv: str) -> Path:
     factory = Factory("model", values)
     model: nn.Module = factory()
     for weight in model.parameters():
-        nn.init.normal_(weight, std=0.7)
+        nn.init.normal_(weight, std=0.4)
     metadata = {"preparation": preparation.to_dict(), "objective": objective.to_dict()}
     save_model(folder / "model.safetensors", model, str(factory.target), factory.arguments, **metadata)
     return folder
@@ -107,7 +107,7 @@ import torch
 path, asked = sys.argv[1], torch.load(sys.argv[2])
 if path.endswith(".pt2"):
     model = torch.export.load(path).module()
-    results = [model(**inputs) for inputs in asked]
+    results = [model(**inputs).detach() for inputs in asked]
 else:
     import onnxruntime
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

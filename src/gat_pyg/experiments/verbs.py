@@ -30,7 +30,29 @@ def predict(run: str, *data: str, out: str = "predictions.csv") -> None:
     print(f"{len(predictions(run, data or None, out)):,} predictions in {out}")
 
 
-VERBS: dict[str, Callable[..., None]] = {verb.__name__: verb for verb in (predict,)}
+def export(run: str, file: str, *, seed: str | None = None) -> None:
+    """Write a trained run as one file for ONNX Runtime or torch alone.
+
+    Args:
+        run: the folder of the run, or of the runs of several seeds
+        file: model.onnx or model.pt2; a description is written beside it
+        seed: one of several seeds, or all for the mean of their predictions
+    """
+    from .export import export
+
+    print(export(run, file, seed=_seed(seed)))
+
+
+def _seed(text: str | None) -> Any:
+    """Return a seed as `load` takes it."""
+    if text is None or text == "all":
+        return text
+    if text.isdecimal():
+        return int(text)
+    raise ValueError(f"--seed is {text}, expected a number or all.")
+
+
+VERBS: dict[str, Callable[..., None]] = {verb.__name__: verb for verb in (predict, export)}
 TRAIN = "train"  # the verb of a command without one
 
 # The command line ---------------------------------------------------------------------------------------------------
