@@ -8,6 +8,7 @@ import mmap
 import os
 import re
 from collections.abc import Callable, Collection, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,7 @@ def check_values(frame: Any, names: Sequence[str]) -> None:
         if not _is_text(column):
             continue
         refuse(frame, column == name, f"{shown}, as in the header. Delete this row: the file seems to be two in one.")
-        signs = column.str.startswith(("=", "#"), na=False).to_numpy(bool)
+        signs = column.str.startswith(("=", "#"), na=False).to_numpy(bool, copy=True)
         if signs.any():
             signs[signs] = column[signs].str.match(_FORMULA)
             refuse(frame, signs, f"{shown}, a formula. Save the table with its values.")
@@ -236,14 +237,15 @@ def _read(path: Path, ids: Collection[str], text: Collection[str]) -> Any:
 
 
 def _read_parquet(path: Path, text: Collection[str]) -> Any:
-    pd, parquet = needs("pandas", "tables"), needs("pyarrow.parquet", "tables")
+    pd, pyarrow, parquet = (needs(package, "tables") for package in ("pandas", "pyarrow", "pyarrow.parquet"))
     try:
-        table = parquet.read_table(path)
-    except (OSError, ValueError) as error:  # pyarrow's are among them
+        file = parquet.ParquetFile(path)
+        _check_names(file.schema_arrow.names, path.name)
+        table = file.read()
+    except (OSError, pyarrow.ArrowException) as error:
         raise ValueError(
-            f"{path.name} cannot be read: {str(error).splitlines()[0]} It is truncated or no Parquet: copy it again."
+            f"{path.name} is no whole Parquet file. It is cut off or of another kind: copy it again."
         ) from error
-    _check_names(table.column_names, path.name)
     frame = table.to_pandas()
     frame = frame.reset_index(drop=frame.index.names == [None])
     frame.index = pd.RangeIndex(1, len(frame) + 1)
@@ -270,12 +272,12 @@ def _read_text(path: Path, ids: Collection[str], text: Collection[str]) -> Any:
         frame = pd.read_csv(path, dtype=dict.fromkeys(text, "str"), **options)
         zeros = re.compile(rb"0(?<=[\s\"%s]0)[0-9]" % separator.encode())
         suspects = "iuf" if encoding == "utf-16" or zeros.search(content) else ""
-    truth = [name for name in names if pd.api.types.infer_dtype(frame[name]) == "boolean"]
+    again = [name for name in names if _is_misread(frame[name])]
     numeric = [name for name in names if frame[name].dtype.kind in suspects]
-    if truth or numeric:
-        written = pd.read_csv(path, dtype="str", usecols=truth + numeric, **options)
+    if again or numeric:
+        written = pd.read_csv(path, dtype="str", usecols=again + numeric, **options)
         for name in written:
-            if name in truth or written[name].str.fullmatch("0[0-9]+").any():
+            if name in again or written[name].str.fullmatch("0[0-9]+").any():
                 frame[name] = written[name]
     filled = widths > 0 if len(names) > 1 else widths >= 0  # pandas skips the other rows
     frame.index = pd.RangeIndex(_FIRST, len(widths) + _FIRST) if filled.all() else np.flatnonzero(filled) + _FIRST
@@ -287,6 +289,12 @@ def _read_text(path: Path, ids: Collection[str], text: Collection[str]) -> Any:
         if name not in text and _is_text(frame[name]) and (numbers := _decimal_commas(frame[name])) is not None:
             frame[name] = numbers
     return frame
+
+
+def _is_misread(column: Any) -> bool:
+    """Return True for true and false, and for integers of 64 bits, among which pandas takes empty fields for text."""
+    kind = needs("pandas", "tables").api.types.infer_dtype(column)
+    return kind == "boolean" or (kind == "string" and bool((column == "").any()))
 
 
 def _encoding(path: Path, content: mmap.mmap) -> str:
@@ -323,7 +331,8 @@ def _divided(path: Path, encoding: str, content: mmap.mmap) -> tuple[str, list[s
                     pass
             except csv.Error:
                 pass
-        problem = "a quote is not closed" if "unexpected end" in str(error) else str(error)
+        is_open = "unexpected end" in str(error) or "field larger" in str(error)
+        problem = "a quote is not closed" if is_open else str(error)
         raise ValueError(
             f"{path.name}, row {count + 1}: {problem}. Write a quote within quotes twice, or copy the file again."
         ) from error
@@ -343,17 +352,21 @@ def _divided(path: Path, encoding: str, content: mmap.mmap) -> tuple[str, list[s
             else f"{names[fields]} is missing; leave a field empty, but keep its separator"
         )
         raise ValueError(
-            f"{place}: {fields} fields divided by {separator!r}, the header has {expected}{also}. {remedy}."
+            f"{place}: {fields} {'field' if fields == 1 else 'fields'} divided by {separator!r}, the header has "
+            f"{expected}{also}. {remedy}."
         )
     return separator, names, widths
 
 
 def _separator(file: Any) -> str:
     """Return the character that divides both the header and the next row."""
-    lines = [line for line in (file.readline(), file.readline()) if line.strip()] or [""]
-    counts = {mark: min(line.count(mark) for line in lines) for mark in ",;\t| "}
-    spaces = counts.pop(" ")
-    return max(counts, key=counts.__getitem__) if any(counts.values()) or not spaces else " "
+    widths = {}
+    for mark in ",;\t| ":
+        file.seek(0)
+        rows = filter(None, csv.reader(file, delimiter=mark, skipinitialspace=True))
+        widths[mark] = min(map(len, islice(rows, 2)), default=1)
+    has_spaces = widths.pop(" ") > 1
+    return " " if has_spaces and max(widths.values()) == 1 else max(widths, key=widths.__getitem__)
 
 
 def _names(header: Sequence[str], file: str) -> list[str]:
