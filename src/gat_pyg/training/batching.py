@@ -96,17 +96,17 @@ class ManyGraphs(Loading):
 
         Then what is cached with a batch's edges stays valid, on the device too.
         """
-        first = graphs[0]
+        first, names = graphs[0], ["smiles"]  # which a step does not read
         shared = [key for key in SHARED if key in first and all(data[key] is first[key] for data in graphs)]
         if not {"edge_index", "edge_label_index"} & {*first.keys()} <= {*shared}:
-            return Batch.from_data_list(graphs)
+            return Batch.from_data_list(graphs, exclude_keys=names)
         edges = [first[key] for key in shared]
         stored = self._batches.get(len(graphs))
         if stored is None or list(map(id, stored[0])) != list(map(id, edges)):
-            batch = Batch.from_data_list(graphs)
+            batch = Batch.from_data_list(graphs, exclude_keys=names)
             stored = self._batches[len(graphs)] = edges, batch if device is None else batch.to(device)
         batch = copy.copy(stored[1])
-        for key in {*first.keys()}.difference(shared):
+        for key in {*first.keys()}.difference(shared, names):
             batch[key] = torch.cat([data[key] for data in graphs])
         return batch
 
