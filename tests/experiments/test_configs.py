@@ -61,10 +61,12 @@ def composed(*overrides: str) -> DictConfig:
     return config
 
 
+FILES = {"file": ["dataset.path=x.npz"], "tables": ["dataset.edges=x.csv"]}  # a user's
+
+
 def composed_for(model: str, dataset: str, *others: str) -> DictConfig:
     """The settings of a model on a data set."""
-    path = ["dataset.path=x.npz"] if dataset == "file" else []
-    return composed(f"model={model}", f"dataset={dataset}", *path, *others)
+    return composed(f"model={model}", f"dataset={dataset}", *FILES.get(dataset, []), *others)
 
 
 def parsed(*overrides: str) -> Settings:

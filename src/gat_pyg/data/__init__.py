@@ -13,3 +13,5 @@ from .ogb import ogbl as ogbl
 from .ogb import ogbn as ogbn
 from .proteins import listed_links as listed_links
 from .proteins import ppi as ppi
+from .tables import from_pandas as from_pandas
+from .tables import tables as tables

@@ -11,11 +11,15 @@ from typing import Any
 
 from .keys import READ
 
-FROM_FILE = ("gat_pyg.data.from_file", "gat_pyg.data.from_pyg.from_file")
+PATHS = {  # the arguments with paths of the functions that read users' files
+    "gat_pyg.data.from_file": ("path",),
+    "gat_pyg.data.from_pyg.from_file": ("path",),
+    "gat_pyg.data.tables": ("nodes", "edges"),
+}
 
 
 def content_of(dataset: Mapping[str, Any]) -> str | None:
-    """Return the hash of the files that a data set's settings read by `from_file`, or None if there are no such files.
+    """Return the hash of the user's files that a data set's settings read, or None if there are no such files.
 
     It is the SHA-256 of the bytes, as twelve hex digits; for a folder, of the name, size and bytes of each `.npy` file
     that is read. The bytes of such a file begin with the array's dtype and shape. The files are read once, in blocks of
@@ -29,10 +33,13 @@ def content_of(dataset: Mapping[str, Any]) -> str | None:
     'ed7002b439e9'
     """
     inner = (content_of(value) for value in dataset.values() if isinstance(value, Mapping))  # as for `links`
-    path = dataset.get("path")
-    if dataset.get("_target_") not in FROM_FILE or not isinstance(path, str):
+    values = [dataset.get(key) for key in PATHS.get(str(dataset.get("_target_")), ())]
+    paths = [path for value in values for path in (value if isinstance(value, list) else [value])]
+    if not any(isinstance(path, str) for path in paths):
         return next((content for content in inner if content is not None), None)
-    files = tuple((file, _version(file)) for file in files_of(Path(path).expanduser()))
+    files = tuple(
+        (file, _version(file)) for path in paths if isinstance(path, str) for file in files_of(Path(path).expanduser())
+    )
     return _digest(files) if files else None
 
 

@@ -14,8 +14,7 @@ from ..tasks.preparation import Preparation
 from .detection import check_kind, plain
 from .formats import graphs_in, read
 from .from_pyg import split_graphs
-
-READERS: dict[str, Callable[[Mapping[str, Any], Any], Rows]] = {}  # by `source["_target_"]`; they take source and data
+from .tables import rows_of
 
 
 class Rows(NamedTuple):
@@ -27,6 +26,16 @@ class Rows(NamedTuple):
 
     graphs: list[Data]
     ids: dict[str, Sequence[Any]]
+
+
+def _of_tables(source: Mapping[str, Any], data: Any) -> Rows:
+    graph, ids = rows_of(source, data)
+    return Rows([graph], ids)
+
+
+READERS: dict[str, Callable[[Mapping[str, Any], Any], Rows]] = {  # by `source["_target_"]`; they take source and data
+    "gat_pyg.data.tables": _of_tables,
+}
 
 
 def read_rows(preparation: Preparation, data: Any = None) -> Rows:

@@ -19,7 +19,7 @@ from torch_geometric.nn import BatchNorm, PNAConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ..data.encodings import encoded
-from ..data.from_pyg import from_dataset, from_file
+from ..data.from_pyg import from_dataset
 from ..data.raw import data_root, is_of_network, not_downloaded
 from ..data.splits import TEST, VAL, check_classes
 from ..distributed import ray
@@ -98,7 +98,7 @@ def read_task(settings: Settings) -> Task:
     parameters = inspect.signature(target).parameters
     if inspect.isclass(target) and "root" in parameters and dataset.get("root") is None:
         others["root"] = str(data_root(settings.data_root) / target.__name__)
-    if target is from_file:
+    if "task" in parameters:
         others["task"] = settings.task
     both = [dataset.get(key) for key in ("pre_transform", "transform")]  # in the order in which PyG applies them
     transforms = [transform for transform in both if isinstance(transform, dict)]
@@ -114,7 +114,7 @@ def read_task(settings: Settings) -> Task:
         folder = Path(others.get("root") or data_root(dataset.get("root")))
         raise not_downloaded(f"{dataset_name(dataset.values)} was", folder, cause) from error
     if isinstance(result, Task):
-        if settings.task is not None and target is not from_file:
+        if settings.task is not None and "task" not in parameters:
             raise ValueError(
                 f"task={settings.task}, but {result.name} is a task already: it predicts {result.objective.predicts}. "
                 "Leave out task."
@@ -122,6 +122,7 @@ def read_task(settings: Settings) -> Task:
         task = result
     else:
         name, split = dataset_name(dataset.values), dataclasses.asdict(settings.split)
+        del split["column"], split["time"]  # of tables
         if isinstance(folds := settings.split.folds, str) and not Path(folds).expanduser().exists():
             split["folds"] = data_root(settings.data_root) / folds
         if settings.task == LINKS and (settings.split.val, settings.split.test) == (VAL, TEST):

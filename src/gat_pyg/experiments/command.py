@@ -118,6 +118,10 @@ def dataset_name(settings: Mapping[str, Any]) -> str:
     """
     target, name, path = (str(settings.get(key) or "") for key in ("_target_", "name", "path"))
     home, _, kind = target.rpartition(".")
+    if files := settings.get("nodes") or settings.get("edges"):  # of tables
+        from ..data.from_pyg import name_of_file  # imports torch
+
+        return name or name_of_file(files)
     return Path(name or path).stem or kind if home == "gat_pyg.data" else _name_of(kind, name)
 
 

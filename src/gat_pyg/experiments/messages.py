@@ -79,7 +79,7 @@ def split_line(task: Task, split: Split) -> str:
         return ""
     *_, counts = sizes(task).rpartition("; ")
     choices = ", ".join(f"split.{key}" for key in unset)
-    how = "drawn with split.seed" if "seed" in (task.split_arguments or ()) else "in this order"
+    how = "drawn with split.seed" if "seed" in (task.split_arguments or ()) else f"by {split.time or 'their order'}"
     return f"{task.name}: {counts} for training, validation and test, {how}; or choose {choices}"
 
 

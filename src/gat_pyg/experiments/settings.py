@@ -165,6 +165,8 @@ class Split:
     split: Annotated[int | Literal["all"], whole(0, "all")]
     folds: Annotated[int | str | None, FOLDS]
     fold: Annotated[int | Literal["all"], whole(0, "all")]
+    column: Annotated[str | None, text("null or the name of a column", None)]
+    time: Annotated[str | None, text("null or the name of a column", None)]
 
 
 @dataclass(frozen=True)

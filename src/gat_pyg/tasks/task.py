@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from math import isnan
@@ -167,9 +167,9 @@ class Task:
             raise ValueError(f"{self.name}: {error}") from None
         return self._with(objective=objective)
 
-    def read_from(self, source: Mapping[str, Any]) -> Task:
-        """Return the same task with a description of its files, by which `read_rows` reads others."""
-        return self._with(source=source)
+    def read_from(self, source: Mapping[str, Any], notes: Sequence[str] = ()) -> Task:
+        """Return the same task with a description of its files, by which `read_rows` reads others, and notes."""
+        return self._with(source=source, notes=tuple(notes))
 
     def encoded_by(self, encoding: Mapping[str, Any], graphs: Mapping[int, Data]) -> Task:
         """Return the same task with the encoded graphs, by the `id` of each graph: see `gat_pyg.data.encoded`."""

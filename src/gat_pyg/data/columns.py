@@ -1,0 +1,287 @@
+"""Columns of tables as features and labels, by encodings that are fitted on training rows and are plain data."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..files import needs
+from .table_files import file_of, refuse
+
+MOST = 100  # categories of a column that get a feature each
+FORMS = (  # of dates, as pandas.to_datetime takes them
+    *("ISO8601", "%d.%m.%Y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S"),
+    *(f"{day}/%Y{time}" for time in ("", " %H:%M", " %H:%M:%S") for day in ("%d/%m", "%m/%d")),
+)
+
+
+class Features:
+    """The features of a table's rows, in the form of `Preparation.source`.
+
+    A number is standardised by the mean and the standard deviation of the training rows; where it is missing, by the
+    median, and a further feature is 1 if training rows lack it too. A date is the number of its days. A category is 1
+    in the feature of its own, and 0 in all if it is none of training.
+
+    Args:
+        columns: the encoding of each column, as `fit` makes it.
+        notes: the columns that `fit` left out, with the reasons.
+
+    Example:
+        >>> import pandas as pd
+        >>> frame = pd.DataFrame({"amount": [1.0, 3.0, None], "city": ["Oslo", "Rome", "Oslo"]})
+        >>> features = Features.fit(frame, ["amount", "city"], np.array([True, True, False]))
+        >>> features(frame)
+        tensor([[-1.,  1.,  0.],
+                [ 1.,  0.,  1.],
+                [ 0.,  1.,  0.]])
+    """
+
+    def __init__(self, columns: Mapping[str, Mapping[str, Any]], notes: Sequence[str] = ()) -> None:
+        self.columns = {name: dict(values) for name, values in columns.items()}
+        self.notes = list(notes)
+
+    @classmethod
+    def fit(cls, frame: Any, names: Sequence[str], rows: Any, categories: Collection[str] = ()) -> Features:
+        """Return the features of some columns, fitted on the training `rows`, a mask over the table.
+
+        Columns without values or with one value only are left out, and texts that are rarely the same, as names.
+        """
+        columns, notes = {}, []
+        for name in names:
+            encoding = _fitted(frame, name, rows, name in categories)
+            if isinstance(encoding, str):
+                notes.append(f"{name} ({encoding})")
+            else:
+                columns[name] = encoding
+        return cls(columns, notes)
+
+    @property
+    def size(self) -> int:
+        """The number of features."""
+        return sum(map(_width, self.columns.values()))
+
+    def __call__(self, frame: Any) -> Tensor:
+        """Return the features of the rows of a table `[n, F]`, in torch's default dtype.
+
+        Warns of categories that training did not have, with their number.
+
+        Raises:
+            ValueError: if a column is missing, or a value is no number or date as in the training data.
+        """
+        x = torch.zeros(len(frame), self.size, dtype=torch.get_default_dtype())
+        begin = 0
+        for name, encoding in self.columns.items():
+            if name not in frame.columns:
+                raise missing_column([frame], name)
+            _encode(x.numpy()[:, begin : begin + _width(encoding)], frame, name, encoding)
+            begin += _width(encoding)
+        return x
+
+
+def missing_column(frames: Sequence[Any], name: str) -> ValueError:
+    """Return the error of tables without a column, with those that they have."""
+    names = [column for frame in frames for column in frame.columns]
+    similar = get_close_matches(name, names, 1, 0.6)
+    hint = f" Did you mean {similar[0]}?" if similar else ""
+    have = [f"{file_of(frame)} has {', '.join(frame.columns[:20])}" for frame in frames]
+    return ValueError(f"There is no column {name}: {'; '.join(have)}.{hint}")
+
+
+def _width(encoding: Mapping[str, Any]) -> int:
+    return len(encoding["values"]) if encoding["kind"] == "category" else 1 + bool(encoding["flag"])
+
+
+def _fitted(frame: Any, name: str, rows: Any, is_category: bool) -> dict[str, Any] | str:
+    """Return the encoding of a column, or the reason why it has none."""
+    values, form = (None, "") if is_category else quantities(frame, name)
+    if values is None:
+        return _categories(texts(frame[name][rows]))
+    known = values[rows]
+    known = known[~np.isnan(known)]
+    if not len(known):
+        return "empty in the training rows"
+    mean, std, has_gaps = float(known.mean()), float(known.std()), len(known) < int(rows.sum())
+    if std <= 1e-12 * abs(mean) and not has_gaps:
+        return "the same in all training rows"
+    encoding = {"kind": "number", "mean": mean, "std": std or 1.0, "fill": float(np.median(known)), "flag": has_gaps}
+    return encoding | ({"kind": "date", "form": form} if form else {})
+
+
+def _categories(values: Any) -> dict[str, Any] | str:
+    """Return the encoding of texts, the most frequent ones first; a missing one is the category ""."""
+    counts = values.fillna("").value_counts()
+    if len(counts) == 1:
+        return "the same in all training rows" if counts.index[0] else "empty in the training rows"
+    if len(counts) > max(20, len(values) / 2):
+        return f"{len(counts):,} different texts"
+    order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MOST]  # by name where equal
+    return {"kind": "category", "values": [value for value, _ in order], "is_cut": len(counts) > MOST}
+
+
+def _encode(x: Any, frame: Any, name: str, encoding: Mapping[str, Any]) -> None:
+    """Write the features of a column into x."""
+    if encoding["kind"] != "category":
+        values, _ = quantities(frame, name, encoding.get("form", ""))
+        missing = np.isnan(values)
+        x[:, 0] = (np.where(missing, encoding["fill"], values) - encoding["mean"]) / encoding["std"]
+        if encoding["flag"]:
+            x[:, 1] = missing
+        return
+    pd = needs("pandas", "tables")
+    column = texts(frame[name]).fillna("")
+    codes = pd.Index(encoding["values"]).get_indexer(column)
+    known = codes >= 0
+    x[known, codes[known]] = 1
+    unknown = column[~known & (column != "").to_numpy()]
+    if len(unknown) and not encoding["is_cut"]:
+        warnings.warn(
+            f"{file_of(frame)}: {name} has {len(unknown):,} values that are no category of the training rows, such as "
+            f"{unknown.iloc[0]!r}. Their features are 0.",
+            stacklevel=5,
+        )
+
+
+# Values ---------------------------------------------------------------------------------------------------------------
+
+
+def texts(column: Any) -> Any:
+    """Return the values of a column as text, whole numbers without a fraction; missing values stay missing."""
+    if getattr(column.dtype, "categories", None) is not None:
+        column = column.astype(column.dtype.categories.dtype)
+    if column.dtype.kind == "f":
+        known = column.dropna()
+        if (known == known.round()).all() and (known.abs() < 2**53).all():
+            column = column.astype("Int64")
+    return column.astype("str").where(column.notna())
+
+
+def quantities(frame: Any, name: str, form: str | None = None) -> tuple[Any, str]:
+    """Return the numbers of a column, or its dates as days since 1970, as float64 `[n]`, and the form of the dates.
+
+    NaN is a missing value, and the form "" that of numbers. The values are None if they are texts or categories; with a
+    `form`, those that do not have it are an error.
+
+    Raises:
+        ValueError: if dates may begin with the day or the month, or a value is not of this `form`.
+    """
+    pd = needs("pandas", "tables")
+    column = frame[name]
+    kind = "text" if hasattr(column.dtype, "categories") else pd.api.types.infer_dtype(column, skipna=True)
+    if kind in ("datetime64", "datetime", "date") and form != "":
+        return _days(pd.to_datetime(column, utc=True)), form or FORMS[0]
+    if kind in ("integer", "floating", "mixed-integer-float", "boolean", "decimal", "empty") and not form:
+        return pd.to_numeric(column).astype("Float64").to_numpy(float, na_value=np.nan), ""
+    column = texts(column)
+    forms = [form] if form is not None else _forms(column.dropna())
+    if len(forms) > 1:
+        example = column.dropna().iloc[0]
+        raise ValueError(
+            f"{file_of(frame)}: {name} has dates such as {example}, which may begin with the day or the month. Write "
+            f"the year first, as in 2025-12-31, or leave the column out: ignore=[{name}]."
+        )
+    if not forms:
+        return None, ""
+    values = _parsed(column, forms[0]) if forms[0] else pd.to_numeric(column, errors="coerce")
+    expected = f"a {'date' if forms[0] else 'number'} as in the training data"
+    refuse(frame, values.isna() & column.notna(), f"{name} is {{{name}}}, expected {expected}, or nothing.")
+    return _days(values) if forms[0] else values.to_numpy(float, na_value=np.nan), forms[0]
+
+
+def _forms(known: Any) -> list[str]:
+    """Return the forms in which all of some texts are dates; two if these may begin with the day or the month."""
+    if not len(known) or not known.iloc[0][:1].isdigit():
+        return []
+    distinct = known.drop_duplicates()
+    possible = [form for form in FORMS if _parsed(distinct.iloc[:1], form).notna().all()]
+    return [form for form in possible if _parsed(distinct, form).notna().all()]
+
+
+def _parsed(column: Any, form: str) -> Any:
+    pd = needs("pandas", "tables")
+    return pd.to_datetime(column, format=form, errors="coerce", utc=True)
+
+
+def _days(dates: Any) -> Any:
+    pd = needs("pandas", "tables")
+    return ((dates - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)).to_numpy(float, na_value=np.nan)
+
+
+# Labels ---------------------------------------------------------------------------------------------------------------
+
+
+class Targets:
+    """The labels of a table's rows, in the form of `Preparation.source`.
+
+    One column of texts or whole numbers has classes, in their order; other numbers are quantities. Several columns have
+    a quantity each, or a label each if all values are 0 and 1. A missing value is unknown.
+
+    Args:
+        names: the columns.
+        classes: the classes as text, or None.
+
+    Example:
+        >>> import pandas as pd
+        >>> frame = pd.DataFrame({"fraud": ["yes", None, "no"]})
+        >>> targets = Targets.fit(frame, ["fraud"])
+        >>> targets.classes, targets(frame)
+        (['no', 'yes'], tensor([ 1, -1,  0]))
+    """
+
+    def __init__(self, names: Sequence[str], classes: Sequence[str] | None = None) -> None:
+        self.names, self.classes = list(names), None if classes is None else list(classes)
+
+    @classmethod
+    def fit(cls, frame: Any, names: Sequence[str], goal: str | None = None) -> Targets:
+        """Return the labels of some columns; `goal` is classification, regression or None.
+
+        Raises:
+            ValueError: if several columns are not numbers, or quantities are texts.
+        """
+        columns = [quantities(frame, name) for name in names]
+        if len(names) > 1 or goal == "regression":
+            for name, (values, form) in zip(names, columns, strict=True):
+                if values is None or form:
+                    raise ValueError(
+                        f"{file_of(frame)}: {name} has values such as {frame[name].dropna().iloc[0]!r}, expected "
+                        f"numbers{'' if len(names) == 1 else ' in each of several targets'}."
+                    )
+            return cls(names)
+        ((values, form),) = columns
+        if values is not None and form:
+            raise ValueError(f"{file_of(frame)}: {names[0]} has dates, expected classes or numbers.")
+        if values is not None and goal != "classification":
+            known = values[~np.isnan(values)]
+            if (known != known.round()).any():
+                return cls(names)
+        found = texts(frame[names[0]]).dropna().unique().tolist()
+        try:
+            found.sort(key=float)
+        except ValueError:
+            found.sort()
+        return cls(names, found)
+
+    def __call__(self, frame: Any) -> Tensor:
+        """Return the labels of the rows of a table: classes `[n]`, -1 where unknown, or numbers `[n, K]`, NaN where.
+
+        Warns of classes that training did not have, which are unknown.
+        """
+        if self.classes is None:
+            columns = [quantities(frame, name, "")[0] for name in self.names]
+            return torch.from_numpy(np.stack(columns, 1))
+        pd = needs("pandas", "tables")
+        column = texts(frame[self.names[0]])
+        codes = pd.Index(self.classes).get_indexer(column)
+        other = column[(codes < 0) & column.notna().to_numpy()]
+        if len(other):
+            warnings.warn(
+                f"{file_of(frame)}: {self.names[0]} has {len(other):,} values that are no class of the training, such "
+                f"as {other.iloc[0]!r}. They count as unknown.",
+                stacklevel=4,
+            )
+        return torch.from_numpy(codes.astype(np.int64))

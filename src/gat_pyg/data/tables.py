@@ -1,0 +1,392 @@
+"""Tables of nodes and edges as tasks, and later tables of the same form."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.utils import coalesce, is_undirected
+
+from ..files import needs
+from ..tasks.metrics import LINKS, TASKS
+from ..tasks.node_ids import node_ids
+from ..tasks.objective import any_known
+from ..tasks.objectives import objective_for
+from ..tasks.task import Task
+from .columns import Features, Targets, missing_column
+from .from_pyg import name_of_file
+from .links import link_task
+from .splits import check_classes, draw_masks
+from .table_files import check_values, file_of, named, positions, read_table
+from .table_files import node_ids as ids_of
+from .table_splits import masks_by_column, masks_by_time
+
+IDS = ("id", "node", "node_id")  # usual names of the column of ids, without regard to case
+ENDS = (  # and of the ends of edges, alone or with other words, as in from_account and to_account
+    *(("src", "dst"), ("source", "target"), ("from", "to"), ("sender", "receiver"), ("payer", "payee")),
+    *(("head", "tail"), ("u", "v"), ("a", "b"), ("1", "2")),
+)
+
+
+class Tables(NamedTuple):
+    """A graph in tables."""
+
+    nodes: Any  # a frame, or None
+    edges: Any
+    sides: list[Any]  # pandas Indexes with the ids of the nodes in order, as the user wrote them; two if bipartite
+    edge_index: Tensor  # [2, M], from each row of edges
+
+    def of(self, item: str) -> Any:
+        """Return the table of nodes or edges."""
+        return self.nodes if item == "node" else self.edges
+
+    @property
+    def ids(self) -> list[Any]:
+        """The ids of all nodes."""
+        return [*chain(*(side.tolist() for side in self.sides))]
+
+
+def tables(
+    nodes: Any = None,
+    edges: Any = None,
+    target: str | Sequence[str] | None = None,
+    id: str | None = None,
+    src: str | None = None,
+    dst: str | None = None,
+    ignore: Sequence[str] = (),
+    categories: Sequence[str] = (),
+    undirected: bool = True,
+    bipartite: bool | None = None,
+    per_class: int | None = None,
+    val: int | None = None,
+    test: int | None = None,
+    seed: int = 0,
+    column: str | None = None,
+    time: str | None = None,
+    task: str | None = None,
+    name: str | None = None,
+) -> Task:
+    """Convert tables of nodes and edges to a task: classes or quantities of nodes or edges, or links.
+
+    A table is a CSV, TSV or Parquet file, a pandas frame, or a list of files with the same columns. Each row of `nodes`
+    has an id and features; without it, the ids in `edges` are the nodes, whose embeddings are learnt
+    (`gat_pyg.models.Encoded`). Each row of `edges` has its two ends and features. Rows with the same ends are edges of
+    their own, except for links.
+
+    Numbers are standardised, categories one-hot and dates numbers of days, by the training rows alone: of nodes if
+    their labels are to be predicted, of edges if theirs are, else all (`gat_pyg.data.columns.Features`). The encoding
+    is part of the task's `source`, by which `gat_pyg.data.rows.read_rows` reads later tables: ids may be others,
+    columns in another order. `notes` are sentences on what was read.
+
+    Args:
+        nodes, edges: the tables.
+        target: the column to predict, of nodes or else of edges; several columns are several labels or quantities. An
+            empty value is unknown. Texts and whole numbers are classes (`gat_pyg.data.columns.Targets`). None: links.
+        id: the column of nodes with their ids; by default `id`, `node` or `node_id`, else the first.
+        src, dst: the columns of edges with their ends; by default `src` and `dst`, `source` and `target`, `from` and
+            `to` or the like, else the first two. Ids are compared as they are written: 7 is 7.0, but not 007.
+        ignore: columns that are left out.
+        categories: columns of numbers that are categories, such as codes.
+        undirected: messages pass in both directions. The features of a reverse edge have a further column, which is 1.
+        bipartite: True if `src` and `dst` are ids of two kinds, such as users and items, False if they are of one;
+            None: True if no id is in both columns.
+        per_class, val, test, seed: of a drawn split, as in `gat_pyg.data.from_dataset`.
+        column: the column with the split of each row, train, val or test.
+        time: a column of dates or numbers: the earliest rows are for training, the latest for the test.
+        task: `node_`, `edge_` with `classification` or `regression`, or `link_prediction`, as in `from_dataset`.
+        name: of the task; by default that of the file, or of the folder of nodes.csv or edges.csv.
+
+    Raises:
+        FileNotFoundError, ValueError: if a table cannot be read, lacks a column, or has an id twice or an edge without
+            one of its nodes; the message names the file, the row and the column.
+        ImportError: if pandas is not installed.
+
+    Example:
+        >>> import pandas as pd
+        >>> nodes = pd.DataFrame({"id": list("abcdef"), "age": [1, 2, 3, 4, 5, 6], "fraud": ["no", "yes"] * 3})
+        >>> edges = pd.DataFrame({"src": list("abcde"), "dst": list("bcdef")})
+        >>> task = tables(nodes, edges, "fraud", per_class=1, val=2, test=2)
+        >>> task, task.class_names
+        (Task(name='tables', num_features=1, objective=NodeLabels(out_channels=2), edge_dim=None), ('no', 'yes'))
+    """
+    targets, ignore, categories = map(_names, (target, ignore, categories))
+    source: dict[str, Any] = {
+        "_target_": "gat_pyg.data.tables",
+        **{"nodes": _path(nodes), "edges": _path(edges)},
+        **{"id": id, "src": src, "dst": dst, "bipartite": bipartite},
+    }
+    of = _read(nodes, edges, source)
+    item, goal = _item(of, targets, task)
+    name = name or name_of_file(source["nodes"] or source["edges"] or "tables")
+    _check_columns([of.nodes, of.edges], [*ignore, *categories])
+    for frame in (of.nodes, of.edges):
+        if frame is not None:
+            check_values(frame, [key for key in frame.columns if key not in (*ignore, *categories)])
+    data, objective, class_names = Data(), None, None
+    drawn: tuple[str, ...] = ()
+    if item != "link":
+        frame = of.of(item)
+        labels = Targets.fit(frame, targets, goal)
+        y = labels(frame)
+        kind = objective_for([y], item, goal)
+        (data.y,) = kind.convert([y], name)
+        objective, known = kind.for_labels([data.y], name), any_known(data.y)
+        if item == "edge":
+            data.edge_label_index = of.edge_index
+        if column is not None:
+            masks, drawn = masks_by_column(frame, column, known, val, seed)
+            data.update(masks)
+        elif time is not None:
+            masks, drawn = masks_by_time(frame, time, known, val, test)
+            data.update(masks)
+        else:
+            drawn = draw_masks(data, objective, per_class, val, test, seed, name)
+        class_names = tuple(labels.classes or labels.names)
+        source["target"] = {"item": item, "goal": kind.goal, "names": labels.names, "classes": labels.classes}
+    elif column is not None or time is not None:
+        raise ValueError(f"{name}: links are not split by a column or a time. Leave out column and time (split.*).")
+    source["reverse"] = undirected and not is_undirected(of.edge_index, num_nodes=len(of.ids))
+    left_out = {*ignore, *targets, column, time, source["src"], source["dst"]}
+    source["columns"], notes = {}, []
+    for key in ("node", "edge"):
+        if (frame := of.of(key)) is None:
+            continue
+        rows = data.train_mask.numpy() if key == item else np.ones(len(frame), bool)
+        others = left_out if key == "edge" else {*ignore, *targets, column, time, source["id"]}
+        features = Features.fit(frame, [name for name in frame.columns if name not in others], rows, categories)
+        source["columns"][key] = features.columns
+        notes.append(f"{name}: {_note(frame, key, features)}")
+    data.update(_graph(of, source))
+    if source["reverse"]:
+        notes.append(f"{name}: messages pass over each edge in both directions, as dataset.undirected=true")
+    if data.x is None:
+        data.x, source["ids"] = node_ids(len(of.ids)), [side.tolist() for side in of.sides]
+    if objective is None:
+        return link_task([[data]], name, val, test, seed, 0, ()).read_from(source, notes)
+    D = None if data.edge_attr is None else data.edge_attr.size(1)
+    result = Task(name, [data], [data], [data], data.x.size(1), objective, D, class_names, (), 1, drawn)
+    check_classes(result)
+    return result.read_from(source, notes)
+
+
+from_pandas = tables  # the same with frames
+
+
+def rows_of(source: Mapping[str, Any], data: Any = None) -> tuple[Data, dict[str, Sequence[Any]]]:
+    """Return the graph of later tables, and the columns with the ids of the rows that are to be predicted.
+
+    Args:
+        source: of the task.
+        data: the table of nodes or that of edges, or both in any order, as paths or frames, or a mapping with the keys
+            `nodes` and `edges`. A table that is left out is that of the task. If links are to be predicted, a table of
+            edges has the pairs, and a first one of two has the known links.
+
+    Raises:
+        ValueError: as `tables`, or if a table is neither that of nodes nor that of edges.
+    """
+    source, tables = dict(source), _by_kind(source, data)
+    for key in ("node", "edge"):
+        if key in source["columns"] and key not in tables:
+            if source[f"{key}s"] is None:
+                raise ValueError(f"The {key}s of the run were a frame, which it does not keep. Give their table too.")
+            tables[key] = source[f"{key}s"]
+    of = _read(tables.get("node"), tables["edge"], source)
+    graph, target = _graph(of, source), source.get("target")
+    names = [source["src"], source["dst"]]
+    if target is None:
+        if "pairs" not in tables:
+            return graph, {source["id"] or "node": of.ids}
+        pairs = _frame(tables["pairs"], "pairs", names)
+        graph.edge_label_index = _ends(pairs, of.sides, source)
+        return graph, {name: pairs[name].tolist() for name in names}
+    frame = of.of(target["item"])
+    if all(name in frame.columns for name in target["names"]):
+        y = Targets(target["names"], target["classes"])(frame)
+        (graph.y,) = objective_for([y], target["item"], target["goal"]).convert([y], file_of(frame))
+    return graph, {source["id"]: of.ids} if target["item"] == "node" else {name: frame[name].tolist() for name in names}
+
+
+def _by_kind(source: Mapping[str, Any], data: Any) -> dict[str, Any]:
+    """Return later tables by their kind: node, edge or pairs."""
+    if isinstance(data, Mapping):
+        return {key.removesuffix("s") if key != "pairs" else key: table for key, table in data.items()}
+    tables: dict[str, Any] = {}
+    kinds = ["edge", "pairs"] if source.get("target") is None else ["edge"]
+    given = [] if data is None else list(data) if isinstance(data, (list, tuple)) else [data]
+    frames = [_frame(table, "data", []) for table in given]
+    of_edges = [{source["src"], source["dst"]} <= {*frame.columns} for frame in frames]
+    kinds = kinds[-1:] if sum(of_edges) == 1 else kinds
+    for table, frame, is_of_edges in zip(given, frames, of_edges, strict=True):
+        kind = kinds.pop(0) if is_of_edges and kinds else "node"
+        if kind == "node" and (kind in tables or source["id"] not in frame.columns):
+            raise missing_column([frame], f"{source['src']}")
+        tables[kind] = table
+    return tables
+
+
+# The graph ------------------------------------------------------------------------------------------------------------
+
+
+def _read(nodes: Any, edges: Any, source: dict[str, Any]) -> Tables:
+    """Read the tables, number their nodes, and write the names of the columns with ids into `source`."""
+    if edges is None:
+        raise ValueError("edges is missing, expected a table with the two ends of each edge in a row.")
+    pd = needs("pandas", "tables")
+    nodes = _frame(nodes, "nodes", [source["id"] or "id", *IDS])
+    edges = _frame(edges, "edges", [source["src"], source["dst"]] if source["src"] else [*chain(*ENDS)])
+    _choose_ends(edges, source)
+    src, dst = source["src"], source["dst"]
+    if nodes is not None:
+        usual = (name for name in nodes.columns if name.lower() in IDS)
+        source["id"] = source["id"] or next(usual, nodes.columns[0])
+        _check_columns([nodes], [source["id"]])
+        sides = [ids_of(nodes, source["id"])]
+        return Tables(nodes, edges, sides, _ends(edges, sides, source, file_of(nodes)))
+    if "ids" in source:
+        sides = [pd.Index(ids) for ids in source["ids"]]
+        return Tables(None, edges, sides, _ends(edges, sides, source))
+    sides = [pd.Index(edges[end].dropna().unique()) for end in (src, dst)]
+    if sides[0].dtype != sides[1].dtype:
+        sides = [side.astype(str) for side in sides]
+    common, one_kind = sides[0].intersection(sides[1]), _are_of_one_kind(src, dst)
+    if source["bipartite"] is None and len(common) and not one_kind:
+        raise ValueError(
+            f"{file_of(edges)}: {len(common):,} ids are both in {src} and in {dst}, such as {common[0]}. Choose "
+            f"dataset.bipartite=true if {src} and {dst} are of two kinds, as users and items, and false if they are of "
+            "one."
+        )
+    if source["bipartite"] is None:
+        source["bipartite"] = not len(common) and not one_kind
+    if not source["bipartite"]:
+        sides = [sides[0].append(sides[1][~sides[1].isin(sides[0])])]  # first one side: see `two_sides`
+    return Tables(None, edges, sides, _ends(edges, sides, source))
+
+
+def _frame(table: Any, name: str, ids: Collection[str]) -> Any:
+    """Return a table as a frame with the names of its files; None for None."""
+    pd = needs("pandas", "tables")
+    if table is None:
+        return None
+    if not isinstance(table, pd.DataFrame):
+        return read_table(table if isinstance(table, (str, Path)) else list(table), ids)
+    frame = named(table.reset_index(drop=table.index.name is None), name)
+    frame.columns = frame.columns.map(str)
+    return frame
+
+
+def _choose_ends(edges: Any, source: dict[str, Any]) -> None:
+    """Write the names of the columns of an edge's ends into `source`, unless they are there."""
+    names = {name.lower().removesuffix("_id"): name for name in edges.columns}
+    if (source["src"] is None) != (source["dst"] is None):
+        raise ValueError(f"src is {source['src']}, dst is {source['dst']}: expected the names of two columns, or none.")
+    if source["src"] is None:
+        pair = next((pair for pair in ENDS if names.keys() >= {*pair}), None)
+        if pair is None and len(edges.columns) < 2:
+            raise ValueError(f"{file_of(edges)} has one column, expected two for the ends of edges.")
+        source["src"], source["dst"] = [names[end] for end in pair] if pair else edges.columns[:2]
+    _check_columns([edges], [source["src"], source["dst"]])
+
+
+def _are_of_one_kind(src: str, dst: str) -> bool:
+    """Return True if two names of columns differ as from_account and to_account."""
+    left, right = src.lower(), dst.lower()
+    return any(a in left and left.replace(a, "", 1) == right.replace(b, "", 1) and b in right for a, b in ENDS)
+
+
+def _ends(edges: Any, sides: list[Any], source: Mapping[str, Any], place: str | None = None) -> Tensor:
+    """Return the numbers of the nodes at both ends of each edge [2, M]."""
+    place = place or "the nodes that the run was trained on"
+    src = positions(edges, source["src"], sides[0], place)
+    dst = positions(edges, source["dst"], sides[-1], place) + (len(sides[0]) if len(sides) > 1 else 0)
+    return torch.from_numpy(np.stack([src, dst]))
+
+
+def _graph(of: Tables, source: Mapping[str, Any]) -> Data:
+    """Return the graph with features, and the edges as pairs with features if their labels are to be predicted."""
+    target, columns, edge_index = source.get("target"), source["columns"], of.edge_index
+    data = Data(num_nodes=len(of.ids)) if not columns.get("node") else Data(Features(columns["node"])(of.nodes))
+    features = Features(columns["edge"])(of.edges) if columns["edge"] else None
+    if target is not None and target["item"] == "edge":
+        data.edge_label_index = edge_index
+        if features is not None:
+            data.edge_label_attr = features
+    if target is None:
+        edge_index, features = _links(edge_index, features, source["reverse"])
+    elif source["reverse"]:
+        edge_index = torch.cat([edge_index, edge_index.flip(0)], 1)
+        if features is not None:
+            is_reverse = torch.arange(edge_index.size(1)) >= len(features)
+            features = torch.cat([features.repeat(2, 1), is_reverse[:, None].to(features.dtype)], 1)
+    data.edge_index, data.edge_attr = edge_index, features
+    return data
+
+
+def _links(edge_index: Tensor, features: Tensor | None, reverse: bool) -> tuple[Tensor, Tensor | None]:
+    """Return each link once, with the mean of its features, or in both directions with the same features."""
+    pairs = edge_index.sort(0).values if reverse else edge_index
+    if features is None:
+        pairs = coalesce(pairs)
+    else:
+        pairs, features = coalesce(pairs, features, reduce="mean")
+    if reverse:
+        pairs = torch.cat([pairs, pairs.flip(0)], 1)
+        features = None if features is None else features.repeat(2, 1)
+    return pairs, features
+
+
+# Messages -------------------------------------------------------------------------------------------------------------
+
+
+def _item(of: Tables, targets: Sequence[str], task: str | None) -> tuple[str, str | None]:
+    """Return what is to be predicted, node, edge or link, and classification, regression or None."""
+    if task not in (None, *TASKS) or str(task).startswith("graph_"):
+        raise ValueError(f"task is {task}, but tables are one graph. Choose a task of nodes, edges or links.")
+    if not targets or task == LINKS:
+        if targets or task not in (None, LINKS):
+            needed = "no target" if targets else "target, the column with the labels"
+            raise ValueError(f"task={task} needs {needed}. To predict links, choose task={LINKS} without a target.")
+        return "link", None
+    only, _, goal = (task or "").partition("_")
+    for item in ("node", "edge"):
+        frame = of.of(item)
+        if only in ("", item) and frame is not None and {*targets} <= {*frame.columns}:
+            return item, goal or None
+    tables = [of.of(only)] if only else [of.nodes, of.edges]
+    _check_columns(tables, targets)
+    raise ValueError(f"The columns {', '.join(targets)} are in two tables, expected those of nodes or those of edges.")
+
+
+def _check_columns(frames: Sequence[Any], names: Collection[str]) -> None:
+    """Raise ValueError if a name is a column of none of the tables."""
+    frames = [frame for frame in frames if frame is not None]
+    for name in names:
+        if not any(name in frame.columns for frame in frames):
+            raise missing_column(frames, name)
+
+
+def _note(frame: Any, item: str, features: Features) -> str:
+    """Return a clause on the features of a table."""
+    count, columns = features.size, len(features.columns)
+    text = (
+        f"{columns} column{'s' * (columns != 1)} of {file_of(frame)} give {item}s {count} features"
+        if count
+        else (f"{file_of(frame)} gives {item}s no features")
+    )
+    return f"{text}; left out: {', '.join(features.notes)}" if features.notes else text
+
+
+def _names(names: Any) -> list[str]:
+    return [] if names is None else [names] if isinstance(names, str) else list(names)
+
+
+def _path(table: Any) -> Any:
+    """Return the path or the paths of a table as plain data; None for a frame."""
+    if isinstance(table, (str, Path)):
+        return str(table)
+    return [str(path) for path in table] if isinstance(table, Sequence) else None
