@@ -29,6 +29,7 @@ from gat_pyg import GATConv, GATv2Conv
 from gat_pyg.attention.fused import is_spent
 from gat_pyg.conv import DotProduct
 from gat_pyg.features.linear import Linear
+from gat_pyg.models import GAT
 from tests.conv.test_draws import FILLS, LAYERS
 from tests.graph.test_edges import adjacency
 from tests.graphs import BATCH, BIPARTITE, LOOPS, RANDOM, WIDE, Graph
@@ -338,6 +339,8 @@ def test_to_hetero(name: str) -> None:
     theirs.load_state_dict(ours.state_dict())
     for kind, out in ours(x, index).items():
         assert_close(out, theirs(x, index)[kind])
+    with pytest.raises(NotImplementedError, match=r"to_hetero cannot trace. Use PyG's models.GAT with layers of"):
+        pyg.to_hetero(GAT(5, [4], 2, [2, 1]), metadata)
 
 
 @both_layers

@@ -202,13 +202,17 @@ def test_links_are_drawn_where_there_are_no_labels(tmp_path: Path):
     path = stored(tmp_path / "own", values, "npz")
     with pytest.raises(ValueError, match=r"own.npz has no y; .* choose task=link_prediction, which needs no labels"):
         from_file(path)
-    for sizes in ({}, {"val": 30, "test": 40}, {"val": 500, "test": 1000}):  # the last: the command's, of nodes
+    for sizes in ({"disjoint": 0.3}, {"val": 30, "test": 40}, {"val": 500, "test": 1000}):  # the last: of the command
         task = from_file(path, seed=3, task="link_prediction", **sizes)
         expected = links(Data(graph.x, graph.edge_index, torch.ones(graph.num_edges, 1)), seed=3, **sizes)
         for key in ("x", "edge_index", "edge_attr", "edge_label_index", "y", *MASKS):
             assert torch.equal(task.train[0][key], expected.train[0][key])
     with pytest.raises(ValueError, match=r"own.npz has 12618 edges, too few to draw val=9000 and test=0.1 of its"):
         from_file(path, val=9000, task="link_prediction")
+    with pytest.raises(ValueError, match=r"disjoint=0.3 is a share of links. Leave it out, or choose task=link_predic"):
+        from_dataset(digits().train[0], disjoint=0.3)
+    with pytest.raises(ValueError, match=r"disjoint=0.3, but the pairs are given by edge_label_index. Leave it out"):
+        from_dataset(expected.train[0], disjoint=0.3, task="link_prediction")
 
 
 LEAKS: dict[str, dict[str, Any]] = {

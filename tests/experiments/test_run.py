@@ -1037,6 +1037,10 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
         (["ckpt_path=x.ckpt"], r"There is no checkpoint x\.ckpt\."),
         (["ckpt_path=last"], r"There is no run with these settings in outputs\."),
         (["dataset=file", "dataset.path=x.npz"], r"x\.npz does not exist\."),
+        (
+            ["dataset._target_=torch_geometric.datasets.KarateClub", "+dataset.transform=OneHotDegree"],
+            r"dataset\.transform is 'OneHotDegree', .*: \+dataset\.transform\._target_=torch_geometric\.transforms\.",
+        ),
         (["trainer=ddp_cpu"], "digits is one graph, which 2 processes do not divide by default"),
         ([*HALO, "dataset=planted"], r"trainer\.strategy is halo, which divides a single graph"),
         (HALO, "MLP cannot be trained on a graph in parts"),

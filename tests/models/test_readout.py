@@ -96,6 +96,7 @@ def test_saved_models_of_two_seeds_predict_graphs_alone_and_as_a_stack(tmp_path:
     out = stack(graphs.x, graphs.edge_index, batch=graphs.batch, batch_size=3)
     torch.testing.assert_close(out, torch.stack(outs))
     torch.testing.assert_close(predict(tmp_path, graphs, seed="all"), out.softmax(-1).mean(0))
+    torch.testing.assert_close(predict(tmp_path, task.test[0], seed="all"), out.softmax(-1).mean(0)[:1])
 
 
 def test_a_null_readout_leaves_the_model_as_it_is():

@@ -47,6 +47,7 @@ def from_file(
     folds: int | str | Path | None = None,
     fold: int = 0,
     task: str | None = None,
+    disjoint: float = 0.0,
 ) -> Task:
     """Read a graph, or several, from a `.pt` file (torch.save), a `.npz` file (numpy.savez) or a folder (numpy.save).
 
@@ -80,7 +81,8 @@ def from_file(
     path, content = read(path)
     try:
         graphs = graphs_in(content, path, task != LINKS)
-        result = from_dataset(graphs, path.stem, per_class, val, test, seed, split, folds, fold, task=task)
+        options: dict[str, Any] = {"task": task, "disjoint": disjoint}
+        result = from_dataset(graphs, path.stem, per_class, val, test, seed, split, folds, fold, **options)
         check_classes(result)
         return result.read_from({"_target_": "gat_pyg.data.from_file", "path": str(path)})
     except ValueError as error:
@@ -99,6 +101,7 @@ def from_dataset(
     fold: int = 0,
     transforms: Sequence[Mapping[str, Any]] = (),
     task: str | None = None,
+    disjoint: float = 0.0,
 ) -> Task:
     """Convert any PyG data set with labels of nodes, edges or graphs: one graph, several graphs, or three data sets.
 
@@ -127,9 +130,9 @@ def from_dataset(
     A single graph without `x` gets the ids of its nodes as `x` [N, 1], which `gat_pyg.models.Encoded` embeds.
 
     With `task="link_prediction"`, a single graph needs no labels: links are drawn as by `gat_pyg.data.links`, 5 % for
-    validation and 10 % for the test, or as many as `val` and `test`. Or the pairs are `edge_label_index` [2, M], with
-    `edge_label` [M] 1 for links and 0 for others, and the masks [M]; or `dataset` is the three graphs of a
-    `RandomLinkSplit`, and messages pass over the edges of the first.
+    validation and 10 % for the test, or as many as `val` and `test`, and with its `disjoint`. Or the pairs are
+    `edge_label_index` [2, M], with `edge_label` [M] 1 for links and 0 for others, and the masks [M]; or `dataset` is
+    the three graphs of a `RandomLinkSplit`, and messages pass over the edges of the first.
 
     A warning lists the keys with numbers that are not read, such as `edge_weight`.
 
@@ -159,7 +162,9 @@ def from_dataset(
         raise ValueError(f"{name} has no graph, expected at least one.")
     warn_if_rounded(list(chain(*raw)), name)
     if task == LINKS:
-        return link_task(raw, name, val, test, seed, split, transforms)
+        return link_task(raw, name, val, test, seed, split, transforms, disjoint)
+    if disjoint:
+        raise ValueError(f"{name}: disjoint={disjoint} is a share of links. Leave it out, or choose task={LINKS}.")
     if len(raw) == 3 and _are_of_links(raw) and not str(task).startswith("edge_"):
         raise ValueError(
             f"{name} has the three graphs of a RandomLinkSplit. Choose task={LINKS}, or task=edge_classification if "

@@ -86,6 +86,7 @@ def link_task(
     seed: int,
     split: int,
     transforms: Sequence[Any],
+    disjoint: float,
 ) -> Task:
     """Return the task of predicting links of the only graph: the pairs in `edge_label_index`, or drawn links.
 
@@ -105,7 +106,9 @@ def link_task(
     graph = graphs[0]
     if graph.get("edge_label_index") is None:
         shares = 0.05 if val is None else val, 0.1 if test is None else test
-        return _drawn(graph, name, shares, 0.0, seed, objective, transforms, ("val", "test", "seed"))
+        return _drawn(graph, name, shares, disjoint, seed, objective, transforms, ("val", "test", "seed"))
+    if disjoint:
+        raise ValueError(f"{name}: disjoint={disjoint}, but the pairs are given by edge_label_index. Leave it out.")
     if missing := [key for key in ("edge_label", *MASKS) if graph.get(key) is None]:
         raise ValueError(
             f"{name}: {missing[0]} is missing, expected edge_label, train_mask, val_mask and test_mask of the pairs in "

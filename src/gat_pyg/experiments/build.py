@@ -100,6 +100,13 @@ def read_task(settings: Settings) -> Task:
         others["root"] = str(data_root(settings.data_root) / target.__name__)
     if "task" in parameters:
         others["task"] = settings.task
+    for key in ("pre_transform", "transform"):
+        if isinstance(transform := dataset.get(key), str):
+            name = transform if "." in transform else f"torch_geometric.transforms.{transform}"
+            raise ValueError(
+                f"dataset.{key} is {transform!r}, expected a class with its arguments: +dataset.{key}._target_={name}, "
+                f"and each argument as in +dataset.{key}.max_degree=10."
+            )
     both = [dataset.get(key) for key in ("pre_transform", "transform")]  # in the order in which PyG applies them
     transforms = [transform for transform in both if isinstance(transform, dict)]
     try:

@@ -249,7 +249,13 @@ class GAT(nn.Module):
         Raises:
             ValueError: if there are numbers per hop, but fewer hops than layers, or x is a batch and the layers are
                 those of the authors' code.
+            NotImplementedError: if PyG's `to_hetero` traces the network.
         """
+        if isinstance(x, torch.fx.Proxy):
+            raise NotImplementedError(
+                "gat_pyg.GAT has Python control flow, which to_hetero cannot trace. Use PyG's models.GAT with layers "
+                "of gat_pyg (docs/swap.md), or a network of these layers."
+            )
         if self.reproduction and x.dim() != 2:
             raise ValueError(
                 f"x has shape {tuple(x.shape)}, expected (N, F): the layers of the authors' code take no batch. Call "
