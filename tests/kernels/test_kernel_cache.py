@@ -113,7 +113,7 @@ def test_code_for_something_else_is_not_loaded(folder: Path, monkeypatch: pytest
     again = compiled(double)
     assert again(2) == 4 and not again.stats.cache_hits
     monkeypatch.setattr(cache, "VERSIONS", ("another",))
-    monkeypatch.setattr(cache._Files, "_path", lambda *_: str(file))
+    monkeypatch.setattr(cache._Files, "_name", lambda *_: file.name)
     assert call() == (3.0, False) and call() == (3.0, True)
 
 
@@ -164,7 +164,8 @@ def test_what_others_can_write_to_is_not_used(
     assert call() == (3.0, False)
     assert call() == (3.0, changed == file)  # a bad file is replaced by a good one, a bad folder is not written to
     assert changed == file or (file.read_bytes() == before and len([*folder.iterdir()]) == 1)
-    (warning,) = caplog.messages  # of both calls
+    warning, *others = caplog.messages  # of both calls
+    assert len(others) == (changed != file)  # that no folder is left
     assert warning.startswith(f"{changed} is not used for compiled kernels because") and re.search(reason, warning)
 
 
@@ -202,21 +203,48 @@ def test_a_folder_of_our_own_is_private_wherever_it_is(tmp_path: Path, monkeypat
     finally:
         os.umask(before)
     (file,) = tmp_path.rglob("*.nbc")
-    assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o755
+    assert file.stat().st_mode & 0o777 == 0o644 and file.parent.stat().st_mode & 0o777 == 0o755
+
+
+@POSIX
+def test_what_root_has_compiled_is_read(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a folder that this user cannot write to, with and without one of their own."""
+    monkeypatch.setattr(cache._Implementation, "_locator_classes", LOCATORS)
+    for variable in ("HOME", "XDG_CACHE_HOME", "IPYTHONDIR", "LOCALAPPDATA"):
+        monkeypatch.setenv(variable, str(tmp_path / "home"))
+    written = tempfile.TemporaryFile
+
+    def refuse_others(dir: str) -> Any:
+        if not str(dir).startswith(str(tmp_path / "home")):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return written(dir=dir)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse_others)
+    kernel = compiled(double)
+    assert kernel(1.5) == 3.0 and kernel.stats.cache_hits and kernel(2) == 4  # int64 is compiled and kept
+    assert compiled(double).stats.cache_path.startswith(str(tmp_path / "home")) and not caplog.messages
+    (tmp_path / "home").rename(tmp_path / "other")
+    (tmp_path / "home").write_text("a file, no folder")
+    assert call() == (3.0, True) and not caplog.messages
+    assert len([*folder.iterdir()]) == 1
 
 
 @POSIX
 def test_no_warning_where_we_cannot_write(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A package that another user has installed has never had kernels of ours."""
+    """Nor do we warn of a folder of another user that others can write to, but of the compilation in each process."""
 
     def refuse(**_: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     folder.chmod(0o777)
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    assert call() == (3.0, False) and not caplog.messages
+    assert call() == (3.0, False)
+    (warning,) = caplog.messages
+    assert warning == f"every process compiles its kernels anew, since no folder can be written. {cache.REMEDY}"
 
 
 @POSIX
@@ -237,7 +265,7 @@ def test_a_full_disk_does_not_stop_a_kernel(
         patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(full))
         assert call() == (3.0, False)
     assert not [*folder.iterdir()]
-    assert caplog.messages == [f"a compiled kernel is not kept on disk: {full}"]
+    assert caplog.messages == [f"a compiled kernel is not kept on disk: {full}. {cache.REMEDY}"]
     assert call() == (3.0, False) and call() == (3.0, True)
 
 
@@ -257,7 +285,7 @@ def test_without_a_folder_a_kernel_is_compiled_in_memory(
         alone = importlib.import_module("alone")
         monkeypatch.delitem(sys.modules, "alone")
         assert alone.beside(3.0) == -3.0
-    assert "the kernels are compiled anew in every process" in caplog.text
+    assert "every process compiles its kernels anew, since no folder can be written" in caplog.text
     assert re.search(r"compiled beside in \d+\.\d s, kept in memory alone", caplog.text)
 
 

@@ -12,7 +12,7 @@ import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType, FunctionType
 from typing import Any, ClassVar
 
@@ -36,6 +36,7 @@ if numba.config.DISABLE_JIT:
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 if interpreter.INTERPRET:
     log.warning("GAT_PYG_INTERPRET is 1: the CPU kernels run uncompiled, which is about a thousand times slower")
+REMEDY = "Set NUMBA_CACHE_DIR to a folder of your own, or let who installed gat_pyg run `gat-pyg warm`."
 VERSIONS = (numba.__version__, llvmlite.__version__, numpy.__version__)
 
 
@@ -56,8 +57,8 @@ def compiled(function: Callable[..., Any]) -> Any:
     kernel = njit(**OPTIONS)(function)
     try:
         kernel._cache = _Cache(function)  # the attribute that cache=True sets
-    except RuntimeError as error:  # no folder to write to
-        log.info("%s: the kernels are compiled anew in every process", error)
+    except RuntimeError as error:  # no folder to write to or to read from
+        log.info("%s", error)
     _LISTENER.kernels.add(kernel)
     return kernel
 
@@ -72,17 +73,21 @@ class _Files(IndexDataCacheFile):  # type: ignore[misc]
     the digest matches. The digest covers all sources of the kernel, the signature and the machine too: code for
     anything else is rejected in the same way. It does not protect against another user, who can write a digest as well;
     the permissions of the folder and of the file have to.
+
+    Files are written into one folder and may be read from several: root may have compiled for all users of an image.
     """
 
     sources: Callable[[], Any]
+    others: Sequence[str] = ()  # further folders to read from
 
     def save(self, key: Any, data: Any) -> None:
         _check_private(self._cache_path, os.stat(self._cache_path))
-        path, code = self._path(key), self._dump(data)
+        path, code = os.path.join(self._cache_path, self._name(key)), self._dump(data)
         descriptor, temporary = tempfile.mkstemp(dir=self._cache_path, prefix=f"{os.path.basename(path)}.tmp.")
         try:
             with open(descriptor, "wb") as file:
                 file.write(self._digest(key, code) + code)
+            os.chmod(temporary, 0o644)  # for other users of an image
             os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -90,26 +95,29 @@ class _Files(IndexDataCacheFile):  # type: ignore[misc]
             raise
 
     def load(self, key: Any) -> Any:
-        try:
-            _check_private(self._cache_path, os.stat(self._cache_path))
-            with open(path := self._path(key), "rb") as file:
-                _check_private(path, os.fstat(file.fileno()))
-                content = file.read()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            _warn(str(error))
-            return None
-        digest, code = content[:32], content[32:]
-        return pickle.loads(code) if digest == self._digest(key, code) else None
+        for folder in (self._cache_path, *self.others):
+            try:
+                _check_private(folder, os.stat(folder))
+                with open(path := os.path.join(folder, self._name(key)), "rb") as file:
+                    _check_private(path, os.fstat(file.fileno()))
+                    content = file.read()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                _warn(str(error))
+                continue
+            digest, code = content[:32], content[32:]
+            if digest == self._digest(key, code):
+                return pickle.loads(code)
+        return None
 
     def _digest(self, key: Any, code: bytes) -> bytes:
         return hashlib.sha256(repr((VERSIONS, OPTIONS, self.sources(), key)).encode() + code).digest()
 
-    def _path(self, key: Any) -> str:
+    def _name(self, key: Any) -> str:
         types, machine, _ = key
         name = hashlib.sha256(repr((VERSIONS, OPTIONS, types, machine)).encode()).hexdigest()
-        return str(self._data_path(self._data_name(int(name[:16], 16))))
+        return str(self._data_name(int(name[:16], 16)))
 
 
 def sources(kernel: Any) -> tuple[dict[str, str], dict[str, str]]:
@@ -189,9 +197,21 @@ class _PrivateFolder:
             raise
 
 
+class _ReadableFolder:
+    """A mixin for Numba's locators: find a folder that this user may only read, since root has written it."""
+
+    get_cache_path: Callable[[], str]
+
+    def ensure_cache_path(self) -> None:
+        folder = self.get_cache_path()
+        _check_private(folder, os.stat(os.path.join(folder, "")))
+
+
 class _Implementation(CompileResultCacheImpl):  # type: ignore[misc]
     _locator_classes: ClassVar = [
-        type(locator.__name__, (_PrivateFolder, locator), {}) for locator in CompileResultCacheImpl._locator_classes
+        type(locator.__name__, (mixin, locator), {})
+        for mixin in (_PrivateFolder, _ReadableFolder)
+        for locator in CompileResultCacheImpl._locator_classes
     ]
 
 
@@ -202,12 +222,16 @@ class _Cache(FunctionCache):  # type: ignore[misc]
         super().__init__(function)
         self._cache_file: Any = _Files(self.cache_path, self._impl.filename_base, None)
         self._cache_file.sources = functools.cache(lambda: sources(function))
+        kinds = (kind for kind in self._impl_class._locator_classes if issubclass(kind, _ReadableFolder))
+        locators = (kind.from_function(function, function.__code__.co_filename) for kind in kinds)
+        folders = (locator.get_cache_path() for locator in locators if locator is not None)
+        self._cache_file.others = [folder for folder in folders if folder != self.cache_path]
 
     def save_overload(self, signature: Any, data: Any) -> None:
         try:
             super().save_overload(signature, data)
         except OSError as error:  # the compiled kernel works all the same
-            _warn(f"a compiled kernel is not kept on disk: {error}")
+            _warn(f"a compiled kernel is not kept on disk: {error}. {REMEDY}")
 
 
 class _Listener(event.Listener):  # type: ignore[misc]
@@ -224,8 +248,10 @@ class _Listener(event.Listener):  # type: ignore[misc]
 
     def on_end(self, compilation: Any) -> None:
         if (kernel := compilation.data["dispatcher"]) in self.kernels:
-            seconds, folder = time.perf_counter() - self.start, kernel.stats.cache_path or "memory alone"
-            log.info("compiled %s in %.1f s, kept in %s", kernel.__name__, seconds, folder)
+            seconds, folder = time.perf_counter() - self.start, kernel.stats.cache_path
+            log.info("compiled %s in %.1f s, kept in %s", kernel.__name__, seconds, folder or "memory alone")
+            if folder is None:
+                _warn(f"every process compiles its kernels anew, since no folder can be written. {REMEDY}")
 
 
 _LISTENER = _Listener()
