@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .conv import TransformerConv as TransformerConv
     from .experiments.export import export as export
     from .experiments.model_file import load as load
-    from .experiments.model_file import predict as predict
+    from .experiments.predictions import predict as predict
     from .graph.edges import Edges as Edges
     from .models import GAT as GAT
     from .models import attention_of as attention_of
@@ -50,7 +50,7 @@ _LAZY = {
     "data": "data",
     "export": "experiments.export",
     "load": "experiments.model_file",
-    "predict": "experiments.model_file",
+    "predict": "experiments.predictions",
     "report": "report",
     "seeds": "seeds",
 }

@@ -16,7 +16,7 @@ from torch_geometric.data import Batch, Data
 import gat_pyg.run
 from gat_pyg.data import Task, digits, from_dataset, from_file, links
 from gat_pyg.experiments.build import warn_of_unknown_categories
-from gat_pyg.experiments.model_file import predict
+from gat_pyg.experiments.predictions import predict
 from gat_pyg.experiments.result import read
 from gat_pyg.models.encoders import Encoder, num_categories, num_unknown
 from gat_pyg.tasks.links import LinkLabels

@@ -14,7 +14,7 @@ from torchmetrics.functional.classification import binary_auroc
 
 import gat_pyg.run
 from gat_pyg.data import ogbg
-from gat_pyg.experiments.model_file import predict
+from gat_pyg.experiments.predictions import predict
 from gat_pyg.experiments.result import read
 from tests.data.test_ogbn import table
 

@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 
 import gat_pyg.run
 from gat_pyg.data import ogbl
-from gat_pyg.experiments.model_file import predict
+from gat_pyg.experiments.predictions import predict
 from gat_pyg.experiments.result import read
 from gat_pyg.models import GAT, Encoded
 from gat_pyg.tasks.links import _keys

@@ -13,7 +13,8 @@ from torch_geometric.data import Batch, Data
 from gat_pyg.data import from_dataset, from_file
 from gat_pyg.data.series import graphs_of_series
 from gat_pyg.experiments.messages import sizes
-from gat_pyg.experiments.model_file import predict, save_model
+from gat_pyg.experiments.model_file import save_model
+from gat_pyg.experiments.predictions import predict
 from gat_pyg.models import GAT
 from gat_pyg.tasks.objective import SPLITS
 from gat_pyg.training import TaskData

@@ -14,7 +14,8 @@ from torch_geometric.nn import GIN, MLP, global_max_pool, global_mean_pool
 
 from gat_pyg import GAT, load
 from gat_pyg.experiments.build import build_model
-from gat_pyg.experiments.model_file import predict, save_model
+from gat_pyg.experiments.model_file import save_model
+from gat_pyg.experiments.predictions import predict
 from gat_pyg.experiments.settings import ModelFactory
 from gat_pyg.models import Readout
 from tests.objectives import labelled_graphs

@@ -13,7 +13,7 @@ from torch_geometric.data import Batch, Data
 
 import gat_pyg.run
 from gat_pyg.data import from_dataset, from_file
-from gat_pyg.experiments.model_file import predict
+from gat_pyg.experiments.predictions import predict
 from gat_pyg.experiments.result import read
 from gat_pyg.models import GAT, LinkScores
 from gat_pyg.models.attention import attention_of

@@ -215,8 +215,22 @@ def from_dataset(
     names, described = _class_names(dataset, objective.out_channels), tuple(transforms)
     train_graphs, val_graphs, test_graphs = parts
     named = {id(data): place for data, place in zip(every, where, strict=True)}
+    position = {id(data): number for number, data in enumerate(every)}
+    numbers = {split: [position[id(data)] for data in graphs] for split, graphs in zip(SPLITS, parts, strict=True)}
     return Task(
-        name, train_graphs, val_graphs, test_graphs, F, objective, edge_dim, names, described, count, drawn, named
+        name,
+        train_graphs,
+        val_graphs,
+        test_graphs,
+        F,
+        objective,
+        edge_dim,
+        names,
+        described,
+        count,
+        drawn,
+        named,
+        numbers=None if is_single else numbers,
     )
 
 

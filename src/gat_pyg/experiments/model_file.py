@@ -1,4 +1,4 @@
-"""The trained model as one safetensors file; loading and prediction."""
+"""The trained model as one safetensors file, and loading."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import importlib.metadata
 import inspect
 import json
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -17,19 +16,13 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from torch.utils.data import Dataset
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Data
 
-from ..data.batched_graphs import pointers
-from ..data.keys import UNION
-from ..data.series import graphs_of_series, is_series
 from ..files import write_whole
-from ..models.encoders import Encoded, Encoder, num_unknown
+from ..models.encoders import Encoded, Encoder
 from ..models.link_scores import LinkScores
 from ..seeds.stack import Stack
-from ..tasks.checks import check_edge_index, check_edge_index_shape
-from ..tasks.edges import check_pairs
-from ..tasks.model import Inputs, graph_of_nodes, members
+from ..tasks.model import Inputs, members
 from ..tasks.objective import Objective
 from ..tasks.objectives import objective_from
 from ..tasks.preparation import Preparation, attach
@@ -102,18 +95,16 @@ def load(
     """
     folder = Path(run_dir)
     if seed == "all":
-        paths = sorted(folder.glob(f"seed-*/{MODEL}"), key=_seed_of)
-        if not paths:
+        if not (seeds := seeds_of(folder)):
             raise FileNotFoundError(f"{folder} holds no runs of several seeds. Leave out seed, or give their folder.")
-        models = [load(path, copy.deepcopy(model)) for path in paths]
+        models = [load(folder, copy.deepcopy(model), number) for number in seeds]
         first = members(models[0])
         if predictions:
             return _predictor(folder, models)
         stack = Stack(models).eval()
         attach(stack, first.preparation, first.objective)
         return stack
-    seeds = sorted(_seed_of(path) for path in folder.glob(f"seed-*/{MODEL}")) if seed is not None else []
-    if seeds and seed not in seeds:
+    if seed is not None and (seeds := seeds_of(folder)) and seed not in seeds:
         raise FileNotFoundError(f"{folder} has no run of seed {seed}, expected one of {', '.join(map(str, seeds))}.")
     path = _model_file(folder if seed is None else folder / f"seed-{seed}")
     try:
@@ -167,6 +158,7 @@ class Predictor(nn.Module):
         batch_size: int | None = None,
         edge_label_index: Tensor | None = None,
         edge_label_attr: Tensor | None = None,
+        outputs: bool = False,
     ) -> Tensor:
         """Return the predictions for features `[N, F]` that are prepared as the run's data.
 
@@ -177,6 +169,7 @@ class Predictor(nn.Module):
             batch, batch_size: the graph of each node `[N]`, and the number of graphs.
             edge_label_index: pairs of nodes `[2, L]`, if the models predict those.
             edge_label_attr: their features `[L, D]`, if a decoder reads them.
+            outputs: if true, return instead the output of each of the S models, `[S, n, K]`, or `[S, L]` for links.
         """
         options = {
             "edge_attr": edge_attr,
@@ -187,7 +180,10 @@ class Predictor(nn.Module):
         }
         pairs = Data(edge_label_index=edge_label_index)
         outs = [self._inputs.select(model, x, edge_index, **options) for model in self.models]
-        predictions = [self._objective.predictions(self._objective.scores(out, pairs)) for out in outs]
+        outs = [self._objective.scores(out, pairs) for out in outs]
+        if outputs:
+            return torch.stack(outs)
+        predictions = [self._objective.predictions(out) for out in outs]
         return predictions[0] if len(predictions) == 1 else torch.stack(predictions).mean(0)
 
 
@@ -206,112 +202,16 @@ def _predictor(folder: Path, models: Sequence[nn.Module]) -> Predictor:
     return predictor
 
 
+def seeds_of(folder: Path) -> list[int]:
+    """Return the seeds of a folder with finished runs of several."""
+    return sorted(map(_seed_of, folder.glob(f"seed-*/{MODEL}")))
+
+
 def _seed_of(path: Path) -> int:
     try:
         return int(path.parent.name.removeprefix("seed-"))
     except ValueError:
         raise ValueError(f"{path.parent} is no folder of a seed, expected seed-0, seed-1, ... Rename it.") from None
-
-
-@torch.no_grad()
-def predict(
-    run_dir: str | Path,
-    data: Data | Sequence[Data],
-    model: nn.Module | None = None,
-    seed: int | Literal["all"] | None = None,
-) -> Tensor:
-    """Return the class or label probabilities of nodes or edges [N, K], graphs [G, K] or links [L], by a run's model.
-
-    A run on quantities returns these, in the unit of its training data.
-
-    `data` is a graph or several as they come from their source: a list or data set of them, a `Batch`, or a `Data` with
-    `batch` `[N]`, the graph of each node. With x `[T, N, F]` it is a series of T steps on one graph, and the result is
-    [T, N, K], or [T, K] of graphs. The data are prepared in the same way as the run's data (`Preparation`), on the
-    device of their features. `seed="all"` returns the mean over the seeds. The other arguments and errors are those of
-    `load`. The edges are those of `edge_label_index` `[2, L]`, by default `edge_index`. If the decoder reads their
-    features, pairs other than the edges need `edge_label_attr` `[L, D]`.
-
-    Raises ValueError for what training refuses: other dimensions than the run's, features that are NaN or infinite, ids
-    that are no node, a graph without nodes that is to have a row; and if the run's preparation is missing or cannot be
-    applied. Warns if features seem to be prepared differently, have categories that training did not have, or are not
-    read.
-
-    >>> predict("nowhere", Data())
-    Traceback (most recent call last):
-    FileNotFoundError: nowhere is not a run folder: it does not exist. Give the folder that a run printed at its end.
-    """
-    trained: Any = load(run_dir, model, seed, predictions=True)
-    preparation, objective = trained.preparation, trained._objective
-    if preparation is None:
-        raise ValueError(
-            f"{run_dir} was saved without its data preparation. Prepare the data yourself, and call the model: "
-            "gat_pyg.load(run_dir, predictions=True)."
-        )
-    graph: Data = preparation(_joined(data))
-    if preparation.edge_dim is None and graph.edge_attr is not None:
-        warnings.warn("data.edge_attr is not read: the run was trained without edge features.", stacklevel=3)
-        graph.edge_attr = None
-    objective.complete(graph)
-    _check(graph, objective, trained.models[0])
-    _warn_of_unknown_categories(graph, trained.models[0])
-    predictions: Tensor = Inputs.of(trained).call(trained.to(graph.x.device), graph)
-    is_of_steps = is_series(data) and objective.item != "graph"
-    return predictions.unflatten(0, (len(data.x), -1)) if is_of_steps else predictions  # type: ignore[union-attr]
-
-
-def _joined(data: Any) -> Any:
-    """Return several graphs, or the steps of a series, as a batch; `batch` or `ptr` must be a division of the nodes."""
-    if is_series(data):
-        data = graphs_of_series(data, None, "data")
-    if isinstance(data, (list, tuple, Dataset)):
-        graphs: list[Any] = list(data)  # type: ignore[arg-type]
-        if not graphs or not all(isinstance(graph, Data) for graph in graphs):
-            kinds = ", ".join(sorted({type(graph).__name__ for graph in graphs})) or "nothing"
-            raise ValueError(
-                f"data is a {type(data).__name__} of {kinds}, expected graphs: torch_geometric.data.Data(x=x, "
-                "edge_index=edge_index)."
-            )
-        keys = [set(graph.keys()) for graph in graphs]
-        partial_keys = set.union(*keys) - set.intersection(*keys)  # such as the labels that are known
-        return Batch.from_data_list(graphs, exclude_keys=[*partial_keys])
-    if isinstance(data, Data) and not isinstance(data, Batch) and any(key in data for key in UNION):
-        pointers(data, "data")
-    return data
-
-
-def _check(data: Data, objective: Objective, model: nn.Module) -> None:
-    """Raise ValueError for ids of no node, invalid pairs, and graphs without nodes whose label is to be predicted."""
-    if type(data.edge_index) is Tensor and data.edge_index.layout == torch.strided:
-        check_edge_index_shape(data.edge_index, "data")
-        check_edge_index(data.edge_index, data.x.size(0), "data")
-    elif data.edge_index is None and "edge_index" in Inputs.of(model).names:
-        raise ValueError("data has no edge_index. Give the edges as [2, E], src in row 0, dst in row 1.")
-    if objective.has_pairs:
-        check_pairs(data, "data")
-        if "edge_label_attr" in data and not data.edge_label_attr.isfinite().all():
-            raise ValueError("data: edge_label_attr is NaN or infinite. Replace such values, for instance by 0.")
-    if objective.item == "graph":
-        batch, count = graph_of_nodes(data) or (torch.zeros(data.x.size(0), dtype=torch.long), 1)
-        empty = (batch.bincount(minlength=count) == 0).nonzero().flatten().tolist()
-        if empty:
-            others = f", nor have {len(empty) - 1} others" if len(empty) > 1 else ""
-            name = f"graph {empty[0]}" if count > 1 else "the graph"
-            raise ValueError(f"data: {name} has no nodes{others}, expected at least one. Leave it out.")
-
-
-def _warn_of_unknown_categories(data: Data, model: nn.Module) -> None:
-    """Warn if features have values that are no category of training."""
-    texts = []
-    for key, encoder in encoders_of(model).items():
-        if key in data:
-            unknown = num_unknown([data[key]], encoder.categories)
-            texts += [f"column {column} of {key} has {count}" for column, count in unknown.items()]
-    if texts:
-        warnings.warn(
-            "The data have values that are no category of training, to which the encoder adds nothing: "
-            f"{', '.join(texts)}.",
-            stacklevel=4,  # the caller of `predict`, which is decorated
-        )
 
 
 def encoders_of(model: nn.Module) -> dict[str, Encoder]:

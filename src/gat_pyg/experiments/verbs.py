@@ -17,17 +17,18 @@ from typing import Any, get_args, get_type_hints
 # The verbs ----------------------------------------------------------------------------------------------------------
 
 
-def predict(run: str, *data: str, out: str = "predictions.csv") -> None:
+def predict(run: str, *data: str, out: str = "predictions.csv", seed: int | None = None) -> None:
     """Write the predictions of a trained run as a table.
 
     Args:
         run: the folder of the run, or of the runs of several seeds
         data: files of the form that the run was trained on; without them, the run's own
         out: the file to write: .csv, .parquet, or .jsonl for JSON lines
+        seed: one of several seeds; without it, the mean over all and its standard deviation
     """
-    from .predictions import predictions
+    from .predictions import predict
 
-    print(f"{len(predictions(run, data or None, out)):,} predictions in {out}")
+    print(f"{len(predict(run, list(data) or None, out, seed=seed)):,} predictions in {out}")
 
 
 def export(run: str, file: str, *, seed: str | None = None) -> None:
@@ -76,9 +77,11 @@ def verb_of(arguments: Sequence[str]) -> Callable[[], None] | None:
     return partial(verb, *positional, **values)
 
 
-def warn(text: Warning | str, *_: Any, file: Any = None, line: Any = None) -> None:
+def warn(
+    message: Warning | str, category: Any, filename: str, lineno: int, file: Any = None, line: str | None = None
+) -> None:
     """Print a warning as a message; stands in for `warnings.showwarning`."""
-    print(f"gat-pyg: {text}", file=sys.stderr)
+    print(f"gat-pyg: {message}", file=sys.stderr)
 
 
 def parser(verb: Callable[..., None]) -> ArgumentParser:

@@ -61,6 +61,7 @@ class Task:
     graph_names: InitVar[Mapping[int, str]] = MappingProxyType({})  # for messages, by id(graph)
     source: Mapping[str, Any] | None = field(default=None, repr=False)  # as in Preparation
     notes: tuple[str, ...] = field(default=(), repr=False)  # on how the data were read, which the command prints
+    numbers: Mapping[Split, Sequence[int]] | None = field(default=None, repr=False)  # of each graph in the data set
     encoding: Mapping[str, Any] | None = field(default=None, init=False, repr=False)  # as in Preparation
 
     @cached_property
