@@ -115,10 +115,12 @@ def dataset_name(settings: Mapping[str, Any]) -> str:
 
     >>> dataset_name({"_target_": "torch_geometric.datasets.Amazon", "name": "Photo"})
     'amazon-photo'
+    >>> dataset_name({"_target_": "gat_pyg.data.planted", "nodes": 100})
+    'planted'
     """
     target, name, path = (str(settings.get(key) or "") for key in ("_target_", "name", "path"))
     home, _, kind = target.rpartition(".")
-    if files := settings.get("nodes") or settings.get("edges"):  # of tables
+    if kind == "tables" and (files := settings.get("nodes") or settings.get("edges")):
         from ..data.from_pyg import name_of_file  # imports torch
 
         return name or name_of_file(files)
