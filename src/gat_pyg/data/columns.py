@@ -30,7 +30,7 @@ class Features:
 
     Args:
         columns: the encoding of each column, as `fit` makes it.
-        notes: the columns that `fit` left out, with the reasons.
+        left_out: the columns that `fit` left out, with the reasons.
 
     Example:
         >>> import pandas as pd
@@ -42,9 +42,8 @@ class Features:
                 [ 0.,  1.,  0.]])
     """
 
-    def __init__(self, columns: Mapping[str, Mapping[str, Any]], notes: Sequence[str] = ()) -> None:
-        self.columns = {name: dict(values) for name, values in columns.items()}
-        self.notes = list(notes)
+    def __init__(self, columns: Mapping[str, Mapping[str, Any]], left_out: Sequence[str] = ()) -> None:
+        self.columns, self.left_out = columns, left_out
 
     @classmethod
     def fit(cls, frame: Any, names: Sequence[str], rows: Any, categories: Collection[str] = ()) -> Features:
@@ -52,14 +51,14 @@ class Features:
 
         Columns without values or with one value only are left out, and texts that are rarely the same, as names.
         """
-        columns, notes = {}, []
+        columns, left_out = {}, []
         for name in names:
             encoding = _fitted(frame, name, rows, name in categories)
             if isinstance(encoding, str):
-                notes.append(f"{name} ({encoding})")
+                left_out.append(f"{name} ({encoding})")
             else:
                 columns[name] = encoding
-        return cls(columns, notes)
+        return cls(columns, left_out)
 
     @property
     def size(self) -> int:
@@ -87,7 +86,7 @@ class Features:
 def missing_column(frames: Sequence[Any], name: str) -> ValueError:
     """Return the error of tables without a column, with those that they have."""
     names = [column for frame in frames for column in frame.columns]
-    similar = get_close_matches(name, names, 1, 0.6)
+    similar = [other for other in names if other.casefold() == name.casefold()] or get_close_matches(name, names, 1)
     hint = f" Did you mean {similar[0]}?" if similar else ""
     have = [f"{file_of(frame)} has {', '.join(frame.columns[:20])}" for frame in frames]
     return ValueError(f"There is no column {name}: {'; '.join(have)}.{hint}")
@@ -151,14 +150,14 @@ def _encode(x: Any, frame: Any, name: str, encoding: Mapping[str, Any]) -> None:
 
 
 def texts(column: Any) -> Any:
-    """Return the values of a column as text, whole numbers without a fraction; missing values stay missing."""
+    """Return the values of a column as text, whole numbers without a fraction; missing and empty ones are missing."""
     if getattr(column.dtype, "categories", None) is not None:
         column = column.astype(column.dtype.categories.dtype)
     if column.dtype.kind == "f":
         known = column.dropna()
         if (known == known.round()).all() and (known.abs() < 2**53).all():
             column = column.astype("Int64")
-    return column.astype("str").where(column.notna())
+    return column.astype("str").where(column.notna() & (column != ""))
 
 
 def quantities(frame: Any, name: str, form: str | None = None) -> tuple[Any, str]:
@@ -176,7 +175,7 @@ def quantities(frame: Any, name: str, form: str | None = None) -> tuple[Any, str
     if kind in ("datetime64", "datetime", "date") and form != "":
         return _days(pd.to_datetime(column, utc=True)), form or FORMS[0]
     if kind in ("integer", "floating", "mixed-integer-float", "boolean", "decimal", "empty") and not form:
-        return pd.to_numeric(column).astype("Float64").to_numpy(float, na_value=np.nan), ""
+        return pd.to_numeric(column).to_numpy(float, na_value=np.nan), ""
     column = texts(column)
     forms = [form] if form is not None else _forms(column.dropna())
     if len(forms) > 1:

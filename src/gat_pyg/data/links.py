@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import RandomLinkSplit
-from torch_geometric.utils import coalesce, is_undirected, remove_self_loops
+from torch_geometric.utils import coalesce, is_undirected, remove_self_loops, scatter
 
 from ..tasks.checks import check_edge_index, check_shapes
 from ..tasks.edges import EdgeLabels
@@ -183,25 +184,79 @@ def _drawn(
         add_negative_train_samples=False,
         disjoint_train_ratio=disjoint,
     )
-    state = random.getstate()
-    with torch.random.fork_rng(devices=[]):  # permutations are torch's, negatives Python's
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        try:
+    try:
+        with _seeded(seed):
             parts = split(Data(x, edges, weights, num_nodes=N))
             if sides is not None:
                 _add_negatives(parts[1:], NonLinks(edges, N, directed(sides, parts[0].edge_label_index)))
-        except ValueError as error:
-            raise ValueError(
-                f"{name} has {edges.size(1)} edges, too few to draw val={shares[0]} and test={shares[1]} of its links: "
-                f"{error}."
-            ) from error
-        finally:
-            random.setstate(state)
+    except ValueError as error:
+        raise ValueError(
+            f"{name} has {edges.size(1)} edges, too few to draw val={shares[0]} and test={shares[1]} of its links: "
+            f"{error}."
+        ) from error
     pairs = [part.edge_label_index for part in parts]
     labels = [part.edge_label.long() for part in parts]
     data = Data(parts[0].x, parts[0].edge_index, parts[0].edge_attr)
     return task_of_pairs(name, data, pairs, labels, objective, tuple(transforms), split_arguments)
+
+
+def divided_links(
+    graph: Data, masks: Mapping[str, Tensor], both_ways: bool, name: str, seed: int, split_arguments: tuple[str, ...]
+) -> Task:
+    """Return the task of predicting links that come divided, with as many other pairs drawn for validation and test.
+
+    Messages pass over the training links. A repeated link belongs to the first split that has it, and has the mean of
+    the features that it has there. Loops are left out.
+
+    Args:
+        graph: with x, `edge_index` [2, M] and, if there are any, `edge_attr` [M, D].
+        masks: of the rows of the links [M], `train_mask`, `val_mask` and `test_mask`.
+        both_ways: links have no direction, and messages pass in both.
+        name: of the task.
+        seed: of the other pairs, which are in no row.
+        split_arguments: as of a `Task`.
+
+    Raises:
+        ValueError: if a split has no link.
+    """
+    N, (src, dst) = num_nodes(graph), graph.edge_index
+    rows = graph.edge_index.sort(0).values if both_ways else graph.edge_index
+    numbers, link = (rows[0] * N + rows[1]).unique(return_inverse=True)
+    pairs = torch.stack([numbers // N, numbers % N])
+    split = torch.full((len(src),), len(MASKS))
+    for number, key in enumerate(MASKS):
+        split[masks[key] & (src != dst)] = number
+    first = scatter(split, link, dim_size=len(numbers), reduce="min")
+    parts = [Data(edge_label_index=pairs[:, first == number]) for number in range(len(MASKS))]
+    for part, key in zip(parts, MASKS, strict=True):
+        part.edge_label = torch.ones(part.edge_label_index.size(1), dtype=torch.long)
+        if not part.edge_label.numel():
+            raise ValueError(f"{name}: {key} has no link that is in no earlier split. Choose another split.")
+    edges, features, is_train = parts[0].edge_label_index, graph.edge_attr, first == 0
+    if features is not None:
+        kept = split == 0
+        features = scatter(features[kept], link[kept], dim_size=len(numbers), reduce="mean")[is_train]
+    known = pairs
+    if both_ways:
+        edges, known = (torch.cat([links, links.flip(0)], 1) for links in (edges, known))
+        features = None if features is None else features.repeat(2, 1)
+    with _seeded(seed):
+        _add_negatives(parts[1:], NonLinks(known, N, directed(two_sides(known, N), parts[0].edge_label_index)))
+    labelled = [part.edge_label_index for part in parts], [part.edge_label for part in parts]
+    return task_of_pairs(name, Data(graph.x, edges, features), *labelled, LinkLabels(CHANNELS), (), split_arguments)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Context manager: seed torch's generator, which draws permutations, and Python's, which draws negative pairs."""
+    state = random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(state)
 
 
 def _add_negatives(parts: Sequence[Data], negatives: NonLinks) -> None:

@@ -39,7 +39,7 @@ def masks_by_column(
     values = _column(frame, name)
     part = texts(values).str.strip().str.lower().map(NAMES)
     refuse(frame, part.isna() & values.notna(), f"{name} is {{{name}}}, expected train, val, test or nothing.")
-    number = torch.from_numpy(part.fillna(-1).to_numpy(np.int64))
+    number = torch.tensor(part.fillna(-1).to_numpy(np.int64))
     masks = {key: (number == split) & known for split, key in enumerate(MASKS)}
     drawn: tuple[str, ...] = ("column",)
     if not (number == 1).any():

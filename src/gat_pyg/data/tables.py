@@ -16,12 +16,12 @@ from torch_geometric.utils import coalesce, is_undirected
 from ..files import needs
 from ..tasks.metrics import LINKS, TASKS
 from ..tasks.node_ids import node_ids
-from ..tasks.objective import any_known
+from ..tasks.objective import MASKS, any_known
 from ..tasks.objectives import objective_for
 from ..tasks.task import Task
 from .columns import Features, Targets, missing_column
 from .from_pyg import name_of_file
-from .links import link_task
+from .links import divided_links, link_task
 from .splits import check_classes, draw_masks
 from .table_files import check_values, file_of, named, positions, read_table
 from .table_files import node_ids as ids_of
@@ -125,52 +125,41 @@ def tables(
     item, goal = _item(of, targets, task)
     name = name or name_of_file(source["nodes"] or source["edges"] or "tables")
     _check_columns([of.nodes, of.edges], [*ignore, *categories])
-    for frame in (of.nodes, of.edges):
-        if frame is not None:
-            check_values(frame, [key for key in frame.columns if key not in (*ignore, *categories)])
-    data, objective, class_names = Data(), None, None
-    drawn: tuple[str, ...] = ()
+    data, frame = Data(), of.edges if item == "link" else of.of(item)
+    known = torch.ones(len(frame), dtype=torch.bool)
     if item != "link":
-        frame = of.of(item)
         labels = Targets.fit(frame, targets, goal)
         y = labels(frame)
         kind = objective_for([y], item, goal)
         (data.y,) = kind.convert([y], name)
         objective, known = kind.for_labels([data.y], name), any_known(data.y)
-        if item == "edge":
-            data.edge_label_index = of.edge_index
-        if column is not None:
-            masks, drawn = masks_by_column(frame, column, known, val, seed)
-            data.update(masks)
-        elif time is not None:
-            masks, drawn = masks_by_time(frame, time, known, val, test)
-            data.update(masks)
-        else:
-            drawn = draw_masks(data, objective, per_class, val, test, seed, name)
-        class_names = tuple(labels.classes or labels.names)
         source["target"] = {"item": item, "goal": kind.goal, "names": labels.names, "classes": labels.classes}
-    elif column is not None or time is not None:
-        raise ValueError(f"{name}: links are not split by a column or a time. Leave out column and time (split.*).")
-    source["reverse"] = undirected and not is_undirected(of.edge_index, num_nodes=len(of.ids))
-    left_out = {*ignore, *targets, column, time, source["src"], source["dst"]}
-    source["columns"], notes = {}, []
-    for key in ("node", "edge"):
-        if (frame := of.of(key)) is None:
-            continue
-        rows = data.train_mask.numpy() if key == item else np.ones(len(frame), bool)
-        others = left_out if key == "edge" else {*ignore, *targets, column, time, source["id"]}
-        features = Features.fit(frame, [name for name in frame.columns if name not in others], rows, categories)
-        source["columns"][key] = features.columns
-        notes.append(f"{name}: {_note(frame, key, features)}")
-    data.update(_graph(of, source))
+    masks: dict[str, Tensor] = {}
+    if column is not None:
+        masks, drawn = masks_by_column(frame, column, known, val, seed)
+    elif time is not None:
+        masks, drawn = masks_by_time(frame, time, known, val, test)
+    elif item != "link":
+        data.edge_label_index = of.edge_index if item == "edge" else None
+        drawn = draw_masks(data, objective, per_class, val, test, seed, name)
+        masks = {key: data[key] for key in MASKS}
+    source["reverse"] = undirected and (item == "link" or not is_undirected(of.edge_index, num_nodes=len(of.ids)))
+    train = {"edge" if item == "link" else item: masks["train_mask"].numpy()} if masks else {}
+    notes = _fit(of, source, train, {*ignore, *targets, column, time}, categories)
     if source["reverse"]:
-        notes.append(f"{name}: messages pass over each edge in both directions, as dataset.undirected=true")
-    if data.x is None:
-        data.x, source["ids"] = node_ids(len(of.ids)), [side.tolist() for side in of.sides]
-    if objective is None:
+        notes.append("messages pass over each edge in both directions, as dataset.undirected=true")
+    notes = [f"{name}: {note}" for note in notes]
+    x, edge_attr = _features(of, source)
+    if x is None:
+        x, source["ids"] = node_ids(len(of.ids)), [side.tolist() for side in of.sides]
+    if item == "link" and masks:
+        links = divided_links(Data(x, of.edge_index, edge_attr), masks, undirected, name, seed, drawn)
+        return links.read_from(source, notes)
+    data.update({**masks, **_graph(of, source, x, edge_attr).to_dict()})
+    if item == "link":
         return link_task([[data]], name, val, test, seed, 0, ()).read_from(source, notes)
-    D = None if data.edge_attr is None else data.edge_attr.size(1)
-    result = Task(name, [data], [data], [data], data.x.size(1), objective, D, class_names, (), 1, drawn)
+    D, names = None if data.edge_attr is None else data.edge_attr.size(1), tuple(labels.classes or labels.names)
+    result = Task(name, [data], [data], [data], x.size(1), objective, D, names, (), 1, drawn)
     check_classes(result)
     return result.read_from(source, notes)
 
@@ -197,7 +186,7 @@ def rows_of(source: Mapping[str, Any], data: Any = None) -> tuple[Data, dict[str
                 raise ValueError(f"The {key}s of the run were a frame, which it does not keep. Give their table too.")
             tables[key] = source[f"{key}s"]
     of = _read(tables.get("node"), tables["edge"], source)
-    graph, target = _graph(of, source), source.get("target")
+    graph, target = _graph(of, source, *_features(of, source)), source.get("target")
     names = [source["src"], source["dst"]]
     if target is None:
         if "pairs" not in tables:
@@ -307,37 +296,57 @@ def _ends(edges: Any, sides: list[Any], source: Mapping[str, Any], place: str | 
     return torch.from_numpy(np.stack([src, dst]))
 
 
-def _graph(of: Tables, source: Mapping[str, Any]) -> Data:
-    """Return the graph with features, and the edges as pairs with features if their labels are to be predicted."""
-    target, columns, edge_index = source.get("target"), source["columns"], of.edge_index
-    data = Data(num_nodes=len(of.ids)) if not columns.get("node") else Data(Features(columns["node"])(of.nodes))
-    features = Features(columns["edge"])(of.edges) if columns["edge"] else None
+def _fit(
+    of: Tables, source: dict[str, Any], train: Mapping[str, Any], left_out: Collection[Any], categories: Sequence[str]
+) -> list[str]:
+    """Write the encodings of both tables' columns into `source`, and return a note on each table.
+
+    `train` has the training rows of a table whose rows are split.
+    """
+    source["columns"], notes = {}, []
+    for item, ends in (("node", [source["id"]]), ("edge", [source["src"], source["dst"]])):
+        if (frame := of.of(item)) is None:
+            continue
+        names = [name for name in frame.columns if name not in left_out and name not in ends]
+        check_values(frame, [name for name in names if name not in categories])
+        features = Features.fit(frame, names, train.get(item, np.ones(len(frame), bool)), categories)
+        source["columns"][item] = features.columns
+        rest = f"; left out: {', '.join(features.left_out)}" if features.left_out else ""
+        used = f"{len(features.columns)} of {len(names)} columns of {file_of(frame)}"
+        notes.append(f"{used} are {features.size} features of {item}s{rest}")
+    return notes
+
+
+def _features(of: Tables, source: Mapping[str, Any]) -> tuple[Tensor | None, Tensor | None]:
+    """Return the features of the nodes [N, F] and of the rows of edges [M, D]; None without any."""
+    columns = source["columns"]
+    tables = [(of.nodes, columns.get("node")), (of.edges, columns["edge"])]
+    x, edge_attr = (Features(encodings)(frame) if encodings else None for frame, encodings in tables)
+    return x, edge_attr
+
+
+def _graph(of: Tables, source: Mapping[str, Any], x: Tensor | None, edge_attr: Tensor | None) -> Data:
+    """Return the graph, and the edges as pairs with features if their labels are to be predicted.
+
+    In place of edges, links are there once in each direction, with the mean of their features.
+    """
+    target, edge_index, E = source.get("target"), of.edge_index, of.edge_index.size(1)
+    data = Data(x) if x is not None else Data(num_nodes=len(of.ids))
     if target is not None and target["item"] == "edge":
         data.edge_label_index = edge_index
-        if features is not None:
-            data.edge_label_attr = features
+        if edge_attr is not None:
+            data.edge_label_attr = edge_attr
     if target is None:
-        edge_index, features = _links(edge_index, features, source["reverse"])
-    elif source["reverse"]:
+        pairs = edge_index.sort(0).values if source["reverse"] else edge_index
+        edge_index, edge_attr = coalesce(pairs, edge_attr, reduce="mean")
+    if source["reverse"]:
         edge_index = torch.cat([edge_index, edge_index.flip(0)], 1)
-        if features is not None:
-            is_reverse = torch.arange(edge_index.size(1)) >= len(features)
-            features = torch.cat([features.repeat(2, 1), is_reverse[:, None].to(features.dtype)], 1)
-    data.edge_index, data.edge_attr = edge_index, features
+        edge_attr = None if edge_attr is None else edge_attr.repeat(2, 1)
+        if edge_attr is not None and target is not None:
+            is_reverse = torch.arange(2 * E) >= E
+            edge_attr = torch.cat([edge_attr, is_reverse[:, None].to(edge_attr.dtype)], 1)
+    data.edge_index, data.edge_attr = edge_index, edge_attr
     return data
-
-
-def _links(edge_index: Tensor, features: Tensor | None, reverse: bool) -> tuple[Tensor, Tensor | None]:
-    """Return each link once, with the mean of its features, or in both directions with the same features."""
-    pairs = edge_index.sort(0).values if reverse else edge_index
-    if features is None:
-        pairs = coalesce(pairs)
-    else:
-        pairs, features = coalesce(pairs, features, reduce="mean")
-    if reverse:
-        pairs = torch.cat([pairs, pairs.flip(0)], 1)
-        features = None if features is None else features.repeat(2, 1)
-    return pairs, features
 
 
 # Messages -------------------------------------------------------------------------------------------------------------
@@ -368,17 +377,6 @@ def _check_columns(frames: Sequence[Any], names: Collection[str]) -> None:
     for name in names:
         if not any(name in frame.columns for frame in frames):
             raise missing_column(frames, name)
-
-
-def _note(frame: Any, item: str, features: Features) -> str:
-    """Return a clause on the features of a table."""
-    count, columns = features.size, len(features.columns)
-    text = (
-        f"{columns} column{'s' * (columns != 1)} of {file_of(frame)} give {item}s {count} features"
-        if count
-        else (f"{file_of(frame)} gives {item}s no features")
-    )
-    return f"{text}; left out: {', '.join(features.notes)}" if features.notes else text
 
 
 def _names(names: Any) -> list[str]:

@@ -1,0 +1,313 @@
+"""Tables as tasks: features against plain Python, later tables, splits, ids, edges, links and messages."""
+
+import csv
+import datetime
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gat_pyg.data import Task, from_pandas, tables
+from gat_pyg.data.rows import Rows, read_rows
+from gat_pyg.data.table_splits import masks_by_column, masks_by_time
+from gat_pyg.tasks.objective import MASKS
+from gat_pyg.tasks.preparation import Preparation
+
+CITIES = ("Oslo", "Rome", "Lima", "")
+
+
+def accounts(seed: int = 0, size: int = 60, prefix: str = "A") -> pd.DataFrame:
+    """Accounts with string ids, missing values, a category, a date, a split and a rare unknown label."""
+    draw = np.random.default_rng(seed)
+    days = pd.Timestamp("2025-01-01") + pd.to_timedelta(draw.integers(0, 90, size), unit="D")
+    return pd.DataFrame(
+        {
+            "name": [f"{prefix} {i}" for i in range(size)],  # left out
+            "account": [f"{prefix}{i:03d}" for i in draw.permutation(size)],
+            "amount": np.where(draw.random(size) < 0.2, np.nan, draw.lognormal(3, 1, size).round(2)),
+            "city": draw.choice(CITIES, size),
+            "opened": days.strftime("%Y-%m-%d"),
+            "fraud": draw.choice(["no", "yes", ""], size, p=[0.6, 0.3, 0.1]),
+            "part": draw.choice(["train", "Valid", "test"], size, p=[0.5, 0.25, 0.25]),
+        }
+    )
+
+
+def payments(nodes: pd.DataFrame, seed: int = 0, size: int = 200) -> pd.DataFrame:
+    draw = np.random.default_rng(seed)
+    ends = [draw.choice(nodes["account"], size) for _ in range(2)]
+    return pd.DataFrame({"from_account": ends[0], "to_account": ends[1], "euros": draw.random(size).round(3)})
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    nodes, edges = tmp_path / "nodes.csv", tmp_path / "edges.csv"
+    accounts().to_csv(nodes, index=False)
+    payments(accounts()).to_csv(edges, index=False)
+    return nodes, edges
+
+
+COLUMNS = {"id": "account", "target": "fraud", "column": "part", "src": "from_account", "dst": "to_account"}
+
+
+def by_hand(path: Path) -> tuple[Tensor, Tensor, Tensor]:
+    """The features, labels and training rows of `accounts` in a file, by loops in float64."""
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    train = [row["part"] == "train" and row["fraud"] != "" for row in rows]
+    of_train = [row for row, is_train in zip(rows, train, strict=True) if is_train]
+    amounts = [float(row["amount"]) for row in of_train if row["amount"]]
+    cities = [row["city"] for row in of_train]
+    order = sorted(set(cities), key=lambda city: (-cities.count(city), city))
+    day = {row["opened"]: (datetime.date.fromisoformat(row["opened"]) - datetime.date(1970, 1, 1)).days for row in rows}
+    days = [day[row["opened"]] for row in of_train]
+    x = []
+    for row in rows:
+        amount = float(row["amount"]) if row["amount"] else statistics.median(amounts)
+        x.append(
+            [
+                (amount - statistics.fmean(amounts)) / statistics.pstdev(amounts),
+                float(not row["amount"]),
+                *(float(row["city"] == city) for city in order),
+                (day[row["opened"]] - statistics.fmean(days)) / statistics.pstdev(days),
+            ]
+        )
+    y = [["no", "yes", ""].index(row["fraud"]) for row in rows]
+    return torch.tensor(x), torch.tensor([-1 if label == 2 else label for label in y]), torch.tensor(train)
+
+
+def stored(task: Task) -> Preparation:
+    """The preparation of a task as a run's file has it."""
+    return Preparation.from_dict(json.loads(json.dumps(task.preparation.to_dict())))
+
+
+def test_features_are_those_of_plain_python_fitted_on_the_training_rows(files: tuple[Path, Path]):
+    task = tables(*files, **COLUMNS)
+    x, y, train = by_hand(files[0])
+    data = task.train[0]
+    torch.testing.assert_close(data.x, x)
+    assert torch.equal(data.y, y) and torch.equal(data.train_mask, train)
+    assert task.class_names == ("no", "yes") and task.name == files[0].parent.name
+    assert "left out: name" in task.notes[0]
+
+
+def test_a_change_of_other_rows_changes_neither_the_encoding_nor_the_training_rows(files: tuple[Path, Path]):
+    nodes, edges = accounts(), payments(accounts())
+    task = from_pandas(nodes, edges, **COLUMNS)
+    other = (nodes["part"] == "test").to_numpy()
+    changed = nodes.copy()
+    changed.loc[other, ["amount", "city", "opened"]] = [1e6, "Paris", "2031-01-01"]
+    changed.loc[other, "fraud"] = changed.loc[other, "fraud"].map({"no": "yes", "yes": "no"})
+    with pytest.warns(
+        UserWarning, match=r"city has \d+ values that are no category of the training rows, such as 'Paris'"
+    ):
+        after = from_pandas(changed, edges, **COLUMNS)
+    assert after.source == task.source
+    for key in ("x", "y"):
+        assert torch.equal(after.train[0][key][~torch.tensor(other)], task.train[0][key][~torch.tensor(other)])
+
+
+def same_graph(rows: Rows, data: Data) -> None:
+    (graph,) = rows.graphs
+    for key in ("x", "edge_index", "edge_attr", "y", "edge_label_index", "edge_label_attr"):
+        mine, other = graph.get(key), data.get(key)
+        assert (mine is None) == (other is None), key
+        assert mine is None or torch.equal(mine.nan_to_num(), other.nan_to_num()), key
+
+
+TASKS: dict[str, dict[str, Any]] = {
+    "node classes": COLUMNS,
+    "node quantities": {**COLUMNS, "target": "amount"},
+    "edge quantities": {"target": "euros"},
+    "without direction": {**COLUMNS, "undirected": False},
+}
+
+
+@pytest.mark.parametrize("arguments", TASKS.values(), ids=TASKS)
+def test_the_files_of_a_run_are_read_again_as_they_were(files: tuple[Path, Path], arguments: dict[str, Any]):
+    task = tables(*files, **{"id": "account", **arguments})
+    rows = read_rows(stored(task))
+    same_graph(rows, task.train[0])
+    ids = accounts()["account"] if task.objective.item == "node" else payments(accounts())["to_account"]
+    assert [*rows.ids.values()][-1] == ids.tolist()
+
+
+def test_later_tables_may_have_another_order_new_ids_and_new_categories(files: tuple[Path, Path], tmp_path: Path):
+    task = tables(*files, **COLUMNS)
+    later = accounts(1, prefix="B")
+    later.loc[3, "city"] = "Bonn"
+    both = pd.concat([accounts(), later])[["city", "opened", "account", "amount", "fraud"]]
+    both = both.sample(frac=1, random_state=0)
+    both.to_parquet(tmp_path / "later.parquet")
+    payments(accounts()).iloc[::-1].to_csv(tmp_path / "payments.tsv", sep="\t", index=False)
+    with pytest.warns(UserWarning, match=r"later.parquet: city has 1 values .* such as 'Bonn'"):
+        rows = read_rows(stored(task), [tmp_path / "payments.tsv", tmp_path / "later.parquet"])
+    (graph,), old = rows.graphs, task.train[0]
+    place = {account: row for row, account in enumerate(rows.ids["account"])}
+    again = torch.tensor([place[account] for account in accounts()["account"]])
+    assert torch.equal(graph.x[again], old.x) and torch.equal(graph.y[again], old.y)
+    assert len(graph.x) == 120
+    ends = {tuple(edge) for edge in again[old.edge_index].t().tolist()}
+    assert ends == {tuple(edge) for edge in graph.edge_index.t().tolist()}
+
+
+def test_rows_are_split_by_a_column_and_by_a_time():
+    frame, known = accounts(), torch.tensor((accounts()["fraud"] != "").to_numpy())
+    frame["opened"] = frame["opened"].where(frame.index != 5)
+    masks, _ = masks_by_column(frame, "part", known)
+    for key, name in zip(MASKS, ("train", "Valid", "test"), strict=True):
+        assert torch.equal(masks[key], torch.tensor((frame["part"] == name).to_numpy()) & known)
+    masks, _ = masks_by_column(frame.replace({"part": {"Valid": "train"}}), "part", known, seed=1)
+    assert int(masks["val_mask"].sum()) == int((masks["train_mask"] | masks["val_mask"]).sum()) // 4
+
+    masks, _ = masks_by_time(frame, "opened", known)
+    parts = [frame["opened"][masks[key].numpy()] for key in MASKS]
+    assert parts[0].max() < parts[1].min() and parts[1].max() < parts[2].min()
+    assert not any(mask[5] for mask in masks.values())
+    dated = known & torch.tensor(frame["opened"].notna().to_numpy())
+    assert torch.equal(masks["train_mask"] | masks["val_mask"] | masks["test_mask"], dated)
+    assert int(masks["test_mask"].sum()) >= int(dated.sum()) // 5  # all rows of one day are in one split
+
+
+@pytest.mark.parametrize(
+    ("ids", "ends"),
+    [
+        (["7", "007", "x"], ["7", "007"]),
+        ([7, 8], [7.0, 8.0]),
+        (["7", "8"], [7, 8]),
+        ([1.5, 2.0], ["1.5", "2.0"]),
+        (pd.Categorical(["b", "a"]), ["b", "a"]),
+    ],
+)
+def test_ids_are_compared_as_they_are_written(ids: Any, ends: Any):
+    nodes = pd.DataFrame({"id": ids, "y": [0.5] * len(ids), "x": range(len(ids))})
+    edges = pd.DataFrame({"src": ends, "dst": ends[::-1]})
+    source = {"nodes": None, "id": "id", "src": None, "dst": None}
+    from gat_pyg.data.tables import _read
+
+    assert _read(nodes, edges, source).edge_index.tolist() == [[0, 1], [1, 0]]
+
+
+def ratings(size: int = 300) -> pd.DataFrame:
+    draw = np.random.default_rng(0)
+    dates = pd.Timestamp("2025-01-01") + pd.to_timedelta(draw.integers(0, 300, size), unit="D")
+    return pd.DataFrame({"user": draw.integers(20, size=size), "item": draw.integers(30, size=size), "day": dates})
+
+
+def test_users_and_items_have_ids_of_their_own():
+    with pytest.raises(ValueError, match="20 ids are both in user and in item, such as .*dataset.bipartite=true"):
+        tables(None, ratings())
+    one, two = (tables(None, ratings(), bipartite=value) for value in (False, True))
+    assert len(one.train[0].x) == 30 and len(two.train[0].x) == 50
+    assert two.train[0].edge_index.aminmax(dim=1).max.tolist() == [49, 49]
+    assert len(tables(None, ratings().rename(columns={"user": "a", "item": "b"})).train[0].x) == 30
+    negative = two.test[0].edge_label_index[:, two.test[0].y == 0]
+    assert ((negative < 20).sum(0) == 1).all()  # a user and an item
+    rows = read_rows(stored(two), {"edges": ratings(), "pairs": pd.DataFrame({"item": [0, 3], "user": [0, 2]})})
+    assert rows.ids == {"user": [0, 2], "item": [0, 3]}
+    src, dst = rows.graphs[0].edge_label_index
+    users, items = (ratings()[key].unique().tolist() for key in ("user", "item"))
+    assert src.tolist() == [users.index(0), users.index(2)] and (dst - 20).tolist() == [items.index(0), items.index(3)]
+
+
+def test_links_of_the_future_are_neither_messages_nor_training_links():
+    frame = ratings()
+    task = tables(None, frame, bipartite=True, time="day")
+    data, (users, items) = task.train[0], (frame[key].unique().tolist() for key in ("user", "item"))
+    first = {}  # day of each link
+    for row in frame.itertuples():
+        link = (users.index(row.user), 20 + items.index(row.item))
+        first[link] = min(first.get(link, row.day), row.day)
+    links = {
+        key: {(*pair,) for pair in data.edge_label_index[:, data[key] & (data.y == 1)].t().tolist()} for key in MASKS
+    }
+    assert set.union(*links.values()) == set(first) and sum(map(len, links.values())) == len(first)
+    days = [{first[link] for link in links[key]} for key in MASKS]
+    assert max(days[0]) < min(days[1]) and max(days[1]) < min(days[2])
+    messages = {(*pair,) for pair in data.edge_index.t().tolist()}
+    assert messages == links["train_mask"] | {(dst, src) for src, dst in links["train_mask"]}
+    assert not set(first) & {(*pair,) for pair in data.edge_label_index[:, data.y == 0].t().tolist()}
+
+
+def test_edges_keep_their_rows_and_the_reverse_ones_are_marked():
+    nodes = pd.DataFrame({"id": [1, 2, 3], "x": [1.0, 2.0, 4.0]})
+    edges = pd.DataFrame({"src": [1, 1, 2, 3, 3], "dst": [2, 2, 3, 1, 1], "w": [1.0, 2.0, 3.0, 4.0, 5.0]})
+    edges = edges.assign(y=[0.5, 1.5, 2.5, None, 3.5], part=["train", "train", "val", "train", "test"])
+    data = tables(nodes, edges, "y", column="part").train[0]
+    assert data.edge_label_index.tolist() == [[0, 0, 1, 2, 2], [1, 1, 2, 0, 0]]
+    assert torch.equal(data.edge_index, torch.cat([data.edge_label_index, data.edge_label_index.flip(0)], 1))
+    assert torch.equal(data.edge_attr[:5, 0], data.edge_label_attr[:, 0])
+    assert torch.equal(data.edge_attr[:5, 0], data.edge_attr[5:, 0])
+    assert data.edge_attr[:, 1].tolist() == [0.0] * 5 + [1.0] * 5
+    train = data.edge_label_attr[data.train_mask, 0]
+    assert float(train.mean()) == pytest.approx(0, abs=1e-6)
+    both = pd.concat([edges, edges.rename(columns={"src": "dst", "dst": "src"})])
+    assert tables(nodes, both, "y", column="part").train[0].edge_attr.shape == (10, 1)  # each has its reverse
+
+
+def test_several_targets_are_labels_or_quantities():
+    nodes = pd.DataFrame({"id": range(6), "a": [0, 1, 1, 0, 1, 0], "b": [1, 1, None, 0, 0, 1], "c": [2, 3, 4, 5, 6, 7]})
+    edges = pd.DataFrame({"src": range(5), "dst": range(1, 6)})
+    labels = tables(nodes, edges, ["a", "b"], val=1, test=1)
+    assert type(labels.objective).__name__ == "NodeMultiLabels" and labels.class_names == ("a", "b")
+    quantities = tables(nodes, edges, ["a", "c"], val=1, test=1)
+    assert (
+        type(quantities.objective).__name__ == "NodeTargets" and quantities.num_features == 2
+    )  # b, and where it lacks
+    assert type(tables(nodes, edges, "c", task="node_regression", val=1, test=1).objective).__name__ == "NodeTargets"
+
+
+def nodes_with(**columns: Any) -> dict[str, Any]:
+    return {"nodes": pd.DataFrame({"id": range(6), "y": ["a", "b"] * 3, **columns})}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"target": "z"}, r"There is no column z: nodes has id, y; edges has src, dst"),
+        ({"target": "Y"}, r"Did you mean y\?"),
+        ({"ignore": ["wage"]}, "There is no column wage"),
+        ({"task": "graph_regression"}, "tables are one graph"),
+        ({"target": None, "task": "node_regression"}, "needs target, the column"),
+        ({"task": "link_prediction"}, "without a target"),
+        ({"task": "node_regression"}, "y has values such as 'a', expected numbers"),
+        ({"edges": None}, "edges is missing"),
+        ({"src": "src"}, "expected the names of two columns"),
+        ({"column": "y"}, r"nodes, row 0: y is 'a', expected train, val, test or nothing \(and 5 more rows\)"),
+        ({"time": "y"}, "expected dates or numbers"),
+        ({"time": "part"}, "There is no column part"),
+        ({"time": "d", **nodes_with(d=["1/2/2025", "3/4/2025"] * 3)}, "may begin with the day or the month"),
+        ({"time": "d", **nodes_with(d=[1, 1, 1, 1, 1, 2])}, "gives train no labelled row|gives val no labelled row"),
+        (nodes_with(v=[1, 2, np.inf, 3, 4, 5]), "nodes, row 2: v is inf"),
+        (nodes_with(d=pd.date_range("2025-01-01", periods=6), y=pd.date_range("2025-01-01", periods=6)), "y has dates"),
+    ],
+)
+def test_messages(arguments: dict[str, Any], message: str):
+    edges = pd.DataFrame({"src": [0, 1, 2, 3, 4], "dst": [1, 2, 3, 4, 5]})
+    with pytest.raises(ValueError, match=message):
+        tables(**{**nodes_with(), "edges": edges, "target": "y", "val": 1, "test": 1, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("later", "message"),
+    [
+        ({"amount": "x"}, r"nodes, row 0: amount is 'x'.*expected a number as in the training data"),
+        ({"opened": "soon"}, r"opened is 'soon'.*expected a date as in the training data"),
+        ({"city": None}, "There is no column city"),
+    ],
+)
+def test_messages_of_later_tables(files: tuple[Path, Path], later: dict[str, Any], message: str):
+    preparation, nodes = stored(tables(*files, **COLUMNS)), accounts()
+    for name, value in later.items():
+        nodes = nodes.drop(columns=name) if value is None else nodes.assign(**{name: value})
+    with pytest.raises(ValueError, match=message):
+        read_rows(preparation, {"nodes": nodes, "edges": payments(nodes)})
+    with pytest.raises(ValueError, match="There is no column from_account"):
+        read_rows(preparation, payments(nodes).rename(columns={"from_account": "x"}))
