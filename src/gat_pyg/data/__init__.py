@@ -5,6 +5,7 @@ from .citation import planetoid as planetoid
 from .encodings import encoded as encoded
 from .from_pyg import from_dataset as from_dataset
 from .from_pyg import from_file as from_file
+from .from_pyg import from_scipy as from_scipy
 from .generated import digits as digits
 from .generated import planted as planted
 from .links import links as links
@@ -13,5 +14,6 @@ from .ogb import ogbl as ogbl
 from .ogb import ogbn as ogbn
 from .proteins import listed_links as listed_links
 from .proteins import ppi as ppi
+from .tables import from_networkx as from_networkx
 from .tables import from_pandas as from_pandas
 from .tables import tables as tables

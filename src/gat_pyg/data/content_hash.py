@@ -14,7 +14,7 @@ from .keys import READ
 PATHS = {  # the arguments with paths of the functions that read users' files
     "gat_pyg.data.from_file": ("path",),
     "gat_pyg.data.from_pyg.from_file": ("path",),
-    "gat_pyg.data.tables": ("nodes", "edges"),
+    "gat_pyg.data.tables": ("nodes", "edges", "graph"),
 }
 
 

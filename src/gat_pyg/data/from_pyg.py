@@ -19,7 +19,7 @@ from ..tasks.objective import MASKS, SPLITS
 from ..tasks.task import Task
 from .batched_graphs import graphs_of
 from .detection import graph_names, labelled, objective_class, plain, tidy, warn_if_rounded
-from .formats import graphs_in, read
+from .formats import as_tensor, graphs_in, read
 from .keys import UNION, warn_of_unread
 from .links import link_task
 from .series import graphs_of_series, is_series, the_graph
@@ -232,6 +232,39 @@ def from_dataset(
         named,
         numbers=None if is_single else numbers,
     )
+
+
+def from_scipy(adjacency: Any, x: Any = None, y: Any = None, name: str = "matrix", **options: Any) -> Task:
+    """Convert a matrix of scipy.sparse, whose row is the src of an edge and whose column is its dst, to a task.
+
+    Args:
+        adjacency: [N, N]; values other than 0 and 1 are weights, which become `edge_attr` [E, 1].
+        x: the features [N, F] as an array, a tensor or another matrix of scipy.sparse; None for learnt embeddings.
+        y: the labels of the nodes, as in `from_dataset`.
+        name: the name of the task.
+        **options: other arguments of `from_dataset`, such as `val`, `seed` or `task`.
+
+    Raises:
+        ValueError: if the matrix is not square, and as `from_dataset`.
+
+    Example:
+        >>> import scipy.sparse
+        >>> ring = scipy.sparse.eye_array(6, k=1) + scipy.sparse.eye_array(6, k=-5)
+        >>> from_scipy(ring, x=np.eye(6), y=[0, 1] * 3)
+        Task(name='matrix', num_features=6, objective=NodeLabels(out_channels=2), edge_dim=None)
+    """
+    coo = adjacency.tocoo()
+    if coo.shape[0] != coo.shape[1]:
+        raise ValueError(f"{name}: the matrix has shape {coo.shape}, expected (N, N), a row and column for each node.")
+    coo.eliminate_zeros()
+    data = Data(edge_index=as_tensor(np.stack([coo.row, coo.col]).astype(np.int64), name), num_nodes=coo.shape[0])
+    if (coo.data != 1).any():
+        data.edge_attr = as_tensor(coo.data, f"{name}: edge_attr")
+    for key, value in (("x", x), ("y", y)):
+        if value is not None:
+            value = value.toarray() if hasattr(value, "toarray") else value
+            data[key] = value if isinstance(value, Tensor) else as_tensor(np.asarray(value), f"{name}: {key}")
+    return from_dataset(data, name, **options)
 
 
 def _class_names(dataset: Any, K: int) -> tuple[str, ...] | None:

@@ -87,7 +87,7 @@ def link_task(
     seed: int,
     split: int,
     transforms: Sequence[Any],
-    disjoint: float,
+    disjoint: float = 0.0,
 ) -> Task:
     """Return the task of predicting links of the only graph: the pairs in `edge_label_index`, or drawn links.
 

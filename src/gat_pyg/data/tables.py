@@ -21,6 +21,7 @@ from ..tasks.objectives import objective_for
 from ..tasks.task import Task
 from .columns import Features, Targets, missing_column
 from .from_pyg import name_of_file
+from .graph_files import graph_tables, is_graph
 from .links import divided_links, link_task
 from .splits import check_classes, draw_masks
 from .table_files import check_values, file_of, named, positions, read_table
@@ -71,6 +72,8 @@ def tables(
     time: str | None = None,
     task: str | None = None,
     name: str | None = None,
+    graph: Any = None,
+    matrix: str | None = None,
 ) -> Task:
     """Convert tables of nodes and edges to a task: classes or quantities of nodes or edges, or links.
 
@@ -101,6 +104,10 @@ def tables(
         time: a column of dates or numbers: the earliest rows are for training, the latest for the test.
         task: `node_`, `edge_` with `classification` or `regression`, or `link_prediction`, as in `from_dataset`.
         name: of the task; by default that of the file, or of the folder of nodes.csv or edges.csv.
+        graph: a file with a graph, a graph of networkx or a matrix of scipy.sparse, in place of `edges`, and of `nodes`
+            unless they are given too: see `gat_pyg.data.graph_files.graph_tables`. A matrix of a `.mat` file with a row
+            for each node is a target by its key. `undirected` is of directed graphs.
+        matrix: the key of the matrix of edges in a `.mat` file.
 
     Raises:
         FileNotFoundError, ValueError: if a table cannot be read, lacks a column, or has an id twice or an edge without
@@ -115,13 +122,17 @@ def tables(
         >>> task, task.class_names
         (Task(name='tables', num_features=1, objective=NodeLabels(out_channels=2), edge_dim=None), ('no', 'yes'))
     """
-    targets, ignore, categories = map(_names, (target, ignore, categories))
+    if graph is not None and edges is not None:
+        raise ValueError("graph and edges are two sets of edges. Leave one of them out.")
+    edges = edges if graph is None else graph
     source: dict[str, Any] = {
         "_target_": "gat_pyg.data.tables",
         **{"nodes": _path(nodes), "edges": _path(edges)},
-        **{"id": id, "src": src, "dst": dst, "bipartite": bipartite},
+        **{"id": id, "src": src, "dst": dst, "bipartite": bipartite, "matrix": matrix},
     }
     of = _read(nodes, edges, source)
+    targets, ignore, categories = (_names(names, of.nodes) for names in (target, ignore, categories))
+    undirected = undirected or "both" in source
     item, goal = _item(of, targets, task)
     name = name or name_of_file(source["nodes"] or source["edges"] or "tables")
     _check_columns([of.nodes, of.edges], [*ignore, *categories])
@@ -146,7 +157,9 @@ def tables(
     source["reverse"] = undirected and (item == "link" or not is_undirected(of.edge_index, num_nodes=len(of.ids)))
     train = {"edge" if item == "link" else item: masks["train_mask"].numpy()} if masks else {}
     notes = _fit(of, source, train, {*ignore, *targets, column, time}, categories)
-    if source["reverse"]:
+    if of.nodes is not None and of.nodes.attrs.get("unread"):
+        notes.append(f"{file_of(of.nodes)} also holds {of.nodes.attrs['unread']}, without a row for each node")
+    if source["reverse"] and "both" not in source:
         notes.append("messages pass over each edge in both directions, as dataset.undirected=true")
     notes = [f"{name}: {note}" for note in notes]
     x, edge_attr = _features(of, source)
@@ -167,6 +180,27 @@ def tables(
 from_pandas = tables  # the same with frames
 
 
+def from_networkx(graph: Any, target: str | Sequence[str] | None = None, **options: Any) -> Task:
+    """Convert a graph of networkx to a task, as `tables` with this graph.
+
+    Args:
+        graph: with attributes of nodes and edges as features; a node may lack some.
+        target: the attribute to predict, of nodes or else of edges; several are several labels or quantities. None:
+            links.
+        **options: other arguments of `tables`, such as `ignore`, `categories`, `val` or `name`.
+
+    Raises:
+        ValueError: as `tables`.
+        ImportError: if pandas is not installed.
+
+    Example:
+        >>> import networkx as nx
+        >>> from_networkx(nx.karate_club_graph(), "club", name="karate").class_names
+        ('Mr. Hi', 'Officer')
+    """
+    return tables(graph=graph, target=target, **options)
+
+
 def rows_of(source: Mapping[str, Any], data: Any = None) -> tuple[Data, dict[str, Sequence[Any]]]:
     """Return the graph of later tables, and the columns with the ids of the rows that are to be predicted.
 
@@ -181,6 +215,8 @@ def rows_of(source: Mapping[str, Any], data: Any = None) -> tuple[Data, dict[str
     """
     source, tables = dict(source), _by_kind(source, data)
     for key in ("node", "edge"):
+        if key == "node" and source["nodes"] is None and is_graph(tables.get("edge", source["edges"])):
+            continue  # the nodes are in the graph
         if key in source["columns"] and key not in tables:
             if source[f"{key}s"] is None:
                 raise ValueError(f"The {key}s of the run were a frame, which it does not keep. Give their table too.")
@@ -205,9 +241,11 @@ def _by_kind(source: Mapping[str, Any], data: Any) -> dict[str, Any]:
     """Return later tables by their kind: node, edge or pairs."""
     if isinstance(data, Mapping):
         return {key.removesuffix("s") if key != "pairs" else key: table for key, table in data.items()}
+    given = [] if data is None else list(data) if isinstance(data, (list, tuple)) else [data]
+    if len(given) == 1 and is_graph(given[0]):
+        return {"edge": given[0]}
     tables: dict[str, Any] = {}
     kinds = ["edge", "pairs"] if source.get("target") is None else ["edge"]
-    given = [] if data is None else list(data) if isinstance(data, (list, tuple)) else [data]
     frames = [_frame(table, "data", []) for table in given]
     of_edges = [{source["src"], source["dst"]} <= {*frame.columns} for frame in frames]
     kinds = kinds[-1:] if sum(of_edges) == 1 else kinds
@@ -227,6 +265,8 @@ def _read(nodes: Any, edges: Any, source: dict[str, Any]) -> Tables:
     if edges is None:
         raise ValueError("edges is missing, expected a table with the two ends of each edge in a row.")
     pd = needs("pandas", "tables")
+    if is_graph(edges):
+        nodes, edges = _of_graph(nodes, edges, source)
     nodes = _frame(nodes, "nodes", [source["id"] or "id", *IDS])
     edges = _frame(edges, "edges", [source["src"], source["dst"]] if source["src"] else [*chain(*ENDS)])
     _choose_ends(edges, source)
@@ -257,6 +297,18 @@ def _read(nodes: Any, edges: Any, source: dict[str, Any]) -> Tables:
     return Tables(None, edges, sides, _ends(edges, sides, source))
 
 
+def _of_graph(nodes: Any, graph: Any, source: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the tables of a graph, with columns of the names in `source`, or write those of the graph there."""
+    of = graph_tables(graph, source["matrix"])
+    if not of.directed:
+        source["both"] = True
+    names = {"src": of.src, "dst": of.dst} | ({"id": of.id} if nodes is None else {})
+    for key, name in names.items():
+        source[key] = source[key] or name
+    renamed = {name: source[key] for key, name in names.items()}
+    return of.nodes.rename(columns=renamed) if nodes is None else nodes, of.edges.rename(columns=renamed)
+
+
 def _frame(table: Any, name: str, ids: Collection[str]) -> Any:
     """Return a table as a frame with the names of its files; None for None."""
     pd = needs("pandas", "tables")
@@ -264,6 +316,8 @@ def _frame(table: Any, name: str, ids: Collection[str]) -> Any:
         return None
     if not isinstance(table, pd.DataFrame):
         return read_table(table if isinstance(table, (str, Path)) else list(table), ids)
+    if "files" in table.attrs:  # of a graph
+        return table
     frame = named(table.reset_index(drop=table.index.name is None), name)
     frame.columns = frame.columns.map(str)
     return frame
@@ -330,7 +384,7 @@ def _graph(of: Tables, source: Mapping[str, Any], x: Tensor | None, edge_attr: T
 
     In place of edges, links are there once in each direction, with the mean of their features.
     """
-    target, edge_index, E = source.get("target"), of.edge_index, of.edge_index.size(1)
+    target, edge_index = source.get("target"), of.edge_index
     data = Data(x) if x is not None else Data(num_nodes=len(of.ids))
     if target is not None and target["item"] == "edge":
         data.edge_label_index = edge_index
@@ -340,10 +394,11 @@ def _graph(of: Tables, source: Mapping[str, Any], x: Tensor | None, edge_attr: T
         pairs = edge_index.sort(0).values if source["reverse"] else edge_index
         edge_index, edge_attr = coalesce(pairs, edge_attr, reduce="mean")
     if source["reverse"]:
-        edge_index = torch.cat([edge_index, edge_index.flip(0)], 1)
-        edge_attr = None if edge_attr is None else edge_attr.repeat(2, 1)
-        if edge_attr is not None and target is not None:
-            is_reverse = torch.arange(2 * E) >= E
+        E, is_way = edge_index.size(1), edge_index[0] != edge_index[1]  # a loop is its own reverse
+        edge_index = torch.cat([edge_index, edge_index[:, is_way].flip(0)], 1)
+        edge_attr = None if edge_attr is None else torch.cat([edge_attr, edge_attr[is_way]])
+        if edge_attr is not None and target is not None and "both" not in source:
+            is_reverse = torch.arange(edge_index.size(1)) >= E
             edge_attr = torch.cat([edge_attr, is_reverse[:, None].to(edge_attr.dtype)], 1)
     data.edge_index, data.edge_attr = edge_index, edge_attr
     return data
@@ -379,8 +434,11 @@ def _check_columns(frames: Sequence[Any], names: Collection[str]) -> None:
             raise missing_column(frames, name)
 
 
-def _names(names: Any) -> list[str]:
-    return [] if names is None else [names] if isinstance(names, str) else list(names)
+def _names(names: Any, nodes: Any) -> list[str]:
+    """Return the names of columns in a list; the key of a matrix stands for all its columns."""
+    listed = [] if names is None else [names] if isinstance(names, str) else list(names)
+    groups = {} if nodes is None else nodes.attrs.get("groups", {})
+    return [column for name in listed for column in groups.get(name, [name])]
 
 
 def _path(table: Any) -> Any:
