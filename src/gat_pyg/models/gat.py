@@ -251,7 +251,7 @@ class GAT(nn.Module):
                 those of the authors' code.
             NotImplementedError: if PyG's `to_hetero` traces the network.
         """
-        if isinstance(x, torch.fx.Proxy):
+        if isinstance(cast(Any, x), torch.fx.Proxy):
             raise NotImplementedError(
                 "gat_pyg.GAT has Python control flow, which to_hetero cannot trace. Use PyG's models.GAT with layers "
                 "of gat_pyg (docs/swap.md), or a network of these layers."
