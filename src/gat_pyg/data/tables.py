@@ -64,6 +64,7 @@ def tables(
     categories: Sequence[str] = (),
     undirected: bool = True,
     bipartite: bool | None = None,
+    disjoint: float = 0.0,
     per_class: int | None = None,
     val: int | None = None,
     test: int | None = None,
@@ -99,7 +100,7 @@ def tables(
         undirected: messages pass in both directions. The features of a reverse edge have a further column, which is 1.
         bipartite: True if `src` and `dst` are ids of two kinds, such as users and items, False if they are of one;
             None: True if no id is in both columns.
-        per_class, val, test, seed: of a drawn split, as in `gat_pyg.data.from_dataset`.
+        disjoint, per_class, val, test, seed: of a drawn split, as in `gat_pyg.data.from_dataset`.
         column: the column with the split of each row, train, val or test.
         time: a column of dates or numbers: the earliest rows are for training, the latest for the test.
         task: `node_`, `edge_` with `classification` or `regression`, or `link_prediction`, as in `from_dataset`.
@@ -170,7 +171,7 @@ def tables(
         return links.read_from(source, notes)
     data.update({**masks, **_graph(of, source, x, edge_attr).to_dict()})
     if item == "link":
-        return link_task([[data]], name, val, test, seed, 0, ()).read_from(source, notes)
+        return link_task([[data]], name, val, test, seed, 0, (), disjoint).read_from(source, notes)
     D, names = None if data.edge_attr is None else data.edge_attr.size(1), tuple(labels.classes or labels.names)
     result = Task(name, [data], [data], [data], x.size(1), objective, D, names, (), 1, drawn)
     check_classes(result)
