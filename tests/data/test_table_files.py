@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from gat_pyg.data import tables
 from gat_pyg.data.table_files import node_ids, positions, read_table
 
 TABLES = {
@@ -28,3 +31,15 @@ def test_ends_of_edges_are_looked_up_as_they_are_written(tmp_path):
     assert positions(edges, "src", ids, "nodes.csv").tolist() == [1, 1]
     with pytest.raises(ValueError, match="^edges.csv, row 3: dst 'A77' is not in nodes.csv. Add its row there"):
         positions(edges, "dst", ids, "nodes.csv")
+
+
+def test_each_broken_table_is_named_with_its_row_and_column(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    from broken_tables import broken_tables
+
+    for name, (files, message) in broken_tables().items():
+        for file, content in files.items():
+            (tmp_path / file).write_bytes(content)
+        with pytest.raises(ValueError) as error:
+            tables(*(tmp_path / file for file in files), "fraud")
+        assert message in str(error.value), name

@@ -29,7 +29,7 @@ _FORMULA = r"=[^=]*[A-Za-z]+[$(0-9]|#(REF|DIV/0|VALUE|NAME|NUM|NULL)[!?]"
 _FIRST = 2  # the first row of values, where the header is row 1, as in a spreadsheet
 
 
-def read_table(path: str | Path | Sequence[str | Path], ids: Collection[str] = (), text: Collection[str] = ()) -> Any:
+def read_table(path: str | Path | Sequence[str | Path], ids: Collection[str] = ()) -> Any:
     """Return a table as a pandas frame, whose index has the numbers of its rows; that of several files in one.
 
     The header of a CSV or TSV file is row 1, as in a spreadsheet; a Parquet file starts with row 1. The separator is
@@ -41,7 +41,6 @@ def read_table(path: str | Path | Sequence[str | Path], ids: Collection[str] = (
     Args:
         path: a file that ends in .csv, .tsv, .txt or .parquet, or several with the same columns.
         ids: the columns that hold ids; names that the table lacks are ignored.
-        text: the columns that are text even if all of their values are numbers.
 
     Raises:
         FileNotFoundError: if the file does not exist.
@@ -60,11 +59,11 @@ def read_table(path: str | Path | Sequence[str | Path], ids: Collection[str] = (
     """
     pd = needs("pandas", "tables")
     if isinstance(path, (str, Path)):
-        return _read(_found(path), ids, text)
+        return _read(_found(path), ids)
     if not path:
         raise ValueError("The list of tables is empty, expected the path of one or more.")
     files = [_found(file) for file in path]
-    frames = [_read(file, ids, text) for file in files]
+    frames = [_read(file, ids) for file in files]
     for file, frame in zip(files, frames, strict=True):
         for lacking, other in ((file, files[0]), (files[0], file)):
             columns = (set(frames[0]), set(frame))[:: 1 if lacking == file else -1]
@@ -72,7 +71,7 @@ def read_table(path: str | Path | Sequence[str | Path], ids: Collection[str] = (
                 raise ValueError(f"{lacking.name} has no column {min(missing)!r}, which {other.name} has.")
     differing = {name for name in frames[0] if len({_is_text(frame[name]) for frame in frames}) > 1}
     if differing:  # 7 of one file is 7 of another file that has 007 too
-        frames = [_read(file, ids, {*text, *differing}) for file in files]
+        frames = [_read(file, ids, differing) for file in files]
     offsets = np.cumsum([0, *(frame.index[-1] + 1 for frame in frames[:-1])]).tolist()
     for frame, offset in zip(frames, offsets, strict=True):
         frame.index = frame.index + offset
@@ -228,7 +227,7 @@ def _found(path: str | Path) -> Path:
     return path
 
 
-def _read(path: Path, ids: Collection[str], text: Collection[str]) -> Any:
+def _read(path: Path, ids: Collection[str], text: Collection[str] = ()) -> Any:
     frame = _read_parquet(path, text) if path.suffix.lower() in PARQUET else _read_text(path, ids, text)
     if not len(frame):
         raise ValueError(f"{path.name} has the columns {', '.join(frame.columns)} and no rows.")

@@ -140,8 +140,11 @@ def tables(
     data, frame = Data(), of.edges if item == "link" else of.of(item)
     known = torch.ones(len(frame), dtype=torch.bool)
     if item != "link":
+        check_values(frame, [name for name in targets if name not in categories])
         labels = Targets.fit(frame, targets, goal)
         y = labels(frame)
+        if not any_known(y).any():
+            raise ValueError(f"{file_of(frame)}: {' and '.join(targets)} is empty in all rows, expected known values.")
         kind = objective_for([y], item, goal)
         (data.y,) = kind.convert([y], name)
         objective, known = kind.for_labels([data.y], name), any_known(data.y)
