@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .conv import GATConv as GATConv
     from .conv import GATv2Conv as GATv2Conv
     from .conv import TransformerConv as TransformerConv
+    from .experiments.evaluation import evaluate as evaluate
     from .experiments.export import export as export
     from .experiments.model_file import load as load
     from .experiments.predictions import predict as predict
@@ -48,6 +49,7 @@ _LAZY = {
     "attend": "attention",
     "attention_of": "models",
     "data": "data",
+    "evaluate": "experiments.evaluation",
     "export": "experiments.export",
     "load": "experiments.model_file",
     "predict": "experiments.predictions",

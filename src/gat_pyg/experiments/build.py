@@ -170,10 +170,19 @@ def task_of(run_dir: str | Path) -> Task:
         FileNotFoundError: if the folder has no settings.
         ValueError: if the settings are not of this version, or the data cannot be read.
     """
+    return build_task(settings_of(run_dir))
+
+
+def settings_of(run_dir: str | Path) -> Settings:
+    """Return the settings of a run.
+
+    Raises:
+        FileNotFoundError, ValueError: as `task_of`.
+    """
     path = Path(run_dir) / CONFIG
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist. Give the folder that a run printed at its end.")
-    return build_task(Settings.parse(cast(DictConfig, OmegaConf.load(path))))
+    return Settings.parse(cast(DictConfig, OmegaConf.load(path)))
 
 
 def build_model(factory: ModelFactory, task: Task) -> Built:

@@ -53,7 +53,20 @@ def _seed(text: str | None) -> Any:
     raise ValueError(f"--seed is {text}, expected a number or all.")
 
 
-VERBS: dict[str, Callable[..., None]] = {verb.__name__: verb for verb in (predict, export)}
+def evaluate(run: str, *data: str, seed: int | None = None) -> None:
+    """Print the test score of a trained run again, or its scores on other data with labels.
+
+    Args:
+        run: the folder of the run, or of the runs of several seeds
+        data: files of the form that the run was trained on, with labels
+        seed: one of several seeds
+    """
+    from .evaluation import evaluate
+
+    print(evaluate(run, list(data) or None, seed=seed))
+
+
+VERBS: dict[str, Callable[..., None]] = {verb.__name__: verb for verb in (predict, evaluate, export)}
 TRAIN = "train"  # the verb of a command without one
 
 # The command line ---------------------------------------------------------------------------------------------------
@@ -88,7 +101,7 @@ def parser(verb: Callable[..., None]) -> ArgumentParser:
     """Return the parser of a verb's arguments; those by keyword only are options.
 
     >>> parser(predict).parse_args(["outputs/cora", "--out", "p.jsonl"])
-    Namespace(run='outputs/cora', data=[], out='p.jsonl')
+    Namespace(run='outputs/cora', data=[], out='p.jsonl', seed=None)
     """
     summary, _, section = str(inspect.getdoc(verb)).partition("\n\nArgs:\n")
     texts = dict(re.findall(r"^    (\w+): (.*(?:\n     .*)*)", section, re.MULTILINE))
