@@ -244,20 +244,24 @@ def rows_of(source: Mapping[str, Any], data: Any = None) -> tuple[Data, dict[str
 def _by_kind(source: Mapping[str, Any], data: Any) -> dict[str, Any]:
     """Return later tables by their kind: node, edge or pairs."""
     if isinstance(data, Mapping):
-        return {key.removesuffix("s") if key != "pairs" else key: table for key, table in data.items()}
+        known = {"nodes": "node", "edges": "edge", "pairs": "pairs"}
+        if other := data.keys() - known.keys():
+            raise ValueError(f"data has the key {min(other)}, expected some of {', '.join(known)}.")
+        return {known[key]: table for key, table in data.items()}
     given = [] if data is None else list(data) if isinstance(data, (list, tuple)) else [data]
     if len(given) == 1 and is_graph(given[0]):
         return {"edge": given[0]}
     tables: dict[str, Any] = {}
     kinds = ["edge", "pairs"] if source.get("target") is None else ["edge"]
-    frames = [_frame(table, "data", []) for table in given]
+    ids = [source["id"] or "id", source["src"], source["dst"]]
+    frames = [_frame(table, "data", ids) for table in given]  # which are read once
     of_edges = [{source["src"], source["dst"]} <= {*frame.columns} for frame in frames]
     kinds = kinds[-1:] if sum(of_edges) == 1 else kinds
-    for table, frame, is_of_edges in zip(given, frames, of_edges, strict=True):
+    for frame, is_of_edges in zip(frames, of_edges, strict=True):
         kind = kinds.pop(0) if is_of_edges and kinds else "node"
         if kind == "node" and (kind in tables or source["id"] not in frame.columns):
             raise missing_column([frame], f"{source['src']}")
-        tables[kind] = table
+        tables[kind] = frame
     return tables
 
 
