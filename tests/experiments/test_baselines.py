@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import accuracy_score, root_mean_squared_error
@@ -18,6 +20,10 @@ from torch_geometric.utils import to_dense_adj
 from gat_pyg.data import Task, links
 from gat_pyg.experiments import baselines
 from gat_pyg.experiments.baselines import simple_baselines
+from gat_pyg.experiments.conf import VERSION_BASE, config_folder
+from gat_pyg.experiments.messages import advice, baselines_line
+from gat_pyg.experiments.result import Result
+from gat_pyg.experiments.settings import Settings
 from gat_pyg.tasks.nodes import NodeLabels
 from tests.objectives import OBJECTIVES, quantities_of_edges_of_graphs
 
@@ -132,3 +138,70 @@ def test_heuristics_of_links_are_dense_products(monkeypatch: pytest.MonkeyPatch,
     assert names == ["popularity", *(["paths of length 3"] if bipartite else ["common neighbours", "Adamic-Adar"])]
     monkeypatch.setattr(baselines, "NEIGHBOURS", 20)
     assert [name for name, *_ in baselines._of_links(task)] == ["popularity"]
+
+
+# In results ---------------------------------------------------------------------------------------------------------
+
+
+def settings_of(*overrides: str) -> Settings:
+    with initialize_config_dir(str(config_folder()), **VERSION_BASE):
+        return Settings.parse(compose("config", list(overrides)))
+
+
+def result_of(task: Task, best: str = "degrees", epochs: int = 60, best_epoch: int = 40) -> Result:
+    name, worst = task.objective.metric.name, -task.objective.metric.better(1e6)
+    scores = {"linear model": worst / 2, best: 0.0}
+    return Result("GAT", "own", name, worst, 0, epochs, best_epoch, 0.0, 1.0, 0.1, 9, baselines=scores)
+
+
+def test_baselines_are_computed_once_for_own_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Task] = []
+
+    def scored(task: Task) -> baselines.Baselines:
+        calls.append(task)
+        if task.name != "accounts":
+            raise ValueError("singular")
+        return baselines.Baselines({"linear model": 60.0}, 1.0)
+
+    monkeypatch.setattr(baselines, "simple_baselines", scored)
+    monkeypatch.setattr(baselines, "COMPUTED", {})
+    own, task = ("dataset._target_=torch_geometric.datasets.KarateClub",), task_of(accounts())
+    settings = settings_of(*own)
+    scores = [baselines.baselines_of(each, task) for each in (settings, settings_of(*own, "seed=3", "model=mlp"))]
+    assert scores[0] is scores[1] and scores[0] == ({"linear model": 60.0}, 1.0) and len(calls) == 1
+    for others in (("dataset=cora",), (*own, "baselines=false")):
+        assert baselines.baselines_of(settings_of(*others), task) is None
+    with pytest.warns(UserWarning, match=r"one: the baselines failed \(ValueError: singular\)\."):
+        assert baselines.baselines_of(settings_of("baselines=true"), OBJECTIVES["nodes of one graph"]()) == ({}, 0.0)
+    monkeypatch.setattr(baselines, "is_missing", lambda: True)
+    monkeypatch.setattr("gat_pyg.experiments.messages.is_missing", lambda: True)
+    assert baselines.baselines_of(settings, task) is None
+    assert "python -m pip install 'gat_pyg[baselines]'" in baselines_line(
+        replace(result_of(task), baselines=None), settings
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides", "fields", "expected"),
+    [
+        (
+            "nodes of one graph",
+            (),
+            {},
+            "edges in both directions (messages follow the edges, which have one), encoding=degree",
+        ),
+        ("nodes of one graph", (), {"best_epoch": 2}, "a smaller training.lr (the best epoch was 2), edges in both"),
+        (
+            "nodes of one graph",
+            ("training.max_epochs=60",),
+            {"best_epoch": 59},
+            "training.max_epochs=120 (the last epochs",
+        ),
+        ("graphs", ("model=gin",), {"best": "random forest"}, "edges in both directions"),
+        ("links", ("encoding=degree",), {}, "+model.decoder=mlp"),
+    ],
+)
+def test_what_to_try_is_left_open_by_data_and_settings(kind, overrides, fields, expected) -> None:
+    task = OBJECTIVES[kind]()
+    text = advice(result_of(task, **fields), task, settings_of(*overrides))
+    assert expected in text

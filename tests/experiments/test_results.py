@@ -447,6 +447,25 @@ def test_a_test_score_is_shown_beside_a_constant_prediction_and_the_papers():
     assert "paper" not in _beside(dataclasses.replace(result, metric="micro_f1"), paper=True)
 
 
+@pytest.mark.parametrize(
+    ("metric", "value", "expected"),
+    [
+        ("accuracy", 71.6, "worse than a random forest of the features alone (74.0 %, standard error 2.3 %)"),
+        ("accuracy", 71.8, ""),  # within one standard error
+        ("rmse", 77.0, "worse than a linear model of the features alone (70.000, standard error 2.300)"),
+        ("rmse", 60.0, ""),
+        ("accuracy", math.nan, "worse than a random forest"),
+    ],
+)
+def test_a_score_below_that_of_a_baseline_has_a_warning(metric: str, value: float, expected: str):
+    baselines = {"linear model": 70.0, "random forest": 74.0}
+    scores = (metric, value, 0, 9, 8, value, 9.2, 0.011, 923)
+    result = Result("GAT", "own", *scores, baselines=baselines, baselines_error=2.3)
+    assert result.warning.startswith(expected) and bool(result.warning) == bool(expected)
+    constant = dataclasses.replace(result, majority=value).warning
+    assert constant.endswith(result.warning) and constant.startswith("no better than ")
+
+
 def hash_of(*overrides: str) -> str:
     return Settings.parse(compose("config", list(overrides))).hash
 

@@ -50,7 +50,7 @@ from gat_pyg.data import digits, from_file, links, planted
 from gat_pyg.experiments.build import task_of
 from gat_pyg.experiments.folder import Run
 from gat_pyg.experiments.pruning import pruned_by
-from gat_pyg.experiments.result import Result, read
+from gat_pyg.experiments.result import BASELINES, Result, read
 from gat_pyg.files import try_lock, unlock
 from gat_pyg.kernels.cpu import cache
 from gat_pyg.report.general import rows_of
@@ -380,9 +380,15 @@ def test_a_constant_prediction_is_warned_of(command: Command, dataset: str, vect
         f"vectorize={vectorize}",
         "runs=2",
         "training.max_epochs=2",
+        f"baselines={dataset == 'digits'}",
     )
     first, _ = read("outputs/results.jsonl")
     if dataset == "digits":
+        assert first.baselines is not None and first.baselines.keys() == {"linear model", "random forest", "degrees"}
+        score = max(first.baselines.values())
+        assert output.count(f"worse than {BASELINES[first.best_baseline]} ({score:.1f} %, standard error ") == 3
+        assert f"\nbaselines: linear model {first.baselines['linear model']:.1f} %, random" in output
+        assert "\ntry: " in output
         data = digits().test[0]
         majority = 100 * data.y[data.test_mask].bincount().max() / 1000
         assert first.majority == pytest.approx(majority.item())

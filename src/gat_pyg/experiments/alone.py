@@ -16,6 +16,7 @@ from ..training.batching import is_divided
 from ..training.progress import MetricsFile, Progress
 from ..training.resume import Resumable
 from ..training.stopping import PaperStopping
+from .baselines import baselines_of
 from .build import Built, build_data, build_model, build_module, build_trainer
 from .folder import Job, finished
 from .model_file import save_model
@@ -108,6 +109,7 @@ def write_outputs(
     model, target, arguments = built
     factory = settings.model
     constant, error = task.constant
+    baselines = baselines_of(settings, task)
     result = Result(
         method=factory.name,
         dataset=task.name,
@@ -127,6 +129,8 @@ def write_outputs(
         timestamp=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         majority=round(constant, 5),
         standard_error=round(error, 5),
+        baselines=baselines and {name: round(score, 5) for name, score in baselines.scores.items()},
+        baselines_error=baselines and round(baselines.standard_error, 5),
         item=task.objective.item,
         scores=outcome.scores or None,
         row=factory.method,

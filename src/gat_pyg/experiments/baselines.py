@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import degree
 
+from ..distributed.ranks import is_first
 from ..files import needs
 from ..graph.subgraph import mask_to_index
 from ..tasks.labels import OneLabel
@@ -21,6 +23,10 @@ from ..tasks.node_ids import has_ids
 from ..tasks.objective import SAMPLES, Split, any_known
 from ..tasks.targets import Targets
 from ..tasks.task import Task
+from .build import data_key
+from .command import dataset_name
+from .conf import config_folder
+from .settings import Settings
 
 TRAIN_ROWS, TEST_ROWS = 10_000, 20_000  # used at most; of more, a sample with a fixed seed
 ELEMENTS = 4_000_000  # training rows x columns used at most; of more columns, a sample with a fixed seed
@@ -32,6 +38,42 @@ CHUNK = 5_000_000  # of these, at once
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Rows: TypeAlias = list[tuple[Data, Tensor]]  # graphs, each with the ids of its nodes, or the indices of its pairs
 Predict: TypeAlias = Callable[[Array], Array]  # of rows of columns
+
+
+OWN = frozenset(f"gat_pyg.data.{name}" for name in ("from_file", "tables", "smiles"))  # readers of one's own data
+COMPUTED: dict[str, Baselines] = {}  # by `data_key`
+
+
+def has_baselines(settings: Settings) -> bool:
+    """Return True if results have the scores of `simple_baselines`: by default those of data without a file in conf."""
+    if settings.baselines != "auto":
+        return settings.baselines
+    target = str(settings.dataset.target)
+    if target.startswith("gat_pyg.data."):
+        return target in OWN
+    return not (config_folder() / "dataset" / f"{dataset_name(settings.dataset.values)}.yaml").is_file()
+
+
+def baselines_of(settings: Settings, task: Task) -> Baselines | None:
+    """Return the baselines for a result of the first rank, once computed for all jobs on the same data.
+
+    None without scikit-learn or if none is asked for. An error is printed as a warning, since the training has ended.
+    """
+    if not is_first() or not has_baselines(settings) or is_missing():
+        return None
+    key = data_key(settings)
+    if key not in COMPUTED:
+        try:
+            COMPUTED[key] = simple_baselines(task)
+        except Exception as error:
+            warnings.warn(f"{task.name}: the baselines failed ({type(error).__name__}: {error}).", stacklevel=2)
+            COMPUTED[key] = Baselines({}, 0.0)
+    return COMPUTED[key]
+
+
+def is_missing() -> bool:
+    """Return True if scikit-learn is not installed."""
+    return importlib.util.find_spec("sklearn") is None
 
 
 class Baselines(NamedTuple):

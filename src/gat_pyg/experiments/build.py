@@ -60,7 +60,7 @@ NOT_OF_THE_DATA = frozenset(  # groups and settings that `read_task` does not re
     {
         *("model", "training", "loss", "optimizer", "scheduler", "loader", "trainer", "logger"),
         *("seed", "runs", "vectorize", "seeds_per_pass", "processes", "ckpt_path", "checkpoint_every"),
-        *("methods", "datasets", "protocol", "outputs", "results", "candidates", "cell", "code"),
+        *("methods", "datasets", "protocol", "outputs", "results", "baselines", "candidates", "cell", "code"),
     }
 )
 

@@ -240,7 +240,7 @@ def _end(job: Job, task: Task, together: bool) -> float:
     if is_first() and len(results) > 1:
         mean = averaged(job, task, [result.seed for result in results])
         named = f"{job.title}: " if job.title else ""
-        print(f"{named}{summary_of_all(results, folder, mean, paper)}", flush=True)
+        print(f"{named}{summary_of_all(results, task, settings, folder, mean, paper)}", flush=True)
     if job.pruner is not None and job.pruner.ended:
         raise PrunedError(f"The sweeper ended the training after epoch {job.pruner.ended}.")
     if diverged:

@@ -7,10 +7,13 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from torch_geometric.utils import is_undirected
+
 from ..tasks.metrics import AVERAGE_PRECISION, ROC_AUC, metric_named
 from ..tasks.negatives import sides_of
 from ..tasks.objective import SPLITS
 from ..tasks.task import Task
+from .baselines import has_baselines, is_missing
 from .folder import relative_path
 from .published import published
 from .result import ERRICA, Result, scores_of
@@ -21,6 +24,7 @@ STOPPED = {  # by training.criterion
     "accuracy": "the score did not improve",
     "loss": "the loss did not improve",
 }
+LARGE = 10_000_000  # edges, of more it takes seconds to find the directions
 
 
 def summary(result: Result, task: Task, settings: Settings, paper: bool = False) -> str:
@@ -35,12 +39,57 @@ def summary(result: Result, task: Task, settings: Settings, paper: bool = False)
         "also": ", ".join(
             metric_named(name, task.class_names).text(score) for name, score in (result.scores or {}).items()
         ),
+        "baselines": baselines_line(result, settings),
         "warning": result.warning,
+        "try": advice(result, task, settings),
         "seconds": f"{result.seconds:.1f} ({_per_epoch(result)} per epoch, {result.device})",
         "files": relative_path(Path(result.run_dir)),
         "results": relative_path(Path(settings.results)),
     }
     return "\n".join(f"{key:<12}{value}" for key, value in lines.items() if value) + "\n"
+
+
+def baselines_line(result: Result, settings: Settings) -> str:
+    """Return the scores of the baselines, or how to install what computes them; "" if none is asked for."""
+    if not has_baselines(settings):
+        return ""
+    if result.baselines is None and is_missing():
+        return "need scikit-learn: python -m pip install 'gat_pyg[baselines]'; or baselines=false"
+    metric = metric_named(result.metric)
+    return ", ".join(f"{name} {metric.value(score)}" for name, score in (result.baselines or {}).items())
+
+
+def advice(result: Result, task: Task, settings: Settings) -> str:
+    """Return changes to try if a baseline is better than the run, else "".
+
+    They are those that the data and the settings leave open.
+    """
+    if not result.below_baseline:
+        return ""
+    item, model, training = task.objective.item, settings.model, settings.training
+    kind = str(model.target).rpartition(".")[2]
+    x = task.features(task.train[0])
+    early = 0 < result.best_epoch <= 5 < result.epochs - result.best_epoch
+    late = result.epochs >= settings.max_epochs and result.best_epoch > 0.9 * result.epochs
+    hints = {
+        f"a smaller training.lr (the best epoch was {result.best_epoch})": early,
+        f"training.max_epochs={2 * settings.max_epochs} (the last epochs were the best)": late,
+        "training.batch_size=32": task.has_many_graphs and training.batch_size < 16 < len(task.train),
+        "+model.encoder=64 (it embeds categories)": model.get("encoder") is None and bool((x.abs() > 10).any()),
+        "edges in both directions (messages follow the edges, which have one)": _is_directed(task),
+        "encoding=degree": result.best_baseline in ("degrees", "popularity") and settings.encoding.target is None,
+        "encoding=rwse": item == "graph" and settings.encoding.target is None,
+        "+model.decoder=mlp": item == "link" and model.get("decoder") is None,
+        "model=gin": item == "graph" and kind not in ("GIN", "GINE"),
+    }
+    chosen = [hint for hint, fits in hints.items() if fits]
+    return ", ".join(chosen or ["other values of training.lr, model.hidden_channels, model.num_layers, model.dropout"])
+
+
+def _is_directed(task: Task) -> bool:
+    """Return True if an edge of the first training graph has no reverse one."""
+    edge_index = task.train[0].edge_index
+    return edge_index.size(1) <= LARGE and not is_undirected(edge_index, num_nodes=task.train[0].x.size(0))
 
 
 def epochs(result: Result, settings: Settings) -> str:
@@ -124,8 +173,10 @@ def line(result: Result, title: str = "") -> str:
     )
 
 
-def summary_of_all(results: Sequence[Result], folder: Path, together: float, paper: bool = False) -> str:
-    """Return a line with the mean ± std over the seeds and the score of their averaged prediction."""
+def summary_of_all(
+    results: Sequence[Result], task: Task, settings: Settings, folder: Path, together: float, paper: bool = False
+) -> str:
+    """Return a line with the mean ± std over the seeds and the score of their averaged prediction; and of baselines."""
     metric, n = metric_named(results[0].metric), len(results)
     scores = [result.value for result in results]
     mean, std = statistics.fmean(scores), statistics.stdev(scores)
@@ -133,8 +184,14 @@ def summary_of_all(results: Sequence[Result], folder: Path, together: float, pap
     spread = f"{metric.spread(mean, std)}{_beside(results[0], averaged, paper=paper)}"
     seconds = f"{statistics.fmean(result.seconds for result in results):.1f} seconds a run"
     warnings = [result.warning for result in results if result.warning]
-    warning = f"\nwarning: {len(warnings)} of {n} runs are {warnings[0]}" if warnings else ""
-    return f"{results[0].dataset}, {n} runs: test {spread}, {seconds}, in {relative_path(folder)}{warning}"
+    hints = [text for result in results if (text := advice(result, task, settings))]
+    lines = {
+        "baselines": baselines_line(results[0], settings),
+        "warning": f"{len(warnings)} of {n} runs are {warnings[0]}" if warnings else "",
+        "try": hints[0] if hints else "",
+    }
+    below = "".join(f"\n{key}: {value}" for key, value in lines.items() if value)
+    return f"{results[0].dataset}, {n} runs: test {spread}, {seconds}, in {relative_path(folder)}{below}"
 
 
 def summary_of_splits(results: Sequence[Result]) -> str:
@@ -150,7 +207,8 @@ def summary_of_splits(results: Sequence[Result]) -> str:
 def _beside(result: Result, *scores: str, paper: bool = False) -> str:
     """Return in brackets what a test score is to be compared with: other scores, a constant prediction, the paper's."""
     metric = metric_named(result.metric)
-    if result.majority is not None and not result.warning:
+    is_empty = result.majority == 0 and result.item == "link"  # as every Hits@K of equal predictions
+    if result.majority is not None and not result.near_constant and not is_empty:
         scores = (*scores, f"constant prediction {metric.value(result.majority)}")
     for table, name in (("2", "accuracy"), ("3", "micro_f1")):
         printed = published().get((table, result.row, result.dataset)) if paper and not result.study else None

@@ -26,6 +26,15 @@ MODEL, RESULT, CONFIG, CHECKPOINT, METRICS = (
     "metrics.csv",
 )
 ERRICA = "Errica's protocol"  # a study
+BASELINES = {  # descriptions of `Result.baselines`
+    "linear model": "a linear model of the features alone",
+    "random forest": "a random forest of the features alone",
+    "degrees": "a linear model of the degrees alone",
+    "popularity": "popularity, the product of the degrees",
+    "common neighbours": "the number of common neighbours",
+    "Adamic-Adar": "the Adamic-Adar index",
+    "paths of length 3": "the paths of length 3",
+}
 SOURCE = "gat_pyg source"  # a key of `Result.versions`
 PACKAGES = ("gat_pyg", "torch", "torch_geometric", "lightning", "torch_scatter")
 
@@ -62,6 +71,8 @@ class Result:
     timestamp: str = ""  # UTC, ISO 8601
     majority: float | None = None  # the best test score of a constant prediction, such as the majority class
     standard_error: float | None = None  # of `majority`
+    baselines: Mapping[str, float] | None = None  # test scores without a network, by the names in `BASELINES`
+    baselines_error: float | None = None  # the standard error of the best of them
     item: str = "node"  # what has a label: "node", "graph"
     row: str = ""  # the row of a table: the method without its form and study; "": the method
     form: str = ""  # the variant, if a method has several
@@ -81,7 +92,28 @@ class Result:
         return -math.inf if math.isnan(self.val) else metric_named(self.metric).better(self.val)
 
     @property
+    def best_baseline(self) -> str:
+        """The name of the best of `baselines`, "" without any."""
+        baselines, better = self.baselines or {}, metric_named(self.metric).better
+        return max(baselines, key=lambda name: better(baselines[name]), default="")
+
+    @property
     def warning(self) -> str:
+        """A warning if the score is hardly better than a constant prediction, or worse than a baseline, else ""."""
+        return "; ".join(filter(None, (self.near_constant, self.below_baseline)))
+
+    @property
+    def below_baseline(self) -> str:
+        """A warning if the score is more than a standard error worse than that of the best baseline, else ""."""
+        if not (name := self.best_baseline) or self.baselines is None:
+            return ""
+        metric, score, error = metric_named(self.metric), self.baselines[name], self.baselines_error or 0.0
+        if metric.better(self.value) >= metric.better(score) - error:
+            return ""
+        return f"worse than {BASELINES.get(name, name)} ({metric.value(score)}, standard error {metric.value(error)})"
+
+    @property
+    def near_constant(self) -> str:
         """A warning if the score is not a standard error better than that of a constant prediction, else ""."""
         metric = metric_named(self.metric)
         if self.majority is None:

@@ -43,7 +43,7 @@ INTERNAL = ("candidates", "content", "code", "cell")  # settings that the comman
 MAY_CHANGE_ON_RESUME = frozenset(
     {
         *("ckpt_path", "checkpoint_every", "vectorize", "seeds_per_pass", "processes", "loader.num_workers"),
-        *("model.form", "model.study"),
+        *("model.form", "model.study", "baselines"),
         *(f"trainer.{key}" for key in ("accelerator", "devices", "num_nodes", "strategy", "deterministic")),
     }
 )
@@ -354,6 +354,7 @@ class Settings:
     data_root: Annotated[str | None, text("null or the path of a folder, such as data or ./1", None)]
     outputs: Annotated[str, text("the path of a folder, such as outputs or ./1")]
     results: Annotated[str, text("the path of a file, such as results.jsonl or ./1")]
+    baselines: Annotated[bool | Literal["auto"], choice("auto", True, False)]
     # See `INTERNAL`: hashes of the candidates of protocol=errica, of the content of dataset.path, and of users' source
     candidates: Annotated[list[str] | None, CANDIDATES] = None
     content: Annotated[str | None, text("null or a hash", None)] = None

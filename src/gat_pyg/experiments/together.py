@@ -48,7 +48,10 @@ VARYING = frozenset(  # settings in which the members of a stack may differ, or 
     }
 )
 UNUSED = frozenset(  # settings that no training reads
-    {"runs", "outputs", "results", "ckpt_path", "candidates", "cell", "model.method", "model.form", "model.study"}
+    {
+        *("runs", "outputs", "results", "baselines", "ckpt_path", "candidates", "cell"),
+        *("model.method", "model.form", "model.study"),
+    }
 )
 
 
