@@ -259,7 +259,7 @@ def test_the_command_predicts_links_of_a_file_without_features(
     np.savez(tmp_path / "own.npz", edge_index=graph.edge_index.numpy())
     result = run(monkeypatch, tmp_path, "task=link_prediction", "+model.encoder=8")
     assert (result.item, result.metric) == ("link", "roc_auc")
-    split = "own: 5,364 / 630 / 1,260 links for training, validation and test, drawn with split.seed; or choose split"
+    split = "own: 5,364 / 315 / 630 links (315 / 630 pairs without one) for training, validation and test, drawn with"
     assert split in capsys.readouterr().err
     pairs = torch.tensor([[0, 1], [5, 9]])
     data = Data(edge_index=graph.edge_index, edge_label_index=pairs)  # without x: the ids are filled in
