@@ -198,6 +198,7 @@ WRONG = {
     "datasets=5": r"datasets is 5, expected null or a list such as \[cora,citeseer\]",
     "datasets=[[cora]]": r"datasets is \[\['cora'\]\], expected null or a list such as",
     "seeds_per_pass=true": r"seeds_per_pass is True, expected auto or a whole number, at least 1\.",
+    "metric=f1": r"metric is 'f1', expected null or one of accuracy, .* Did you mean micro_f1 or macro_f1\?",
     "training.lr=inf": r"training\.lr is inf, expected a finite number, at least 0\.",
     "training.lr=1e400": r"training\.lr is inf, expected a finite number, at least 0\.",
     "training.weight_decay=inf": r"training\.weight_decay is inf, expected a finite number, at least 0\.",

@@ -580,7 +580,9 @@ def _check_values(config: DictConfig) -> None:
         if required or key in config[group]:
             value = _resolved(config, name)
             if not rule.fits(value):
-                raise ValueError(f"{name} is {value!r}, expected {rule.expected}.")
+                near = [metric for metric in METRICS if name == "metric" and str(value).lower() in metric]
+                hint = f" Did you mean {' or '.join(near)}?" if near else ""
+                raise ValueError(f"{name} is {value!r}, expected {rule.expected}.{hint}")
 
 
 def _resolved(config: DictConfig, name: str) -> Any:
