@@ -44,6 +44,19 @@ def test_cells_and_ranks_by_hand() -> None:
     ]
 
 
+def test_baselines_have_rows_with_their_mean_over_the_splits() -> None:
+    values = [(0, {"linear model": 70.0, "random forest": 90.0}), (1, {"linear model": 72.0, "random forest": 80.0})]
+    lines = [one("GAT", "own", 75.0, seed, split=split, baselines=b) for seed in (0, 1) for split, b in values]
+    table = general_table(rows_of(gathered(at([*lines, one("GAT", "cora", 83.0)]))))
+    assert [[cell.text for cell in row] for row in table.rows[1:]] == [
+        ["baseline: linear model", "—", "71.0 ± 1.4"],
+        ["baseline: random forest", "—", "85.0 ± 7.1"],
+    ]
+    assert {cell.rank for row in table.rows[1:] for cell in row} == {0}
+    assert any("without a network" in note for note in table.notes)
+    assert not any("without a network" in note for note in general_table(rows_of(gathered(three()))).notes)
+
+
 def test_of_several_configurations_the_best_by_validation_is_ranked() -> None:
     metrics = {"accuracy": (82.0, 81.0, 80.0, 70.0), "mae": (0.3, 0.4, 0.5, 0.6)}  # validation scores, the best first
     for metric, val in metrics.items():
@@ -149,6 +162,8 @@ def test_every_format_shows_the_ranks() -> None:
 
 def test_lines_choose_the_tables(tmp_path: Path) -> None:
     assert fits_paper(at(seeds("Mine", "cora", [80.0]))) and not fits_paper(three())
+    study = [one("GAT", "cora", config_hash=setting) for setting in "ab"]
+    assert not fits_paper(at(study)) and fits_paper(at([*study, one("GCN", "cora")]))
     assert all(row[3].text == "yes" for row in general_tables(three())[1].rows)
     path, out = write_lines(tmp_path / "r.jsonl", three()), tmp_path / "out"
     assert main([str(path), "--out", str(out)]) == 0

@@ -86,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
         "--preset",
         choices=("paper", "general"),
         help="the paper's tables, or methods by data sets (default: the paper's if they have a row for a line, "
-        "and the general one for the other lines)",
+        "and the general one for the other lines; for several settings of one method the general one)",
     )
     result.add_argument(
         "--against",

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from ..experiments.folder import settings_in
 from ..experiments.hashing import data_settings, learnt
-from ..experiments.result import ERRICA
+from ..experiments.result import BASELINES, ERRICA
 from ..experiments.settings import LABELS
 from ..tasks.metrics import metric_named
-from .cells import NAMES, Cell, Table, ours_cell
+from .cells import NAMES, NONE, Cell, Table, ours_cell, spread
 from .runs import Key, Runs
 
 
@@ -35,6 +36,11 @@ class Column(NamedTuple):
 
 NAMING = ("model._target_", *(f"model.{label}" for label in LABELS))  # settings that say which model it is
 
+WITHOUT_NETWORK = (
+    "Baselines are without a network, on the same splits: models of the features alone, of the degrees alone, or "
+    "heuristics of links. They have no rank, and a standard deviation over several splits only."
+)
+
 Rows: TypeAlias = dict[str, dict[Column, Runs]]
 
 
@@ -52,11 +58,12 @@ def general_table(rows: Rows) -> Table:
         )
         for label, its in rows.items()
     ]
+    baselines = [*_baseline_rows(rows, columns)]
     return Table(
         name="general",
         caption="Test scores, mean ± standard deviation (runs).",
         columns=(("", "Method"), *(column.heads for column in columns)),
-        rows=tuple(cells),
+        rows=(*cells, *baselines),
         notes=(
             "↑: higher scores are better; ↓: lower ones. The best mean of a column is bold, the second best "
             "underlined. A method with several configurations on a data set has a row for each, with the settings "
@@ -65,9 +72,27 @@ def general_table(rows: Rows) -> Table:
             "without. Data sets of one name have a column for each split or content of the files, "
             "with the settings that differ. Runs on several splits or folds count together; by Errica's protocol, "
             "which selects a configuration on each fold, a fold counts once, with the mean over its seeds.",
+            *([WITHOUT_NETWORK] if baselines else []),
             *(note for column in columns for note in _training_notes(rows, column)),
         ),
     )
+
+
+def _baseline_rows(rows: Rows, columns: Sequence[Column]) -> Iterator[tuple[Cell, ...]]:
+    """Yield a row for each baseline without a network: the mean over the splits, which have no seeds."""
+    scores: dict[str, dict[Column, dict[int, float]]] = {}
+    for its in rows.values():
+        for column, one in its.items():
+            for result in (line.result for line in one.lines):
+                for name, score in (result.baselines or {}).items():
+                    scores.setdefault(name, {}).setdefault(column, {})[result.split] = score
+    for name in sorted(scores, key=[*BASELINES, *scores].index):
+        cells = []
+        for column in columns:
+            values = [*scores[name].get(column, {}).values()]
+            std = statistics.stdev(values) if len(values) > 1 else math.nan
+            cells.append(Cell(spread(statistics.fmean(values), std, column.metric) if values else NONE, "baselines"))
+        yield Cell(f"baseline: {name}"), *cells
 
 
 def columns_of(rows: Rows) -> list[Column]:
@@ -196,13 +221,18 @@ def _differing(settings: Iterable[Mapping[str, Any]]) -> set[str]:
 def _text(names: Sequence[str], values: Mapping[str, Any]) -> str:
     """Return settings in words but those that are null, by the last part of a name unless two names share it.
 
-    >>> _text(["model.heads", "model.norm"], {"model.heads": 4, "model.norm": "batch"})
-    'heads 4, norm batch'
+    >>> _text(["model.heads", "training.lr"], {"model.heads": 4, "training.lr": 0.001331224061062424})
+    'heads 4, lr 0.001331'
     """
     last = [name.rpartition(".")[2] for name in names]
     short = [part if last.count(part) == 1 else name for name, part in zip(names, last, strict=True)]
     pairs = [(part, values.get(name)) for name, part in zip(names, short, strict=True)]
-    return ", ".join(f"{part} {_value(value)}" for part, value in pairs if value is not None)
+    return ", ".join(f"{part} {_value(_rounded(value))}" for part, value in pairs if value is not None)
+
+
+def _rounded(value: Any) -> Any:
+    """Return a number with four significant digits, as it is if it is no fraction."""
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def _value(value: Any) -> str:

@@ -28,7 +28,7 @@ from .cells import (
 from .comparison import comparison_table
 from .data_table import Counts, data_table, unknown_note
 from .general import general_table, rows_of
-from .runs import ABLATION, AS_GAT, Key, Line, Runs, forms, gathered, key_of, shown
+from .runs import ABLATION, AS_GAT, Key, Line, Runs, forms, gathered, shown
 
 Gathered: TypeAlias = Mapping[Key, Sequence[Runs]]
 
@@ -68,9 +68,11 @@ TABLE3 = Scores(
 )
 
 
-def fits_paper(lines: Iterable[Line]) -> bool:
-    """Return True if one of the lines belongs into a table of the paper."""
-    return any(scores.has(key_of(line.result)) for line in lines for scores in (TABLE2, TABLE3))
+def fits_paper(lines: Sequence[Line]) -> bool:
+    """Return True if a line belongs into a table of the paper, and they are no study of the settings of one method."""
+    runs = [(key, its) for key, its in gathered(lines).items() if any(scores.has(key) for scores in (TABLE2, TABLE3))]
+    is_study = len({key.row for key, _ in runs}) == 1 and any(len(its) > 1 for _, its in runs)
+    return bool(runs) and not is_study
 
 
 def general_tables(lines: Sequence[Line], against: str | None = None) -> list[Table]:
@@ -265,6 +267,7 @@ def runs_table(runs: Gathered, lines: Sequence[Line], general: Gathered) -> Tabl
                     Cell(NAMES.get(key.dataset, key.dataset)),
                     Cell(one.setting or NONE),
                     Cell("yes" if key in general or _stands(one, key, runs) else "no"),
+                    Cell(spread(statistics.fmean(result.val for result in results), math.nan, key.metric)),
                     Cell(spread(one.mean, one.std, key.metric), source_of(one)),
                     Cell(ranges([result.seed for result in results])),
                     Cell(f"{statistics.fmean(result.epochs for result in results):.0f}"),
@@ -279,6 +282,7 @@ def runs_table(runs: Gathered, lines: Sequence[Line], general: Gathered) -> Tabl
         "data set",
         "config_hash",
         "shown",
+        "validation",
         "test",
         "seeds",
         "epochs",

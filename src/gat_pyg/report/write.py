@@ -45,7 +45,7 @@ def write_report(
         data: if true, the paper's tables include Table 1, which reads the data sets.
         formats: names of `DOCUMENTS` and `FILES`.
         preset: "paper" or "general"; by default the paper's tables if they have a row for one of the lines, and a
-            general one of the others. With `against`, always the general one.
+            general one of the others. With `against`, and for several settings of one method, the general one.
         against: the row of the general table with which the others are compared.
         curves: if true, curves.svg has the learning curves of all runs that kept them.
         graphs: if true, a figure for each method and data set with labels of graphs has the attention of the test
