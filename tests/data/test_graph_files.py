@@ -16,7 +16,7 @@ import scipy.sparse as sp
 import torch
 from torch_geometric.utils import is_undirected
 
-from gat_pyg.data import from_networkx, from_pandas, from_scipy
+from gat_pyg.data import from_file, from_networkx, from_pandas, from_scipy
 from gat_pyg.data.graph_files import graph_tables
 from gat_pyg.data.rows import read_rows
 
@@ -205,5 +205,13 @@ def test_what_a_file_of_matlab_holds_is_listed(tmp_path: Path):
         from_networkx(tmp_path / "two.mat", "z", matrix="M")
     with pytest.raises(FileNotFoundError, match=r"none.gml does not exist. Give the path of a graph: .graphml"):
         from_networkx(tmp_path / "none.gml")
+    sp.save_npz(tmp_path / "m.npz", sp.eye_array(3).tocsr())
+    for name, hint in {
+        "m.npz": "For scipy.sparse.save_npz, choose dataset=tables dataset.graph=",
+        "two.mat": "Read it by dataset=tables dataset.graph=two.mat dataset.target=ATTRIBUTE",
+        "e.csv": "Read it by dataset=tables dataset.edges=e.csv",
+    }.items():
+        with pytest.raises(ValueError, match=hint):
+            from_file(tmp_path / name)
     with pytest.raises(ValueError, match="graph and edges are two sets of edges"):
         from_pandas(edges="e.csv", graph="g.gml")

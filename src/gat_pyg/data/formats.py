@@ -23,7 +23,9 @@ from torch_geometric.data.separate import separate
 from torch_geometric.data.storage import AttrType, GlobalStorage
 
 from ..tasks.objective import SPLITS
+from .graph_files import SUFFIXES
 from .keys import READ
+from .table_files import PARQUET, TEXT
 from .unpickle import NUMPY, Array, Scalar, Stub
 
 UNREAD = torch.empty(0)  # stands for an array that is not read
@@ -42,8 +44,12 @@ def read(path: str | Path) -> tuple[Path, Any]:
     if not path.exists() and path.suffix in ("", ".pt", ".npz"):
         raise FileNotFoundError(f"{path} does not exist. Give the path of a .pt or .npz file, or of a folder.")
     if path.suffix not in (".pt", ".npz") and not path.is_dir():
+        suffix = path.suffix.lower()
+        way = f"edges={path.name}" if suffix in (*TEXT, *PARQUET) else f"graph={path.name} dataset.target=ATTRIBUTE"
+        hint = f" Read it by dataset=tables dataset.{way}." if suffix in (*TEXT, *PARQUET, *SUFFIXES) else ""
         raise ValueError(
-            f"{path} ends in {path.suffix!r}, expected .pt (torch.save), .npz (numpy.savez), or a folder of .npy files."
+            f"{path} ends in {path.suffix!r}, expected .pt (torch.save), .npz (numpy.savez), or a folder of .npy "
+            f"files.{hint}"
         )
     for file in path.glob("*.npy") if path.is_dir() else [path]:
         if file.exists() and not file.is_file():
@@ -104,6 +110,7 @@ def graph_in(content: Mapping[Any, Any], path: Path, labelled: bool = True) -> D
         keys = ", ".join(key for key in list(content)[:8] if isinstance(key, str))
         sparse = missing[0] == "edge_index" and not {"adj", "adj_t"}.isdisjoint(content)
         hint = " Leave out transforms that replace the edges, such as ToSparseTensor and ToDense." * sparse
+        hint += " For scipy.sparse.save_npz, choose dataset=tables dataset.graph=..." * ("indptr" in content)
         raise ValueError(
             f"{path.stem} has no {' and no '.join(missing)}; its keys are {keys}. Expected edge_index and y or "
             "edge_label, and x for graphs with features. To predict links, choose task=link_prediction, which needs "

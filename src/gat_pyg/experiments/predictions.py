@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from torch_geometric.data import Batch, Data
 
 from ..data.batched_graphs import pointers
+from ..data.graph_files import is_graph
 from ..data.keys import UNION
 from ..data.rows import read_rows
 from ..data.series import graphs_of_series, is_series
@@ -133,9 +134,12 @@ def predictor_of(run_dir: str | Path, seed: Seed = None, model: nn.Module | None
 
 
 def is_tabular(data: Any) -> bool:
-    """Return True for None, a path, a frame, or several of these: what is not graphs."""
+    """Return True for None, a path, a frame, a graph of networkx, or several of these: what is not graphs of PyG."""
     items = data if isinstance(data, (list, tuple)) and data else [data]
-    return all(one is None or isinstance(one, (str, Path, Mapping)) or hasattr(one, "columns") for one in items)
+    return all(
+        one is None or isinstance(one, (str, Path, Mapping)) or hasattr(one, "columns") or is_graph(one)
+        for one in items
+    )
 
 
 def outputs(trained: Predictor, data: Any) -> Tensor:
@@ -343,7 +347,8 @@ def _size(graph: Data, objective: Objective) -> int:
 def _numbers(graphs: Sequence[Data], objective: Objective) -> dict[str, Any]:
     """Return columns with the number of each row: of its graph, its node, or the nodes of its pair."""
     sizes = [_size(graph, objective) for graph in graphs]
-    of_graph: dict[str, Any] = {"graph": np.repeat(np.arange(len(sizes)), sizes)}
+    of_series = all(graph.edge_index is graphs[0].edge_index for graph in graphs)
+    of_graph: dict[str, Any] = {"step" if of_series else "graph": np.repeat(np.arange(len(sizes)), sizes)}
     if objective.item == "graph":
         return of_graph
     if objective.item == "node":
