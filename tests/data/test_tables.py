@@ -127,12 +127,14 @@ TASKS: dict[str, dict[str, Any]] = {
     "node quantities": {**COLUMNS, "target": "amount"},
     "edge quantities": {"target": "euros"},
     "without direction": {**COLUMNS, "undirected": False},
+    "without features": {**COLUMNS, "ignore": ["amount", "city", "opened"]},
+    "without nodes": {"nodes": None, "target": "euros", "id": None},
 }
 
 
 @pytest.mark.parametrize("arguments", TASKS.values(), ids=TASKS)
 def test_the_files_of_a_run_are_read_again_as_they_were(files: tuple[Path, Path], arguments: dict[str, Any]):
-    task = tables(*files, **{"id": "account", **arguments})
+    task = tables(**{"nodes": files[0], "edges": files[1], "id": "account", **arguments})
     rows = read_rows(stored(task))
     same_graph(rows, task.train[0])
     ids = accounts()["account"] if task.objective.item == "node" else payments(accounts())["to_account"]

@@ -311,10 +311,12 @@ def check_classes(task: Task) -> None:
     known = torch.cat(asked).unique()
     absent = known[(known >= 0) & ~torch.isin(known, train)].tolist()
     if absent:
+        names, item = task.class_names or range(task.num_classes), task.objective.item
         raise ValueError(
-            f"{task.name}: the validation or the test has {task.objective.item}s of class "
-            f"{', '.join(map(str, absent[:5]))}, the training has none. Choose another split (split.* in the command), "
-            f"set their labels to -1, or choose task={task.objective.item}_regression if these are quantities."
+            f"{task.name}: the validation or the test has {item}s of class "
+            f"{', '.join(str(names[label]) for label in absent[:5])}, the training has none. Choose another split "
+            f"(split.* in the command), make their labels unknown, or choose task={item}_regression if these are "
+            "quantities."
         )
 
 

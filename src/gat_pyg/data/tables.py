@@ -34,6 +34,8 @@ ENDS = (  # and of the ends of edges, alone or with other words, as in from_acco
     *(("head", "tail"), ("u", "v"), ("a", "b"), ("1", "2")),
 )
 
+LEARNT = "nodes that the run learnt embeddings of"
+
 
 class Tables(NamedTuple):
     """A graph in tables."""
@@ -166,9 +168,9 @@ def tables(
     if source["reverse"] and "both" not in source:
         notes.append("messages pass over each edge in both directions, as dataset.undirected=true")
     notes = [f"{name}: {note}" for note in notes]
+    if not source["columns"].get("node"):
+        source["ids"] = [side.tolist() for side in of.sides]
     x, edge_attr = _features(of, source)
-    if x is None:
-        x, source["ids"] = node_ids(len(of.ids)), [side.tolist() for side in of.sides]
     if item == "link" and masks:
         links = divided_links(Data(x, of.edge_index, edge_attr), masks, undirected, name, seed, drawn)
         return links.read_from(source, notes)
@@ -232,7 +234,7 @@ def rows_of(source: Mapping[str, Any], data: Any = None) -> tuple[Data, dict[str
         if "pairs" not in tables:
             return graph, {source["id"] or "node": of.ids}
         pairs = _frame(tables["pairs"], "pairs", names)
-        graph.edge_label_index = _ends(pairs, of.sides, source)
+        graph.edge_label_index = _ends(pairs, of.sides, source, LEARNT if "ids" in source else "the nodes")
         return graph, {name: pairs[name].tolist() for name in names}
     frame = of.of(target["item"])
     if all(name in frame.columns for name in target["names"]):
@@ -278,16 +280,29 @@ def _read(nodes: Any, edges: Any, source: dict[str, Any]) -> Tables:
     nodes = _frame(nodes, "nodes", [source["id"] or "id", *IDS])
     edges = _frame(edges, "edges", [source["src"], source["dst"]] if source["src"] else [*chain(*ENDS)])
     _choose_ends(edges, source)
-    src, dst = source["src"], source["dst"]
     if nodes is not None:
         usual = (name for name in nodes.columns if name.lower() in IDS)
         source["id"] = source["id"] or next(usual, nodes.columns[0])
         _check_columns([nodes], [source["id"]])
-        sides = [ids_of(nodes, source["id"])]
-        return Tables(nodes, edges, sides, _ends(edges, sides, source, file_of(nodes)))
-    if "ids" in source:
-        sides = [pd.Index(ids) for ids in source["ids"]]
-        return Tables(None, edges, sides, _ends(edges, sides, source))
+    sides, place = [] if nodes is None else [ids_of(nodes, source["id"])], file_of(edges if nodes is None else nodes)
+    if "ids" in source:  # whose embeddings were learnt, in this order
+        sides, place = [pd.Index(ids) for ids in source["ids"]], LEARNT
+        if nodes is not None:
+            number = positions(nodes, source["id"], sides[0], place)
+            if len(nodes) < len(sides[0]):
+                raise ValueError(f"{file_of(nodes)} has {len(nodes)} of the {len(sides[0])} {place}, expected all.")
+            nodes = nodes.iloc[np.argsort(number)]
+    sides = sides or _sides(edges, source)
+    return Tables(nodes, edges, sides, _ends(edges, sides, source, place))
+
+
+def _sides(edges: Any, source: dict[str, Any]) -> list[Any]:
+    """Return the ids of the nodes, which are those of the edges: of two sides if these have ids of their own.
+
+    Raises:
+        ValueError: if that is not clear.
+    """
+    pd, src, dst = needs("pandas", "tables"), source["src"], source["dst"]
     sides = [pd.Index(edges[end].dropna().unique()) for end in (src, dst)]
     if sides[0].dtype != sides[1].dtype:
         sides = [side.astype(str) for side in sides]
@@ -300,9 +315,8 @@ def _read(nodes: Any, edges: Any, source: dict[str, Any]) -> Tables:
         )
     if source["bipartite"] is None:
         source["bipartite"] = not len(common) and not one_kind
-    if not source["bipartite"]:
-        sides = [sides[0].append(sides[1][~sides[1].isin(sides[0])])]  # first one side: see `two_sides`
-    return Tables(None, edges, sides, _ends(edges, sides, source))
+    # of one kind, those of `src` come first: see `two_sides`
+    return sides if source["bipartite"] else [sides[0].append(sides[1][~sides[1].isin(sides[0])])]
 
 
 def _of_graph(nodes: Any, graph: Any, source: dict[str, Any]) -> tuple[Any, Any]:
@@ -350,9 +364,8 @@ def _are_of_one_kind(src: str, dst: str) -> bool:
     return any(a in left and left.replace(a, "", 1) == right.replace(b, "", 1) and b in right for a, b in ENDS)
 
 
-def _ends(edges: Any, sides: list[Any], source: Mapping[str, Any], place: str | None = None) -> Tensor:
-    """Return the numbers of the nodes at both ends of each edge [2, M]."""
-    place = place or "the nodes that the run was trained on"
+def _ends(edges: Any, sides: list[Any], source: Mapping[str, Any], place: str) -> Tensor:
+    """Return the numbers of the nodes at both ends of each edge [2, M]; `place` is where the nodes are."""
     src = positions(edges, source["src"], sides[0], place)
     dst = positions(edges, source["dst"], sides[-1], place) + (len(sides[0]) if len(sides) > 1 else 0)
     return torch.from_numpy(np.stack([src, dst]))
@@ -379,21 +392,19 @@ def _fit(
     return notes
 
 
-def _features(of: Tables, source: Mapping[str, Any]) -> tuple[Tensor | None, Tensor | None]:
-    """Return the features of the nodes [N, F] and of the rows of edges [M, D]; None without any."""
+def _features(of: Tables, source: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
+    """Return the features of the nodes [N, F], without any their numbers, and of the rows of edges [M, D] or None."""
     columns = source["columns"]
-    tables = [(of.nodes, columns.get("node")), (of.edges, columns["edge"])]
-    x, edge_attr = (Features(encodings)(frame) if encodings else None for frame, encodings in tables)
-    return x, edge_attr
+    x = Features(columns["node"])(of.nodes) if columns.get("node") else node_ids(len(of.ids))
+    return x, Features(columns["edge"])(of.edges) if columns["edge"] else None
 
 
-def _graph(of: Tables, source: Mapping[str, Any], x: Tensor | None, edge_attr: Tensor | None) -> Data:
+def _graph(of: Tables, source: Mapping[str, Any], x: Tensor, edge_attr: Tensor | None) -> Data:
     """Return the graph, and the edges as pairs with features if their labels are to be predicted.
 
     In place of edges, links are there once in each direction, with the mean of their features.
     """
-    target, edge_index = source.get("target"), of.edge_index
-    data = Data(x) if x is not None else Data(num_nodes=len(of.ids))
+    target, edge_index, data = source.get("target"), of.edge_index, Data(x)
     if target is not None and target["item"] == "edge":
         data.edge_label_index = edge_index
         if edge_attr is not None:
