@@ -61,7 +61,11 @@ def composed(*overrides: str) -> DictConfig:
     return config
 
 
-FILES = {"file": ["dataset.path=x.npz"], "tables": ["dataset.edges=x.csv"]}  # a user's
+FILES = {  # a user's
+    "file": ["dataset.path=x.npz"],
+    "tables": ["dataset.edges=x.csv"],
+    "smiles": ["dataset.path=x.csv"],
+}
 
 
 def composed_for(model: str, dataset: str, *others: str) -> DictConfig:

@@ -15,6 +15,7 @@ PATHS = {  # the arguments with paths of the functions that read users' files
     "gat_pyg.data.from_file": ("path",),
     "gat_pyg.data.from_pyg.from_file": ("path",),
     "gat_pyg.data.tables": ("nodes", "edges", "graph"),
+    "gat_pyg.data.smiles": ("path",),
 }
 
 

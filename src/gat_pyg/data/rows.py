@@ -14,6 +14,7 @@ from ..tasks.preparation import Preparation
 from .detection import check_kind, plain
 from .formats import graphs_in, read
 from .from_pyg import split_graphs
+from .smiles import molecules_of
 from .tables import rows_of
 
 
@@ -33,8 +34,13 @@ def _of_tables(source: Mapping[str, Any], data: Any) -> Rows:
     return Rows([graph], ids)
 
 
+def _of_molecules(source: Mapping[str, Any], data: Any) -> Rows:
+    return Rows(*molecules_of(source, data))
+
+
 READERS: dict[str, Callable[[Mapping[str, Any], Any], Rows]] = {  # by `source["_target_"]`; they take source and data
     "gat_pyg.data.tables": _of_tables,
+    "gat_pyg.data.smiles": _of_molecules,
 }
 
 

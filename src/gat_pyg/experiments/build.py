@@ -129,7 +129,7 @@ def read_task(settings: Settings) -> Task:
         task = result
     else:
         name, split = dataset_name(dataset.values), dataclasses.asdict(settings.split)
-        del split["column"], split["time"]  # of tables
+        del split["column"], split["time"], split["scaffold"]  # of tables
         if isinstance(folds := settings.split.folds, str) and not Path(folds).expanduser().exists():
             split["folds"] = data_root(settings.data_root) / folds
         if settings.task == LINKS and (settings.split.val, settings.split.test) == (VAL, TEST):

@@ -120,7 +120,8 @@ def dataset_name(settings: Mapping[str, Any]) -> str:
     """
     target, name, path = (str(settings.get(key) or "") for key in ("_target_", "name", "path"))
     home, _, kind = target.rpartition(".")
-    if kind == "tables" and (files := settings.get("nodes") or settings.get("edges")):
+    files: Any = settings.get("path") if kind == "smiles" else settings.get("nodes") or settings.get("edges")
+    if files and kind in ("smiles", "tables"):
         from ..data.from_pyg import name_of_file  # imports torch
 
         return name or name_of_file(files)

@@ -167,6 +167,7 @@ class Split:
     fold: Annotated[int | Literal["all"], whole(0, "all")]
     column: Annotated[str | None, text("null or the name of a column", None)]
     time: Annotated[str | None, text("null or the name of a column", None)]
+    scaffold: Annotated[bool, choice(False, True)]
 
 
 @dataclass(frozen=True)

@@ -168,9 +168,12 @@ class Task:
             raise ValueError(f"{self.name}: {error}") from None
         return self._with(objective=objective)
 
-    def read_from(self, source: Mapping[str, Any], notes: Sequence[str] = ()) -> Task:
-        """Return the same task with a description of its files, by which `read_rows` reads others, and notes."""
-        return self._with(source=source, notes=tuple(notes))
+    def read_from(self, source: Mapping[str, Any], notes: Sequence[str] = (), **fields: Any) -> Task:
+        """Return the same task with a description of its files, by which `read_rows` reads others, and notes.
+
+        `fields` are other values of `class_names` and `split_arguments`.
+        """
+        return self._with(source=source, notes=tuple(notes), **fields)
 
     def encoded_by(self, encoding: Mapping[str, Any], graphs: Mapping[int, Data]) -> Task:
         """Return the same task with the encoded graphs, by the `id` of each graph: see `gat_pyg.data.encoded`."""
