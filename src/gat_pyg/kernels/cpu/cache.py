@@ -222,7 +222,7 @@ class _Cache(FunctionCache):  # type: ignore[misc]
         super().__init__(function)
         self._cache_file: Any = _Files(self.cache_path, self._impl.filename_base, None)
         self._cache_file.sources = functools.cache(lambda: sources(function))
-        kinds = (kind for kind in self._impl_class._locator_classes if issubclass(kind, _ReadableFolder))
+        kinds: Any = (kind for kind in self._impl_class._locator_classes if issubclass(kind, _ReadableFolder))
         locators = (kind.from_function(function, function.__code__.co_filename) for kind in kinds)
         folders = (locator.get_cache_path() for locator in locators if locator is not None)
         self._cache_file.others = [folder for folder in folders if folder != self.cache_path]
