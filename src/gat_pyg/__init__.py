@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from .conv import GATConv as GATConv
     from .conv import GATv2Conv as GATv2Conv
     from .conv import TransformerConv as TransformerConv
+    from .experiments.doctor import doctor as doctor
     from .experiments.evaluation import evaluate as evaluate
     from .experiments.export import export as export
     from .experiments.model_file import load as load
     from .experiments.predictions import predict as predict
+    from .experiments.warm import warm as warm
     from .graph.edges import Edges as Edges
     from .models import GAT as GAT
     from .models import attention_of as attention_of
@@ -49,12 +51,14 @@ _LAZY = {
     "attend": "attention",
     "attention_of": "models",
     "data": "data",
+    "doctor": "experiments.doctor",
     "evaluate": "experiments.evaluation",
     "export": "experiments.export",
     "load": "experiments.model_file",
     "predict": "experiments.predictions",
     "report": "report",
     "seeds": "seeds",
+    "warm": "experiments.warm",
 }
 
 

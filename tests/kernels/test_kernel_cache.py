@@ -24,6 +24,9 @@ pytest.importorskip("numba", reason="numba is not installed")
 
 import numba
 
+import gat_pyg
+from gat_pyg.conv.gat import GATConv
+from gat_pyg.experiments import warm as warming
 from gat_pyg.kernels import device
 from gat_pyg.kernels.cpu import cache
 from gat_pyg.kernels.cpu.cache import compiled
@@ -394,6 +397,17 @@ def test_the_files_of_each_kernel() -> None:
     modules, constants = cache.sources(forward.py_func)
     assert "gat_pyg.attention.steps.cpu" in modules and "gat_pyg.kernels.cpu.draw" in modules
     assert constants["gat_pyg.attention.steps.cpu.AHEAD"] == "16"
+
+
+def test_warm_compiles_what_the_layers_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warming, "CONVS", (GATConv,))
+    monkeypatch.setattr(warming, "EDGE_DIMS", (None,))
+    warmed, again = (gat_pyg.warm(heads=8, channels=8) for _ in range(2))
+    assert warmed.devices[0] == "cpu" and warmed.folder is not None and again[1:3] == (0, 0)
+    names = {kernel.__name__ for kernel in cache._LISTENER.kernels if kernel.signatures}
+    assert names >= {"_read", "_sort", "_forward", "_dense", "_backward", "_keep"}
+    with pytest.raises(ValueError, match="heads is 8 and channels is None, expected both"):
+        gat_pyg.warm(heads=8)
 
 
 def test_without_numbas_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

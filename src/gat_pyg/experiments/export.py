@@ -11,16 +11,17 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from ..files import needs, write_whole
-from ..tasks.model import Inputs
+from ..tasks.model import Inputs, members
 from ..tasks.preparation import NORMALIZE, UNDIRECTED, Preparation, Standardize, attach, build_transform
-from .model_file import Predictor, encoders_of, load
+from .model_file import Predictor, encoders_of
+from .predictions import predictor_of
 
 TOLERANCE = 1e-4  # the largest allowed difference from the run's predictions, relative to the largest of them or 1
 SIZES = ((1, 0, 1, 1), (5, 3, 2, 3), (60, 400, 7, 20), (1000, 5000, 32, 500))  # nodes, edges, graphs, pairs of a check
@@ -57,8 +58,9 @@ class Exported(NamedTuple):
 def export(
     run_dir: str | Path,
     path: str | Path,
-    model: nn.Module | None = None,
+    *,
     seed: int | Literal["all"] | None = None,
+    model: nn.Module | None = None,
 ) -> Exported:
     """Write a trained run as one file of plain operators, for ONNX Runtime (`.onnx`) or torch alone (`.pt2`).
 
@@ -72,11 +74,11 @@ def export(
     output: the classes or targets, and the columns if the run was trained on tables.
 
     Before the file replaces one at `path`, it is compared with the run's model on random graphs of other sizes. The
-    other arguments are those of `load`.
+    other arguments are those of `predict`: of several seeds, the file returns the mean, or `seed=3` chooses one.
 
     Raises:
-        FileNotFoundError, ValueError: as `load`; also if `path` has another ending, the model cannot be exported, or a
-            prediction differs by more than 1e-4 times the largest one or 1.
+        FileNotFoundError, ValueError: as `predict`; also if `path` has another ending, the model cannot be exported, or
+            a prediction differs by more than 1e-4 times the largest one or 1.
         ImportError: if a package for ONNX is missing.
 
     >>> export("nowhere", "model.onnx")
@@ -86,15 +88,7 @@ def export(
     path = Path(path)
     if path.suffix not in FORMATS:
         raise ValueError(f"{path} ends in {path.suffix!r}, expected a name such as model.onnx or model.pt2.")
-    predictor: Any = load(run_dir, model, seed, predictions=True)
-    preparation: Preparation | None = predictor.preparation
-    if preparation is None:
-        raise ValueError(
-            f"{run_dir} was saved without its data preparation. Export gat_pyg.load(run_dir, predictions=True) by "
-            "torch.export or torch.onnx."
-        )
-    attach(predictor, None)  # no check of the features in the first call
-    network = Prepared(predictor, preparation).eval()
+    network = Prepared(predictor_of(run_dir, seed, model)).eval()
     draw = torch.Generator().manual_seed(0)
     traced, *examples = (network.example(*sizes, draw) for sizes in (TRACED, *SIZES))
     checked: list[Exported] = []
@@ -121,9 +115,11 @@ def export(
 class Prepared(nn.Module):
     """A predictor with the arithmetic of its run's preparation before it: the network of an exported file."""
 
-    def __init__(self, predictor: Predictor, preparation: Preparation) -> None:
+    def __init__(self, predictor: Predictor) -> None:
         super().__init__()
-        self.predictor, self.preparation, self.objective = predictor, preparation, predictor._objective
+        self.predictor, self.objective = predictor, predictor._objective
+        self.preparation = preparation = cast(Preparation, members(predictor).preparation)
+        attach(predictor, None)  # no check of the features in the first call
         model: Any = predictor.models[0]
         objective, reads_edges = self.objective, "edge_attr" in Inputs.of(model).names
         widths = {  # the number of columns of each input, None for ids, 0 for none

@@ -31,26 +31,25 @@ def predict(run: str, *data: str, out: str = "predictions.csv", seed: int | None
     print(f"{len(predict(run, list(data) or None, out, seed=seed)):,} predictions in {out}")
 
 
-def export(run: str, file: str, *, seed: str | None = None) -> None:
+def export(run: str, file: str, *, seed: int | None = None) -> None:
     """Write a trained run as one file for ONNX Runtime or torch alone.
 
     Args:
         run: the folder of the run, or of the runs of several seeds
         file: model.onnx or model.pt2; a description is written beside it
-        seed: one of several seeds, or all for the mean of their predictions
+        seed: one of several seeds; without it, the mean over all
     """
     from .export import export
 
-    print(export(run, file, seed=_seed(seed)))
+    print(export(run, file, seed=seed))
 
 
-def _seed(text: str | None) -> Any:
-    """Return a seed as `load` takes it."""
-    if text is None or text == "all":
-        return text
-    if text.isdecimal():
-        return int(text)
-    raise ValueError(f"--seed is {text}, expected a number or all.")
+def doctor() -> None:
+    """Print versions, devices, kernels, caches and missing extras, and check that a layer is right here."""
+    from .doctor import doctor
+
+    for subject, text in doctor().items():
+        print(f"{subject:<18}{text}")
 
 
 def evaluate(run: str, *data: str, seed: int | None = None) -> None:
@@ -66,7 +65,20 @@ def evaluate(run: str, *data: str, seed: int | None = None) -> None:
     print(evaluate(run, list(data) or None, seed=seed))
 
 
-VERBS: dict[str, Callable[..., None]] = {verb.__name__: verb for verb in (predict, evaluate, export)}
+def warm(*runs: str, heads: int | None = None, channels: int | None = None) -> None:
+    """Compile the kernels that the layers need into the cache on disk, so that first calls are fast.
+
+    Args:
+        runs: folders of trained runs whose kernels are compiled; without them, layers of the usual sizes
+        heads: of layers of another size
+        channels: of each head
+    """
+    from .warm import warm
+
+    print(warm(*runs, heads=heads, channels=channels))
+
+
+VERBS: dict[str, Callable[..., None]] = {verb.__name__: verb for verb in (predict, evaluate, export, doctor, warm)}
 TRAIN = "train"  # the verb of a command without one
 
 # The command line ---------------------------------------------------------------------------------------------------
