@@ -181,15 +181,15 @@ Files = dict[str, Any]  # frames by the names of their files, arrays by theirs
 class Case(NamedTuple):
     """Generated files with a signal, the settings of the command, and two changes of the files."""
 
-    files: Callable[[np.random.Generator], Files]
+    files: Callable[..., Files]  # of a generator of random numbers, and optionally a size
     settings: tuple[str, ...]
     shuffled: Callable[[Files, np.random.Generator], None]  # permutes the targets
     changed: Callable[[Files, np.random.Generator], None]  # replaces features and targets of the test rows
 
 
-def graph(draw: np.random.Generator, nodes: int = 1000, edges: int = 4000) -> Files:
+def graph(draw: np.random.Generator, nodes: int = 1000) -> Files:
     """Nodes and edges with features, a class and a quantity each; the part of an edge is that of both its ends."""
-    names = np.char.add("A", np.arange(nodes).astype(str))
+    names, edges = np.char.add("A", np.arange(nodes).astype(str)), 4 * nodes
     x, part = draw.normal(size=nodes), np.resize(PARTS, nodes)
     is_test = part == "test"
     src = draw.integers(0, nodes, edges)
@@ -215,26 +215,14 @@ def graph(draw: np.random.Generator, nodes: int = 1000, edges: int = 4000) -> Fi
     return {"nodes.csv": pd.DataFrame(of_nodes), "edges.csv": pd.DataFrame(of_edges)}
 
 
-def ratings(draw: np.random.Generator, users: int = 200, items: int = 100, pairs: int = 4000) -> Files:
+def ratings(draw: np.random.Generator, pairs: int = 4000) -> Files:
     """Pairs of users and items that like the same of four subjects, with stars."""
-    user, item = draw.integers(0, users, 8 * pairs), draw.integers(0, items, 8 * pairs)
+    user, item = draw.integers(0, 10 + pairs // 20, 8 * pairs), draw.integers(0, 10 + pairs // 40, 8 * pairs)
     likes = np.flatnonzero((user % 4 == item % 4) | (draw.random(8 * pairs) < 0.05))[:pairs]
     stars = draw.integers(1, 6, len(likes))
     frame = pd.DataFrame({"user": user[likes], "item": item[likes], "stars": stars}).drop_duplicates(["user", "item"])
-    return {"edges.csv": frame.assign(user="u" + frame["user"].astype(str), item="i" + frame["item"].astype(str))}
-
-
-def molecules(draw: np.random.Generator, count: int = 500) -> Files:
-    """Chains of atoms with branches, and a count of their atoms of each kind as a quantity."""
-    parts = ["C", "N", "O", "S", "C(F)", "C(=O)", "C(C)C", "c1ccccc1"]
-    chains = [draw.choice(len(parts), draw.integers(3, 9)) for _ in range(count)]
-    worth = np.array([0.1, 1.0, 2.0, 0.5, -1.0, 1.5, -0.5, -2.0])
-    table = {"smiles": ["C" + "".join(parts[k] for k in chain) for chain in chains]}
-    return {
-        "data.csv": pd.DataFrame(
-            table | {"y": [worth[chain].sum() for chain in chains], "part": np.resize(PARTS, count)}
-        )
-    }
+    ids = {"user": "u" + frame["user"].astype(str), "item": "i" + frame["item"].astype(str)}
+    return {"edges.csv": frame.assign(**ids, part=np.resize(PARTS, len(frame)))}
 
 
 def series(draw: np.random.Generator, steps: int = 300, sensors: int = 20) -> Files:
@@ -271,35 +259,18 @@ def in_test_rows(file: str) -> Callable[[Files, np.random.Generator], None]:
             table["y"][test] *= -3
             return
         test = (table["part"] == "test").to_numpy()
-        for name in table.columns.difference(["id", "src", "dst", "part"]):
+        for name in table.columns.difference(["id", "src", "dst", "user", "item", "part"]):
             values = table.loc[test, name]
             if name in ("kind", "disputed"):
                 table.loc[test, name] = draw.permutation(values)
-            elif name == "smiles":
-                table.loc[test, name] = "[Si]" + values
             elif values.dtype.kind == "M":
                 table.loc[test, name] = pd.Timestamp("2099-12-31")
-            elif values.dtype.kind == "f":
+            elif values.dtype.kind in "if":
                 table.loc[test, name] = values * -300
             else:
                 table.loc[test, name] = "unseen"
 
     return change
-
-
-def in_test_links(files: Files, draw: np.random.Generator) -> None:
-    """Replace the stars of the test links by large numbers."""
-    from gat_pyg.data import tables as read
-
-    table = files["edges.csv"]
-    task = read(edges=table)
-    test = task.test[0]
-    pairs = test.edge_label_index[:, test.test_mask].T.tolist()
-    ids = [name for side in (table["user"].unique(), table["item"].unique()) for name in side]
-    chosen = {(ids[a], ids[b]) for a, b in pairs} | {(ids[b], ids[a]) for a, b in pairs}
-    is_test = [pair in chosen for pair in zip(table["user"], table["item"], strict=True)]
-    assert 0 < sum(is_test) < len(table)
-    table.loc[is_test, "stars"] = 1000
 
 
 TABLES = ("dataset=tables", "dataset.nodes=nodes.csv", "dataset.edges=edges.csv", "split.column=part")
@@ -322,12 +293,11 @@ CASES = {
         permuted("edges.csv", "disputed"),
         in_test_rows("edges.csv"),
     ),
-    "links": Case(ratings, ("dataset=tables", "dataset.edges=edges.csv"), permuted("edges.csv", "item"), in_test_links),
-    "molecules": Case(
-        molecules,
-        ("dataset=smiles", "dataset.path=data.csv", "dataset.target=y", "split.column=part"),
-        permuted("data.csv", "y"),
-        in_test_rows("data.csv"),
+    "links": Case(
+        ratings,
+        ("dataset=tables", "dataset.edges=edges.csv", "split.column=part", "model.encoder=32"),
+        permuted("edges.csv", "item"),
+        in_test_rows("edges.csv"),
     ),
     "series": Case(
         series, ("dataset=file", "dataset.path=series.npz"), permuted("series.npz", "y"), in_test_rows("series.npz")
@@ -335,15 +305,17 @@ CASES = {
 }
 
 
-def trained(case: Case, files: Files, epochs: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def save_files(files: Files, folder: Path) -> None:
+    for file, content in files.items():
+        np.savez(folder / file, **content) if isinstance(content, dict) else content.to_csv(folder / file, index=False)
+
+
+def trained(case: Case, files: Files, *settings: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The line of results and the weights of a training by the command, in a forked process."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for file, content in files.items():
-            np.savez(folder / file, **content) if isinstance(content, dict) else content.to_csv(
-                folder / file, index=False
-            )
-        settings = [*case.settings, "outputs=outputs", *([f"training.max_epochs={epochs}"] if epochs else [])]
+        save_files(files, folder)
+        settings = (*case.settings, "outputs=outputs", "baselines=false", *settings)
 
         def run() -> None:
             os.chdir(folder)
@@ -372,7 +344,8 @@ def leaks(options: argparse.Namespace, record: dict[str, Any], save: Callable[[]
             files = case.files(draw)
             if change is not None:
                 change(files, draw)
-            same[change] = trained(case, files, options.max_epochs)
+            epochs = [f"training.max_epochs={options.max_epochs}"] if options.max_epochs else []
+            same[change] = trained(case, files, *epochs)
         (plain, weights), (shuffled, _), (changed, others) = same.values()
         differing = sum(not torch.equal(weights[key], others[key]) for key in weights)
         row = {

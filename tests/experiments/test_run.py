@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import errno
 import hashlib
+import importlib
 import json
 import logging
 import os
@@ -657,6 +658,25 @@ def test_reasons_for_sequential_training_are_printed(command: Command, monkeypat
     assert "since gradients would be clipped over all seeds" in says("+trainer.gradient_clip_val=1.0")
     assert "whose scale would be that of all seeds" in says("+trainer.precision=bf16-mixed")
     assert len(read("outputs/results.jsonl")) == 2 * 9
+
+
+@pytest.mark.filterwarnings("ignore:.* are no category of the training rows")
+def test_test_rows_change_no_bit_of_the_weights(command: Command, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    tables = importlib.import_module("tables")
+    for name, case in tables.CASES.items():
+        weights = []
+        for change in (None, case.changed):
+            draw = np.random.default_rng(0)
+            files = case.files(draw, 60)
+            if change is not None:
+                change(files, draw)
+            tables.save_files(files, Path())
+            shutil.rmtree("outputs", ignore_errors=True)
+            command(*case.settings, "baselines=false", "training.max_epochs=2")
+            weights.append(load_file(runs()[0] / "model.safetensors"))
+        before, after = weights
+        assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before), name
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "links"])
