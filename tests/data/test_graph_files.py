@@ -17,7 +17,7 @@ import torch
 from torch_geometric.utils import is_undirected
 
 from gat_pyg.data import from_file, from_networkx, from_pandas, from_scipy
-from gat_pyg.data.graph_files import graph_tables
+from gat_pyg.data.graph_files import FACEBOOK, graph_tables
 from gat_pyg.data.rows import read_rows
 
 N = 20
@@ -120,7 +120,7 @@ def matlab() -> dict[str, Any]:
 def test_matrices_of_matlab_and_scipy(tmp_path: Path):
     values = matlab()
     scipy.io.savemat(tmp_path / "campus.mat", values)
-    labels = from_networkx(tmp_path / "campus.mat", "group", ignore=["local_info", "names"])
+    labels = from_networkx(tmp_path / "campus.mat", "group", ignore=[*FACEBOOK, "names"])
     assert labels.class_names == ("group.0", "group.1", "group.2") and labels.num_features == 5
     assert torch.equal(labels.train[0].y, torch.from_numpy(values["group"].toarray()).float())
     assert "campus.mat also holds other (3 x 2), without a row for each node" in " ".join(labels.notes)

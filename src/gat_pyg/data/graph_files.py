@@ -19,10 +19,7 @@ FACEBOOK = ("status", "gender", "major", "second_major", "dorm", "year", "high_s
 
 
 class GraphTables(NamedTuple):
-    """Frames of nodes and edges, and the names of the columns with the ids and with the ends of the edges.
-
-    `nodes.attrs["groups"]` has the columns of each matrix with a row for each node, by its key.
-    """
+    """Frames of nodes and edges, and the names of the columns with the ids and with the ends of the edges."""
 
     nodes: Any
     edges: Any
@@ -246,23 +243,23 @@ def _of_matrix(matrix: Any, others: Mapping[str, Any], name: str) -> GraphTables
         edges["weight"] = weights.real
     columns: dict[str, Any] = {"id": np.arange(N)}
     others = {key: value.T if value.shape == (1, N) else value for key, value in others.items()}
-    groups = {key: _columns_of(key, value, N, columns) for key, value in others.items() if value.shape[:1] == (N,)}
-    unread = {key: value for key, value in others.items() if key not in groups}
+    unread = {key: value for key, value in others.items() if value.shape[:1] != (N,)}
+    for key in others:
+        columns |= _columns_of(key, others[key], N) if key not in unread else {}
     nodes = named(pd.DataFrame(columns), name)
-    nodes.attrs |= {"groups": groups, "unread": _listed(unread) if unread else ""}
+    nodes.attrs["unread"] = _listed(unread) if unread else ""
     return GraphTables(nodes, named(pd.DataFrame(edges), f"{name}, edges"), "id", "source", "target", directed)
 
 
-def _columns_of(key: str, value: Any, N: int, columns: dict[str, Any]) -> list[str]:
-    """Add the columns of an array with a row for each node, and return their names."""
+def _columns_of(key: str, value: Any, N: int) -> dict[str, Any]:
+    """Return the columns of an array with a row for each node."""
     dense = value.toarray() if _is_sparse(value) else np.asarray(value)
     dense = dense.reshape(N, -1)
     if dense.dtype == object:  # cells, each with an array
         dense = np.array([[str(np.squeeze(cell)) for cell in row] for row in dense], object)
     K = dense.shape[1]
-    names = [key] if K == 1 else [f"{key}.{number}" for number in range(K)]
+    names: Sequence[str] = [key] if K == 1 else [f"{key}.{number}" for number in range(K)]
     if key == "local_info" and len(FACEBOOK) == K:  # categories, 0 where missing
-        names = list(FACEBOOK)
+        names = FACEBOOK
         dense = np.array([[str(int(code)) if code else None for code in row] for row in dense], object)
-    columns.update(zip(names, dense.T, strict=True))
-    return names
+    return dict(zip(names, dense.T, strict=True))

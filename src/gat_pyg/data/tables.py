@@ -454,10 +454,11 @@ def _check_columns(frames: Sequence[Any], names: Collection[str]) -> None:
 
 
 def _names(names: Any, nodes: Any) -> list[str]:
-    """Return the names of columns in a list; the key of a matrix stands for all its columns."""
+    """Return the names of columns in a list; the key of a matrix stands for its columns key.0, key.1, ..."""
     listed = [] if names is None else [names] if isinstance(names, str) else list(names)
-    groups = {} if nodes is None else nodes.attrs.get("groups", {})
-    return [column for name in listed for column in groups.get(name, [name])]
+    columns = [] if nodes is None else nodes.columns
+    parts = {name: [column for column in columns if column.startswith(f"{name}.")] for name in listed}
+    return [part for name in listed for part in ([name] if name in columns else parts[name] or [name])]
 
 
 def _path(table: Any) -> Any:
