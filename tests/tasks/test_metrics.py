@@ -192,6 +192,27 @@ def test_the_loss_of_a_split_is_the_mean_over_known_labels_whatever_the_metric()
         assert values["val_loss"] == pytest.approx(float(objective.loss(out, y)), rel=1e-6)
 
 
+def test_a_test_by_all_predictions_has_the_other_metrics_too() -> None:
+    out, y = torch.randn(9, 2), torch.arange(9) % 2
+    for objective, labels, also in (
+        (NodeLabels(2).scored_by("average_precision"), y, {"roc_auc", "balanced_accuracy", "macro_f1"}),
+        (
+            NodeMultiLabels(2).scored_by("macro_f1"),
+            torch.stack([y, 1 - y], 1).float(),
+            {"roc_auc", "average_precision"},
+        ),
+        (NodeTargets(1, mean=(3.0,), std=(2.0,)), torch.randn(9, 1), {"mae", "r2"}),
+        (NodeLabels(2), y, set()),
+    ):
+        rows = objective.statistics(out[:, : objective.out_channels], labels)
+        values = objective.metrics({"val": rows, "test": rows})
+        assert values.keys() == {f"{s}_{n}" for s in ("val", "test") for n in ("loss", objective.metric.name)} | {
+            f"test_{name}" for name in also
+        }
+        for name in also:
+            assert values[f"test_{name}"] == pytest.approx(objective.scored_by(name).score(rows))
+
+
 @pytest.mark.parametrize(
     ("name", "objective", "message"),
     [

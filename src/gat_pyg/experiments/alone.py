@@ -132,7 +132,7 @@ def write_outputs(
         baselines=baselines and {name: round(score, 5) for name, score in baselines.scores.items()},
         baselines_error=baselines and round(baselines.standard_error, 5),
         item=task.objective.item,
-        scores=outcome.scores or None,
+        scores={name: score for name, score in outcome.scores.items() if score == score} or None,
         row=factory.method,
         form=factory.get("form") or "",
         study=factory.get("study") or "",

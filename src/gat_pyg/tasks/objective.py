@@ -48,6 +48,11 @@ class Objective(ABC):
         """The score that is reported, kept and stopped on; one of `gat_pyg.tasks.metrics`."""
 
     @property
+    def also(self) -> tuple[str, ...]:
+        """The names of other metrics whose test scores are computed too if the score is `by_rows`."""
+        return ()
+
+    @property
     def columns(self) -> str:
         """The plural of `column`."""
         return f"{self.column}es" if self.column.endswith("s") else f"{self.column}s"
@@ -296,6 +301,8 @@ class Objective(ABC):
     def metrics(self, statistics: Mapping[str, Sequence[float] | Tensor]) -> dict[str, float]:
         """Return the loss and the score of each split, rounded to float32; only the loss for the training.
 
+        If the score is `by_rows`, those of the test have the scores `also`.
+
         Example:
             >>> from gat_pyg.tasks.nodes import NodeLabels
             >>> NodeLabels(7).metrics({"train": [1.0, 4.0], "val": [1.0, 4.0, 3.0]})
@@ -309,6 +316,9 @@ class Objective(ABC):
                 metrics[f"{split}_loss"] = float(values[0]) / max(float(values[1]), 1.0)
             if split != "train":
                 metrics[f"{split}_{self.metric.name}"] = self.score(values)
+            if split == "test" and self.by_rows:
+                others = (self.scored_by(name) for name in self.also if name != self.metric.name)
+                metrics |= {f"test_{other.metric.name}": other.score(values) for other in others}
         return {name: float(np.float32(value)) for name, value in metrics.items()}
 
 

@@ -66,6 +66,11 @@ class Targets(Objective):
     measures = QUANTITIES
     loss_options = ("error",)
 
+    @property
+    def also(self) -> tuple[str, ...]:
+        """The other metrics of the test: of a single target, since several may have different units."""
+        return ("mae", "rmse", "r2") if self.out_channels == 1 else ()
+
     def __post_init__(self) -> None:
         if self.error not in (None, *_LOSSES):
             raise ValueError(f"error is {self.error!r}, expected one of {', '.join(_LOSSES)}.")
