@@ -347,8 +347,8 @@ def _size(graph: Data, objective: Objective) -> int:
 def _numbers(graphs: Sequence[Data], objective: Objective) -> dict[str, Any]:
     """Return columns with the number of each row: of its graph, its node, or the nodes of its pair."""
     sizes = [_size(graph, objective) for graph in graphs]
-    of_series = all(graph.edge_index is graphs[0].edge_index for graph in graphs)
-    of_graph: dict[str, Any] = {"step" if of_series else "graph": np.repeat(np.arange(len(sizes)), sizes)}
+    are_steps = len(graphs) > 1 and all(graph.edge_index is graphs[0].edge_index for graph in graphs)  # of a series
+    of_graph: dict[str, Any] = {"step" if are_steps else "graph": np.repeat(np.arange(len(sizes)), sizes)}
     if objective.item == "graph":
         return of_graph
     if objective.item == "node":

@@ -1,0 +1,115 @@
+"""Predict and evaluate, over the table of kinds."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import f1_score, roc_auc_score
+
+import gat_pyg.run
+from gat_pyg import evaluate, load, predict
+from gat_pyg.data.rows import read_rows
+from tests.kinds import KINDS, Kind, M
+
+SMALL = ("training.max_epochs=2", "model.hidden_channels=[4]", "model.heads=[2,1]")
+Trained = Callable[[Kind], tuple[Path, list[Path]]]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """The folder of the run on a kind, and its files: trained once."""
+    runs: dict[str, tuple[Path, list[Path]]] = {}
+
+    def run(kind: Kind) -> tuple[Path, list[Path]]:
+        if kind.name not in runs:
+            folder = tmp_path_factory.mktemp("kind")
+            files = kind.write(folder)
+            settings = " ".join(kind.settings).format(*files).split()
+            command(*settings, *SMALL, f"hydra.run.dir={folder / 'run'}", f"outputs={folder / 'outputs'}")
+            runs[kind.name] = folder / "run", files
+        return runs[kind.name]
+
+    return run
+
+
+def command(*arguments: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["gat-pyg", *arguments])
+        gat_pyg.run.main()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
+def test_the_verbs_on_every_kind(kind: Kind, trained: Trained, tmp_path: Path):
+    run, files = trained(kind)
+    evaluation = evaluate(run)
+    assert {seed: next(iter(scores.values())) for seed, scores in evaluation.scores.items()} == evaluation.recorded
+    frame, several = predict(run, out=tmp_path / "p.csv"), len(evaluation.scores) > 1
+    assert (*frame.columns,) == (*kind.ids, *kind.columns, *(f"{name}_std" for name in kind.probabilities if several))
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "p.csv").astype(frame.dtypes), frame)
+    if "task=link_prediction" in kind.settings:
+        return  # whose file has no pairs
+    preparation: Any = load(run, seed=0 if several else None).preparation
+    values = predict(run, read_rows(preparation, files).graphs)
+    every = predict(run, files)
+    chosen = frame.merge(every, "left", [*kind.ids, *kind.columns])
+    assert len(chosen) == len(frame) <= len(every) <= len(values)
+    if len(every) == len(values):  # else rows without a label
+        np.testing.assert_array_equal(every[[*kind.probabilities]].to_numpy().squeeze(), values.squeeze())
+    if kind.later is None:
+        return
+    shutil.copytree(run, tmp_path / "copy")  # which works without the files of the training
+    with pytest.warns(UserWarning, match="city has 1 values that are no category of .*'Lima'"):
+        later = predict(tmp_path / "copy", kind.later(tmp_path))
+    names = later[[*kind.ids]].apply(lambda column: column.str.removeprefix("new"))
+    later = later.assign(**names).sort_values([*kind.ids, *kind.probabilities], ignore_index=True)
+    every = every.sort_values([*kind.ids, *kind.probabilities], ignore_index=True)
+    pd.testing.assert_frame_equal(later[later.iloc[:, 0] != "A99"], every, rtol=1e-4)
+
+
+def test_other_labelled_data_are_scored_by_scikit_learn(trained: Trained):
+    run, files = trained(next(kind for kind in KINDS if kind.name == "edges.pt"))
+    (scores,) = evaluate(run, files).scores.values()
+    y, predicted = np.arange(M) % 2, predict(run, files)
+    assert scores["accuracy"] == pytest.approx(100 * (predicted["class"] == y).mean(), abs=1e-5)
+    assert scores["roc_auc"] == pytest.approx(roc_auc_score(y, predicted.p_1), abs=2e-5)
+    assert scores["macro_f1"] == pytest.approx(f1_score(y, predicted["class"], average="macro"), abs=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "status"),
+    [
+        (["predict"], "usage: gat-pyg predict", 2),
+        (["predict", "nowhere", "--top", "3"], "unrecognized arguments: --top 3", 2),
+        (["predict", "nowhere"], "gat-pyg: nowhere is not a run folder", 1),
+        (["predict", "nowhere", "--out", "p.xls"], "gat-pyg: p.xls ends in '.xls', expected .csv, .parquet, .jsonl", 1),
+        (["predct", "nowhere"], "predct cannot be read as a setting, expected name=value.* verb: train, predict", 1),
+    ],
+)
+def test_wrong_usage_has_a_message(arguments: list[str], message: str, status: int, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match=str(status)):
+        command(*arguments)
+    error = capsys.readouterr().err
+    assert re.search(message, error) and "Traceback" not in error
+
+
+def test_the_command_writes_json_lines_and_parquet(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run, _ = trained(KINDS[0])
+    frame = predict(run, seed=1)
+    for name, read in (("p.jsonl", partial(pd.read_json, lines=True)), ("p.parquet", pd.read_parquet)):
+        command("predict", str(run), "--seed", "1", "--out", str(tmp_path / name))
+        assert capsys.readouterr().out == f"{len(frame)} predictions in {tmp_path / name}\n"
+        pd.testing.assert_frame_equal(read(tmp_path / name), frame, check_dtype=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p.jsonl", "p.parquet"]
+    command("evaluate", str(run), "--seed", "1")
+    assert re.fullmatch(r"seed 1      accuracy \d+\.\d % \(as recorded\), balanced .*\n", capsys.readouterr().out)
