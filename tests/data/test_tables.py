@@ -182,19 +182,16 @@ def test_rows_are_split_by_a_column_and_by_a_time():
     ("ids", "ends"),
     [
         (["7", "007", "x"], ["7", "007"]),
-        ([7, 8], [7.0, 8.0]),
-        (["7", "8"], [7, 8]),
-        ([1.5, 2.0], ["1.5", "2.0"]),
-        (pd.Categorical(["b", "a"]), ["b", "a"]),
+        ([7, 8, 9], [7.0, 8.0]),
+        (["7", "8", "9"], [7, 8]),
+        ([1.5, 2.0, 3.0], ["1.5", "2.0"]),
+        (pd.Categorical(["b", "a", "c"]), ["b", "a"]),
     ],
 )
 def test_ids_are_compared_as_they_are_written(ids: Any, ends: Any):
-    nodes = pd.DataFrame({"id": ids, "y": [0.5] * len(ids), "x": range(len(ids))})
+    nodes = pd.DataFrame({"id": ids, "y": [0.5, 0.7, 0.9]})
     edges = pd.DataFrame({"src": ends, "dst": ends[::-1]})
-    source = {"nodes": None, "id": "id", "src": None, "dst": None}
-    from gat_pyg.data.tables import _read
-
-    assert _read(nodes, edges, source).edge_index.tolist() == [[0, 1], [1, 0]]
+    assert tables(nodes, edges, "y", val=1, test=1).train[0].edge_index.tolist() == [[0, 1], [1, 0]]
 
 
 def ratings(size: int = 300) -> pd.DataFrame:
@@ -217,6 +214,23 @@ def test_users_and_items_have_ids_of_their_own():
     src, dst = rows.graphs[0].edge_label_index
     users, items = (ratings()[key].unique().tolist() for key in ("user", "item"))
     assert src.tolist() == [users.index(0), users.index(2)] and (dst - 20).tolist() == [items.index(0), items.index(3)]
+
+
+def test_users_and_items_have_tables_of_their_own():
+    users = pd.DataFrame({"user": range(20), "age": range(20), "city": ["Oslo", "Rome"] * 10})
+    items = pd.DataFrame({"price": range(40), "item": range(40)})
+    task = tables([users, items], ratings(), bipartite=True)
+    x, links = task.train[0].x, task.test[0].edge_label_index
+    assert [*task.source["columns"]["node"]] == ["user.age", "user.city", "item.price"]
+    ages = torch.arange(20.0)
+    torch.testing.assert_close(x[:20, 0], (ages - ages.mean()) / ages.std(correction=0))
+    assert x[:20, 1].tolist() == [0.0] * 20 and x[20:, 1].tolist() == [1.0] * 40  # the items have no age
+    assert len(x) == 60 and bool((links.amin(0) < 20).all()) and bool((links.amax(0) >= 20).all())
+    rows = read_rows(stored(task), [users, items.iloc[::-1], ratings(), pd.DataFrame({"user": [3], "item": [39]})])
+    assert rows.graphs[0].edge_label_index.tolist() == [[3], [20]]
+    torch.testing.assert_close(rows.graphs[0].x[20:], x[20:].flip(0))
+    churn = tables([users.assign(churn=["yes", "no"] * 10), items], ratings(), "user.churn", bipartite=True)
+    assert int((churn.train[0].y >= 0).sum()) == 20
 
 
 def test_links_of_the_future_are_neither_messages_nor_training_links():

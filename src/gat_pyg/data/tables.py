@@ -101,7 +101,8 @@ def tables(
         categories: columns of numbers that are categories, such as codes.
         undirected: messages pass in both directions. The features of a reverse edge have a further column, which is 1.
         bipartite: True if `src` and `dst` are ids of two kinds, such as users and items, False if they are of one;
-            None: True if no id is in both columns.
+            None: True if no id is in both columns. If True, `nodes` may be a list of two tables, of `src` and of
+            `dst`, whose columns then have names such as `user.age`.
         disjoint, per_class, val, test, seed: of a drawn split, as in `gat_pyg.data.from_dataset`.
         column: the column with the split of each row, train, val or test.
         time: a column of dates or numbers: the earliest rows are for training, the latest for the test.
@@ -254,6 +255,7 @@ def _by_kind(source: Mapping[str, Any], data: Any) -> dict[str, Any]:
     if len(given) == 1 and is_graph(given[0]):
         return {"edge": given[0]}
     tables: dict[str, Any] = {}
+    of_two = source.get("are_two", False)
     kinds = ["edge", "pairs"] if source.get("target") is None else ["edge"]
     ids = [source["id"] or "id", source["src"], source["dst"]]
     frames = [_frame(table, "data", ids) for table in given]  # which are read once
@@ -261,6 +263,9 @@ def _by_kind(source: Mapping[str, Any], data: Any) -> dict[str, Any]:
     kinds = kinds[-1:] if sum(of_edges) == 1 else kinds
     for frame, is_of_edges in zip(frames, of_edges, strict=True):
         kind = kinds.pop(0) if is_of_edges and kinds else "node"
+        if kind == "node" and of_two:
+            tables.setdefault(kind, []).append(frame)
+            continue
         if kind == "node" and (kind in tables or source["id"] not in frame.columns):
             raise missing_column([frame], f"{source['src']}")
         tables[kind] = frame
@@ -277,15 +282,19 @@ def _read(nodes: Any, edges: Any, source: dict[str, Any]) -> Tables:
     pd = needs("pandas", "tables")
     if is_graph(edges):
         nodes, edges = _of_graph(nodes, edges, source)
-    nodes = _frame(nodes, "nodes", [source["id"] or "id", *IDS])
     edges = _frame(edges, "edges", [source["src"], source["dst"]] if source["src"] else [*chain(*ENDS)])
     _choose_ends(edges, source)
-    if nodes is not None:
-        usual = (name for name in nodes.columns if name.lower() in IDS)
-        source["id"] = source["id"] or next(usual, nodes.columns[0])
+    sides: list[Any] = []
+    source["are_two"] = bool(source["bipartite"]) and _are_several(nodes) and len(nodes) == 2
+    if source["are_two"]:
+        nodes, sides = _of_two_kinds(nodes, source)
+    elif nodes is not None:
+        nodes = _frame(nodes, "nodes", [source["id"] or "id", *IDS])
+        source["id"] = source["id"] or _usual_id(nodes)
         _check_columns([nodes], [source["id"]])
-    sides, place = [] if nodes is None else [ids_of(nodes, source["id"])], file_of(edges if nodes is None else nodes)
-    if "ids" in source:  # whose embeddings were learnt, in this order
+        sides = [ids_of(nodes, source["id"])]
+    place = file_of(edges if nodes is None else nodes)
+    if "ids" in source and not source["are_two"]:  # whose embeddings were learnt, in this order
         sides, place = [pd.Index(ids) for ids in source["ids"]], LEARNT
         if nodes is not None:
             number = positions(nodes, source["id"], sides[0], place)
@@ -294,6 +303,39 @@ def _read(nodes: Any, edges: Any, source: dict[str, Any]) -> Tables:
             nodes = nodes.iloc[np.argsort(number)]
     sides = sides or _sides(edges, source)
     return Tables(nodes, edges, sides, _ends(edges, sides, source, place))
+
+
+def _of_two_kinds(tables: Sequence[Any], source: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """Return two tables of nodes as one, whose columns begin with the name of an end as in `user.age`, and their ids.
+
+    The values of the columns of the other kind are missing.
+
+    Raises:
+        ValueError: if a table has an id twice, or they are not the nodes whose embeddings were learnt.
+    """
+    pd = needs("pandas", "tables")
+    frames, sides, source["id"] = [], [], "id"
+    for table, end in zip(tables, (source["src"], source["dst"]), strict=True):
+        frame = _frame(table, f"the table of {end}", [end, *IDS])
+        id = end if end in frame.columns else _usual_id(frame)
+        sides.append(ids_of(frame, id))
+        frames.append(frame.rename(columns={name: "id" if name == id else f"{end}.{name}" for name in frame.columns}))
+    if "ids" in source and source["ids"] != [side.tolist() for side in sides]:
+        raise ValueError(f"{' and '.join(map(file_of, frames))} have other {LEARNT}, or in another order.")
+    offset = frames[0].index[-1] + 1
+    files = [(file_of(frame), start) for frame, start in zip(frames, (0, offset), strict=True)]
+    frames[1].index = frames[1].index + offset
+    nodes = pd.concat(frames)
+    nodes.attrs = {"files": files}
+    return nodes, sides
+
+
+def _usual_id(nodes: Any) -> Any:
+    return next((name for name in nodes.columns if name.lower() in IDS), nodes.columns[0])
+
+
+def _are_several(tables: Any) -> bool:
+    return isinstance(tables, Sequence) and not isinstance(tables, str)
 
 
 def _sides(edges: Any, source: dict[str, Any]) -> list[Any]:
@@ -465,4 +507,5 @@ def _path(table: Any) -> Any:
     """Return the path or the paths of a table as plain data; None for a frame."""
     if isinstance(table, (str, Path)):
         return str(table)
-    return [str(path) for path in table] if isinstance(table, Sequence) else None
+    are_paths = _are_several(table) and all(isinstance(path, (str, Path)) for path in table)
+    return [str(path) for path in table] if are_paths else None
