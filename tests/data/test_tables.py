@@ -15,6 +15,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gat_pyg.data import Task, from_pandas, tables
+from gat_pyg.data.columns import Targets
 from gat_pyg.data.rows import Rows, read_rows
 from gat_pyg.data.table_splits import masks_by_column, masks_by_time
 from gat_pyg.tasks.objective import MASKS
@@ -96,6 +97,8 @@ def test_features_are_those_of_plain_python_fitted_on_the_training_rows(files: t
     assert torch.equal(data.y, y) and torch.equal(data.train_mask, train)
     assert task.class_names == ("no", "yes") and task.name == files[0].parent.name
     assert "left out: name" in task.notes[0]
+    classes = ", ".join(f"{name} ({int((y == k).sum())})" for name, k in (("no", 0), ("yes", 1), ("unknown", -1)))
+    assert any(f"fraud has the classes {classes}" in note for note in task.notes)
 
 
 def test_a_change_of_other_rows_changes_neither_the_encoding_nor_the_training_rows(files: tuple[Path, Path]):
@@ -278,6 +281,9 @@ def test_several_targets_are_labels_or_quantities():
         type(quantities.objective).__name__ == "NodeTargets" and quantities.num_features == 2
     )  # b, and where it lacks
     assert type(tables(nodes, edges, "c", task="node_regression", val=1, test=1).objective).__name__ == "NodeTargets"
+    assert "choose task=node_regression" in Targets.fit(pd.DataFrame({"c": range(30)}), ["c"]).note(
+        torch.arange(30), "node"
+    )
 
 
 def nodes_with(**columns: Any) -> dict[str, Any]:

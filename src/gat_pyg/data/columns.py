@@ -265,6 +265,18 @@ class Targets:
             found.sort()
         return cls(names, found)
 
+    def note(self, y: Tensor, item: str) -> str:
+        """Return a clause on the classes in y; "" without classes."""
+        if self.classes is None:
+            return ""
+        counts = y[y >= 0].bincount(minlength=len(self.classes)).tolist()
+        shown = [f"{name} ({count:,})" for name, count in zip(self.classes[:8], counts, strict=False)]
+        shown += [f"{len(self.classes) - 8} others"] if len(self.classes) > 8 else []
+        shown += [f"unknown ({unknown:,})"] if (unknown := int((y < 0).sum())) else []
+        are_many = len(self.classes) > 20 and all(name.removeprefix("-").isdecimal() for name in self.classes)
+        hint = f". If they are quantities, choose task={item}_regression" if are_many else ""
+        return f"{self.names[0]} has the classes {', '.join(shown)}{hint}"
+
     def __call__(self, frame: Any) -> Tensor:
         """Return the labels of the rows of a table: classes `[n]`, -1 where unknown, or numbers `[n, K]`, NaN where.
 

@@ -164,6 +164,8 @@ def tables(
     source["reverse"] = undirected and (item == "link" or not is_undirected(of.edge_index, num_nodes=len(of.ids)))
     train = {"edge" if item == "link" else item: masks["train_mask"].numpy()} if masks else {}
     notes = _fit(of, source, train, {*ignore, *targets, column, time}, categories)
+    if item != "link" and (note := labels.note(y, item)):
+        notes.append(note)
     if of.nodes is not None and of.nodes.attrs.get("unread"):
         notes.append(f"{file_of(of.nodes)} also holds {of.nodes.attrs['unread']}, without a row for each node")
     if source["reverse"] and "both" not in source:
