@@ -225,6 +225,19 @@ def ratings(draw: np.random.Generator, pairs: int = 4000) -> Files:
     return {"edges.csv": frame.assign(**ids, part=np.resize(PARTS, len(frame)))}
 
 
+def molecules(draw: np.random.Generator, count: int = 500) -> Files:
+    """Chains of atoms with branches, and a count of their atoms of each kind as a quantity."""
+    parts = ["C", "N", "O", "S", "C(F)", "C(=O)", "C(C)C", "c1ccccc1"]
+    chains = [draw.choice(len(parts), draw.integers(3, 9)) for _ in range(count)]
+    worth = np.array([0.1, 1.0, 2.0, 0.5, -1.0, 1.5, -0.5, -2.0])
+    table = {"smiles": ["C" + "".join(parts[k] for k in chain) for chain in chains]}
+    return {
+        "data.csv": pd.DataFrame(
+            table | {"y": [worth[chain].sum() for chain in chains], "part": np.resize(PARTS, count)}
+        )
+    }
+
+
 def series(draw: np.random.Generator, steps: int = 300, sensors: int = 20) -> Files:
     """Sensors on a ring whose next value is the mean of their neighbours' last ones, in three parts by time."""
     values = np.zeros((steps + 4, sensors))
@@ -263,6 +276,8 @@ def in_test_rows(file: str) -> Callable[[Files, np.random.Generator], None]:
             values = table.loc[test, name]
             if name in ("kind", "disputed"):
                 table.loc[test, name] = draw.permutation(values)
+            elif name == "smiles":
+                table.loc[test, name] = "[Si]" + values
             elif values.dtype.kind == "M":
                 table.loc[test, name] = pd.Timestamp("2099-12-31")
             elif values.dtype.kind in "if":
@@ -298,6 +313,12 @@ CASES = {
         ("dataset=tables", "dataset.edges=edges.csv", "split.column=part", "model.encoder=32"),
         permuted("edges.csv", "item"),
         in_test_rows("edges.csv"),
+    ),
+    "molecules": Case(
+        molecules,
+        ("dataset=smiles", "dataset.path=data.csv", "dataset.target=y", "split.column=part"),
+        permuted("data.csv", "y"),
+        in_test_rows("data.csv"),
     ),
     "series": Case(
         series, ("dataset=file", "dataset.path=series.npz"), permuted("series.npz", "y"), in_test_rows("series.npz")

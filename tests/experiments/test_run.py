@@ -629,15 +629,15 @@ def test_reasons_for_sequential_training_are_printed(command: Command, monkeypat
     assert len(read("outputs/results.jsonl")) == 2 * 9
 
 
-@pytest.mark.filterwarnings("ignore:.* are no category of the training rows")
+@pytest.mark.filterwarnings("ignore:.* are no category of (the )?training")
 def test_test_rows_change_no_bit_of_the_weights(command: Command, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     tables = importlib.import_module("tables")
-    for name, case in tables.CASES.items():
-        weights = []
+    for name in ("classes of nodes", "classes of edges", "links", "molecules", "series"):
+        case, weights = tables.CASES[name], []
         for change in (None, case.changed):
             draw = np.random.default_rng(0)
-            files = case.files(draw, 60)
+            files = case.files(draw, 40)
             if change is not None:
                 change(files, draw)
             tables.save_files(files, Path())
