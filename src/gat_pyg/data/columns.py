@@ -277,6 +277,21 @@ class Targets:
         hint = f". If they are quantities, choose task={item}_regression" if are_many else ""
         return f"{self.names[0]} has the classes {', '.join(shown)}{hint}"
 
+    @classmethod
+    def like(cls, source: Mapping[str, Any], names: Sequence[str]) -> Targets:
+        """Return the labels with the classes of an earlier task, from its `source`.
+
+        Raises:
+            ValueError: if it has other columns.
+        """
+        target = source.get("target") or {"names": ["links"]}
+        if [*names] != [*target["names"]]:
+            raise ValueError(
+                f"The target is {' and '.join(names)}, but the earlier run predicts {' and '.join(target['names'])}. "
+                "Choose the same."
+            )
+        return cls(target["names"], target["classes"])
+
     def __call__(self, frame: Any) -> Tensor:
         """Return the labels of the rows of a table: classes `[n]`, -1 where unknown, or numbers `[n, K]`, NaN where.
 

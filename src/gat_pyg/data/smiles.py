@@ -43,6 +43,7 @@ def smiles(
     folds: int | str | Path | None = None,
     fold: int = 0,
     task: str | None = None,
+    like: Mapping[str, Any] | None = None,
 ) -> Task:
     """Read molecules from a table with a column of SMILES, and one or several columns to predict.
 
@@ -64,6 +65,7 @@ def smiles(
         time: a column of dates or numbers: the earliest rows are for training, the latest for the test.
         scaffold: a split by Bemis-Murcko scaffolds: see `split_by_group`.
         task: "graph_classification" or "graph_regression"; None if the targets show it.
+        like: the `source` of an earlier task, whose classes are kept.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -92,7 +94,7 @@ def smiles(
     smiles = _smiles_column(frame, smiles)
     targets = _target_columns(frame, target, smiles)
     goal = None if task is None else task.removeprefix("graph_")
-    labels = Targets.fit(frame, targets, goal)
+    labels = Targets.fit(frame, targets, goal) if like is None else Targets.like(like, targets)
     source: dict[str, Any] = {"_target_": "gat_pyg.data.smiles", "path": _path(path), "smiles": smiles}
     source |= {"invalid": invalid, "target": {"names": labels.names, "classes": labels.classes, "goal": goal}}
     frame, graphs, mols, notes = _read(frame, source)

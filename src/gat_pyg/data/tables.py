@@ -77,6 +77,7 @@ def tables(
     name: str | None = None,
     graph: Any = None,
     matrix: str | None = None,
+    like: Mapping[str, Any] | None = None,
 ) -> Task:
     """Convert tables of nodes and edges to a task: classes or quantities of nodes or edges, or links.
 
@@ -112,6 +113,7 @@ def tables(
             unless they are given too: see `gat_pyg.data.graph_files.graph_tables`. A matrix of a `.mat` file with a row
             for each node is a target by its key. `undirected` is of directed graphs.
         matrix: the key of the matrix of edges in a `.mat` file.
+        like: the `source` of an earlier task, whose encodings, classes and names of columns are kept.
 
     Raises:
         FileNotFoundError, ValueError: if a table cannot be read, lacks a column, or has an id twice or an edge without
@@ -134,6 +136,8 @@ def tables(
         **{"nodes": _path(nodes), "edges": _path(edges)},
         **{"id": id, "src": src, "dst": dst, "bipartite": bipartite, "matrix": matrix},
     }
+    if like is not None:
+        source |= {key: like[key] for key in ("id", "src", "dst", "bipartite", "matrix", "ids", "both") if key in like}
     of = _read(nodes, edges, source)
     targets, ignore, categories = (_names(names, of.nodes) for names in (target, ignore, categories))
     undirected = undirected or "both" in source
@@ -144,13 +148,15 @@ def tables(
     known = torch.ones(len(frame), dtype=torch.bool)
     if item != "link":
         check_values(frame, [name for name in targets if name not in categories])
-        labels = Targets.fit(frame, targets, goal)
+        labels = Targets.fit(frame, targets, goal) if like is None else Targets.like(like, targets)
         y = labels(frame)
         if not any_known(y).any():
             raise ValueError(f"{file_of(frame)}: {' and '.join(targets)} is empty in all rows, expected known values.")
         kind = objective_for([y], item, goal)
         (data.y,) = kind.convert([y], name)
         objective, known = kind.for_labels([data.y], name), any_known(data.y)
+        if like is not None and labels.classes is not None:
+            objective = kind(len(labels.classes))
         source["target"] = {"item": item, "goal": kind.goal, "names": labels.names, "classes": labels.classes}
     masks: dict[str, Tensor] = {}
     if column is not None:
@@ -161,9 +167,12 @@ def tables(
         data.edge_label_index = of.edge_index if item == "edge" else None
         drawn = draw_masks(data, objective, per_class, val, test, seed, name)
         masks = {key: data[key] for key in MASKS}
+    if like is not None and (item == "link") != (like.get("target") is None):
+        earlier = "links" if item != "link" else " and ".join(like["target"]["names"])
+        raise ValueError(f"{name}: the earlier run predicts {earlier}. Choose the same target.")
     source["reverse"] = undirected and (item == "link" or not is_undirected(of.edge_index, num_nodes=len(of.ids)))
     train = {"edge" if item == "link" else item: masks["train_mask"].numpy()} if masks else {}
-    notes = _fit(of, source, train, {*ignore, *targets, column, time}, categories)
+    notes = _fit(of, source, train, {*ignore, *targets, column, time}, categories, like)
     if item != "link" and (note := labels.note(y, item)):
         notes.append(note)
     if of.nodes is not None and of.nodes.attrs.get("unread"):
@@ -416,9 +425,14 @@ def _ends(edges: Any, sides: list[Any], source: Mapping[str, Any], place: str) -
 
 
 def _fit(
-    of: Tables, source: dict[str, Any], train: Mapping[str, Any], left_out: Collection[Any], categories: Sequence[str]
+    of: Tables,
+    source: dict[str, Any],
+    train: Mapping[str, Any],
+    left_out: Collection[Any],
+    categories: Sequence[str],
+    like: Mapping[str, Any] | None,
 ) -> list[str]:
-    """Write the encodings of both tables' columns into `source`, and return a note on each table.
+    """Write the encodings of both tables' columns into `source`, those of `like` if any; return a note on each table.
 
     `train` has the training rows of a table whose rows are split.
     """
@@ -429,6 +443,8 @@ def _fit(
         names = [name for name in frame.columns if name not in left_out and name not in ends]
         check_values(frame, [name for name in names if name not in categories])
         features = Features.fit(frame, names, train.get(item, np.ones(len(frame), bool)), categories)
+        if like is not None:
+            features = Features(like["columns"][item], features.left_out)
         source["columns"][item] = features.columns
         rest = f"; left out: {', '.join(features.left_out)}" if features.left_out else ""
         used = f"{len(features.columns)} of {len(names)} columns of {file_of(frame)}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..distributed.monitor import RankMonitor
 from ..distributed.ranks import is_first, missing
 from ..files import write_whole
-from ..seeds.fitting import Outcome, seeded
+from ..seeds.fitting import Outcome
 from ..tasks.model import members
 from ..tasks.task import Task
 from ..training.batching import is_divided
@@ -17,7 +17,7 @@ from ..training.progress import MetricsFile, Progress
 from ..training.resume import Resumable
 from ..training.stopping import PaperStopping
 from .baselines import baselines_of
-from .build import Built, build_data, build_model, build_module, build_trainer
+from .build import Built, build_data, build_module, build_trainer, initial_model
 from .folder import Job, finished
 from .model_file import save_model
 from .process import deterministic, device_name, elements, suited_threads
@@ -32,7 +32,7 @@ def one_run(settings: Settings, task: Task, seed: int, folder: Path, pruner: Pru
     Returns:
         The result, or None if no epoch had a finite validation loss and score, or the run was pruned.
     """
-    built = seeded(seed, lambda: build_model(settings.model, task))
+    built = initial_model(settings, task, seed)
     model, training = built.model, settings.training
     stopping = PaperStopping(training.patience, training.criterion)
     resumable = Resumable(folder / CHECKPOINT, seed, settings.checkpoint_every)

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 from hydra.errors import HydraException
@@ -29,6 +30,7 @@ from ..graph.layers import graph_norms
 from ..graph.partition import WITH_METIS, edge_cut
 from ..models.encoders import num_categories, num_unknown
 from ..models.gat import GAT
+from ..seeds.fitting import seeded
 from ..tasks.metrics import LINKS
 from ..tasks.model import members, takes_sparse
 from ..tasks.objective import SPLITS
@@ -43,6 +45,7 @@ from .model_file import check_dtypes
 from .result import CONFIG
 from .rules import similar
 from .settings import FIXED, Factory, Loader, ModelFactory, Settings, Training
+from .warm_start import Earlier, fill
 
 LINEAR = ("mean", "sum", "add", "max")  # readouts of the model's outputs; others are of embeddings
 WIDTH = 64  # of the nodes' embeddings from which a decoder predicts labels of edges
@@ -100,6 +103,9 @@ def read_task(settings: Settings) -> Task:
         others["root"] = str(data_root(settings.data_root) / target.__name__)
     if "task" in parameters:
         others["task"] = settings.task
+    earlier = Earlier.of(settings)
+    if earlier is not None and "like" in parameters:
+        others["like"] = MappingProxyType(dict(earlier.preparation.source or {}))  # which Hydra passes as it is
     for key in ("pre_transform", "transform"):
         if isinstance(transform := dataset.get(key), str):
             name = transform if "." in transform else f"torch_geometric.transforms.{transform}"
@@ -145,7 +151,8 @@ def read_task(settings: Settings) -> Task:
         )
     if settings.encoding.target is not None:
         task = encoded(task, settings.encoding.values, settings.data_root)
-    return task if settings.metric is None else task.scored_by(settings.metric)
+    task = task if settings.metric is None else task.scored_by(settings.metric)
+    return task if earlier is None else earlier.applied(task)
 
 
 def warn_of_unknown_categories(task: Task) -> None:
@@ -185,8 +192,16 @@ def settings_of(run_dir: str | Path) -> Settings:
     return Settings.parse(cast(DictConfig, OmegaConf.load(path)))
 
 
-def build_model(factory: ModelFactory, task: Task) -> Built:
-    """Build a fresh model for the task.
+def initial_model(settings: Settings, task: Task, seed: int) -> Built:
+    """Build the model with which the run of a seed begins: a fresh one, or with the weights of an earlier run."""
+    built = seeded(seed, lambda: build_model(settings.model, task, Earlier.of(settings)))
+    if settings.from_ is not None:
+        fill(built.model, settings, seed)
+    return built
+
+
+def build_model(factory: ModelFactory, task: Task, earlier: Earlier | None = None) -> Built:
+    """Build a fresh model for the task, with what an earlier run computed from its data, such as categories.
 
     Raises:
         ValueError: if an argument clashes with the data set, or the trained model could not be saved.
@@ -242,6 +257,7 @@ def build_model(factory: ModelFactory, task: Task) -> Built:
     if decoder is not None:
         arguments = {"model": {"_target_": target, **arguments}, **decoder}
         target = "gat_pyg.models.LinkScores"
+    arguments = arguments if earlier is None else earlier.fitted(arguments)
     try:
         model = Factory("model", {"_target_": target, **arguments})()
     except ValueError as error:  # raised by a layer that refuses the `**kwargs` of its model

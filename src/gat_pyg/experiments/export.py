@@ -131,7 +131,9 @@ class Prepared(nn.Module):
             "edge_label_attr": getattr(model, "pair_dim", None) or 0,
         }
         self.widths = {key: width for key, width in widths.items() if width != 0}
-        self.categories = {key: encoder.categories for key, encoder in encoders_of(model).items()}
+        self.categories: dict[str, Sequence[Any]] = {
+            key: encoder.categories for key, encoder in encoders_of(model).items()
+        }
         self.before, self.inside = _divided(preparation.transforms, "batch" in self.widths)
         self.transforms = [build_transform(transform) for transform in self.inside]
 
@@ -162,8 +164,10 @@ class Prepared(nn.Module):
         def columns(key: str, rows: int) -> Tensor:
             values = torch.randn(rows, self.widths.get(key) or 0, generator=draw)
             for column, size in enumerate(self.categories.get(key, ())):
-                if size:
+                if isinstance(size, int) and size:
                     values[:, column] = torch.randint(size, (rows,), generator=draw).float()
+                elif not isinstance(size, int):  # a mean and a standard deviation
+                    values[:, column] = values[:, column] * size[1] + size[0]
             return values
 
         def pairs(count: int) -> Tensor:

@@ -306,7 +306,7 @@ def _resumed(settings: Settings, invocation: Invocation) -> tuple[Path, int]:
 
 def _check_content(started: Sequence[tuple[Path, Mapping[str, Any]]], values: Mapping[str, Any]) -> None:
     """Raise ValueError if a run has the same settings, but the user's files had another content."""
-    of_files = {name: values.get(name) for name in ("content", "code")}
+    of_files = {name: values.get(name) for name in ("content", "code", "start")}
     for folder, saved in started:
         if not differences({**saved, **of_files}, values):
             raise ValueError(

@@ -23,7 +23,7 @@ from .conf import config_folder
 VERSION = 2  # part of every hash: increase it if a default in conf/config.yaml or the choice of hashed settings changes
 # Groups that determine what is learnt
 GROUPS = ("dataset", "encoding", "model", "training", "loss", "optimizer", "scheduler", "split", "trainer", "loader")
-OTHERS = ("metric", "task", "content", "code")  # further settings that determine it, outside of these groups
+OTHERS = ("metric", "task", "content", "code", "start")  # further settings that determine it, outside of these groups
 UNHASHED = frozenset(  # settings in these groups that do not determine it
     {
         *("dataset.root", "dataset.dataset.root"),  # the second: the data set whose links are drawn

@@ -25,7 +25,7 @@ from ..training.modules import Inductive, Transductive
 from ..training.progress import quiet
 from ..training.signals import handled
 from .alone import one_run
-from .build import build_model, data_key, read_task, with_loss
+from .build import data_key, initial_model, read_task, with_loss
 from .command import message, names_of
 from .folder import (
     AT_ONCE,
@@ -48,6 +48,7 @@ from .shared import seed_processes
 from .table import table
 from .together import all_at_once, grouped, stack_key
 from .unused import check_effects
+from .warm_start import with_earlier_model
 
 T = TypeVar("T")
 
@@ -82,6 +83,7 @@ def request(config: DictConfig) -> Request:
             raise ValueError("--multirun runs in a single process. Start runs of several processes without -m.")
         check_gpus(settings.trainer)
         settings.check_results()
+        settings = with_earlier_model(settings)
     except Exception:
         invocation.drop_folder()
         raise
@@ -259,7 +261,7 @@ def _end(job: Job, task: Task, together: bool) -> float:
 def averaged(job: Job, task: Task, seeds: Sequence[int]) -> float:
     """Return the test score of the averaged prediction: the mean of `predict` over the models of `seeds`."""
     setup, objective = Inductive if task.has_many_graphs else Transductive, task.objective
-    module = setup(build_model(job.settings.model, task).model, objective).eval()
+    module = setup(initial_model(job.settings, task, seeds[0]).model, objective).eval()
     graphs = [objective.example(data, "test") for data in task.test]
     means: list[Any] = [0.0 for _ in graphs]
     for seed in seeds:

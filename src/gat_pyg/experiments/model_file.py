@@ -106,19 +106,12 @@ def load(
         return stack
     if seed is not None and (seeds := seeds_of(folder)) and seed not in seeds:
         raise FileNotFoundError(f"{folder} has no run of seed {seed}, expected one of {', '.join(map(str, seeds))}.")
-    path = _model_file(folder if seed is None else folder / f"seed-{seed}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get("gat_pyg", "null"))
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError, ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path} cannot be read: {error}. It is truncated or of another kind. Copy it again, or train again."
-        ) from error
+    path = model_file(folder if seed is None else folder / f"seed-{seed}")
+    about, tensors = _read(path)
     if model is None:
         model = _rebuild(path, about, tensors)
     _fill(model, tensors, path)
-    attach(model, *_described(path, about))
+    attach(model, *described(path, about))
     return _predictor(folder, [model]) if predictions else model.eval()
 
 
@@ -225,8 +218,32 @@ def encoders_of(model: nn.Module) -> dict[str, Encoder]:
     return {key: encoder for key, encoder in encoders.items() if encoder is not None}
 
 
-def _described(path: Path, about: Any) -> tuple[Preparation | None, Objective | None]:
+def _read(path: Path) -> tuple[Any, dict[str, Tensor]]:
+    """Return the metadata and the tensors of the file of a model.
+
+    Raises:
+        ValueError: if it cannot be read.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get("gat_pyg", "null"))
+            return about, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{path} cannot be read: {error}. It is truncated or of another kind. Copy it again, or train again."
+        ) from error
+
+
+def arguments_of(path: Path) -> dict[str, Any]:
+    """Return the arguments of the class of a model, from its file."""
+    about, _ = _read(path)
+    arguments = about.get("arguments") if isinstance(about, dict) else None
+    return arguments if isinstance(arguments, dict) else {}
+
+
+def described(path: Path, about: Any = None) -> tuple[Preparation | None, Objective | None]:
     """Return the preparation and the objective that the file describes, or None."""
+    about = _read(path)[0] if about is None else about
     about = about if isinstance(about, dict) else {}
     preparation, objective = about.get("preparation"), about.get("objective")
     try:
@@ -241,7 +258,12 @@ def _described(path: Path, about: Any) -> tuple[Preparation | None, Objective | 
         ) from error
 
 
-def _model_file(folder: Path) -> Path:
+def model_file(folder: Path) -> Path:
+    """Return the file of the model in a run's folder, or the file itself.
+
+    Raises:
+        FileNotFoundError: if there is none.
+    """
     path = folder if folder.name == MODEL else folder / MODEL
     if path.is_file():
         return path

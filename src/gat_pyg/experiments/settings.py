@@ -10,6 +10,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_type_hints
@@ -39,7 +40,7 @@ from .rules import (
 if TYPE_CHECKING:
     from ..training.optimisation import Optimisation
 
-INTERNAL = ("candidates", "content", "code", "cell")  # settings that the command sets itself
+INTERNAL = ("candidates", "content", "code", "start", "cell")  # settings that the command sets itself
 MAY_CHANGE_ON_RESUME = frozenset(
     {
         *("ckpt_path", "checkpoint_every", "vectorize", "seeds_per_pass", "processes", "loader.num_workers"),
@@ -351,6 +352,7 @@ class Settings:
     datasets: Annotated[str | list[str] | None, DATASETS]
     protocol: Annotated[str | None, choice(None, "errica")]
     ckpt_path: Annotated[str | None, text("null, last or the path of a checkpoint", None)]
+    from_: Annotated[str | None, text("null or the folder of a run", None)]  # the setting `from`
     checkpoint_every: Annotated[float, SECONDS]
     data_root: Annotated[str | None, text("null or the path of a folder, such as data or ./1", None)]
     outputs: Annotated[str, text("the path of a folder, such as outputs or ./1")]
@@ -360,6 +362,7 @@ class Settings:
     candidates: Annotated[list[str] | None, CANDIDATES] = None
     content: Annotated[str | None, text("null or a hash", None)] = None
     code: Annotated[str | None, text("null or a hash", None)] = None
+    start: Annotated[str | None, text("null or a hash", None)] = None  # of the content of `from`
     cell: Annotated[str | None, text("null or a name in methods", None)] = None  # the method, in a cell of a table
     passed: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)  # names on the command line
 
@@ -381,6 +384,7 @@ class Settings:
         values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
         values |= {group: kind(**values[group]) for group, kind in GROUPS.items()}
         values |= {group: kind(group, values[group]) for group, kind in FACTORIES.items()}
+        values["from_"] = values.pop("from")  # a keyword of Python
         values["vectorize"] = VECTORIZE[values["vectorize"]]
         values["metric"] = ALIASES.get(values["metric"], values["metric"])
         settings = cls(**values)
@@ -389,7 +393,16 @@ class Settings:
         return settings.replace(
             content=settings.content_now() if content is None else content,
             code=source_hash(settings.to_dict()) if code is None else code,
+            start=settings.start_now() if settings.start is None else settings.start,
         )
+
+    def start_now(self) -> str | None:
+        """Return the hash of the content of `from` as it is now, or None without such a run."""
+        from .warm_start import content_of_run  # imports torch
+
+        with suppress(FileNotFoundError):  # raised again when the run is read
+            return None if self.from_ is None else content_of_run(self.from_)
+        return None
 
     def content_now(self) -> str | None:
         """Return the hash of the content of `dataset.path` as it is now, or None without such a file."""
@@ -529,7 +542,7 @@ class Settings:
             elif name in FACTORIES:
                 values[name] = copy.deepcopy(dict(value.values))
             else:
-                values[name] = dataclasses.asdict(value) if name in GROUPS else copy.deepcopy(value)
+                values[name.rstrip("_")] = dataclasses.asdict(value) if name in GROUPS else copy.deepcopy(value)
         return values
 
     def hashed(self) -> dict[str, Any]:
@@ -556,7 +569,7 @@ class Settings:
 def rules() -> dict[str, Rule]:
     """Return the rules of all settings by their dotted names, those of the trainer last."""
     kinds = {"": Settings, **{f"{group}.": kind for group, kind in GROUPS.items()}}
-    hints = {f"{prefix}{key}": hint for prefix, kind in kinds.items() for key, hint in _hints(kind).items()}
+    hints = {f"{prefix}{key}".rstrip("_"): hint for prefix, kind in kinds.items() for key, hint in _hints(kind).items()}
     return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")} | TRAINER
 
 
@@ -603,4 +616,5 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
     names = [name for name in names if name not in MAY_CHANGE_ON_RESUME]
     titles = {"content": "the content of dataset.path", "code": "the source of your own classes"}
+    titles["start"] = "the content of from"
     return ", ".join(f"{titles.get(name, name)} was {old.get(name)}, is {new.get(name)}" for name in names[:5])

@@ -17,7 +17,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, spawn
 from ..distributed.halo import HaloStrategy
 from ..distributed.ranks import missing, rank_zero_print
 from ..seeds.callbacks import EachStopping
-from ..seeds.fitting import fit_stack, seeded
+from ..seeds.fitting import fit_stack
 from ..seeds.member import Member
 from ..seeds.memory import free_memory
 from ..seeds.planning import StackPlan, in_passes, most_different, plan_stack, trainer_obstacle
@@ -29,7 +29,7 @@ from ..training.resume import Resumable
 from ..training.signals import handled
 from ..training.stopping import PaperStopping
 from .alone import save_run_settings, write_outputs
-from .build import Built, build_model, build_trainer, read_task, wants_sparse, with_loss
+from .build import Built, build_trainer, initial_model, read_task, wants_sparse, with_loss
 from .folder import Job, Run
 from .hashing import flattened
 from .process import deterministic, device_name, elements, exit_on_signal, keep_memory, suited_threads
@@ -154,7 +154,7 @@ def _planned(job: Job, count: int, left: Sequence[Run], task: Task) -> tuple[Tra
 
 
 def _built(run: Run, task: Task) -> Built:
-    return seeded(run.seed, lambda: build_model(run.settings.model, task))
+    return initial_model(run.settings, task, run.seed)
 
 
 class Place(NamedTuple):

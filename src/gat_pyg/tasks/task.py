@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 from math import isnan
 from types import MappingProxyType
@@ -146,6 +146,11 @@ class Task:
                     "all are equal. Choose another metric or split."
                 )
         return self._with(objective=objective)
+
+    def scaled_as(self, mean: Sequence[float], std: Sequence[float]) -> Task:
+        """Return the same task of quantities, standardised by another mean and standard deviation of each."""
+        objective: Any = self.objective
+        return self._with(objective=replace(objective, mean=tuple(mean), std=tuple(std)))
 
     def with_loss(self, **options: Any) -> Task:
         """Return the same task with another loss: with arguments of the objective that change it.
