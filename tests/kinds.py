@@ -21,13 +21,14 @@ class Kind(NamedTuple):
     """Files, the settings of a training on them, and files for later predictions with the same rows.
 
     `write` writes the files into a folder and returns their paths, which fill the `{}` of the settings. `later` writes
-    a copy with rows and columns in another order, and for tables new ids that begin with "new" and rows of its own.
+    a copy with rows and columns in another order, for tables with new ids that begin with "new", and rows of its own,
+    of which there is a warning.
     """
 
     name: str
     settings: tuple[str, ...]
     write: Callable[[Path], list[Path]]
-    later: Callable[[Path], list[Path]] | None = None
+    later: tuple[Callable[[Path], list[Path]], str] | None = None  # and the warning
     ids: tuple[str, ...] = ()  # the columns of predictions that name a row
     columns: tuple[str, ...] = ()  # the others, of one seed
 
@@ -135,6 +136,23 @@ def of_matlab(folder: Path) -> list[Path]:
     return [folder / "net.mat"]
 
 
+def smiles(folder: Path) -> list[Path]:
+    """Write a table of molecules, of which some have no target."""
+    names = ["C" * n + end for n in range(2, 10) for end in ("O", "Br", "C(=O)C")]
+    frame = pd.DataFrame({"SMILES": names, "logS": draw().normal(size=len(names))})
+    frame.loc[::6, "logS"] = np.nan
+    frame.to_csv(folder / "molecules.csv", index=False)
+    return [folder / "molecules.csv"]
+
+
+def later_smiles(folder: Path) -> list[Path]:
+    (path,) = smiles(folder)
+    frame = pd.concat([pd.read_csv(path), pd.DataFrame({"SMILES": ["C[Se]C"]})]).sample(frac=1, random_state=0)
+    frame[["logS", "SMILES"]].to_csv(folder / "later.csv", index=False)
+    return [folder / "later.csv"]
+
+
+LIMA = "city has 1 values that are no category of .*'Lima'"
 r = draw()
 KINDS = [
     Kind(
@@ -190,7 +208,7 @@ KINDS = [
         "nodes.csv",
         (TABLES, "dataset.nodes={}", "dataset.edges={}", "dataset.target=fraud", "runs=2"),
         tables,
-        later_tables,
+        (later_tables, LIMA),
         ("account",),
         ("fraud", "p_no", "p_yes"),
     ),
@@ -198,11 +216,19 @@ KINDS = [
         "edges.csv",
         (TABLES, "dataset.nodes={}", "dataset.edges={}", "dataset.target=risk"),
         tables,
-        later_tables,
+        (later_tables, LIMA),
         ("src", "dst"),
         ("risk",),
     ),
     Kind("pairs.csv", (TABLES, "dataset.edges={}", "model.encoder=4"), pairs, None, ("user", "item"), ("probability",)),
+    Kind(
+        "molecules.csv",
+        ("dataset=smiles", "dataset.path={}", "dataset.target=logS", "model.num_layers=null", "model.residual=false"),
+        smiles,
+        (later_smiles, r"no training molecule has Se in 'C\[Se\]C'"),
+        ("SMILES",),
+        ("logS",),
+    ),
     Kind(
         "club.graphml",
         (TABLES, "dataset.graph={}", "dataset.target=club"),

@@ -67,12 +67,14 @@ def test_the_verbs_on_every_kind(kind: Kind, trained: Trained, tmp_path: Path):
     if kind.later is None:
         return
     shutil.copytree(run, tmp_path / "copy")  # which works without the files of the training
-    with pytest.warns(UserWarning, match="city has 1 values that are no category of .*'Lima'"):
-        later = predict(tmp_path / "copy", kind.later(tmp_path))
+    write, warning = kind.later
+    with pytest.warns(UserWarning, match=warning):
+        later = predict(tmp_path / "copy", write(tmp_path))
     names = later[[*kind.ids]].apply(lambda column: column.str.removeprefix("new"))
     later = later.assign(**names).sort_values([*kind.ids, *kind.probabilities], ignore_index=True)
     every = every.sort_values([*kind.ids, *kind.probabilities], ignore_index=True)
-    pd.testing.assert_frame_equal(later[later.iloc[:, 0] != "A99"], every, rtol=1e-4)
+    known = later.merge(every[[*kind.ids]].drop_duplicates())
+    pd.testing.assert_frame_equal(known, every, rtol=1e-4)
 
 
 def test_other_labelled_data_are_scored_by_scikit_learn(trained: Trained):
