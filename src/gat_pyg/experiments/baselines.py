@@ -145,12 +145,12 @@ def _of_rows(task: Task) -> Iterator[tuple[str, Tensor, Tensor]]:
     (train, y), (test, y_test) = _selected(task, "train", TRAIN_ROWS), _selected(task, "test", TEST_ROWS)
     objective, item = task.objective, task.objective.item
     if item == "graph":
-        of_nodes = _OneHot(task.features(data) for data, _ in train)
-        of_edges = None if task.edge_dim is None else _OneHot(cast(Tensor, data.edge_attr) for data, _ in train)
+        of_nodes = OneHot(task.features(data) for data, _ in train)
+        of_edges = None if task.edge_dim is None else OneHot(cast(Tensor, data.edge_attr) for data, _ in train)
         parts = [torch.stack([_pooled(task, data, of_nodes, of_edges) for data, _ in rows]) for rows in (train, test)]
     else:
         raw = [torch.cat([_raw(task, data, index) for data, index in rows]) for rows in (train, test)]
-        encode = _OneHot(raw[:1])
+        encode = OneHot(raw[:1])
         parts = [encode(x) for x in raw]
     fits: list[tuple[str, Callable[[Task, Array, Array], Predict], list[Tensor]]] = []
     if size := parts[0].size(1):
@@ -213,7 +213,7 @@ def _degrees(task: Task, data: Data, index: Tensor) -> Tensor:
     return degrees[data.edge_label_index[:, index].t()].flatten(1)
 
 
-def _pooled(task: Task, data: Data, of_nodes: _OneHot, of_edges: _OneHot | None) -> Tensor:
+def _pooled(task: Task, data: Data, of_nodes: OneHot, of_edges: OneHot | None) -> Tensor:
     """Return the sums and the means over a graph's nodes and over its edges, and their numbers."""
     values = [of_nodes(task.features(data))]
     values += [] if of_edges is None else [of_edges(cast(Tensor, data.edge_attr))]
@@ -223,7 +223,7 @@ def _pooled(task: Task, data: Data, of_nodes: _OneHot, of_edges: _OneHot | None)
     return torch.cat([sizes, *sums, *means])
 
 
-class _OneHot:
+class OneHot:
     """Columns with the one-hot encodings of those that have whole numbers from 0 to `CATEGORIES` - 1 in training.
 
     A value that training does not have is all zeros. A column of 0 and 1 stays as it is.
@@ -240,6 +240,7 @@ class _OneHot:
         self.sizes = {k: int(size) + 1 for k, size in enumerate(all_sizes) if 1 < size < CATEGORIES}
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Return the columns of x and their encodings."""
         parts = [x[:, [column]] == torch.arange(size) for column, size in self.sizes.items()]
         return torch.cat([x.float(), *(part.float() for part in parts)], 1)
 

@@ -13,7 +13,7 @@ from ..tasks.metrics import AVERAGE_PRECISION, ROC_AUC, metric_named
 from ..tasks.negatives import sides_of
 from ..tasks.objective import SPLITS
 from ..tasks.task import Task
-from .baselines import has_baselines, is_missing
+from .baselines import OneHot, has_baselines, is_missing
 from .folder import relative_path
 from .published import published
 from .result import ERRICA, Result, scores_of
@@ -75,7 +75,7 @@ def advice(result: Result, task: Task, settings: Settings) -> str:
         f"a smaller training.lr (the best epoch was {result.best_epoch})": early,
         f"training.max_epochs={2 * settings.max_epochs} (the last epochs were the best)": late,
         "training.batch_size=32": task.has_many_graphs and training.batch_size < 16 < len(task.train),
-        "+model.encoder=64 (it embeds categories)": model.get("encoder") is None and bool((x.abs() > 10).any()),
+        "+model.encoder=64 (it embeds categories)": model.get("encoder") is None and bool(OneHot([x]).sizes),
         "edges in both directions (messages follow the edges, which have one)": _is_directed(task),
         "encoding=degree": result.best_baseline in ("degrees", "popularity") and settings.encoding.target is None,
         "encoding=rwse": item == "graph" and settings.encoding.target is None,
