@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from gat_pyg.data import tables
@@ -31,6 +32,15 @@ def test_ends_of_edges_are_looked_up_as_they_are_written(tmp_path):
     assert positions(edges, "src", ids, "nodes.csv").tolist() == [1, 1]
     with pytest.raises(ValueError, match="^edges.csv, row 3: dst 'A77' is not in nodes.csv. Add its row there"):
         positions(edges, "dst", ids, "nodes.csv")
+
+
+def test_row_numbers_without_a_name_are_no_features(tmp_path):
+    nodes = pd.DataFrame({"id": list("abcdefgh"), "x": range(8), "y": [0, 1] * 4})
+    edges = pd.DataFrame({"A": list("abcdefg"), "B": list("bcdefgh"), "w": range(7)})
+    for name, frame in {"nodes.csv": nodes, "edges.csv": edges}.items():
+        frame.to_csv(tmp_path / name)
+    task = tables(tmp_path / "nodes.csv", tmp_path / "edges.csv", "y")
+    assert task.num_features == 1 and task.edge_dim == 2 and task.train[0].edge_index[:, 0].tolist() == [0, 1]
 
 
 def test_each_broken_table_is_named_with_its_row_and_column(tmp_path, monkeypatch):

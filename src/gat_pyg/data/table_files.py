@@ -171,6 +171,11 @@ def _plain(column: Any) -> Any:
 # Values ---------------------------------------------------------------------------------------------------------------
 
 
+def unnamed(column: str) -> bool:
+    """Return True for a column without a name, such as the numbers of the rows that pandas and R write."""
+    return column.startswith("Unnamed: ")
+
+
 def check_values(frame: Any, names: Sequence[str]) -> None:
     """Raise a ValueError for values of some columns that cannot be meant.
 
@@ -282,8 +287,7 @@ def _read_text(path: Path, ids: Collection[str], text: Collection[str]) -> Any:
     frame.index = pd.RangeIndex(_FIRST, len(widths) + _FIRST) if filled.all() else np.flatnonzero(filled) + _FIRST
     empty = frame.isna().all(axis=1)
     frame = frame[~empty] if empty.any() else frame
-    unnamed = [name for name in names if name.startswith("Unnamed: ")]
-    frame = frame.drop(columns=[name for name in unnamed if frame[name].isna().all()])
+    frame = frame.drop(columns=[name for name in names if unnamed(name) and frame[name].isna().all()])
     for name in frame.columns if separator == ";" else ():
         if name not in text and _is_text(frame[name]) and (numbers := _decimal_commas(frame[name])) is not None:
             frame[name] = numbers

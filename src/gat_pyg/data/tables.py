@@ -24,7 +24,7 @@ from .from_pyg import name_of_file
 from .graph_files import graph_tables, is_graph
 from .links import divided_links, link_task
 from .splits import check_classes, draw_masks
-from .table_files import check_values, file_of, named, positions, read_table
+from .table_files import check_values, file_of, named, positions, read_table, unnamed
 from .table_files import node_ids as ids_of
 from .table_splits import masks_by_column, masks_by_time
 
@@ -405,9 +405,11 @@ def _choose_ends(edges: Any, source: dict[str, Any]) -> None:
         raise ValueError(f"src is {source['src']}, dst is {source['dst']}: expected the names of two columns, or none.")
     if source["src"] is None:
         pair = next((pair for pair in ENDS if names.keys() >= {*pair}), None)
-        if pair is None and len(edges.columns) < 2:
+        if pair is None and sum(not unnamed(name) for name in edges.columns) < 2:
             raise ValueError(f"{file_of(edges)} has one column, expected two for the ends of edges.")
-        source["src"], source["dst"] = [names[end] for end in pair] if pair else edges.columns[:2]
+        source["src"], source["dst"] = (
+            [names[end] for end in pair] if pair else [name for name in edges.columns if not unnamed(name)][:2]
+        )
     _check_columns([edges], [source["src"], source["dst"]])
 
 
@@ -440,7 +442,7 @@ def _fit(
     for item, ends in (("node", [source["id"]]), ("edge", [source["src"], source["dst"]])):
         if (frame := of.of(item)) is None:
             continue
-        names = [name for name in frame.columns if name not in left_out and name not in ends]
+        names = [name for name in frame.columns if name not in left_out and name not in ends and not unnamed(name)]
         check_values(frame, [name for name in names if name not in categories])
         features = Features.fit(frame, names, train.get(item, np.ones(len(frame), bool)), categories)
         if like is not None:
