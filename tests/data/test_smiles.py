@@ -130,6 +130,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("smiles,y\n?,1.5\n!,2.5\n", {"invalid": "skip"}, "2 of 2 SMILES cannot be converted"),
     ("CCO,1.5\nCC,2.5\n", {}, "wrong.csv has no header: row 1 begins with the molecule CCO. Add a first row"),
     ("a,y\nCCO,1.5\n", {}, "wrong.csv has no column called smiles. Choose dataset.smiles from its columns: a, y"),
+    ("smiles,y\nCCO,1.5\nCC,>20\nC,2.5\n", {}, "wrong.csv, row 3: y is '>20', expected a number. Leave the field"),
     ("smiles,y\nCCO,1.5\n", {"target": None}, "no column is to be predicted. Choose dataset.target=NAME .* columns: y"),
     ("smiles,y\nCCO,1.5\n", {"target": "z"}, "There is no column z: wrong.csv has smiles, y"),
     ("smiles,y\nCCO,1.5\n", {"smiles": "z"}, "There is no column z"),

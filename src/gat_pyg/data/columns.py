@@ -214,6 +214,15 @@ def _days(dates: Any) -> Any:
 # Labels ---------------------------------------------------------------------------------------------------------------
 
 
+def _check_numbers(frame: Any, name: str) -> None:
+    """Raise ValueError if a column has texts among fractions, such as >20: they would make all values classes."""
+    column = texts(frame[name])
+    numbers = needs("pandas", "tables").to_numeric(column, errors="coerce")
+    wrong = column.notna() & numbers.isna()
+    if (numbers % 1 > 0).any() and wrong.sum() <= numbers.notna().sum():
+        refuse(frame, wrong, f"{name} is {{{name}}}, expected a number. Leave the field empty if it is unknown.")
+
+
 class Targets:
     """The labels of a table's rows, in the form of `Preparation.source`.
 
@@ -240,9 +249,12 @@ class Targets:
         """Return the labels of some columns; `goal` is classification, regression or None.
 
         Raises:
-            ValueError: if several columns are not numbers, or quantities are texts.
+            ValueError: if several columns are not numbers, or quantities are texts, some or all.
         """
         columns = [quantities(frame, name) for name in names]
+        for name, (values, _) in zip(names, columns, strict=True):
+            if values is None and goal != "classification":
+                _check_numbers(frame, name)
         if len(names) > 1 or goal == "regression":
             for name, (values, form) in zip(names, columns, strict=True):
                 if values is None or form:
