@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
+from torch_geometric.datasets import KarateClub
 from torch_geometric.utils import to_undirected
 
 import gat_pyg.run
@@ -266,19 +267,19 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *settings: str) -> Any:
 def test_the_command_predicts_links_of_a_file_without_features(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    graph = digits().train[0]
+    graph = KarateClub()[0]
     np.savez(tmp_path / "own.npz", edge_index=graph.edge_index.numpy())
-    result = run(monkeypatch, tmp_path, "task=link_prediction", "+model.encoder=8")
+    result = run(monkeypatch, tmp_path, "task=link_prediction", "+model.encoder=8", "training.max_epochs=2")
     assert (result.item, result.metric) == ("link", "roc_auc")
-    split = "own: 5,364 / 315 / 630 links (315 / 630 pairs without one) for training, validation and test, drawn with"
+    split = "own: 68 / 3 / 7 links (3 / 7 pairs without one) for training, validation and test, drawn with"
     assert split in capsys.readouterr().err
     pairs = torch.tensor([[0, 1], [5, 9]])
     data = Data(edge_index=graph.edge_index, edge_label_index=pairs)  # without x: the ids are filled in
-    with_ids = data.clone().update({"x": torch.arange(1797.0)[:, None]})
+    with_ids = data.clone().update({"x": torch.arange(34.0)[:, None]})
     assert torch.equal(predict(result.run_dir, data), predict(result.run_dir, with_ids))
     assert data.x is None
-    with pytest.raises(ValueError, match="data has 1800 nodes, but the run learnt embeddings of 1797 nodes"):
-        predict(result.run_dir, Data(edge_index=graph.edge_index, edge_label_index=pairs, num_nodes=1800))
+    with pytest.raises(ValueError, match="data has 36 nodes, but the run learnt embeddings of 34 nodes"):
+        predict(result.run_dir, Data(edge_index=graph.edge_index, edge_label_index=pairs, num_nodes=36))
     with pytest.raises(ValueError, match="expected a torch_geometric.data.Data with x"):
         digits().preparation(data)
 
