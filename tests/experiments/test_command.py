@@ -50,7 +50,7 @@ def answers() -> str:
         "_target_: gat_pyg.baselines.gcn.GCN",
         "dataset=citeseer\tdataset=citeseer_links\tdataset=cora",
         f"  gat-pyg {'predict RUN [DATA ...]':<40} Write the predictions of a trained run",
-        "usage: gat-pyg predict [-h] [--out OUT] [--seed SEED] RUN [DATA ...]",
+        "usage: gat-pyg predict [-h] [--out OUT] [--seed SEED]",
         "python -m gat_pyg.report a.jsonl b.jsonl",
     ],
 )

@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from sklearn.metrics import f1_score, roc_auc_score
+from torch_geometric.data import Data
 
 import gat_pyg.run
 from gat_pyg import evaluate, load, predict
 from gat_pyg.data.rows import read_rows
-from tests.kinds import KINDS, Kind, M
+from gat_pyg.experiments import top_links
+from tests.kinds import KINDS, Kind, M, N
 
 SMALL = ("training.max_epochs=2", "model.hidden_channels=[4]", "model.heads=[2,1]")
 Trained = Callable[[Kind], tuple[Path, list[Path]]]
@@ -75,6 +78,27 @@ def test_the_verbs_on_every_kind(kind: Kind, trained: Trained, tmp_path: Path):
     every = every.sort_values([*kind.ids, *kind.probabilities], ignore_index=True)
     known = later.merge(every[[*kind.ids]].drop_duplicates())
     pd.testing.assert_frame_equal(known, every, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["links.npz", "pairs.csv"])
+def test_the_best_links_are_those_of_all_pairs_that_are_no_links(name: str, trained: Trained):
+    kind = next(kind for kind in KINDS if kind.name == name)
+    run, _ = trained(kind)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(top_links, "NUMBERS", 64)  # several blocks
+        frame = predict(run, top_k=3)
+    rows = read_rows(load(run).preparation)  # type: ignore[arg-type]
+    graph, names = rows.graphs[0], next(iter(rows.ids.values()), range(N))
+    ends = (range(12), range(12, 27)) if name == "pairs.csv" else (range(N), range(N))
+    known = {*map(tuple, graph.edge_index.t().tolist())}
+    pairs = [(i, j) for i in ends[0] for j in ends[1] if i != j and (i, j) not in known]
+    probability = predict(run, Data(graph.x, graph.edge_index, edge_label_index=torch.tensor(pairs).t(), num_nodes=27))
+    for node, best in frame.groupby(kind.ids[0]):
+        own = {names[j]: float(p) for (i, j), p in zip(pairs, probability, strict=True) if names[i] == node}
+        assert best["rank"].tolist() == [1, 2, 3][: len(own)]
+        np.testing.assert_allclose(best.probability, sorted(own.values(), reverse=True)[:3], rtol=1e-5)
+        np.testing.assert_allclose(best.probability, [own[other] for other in best[kind.ids[1]]], rtol=1e-5)
+    assert {*frame[kind.ids[0]]} == {names[i] for i, _ in pairs}
 
 
 def test_other_labelled_data_are_scored_by_scikit_learn(trained: Trained):

@@ -49,7 +49,13 @@ def predict(
 
 @overload
 def predict(
-    run_dir: str | Path, data: Any = None, out: str | Path | None = None, *, seed: Seed = None, model: Any = None
+    run_dir: str | Path,
+    data: Any = None,
+    out: str | Path | None = None,
+    *,
+    seed: Seed = None,
+    model: nn.Module | None = None,
+    top_k: int | None = None,
 ) -> Any: ...
 
 
@@ -60,6 +66,7 @@ def predict(
     *,
     seed: Seed = None,
     model: nn.Module | None = None,
+    top_k: int | None = None,
 ) -> Any:
     """Return the predictions of a trained run: of graphs as a tensor, of files and frames as a table.
 
@@ -78,7 +85,11 @@ def predict(
     probability `p_CLASS` of each class, or the quantities by name; and of several seeds the standard deviation of
     each, `..._std`. `data` are files or frames of the form that the run was trained on. Rows are those without a label,
     or all if no label or every label is known. Without `data`, they are those of the run's own data without a label, or
-    else its test split.
+    else its test split. Of links, these are the pairs in `data` or in the test.
+
+    **The best links.** With `top_k`, the table has the most probable links of each node instead, the best first. Known
+    links are left out: the edges and pairs of `data`, or else of the run's own data. In a bipartite graph, such as one
+    of users and items, they begin at the nodes of the first side.
 
     Args:
         run_dir: the folder of a run, or of the runs of several seeds.
@@ -86,6 +97,7 @@ def predict(
         out: a file to write the table to: `.csv`, `.parquet`, or `.jsonl` for JSON lines. It appears as a whole.
         seed: one of several seeds, or `"all"`.
         model: as in `load`.
+        top_k: the number of links of each node.
 
     Raises:
         FileNotFoundError, ValueError: as `load` and `read_rows`; for what training refuses: other dimensions than the
@@ -102,13 +114,18 @@ def predict(
     write = None if out is None else writer(out)
     trained = predictor_of(run_dir, seed, model)
     with torch.no_grad():
-        if write is None and not is_tabular(data):
+        if write is None and top_k is None and not is_tabular(data):
             values = trained._objective.predictions(outputs(trained, data))
             mean = values[0] if len(values) == 1 else values.mean(0)
             is_of_steps = is_series(data) and trained._objective.item != "graph"
             return mean.unflatten(0, (len(data.x), -1)) if is_of_steps else mean
-        rows = selected(run_dir, trained, data)
-        frame = table(rows.outputs(trained), rows.ids, trained._objective, cast(Preparation, trained.preparation))
+        if top_k is not None:
+            from .top_links import top_links
+
+            frame = top_links(run_dir, trained, data, top_k)
+        else:
+            rows = selected(run_dir, trained, data)
+            frame = table(rows.outputs(trained), rows.ids, trained._objective, cast(Preparation, trained.preparation))
     if write is not None:
         write(frame)
     return frame

@@ -17,7 +17,9 @@ from typing import Any, get_args, get_type_hints
 # The verbs ----------------------------------------------------------------------------------------------------------
 
 
-def predict(run: str, *data: str, out: str = "predictions.csv", seed: int | None = None) -> None:
+def predict(
+    run: str, *data: str, out: str = "predictions.csv", seed: int | None = None, top_k: int | None = None
+) -> None:
     """Write the predictions of a trained run as a table.
 
     Args:
@@ -25,10 +27,12 @@ def predict(run: str, *data: str, out: str = "predictions.csv", seed: int | None
         data: files of the form that the run was trained on; without them, the run's own
         out: the file to write: .csv, .parquet, or .jsonl for JSON lines
         seed: one of several seeds; without it, the mean over all and its standard deviation
+        top_k: the number of most probable new links of each node, instead of a row for each pair
     """
     from .predictions import predict
 
-    print(f"{len(predict(run, list(data) or None, out, seed=seed)):,} predictions in {out}")
+    frame = predict(run, list(data) or None, out, seed=seed, top_k=top_k)
+    print(f"{len(frame):,} predictions in {out}")
 
 
 def export(run: str, file: str, *, seed: int | None = None) -> None:
@@ -113,7 +117,7 @@ def parser(verb: Callable[..., None]) -> ArgumentParser:
     """Return the parser of a verb's arguments; those by keyword only are options.
 
     >>> parser(predict).parse_args(["outputs/cora", "--out", "p.jsonl"])
-    Namespace(run='outputs/cora', data=[], out='p.jsonl', seed=None)
+    Namespace(run='outputs/cora', data=[], out='p.jsonl', seed=None, top_k=None)
     """
     summary, _, section = str(inspect.getdoc(verb)).partition("\n\nArgs:\n")
     texts = dict(re.findall(r"^    (\w+): (.*(?:\n     .*)*)", section, re.MULTILINE))

@@ -26,6 +26,10 @@ class DotProduct(nn.Module):
         z_src, z_dst = _ends(z, edge_label_index)
         return (z_src * z_dst).sum(-1)
 
+    def of_all_pairs(self, z_src: Tensor, z_dst: Tensor) -> Tensor:
+        """Return `[A, B]` for all pairs of the embeddings `[A, C]` and `[B, C]`."""
+        return z_src @ z_dst.t()
+
 
 class Bilinear(nn.Module):
     r"""A bilinear form of both embeddings, one for each output; not symmetric, as directed links need.
@@ -66,6 +70,10 @@ class Bilinear(nn.Module):
         projected = torch.einsum("nc,tcd->ntd", z, self.weight)  # once for each node, not for each pair
         out = torch.einsum("ltd,ld->lt", projected.index_select(0, src), z.index_select(0, dst)) + self.bias
         return out if self.out_channels is not None else out.squeeze(1)
+
+    def of_all_pairs(self, z_src: Tensor, z_dst: Tensor) -> Tensor:
+        """Return `[A, B]`, the first output for all pairs of the embeddings `[A, C]` and `[B, C]`."""
+        return z_src @ self.weight[0] @ z_dst.t() + self.bias[0]
 
 
 class Perceptron(MLP):
@@ -130,6 +138,12 @@ class Perceptron(MLP):
             out = torch.cat([out, edge_label_attr.to(out.dtype)], dim=-1)
         out = super().forward(out)
         return out if self.out_channels is not None else out.squeeze(-1)
+
+    def of_all_pairs(self, z_src: Tensor, z_dst: Tensor) -> Tensor:
+        """Return `[A, B]` for all pairs of the embeddings `[A, C]` and `[B, C]`; O(A B C) memory."""
+        A, B = len(z_src), len(z_dst)
+        ends = torch.cartesian_prod(torch.arange(A), torch.arange(A, A + B)).t()
+        return self.forward(torch.cat([z_src, z_dst]), ends.to(z_src.device)).view(A, B)
 
 
 def link_decoder(name: str, channels: int, out_channels: int | None = None, **options: object) -> nn.Module:
