@@ -150,6 +150,7 @@ def speed(options: argparse.Namespace, record: dict[str, Any], save: Callable[[]
             paths = [Path(folder, f"{name}.{form}") for name in ("nodes", "edges")]
             for frame, path in zip(frames, paths, strict=True):
                 frame.to_parquet(path) if form == "parquet" else frame.to_csv(path, index=False)
+            record["MB"] = {path.name: round(path.stat().st_size / 1e6, 1) for path in paths} | record.get("MB", {})
             for number in range(options.rounds):
                 run = [
                     sys.executable,
@@ -168,7 +169,6 @@ def speed(options: argparse.Namespace, record: dict[str, Any], save: Callable[[]
                 print(
                     form, *(f"{name} {at['seconds']:.1f} s {at['MiB']:,} MiB;" for name, at in row.items()), flush=True
                 )
-            record["MB"] = {path.name: round(path.stat().st_size / 1e6, 1) for path in paths} | record.get("MB", {})
     return True
 
 
