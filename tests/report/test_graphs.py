@@ -257,7 +257,7 @@ def test_the_best_and_the_worst_in_their_order_with_label_and_prediction(kind: s
     losses, titles = losses_and_titles(kind, net.eval(), its)
     order = sorted(losses, key=losses.__getitem__)
     ranks = zip(("best 1", "best 2", "worst 1", "worst 2"), (*order[:2], *order[:-3:-1]), strict=True)
-    names = [f"{data.smiles[:35]}…" if "smiles" in data else f"test graph {i}" for i, data in enumerate(its.test)]
+    names = [f"{data.smiles[:27]}…" if "smiles" in data else f"test graph {i}" for i, data in enumerate(its.test)]
     expected = [[f"{rank}: {names[index]}", *titles[index]] for rank, index in ranks]
     panels = [axes.get_title() for axes in figure.axes[:-1] if axes.get_visible()]
     assert [title.replace("−", "-").split("\n") for title in panels] == expected

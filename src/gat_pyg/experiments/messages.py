@@ -128,7 +128,8 @@ def sizes(task: Task) -> str:
 
 def split_line(task: Task, split: Split) -> str:
     """Return a line about a split that was drawn by default shares, else ""."""
-    unset = [key for key in task.split_arguments or () if key != "seed" and getattr(split, key) is None]
+    values = {key: getattr(split, key) for key in task.split_arguments or () if key != "seed"}
+    unset = [key for key, value in values.items() if value is None or value is False]
     if not unset:
         return ""
     *_, counts = sizes(task).rpartition("; ")

@@ -37,7 +37,7 @@ _DPI = 300  # dots per inch in the picture of a molecule
 _MARGIN = 0.6  # around a graph, in lengths of an edge
 _PALE, _BELOW = "#eeeeee", "#66a6d9"  # colours on which black lines can be seen, as on orange
 _BATCH = 256  # graphs that are predicted at a time
-_LONGEST = 36  # characters of a name in a title
+_LONGEST = 28  # characters of a name in a title
 
 
 def graph_figure(
