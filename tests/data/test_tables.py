@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gat_pyg.data import Task, from_pandas, tables
-from gat_pyg.data.columns import Targets
+from gat_pyg.data.columns import Features, Targets
 from gat_pyg.data.rows import Rows, read_rows
 from gat_pyg.data.table_splits import masks_by_column, masks_by_time
 from gat_pyg.tasks.objective import MASKS
@@ -115,6 +115,14 @@ def test_a_change_of_other_rows_changes_neither_the_encoding_nor_the_training_ro
     assert after.source == task.source
     for key in ("x", "y"):
         assert torch.equal(after.train[0][key][~torch.tensor(other)], task.train[0][key][~torch.tensor(other)])
+
+
+def test_amounts_that_differ_by_orders_of_magnitude_are_logarithms():
+    amounts = np.array([*range(1, 201), 1e7, -1e7])
+    features = Features.fit(pd.DataFrame({"v": amounts}), ["v"], np.full(202, True))
+    logarithms = np.sign(amounts) * np.log1p(np.abs(amounts))
+    expected = torch.tensor((logarithms - logarithms.mean()) / logarithms.std()).float()
+    torch.testing.assert_close(features(pd.DataFrame({"v": amounts}))[:, 0], expected)
 
 
 def same_graph(rows: Rows, data: Data) -> None:

@@ -15,6 +15,7 @@ from ..files import needs
 from .table_files import file_of, refuse
 
 MOST = 100  # categories of a column that get a feature each
+TAIL = 10  # standard deviations from the mean to a number above which the column's logarithms are standardised
 FORMS = (  # of dates, as pandas.to_datetime takes them
     *("ISO8601", "%d.%m.%Y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S"),
     *(f"{day}/%Y{time}" for time in ("", " %H:%M", " %H:%M:%S") for day in ("%d/%m", "%m/%d")),
@@ -25,8 +26,10 @@ class Features:
     """The features of a table's rows, in the form of `Preparation.source`.
 
     A number is standardised by the mean and the standard deviation of the training rows; where it is missing, by the
-    median, and a further feature is 1 if training rows lack it too. A date is the number of its days. A category is 1
-    in the feature of its own, and 0 in all if it is none of training.
+    median, and a further feature is 1 if training rows lack it too. A column with a training row that is more than 10
+    standard deviations from the mean, such as amounts of money, is replaced by its logarithm, log(1 + abs(v)) with the
+    sign of v. A date is the number of its days. A category is 1 in the feature of its own, and 0 in all if it is none
+    of training.
 
     Args:
         columns: the encoding of each column, as `fit` makes it.
@@ -105,11 +108,19 @@ def _fitted(frame: Any, name: str, rows: Any, is_category: bool) -> dict[str, An
     known = known[~np.isnan(known)]
     if not len(known):
         return "empty in the training rows"
-    mean, std, has_gaps = float(known.mean()), float(known.std()), len(known) < int(rows.sum())
+    has_gaps, has_tail = len(known) < int(rows.sum()), np.abs(known - known.mean()).max() > TAIL * known.std()
+    if is_log := bool(has_tail) and not form:
+        known = _logarithm(known)
+    mean, std, fill = float(known.mean()), float(known.std()), float(np.median(known))
     if std <= 1e-12 * abs(mean) and not has_gaps:
         return "the same in all training rows"
-    encoding = {"kind": "number", "mean": mean, "std": std or 1.0, "fill": float(np.median(known)), "flag": has_gaps}
+    encoding = {"kind": "number", "log": is_log, "mean": mean, "std": std or 1.0, "fill": fill, "flag": has_gaps}
     return encoding | ({"kind": "date", "form": form} if form else {})
+
+
+def _logarithm(values: Any) -> Any:
+    """Return log(1 + |v|) with the sign of v, by which few large values leave the others their differences."""
+    return np.sign(values) * np.log1p(np.abs(values))
 
 
 def _categories(values: Any) -> dict[str, Any] | str:
@@ -127,7 +138,7 @@ def _encode(x: Any, frame: Any, name: str, encoding: Mapping[str, Any]) -> None:
     """Write the features of a column into x."""
     if encoding["kind"] != "category":
         values, _ = quantities(frame, name, encoding.get("form", ""))
-        missing = np.isnan(values)
+        values, missing = _logarithm(values) if encoding["log"] else values, np.isnan(values)
         x[:, 0] = (np.where(missing, encoding["fill"], values) - encoding["mean"]) / encoding["std"]
         if encoding["flag"]:
             x[:, 1] = missing
