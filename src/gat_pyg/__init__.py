@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .graph.edges import Edges as Edges
     from .models import GAT as GAT
     from .models import attention_of as attention_of
+    from .report.best import best as best
     from .training import Inductive as Inductive
     from .training import Optimisation as Optimisation
     from .training import PaperStopping as PaperStopping
@@ -50,6 +51,7 @@ _LAZY = {
     "Transductive": "training",
     "attend": "attention",
     "attention_of": "models",
+    "best": "report.best",
     "data": "data",
     "doctor": "experiments.doctor",
     "evaluate": "experiments.evaluation",

@@ -35,7 +35,7 @@ def test_shared_seeds_are_paired_by_number_and_not_by_order() -> None:
     p = two_sided(d.mean() / (d.std(ddof=1) / math.sqrt(3)), 2)
     shifted = runs(Y, start=1)
     for second in (shifted, Runs(shifted.lines[::-1])):
-        assert t_test(runs(X), second) == (pytest.approx(p, rel=1e-9), "paired, 3 seeds")
+        assert t_test(runs(X).scores, second.scores) == (pytest.approx(p, rel=1e-9), "paired, 3 seeds")
 
 
 def test_splits_and_seeds_are_paired_by_both() -> None:
@@ -44,10 +44,10 @@ def test_splits_and_seeds_are_paired_by_both() -> None:
         return Runs(tuple(at(results)))
 
     p = pytest.approx(stats.ttest_rel(X, Y).pvalue, rel=1e-9)
-    assert t_test(on_splits(X), on_splits(Y)) == (p, "paired, 4 splits and seeds")
+    assert t_test(on_splits(X).scores, on_splits(Y).scores) == (p, "paired, 4 splits and seeds")
     folds = stats.ttest_rel(np.reshape(X, (2, 2)).mean(1), np.reshape(Y, (2, 2)).mean(1))
     p = pytest.approx(folds.pvalue, rel=1e-9)
-    assert t_test(on_splits(X, ERRICA), on_splits(Y, ERRICA)) == (p, "paired, 2 splits")
+    assert t_test(on_splits(X, ERRICA).scores, on_splits(Y, ERRICA).scores) == (p, "paired, 2 splits")
 
 
 @pytest.mark.parametrize("start", [4, 3], ids=["no seed in common", "one seed in common"])
@@ -55,7 +55,7 @@ def test_other_seeds_are_compared_by_welch(start: int) -> None:
     x, y = np.array(X), np.array(Y[:3])
     a, b = x.var(ddof=1) / 4, y.var(ddof=1) / 3
     p = two_sided((x.mean() - y.mean()) / math.sqrt(a + b), (a + b) ** 2 / (a**2 / 3 + b**2 / 2))
-    assert t_test(runs(X), runs(Y[:3], start)) == (pytest.approx(p, rel=1e-9), "Welch, 4 and 3 runs")
+    assert t_test(runs(X).scores, runs(Y[:3], start).scores) == (pytest.approx(p, rel=1e-9), "Welch, 4 and 3 runs")
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,13 @@ def test_other_seeds_are_compared_by_welch(start: int) -> None:
     ids=["one run", "constant", "NaN"],
 )
 def test_a_test_without_an_answer_states_why(second: Runs, reason: str) -> None:
-    assert t_test(runs(X), second) == (pytest.approx(math.nan, nan_ok=True), reason)
+    assert t_test(runs(X).scores, second.scores) == (pytest.approx(math.nan, nan_ok=True), reason)
 
 
 def test_the_table_by_hand() -> None:
     lines = at(seeds("A", "digits", X), seeds("B", "digits", Y), seeds("C", "digits", [1.0]))
     first, second = [[cell.text for cell in row] for row in comparison_table(rows_of(gathered(lines)), "B").rows]
-    scores = ["81.9 ± 1.9 (4)", "80.8 ± 1.3 (4)", "+1.1", f"{t_test(runs(X), runs(Y)).p:.4f}"]
+    scores = ["81.9 ± 1.9 (4)", "80.8 ± 1.3 (4)", "+1.1", f"{t_test(runs(X).scores, runs(Y).scores).p:.4f}"]
     assert first == ["digits accuracy (%) ↑", "A", *scores, "paired, 4 seeds"]
     assert second[1:] == ["C", "1.0 (1)", "80.8 ± 1.3 (4)", "−79.8", "—", "needs two runs of both"]
 

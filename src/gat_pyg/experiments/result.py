@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Literal
 
 from ..files import add, lock
 from ..tasks.metrics import metric_named
@@ -164,8 +165,8 @@ _JSON: dict[str, type | tuple[type, ...]] = {
 }
 
 
-def scores_of(results: Iterable[Result]) -> dict[tuple[int, int | None], float]:
-    """Return the test scores of one configuration by split and seed.
+def scores_of(results: Iterable[Result], key: Literal["value", "val"] = "value") -> dict[tuple[int, int | None], float]:
+    """Return the test scores of one configuration by split and seed, or with "val" those of the validation.
 
     By the protocol of Errica et al., the score of a split is the mean over its seeds, and the seed is None.
 
@@ -175,7 +176,9 @@ def scores_of(results: Iterable[Result]) -> dict[tuple[int, int | None], float]:
     """
     scores: dict[tuple[int, int | None], list[float]] = {}
     for result in results:
-        scores.setdefault((result.split, None if result.study == ERRICA else result.seed), []).append(result.value)
+        scores.setdefault((result.split, None if result.study == ERRICA else result.seed), []).append(
+            getattr(result, key)
+        )
     return {key: statistics.fmean(values) for key, values in scores.items()}
 
 

@@ -139,7 +139,7 @@ def _ranked(by_hash: dict[str, Setting], results: Sequence[Result]) -> str:
 def _command(candidate: Candidate) -> str:
     """Return the command that trains the settings, with the seeds of the sweep."""
     overrides = [text for text in candidate.setting.overrides if not names_of([text]) & {"ckpt_path"}]
-    return " ".join(["gat-pyg", *map(_quoted, overrides)])
+    return " ".join(["gat-pyg", *map(quoted, overrides)])
 
 
 def _comparison(candidates: Sequence[Candidate], changes: Callable[[Candidate], Sequence[str]]) -> str:
@@ -153,10 +153,10 @@ def _comparison(candidates: Sequence[Candidate], changes: Callable[[Candidate], 
     table = [f"methods=[{','.join(methods)}]", f"datasets=[{best.setting.dataset}]"]
     seed = 1 + max(result.seed for candidate in candidates for result in candidate.results)
     overrides = [*table, *(text for text in common if text not in different), f"seed={seed}", f"runs={SEEDS}"]
-    return " ".join(["gat-pyg", *map(_quoted, overrides)])
+    return " ".join(["gat-pyg", *map(quoted, overrides)])
 
 
-def _quoted(argument: str) -> str:
+def quoted(argument: str) -> str:
     """Return an argument for the shell, in double quotes if they suffice."""
     if shlex.quote(argument) == argument:
         return argument

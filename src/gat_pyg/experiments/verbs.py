@@ -12,6 +12,7 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any, get_args, get_type_hints
 
 # The verbs ----------------------------------------------------------------------------------------------------------
@@ -48,6 +49,18 @@ def export(run: str, file: str, *, seed: int | None = None) -> None:
     print(export(run, file, seed=seed))
 
 
+def best(dataset: str, *, results: str = "outputs/results.jsonl", metric: str | None = None) -> None:
+    """Print the run of a data set that validation prefers, its command, and how sure that is.
+
+    Args:
+        dataset: its name in the results
+        results: the file of results
+        metric: that of the runs to compare; by default that of the newest
+    """
+    report = import_module("gat_pyg.report.best")  # which stands above this file
+    print(report.best(dataset, results, metric))
+
+
 def doctor() -> None:
     """Print versions, devices, kernels, caches and missing extras, and check that a layer is right here."""
     from .doctor import doctor
@@ -82,7 +95,9 @@ def warm(*runs: str, heads: int | None = None, channels: int | None = None) -> N
     print(warm(*runs, heads=heads, channels=channels))
 
 
-VERBS: dict[str, Callable[..., None]] = {verb.__name__: verb for verb in (predict, evaluate, export, doctor, warm)}
+VERBS: dict[str, Callable[..., None]] = {
+    verb.__name__: verb for verb in (predict, evaluate, export, best, doctor, warm)
+}
 TRAIN = "train"  # the verb of a command without one
 
 # The command line ---------------------------------------------------------------------------------------------------

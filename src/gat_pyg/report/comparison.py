@@ -36,7 +36,7 @@ def comparison_table(rows: Rows, name: str) -> Table:
             one = its.get(column)
             if label == base or one is None or first is None:
                 continue
-            test = t_test(one, first)
+            test = t_test(one.scores, first.scores)
             cells.append(
                 (
                     Cell(" ".join(column.heads)),

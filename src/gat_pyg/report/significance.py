@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .attended import EXTRA
-from .runs import Runs
 
 RESAMPLES = 9_999  # of a permutation test; it is exact if there are no more permutations than these
 
@@ -61,22 +60,24 @@ def _welch(x: NDArray[np.float64], y: NDArray[np.float64], axis: int) -> NDArray
     return finite
 
 
-def t_test(first: Runs, second: Runs) -> Significance:
-    """Return the two-sided t-test of the difference of two means.
+Scores: TypeAlias = Mapping[tuple[int, int | None], float]  # by split and seed, as `Runs.scores`
+
+
+def t_test(x: Scores, y: Scores) -> Significance:
+    """Return the two-sided t-test of the difference of the means of two groups of runs.
 
     It is paired by split and seed if the runs share at least two, over these alone; else it is Welch's.
 
     Raises:
         ImportError: if SciPy is missing.
     """
-    x, y = first.scores, second.scores
     pairs = sorted(x.keys() & y.keys())
     if len(pairs) > 1:
         splits, seeds = map(set, zip(*pairs, strict=True))
         kind = "seeds" if len(splits) == 1 else "splits" if seeds == {None} else "splits and seeds"
         name, samples = f"paired, {len(pairs)} {kind}", [np.array([x[pair] - y[pair] for pair in pairs])]
     elif min(len(x), len(y)) > 1:
-        name, samples = f"Welch, {len(x)} and {len(y)} runs", [np.array(first.values), np.array(second.values)]
+        name, samples = f"Welch, {len(x)} and {len(y)} runs", [np.array([*x.values()]), np.array([*y.values()])]
     else:
         return Significance(math.nan, "needs two runs of both")
     if not all(np.isfinite(sample).all() for sample in samples):

@@ -1,0 +1,76 @@
+"""The run that validation prefers, and the command that trains with its settings."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+import gat_pyg
+from gat_pyg.experiments.command import translated
+from gat_pyg.experiments.conf import VERSION_BASE, config_folder
+from gat_pyg.experiments.folder import Job
+from gat_pyg.experiments.reproduce import command_of
+from gat_pyg.experiments.result import Result, append
+from gat_pyg.experiments.settings import Settings
+
+
+def write(path: Path, method: str, metric: str, scores: dict[int, tuple[float, float]], **others: str) -> None:
+    """Lines with (validation, test) scores by seed."""
+    for seed, (val, test) in scores.items():
+        times = {"timestamp": f"2026-01-0{1 + seed}T00:00:00+00:00", "run_dir": f"{path.parent}/{method}/seed-{seed}"}
+        append(
+            Result(method, "lab", metric, test, seed, 9, 8, val, 1.0, 0.1, 9, config_hash=method, **times, **others),
+            path,
+        )
+
+
+def test_the_best_is_that_of_validation_in_the_direction_of_the_metric(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    write(path, "GAT", "rmse", {0: (0.50, 0.9), 1: (0.52, 0.9), 2: (0.51, 0.9)})
+    write(path, "GCN", "rmse", {0: (0.80, 0.1), 1: (0.85, 0.1), 2: (0.79, 0.1)})
+    write(path, "MLP", "rmse", {0: (0.1, 0.1)}, data="another split")
+    best = gat_pyg.best("lab", path)
+    assert (best.runs.method, best.second and best.second.method, best.num_settings) == ("GAT", "GCN", 2)
+    assert best.left_out == 1 and best.difference.name == "paired, 3 seeds" and 0.001 < best.difference.p < 0.01
+    assert best.folder == tmp_path / "GAT" and best.command is None
+    text = str(best)
+    assert "best        GAT, validation RMSE 0.510 ± 0.010 (3 runs), test RMSE 0.900 ± 0.000 (3 runs)" in text
+    assert "next        GCN, validation RMSE 0.813 ± 0.032 (3 runs); p = 0.00" in text and "left out    1 runs" in text
+    write(path, "GCN", "accuracy", {5: (90.0, 80.0)})
+    write(path, "GAT", "accuracy", {5: (91.0, 80.0)})
+    newest = gat_pyg.best("lab", path)
+    assert newest.runs.method == "GAT" and "needs two runs of both: train both with runs=5" in str(newest)
+    assert gat_pyg.best("lab", path, "rmse").runs.method == "GAT"
+    for arguments, message in (
+        (("lob", path), r"has no run on lob\. Known are: lab\."),
+        (("lab", path, "f1"), r"no run on lab with metric=f1, expected accuracy or rmse\."),
+    ):
+        with pytest.raises(ValueError, match=message):
+            gat_pyg.best(*arguments)
+
+
+COMMANDS = (
+    "dataset=cora model=gcn training.lr=0.02",
+    "dataset=file dataset.path=a.npz model=gatv2 model.heads=[4,1] loader=neighbor loader.batch_size=7 metric=macro_f1",
+    "dataset._target_=torch_geometric.datasets.Amazon +dataset.name=Photo scheduler=cosine training.max_epochs=50",
+    "dataset=planted encoding=rwse model.encoder=8 optimizer=adamw 'optimizer.betas=[0.8,0.9]' split.val=9",
+)
+
+
+def test_the_command_of_a_run_gives_its_settings(tmp_path: Path) -> None:
+    def settings_of(words: list[str]) -> Settings:
+        with initialize_config_dir(str(config_folder()), **VERSION_BASE):
+            return Settings.parse(compose("config", translated(words)))
+
+    for number, command in enumerate(COMMANDS):
+        settings = settings_of(shlex.split(command))
+        Job(settings, tmp_path / str(number)).save_settings()
+        again = command_of(tmp_path / str(number), runs=3)
+        assert again is not None, command
+        program, *words = shlex.split(again)
+        assert program == "gat-pyg" and words[-1] == "runs=3"
+        assert settings_of(words).hash == settings.hash and len(words) <= len(command.split()) + 3, again
+    assert command_of(tmp_path / "nowhere") is None
