@@ -114,6 +114,12 @@ def learns(config: DictConfig, task: Task) -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+def test_each_fold_is_an_argument_of_the_data():
+    settings = Settings.parse(composed_for("gat", "smiles", "split.folds=3")).on_split(2)
+    assert settings.dataset.values["fold"] == settings.split.fold == 2
+    settings.dataset.check()
+
+
 # the paper's baselines with a loss of their own, which reads the features or ignores them
 UNENCODED = {"deepwalk", "ica", "lp", "manireg", "planetoid", "random", "semiemb"}
 

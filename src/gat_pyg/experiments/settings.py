@@ -517,7 +517,8 @@ class Settings:
         """Return the settings for one split or fold."""
         numbers: dict[str, Any] = {"split": 0, "fold": 0, self.split_kind: number}
         split, dataset = dataclasses.replace(self.split, **numbers), self.dataset
-        if "folds" in dataset.values:  # an argument of `from_file`
+        if "folds" in dataset.values:  # an argument of `from_file` or `smiles`
+            numbers = {key: value for key, value in numbers.items() if key in dataset.values}
             dataset = Factory("dataset", {**dataset.values, **numbers})
         return self.replace(split=split, dataset=dataset)
 
