@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from gat_pyg.data import tables
-from gat_pyg.data.table_files import node_ids, positions, read_table
+from gat_pyg.data.table_files import read_table
 
 TABLES = {
     "id,a,b\n1,2,x\n2,,y\n": {"id": [1, 2], "a": [2, None], "b": ["x", "y"]},
@@ -22,16 +22,6 @@ def test_tables_are_read_as_they_are_written(tmp_path, text):
         (tmp_path / "nodes.csv").write_text(text, encoding=encoding, newline="")
         table = read_table(tmp_path / "nodes.csv", ["id"])
         assert table.astype(object).where(table.notna(), None).to_dict("list") == TABLES[text]
-
-
-def test_ends_of_edges_are_looked_up_as_they_are_written(tmp_path):
-    (tmp_path / "nodes.csv").write_text("id\nA\n7\nB\n")
-    (tmp_path / "edges.csv").write_text("src,dst\n7,B\n7.0,A77\n")
-    nodes, edges = (read_table(tmp_path / name, ["id"]) for name in ("nodes.csv", "edges.csv"))
-    ids = node_ids(nodes, "id")
-    assert positions(edges, "src", ids, "nodes.csv").tolist() == [1, 1]
-    with pytest.raises(ValueError, match="^edges.csv, row 3: dst 'A77' is not in nodes.csv. Add its row there"):
-        positions(edges, "dst", ids, "nodes.csv")
 
 
 def test_row_numbers_without_a_name_are_no_features(tmp_path):

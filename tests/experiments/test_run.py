@@ -29,6 +29,7 @@ from urllib.error import HTTPError, URLError
 import numpy as np
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 from lightning import LightningModule, Trainer
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
@@ -49,6 +50,8 @@ import gat_pyg.training.stopping
 from gat_pyg import GAT, load, predict
 from gat_pyg.data import digits, from_file, links, planted
 from gat_pyg.experiments.build import task_of
+from gat_pyg.experiments.command import run_name
+from gat_pyg.experiments.conf import VERSION_BASE, config_folder
 from gat_pyg.experiments.folder import Run
 from gat_pyg.experiments.pruning import pruned_by
 from gat_pyg.experiments.result import BASELINES, Result, read
@@ -648,7 +651,7 @@ def test_test_rows_change_no_bit_of_the_weights(command: Command, monkeypatch: p
         assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before), name
 
 
-@pytest.mark.parametrize("kind", ["file", "folder", "links"])
+@pytest.mark.parametrize("kind", ["folder", "links"])  # links of a file
 @pytest.mark.filterwarnings("ignore:mine. keys that are not read")
 def test_hash_includes_the_content_of_files(command: Command, kind: str):
     def write(seed: int) -> None:
@@ -858,24 +861,26 @@ def test_the_jobs_of_a_multirun_and_the_cells_of_a_table_have_the_numbers_of_wha
 KARATE = ("split.val=5", "split.test=10")  # of its 34 nodes; those for training are given
 
 
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [
-        ("", "gat_digits"),
-        ("model=mlp +dataset.k=3", "mlp_digits"),
-        (f"dataset._target_={SETS}.KarateClub {' '.join(KARATE)}", "gat_karateclub"),
-        ("model=mlp model._target_=torch_geometric.nn.GCN", "pyg-gcn_digits"),
-        ("model=mlp model._target_=gat_pyg.baselines.gcn.GCN", "gcn_digits"),
-        ("loader=neighbor", "gat_digits_neighbor"),
-        ("model.mechanism=dot", "gat_digits_dot"),
-        ("~model.mechanism +model.mechanism._target_=gat_pyg.conv.DotProduct", "gat_digits_dotproduct"),
-        ("model.reproduction=true loader=cluster", "gat_digits_cluster_reproduction"),
-        ("model.reproduction=false", "gat_digits"),
-    ],
-)
-def test_folder_is_named_after_method_and_dataset(command: Command, arguments: str, name: str):
-    command(*arguments.split(), "training.max_epochs=1")
-    assert names_of_runs() == [name]
+NAMES = {
+    "": "gat_digits",
+    "model=mlp +dataset.k=3": "mlp_digits",
+    f"dataset._target_={SETS}.KarateClub": "gat_karateclub",
+    "model=mlp model._target_=torch_geometric.nn.GCN": "pyg-gcn_digits",
+    "model=mlp model._target_=gat_pyg.baselines.gcn.GCN": "gcn_digits",
+    "loader=neighbor": "gat_digits_neighbor",
+    "model.mechanism=dot": "gat_digits_dot",
+    "~model.mechanism +model.mechanism._target_=gat_pyg.conv.DotProduct": "gat_digits_dotproduct",
+    "model.reproduction=true loader=cluster": "gat_digits_cluster_reproduction",
+    "model.reproduction=false": "gat_digits",
+}
+
+
+def test_folder_is_named_after_method_and_dataset(command: Command):
+    command("training.max_epochs=1")
+    assert names_of_runs() == [NAMES[""]]
+    with initialize_config_dir(str(config_folder()), **VERSION_BASE):
+        for arguments, name in NAMES.items():
+            assert run_name(compose("config", arguments.split(), return_hydra_config=True)) == name
 
 
 def test_a_replaced_model_does_not_keep_the_methods_name(command: Command):
@@ -1031,7 +1036,6 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
         (["training.cuda_graphs=true", "dataset=planted"], r"cuda_graphs is true, but planted has many graphs\."),
         (["ckpt_path=x.ckpt"], r"There is no checkpoint x\.ckpt\."),
         (["ckpt_path=last"], r"There is no run with these settings in outputs\."),
-        (["dataset=file", "dataset.path=x.npz"], r"x\.npz does not exist\."),
         (
             ["dataset._target_=torch_geometric.datasets.KarateClub", "+dataset.transform=OneHotDegree"],
             r"dataset\.transform is 'OneHotDegree', .*: \+dataset\.transform\._target_=torch_geometric\.transforms\.",
