@@ -121,7 +121,7 @@ def test_matrices_of_matlab_and_scipy(tmp_path: Path):
     values = matlab()
     scipy.io.savemat(tmp_path / "campus.mat", values)
     labels = from_networkx(tmp_path / "campus.mat", "group", ignore=[*FACEBOOK, "names"])
-    assert labels.class_names == ("group.0", "group.1", "group.2") and labels.num_features == 5
+    assert labels.class_names == ("group.0", "group.1", "group.2") and labels.num_features == 7
     assert torch.equal(labels.train[0].y, torch.from_numpy(values["group"].toarray()).float())
     assert "campus.mat also holds other (3 x 2), without a row for each node" in " ".join(labels.notes)
     data = labels.train[0]

@@ -3,6 +3,7 @@
 import csv
 import datetime
 import json
+import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,12 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 COLUMNS = {"id": "account", "target": "fraud", "column": "part", "src": "from_account", "dst": "to_account"}
 
 
-def by_hand(path: Path) -> tuple[Tensor, Tensor, Tensor]:
+def by_hand(nodes: Path, edges: Path) -> tuple[Tensor, Tensor, Tensor]:
     """The features, labels and training rows of `accounts` in a file, by loops in float64."""
-    with path.open() as file:
+    with nodes.open() as file:
         rows = list(csv.DictReader(file))
+    with edges.open() as file:
+        ends = [(row["from_account"], row["to_account"]) for row in csv.DictReader(file)]
     train = [row["part"] == "train" and row["fraud"] != "" for row in rows]
     of_train = [row for row, is_train in zip(rows, train, strict=True) if is_train]
     amounts = [float(row["amount"]) for row in of_train if row["amount"]]
@@ -69,8 +72,10 @@ def by_hand(path: Path) -> tuple[Tensor, Tensor, Tensor]:
     order = sorted(set(cities), key=lambda city: (-cities.count(city), city))
     day = {row["opened"]: (datetime.date.fromisoformat(row["opened"]) - datetime.date(1970, 1, 1)).days for row in rows}
     days = [day[row["opened"]] for row in of_train]
+    degrees = [[math.log1p(sum(pair[k] == row["account"] for pair in ends)) for row in rows] for k in (0, 1)]
+    of_degrees = [[degree for degree, is_train in zip(each, train, strict=True) if is_train] for each in degrees]
     x = []
-    for row in rows:
+    for number, row in enumerate(rows):
         amount = float(row["amount"]) if row["amount"] else statistics.median(amounts)
         x.append(
             [
@@ -78,6 +83,10 @@ def by_hand(path: Path) -> tuple[Tensor, Tensor, Tensor]:
                 float(not row["amount"]),
                 *(float(row["city"] == city) for city in order),
                 (day[row["opened"]] - statistics.fmean(days)) / statistics.pstdev(days),
+                *(
+                    (each[number] - statistics.fmean(of)) / statistics.pstdev(of)
+                    for each, of in zip(degrees, of_degrees, strict=True)
+                ),
             ]
         )
     y = [["no", "yes", ""].index(row["fraud"]) for row in rows]
@@ -91,7 +100,7 @@ def stored(task: Task) -> Preparation:
 
 def test_features_are_those_of_plain_python_fitted_on_the_training_rows(files: tuple[Path, Path]):
     task = tables(*files, **COLUMNS)
-    x, y, train = by_hand(files[0])
+    x, y, train = by_hand(*files)
     data = task.train[0]
     torch.testing.assert_close(data.x, x)
     assert torch.equal(data.y, y) and torch.equal(data.train_mask, train)
@@ -285,9 +294,8 @@ def test_several_targets_are_labels_or_quantities():
     labels = tables(nodes, edges, ["a", "b"], val=1, test=1)
     assert type(labels.objective).__name__ == "NodeMultiLabels" and labels.class_names == ("a", "b")
     quantities = tables(nodes, edges, ["a", "c"], val=1, test=1)
-    assert (
-        type(quantities.objective).__name__ == "NodeTargets" and quantities.num_features == 2
-    )  # b, and where it lacks
+    assert type(quantities.objective).__name__ == "NodeTargets"
+    assert quantities.num_features == 4  # b, where it lacks, and the numbers of edges
     assert type(tables(nodes, edges, "c", task="node_regression", val=1, test=1).objective).__name__ == "NodeTargets"
     assert "choose task=node_regression" in Targets.fit(pd.DataFrame({"c": range(30)}), ["c"]).note(
         torch.arange(30), "node"

@@ -492,8 +492,8 @@ def test_the_hash_covers_what_differs_from_the_defaults(monkeypatch: pytest.Monk
         hashes = {hash_of("training.max_epochs=2", other) for other in others}
         assert len({two, *hashes}) == 1 + len(others)
     flat = flattened(settings.to_dict())
-    defaults = hashing._defaults() | {"training.new": 3, "split.new": None}
-    monkeypatch.setattr(hashing, "_defaults", lambda: defaults)
+    defaults = hashing.defaults() | {"training.new": 3, "split.new": None}
+    monkeypatch.setattr(hashing, "defaults", lambda: defaults)
     with_new = flat | {"training.new": 3, "split.new": None}
     assert config_hash(hashing.hashed(with_new)) == settings.hash  # as before the settings were added
     assert config_hash(hashing.hashed(with_new | {"training.new": 4})) != settings.hash

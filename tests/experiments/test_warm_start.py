@@ -50,7 +50,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(gat_pyg.kernels.device.REASONS, "cpu", "the kernels are not the subject")
 
 
-NETWORK = ["model.hidden_channels=[4]", "model.heads=[2,1]", "model.num_layers=null"]
+NETWORK = ["model.hidden_channels=[4]", "model.heads=[2,1]", "model.num_layers=null", "model.norm=null"]
 STILL = ["training.lr=0", "training.weight_decay=0"]  # the weights stay those at the start
 
 

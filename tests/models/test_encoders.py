@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gat_pyg.models import GAT
-from gat_pyg.models.encoders import Encoded, Encoder, num_categories
+from gat_pyg.models.encoders import Encoded, Encoder, columns_of, num_categories
 from tests.graphs import RANDOM
 from tests.laws import assert_close
 
@@ -50,14 +50,23 @@ def test_categories_are_counted_over_all_graphs() -> None:
         num_categories([torch.empty(0, 2)])
 
 
-def test_a_count_is_no_category() -> None:
-    ids, few, counts = torch.arange(3000), torch.arange(3000) % 3, torch.arange(3000) * 11
-    assert num_categories([torch.stack([ids, few], 1)]) == [3000, 3]
+def test_a_count_is_a_quantity_which_is_standardised() -> None:
+    ids, few, counts = torch.arange(3000), torch.arange(3000) % 3, torch.arange(3000) % 101
+    assert num_categories([ids[:, None]]) == [3000]  # of nodes
+    assert num_categories([torch.stack([ids, few, counts, 11 * few], 1)]) == [0, 3, 0, 23]
     assert num_categories([torch.tensor([[999, 1], [7, 0]])]) == [1000, 2]  # as an atomic number, of few atoms
-    message = "column 1 of edge_attr holds 3,000 different whole numbers up to 32,989, .* give their logarithm"
-    for columns in (torch.stack([few, counts], 1), torch.stack([few, counts], 1).double()):
-        with pytest.raises(ValueError, match=message):
-            num_categories(columns.split(1000), "edge_attr")
+    assert num_categories([torch.tensor([[1000], [7]])]) == [0]
+    x = torch.stack([1000 * torch.randn(50) + 7, few[:50], torch.full((50,), 0.5)], 1)
+    columns = columns_of([x, x[:3]], [x[:9], x[20:]])
+    rows = torch.cat([x[:9], x[20:]])[:, 0].double()
+    mean, std = rows.mean().item(), rows.std(correction=0).item()
+    assert columns == [pytest.approx([mean, std], rel=1e-6), 3, [0.5, 1.0]]
+    encoder, plain = Encoder(columns, 4), Encoder([0, 3, 0], 4)
+    plain.load_state_dict(encoder.state_dict())
+    scaled = torch.stack([(x[:, 0] - mean) / std, x[:, 1], x[:, 2] - 0.5], 1)
+    assert_close(encoder(x), plain(scaled))
+    with pytest.raises(ValueError, match="or for a continuous column 0, or its mean and standard deviation"):
+        Encoder([[1.0, 0.0]], 4)
 
 
 def test_a_model_on_encoded_features_is_the_model_on_them() -> None:

@@ -16,6 +16,7 @@ from torch_geometric.data.data import BaseData
 from ..tasks.checks import check_graph
 from ..tasks.metrics import LINKS, TASKS
 from ..tasks.objective import MASKS, SPLITS
+from ..tasks.preparation import UNDIRECTED
 from ..tasks.task import Task
 from .batched_graphs import graphs_of
 from .detection import graph_names, labelled, objective_class, plain, tidy, warn_if_rounded
@@ -48,6 +49,7 @@ def from_file(
     fold: int = 0,
     task: str | None = None,
     disjoint: float = 0.0,
+    undirected: bool = False,
 ) -> Task:
     """Read a graph, or several, from a `.pt` file (torch.save), a `.npz` file (numpy.savez) or a folder (numpy.save).
 
@@ -56,7 +58,8 @@ def from_file(
     holds one `.npy` file per array, such as `x.npy`. The keys are `x` [N, F], `edge_index` [2, E], `y` [N] or [N, K],
     and optionally `edge_attr` [E] or [E, D] and `train_mask`, `val_mask`, `test_mask` [N]; for labels of edges
     `edge_label`, `edge_label_index` and `edge_label_attr`. A warning lists other keys with numbers, which are not read.
-    Splits and the other arguments are as in `from_dataset`.
+    Splits and the other arguments are as in `from_dataset`. With `undirected`, messages pass over each edge in both
+    directions: edges between the same nodes are one, with the mean of their features. Later data are prepared likewise.
 
     Arrays with `batch` [N], the graph of each node, or `ptr` [G + 1] are those of G graphs, as in a `Batch` of PyG:
     edges hold node ids of all graphs, `y` has a row for each graph, node or edge, and the masks [G] are of graphs
@@ -84,6 +87,13 @@ def from_file(
         options: dict[str, Any] = {"task": task, "disjoint": disjoint}
         result = from_dataset(graphs, path.stem, per_class, val, test, seed, split, folds, fold, **options)
         check_classes(result)
+        if undirected and result.objective.has_pairs:
+            raise ValueError(
+                f"{path.stem}: undirected=True is for labels of nodes and graphs, not of {result.objective.item}s. "
+                "Leave it out, and save each edge in both directions."
+            )
+        if undirected:
+            result = result.transformed({**UNDIRECTED, "reduce": "mean"})
         return result.read_from({"_target_": "gat_pyg.data.from_file", "path": str(path)})
     except ValueError as error:
         raise ValueError(f"{path}{str(error).removeprefix(path.stem)}") from error

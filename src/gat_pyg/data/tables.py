@@ -37,6 +37,9 @@ ENDS = (  # and of the ends of edges, alone or with other words, as in from_acco
 LEARNT = "nodes that the run learnt embeddings of"
 
 
+DEGREES = ("edges from it", "edges to it")  # columns of nodes that are counted
+
+
 class Tables(NamedTuple):
     """A graph in tables."""
 
@@ -142,6 +145,7 @@ def tables(
     targets, ignore, categories = (_names(names, of.nodes) for names in (target, ignore, categories))
     undirected = undirected or "both" in source
     item, goal = _item(of, targets, task)
+    of = _with_degrees(of) if item == "node" else of
     name = name or name_of_file(source["nodes"] or source["edges"] or "tables")
     _check_columns([of.nodes, of.edges], [*ignore, *categories])
     data, frame = Data(), of.edges if item == "link" else of.of(item)
@@ -240,6 +244,7 @@ def rows_of(source: Mapping[str, Any], data: Any = None) -> tuple[Data, dict[str
                 raise ValueError(f"The {key}s of the run were a frame, which it does not keep. Give their table too.")
             tables[key] = source[f"{key}s"]
     of = _read(tables.get("node"), tables["edge"], source)
+    of = _with_degrees(of) if {*DEGREES} & {*source["columns"].get("node", ())} else of
     graph, target = _graph(of, source, *_features(of, source)), source.get("target")
     names = [source["src"], source["dst"]]
     if target is None:
@@ -398,6 +403,13 @@ def _frame(table: Any, name: str, ids: Collection[str]) -> Any:
     return frame
 
 
+def _with_degrees(of: Tables) -> Tables:
+    """Return the tables with the logarithms of the numbers of edges from and to each node: attention cannot count."""
+    N = len(of.nodes)
+    counts = {name: np.bincount(ends, minlength=N) for name, ends in zip(DEGREES, of.edge_index.numpy(), strict=True)}
+    return of._replace(nodes=of.nodes.assign(**{name: np.log1p(count) for name, count in counts.items()}))
+
+
 def _choose_ends(edges: Any, source: dict[str, Any]) -> None:
     """Write the names of the columns of an edge's ends into `source`, unless they are there."""
     names = {name.lower().removesuffix("_id"): name for name in edges.columns}
@@ -448,8 +460,11 @@ def _fit(
         if like is not None:
             features = Features(like["columns"][item], features.left_out)
         source["columns"][item] = features.columns
-        rest = f"; left out: {', '.join(features.left_out)}" if features.left_out else ""
-        used = f"{len(features.columns)} of {len(names)} columns of {file_of(frame)}"
+        others = [name for name in features.left_out if not name.startswith(DEGREES)]
+        rest = f"; left out: {', '.join(others)}" if others else ""
+        counted = [name for name in DEGREES if name in features.columns]
+        used = f"{len(features.columns) - len(counted)} of {len(set(names) - {*DEGREES})} columns of {file_of(frame)}"
+        used += ", and the numbers of edges from and to each," * bool(counted)
         notes.append(f"{used} are {features.size} features of {item}s{rest}")
     return notes
 

@@ -28,7 +28,7 @@ from ..distributed.halo import layers_of
 from ..distributed.ranks import rank_zero_print
 from ..graph.layers import graph_norms
 from ..graph.partition import WITH_METIS, edge_cut
-from ..models.encoders import num_categories, num_unknown
+from ..models.encoders import Column, columns_of, num_categories, num_unknown
 from ..models.gat import GAT
 from ..seeds.fitting import seeded
 from ..tasks.metrics import LINKS
@@ -86,10 +86,21 @@ def with_loss(task: Task, settings: Settings) -> Task:
 
 
 def read_task(settings: Settings) -> Task:
+    """Read the data of the settings `dataset`, and apply the settings `encoding` and `metric`."""
+    if (task := READ.get(data_key(settings))) is not None:
+        return task
+    return prepared(read_data(settings)[0], settings)
+
+
+READ: dict[str, Task] = {}  # the task that `suited` has read last, by its `data_key`
+
+
+def read_data(settings: Settings, in_shares: bool = False) -> tuple[Task, Settings]:
     """Read the data of the settings `dataset`: of this package's task, or any PyG data set by its `_target_`.
 
     A class with an argument `split="train"` is instantiated once for each split. `root` is by default the folder with
-    the class's name in `data_root`.
+    the class's name in `data_root`. Returns the settings too: with `in_shares`, the sizes of the splits are shares if
+    those of the settings do not fit.
     """
     dataset, target = settings.dataset, settings.dataset.locate()
     if settings.content is not None and (now := settings.content_now()) not in (None, settings.content):
@@ -101,7 +112,8 @@ def read_task(settings: Settings) -> Task:
     parameters = inspect.signature(target).parameters
     if inspect.isclass(target) and "root" in parameters and dataset.get("root") is None:
         others["root"] = str(data_root(settings.data_root) / target.__name__)
-    if "task" in parameters:
+    reads_task = "task" in parameters and str(dataset.target).startswith("gat_pyg.")
+    if reads_task:
         others["task"] = settings.task
     earlier = Earlier.of(settings)
     if earlier is not None and "like" in parameters:
@@ -113,8 +125,6 @@ def read_task(settings: Settings) -> Task:
                 f"dataset.{key} is {transform!r}, expected a class with its arguments: +dataset.{key}._target_={name}, "
                 f"and each argument as in +dataset.{key}.max_degree=10."
             )
-    both = [dataset.get(key) for key in ("pre_transform", "transform")]  # in the order in which PyG applies them
-    transforms = [transform for transform in both if isinstance(transform, dict)]
     try:
         if "split" in parameters and parameters["split"].default == "train" and dataset.get("split") is None:
             result: Any = [dataset(split=split, **others) for split in ("train", "val", "test")]
@@ -126,23 +136,43 @@ def read_task(settings: Settings) -> Task:
             raise
         folder = Path(others.get("root") or data_root(dataset.get("root")))
         raise not_downloaded(f"{dataset_name(dataset.values)} was", folder, cause) from error
-    if isinstance(result, Task):
-        if settings.task is not None and "task" not in parameters:
-            raise ValueError(
-                f"task={settings.task}, but {result.name} is a task already: it predicts {result.objective.predicts}. "
-                "Leave out task."
-            )
-        task = result
-    else:
-        name, split = dataset_name(dataset.values), dataclasses.asdict(settings.split)
-        del split["column"], split["time"], split["scaffold"]  # of tables
-        if isinstance(folds := settings.split.folds, str) and not Path(folds).expanduser().exists():
-            split["folds"] = data_root(settings.data_root) / folds
-        if settings.task == LINKS and (settings.split.val, settings.split.test) == (VAL, TEST):
-            split["val"] = split["test"] = None  # these defaults are numbers of nodes
-        task = from_dataset(result, name, **split, transforms=transforms, task=settings.task)
-        if not hasattr(result, "get_idx_split"):  # a benchmark keeps its own split
-            check_classes(task)
+    if not isinstance(result, Task):
+        try:
+            return _converted(result, settings), settings
+        except ValueError:
+            if not in_shares:
+                raise
+            settings = settings.updated(SHARES)
+            return _converted(result, settings), settings
+    if settings.task is not None and not reads_task:
+        raise ValueError(
+            f"task={settings.task}, but {result.name} is a task already: it predicts {result.objective.predicts}. "
+            "Leave out task."
+        )
+    return result, settings
+
+
+SHARES: dict[str, None] = dict.fromkeys(("split.per_class", "split.val", "split.test"))
+
+
+def _converted(dataset: Any, settings: Settings) -> Task:
+    """Return the task of a data set of PyG."""
+    keys = ("pre_transform", "transform")  # in the order in which PyG applies them
+    transforms = [transform for key in keys if isinstance(transform := settings.dataset.get(key), dict)]
+    name, split = dataset_name(settings.dataset.values), dataclasses.asdict(settings.split)
+    del split["column"], split["time"], split["scaffold"]  # of tables and molecules
+    if isinstance(folds := settings.split.folds, str) and not Path(folds).expanduser().exists():
+        split["folds"] = data_root(settings.data_root) / folds
+    if settings.task == LINKS and (settings.split.val, settings.split.test) == (VAL, TEST):
+        split["val"] = split["test"] = None  # these defaults are numbers of nodes
+    task = from_dataset(dataset, name, **split, transforms=transforms, task=settings.task)
+    if not hasattr(dataset, "get_idx_split"):  # a benchmark keeps its own split
+        check_classes(task)
+    return task
+
+
+def prepared(task: Task, settings: Settings) -> Task:
+    """Return a task of `read_data` with the encoding and the metric of the settings."""
     if settings.model.get("encoder") is not None and task.has_many_graphs:
         warn_of_unknown_categories(task)
     if settings.split.split not in (0, "all") and task.num_splits < 2:
@@ -152,6 +182,7 @@ def read_task(settings: Settings) -> Task:
     if settings.encoding.target is not None:
         task = encoded(task, settings.encoding.values, settings.data_root)
     task = task if settings.metric is None else task.scored_by(settings.metric)
+    earlier = Earlier.of(settings)
     return task if earlier is None else earlier.applied(task)
 
 
@@ -160,7 +191,7 @@ def warn_of_unknown_categories(task: Task) -> None:
     for split in SPLITS[1:]:
         texts = []
         for key in ("x", "edge_attr") if task.edge_dim is not None else ("x",):
-            categories = num_categories((data[key] for data in task.train), key)
+            categories = num_categories(data[key] for data in task.train)
             unknown = num_unknown((data[key] for data in task.graphs(split)), categories)
             texts += [f"column {column} of {key} has {count}" for column, count in unknown.items()]
         if texts:
@@ -245,11 +276,9 @@ def build_model(factory: ModelFactory, task: Task, earlier: Earlier | None = Non
         arguments |= {key: values[:-1] for key, values in with_output_layer(factory).items()}
     if encoder is not None:
         arguments = {"model": {"_target_": target, **arguments}, "channels": encoder}
-        categories = num_categories(task.features(data) for data in task.train)
-        arguments["categories"] = [*categories, *[0] * task.num_encodings]  # which are continuous
+        arguments["categories"] = [*_node_columns(task), *[0] * task.num_encodings]  # which are standardised
         if "edge_dim" in sizes:
-            features = (cast(Tensor, data.edge_attr) for data in task.train)
-            arguments["edge_categories"] = num_categories(features, "edge_attr")
+            arguments["edge_categories"] = columns_of([cast(Tensor, data.edge_attr) for data in task.train])
         target = "gat_pyg.models.Encoded"
     if readout is not None:  # the model returns a row for each node
         arguments = {"model": {"_target_": target, **arguments}, **pooling}
@@ -271,6 +300,14 @@ def build_model(factory: ModelFactory, task: Task, earlier: Earlier | None = Non
             norm.allow_single_element = True  # a batch of graphs may be a single atom, which torch refuses in training
     check_dtypes(model)
     return Built(model, target, arguments)
+
+
+def _node_columns(task: Task) -> list[Column]:
+    """Return the argument `categories` of the encoder of nodes; means are of training nodes, if these have labels."""
+    features = [task.features(data) for data in task.train]
+    graph = task.shared_graph
+    of_nodes = graph is not None and task.objective.item == "node"
+    return columns_of(features, [features[0][graph.train_mask]] if of_nodes and graph is not None else None)
 
 
 def _needs_embeddings(factory: ModelFactory) -> bool:
@@ -309,7 +346,7 @@ def _decoder(factory: ModelFactory, task: Task, encoder: int | None) -> dict[str
         if features and "edge_dim" not in options and encoder is None:
             options["edge_dim"] = features[0].size(1)
         elif features and "edge_dim" not in options:
-            options["edge_categories"] = num_categories(features, "edge_label_attr")
+            options["edge_categories"] = columns_of(features)
     return {"channels": WIDTH, "out_channels": K, **options}
 
 

@@ -31,25 +31,29 @@ FULL_ERROR = "GAT_PYG_FULL_ERROR"  # saves the user's HYDRA_FULL_ERROR, which th
 # Overrides ----------------------------------------------------------------------------------------------------------
 
 REPLACES = ("dataset._target_", "dataset.name", "model._target_")
+OWN = ("dataset=file", "dataset=tables", "dataset=smiles")  # data without settings of their own
 
 
 def without_recipes(arguments: Sequence[str]) -> list[str]:
-    """Remove the recipes of a model or a data set whose class is replaced by an override.
+    """Remove the recipes of a model or a data set whose class is replaced by an override, or that are the user's own.
 
     Hydra selects a model's recipe by the model's name, and `recipe/on` and `recipe/family` by the names of the model
     and of the data set or its family. An override such as `dataset._target_` changes no name. The model's `method` and
-    `form` are removed for the same reason.
+    `form` are removed for the same reason. On one's own data, all methods have the settings that suit these (`suited`),
+    not those of the papers' data.
 
-    >>> without_recipes(["model=gat", "dataset._target_=torch_geometric.datasets.KarateClub"])
-    ['model=gat', '~recipe/family', '~recipe/on', 'dataset._target_=torch_geometric.datasets.KarateClub']
+    >>> without_recipes(["model=gcn", "dataset=file"])
+    ['model=gcn', '~recipe/family', '~recipe/on', '~recipe', 'dataset=file']
     """
     keys = [argument.lstrip("+~").partition("=")[0] for argument in arguments]
-    first = next((index for index, key in enumerate(keys) if key in REPLACES), None)
-    if first is None:
+    replaced = [index for index, key in enumerate(keys) if key in REPLACES or arguments[index] in OWN]
+    if not replaced:
         return list(arguments)
-    removals = [f"~{recipe}" for recipe in ("recipe/family", "recipe/on") if recipe not in keys]
+    first = replaced[0]
+    has_recipe = keys[first] == "dataset.name"  # of another data set of a class with settings
+    recipes = ["recipe/family", "recipe/on", *["recipe"] * (len(replaced) > 1 or not has_recipe)]
+    removals = [f"~{recipe}" for recipe in recipes if recipe not in keys]
     if "model._target_" in keys:
-        removals += [] if "recipe" in keys else ["~recipe"]
         removals += [f"++model.{label}=null" for label in ("method", "form") if f"model.{label}" not in keys]
     return [*arguments[:first], *removals, *arguments[first:]]
 

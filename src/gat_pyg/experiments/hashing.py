@@ -70,7 +70,8 @@ def learnt(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @functools.cache
-def _defaults() -> dict[str, Any]:
+def defaults() -> dict[str, Any]:
+    """Return the settings in `conf/config.yaml`."""
     return flattened(OmegaConf.to_container(OmegaConf.load(config_folder() / "config.yaml")))
 
 
@@ -79,8 +80,8 @@ def hashed(flat: Mapping[str, Any]) -> dict[str, Any]:
 
     Arguments of classes and functions have no default there, so all of them are hashed.
     """
-    defaults = _defaults()
-    return {name: value for name, value in learnt(flat).items() if name not in defaults or value != defaults[name]}
+    before = defaults()
+    return {name: value for name, value in learnt(flat).items() if name not in before or value != before[name]}
 
 
 def config_hash(values: Mapping[str, Any]) -> str:

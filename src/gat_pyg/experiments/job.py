@@ -45,6 +45,7 @@ from .pruning import PrunedError, Pruner
 from .published import as_published
 from .settings import INTERNAL, Settings
 from .shared import seed_processes
+from .suited import suited
 from .table import table
 from .together import all_at_once, grouped, stack_key
 from .unused import check_effects
@@ -83,7 +84,7 @@ def request(config: DictConfig) -> Request:
             raise ValueError("--multirun runs in a single process. Start runs of several processes without -m.")
         check_gpus(settings.trainer)
         settings.check_results()
-        settings = with_earlier_model(settings)
+        settings = with_earlier_model(suited(settings, invocation.overrides))
     except Exception:
         invocation.drop_folder()
         raise
@@ -197,7 +198,9 @@ def _train_group(jobs: Sequence[Job], data: Task) -> dict[Path, float | Exceptio
     }
     jobs = [job for job in jobs if job.folder not in scores]
     if jobs and jobs[0].settings.cell is None:
-        for text in (*data.notes, split_line(data, jobs[0].settings.split)):
+        alone = len(jobs) == jobs[0].settings.runs == 1  # the summary has them
+        chosen = "" if alone else " ".join(jobs[0].settings.suited)
+        for text in (*data.notes, split_line(data, jobs[0].settings.split), chosen and f"{data.name}: suited {chosen}"):
             if text:
                 rank_zero_print(text)
         if text := rare_line(with_loss(data, jobs[0].settings)):

@@ -33,6 +33,7 @@ def summary(result: Result, task: Task, settings: Settings, paper: bool = False)
     lines = {
         "data set": f"{result.dataset}: {sizes(task)}",
         "model": f"{result.method}, {result.parameters:,} parameters, seed {result.seed}",
+        "suited": " ".join(settings.suited),
         "epochs": epochs(result, settings),
         "validation": metric.text(result.val),
         "test": f"{metric.text(result.value)}{_beside(result, paper=paper)}",

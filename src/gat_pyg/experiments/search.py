@@ -31,6 +31,7 @@ from .hashing import config_hash
 from .job import DivergedError
 from .pruning import PrunedError, pruned_by
 from .settings import Factory, Settings
+from .suited import suited
 from .sweep import BestSettings, Setting
 
 TRIALS = "trials.log"  # in the folder of a study: all changes of its trials, one in a line
@@ -97,7 +98,7 @@ class Search:
         example = loader.load_sweep_config(config, [*fixed, *_overrides(lowest, space)])
         with open_dict(example):
             del example["hydra"]
-        settings = Settings.parse(example)
+        settings = suited(Settings.parse(example), fixed)
         others = {
             "data": settings.data_hash,
             "seed": settings.seed,

@@ -365,6 +365,7 @@ class Settings:
     start: Annotated[str | None, text("null or a hash", None)] = None  # of the content of `from`
     cell: Annotated[str | None, text("null or a name in methods", None)] = None  # the method, in a cell of a table
     passed: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)  # names on the command line
+    suited: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # NAME=VALUE of those chosen by the data
 
     @classmethod
     def parse(cls, config: DictConfig) -> Settings:
@@ -531,6 +532,14 @@ class Settings:
         """Return a copy with some settings replaced."""
         return dataclasses.replace(self, **changes)
 
+    def updated(self, values: Mapping[str, Any]) -> Settings:
+        """Return a copy with other values of settings, by their dotted names, checked again."""
+        plain = self.to_dict()
+        for name, value in values.items():
+            group, _, key = name.rpartition(".")
+            (plain[group] if group else plain)[key] = value
+        return Settings.parse(OmegaConf.create(plain)).replace(passed=self.passed, suited=self.suited)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, as in a run's `config.yaml`, from which `parse` builds the same settings."""
         values: dict[str, Any] = {}
@@ -538,7 +547,7 @@ class Settings:
             if name == "loader":  # only the settings of the chosen loader
                 present = {key: inner for key, inner in dataclasses.asdict(value).items() if inner is not None}
                 values[name] = present if value.is_drawn else {"num_neighbors": None}
-            elif name == "passed" or (name in INTERNAL and value is None):
+            elif name in ("passed", "suited") or (name in INTERNAL and value is None):
                 continue
             elif name in FACTORIES:
                 values[name] = copy.deepcopy(dict(value.values))

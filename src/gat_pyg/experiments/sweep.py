@@ -13,9 +13,10 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 
 from ..tasks.metrics import metric_named
-from .command import ADDED, names_of
+from .command import ADDED, names_of, without_recipes
 from .result import Result, read
 from .settings import Settings
+from .suited import suited
 
 SHOWN = 5  # settings in the message
 COMPARED = 3  # at least, by the command with other seeds
@@ -42,7 +43,10 @@ class Setting(NamedTuple):
         settings, hydra = Settings.parse(config), hydra_config.hydra
         if settings.is_table:
             return None
-        overrides = [_as_typed(text) for text in hydra.overrides.task]
+        settings = suited(settings, hydra.overrides.task)
+        overrides = [_as_typed(text) for text in hydra.overrides.task if not text.startswith("~recipe")]
+        if without_recipes(overrides) == overrides:  # the user removed the recipes
+            overrides = [_as_typed(text) for text in hydra.overrides.task]
         choices = hydra.runtime.choices
         return cls(
             overrides, choices.model, choices.dataset, settings.hash, settings.data_hash, str(Path(settings.results))

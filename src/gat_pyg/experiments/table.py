@@ -38,6 +38,7 @@ from .messages import summary_of_splits
 from .process import check_gpus
 from .result import CONFIG, ERRICA, Result
 from .settings import ModelFactory, Settings, differences
+from .suited import suited
 from .together import grouped, stack_key
 
 Train = Callable[[Sequence[Job]], list[float | Exception]]
@@ -231,7 +232,7 @@ def _methods_by_datasets(settings: Settings, invocation: Invocation) -> dict[str
         for model, *changes in _methods(methods, in_file.get("methods") or ()):
             selected = [f"dataset={dataset}", f"model={model}", f"runs={settings.runs}", *changes, *overrides]
             cell = _composed(translated([*selected, "ckpt_path=last"]))
-            cell = cell.replace(cell=model, protocol=settings.protocol)
+            cell = suited(cell.replace(cell=model, protocol=settings.protocol), selected)
             if len(datasets) == 1:  # a setting for one of several data sets may have no effect on the others
                 cell = cell.replace(passed=names_of([*changes, *overrides]))
             values = [setting.rpartition("=")[2] for setting in changes if not setting.startswith("runs=")]

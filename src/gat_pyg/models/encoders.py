@@ -12,7 +12,10 @@ from torch import Tensor, nn
 from ..tasks.model import members
 from .wrapper import Wrapper
 
-MANY = 1000  # categories above which a tenth of them have to occur
+MANY = 100  # different values of categories; a column with more of them has quantities
+LARGEST = 1000  # number of a category
+SAMPLE = 100_000  # evenly spaced rows from which means are computed
+Column = int | Sequence[float]
 
 
 class Encoder(nn.Module):
@@ -21,17 +24,18 @@ class Encoder(nn.Module):
     .. math::
         h_i = \sum_{c \text{ categorical}} \mathbf{E}^c_{x_{ic}} + \mathbf{W} x_i^{\text{continuous}} + \mathbf{b}
 
-    With categories alone this is the convention of the Open Graph Benchmark's `AtomEncoder` and `BondEncoder`. A value
-    that is no known category adds nothing. The ids of nodes as a single column, with N categories, are learnt
-    embeddings of the nodes, for a graph without features.
+    A continuous column may have a mean and a standard deviation, by which it is standardised:
+    :math:`(x_{ic} - \mu_c) / \sigma_c` replaces :math:`x_{ic}`. With categories alone this is the convention of the
+    Open Graph Benchmark's `AtomEncoder` and `BondEncoder`. A value that is no known category adds nothing. The ids of
+    nodes as a single column, with N categories, are learnt embeddings of the nodes, for a graph without features.
 
     Args:
-        categories: for each column of x the number of its categories, whose values are 0, 1, ...; 0 for a continuous
-            column. `num_categories` counts them.
+        categories: for each column of x the number of its categories, whose values are 0, 1, ...; for a continuous
+            column its mean and standard deviation, or 0 to leave it as it is. `columns_of` computes them.
         out_channels: C, the width of the result.
 
     Raises:
-        ValueError: if there is no column, or a number is negative.
+        ValueError: if there is no column, a number is negative, or a standard deviation is not positive.
 
     Cost: O(N F C) time; nothing of size N x F x C is stored.
 
@@ -45,14 +49,19 @@ class Encoder(nn.Module):
     _first: Tensor
     _discrete: Tensor
     _continuous: Tensor
+    _mean: Tensor
+    _std: Tensor
 
-    def __init__(self, categories: Sequence[int], out_channels: int) -> None:
+    def __init__(self, categories: Sequence[Column], out_channels: int) -> None:
         super().__init__()
-        if not categories or min(categories) < 0:
+        scales = [(0.0, 1.0) if isinstance(column, int) else tuple(column) for column in categories]
+        sizes_of = [column if isinstance(column, int) else 0 for column in categories]
+        if not categories or min(sizes_of) < 0 or not all(len(scale) == 2 and scale[1] > 0 for scale in scales):
             raise ValueError(
-                f"categories is {list(categories)}, expected for each column the number of its categories, or 0 for a "
-                "continuous column."
+                f"categories is {list(categories)}, expected for each column the number of its categories, or for a "
+                "continuous column 0, or its mean and standard deviation."
             )
+        categories = sizes_of
         self.categories, self.out_channels = tuple(categories), out_channels
         sizes = torch.tensor([size for size in categories if size])
         discrete = [column for column, size in enumerate(categories) if size]
@@ -61,6 +70,10 @@ class Encoder(nn.Module):
         self.register_buffer("_first", sizes.cumsum(0) - sizes, persistent=False)  # row of each column's category 0
         self.register_buffer("_discrete", torch.tensor(discrete), persistent=False)
         self.register_buffer("_continuous", torch.tensor(continuous), persistent=False)
+        chosen = [scales[column] for column in continuous]
+        self._standardises = any(scale != (0.0, 1.0) for scale in chosen)
+        for number, key in enumerate(("_mean", "_std")):
+            self.register_buffer(key, torch.tensor([scale[number] for scale in chosen]), persistent=False)
         self.embedding = nn.Parameter(torch.empty(int(sizes.sum()), out_channels)) if discrete else None
         self.lin = nn.Linear(len(continuous), out_channels) if continuous else None
         self.reset_parameters()
@@ -97,25 +110,25 @@ class Encoder(nn.Module):
             else:
                 out = F.embedding_bag(row, self.embedding, mode="sum", per_sample_weights=weights)
         if self.lin is not None:
-            continuous = self.lin(x.index_select(1, self._continuous).to(self.lin.weight.dtype))
+            columns = x.index_select(1, self._continuous).to(self.lin.weight.dtype)
+            continuous = self.lin((columns - self._mean) / self._std if self._standardises else columns)
             out = continuous if out is None else out + continuous
         assert out is not None
         return out
 
 
-def num_categories(values: Iterable[Tensor], name: str = "x") -> list[int]:
+def num_categories(values: Iterable[Tensor]) -> list[int]:
     """Count the categories of each column of the training graphs' features; 0 for a continuous column.
 
-    A column is categorical if all its values are whole numbers, at least 0: of a column of zeros and ones the two
-    embeddings are as general as a linear map.
+    A column is categorical if all its values are whole numbers from 0 to below 1,000, at most 100 different ones: of a
+    column of zeros and ones the two embeddings are as general as a linear map. Larger whole numbers, or more of them,
+    are quantities, such as counts. A single column with all numbers from 0 up to its largest one is categorical: ids.
 
     Args:
         values: the features `[n, F]` of each graph.
-        name: of the features, for errors.
 
     Raises:
-        ValueError: if there is no row, or a column has more than 1,000 categories of which not a tenth occurs: it is a
-            count, or needs other numbers.
+        ValueError: if there is no row.
 
     Example:
         >>> num_categories([torch.tensor([[6.0, 0.5]]), torch.tensor([[8.0, 1.0], [0.0, 2.0]])])
@@ -130,15 +143,38 @@ def num_categories(values: Iterable[Tensor], name: str = "x") -> list[int]:
         largest = most if largest is None else torch.maximum(largest, most)
     if whole is None or largest is None:
         raise ValueError("there is no row of features, so the categories cannot be counted.")
-    categories = [int(most) + 1 if fits else 0 for fits, most in zip(whole.tolist(), largest.tolist(), strict=True)]
-    for column, size in enumerate(categories):
-        if size > MANY and (used := torch.cat([value[:, column] for value in rows]).unique().numel()) * 10 < size:
-            raise ValueError(
-                f"column {column} of {name} holds {used:,} different whole numbers up to {size - 1:,}, and an encoder "
-                f"learns an embedding of each number from 0. If these are quantities, give their logarithm, for "
-                "instance; if they are categories, number them by numpy.unique(column, return_inverse=True)[1]."
-            )
-    return categories
+    sizes = [int(most) + 1 if fits else 0 for fits, most in zip(whole.tolist(), largest.tolist(), strict=True)]
+    for column, size in enumerate(sizes):
+        if size > MANY:
+            used = torch.cat([value[:, column] for value in rows]).unique().numel()
+            are_ids = len(sizes) == 1 and used == size
+            sizes[column] = size if are_ids or (used <= MANY and size <= LARGEST) else 0
+    return sizes
+
+
+def columns_of(values: Sequence[Tensor], known: Sequence[Tensor] | None = None) -> list[Column]:
+    """Return for each column of the training graphs' features its number of categories, or its mean and deviation.
+
+    These are the argument `categories` of `Encoder`. A standard deviation of 0 becomes 1.
+
+    Args:
+        values: the features `[n, F]` of each graph.
+        known: the rows of which means are computed; by default all.
+
+    Example:
+        >>> columns_of([torch.tensor([[6.0, 0.5]]), torch.tensor([[8.0, 1.0], [0.0, 1.5]])])
+        [9, [1.0, 0.40...]]
+    """
+    columns: list[Column] = [*num_categories(values)]
+    continuous = [column for column, size in enumerate(columns) if not size]
+    if continuous:
+        rows = torch.cat([value[:, continuous] for value in known or values])
+        rows = rows[:: max(1, len(rows) // SAMPLE)].double()
+        mean, std = rows.mean(0), rows.std(0, correction=0)
+        scales = torch.stack([mean, std.where(std > 1e-6 * mean.abs(), 1.0)], 1).float().tolist()
+        for column, scale in zip(continuous, scales, strict=True):
+            columns[column] = scale
+    return columns
 
 
 def num_unknown(values: Iterable[Tensor], categories: Sequence[int]) -> dict[int, int]:
@@ -184,8 +220,8 @@ class Encoded(Wrapper):
         self,
         model: nn.Module,
         channels: int,
-        categories: Sequence[int],
-        edge_categories: Sequence[int] | None = None,
+        categories: Sequence[Column],
+        edge_categories: Sequence[Column] | None = None,
     ) -> None:
         super().__init__(model, "It reads the features: leave out the encoder.")
         self.encoder = Encoder(categories, channels)

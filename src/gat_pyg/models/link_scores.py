@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..tasks.model import members
 from .decoders import link_decoder
-from .encoders import Encoder
+from .encoders import Column, Encoder
 from .wrapper import Wrapper
 
 CHUNK = 2**16  # pairs that `inference` decodes at a time
@@ -43,7 +43,7 @@ class LinkScores(Wrapper):
         model: nn.Module,
         channels: int,
         decoder: str = "mlp",
-        edge_categories: Sequence[int] | None = None,
+        edge_categories: Sequence[Column] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(model, "Use another model for links.")

@@ -19,7 +19,7 @@ from torch_geometric.loader import DataLoader
 from .checks import NOTHING_KNOWN, check_graph
 from .node_ids import has_ids
 from .objective import SPLITS, Objective, Split, any_known, are_equal
-from .preparation import Preparation, row_range
+from .preparation import Preparation, build_transform, row_range
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,6 +184,13 @@ class Task:
         """Return the same task with the encoded graphs, by the `id` of each graph: see `gat_pyg.data.encoded`."""
         splits = {split: [graphs[id(data)] for data in self.graphs(split)] for split in SPLITS}
         return self._with(num_features=self.num_features + len(encoding["mean"]), encoding=encoding, **splits)
+
+    def transformed(self, transform: Mapping[str, Any]) -> Task:
+        """Return the same task with transformed edges, by the name of the transform's class and its arguments."""
+        build: Any = build_transform(transform)
+        graphs = {id(data): build(copy.copy(data)) for split in SPLITS for data in self.graphs(split)}
+        splits = {split: [graphs[id(data)] for data in self.graphs(split)] for split in SPLITS}
+        return self._with(transforms=(*self.transforms, transform), **splits)
 
     def _with(self, **fields: Any) -> Task:
         """Return a task with other values of fields, whose graphs have been checked."""

@@ -1,0 +1,178 @@
+"""Settings that suit data without a recipe: chosen by the task, the size and the features once the data are read."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from omegaconf import OmegaConf
+from torch import Tensor
+from torch_geometric.nn.models.basic_gnn import BasicGNN
+
+from ..models.encoders import num_categories
+from ..models.gat import GAT
+from ..tasks.metrics import AVERAGE_PRECISION, ROC_AUC
+from ..tasks.objective import SPLITS
+from ..tasks.task import Task
+from .baselines import OWN
+from .build import READ, SHARES, data_key, prepared, read_data
+from .command import names_of
+from .conf import config_folder
+from .hashing import defaults, flattened
+from .settings import Settings
+
+SHAPE = {f"model.{name}" for name in ("num_layers", "hidden_channels", "heads", "residual")}  # which fit each other
+
+# The table ----------------------------------------------------------------------------------------------------------
+
+# Of networks, by the files in conf/model with their class; other classes keep their own
+NETWORKS: Mapping[str, Mapping[str, Any]] = {
+    "gat": {  # also GATv2 and the transformer
+        "model.num_layers": 3,
+        "model.hidden_channels": 16,  # for each head: 64 in all
+        "model.heads": 4,
+        "model.residual": "identity",
+        "model.norm": "batch",
+        "model.dropout": 0.1,
+        "model.head_layers": 1,  # after skip connections, so that a node's own features reach the output
+    },
+    "gcn": {"model.num_layers": 3, "model.hidden_channels": 64, "model.dropout": 0.1},
+    "mlp": {"model.num_layers": 3, "model.dropout": 0.1},
+}
+# Of every method
+ALL: Mapping[str, Any] = {
+    "training.lr": 0.003,
+    "training.weight_decay": 0.0,
+    "training.patience": 50,
+    "training.criterion": "accuracy",
+    "training.max_epochs": 500,
+}
+BY_ITEM: Mapping[str, Mapping[str, Any]] = {
+    "node": {},
+    "edge": {},
+    "graph": {
+        **{"model.num_layers": 4, "model.head_layers": 2, "model.readout": ["mean", "sum", "max"]},
+        "training.max_epochs": 200,
+    },
+    "link": {"model.decoder": "mlp"},
+}
+WIDTH = 64  # of the encoder
+RARE = 0.1  # share of the rarer of two classes below which accuracy is no score
+BATCHES = 2000  # graphs of the training from which a step takes 64
+MANY, MOSTLY = 100, 0.9  # columns, and the share of zeros, from which features are left sparse, without an encoder
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Facts(NamedTuple):
+    """Facts about a task on which the settings depend."""
+
+    item: str
+    num_graphs: int | None  # of the training; None: one graph for all splits
+    encodes: bool  # whether the features need an encoder
+    rare: int | None  # the rarer of two classes, if it is rare
+    in_shares: bool  # whether the sizes of the splits in the settings do not fit
+
+
+FACTS: dict[tuple[str, bool], Facts] = {}  # about the data of settings, by their `data_key`
+
+
+def suited(settings: Settings, overrides: Sequence[str]) -> Settings:
+    """Return the settings of a job, with those that suit its data where neither user nor recipe chose a value.
+
+    These are data that this package has no settings for: those of the user's files, and any class by
+    `dataset._target_`. They are read here, once for all jobs on them. A job whose overrides name a recipe keeps its
+    settings.
+
+    Raises:
+        ValueError: if the data cannot be read.
+    """
+    passed = names_of(overrides)
+    is_own = settings.dataset.target in OWN or "dataset._target_" in passed
+    has_recipe = any(text.lstrip("+").startswith(("recipe", "family", "experiment")) for text in overrides)
+    if not is_own or has_recipe or settings.is_table:
+        return settings
+    in_shares = not passed & {"split", *SHARES}
+    key, task = (data_key(_of_one_split(settings)), in_shares), None
+    if key not in FACTS:
+        before = _of_one_split(settings)
+        task, changed = read_data(before, in_shares)
+        FACTS[key] = facts_of(task, changed is not before)
+    values = dict(_values(settings, passed, FACTS[key]))
+    named = {name: value for name, value in values.items() if name != "trainer.max_epochs"}
+    text = tuple(f"{name}={'null' if value is None else value}" for name, value in named.items())
+    settings = settings.updated(values).replace(suited=text)
+    if task is not None:
+        READ.clear()
+        READ[data_key(_of_one_split(settings))] = prepared(task, _of_one_split(settings))
+    return settings
+
+
+def _of_one_split(settings: Settings) -> Settings:
+    return settings.on_split(0) if settings.on_all_splits else settings
+
+
+def facts_of(task: Task, in_shares: bool = False) -> Facts:
+    """Return the facts about a task."""
+    rare = None
+    if task.objective.columns == "classes" and task.num_classes == 2:
+        shares = [float((task.labels(split) == 1).double().mean()) for split in SPLITS]
+        is_rare, is_scored = min(shares[0], 1 - shares[0]) < RARE, all(0 < share < 1 for share in shares)
+        rare = int(shares[0] < 0.5) if is_rare and is_scored else None
+    count = len(task.train) if task.has_many_graphs else None
+    encodes = _needs_encoder([task.features(data) for data in task.train])
+    return Facts(task.objective.item, count, encodes, rare, in_shares)
+
+
+def _needs_encoder(features: Sequence[Tensor]) -> bool:
+    """Return True for features with categories or quantities; False for columns of 0 and 1, and for many zeros."""
+    sizes = num_categories(features)
+    if all(size in (1, 2) for size in sizes):
+        return False
+    zeros = 1 - sum(int(x.count_nonzero()) for x in features) / max(sum(x.numel() for x in features), 1)
+    return len(sizes) < MANY or zeros < MOSTLY
+
+
+def _values(settings: Settings, passed: frozenset[str], facts: Facts) -> Iterator[tuple[str, Any]]:
+    """Yield the settings that suit the data, with their values: those that nobody chose."""
+    kind, values = settings.model.locate(), flattened(settings.to_dict())
+    network, before = _network(settings.model.target)
+    table = {**network, **ALL, **BY_ITEM[facts.item]}
+    if facts.in_shares:
+        table |= SHARES
+    if "model.num_layers" in table and (hops := settings.loader.num_neighbors) is not None:
+        table["model.num_layers"] = len(hops)
+    if facts.num_graphs is not None:
+        table["training.batch_size"] = 64 if facts.num_graphs > BATCHES else 32
+    if facts.encodes and settings.training.sparse is not True:
+        table["model.encoder"] = WIDTH
+    if facts.rare is not None:
+        table["metric"] = (AVERAGE_PRECISION if facts.rare else ROC_AUC).name
+    left_out: set[str] = set()
+    if any(isinstance(value := values.get(key), list) and (key in passed or value != before.get(key)) for key in SHAPE):
+        left_out |= {*SHAPE, "model.head_layers", "model.readout"}  # a list may have an entry for the output layer
+    if settings.model.get("reproduction"):
+        left_out |= {*network}
+    if not (inspect.isclass(kind) and issubclass(kind, (GAT, BasicGNN))):
+        left_out |= {"model.readout", "model.head_layers"}
+    if hasattr(kind, "fit"):
+        left_out.add("model.encoder")
+    for name, value in table.items():
+        group = name.partition(".")[0]
+        is_passed = name in passed or group in passed - {"model"} or any(key.startswith(f"{name}.") for key in passed)
+        if not is_passed and name not in left_out and values.get(name) == before.get(name):
+            yield name, value
+            if name == "training.max_epochs" and values["trainer.max_epochs"] == values[name]:
+                yield "trainer.max_epochs", value
+
+
+@functools.cache
+def _network(target: str | None) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the entry of `NETWORKS` for a class, and the settings that nobody chose."""
+    for name, network in NETWORKS.items():
+        file: Any = OmegaConf.to_container(OmegaConf.load(config_folder() / "model" / f"{name}.yaml"))
+        if file["_target_"] == target:
+            return network, {**defaults(), **flattened({"model": file})}
+    return {}, defaults()
