@@ -682,11 +682,11 @@ def test_hash_includes_the_content_of_files(command: Command, kind: str):
     Path(first.run_dir, "result.json").unlink()
     shutil.rmtree(again.run_dir)
     error = command(*arguments, "training.max_epochs=2", f"hydra.run.dir={first.run_dir}", "ckpt_path=last", fails=True)
-    assert re.search(r"other settings: the content of dataset\.path was \w{12}, is \w{12}\. Resume", error)
+    assert re.search(r"other settings: the content of the data files was \w{12}, is \w{12}\. Resume", error)
     shutil.rmtree(other.run_dir)
     error = command(*arguments, "training.max_epochs=2", "ckpt_path=last", fails=True)
-    assert re.search(r"the same settings, but the content of dataset\.path was \w{12}, is .* Restore the file", error)
-    with pytest.raises(ValueError, match=r"The content of dataset\.path was \w{12} when the run began, is \w{12}"):
+    assert re.search(r"the same settings, but the content of the data files was \w{12}, is .* Restore the file", error)
+    with pytest.raises(ValueError, match=r"The content of the data files was \w{12} when the run began, is \w{12}"):
         task_of(first.run_dir)
     write(0)
     assert Path(first.run_dir).name in command(*arguments, "training.max_epochs=2", "ckpt_path=last")

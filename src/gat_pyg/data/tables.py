@@ -294,7 +294,7 @@ def _by_kind(source: Mapping[str, Any], data: Any) -> dict[str, Any]:
 def _read(nodes: Any, edges: Any, source: dict[str, Any]) -> Tables:
     """Read the tables, number their nodes, and write the names of the columns with ids into `source`."""
     if edges is None:
-        raise ValueError("edges is missing, expected a table with the two ends of each edge in a row.")
+        raise ValueError("edges is missing (dataset.edges in the command), expected a table of the ends of edges.")
     pd = needs("pandas", "tables")
     if is_graph(edges):
         nodes, edges = _of_graph(nodes, edges, source)

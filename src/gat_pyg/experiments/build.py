@@ -105,7 +105,7 @@ def read_data(settings: Settings, in_shares: bool = False) -> tuple[Task, Settin
     dataset, target = settings.dataset, settings.dataset.locate()
     if settings.content is not None and (now := settings.content_now()) not in (None, settings.content):
         raise ValueError(
-            f"The content of dataset.path was {settings.content} when the run began, is {now}. Restore the file, or "
+            f"The content of the data files was {settings.content} when the run began, is {now}. Restore the file, or "
             "train anew."
         )
     others: dict[str, Any] = {}

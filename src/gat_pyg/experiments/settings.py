@@ -358,7 +358,7 @@ class Settings:
     outputs: Annotated[str, text("the path of a folder, such as outputs or ./1")]
     results: Annotated[str, text("the path of a file, such as results.jsonl or ./1")]
     baselines: Annotated[bool | Literal["auto"], choice("auto", True, False)]
-    # See `INTERNAL`: hashes of the candidates of protocol=errica, of the content of dataset.path, and of users' source
+    # See `INTERNAL`: hashes of the candidates of protocol=errica, of the data files, and of users' source
     candidates: Annotated[list[str] | None, CANDIDATES] = None
     content: Annotated[str | None, text("null or a hash", None)] = None
     code: Annotated[str | None, text("null or a hash", None)] = None
@@ -406,7 +406,7 @@ class Settings:
         return None
 
     def content_now(self) -> str | None:
-        """Return the hash of the content of `dataset.path` as it is now, or None without such a file."""
+        """Return the hash of the content of the data files as it is now, or None without any."""
         from ..data.content_hash import content_of  # imports torch
 
         return content_of(self.dataset.values)
@@ -625,6 +625,6 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """
     names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
     names = [name for name in names if name not in MAY_CHANGE_ON_RESUME]
-    titles = {"content": "the content of dataset.path", "code": "the source of your own classes"}
+    titles = {"content": "the content of the data files", "code": "the source of your own classes"}
     titles["start"] = "the content of from"
     return ", ".join(f"{titles.get(name, name)} was {old.get(name)}, is {new.get(name)}" for name in names[:5])
