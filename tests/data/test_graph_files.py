@@ -137,7 +137,7 @@ def test_matrices_of_matlab_and_scipy(tmp_path: Path):
     task = from_pandas(nodes, graph=tmp_path / "edges.npz", target="label")
     index = task.train[0].edge_index
     arrays = from_scipy(adjacency.tocsr(), task.train[0].x, nodes.label.to_numpy(), seed=3)
-    assert arrays.num_features == 1 and arrays.objective == from_scipy(adjacency, np.eye(N), nodes.label).objective
+    assert arrays.num_features == 3 and arrays.objective == from_scipy(adjacency, np.eye(N), nodes.label).objective
     assert sorted(index.t().tolist()) == sorted(arrays.train[0].edge_index.t().tolist())
     assert (arrays.train[0].edge_attr == 2).all()
     with pytest.raises(ValueError, match=r"matrix: the matrix has shape \(3, 4\), expected \(N, N\)"):
