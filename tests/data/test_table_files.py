@@ -25,7 +25,7 @@ def test_tables_are_read_as_they_are_written(tmp_path, text):
 
 
 def test_row_numbers_without_a_name_are_no_features(tmp_path):
-    nodes = pd.DataFrame({"id": list("abcdefgh"), "x": range(8), "y": [0, 1] * 4})
+    nodes = pd.DataFrame({"id": list("abcdefgh"), "x": range(8), "y": ["y", "no"] * 4})
     edges = pd.DataFrame({"A": list("abcdefg"), "B": list("bcdefgh"), "w": range(7)})
     for name, frame in {"nodes.csv": nodes, "edges.csv": edges}.items():
         frame.to_csv(tmp_path / name)

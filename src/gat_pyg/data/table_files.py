@@ -179,7 +179,7 @@ def unnamed(column: str) -> bool:
 def check_values(frame: Any, names: Sequence[str]) -> None:
     """Raise a ValueError for values of some columns that cannot be meant.
 
-    These are formulas, infinite numbers, the column's own name, and less than 1 % of text among numbers or dates.
+    These are formulas, infinite numbers, the header again, and less than 1 % of text among numbers or dates.
     """
     pd = needs("pandas", "tables")
     readers: dict[str, Callable[[Any], Any]] = {
@@ -190,10 +190,17 @@ def check_values(frame: Any, names: Sequence[str]) -> None:
     for name in names:
         column, shown = frame[name], f"{name} is {{{name}}}"
         if column.dtype.kind == "f":
-            refuse(frame, np.isinf(column.to_numpy(float)), f"{shown}, expected a finite number. {unknown}.")
+            refuse(
+                frame,
+                np.isinf(column.to_numpy(float, na_value=np.nan)),
+                f"{shown}, expected a finite number. {unknown}.",
+            )
         if not _is_text(column):
             continue
-        refuse(frame, column == name, f"{shown}, as in the header. Delete this row: the file seems to be two in one.")
+        repeated = (column == name).fillna(False).to_numpy(bool, copy=True)
+        if repeated.any():
+            repeated[repeated] = (frame[repeated].astype("str") == [*map(str, frame.columns)]).all(axis=1)
+            refuse(frame, repeated, f"{shown}, as in the header. Delete this row: the file seems to be two in one.")
         signs = column.str.startswith(("=", "#"), na=False).to_numpy(bool, copy=True)
         if signs.any():
             signs[signs] = column[signs].str.match(_FORMULA)
