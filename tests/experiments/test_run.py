@@ -343,8 +343,7 @@ class Constant(nn.Module):
         return self.logits.expand(len(x), -1)
 
 
-@pytest.mark.parametrize("dataset", ["digits", "planted"])
-@pytest.mark.parametrize("vectorize", ["auto", "off"])
+@pytest.mark.parametrize(("dataset", "vectorize"), [("digits", "auto"), ("digits", "off"), ("planted", "auto")])
 def test_a_constant_prediction_is_warned_of(command: Command, dataset: str, vectorize: str):
     output = command(
         "model=mlp",
