@@ -129,7 +129,7 @@ def tables(
         >>> edges = pd.DataFrame({"src": list("abcde"), "dst": list("bcdef")})
         >>> task = tables(nodes, edges, "fraud", per_class=1, val=2, test=2)
         >>> task, task.class_names
-        (Task(name='tables', num_features=3, objective=NodeLabels(out_channels=2), edge_dim=None), ('no', 'yes'))
+        (Task(name='tables', num_features=2, objective=NodeLabels(out_channels=2), edge_dim=None), ('no', 'yes'))
     """
     if graph is not None and edges is not None:
         raise ValueError("graph and edges are two sets of edges. Leave one of them out.")
