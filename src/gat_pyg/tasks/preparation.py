@@ -134,7 +134,12 @@ class Preparation(BaseTransform):  # type: ignore[misc]
         x, fitted = data.x, self.fits(data.x)
         data = _transformed_graphs(data, transforms) if transforms else data
         has_its_nodes = len(x) == len(data.x)
-        if fitted and has_its_nodes and (not self.fits(data.x) or torch.allclose(x.float(), data.x.float())):
+        if (
+            fitted
+            and has_its_nodes
+            and data.x is not x
+            and (not self.fits(data.x) or torch.allclose(x.float(), data.x.float()))
+        ):
             data.x = x  # already prepared: standardising again would change it, normalising would round it
         data.x = data.x.to(torch.get_default_dtype())
         self._check_width(data.x, self.num_features)
