@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 from gat_pyg.data import tables
 from gat_pyg.data.table_files import read_table
@@ -30,7 +31,8 @@ def test_row_numbers_without_a_name_are_no_features(tmp_path):
     for name, frame in {"nodes.csv": nodes, "edges.csv": edges}.items():
         frame.to_csv(tmp_path / name)
     task = tables(tmp_path / "nodes.csv", tmp_path / "edges.csv", "y")
-    assert task.num_features == 1 and task.edge_dim == 2 and task.train[0].edge_index[:, 0].tolist() == [0, 1]
+    assert torch.equal(task.train[0].x, tables(nodes, edges, "y").train[0].x)
+    assert task.edge_dim == 2 and task.train[0].edge_index[:, 0].tolist() == [0, 1]
 
 
 def test_each_broken_table_is_named_with_its_row_and_column(tmp_path, monkeypatch):

@@ -638,7 +638,7 @@ def test_reasons_for_sequential_training_are_printed(command: Command, monkeypat
 def test_test_rows_change_no_bit_of_the_weights(command: Command, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     tables = importlib.import_module("tables")
-    for name in ("classes of nodes", "classes of edges", "links", "molecules", "series"):
+    for name in ("classes of nodes", "links", "molecules", "series"):
         case, weights = tables.CASES[name], []
         for change in (None, case.changed):
             draw = np.random.default_rng(0)

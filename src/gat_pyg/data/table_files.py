@@ -199,7 +199,8 @@ def check_values(frame: Any, names: Sequence[str]) -> None:
             continue
         repeated = (column == name).fillna(False).to_numpy(bool, copy=True)
         if repeated.any():
-            repeated[repeated] = (frame[repeated].astype("str") == [*map(str, frame.columns)]).all(axis=1)
+            same = frame[repeated].astype("str") == [*map(str, frame.columns)]
+            repeated[repeated] = same.sum(axis=1) >= min(2, len(frame.columns))
             refuse(frame, repeated, f"{shown}, as in the header. Delete this row: the file seems to be two in one.")
         signs = column.str.startswith(("=", "#"), na=False).to_numpy(bool, copy=True)
         if signs.any():
