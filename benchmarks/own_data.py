@@ -40,6 +40,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
+import gat_pyg
 import machine
 from gat_pyg.experiments.build import task_of
 from gat_pyg.experiments.result import read
@@ -247,9 +248,8 @@ def measure(kind: str, data: Path, folder: Path, seeds: int, others: list[str]) 
     several = [f"runs={seeds}", "vectorize=off"] if seeds > 1 else []
     command = [sys.executable, "-m", "gat_pyg.run", *settings, *several, *others]
     start = time.perf_counter()
-    run = subprocess.run(
-        command, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
-    )
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(gat_pyg.__file__).parents[1])}
+    run = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - start
     print(run.stdout + run.stderr[-2000:], flush=True)
     if run.returncode:

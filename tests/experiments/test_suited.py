@@ -1,0 +1,104 @@
+"""Settings that suit one's own data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from torch_geometric.data import Data
+
+from gat_pyg.experiments import build
+from gat_pyg.experiments.build import build_model, read_task
+from gat_pyg.experiments.command import translated
+from gat_pyg.experiments.conf import VERSION_BASE, config_folder
+from gat_pyg.experiments.settings import Settings
+from gat_pyg.experiments.suited import suited
+
+KARATE = "dataset._target_=torch_geometric.datasets.KarateClub"
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    N, edges = 200, draw.integers(200, size=(2, 600))
+    y, x = np.arange(N) % 3, draw.normal(size=(N, 4)) * [1, 1000, 1, 1]
+    np.savez("nodes.npz", x=x, edge_index=edges, y=y)
+    np.savez("words.npz", x=draw.random((N, 120)) < 0.05, edge_index=edges, y=y)
+    np.savez("rare.npz", x=x, edge_index=edges, y=np.arange(N) % 20 == 1)
+    np.savez("never.npz", x=x, edge_index=edges, y=np.arange(N) == 7, train_mask=np.arange(N) < 150)
+    np.savez("links.npz", edge_index=np.concatenate([edges, edges[::-1]], 1))
+    pair = torch.tensor([[0, 1], [1, 0]])
+    torch.save([Data(torch.randint(5, (2, 3)), pair, y=torch.rand(1)) for _ in range(40)], "graphs.pt")
+    with initialize_config_dir(str(config_folder()), **VERSION_BASE):
+        yield
+
+
+def of(*overrides: str) -> Settings:
+    arguments = translated([*overrides])
+    return suited(Settings.parse(compose("config", arguments)), arguments)
+
+
+def file(name: str, *overrides: str) -> Settings:
+    return of("dataset=file", f"dataset.path={name}", *overrides)
+
+
+def test_settings_suit_the_task_its_size_and_its_features() -> None:
+    nodes, words, graphs = file("nodes.npz"), file("words.npz"), file("graphs.pt")
+    pairs = file("links.npz", "task=link_prediction")
+    assert [each.model.get("encoder") for each in (nodes, words, graphs, pairs)] == [64, None, 64, 64]
+    assert [each.training.batch_size for each in (nodes, graphs)] == [1, 32]
+    assert graphs.model.get("readout") == ["mean", "sum", "max"] and "readout" not in nodes.model.values
+    assert {each.model.get("norm") for each in (nodes, words, graphs, pairs)} == {"batch"}
+    assert "training.lr=0.003" in nodes.suited and nodes.max_epochs == nodes.training.max_epochs
+    assert file("rare.npz").metric == "average_precision"
+    assert file("never.npz").metric is None  # which no score but accuracy is defined for
+    assert file("nodes.npz", "loader=neighbor", "loader.num_neighbors=[5,5]").model.get("num_layers") == 2
+    encoder = build_model(nodes.model, read_task(nodes)).model.encoder
+    torch.testing.assert_close(encoder._std[1] / encoder._std[0], torch.tensor(1000.0), rtol=0.2, atol=0)
+
+
+def test_what_the_user_or_a_recipe_chose_stays() -> None:
+    chosen = file("nodes.npz", "training.lr=0.005", "model.heads=8", "model.encoder=null", "metric=macro_f1")
+    assert (chosen.training.lr, chosen.model.get("heads"), chosen.metric) == (0.005, 8, "macro_f1")
+    assert chosen.model.get("encoder") is None and chosen.model.get("num_layers") == 3
+    paper = file("nodes.npz", "model.heads=[4,1]")
+    assert "num_layers" not in paper.model.values and paper.model.get("hidden_channels") == [8]
+    for overrides in (("dataset=cora",), ("dataset=file", "dataset.path=nodes.npz", "recipe/on=gat-pubmed")):
+        settings = of(*overrides)
+        assert not settings.suited and "norm" not in settings.model.values
+    gcn, gat = file("nodes.npz", "model=gcn"), file("nodes.npz")
+    assert gcn.training == gat.training and gcn.model.get("hidden_channels") == 64  # not those of its paper
+
+
+def test_the_data_are_read_once_and_a_run_keeps_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gat_pyg.experiments.suited.FACTS", {})
+    reads: list[Settings] = []
+    read_data = build.read_data
+    monkeypatch.setattr("gat_pyg.experiments.suited.read_data", lambda *a: (reads.append(a[0]), read_data(*a))[1])
+    monkeypatch.setattr(build, "read_data", lambda *a: (reads.append(a[0]), read_data(*a))[1])
+    one, other = file("rare.npz"), file("rare.npz", "model=gcn")
+    assert read_task(one) is read_task(other) and len(reads) == 1
+    assert one.updated({}) == one and one.updated({}).hash == one.hash  # as config.yaml has it
+
+
+def test_planetoids_split_becomes_shares_where_it_does_not_fit() -> None:
+    karate = of(KARATE)
+    assert (karate.split.per_class, karate.split.val, karate.split.test) == (None, None, None)
+    task = read_task(karate)
+    assert [len(task.labels(split)) for split in ("train", "val", "test")] == [4, 15, 15]  # it has training nodes
+    assert of(KARATE, "split.val=5", "split.test=9").split.val == 5
+
+
+def test_edges_in_both_directions() -> None:
+    task = read_task(file("nodes.npz", "dataset.undirected=true"))
+    edges = {*map(tuple, task.train[0].edge_index.T.tolist())}
+    assert edges == {(dst, src) for src, dst in edges}
+    raw = Data(torch.zeros(3, 4), torch.tensor([[0, 1], [1, 2]]))
+    assert task.preparation(raw).edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
+    with pytest.raises(ValueError, match="undirected=True is for labels of nodes and graphs, not of links"):
+        file("links.npz", "task=link_prediction", "dataset.undirected=true")
