@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from omegaconf import OmegaConf
 from torch import Tensor
 from torch_geometric.nn.models.basic_gnn import BasicGNN
+from torch_geometric.utils import is_undirected
 
 from ..models.encoders import num_categories
 from ..models.gat import GAT
@@ -100,6 +101,8 @@ def suited(settings: Settings, overrides: Sequence[str]) -> Settings:
         before = _of_one_split(settings)
         task, changed = read_data(before, in_shares)
         FACTS[key] = facts_of(task, changed is not before)
+        if settings.dataset.target == "gat_pyg.data.from_file" and (note := _of_directed(task)):
+            task = task.read_from(task.source or {}, [*task.notes, note])
     values = dict(_values(settings, passed, FACTS[key]))
     named = {name: value for name, value in values.items() if name != "trainer.max_epochs"}
     text = tuple(f"{name}={'null' if value is None else value}" for name, value in named.items())
@@ -108,6 +111,14 @@ def suited(settings: Settings, overrides: Sequence[str]) -> Settings:
         READ.clear()
         READ[data_key(_of_one_split(settings))] = prepared(task, _of_one_split(settings))
     return settings
+
+
+def _of_directed(task: Task) -> str:
+    """Return a note on the edges of a single graph that have no reverse edge, else ""."""
+    graph = task.shared_graph
+    if graph is None or task.objective.has_pairs or is_undirected(graph.edge_index, num_nodes=len(graph.x)):
+        return ""
+    return f"{task.name}: messages follow the edges, not all of which have a reverse one; or dataset.undirected=true"
 
 
 def _of_one_split(settings: Settings) -> Settings:
