@@ -71,6 +71,7 @@ class Facts(NamedTuple):
     """Facts about a task on which the settings depend."""
 
     item: str
+    goal: str
     num_graphs: int | None  # of the training; None: one graph for all splits
     encodes: bool  # whether the features need an encoder
     rare: int | None  # the rarer of two classes, if it is rare
@@ -134,7 +135,7 @@ def facts_of(task: Task, in_shares: bool = False) -> Facts:
         rare = int(shares[0] < 0.5) if is_rare and is_scored else None
     count = len(task.train) if task.has_many_graphs else None
     encodes = _needs_encoder([task.features(data) for data in task.train])
-    return Facts(task.objective.item, count, encodes, rare, in_shares)
+    return Facts(task.objective.item, task.objective.goal, count, encodes, rare, in_shares)
 
 
 def _needs_encoder(features: Sequence[Tensor]) -> bool:
@@ -153,6 +154,8 @@ def _values(settings: Settings, passed: frozenset[str], facts: Facts) -> Iterato
     table = {**network, **ALL, **BY_ITEM[facts.item]}
     if facts.in_shares:
         table |= SHARES
+    if "model.dropout" in table and (facts.item, facts.goal) == ("node", "regression"):
+        table["model.dropout"] = 0.0
     if "model.num_layers" in table and (hops := settings.loader.num_neighbors) is not None:
         table["model.num_layers"] = len(hops)
     if facts.num_graphs is not None:
