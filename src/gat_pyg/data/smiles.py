@@ -128,9 +128,9 @@ def smiles(
 
 
 def molecules_of(source: Mapping[str, Any], data: Any = None) -> tuple[list[Data], dict[str, Sequence[str]]]:
-    """Return the graphs of later molecules, and the column with their SMILES.
+    """Return the graphs of later molecules, and the columns of text: their SMILES, and names if the table has some.
 
-    The column is that of the run or has a usual name. Warns of atoms and bonds that no training molecule has.
+    The column of SMILES is that of the run or has a usual name. Warns of atoms and bonds that no training molecule has.
 
     Args:
         source: of the task.
@@ -145,7 +145,9 @@ def molecules_of(source: Mapping[str, Any], data: Any = None) -> tuple[list[Data
     for note in notes:
         warnings.warn(f"{note}.", stacklevel=4)
     _warn_of_categories(graphs, source["categories"], file_of(frame))
-    return graphs, {smiles: [graph.smiles for graph in graphs]}
+    others = [name for name in frame.columns if name not in (smiles, *source["target"]["names"])]
+    ids = {name: frame[name].tolist() for name in others if frame[name].dtype.kind not in "biufcmM"}
+    return graphs, ids | {smiles: [graph.smiles for graph in graphs]}
 
 
 # Columns --------------------------------------------------------------------------------------------------------------
