@@ -173,7 +173,8 @@ def test_the_command_trains_and_later_tables_are_read_alike(tmp_path: Path, monk
     assert result.scores == pytest.approx({"rmse_0": float(error[0]), "rmse_1": float(error[1])}, rel=1e-4)  # rounded
     assert preparation.class_names == ("logS", "boils")
 
-    pd.DataFrame({"boils": [1.0, None], "smiles": ["c1ccncc1", "C[Se]C"], "name": ["a", "b"]}).to_csv(tmp_path / "new.csv", index=False)
+    new = pd.DataFrame({"boils": [1.0, None], "smiles": ["c1ccncc1", "C[Se]C"], "name": ["a", "b"]})
+    new.to_csv(tmp_path / "new.csv", index=False)
     with pytest.warns(UserWarning, match=r"new.csv: no training molecule has Se in 'C\[Se\]C'"):
         later = read_rows(preparation, tmp_path / "new.csv")
     assert later.ids == {"name": ["a", "b"], "smiles": ["c1ccncc1", "C[Se]C"]}

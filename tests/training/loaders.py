@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ class Place:
 
     def __init__(self, rank: int, world: int) -> None:
         self.global_rank, self.world_size = rank, world
+        self.strategy = SimpleNamespace(root_device=torch.device("cpu"))
 
 
 def trainer(*callbacks: Callback, epochs: int = 5, accelerator: str = "cpu", **options: Any) -> Trainer:

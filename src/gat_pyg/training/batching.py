@@ -59,7 +59,7 @@ class ManyGraphs(Loading):
     def __init__(self, task: Task, batch_size: int, seed: int) -> None:
         super().__init__(task)
         self.batch_size, self.seed = batch_size, seed
-        self._batches: dict[int, tuple[list[Tensor], Batch]] = {}  # by size, with the edges of its graphs
+        self._batches: dict[tuple[Any, ...], Batch] = {}  # of graphs with the edges of the first one, by size
 
     def train(self, trainer: Trainer | None) -> Loader[Any]:
         """Return this process's share of the graphs of each step, in an order determined by seed and epoch."""
@@ -92,22 +92,21 @@ class ManyGraphs(Loading):
         return Batches([self._joined(_device(trainer), part) for part in parts])
 
     def _joined(self, device: torch.device | None, graphs: list[Data]) -> Batch:
-        """Return graphs as a batch. If they have the same edges, as the steps of a series, so do batches of one size.
+        """Return graphs as a batch. If all have the same edges, as the steps of a series, so do batches of one size.
 
         Then what is cached with a batch's edges stays valid, on the device too.
         """
-        first, names = graphs[0], ["smiles"]  # which a step does not read
-        shared = [key for key in SHARED if key in first and all(data[key] is first[key] for data in graphs)]
+        first, names = self.task.train[0], ["smiles"]  # which a step does not read
+        shared = [key for key in SHARED if key in first and all(data.get(key) is first[key] for data in graphs)]
         if not {"edge_index", "edge_label_index"} & {*first.keys()} <= {*shared}:
             return Batch.from_data_list(graphs, exclude_keys=names)
-        edges = [first[key] for key in shared]
-        stored = self._batches.get(len(graphs))
-        if stored is None or list(map(id, stored[0])) != list(map(id, edges)):
+        key = (len(graphs), *shared)
+        if key not in self._batches:
             batch = Batch.from_data_list(graphs, exclude_keys=names)
-            stored = self._batches[len(graphs)] = edges, batch if device is None else batch.to(device)
-        batch = copy.copy(stored[1])
-        for key in {*first.keys()}.difference(shared, names):
-            batch[key] = torch.cat([data[key] for data in graphs])
+            self._batches[key] = batch if device is None else batch.to(device)
+        batch = copy.copy(self._batches[key])
+        for name in {*first.keys()}.difference(shared, names):
+            batch[name] = torch.cat([data[name] for data in graphs])
         return batch
 
 
