@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from lightning import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from omegaconf import DictConfig, OmegaConf
-from torch import Tensor, nn
+from torch import nn
 from torch_geometric.nn import BatchNorm, PNAConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
@@ -276,9 +276,9 @@ def build_model(factory: ModelFactory, task: Task, earlier: Earlier | None = Non
         arguments |= {key: values[:-1] for key, values in with_output_layer(factory).items()}
     if encoder is not None:
         arguments = {"model": {"_target_": target, **arguments}, "channels": encoder}
-        arguments["categories"] = [*_node_columns(task), *[0] * task.num_encodings]  # which are standardised
+        arguments["categories"] = [*_columns(task, "x"), *[0] * task.num_encodings]  # which are standardised
         if "edge_dim" in sizes:
-            arguments["edge_categories"] = columns_of([cast(Tensor, data.edge_attr) for data in task.train])
+            arguments["edge_categories"] = _columns(task, "edge_attr")
         target = "gat_pyg.models.Encoded"
     if readout is not None:  # the model returns a row for each node
         arguments = {"model": {"_target_": target, **arguments}, **pooling}
@@ -302,12 +302,17 @@ def build_model(factory: ModelFactory, task: Task, earlier: Earlier | None = Non
     return Built(model, target, arguments)
 
 
-def _node_columns(task: Task) -> list[Column]:
-    """Return the argument `categories` of the encoder of nodes; means are of training nodes, if these have labels."""
-    features = [task.features(data) for data in task.train]
-    graph = task.shared_graph
-    of_nodes = graph is not None and task.objective.item == "node"
-    return columns_of(features, [features[0][graph.train_mask]] if of_nodes and graph is not None else None)
+def _columns(task: Task, key: str) -> list[Column]:
+    """Return the argument `categories` of an encoder: of nodes x, of edges edge_attr, or of pairs edge_label_attr.
+
+    In one graph, means are of the training rows alone: of nodes or of edges, whichever have the labels.
+    """
+    values = [task.features(data) if key == "x" else data[key] for data in task.train if key in data]
+    graph, known = task.shared_graph, None
+    row = {"node": "x", "edge": "edge_label_attr"}.get(task.objective.item)
+    if graph is not None and row in graph and (key == "x") == (row == "x"):
+        known = [(task.features(graph) if row == "x" else graph[row])[graph.train_mask]]
+    return columns_of(values, known)
 
 
 def _needs_embeddings(factory: ModelFactory) -> bool:
@@ -346,7 +351,7 @@ def _decoder(factory: ModelFactory, task: Task, encoder: int | None) -> dict[str
         if features and "edge_dim" not in options and encoder is None:
             options["edge_dim"] = features[0].size(1)
         elif features and "edge_dim" not in options:
-            options["edge_categories"] = columns_of(features)
+            options["edge_categories"] = _columns(task, "edge_label_attr")
     return {"channels": WIDTH, "out_channels": K, **options}
 
 
