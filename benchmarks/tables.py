@@ -289,7 +289,7 @@ def in_test_rows(file: str) -> Callable[[Files, np.random.Generator], None]:
 
 
 # without batch norm, whose mean and variance are over all nodes of a graph, those of the test too
-TABLES = ("dataset=tables", "dataset.edges=edges.csv", "split.column=part", "model.norm=null")
+TABLES = ("dataset=tables", "dataset.edges=edges.csv", "split.column=part")
 CASES = {
     "classes of nodes": Case(
         graph,

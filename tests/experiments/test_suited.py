@@ -53,7 +53,9 @@ def test_settings_suit_the_task_its_size_and_its_features() -> None:
     assert [each.model.get("encoder") for each in (nodes, words, graphs, pairs)] == [64, None, 64, 64]
     assert [each.training.batch_size for each in (nodes, graphs)] == [1, 32]
     assert graphs.model.get("readout") == ["mean", "sum", "max"] and "readout" not in nodes.model.values
-    assert {each.model.get("norm") for each in (nodes, words, graphs, pairs)} == {"batch"}
+    assert [each.model.get("norm") for each in (nodes, words, graphs, pairs)] == ["layer", "layer", "batch", "batch"]
+    assert nodes.model.get("norm_kwargs") == {"mode": "node"}
+    assert file("nodes.npz", "model.norm=batch").model.get("norm_kwargs") is None
     assert "training.lr=0.003" in nodes.suited and nodes.max_epochs == nodes.training.max_epochs
     assert file("rare.npz").metric == "average_precision"
     assert file("never.npz").metric is None  # which no score but accuracy is defined for

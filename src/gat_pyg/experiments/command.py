@@ -6,6 +6,7 @@ This file does not import torch, so that help, completion and `--cfg` are fast.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import traceback
@@ -88,6 +89,23 @@ def names_of(overrides: Iterable[str]) -> frozenset[str]:
     ['dataset', 'model.norm', 'split.val']
     """
     return frozenset(text.lstrip("+~").partition("=")[0] for text in overrides)
+
+
+def value_text(value: Any) -> str:
+    """Return a value in the grammar of Hydra's overrides.
+
+    >>> value_text({"mode": None, "sizes": [1, 2]})
+    '{mode:null,sizes:[1,2]}'
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(value_text, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key}:{value_text(inner)}' for key, inner in value.items())}}}"
+    if isinstance(value, str) and not re.fullmatch(r"[\w./@+-]+", value):
+        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return str(value)
 
 
 def misused_group(overrides: Iterable[str]) -> str | None:

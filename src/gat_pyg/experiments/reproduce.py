@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from .command import translated
+from .command import translated, value_text
 from .conf import VERSION_BASE, config_folder
 from .hashing import flattened
 from .result import CONFIG
@@ -86,7 +85,7 @@ def _changes(base: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
     new = [name for name in values if counts(name) and (name not in base or base[name] != values[name])]
     old = [name for name in base if counts(name) and name not in values and base[name] is not None]
     missing = dict.fromkeys(_missing(name, values) for name in old)
-    return [f"{name}={_text(values[name])}" for name in new] + [f"~{name}" for name in missing]
+    return [f"{name}={value_text(values[name])}" for name in new] + [f"~{name}" for name in missing]
 
 
 def _missing(name: str, values: Mapping[str, Any]) -> str:
@@ -94,16 +93,3 @@ def _missing(name: str, values: Mapping[str, Any]) -> str:
     parts = name.split(".")
     beginnings = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
     return next(text for text in beginnings if not any(f"{other}.".startswith(f"{text}.") for other in values))
-
-
-def _text(value: Any) -> str:
-    """Return a value in the grammar of Hydra's overrides."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, (list, tuple)):
-        return f"[{','.join(map(_text, value))}]"
-    if isinstance(value, Mapping):
-        return f"{{{','.join(f'{key}:{_text(inner)}' for key, inner in value.items())}}}"
-    if isinstance(value, str) and not re.fullmatch(r"[\w./@+-]+", value):
-        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    return str(value)

@@ -19,7 +19,7 @@ from ..tasks.objective import SPLITS
 from ..tasks.task import Task
 from .baselines import OWN
 from .build import READ, SHARES, data_key, prepared, read_data
-from .command import names_of
+from .command import names_of, value_text
 from .conf import config_folder
 from .hashing import defaults, flattened
 from .settings import Settings
@@ -59,6 +59,8 @@ BY_ITEM: Mapping[str, Mapping[str, Any]] = {
     },
     "link": {"model.decoder": "mlp"},
 }
+# Of the nodes or edges of one graph: statistics of all its nodes would depend on the features of the test
+BY_ROWS: Mapping[str, Any] = {"model.norm": "layer", "model.norm_kwargs": {"mode": "node"}}
 WIDTH = 64  # of the encoder
 RARE = 0.1  # share of the rarer of two classes below which accuracy is no score
 BATCHES = 2000  # graphs of the training from which a step takes 64
@@ -106,7 +108,7 @@ def suited(settings: Settings, overrides: Sequence[str]) -> Settings:
             task = task.read_from(task.source or {}, [*task.notes, note])
     values = dict(_values(settings, passed, FACTS[key]))
     named = {name: value for name, value in values.items() if name != "trainer.max_epochs"}
-    text = tuple(f"{name}={'null' if value is None else value}" for name, value in named.items())
+    text = tuple(f"{name}={value_text(value)}" for name, value in named.items())
     settings = settings.updated(values).replace(suited=text)
     if task is not None:
         READ.clear()
@@ -152,6 +154,8 @@ def _values(settings: Settings, passed: frozenset[str], facts: Facts) -> Iterato
     kind, values = settings.model.locate(), flattened(settings.to_dict())
     network, before = _network(settings.model.target)
     table = {**network, **ALL, **BY_ITEM[facts.item]}
+    if facts.num_graphs is None and facts.item in ("node", "edge") and "model.norm" in table:
+        table |= {} if "model.norm" in passed else BY_ROWS
     if facts.in_shares:
         table |= SHARES
     if "model.dropout" in table and (facts.item, facts.goal) == ("node", "regression"):
