@@ -269,7 +269,8 @@ def test_a_step_has_the_same_graphs_over_any_number_of_ranks(world: int, batch_s
 
 def task_data(batch_size: int, rank: int) -> TaskData:
     data = TaskData(planted(graphs=14, nodes=40), batch_size)
-    data.trainer = SimpleNamespace(global_rank=rank, world_size=3)  # type: ignore[assignment]
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    data.trainer = SimpleNamespace(global_rank=rank, world_size=3, strategy=strategy)  # type: ignore[assignment]
     return data
 
 
