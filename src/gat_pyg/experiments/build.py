@@ -42,10 +42,10 @@ from ..training.modules import Inductive, Transductive
 from .command import dataset_name
 from .conf import instantiate
 from .model_file import check_dtypes
-from .result import CONFIG
+from .result import CONFIG, MODEL
 from .rules import similar
 from .settings import FIXED, Factory, Loader, ModelFactory, Settings, Training
-from .warm_start import Earlier, fill
+from .warm_start import Earlier, content_of_run, fill
 
 LINEAR = ("mean", "sum", "add", "max")  # readouts of the model's outputs; others are of embeddings
 WIDTH = 64  # of the nodes' embeddings from which a decoder predicts labels of edges
@@ -208,7 +208,10 @@ def task_of(run_dir: str | Path) -> Task:
         FileNotFoundError: if the folder has no settings.
         ValueError: if the settings are not of this version, or the data cannot be read.
     """
-    return build_task(settings_of(run_dir))
+    settings = settings_of(run_dir)
+    if settings.from_ is not None and (Path(run_dir) / MODEL).is_file():  # has what it kept of the earlier run
+        settings = settings.replace(from_=str(run_dir), start=content_of_run(run_dir))
+    return build_task(settings)
 
 
 def settings_of(run_dir: str | Path) -> Settings:
