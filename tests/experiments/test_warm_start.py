@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 import gat_pyg
 import gat_pyg.kernels.device
+from gat_pyg.experiments.build import READ
 from gat_pyg.experiments.result import read
 from gat_pyg.run import main
 
@@ -59,8 +62,8 @@ STILL = ["training.lr=0", "training.weight_decay=0"]  # the weights stay those a
 def test_weights_columns_classes_and_scales_are_those_of_the_earlier_run(classes: list[str]) -> None:
     month("m1", "y", ["red", "blue", "green"], classes, 1)
     month("m2", "y", ["violet", "blue", "red"], classes[:2], 2)  # without a class and a category, with a new one
-    train("m1", "y", "one", *NETWORK)
-    train("m2", "y", "two", "from=outputs/one", *STILL)
+    train("m1", "y", "one", *NETWORK, "model.act=relu")
+    train("m2", "y", "two", "from=outputs/one", *STILL, "model.dropout=0.3")
     one, two = (gat_pyg.load(f"outputs/{run}") for run in ("one", "two"))
     for key, value in one.state_dict().items():
         assert value.equal(two.state_dict()[key]), key
@@ -69,7 +72,14 @@ def test_weights_columns_classes_and_scales_are_those_of_the_earlier_run(classes
     sources = [dict(model.preparation.source) for model in (one, two)]
     assert sources[0]["columns"] == sources[1]["columns"] and sources[1]["nodes"] == "m2/nodes.csv"
     tables = [gat_pyg.predict(f"outputs/{run}", ["m2/nodes.csv", "m2/edges.csv"]) for run in ("one", "two")]
-    pd.testing.assert_frame_equal(*tables)
+    pd.testing.assert_frame_equal(*tables)  # so the activation is the earlier run's
+    model = OmegaConf.load("outputs/two/config.yaml").model
+    assert (model.act, model.dropout) == ("relu", 0.3)
+    shutil.rmtree("outputs/one")
+    READ.clear()
+    shutil.move("outputs/two", "elsewhere")
+    (scores,) = gat_pyg.evaluate("elsewhere").scores.values()
+    assert next(iter(scores.values())) == read("outputs/results.jsonl")[-1].value
 
 
 def test_seeds_start_from_their_own_and_what_does_not_fit_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,10 +96,16 @@ def test_seeds_start_from_their_own_and_what_does_not_fit_is_named(capsys: pytes
         (["from=outputs/one", "runs=3"], "has the seeds 0, 1, but not 2. Choose seed and runs among them"),
         (["from=outputs/none"], "outputs/none is not a run folder: it does not exist"),
         (["from=outputs/one", *NETWORK, "model.hidden_channels=[5]"], "has shape (1, 2, 5) in the model and (1, 2, 4)"),
+        (["from=outputs/one", "methods=[gat]", "datasets=[tables]"], "keeps the network of that run, but methods"),
         (["from=outputs/one", "dataset.target=kind"], "The target is kind, but the earlier run predicts y"),
     ):
         with pytest.raises(SystemExit):
             train("m2", "y", "wrong", *overrides)
         assert text in capsys.readouterr().err
+    values = ["model.dropout=0.3,0.4", "-m", "hydra.sweep.dir=outputs/sweep"]
+    train("m2", "y", "sweep", *STILL, "from=outputs/one/seed-0", *values)
+    models = [OmegaConf.load(f"outputs/sweep/{job}/config.yaml").model for job in (0, 1)]
+    assert [(model.dropout, model.heads) for model in models] == [(0.3, [2, 1]), (0.4, [2, 1])]
+    assert "2 settings of m2, the best first" in capsys.readouterr().out
     hashes = {result.run_dir: result.config_hash for result in read("outputs/results.jsonl")}
-    assert len({*hashes.values()}) == 2  # the content of the earlier run counts
+    assert len({*hashes.values()}) == 4  # the content of the earlier run counts

@@ -84,7 +84,7 @@ def request(config: DictConfig) -> Request:
             raise ValueError("--multirun runs in a single process. Start runs of several processes without -m.")
         check_gpus(settings.trainer)
         settings.check_results()
-        settings = with_earlier_model(suited(settings, invocation.overrides))
+        settings = with_earlier_model(suited(settings, invocation.overrides), names_of(invocation.overrides))
     except Exception:
         invocation.drop_folder()
         raise

@@ -17,6 +17,7 @@ from .command import ADDED, names_of, without_recipes
 from .result import Result, read
 from .settings import Settings
 from .suited import suited
+from .warm_start import with_earlier_model
 
 SHOWN = 5  # settings in the message
 COMPARED = 3  # at least, by the command with other seeds
@@ -43,7 +44,7 @@ class Setting(NamedTuple):
         settings, hydra = Settings.parse(config), hydra_config.hydra
         if settings.is_table:
             return None
-        settings = suited(settings, hydra.overrides.task)
+        settings = with_earlier_model(suited(settings, hydra.overrides.task), names_of(hydra.overrides.task))
         overrides = [_as_typed(text) for text in hydra.overrides.task if not text.startswith("~recipe")]
         if without_recipes(overrides) == overrides:  # the user removed the recipes
             overrides = [_as_typed(text) for text in hydra.overrides.task]
@@ -133,7 +134,7 @@ def _ranked(by_hash: dict[str, Setting], results: Sequence[Result]) -> str:
     else:
         number = {0: "No other is", 1: "One other is"}.get(len(equal), f"{len(equal)} others are")
         lines.append(f"{number} within one standard error of the best, {metric.value(best.error)}.")
-    if equal:
+    if equal and "from" not in names_of(best.setting.overrides):  # which a table of methods refuses
         compared = [best, *equal][: COMPARED if runs == 1 else SHOWN]
         lines += [f"To compare {len(compared)} of them by other seeds:", f"  {_comparison(compared, changes)}"]
     lines += [f"The best has test {metric.title} {best.score('value')}. To train it:", f"  {_command(best)}"]

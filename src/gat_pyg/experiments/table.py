@@ -222,6 +222,11 @@ def _chosen(settings: Settings, candidates: Mapping[str, Job], folder: Path) -> 
 
 def _methods_by_datasets(settings: Settings, invocation: Invocation) -> dict[str, Settings]:
     """Return the settings of each cell by its name: of model and data set, then of the method, then the user's."""
+    if settings.from_ is not None:
+        raise ValueError(
+            f"from={settings.from_} keeps the network of that run, but methods=[...] are networks of their own. Leave "
+            "out one of them; to compare settings of a warm start, list their values after -m."
+        )
     overrides = [override for override in invocation.overrides if not override.startswith(TABLE)]
     if clash := [override for override in overrides if override.startswith(("model=", "dataset="))]:
         raise ValueError(f"{clash[0]} is for a single run. In a table, use methods=[...] and datasets=[...].")

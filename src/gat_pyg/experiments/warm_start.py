@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,19 +109,25 @@ def fill(model: nn.Module, settings: Settings, seed: int) -> None:
     model.train()
 
 
-def with_earlier_model(settings: Settings) -> Settings:
-    """Return settings with the network of the earlier run, unless the user has passed settings of the model.
+def with_earlier_model(settings: Settings, passed: Collection[str]) -> Settings:
+    """Return settings with the network of the earlier run, apart from the settings of the model among those `passed`.
+
+    A model that is passed as a whole, by `model=NAME` or `model._target_`, is that of the settings.
 
     Raises:
         FileNotFoundError: if there is no such run.
     """
-    if settings.from_ is None or any(name.partition(".")[0] == "model" for name in settings.passed):
+    if settings.from_ is None or not {"model", "model._target_"}.isdisjoint(passed):
         return settings
     config = _file_of(Path(settings.from_).expanduser(), settings.seed).with_name(CONFIG)
     if not config.is_file():
         return settings
-    values: Any = OmegaConf.to_container(OmegaConf.load(config))
-    return settings.replace(model=ModelFactory("model", values["model"]))
+    saved: Any = OmegaConf.to_container(OmegaConf.load(config))
+    changed = {name.split(".")[1] for name in passed if name.startswith("model.")}
+    values = {key: value for key, value in saved["model"].items() if key not in changed}
+    values |= {key: value for key, value in settings.model.values.items() if key in changed}
+    chosen = tuple(text for text in settings.suited if not text.startswith("model."))
+    return settings.replace(model=ModelFactory("model", values), suited=chosen)
 
 
 def content_of_run(run: str | Path) -> str:
