@@ -188,7 +188,10 @@ class Task:
     def transformed(self, transform: Mapping[str, Any]) -> Task:
         """Return the same task with transformed edges, by the name of the transform's class and its arguments."""
         build: Any = build_transform(transform)
-        graphs = {id(data): build(copy.copy(data)) for split in SPLITS for data in self.graphs(split)}
+        graphs, same = {}, {}
+        for data in (data for split in SPLITS for data in self.graphs(split)):
+            graph = graphs[id(data)] = build(copy.copy(data))
+            graph.edge_index = same.setdefault(id(data.edge_index), graph.edge_index)  # the steps of a series share it
         splits = {split: [graphs[id(data)] for data in self.graphs(split)] for split in SPLITS}
         return self._with(transforms=(*self.transforms, transform), **splits)
 
