@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Batch, Data
+from torch_geometric.utils import is_undirected
 
 from gat_pyg.data import from_dataset, from_file
 from gat_pyg.data.series import graphs_of_series
@@ -64,12 +66,16 @@ def test_a_series_is_the_list_of_its_steps_split_in_time(form: str, tmp_path: Pa
             weights = values["edge_attr"] if values["edge_attr"].ndim == 1 else values["edge_attr"][step]
             assert np.allclose(data.edge_attr, weights.reshape(E, -1))
     joined = TaskData(task, 3).loading._joined  # type: ignore[attr-defined]
-    for chosen in ([4, 0, 2], [1, 5, 6]):
-        graphs = [steps[i] for i in chosen]
+    larger = copy.copy(steps[3])  # no step, but a graph with the same edges
+    larger.x = torch.cat([larger.x, larger.x[:1]])
+    for graphs in ([steps[4], steps[0], larger], [steps[4], steps[0], steps[2]], [steps[1], steps[5], steps[6]]):
         batch, expected = joined(None, graphs), Batch.from_data_list(graphs)
         assert {*batch.keys()} == {*expected.keys()}
         assert all(torch.equal(batch[key], expected[key]) for key in expected.keys())  # noqa: SIM118
     assert joined(None, steps[:3]).edge_index is batch.edge_index
+    if not task.objective.has_pairs:
+        both = from_file(tmp_path / "own.npz", undirected=True)
+        assert "steps" in sizes(both) and is_undirected(both.train[0].edge_index, both.train[0].edge_attr)
 
 
 def test_masks_of_steps_are_kept_and_several_series_come_split():

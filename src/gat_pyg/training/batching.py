@@ -92,13 +92,14 @@ class ManyGraphs(Loading):
         return Batches([self._joined(_device(trainer), part) for part in parts])
 
     def _joined(self, device: torch.device | None, graphs: list[Data]) -> Batch:
-        """Return graphs as a batch. If all have the same edges, as the steps of a series, so do batches of one size.
+        """Return graphs as a batch; batches of one size share the edges if all graphs do, as the steps of a series.
 
         Then what is cached with a batch's edges stays valid, on the device too.
         """
         first, names = self.task.train[0], ["smiles"]  # which a step does not read
         shared = [key for key in SHARED if key in first and all(data.get(key) is first[key] for data in graphs)]
-        if not {"edge_index", "edge_label_index"} & {*first.keys()} <= {*shared}:
+        same_nodes = all(len(data.x) == len(first.x) for data in graphs)
+        if not (same_nodes and {"edge_index", "edge_label_index"} & {*first.keys()} <= {*shared}):
             return Batch.from_data_list(graphs, exclude_keys=names)
         key = (len(graphs), *shared)
         if key not in self._batches:
