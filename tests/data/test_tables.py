@@ -134,6 +134,12 @@ def test_amounts_that_differ_by_orders_of_magnitude_are_logarithms():
     torch.testing.assert_close(features(pd.DataFrame({"v": amounts}))[:, 0], expected)
 
 
+def test_codes_are_no_dates_and_dates_may_be_far():
+    frame = pd.DataFrame({"code": ["0111", "8001"] * 2, "until": ["2020-01-01", "9999-12-31"] * 2})
+    features = Features.fit(frame, [*frame], np.full(4, True))
+    assert features.columns["code"]["kind"] == "category" and features(frame).isfinite().all()
+
+
 def same_graph(rows: Rows, data: Data) -> None:
     (graph,) = rows.graphs
     for key in ("x", "edge_index", "edge_attr", "y", "edge_label_index", "edge_label_attr"):
@@ -212,6 +218,8 @@ def test_ids_are_compared_as_they_are_written(ids: Any, ends: Any):
     nodes = pd.DataFrame({"id": ids, "y": [0.5, 0.7, 0.9]})
     edges = pd.DataFrame({"src": ends, "dst": ends[::-1]})
     assert tables(nodes, edges, "y", val=1, test=1).train[0].edge_index.tolist() == [[0, 1], [1, 0]]
+    ring = pd.DataFrame({"src": [1, 2, 3, 4], "dst": [2.0, 3.0, 4.0, 1.0]})  # without a table of nodes
+    assert tables(None, ring, val=1, test=1).source["ids"] == [[1, 2, 3, 4]]  # type: ignore[index]
 
 
 def ratings(size: int = 300) -> pd.DataFrame:
@@ -331,6 +339,12 @@ def test_messages(arguments: dict[str, Any], message: str):
     edges = pd.DataFrame({"src": [0, 1, 2, 3, 4], "dst": [1, 2, 3, 4, 5]})
     with pytest.raises(ValueError, match=message):
         tables(**{**nodes_with(), "edges": edges, "target": "y", "val": 1, "test": 1, **arguments})
+
+
+def test_a_table_that_the_earlier_run_lacked_is_named():
+    edges = pd.DataFrame({"src": range(6), "dst": [1, 2, 3, 4, 5, 0]})
+    with pytest.raises(ValueError, match="nodes is a table of nodes, which the earlier run did not have"):
+        tables(**nodes_with(), edges=edges, val=1, test=1, like=tables(None, edges, val=1, test=1).source)
 
 
 @pytest.mark.parametrize(

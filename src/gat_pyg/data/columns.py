@@ -205,7 +205,7 @@ def quantities(frame: Any, name: str, form: str | None = None) -> tuple[Any, str
 
 def _forms(known: Any) -> list[str]:
     """Return the forms in which all of some texts are dates; two if these may begin with the day or the month."""
-    if not len(known) or not known.iloc[0][:1].isdigit():
+    if not len(known) or not known.iloc[0][:1].isdigit() or known.iloc[0].isdigit():  # 0111 is a code, not a year
         return []
     distinct = known.drop_duplicates()
     possible = [form for form in FORMS if _parsed(distinct.iloc[:1], form).notna().all()]
@@ -219,7 +219,8 @@ def _parsed(column: Any, form: str) -> Any:
 
 def _days(dates: Any) -> Any:
     pd = needs("pandas", "tables")
-    return ((dates - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)).to_numpy(float, na_value=np.nan)
+    since = dates.dt.as_unit("us") - pd.Timestamp(0, tz="UTC").as_unit("us")  # nanoseconds end in 2262
+    return (since / pd.Timedelta(days=1)).to_numpy(float, na_value=np.nan)
 
 
 # Labels ---------------------------------------------------------------------------------------------------------------

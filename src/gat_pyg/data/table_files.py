@@ -131,7 +131,7 @@ def node_ids(nodes: Any, column: str) -> Any:
     """Return the ids of a table of nodes as a pandas Index; each row needs one of its own."""
     pd = needs("pandas", "tables")
     refuse(nodes, nodes[column].isna(), f"{column} is empty. Each node needs an id.")
-    ids = pd.Index(_plain(nodes[column]))
+    ids = pd.Index(plain_ids(nodes[column]))
     again = ids.duplicated()
     if again.any():
         first = where(nodes, nodes.index[int((ids == ids[again][0]).argmax())])
@@ -146,7 +146,7 @@ def positions(edges: Any, column: str, ids: Any, nodes: str) -> Any:
     """
     pd = needs("pandas", "tables")
     refuse(edges, edges[column].isna(), f"{column} is empty. Each edge needs both ends.")
-    ends = pd.Index(_plain(edges[column]))
+    ends = pd.Index(plain_ids(edges[column]))
     if ends.dtype != ids.dtype:
         ends, ids = ends.astype("str"), ids.astype("str")
     found = pd.factorize(ids.append(ends))[0][len(ids) :].astype(np.int64, copy=False)  # ids come first
@@ -159,7 +159,7 @@ def positions(edges: Any, column: str, ids: Any, nodes: str) -> Any:
     return found
 
 
-def _plain(column: Any) -> Any:
+def plain_ids(column: Any) -> Any:
     """Return a column of ids without categories; whole numbers as int64, mixed ones as text."""
     if getattr(column.dtype, "categories", None) is not None:
         column = column.astype(column.dtype.categories.dtype)

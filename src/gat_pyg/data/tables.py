@@ -24,7 +24,7 @@ from .from_pyg import name_of_file
 from .graph_files import graph_tables, is_graph
 from .links import divided_links, link_task
 from .splits import check_classes, draw_masks
-from .table_files import check_values, file_of, named, positions, read_table, unnamed
+from .table_files import check_values, file_of, named, plain_ids, positions, read_table, unnamed
 from .table_files import node_ids as ids_of
 from .table_splits import masks_by_column, masks_by_time
 
@@ -361,7 +361,7 @@ def _sides(edges: Any, source: dict[str, Any]) -> list[Any]:
         ValueError: if that is not clear.
     """
     pd, src, dst = needs("pandas", "tables"), source["src"], source["dst"]
-    sides = [pd.Index(edges[end].dropna().unique()) for end in (src, dst)]
+    sides = [pd.Index(plain_ids(edges[end].dropna())).unique() for end in (src, dst)]
     if sides[0].dtype != sides[1].dtype:
         sides = [side.astype(str) for side in sides]
     common, one_kind = sides[0].intersection(sides[1]), _are_of_one_kind(src, dst)
@@ -458,6 +458,8 @@ def _fit(
         check_values(frame, [name for name in names if name not in categories])
         features = Features.fit(frame, names, train.get(item, np.ones(len(frame), bool)), categories)
         if like is not None:
+            if item not in like["columns"]:
+                raise ValueError(f"{file_of(frame)} is a table of {item}s, which the earlier run did not have.")
             features = Features(like["columns"][item], features.left_out)
         source["columns"][item] = features.columns
         others = [name for name in features.left_out if not name.startswith(DEGREES)]
