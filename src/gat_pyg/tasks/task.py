@@ -188,7 +188,8 @@ class Task:
     def transformed(self, transform: Mapping[str, Any]) -> Task:
         """Return the same task with transformed edges, by the name of the transform's class and its arguments."""
         build: Any = build_transform(transform)
-        graphs, same = {}, {}
+        graphs: dict[int, Data] = {}
+        same: dict[int, Any] = {}
         for data in (data for split in SPLITS for data in self.graphs(split)):
             graph = graphs[id(data)] = build(copy.copy(data))
             graph.edge_index = same.setdefault(id(data.edge_index), graph.edge_index)  # the steps of a series share it
