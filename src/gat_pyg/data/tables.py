@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from torch_geometric.utils import coalesce, is_undirected
 from ..files import needs
 from ..tasks.metrics import LINKS, TASKS
 from ..tasks.node_ids import node_ids
-from ..tasks.objective import MASKS, any_known
+from ..tasks.objective import MASKS, Objective, any_known
 from ..tasks.objectives import objective_for
 from ..tasks.task import Task
 from .columns import Features, Targets, missing_column
@@ -35,8 +35,6 @@ ENDS = (  # and of the ends of edges, alone or with other words, as in from_acco
 )
 
 LEARNT = "nodes that the run learnt embeddings of"
-
-
 DEGREES = ("edges from it", "edges to it")  # columns of nodes that are counted
 
 
@@ -143,58 +141,32 @@ def tables(
         source |= {key: like[key] for key in ("id", "src", "dst", "bipartite", "matrix", "ids", "both") if key in like}
     of = _read(nodes, edges, source)
     targets, ignore, categories = (_names(names, of.nodes) for names in (target, ignore, categories))
-    undirected = undirected or "both" in source
     item, goal = _item(of, targets, task)
     of = _with_degrees(of) if item == "node" else of
     name = name or name_of_file(source["nodes"] or source["edges"] or "tables")
     _check_columns([of.nodes, of.edges], [*ignore, *categories])
-    data, frame = Data(), of.edges if item == "link" else of.of(item)
-    known = torch.ones(len(frame), dtype=torch.bool)
-    if item != "link":
-        check_values(frame, [name for name in targets if name not in categories])
-        labels = Targets.fit(frame, targets, goal) if like is None else Targets.like(like, targets)
-        y = labels(frame)
-        if not any_known(y).any():
-            raise ValueError(f"{file_of(frame)}: {' and '.join(targets)} is empty in all rows, expected known values.")
-        kind = objective_for([y], item, goal)
-        (data.y,) = kind.convert([y], name)
-        objective, known = kind.for_labels([data.y], name), any_known(data.y)
-        if like is not None and labels.classes is not None:
-            objective = kind(len(labels.classes))
-        source["target"] = {"item": item, "goal": kind.goal, "names": labels.names, "classes": labels.classes}
-    masks: dict[str, Tensor] = {}
-    if column is not None:
-        masks, drawn = masks_by_column(frame, column, known, val, seed)
-    elif time is not None:
-        masks, drawn = masks_by_time(frame, time, known, val, test)
-    elif item != "link":
-        data.edge_label_index = of.edge_index if item == "edge" else None
-        drawn = draw_masks(data, objective, per_class, val, test, seed, name)
-        masks = {key: data[key] for key in MASKS}
-    if like is not None and (item == "link") != (like.get("target") is None):
-        earlier = "links" if item != "link" else " and ".join(like["target"]["names"])
-        raise ValueError(f"{name}: the earlier run predicts {earlier}. Choose the same target.")
+    labels = _labels(of.of(item), item, goal, targets, categories, like, name)
+    if labels is not None:
+        source["target"] = labels.describe()
+    sizes = {"per_class": per_class, "val": val, "test": test, "seed": seed}
+    masks, drawn = _masks(of, labels, column, time, sizes, name)
+    undirected = undirected or "both" in source
     source["reverse"] = undirected and (item == "link" or not is_undirected(of.edge_index, num_nodes=len(of.ids)))
     train = {"edge" if item == "link" else item: masks["train_mask"].numpy()} if masks else {}
     notes = _fit(of, source, train, {*ignore, *targets, column, time}, categories, like)
-    if item != "link" and (note := labels.note(y, item)):
-        notes.append(note)
-    if of.nodes is not None and of.nodes.attrs.get("unread"):
-        notes.append(f"{file_of(of.nodes)} also holds {of.nodes.attrs['unread']}, without a row for each node")
-    if source["reverse"] and "both" not in source:
-        notes.append("messages pass over each edge in both directions, as dataset.undirected=true")
-    notes = [f"{name}: {note}" for note in notes]
+    notes = [f"{name}: {note}" for note in (*notes, *_notes(of, source, labels))]
     if not source["columns"].get("node"):
         source["ids"] = [side.tolist() for side in of.sides]
     x, edge_attr = _features(of, source)
-    if item == "link" and masks:
+    if labels is None and masks:
         links = divided_links(Data(x, of.edge_index, edge_attr), masks, undirected, name, seed, drawn)
         return links.read_from(source, notes)
-    data.update({**masks, **_graph(of, source, x, edge_attr).to_dict()})
-    if item == "link":
+    data = _graph(of, source, x, edge_attr)
+    if labels is None:
         return link_task([[data]], name, val, test, seed, 0, (), disjoint).read_from(source, notes)
-    D, names = None if data.edge_attr is None else data.edge_attr.size(1), tuple(labels.classes or labels.names)
-    result = Task(name, [data], [data], [data], x.size(1), objective, D, names, (), 1, drawn)
+    data.update({"y": labels.y, **masks})
+    D = None if data.edge_attr is None else data.edge_attr.size(1)
+    result = Task(name, [data], [data], [data], x.size(1), labels.objective, D, labels.names, (), 1, drawn)
     check_classes(result)
     return result.read_from(source, notes)
 
@@ -286,6 +258,80 @@ def _by_kind(source: Mapping[str, Any], data: Any) -> dict[str, Any]:
             raise missing_column([frame], f"{source['src']}")
         tables[kind] = frame
     return tables
+
+
+# Labels and splits ----------------------------------------------------------------------------------------------------
+
+
+class Labels(NamedTuple):
+    """The labels of a table's rows, which are nodes or edges."""
+
+    targets: Targets
+    y: Tensor  # [n] or [n, K]
+    objective: Objective
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the outputs: of classes, labels or quantities."""
+        return tuple(self.targets.classes or self.targets.names)
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain data by which `rows_of` reads later labels."""
+        item, goal = self.objective.item, self.objective.goal
+        return {"item": item, "goal": goal, "names": self.targets.names, "classes": self.targets.classes}
+
+
+def _labels(
+    frame: Any,
+    item: str,
+    goal: str | None,
+    names: Sequence[str],
+    categories: Sequence[str],
+    like: Mapping[str, Any] | None,
+    name: str,
+) -> Labels | None:
+    """Return the labels in the columns `names`, with the classes of `like` if any; None for links.
+
+    Raises:
+        ValueError: if none is known, a value cannot be meant, or the earlier task predicts something else.
+    """
+    if item == "link":
+        if like is not None and (earlier := like.get("target")) is not None:
+            predicted = " and ".join(earlier["names"])
+            raise ValueError(f"{name}: the earlier run predicts {predicted}. Choose the same target.")
+        return None
+    check_values(frame, [name for name in names if name not in categories])
+    targets = Targets.fit(frame, names, goal) if like is None else Targets.like(like, names)
+    y = targets(frame)
+    if not any_known(y).any():
+        raise ValueError(f"{file_of(frame)}: {' and '.join(names)} is empty in all rows, expected known values.")
+    kind = objective_for([y], item, goal)
+    (y,) = kind.convert([y], name)
+    objective = kind.for_labels([y], name)
+    if like is not None and targets.classes is not None:
+        objective = kind(len(targets.classes))
+    return Labels(targets, y, objective)
+
+
+def _masks(
+    of: Tables, labels: Labels | None, column: str | None, time: str | None, sizes: Mapping[str, Any], name: str
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Return the masks of the rows by a column, by a time, or drawn, and the arguments that they depend on.
+
+    Without column and time, there are none for links, which `link_task` draws.
+    """
+    item = "link" if labels is None else labels.objective.item
+    frame = of.of(item)
+    known = torch.ones(len(frame), dtype=torch.bool) if labels is None else any_known(labels.y)
+    if column is not None:
+        return masks_by_column(frame, column, known, sizes["val"], sizes["seed"])
+    if time is not None:
+        return masks_by_time(frame, time, known, sizes["val"], sizes["test"])
+    if labels is None:
+        return {}, ()
+    data = Data(y=labels.y, edge_label_index=of.edge_index if item == "edge" else None)
+    drawn = draw_masks(data, labels.objective, **sizes, name=name)
+    return {key: data[key] for key in MASKS}, drawn
 
 
 # The graph ------------------------------------------------------------------------------------------------------------
@@ -469,6 +515,16 @@ def _fit(
         used += ", and the numbers of edges from and to each," * bool(counted)
         notes.append(f"{used} are {features.size} features of {item}s{rest}")
     return notes
+
+
+def _notes(of: Tables, source: Mapping[str, Any], labels: Labels | None) -> Iterator[str]:
+    """Yield notes on the labels, on what was not read, and on the direction of messages."""
+    if labels is not None and (note := labels.targets.note(labels.y, labels.objective.item)):
+        yield note
+    if of.nodes is not None and of.nodes.attrs.get("unread"):
+        yield f"{file_of(of.nodes)} also holds {of.nodes.attrs['unread']}, without a row for each node"
+    if source["reverse"] and "both" not in source:
+        yield "messages pass over each edge in both directions, as dataset.undirected=true"
 
 
 def _features(of: Tables, source: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
