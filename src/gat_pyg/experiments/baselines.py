@@ -101,7 +101,7 @@ def simple_baselines(task: Task) -> Baselines:
 
     The standard error is that of the best score, by bootstrap samples of the test rows. All is deterministic.
 
-    Cost: a few seconds at most. Of more than 5,000 training or 20,000 test rows, and of more columns than make up two
+    Cost: a few seconds at most. Of more than 10,000 training or 20,000 test rows, and of more columns than make up four
     million numbers in training, a random sample is used, the same in every call; a heuristic for links that would read
     more than 50 million neighbours is left out.
 

@@ -1,4 +1,4 @@
-"""What this installation has: versions, devices, kernels, caches, extras, data, and whether the layer is right here."""
+"""The state of an installation: versions, devices, kernels, caches, extras, data, and a check of a layer."""
 
 from __future__ import annotations
 

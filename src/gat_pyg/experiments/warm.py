@@ -28,7 +28,7 @@ KERNELS = ("graph", "kernels.cpu.rows", "attention.additive", "attention.pair", 
 
 
 class Warmed(NamedTuple):
-    """What a process has compiled and read from the disk."""
+    """The kernels that a process has compiled and read from the disk."""
 
     seconds: float
     compiled: int  # kernels, one for each kind of arguments
