@@ -71,7 +71,7 @@ def evaluate(run_dir: str | Path, data: Any = None, *, seed: Seed = None) -> Eva
     FileNotFoundError: nowhere is not a run folder: it does not exist. Give the folder that a run printed at its end.
     """
     trained, folder = predictor_of(run_dir, seed), Path(run_dir)
-    objective = trained._objective
+    objective = trained.run_objective
     seeds = seeds_of(folder)
     folders = {number: folder / f"seed-{number}" for number in seeds if seed in (None, "all", number)}
     folders = folders or {_recorded(folder).seed if (folder / RESULT).is_file() else 0: folder}
@@ -115,7 +115,7 @@ def _tested(settings: Settings, task: Task, model: nn.Module, seed: int, folder:
 
 def _labelled(trained: Predictor, data: Any) -> list[tuple[Tensor, Tensor]]:
     """Return the outputs of each model for the rows of data with a label, and these."""
-    objective = trained._objective
+    objective = trained.run_objective
     graphs = read_rows(cast(Preparation, trained.preparation), data).graphs
     labels = [labels_of(graph, objective) for graph in graphs]
     if not any(y is not None and bool(any_known(y).any()) for y in labels):

@@ -117,7 +117,7 @@ class Prepared(nn.Module):
 
     def __init__(self, predictor: Predictor) -> None:
         super().__init__()
-        self.predictor, self.objective = predictor, predictor._objective
+        self.predictor, self.objective = predictor, predictor.run_objective
         self.preparation = preparation = cast(Preparation, members(predictor).preparation)
         attach(predictor, None)  # no check of the features in the first call
         model: Any = predictor.models[0]

@@ -139,7 +139,7 @@ class Predictor(nn.Module):
     def __init__(self, models: Sequence[nn.Module], objective: Objective) -> None:
         super().__init__()
         self.models = nn.ModuleList(models)
-        self._objective = objective
+        self.run_objective = objective  # not `objective`, which would be applied to the output once more
         self._inputs = Inputs.of(models[0])
 
     def forward(
@@ -173,10 +173,10 @@ class Predictor(nn.Module):
         }
         pairs = Data(edge_label_index=edge_label_index)
         outs = [self._inputs.select(model, x, edge_index, **options) for model in self.models]
-        outs = [self._objective.scores(out, pairs) for out in outs]
+        outs = [self.run_objective.scores(out, pairs) for out in outs]
         if outputs:
             return torch.stack(outs)
-        predictions = [self._objective.predictions(out) for out in outs]
+        predictions = [self.run_objective.predictions(out) for out in outs]
         return predictions[0] if len(predictions) == 1 else torch.stack(predictions).mean(0)
 
 

@@ -115,9 +115,9 @@ def predict(
     trained = predictor_of(run_dir, seed, model)
     with torch.no_grad():
         if write is None and top_k is None and not is_tabular(data):
-            values = trained._objective.predictions(outputs(trained, data))
+            values = trained.run_objective.predictions(outputs(trained, data))
             mean = values[0] if len(values) == 1 else values.mean(0)
-            is_of_steps = is_series(data) and trained._objective.item != "graph"
+            is_of_steps = is_series(data) and trained.run_objective.item != "graph"
             return mean.unflatten(0, (len(data.x), -1)) if is_of_steps else mean
         if top_k is not None:
             from .top_links import top_links
@@ -125,7 +125,7 @@ def predict(
             frame = top_links(run_dir, trained, data, top_k)
         else:
             rows = selected(run_dir, trained, data)
-            frame = table(rows.outputs(trained), rows.ids, trained._objective, cast(Preparation, trained.preparation))
+            frame = table(rows.outputs(trained), rows.ids, trained.run_objective, cast(Preparation, trained.preparation))
     if write is not None:
         write(frame)
     return frame
@@ -200,7 +200,7 @@ def prepared(trained: Predictor, data: Any) -> Data:
     Raises:
         ValueError: as `predict`.
     """
-    preparation, objective = cast(Preparation, trained.preparation), trained._objective
+    preparation, objective = cast(Preparation, trained.preparation), trained.run_objective
     graph: Data = preparation(_joined(data))
     if preparation.edge_dim is None and graph.edge_attr is not None:
         warnings.warn("data.edge_attr is not read: the run was trained without edge features.", stacklevel=4)
@@ -281,7 +281,7 @@ def selected(run_dir: str | Path, trained: Predictor, data: Any) -> Selected:
     Raises:
         ValueError: if there is no row.
     """
-    preparation, objective = cast(Preparation, trained.preparation), trained._objective
+    preparation, objective = cast(Preparation, trained.preparation), trained.run_objective
     if data is None and objective.item == "link":
         return _test_pairs(run_dir, preparation, objective)
     task = run_task(run_dir) if data is None and preparation.source is None else None

@@ -43,7 +43,7 @@ def top_links(run_dir: str | Path, trained: Predictor, data: Any, k: int) -> Any
     Raises:
         ValueError: if the run predicts no links, or k is not positive.
     """
-    objective, item = trained._objective, trained._objective.item
+    objective, item = trained.run_objective, trained.run_objective.item
     if item != "link" or k < 1:
         raise ValueError(f"top_k is {k}, and the run predicts {item}s. It is a number of links, at least 1.")
     graph, known, src, dst, names = _candidates(run_dir, trained, data)
