@@ -180,3 +180,8 @@ def test_the_command_trains_and_later_tables_are_read_alike(tmp_path: Path, monk
     assert later.ids == {"name": ["a", "b"], "smiles": ["c1ccncc1", "C[Se]C"]}
     assert torch.equal(later.graphs[0].x, rows.graphs[-3].x)
     assert torch.stack([data.y for data in later.graphs]).nan_to_num(-9).tolist() == [[[-9, 1]], [[-9, -9]]]
+    with pytest.warns(UserWarning, match="no training molecule has Se") as warned:
+        predict(result.run_dir, tmp_path / "new.csv")
+    assert len(warned) == 1  # by the reader, which names the molecule; of graphs it is the encoder's
+    with pytest.warns(UserWarning, match="no category of training, .* column 0 of x has 1"):
+        predict(result.run_dir, later.graphs)

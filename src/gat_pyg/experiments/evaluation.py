@@ -123,7 +123,7 @@ def _labelled(trained: Predictor, data: Any) -> list[tuple[Tensor, Tensor]]:
     known = [(graph, y) for graph, y in zip(graphs, labels, strict=True) if y is not None]
     y = torch.cat([y for _, y in known])
     with torch.no_grad():
-        out = outputs(trained, [graph for graph, _ in known] if len(known) > 1 else known[0][0])
+        out = outputs(trained, [graph for graph, _ in known] if len(known) > 1 else known[0][0], is_read=True)
     return [(each[any_known(y)], y[any_known(y)]) for each in out]
 
 

@@ -125,7 +125,9 @@ def predict(
             frame = top_links(run_dir, trained, data, top_k)
         else:
             rows = selected(run_dir, trained, data)
-            frame = table(rows.outputs(trained), rows.ids, trained.run_objective, cast(Preparation, trained.preparation))
+            frame = table(
+                rows.outputs(trained), rows.ids, trained.run_objective, cast(Preparation, trained.preparation)
+            )
     if write is not None:
         write(frame)
     return frame
@@ -159,11 +161,14 @@ def is_tabular(data: Any) -> bool:
     )
 
 
-def outputs(trained: Predictor, data: Any) -> Tensor:
-    """Return the outputs of S models for graphs as they come from their source, `[S, n, K]`, or `[S, L]` of links."""
+def outputs(trained: Predictor, data: Any, is_read: bool = False) -> Tensor:
+    """Return the outputs of S models for graphs as they come from their source, `[S, n, K]`, or `[S, L]` of links.
+
+    Of graphs that `read_rows` has read, `is_read` is True: the reader of molecules has warned of unknown categories.
+    """
     parts = []
     for graphs in _steps(data):
-        graph = prepared(trained, graphs)
+        graph = prepared(trained, graphs, is_read)
         call = partial(trained.to(graph.x.device), outputs=True)
         parts.append(Inputs.of(trained).call(call, graph))
     return torch.cat(parts, 1)
@@ -194,7 +199,7 @@ def _steps(data: Any) -> Iterator[Any]:
     yield step
 
 
-def prepared(trained: Predictor, data: Any) -> Data:
+def prepared(trained: Predictor, data: Any, is_read: bool = False) -> Data:
     """Return a graph, or several as one, prepared and checked as the data of the run.
 
     Raises:
@@ -207,7 +212,8 @@ def prepared(trained: Predictor, data: Any) -> Data:
         graph.edge_attr = None
     objective.complete(graph)
     _check(graph, objective, trained.models[0])
-    _warn_of_unknown_categories(graph, trained.models[0])
+    if not (is_read and "categories" in (preparation.source or {})):
+        _warn_of_unknown_categories(graph, trained.models[0])
     return graph
 
 
@@ -271,7 +277,7 @@ class Selected(NamedTuple):
         """Return the outputs of the chosen rows, as `outputs`; graphs without one are not computed."""
         graphs = [graph for graph, chosen in zip(self.graphs, self.chosen, strict=True) if chosen.any()]
         kept = torch.cat([chosen for chosen in self.chosen if chosen.any()])
-        out = outputs(trained, graphs if len(graphs) > 1 else graphs[0])
+        out = outputs(trained, graphs if len(graphs) > 1 else graphs[0], is_read=True)
         return out if bool(kept.all()) else out[:, kept]
 
 
@@ -347,7 +353,8 @@ def _test_of(task: Task, every: list[Tensor]) -> list[Tensor]:
         return [task.shared_graph.test_mask]
     if task.numbers is None:
         return every
-    return [mask & (number in task.numbers["test"]) for number, mask in enumerate(every)]
+    numbers = {*task.numbers["test"]}
+    return [mask & (number in numbers) for number, mask in enumerate(every)]
 
 
 def _size(graph: Data, objective: Objective) -> int:
