@@ -204,7 +204,7 @@ QUICK = ["training.lr=0.03", "model.dropout=0", "training.weight_decay=0"]
 def test_the_command_learns_labels_of_edges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     data = edges(E=400)
     data.edge_label = equal(data)
-    result = run(monkeypatch, tmp_path, data, *QUICK, "runs=2", "training.max_epochs=40", "model.residual=[true,true]")
+    result = run(monkeypatch, tmp_path, data, *QUICK, "runs=2", "training.max_epochs=80", "model.residual=[true,true]")
     assert result.metric == "accuracy" and result.value > 75
     task = from_file(tmp_path / "own.npz", val=20, test=30)
     out = predict(result.run_dir, data)  # of all edges
