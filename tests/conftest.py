@@ -27,6 +27,7 @@ import gat_pyg.conv.gat
 import gat_pyg.conv.gatv2
 import gat_pyg.kernels.device
 from gat_pyg.philox import draw_seed, keep_mask
+from tests.composition import compose_once
 from tests.processes import WITHOUT_KERNELS
 
 try:
@@ -36,11 +37,12 @@ except ImportError:  # as on a machine for the CUDA kernels
 
 
 def pytest_configure() -> None:
-    """Let the processes of pytest-xdist share the cores, and Ctrl-C do what it does in a terminal."""
+    """Let the processes of pytest-xdist share the cores, Ctrl-C do what it does in a terminal, and settings be fast."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's way with what it starts in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(max(1, torch.get_num_threads() // processes))
+    compose_once()
 
 
 def pytest_collection_finish() -> None:

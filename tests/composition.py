@@ -1,0 +1,35 @@
+"""Hydra's composition of settings in less time: most of what a command costs that trains for an epoch or is refused."""
+
+from __future__ import annotations
+
+from copy import copy
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import omegaconf._utils
+import omegaconf.base
+import omegaconf.omegaconf
+import yaml
+from hydra._internal import config_repository
+from hydra._internal.hydra import Hydra
+from yaml import load
+
+
+def compose_once() -> None:
+    """Let this process compose the settings of a command once, and parse each file and each interpolation once.
+
+    Hydra composes them before to learn `hydra.mode`, which our settings leave open. Forked processes do what users' do.
+    """
+    Hydra.get_mode = lambda self, config_name, overrides: None
+    omegaconf.base.parse = omegaconf._utils.parse = cache(omegaconf._utils.parse)
+    omegaconf._utils.get_yaml_loader = cache(omegaconf._utils.get_yaml_loader)
+    config_repository.copy = SimpleNamespace(deepcopy=copy)  # for its list of sources is replaced, not changed
+    parsed = cache(load)
+    omegaconf.omegaconf.yaml = SimpleNamespace(
+        **{**vars(yaml), "load": lambda file, Loader: parsed(_text(file), Loader)}
+    )
+
+
+def _text(file: Any) -> str:
+    return file if isinstance(file, str) else file.read()
