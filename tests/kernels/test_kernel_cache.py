@@ -9,7 +9,6 @@ import os
 import pickle
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -30,6 +29,7 @@ from gat_pyg.experiments import warm as warming
 from gat_pyg.kernels import device
 from gat_pyg.kernels.cpu import cache
 from gat_pyg.kernels.cpu.cache import compiled
+from tests.processes import python
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="has no owner ids and modes")
 
@@ -67,7 +67,7 @@ def test_a_damaged_file_is_compiled_again(folder: Path) -> None:
     generator = np.random.default_rng(0)
     flips = [*range(0, 8 * 40, 79), *generator.integers(8 * len(whole), size=6)]  # the digest's bits, and any
     script = f"""
-        import runpy, sys
+        import sys
         sys.path[:0] = {sys.path!r}
         import numba, pathlib
         numba.config.CACHE_DIR = {str(folder.parent)!r}
@@ -81,8 +81,9 @@ def test_a_damaged_file_is_compiled_again(folder: Path) -> None:
             assert test_kernel_cache.call() == (3.0, False), bit
             assert test_kernel_cache.call() == (3.0, True), bit
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr  # a negative number: machine code with another bit was run
+    process = python("-c", textwrap.dedent(script))
+    _, error = process.communicate()
+    assert process.returncode == 0, error  # a negative number: machine code with another bit was run
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 31, os.urandom(1000)], ids=["empty", "short", "random"])
