@@ -193,7 +193,7 @@ MODELS = {  # the argument -> the method in the Result
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_trained_model_comes_back_with_its_score(command: Command, model: str):
-    command(*model.split(), "training.max_epochs=6", "training.lr=0.05")
+    command(*model.split(), "training.max_epochs=2", "training.lr=0.05")
     (result,) = read("outputs/results.jsonl")
     assert result.method == MODELS[model]
     trained, data = load(result.run_dir), digits().test[0]
@@ -221,7 +221,7 @@ def test_a_run_on_a_file_predicts_from_the_same_arrays_read_by_numpy(command: Co
     edge_attr = np.random.default_rng(0).random(data.num_edges)  # float64 [E], which becomes float32 [E, 1]
     arrays = {"x": data.x.double().numpy(), "edge_index": data.edge_index.numpy(), "y": data.y.numpy()}
     np.savez(tmp_path / "mine.npz", edge_attr=edge_attr, **arrays, **masks)
-    command("dataset=file", "dataset.path=mine.npz", "training.max_epochs=8", "training.lr=0.05")
+    command("dataset=file", "dataset.path=mine.npz", "training.max_epochs=3", "training.lr=0.05")
     (result,) = read("outputs/results.jsonl")
     reads = """
 import numpy
@@ -244,7 +244,7 @@ data, mask = Data(**arrays), arrays["test_mask"]
 def test_a_transform_of_the_settings_is_applied_to_the_same_data_set_without_it(command: Command):
     karate = ("dataset._target_=torch_geometric.datasets.KarateClub", "split.val=10", "split.test=15")
     profile = "+dataset.transform._target_=torch_geometric.transforms.LocalDegreeProfile"  # five features more
-    command(*karate, profile, "training.max_epochs=30")
+    command(*karate, profile, "training.max_epochs=5")
     (result,) = read("outputs/results.jsonl")
     reads = """
 from gat_pyg.data import from_dataset
@@ -288,7 +288,7 @@ def test_links_are_predicted_with_their_recorded_scores(command: Command):
 @pytest.mark.skipif("GAT_PYG_DATA" not in os.environ, reason="GAT_PYG_DATA names no folder with the real data")
 @pytest.mark.parametrize("reproduction", ["false", "true"])
 def test_a_run_on_cora_predicts_from_what_pyg_reads(command: Command, tmp_path: Path, reproduction: str):
-    command("dataset=cora", f"model.reproduction={reproduction}", "training.max_epochs=40")
+    command("dataset=cora", f"model.reproduction={reproduction}", "training.max_epochs=5")
     (result,) = read("outputs/results.jsonl")
     shutil.copytree(Path(os.environ["GAT_PYG_DATA"]) / "Planetoid" / "Cora" / "raw", tmp_path / "Cora" / "raw")
     reads = f"""
@@ -449,9 +449,9 @@ def test_several_seeds_each_leave_their_line_and_a_mean(command: Command):
 
 @pytest.mark.parametrize("model", ["gat", "mlp"])
 def test_seeds_together_leave_what_they_leave_one_by_one(command: Command, model: str):
-    arguments = (f"model={model}", "model.dropout=0.0", "runs=4", "training.max_epochs=20", "training.patience=5")
+    arguments = (f"model={model}", "model.dropout=0.0", "runs=3", "training.max_epochs=8", "training.patience=5")
     output = {}
-    for vectorize, size in (("off", "auto"), ("auto", "auto"), ("on", 3)):
+    for vectorize, size in (("off", "auto"), ("auto", "auto"), ("on", 2)):
         how = (f"vectorize={vectorize}", f"seeds_per_pass={size}", f"outputs={vectorize}")
         output[vectorize] = command(*arguments, *how)
     last = {vectorize: text.splitlines()[-1].partition("%),")[0] for vectorize, text in output.items()}
@@ -483,7 +483,7 @@ def assert_close(a: Path, b: Path) -> None:
 
 
 def test_the_averaged_prediction_is_that_of_the_stack(command: Command):
-    output = command("model=gat", "runs=3", "training.max_epochs=8")
+    output = command("model=gat", "runs=3", "training.max_epochs=3")
     (folder,) = {path.parent for path in runs()}
     stack, data = load(folder, seed="all"), digits().test[0]
     with torch.no_grad():

@@ -353,7 +353,7 @@ def test_features_of_the_pairs_are_those_of_the_edges_unless_there_are_other_pai
         labelled.objective.check(broken, "own")
 
 
-@pytest.mark.parametrize("encoder", [[], ["+model.encoder=8"]])
+@pytest.mark.parametrize("encoder", [pytest.param([], marks=pytest.mark.weekly), ["+model.encoder=8"]])
 def test_the_command_learns_labels_that_only_the_edges_show(
     encoder: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
