@@ -36,13 +36,14 @@ except ImportError:  # as on a machine for the CUDA kernels
     Listener, register = object, lambda kind, listener: None
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let the processes of pytest-xdist share the cores, Ctrl-C do what it does in a terminal, and settings be fast."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's way with what it starts in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(max(1, torch.get_num_threads() // processes))
     compose_once()
+    config.pluginmanager.register(Everywhere())
 
 
 def pytest_collection_finish() -> None:
@@ -71,25 +72,7 @@ def one_mask(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "F", SimpleNamespace(**{**vars(F), "dropout": dropout}))
 
 
-@pytest.fixture
-def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """backend="auto" is segment's: for tests of many networks, of which each would have kernels compiled for it.
-
-    So it is in the processes that `processes.python` starts.
-    """
-    reason = "what is tested is not the kernels"
-    monkeypatch.setitem(gat_pyg.kernels.device.REASONS, "cpu", reason)
-    monkeypatch.setenv(WITHOUT_KERNELS, reason)
-
-
-COMPILING = {"attention", "features", "fuzz", "kernels"}  # folders whose tests are about the kernels
-
-
-@pytest.fixture(autouse=True)
-def kernels_where_they_matter(request: pytest.FixtureRequest) -> None:
-    """In other folders the tests with the mark `kernels` have them."""
-    if request.path.parent.name not in COMPILING and not request.node.get_closest_marker("kernels"):
-        request.getfixturevalue("nothing_compiled")
+COMPILING = {"attention", "features", "fuzz", "kernels"}  # folders whose tests and docstrings are about the kernels
 
 
 class Compilations(Listener):
@@ -114,14 +97,33 @@ COMPILATIONS = Compilations()
 register("numba:compile", COMPILATIONS)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Add the kernels that a test compiles to its report."""
-    try:
-        return (yield)
-    finally:
-        item.user_properties.extend(("kernel", kernel) for kernel in COMPILATIONS.kernels)
-        COMPILATIONS.kernels.clear()
+class Everywhere:
+    """What applies to docstrings too, which are in another folder than this file."""
+
+    @pytest.fixture
+    def nothing_compiled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """backend="auto" is segment's: for tests of many networks, of which each would have kernels compiled for it.
+
+        So it is in the processes that `processes.python` starts.
+        """
+        reason = "what is tested is not the kernels"
+        monkeypatch.setitem(gat_pyg.kernels.device.REASONS, "cpu", reason)
+        monkeypatch.setenv(WITHOUT_KERNELS, reason)
+
+    @pytest.fixture(autouse=True)
+    def kernels_where_they_matter(self, request: pytest.FixtureRequest) -> None:
+        """In other folders the tests with the mark `kernels` have them."""
+        if request.path.parent.name not in COMPILING and not request.node.get_closest_marker("kernels"):
+            request.getfixturevalue("nothing_compiled")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        """Add the kernels that a test compiles to its report."""
+        try:
+            return (yield)
+        finally:
+            item.user_properties.extend(("kernel", kernel) for kernel in COMPILATIONS.kernels)
+            COMPILATIONS.kernels.clear()
 
 
 MAX_KERNELS = 260  # that the suite may compile on CI, without the tests marked weekly; each takes about a second
