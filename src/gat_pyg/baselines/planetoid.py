@@ -53,7 +53,7 @@ class Planetoid(nn.Module):
     Example:
         >>> data = Data(torch.eye(4), torch.tensor([[0, 1, 2, 3], [1, 0, 3, 2]]), y=torch.tensor([0, 0, 1, 1]))
         >>> data.train_mask, data.val_mask = torch.tensor([[True, False, True, False], [False, True, False, True]])
-        >>> model = Planetoid(4, 2, embedding_dim=8)
+        >>> model = Planetoid(4, 2, embedding_dim=8, pretrain_steps=20, steps=10)
         >>> model.fit(data)
         >>> model(data.x).shape
         torch.Size([4, 2])
