@@ -56,8 +56,9 @@ def main() -> None:
 
 def job(config: DictConfig) -> float:
     """Train with the seeds `seed`, `seed + 1`, ..., or fill a table; return the score for a sweeper: see `execute`."""
-    from .experiments.job import execute  # imports torch
+    from .experiments.job import execute  # imports torch, and Lightning, which chooses how warnings look
 
+    warnings.formatwarning = lambda text, *_, **__: f"gat-pyg: {text}\n"
     return execute(config)
 
 

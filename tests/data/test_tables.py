@@ -184,6 +184,14 @@ def test_later_tables_may_have_another_order_new_ids_and_new_categories(files: t
     assert len(graph.x) == 120
     ends = {tuple(edge) for edge in again[old.edge_index].t().tolist()}
     assert ends == {tuple(edge) for edge in graph.edge_index.t().tolist()}
+    later["city"], later["opened"] = "Oslo", "2099-01-01"
+    with pytest.raises(
+        ValueError, match=r"is not in .* are the edges of the training. For other nodes, give their edge"
+    ):
+        read_rows(stored(task), later)
+    edges = payments(later)
+    with pytest.warns(UserWarning, match=r"60 of 60 dates of opened are before or after those of the training rows"):
+        read_rows(stored(task), [later, edges])
 
 
 def test_rows_are_split_by_a_column_and_by_a_time():

@@ -25,6 +25,7 @@ from gat_pyg.experiments.messages import advice, baselines_line
 from gat_pyg.experiments.result import Result
 from gat_pyg.experiments.settings import Settings
 from gat_pyg.tasks.nodes import NodeLabels
+from gat_pyg.tasks.targets import Targets
 from tests.objectives import OBJECTIVES, quantities_of_edges_of_graphs
 
 TREES = 20
@@ -92,8 +93,17 @@ def test_every_kind_of_task_has_baselines(name: str) -> None:
     scores, error = simple_baselines(task)
     expected = {"node": {"degrees"}, "edge": {"degrees"}, "graph": set()}.get(task.objective.item)
     of_links = {"popularity", "common neighbours", "Adamic-Adar"}
+    if isinstance(task.objective, Targets) and task.objective.item != "graph":
+        expected = {*expected, "one feature"}
     assert scores.keys() == (of_links if expected is None else {"linear model", "random forest", *expected})
     assert all(map(math.isfinite, (*scores.values(), error))) and error > 0
+
+
+def test_one_feature_is_the_nearest_or_none_is_nearer_than_the_mean() -> None:
+    x = np.array([[0.0, 5.0], [1.0, 5.0], [3.0, 5.0]])
+    y = np.array([[0.0, 50.0], [1.0, 70.0], [2.0, np.nan]])
+    predicted = baselines._one_feature(OBJECTIVES["quantities of nodes"](), x, y)(x + 1)
+    assert predicted.tolist() == [[1, 60], [2, 60], [4, 60]]
 
 
 def test_test_rows_change_no_model() -> None:
@@ -113,6 +123,7 @@ def dense_scores(data: Data, src: Tensor, dst: Tensor) -> dict[str, Tensor]:
     weight, root = torch.where(k > 1, 1 / k.log(), 0.0), torch.where(k > 0, k**-0.5, 0.0)
     values = {
         "popularity": one_way.sum(1)[:, None] * one_way.sum(0),
+        "popularity of dst": one_way.sum(0).expand(len(A), -1),
         "common neighbours": A @ A,
         "Adamic-Adar": A @ weight.diag() @ A,
         "paths of length 3": A @ root.diag() @ A @ root.diag() @ A,
@@ -135,9 +146,10 @@ def test_heuristics_of_links_are_dense_products(monkeypatch: pytest.MonkeyPatch,
         torch.testing.assert_close(scores, expected[name])
         assert torch.equal(y, data.y)
         names.append(name)
-    assert names == ["popularity", *(["paths of length 3"] if bipartite else ["common neighbours", "Adamic-Adar"])]
+    others = ["popularity of dst", "paths of length 3"] if bipartite else ["common neighbours", "Adamic-Adar"]
+    assert names == ["popularity", *others]
     monkeypatch.setattr(baselines, "NEIGHBOURS", 20)
-    assert [name for name, *_ in baselines._of_links(task)] == ["popularity"]
+    assert [name for name, *_ in baselines._of_links(task)] == ["popularity", "popularity of dst"][: 1 + bipartite]
 
 
 # In results ---------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from hydra import compose, initialize_config_dir
 from torch_geometric.data import Data
 
 from gat_pyg.experiments import build
+from gat_pyg.experiments import suited as module
 from gat_pyg.experiments.build import build_model, read_task
 from gat_pyg.experiments.command import translated
 from gat_pyg.experiments.conf import VERSION_BASE, config_folder
@@ -47,7 +48,7 @@ def file(name: str, *overrides: str) -> Settings:
     return of("dataset=file", f"dataset.path={name}", *overrides)
 
 
-def test_settings_suit_the_task_its_size_and_its_features() -> None:
+def test_settings_suit_the_task_its_size_and_its_features(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes, words, graphs = file("nodes.npz"), file("words.npz"), file("graphs.pt")
     pairs = file("links.npz", "task=link_prediction")
     assert [each.model.get("encoder") for each in (nodes, words, graphs, pairs)] == [64, None, 64, 64]
@@ -55,6 +56,9 @@ def test_settings_suit_the_task_its_size_and_its_features() -> None:
     assert graphs.model.get("readout") == ["mean", "sum", "max"] and "readout" not in nodes.model.values
     assert [each.model.get("norm") for each in (nodes, words, graphs, pairs)] == ["layer", "layer", "batch", "batch"]
     assert nodes.model.get("norm_kwargs") == {"mode": "node"}
+    assert [each.training.max_epochs for each in (nodes, graphs)] == [500, 200]
+    monkeypatch.setattr(module, "LARGE", 10)
+    assert (file("graphs.pt").training.max_epochs, file("graphs.pt").training.patience) == (50, 10)
     assert file("nodes.npz", "model.norm=batch").model.get("norm_kwargs") is None
     assert "training.lr=0.003" in nodes.suited and nodes.max_epochs == nodes.training.max_epochs
     assert file("rare.npz").metric == "average_precision"

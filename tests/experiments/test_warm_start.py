@@ -92,6 +92,8 @@ def test_seeds_start_from_their_own_and_what_does_not_fit_is_named(capsys: pytes
         assert all(torch.equal(value, two[key]) for key, value in one.items())
     train("m2", "y", "again", *STILL, "runs=2", "from=outputs/one", "ckpt_path=last", "hydra.run.dir=outputs/new")
     assert "The run in outputs/two is finished" in "".join(capsys.readouterr())
+    with pytest.warns(UserWarning, match="trained on the same files with another split, so rows of this test may"):
+        train("m1", "y", "same", *STILL, "from=outputs/one", "split.seed=1")
     for overrides, text in (
         (["from=outputs/one", "runs=3"], "has the seeds 0, 1, but not 2. Choose seed and runs among them"),
         (["from=outputs/none"], "outputs/none is not a run folder: it does not exist"),
@@ -108,4 +110,4 @@ def test_seeds_start_from_their_own_and_what_does_not_fit_is_named(capsys: pytes
     assert [(model.dropout, model.heads) for model in models] == [(0.3, [2, 1]), (0.4, [2, 1])]
     assert "2 settings of m2, the best first" in capsys.readouterr().out
     hashes = {result.run_dir: result.config_hash for result in read("outputs/results.jsonl")}
-    assert len({*hashes.values()}) == 4  # the content of the earlier run counts
+    assert len({*hashes.values()}) == 5  # the content of the earlier run counts

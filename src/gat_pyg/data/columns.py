@@ -71,7 +71,8 @@ class Features:
     def __call__(self, frame: Any) -> Tensor:
         """Return the features of the rows of a table `[n, F]`, in torch's default dtype.
 
-        Warns of categories that training did not have, with their number.
+        Warns of categories that training did not have, with their number, and if most dates are before or after those
+        of the training rows.
 
         Raises:
             ValueError: if a column is missing, or a value is no number or date as in the training data.
@@ -115,7 +116,8 @@ def _fitted(frame: Any, name: str, rows: Any, is_category: bool) -> dict[str, An
     if std <= 1e-12 * abs(mean) and not has_gaps:
         return "the same in all training rows"
     encoding = {"kind": "number", "log": is_log, "mean": mean, "std": std or 1.0, "fill": fill, "flag": has_gaps}
-    return encoding | ({"kind": "date", "form": form} if form else {})
+    dates = {"kind": "date", "form": form, "range": [float(known.min()), float(known.max())]}
+    return encoding | (dates if form else {})
 
 
 def _logarithm(values: Any) -> Any:
@@ -140,6 +142,13 @@ def _encode(x: Any, frame: Any, name: str, encoding: Mapping[str, Any]) -> None:
         values, _ = quantities(frame, name, encoding.get("form", ""))
         values, missing = _logarithm(values) if encoding["log"] else values, np.isnan(values)
         x[:, 0] = (np.where(missing, encoding["fill"], values) - encoding["mean"]) / encoding["std"]
+        low, high = encoding.get("range", (-np.inf, np.inf))
+        if 2 * (outside := int(((values < low) | (values > high)).sum())) > len(values):
+            warnings.warn(
+                f"{file_of(frame)}: {outside:,} of {len(values):,} dates of {name} are before or after those of the "
+                f"training rows, so its feature is a guess. A training with dataset.ignore=[{name}] does without it.",
+                stacklevel=5,
+            )
         if encoding["flag"]:
             x[:, 1] = missing
         return

@@ -208,6 +208,7 @@ def rows_of(source: Mapping[str, Any], data: Any = None) -> tuple[Data, dict[str
         ValueError: as `tables`, or if a table is neither that of nodes nor that of edges.
     """
     source, tables = dict(source), _by_kind(source, data)
+    given = {*tables}
     for key in ("node", "edge"):
         if key == "node" and source["nodes"] is None and is_graph(tables.get("edge", source["edges"])):
             continue  # the nodes are in the graph
@@ -215,7 +216,14 @@ def rows_of(source: Mapping[str, Any], data: Any = None) -> tuple[Data, dict[str
             if source[f"{key}s"] is None:
                 raise ValueError(f"The {key}s of the run were a frame, which it does not keep. Give their table too.")
             tables[key] = source[f"{key}s"]
-    of = _read(tables.get("node"), tables["edge"], source)
+    try:
+        of = _read(tables.get("node"), tables["edge"], source)
+    except ValueError as error:
+        if tables["edge"] is not source["edges"] or "node" not in given:
+            raise
+        raise ValueError(
+            f"{error} These are the edges of the training. For other nodes, give their edges, too."
+        ) from error
     of = _with_degrees(of) if {*DEGREES} & {*source["columns"].get("node", ())} else of
     graph, target = _graph(of, source, *_features(of, source)), source.get("target")
     names = [source["src"], source["dst"]]

@@ -157,6 +157,8 @@ def _of_rows(task: Task) -> Iterator[tuple[str, Tensor, Tensor]]:
         chosen = _sample(size, max(1, ELEMENTS // len(parts[0])))
         parts = [x[:, chosen] for x in parts]
         fits = [("linear model", _linear, parts), ("random forest", _forest, parts)]
+    if isinstance(objective, Targets) and item != "graph":
+        fits.append(("one feature", _one_feature, raw))
     if item != "graph":
         degrees = [torch.cat([_degrees(task, data, index) for data, index in rows]) for rows in (train, test)]
         fits.append(("degrees", _linear, degrees))
@@ -272,6 +274,24 @@ def _linear(task: Task, x: Array, y: Array) -> Predict:
     return _each(x[::step], y[::step], one_label)
 
 
+def _one_feature(task: Task, x: Array, y: Array) -> Predict:
+    """Return for each column of y `[n, K]` the column of x that is nearest to it, as it is: in a series the last value.
+
+    Where none is nearer than the mean, it is the mean.
+    """
+
+    def nearest(column: Array) -> Predict:
+        known = ~np.isnan(column)
+        errors = ((x[known] - column[known, None]) ** 2).mean(0)
+        mean = column[known].mean()
+        if not len(errors) or errors.min() >= column[known].var():
+            return lambda x: np.full(len(x), mean)
+        return lambda x: x[:, errors.argmin()]
+
+    predicts = [nearest(column) for column in y.T]
+    return lambda x: np.stack([predict(x) for predict in predicts], 1)
+
+
 def _forest(task: Task, x: Array, y: Array) -> Predict:
     """Return the predictions of a random forest that is fitted to y `[n, K]`.
 
@@ -332,6 +352,7 @@ def _of_links(task: Task) -> Iterator[tuple[str, Tensor, Tensor]]:
         weighted, reads = csr_array(A.multiply(1 / np.log(np.maximum(k, 2))[None])), k
         products = {"common neighbours": lambda rows: A[rows], "Adamic-Adar": lambda rows: weighted[rows]}
     else:
+        yield "popularity of dst", torch.from_numpy(directed.sum(0)[dst]), data.y
         weighted, reads = csr_array(A.multiply(np.maximum(k, 1)[None] ** -0.5)), A @ k
         products = {"paths of length 3": lambda rows: weighted[rows] @ weighted}
     cost = (reads[src] + k[dst]).cumsum()

@@ -49,7 +49,7 @@ from .suited import suited
 from .table import table
 from .together import all_at_once, grouped, stack_key
 from .unused import check_effects
-from .warm_start import with_earlier_model
+from .warm_start import warn_of_overlap, with_earlier_model
 
 T = TypeVar("T")
 
@@ -84,6 +84,7 @@ def request(config: DictConfig) -> Request:
             raise ValueError("--multirun runs in a single process. Start runs of several processes without -m.")
         check_gpus(settings.trainer)
         settings.check_results()
+        warn_of_overlap(settings)
         settings = with_earlier_model(suited(settings, invocation.overrides), names_of(invocation.overrides))
     except Exception:
         invocation.drop_folder()

@@ -53,10 +53,7 @@ ALL: Mapping[str, Any] = {
 BY_ITEM: Mapping[str, Mapping[str, Any]] = {
     "node": {},
     "edge": {},
-    "graph": {
-        **{"model.num_layers": 4, "model.head_layers": 2, "model.readout": ["mean", "sum", "max"]},
-        "training.max_epochs": 200,
-    },
+    "graph": {"model.num_layers": 4, "model.head_layers": 2, "model.readout": ["mean", "sum", "max"]},
     "link": {"model.decoder": "mlp"},
 }
 # Of the nodes or edges of one graph: statistics of all its nodes would depend on the features of the test
@@ -64,6 +61,9 @@ BY_ROWS: Mapping[str, Any] = {"model.norm": "layer", "model.norm_kwargs": {"mode
 WIDTH = 64  # of the encoder
 RARE = 0.1  # share of the rarer of two classes below which accuracy is no score
 BATCHES = 2000  # graphs of the training from which a step takes 64
+# Of many graphs, such as the steps of a series, and of many with more than LARGE nodes in all
+GRAPHS: Mapping[str, Any] = {"training.max_epochs": 200}
+LARGE, LARGE_GRAPHS = 100_000, {"training.max_epochs": 50, "training.patience": 10}
 MANY, MOSTLY = 100, 0.9  # columns, and the share of zeros, from which features are left sparse, without an encoder
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -75,6 +75,7 @@ class Facts(NamedTuple):
     item: str
     goal: str
     num_graphs: int | None  # of the training; None: one graph for all splits
+    num_nodes: int  # of the training's graphs in all
     encodes: bool  # whether the features need an encoder
     rare: int | None  # the rarer of two classes, if it is rare
     in_shares: bool  # whether the sizes of the splits in the settings do not fit
@@ -137,7 +138,8 @@ def facts_of(task: Task, in_shares: bool = False) -> Facts:
         rare = int(shares[0] < 0.5) if is_rare and is_scored else None
     count = len(task.train) if task.has_many_graphs else None
     encodes = _needs_encoder([task.features(data) for data in task.train])
-    return Facts(task.objective.item, task.objective.goal, count, encodes, rare, in_shares)
+    size = sum(data.x.size(0) for data in task.train)
+    return Facts(task.objective.item, task.objective.goal, count, size, encodes, rare, in_shares)
 
 
 def _needs_encoder(features: Sequence[Tensor]) -> bool:
@@ -163,6 +165,7 @@ def _values(settings: Settings, passed: frozenset[str], facts: Facts) -> Iterato
     if "model.num_layers" in table and (hops := settings.loader.num_neighbors) is not None:
         table["model.num_layers"] = len(hops)
     if facts.num_graphs is not None:
+        table |= GRAPHS if facts.num_nodes <= LARGE else LARGE_GRAPHS
         table["training.batch_size"] = 64 if facts.num_graphs > BATCHES else 32
     if facts.encodes and settings.training.sparse is not True:
         table["model.encoder"] = WIDTH

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lightning.pytorch.utilities import rank_zero_warn
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -128,6 +130,19 @@ def with_earlier_model(settings: Settings, passed: Collection[str]) -> Settings:
     values |= {key: value for key, value in settings.model.values.items() if key in changed}
     chosen = tuple(text for text in settings.suited if not text.startswith("model."))
     return settings.replace(model=ModelFactory("model", values), suited=chosen)
+
+
+def warn_of_overlap(settings: Settings) -> None:
+    """Warn if the earlier run was trained on the same files with another split."""
+    if settings.from_ is None or settings.content is None:
+        return
+    config = _file_of(Path(settings.from_).expanduser(), settings.seed).with_name(CONFIG)
+    saved: Any = OmegaConf.to_container(OmegaConf.load(config)) if config.is_file() else {}
+    if saved.get("content") == settings.content and saved["split"] != dataclasses.asdict(settings.split):
+        rank_zero_warn(
+            f"from={settings.from_} was trained on the same files with another split, so rows of this test may have "
+            "trained it, and the score would be too good. Choose its split, or other files."
+        )
 
 
 def content_of_run(run: str | Path) -> str:
