@@ -56,7 +56,7 @@ BY_ITEM: Mapping[str, Mapping[str, Any]] = {
     "graph": {"model.num_layers": 4, "model.head_layers": 2, "model.readout": ["mean", "sum", "max"]},
     "link": {"model.decoder": "mlp"},
 }
-# Of the nodes or edges of one graph: statistics of all its nodes would depend on the features of the test
+# Of labels of nodes and edges: in one graph, statistics of all nodes would depend on the features of the test
 BY_ROWS: Mapping[str, Any] = {"model.norm": "layer", "model.norm_kwargs": {"mode": "node"}}
 WIDTH = 64  # of the encoder
 RARE = 0.1  # share of the rarer of two classes below which accuracy is no score
@@ -156,8 +156,8 @@ def _values(settings: Settings, passed: frozenset[str], facts: Facts) -> Iterato
     kind, values = settings.model.locate(), flattened(settings.to_dict())
     network, before = _network(settings.model.target)
     table = {**network, **ALL, **BY_ITEM[facts.item]}
-    if facts.num_graphs is None and facts.item in ("node", "edge") and "model.norm" in table:
-        table |= {} if "model.norm" in passed else BY_ROWS
+    if facts.item in ("node", "edge") and "model.norm" in network and "model.norm" not in passed:
+        table |= BY_ROWS
     if facts.in_shares:
         table |= SHARES
     if "model.dropout" in table and (facts.item, facts.goal) == ("node", "regression"):
