@@ -8,7 +8,9 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from .command import translated, value_text
 from .conf import VERSION_BASE, config_folder
@@ -42,7 +44,7 @@ def command_of(folder: str | Path, runs: int = 1) -> str | None:
         overrides = [*(text for text in chosen if text not in DEFAULT), *changes]
         try:
             settings = Settings.parse(compose("config", translated(overrides)))
-        except Exception:  # of Hydra's grammar
+        except (HydraException, OmegaConfBaseException, ValueError):  # no override can express it
             return None
     content = {name: getattr(wanted, name) for name in INTERNAL}  # of files, which may have changed
     if settings.replace(**content).hash != wanted.hash:
