@@ -114,7 +114,7 @@ def steps(begin: float, *settings: str) -> None:
     """Run the command, and print the seconds since `begin` and the MiB at the peak after each step as JSON."""
     import gat_pyg.experiments.job as job
 
-    reader: Any = sys.modules["gat_pyg.data.tables"]
+    reader: Any = sys.modules["gat_pyg.data.table_graph"]
     seen: dict[str, Any] = {}
 
     def passed(name: str) -> None:
@@ -158,7 +158,6 @@ def speed(options: argparse.Namespace, record: dict[str, Any], save: Callable[[]
                     "steps",
                     str(time.perf_counter()),
                     "dataset=tables",
-                    "dataset.target=fraud",
                 ]
                 run += [f"dataset.{key}={path}" for key, path in zip(("nodes", "edges"), paths, strict=True)]
                 run += ["dataset.target=fraud", "training.max_epochs=1", f"outputs={folder}/{form}{number}"]
