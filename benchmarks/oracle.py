@@ -184,10 +184,10 @@ def settings() -> Iterator[Case]:
 
     def hashes() -> dict[str, Any]:
         models, datasets = ([path.stem for path in (conf / group).glob("*.yaml")] for group in ("model", "dataset"))
-        path = {"file": ["dataset.path=x"]}
+        paths = {"file": ["dataset.path=x"], "smiles": ["dataset.path=x"], "tables": ["dataset.edges=x"]}
         with initialize_config_dir(str(conf), version_base="1.3"):
             named = {
-                f"{model} on {dataset}": setting_hash(f"model={model}", f"dataset={dataset}", *path.get(dataset, []))
+                f"{model} on {dataset}": setting_hash(f"model={model}", f"dataset={dataset}", *paths.get(dataset, []))
                 for model, dataset in product(models, datasets)
             }
             today = {*named.values(), *(setting_hash(*cell) for cell in cells())}
