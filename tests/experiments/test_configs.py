@@ -26,6 +26,7 @@ from gat_pyg.experiments.hashing import config_hash, flattened
 from gat_pyg.experiments.process import check_gpus
 from gat_pyg.experiments.published import as_published
 from gat_pyg.experiments.settings import INTERNAL, Factory, Settings
+from gat_pyg.experiments.suited import suited
 from gat_pyg.experiments.unused import check_effects
 from gat_pyg.report.runs import gathered, lines_of
 from gat_pyg.tasks.graphs import GraphLabels
@@ -275,7 +276,7 @@ def test_wrong_settings_are_refused(arguments: str):
     for override in OverridesParser.create().parse_overrides(arguments.split()):
         OmegaConf.update(config, str(override.key_or_group), override.value(), force_add=True)
     with pytest.raises(ValueError, match=WRONG[arguments]):
-        Settings.parse(config)
+        suited(Settings.parse(config), [])
 
 
 TABLES = names("experiment")

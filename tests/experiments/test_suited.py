@@ -61,6 +61,7 @@ def test_settings_suit_the_task_its_size_and_its_features(monkeypatch: pytest.Mo
     assert (file("graphs.pt").training.max_epochs, file("graphs.pt").training.patience) == (50, 10)
     assert file("nodes.npz", "model.norm=batch").model.get("norm_kwargs") is None
     assert "training.lr=0.003" in nodes.suited and nodes.max_epochs == nodes.training.max_epochs
+    assert file("nodes.npz", "scheduler=cosine").max_epochs == 500  # where the cosine ends
     assert file("rare.npz").metric == "average_precision"
     assert file("never.npz").metric is None  # which no score but accuracy is defined for
     assert file("nodes.npz", "loader=neighbor", "loader.num_neighbors=[5,5]").model.get("num_layers") == 2

@@ -440,7 +440,7 @@ class Settings:
         self._check_optimisation()
 
     def _check_optimisation(self) -> None:
-        """Raise ValueError if the optimizer or the scheduler cannot be built, or the training would not end."""
+        """Raise ValueError if the optimizer or the scheduler cannot be built."""
         from torch import nn, zeros
 
         for factory, keys in ((self.optimizer, ("lr", "weight_decay", "params")), (self.scheduler, ("optimizer",))):
@@ -452,6 +452,9 @@ class Settings:
             raise ValueError("trainer.gradient_clip_val clips too. Leave it out, and use training.gradient_clip_val.")
         weights = [nn.Parameter(zeros(1, 1))]
         self.optimisation.configure(weights, weights, self.max_epochs)
+
+    def check_end(self) -> None:
+        """Raise ValueError if a training would not end: of a job, whose limit may be one that suits its data."""
         if self.max_epochs >= UNLIMITED and (self.training.patience is None or self.scheduler.target is not None):
             reason = "training.patience is null"
             if self.scheduler.target is not None:  # each tiny step lowers the validation loss a little, or ties

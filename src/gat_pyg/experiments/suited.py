@@ -92,8 +92,15 @@ def suited(settings: Settings, overrides: Sequence[str]) -> Settings:
     settings.
 
     Raises:
-        ValueError: if the data cannot be read.
+        ValueError: if the data cannot be read, or a training would not end.
     """
+    settings = _suited(settings, overrides)
+    if not settings.is_table:  # whose cells have settings of their own
+        settings.check_end()
+    return settings
+
+
+def _suited(settings: Settings, overrides: Sequence[str]) -> Settings:
     passed = names_of(overrides)
     is_own = settings.dataset.target in OWN or "dataset._target_" in passed
     has_recipe = any(text.lstrip("+").startswith(("recipe", "family", "experiment")) for text in overrides)
