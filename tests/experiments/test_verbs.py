@@ -110,6 +110,23 @@ def test_other_labelled_data_are_scored_by_scikit_learn(trained: Trained):
     assert scores["macro_f1"] == pytest.approx(f1_score(y, predicted["class"], average="macro"), abs=2e-5)
 
 
+def test_an_interrupted_run_predicts_as_when_it_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    settings = (*SMALL, "checkpoint_every=0", f"hydra.run.dir={tmp_path}/run", f"outputs={tmp_path}/outputs")
+    with monkeypatch.context() as patch:
+        patch.setattr("gat_pyg.experiments.alone.write_outputs", interrupted)
+        with pytest.raises(SystemExit, match="130"):
+            command(*settings)
+    with pytest.warns(UserWarning, match=r"run is not finished: the weights are those of epoch \d, the best of 2\."):
+        before = predict(tmp_path / "run"), evaluate(tmp_path / "run").scores
+    command(*settings, "ckpt_path=last")
+    after = predict(tmp_path / "run"), evaluate(tmp_path / "run").scores
+    pd.testing.assert_frame_equal(before[0], after[0])
+    assert before[1] == after[1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message", "status"),
     [

@@ -82,7 +82,8 @@ def evaluate(run_dir: str | Path, data: Any = None, *, seed: Seed = None) -> Eva
             _tested(settings_of(place), task, model, number, place)
             for (number, place), model in zip(folders.items(), trained.models, strict=True)
         ]
-        recorded = {number: _recorded(place).value for number, place in folders.items()}
+        finished = {number: place for number, place in folders.items() if (place / RESULT).is_file()}
+        recorded = {number: _recorded(place).value for number, place in finished.items()}
     else:
         tested, recorded = _labelled(trained, data), {}
     scores = {number: _scores(objective, *rows) for number, rows in zip(folders, tested, strict=True)}

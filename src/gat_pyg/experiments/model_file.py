@@ -6,6 +6,7 @@ import copy
 import importlib.metadata
 import inspect
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -26,8 +27,9 @@ from ..tasks.model import Inputs, members
 from ..tasks.objective import Objective
 from ..tasks.objectives import objective_from
 from ..tasks.preparation import Preparation, attach
+from ..training.checkpoint import SafeCheckpoints
 from ..training.differing import differing
-from .result import CONFIG, MODEL, RESULT
+from .result import CHECKPOINT, CONFIG, MODEL, RESULT
 
 LARGEST = 10_000  # the largest argument of a model with fewer parameters than this
 REBUILT = ("gat_pyg.", "torch_geometric.nn.models.", "torch_geometric.nn.conv.")  # packages whose classes `load` builds
@@ -85,6 +87,9 @@ def load(
     No code in the folder is run: the weights are numbers, and the class is built by its name only if it is an
     `nn.Module` of gat_pyg or one of PyG's models or layers. For other classes, pass a `model` of the same shapes.
 
+    A run of one seed that is not finished has the best weights so far in its checkpoint. The run's data are read then,
+    and a warning names the epoch.
+
     Raises FileNotFoundError if `run_dir` is not the folder of a finished run, and ValueError if the file is truncated,
     the class is not one of those above, its shapes differ from those saved, or there are to be predictions without an
     objective.
@@ -106,13 +111,37 @@ def load(
         return stack
     if seed is not None and (seeds := seeds_of(folder)) and seed not in seeds:
         raise FileNotFoundError(f"{folder} has no run of seed {seed}, expected one of {', '.join(map(str, seeds))}.")
-    path = model_file(folder if seed is None else folder / f"seed-{seed}")
-    about, tensors = _read(path)
-    if model is None:
-        model = _rebuild(path, about, tensors)
-    _fill(model, tensors, path)
-    attach(model, *described(path, about))
+    folder = folder if seed is None else folder / f"seed-{seed}"
+    if (folder / CHECKPOINT).is_file() and not (folder / MODEL).is_file():
+        model = _unfinished(folder, model)
+    else:
+        path = model_file(folder)
+        about, tensors = _read(path)
+        if model is None:
+            model = _rebuild(path, about, tensors)
+        _fill(model, tensors, path)
+        attach(model, *described(path, about))
     return _predictor(folder, [model]) if predictions else model.eval()
+
+
+def _unfinished(folder: Path, model: nn.Module | None) -> nn.Module:
+    """Return the model of a run that is not finished, with the best weights in its checkpoint."""
+    from .build import initial_model, settings_of, task_of  # imports Lightning
+
+    path = folder / CHECKPOINT
+    rule = SafeCheckpoints().load_checkpoint(path)["callbacks"].get("PaperStopping")
+    if not rule or not rule["weights"]:
+        raise FileNotFoundError(f"{folder} is not a run folder: no epoch is finished. Finish it by ckpt_path=last.")
+    settings, task = settings_of(folder), task_of(folder)
+    model = initial_model(settings, task, settings.seed).model if model is None else model
+    _fill(model, {key.removeprefix("model."): value for key, value in rule["weights"].items()}, path)
+    attach(model, task.preparation, task.objective)
+    warnings.warn(
+        f"{folder} is not finished: the weights are those of epoch {rule['best_epoch']}, the best of {rule['epoch']}. "
+        "Finish the run by ckpt_path=last.",
+        stacklevel=3,
+    )
+    return model
 
 
 class Predictor(nn.Module):
