@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..tasks.checks import CHECKED
 from ..tasks.model import members
 from .wrapper import Wrapper
 
@@ -135,8 +137,8 @@ def num_categories(values: Iterable[Tensor]) -> list[int]:
         [9, 0]
     """
     whole, largest = None, None
-    rows = [value for value in values if value.size(0)]
-    for value in rows:
+    graphs = [value for value in values if value.size(0)]
+    for value in chain.from_iterable(x.split(max(1, CHECKED // max(1, x.size(1)))) for x in graphs):  # x may be a file
         fits = ((value >= 0) & (value == value.round()) if value.is_floating_point() else value >= 0).all(0)
         most = value.amax(0).double()
         whole = fits if whole is None else whole & fits
@@ -146,7 +148,7 @@ def num_categories(values: Iterable[Tensor]) -> list[int]:
     sizes = [int(most) + 1 if fits else 0 for fits, most in zip(whole.tolist(), largest.tolist(), strict=True)]
     for column, size in enumerate(sizes):
         if size > MANY:
-            used = torch.cat([value[:, column] for value in rows]).unique().numel()
+            used = torch.cat([x[:, column] for x in graphs]).unique().numel()
             are_ids = len(sizes) == 1 and used == size
             sizes[column] = size if are_ids or (used <= MANY and size <= LARGEST) else 0
     return sizes
