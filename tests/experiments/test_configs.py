@@ -20,7 +20,7 @@ from torch_geometric.data import Data
 
 from gat_pyg.data import Task, digits, from_dataset
 from gat_pyg.experiments.build import build_logger, build_model, build_module, build_task, build_trainer
-from gat_pyg.experiments.command import names_of, translated
+from gat_pyg.experiments.command import check_recipe, names_of, translated
 from gat_pyg.experiments.conf import VERSION_BASE, config_folder
 from gat_pyg.experiments.hashing import config_hash, flattened
 from gat_pyg.experiments.process import check_gpus
@@ -326,38 +326,73 @@ def test_a_family_gives_each_of_its_data_sets_its_recipes():
 
 
 RECIPES = [
-    (kind, path.stem, model)
+    (recipe, kind, path.stem, model)
+    for recipe in ("papers", "strong")
     for kind in ("on", "family")
-    for path in sorted((CONF / "recipe" / kind).glob("*.yaml"))
+    for path in sorted((CONF / "recipe" / recipe / kind).glob("*.yaml"))
     for models in OmegaConf.load(path)
     for model in str(models).split(", ")
 ]
 
 
-@pytest.mark.parametrize(("kind", "data", "model"), RECIPES)
-def test_a_recipe_is_that_of_a_model_and_a_data_set_that_exist(kind: str, data: str, model: str):
+@pytest.mark.parametrize(("recipe", "kind", "data", "model"), RECIPES)
+def test_a_recipe_is_that_of_a_model_and_a_data_set_that_exist(recipe: str, kind: str, data: str, model: str):
     dataset = data if kind == "on" else members(data)[0]
     assert model in names("model") and dataset in names("dataset")
-    config = composed_for(model, dataset)
+    config = composed_for(model, dataset, f"recipe={recipe}")
     learns(config, task(categories="encoder" in config.model))
-    sections = OmegaConf.to_container(OmegaConf.load(CONF / "recipe" / kind / f"{data}.yaml"))
+    sections = OmegaConf.to_container(OmegaConf.load(CONF / "recipe" / recipe / kind / f"{data}.yaml"))
     (own,) = (values for models, values in sections.items() if model in models.split(", "))
-    assert own.keys() <= {"defaults", "model", "training", "scheduler", "trainer", "loader"}
+    assert own.keys() <= {"defaults", "model", "training", "scheduler", "optimizer", "encoding", "trainer", "loader"}
     for name, value in flattened({key: own[key] for key in own if key != "defaults"}).items():
         assert OmegaConf.select(config, name) == value
 
 
 def test_the_recipe_of_a_paper_is_that_of_a_model_that_exists():
-    sections = OmegaConf.load(CONF / "recipe" / "papers.yaml")
+    sections = OmegaConf.load(CONF / "recipe" / "papers" / "methods.yaml")
     models = [model for models in sections for model in models.split(", ")]
     assert {*models} <= {*names("model")} and len(models) == len({*models})
     for model in models:
-        assert composed(f"model={model}").training != composed().training
+        assert composed(f"model={model}").training != composed(f"model={model}", "recipe=none").training
 
 
-@pytest.mark.parametrize("setup", names("recipe/setup"))
-def test_a_setup_can_be_chosen_for_any_model(setup: str):
-    learns(compose("config", ["model=mlp", f"recipe=setup/{setup}"]), task())
+@pytest.mark.parametrize("recipe", [f"setup/{name}" for name in names("recipe/setup")])
+def test_a_setup_can_be_chosen_for_any_model(recipe: str):
+    learns(compose("config", ["model=mlp", f"recipe={recipe}"]), task())
+
+
+@pytest.mark.parametrize("rule", names("recipe/strong"))
+def test_the_rule_of_a_kind_of_task_can_be_chosen_for_any_data_set(rule: str):
+    for dataset in ("digits", "molesol"):
+        config = composed(f"dataset={dataset}", f"recipe=strong/{rule}")
+        learns(config, task(categories="encoder" in config.model))
+    assert rule == "graph" or config.model.norm_kwargs == {"mode": "node"}
+    assert composed(f"recipe=strong/{rule}", "model.norm=batch").model.get("norm_kwargs") is None
+
+
+@pytest.mark.parametrize(
+    ("model", "dataset", "expected"),
+    [
+        (
+            "gat",
+            "digits",
+            r"recipe=strong has no settings of model=gat for dataset=digits, only for dataset=.*minesweep",
+        ),
+        (
+            "gcn",
+            "minesweeper",
+            r"model=gcn for dataset=minesweeper, only for model=gat.* gat-pyg -m search=node dataset=m",
+        ),
+    ],
+)
+def test_a_recipe_of_data_sets_is_refused_for_others(model: str, dataset: str, expected: str):
+    choices = {"recipe": "strong", "model": model, "dataset": dataset, "recipe/on": f"strong-{model}-{dataset}"}
+    with pytest.raises(ValueError, match=expected):
+        check_recipe(choices)
+    check_recipe({**choices, "recipe": "papers"})
+    check_recipe(strong := {**choices, "model": "gat", "dataset": "minesweeper"})
+    with pytest.raises(ValueError, match=r"recipe=strong has no settings"):  # of a class by dataset._target_
+        check_recipe({name: choice for name, choice in strong.items() if name != "recipe/on"})
 
 
 @pytest.mark.parametrize("group", ["loader", "trainer", "logger", "optimizer", "scheduler", "hydra/help"])

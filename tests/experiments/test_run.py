@@ -843,7 +843,7 @@ def test_two_sets_of_one_class_have_names_and_folders_of_their_own_and_one_learn
         (f"dataset=pubmed ++dataset._target_={SETS}.KarateClub", 0.005, [8, 1]),
         ("dataset=pubmed dataset.name=cora", 0.005, [8, 1]),
         ("dataset=pubmed model._target_=mine.GAT", 0.005, [8, 1]),
-        ("recipe/on=gat-pubmed dataset._target_=mine.Set", 0.01, [8, 8]),
+        ("recipe/on=papers-gat-pubmed dataset._target_=mine.Set", 0.01, [8, 8]),
     ],
 )
 def test_the_numbers_of_two_names_are_for_what_they_name(command: Command, arguments: str, lr: float, heads: list[int]):
@@ -992,7 +992,7 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
             ["model=gat", "model.hidden_channels=8"],
             r"hidden_channels is 8, expected a list with one entry per hidden layer, \[8\], or",
         ),
-        (["model=gat", "model.residual=abc"], r"residual is 'abc', expected True, False or 'identity'"),
+        (["model=gat", "model.residual=abc"], r"residual is 'abc', expected True, False, 'identity' or 'linear'"),
         (["model=monet", "model.kernel_size=0"], r"model\.kernel_size is 0, expected a whole number, at least 1\."),
         (["model=planetoid", "model.dropout=-1"], r"model\.dropout is -1, expected a number from 0 to 1\."),
         (

@@ -75,7 +75,7 @@ def test_what_the_user_or_a_recipe_chose_stays() -> None:
     assert chosen.model.get("encoder") is None and chosen.model.get("num_layers") == 3
     paper = file("nodes.npz", "model.heads=[4,1]")
     assert "num_layers" not in paper.model.values and paper.model.get("hidden_channels") == [8]
-    for overrides in (("dataset=cora",), ("dataset=file", "dataset.path=nodes.npz", "recipe/on=gat-pubmed")):
+    for overrides in (("dataset=cora",), ("dataset=file", "dataset.path=nodes.npz", "recipe/on=papers-gat-pubmed")):
         settings = of(*overrides)
         assert not settings.suited and "norm" not in settings.model.values
     gcn, gat = file("nodes.npz", "model=gcn"), file("nodes.npz")

@@ -84,7 +84,7 @@ def test_fifteen_layers_are_tunedgnns(pre_linear: bool) -> None:
     ours = with_weights(
         GAT(
             *(5, 8, 3, 1, P),
-            **{"num_layers": L, "jk": "last", "residual": [True] * L, "norm": "batch", "act": "relu"},
+            **{"num_layers": L, "jk": "last", "residual": "linear", "norm": "batch", "act": "relu"},
             **{"input_dropout": 0.0, "attention_dropout": 0.0, "pre_linear": pre_linear},
         ).double(),
         plain,

@@ -464,7 +464,7 @@ def test_attention_of_any_model_leaves_it_as_it_was() -> None:
         ({"feed_forward": 0}, r"feed_forward is 0, expected a whole number, at least 1"),
         ({"heads": [8], "head_layers": 0}, r"head_layers is 0, expected at least 1"),
         ({"input_dropout": -0.5}, r"input_dropout is -0\.5, expected a probability in \[0, 1\]"),
-        ({"residual": ["linear", False]}, r"residual is 'linear', expected True, False or 'identity'"),
+        ({"residual": ["lin", False]}, r"residual is 'lin', expected True, False, 'identity' or 'linear'"),
         ({"norm": "foo"}, r"norm is 'foo' with norm_kwargs \{\}, expected the name of a norm of torch_geometric\.nn"),
         ({"norm": "graphsize"}, r"norm is 'graphsize' .* such as batch, layer"),
         ({"num_layers": 3}, r"num_layers is 3, but hidden_channels and out_channels are of 2 layers"),

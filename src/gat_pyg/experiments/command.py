@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
@@ -38,13 +39,13 @@ OWN = ("dataset=file", "dataset=tables", "dataset=smiles")  # data without setti
 def without_recipes(arguments: Sequence[str]) -> list[str]:
     """Remove the recipes of a model or a data set whose class is replaced by an override, or that are the user's own.
 
-    Hydra selects a model's recipe by the model's name, and `recipe/on` and `recipe/family` by the names of the model
-    and of the data set or its family. An override such as `dataset._target_` changes no name. The model's `method` and
+    Hydra selects `recipe/method` by the recipe's and the model's name, and `recipe/on` and `recipe/family` also by the
+    name of the data set or its family. An override such as `dataset._target_` changes no name. The model's `method` and
     `form` are removed for the same reason. On one's own data, all methods have the settings that suit these (`suited`),
     not those of the papers' data.
 
     >>> without_recipes(["model=gcn", "dataset=file"])
-    ['model=gcn', '~recipe/family', '~recipe/on', '~recipe', 'dataset=file']
+    ['model=gcn', '~recipe/family', '~recipe/on', '~recipe/method', 'dataset=file']
     """
     keys = [argument.lstrip("+~").partition("=")[0] for argument in arguments]
     replaced = [index for index, key in enumerate(keys) if key in REPLACES or arguments[index] in OWN]
@@ -52,11 +53,32 @@ def without_recipes(arguments: Sequence[str]) -> list[str]:
         return list(arguments)
     first = replaced[0]
     has_recipe = keys[first] == "dataset.name"  # of another data set of a class with settings
-    recipes = ["recipe/family", "recipe/on", *["recipe"] * (len(replaced) > 1 or not has_recipe)]
+    recipes = ["recipe/family", "recipe/on", *["recipe/method"] * (len(replaced) > 1 or not has_recipe)]
     removals = [f"~{recipe}" for recipe in recipes if recipe not in keys]
     if "model._target_" in keys:
         removals += [f"++model.{label}=null" for label in ("method", "form") if f"model.{label}" not in keys]
     return [*arguments[:first], *removals, *arguments[first:]]
+
+
+def check_recipe(choices: Mapping[str, Any]) -> None:
+    """Raise ValueError if the chosen recipe has settings for pairs of a model and a data set, but not for this one.
+
+    `choices` are those of Hydra, by the names of the groups.
+    """
+    recipe, model, dataset = (str(choices[group]) for group in ("recipe", "model", "dataset"))
+    folder = config_folder() / "recipe" / recipe
+    if not (folder / "on").is_dir() or (folder / "methods.yaml").is_file():
+        return
+    options = GlobalHydra.instance().config_loader().get_group_options("recipe/on")
+    if "recipe/on" in choices and f"{recipe}-{model}-{dataset}" in options:
+        return
+    pairs = [option.split("-", 2)[1:] for option in sorted(options) if option.startswith(f"{recipe}-")]
+    same = ", ".join(data for method, data in pairs if method == model)
+    known = f"dataset={same}" if same else f"model={' or '.join(sorted({method for method, _ in pairs}))}"
+    raise ValueError(
+        f"recipe={recipe} has no settings of model={model} for dataset={dataset}, only for {known}. To find some: "
+        f"gat-pyg -m search=node dataset={dataset}, or search=graph or link."
+    )
 
 
 SWITCHES = ("-m", "--multirun", "-r", "--run", "--resolve")  # Hydra's options without a value
@@ -119,7 +141,7 @@ def misused_group(overrides: Iterable[str]) -> str | None:
         if not override.key_or_group:
             return _no_setting(text)
         folder = config_folder() / override.key_or_group
-        required = not override.key_or_group.startswith("recipe")  # a recipe may be removed: see `without_recipes`
+        required = not override.key_or_group.startswith("recipe/")  # these may be removed: see `without_recipes`
         if folder.is_dir() and required and (override.is_delete() or not isinstance(override.value(), str)):
             names = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
             return f"{text} is no choice, expected {override.key_or_group}=NAME with one of {names}."
@@ -194,12 +216,14 @@ def outputs_folder(outputs: str | None) -> str:
     return outputs or "."
 
 
-def pick(key: str, values: Mapping[str, Any]) -> Any:
+def pick(key: str, values: Mapping[str, Any], *default: Any) -> Any:
     """Return the value of `key` in a mapping: the resolver of `${pick:${.act},{relu:ReLU,elu:ELU}}`.
 
     Raises:
-        ValueError: if there is no such key.
+        ValueError: if there is neither such a key nor a default, as in `${pick:${.act},{relu:ReLU},null}`.
     """
+    if key not in values and default:
+        return default[0]
     if key not in values:
         raise ValueError(f"{key!r} is unknown.{similar(str(key), map(str, values))}")
     return values[key]

@@ -33,17 +33,18 @@ def config_folder() -> Path:
 
 
 def store_recipes() -> None:
-    """Register each section of the recipe files with Hydra as a config of its own, for each model in its name.
+    """Register each section of the files of recipes with Hydra as a config of its own, for each model in its name.
 
-    The section `gat, gcn64` of conf/recipe/on/citeseer.yaml becomes recipe/on/gat-citeseer and
-    recipe/on/gcn64-citeseer, and `gcn` of conf/recipe/papers.yaml becomes recipe/gcn.
+    The section `gat, gcn64` of conf/recipe/papers/on/citeseer.yaml becomes recipe/on/papers-gat-citeseer and
+    recipe/on/papers-gcn64-citeseer, and `gcn` of conf/recipe/papers/methods.yaml becomes recipe/method/papers-gcn.
     """
     recipes, store = config_folder() / "recipe", ConfigStore.instance().store
-    for path in (recipes / "papers.yaml", *recipes.glob("on/*.yaml"), *recipes.glob("family/*.yaml")):
+    for path in (path for files in ("methods", "on/*", "family/*") for path in recipes.glob(f"*/{files}.yaml")):
+        recipe, *folders, _ = path.relative_to(recipes).parts
+        group, suffix = (folders[0], f"-{path.stem}") if folders else ("method", "")
         for models, values in cast(DictConfig, OmegaConf.load(path)).items():
             for model in str(models).split(", "):
-                name = model if path.stem == "papers" else f"{model}-{path.stem}"
-                store(name, values, path.parent.relative_to(recipes.parent).as_posix(), "_global_")
+                store(f"{recipe}-{model}{suffix}", values, f"recipe/{group}", "_global_")
 
 
 store_recipes()

@@ -26,7 +26,7 @@ from ..training.progress import quiet
 from ..training.signals import handled
 from .alone import one_run
 from .build import data_key, initial_model, read_task, with_loss
-from .command import message, names_of
+from .command import check_recipe, message, names_of
 from .folder import (
     AT_ONCE,
     Invocation,
@@ -78,6 +78,8 @@ def request(config: DictConfig) -> Request:
         if internal := [name for name in INTERNAL if name in config]:
             raise ValueError(f"{internal[0]} is set by the command. Leave it out.")
         settings = Settings.parse(config)
+        if not settings.is_table:
+            check_recipe(HydraConfig.get().runtime.choices)
         if not invocation.multirun:  # whose settings may be for other jobs
             settings = settings.replace(passed=names_of(invocation.overrides))
         if settings.trainer.get("strategy") is not None and invocation.multirun:

@@ -14,13 +14,13 @@ from statistics import fmean
 from typing import Any
 
 from hydra import compose
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 
 from ..data.from_pyg import name_of
 from ..distributed.ranks import rank_zero_print
 from ..files import try_lock
 from .build import build_task
-from .command import dataset_name, message, misused_group, names_of, translated
+from .command import check_recipe, dataset_name, message, misused_group, names_of, translated
 from .conf import config_folder
 from .folder import (
     AT_ONCE,
@@ -277,11 +277,14 @@ def _listed(name: str, value: Any) -> list[Any]:
 
 def _composed(overrides: list[str]) -> Settings:
     try:
-        config = compose("config", overrides=overrides)
+        config = compose("config", overrides=overrides, return_hydra_config=True)
     except Exception as error:
         if text := misused_group(overrides):
             raise ValueError(text) from error
         raise
+    check_recipe(config.hydra.runtime.choices)
+    with open_dict(config):
+        del config["hydra"]
     return Settings.parse(config)
 
 

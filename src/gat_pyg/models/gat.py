@@ -70,7 +70,8 @@ class GAT(nn.Module):
         heads: H of each layer, including the last. A number needs `num_layers`.
         dropout: p, after the activation of each hidden layer, and within feed-forward parts.
         residual: the layers with a skip connection: one entry per layer, or one for all hidden layers after the first,
-            or for all if there is `pre_linear`. True is a learnable linear map, "identity" the unchanged input.
+            or for all if there is `pre_linear`. True is a learnable linear map, "identity" the unchanged input, and
+            "linear" such a map in all hidden layers, the first included.
         mechanism: as in `GATConv`: a name, or a class or function that builds the module of each layer. A module itself
             can only be of one layer, unless it has no parameters.
         edge_dim: the number of edge features, if any.
@@ -425,10 +426,10 @@ def _shape(
     if isinstance(heads, int) and num_layers is not None:
         heads = [heads] * depth
     for skip in [residual] if isinstance(residual, int | str) else residual:
-        if skip not in (True, False, "identity"):
-            raise ValueError(f"residual is {skip!r}, expected True, False or 'identity'.")
+        if skip not in (True, False, "identity", "linear"):
+            raise ValueError(f"residual is {skip!r}, expected True, False, 'identity' or 'linear'.")
     if isinstance(residual, bool | str):
-        first = 0 if pre_linear else 1
+        first = 0 if pre_linear or residual == "linear" else 1
         if residual and depth - to_out <= first:
             raise ValueError(
                 f"residual is {residual}, a skip connection for each hidden layer after the first, but there is no "
@@ -442,5 +443,5 @@ def _shape(
             entries = "1 entry" if len(value) == 1 else f"{len(value)} entries"
             layers = f"each of the {len(hidden_channels)} hidden layers" + " and one for the output layer" * to_out
             raise ValueError(f"{name} has {entries}, expected {depth}: one for {layers}.")
-    skips = [skip if isinstance(skip, str) else bool(skip) for skip in residual]  # 1 is True
+    skips = ["identity" if skip == "identity" else bool(skip) for skip in residual]  # 1 and "linear" are True
     return list(hidden_channels), list(cast(Sequence[int], heads)), skips
