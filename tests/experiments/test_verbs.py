@@ -21,6 +21,7 @@ import gat_pyg.run
 from gat_pyg import evaluate, load, predict
 from gat_pyg.data.rows import read_rows
 from gat_pyg.experiments import top_links
+from gat_pyg.experiments.build import task_of
 from tests.kinds import KINDS, Kind, M, N
 
 SMALL = ("training.max_epochs=2", "model.hidden_channels=[4]", "model.heads=[2,1]")
@@ -99,6 +100,27 @@ def test_the_best_links_are_those_of_all_pairs_that_are_no_links(name: str, trai
         np.testing.assert_allclose(best.probability, sorted(own.values(), reverse=True)[:3], rtol=1e-5)
         np.testing.assert_allclose(best.probability, [own[other] for other in best[kind.ids[1]]], rtol=1e-5)
     assert {*frame[kind.ids[0]]} == {names[i] for i, _ in pairs}
+
+
+def test_recall_counts_the_links_of_each_node_that_its_best_links_have(trained: Trained, tmp_path: Path):
+    run, files = trained(next(kind for kind in KINDS if kind.name == "pairs.csv"))
+    data = task_of(run).test[0]
+    links = {tuple(pair) for pair in data.edge_label_index[:, data.test_mask & (data.y == 1)].t().tolist()}
+    held = data.edge_label_index[:, (data.val_mask | data.train_mask) & (data.y == 1)].t().tolist()
+    known = {*map(tuple, data.edge_index.t().tolist()), *map(tuple, held)}
+    pairs = [(i, j) for i in range(12) for j in range(12, 27) if (i, j) not in known]
+    probability = predict(run, Data(data.x, data.edge_index, edge_label_index=torch.tensor(pairs).t()))
+    order = [pairs[number] for number in probability.argsort(descending=True).tolist()]
+    best = {i: set([pair for pair in order if pair[0] == i][:4]) for i in range(12)}
+    shares = [len(best[i] & links) / len(its) for i in range(12) if (its := {pair for pair in links if pair[0] == i})]
+    (scores,) = evaluate(run, top_k=4).scores.values()
+    assert scores["recall@4"] == pytest.approx(np.mean(shares), abs=1e-5)
+
+    chosen = predict(run, top_k=3).query("rank == 2")[["user", "item"]]  # new links, as later purchases
+    pd.concat([chosen, pd.read_csv(files[0])[:3]]).to_csv(tmp_path / "later.csv", index=False)
+    with pytest.warns(UserWarning, match=f"3 of {len(chosen) + 3} links are edges of the graph, which the model sees"):
+        (scores,) = evaluate(run, tmp_path / "later.csv", top_k=2).scores.values()
+    assert scores["recall@2"] == 1 and scores["roc_auc"] > 0.5
 
 
 def test_other_labelled_data_are_scored_by_scikit_learn(trained: Trained):

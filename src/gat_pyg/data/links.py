@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -246,6 +247,44 @@ def divided_links(
     return task_of_pairs(name, Data(graph.x, edges, features), *labelled, LinkLabels(CHANNELS), (), split_arguments)
 
 
+def with_other_pairs(graph: Data, name: str) -> Data:
+    """Return a graph with labels of its pairs, which are links: 1, and 0 for as many pairs that are drawn beside them.
+
+    The other pairs are no edge and no link, in either direction, and of two sides in a bipartite graph. They are the
+    same in every call. Links that are edges of the graph are left out with a warning: the model sees them.
+
+    Args:
+        graph: with `edge_index` and the links in `edge_label_index` [2, L].
+        name: of the graph in messages.
+
+    Raises:
+        ValueError: if all links are edges of the graph.
+
+    Example:
+        >>> graph = Data(edge_index=torch.tensor([[0, 1], [1, 2]]), edge_label_index=torch.tensor([[0], [2]]))
+        >>> with_other_pairs(Data(**graph.to_dict(), num_nodes=5), "later").edge_label
+        tensor([1, 0])
+    """
+    graph, N = copy.copy(graph), num_nodes(graph)
+    links = graph.edge_label_index
+    keys = [pairs.min(0).values * N + pairs.max(0).values for pairs in (links, graph.edge_index)]
+    is_known = torch.isin(*keys)
+    if bool(is_known.all()):
+        raise ValueError(f"{name}: all links are edges of the graph, expected links that the model does not see.")
+    if count := int(is_known.sum()):
+        warnings.warn(
+            f"{name}: {count:,} of {len(is_known):,} links are edges of the graph, which the model sees. They are left "
+            "out.",
+            stacklevel=3,
+        )
+    links = links[:, ~is_known]
+    known = torch.cat([graph.edge_index, links, links.flip(0)], 1)
+    part = Data(edge_label_index=links, edge_label=torch.ones(links.size(1), dtype=torch.long))
+    with _seeded(0):
+        _add_negatives([part], NonLinks(known, N, directed(two_sides(known, N), links)))
+    return graph.update(part)
+
+
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Context manager: seed torch's generator, which draws permutations, and Python's, which draws negative pairs."""
@@ -260,10 +299,11 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _add_negatives(parts: Sequence[Data], negatives: NonLinks) -> None:
-    """Add as many negative pairs as links to the labelled pairs of validation and test."""
-    sizes = [part.edge_label.numel() for part in parts]
-    drawn = negatives.draw(sum(sizes))
-    for part, pairs in zip(parts, drawn.tensor_split([drawn.size(1) * sizes[0] // sum(sizes)], 1), strict=True):
+    """Add as many negative pairs as links to the labelled pairs of each part, such as validation and test."""
+    ends = [*accumulate(part.edge_label.numel() for part in parts)]
+    drawn = negatives.draw(ends[-1])
+    splits = [drawn.size(1) * end // ends[-1] for end in ends[:-1]]
+    for part, pairs in zip(parts, drawn.tensor_split(splits, 1), strict=True):
         part.edge_label_index = torch.cat([part.edge_label_index, pairs], 1)
         part.edge_label = torch.cat([part.edge_label, part.edge_label.new_zeros(pairs.size(1))])
 

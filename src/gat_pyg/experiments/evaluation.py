@@ -10,11 +10,13 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data
 
+from ..data.links import with_other_pairs
 from ..data.rows import read_rows
 from ..tasks.metrics import metric_named
 from ..tasks.objective import Objective, any_known
-from ..tasks.preparation import Preparation
+from ..tasks.preparation import Preparation, attach
 from ..tasks.task import Task
 from ..training.progress import quiet
 from .build import build_data, build_module, build_trainer, settings_of
@@ -23,6 +25,7 @@ from .predictions import Seed, labels_of, outputs, predictor_of, run_task
 from .process import deterministic, elements, suited_threads
 from .result import RESULT, Result
 from .settings import Factory, Settings
+from .top_links import check_top_k, recall
 
 ONE_PROCESS: dict[str, Any] = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
 
@@ -30,8 +33,8 @@ ONE_PROCESS: dict[str, Any] = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
 class Evaluation(NamedTuple):
     """The scores of a run, or of the runs of several seeds, by the names of their metrics."""
 
-    scores: Mapping[int, Mapping[str, float]]  # of each seed; the first score is the run's metric
-    averaged: Mapping[str, float]  # of the prediction averaged over the seeds
+    scores: Mapping[int, dict[str, float]]  # of each seed; the first score is the run's metric
+    averaged: dict[str, float]  # of the prediction averaged over the seeds
     recorded: Mapping[int, float]  # the recorded test score of each seed, if it is repeated
     names: Sequence[str] | None = None  # of the classes, labels or targets
 
@@ -51,17 +54,23 @@ class Evaluation(NamedTuple):
         return ", ".join([f"{first} ({beside})" if recorded is not None else first, *others])
 
 
-def evaluate(run_dir: str | Path, data: Any = None, *, seed: Seed = None) -> Evaluation:
+def evaluate(run_dir: str | Path, data: Any = None, *, seed: Seed = None, top_k: int | None = None) -> Evaluation:
     """Return the scores of a trained run on its test again, or on other data with labels.
 
     Without `data`, they are computed as at the end of the training: the first score of each seed is the recorded one,
     to the digit. Otherwise they are those of all rows of the data with a label. The first score is that of the run's
     metric; the other metrics that fit the labels follow, where they are defined.
 
+    Links in `data` may come without labels, as later purchases in a table. Then as many pairs that are no links are
+    drawn, the same in every call, and links that the run's own data have are left out.
+
     Args:
         run_dir: the folder of a run, or of the runs of several seeds.
         data: as in `gat_pyg.predict`, with labels.
         seed: one of several seeds.
+        top_k: of links, add recall@k to the scores: the share of a node's links that are among its `top_k` most
+            probable ones, the mean over the nodes with a link. Left out are links of the training and the validation,
+            or with `data` all of the run's own data.
 
     Raises:
         FileNotFoundError, ValueError: as `gat_pyg.predict`, or if no label of the data is known.
@@ -71,13 +80,16 @@ def evaluate(run_dir: str | Path, data: Any = None, *, seed: Seed = None) -> Eva
     FileNotFoundError: nowhere is not a run folder: it does not exist. Give the folder that a run printed at its end.
     """
     trained, folder = predictor_of(run_dir, seed), Path(run_dir)
+    preparation = cast(Preparation, trained.preparation)
     objective = trained.run_objective
+    if top_k is not None:
+        check_top_k(trained, top_k)
     seeds = seeds_of(folder)
     folders = {number: folder / f"seed-{number}" for number in seeds if seed in (None, "all", number)}
     folders = folders or {_recorded(folder).seed if (folder / RESULT).is_file() else 0: folder}
     if data is None:
         task = run_task(run_dir)
-        objective = task.objective
+        objective, graphs = task.objective, task.test
         tested = [
             _tested(settings_of(place), task, model, number, place)
             for (number, place), model in zip(folders.items(), trained.models, strict=True)
@@ -85,11 +97,17 @@ def evaluate(run_dir: str | Path, data: Any = None, *, seed: Seed = None) -> Eva
         finished = {number: place for number, place in folders.items() if (place / RESULT).is_file()}
         recorded = {number: _recorded(place).value for number, place in finished.items()}
     else:
-        tested, recorded = _labelled(trained, data), {}
+        graphs, recorded = _read(trained, data), {}
+        tested = _labelled(trained, graphs)
     scores = {number: _scores(objective, *rows) for number, rows in zip(folders, tested, strict=True)}
     predictions = torch.stack([objective.predictions(out.double()) for out, _ in tested]).mean(0)
     averaged = _scores(objective, objective.outputs(predictions), tested[0][1])
-    return Evaluation(scores, averaged, recorded, cast(Preparation, trained.preparation).class_names)
+    if top_k is not None:
+        averaged[f"recall@{top_k}"] = _recall(trained, graphs[0], top_k)
+        for model, its in zip(trained.models, scores.values(), strict=True):
+            attach(alone := Predictor([model], objective), preparation)
+            its[f"recall@{top_k}"] = _recall(alone, graphs[0], top_k)
+    return Evaluation(scores, averaged, recorded, preparation.class_names)
 
 
 def _recorded(folder: Path) -> Result:
@@ -114,10 +132,33 @@ def _tested(settings: Settings, task: Task, model: nn.Module, seed: int, folder:
     return torch.cat(outs).cpu(), torch.cat(labels).cpu()
 
 
-def _labelled(trained: Predictor, data: Any) -> list[tuple[Tensor, Tensor]]:
-    """Return the outputs of each model for the rows of data with a label, and these."""
-    objective = trained.run_objective
+def _read(trained: Predictor, data: Any) -> list[Data]:
+    """Return the graphs of data, of links with other pairs if there are none."""
     graphs = read_rows(cast(Preparation, trained.preparation), data).graphs
+    if trained.run_objective.item == "link":
+        are_links = [graph.get("edge_label_index") is not None and _labels(graph) is None for graph in graphs]
+        graphs = [
+            with_other_pairs(graph, "data") if is_of_links else graph
+            for graph, is_of_links in zip(graphs, are_links, strict=True)
+        ]
+    return graphs
+
+
+def _labels(graph: Data) -> Any:
+    return graph.get("edge_label", graph.get("y"))
+
+
+def _recall(trained: Predictor, graph: Data, k: int) -> float:
+    """Return recall@k of the links of a graph: those of the test if it has one, else all among its pairs."""
+    pairs, known = graph.edge_label_index, _labels(graph) == 1
+    is_asked = graph.get("test_mask", torch.ones_like(known)) & known
+    left_out = torch.cat([graph.edge_index, pairs[:, known & ~is_asked]], 1)
+    return round(recall(trained, graph, left_out, pairs[:, is_asked], k), 5)
+
+
+def _labelled(trained: Predictor, graphs: Sequence[Data]) -> list[tuple[Tensor, Tensor]]:
+    """Return the outputs of each model for the rows with a label, and these."""
+    objective = trained.run_objective
     labels = [labels_of(graph, objective) for graph in graphs]
     if not any(y is not None and bool(any_known(y).any()) for y in labels):
         raise ValueError(f"No label of the {objective.item}s is known, expected some to compare the predictions with.")

@@ -1,16 +1,16 @@
-"""The most probable new links of each node."""
+"""The most probable new links of each node, and the share of its later links among them."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.utils import coalesce
+from torch_geometric.utils import coalesce, is_undirected
 
 from ..data.rows import read_rows
 from ..files import needs
@@ -43,40 +43,81 @@ def top_links(run_dir: str | Path, trained: Predictor, data: Any, k: int) -> Any
     Raises:
         ValueError: if the run predicts no links, or k is not positive.
     """
-    objective, item = trained.run_objective, trained.run_objective.item
+    check_top_k(trained, k)
+    candidates = _candidates(run_dir, trained, data)
+    src, dst, rank, best, spread = _best(trained, candidates, candidates.src, k)
+    (src_name, src_names), (dst_name, dst_names) = candidates.names.items()
+    table: dict[str, Any] = {
+        src_name: [src_names[node] for node in src.tolist()],
+        dst_name: [dst_names[node] for node in dst.tolist()],
+        "rank": rank.numpy(),
+        "probability": best.float().numpy(),
+    }
+    if len(trained.models) > 1:
+        table["probability_std"] = spread.float().numpy()
+    return needs("pandas", "tables").DataFrame(table)
+
+
+def check_top_k(trained: Predictor, k: int) -> None:
+    """Raise ValueError if the run predicts no links, or k is not positive."""
+    item = trained.run_objective.item
     if item != "link" or k < 1:
         raise ValueError(f"top_k is {k}, and the run predicts {item}s. It is a number of links, at least 1.")
-    graph, known, src, dst, names = _candidates(run_dir, trained, data)
+
+
+def recall(trained: Predictor, graph: Data, known: Tensor, links: Tensor, k: int) -> float:
+    r"""Return recall@k: of each node's links, the share that is among its k most probable ones; the mean over nodes.
+
+    .. math::
+        \frac{1}{|V|} \sum_{i \in V} \frac{|T_k(i) \cap L(i)|}{|L(i)|}
+
+    V are the nodes with links to find, L(i); T_k(i) are the most probable links of i that are not known. In a bipartite
+    graph, V are nodes of the first side, such as users.
+
+    Args:
+        trained: of one seed or several, whose mean probability counts.
+        graph: over whose edges messages pass, as it comes from its source.
+        known: links [2, E] that are left out, such as those of the training.
+        links: [2, L], to find.
+        k: a number of links.
+    """
+    candidates = _of_graph(trained, graph, [known, links], cast(Preparation, trained.preparation).source or {})
+    candidates, N = candidates._replace(known=coalesce(known)), candidates.graph.x.size(0)
+    is_first = torch.zeros(N, dtype=torch.bool).index_fill_(0, candidates.src, True)
+    if not bool(is_first.all()):
+        links = torch.where(is_first[links[0]], links, links.flip(0))
+    elif is_undirected(graph.edge_index, num_nodes=N):
+        links = torch.cat([links, links.flip(0)], 1)
+    links = coalesce(links)
+    src, dst, *_ = _best(trained, candidates, links[0].unique(), k)
+    hit = torch.isin(links[0] * N + links[1], src * N + dst)
+    sums, counts = (links[0].bincount(weights, N) for weights in (hit.double(), None))
+    return float((sums / counts)[counts > 0].mean())
+
+
+def _best(trained: Predictor, candidates: Candidates, nodes: Tensor, k: int) -> list[Tensor]:
+    """Return the k most probable links of each of some nodes: both ends, rank, mean probability and its deviation."""
+    graph, known, _, dst, _ = candidates
     embedded = [_embedded(model, graph) for model in trained.models]
     column = torch.full((graph.x.size(0),), -1)
     column[dst] = torch.arange(len(dst))
     parts = []
-    for nodes in _blocks(src, dst, embedded):
-        scores = torch.stack([of_pairs(z[nodes], z[dst]).double() for z, of_pairs in embedded])
-        each = objective.predictions(scores)  # [S, b, B]
+    for block in _blocks(nodes, dst, embedded):
+        scores = torch.stack([of_pairs(z[block], z[dst]).double() for z, of_pairs in embedded])
+        each = trained.run_objective.predictions(scores)  # [S, b, B]
         mean = each.mean(0)
         row = torch.full_like(column, -1)
-        row[nodes] = torch.arange(len(nodes))
-        first, last = torch.searchsorted(known[0].contiguous(), nodes[[0, -1]] + torch.tensor([0, 1])).tolist()
+        row[block] = torch.arange(len(block))
+        first, last = torch.searchsorted(known[0].contiguous(), block[[0, -1]] + torch.tensor([0, 1])).tolist()
         left_out = torch.stack([row[known[0, first:last]], column[known[1, first:last]]])
-        left_out = torch.cat([left_out, torch.stack([row[nodes], column[nodes]])], 1)  # and the node itself
+        left_out = torch.cat([left_out, torch.stack([row[block], column[block]])], 1)  # and the node itself
         mean[tuple(left_out[:, (left_out >= 0).all(0)])] = -1.0
         best, index = mean.topk(min(k, len(dst)))
         rank = torch.arange(1, index.size(1) + 1).expand_as(index)
         spread = each.std(0).gather(1, index) if len(each) > 1 else best
-        columns = (nodes[:, None].expand_as(index), dst[index], rank, best, spread)
+        columns = (block[:, None].expand_as(index), dst[index], rank, best, spread)
         parts.append([values[best >= 0] for values in columns])
-    ends = [torch.cat(values) for values in zip(*parts, strict=True)]
-    (src_name, src_names), (dst_name, dst_names) = names.items()
-    table: dict[str, Any] = {
-        src_name: [src_names[node] for node in ends[0].tolist()],
-        dst_name: [dst_names[node] for node in ends[1].tolist()],
-        "rank": ends[2].numpy(),
-        "probability": ends[3].float().numpy(),
-    }
-    if len(embedded) > 1:
-        table["probability_std"] = ends[4].float().numpy()
-    return needs("pandas", "tables").DataFrame(table)
+    return [torch.cat(values) for values in zip(*parts, strict=True)]
 
 
 def _candidates(run_dir: str | Path, trained: Predictor, data: Any) -> Candidates:
@@ -93,7 +134,15 @@ def _candidates(run_dir: str | Path, trained: Predictor, data: Any) -> Candidate
     if pairs is not None:
         known.append(pairs if y is None else pairs[:, y == 1])
         ids = read_rows(preparation).ids if source else {}  # those of `data` are of its pairs
-    for key in ("y", "edge_label_attr", "train_mask", "val_mask", "test_mask"):
+    candidates = _of_graph(trained, graph, known, source)
+    (names,) = ids.values() if ids else (range(candidates.graph.x.size(0)),)
+    return candidates._replace(names={source.get(end) or end: names for end in ("src", "dst")})
+
+
+def _of_graph(trained: Predictor, graph: Data, known: list[Tensor], source: Mapping[str, Any]) -> Candidates:
+    """Return a graph and its known links, without names."""
+    graph = copy.copy(graph)
+    for key in ("y", "edge_label", "edge_label_attr", "train_mask", "val_mask", "test_mask"):
         graph.pop(key, None)
     graph.edge_label_index = graph.edge_index[:, :0]
     graph = prepared(trained, graph)
@@ -105,8 +154,7 @@ def _candidates(run_dir: str | Path, trained: Predictor, data: Any) -> Candidate
         src, dst = (nodes[sides == side] for side in (0, 1))
     else:
         src = dst = nodes
-    (names,) = ids.values() if ids else (range(N),)
-    return Candidates(graph, links, src, dst, {source.get(end) or end: names for end in ("src", "dst")})
+    return Candidates(graph, links, src, dst, {})
 
 
 def _embedded(model: nn.Module, graph: Data) -> tuple[Tensor, Callable[[Tensor, Tensor], Tensor]]:

@@ -69,17 +69,18 @@ def doctor() -> None:
         print(f"{subject:<18}{text}")
 
 
-def evaluate(run: str, *data: str, seed: int | None = None) -> None:
+def evaluate(run: str, *data: str, seed: int | None = None, top_k: int | None = None) -> None:
     """Print the test score of a trained run again, or its scores on other data with labels.
 
     Args:
         run: the folder of the run, or of the runs of several seeds
-        data: files of the form that the run was trained on, with labels
+        data: files of the form that the run was trained on, with labels; a table of later links needs none
         seed: one of several seeds
+        top_k: the number of most probable links of each node in which its links are counted (recall@k)
     """
     from .evaluation import evaluate
 
-    print(evaluate(run, list(data) or None, seed=seed))
+    print(evaluate(run, list(data) or None, seed=seed, top_k=top_k))
 
 
 def warm(*runs: str, heads: int | None = None, channels: int | None = None) -> None:
