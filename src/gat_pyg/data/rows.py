@@ -14,7 +14,7 @@ from ..tasks.preparation import Preparation
 from .detection import check_kind, plain
 from .formats import graphs_in, read
 from .from_pyg import split_graphs
-from .smiles import molecules_of
+from .smiles import NAMES_OF_COLUMNS, molecules_of
 from .tables import rows_of
 
 
@@ -74,6 +74,17 @@ def read_rows(preparation: Preparation, data: Any = None) -> Rows:
         raise ValueError("The run does not name files of its data. Give the data: a path, or graphs.")
     paths = list(data) if isinstance(data, (list, tuple)) else [data]
     return Rows([*chain(*map(_graphs, paths))], {})
+
+
+def column_name(source: Mapping[str, Any] | None, key: str, column: int) -> str:
+    """Return the name of a column of x or edge_attr: of molecules PyG's, else its number.
+
+    Example:
+        >>> column_name(None, "x", 3), column_name({"_target_": "gat_pyg.data.smiles"}, "edge_attr", 0)
+        ('column 3 of x', 'bond_type of edge_attr')
+    """
+    is_of_molecules = (source or {}).get("_target_") == "gat_pyg.data.smiles"
+    return f"{NAMES_OF_COLUMNS[key][column] if is_of_molecules else f'column {column}'} of {key}"
 
 
 def _graphs(path: str | Path) -> list[Data]:

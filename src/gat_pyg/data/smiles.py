@@ -351,6 +351,7 @@ def _warn_of_duplicates(task: Task, mols: Mapping[str, Any], file: str) -> None:
 
 
 _MAPS = {"x": x_map, "edge_attr": e_map}  # the values of each column
+NAMES_OF_COLUMNS = {key: [*columns] for key, columns in _MAPS.items()}
 
 
 def _categories(graphs: Sequence[Data]) -> dict[str, list[list[int]]]:

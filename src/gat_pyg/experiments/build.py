@@ -22,6 +22,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from ..data.encodings import encoded
 from ..data.from_pyg import from_dataset
 from ..data.raw import data_root, is_of_network, not_downloaded
+from ..data.rows import column_name
 from ..data.splits import TEST, VAL, check_classes
 from ..distributed import ray
 from ..distributed.halo import layers_of
@@ -193,7 +194,7 @@ def warn_of_unknown_categories(task: Task) -> None:
         for key in ("x", "edge_attr") if task.edge_dim is not None else ("x",):
             categories = num_categories(data[key] for data in task.train)
             unknown = num_unknown((data[key] for data in task.graphs(split)), categories)
-            texts += [f"column {column} of {key} has {count}" for column, count in unknown.items()]
+            texts += [f"{column_name(task.source, key, column)} has {count}" for column, count in unknown.items()]
         if texts:
             rank_zero_warn(
                 f"{task.name}: {split} has values that are no category of training, to which the encoder adds nothing: "

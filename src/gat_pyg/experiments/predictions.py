@@ -18,7 +18,7 @@ from torch_geometric.data import Batch, Data
 from ..data.batched_graphs import pointers
 from ..data.graph_files import is_graph
 from ..data.keys import UNION
-from ..data.rows import read_rows
+from ..data.rows import column_name, read_rows
 from ..data.series import graphs_of_series, is_series
 from ..files import needs, write_whole
 from ..models.encoders import num_unknown
@@ -213,7 +213,7 @@ def prepared(trained: Predictor, data: Any, is_read: bool = False) -> Data:
     objective.complete(graph)
     _check(graph, objective, trained.models[0])
     if not (is_read and "categories" in (preparation.source or {})):
-        _warn_of_unknown_categories(graph, trained.models[0])
+        _warn_of_unknown_categories(graph, trained.models[0], preparation.source)
     return graph
 
 
@@ -248,13 +248,13 @@ def _check(data: Data, objective: Objective, model: nn.Module) -> None:
             raise ValueError(f"data: {name} has no nodes{others}, expected at least one. Leave it out.")
 
 
-def _warn_of_unknown_categories(data: Data, model: nn.Module) -> None:
+def _warn_of_unknown_categories(data: Data, model: nn.Module, source: Mapping[str, Any] | None) -> None:
     """Warn if features have values that are no category of training."""
     texts = []
     for key, encoder in encoders_of(model).items():
         if key in data:
             unknown = num_unknown([data[key]], encoder.categories)
-            texts += [f"column {column} of {key} has {count}" for column, count in unknown.items()]
+            texts += [f"{column_name(source, key, column)} has {count}" for column, count in unknown.items()]
     if texts:
         warnings.warn(
             "The data have values that are no category of training, to which the encoder adds nothing: "
