@@ -116,9 +116,10 @@ def drop_edges(edges: Edges, seed: Tensor, p: float) -> Edges:
 
 def is_spent(out: Tensor) -> bool:
     """Return True if an output of `attend` may be overwritten: no backward pass or active transform reads it."""
+    if torch._C._are_functorch_transforms_active():
+        return False
     node: Any = out.grad_fn
-    mapped = torch._C._are_functorch_transforms_active()
-    return not mapped and getattr(node, "_forward_cls", None) is _Attend and not node.saves_output
+    return not torch.is_grad_enabled() or (getattr(node, "_forward_cls", None) is _Attend and not node.saves_output)
 
 
 class _Attend(torch.autograd.Function):
