@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import math
 import shlex
 from collections.abc import Iterator
 from itertools import product
@@ -368,6 +369,18 @@ def test_the_rule_of_a_kind_of_task_can_be_chosen_for_any_data_set(rule: str):
         learns(config, task(categories="encoder" in config.model))
     assert rule == "graph" or config.model.norm_kwargs == {"mode": "node"}
     assert composed(f"recipe=strong/{rule}", "model.norm=batch").model.get("norm_kwargs") is None
+
+
+@pytest.mark.parametrize("name", names("search"))
+def test_a_search_is_of_at_most_100_settings_that_learn(name: str):
+    config = compose("config", [f"search={name}"], return_hydra_config=True)
+    sweeper, launcher = config.hydra.sweeper, config.hydra.runtime.choices["hydra/launcher"]
+    params = translated([f"{setting}={values}" for setting, values in sweeper.params.items()])
+    lists = [[*each.sweep_string_iterator()] for each in OverridesParser.create().parse_overrides(params)]
+    space = {text.partition("=")[0]: values for text, values in zip(params, lists, strict=True)}
+    assert math.prod(map(len, lists)) <= 100 and launcher == "stacked"
+    for ends in (0, -1):
+        learns(composed(f"search={name}", *(f"{setting}={values[ends]}" for setting, values in space.items())), task())
 
 
 @pytest.mark.parametrize(

@@ -111,25 +111,30 @@ def test_two_processes_share_a_study(tmp_path: Path):
     assert all(trial.state.is_finished() for trial in trials(tmp_path))
 
 
+RATES = "0.1,0.01,0.003,0.001,0.0003"
+
+
 def test_the_end_of_a_search_has_the_best_settings_and_their_command(command: Command):
-    small = ("model=mlp", "model.hidden_channels=8", "training.max_epochs=4", "runs=2")
-    stacked = ("hydra/sweeper=optuna", "hydra/launcher=stacked", "hydra.sweeper.n_jobs=2", "hydra.sweeper.n_trials=5")
-    pruner = ("hydra.sweeper.pruner._target_=optuna.pruners.MedianPruner", "+hydra.sweeper.pruner.n_startup_trials=1")
-    space = ("training.lr=tag(log,interval(0.001,0.1))", "hydra.sweeper.report_every=1")
-    search = ("-m", *stacked, *pruner, *small, *space)
+    fixed = ("model.num_layers=1", "model.norm=layer", "model.dropout=0.3", "training.weight_decay=0")
+    small = ("model.hidden_channels=8", "training.max_epochs=4", "runs=2", *fixed)
+    every = ("hydra.sweeper.n_jobs=2", "hydra.sweeper.report_every=1", "hydra.sweeper.pruner.n_warmup_steps=0")
+    search = ("-m", "search=node", *every, "hydra.sweeper.pruner.n_startup_trials=1", *small, f"training.lr={RATES}")
     out, results = command(*search), read("outputs/results.jsonl")
     (folder,) = Path("outputs").glob("study-*")
     states = [trial.state.name for trial in trials(folder)]
+    assert [trial.params["training.lr"] for trial in trials(folder)] == RATES.split(",")
     assert 2 * states.count("COMPLETE") == len(results) and set(states) == {"COMPLETE", "PRUNED"} and len(states) == 5
     best = max(
         (trial for trial in trials(folder) if trial.state.name == "COMPLETE"), key=lambda trial: trial.value or 0
     )
     *_, title, command_of_best = out.splitlines()
+    assert "recipe=strong/node" in command_of_best and "search" not in command_of_best
     assert title.startswith("The best has test accuracy ") and f"={best.params['training.lr']}" in command_of_best
     command(*shlex.split(command_of_best)[1:], "outputs=again")
     again = read("again/results.jsonl")
     assert [result.val for result in again] == [r.val for r in results if r.config_hash == again[0].config_hash]
     assert sum(result.val for result in again) / 2 == pytest.approx(best.value)
+    assert "search=node trains many settings, each in a job of its own. Write" in command("search=node", fails=True)
     assert command(*search) == out[out.index(f"\n{states.count('COMPLETE')} settings of digits") :]  # trains nothing
 
 

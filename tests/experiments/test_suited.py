@@ -78,6 +78,9 @@ def test_what_the_user_or_a_recipe_chose_stays() -> None:
     for overrides in (("dataset=cora",), ("dataset=file", "dataset.path=nodes.npz", "recipe/on=papers-gat-pubmed")):
         settings = of(*overrides)
         assert not settings.suited and "norm" not in settings.model.values
+    rule = file("nodes.npz", "recipe=strong/node", "training.lr=0.005")
+    assert rule.suited == ("model.encoder=64",) and rule.model.get("act") == "relu"
+    assert file("graphs.pt", "search=graph", "encoding=none").suited == ("training.batch_size=32", "model.encoder=64")
     gcn, gat = file("nodes.npz", "model=gcn"), file("nodes.npz")
     assert gcn.training == gat.training and gcn.model.get("hidden_channels") == 64  # not those of its paper
 

@@ -52,6 +52,10 @@ class Invocation(NamedTuple):
 
     def check(self) -> None:
         """Raise ValueError if Hydra's folder is the working directory, or its sweeper would select the worst run."""
+        if not self.multirun and (name := HydraConfig.get().runtime.choices.get("search")):
+            raise ValueError(
+                f"search={name} trains many settings, each in a job of its own. Write gat-pyg -m search={name}."
+            )
         hydra: Any = OmegaConf.to_container(HydraConfig.get(), resolve=False, enum_to_str=True)
         mode = "sweep" if self.multirun else "run"
         if hydra[mode]["dir"] == "":

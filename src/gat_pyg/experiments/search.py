@@ -25,7 +25,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ..files import try_lock, unlock
-from .command import message, names_of
+from .command import message, names_of, translated
 from .folder import LOCK, SWEEP
 from .hashing import config_hash
 from .job import DivergedError
@@ -57,11 +57,56 @@ def distribution(override: Override) -> BaseDistribution:
     return CategoricalDistribution(list(override.sweep_string_iterator()))
 
 
+def values_of(name: str, distribution: BaseDistribution) -> Sequence[Any]:
+    """Return the values of a setting.
+
+    Raises:
+        ValueError: if they are an interval.
+    """
+    if isinstance(distribution, CategoricalDistribution):
+        return distribution.choices
+    if isinstance(distribution, IntDistribution):
+        return range(distribution.low, distribution.high + 1, distribution.step or 1)
+    raise ValueError(
+        f"{name} has an interval of values, but the search goes through lists of them. Pass a list, or a number as "
+        "hydra.sweeper.n_trials and hydra.sweeper.sampler._target_=optuna.samplers.TPESampler."
+    )
+
+
+class InOrder(optuna.samplers.BaseSampler):
+    """Sampler that goes through all combinations of values; those of the first setting change fastest.
+
+    Trials one after the other then differ in the first settings alone, and can be trained as one model if these are
+    numbers. The combinations follow from the numbers of the trials, so kills and other processes do not change them.
+
+    Example:
+        >>> study, lists = optuna.create_study(sampler=InOrder()), {"lr": [0.1, 0.01], "norm": ["batch", "layer"]}
+        >>> [study.ask({name: CategoricalDistribution(lists[name]) for name in lists}).params for _ in range(3)]
+        [{'lr': 0.1, 'norm': 'batch'}, {'lr': 0.01, 'norm': 'batch'}, {'lr': 0.1, 'norm': 'layer'}]
+    """
+
+    def infer_relative_search_space(self, study: Any, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Return no settings: each value follows from the number of the trial."""
+        return {}
+
+    def sample_relative(self, study: Any, trial: FrozenTrial, search_space: Any) -> dict[str, Any]:
+        """Return no values, as `infer_relative_search_space` has no settings."""
+        return {}
+
+    def sample_independent(
+        self, study: Any, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Return the value of a setting; those that the trial already has change faster."""
+        values = values_of(param_name, param_distribution)
+        faster = math.prod(len(values_of(name, each)) for name, each in trial.distributions.items())
+        return values[trial.number // faster % len(values)]
+
+
 @dataclass
 class Search:
     """A search: its arguments are the settings in `conf/hydra/sweeper/optuna.yaml`."""
 
-    n_trials: int
+    n_trials: int | None
     n_jobs: int
     sampler: Mapping[str, Any]
     pruner: Mapping[str, Any]
@@ -71,9 +116,8 @@ class Search:
 
     def run(self, arguments: Sequence[str], config: DictConfig, context: Any, launcher: Any) -> None:
         """Train trials until the study has `n_trials`, and pass all of them to the callback `BestSettings`."""
-        parsed = OverridesParser.create(context.config_loader).parse_overrides(
-            [*(f"{name}={values}" for name, values in self.params.items()), *arguments]
-        )
+        params = [f"{name}={values}" for name, values in self.params.items() if name not in names_of(arguments)]
+        parsed = OverridesParser.create(context.config_loader).parse_overrides([*translated(params), *arguments])
         space = {each.get_key_element(): distribution(each) for each in parsed if each.is_sweep_override()}
         fixed = [str(each.input_line) for each in parsed if each.get_key_element() not in space]
         sweep = Path(config.hydra.sweep.dir)
@@ -106,6 +150,12 @@ class Search:
             "space": repr(sorted(space.items())),
         }
         return Path(settings.outputs) / f"study-{config_hash({**settings.hashed(), **others})}"
+
+    def total(self, space: Space) -> int:
+        """Return the number of trials in total: `n_trials`, else that of all combinations of values."""
+        if self.n_trials is not None:
+            return self.n_trials
+        return math.prod(len(values_of(name, each)) for name, each in space.items())
 
     def new_sampler(self, number: int) -> Any:
         """Return the sampler for the trial of this number, whose proposals avoid those that are being trained."""
@@ -196,8 +246,8 @@ class Worker:
             dead = [owner for owner in owners if self._is_dead(owner)][:1]
             ids = [(trial.number, trial._trial_id) for trial in running if trial.user_attrs.get(WORKER) in dead]
             left, count = dict(ids[: search.n_jobs]), len(self.study.trials)
-            trials = []
-            for number in left or range(count, min(count + search.n_jobs, search.n_trials)):
+            trials, total = [], search.total(space)
+            for number in left or range(count, min(count + search.n_jobs, total)):
                 self.study.sampler = search.new_sampler(number)
                 trial = Trial(self.study, left[number]) if left else self.study.ask()
                 for name, values in space.items():
@@ -207,7 +257,7 @@ class Worker:
         if trials:
             first, last = trials[0].number + 1, trials[-1].number + 1
             numbers = f"Trial {last}" if first == last else f"Trials {first} to {last}"
-            print(f"{numbers} of {search.n_trials}{', of a process that was killed' if left else ''}", flush=True)
+            print(f"{numbers} of {total}{', of a process that was killed' if left else ''}", flush=True)
         return trials, bool(left)
 
     def _is_dead(self, name: str | None) -> bool:

@@ -89,7 +89,7 @@ def suited(settings: Settings, overrides: Sequence[str]) -> Settings:
 
     These are data that this package has no settings for: those of the user's files, and any class by
     `dataset._target_`. They are read here, once for all jobs on them. A job whose overrides name a recipe keeps its
-    settings.
+    settings. With a rule of a kind of task, or a search around it, it gets those that depend on features and labels.
 
     Raises:
         ValueError: if the data cannot be read, or a training would not end.
@@ -103,7 +103,10 @@ def suited(settings: Settings, overrides: Sequence[str]) -> Settings:
 def _suited(settings: Settings, overrides: Sequence[str]) -> Settings:
     passed = names_of(overrides)
     is_own = settings.dataset.target in OWN or "dataset._target_" in passed
-    has_recipe = any(text.lstrip("+").startswith(("recipe", "family", "experiment")) for text in overrides)
+    has_rule = any(text.startswith(("search=", "recipe=strong/")) for text in overrides)
+    has_recipe = (
+        any(text.lstrip("+").startswith(("recipe", "family", "experiment")) for text in overrides) and not has_rule
+    )
     if not is_own or has_recipe or settings.is_table:
         return settings
     in_shares = not passed & {"split", *SHARES}
@@ -114,7 +117,7 @@ def _suited(settings: Settings, overrides: Sequence[str]) -> Settings:
         FACTS[key] = facts_of(task, changed is not before)
         if settings.dataset.target == "gat_pyg.data.from_file" and (note := _of_directed(task)):
             task = task.read_from(task.source or {}, [*task.notes, note])
-    values = dict(_values(settings, passed, FACTS[key]))
+    values = dict(_values(settings, passed, FACTS[key], has_rule))
     named = {name: value for name, value in values.items() if name != "trainer.max_epochs"}
     text = tuple(f"{name}={value_text(value)}" for name, value in named.items())
     settings = settings.updated(values).replace(suited=text)
@@ -158,13 +161,17 @@ def _needs_encoder(features: Sequence[Tensor]) -> bool:
     return len(sizes) < MANY or zeros < MOSTLY
 
 
-def _values(settings: Settings, passed: frozenset[str], facts: Facts) -> Iterator[tuple[str, Any]]:
+def _values(settings: Settings, passed: frozenset[str], facts: Facts, has_rule: bool) -> Iterator[tuple[str, Any]]:
     """Yield the settings that suit the data, with their values: those that nobody chose."""
     kind, values = settings.model.locate(), flattened(settings.to_dict())
     network, before = _network(settings.model.target)
-    table = {**network, **ALL, **BY_ITEM[facts.item]}
-    if facts.item in ("node", "edge") and "model.norm" in network and "model.norm" not in passed:
-        table |= BY_ROWS
+    table: dict[str, Any] = {}
+    if not has_rule:  # which has a network and its training
+        table |= {**network, **ALL, **BY_ITEM[facts.item]}
+        if facts.item in ("node", "edge") and "model.norm" in network and "model.norm" not in passed:
+            table |= BY_ROWS
+        if facts.num_graphs is not None:
+            table |= GRAPHS if facts.num_nodes <= LARGE else LARGE_GRAPHS
     if facts.in_shares:
         table |= SHARES
     if "model.dropout" in table and (facts.item, facts.goal) == ("node", "regression"):
@@ -172,7 +179,6 @@ def _values(settings: Settings, passed: frozenset[str], facts: Facts) -> Iterato
     if "model.num_layers" in table and (hops := settings.loader.num_neighbors) is not None:
         table["model.num_layers"] = len(hops)
     if facts.num_graphs is not None:
-        table |= GRAPHS if facts.num_nodes <= LARGE else LARGE_GRAPHS
         table["training.batch_size"] = 64 if facts.num_graphs > BATCHES else 32
     if facts.encodes and settings.training.sparse is not True:
         table["model.encoder"] = WIDTH

@@ -49,6 +49,7 @@ class Setting(NamedTuple):
         if without_recipes(overrides) == overrides:  # the user removed the recipes
             overrides = [_as_typed(text) for text in hydra.overrides.task]
         choices = hydra.runtime.choices
+        overrides = [f"recipe={choices.recipe}" if text.startswith("search=") else text for text in overrides]
         return cls(
             overrides, choices.model, choices.dataset, settings.hash, settings.data_hash, str(Path(settings.results))
         )
