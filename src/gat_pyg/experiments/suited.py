@@ -34,6 +34,7 @@ NETWORKS: Mapping[str, Mapping[str, Any]] = {
         "model.num_layers": 3,
         "model.hidden_channels": 16,  # for each head: 64 in all
         "model.heads": 4,
+        "model.pre_linear": True,  # the first layer has a skip connection too; not for graphs and links
         "model.residual": "identity",
         "model.norm": "batch",
         "model.dropout": 0.1,
@@ -186,9 +187,12 @@ def _values(settings: Settings, passed: frozenset[str], facts: Facts, has_rule: 
         table["metric"] = (AVERAGE_PRECISION if facts.rare else ROC_AUC).name
     left_out: set[str] = set()
     if any(isinstance(value := values.get(key), list) and (key in passed or value != before.get(key)) for key in SHAPE):
-        left_out |= {*SHAPE, "model.head_layers", "model.readout"}  # a list may have an entry for the output layer
+        # a list may have an entry for the output layer
+        left_out |= {*SHAPE, "model.pre_linear", "model.head_layers", "model.readout"}
     if settings.model.get("reproduction"):
         left_out |= {*network}
+    if facts.item in ("graph", "link"):
+        left_out.add("model.pre_linear")
     if not (inspect.isclass(kind) and issubclass(kind, (GAT, BasicGNN))):
         left_out |= {"model.readout", "model.head_layers"}
     if hasattr(kind, "fit"):
