@@ -20,7 +20,7 @@ from .baselines import baselines_of
 from .build import Built, build_data, build_module, build_trainer, initial_model
 from .folder import Job, finished
 from .model_file import save_model
-from .process import deterministic, device_name, elements, suited_threads
+from .process import deterministic, device_name, elements, peak_mib, suited_threads
 from .pruning import Pruner, Pruning
 from .result import CHECKPOINT, METRICS, MODEL, RESULT, Result, versions
 from .settings import Settings
@@ -138,6 +138,7 @@ def write_outputs(
         study=factory.get("study") or "",
         split=settings.split_number,
         order=order,
+        peak_mib=None if (peak := peak_mib()) is None else round(peak, 1),
         data=settings.data_hash,
     )
     if is_first():

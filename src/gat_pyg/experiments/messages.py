@@ -29,7 +29,9 @@ LARGE = 10_000_000  # edges, of more it takes seconds to find the directions
 
 def summary(result: Result, task: Task, settings: Settings, paper: bool = False) -> str:
     """Return the result of a run in a few lines, with the paths of its files; with `paper`, beside the paper's."""
-    metric = metric_named(result.metric)
+    metric, peak = metric_named(result.metric), ""
+    if result.peak_mib is not None:
+        peak = f", {result.peak_mib:,.0f} MiB"
     lines = {
         "data set": f"{result.dataset}: {sizes(task)}",
         "model": f"{result.method}, {result.parameters:,} parameters, seed {result.seed}",
@@ -43,7 +45,7 @@ def summary(result: Result, task: Task, settings: Settings, paper: bool = False)
         "baselines": baselines_line(result, settings),
         "warning": result.warning,
         "try": advice(result, task, settings),
-        "seconds": f"{result.seconds:.1f} ({_per_epoch(result)} per epoch, {result.device})",
+        "seconds": f"{result.seconds:.1f} ({_per_epoch(result)} per epoch, {result.device}{peak})",
         "files": relative_path(Path(result.run_dir)),
         "results": relative_path(Path(settings.results)),
     }

@@ -79,6 +79,27 @@ def keep_memory() -> None:
             mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
+def reset_peak() -> None:
+    """Let `peak_mib` count from now on."""
+    if torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
+    with suppress(OSError):  # Linux alone has it
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_mib() -> float | None:
+    """Return the largest memory since `reset_peak` in MiB, of the GPU if there is one in use, else of this process.
+
+    None where the system does not count it.
+    """
+    if torch.cuda.is_initialized() and (used := torch.cuda.max_memory_allocated()):
+        return used / 2**20
+    with suppress(OSError):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next((int(line.split()[1]) / 2**10 for line in lines if line.startswith("VmHWM:")), None)
+    return None
+
+
 def end_with(parent: int) -> None:
     """Exit with status 1 if the process that started this one, `parent`, has ended.
 

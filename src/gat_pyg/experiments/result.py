@@ -83,6 +83,7 @@ class Result:
     study: str = ""  # the study that the run is part of, if any: "ablation", "trained as GAT"
     split: int = 0  # the number of the split or fold, if the data has several
     order: int | None = None  # the seed whose order of the graphs the run took, if it was not its own
+    peak_mib: float | None = None  # of memory in the training: a GPU's, else the process's; of all runs trained as one
     data: str = ""  # hash of the settings of the split and of the user's files: data sets of one name may differ
 
     @property
