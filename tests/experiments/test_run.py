@@ -1116,7 +1116,7 @@ def test_missing_gpus_are_named_before_anything_is_written(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     monkeypatch.setattr(
-        gat_pyg.experiments.job, "read_task", lambda config: pytest.fail("the data would be downloaded")
+        gat_pyg.experiments.together, "read_task", lambda config: pytest.fail("the data would be downloaded")
     )
     output = command("trainer=ddp", *f"trainer.devices={devices}".split(), fails=True)
     assert re.search(message, output) and len(output.splitlines()) == 2, output
@@ -1142,7 +1142,8 @@ def test_a_share_trains_on_its_own_gpu(place: Path, monkeypatch: pytest.MonkeyPa
     together = gat_pyg.experiments.together
     calls: list[Any] = []
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
-    monkeypatch.setattr(together, "read_task", lambda settings: "task")
+    monkeypatch.setattr(together, "read_together", lambda jobs: [{place: "task"}])
+    monkeypatch.setattr(together, "with_loss", lambda task, settings: task)
     monkeypatch.setattr(together, "one_share", lambda own, *_: calls.append(own))
     places = [together.Place(rank, 2, torch.device("cuda", rank)) for rank in range(2)]
     together._share(1, places, [together.Job(SimpleNamespace(), place)], None, os.getppid())

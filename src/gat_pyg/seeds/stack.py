@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from ..features.dropout import dropout_of_torch
 from ..tasks.model import members
+
+Key = TypeVar("Key")
 
 
 class Stack(nn.Module):
@@ -54,6 +56,7 @@ class Stack(nn.Module):
                 )
         self.models = copy.deepcopy(models[0])  # called with each model's weights in turn
         self.numbers = _differing(models)
+        self._part: tuple[dict[str, Tensor], dict[tuple[str, str], Tensor]] | None = None
         self.fill([_tensors(model) for model in models], self.numbers)
 
     def __len__(self) -> int:
@@ -93,7 +96,29 @@ class Stack(nn.Module):
             with _set(self.models, numbers) if numbers else nullcontext():
                 return call(_Weighted(self.models, weights), *rows)
 
-        return vmap(call_one, randomness="different")(_tensors(self.models), self._mapped, *mapped)
+        weights, numbers = self._part or (_tensors(self.models), self._mapped)
+        return vmap(call_one, randomness="different")(weights, numbers, *mapped)
+
+    def divided(self, parts: Sequence[Tensor]) -> Iterator[None]:
+        """Yield once for each part of the rows: until the next one, a call computes the models of these rows alone.
+
+        Calls read the parameters and buffers, and do not change them.
+        """
+        order, sizes = torch.cat(list(parts)), [len(part) for part in parts]
+
+        def split(values: Mapping[Key, Tensor]) -> dict[Key, Sequence[Tensor]]:
+            return {name: value.index_select(0, order).split(sizes) for name, value in values.items()}
+
+        weights, numbers = split(_tensors(self.models)), split(self._mapped)
+        try:
+            for part in range(len(parts)):
+                self._part = (
+                    {name: values[part] for name, values in weights.items()},
+                    {name: values[part] for name, values in numbers.items()},
+                )
+                yield
+        finally:
+            self._part = None
 
     def weights(self) -> dict[str, Tensor]:
         """Return all parameters and buffers `[S, ...]` by their names in a single model."""
