@@ -65,7 +65,12 @@ ZOO = [*SQUARE, BIPARTITE, WIDE, random(30, 7, 200)]
 
 
 def amazon_files(root: Path, name: str) -> None:
-    """Write the raw file of a small graph where PyG's class Amazon finds it: a ring of 3 classes with 20 nodes each."""
+    """Write the raw file of a small graph where PyG's class Amazon finds it."""
+    shchur_file(root / "Amazon" / name / "raw" / f"amazon_electronics_{name.lower()}.npz")
+
+
+def shchur_file(path: Path) -> None:
+    """Write the raw file of a small graph as of Shchur et al. (2018): a ring of 3 classes with 20 nodes each."""
     N, draw = 60, np.random.default_rng(0)
     stored: dict[str, Any] = {"labels": np.repeat(np.arange(3), 20)}
     for key, columns in (("attr", draw.permutation(N)), ("adj", (np.arange(N) + 1) % N)):  # CSR, one entry in each row
@@ -76,5 +81,5 @@ def amazon_files(root: Path, name: str) -> None:
             "shape": np.array([N, N]),
         }
         stored |= {f"{key}_{part}": values for part, values in csr.items()}
-    (root / "Amazon" / name / "raw").mkdir(parents=True)
-    np.savez(root / "Amazon" / name / "raw" / f"amazon_electronics_{name.lower()}.npz", **stored)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **stored)

@@ -54,7 +54,7 @@ def test_the_speeds_are_the_newest_recorded_ones():
 
 @pytest.fixture
 def own_settings(tmp_path):
-    """The folder with the pages' own settings, mine/dataset/photo.yaml and so on."""
+    """The folder with the pages' own settings, mine/dataset/products.yaml and so on."""
     for content, name in SETTINGS:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,12 +111,12 @@ def test_own_settings_are_used(own_settings, monkeypatch):
         main()
     results = read("outputs/results.jsonl")
     assert [(one.method, one.dataset) for one in results] == [
-        (method, "amazon-photo") for method in ("GAT", "GAT", "GAT", "GCN", "GCN")
+        (method, "photo") for method in ("GAT", "GAT", "GAT", "GCN", "GCN")
     ]
     rates = [OmegaConf.load(Path(one.run_dir) / "config.yaml").training.lr for one in results]
-    assert rates == [0.01] * 5  # photo.yaml's, and the recipe of GCN
-    assert Path(results[0].run_dir).name.endswith("_gat_amazon-photo")
-    assert {path.name for path in Path("outputs/table").iterdir()} == {"amazon-photo_gat", "amazon-photo_gcn"}
+    assert rates == [0.01] * 5  # products.yaml's, and the recipe of GCN
+    assert Path(results[0].run_dir).name.endswith("_gat_photo")
+    assert {path.name for path in Path("outputs/table").iterdir()} == {"photo_gat", "photo_gcn"}
 
 
 @pytest.mark.skipif("GAT_PYG_DATA" not in os.environ, reason="GAT_PYG_DATA is not set")

@@ -829,8 +829,8 @@ def test_two_sets_of_one_class_have_names_and_folders_of_their_own_and_one_learn
         for model in ("gat", "mlp"):
             arguments = (f"dataset._target_={SETS}.Amazon", f"+dataset.name={name}", f"model={model}", *SPLIT)
             command(*arguments, "training.max_epochs=2")
-    assert [one.dataset for one in read("outputs/results.jsonl")] == ["amazon-photo"] * 2 + ["amazon-computers"] * 2
-    assert names_of_runs() == [f"{model}_amazon-{name}" for name in ("photo", "computers") for model in ("gat", "mlp")]
+    assert [one.dataset for one in read("outputs/results.jsonl")] == ["photo"] * 2 + ["computers"] * 2
+    assert names_of_runs() == [f"{model}_{name}" for name in ("photo", "computers") for model in ("gat", "mlp")]
     assert {OmegaConf.load(folder / "config.yaml").training.lr for folder in runs()} == {0.003}
 
 
@@ -899,7 +899,7 @@ def test_an_unknown_data_set_names_the_known_ones(command: Command):
     assert re.search(r"dataset=coral is unknown\. Did you mean dataset=cora\?", output)
     assert "Did you mean dataset=cora?" in command("dataset=Cora", fails=True)
     output = command("dataset=karate", fails=True)
-    assert re.search(r"dataset=karate is unknown\. Known are: amazon-photo, .*cora, .*pubmed, pubmed_links, ", output)
+    assert re.search(r"dataset=karate is unknown\. Known are: chameleon, .*cora, .*pubmed, pubmed_links, ", output)
 
 
 @pytest.mark.parametrize(
@@ -917,8 +917,8 @@ def test_a_class_of_pyg_without_a_network_says_where_its_files_go(
         raise error
 
     monkeypatch.setattr(Amazon, "download", fail)
-    output = command("dataset=amazon-photo", "data_root=data", fails=True)
-    reason = r"amazon-photo was not downloaded: (HTTP Error 503: )?Name or service not known\."
+    output = command("dataset=photo", "data_root=data", fails=True)
+    reason = r"photo was not downloaded: (HTTP Error 503: )?Name or service not known\."
     assert re.search(rf"{reason} Put the raw files in data/Amazon, or point .* or use dataset=digits", output)
     assert not Path("outputs").exists()
 
@@ -972,7 +972,7 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
         (["trainer=null"], r"trainer=null is no choice, expected trainer=NAME with one of cpu, "),
         (["loader=1.5"], r"loader=1\.5 is no choice, expected loader=NAME"),
         (["loader=[]"], r"loader=\[\] is no choice|loader has no settings"),
-        (["~dataset"], r"~dataset is no choice, expected dataset=NAME with one of amazon-photo, citeseer"),
+        (["~dataset"], r"~dataset is no choice, expected dataset=NAME with one of chameleon, citeseer"),
         (["+=3"], r"\+=3 cannot be read as a setting, expected name=value"),
         (["+model.out_channels=3"], r"model\.out_channels follows from the data set, which has 10\. Leave it out\."),
         (["+model.in_channels=3"], r"model\.in_channels follows from the data set, which has 64\. Leave it out\."),

@@ -214,10 +214,10 @@ def test_seeds_of_different_versions_are_noted():
 
 
 def test_runs_that_are_no_better_than_the_majority_class_are_noted():
-    low = [one("GAT", "amazon-photo", 25.0 + seed, seed, majority=26.0) for seed in range(3)]
-    fine, old = one("MLP", "amazon-photo", 26.1, majority=26.0), one("GCN", "amazon-photo", 1.0)  # recorded without it
+    low = [one("GAT", "photo", 25.0 + seed, seed, majority=26.0) for seed in range(3)]
+    fine, old = one("MLP", "photo", 26.1, majority=26.0), one("GCN", "photo", 1.0)  # recorded without it
     (note,) = (note for note in named(at([*low, fine, old]), "runs").notes if "majority" in note)
-    assert note.startswith("GAT on amazon-photo (aa): 2 of 3 runs are no better than")
+    assert note.startswith("GAT on photo (aa): 2 of 3 runs are no better than")
     assert "(26.0 %)" in note
 
 

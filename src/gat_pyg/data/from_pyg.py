@@ -289,15 +289,18 @@ def first_names(names: Any, K: int) -> tuple[str, ...] | None:
     return tuple(map(str, names[:K])) if isinstance(names, (list, tuple)) and len(names) >= K else None
 
 
+BY_NAME = ("Amazon", "Coauthor", "HeterophilousGraphDataset", "LRGBDataset", "TUDataset")
+
+
 def name_of(kind: str, name: Any = None) -> str:
     """Return the name of a data set in results: its class and its name within the class, in kebab case.
 
-    A TUDataset has its own name alone, by which it is known.
+    Sets of the classes in `BY_NAME` have their own name alone, by which they are known.
 
-    >>> name_of("Amazon", "Photo"), name_of("KarateClub"), name_of("TUDataset", "MUTAG")
-    ('amazon-photo', 'karateclub', 'mutag')
+    >>> name_of("Amazon", "Photo"), name_of("KarateClub"), name_of("GNNBenchmarkDataset", "PATTERN")
+    ('photo', 'karateclub', 'gnnbenchmarkdataset-pattern')
     """
-    text = kind if not isinstance(name, str) else name if kind == "TUDataset" else f"{kind} {name}"
+    text = kind if not isinstance(name, str) else name if kind in BY_NAME else f"{kind} {name}"
     return re.sub(r"[\W_]+", "-", text).strip("-").lower()
 
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -244,6 +246,33 @@ def _check_partition(parts: Mapping[str, list[int]], count: int, where: str) -> 
             part_of[index] = part
     if absent := sorted(set(range(count)) - part_of.keys()):
         raise ValueError(f"{where}: graph {absent[0]} is in none of {', '.join(parts)}.")
+
+
+def read_split(path: str | Path, count: int, name: str) -> dict[str, Tensor]:
+    """Read a split of `count` nodes as masks: a `.npz` file with the ids in `train`, `val` (or `valid`) and `test`.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it has other content, or a node is in two splits or out of range.
+    """
+    where = f"{name}: split.file={path}"
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            parts = {key: arrays["valid" if key == "val" and "val" not in arrays else key] for key in SPLITS}
+    except (ValueError, LookupError, EOFError, AttributeError, BadZipFile) as error:
+        raise ValueError(
+            f"{where} cannot be read, expected an .npz file with arrays train, val (or valid) and test: {error}."
+        ) from error
+    for part, ids in parts.items():
+        if ids.ndim != 1 or ids.dtype.kind not in "iu" or not ((ids >= 0) & (ids < count)).all():
+            raise ValueError(f"{where}: {part} is no array of node ids, expected whole numbers from 0 to {count - 1}.")
+    ids, times = np.unique(np.concatenate([*parts.values()]), return_counts=True)
+    if (times > 1).any():
+        raise ValueError(f"{where}: node {ids[times > 1][0]} is listed twice, expected each node in one split at most.")
+    return {
+        key: torch.zeros(count, dtype=torch.bool).index_fill_(0, torch.from_numpy(parts[split].astype(np.int64)), True)
+        for key, split in zip(MASKS, SPLITS, strict=True)
+    }
 
 
 def masked_graphs(graphs: list[Data], split: int, name: str) -> tuple[dict[str, Tensor], int] | None:

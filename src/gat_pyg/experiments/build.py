@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import json
@@ -16,14 +17,17 @@ from lightning import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
+from torch_geometric.data import Data
 from torch_geometric.nn import BatchNorm, PNAConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ..data.encodings import encoded
 from ..data.from_pyg import from_dataset
+from ..data.published import split_file
 from ..data.raw import data_root, is_of_network, not_downloaded
 from ..data.rows import column_name
-from ..data.splits import TEST, VAL, check_classes
+from ..data.series import the_graph
+from ..data.splits import TEST, VAL, check_classes, read_split
 from ..distributed import ray
 from ..distributed.halo import layers_of
 from ..distributed.ranks import rank_zero_print
@@ -34,6 +38,7 @@ from ..models.gat import GAT
 from ..seeds.fitting import seeded
 from ..tasks.metrics import LINKS
 from ..tasks.model import members, takes_sparse
+from ..tasks.node_ids import num_nodes
 from ..tasks.objective import SPLITS
 from ..tasks.task import Task
 from ..training.batching import Parts, is_divided
@@ -119,6 +124,8 @@ def read_data(settings: Settings, in_shares: bool = False) -> tuple[Task, Settin
     reads_task = "task" in parameters and str(dataset.target).startswith("gat_pyg.")
     if reads_task:
         others["task"] = settings.task
+    if settings.split.draws is not None and {"seed", *SIZES} <= dataset.values.keys():  # the seed of a split
+        others["seed"] = settings.split.drawn_seed
     earlier = Earlier.of(settings)
     if earlier is not None and "like" in parameters:
         others["like"] = MappingProxyType(dict(earlier.preparation.source or {}))  # which Hydra passes as it is
@@ -142,21 +149,22 @@ def read_data(settings: Settings, in_shares: bool = False) -> tuple[Task, Settin
         raise not_downloaded(f"{dataset_name(dataset.values)} was", folder, cause) from error
     if not isinstance(result, Task):
         try:
-            return _converted(result, settings), settings
+            return _drawn(_converted(result, settings), settings), settings
         except ValueError:
             if not in_shares:
                 raise
             settings = settings.updated(SHARES)
-            return _converted(result, settings), settings
+            return _drawn(_converted(result, settings), settings), settings
     if settings.task is not None and not reads_task:
         raise ValueError(
             f"task={settings.task}, but {result.name} is a task already: it predicts {result.objective.predicts}. "
             "Leave out task."
         )
-    return result, settings
+    return _drawn(result, settings), settings
 
 
 SHARES: dict[str, None] = dict.fromkeys(("split.per_class", "split.val", "split.test"))
+SIZES = ("val", "test")  # arguments of functions that draw a split
 
 
 def _converted(dataset: Any, settings: Settings) -> Task:
@@ -165,6 +173,11 @@ def _converted(dataset: Any, settings: Settings) -> Task:
     transforms = [transform for key in keys if isinstance(transform := settings.dataset.get(key), dict)]
     name, split = dataset_name(settings.dataset.values), dataclasses.asdict(settings.split)
     del split["column"], split["time"], split["scaffold"]  # of tables and molecules
+    split["seed"], draws, file = settings.split.drawn_seed, split.pop("draws"), split.pop("file")
+    if draws is not None:
+        split["split"] = 0
+    if file is not None:
+        dataset = _with_split(dataset, split_file(file, settings.data_root), name)
     if isinstance(folds := settings.split.folds, str) and not Path(folds).expanduser().exists():
         split["folds"] = data_root(settings.data_root) / folds
     if settings.task == LINKS and (settings.split.val, settings.split.test) == (VAL, TEST):
@@ -172,7 +185,31 @@ def _converted(dataset: Any, settings: Settings) -> Task:
     task = from_dataset(dataset, name, **split, transforms=transforms, task=settings.task)
     if not hasattr(dataset, "get_idx_split"):  # a benchmark keeps its own split
         check_classes(task)
-    return task
+    return task if file is None else task.split_by(["file"], 1)
+
+
+def _with_split(dataset: Any, path: Path, name: str) -> Data:
+    """Return the only graph of a data set, with the split of a file in place of its own."""
+    graph = the_graph(dataset)
+    if not isinstance(graph, Data):
+        raise ValueError(f"{name}: split.file has nodes of a single graph, but there are several. Leave it out.")
+    masks = read_split(path, num_nodes(graph), name)
+    return copy.copy(graph).update(masks)
+
+
+def _drawn(task: Task, settings: Settings) -> Task:
+    """Return a task with the number of splits that are drawn by `split.draws`."""
+    draws, number = settings.split.draws, settings.split.split
+    if draws is None:
+        return task
+    arguments = task.split_arguments
+    if arguments is None and {"seed", *SIZES} <= settings.dataset.values.keys():
+        arguments = ("seed",)
+    if arguments is None or "seed" not in arguments:
+        raise ValueError(f"split.draws is {draws}, but {task.name} has a split of its own. Leave out split.draws.")
+    if settings.split_number >= draws:
+        raise ValueError(f"split.split is {number}, but split.draws is {draws}: expected a number below it, or all.")
+    return task.split_by([*arguments, "draws"], draws)
 
 
 def prepared(task: Task, settings: Settings) -> Task:

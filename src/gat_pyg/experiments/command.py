@@ -154,11 +154,10 @@ def misused_group(overrides: Iterable[str]) -> str | None:
 def dataset_name(settings: Mapping[str, Any]) -> str:
     """Return the name of the data set in results and folders, before it is loaded.
 
-    It is the name of a data set of this package, the stem of a file, the `name` of a TUDataset, and for any other
-    class its name joined with `name`.
+    It is the name of a data set of this package, the stem of a file, and for a class that of `name_of`.
 
     >>> dataset_name({"_target_": "torch_geometric.datasets.Amazon", "name": "Photo"})
-    'amazon-photo'
+    'photo'
     >>> dataset_name({"_target_": "gat_pyg.data.planted", "nodes": 100})
     'planted'
     """

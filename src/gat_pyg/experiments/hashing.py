@@ -34,7 +34,7 @@ UNHASHED = frozenset(  # settings in these groups that do not determine it
     }
 )
 # Settings of the groups `split` and `dataset` that determine the data of each split
-DATA = ("per_class", "val", "test", "seed", "folds", "column", "time", "scaffold")
+DATA = ("per_class", "val", "test", "seed", "folds", "column", "time", "scaffold", "file", "draws")
 
 
 def flattened(values: Any) -> dict[str, Any]:

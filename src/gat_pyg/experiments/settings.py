@@ -169,6 +169,13 @@ class Split:
     column: Annotated[str | None, text("null or the name of a column", None)]
     time: Annotated[str | None, text("null or the name of a column", None)]
     scaffold: Annotated[bool, choice(False, True)]
+    file: Annotated[str | None, text("null or the path of an .npz file", None)]
+    draws: Annotated[int | None, whole(2, None)]
+
+    @property
+    def drawn_seed(self) -> int:
+        """The seed of the split: that of number `split` if several are drawn."""
+        return self.seed if self.draws is None else self.seed + int(self.split)
 
 
 @dataclass(frozen=True)
@@ -430,6 +437,12 @@ class Settings:
             raise ValueError(
                 f"loader.{name} is {getattr(loader, name)}, but loader=full takes whole graphs. Choose loader={choice}."
             )
+        for name in ("folds", "file"):
+            if self.split.draws is not None and (value := getattr(self.split, name)) is not None:
+                raise ValueError(
+                    f"split.draws is {self.split.draws}, but split.{name} is {value}. Leave out one of them, by "
+                    f"split.draws=null or split.{name}=null."
+                )
         dataset = self.on_split(0).dataset if self.on_all_splits else self.dataset
         used = [] if self.is_table else [dataset, self.model]  # each cell of a table has its own
         for factory in (*used, self.trainer, self.logger, self.encoding, self.optimizer, self.scheduler):

@@ -190,7 +190,7 @@ def _count_splits(cell: Settings) -> int:
     if task.num_splits < 2:
         raise ValueError(
             f"{task.name} has one split, expected several for split.split=all, split.fold=all or protocol=errica. "
-            "Give masks [N, S], or split.folds=... for graphs with one label each."
+            "Draw several by split.draws=10, give masks [N, S], or split.folds=... for graphs with one label each."
         )
     return task.num_splits
 

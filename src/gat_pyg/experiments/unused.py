@@ -65,7 +65,7 @@ def _unused(settings: Settings, task: Task) -> Iterator[tuple[str, str]]:
         reason = f"{task.name} is one graph, and a step takes all of it or what the loader gives."
         yield "training.batch_size", f"{reason} Leave it out, or choose loader=neighbor loader.batch_size=..."
     drawn, unused = task.split_arguments, {*DATA, "fold"}
-    off = ("folds", "column", "time", "scaffold")
+    off = ("folds", "column", "time", "scaffold", "file", "draws")
     unused -= {key for key in off if getattr(settings.split, key) in (None, False)}  # which is a choice too
     if drawn is None:  # the data set is a function that returns a task; its arguments may have other names
         dataset = settings.to_dict()["dataset"]

@@ -180,6 +180,10 @@ class Task:
         """
         return self._with(source=source, notes=tuple(notes), **fields)
 
+    def split_by(self, arguments: Sequence[str], num_splits: int) -> Task:
+        """Return the same task with the arguments on which its split depends, and the number of splits."""
+        return self._with(split_arguments=tuple(arguments), num_splits=num_splits)
+
     def encoded_by(self, encoding: Mapping[str, Any], graphs: Mapping[int, Data]) -> Task:
         """Return the same task with the encoded graphs, by the `id` of each graph: see `gat_pyg.data.encoded`."""
         splits = {split: [graphs[id(data)] for data in self.graphs(split)] for split in SPLITS}
