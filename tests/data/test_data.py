@@ -852,6 +852,27 @@ def test_own_data_are_divided_by_shares_unless_numbers_are_given():
         assert [len(task.labels(split)) for split in SPLITS] == expected, (expected, options)
 
 
+def test_a_drawn_split_has_every_class():
+    """Also a rare one, which a random order may leave out; otherwise the split is that of the random order."""
+    y = torch.where(torch.arange(100) < 5, 1, torch.where(torch.arange(100) < 10, -1, 0))
+    edges = torch.stack([torch.arange(100), (torch.arange(100) + 1) % 100])
+    graphs = [Data(torch.ones(1, 1), torch.tensor([[0], [0]]), y=label[None]) for label in y[y >= 0]]
+    own: list[Any] = [Data(torch.ones(100, 1), edges, y=y), Data(torch.ones(100, 1), edges, edge_label=y), graphs]
+    for dataset in own:
+        for seed in range(4):
+            task = from_dataset(dataset, "own", seed=seed)
+            counts = [task.labels(split).bincount(minlength=2).tolist() for split in SPLITS]
+            assert [sum(count) for count in counts] == [57, 19, 19]
+            assert min(rare for _, rare in counts) >= 1, counts
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(3))
+    data = from_dataset(Data(torch.ones(100, 1), edges, y=torch.arange(100) % 2), "own", seed=3).train[0]
+    assert [int(data[key][part].sum()) for key, part in zip(MASKS, order.split([60, 20, 20]), strict=True)] == [
+        60,
+        20,
+        20,
+    ]
+
+
 def test_a_split_takes_so_many_of_each_class_and_labelled_nodes_only():
     data = ring(60, 4)
     data.y[::7] = -1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,9 @@ def _draw(
     if train is None:
         others = sum(size for key, size in zip(MASKS[1:], (val, test), strict=True) if key in missing)
         train = max(number - others, 1)
+    sizes = [size for key, size in zip(MASKS, (train, val, test), strict=True) if key in missing]
+    if not per_class and sum(sizes) == number:
+        order = with_every_class(order[free[order]], data.y, sizes)
     for key, size in zip(MASKS, (train, val, test), strict=True):
         if key not in missing:
             continue
@@ -106,6 +109,32 @@ def _draw(
         free[nodes] = False
 
 
+def with_every_class(order: Tensor, y: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return a random order of rows in which the parts of these sizes have every class, as far as that is possible.
+
+    It is `order` if all parts have all classes, or labels are no classes. Otherwise a rare class is missing by chance,
+    and the parts are stratified: the members of each class, in their order, are at equal distances.
+
+    Args:
+        order: indices of rows [n].
+        y: the labels of all rows.
+        sizes: of the parts, n in all.
+
+    Example:
+        >>> with_every_class(torch.arange(9), torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 1]), [3, 3, 3])
+        tensor([0, 6, 1, 2, 7, 3, 4, 8, 5])
+    """
+    if y.dim() != 1 or y.is_floating_point():
+        return order
+    _, y, counts = y[order].unique(return_inverse=True, return_counts=True)
+    if all(len(part.unique()) == len(counts) for part in y.split([*sizes])):
+        return order
+    by_class = y.argsort(stable=True)
+    rank = torch.empty_like(order)  # of each row in its class
+    rank[by_class] = torch.arange(len(y)) - (counts.cumsum(0) - counts)[y[by_class]]
+    return order[((rank + 0.5) / counts[y]).argsort(stable=True)]
+
+
 def _draw_links(data: Data, val: int | None, test: int | None, seed: int, name: str) -> None:
     """Draw the missing masks of labelled edges; both directions of a link are in the same split.
 
@@ -114,7 +143,9 @@ def _draw_links(data: Data, val: int | None, test: int | None, seed: int, name: 
     low, high = data.edge_label_index.aminmax(dim=0)
     _, link = torch.stack([low, high]).unique(dim=1, return_inverse=True)
     size = int(link.max()) + 1 if link.numel() else 0
-    links = Data(y=torch.full((size,), -1).index_fill_(0, link[any_known(data.y)], 0))
+    known = any_known(data.y)
+    labels = data.y[known] if data.y.dim() == 1 else torch.zeros_like(link[known])
+    links = Data(y=torch.full((size,), -1).index_put_((link[known],), labels))
     for key in MASKS:
         if key in data:
             links[key] = torch.zeros(size, dtype=torch.bool).index_fill_(0, link[data[key]], True)
@@ -142,7 +173,11 @@ def draw_graphs(graphs: list[Data], val: int | None, test: int | None, seed: int
     if seed is None:
         train = len(graphs) - val - test
         return [graphs[:train], graphs[train : train + val], graphs[train + val :]]
-    order = torch.randperm(len(graphs), generator=torch.Generator().manual_seed(seed)).tolist()
+    drawn = torch.randperm(len(graphs), generator=torch.Generator().manual_seed(seed))
+    labels = [data.y.flatten() for data in graphs]
+    if all(y.shape == (1,) for y in labels):
+        drawn = with_every_class(drawn, torch.cat(labels), [val, test, len(graphs) - val - test])
+    order = drawn.tolist()
     splits = order[val + test :], order[:val], order[val : val + test]
     return [[graphs[i] for i in sorted(split)] for split in splits]
 
