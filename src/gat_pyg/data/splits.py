@@ -75,9 +75,9 @@ def _draw(
     if train is None:
         others = sum(size for key, size in zip(MASKS[1:], (val, test), strict=True) if key in missing)
         train = max(number - others, 1)
-    sizes = [size for key, size in zip(MASKS, (train, val, test), strict=True) if key in missing]
-    if not per_class and sum(sizes) == number:
-        order = with_every_class(order[free[order]], data.y, sizes)
+    parts = [size for key, size in zip(MASKS, (train, val, test), strict=True) if key in missing]
+    if not per_class and sum(parts) == number:
+        order = with_every_class(order[free[order]], data.y, parts)
     for key, size in zip(MASKS, (train, val, test), strict=True):
         if key not in missing:
             continue
