@@ -95,7 +95,7 @@ def first_seeds(key: Tensor, count: int = 63) -> Tensor:
 
 @contextmanager
 def seeds_from(generators: Sequence[torch.Generator], row: Tensor) -> Iterator[None]:
-    """Context manager within `torch.func.vmap` over `row`: the model of row s draws its seeds from generator s.
+    """Context manager, also within `torch.func.vmap` over `row`: the model of row s draws its seeds from generator s.
 
     So each model has the seeds that it draws alone if torch's generator is in the state of its own. There is a
     generator for each row, on the device of the data.
@@ -121,6 +121,9 @@ class _Generators:
         self.generators, self.row = generators, row
 
     def draw(self, p: float | Tensor) -> Tensor:
+        if not torch._C._functorch.is_functorch_wrapped_tensor(self.row):
+            generator = self.generators[int(self.row)]
+            return _drawn(generator.device, generator)
         with torch._C._DisableFuncTorch():  # vmap would draw a seed for each row from each generator
             every = torch.zeros(len(self.generators), dtype=torch.int64, device=self.generators[0].device)  # [S]
             for row, generator in enumerate(self.generators):

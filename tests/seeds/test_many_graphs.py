@@ -16,6 +16,7 @@ from torch_geometric.nn import GIN
 from gat_pyg.models import GAT, Encoded
 from gat_pyg.philox import draw_seed, seeds_from
 from gat_pyg.seeds import EachStopping, Member, StackedInductive, planning, train
+from gat_pyg.seeds.module import IN_TURN
 from gat_pyg.seeds.planning import plan_stack
 from gat_pyg.training import Optimisation, Resumable
 from gat_pyg.training.epoch_seeds import generator_of, seed_epoch
@@ -65,8 +66,9 @@ def three_alone() -> Runs:
         return alone(lambda: headed(MODELS["GAT"](), task), task, range(3), 15, patience=2, batch_size=BATCH)
 
 
-@pytest.mark.parametrize("leave", [range(1000), [6]], ids=str)
-def test_each_stops_when_it_would_and_the_rest_go_on(leave: Sequence[int]):
+@pytest.mark.parametrize(("leave", "limit"), [(range(1000), IN_TURN), ([6], 0)], ids=["vmap", "in turn"])
+def test_each_stops_when_it_would_and_the_rest_go_on(leave: Sequence[int], limit: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gat_pyg.seeds.module.IN_TURN", limit)
     task = in_float64(OBJECTIVES["graphs"]())
     with float64():
         other = stacked(
@@ -112,6 +114,8 @@ def test_a_model_draws_its_seeds_as_after_its_own_epochs_start():
     before = torch.get_rng_state()
     together = torch.cat([torch.func.vmap(draw)(torch.arange(3), p) for _ in range(2)], 1)  # of two steps
     assert torch.equal(before, torch.get_rng_state())
+    generators = [generator_of(seed, 7, device) for seed in seeds]
+    assert torch.equal(draw(torch.tensor(2), torch.tensor(0.1)), together[2, :3])  # in turn, without vmap
     for row, seed in enumerate(seeds):
         seed_epoch(seed, 0, 7)
         drawn = together[row].tolist() if p[row] > 0 else together[row, [0, 2, 3, 5]].tolist()

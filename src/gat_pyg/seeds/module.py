@@ -27,6 +27,8 @@ from .member import Member, SharedObjective, runs_of, shape_of, spelled
 from .optimizers import Optimizers, Schedules
 from .stack import Stack
 
+IN_TURN = 2_000_000  # elements of a step of many graphs: above, one model after the other is faster than vmap
+
 # The stack as Lightning sees it -------------------------------------------------------------------------------------
 
 
@@ -312,7 +314,7 @@ class Stacked(StackOfSeeds, Transductive):
 
 
 class StackedInductive(StackOfSeeds, Inductive):
-    """`Inductive` for S models at once, on the same batches of graphs.
+    """`Inductive` for S models at once, on the same batches of graphs; on large ones, one model after the other.
 
     Every epoch of each is that of the model alone on batches in the same order: with `TaskData(seed=...)` of the same
     seed. A model alone usually takes the order from its own seed, since a stack has one set of edges in each step.
@@ -327,16 +329,22 @@ class StackedInductive(StackOfSeeds, Inductive):
     def forward(self, data: Data) -> Tensor:
         """Return the logits [S, G, K] of the graphs, or [S, N, K] of the nodes."""
         out: Tensor
+        in_turn = self._elements(data) > IN_TURN
         if (generators := self._generators) is None or not self.training:
-            out = self.model.each(lambda model: self._call_model(model, data))
+            out = self.model.each(lambda model: self._call_model(model, data), in_turn=in_turn)
             return out
 
         def call(model: Any, row: Tensor) -> Tensor:
             with seeds_from(generators, row):
                 return self._call_model(model, data)
 
-        out = self.model.each(call, torch.arange(len(generators), device=self.device))
+        out = self.model.each(call, torch.arange(len(generators), device=self.device), in_turn=in_turn)
         return out
+
+    def _elements(self, data: Data) -> int:
+        """Estimate how many elements a step computes: for each node and edge, the parameters per input feature."""
+        parameters = sum(parameter.numel() for parameter in self.model.parameters()) // len(self.model)
+        return int(data.num_nodes + data.num_edges) * parameters // max(data.x.size(-1), 1)
 
     def on_train_epoch_end(self) -> None:
         """Forget the epoch's generators: the next one may have fewer rows."""

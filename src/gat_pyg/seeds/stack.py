@@ -86,16 +86,25 @@ class Stack(nn.Module):
         out: Tensor = self.each(lambda model: model(*args, **kwargs))
         return out
 
-    def each(self, call: Callable[..., Any], *mapped: Tensor) -> Any:
+    def each(self, call: Callable[..., Any], *mapped: Tensor, in_turn: bool = False) -> Any:
         """Return `call(model, *rows)` for each model, stacked; `rows` are the model's rows of the tensors in `mapped`.
 
-        In `call`, `model(...)` is the forward and `model.penalty(...)` the method `penalty`.
+        In `call`, `model(...)` is the forward and `model.penalty(...)` the method `penalty`. With `in_turn`, one model
+        is called after the other, without vmap, and `call` returns a tensor.
         """
 
         def call_one(weights: dict[str, Tensor], numbers: Numbers, *rows: Tensor) -> Any:
             with _set(self.models, numbers) if numbers else nullcontext():
                 return call(_Weighted(self.models, weights), *rows)
 
+        if in_turn:
+            rows = {name: value.unbind() for name, value in _tensors(self.models).items()}
+            return torch.stack(
+                [
+                    call_one({name: row[s] for name, row in rows.items()}, numbers, *(tensor[s] for tensor in mapped))
+                    for s, numbers in enumerate(self.numbers)
+                ]
+            )
         weights, numbers = self._part or (_tensors(self.models), self._mapped)
         return vmap(call_one, randomness="different")(weights, numbers, *mapped)
 
