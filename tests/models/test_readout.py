@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,6 +75,17 @@ def test_errors():
         Readout(nn.Linear(6, 3), "sum", out_channels=2)
     with pytest.raises(ValueError, match="aggr is lstm, which needs arguments: .*Pass an aggregation instead"):
         Readout(GAT(6, 4, None, 2, num_layers=2), "lstm", out_channels=2)
+
+
+def test_a_perceptron_is_pooled_before_the_head():
+    data = labelled_graphs().train[0]
+    settings = {"_target_": "gat_pyg.baselines.mlp.MLP", "hidden_channels": 4, "num_layers": 1}
+    factory = ModelFactory("model", {**settings, "readout": "sum", "head_layers": 2})
+    factory.check()
+    model: Any = build_model(factory, labelled_graphs()).model.eval()
+    h = model.model.lins[0](data.x).relu().sum(0, keepdim=True)
+    first, last = model.lin.lins
+    torch.testing.assert_close(model(data.x, data.edge_index), last(first(h).relu()))
 
 
 SETTINGS = {"_target_": "torch_geometric.nn.GIN", "hidden_channels": 4, "num_layers": 2}

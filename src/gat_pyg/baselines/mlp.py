@@ -25,7 +25,7 @@ class MLP(Layers):
     Args:
         in_channels: F, the number of input features.
         hidden_channels: the width of each layer but the last.
-        out_channels: K, the number of classes or labels.
+        out_channels: K, the number of classes or labels. If None, the output is the last hidden layer's activations.
         num_layers: the number of layers.
         dropout: p, for the inputs of the layers.
         act: the name of the activation between layers; the last one has none.
@@ -43,16 +43,18 @@ class MLP(Layers):
         self,
         in_channels: int,
         hidden_channels: int,
-        out_channels: int,
+        out_channels: int | None,
         num_layers: int = 2,
         dropout: float = 0.0,
         act: str = "relu",
         bias: bool = True,
     ) -> None:
         super().__init__(dropout, act)
+        self.out_channels = hidden_channels if out_channels is None else out_channels
+        self.is_hidden = out_channels is None
         self.lins = nn.ModuleList(
             Linear(F, C, bias, weight_initializer="glorot", bias_initializer="zeros")
-            for F, C in widths(in_channels, hidden_channels, out_channels, num_layers)
+            for F, C in widths(in_channels, hidden_channels, self.out_channels, num_layers)
         )
 
     def decayed_parameters(self) -> Iterator[nn.Parameter]:
@@ -61,4 +63,5 @@ class MLP(Layers):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits `[N, K]` for x `[N, F]`, dense or torch.sparse CSR."""
-        return self._through(self.lins, x, lambda lin, x: lin(x))
+        out = self._through(self.lins, x, lambda lin, x: lin(x))
+        return self.act(out) if self.is_hidden else out

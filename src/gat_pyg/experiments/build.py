@@ -21,6 +21,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import BatchNorm, PNAConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
+from ..baselines.mlp import MLP
 from ..data.encodings import encoded
 from ..data.from_pyg import from_dataset
 from ..data.published import split_file
@@ -307,7 +308,7 @@ def build_model(factory: ModelFactory, task: Task, earlier: Earlier | None = Non
     readout = factory.get("readout", "mean") if task.objective.item == "graph" else None  # null: the model's own
     pooling: dict[str, Any] = {"aggr": readout}
     if readout is not None and _needs_embeddings(factory):
-        if not issubclass(kind, (GAT, BasicGNN)):
+        if not issubclass(kind, (GAT, BasicGNN, MLP)):
             raise ValueError(
                 f"model.readout is {readout}, which needs a model that can return embeddings, as GAT or PyG's GIN. "
                 f"With {kind.__name__} use one of {', '.join(LINEAR)}."

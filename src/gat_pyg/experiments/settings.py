@@ -320,7 +320,10 @@ class ModelFactory(Factory):
         for label in LABELS:
             if not isinstance(self.get(label), (str, type(None))):
                 raise ValueError(f"model.{label} is {self.get(label)!r}, expected text: a name in the results.")
-        check_arguments(self.group, target, self.arguments)
+        arguments = self.arguments
+        if self.get("readout") is not None and "head_layers" not in inspect.signature(target).parameters:
+            arguments.pop("head_layers", None)  # of the readout
+        check_arguments(self.group, target, arguments)
 
 
 # All settings -------------------------------------------------------------------------------------------------------
