@@ -1969,8 +1969,12 @@ def test_methods_of_a_table_keep_its_settings(command: Command):
     assert {line[0] for line in lines_of()} == {"Chebyshev (K = 2)", "Chebyshev (K = 3)", "GAT"}
     (gat,) = (OmegaConf.load(path) for path in Path("outputs/table2").glob("digits_gat_*/config.yaml"))
     assert (gat.model.reproduction, gat.training.criterion) == (True, "loss")
-    command("experiment=table2", "methods=[const_gat,'gat model.heads=[2,1]']", *quick, "outputs=others")
-    assert {path.name for path in Path("others/table2").iterdir()} == {"digits_const_gat", "digits_gat_2-1"}
+    datasets = "datasets=['digits runs=2','digits training.lr=0.1']"
+    command("experiment=table2", "methods=[const_gat,'gat model.heads=[2,1]']", datasets, *quick[1:], "outputs=others")
+    cells = {"digits_const_gat", "digits_gat_2-1", "digits_const_gat_0.1", "digits_gat_0.1_2-1"}
+    assert {path.name for path in Path("others/table2").iterdir()} == cells
+    rates = [OmegaConf.load(path).training.lr for path in Path("others/table2").glob("*_0.1*/config.yaml")]
+    assert rates == [0.1, 0.1]
 
 
 def test_a_cell_that_fails_leaves_the_others(command: Command):

@@ -85,12 +85,14 @@ HOPS = sequence(
     lambda value: type(value) is int and (value >= 1 or value == -1),
     None,
 )
-METHODS = Rule(
-    "null or a list such as [gat,gcn], where a method with settings is a list too",
-    lambda value: (
-        value is None or is_name(value) or is_list(value, lambda method: is_name(method) or is_list(method, is_name))
-    ),
-)
+
+
+def _is_entries(value: Any) -> bool:
+    return value is None or is_name(value) or is_list(value, lambda entry: is_name(entry) or is_list(entry, is_name))
+
+
+METHODS = Rule("null or a list such as [gat,gcn], where a method with settings is a list too", _is_entries)
+DATASETS = Rule("null or a list such as [cora,citeseer], where a data set with settings is a list too", _is_entries)
 CANDIDATES = sequence("null: protocol=errica sets the hashes of the candidates", is_name, None)
 METRIC = Rule(
     f"null or one of {', '.join(METRICS)}",
@@ -103,10 +105,6 @@ TASK = Rule(
 FOLDS = Rule(
     f"{whole(3, None).expected}, or the path of a file of folds",
     lambda value: whole(3, None).fits(value) or is_name(value),
-)
-DATASETS = Rule(
-    "null or a list such as [cora,citeseer]",
-    lambda value: value is None or is_name(value) or is_list(value, is_name),
 )
 CLASS_WEIGHT = Rule(
     "null, balanced or a list of finite numbers, at least 0, one for each class",
@@ -359,7 +357,7 @@ class Settings:
     seeds_per_pass: Annotated[int | Literal["auto"], whole(1, "auto")]
     processes: Annotated[int, whole(1)]
     methods: Annotated[str | list[str | list[str]] | None, METHODS]
-    datasets: Annotated[str | list[str] | None, DATASETS]
+    datasets: Annotated[str | list[str | list[str]] | None, DATASETS]
     protocol: Annotated[str | None, choice(None, "errica")]
     ckpt_path: Annotated[str | None, text("null, last or the path of a checkpoint", None)]
     from_: Annotated[str | None, text("null or the folder of a run", None)]  # the setting `from`

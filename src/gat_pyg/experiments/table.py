@@ -231,10 +231,13 @@ def _methods_by_datasets(settings: Settings, invocation: Invocation) -> dict[str
     if clash := [override for override in overrides if override.startswith(("model=", "dataset="))]:
         raise ValueError(f"{clash[0]} is for a single run. In a table, use methods=[...] and datasets=[...].")
     in_file = _experiment(invocation)
-    methods, datasets = _listed("methods", settings.methods), _listed("datasets", settings.datasets)
+    methods, datasets = (
+        _entries(_listed(name, getattr(settings, name)), in_file.get(name) or ()) for name in ("methods", "datasets")
+    )
     cells: dict[str, Settings] = {}
-    for dataset in datasets:
-        for model, *changes in _methods(methods, in_file.get("methods") or ()):
+    for dataset, *of_data in datasets:
+        for model, *of_model in methods:
+            changes = [*of_data, *of_model]
             selected = [f"dataset={dataset}", f"model={model}", f"runs={settings.runs}", *changes, *overrides]
             cell = _composed(translated([*selected, "ckpt_path=last"]))
             cell = suited(cell.replace(cell=model, protocol=settings.protocol), selected)
@@ -246,7 +249,7 @@ def _methods_by_datasets(settings: Settings, invocation: Invocation) -> dict[str
             if name in cells:
                 raise ValueError(
                     f"Two methods have the same cell {name}. Distinguish them by model.method=..., and list each data "
-                    "set once."
+                    "set once, or with other settings."
                 )
             cells[name] = cell
     return cells
@@ -288,16 +291,20 @@ def _composed(overrides: list[str]) -> Settings:
     return Settings.parse(config)
 
 
-def _methods(requested: Iterable[Any], in_file: Iterable[Any]) -> Iterable[tuple[str, ...]]:
-    """Return the requested methods, each a model and its settings; a model alone means all its entries in_file."""
+def _entries(requested: Iterable[Any], in_file: Iterable[Any]) -> list[tuple[str, ...]]:
+    """Return the requested methods or data sets, each a name and settings; a name alone means all its entries in_file.
 
-    def parsed(methods: Iterable[Any]) -> list[tuple[str, ...]]:
-        return [tuple(method.split() if isinstance(method, str) else method) for method in methods]
+    >>> _entries(["gat", "gcn runs=1"], ["gat", "gat model.heads=8"])
+    [('gat',), ('gat', 'model.heads=8'), ('gcn', 'runs=1')]
+    """
 
-    entries: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    def parsed(entries: Iterable[Any]) -> list[tuple[str, ...]]:
+        return [tuple(entry.split() if isinstance(entry, str) else entry) for entry in entries]
+
+    every: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for entry in parsed(in_file):
-        entries.setdefault(entry[:1], []).append(entry)
-    return dict.fromkeys(entry for method in parsed(requested) for entry in entries.get(method, [method]))
+        every.setdefault(entry[:1], []).append(entry)
+    return [*dict.fromkeys(entry for name in parsed(requested) for entry in every.get(name, [name]))]
 
 
 def _check_settings(cell: Job) -> None:
