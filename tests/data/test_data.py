@@ -174,9 +174,15 @@ def test_planted_is_determined_by_its_seed():
 
 @pytest.fixture
 def tiny_citeseer(tmp_path: Path) -> Path:
-    """A data set in Planetoid's form, 560 nodes of which two have no line in test.index; its root."""
+    """The root of small files of Citeseer."""
+    citeseer_files(tmp_path)
+    return tmp_path
+
+
+def citeseer_files(root: Path) -> None:
+    """Write a data set in Planetoid's form, 560 nodes of which two have no line in test.index."""
     rng = np.random.default_rng(0)
-    folder = tmp_path / "Planetoid" / "CiteSeer" / "raw"
+    folder = root / "Planetoid" / "CiteSeer" / "raw"
     folder.mkdir(parents=True)
     test = np.setdiff1d(np.arange(540, 560), [545, 551])
     rng.shuffle(test)
@@ -197,7 +203,6 @@ def tiny_citeseer(tmp_path: Path) -> Path:
     for part, content in parts.items():
         (folder / f"ind.citeseer.{part}").write_bytes(pickle.dumps(content, protocol=4))
     (folder / "ind.citeseer.test.index").write_text("".join(f"{node}\n" for node in test))
-    return tmp_path
 
 
 def raw_file(root: Path, part: str) -> Path:

@@ -15,6 +15,7 @@ from .ogb import ogbn as ogbn
 from .proteins import listed_links as listed_links
 from .proteins import ppi as ppi
 from .published import filtered as filtered
+from .published import wikics as wikics
 from .smiles import smiles as smiles
 from .tables import from_networkx as from_networkx
 from .tables import from_pandas as from_pandas
