@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
@@ -56,6 +57,7 @@ class Stack(nn.Module):
                 )
         self.models = copy.deepcopy(models[0])  # called with each model's weights in turn
         self.numbers = _differing(models)
+        self._has_batch_norm = any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in self.models.modules())
         self._part: tuple[dict[str, Tensor], dict[tuple[str, str], Tensor]] | None = None
         self.fill([_tensors(model) for model in models], self.numbers)
 
@@ -106,7 +108,8 @@ class Stack(nn.Module):
                 ]
             )
         weights, numbers = self._part or (_tensors(self.models), self._mapped)
-        return vmap(call_one, randomness="different")(weights, numbers, *mapped)
+        with _InStack() if numbers or self._has_batch_norm else nullcontext():
+            return vmap(call_one, randomness="different")(weights, numbers, *mapped)
 
     def divided(self, parts: Sequence[Tensor]) -> Iterator[None]:
         """Yield once for each part of the rows: until the next one, a call computes the models of these rows alone.
@@ -230,22 +233,50 @@ def _set(model: nn.Module, numbers: Numbers) -> Iterator[None]:
     try:
         for values, key, number in attributes:
             values[key] = number
-        with _Dropout():
-            yield
+        yield
     finally:
         for (values, key, _), number in zip(attributes, before, strict=True):
             values[key] = number
 
 
-class _Dropout(TorchFunctionMode):
-    """Let `torch.nn.functional.dropout`, which PyG's layers call, accept a tensor as its probability."""
+class _InStack(TorchFunctionMode):
+    """Let `F.dropout`, which PyG's layers call, accept a tensor as its probability; compute `F.batch_norm` by model."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
-        if func is not F.dropout or not isinstance(p := options.get("p"), Tensor):
-            return func(*args, **options)
-        (x,) = args
-        return dropout_of_torch(x, p) if options.get("training", True) else x
+        if func is F.batch_norm and args[0].device.type == "cpu" and torch._C._functorch.is_batchedtensor(args[0]):
+            names = ("weight", "bias", "training", "momentum", "eps")
+            return _BatchNorm.apply(*args, *map(options.get, names))  # type: ignore[no-untyped-call]
+        if func is F.dropout and isinstance(p := options.get("p"), Tensor):
+            (x,) = args
+            return dropout_of_torch(x, p) if options.get("training", True) else x
+        return func(*args, **options)
+
+
+class _BatchNorm(torch.autograd.Function):
+    """`F.batch_norm` that vmap computes for each model on its own.
+
+    torch joins the channels of all models, and on a CPU reads each channel of these long rows with a stride: 61 ms
+    backward for four models of 10,000 nodes and 64 channels, against 2 ms for one.
+    """
+
+    @staticmethod
+    def forward(*args: Any) -> Tensor:
+        """Return the result for a single model."""
+        return F.batch_norm(*args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Save nothing: there is no gradient outside of vmap."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Tensor, int]:
+        """Return the results of all models."""
+        each = [
+            itertools.repeat(value, info.batch_size) if dim is None else value.unbind(dim)
+            for value, dim in zip(args, in_dims, strict=True)
+        ]
+        return torch.stack([F.batch_norm(*its) for its in zip(*each, strict=True)]), 0
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
