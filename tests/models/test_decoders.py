@@ -50,6 +50,16 @@ def test_the_product_is_symmetric_and_concatenation_is_not() -> None:
     assert not torch.allclose(directed(Z, PAIRS), directed(Z, PAIRS)[SWAPPED])
 
 
+def test_a_deep_decoder_adds_its_input_to_hidden_layers_and_ranks_in_full_precision() -> None:
+    decoder = Perceptron(4, num_layers=4, residual=True).double()
+    first, out = Z[PAIRS[0]] * Z[PAIRS[1]], Z[PAIRS[0]] * Z[PAIRS[1]]
+    for lin in decoder.lins[:-1]:
+        out = (out @ lin.weight.t() + lin.bias + first).relu()
+    assert_close(decoder(Z, PAIRS), (out @ decoder.lins[-1].weight.t() + decoder.lins[-1].bias)[:, 0])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert decoder.float()(Z.float(), PAIRS).dtype == torch.float32
+
+
 def test_errors() -> None:
     with pytest.raises(ValueError, match="there is no link decoder 'cosine', expected dot, bilinear or mlp"):
         link_decoder("cosine", 4)
@@ -59,5 +69,7 @@ def test_errors() -> None:
         Perceptron(4, combine="sum")
     with pytest.raises(ValueError, match="num_layers is 0, expected at least 1"):
         Perceptron(4, num_layers=0)
+    with pytest.raises(ValueError, match=r"residual is True and the widths of the perceptron are \[4, 8\], expected"):
+        Perceptron(4, hidden_channels=8, residual=True)
     with pytest.raises(ValueError, match=r"shape \(5, 2\), expected \(2, L\)\. Did you mean edge_label_index\.t\(\)"):
         link_decoder("dot", 4)(Z, PAIRS.t())

@@ -86,6 +86,9 @@ class Perceptron(MLP):
     labels of edges. With `edge_dim`, the features of the pair are appended: :math:`\mathrm{MLP}(z_i \Vert z_j \Vert
     e_{ij})`.
 
+    Under autocast, the last map is computed in the dtype of its weights: in bfloat16, with 8 significant bits, many
+    scores would be equal, and no ranking could tell them apart.
+
     Args:
         channels: C, the width of the embeddings.
         out_channels: T; None for one output, without a dimension of its own.
@@ -95,9 +98,11 @@ class Perceptron(MLP):
         act: the name of the activation between layers.
         combine: "product" or "concat".
         edge_dim: D, the number of features of each pair; None if they have none.
+        residual: whether the input is added to each hidden layer before its activation, as in the deep decoder of Ma et
+            al. (Reconsidering the performance of GAE in link prediction, CIKM 2025).
 
     Raises:
-        ValueError: if an argument is out of range.
+        ValueError: if an argument is out of range, or `residual` meets hidden layers of another width.
 
     Example:
         >>> Perceptron(4)(torch.randn(5, 4), torch.tensor([[0, 1], [1, 4]])).shape
@@ -114,13 +119,15 @@ class Perceptron(MLP):
         act: str = "relu",
         combine: str = "product",
         edge_dim: int | None = None,
+        residual: bool = False,
     ) -> None:
         if combine not in ("product", "concat"):
             raise ValueError(f"combine is {combine!r}, expected 'product' or 'concat'.")
         if num_layers < 1:
             raise ValueError(f"num_layers is {num_layers}, expected at least 1.")
         width = channels * (2 if combine == "concat" else 1) + (edge_dim or 0)
-        super().__init__([width, *[hidden_channels or channels] * (num_layers - 1), out_channels or 1], dropout, act)
+        widths = [width, *[hidden_channels or channels] * (num_layers - 1), out_channels or 1]
+        super().__init__(widths, dropout, act, residual)
         self.out_channels, self.combine, self.edge_dim = out_channels, combine, edge_dim
 
     def forward(  # type: ignore[override]
@@ -138,6 +145,10 @@ class Perceptron(MLP):
             out = torch.cat([out, edge_label_attr.to(out.dtype)], dim=-1)
         out = super().forward(out)
         return out if self.out_channels is not None else out.squeeze(-1)
+
+    def _last(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return super()._last(x.to(next(self.lins[-1].parameters()).dtype))
 
     def of_all_pairs(self, z_src: Tensor, z_dst: Tensor) -> Tensor:
         """Return `[A, B]` for all pairs of the embeddings `[A, C]` and `[B, C]`; O(A B C) memory."""

@@ -17,12 +17,16 @@ class MLP(nn.Module):
     .. math::
         \mathrm{MLP}(x) = \mathbf{W}_L\, \sigma(D \cdots \mathbf{W}_2\, \sigma(D\, \mathbf{W}_1 x))
 
-    with biases.
+    with biases. With `residual`, x is added to the output of each map but the last.
 
     Args:
         channels: the widths, from that of x to that of the output.
         dropout: the probability that a hidden feature is dropped in training.
         act: the name of an activation in `torch.nn`, or a callable.
+        residual: whether hidden layers have skip connections from x.
+
+    Raises:
+        ValueError: if there are skip connections, and a hidden layer has another width than x.
 
     Example:
         >>> import torch
@@ -31,10 +35,19 @@ class MLP(nn.Module):
     """
 
     def __init__(
-        self, channels: Sequence[int], dropout: float = 0.0, act: str | Callable[[Tensor], Tensor] = "relu"
+        self,
+        channels: Sequence[int],
+        dropout: float = 0.0,
+        act: str | Callable[[Tensor], Tensor] = "relu",
+        residual: bool = False,
     ) -> None:
         super().__init__()
-        self.dropout = dropout
+        if residual and len({*channels[:-1]}) > 1:
+            raise ValueError(
+                f"residual is True and the widths of the perceptron are {list(channels[:-1])}, expected equal ones, to "
+                "add the input to hidden features. Leave out hidden_channels or residual."
+            )
+        self.dropout, self.residual = dropout, residual
         self.act: Callable[[Tensor], Tensor] = activation_resolver(act)
         self.lins = nn.ModuleList(nn.Linear(*widths) for widths in pairwise(channels))
 
@@ -45,9 +58,18 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `[..., C]` for x `[..., F]`."""
-        for layer, lin in enumerate(self.lins):
-            x = lin(self.act(dropout(x, self.dropout, self.training)) if layer else x)
-        return x
+        first = x
+        for layer, lin in enumerate(self.lins[:-1]):
+            x = lin(self._activated(x) if layer else x)
+            x = x + first if self.residual else x
+        return self._last(self._activated(x) if len(self.lins) > 1 else x)
+
+    def _activated(self, x: Tensor) -> Tensor:
+        return self.act(dropout(x, self.dropout, self.training))
+
+    def _last(self, x: Tensor) -> Tensor:
+        out: Tensor = self.lins[-1](x)
+        return out
 
 
 def head(
