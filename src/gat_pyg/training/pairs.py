@@ -45,10 +45,13 @@ class PairSampler(BaseSampler):  # type: ignore[misc]
         self.sampler, self.objective, self.steps = sampler, objective, steps
         self.data = copy.copy(data)
         self.data.share = place
-        self.hides, self.both_ways = objective.item == "link", False
+        self.hides = objective.item == "link"
         if self.hides:
             non_links(data)  # sorts the known links before a worker process starts
-            self.both_ways = is_undirected(data.edge_index, num_nodes=data.x.size(0))
+            order = self.edge_permutation
+            edges = data.edge_index if order is None else data.edge_index.index_select(1, order)
+            links = data.edge_label_index[:, data.train_mask]
+            self._of_edges, self._of_pairs, self._num_links = _link_ids(edges, links, data.x.size(0))
 
     @property
     def edge_permutation(self) -> Tensor | None:
@@ -73,7 +76,16 @@ class PairSampler(BaseSampler):  # type: ignore[misc]
         rank, world = self.data.share
         ids = index.input_id if self.hides else index.input_id[rank::world]
         out.metadata = ids, ends, y, None
-        return _without_links(out, index, self.both_ways, self.data.x.size(0)) if self.hides else out
+        return self._without_links(out, index.input_id) if self.hides else out
+
+    def _without_links(self, out: SamplerOutput, ids: Tensor) -> SamplerOutput:
+        """Remove the edges that are one of the training pairs with these ids."""
+        hidden = torch.zeros(self._num_links, dtype=torch.bool).index_fill_(0, self._of_pairs[ids], True)
+        visible = ~hidden[self._of_edges[out.edge]]
+        if out.num_sampled_edges is not None:
+            out.num_sampled_edges = [int(hop.sum()) for hop in visible.split(out.num_sampled_edges)]
+        out.row, out.col, out.edge = out.row[visible], out.col[visible], out.edge[visible]
+        return out
 
 
 @contextmanager
@@ -89,16 +101,19 @@ def _seeded(*words: int, rank: int) -> Iterator[None]:
             random.setstate(state)
 
 
-def _without_links(out: SamplerOutput, links: EdgeSamplerInput, both_ways: bool, num_nodes: int) -> SamplerOutput:
-    """Remove the edges that are one of these links, or with `both_ways` the reverse of one."""
-    hidden = links.row * num_nodes + links.col
-    if both_ways:
-        hidden = torch.cat([hidden, links.col * num_nodes + links.row])
-    visible = ~torch.isin(out.node[out.row] * num_nodes + out.node[out.col], hidden)
-    if out.num_sampled_edges is not None:
-        out.num_sampled_edges = [int(hop.sum()) for hop in visible.split(out.num_sampled_edges)]
-    out.row, out.col, out.edge = out.row[visible], out.col[visible], out.edge[visible]
-    return out
+def _link_ids(edge_index: Tensor, pairs: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, int]:
+    """Return an id of each edge `[2, E]` and each pair `[2, L]`, and the number of ids.
+
+    Those with the same ends have the same id, in an undirected graph in either direction.
+
+    >>> _link_ids(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), torch.tensor([[0, 2], [1, 1]]), 3)
+    (tensor([0, 0, 1, 1]), tensor([0, 1]), 2)
+    """
+    ends = torch.cat([edge_index, pairs], 1)
+    src, dst = ends.sort(0).values if is_undirected(edge_index, num_nodes=num_nodes) else ends
+    keys, ids = (src * num_nodes + dst).unique(return_inverse=True)
+    of_edges, of_pairs = ids.split([edge_index.size(1), pairs.size(1)])
+    return of_edges, of_pairs, keys.numel()
 
 
 class PairLoader(_Late, LinkLoader):  # type: ignore[misc]
