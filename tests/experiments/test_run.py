@@ -2038,9 +2038,10 @@ def many_graphs() -> tuple[str, ...]:
     return "dataset.path=many.pt", "split.folds=3", "training.max_epochs=3", "training.batch_size=8"
 
 
-def test_all_splits_are_the_single_splits_and_nothing_is_trained_twice(command: Command):
+def test_all_splits_are_the_single_splits_and_nothing_is_trained_twice(command: Command, passes: list[list[int]]):
     settings = masked()
     output = command(*settings, "split.split=all", "runs=2")
+    assert passes == [[0, 1] * 3]  # one training
     for split in range(3):
         command(*settings, f"split.split={split}", "runs=2", "outputs=single")
     lines, single = read("outputs/results.jsonl"), read("single/results.jsonl")
@@ -2051,12 +2052,14 @@ def test_all_splits_are_the_single_splits_and_nothing_is_trained_twice(command: 
     before = Path("outputs/results.jsonl").read_bytes()
     output = command(*settings, "split.split=all", "runs=2")
     assert "epochs" not in output and Path("outputs/results.jsonl").read_bytes() == before
-    command(*settings, "split.split=all", "runs=2", "training.lr=0.02")  # beside the first
-    assert len(list(Path("outputs").glob("mine_mlp_*"))) == 2
+    del passes[:]
+    output = command("-m", *settings, "split.split=all", "runs=2", "training.lr=0.02,0.003,0.05", STACKED)
+    assert passes == [[0, 1] * 6] and "3 settings of mine, the best first by validation accuracy" in output
+    assert len(list(Path("outputs").glob("mine_mlp_*"))) == 3  # beside the first
     (runs,) = gathered(report_lines("single/results.jsonl")).values()
     assert runs[0].mean == pytest.approx(np.mean(values)) and len(runs[0].values) == 6
     rows = rows_of(gathered(report_lines("outputs/results.jsonl")))
-    assert set(rows) == {"MLP (lr 0.003)", "MLP (lr 0.02)"}
+    assert set(rows) == {"MLP (lr 0.003)", "MLP (lr 0.02)", "MLP (lr 0.05)"}
 
 
 def test_all_folds_in_a_table_have_a_row_for_each_method(command: Command):

@@ -46,7 +46,7 @@ from .published import as_published
 from .settings import INTERNAL, Settings
 from .shared import seed_processes
 from .suited import suited
-from .table import table
+from .table import on_all_splits, table
 from .together import all_at_once, grouped, read_together, stack_key
 from .unused import check_effects
 from .warm_start import warn_of_overlap, with_earlier_model
@@ -111,13 +111,18 @@ def execute_all(requests: Sequence[Request]) -> list[float | Exception]:
     keep_memory()
     scores: dict[int, float | Exception] = {}
     with handled(exit_on_signal):
-        todo = []
+        todo, of_splits = [], {}
         for index, (settings, invocation, _) in enumerate(requests):
-            if settings.is_table or settings.on_all_splits:
-                drop_empty(invocation.folder)
+            if not settings.is_table and not settings.on_all_splits:
+                todo.append(index)
+                continue
+            drop_empty(invocation.folder)
+            if settings.is_table or settings.protocol is not None or settings.hash in of_splits:  # with other seeds
                 scores[index] = _caught(table, settings, invocation, train)
             else:
-                todo.append(index)
+                of_splits[settings.hash] = index
+        jobs = [requests[index][:2] for index in of_splits.values()]
+        scores |= zip(of_splits.values(), on_all_splits(jobs, train), strict=True)
         while todo:
             batch = _distinct(todo, requests)
             scores |= zip(batch, _execute_batch([requests[index] for index in batch]), strict=True)

@@ -43,6 +43,7 @@ from .together import grouped, stack_key
 
 Train = Callable[[Sequence[Job]], list[float | Exception]]
 PAUSE = 5.0  # seconds before the next search for a free cell
+SHOWN = 10  # names of cells that begin
 # Overrides of the table, not of a cell
 TABLE = ("experiment=", "+experiment=", "methods=", "datasets=", "protocol=", "ckpt_path=")
 TABLES = {"methods": "gat,gcn", "datasets": "cora,citeseer"}
@@ -60,9 +61,44 @@ def table(settings: Settings, invocation: Invocation, train: Train) -> float:
     """
     folder, cells = _cells(settings, invocation)
     if settings.protocol is not None:
-        _fill(cells, train)
+        _check_failures(_fill(cells, train), cells)
         cells = _chosen(settings, cells, folder)
-    _fill(cells, train)
+    _check_failures(_fill(cells, train), cells)
+    return _summarised(settings, folder, cells)
+
+
+def on_all_splits(jobs: Sequence[tuple[Settings, Invocation]], train: Train) -> list[float | Exception]:
+    """Train several jobs, each on all splits, as one table; return the score of each as `table`, or its error.
+
+    So runs of different jobs are trained together too.
+    """
+    tables: list[tuple[Path, dict[str, Job]] | Exception] = []
+    for settings, invocation in jobs:
+        try:
+            folder, cells = _cells(settings, invocation)
+            for cell in cells.values():
+                _check_settings(cell)
+            several = f"{folder.name}_" if len(jobs) > 1 else ""
+            tables.append((folder, {f"{several}{name}": cell for name, cell in cells.items()}))
+        except Exception as error:
+            tables.append(error)
+    parts = [table for table in tables if not isinstance(table, Exception)]
+    failed = _fill({name: cell for _, cells in parts for name, cell in cells.items()}, train) if parts else {}
+    scores: list[float | Exception] = []
+    for (settings, _), table in zip(jobs, tables, strict=True):
+        try:
+            if isinstance(table, Exception):
+                raise table
+            folder, cells = table
+            _check_failures([name for name in failed if name in cells], cells)
+            scores.append(_summarised(settings, folder, cells))
+        except Exception as error:
+            scores.append(error)
+    return scores
+
+
+def _summarised(settings: Settings, folder: Path, cells: Mapping[str, Job]) -> float:
+    """Print the summary of a finished table; return its score."""
     groups: dict[tuple[str, str, str], list[Result]] = {}
     for cell in cells.values():
         for result in _results(cell):
@@ -75,12 +111,8 @@ def table(settings: Settings, invocation: Invocation, train: Train) -> float:
     return float("nan") if settings.is_table else fmean(result.quality for its in groups.values() for result in its)
 
 
-def _fill(cells: Mapping[str, Job], train: Train) -> None:
-    """Train the cells that are not finished, and wait for those that other processes train.
-
-    Raises:
-        ValueError: at the end, if a cell failed.
-    """
+def _fill(cells: Mapping[str, Job], train: Train) -> list[str]:
+    """Train the unfinished cells, and wait for those that other processes train; return the names of failed ones."""
     for cell in cells.values():
         _check_settings(cell)
     names = {cell.folder: name for name, cell in cells.items()}
@@ -105,7 +137,8 @@ def _fill(cells: Mapping[str, Job], train: Train) -> None:
                 if begun:
                     titles = [names[cell.folder] for cell in begun]
                     verb = "begins" if len(begun) == 1 else "begin"
-                    rank_zero_print(f"{progress()}; {', '.join(titles)} {verb}")
+                    several = ", ".join(titles[:SHOWN]) + f" and {len(titles) - SHOWN} others" * (len(titles) > SHOWN)
+                    rank_zero_print(f"{progress()}; {several} {verb}")
                     if len(begun) > 1:
                         begun = [cell._replace(title=title) for cell, title in zip(begun, titles, strict=True)]
                 errors = dict(zip((cell.folder for cell in begun), _train(begun, train), strict=True))
@@ -126,6 +159,10 @@ def _fill(cells: Mapping[str, Job], train: Train) -> None:
     for name, cell in cells.items():  # also cells of earlier calls, whose lines may have been removed
         if name not in failed:
             _results(cell)
+    return list(failed)
+
+
+def _check_failures(failed: Sequence[str], cells: Mapping[str, Job]) -> None:
     if failed:
         raise ValueError(
             f"{len(failed)} of {len(cells)} cells failed: {', '.join(failed)}. The same command tries again."
