@@ -344,7 +344,7 @@ class StackedInductive(StackOfSeeds, Inductive):
     def _elements(self, data: Data) -> int:
         """Estimate how many elements a step computes: for each node and edge, the parameters per input feature."""
         parameters = sum(parameter.numel() for parameter in self.model.parameters()) // len(self.model)
-        return int(data.num_nodes + data.num_edges) * parameters // max(data.x.size(-1), 1)
+        return int((data.num_nodes + data.num_edges) * parameters // max(data.x.size(-1), 1))
 
     def on_train_epoch_end(self) -> None:
         """Forget the epoch's generators: the next one may have fewer rows."""
