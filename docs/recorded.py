@@ -20,9 +20,13 @@ from matplotlib.figure import Figure
 from sphinx_gallery.scrapers import figure_rst
 
 from gat_pyg.experiments.published import published
+from gat_pyg.experiments.table import cells_of
 from gat_pyg.report.cells import Table
+from gat_pyg.report.comparison import comparison_table
 from gat_pyg.report.formats import markdown_table
+from gat_pyg.report.general import Rows, general_table, rows_of
 from gat_pyg.report.runs import Key, gathered, lines_of, shown
+from gat_pyg.report.strong import strong_table
 from gat_pyg.report.tables import TABLE2, TABLE3, ablation_table, score_table, significance_table
 
 DOCS = Path(__file__).parent
@@ -30,6 +34,7 @@ RESULTS = DOCS.parent / "benchmarks" / "results"
 OUT = DOCS / "generated"
 THEMES = {"light": "#222222", "dark": "#dddddd"}  # the colour of text
 BLUE, ORANGE, GREY = "#3b8bba", "#ee7733", "#999999"
+WHOLE = "GAT (strong), parts"  # the row with which conf/experiment/parts.yaml compares
 DATASETS = {"cora": "Cora", "citeseer": "Citeseer", "pubmed": "Pubmed"}
 
 
@@ -38,6 +43,7 @@ def write() -> None:
     OUT.mkdir(exist_ok=True)
     write_versions()
     write_results()
+    write_strong()
     write_speed()
 
 
@@ -111,9 +117,7 @@ def write_results() -> None:
         "ablation": ablation_table(runs),
     }
     for name, one in tables.items():
-        body = markdown_table(one).split("\n", 2)[2]  # the page has its own headings
-        body = re.sub(r" (?=±|\(\d+\) \|)|(?<=±) ", "\u00a0", body.lstrip())  # a score is one word
-        (OUT / f"{name}.md").write_text(body + "\n", encoding="utf-8")
+        write_table(name, one)
 
     methods = [row for number, row, dataset in published() if number == TABLE2.number and dataset == "cora"]
 
@@ -135,6 +139,33 @@ def write_results() -> None:
         axes[0].figure.legend(loc="outside lower center", ncols=2, frameon=False)
 
     chart("table2", draw, (8.5, 4.4), columns=3)
+
+
+def write_table(name: str, one: Table) -> None:
+    """Write a table of the report; the page has its own headings."""
+    body = markdown_table(one).split("\n", 2)[2]
+    body = re.sub(r" (?=±|\(\d+\) \|)|(?<=±) ", "\u00a0", body.lstrip())  # a score is one word
+    (OUT / f"{name}.md").write_text(body + "\n", encoding="utf-8")
+
+
+def write_strong() -> None:
+    """Write the table of the strongest networks, that of the other lines beside it, and what each part is worth."""
+    runs = gathered(line for path in sorted(RESULTS.glob("*-strong-*.jsonl")) for line in lines_of(path))
+    write_table("strong", strong_table(runs))
+    shown_there = {cell.hash for cell in cells_of("strong")}
+    others = {key: [one for one in its if one.setting not in shown_there] for key, its in runs.items()}
+    rest = rows_of({key: its for key, its in others.items() if its})
+    parts = rows_of(gathered(line for path in sorted(RESULTS.glob("*-parts.jsonl")) for line in lines_of(path)))
+    for name, rows, form in (("strong-others", rest, general_table), ("parts", parts, against_whole)):
+        if rows:
+            write_table(name, form(rows))
+        else:
+            (OUT / f"{name}.md").write_text("No runs are recorded yet.\n", encoding="utf-8")
+
+
+def against_whole(rows: Rows) -> Table:
+    """Return the table of each part's worth."""
+    return comparison_table(rows, WHOLE)
 
 
 # Speed --------------------------------------------------------------------------------------------------------------

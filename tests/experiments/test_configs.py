@@ -21,7 +21,7 @@ from torch_geometric.data import Data
 
 from gat_pyg.data import Task, digits, from_dataset
 from gat_pyg.experiments.build import build_logger, build_model, build_module, build_task, build_trainer
-from gat_pyg.experiments.command import check_recipe, names_of, translated
+from gat_pyg.experiments.command import check_recipe, dataset_name, names_of, translated
 from gat_pyg.experiments.conf import VERSION_BASE, config_folder
 from gat_pyg.experiments.hashing import config_hash, flattened
 from gat_pyg.experiments.process import check_gpus
@@ -310,16 +310,19 @@ CUT_OFF = {("GraphSAGE*", "trained as GAT")}  # for time, as its form says: its 
 @pytest.mark.parametrize("name", TABLES)
 def test_the_recorded_tables_are_of_the_settings_that_are_here(name: str):
     table = composed(f"experiment={name}")
-    here, candidates = set(), {}
+    here, candidates, names_here = set(), {}, set()
     for dataset, (model, *settings) in product(entries(table.datasets), entries(table.methods)):
         cell = Settings.parse(composed_for(model, *dataset, *settings))
         half = cell.replace(trainer=Factory("trainer", {**cell.trainer.values, "precision": "bf16-mixed"}))
         here |= {cell.hash, half.hash}
+        names_here.add((cell.model.method, dataset_name(cell.dataset.values)))
         candidates.setdefault(model, []).append(cell.hash)
     if table.protocol is not None:
         here |= {config_hash({"protocol": table.protocol, "candidates": sorted(some)}) for some in candidates.values()}
     recorded = gathered(line for path in RESULTS.glob(f"*-{name}*.jsonl") for line in lines_of(path))
-    assert recorded
+    if name == "strong":  # lines of other protocols and methods are in its files too
+        recorded = {key: its for key, its in recorded.items() if (key.row, key.dataset) in names_here}
+    assert recorded or name in ("strong", "parts")
     assert {(key.row, key.study) for key, (newest, *_) in recorded.items() if newest.setting not in here} <= CUT_OFF
 
 

@@ -7,12 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from scipy import stats
 
+from gat_pyg.experiments.command import dataset_name
 from gat_pyg.experiments.result import ERRICA, Result
+from gat_pyg.experiments.table import cells_of
 from gat_pyg.report.__main__ import main
 from gat_pyg.report.formats import csv_table, html_table, latex_table, markdown_table
 from gat_pyg.report.general import columns_of, general_table, rows_of
 from gat_pyg.report.runs import Line, gathered
+from gat_pyg.report.significance import t_test_of
+from gat_pyg.report.strong import split_of
 from gat_pyg.report.tables import fits_paper, general_tables
 from tests.report.samples import at, one, seeds, write_lines
 
@@ -177,6 +182,28 @@ def test_lines_choose_the_tables(tmp_path: Path) -> None:
     assert main([str(path), "--out", str(out), "--preset", "general"]) == 0
     text = (out / "report.md").read_text(encoding="utf-8")
     assert "Table 2" not in text and "Cora accuracy (%) ↑" in text
+
+
+def test_the_strongest_networks_stand_beside_published_numbers_of_the_same_kind_of_splits(tmp_path: Path) -> None:
+    cells = {dataset_name(cell.dataset.values): cell for cell in cells_of("strong") if split_of(cell) == "given"}
+    hashes = {name: cell.hash for name, cell in cells.items()}
+    scores = [0.98, 0.99, 0.97]
+    mines = [replace(one("GAT", "minesweeper", value, 0, "roc_auc"), split=n) for n, value in enumerate(scores)]
+    lines = at(
+        [replace(result, config_hash=hashes["minesweeper"], peak_mib=100.0 + result.split) for result in mines],
+        seeds("GAT", "cora", [83.0, 84.0], config_hash=hashes["cora"]),
+        seeds("GAT", "cora", [99.0, 99.0], config_hash="other"),
+    )
+    path, out = write_lines(tmp_path / "r.jsonl", lines), tmp_path / "out"
+    assert main([str(path), "--out", str(out), "--preset", "strong", "--format", "csv"]) == 0
+    with (out / "strong.csv").open(encoding="utf-8") as file:
+        _, cora, mine = csv.reader(file)
+    assert cora[1:7] == ["given", "1 × 2", "82.0", "83.5 ± 0.7 (2)", "83.7 ± 0.7 (100)", "−0.2"]
+    assert mine[2:7] == ["3 × 1", "82.000", "0.980 ± 0.010 (3)", "0.977 ± 0.007 (3)", "+0.003"]
+    assert mine[9] == "102" and mine[10].startswith("num_layers 15, hidden_channels 64, heads 1, norm batch, dropout")
+    test = stats.ttest_ind_from_stats(0.98, 0.01, 3, 0.9773, 0.0073, 3, equal_var=False)
+    assert float(mine[7]) == pytest.approx(test.pvalue, abs=1e-4)
+    assert float(cora[7]) == pytest.approx(t_test_of([83.0, 84.0], 83.72, 0.74, 100), abs=1e-4)
 
 
 @pytest.mark.parametrize(("form", "start"), [("csv", "Method,"), ("input", "\\begin{table}")])

@@ -192,7 +192,7 @@ def test_every_method_of_the_paper_has_its_row_in_the_papers_order():
     )
     assert [row[0].text for row in table3.rows[-3:]] == ["GraphSAGE*", "Const-GAT", "GAT"]
     assert row_of(table2, "MoNet") == ["MoNet", NONE, "81.7 ± 0.5", NONE, NONE, NONE, NONE, NONE, "78.8 ± 0.3", NONE]
-    assert len(published()) == 11 * 4 + 12 * 3 + 9
+    assert sum(table != "strong" for table, *_ in published()) == 11 * 4 + 12 * 3 + 9
 
 
 def test_methods_that_the_paper_lacks_follow_and_other_data_sets_are_among_the_runs():

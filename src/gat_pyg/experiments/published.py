@@ -1,4 +1,4 @@
-"""The paper's numbers, from the fact sheet `published.csv`."""
+"""Published numbers, of the paper and of the strongest networks of others, from the fact sheet `published.csv`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,22 @@ from .settings import Settings
 VARIANTS = ("model.reproduction", "model.aggr", "model.order", "model.act", "training.criterion")
 
 
+STRONG = "strong"  # the table of the best results of others
+
+
 class Printed(NamedTuple):
-    """A number in the paper; NaN if it has none."""
+    """A number in the paper; NaN if it has none. Of the best results of others, `split` is as `split_of` returns it."""
 
     mean: float
     std: float
     runs: str
     source: str
+    split: str = ""
 
 
 @functools.cache
 def published() -> dict[tuple[str, str, str], Printed]:
-    """Return the paper's numbers by (table, row, data set), in the paper's order.
+    """Return the published numbers by (table, row, data set), those of the paper in its order.
 
     >>> published()["2", "GAT", "cora"].mean
     83.0
@@ -38,7 +42,7 @@ def published() -> dict[tuple[str, str, str], Printed]:
     with resources.files("gat_pyg.experiments").joinpath("published.csv").open(encoding="utf-8") as file:
         return {
             (row["table"], row["row"], row["dataset"]): Printed(
-                float(row["mean"] or "nan"), float(row["std"] or "nan"), row["runs"], row["source"]
+                float(row["mean"] or "nan"), float(row["std"] or "nan"), row["runs"], row["source"], row["split"] or ""
             )
             for row in csv.DictReader(file)
         }
@@ -53,7 +57,7 @@ def as_published(settings: Settings) -> bool:
     if model is None and HydraConfig.initialized():
         model = HydraConfig.get().runtime.choices["model"]
     choices = {"model": model, "dataset": dataset_name(settings.dataset.values)}
-    if choices["dataset"] not in {dataset for _, _, dataset in published()}:
+    if choices["dataset"] not in {dataset for table, _, dataset in published() if table != STRONG}:
         return False
     if not all((config_folder() / group / f"{name}.yaml").is_file() for group, name in choices.items()):
         return False

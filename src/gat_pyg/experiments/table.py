@@ -13,7 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from hydra import compose
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf, open_dict
 
 from ..data.from_pyg import name_of
@@ -21,7 +22,7 @@ from ..distributed.ranks import rank_zero_print
 from ..files import try_lock
 from .build import build_task
 from .command import check_recipe, dataset_name, message, misused_group, names_of, translated
-from .conf import config_folder
+from .conf import VERSION_BASE, config_folder
 from .folder import (
     AT_ONCE,
     LOCK,
@@ -255,6 +256,14 @@ def _chosen(settings: Settings, candidates: Mapping[str, Job], folder: Path) -> 
         )
         cells[name] = Job(chosen, folder / name)
     return cells
+
+
+def cells_of(experiment: str) -> list[Settings]:
+    """Return the settings of the cells of an experiment, each for all of its splits."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(config_folder()), **VERSION_BASE):
+        settings = Settings.parse(compose("config", [f"experiment={experiment}"]))
+        return [*_methods_by_datasets(settings, Invocation(Path(), False, experiment, ())).values()]
 
 
 def _methods_by_datasets(settings: Settings, invocation: Invocation) -> dict[str, Settings]:

@@ -84,9 +84,10 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument(
         "--preset",
-        choices=("paper", "general"),
-        help="the paper's tables, or methods by data sets (default: the paper's if they have a row for a line, "
-        "and the general one for the other lines; for several settings of one method the general one)",
+        choices=("paper", "general", "strong"),
+        help="the paper's tables, methods by data sets, or experiment=strong beside published numbers (default: the "
+        "paper's if they have a row for a line, and the general one for the other lines; for several settings of one "
+        "method the general one)",
     )
     result.add_argument(
         "--against",

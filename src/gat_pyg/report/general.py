@@ -110,7 +110,7 @@ def _training_notes(rows: Rows, column: Column) -> Iterator[str]:
     names = [name for name in sorted(_differing(settings.values())) if name.partition(".")[0] in ("training", "model")]
     names = [name for name in names if name in shared and name not in NAMING]
     if any(name.startswith("training.") for name in names):
-        texts = "; ".join(f"{label}: {_text(names, values)}" for label, values in settings.items())
+        texts = "; ".join(f"{label}: {text_of(names, values)}" for label, values in settings.items())
         yield f"On {column.heads[0]}, the methods were not trained with the same settings. {texts}."
 
 
@@ -161,7 +161,7 @@ def _data(groups: Sequence[Runs]) -> list[str]:
     if len({*hashes}) < 2:
         return [""] * len(groups)
     names = sorted(_differing(settings))
-    words = [_text(names, values) for values in settings]
+    words = [text_of(names, values) for values in settings]
     hashes_of: dict[str, set[str]] = {}
     for text, data in zip(words, hashes, strict=True):
         hashes_of.setdefault(text, set()).add(data)
@@ -183,7 +183,7 @@ def _words(groups: Sequence[tuple[Column, Runs]]) -> list[str]:
     settings = [_settings(one) for _, one in groups]
     of_data = {name for values in settings for name in data_settings(values)}  # in the heading of a column
     names = sorted({name for its in several for name in _differing([settings[index] for index in its])} - of_data)
-    words = [_text(names, values) if values else "" for values in settings]
+    words = [text_of(names, values) if values else "" for values in settings]
     shared = {words[index] for its in several for index in its}
     words = [text if text in shared else "" for text in words]
     for its in several:
@@ -218,10 +218,10 @@ def _differing(settings: Iterable[Mapping[str, Any]]) -> set[str]:
     return {name for name in names if len({_value(values.get(name)) for values in read}) > 1}
 
 
-def _text(names: Sequence[str], values: Mapping[str, Any]) -> str:
+def text_of(names: Sequence[str], values: Mapping[str, Any]) -> str:
     """Return settings in words but those that are null, by the last part of a name unless two names share it.
 
-    >>> _text(["model.heads", "training.lr"], {"model.heads": 4, "training.lr": 0.001331224061062424})
+    >>> text_of(["model.heads", "training.lr"], {"model.heads": 4, "training.lr": 0.001331224061062424})
     'heads 4, lr 0.001331'
     """
     last = [name.rpartition(".")[2] for name in names]

@@ -89,6 +89,21 @@ def t_test(x: Scores, y: Scores) -> Significance:
     return Significance(float(test.pvalue), name)
 
 
+def t_test_of(values: Sequence[float], mean: float, std: float, count: int) -> float:
+    """Return the two-sided p-value of Welch's t-test between scores and a published mean of `count` runs.
+
+    The result is NaN with fewer than two of either, or an unknown deviation.
+
+    >>> round(t_test_of([83.0, 83.4, 82.9], 81.0, 0.3, 10), 5)
+    0.00145
+    """
+    if min(len(values), count) < 2 or not np.isfinite([*values, mean, std]).all():
+        return math.nan
+    x = np.array(values)
+    test = _stats().ttest_ind_from_stats(x.mean(), x.std(ddof=1), len(x), mean, std, count, equal_var=False)
+    return float(test.pvalue)
+
+
 def _varies(values: NDArray[np.float64]) -> bool:
     return bool(np.ptp(values) > 1e-9 * max(1.0, float(abs(values).max())))
 

@@ -29,6 +29,7 @@ from .comparison import comparison_table
 from .data_table import Counts, data_table, unknown_note
 from .general import general_table, rows_of
 from .runs import ABLATION, AS_GAT, Key, Line, Runs, forms, gathered, shown
+from .strong import strong_table
 
 Gathered: TypeAlias = Mapping[Key, Sequence[Runs]]
 
@@ -81,6 +82,12 @@ def general_tables(lines: Sequence[Line], against: str | None = None) -> list[Ta
     rows = rows_of(runs)
     compared = [] if against is None else [comparison_table(rows, against)]
     return [general_table(rows), *compared, runs_table(runs, lines, runs), files_table(lines)]
+
+
+def strong_tables(lines: Sequence[Line]) -> list[Table]:
+    """Return the table of `experiment=strong`, and the sources of its numbers."""
+    runs = gathered(lines)
+    return [strong_table(runs), runs_table(runs, lines, runs), files_table(lines)]
 
 
 def tables(

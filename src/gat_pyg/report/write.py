@@ -19,7 +19,7 @@ from .data_table import Counts, counted
 from .formats import csv_table, html, latex, latex_table, markdown
 from .general import rows_of
 from .runs import Line, gathered, lines_of
-from .tables import fits_paper, general_tables, tables
+from .tables import fits_paper, general_tables, strong_tables, tables
 
 DOCUMENTS: dict[str, Callable[[Sequence[Table]], str]] = {"md": markdown, "tex": latex, "html": html}
 FILES = {"input": ("tex", latex_table), "csv": ("csv", csv_table)}  # format -> suffix and text of one table's file
@@ -44,8 +44,8 @@ def write_report(
         data_root: the folder of the raw files for Table 1.
         data: if true, the paper's tables include Table 1, which reads the data sets.
         formats: names of `DOCUMENTS` and `FILES`.
-        preset: "paper" or "general"; by default the paper's tables if they have a row for one of the lines, and a
-            general one of the others. With `against`, and for several settings of one method, the general one.
+        preset: "paper", "general" or "strong"; by default the paper's tables if they have a row for one of the lines,
+            and a general one of the others. With `against`, and for several settings of one method, the general one.
         against: the row of the general table with which the others are compared.
         curves: if true, curves.svg has the learning curves of all runs that kept them.
         graphs: if true, a figure for each method and data set with labels of graphs has the attention of the test
@@ -60,9 +60,11 @@ def write_report(
         ImportError: if a package for figures or t-tests is missing.
     """
     lines = [line for path in dict.fromkeys(results) for line in lines_of(path)]
-    if against is not None and preset == "paper":
-        raise ValueError("--against compares rows of the general table. Leave out --preset paper.")
-    if preset == "general" or against is not None or (preset is None and not fits_paper(lines)):
+    if against is not None and preset not in (None, "general"):
+        raise ValueError(f"--against compares rows of the general table. Leave out --preset {preset}.")
+    if preset == "strong":
+        content = strong_tables(lines)
+    elif preset == "general" or against is not None or (preset is None and not fits_paper(lines)):
         content = general_tables(lines, against)
     else:
         counts = {name: data_counts(name, data_root) for name in NAMES} if data else None
