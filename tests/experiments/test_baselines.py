@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -188,9 +187,7 @@ def test_baselines_are_computed_once_for_own_data(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(baselines, "is_missing", lambda: True)
     monkeypatch.setattr("gat_pyg.experiments.messages.is_missing", lambda: True)
     assert baselines.baselines_of(settings, task) is None
-    assert "python -m pip install 'gat_pyg[baselines]'" in baselines_line(
-        replace(result_of(task), baselines=None), settings
-    )
+    assert "python -m pip install 'gat_pyg[baselines]'" in baselines_line(None, "accuracy", settings)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +199,7 @@ def test_baselines_are_computed_once_for_own_data(monkeypatch: pytest.MonkeyPatc
             {},
             "edges in both directions (messages follow the edges, which have one), encoding=degree",
         ),
-        ("nodes of one graph", (), {"best_epoch": 2}, "a smaller training.lr (the best epoch was 2), edges in both"),
+        ("nodes of one graph", (), {"best_epoch": 2}, "training.lr=0.007 (the best epoch was 2), edges in both"),
         (
             "nodes of one graph",
             ("training.max_epochs=60",),
@@ -217,3 +214,10 @@ def test_what_to_try_is_left_open_by_data_and_settings(kind, overrides, fields, 
     task = OBJECTIVES[kind]()
     text = advice(result_of(task, **fields), task, settings_of(*overrides))
     assert expected in text
+
+
+def test_a_search_is_tried_where_nothing_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gat_pyg.experiments.messages._is_directed", lambda task: False)
+    task = OBJECTIVES["links"]()
+    text = advice(result_of(task), task, settings_of("encoding=degree", "+model.decoder=mlp"))
+    assert text == "training.lr=0.007, training.lr=0.06, 96 settings by gat-pyg -m search=link, with these of the data"

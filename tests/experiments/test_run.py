@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from email.message import Message
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,6 +50,7 @@ import gat_pyg.seeds.planning
 import gat_pyg.training.stopping
 from gat_pyg import GAT, load, predict
 from gat_pyg.data import digits, from_file, links, planted
+from gat_pyg.experiments.baselines import Baselines
 from gat_pyg.experiments.build import task_of
 from gat_pyg.experiments.command import run_name
 from gat_pyg.experiments.conf import VERSION_BASE, config_folder
@@ -344,7 +346,15 @@ class Constant(nn.Module):
 
 
 @pytest.mark.parametrize(("dataset", "vectorize"), [("digits", "auto"), ("digits", "off"), ("planted", "auto")])
-def test_a_constant_prediction_is_warned_of(command: Command, dataset: str, vectorize: str):
+def test_a_constant_prediction_is_warned_of(
+    command: Command, dataset: str, vectorize: str, monkeypatch: pytest.MonkeyPatch
+):
+    if dataset == "planted":  # as if it were a long training
+        monkeypatch.setattr("gat_pyg.experiments.job.LARGE", 0)
+        calls: list[str] = []
+        for place in ("job", "alone"):
+            once = partial(lambda place, *_: calls.append(place) or Baselines({"linear model": 0.0}, 0.0), place)
+            monkeypatch.setattr(f"gat_pyg.experiments.{place}.baselines_of", once)
     output = command(
         "model=mlp",
         f"model._target_={__name__}.Constant",
@@ -352,7 +362,7 @@ def test_a_constant_prediction_is_warned_of(command: Command, dataset: str, vect
         f"vectorize={vectorize}",
         "runs=2",
         "training.max_epochs=2",
-        f"baselines={dataset == 'digits'}",
+        "baselines=true",
     )
     first, _ = read("outputs/results.jsonl")
     if dataset == "digits":
@@ -367,6 +377,7 @@ def test_a_constant_prediction_is_warned_of(command: Command, dataset: str, vect
         message = f"no better than predicting the majority class for every node ({majority:.1f} %)"
     else:
         message = f"no better than the best prediction that is the same for every node ({first.majority:.3f})"
+        assert calls == ["job", "alone", "alone"]  # before the training, too
     assert first.value <= first.majority
     assert output.count(message) == 3  # of each seed and of both
     assert f"warning: 2 of 2 runs are {message}" in output

@@ -25,6 +25,7 @@ from ..training.modules import Inductive, Transductive
 from ..training.progress import quiet
 from ..training.signals import handled
 from .alone import one_run
+from .baselines import baselines_of
 from .build import initial_model, with_loss
 from .command import check_recipe, message, names_of
 from .folder import (
@@ -38,14 +39,14 @@ from .folder import (
     remove_checkpoints,
     started_job,
 )
-from .messages import line, rare_line, split_line, summary, summary_of_all, titles
+from .messages import baselines_line, line, rare_line, split_line, summary, summary_of_all, titles
 from .model_file import load
 from .process import check_gpus, compiling_reported, exit_on_signal, keep_memory, reset_peak
 from .pruning import PrunedError, Pruner
 from .published import as_published
 from .settings import INTERNAL, Settings
 from .shared import seed_processes
-from .suited import suited
+from .suited import LARGE, suited
 from .table import on_all_splits, table
 from .together import all_at_once, grouped, read_together, stack_key
 from .unused import check_effects
@@ -219,6 +220,10 @@ def _train_group(jobs: Sequence[Job], data: Mapping[Path, Task]) -> dict[Path, f
         for text in (*first.notes, split, chosen and f"{first.name}: suited {chosen}"):
             if text:
                 rank_zero_print(text)
+        is_long = first.has_many_graphs and sum(graph.x.size(0) for graph in first.train) > LARGE
+        if is_long and (computed := baselines_of(jobs[0].settings, first)) is not None:  # now, not only at the end
+            text = baselines_line(computed.scores, first.objective.metric.name, jobs[0].settings)
+            rank_zero_print(f"{first.name}: baselines {text}")
         if text := rare_line(first):
             rank_zero_warn(text)
     reset_peak()

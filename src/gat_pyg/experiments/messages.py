@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch_geometric.utils import is_undirected
@@ -42,7 +42,7 @@ def summary(result: Result, task: Task, settings: Settings, paper: bool = False)
         "also": ", ".join(
             metric_named(name, task.class_names).text(score) for name, score in (result.scores or {}).items()
         ),
-        "baselines": baselines_line(result, settings),
+        "baselines": baselines_line(result.baselines, result.metric, settings),
         "warning": result.warning,
         "try": advice(result, task, settings),
         "seconds": f"{result.seconds:.1f} ({_per_epoch(result)} per epoch, {result.device}{peak})",
@@ -52,14 +52,13 @@ def summary(result: Result, task: Task, settings: Settings, paper: bool = False)
     return "\n".join(f"{key:<12}{value}" for key, value in lines.items() if value) + "\n"
 
 
-def baselines_line(result: Result, settings: Settings) -> str:
+def baselines_line(scores: Mapping[str, float] | None, metric: str, settings: Settings) -> str:
     """Return the scores of the baselines, or how to install what computes them; "" if none is asked for."""
     if not has_baselines(settings):
         return ""
-    if result.baselines is None and is_missing():
+    if scores is None and is_missing():
         return "need scikit-learn: python -m pip install 'gat_pyg[baselines]'; or baselines=false"
-    metric = metric_named(result.metric)
-    return ", ".join(f"{name} {metric.value(score)}" for name, score in (result.baselines or {}).items())
+    return ", ".join(f"{name} {metric_named(metric).value(score)}" for name, score in (scores or {}).items())
 
 
 def advice(result: Result, task: Task, settings: Settings) -> str:
@@ -75,7 +74,7 @@ def advice(result: Result, task: Task, settings: Settings) -> str:
     early = 0 < result.best_epoch <= 5 < result.epochs - result.best_epoch
     late = result.epochs >= settings.max_epochs and result.best_epoch > 0.9 * result.epochs
     hints = {
-        f"a smaller training.lr (the best epoch was {result.best_epoch})": early,
+        f"training.lr={training.lr / 3:.1g} (the best epoch was {result.best_epoch})": early,
         f"training.max_epochs={2 * settings.max_epochs} (the last epochs were the best)": late,
         "training.batch_size=32": task.has_many_graphs and training.batch_size < 16 < len(task.train),
         "+model.encoder=64 (it embeds categories)": model.get("encoder") is None and bool(OneHot([x]).sizes),
@@ -86,7 +85,8 @@ def advice(result: Result, task: Task, settings: Settings) -> str:
         "model=gin": item == "graph" and kind not in ("GIN", "GINE"),
     }
     chosen = [hint for hint, fits in hints.items() if fits]
-    return ", ".join(chosen or ["other values of training.lr, model.hidden_channels, model.num_layers, model.dropout"])
+    search = f"96 settings by gat-pyg -m search={'node' if item == 'edge' else item}, with these of the data"
+    return ", ".join(chosen or [f"training.lr={training.lr / 3:.1g}", f"training.lr={training.lr * 3:.1g}", search])
 
 
 def _is_directed(task: Task) -> bool:
@@ -196,7 +196,7 @@ def summary_of_all(
     warnings = [result.warning for result in results if result.warning]
     hints = [text for result in results if (text := advice(result, task, settings))]
     lines = {
-        "baselines": baselines_line(results[0], settings),
+        "baselines": baselines_line(results[0].baselines, results[0].metric, settings),
         "warning": f"{len(warnings)} of {n} runs are {warnings[0]}" if warnings else "",
         "try": hints[0] if hints else "",
     }
