@@ -269,7 +269,8 @@ class Stacked(StackOfSeeds, Transductive):
             self._of_splits = OfSplits.of(self.present, data.y.device)
         numbers, key, (rows, parts, _) = self.rows, self._key, self._of_splits
         try:
-            for _, column, part in zip(self.model.divided(parts), rows, parts, strict=True):
+            divided = self.model.divided(parts, list(rows.values()))
+            for _, column, part in zip(divided, rows, parts, strict=True):
                 self.rows = [numbers[row] for row in rows[column]]
                 self._key = None if key is None else key[part]
                 yield fields[column]

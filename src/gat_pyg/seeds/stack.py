@@ -58,7 +58,7 @@ class Stack(nn.Module):
         self.models = copy.deepcopy(models[0])  # called with each model's weights in turn
         self.numbers = _differing(models)
         self._has_batch_norm = any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in self.models.modules())
-        self._part: tuple[dict[str, Tensor], dict[tuple[str, str], Tensor]] | None = None
+        self._part: tuple[dict[str, Tensor], dict[tuple[str, str], Tensor], list[Numbers]] | None = None
         self.fill([_tensors(model) for model in models], self.numbers)
 
     def __len__(self) -> int:
@@ -99,22 +99,23 @@ class Stack(nn.Module):
             with _set(self.models, numbers) if numbers else nullcontext():
                 return call(_Weighted(self.models, weights), *rows)
 
-        if in_turn:
-            rows = {name: value.unbind() for name, value in _tensors(self.models).items()}
+        weights, numbers, of_each = self._part or (_tensors(self.models), self._mapped, self.numbers)
+        if in_turn or (self._part is not None and len(of_each) == 1):
+            rows = {name: value.unbind() for name, value in weights.items()}
             return torch.stack(
                 [
-                    call_one({name: row[s] for name, row in rows.items()}, numbers, *(tensor[s] for tensor in mapped))
-                    for s, numbers in enumerate(self.numbers)
+                    call_one({name: row[s] for name, row in rows.items()}, own, *(tensor[s] for tensor in mapped))
+                    for s, own in enumerate(of_each)
                 ]
             )
-        weights, numbers = self._part or (_tensors(self.models), self._mapped)
         with _InStack() if numbers or self._has_batch_norm else nullcontext():
             return vmap(call_one, randomness="different")(weights, numbers, *mapped)
 
-    def divided(self, parts: Sequence[Tensor]) -> Iterator[None]:
+    def divided(self, parts: Sequence[Tensor], numbers_of: Sequence[Sequence[int]]) -> Iterator[None]:
         """Yield once for each part of the rows: until the next one, a call computes the models of these rows alone.
 
-        Calls read the parameters and buffers, and do not change them.
+        Each part is given as a tensor and as numbers. A part of one row is called without vmap. Calls read the
+        parameters and buffers, and do not change them.
         """
         order, sizes = torch.cat(list(parts)), [len(part) for part in parts]
 
@@ -123,10 +124,11 @@ class Stack(nn.Module):
 
         weights, numbers = split(_tensors(self.models)), split(self._mapped)
         try:
-            for part in range(len(parts)):
+            for part, rows in enumerate(numbers_of):
                 self._part = (
                     {name: values[part] for name, values in weights.items()},
                     {name: values[part] for name, values in numbers.items()},
+                    [self.numbers[row] for row in rows],
                 )
                 yield
         finally:
