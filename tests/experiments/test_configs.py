@@ -360,7 +360,7 @@ def test_a_recipe_is_that_of_a_model_and_a_data_set_that_exist(recipe: str, kind
     learns(config, task(categories="encoder" in config.model))
     sections = OmegaConf.to_container(OmegaConf.load(CONF / "recipe" / recipe / kind / f"{data}.yaml"))
     (own,) = (values for models, values in sections.items() if model in models.split(", "))
-    groups = {"model", "training", "loss", "scheduler", "optimizer", "encoding", "trainer", "loader"}
+    groups = {"dataset", "model", "training", "loss", "scheduler", "optimizer", "encoding", "trainer", "loader"}
     assert own.keys() <= {"defaults", *groups}
     for name, value in flattened({key: own[key] for key in own if key != "defaults"}).items():
         assert OmegaConf.select(config, name) == value
