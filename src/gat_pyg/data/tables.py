@@ -140,6 +140,8 @@ def tables(
         source["ids"] = [side.tolist() for side in of.sides]
     x, edge_attr = _features(of, source)
     if labels is None and masks:
+        if disjoint:
+            raise ValueError(f"{name}: disjoint={disjoint} is of drawn links, but a column divides them. Omit it.")
         links = divided_links(Data(x, of.edge_index, edge_attr), masks, undirected, name, seed, drawn)
         return links.read_from(source, notes)
     data = _graph(of, source, x, edge_attr)
