@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 
 from gat_pyg.data import Task, digits, from_dataset
 from gat_pyg.experiments.build import build_logger, build_model, build_module, build_task, build_trainer
@@ -30,7 +30,7 @@ from gat_pyg.experiments.settings import INTERNAL, Factory, Settings
 from gat_pyg.experiments.suited import suited
 from gat_pyg.experiments.unused import check_effects
 from gat_pyg.report.runs import gathered, lines_of
-from gat_pyg.tasks.graphs import GraphLabels
+from gat_pyg.tasks.graphs import GraphLabels, GraphMultiLabels
 from gat_pyg.tasks.links import LinkLabels
 from gat_pyg.tasks.metrics import METRICS, metric_named
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
@@ -84,11 +84,14 @@ def entries(listed: Any) -> list[list[str]]:
     return [entry.split() if isinstance(entry, str) else list(entry) for entry in listed]
 
 
-def task(edge_dim: int | None = None, categories: bool = False) -> Task:
+def task(edge_dim: int | None = None, categories: bool = False, graphs: bool = False) -> Task:
     x = torch.randint(4, (6, 5)).float() if categories else torch.randn(6, 5)
     data = Data(x, torch.randint(6, (2, 12)), y=torch.rand(6, 3).round())
     if edge_dim is not None:
         data.edge_attr = torch.randn(12, edge_dim)
+    if graphs:
+        each = [Data(x[i : i + 1], torch.zeros(2, 1, dtype=torch.long), y=data.y[i : i + 1]) for i in range(6)]
+        return Task("tiny", each, each, each, 5, GraphMultiLabels(3))
     return Task("tiny", [data], [data.clone()], [data.clone()], 5, NodeMultiLabels(3), edge_dim=edge_dim)
 
 
@@ -110,7 +113,7 @@ def learns(config: DictConfig, task: Task) -> None:
     if hasattr(model, "fit"):
         return
     module = Inductive(model.train(), task.objective, settings.optimisation)
-    out = module(task.train[0])
+    out = module(Batch.from_data_list(task.train) if task.has_many_graphs else task.train[0])
     assert out.shape == (6, 3)
     out.square().sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
@@ -301,10 +304,15 @@ def test_a_table_is_of_models_that_exist_on_data_sets_that_exist(name: str):
     assert {dataset for dataset, *_ in datasets} <= {*names("dataset")}
     assert table.runs > 1 or any(text.startswith(("runs=", "split.split=all")) for text in datasets[0])
     for model, *settings in entries(table.methods):
-        learns(composed_for(model, *datasets[0], *settings), task())
+        config = composed_for(model, *datasets[0], *settings)
+        learns(config, task(graphs="readout" in config.model or "head_layers" in config.model))
 
 
-CUT_OFF = {("GraphSAGE*", "trained as GAT")}  # for time, as its form says: its hash holds its last epoch
+CUT_OFF = {
+    ("GraphSAGE*", "trained as GAT"),  # for time, as its form says: its hash holds its last epoch
+    *((method, "Errica's protocol") for method in ("GAT", "GIN", "MLP")),  # recorded before the grids of today
+    ("GIN", ""),  # of molecules, recorded before its recipe
+}
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -357,7 +365,7 @@ def test_a_recipe_is_that_of_a_model_and_a_data_set_that_exist(recipe: str, kind
     dataset = data if kind == "on" else members(data)[0]
     assert model in names("model") and dataset in names("dataset")
     config = composed_for(model, dataset, f"recipe={recipe}")
-    learns(config, task(categories="encoder" in config.model))
+    learns(config, task(categories="encoder" in config.model, graphs=data in ("molecules", "tu")))
     sections = OmegaConf.to_container(OmegaConf.load(CONF / "recipe" / recipe / kind / f"{data}.yaml"))
     (own,) = (values for models, values in sections.items() if model in models.split(", "))
     groups = {"dataset", "model", "training", "loss", "scheduler", "optimizer", "encoding", "trainer", "loader"}
