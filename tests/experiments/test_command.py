@@ -46,9 +46,9 @@ def answers() -> str:
     [
         f"gat_pyg {gat_pyg.__version__}\n",
         "gat-pyg dataset=cora runs=100 ",
-        " cora, cora_links, digits, ",
+        " cora, cora_heart, cora_links, ",
         "_target_: gat_pyg.baselines.gcn.GCN",
-        "dataset=citeseer\tdataset=citeseer_links\tdataset=cora",
+        "dataset=citeseer\tdataset=citeseer_heart\tdataset=citeseer_links",
         f"  gat-pyg {'predict RUN [DATA ...]':<40} Write the predictions of a trained run",
         "usage: gat-pyg predict [-h] [--out OUT] [--seed SEED]",
         "python -m gat_pyg.report a.jsonl b.jsonl",

@@ -134,7 +134,7 @@ def test_the_end_of_a_search_has_the_best_settings_and_their_command(command: Co
     again = read("again/results.jsonl")
     assert [result.val for result in again] == [r.val for r in results if r.config_hash == again[0].config_hash]
     assert sum(result.val for result in again) / 2 == pytest.approx(best.value)
-    assert "search=node trains many settings, each in a job of its own. Write" in command("search=node", fails=True)
+    assert "search=node trains many settings, each in its own job. Write" in command("search=node", fails=True)
     assert command(*search) == out[out.index(f"\n{states.count('COMPLETE')} settings of digits") :]  # trains nothing
 
 

@@ -52,10 +52,8 @@ class Invocation(NamedTuple):
 
     def check(self) -> None:
         """Raise ValueError if Hydra's folder is the working directory, or its sweeper would select the worst run."""
-        if not self.multirun and (name := HydraConfig.get().runtime.choices.get("search")):
-            raise ValueError(
-                f"search={name} trains many settings, each in a job of its own. Write gat-pyg -m search={name}."
-            )
+        if not self.multirun and (search := [text for text in self.overrides if text.startswith("search=")]):
+            raise ValueError(f"{search[0]} trains many settings, each in its own job. Write gat-pyg -m {search[0]}.")
         hydra: Any = OmegaConf.to_container(HydraConfig.get(), resolve=False, enum_to_str=True)
         mode = "sweep" if self.multirun else "run"
         if hydra[mode]["dir"] == "":
