@@ -151,7 +151,7 @@ def test_every_model_learns_on_each_kind_of_data(model: str):
         config = composed_for(model, dataset)
         Settings.parse(config)
         if config.model not in learnt and not ("encoder" in config.model and model in UNENCODED):
-            learns(config, task())
+            learns(config, task(graphs="head_layers" in config.model))
             learnt.append(config.model)
         assert callable(get_object(config.dataset._target_))
 
