@@ -75,7 +75,7 @@ def search(folder: Path, trials: int, *arguments: str, waits: Sequence[float] = 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", default="amazon-photo")
+    parser.add_argument("--dataset", default="photo")
     parser.add_argument("--trials", type=int, default=96)
     parser.add_argument("--at-once", type=int, default=32)
     parser.add_argument("--alone", type=int, default=6)
