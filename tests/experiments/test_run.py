@@ -796,7 +796,7 @@ def test_compilation_of_kernels_is_reported_once(command: Command, monkeypatch: 
     log = cache.log
     monkeypatch.setattr(gat_pyg.experiments.process, "rank_zero_print", output.append)
     monkeypatch.setattr(
-        gat_pyg.experiments.job, "read_task", lambda config: (log.info("1"), log.info("2"), build_task(config))[2]
+        gat_pyg.experiments.together, "read_task", lambda config: (log.info("1"), log.info("2"), build_task(config))[2]
     )
     command(*SMALL, "training.max_epochs=1")
     assert output == ["Compiling the kernels for their first use"]
@@ -910,7 +910,7 @@ def test_an_unknown_data_set_names_the_known_ones(command: Command):
     assert re.search(r"dataset=coral is unknown\. Did you mean dataset=cora\?", output)
     assert "Did you mean dataset=cora?" in command("dataset=Cora", fails=True)
     output = command("dataset=karate", fails=True)
-    assert re.search(r"dataset=karate is unknown\. Known are: chameleon, .*cora, .*pubmed, pubmed_links, ", output)
+    assert re.search(r"dataset=karate is unknown\. Known are: actor, .*cora, .*pubmed, .*pubmed_links, ", output)
 
 
 @pytest.mark.parametrize(
@@ -983,7 +983,7 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
         (["trainer=null"], r"trainer=null is no choice, expected trainer=NAME with one of cpu, "),
         (["loader=1.5"], r"loader=1\.5 is no choice, expected loader=NAME"),
         (["loader=[]"], r"loader=\[\] is no choice|loader has no settings"),
-        (["~dataset"], r"~dataset is no choice, expected dataset=NAME with one of chameleon, citeseer"),
+        (["~dataset"], r"~dataset is no choice, expected dataset=NAME with one of actor, amazon-ratings"),
         (["+=3"], r"\+=3 cannot be read as a setting, expected name=value"),
         (["+model.out_channels=3"], r"model\.out_channels follows from the data set, which has 10\. Leave it out\."),
         (["+model.in_channels=3"], r"model\.in_channels follows from the data set, which has 64\. Leave it out\."),
@@ -1297,7 +1297,7 @@ def test_our_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, capsys: 
     def bug(*arguments: object) -> None:
         torch.zeros(2) + torch.zeros(3)
 
-    monkeypatch.setattr(gat_pyg.experiments.job, "read_task", bug)
+    monkeypatch.setattr(gat_pyg.experiments.together, "read_task", bug)
     monkeypatch.setattr(sys, "argv", ["gat-pyg"])
     with pytest.raises(SystemExit):
         gat_pyg.run.main()
@@ -1412,7 +1412,7 @@ def test_signal_before_the_training_ends_it_with_one_line(
 ):
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
-        patch.setattr(gat_pyg.experiments.job, "read_task", lambda config: signal.raise_signal(number))
+        patch.setattr(gat_pyg.experiments.together, "read_task", lambda config: signal.raise_signal(number))
         with pytest.raises(SystemExit, match=str(128 + number)):
             command(*SMALL, "training.max_epochs=2")
     again = r"The same command with ckpt_path=last starts it again, since no epoch was finished\."

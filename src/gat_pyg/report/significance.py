@@ -95,7 +95,7 @@ def t_test_of(values: Sequence[float], mean: float, std: float, count: int) -> f
     The result is NaN with fewer than two of either, or an unknown deviation.
 
     >>> round(t_test_of([83.0, 83.4, 82.9], 81.0, 0.3, 10), 5)
-    0.00145
+    0.00046
     """
     if min(len(values), count) < 2 or not np.isfinite([*values, mean, std]).all():
         return math.nan
