@@ -64,7 +64,7 @@ def values_of(name: str, distribution: BaseDistribution) -> Sequence[Any]:
         ValueError: if they are an interval.
     """
     if isinstance(distribution, CategoricalDistribution):
-        return distribution.choices
+        return tuple(distribution.choices)
     if isinstance(distribution, IntDistribution):
         return range(distribution.low, distribution.high + 1, distribution.step or 1)
     raise ValueError(
