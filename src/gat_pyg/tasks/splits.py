@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,32 +17,37 @@ from .task import Task
 
 
 def on_graph_of(first: Task, task: Task) -> Task | None:
-    """Return a task of nodes with the tensors of another one beside its masks, or None if the graphs differ in others.
+    """Return `task` on the graph of `first` with its own masks, so that both share all other tensors.
+
+    None if either is no task of the nodes of one graph, or if their graphs differ in more than the masks.
 
     >>> from gat_pyg.data import planted
     >>> on_graph_of(planted(), planted(seed=1)) is None
     True
     """
-    one, graph = first.shared_graph, task.shared_graph
-    if one is None or graph is None or task.objective.item != "node" or {*one.keys()} != {*graph.keys()}:
+    shared, graph = first.shared_graph, task.shared_graph
+    if shared is None or graph is None or task.objective.item != "node" or {*shared.keys()} != {*graph.keys()}:
         return None
-    others = {key: value for key, value in one if key not in MASKS}
+    others = {key: value for key, value in shared if key not in MASKS}
     if not all(_are_same(value, graph[key]) for key, value in others.items()):
         return None
     return _with_graph(task, graph, others)
 
 
-def _are_same(one: object, other: object) -> bool:
-    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
-        return one == other
-    if one is other or one.dtype != other.dtype or one.shape != other.shape or not one.is_floating_point():
-        return one is other or (one.dtype == other.dtype and torch.equal(one, other))
-    return torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
+def _are_same(left: object, right: object) -> bool:
+    if left is right or not isinstance(left, Tensor) or not isinstance(right, Tensor):
+        return left is right or left == right
+    if left.dtype != right.dtype or left.shape != right.shape:
+        return False
+    if left.is_floating_point():
+        return torch.allclose(left, right, rtol=0.0, atol=0.0, equal_nan=True)
+    return torch.equal(left, right)
 
 
-def _with_graph(task: Task, graph: Data, values: object) -> Task:
+def _with_graph(task: Task, graph: Data, values: Mapping[str, Any]) -> Task:
+    """Return `task` on a copy of the graph with other values of some attributes."""
     graph = copy.copy(graph)
-    for key, value in dict(values).items():  # type: ignore[call-overload]
+    for key, value in values.items():
         graph[key] = value
     return task._with(train=[graph], val=[graph], test=[graph])
 
