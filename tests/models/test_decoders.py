@@ -58,6 +58,7 @@ def test_a_deep_decoder_adds_its_input_to_hidden_layers_and_ranks_in_full_precis
     assert_close(decoder(Z, PAIRS), (out @ decoder.lins[-1].weight.t() + decoder.lins[-1].bias)[:, 0])
     with torch.autocast("cpu", torch.bfloat16):
         assert decoder.float()(Z.float(), PAIRS).dtype == torch.float32
+    assert decoder.to("meta")(Z.float().to("meta"), PAIRS.to("meta")).shape == PAIRS.shape[1:]
 
 
 def test_errors() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -147,7 +148,7 @@ class Perceptron(MLP):
         return out if self.out_channels is not None else out.squeeze(-1)
 
     def _last(self, x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):
+        with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):  # it rejects meta tensors
             return super()._last(x.to(next(self.lins[-1].parameters()).dtype))
 
     def of_all_pairs(self, z_src: Tensor, z_dst: Tensor) -> Tensor:
