@@ -431,9 +431,10 @@ def _shape(
     if isinstance(residual, bool | str):
         first = 0 if pre_linear or residual == "linear" else 1
         if residual and depth - to_out <= first:
+            layers = "hidden layer" + " after the first" * first
             raise ValueError(
-                f"residual is {residual}, a skip connection for each hidden layer after the first, but there is no "
-                f"such layer. Name the layers: residual={[True] + [False] * (depth - 1)}."
+                f"residual is {residual}, a skip connection for each {layers}, but there is no such layer. "
+                f"Name the layers: residual={[True] + [False] * (depth - 1)}."
             )
         residual = [residual if first <= layer < depth - to_out else False for layer in range(depth)]
     for name, value in (("heads", heads), ("residual", residual)):
