@@ -248,10 +248,10 @@ def divided_links(
 
 
 def with_other_pairs(graph: Data, name: str) -> Data:
-    """Return a graph with labels of its pairs, which are links: 1, and 0 for as many pairs that are drawn beside them.
+    """Return a graph whose pairs are its links, with label 1, and as many drawn pairs that are none, with label 0.
 
-    The other pairs are no edge and no link, in either direction, and of two sides in a bipartite graph. They are the
-    same in every call. Links that are edges of the graph are left out with a warning: the model sees them.
+    A drawn pair is no edge, and no link in either direction; in a bipartite graph it joins the two sides. The pairs are
+    the same in every call. Links that are edges of the graph, in either direction, are left out with a warning.
 
     Args:
         graph: with `edge_index` and the links in `edge_label_index` [2, L].
