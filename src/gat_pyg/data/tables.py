@@ -191,7 +191,7 @@ def rows_of(source: Mapping[str, Any], data: Any = None) -> tuple[Data, dict[str
         ValueError: as `tables`, or if a table is neither that of nodes nor that of edges.
     """
     source, tables = dict(source), _by_kind(source, data)
-    given = {*tables}
+    passed = {*tables}  # the tables in `data`
     for key in ("node", "edge"):
         if key == "node" and source["nodes"] is None and is_graph(tables.get("edge", source["edges"])):
             continue  # the nodes are in the graph
@@ -202,7 +202,7 @@ def rows_of(source: Mapping[str, Any], data: Any = None) -> tuple[Data, dict[str
     try:
         of = read_tables(tables.get("node"), tables["edge"], source)
     except ValueError as error:
-        if tables["edge"] is not source["edges"] or "node" not in given:
+        if tables["edge"] is not source["edges"] or "node" not in passed:
             raise
         raise ValueError(
             f"{error} These are the edges of the training. For other nodes, give their edges, too."

@@ -66,7 +66,7 @@ class StackOfSeeds(Supervised):
         if (key := tuple(self.rows)) not in self._objectives:
             self._objectives[key] = SharedObjective.of([member.objective for member in self.present], out.device)
         out, y = self.labelled(out, data, split)
-        each = has_columns(data)  # then y has a row for each member too
+        y_dim = 0 if has_columns(data) else None  # with columns, each member has labels of its own
         results = []
         for shared in self._objectives[key]:
 
@@ -74,7 +74,7 @@ class StackOfSeeds(Supervised):
                 return getattr(shared.with_numbers(numbers), statistics)(out, y)
 
             rows = shared.rows
-            results.append(vmap(call, (0, 0 if each else None, 0))(out[rows], y[rows] if each else y, shared.numbers))
+            results.append(vmap(call, (0, y_dim, 0))(out[rows], y if y_dim is None else y[rows], shared.numbers))
         if len(results) == 1:
             return results[0]
         return (
@@ -95,7 +95,7 @@ class StackOfSeeds(Supervised):
         return sum(losses[1:], losses[0]), self._in_order(parts, data)
 
     def _graphs(self, data: Data, split: Split) -> Iterator[Data]:
-        """Yield the graphs that a step of the split computes; of each, the rows of the stack that read it."""
+        """Yield the graphs that a step of the split computes, each while the stack has only the rows that read it."""
         yield self._field_of(data, split)
 
     def _in_order(self, parts: Sequence[Tensor], data: Data) -> Tensor:
@@ -219,7 +219,7 @@ def _sorted(all_members: Sequence[Member]) -> list[int]:
     return sorted(range(len(keys)), key=lambda number: first[keys[number]])
 
 
-class OfSplits(NamedTuple):
+class RowsBySplit(NamedTuple):
     """The rows of a stack, divided by the members' splits."""
 
     rows: dict[int, list[int]]  # by the split
@@ -227,7 +227,7 @@ class OfSplits(NamedTuple):
     back: Tensor  # for each row, its number in the concatenation of `parts`
 
     @classmethod
-    def of(cls, members: Sequence[Member], device: torch.device) -> OfSplits:
+    def of(cls, members: Sequence[Member], device: torch.device) -> RowsBySplit:
         """Divide the rows of these members."""
         rows: dict[int, list[int]] = {}
         for row, member in enumerate(members):
@@ -244,7 +244,7 @@ class Stacked(StackOfSeeds, Transductive):
     dropout masks depend on the nodes that are read.
     """
 
-    _of_splits: OfSplits | None = None
+    _by_split: RowsBySplit | None = None
 
     def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
         """Return the rows that the graph assigns to the split, `[S, n, K]`, and their labels.
@@ -265,9 +265,9 @@ class Stacked(StackOfSeeds, Transductive):
         if len(fields) == 1:
             yield fields[0]
             return
-        if self._of_splits is None:
-            self._of_splits = OfSplits.of(self.present, data.y.device)
-        numbers, key, (rows, parts, _) = self.rows, self._key, self._of_splits
+        if self._by_split is None:
+            self._by_split = RowsBySplit.of(self.present, data.y.device)
+        numbers, key, (rows, parts, _) = self.rows, self._key, self._by_split
         try:
             divided = self.model.divided(parts, list(rows.values()))
             for _, column, part in zip(divided, rows, parts, strict=True):
@@ -286,8 +286,8 @@ class Stacked(StackOfSeeds, Transductive):
             for part, each in zip(parts, filled, strict=True):
                 each[:, part.size(1) :, self.objective.out_channels :] = unknown
             parts = filled
-        assert self._of_splits is not None  # by `_graphs`
-        return torch.cat(list(parts)).index_select(0, self._of_splits.back)
+        assert self._by_split is not None  # by `_graphs`
+        return torch.cat(list(parts)).index_select(0, self._by_split.back)
 
     def begin_epoch(self, seed: int, epoch: int) -> None:
         """Make each model's dropout depend only on its own seed and the epoch; `seed` is ignored."""
@@ -305,13 +305,13 @@ class Stacked(StackOfSeeds, Transductive):
     def select(self, numbers: Sequence[int]) -> None:
         """Remove the models of all other members, with their state in the optimizer."""
         super().select(numbers)
-        self._key = self._of_splits = None
+        self._key = self._by_split = None
         self.cuda_graphs.reset()
 
     def fill(self, weights: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Replace all models by those of these members, with these weights."""
         super().fill(weights)
-        self._of_splits = None
+        self._by_split = None
 
 
 class StackedInductive(StackOfSeeds, Inductive):

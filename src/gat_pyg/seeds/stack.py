@@ -104,8 +104,8 @@ class Stack(nn.Module):
             rows = {name: value.unbind() for name, value in weights.items()}
             return torch.stack(
                 [
-                    call_one({name: row[s] for name, row in rows.items()}, own, *(tensor[s] for tensor in mapped))
-                    for s, own in enumerate(of_each)
+                    call_one({name: row[s] for name, row in rows.items()}, values, *(tensor[s] for tensor in mapped))
+                    for s, values in enumerate(of_each)
                 ]
             )
         with _InStack() if numbers or self._has_batch_norm else nullcontext():
@@ -114,8 +114,8 @@ class Stack(nn.Module):
     def divided(self, parts: Sequence[Tensor], numbers_of: Sequence[Sequence[int]]) -> Iterator[None]:
         """Yield once for each part of the rows: until the next one, a call computes the models of these rows alone.
 
-        Each part is given as a tensor and as numbers. A part of one row is called without vmap. Calls read the
-        parameters and buffers, and do not change them.
+        `parts` are the rows of each part as tensors on the device, `numbers_of` the same as integers. A part of one row
+        is called without vmap. Calls read the parameters and buffers, and do not change them.
         """
         order, sizes = torch.cat(list(parts)), [len(part) for part in parts]
 
@@ -242,7 +242,7 @@ def _set(model: nn.Module, numbers: Numbers) -> Iterator[None]:
 
 
 class _InStack(TorchFunctionMode):
-    """Let `F.dropout`, which PyG's layers call, accept a tensor as its probability; compute `F.batch_norm` by model."""
+    """Let `F.dropout`, which PyG's layers call, accept a tensor as p, and compute `F.batch_norm` model by model."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
@@ -278,7 +278,7 @@ class _BatchNorm(torch.autograd.Function):
             itertools.repeat(value, info.batch_size) if dim is None else value.unbind(dim)
             for value, dim in zip(args, in_dims, strict=True)
         ]
-        return torch.stack([F.batch_norm(*its) for its in zip(*each, strict=True)]), 0
+        return torch.stack([F.batch_norm(*row) for row in zip(*each, strict=True)]), 0
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
