@@ -82,13 +82,9 @@ def recall(trained: Predictor, graph: Data, known: Tensor, links: Tensor, k: int
         k: a number of links.
     """
     candidates = _of_graph(trained, graph, [known, links], cast(Preparation, trained.preparation).source or {})
-    candidates, N = candidates._replace(known=coalesce(known)), candidates.graph.x.size(0)
-    is_first = torch.zeros(N, dtype=torch.bool).index_fill_(0, candidates.src, True)
-    if not bool(is_first.all()):
-        links = torch.where(is_first[links[0]], links, links.flip(0))
-    elif is_undirected(graph.edge_index, num_nodes=N):
-        links = torch.cat([links, links.flip(0)], 1)
-    links = coalesce(links)
+    N = candidates.graph.x.size(0)
+    known, links = (_from(candidates.src, each, graph.edge_index, N) for each in (known, links))
+    candidates = candidates._replace(known=known)
     src, dst, *_ = _best(trained, candidates, links[0].unique(), k)
     hit = torch.isin(links[0] * N + links[1], src * N + dst)
     sums, counts = (links[0].bincount(weights, N) for weights in (hit.double(), None))
@@ -141,12 +137,12 @@ def _candidates(run_dir: str | Path, trained: Predictor, data: Any) -> Candidate
 
 def _of_graph(trained: Predictor, graph: Data, known: list[Tensor], source: Mapping[str, Any]) -> Candidates:
     """Return a graph and its known links, without names."""
-    graph = copy.copy(graph)
+    unlabelled = copy.copy(graph)
     for key in ("y", "edge_label", "edge_label_attr", "train_mask", "val_mask", "test_mask"):
-        graph.pop(key, None)
-    graph.edge_label_index = graph.edge_index[:, :0]
-    graph = prepared(trained, graph)
-    links, N = coalesce(torch.cat(known, 1)), graph.x.size(0)
+        unlabelled.pop(key, None)
+    unlabelled.edge_label_index = graph.edge_index[:, :0]
+    complete = prepared(trained, unlabelled)
+    links, N = torch.cat(known, 1), complete.x.size(0)
     nodes = torch.arange(N)
     if len(of_sides := source.get("ids") or ()) == 2:
         src, dst = nodes.split([len(side) for side in of_sides])
@@ -154,7 +150,20 @@ def _of_graph(trained: Predictor, graph: Data, known: list[Tensor], source: Mapp
         src, dst = (nodes[sides == side] for side in (0, 1))
     else:
         src = dst = nodes
-    return Candidates(graph, links, src, dst, {})
+    return Candidates(complete, _from(src, links, graph.edge_index, N), src, dst, {})
+
+
+def _from(src: Tensor, links: Tensor, edge_index: Tensor, N: int) -> Tensor:
+    """Return the links that begin at these nodes, sorted; those of an undirected or bipartite graph begin at both ends.
+
+    >>> _from(torch.arange(3), torch.tensor([[0], [2]]), torch.tensor([[0, 1], [1, 0]]), 3).tolist()
+    [[0, 2], [2, 0]]
+    """
+    begins = torch.zeros(N, dtype=torch.bool).index_fill_(0, src, True)
+    if not bool(begins.all()) or is_undirected(edge_index, num_nodes=N):
+        links = torch.cat([links, links.flip(0)], 1)
+    result: Tensor = coalesce(links[:, begins[links[0]]])
+    return result
 
 
 def _embedded(model: nn.Module, graph: Data) -> tuple[Tensor, Callable[[Tensor, Tensor], Tensor]]:
