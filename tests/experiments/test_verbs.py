@@ -136,7 +136,7 @@ def test_an_interrupted_run_predicts_as_when_it_is_finished(tmp_path: Path, monk
     def interrupted(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    settings = (*SMALL, "checkpoint_every=0", f"hydra.run.dir={tmp_path}/run", f"outputs={tmp_path}/outputs")
+    settings = (*SMALL, "seed=3", "checkpoint_every=0", f"hydra.run.dir={tmp_path}/run", f"outputs={tmp_path}/outputs")
     with monkeypatch.context() as patch:
         patch.setattr("gat_pyg.experiments.alone.write_outputs", interrupted)
         with pytest.raises(SystemExit, match="130"):

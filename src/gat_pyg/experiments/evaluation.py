@@ -23,7 +23,7 @@ from .build import build_data, build_module, build_trainer, settings_of
 from .model_file import Predictor, seeds_of
 from .predictions import Seed, labels_of, outputs, predictor_of, run_task
 from .process import deterministic, elements, suited_threads
-from .result import RESULT, Result
+from .result import CHECKPOINT, RESULT, Result
 from .settings import Factory, Settings
 from .top_links import check_top_k, recall
 
@@ -86,7 +86,7 @@ def evaluate(run_dir: str | Path, data: Any = None, *, seed: Seed = None, top_k:
         check_top_k(trained, top_k)
     seeds = seeds_of(folder)
     folders = {number: folder / f"seed-{number}" for number in seeds if seed in (None, "all", number)}
-    folders = folders or {_recorded(folder).seed if (folder / RESULT).is_file() else 0: folder}
+    folders = folders or {_seed_of(folder): folder}
     if data is None:
         task = run_task(run_dir)
         objective, graphs = task.objective, task.test
@@ -108,6 +108,13 @@ def evaluate(run_dir: str | Path, data: Any = None, *, seed: Seed = None, top_k:
             attach(alone := Predictor([model], objective), preparation)
             its[f"recall@{top_k}"] = _recall(alone, graphs[0], top_k)
     return Evaluation(scores, averaged, recorded, preparation.class_names)
+
+
+def _seed_of(folder: Path) -> int:
+    """Return the seed of a run, which may not be finished; 0 of a model alone."""
+    if (folder / RESULT).is_file():
+        return _recorded(folder).seed
+    return settings_of(folder).seed if (folder / CHECKPOINT).is_file() else 0
 
 
 def _recorded(folder: Path) -> Result:
