@@ -3,7 +3,7 @@
     python benchmarks/seeds.py                         # 100 seeds of Cora, ten runs one by one, three of PyG's loop
     python benchmarks/seeds.py --dataset pubmed --seeds 20 --single 3 --bare 1
     python benchmarks/seeds.py --dataset cora --stacks 1 4 16 --epochs 30     # ms of a seed's epoch by the stack's size
-    python benchmarks/seeds.py --dataset photo --settings 200          # 32 settings as one, for 200 epochs each
+    python benchmarks/seeds.py --dataset photo --settings 200                 # 32 settings as one, for 200 epochs each
     python benchmarks/seeds.py --dataset cora --settings 200 --weights        # their weights beside those of their runs
 
 All train to the end by the paper's numbers and stopping rule. The command runs in processes of its own, as
