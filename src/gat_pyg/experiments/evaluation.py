@@ -103,10 +103,12 @@ def evaluate(run_dir: str | Path, data: Any = None, *, seed: Seed = None, top_k:
     predictions = torch.stack([objective.predictions(out.double()) for out, _ in tested]).mean(0)
     averaged = _scores(objective, objective.outputs(predictions), tested[0][1])
     if top_k is not None:
-        averaged[f"recall@{top_k}"] = _recall(trained, graphs[0], top_k)
+        name = f"recall@{top_k}"
         for model, its in zip(trained.models, scores.values(), strict=True):
             attach(alone := Predictor([model], objective), preparation)
-            its[f"recall@{top_k}"] = _recall(alone, graphs[0], top_k)
+            its[name] = averaged[name] = _recall(alone, graphs[0], top_k)
+        if len(scores) > 1:
+            averaged[name] = _recall(trained, graphs[0], top_k)
     return Evaluation(scores, averaged, recorded, preparation.class_names)
 
 
@@ -158,9 +160,9 @@ def _labels(graph: Data) -> Any:
 def _recall(trained: Predictor, graph: Data, k: int) -> float:
     """Return recall@k of the links of a graph: those of the test if it has one, else all among its pairs."""
     pairs, known = graph.edge_label_index, _labels(graph) == 1
-    is_asked = graph.get("test_mask", torch.ones_like(known)) & known
-    left_out = torch.cat([graph.edge_index, pairs[:, known & ~is_asked]], 1)
-    return round(recall(trained, graph, left_out, pairs[:, is_asked], k), 5)
+    is_searched = graph.get("test_mask", torch.ones_like(known)) & known
+    left_out = torch.cat([graph.edge_index, pairs[:, known & ~is_searched]], 1)
+    return round(recall(trained, graph, left_out, pairs[:, is_searched], k), 5)
 
 
 def _labelled(trained: Predictor, graphs: Sequence[Data]) -> list[tuple[Tensor, Tensor]]:
