@@ -220,4 +220,5 @@ def test_a_search_is_tried_where_nothing_is_left_open(monkeypatch: pytest.Monkey
     monkeypatch.setattr("gat_pyg.experiments.messages._is_directed", lambda task: False)
     task = OBJECTIVES["links"]()
     text = advice(result_of(task), task, settings_of("encoding=degree", "+model.decoder=mlp"))
-    assert text == "training.lr=0.007, training.lr=0.06, 96 settings by gat-pyg -m search=link, with these of the data"
+    search = "a search of 96 settings by gat-pyg -m search=link with the settings of the data"
+    assert text == f"training.lr=0.007, training.lr=0.06, {search}"

@@ -85,7 +85,8 @@ def advice(result: Result, task: Task, settings: Settings) -> str:
         "model=gin": item == "graph" and kind not in ("GIN", "GINE"),
     }
     chosen = [hint for hint, fits in hints.items() if fits]
-    search = f"96 settings by gat-pyg -m search={'node' if item == 'edge' else item}, with these of the data"
+    group = "node" if item == "edge" else item
+    search = f"a search of 96 settings by gat-pyg -m search={group} with the settings of the data"
     return ", ".join(chosen or [f"training.lr={training.lr / 3:.1g}", f"training.lr={training.lr * 3:.1g}", search])
 
 
