@@ -31,9 +31,7 @@ class OptunaSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> None:
         """Run the trials of a study."""
         if find_spec("optuna") is None:
-            raise HydraException(
-                "hydra/sweeper=optuna needs a package that is not installed. Run: python -m pip install optuna"
-            )
+            raise HydraException("A search needs Optuna, which is not installed. Run: python -m pip install optuna")
         from gat_pyg.experiments.search import Search
 
         assert self.config is not None  # by `setup`

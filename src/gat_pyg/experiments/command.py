@@ -75,9 +75,9 @@ def check_recipe(choices: Mapping[str, Any]) -> None:
     pairs = [option.split("-", 2)[1:] for option in sorted(options) if option.startswith(f"{recipe}-")]
     same = ", ".join(data for method, data in pairs if method == model)
     known = f"dataset={same}" if same else f"model={' or '.join(sorted({method for method, _ in pairs}))}"
+    search = f" To find some: gat-pyg -m search=node dataset={dataset}, or search=graph or link." if same else ""
     raise ValueError(
-        f"recipe={recipe} has no settings of model={model} for dataset={dataset}, only for {known}. To find some: "
-        f"gat-pyg -m search=node dataset={dataset}, or search=graph or link."
+        f"recipe={recipe} has no settings of model={model} for dataset={dataset}, only for {known}.{search}"
     )
 
 
