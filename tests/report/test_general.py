@@ -184,7 +184,9 @@ def test_lines_choose_the_tables(tmp_path: Path) -> None:
     assert "Table 2" not in text and "Cora accuracy (%) ↑" in text
 
 
-def test_the_strongest_networks_stand_beside_published_numbers_of_the_same_kind_of_splits(tmp_path: Path) -> None:
+def test_the_strongest_networks_stand_beside_published_numbers_of_the_same_kind_of_splits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cells = {dataset_name(cell.dataset.values): cell for cell in cells_of("strong") if split_of(cell) == "given"}
     hashes = {name: cell.hash for name, cell in cells.items()}
     scores = [0.98, 0.99, 0.97]
@@ -204,6 +206,9 @@ def test_the_strongest_networks_stand_beside_published_numbers_of_the_same_kind_
     test = stats.ttest_ind_from_stats(0.98, 0.01, 3, 0.9773, 0.0073, 3, equal_var=False)
     assert float(mine[7]) == pytest.approx(test.pvalue, abs=1e-4)
     assert float(cora[7]) == pytest.approx(t_test_of([83.0, 84.0], 83.72, 0.74, 100), abs=1e-4)
+    others = write_lines(tmp_path / "others.jsonl", lines[-1:])
+    assert main([str(others), "--out", str(out), "--preset", "strong"]) == 1
+    assert "No line has the settings of a row of experiment=strong." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("form", "start"), [("csv", "Method,"), ("input", "\\begin{table}")])

@@ -29,9 +29,15 @@ def split_of(settings: Settings) -> str:
 
 
 def strong_table(runs: Mapping[Key, Sequence[Runs]]) -> Table:
-    """Return the table of the cells of `experiment=strong` that have runs, with the published numbers beside."""
+    """Return the table of the cells of `experiment=strong` that have runs, with the published numbers beside.
+
+    Raises:
+        ValueError: if no cell has runs.
+    """
     found = {one.setting: (key, one) for key, its in runs.items() for one in its}
     cells = [(cell, *found[cell.hash]) for cell in cells_of("strong") if cell.hash in found]
+    if not cells:
+        raise ValueError("No line has the settings of a row of experiment=strong. Leave out --preset strong.")
     return Table(
         name="strong",
         caption="The strongest networks, test scores, mean ± standard deviation (runs).",
