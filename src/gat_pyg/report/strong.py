@@ -44,11 +44,12 @@ def strong_table(runs: Mapping[Key, Sequence[Runs]]) -> Table:
         columns=tuple(("", head) for head in HEADS),
         rows=tuple(tuple(_row(*cell)) for cell in cells),
         notes=(
-            "Settings were chosen on validation scores alone. Published is the best number that was found (runs), of a "
-            "network with attention if there is one. The difference and p, of Welch's t-test from the means and "
-            "deviations of both, are given where the splits are of the same kind: given with the data, one in a file, "
-            "or drawn at random; a published number may be of fewer. Seconds are of one run's training, or its share "
-            "of one with others; MiB is the peak of the process, which may train several runs as one.",
+            "Settings were chosen on validation scores, or are published ones. Published is the best number known "
+            "here (runs), of a network with attention if there is one. The difference and p, of Welch's t-test "
+            "from the means and deviations of both, are given where the splits are of the same kind: given with "
+            "the data, one in a file, or drawn at random; a published number may be of fewer. Seconds are of one "
+            "run's training, or its share of one with others; MiB is the peak of the process, which may train "
+            "several runs as one.",
             *_sources({dataset_name(cell.dataset.values): None for cell, *_ in cells}),
         ),
     )
