@@ -1127,7 +1127,7 @@ def test_missing_gpus_are_named_before_anything_is_written(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     monkeypatch.setattr(
-        gat_pyg.experiments.together, "read_task", lambda config: pytest.fail("the data would be downloaded")
+        gat_pyg.experiments.job, "read_task", lambda config: pytest.fail("the data would be downloaded")
     )
     output = command("trainer=ddp", *f"trainer.devices={devices}".split(), fails=True)
     assert re.search(message, output) and len(output.splitlines()) == 2, output
@@ -1153,8 +1153,7 @@ def test_a_share_trains_on_its_own_gpu(place: Path, monkeypatch: pytest.MonkeyPa
     together = gat_pyg.experiments.together
     calls: list[Any] = []
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
-    monkeypatch.setattr(together, "read_together", lambda jobs: [{place: "task"}])
-    monkeypatch.setattr(together, "with_loss", lambda task, settings: task)
+    monkeypatch.setattr(together, "read_task", lambda settings: "task")
     monkeypatch.setattr(together, "one_share", lambda own, *_: calls.append(own))
     places = [together.Place(rank, 2, torch.device("cuda", rank)) for rank in range(2)]
     together._share(1, places, [together.Job(SimpleNamespace(), place)], None, os.getppid())
@@ -2052,7 +2051,7 @@ def many_graphs() -> tuple[str, ...]:
 def test_all_splits_are_the_single_splits_and_nothing_is_trained_twice(command: Command, passes: list[list[int]]):
     settings = masked()
     output = command(*settings, "split.split=all", "runs=2")
-    assert passes == [[0, 1] * 3]  # one training
+    assert passes == [[0, 1]] * 3  # one training for each split
     for split in range(3):
         command(*settings, f"split.split={split}", "runs=2", "outputs=single")
     lines, single = read("outputs/results.jsonl"), read("single/results.jsonl")
@@ -2065,7 +2064,7 @@ def test_all_splits_are_the_single_splits_and_nothing_is_trained_twice(command: 
     assert "epochs" not in output and Path("outputs/results.jsonl").read_bytes() == before
     del passes[:]
     output = command("-m", *settings, "split.split=all", "runs=2", "training.lr=0.02,0.003,0.05", STACKED)
-    assert passes == [[0, 1] * 6] and "3 settings of mine, the best first by validation accuracy" in output
+    assert passes == [[0, 1, 0, 1]] * 3 and "3 settings of mine, the best first by validation accuracy" in output
     assert len(list(Path("outputs").glob("mine_mlp_*"))) == 3  # beside the first
     (runs,) = gathered(report_lines("single/results.jsonl")).values()
     assert runs[0].mean == pytest.approx(np.mean(values)) and len(runs[0].values) == 6

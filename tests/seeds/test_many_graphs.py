@@ -137,8 +137,8 @@ def test_after_a_fit_each_call_draws_its_own_mask():
 
 def test_the_trial_is_on_the_largest_batch(monkeypatch: pytest.MonkeyPatch):
     task, sizes = OBJECTIVES["graphs"](), []
-    monkeypatch.setattr(planning, "trial", lambda models, objectives, data, *_: sizes.append(data.num_nodes))
+    monkeypatch.setattr(planning, "trial", lambda models, objective, data, device: sizes.append(data.num_nodes))
     with suppress(AttributeError):
-        plan_stack([nn.Linear(6, 3)] * 2, [task] * 2, 3, False, torch.device("cpu"))
+        plan_stack([nn.Linear(6, 3)] * 2, task, 3, False, torch.device("cpu"))
     graphs = [data.num_nodes for data in [*task.train, *task.val, *task.test]]
     assert sizes == [sum(sorted(graphs)[-3:])]

@@ -31,7 +31,7 @@ from torch_geometric.nn import GCN, MLP
 
 from gat_pyg import philox
 from gat_pyg.conv import GATConv
-from gat_pyg.data import Task, digits, from_dataset, planetoid
+from gat_pyg.data import Task, digits, planetoid
 from gat_pyg.models import GAT
 from gat_pyg.philox import draw_seed, first_seeds, keyed
 from gat_pyg.seeds import EachStopping, Outcome, Stacked, StackedInductive, fitting, planning, train
@@ -45,7 +45,6 @@ from gat_pyg.seeds.module import StackOfSeeds
 from gat_pyg.seeds.planning import MemoryEstimate, in_passes, trial
 from gat_pyg.seeds.stack import Stack
 from gat_pyg.tasks.nodes import NodeLabels, NodeMultiLabels
-from gat_pyg.tasks.splits import joined
 from gat_pyg.training import Inductive, Optimisation, PaperStopping, Resumable, Transductive
 from gat_pyg.training.cuda_graphs import Captured, CudaGraphs
 from gat_pyg.training.epoch_seeds import key_of
@@ -66,16 +65,6 @@ def small(multilabel: bool = False) -> Task:
     for i, key in enumerate(("train_mask", "val_mask", "test_mask")):
         data[key] = torch.arange(60) % 3 == i
     return Task("small", [data], [data], [data], 6, NodeMultiLabels(3) if multilabel else NodeLabels(3))
-
-
-def splits(sizes: Sequence[tuple[int, int]], edges: int = 200, N: int = 60, metric: str = "accuracy") -> list[Task]:
-    """Splits of one graph, with validations and tests of these sizes."""
-    data, draw = small().train[0], torch.Generator().manual_seed(0)
-    repeat, edge_index = N // 60, torch.randint(N, (2, edges), generator=draw)
-    graph = Data(data.x.repeat(repeat, 1), edge_index, y=data.y.repeat(repeat))
-    per_class = None if N == 60 else 10
-    tasks = [from_dataset(graph, "small", per_class, *each, seed=seed) for seed, each in enumerate(sizes)]
-    return [task.scored_by(metric) for task in tasks]
 
 
 def of_seeds(seeds: Sequence[int], *arguments: Any, **options: Any) -> list[Member]:
@@ -179,14 +168,9 @@ Runs = tuple[dict[str, Outcome], dict[str, dict[str, Tensor]], Trajectory]
 
 
 def several(
-    task: Task,
-    seeds: Sequence[int],
-    lr: float,
-    patience: int | None,
-    settings: Sequence[dict[str, Any]],
-    split: int = 0,
+    task: Task, seeds: Sequence[int], lr: float, patience: int | None, settings: Sequence[dict[str, Any]]
 ) -> list[Member]:
-    default = Member(0, task.objective, Optimisation(lr, 5e-4), patience, split=split)
+    default = Member(0, task.objective, Optimisation(lr, 5e-4), patience)
     return [_member(default, task, setting, seed) for setting in settings for seed in seeds]
 
 
@@ -238,25 +222,11 @@ def stacked(
     **options: Any,
 ) -> Runs:
     """All members at once, on graphs in the order of the first seed or of `order`."""
-    members, order = several(task, seeds, lr, patience, settings), seeds[0] if order is None else order
-    return together(make, task, members, epochs, leave, accelerator, (batch_size, order, sparse), **options)
-
-
-def together(
-    make: Make,
-    task: Task,
-    members: Sequence[Member],
-    epochs: int,
-    leave: Sequence[int] | None = None,
-    accelerator: str = "cpu",
-    batches: tuple[Any, ...] = (),
-    **options: Any,
-) -> Runs:
-    kind = StackedInductive if task.has_many_graphs else Stacked
+    kind, members = StackedInductive if task.has_many_graphs else Stacked, several(task, seeds, lr, patience, settings)
     module = kind([_built(member, make) for member in members], members)
     stopping = EachStopping(members) if leave is None else Leave(members, epochs=leave)
-    data, trajectory = TaskData(task, *batches), Trajectory()
-    callbacks = stopping, Resumable(None, members[0].seed), trajectory
+    data, trajectory = TaskData(task, batch_size, seeds[0] if order is None else order, sparse), Trajectory()
+    callbacks = stopping, Resumable(None, seeds[0]), trajectory
     fitted = trainer(*callbacks, epochs=epochs, accelerator=accelerator, **options)
     fitted.fit(module, datamodule=data)
     fitted.test(module, datamodule=data, verbose=False)
@@ -388,45 +358,6 @@ def test_a_member_with_settings_of_its_own_is_its_own_run(name: str):
         other = stacked(make, task, seeds, 8, patience=4, settings=settings, leave=range(99), **options)
     assert_same(one, other)
     assert len({outcome.epochs for outcome in one[0].values()}) > 1 or name != "losses"
-
-
-SPLITS: dict[str, tuple[Make, tuple[Any, ...]]] = {
-    "one graph": (MAKES["drawn seeds"], ([(20, 10), (12, 15), (12, 15)],)),
-    "one graph, by rows": (MAKES["GCN with batch norm"], ([(20, 10), (12, 15)], 200, 60, "roc_auc")),
-    "fields": (lambda: GAT(6, [4], 3, [2, 1], dropout=0.5), ([(40, 60), (35, 70)], 300, 420)),
-    "fields, by rows": (MAKES["GAT"], ([(40, 60), (35, 70)], 300, 420, "roc_auc")),
-}
-
-
-@pytest.mark.parametrize("name", SPLITS)
-def test_a_member_with_a_split_of_its_own_is_its_own_run(name: str):
-    (make, arguments), numbers = SPLITS[name], [{"lr": 0.05}, {"label_smoothing": 0.1}]
-    seeds = [3, 0] if "rows" not in name else [3]
-    numbers = numbers if seeds[1:] else numbers[:1]  # then a receptive field has one member
-    tasks = [in_float64(task) for task in splits(*arguments)]
-    one: Runs = ({}, {}, Trajectory())
-    members: list[Member] = []
-    whole, columns = joined(tasks)
-    with float64():
-        for number, (task, column) in enumerate(zip(tasks, columns, strict=True)):
-            settings = [{**each, "split": number} for each in numbers]
-            results, weights, trajectory = alone(make, task, seeds, 6, patience=2, settings=settings)
-            one[0].update(results)
-            one[1].update(weights)
-            one[2].weights.update(trajectory.weights)
-            members += several(task, seeds, 0.01, 2, settings, column)
-        assert_same(one, together(make, whole, members, 6, leave=range(99)))
-    assert len({outcome.epochs for outcome in one[0].values()}) > 1 or not seeds[1:]
-
-
-def test_splits_of_other_graphs_are_an_error():
-    one, other = splits([(20, 10)], 200)[0], splits([(20, 10)], 100)[0]
-    with pytest.raises(
-        ValueError, match=r"task 1, small, has another graph than the first, .*\. Train them one by one"
-    ):
-        train(MAKES["GAT"], [one, other])
-    with pytest.raises(ValueError, match=r"settings has split\. Give the tasks of several splits"):
-        train(MAKES["GAT"], one, settings=[{"split": 1}])
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -653,20 +584,17 @@ def interrupted(name: str, folder: Path, kills: Sequence[tuple[int, str]], saved
     """Train seeds as one until each of the kills in turn, and then to the end; a checkpoint may be some epochs old."""
     folder.mkdir(exist_ok=True)
     path, many = folder / "last.ckpt", name == "graphs"
-    tasks = [OBJECTIVES["graphs"]()] if many else splits([(40, 60), (35, 70)], 300, 420)
-    task, columns = joined(tasks)
+    task = OBJECTIVES["graphs"]() if many else small()
     options = {"optimizer": torch.optim.AdamW, "scheduler": CosineAnnealingLR, "warmup": 3, "gradient_clip_val": 0.5}
     falling, own = {**options, "ema": 0.5}, {"lr": 0.03, "ema": 0.7, "scheduler": PLATEAU, "label_smoothing": 0.1}
-    seeds, settings = (range(2), [falling, {**own, "dropout": 0.2}]) if many else (range(2), [{}, own])
+    seeds, settings = (range(2), [falling, {**own, "dropout": 0.2}]) if many else (range(3), [{}, own])
     patience, kind, data = (2, StackedInductive, {"batch_size": 2}) if many else (6, Stacked, {})
 
     def make(dropout: float = 0.5) -> nn.Module:
-        model = GAT(6, [4], 3, [2, 1], dropout=dropout)
-        return headed(model, task) if many else model
+        return headed(GAT(6, [4], 3, [2, 1], dropout=dropout), task) if many else MAKES["PyG's GAT"]()
 
     for kill in [*kills, None]:
-        pairs = zip(tasks, columns, strict=True)
-        members = [member for each, split in pairs for member in several(each, seeds, 0.01, patience, settings, split)]
+        members = several(task, seeds, 0.01, patience, settings)
         stopping = EachStopping(members)
         files = EachMetrics([folder / f"{number}.csv" for number in range(len(members))], stopping)
         callbacks = [files, stopping, Resumable(path, 0, every=saved), *([Kill(*kill)] if kill else [])]

@@ -245,7 +245,7 @@ def test_what_a_replay_reads_stays_in_memory():
     class Look(Callback):
         def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
             if trainer.current_epoch == 2:
-                fields.append(weakref.ref(pl_module._fields["val"][2][0].edge_index))
+                fields.append(weakref.ref(pl_module._fields["val"][2].edge_index))
                 pl_module._counts(one_graph().train[0], "val")
                 gc.collect()
                 fields.append(fields[0]())

@@ -48,7 +48,6 @@ from ..training.loading import TaskData, sparse_pays
 from ..training.modules import Inductive, Transductive
 from .command import dataset_name
 from .conf import instantiate
-from .hashing import flattened, split_settings
 from .model_file import check_dtypes
 from .result import CONFIG, MODEL
 from .rules import similar
@@ -76,13 +75,11 @@ NOT_OF_THE_DATA = frozenset(  # groups and settings that `read_task` does not re
 )
 
 
-def data_key(settings: Settings, of_graph: bool = False) -> str:
-    """Return a text that is equal for settings with the same data, split and metric; `of_graph`, with any split."""
-    values = {name: value for name, value in settings.to_dict().items() if name not in NOT_OF_THE_DATA}
-    flat = flattened(values)
-    left_out = split_settings(flat) if of_graph else ()
-    same = {name: value for name, value in flat.items() if name not in left_out}
-    return json.dumps([same, settings.model.get("encoder")], sort_keys=True, default=str)
+def data_key(settings: Settings) -> str:
+    """Return a text that is equal for settings with the same data, split and metric."""
+    values = settings.to_dict()
+    names = sorted(values.keys() - NOT_OF_THE_DATA)
+    return json.dumps([{name: values[name] for name in names}, settings.model.get("encoder")], default=str)
 
 
 def build_task(settings: Settings) -> Task:

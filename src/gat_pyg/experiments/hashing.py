@@ -152,21 +152,6 @@ def _own_source(module: ModuleType) -> bytes | None:
     return None if any(root.glob("*.dist-info")) else file.read_bytes()  # these lie beside installed packages
 
 
-def split_settings(flat: Mapping[str, Any]) -> frozenset[str]:
-    """Return the names of the settings that select a split of a graph: those of `split`, and of `dataset` that follow.
-
-    They are none with folds, which divide many graphs.
-
-    >>> sorted(split_settings({"split.seed": 1, "split.folds": None, "dataset.seed": 1, "dataset.path": "graph.npz"}))
-    ['dataset.seed', 'split.folds', 'split.seed']
-    """
-    if flat.get("split.folds") is not None:
-        return frozenset()
-    names = [name for name in flat if name.startswith("split.")]
-    follow = {name: f"dataset.{name.removeprefix('split.')}" for name in names}
-    return frozenset([*names, *(other for name, other in follow.items() if flat.get(other, ...) == flat[name])])
-
-
 def data_settings(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings by which data sets of one name differ: of the split, and the hash of the user's files.
 

@@ -26,7 +26,7 @@ from ..training.progress import quiet
 from ..training.signals import handled
 from .alone import one_run
 from .baselines import baselines_of
-from .build import initial_model, with_loss
+from .build import data_key, initial_model, read_task, with_loss
 from .command import check_recipe, message, names_of
 from .folder import (
     AT_ONCE,
@@ -48,7 +48,7 @@ from .settings import INTERNAL, Settings
 from .shared import seed_processes
 from .suited import LARGE, suited
 from .table import on_all_splits, table
-from .together import all_at_once, grouped, read_together, stack_key
+from .together import all_at_once, grouped, stack_key
 from .unused import check_effects
 from .warm_start import warn_of_overlap, with_earlier_model
 
@@ -182,8 +182,8 @@ def _raised(score: float | Exception) -> float:
 def train(jobs: Sequence[Job]) -> list[float | Exception]:
     """Train and test every seed of each job, and print the results.
 
-    Data are read once for all jobs on them. Of the jobs on one graph, those that differ only in `VARYING` are trained
-    as one, if `all_at_once` can. An error of one job does not stop the others.
+    Data are read once for all jobs on them. Of these, the jobs that differ only in `VARYING` are trained as one, if
+    `all_at_once` can. An error of one job does not stop the others.
 
     Returns:
         For each job the mean `Result.quality`, or its error: a ValueError after all seeds, if one of them had no epoch
@@ -191,23 +191,17 @@ def train(jobs: Sequence[Job]) -> list[float | Exception]:
     """
     scores: dict[Path, float | Exception] = {}
     with quiet(), compiling_reported():
-        reading = read_together(jobs)
-        while data := _next(reading, jobs):
-            tasks = {folder: task for folder, task in data.items() if isinstance(task, Task)}
-            scores |= {folder: error for folder, error in data.items() if isinstance(error, Exception)}
-            for group in grouped((job for job in jobs if job.folder in tasks), lambda job: stack_key(job.settings)):
-                scores |= _train_group(group, tasks)
+        for on_data in grouped(jobs, lambda job: data_key(job.settings)):
+            with _resumable(on_data):
+                data = _caught(read_task, on_data[0].settings)
+            for group in grouped(on_data, lambda job: stack_key(job.settings)):
+                scores |= _train_group(group, data) if isinstance(data, Task) else {job.folder: data for job in group}
     return [scores[job.folder] for job in jobs]
 
 
-def _next(reading: Iterator[dict[Path, T]], jobs: Sequence[Job]) -> dict[Path, T]:
-    with _resumable(jobs):
-        return next(reading, {})
-
-
-def _train_group(jobs: Sequence[Job], data: Mapping[Path, Task]) -> dict[Path, float | Exception]:
+def _train_group(jobs: Sequence[Job], data: Task) -> dict[Path, float | Exception]:
     """Train jobs of one shape; return their scores by their folders."""
-    tasks: dict[Path, Any] = {job.folder: _caught(_task_of, job, data[job.folder]) for job in jobs}
+    tasks = {job.folder: _caught(_task_of, job, data) for job in jobs}
     scores: dict[Path, float | Exception] = {
         folder: error for folder, error in tasks.items() if isinstance(error, Exception)
     }
@@ -215,20 +209,18 @@ def _train_group(jobs: Sequence[Job], data: Mapping[Path, Task]) -> dict[Path, f
     if jobs and jobs[0].settings.cell is None:
         alone = len(jobs) == jobs[0].settings.runs == 1  # the summary has them
         chosen = "" if alone else " ".join(jobs[0].settings.suited)
-        first: Task = tasks[jobs[0].folder]
-        split = split_line(first, jobs[0].settings.split)
-        for text in (*first.notes, split, chosen and f"{first.name}: suited {chosen}"):
+        for text in (*data.notes, split_line(data, jobs[0].settings.split), chosen and f"{data.name}: suited {chosen}"):
             if text:
                 rank_zero_print(text)
-        is_long = first.has_many_graphs and sum(graph.x.size(0) for graph in first.train) > LARGE
-        if is_long and (computed := baselines_of(jobs[0].settings, first)) is not None:  # now, not only at the end
-            text = baselines_line(computed.scores, first.objective.metric.name, jobs[0].settings)
-            rank_zero_print(f"{first.name}: baselines {text}")
-        if text := rare_line(first):
+        is_long = data.has_many_graphs and sum(graph.x.size(0) for graph in data.train) > LARGE
+        if is_long and (computed := baselines_of(jobs[0].settings, data)) is not None:  # now, not only at the end
+            text = baselines_line(computed.scores, data.objective.metric.name, jobs[0].settings)
+            rank_zero_print(f"{data.name}: baselines {text}")
+        if text := rare_line(with_loss(data, jobs[0].settings)):
             rank_zero_warn(text)
     reset_peak()
     with _resumable(jobs):
-        together = _caught(all_at_once, jobs, tasks)
+        together = _caught(all_at_once, jobs, data)
     for job in jobs:
         with _resumable([job]):
             if isinstance(together, Exception):

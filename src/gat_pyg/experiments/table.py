@@ -71,7 +71,7 @@ def table(settings: Settings, invocation: Invocation, train: Train) -> float:
 def on_all_splits(jobs: Sequence[tuple[Settings, Invocation]], train: Train) -> list[float | Exception]:
     """Train several jobs, each on all splits, as one table; return the score of each as `table`, or its error.
 
-    So runs of different jobs are trained together too.
+    So the seeds and settings of all jobs on a split are trained as one.
     """
     tables: list[tuple[Path, dict[str, Job]] | Exception] = []
     for settings, invocation in jobs:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from lightning import LightningModule, Trainer
@@ -21,7 +21,6 @@ from ..seeds.fitting import fit_stack
 from ..seeds.member import Member
 from ..seeds.memory import free_memory
 from ..seeds.planning import StackPlan, in_passes, most_different, plan_stack, trainer_obstacle
-from ..tasks.splits import joined, on_graph_of
 from ..tasks.task import Task
 from ..training.checkpoint import SafeCheckpoints
 from ..training.loading import TaskData
@@ -30,9 +29,9 @@ from ..training.resume import Resumable
 from ..training.signals import handled
 from ..training.stopping import PaperStopping
 from .alone import save_run_settings, write_outputs
-from .build import Built, build_trainer, data_key, initial_model, read_task, wants_sparse, with_loss
+from .build import Built, build_trainer, initial_model, read_task, wants_sparse, with_loss
 from .folder import Job, Run
-from .hashing import flattened, split_settings
+from .hashing import flattened
 from .process import deterministic, device_name, elements, exit_on_signal, keep_memory, suited_threads
 from .pruning import Pruning
 from .result import CHECKPOINT, METRICS
@@ -43,7 +42,7 @@ LARGE = 100_000_000  # elements of a step of many graphs: above, the little that
 
 VARYING = frozenset(  # settings in which the members of a stack may differ, or groups of them
     {
-        *("seed", "split", "loss", "optimizer", "scheduler", "model"),
+        *("seed", "loss", "optimizer", "scheduler", "model"),
         *("training.lr", "training.weight_decay", "training.warmup", "training.gradient_clip_val", "training.ema"),
         *("training.patience", "training.criterion"),
     }
@@ -60,18 +59,13 @@ def stack_key(settings: Settings, varying: AbstractSet[str] = VARYING) -> str:
     """Return a text that is equal for settings whose models may be trained as one: of all but those in `varying`.
 
     Of a model, these are the numbers that are not whole, and those of dropout; of other groups, all but the class.
-    Those of a split are as `split_settings`, and none if runs cannot be trained as one.
     """
     values = flattened(settings.to_dict())
-    can_stack = settings.vectorize is not False and not settings.loader.is_drawn
-    splits = split_settings(values) if "split" in varying and can_stack else frozenset()
 
     def varies(name: str, value: Any) -> bool:
         group = name.partition(".")[0]
         if group == "model" and group in varying:
             return (isinstance(value, float) or "dropout" in name) and not isinstance(value, (bool, list, str))
-        if group in ("split", "dataset"):
-            return name in splits
         return name in varying or (group in varying and not name.endswith("._target_"))
 
     same = {name: value for name, value in values.items() if name not in UNUSED and not varies(name, value)}
@@ -86,47 +80,23 @@ def grouped(jobs: Iterable[Job], key: Callable[[Job], str]) -> list[list[Job]]:
     return list(groups.values())
 
 
-def read_together(jobs: Iterable[Job]) -> Iterator[dict[Path, Task | Exception]]:
-    """Yield the tasks of jobs on the same graph by the jobs' folders, or the error of reading them.
-
-    Data are read once for all jobs on them. Several splits of the nodes of a graph share its tensors.
-    """
-    for family in grouped(jobs, lambda job: data_key(job.settings, of_graph=True)):
-        on_graph: dict[Path, Task | Exception] = {}
-        first: Task | None = None
-        for some in grouped(family, lambda job: data_key(job.settings)):
-            try:
-                task = read_task(some[0].settings)
-            except Exception as error:
-                yield {job.folder: error for job in some}
-                continue
-            same = on_graph_of(first or task, task)
-            if same is None:
-                yield {job.folder: task for job in some}
-            else:
-                first, on_graph = first or same, {**on_graph, **{job.folder: same for job in some}}
-        if on_graph:
-            yield on_graph
-
-
-def all_at_once(jobs: Sequence[Job], tasks: Mapping[Path, Task]) -> list[Job]:
+def all_at_once(jobs: Sequence[Job], task: Task) -> list[Job]:
     """Train the unfinished runs of all jobs as one if `vectorize` allows it, and return the jobs so trained.
 
-    The jobs have equal `stack_key`, and their tasks differ only in the split of a graph and the loss. Each run's folder
-    gets the same files as if it were trained alone.
+    The jobs have equal `stack_key`. Each run's folder gets the same files as if it were trained alone.
     """
     runs = [run for job in jobs for run in job.runs]
     left = [run for run in runs if not run.is_finished]
     if len(runs) < 2 or not left or jobs[0].settings.vectorize is False or any(job.started_from for job in jobs):
         return []
-    settings, task = jobs[0].settings, tasks[jobs[0].folder]
+    settings = jobs[0].settings
     with deterministic():
-        trainer, plan = _planned(jobs[0], len(runs), left, tasks)
+        trainer, plan = _planned(jobs[0], len(runs), left, task)
         if isinstance(plan, str):
             parts = grouped(jobs, lambda job: stack_key(job.settings, VARYING - {"model"}))
-            if 1 < len(parts) < len(runs) and not isinstance(_planned(parts[0][0], 2, parts[0][0].runs, tasks)[1], str):
+            if 1 < len(parts) < len(runs) and not isinstance(_planned(parts[0][0], 2, parts[0][0].runs, task)[1], str):
                 rank_zero_print(f"{task.name}: {len(runs)} runs in {len(parts)} trainings, since {plan}")
-                return [job for part in parts for job in all_at_once(part, tasks)]
+                return [job for part in parts for job in all_at_once(part, task)]
             if settings.vectorize is True:
                 raise ValueError(f"vectorize is on, but {plan}. Use vectorize=auto or off.")
             rank_zero_print(f"{task.name}: {len(runs)} runs one by one, since {plan}")
@@ -139,7 +109,7 @@ def all_at_once(jobs: Sequence[Job], tasks: Mapping[Path, Task]) -> list[Job]:
         )
     places = [Place(rank, len(devices), device) for rank, device in enumerate(devices)]
     if len(places) == 1:
-        one_share(places[0], jobs, tasks, plan)
+        one_share(places[0], jobs, task, plan)
     else:  # the shares exchange nothing, so each has a process of its own
         torch.cuda.empty_cache()  # the trial's memory: each process plans its passes by the free memory
         try:
@@ -150,9 +120,9 @@ def all_at_once(jobs: Sequence[Job], tasks: Mapping[Path, Task]) -> list[Job]:
     return list(jobs)
 
 
-def _planned(job: Job, count: int, left: Sequence[Run], tasks: Mapping[Path, Task]) -> tuple[Trainer, StackPlan | str]:
+def _planned(job: Job, count: int, left: Sequence[Run], task: Task) -> tuple[Trainer, StackPlan | str]:
     """Return a trainer and the plan for training `count` runs as one, or the reason to train them one by one."""
-    settings, task = job.settings, tasks[job.folder]
+    settings = job.settings
     trainer = build_trainer(settings.trainer, settings.logger, job.folder)
     obstacles = [
         _settings_obstacle(settings, task),
@@ -166,8 +136,7 @@ def _planned(job: Job, count: int, left: Sequence[Run], tasks: Mapping[Path, Tas
     values = [flattened(run.settings.to_dict()) for run in left]
     used = [{name: value for name, value in each.items() if name not in UNUSED} for each in values]
     different = [left[number] for number in most_different(used)]
-    its = [tasks[run.job.folder] for run in different]
-    models = [_built(run, each).model for run, each in zip(different, its, strict=True)]
+    models = [_built(run, task).model for run in different]
     if settings.vectorize == "auto" and task.has_many_graphs:
         if trainer.world_size > 1:
             return trainer, f"{trainer.world_size} processes divide the graphs of each step"
@@ -175,7 +144,8 @@ def _planned(job: Job, count: int, left: Sequence[Run], tasks: Mapping[Path, Tas
             return trainer, f"a step has {size / 1e6:.0f} million elements, and so large ones are not faster as one"
     sparse = wants_sparse(settings.training, task, models[0], trainer, stacked=True)
     device = trainer.strategy.root_device
-    plan = plan_stack(models, its, settings.training.batch_size, sparse, device)
+    objectives = [with_loss(task, run.settings).objective for run in different]
+    plan = plan_stack(models, task, settings.training.batch_size, sparse, device, objectives)
     if isinstance(plan, str):
         return trainer, plan
     if settings.vectorize == settings.seeds_per_pass == "auto" and plan.memory.seeds(device, count) == 1:
@@ -208,13 +178,10 @@ def _share(rank: int, places: list[Place], jobs: Sequence[Job], plan: StackPlan,
         torch.cuda.set_device(place.device)
     keep_memory()
     with jobs[0].child(rank, parent), handled(exit_on_signal), quiet():
-        read = {folder: task for tasks in read_together(jobs) for folder, task in tasks.items()}
-        one_share(
-            place, jobs, {job.folder: with_loss(cast(Task, read[job.folder]), job.settings) for job in jobs}, plan
-        )
+        one_share(place, jobs, read_task(jobs[0].settings), plan)
 
 
-def one_share(place: Place, jobs: Sequence[Job], tasks: Mapping[Path, Task], plan: StackPlan) -> None:
+def one_share(place: Place, jobs: Sequence[Job], task: Task, plan: StackPlan) -> None:
     """Train every `world`-th run, as many at once as fit in memory; first those of interrupted passes."""
     settings = jobs[0].settings
     runs = [run for job in jobs for run in job.runs][place.rank :: place.world]
@@ -233,7 +200,7 @@ def one_share(place: Place, jobs: Sequence[Job], tasks: Mapping[Path, Task], pla
     def some_or_interrupted(some: list[Run]) -> None:
         checkpoint, some, order = interrupted.pop(0) if interrupted else (None, some, settings.seed)
         path = place.checkpoint(some[0].job)
-        one_pass(some, tasks, plan, place, path, checkpoint, order)
+        one_pass(some, task, plan, place, path, checkpoint, order)
         trained.update(run.folder for run in some)
         path.unlink(missing_ok=True)
 
@@ -286,7 +253,7 @@ class Pass(Callback):
 
 def one_pass(
     runs: Sequence[Run],
-    tasks: Mapping[Path, Task],
+    task: Task,
     plan: StackPlan,
     place: Place,
     path: Path,
@@ -299,13 +266,12 @@ def one_pass(
     have the order of the seed `order`.
     """
     settings = runs[0].settings
-    of_runs = [tasks[run.job.folder] for run in runs]
-    task, splits = joined(of_runs)
-    built = [_built(run, each) for run, each in zip(runs, of_runs, strict=True)]
+    built = [_built(run, task) for run in runs]
     for run in runs:
         save_run_settings(Job(run.settings, run.folder), run.seed)
     training, models = settings.training, [each.model for each in built]
-    stopping = EachStopping([_member(*each) for each in zip(runs, of_runs, splits, strict=True)])
+    tasks = {run.job.folder: with_loss(task, run.settings) for run in runs}
+    stopping = EachStopping([_member(run, tasks[run.job.folder]) for run in runs])
     last = [_pruning(runs, list(stopping.rules.values())), Pass(runs, path, order)]
     single = {"strategy": "auto", "devices": [place.device.index] if place.device.index else 1}
     changes = single if place.world > 1 else {}
@@ -324,19 +290,18 @@ def one_pass(
             progress=place.rank == 0,
         )
         device = device_name(trainer)
-    for run, its, fitted, (outcome, model) in zip(runs, of_runs, built, results, strict=True):
+    for run, fitted, (outcome, model) in zip(runs, built, results, strict=True):
         is_pruned = run.job.pruner is not None and run.job.pruner.ended > 0
         if outcome.best_epoch and not run.is_finished and not is_pruned:
             of_other = order if task.has_many_graphs and outcome.seed != order else None
             fitted = fitted._replace(model=model.cpu())
-            write_outputs(run.settings, its, outcome, fitted, device, run.folder, of_other)
+            write_outputs(run.settings, tasks[run.job.folder], outcome, fitted, device, run.folder, of_other)
 
 
-def _member(run: Run, task: Task, split: int) -> Member:
+def _member(run: Run, task: Task) -> Member:
     settings, training = run.settings, run.settings.training
     named = {"run": run.job.title} if run.job.title else {}
-    stopping = training.patience, training.criterion
-    return Member(run.seed, task.objective, settings.optimisation, *stopping, split, named)
+    return Member(run.seed, task.objective, settings.optimisation, training.patience, training.criterion, named)
 
 
 def _pruning(runs: Sequence[Run], rules: Sequence[PaperStopping]) -> Pruning:

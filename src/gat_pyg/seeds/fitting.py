@@ -12,7 +12,6 @@ from lightning import Trainer, seed_everything
 from lightning.pytorch import Callback
 from torch import nn
 
-from ..tasks.splits import joined
 from ..tasks.task import Task
 from ..training.loading import TaskData, sparse_pays
 from ..training.optimisation import Optimisation
@@ -131,7 +130,7 @@ def _title(members: Sequence[Member]) -> str:
 @quiet()
 def train(
     make_model: Callable[..., nn.Module],
-    task: Task | Sequence[Task],
+    task: Task,
     seeds: Iterable[int] = range(10),
     *,
     settings: Iterable[Mapping[str, Any]] = ({},),
@@ -153,15 +152,13 @@ def train(
     With many graphs, all seeds take the same batches, in the order of the first seed: seed s takes the steps of a
     single run with `TaskData(task, batch_size, seed=seeds[0])`.
 
-    Several tasks are splits of one graph, which differ only in their masks: each seed and setting is trained on each.
-
     Settings may differ in all that leaves the shape of the model as it is: learning rate, weight decay, dropout, the
     numbers of the loss, clipping, patience. Each setting with each seed is trained as it would be alone, with its own
     optimizer state, dropout masks and stopping.
 
     Args:
         make_model: returns a fresh model, called as in `Transductive`.
-        task: of one graph or many; or several splits of the nodes of one graph.
+        task: of one graph or many.
         seeds: integers from 0 to 2^32 - 1.
         settings: each has values by their names: fields of `Optimisation`, arguments of the loss (`task.with_loss`),
             `patience` and `criterion`; all others are arguments of `make_model`. What a setting leaves out is as below.
@@ -175,12 +172,12 @@ def train(
 
     Returns:
         The outcome of each seed with each setting, those of the first setting first, and the stack of the trained
-        models. With several tasks, those of the first task are first, and `settings["split"]` is the task's index.
+        models.
 
     Raises:
-        ValueError: if tasks are not of one graph, the models share weights, differ in shape or cannot be stacked, the
-            trainer starts several processes or has an option that would act on all seeds at once, as the optimizer
-            may, or a number is out of range.
+        ValueError: if the models share weights, differ in shape or cannot be stacked, the trainer starts several
+            processes or has an option that would act on all seeds at once, as the optimizer may, or a number is out of
+            range.
 
     Example:
         >>> import gat_pyg.data, gat_pyg.models
@@ -194,33 +191,18 @@ def train(
         >>> best = max(outcomes, key=lambda outcome: outcome.val)
         >>> best.settings in grid, len(stack)
         (True, 4)
-        >>> data = gat_pyg.data.digits().train[0].clone()
-        >>> del data.train_mask, data.val_mask, data.test_mask
-        >>> splits = [gat_pyg.data.from_dataset(data, "digits", seed=seed) for seed in (0, 1)]
-        >>> outcomes, stack = train(make, splits, [0], **options)
-        >>> [outcome.settings for outcome in outcomes]
-        [{'split': 0}, {'split': 1}]
     """
     seeds, settings = list(seeds), [dict(setting) for setting in settings]
     _check_numbers(seeds, seeds_per_pass, batch_size)
     if not settings:
         raise ValueError("settings is empty, expected at least one. Leave it out to train with one setting.")
-    if any("split" in setting for setting in settings):
-        raise ValueError(
-            "settings has split. Give the tasks of several splits instead: train(make_model, [first, ...])."
-        )
-    tasks = [task] if isinstance(task, Task) else list(task)
-    whole, columns = joined(tasks)
-    default = Member(0, whole.objective, optimisation, patience, criterion)
-    members: list[Member] = []
-    for number, (each, column) in enumerate(zip(tasks, columns, strict=True)):
-        of_task, shown = replace(default, split=column), {"split": number} if len(tasks) > 1 else {}
-        members += [_member(of_task, each, {**setting, **shown}, seed) for setting in settings for seed in seeds]
+    default = Member(0, task.objective, optimisation, patience, criterion)
+    members = [_member(default, task, setting, seed) for setting in settings for seed in seeds]
     options: dict[str, Any] = {**SINGLE, **trainer}
     callbacks = options.pop("callbacks", None) or []
     first: list[Callback] = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
     device = _checked_device(Trainer(**options), members)
-    plan = _planned(members, make_model, tasks, batch_size, device)
+    plan = _planned(members, make_model, task, batch_size, device)
     results: dict[int, tuple[Outcome, nn.Module]] = {}
 
     def make_trainer(callbacks: list[Callback]) -> Trainer:
@@ -230,7 +212,7 @@ def train(
         some = [members[number] for number in numbers]
         _, pairs = fit_stack(
             [_built(member, make_model) for member in some],
-            TaskData(whole, batch_size, seeds[0], plan.sparse),
+            TaskData(task, batch_size, seeds[0], plan.sparse),
             make_trainer,
             EachStopping(some),
             Resumable(None, some[0].seed),
@@ -262,7 +244,7 @@ def _member(default: Member, task: Task, setting: Mapping[str, Any], seed: int) 
 
 def _built(member: Member, make_model: Callable[..., nn.Module]) -> nn.Module:
     """Return the fresh model of a member, made with the settings that are not of the training."""
-    others = {*OPTIMISATION, *STOPPING, *member.objective.loss_options, "split"}
+    others = {*OPTIMISATION, *STOPPING, *member.objective.loss_options}
     arguments = {key: value for key, value in member.settings.items() if key not in others}
     return seeded(member.seed, lambda: make_model(**arguments))
 
@@ -287,11 +269,7 @@ def _checked_device(trainer: Trainer, members: Sequence[Member]) -> torch.device
 
 
 def _planned(
-    members: Sequence[Member],
-    make_model: Callable[..., nn.Module],
-    tasks: Sequence[Task],
-    batch_size: int,
-    device: torch.device,
+    members: Sequence[Member], make_model: Callable[..., nn.Module], task: Task, batch_size: int, device: torch.device
 ) -> StackPlan:
     """Return the plan for the members; raise ValueError if their models share weights or cannot be stacked."""
     some = most_different([member.settings for member in members])
@@ -300,9 +278,8 @@ def _planned(
     ids = [{id(weight) for weight in model.parameters()} for model in models]
     if any(ids[0] & others for others in ids[1:]):
         raise ValueError("make_model() returned the same weights again, expected a fresh model at each call.")
-    sparse = sparse_pays(tasks[0], models[0], device.type, stacked=True)
-    of_members = [tasks[member.settings.get("split", 0)]._with(objective=member.objective) for member in chosen]
-    plan = plan_stack(models, of_members, batch_size, sparse, device)
+    sparse = sparse_pays(task, models[0], device.type, stacked=True)
+    plan = plan_stack(models, task, batch_size, sparse, device, [member.objective for member in chosen])
     if isinstance(plan, str):
         advice = "Train its seeds one by one."
         if any(member.settings for member in chosen):

@@ -25,7 +25,6 @@ class Member:
         objective: its loss; the metric and the labels are those of all members.
         optimisation: as in `Transductive`.
         patience, criterion: as in `PaperStopping`.
-        split: of a graph with masks `[N, B]`, the column that is its split (`gat_pyg.tasks.splits`).
         settings: the names and values by which its `Outcome` shows it, beside the seed.
     """
 
@@ -34,7 +33,6 @@ class Member:
     optimisation: Optimisation = Optimisation()
     patience: int | None = 100
     criterion: Criterion = "both"
-    split: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 from torch.func import vmap
@@ -17,8 +16,6 @@ from torch_geometric.data import Data
 
 from ..philox import seeds_from
 from ..tasks.model import members
-from ..tasks.objective import Split
-from ..tasks.splits import has_columns, rows_of
 from ..training.averaging import Average
 from ..training.epoch_seeds import generator_of, key_of
 from ..training.modules import Inductive, Supervised, Transductive
@@ -54,27 +51,23 @@ class StackOfSeeds(Supervised):
         self.members = list(all_members)
         self._numbers = dict(zip(self.rows, self.model.numbers, strict=True))
         self.metrics: list[dict[str, float]] = []
-        self._objectives: dict[tuple[int, ...], list[SharedObjective]] = {}  # by the rows
+        self._objectives: list[SharedObjective] | None = None
 
     @property
     def present(self) -> list[Member]:
         """The members in the rows of the stack."""
         return [self.members[number] for number in self.rows]
 
-    def _each(self, statistics: str, out: Tensor, data: Data, split: Split) -> Any:
+    def _each(self, statistics: str, out: Tensor, y: Tensor) -> Any:
         """Return what the method `statistics` of each member's objective returns for its outputs, stacked."""
-        if (key := tuple(self.rows)) not in self._objectives:
-            self._objectives[key] = SharedObjective.of([member.objective for member in self.present], out.device)
-        out, y = self.labelled(out, data, split)
-        y_dim = 0 if has_columns(data) else None  # with columns, each member has labels of its own
-        results = []
-        for shared in self._objectives[key]:
-
-            def call(out: Tensor, y: Tensor, numbers: Any, shared: SharedObjective = shared) -> Any:
-                return getattr(shared.with_numbers(numbers), statistics)(out, y)
-
-            rows = shared.rows
-            results.append(vmap(call, (0, y_dim, 0))(out[rows], y if y_dim is None else y[rows], shared.numbers))
+        if self._objectives is None:
+            self._objectives = SharedObjective.of([member.objective for member in self.present], out.device)
+        results = [
+            vmap(lambda out, numbers, shared=shared: getattr(shared.with_numbers(numbers), statistics)(out, y))(
+                out[shared.rows], shared.numbers
+            )
+            for shared in self._objectives
+        ]
         if len(results) == 1:
             return results[0]
         return (
@@ -83,33 +76,21 @@ class StackOfSeeds(Supervised):
 
     def _loss(self, data: Data) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses, and each model's summed loss and number of known labels, [S, 2]."""
-        losses: list[Tensor] = []
-        parts: list[Tensor] = []
-        for graph in self._graphs(data, "train"):
-            out = self(graph)
-            loss, sums = self._each("train_statistics", out, graph, "train")
-            if self._penalty is not None:
-                loss = loss + self.model.each(lambda model, out: model.penalty(out, graph), out)  # noqa: B023
-            losses.append(loss.sum())
-            parts.append(sums)
-        return sum(losses[1:], losses[0]), self._in_order(parts, data)
-
-    def _graphs(self, data: Data, split: Split) -> Iterator[Data]:
-        """Yield the graphs that a step of the split computes, each while the stack has only the rows that read it."""
-        yield self._field_of(data, split)
-
-    def _in_order(self, parts: Sequence[Tensor], data: Data) -> Tensor:
-        """Return the results of all rows, from those of the rows of each graph."""
-        (result,) = parts
-        return result
+        data = self._field_of(data, "train")
+        out = self(data)
+        loss, sums = self._each("train_statistics", *self.labelled(out, data, "train"))
+        if self._penalty is not None:
+            loss = loss + self.model.each(lambda model, out: model.penalty(out, data), out)
+        return loss.sum(), sums
 
     def _summed_over(self, loss: Tensor, size: Tensor) -> Tensor:
         """Multiply the sum of means over labels by their number, which is the same for all models."""
         return super()._summed_over(loss, size[0])
 
     def _counts(self, data: Data, split: Any) -> Tensor:
-        graphs = self._graphs(data, split)
-        return self._in_order([self._each("statistics", self(graph), graph, split) for graph in graphs], data)
+        data = self._field_of(data, split)
+        sums: Tensor = self._each("statistics", *self.labelled(self(data), data, split))
+        return sums
 
     def _metrics(self, *splits: str) -> dict[str, float]:
         """Return the mean of the models' metrics, for the log, and set `self.metrics` to those of each model."""
@@ -164,13 +145,13 @@ class StackOfSeeds(Supervised):
                 callback.select(index)
         for optimizer in self.trainer.optimizers if self._trainer else ():
             cast(Any, optimizer).select(rows)
-        self._objectives = {}
+        self._objectives = None
         self.rows = [self.rows[row] for row in rows]
         self.metrics = [self.metrics[row] for row in rows] if self.metrics else []
 
     def fill(self, weights: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Replace all models by those of these members, with these weights."""
-        self.rows, self._objectives = list(weights), {}
+        self.rows, self._objectives = list(weights), None
         self.model.fill(list(weights.values()), [self._numbers[number] for number in self.rows])
 
     def _texts(self) -> list[str]:
@@ -219,75 +200,8 @@ def _sorted(all_members: Sequence[Member]) -> list[int]:
     return sorted(range(len(keys)), key=lambda number: first[keys[number]])
 
 
-class RowsBySplit(NamedTuple):
-    """The rows of a stack, divided by the members' splits."""
-
-    rows: dict[int, list[int]]  # by the split
-    parts: list[Tensor]  # the same, on the device
-    back: Tensor  # for each row, its number in the concatenation of `parts`
-
-    @classmethod
-    def of(cls, members: Sequence[Member], device: torch.device) -> RowsBySplit:
-        """Divide the rows of these members."""
-        rows: dict[int, list[int]] = {}
-        for row, member in enumerate(members):
-            rows.setdefault(member.split, []).append(row)
-        parts = [torch.tensor(each, device=device) for each in rows.values()]
-        return cls(rows, parts, torch.cat(parts).argsort())
-
-
 class Stacked(StackOfSeeds, Transductive):
-    """`Transductive` for S models at once: every epoch of each is that of the model alone.
-
-    With masks `[N, B]` of the graph, each member learns the split `Member.split`. All members read the whole graph in
-    one call. But if a member alone would read a receptive field, there is a call for the members of each split: the
-    dropout masks depend on the nodes that are read.
-    """
-
-    _by_split: RowsBySplit | None = None
-
-    def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
-        """Return the rows that the graph assigns to the split, `[S, n, K]`, and their labels.
-
-        With masks `[N, B]`, each member has labels of its own, `[S, n]` or `[S, n, K]`. If splits differ in size, n is
-        the largest, and labels that fill up others are unknown.
-        """
-        if not has_columns(data):
-            return super().labelled(out, data, split)
-        nodes, filled = rows = rows_of(data[f"{split}_mask"], tuple(member.split for member in self.present))
-        y: Tensor = data.y[nodes]
-        if filled is not None:
-            y = torch.where(filled if y.dim() == 2 else filled[..., None], self.objective.unknown(y), y)
-        return rows.of(out), y
-
-    def _graphs(self, data: Data, split: Split) -> Iterator[Data]:
-        fields = self._fields_of(data, split)
-        if len(fields) == 1:
-            yield fields[0]
-            return
-        if self._by_split is None:
-            self._by_split = RowsBySplit.of(self.present, data.y.device)
-        numbers, key, (rows, parts, _) = self.rows, self._key, self._by_split
-        try:
-            divided = self.model.divided(parts, list(rows.values()))
-            for _, column, part in zip(divided, rows, parts, strict=True):
-                self.rows = [numbers[row] for row in rows[column]]
-                self._key = None if key is None else key[part]
-                yield fields[column]
-        finally:
-            self.rows, self._key = numbers, key
-
-    def _in_order(self, parts: Sequence[Tensor], data: Data) -> Tensor:
-        if len(parts) == 1:
-            return parts[0]
-        if parts[0].dim() == 3:  # all predictions with their labels: fill up with unknown labels
-            n, unknown = max(part.size(1) for part in parts), float("nan") if data.y.is_floating_point() else -1.0
-            filled = [F.pad(part, (0, 0, 0, n - part.size(1))) for part in parts]
-            for part, each in zip(parts, filled, strict=True):
-                each[:, part.size(1) :, self.objective.out_channels :] = unknown
-            parts = filled
-        assert self._by_split is not None  # by `_graphs`
-        return torch.cat(list(parts)).index_select(0, self._by_split.back)
+    """`Transductive` for S models at once: every epoch of each is that of the model alone."""
 
     def begin_epoch(self, seed: int, epoch: int) -> None:
         """Make each model's dropout depend only on its own seed and the epoch; `seed` is ignored."""
@@ -305,13 +219,8 @@ class Stacked(StackOfSeeds, Transductive):
     def select(self, numbers: Sequence[int]) -> None:
         """Remove the models of all other members, with their state in the optimizer."""
         super().select(numbers)
-        self._key = self._by_split = None
+        self._key = None
         self.cuda_graphs.reset()
-
-    def fill(self, weights: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Replace all models by those of these members, with these weights."""
-        super().fill(weights)
-        self._by_split = None
 
 
 class StackedInductive(StackOfSeeds, Inductive):

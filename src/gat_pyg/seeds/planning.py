@@ -16,7 +16,6 @@ from torch_geometric.data import Batch, Data
 from ..distributed.ranks import rank_zero_print
 from ..tasks.model import members
 from ..tasks.objective import Objective
-from ..tasks.splits import joined
 from ..tasks.task import Task
 from ..training.loading import TaskData
 from ..training.signals import _interruptible
@@ -67,11 +66,10 @@ def trial(
     objective: Objective | Sequence[Objective],
     data: Data,
     device: torch.device | str = "cpu",
-    splits: Sequence[int] = (),
 ) -> MemoryEstimate:
     """Try to train two or more models as a stack, on a graph that all splits share or a batch of graphs.
 
-    The objective is that of all models, or there is one for each of them. `splits` are as `Member.split`, by default 0.
+    The objective is that of all models, or there is one for each of them.
 
     Each output must be that of the model alone, and an epoch and a test must run. Their peak memory divided by the
     number of models is an upper bound for a seed, since seeds share some of it; weights and optimizer are added.
@@ -80,9 +78,8 @@ def trial(
         return MemoryEstimate("it has a fit method of its own")
     objectives = [objective] * len(models) if isinstance(objective, Objective) else objective
     kind = StackedInductive if isinstance(data, Batch) else Stacked
-    pairs = zip(objectives, splits or [0] * len(models), strict=True)
     try:
-        module = kind(models, [Member(seed, each, split=column) for seed, (each, column) in enumerate(pairs)])
+        module = kind(models, [Member(seed, each) for seed, each in enumerate(objectives)])
     except ValueError as error:  # they differ in shape
         return MemoryEstimate(str(error).removesuffix("."))
     except RuntimeError as error:  # lazy parameters
@@ -129,17 +126,20 @@ class StackPlan(NamedTuple):
 
 
 def plan_stack(
-    models: Sequence[nn.Module], tasks: Sequence[Task], batch_size: int, sparse: bool, device: torch.device
+    models: Sequence[nn.Module],
+    task: Task,
+    batch_size: int,
+    sparse: bool,
+    device: torch.device,
+    objective: Objective | Sequence[Objective] | None = None,
 ) -> StackPlan | str:
     """Plan to train models like these as one; return a sentence with the reason if that is impossible.
 
-    Each model has its task; those of different splits are as for `joined`.
+    `objective` is as in `trial`, by default the task's.
     """
-    task, splits = joined(tasks)
     if task.objective.item == "link":
         return f"{task.name} draws other negative links for each seed"
-    objectives = [each.objective for each in tasks]
-    memory = trial(models, objectives, _largest_batch(task, batch_size, sparse), device, splits)
+    memory = trial(models, objective or task.objective, _largest_batch(task, batch_size, sparse), device)
     if memory.obstacle:
         return f"{type(models[0]).__name__} cannot be stacked: {memory.obstacle}"
     return StackPlan(sparse, memory)

@@ -6,7 +6,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +16,6 @@ from torch.overrides import TorchFunctionMode
 
 from ..features.dropout import dropout_of_torch
 from ..tasks.model import members
-
-Key = TypeVar("Key")
 
 
 class Stack(nn.Module):
@@ -58,7 +56,6 @@ class Stack(nn.Module):
         self.models = copy.deepcopy(models[0])  # called with each model's weights in turn
         self.numbers = _differing(models)
         self._has_batch_norm = any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in self.models.modules())
-        self._part: tuple[dict[str, Tensor], dict[tuple[str, str], Tensor], list[Numbers]] | None = None
         self.fill([_tensors(model) for model in models], self.numbers)
 
     def __len__(self) -> int:
@@ -99,40 +96,17 @@ class Stack(nn.Module):
             with _set(self.models, numbers) if numbers else nullcontext():
                 return call(_Weighted(self.models, weights), *rows)
 
-        weights, numbers, of_each = self._part or (_tensors(self.models), self._mapped, self.numbers)
-        if in_turn or (self._part is not None and len(of_each) == 1):
+        weights = _tensors(self.models)
+        if in_turn:
             rows = {name: value.unbind() for name, value in weights.items()}
             return torch.stack(
                 [
                     call_one({name: row[s] for name, row in rows.items()}, values, *(tensor[s] for tensor in mapped))
-                    for s, values in enumerate(of_each)
+                    for s, values in enumerate(self.numbers)
                 ]
             )
-        with _InStack() if numbers or self._has_batch_norm else nullcontext():
-            return vmap(call_one, randomness="different")(weights, numbers, *mapped)
-
-    def divided(self, parts: Sequence[Tensor], numbers_of: Sequence[Sequence[int]]) -> Iterator[None]:
-        """Yield once for each part of the rows: until the next one, a call computes the models of these rows alone.
-
-        `parts` are the rows of each part as tensors on the device, `numbers_of` the same as integers. A part of one row
-        is called without vmap. Calls read the parameters and buffers, and do not change them.
-        """
-        order, sizes = torch.cat(list(parts)), [len(part) for part in parts]
-
-        def split(values: Mapping[Key, Tensor]) -> dict[Key, Sequence[Tensor]]:
-            return {name: value.index_select(0, order).split(sizes) for name, value in values.items()}
-
-        weights, numbers = split(_tensors(self.models)), split(self._mapped)
-        try:
-            for part, rows in enumerate(numbers_of):
-                self._part = (
-                    {name: values[part] for name, values in weights.items()},
-                    {name: values[part] for name, values in numbers.items()},
-                    [self.numbers[row] for row in rows],
-                )
-                yield
-        finally:
-            self._part = None
+        with _InStack() if self._mapped or self._has_batch_norm else nullcontext():
+            return vmap(call_one, randomness="different")(weights, self._mapped, *mapped)
 
     def weights(self) -> dict[str, Tensor]:
         """Return all parameters and buffers `[S, ...]` by their names in a single model."""

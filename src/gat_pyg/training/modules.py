@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -19,7 +19,6 @@ from ..graph.subgraph import mask_to_index, receptive_field
 from ..philox import first_seeds, keyed
 from ..tasks.model import Inputs, is_compiled, members
 from ..tasks.objective import Objective, Split
-from ..tasks.splits import by_column
 from .averaging import Average
 from .batching import is_drawn
 from .cuda_graphs import CudaGraphs, Step
@@ -294,8 +293,8 @@ class Transductive(Supervised):
     ) -> None:
         super().__init__(model, objective, optimisation)
         self.cuda_graphs = CudaGraphs(cuda_graphs)
-        # Per split: the tensors of the graph, their state, and the receptive fields.
-        self._fields: dict[Split, tuple[list[Tensor], Any, list[Data]]] = {}
+        # Per split: the tensors of the graph, their state, and the receptive field.
+        self._fields: dict[Split, tuple[list[Tensor], Any, Data]] = {}
         self.register_buffer("_key", None, persistent=False)  # the epoch's key and the first seeds of its stream
 
     def labelled(self, out: Tensor, data: Data, split: Split) -> tuple[Tensor, Tensor]:
@@ -303,43 +302,33 @@ class Transductive(Supervised):
         return self.objective.rows(out, data, split)
 
     def _field_of(self, data: Data, split: Split) -> Data:
-        (field,) = self._fields_of(data, split)
-        return field
-
-    def _fields_of(self, data: Data, split: Split) -> list[Data]:
         """Return the cached receptive field of the split's nodes, or the graph if that saves too little work.
 
-        Of a graph with masks `[N, B]`, there is one field for each of the B columns, unless all are the graph.
-        The fields follow all changes of ids and labels on a CPU, and those of features that torch counts.
+        The field follows all changes of ids and labels on a CPU, and those of features that torch counts.
         """
         if (example := self.objective.example(data, split)) is not data:
-            return [example]
+            return example
         if is_drawn(data) or "part" in data:
-            return [data]
+            return data
         mask = data[f"{split}_mask"]
         tensors = [value for value in (data.x, data.edge_index, data.edge_attr, data.y, mask) if value is not None]
         if self._num_hops is None or self._penalty is not None or is_compiled(self.model):
-            return [data]
+            return data
         if any(type(value) is not Tensor or value.requires_grad or value.is_inference() for value in tensors):
-            return [data]
+            return data
         ids = [value for value in tensors if not value.is_floating_point()]
         state = [(id(value), value._version) for value in tensors], ids_state(*ids)
-        _, cached, fields = self._fields.get(split, ([], None, []))
+        _, cached, field = self._fields.get(split, ([], None, data))
         if state != cached:
             with torch.inference_mode(False), torch.no_grad():
-                fields = [self._smaller(each, mask_to_index(each[f"{split}_mask"])) for each in by_column(data)]
-            fields = fields if any(field.x is not data.x for field in fields) else [data]
-            self._fields[split] = tensors, state, fields  # the reference keeps the ids from being reused
-        return fields
-
-    def _smaller(self, data: Data, nodes: Tensor) -> Data:
-        field = receptive_field(data, nodes, cast(int, self._num_hops))
-        return field if _is_smaller(field, data) else data
+                field = receptive_field(data, mask_to_index(mask), self._num_hops)
+            field = field if _is_smaller(field, data) else data
+            self._fields[split] = tensors, state, field  # the reference keeps the ids from being reused
+        return field
 
     def _is_by_hop(self, data: Data) -> bool:
         """Return True for a receptive field or a sampled batch; the numbers per hop of others do not fit the masks."""
-        cached = ((tensors[0], field) for tensors, _, fields in self._fields.values() for field in fields)
-        is_field = any(data is field and data.x is not x for x, field in cached)
+        is_field = any(data is field and data.x is not tensors[0] for tensors, _, field in self._fields.values())
         return is_field or (is_drawn(data) and "num_sampled_edges" in data)
 
     def begin_epoch(self, seed: int, epoch: int) -> None:
