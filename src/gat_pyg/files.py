@@ -1,10 +1,9 @@
-"""Files: atomic writes, appends, locks, errors of a full disk, the encoding of stdout, and the packages that read."""
+"""Files: atomic writes, appends, locks, errors of a full disk, and the packages that read."""
 
 from __future__ import annotations
 
 import errno
 import importlib
-import io
 import os
 import sys
 import time
@@ -15,6 +14,8 @@ from typing import Any
 
 from filelock import lock_descriptor
 
+from .terminal import print_message
+
 PART = ".*.[0-9]*.part"  # pattern of incomplete files, whose names contain a process id: see `write_whole`
 PATIENCE = 5.0  # seconds of waiting for a lock before a message
 FULL = {  # errors of a full disk
@@ -22,12 +23,6 @@ FULL = {  # errors of a full disk
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "it would exceed the limit on the size of a file (ulimit -f, or a quota)",
 }
-
-
-def print_any_text() -> None:
-    """Let stdout replace characters that its encoding lacks, as ± in ASCII, instead of ending a finished run."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
 
 
 def needs(package: str, extra: str) -> Any:
@@ -80,7 +75,7 @@ def lock(descriptor: int, path: Path) -> None:
     start, reported = time.monotonic(), False
     while not _takes(descriptor, path):
         if not reported and time.monotonic() - start > PATIENCE:
-            print(f"Waiting for {path}, which another process has locked", file=sys.stderr, flush=True)
+            print_message(f"Waiting for {path}, which another process has locked")
             reported = True
         time.sleep(0.01)
 

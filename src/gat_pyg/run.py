@@ -15,7 +15,8 @@ from omegaconf import DictConfig
 from .experiments.command import errors_as_messages, exit_with, message, translated
 from .experiments.conf import TRUSTED, VERSION_BASE, config_folder, register_resolver
 from .experiments.verbs import TRAIN, completed, overview, verb_of, warn
-from .files import print_any_text
+from .terminal import message as over_progress
+from .terminal import print_any_text
 
 # Waiting threads release their cores instead of spinning: if other processes are busy, an epoch is several times
 # faster. OpenMP reads this when `job` imports torch. A value set by the user is not replaced.
@@ -58,7 +59,7 @@ def job(config: DictConfig) -> float:
     """Train with the seeds `seed`, `seed + 1`, ..., or fill a table; return the score for a sweeper: see `execute`."""
     from .experiments.job import execute  # imports torch, and Lightning, which chooses how warnings look
 
-    warnings.formatwarning = lambda text, *_, **__: f"gat-pyg: {text}\n"
+    warnings.formatwarning = lambda text, *_, **__: over_progress(f"gat-pyg: {text}\n")
     return execute(config)
 
 

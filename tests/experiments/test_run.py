@@ -1415,7 +1415,7 @@ def test_signal_before_the_training_ends_it_with_one_line(
         with pytest.raises(SystemExit, match=str(128 + number)):
             command(*SMALL, "training.max_epochs=2")
     again = r"The same command with ckpt_path=last starts it again, since no epoch was finished\."
-    assert re.fullmatch(rf"\nStopped in outputs/\S+\. {again}\n", capsys.readouterr().err)
+    assert re.fullmatch(rf"Stopped in outputs/\S+\. {again}\n", capsys.readouterr().err)
     assert signal.getsignal(number) is before
     command(*SMALL, "training.max_epochs=2", "ckpt_path=last")
     assert [result.epochs for result in read("outputs/results.jsonl")] == [2]

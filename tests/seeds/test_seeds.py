@@ -930,15 +930,14 @@ def test_progress_shows_seeds_range_and_time(capsys: pytest.CaptureFixture[str])
     module = Stacked([_built(member, MAKES["GAT"]) for member in members], members)
     trainer(stopping, EachProgress("mine", stopping, every=0.0), epochs=40).fit(module, datamodule=TaskData(small()))
     lines = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"mine  epoch 1  6 of 6 running  val accuracy \d+\.\d to \d+\.\d %", lines[0]), lines[0]
+    assert re.fullmatch(r"mine  epoch 1  6/6 running  val \d+\.\d to \d+\.\d %", lines[0]), lines[0]
     for line in lines[1:-1]:
         assert " to " not in line or len({*re.findall(r"(\S+) to (\S+) %", line)[0]}) == 2
         assert re.fullmatch(
-            r"mine  epoch \d+  \d of 6 running  val accuracy (\d+\.\d to )?\d+\.\d %  at least \d+ s left  "
-            r"[\d.]+ m?s/epoch",
+            r"mine  epoch \d+  \d/6 running  val (\d+\.\d to )?\d+\.\d %  over \d+ s left  [\d.]+ m?s/epoch",
             line,
         ), line
-    running = [int(re.search(r"(\d) of 6 running", line)[1]) for line in lines]
+    running = [int(re.search(r"(\d)/6 running", line)[1]) for line in lines]
     assert running == sorted(running, reverse=True) and len(set(running)) > 2
 
 

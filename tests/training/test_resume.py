@@ -146,7 +146,7 @@ def test_a_second_signal_does_not_wait_for_the_epoch(tmp_path: Path, capsys: pyt
     callbacks = [Resumable(tmp_path / "last.ckpt"), InterruptTwice(2, "start")]
     with pytest.raises(SystemExit, match="130"):
         trainer(*callbacks).fit(setup(one_graph()), datamodule=TaskData(one_graph()))
-    assert capsys.readouterr().err == "\nEnding after this epoch; Ctrl-C again does not wait.\n"
+    assert capsys.readouterr().err == "Finishing this epoch; press Ctrl-C again to stop now.\n"
     assert not (tmp_path / "last.ckpt").exists()
 
 

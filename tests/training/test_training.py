@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GAT, GCN, MLP
 
+from gat_pyg.distributed.ranks import rank_zero_print
 from gat_pyg.features import SparseFeatures
 from gat_pyg.graph import adjacency
 from gat_pyg.models import GAT as GAT_PYG
@@ -486,19 +487,33 @@ def test_progress_shows_the_remaining_patience(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="terminals of POSIX")
-def test_progress_fits_the_terminal(monkeypatch: pytest.MonkeyPatch):
+def test_progress_leaves_no_rows_in_a_terminal_that_is_resized(monkeypatch: pytest.MonkeyPatch):
     import fcntl
     import pty
     import termios
 
-    task, (screen, terminal) = one_graph(), pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 30, 0, 0))  # of 30 columns
+    screen, terminal = pty.openpty()
+    widths = iter((200, 80, 100, 30, 120, 80))
+
+    class Resized(Progress):
+        def _show(self, trainer: Trainer, batch: str) -> None:
+            fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, next(widths), 0, 0))
+            super()._show(trainer, batch)
+            self._next = 0.0
+            if trainer.current_epoch == 3:
+                rank_zero_print("a message")
+
+    task = one_graph()
     with os.fdopen(terminal, "w") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
-        trainer(PaperStopping(patience=9), Progress("mine"), epochs=2).fit(setup(task), datamodule=TaskData(task))
-        shown = os.read(screen, 10_000).decode().split("\r\x1b[K")
+        progress = Resized("a data set with a rather long name, seed 12")
+        trainer(PaperStopping(patience=9), progress, epochs=6).fit(setup(task), datamodule=TaskData(task))
+        shown = os.read(screen, 10_000).decode()
     os.close(screen)
-    assert "mine  epoch 1" in shown[1] and max(map(len, shown)) == 29
+    rows = [line.split("\r\x1b[K")[-1] for line in shown.split("\r\n")]
+    assert rows == ["a message", ""]  # what is left
+    lengths = [len(text) for text in re.split(r"\r\x1b\[K|\r\n", shown) if "a data set" in text]
+    assert len(lengths) == 6 and lengths[3] == 29 and 60 < max(lengths) < 80  # no row wraps, also in the next width
 
 
 def test_progress_within_an_epoch_shows_the_loss_of_the_epoch_before(capsys: pytest.CaptureFixture[str]):

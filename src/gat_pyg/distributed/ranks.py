@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +11,8 @@ from datetime import timedelta
 from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment  # type: ignore[attr-defined]
 from lightning.pytorch.utilities import rank_zero_only
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from ..terminal import print_message
 
 BEAT = 0.5  # seconds between two heartbeats
 SILENT = 40.0  # seconds without a heartbeat, after which a process counts as lost
@@ -25,7 +26,7 @@ def is_first() -> bool:
 def rank_zero_print(text: str) -> None:
     """Print to stderr on the first rank only."""
     if is_first():
-        print(text, file=sys.stderr)
+        print_message(text)
 
 
 def shared_store() -> Store | None:
@@ -95,7 +96,7 @@ class Beats:
     def _watch(self) -> None:
         while not self._done.wait(BEAT):
             if lost := self.lost(self.silent):
-                print(f"\n{missing(lost, self.world)}", file=sys.stderr, flush=True)
+                print_message(missing(lost, self.world))
                 self.stop()
                 self.end(1)
 

@@ -308,7 +308,7 @@ def _resumable(jobs: Sequence[Job]) -> Iterator[None]:
         folder, it = Path(os.path.commonpath([job.folder for job in jobs])), "it" if len(jobs) == 1 else "them"
         saved = any(has_progress(job.folder) for job in jobs)
         effect = f"finishes {it}" if saved else f"starts {it} again, since no epoch was finished"
-        rank_zero_print(f"\nStopped in {relative_path(folder)}. The same command with ckpt_path=last {effect}.")
+        rank_zero_print(f"Stopped in {relative_path(folder)}. The same command with ckpt_path=last {effect}.")
         raise
 
 

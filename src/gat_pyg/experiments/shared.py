@@ -14,6 +14,7 @@ import torch
 from torch.multiprocessing import get_context
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, spawn
 
+from ..terminal import print_message
 from ..training.progress import quiet
 from ..training.signals import handled
 from .alone import one_run
@@ -96,7 +97,7 @@ def _process(rank: int, indices: Any, seeds: Sequence[int], job: Job, parent: in
                     one_run(job.settings, task, seeds[index], run_dir)
             except Exception as error:
                 reason = message(error) or traceback.format_exc()
-                print(f"seed {seeds[index]} failed: {reason}", file=sys.stderr, flush=True)
+                print_message(f"seed {seeds[index]} failed: {reason}")
                 sys.exit(1)
             finally:
                 drop_empty(run_dir)

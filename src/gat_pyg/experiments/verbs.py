@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any, get_args, get_type_hints
+
+from ..terminal import print_message
 
 # The verbs ----------------------------------------------------------------------------------------------------------
 
@@ -126,7 +127,7 @@ def warn(
     message: Warning | str, category: Any, filename: str, lineno: int, file: Any = None, line: str | None = None
 ) -> None:
     """Print a warning as a message; stands in for `warnings.showwarning`."""
-    print(f"gat-pyg: {message}", file=sys.stderr)
+    print_message(f"gat-pyg: {message}")
 
 
 def parser(verb: Callable[..., None]) -> ArgumentParser:

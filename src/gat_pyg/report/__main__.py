@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..files import print_any_text
+from ..terminal import print_any_text
 
 EXAMPLES = """examples:
   python -m gat_pyg.report                                 outputs/results.jsonl -> outputs/report

@@ -212,14 +212,14 @@ class EachProgress(Progress):
         latest = module.metrics or [{} for _ in module.rows]  # none before the first validation
         running = [(rules[number], metrics) for number, metrics in zip(module.rows, latest, strict=True)]
         running = [(rule, metrics) for rule, metrics in running if rule.left > 0]
-        parts = [self.title, f"epoch {trainer.current_epoch + 1}{batch}", f"{len(running)} of {len(rules)} running"]
+        parts = [self.title, f"epoch {trainer.current_epoch + 1}{batch}", f"{len(running)}/{len(rules)} running"]
         metric = module.objective.metric
         if scores := [metrics[name] for _, metrics in running if (name := f"val_{metric.name}") in metrics]:
             parts.append(f"val {metric.range(min(scores), max(scores))}")
         if running and (seconds := self.seconds_per_epoch(trainer)):
             epochs = max(rule.left for rule, _ in running)  # at least: each improvement adds to it
             epochs = min(epochs, trainer.max_epochs - trainer.current_epoch - 1) if trainer.max_epochs else epochs
-            parts.append(f"at least {_duration(seconds * epochs)} left")
+            parts.append(f"over {_duration(seconds * epochs)} left")
         return parts
 
 

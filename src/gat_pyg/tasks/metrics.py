@@ -46,15 +46,15 @@ class Metric:
         return f"{self.title} {mean:.{self.digits}f} ± {self.value(std)}"
 
     def range(self, low: float, high: float) -> str:
-        """Return two scores with title and unit, or one if both look the same.
+        """Return two scores, or one if both look the same, with the unit, or the title if there is none.
 
         Example:
-            >>> ACCURACY.range(81.0, 83.5)
-            'accuracy 81.0 to 83.5 %'
+            >>> ACCURACY.range(81.0, 83.5), MICRO_F1.range(0.9, 0.9)
+            ('81.0 to 83.5 %', 'micro-F1 0.900')
         """
-        if self.value(low) == self.value(high):
-            return self.text(low)
-        return f"{self.title} {low:.{self.digits}f} to {self.value(high)}"
+        title = "" if self.unit else f"{self.title} "
+        first = "" if self.value(low) == self.value(high) else f"{low:.{self.digits}f} to "
+        return f"{title}{first}{self.value(high)}"
 
 
 # Computed from all predictions --------------------------------------------------------------------------------------

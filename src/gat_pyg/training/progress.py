@@ -6,11 +6,10 @@ import csv
 import io
 import logging
 import math
-import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from ..files import add, write_whole
 from ..tasks.objective import Objective
+from ..terminal import CLEAR, columns
 from .stopping import PaperStopping
 
 QUIET = (  # messages of Lightning and torch that need no action here
@@ -118,14 +118,17 @@ class MetricsFile(Callback):
         self._rows = state_dict["rows"]
 
 
+WIDTH = 80  # columns that every terminal has
+
 # Progress ----------------------------------------------------------------------------------------------------------
 
 
 class Progress(Callback):
     """One line of progress: epoch, loss, validation score, the epochs that patience has left, time.
 
-    On a terminal, the line is rewritten a few times a second, unless `live` is false, and cut to the terminal's width;
-    otherwise a new line is printed every `every` seconds.
+    On a terminal, the line is rewritten a few times a second, unless `live` is false. It has the fields that fit, in at
+    most 79 columns: a row that wraps, since it is too long or the window became narrower, would not be cleared.
+    Otherwise a new line is printed every `every` seconds.
     """
 
     def __init__(self, title: str, every: float = 10.0, live: bool = True) -> None:
@@ -160,7 +163,7 @@ class Progress(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Clear the line."""
         if self._live and trainer.is_global_zero:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            print(CLEAR, end="", file=sys.stderr, flush=True)
 
     def parts(self, trainer: Trainer, batch: str) -> list[str]:
         """Return the fields of the line."""
@@ -169,8 +172,8 @@ class Progress(Callback):
             parts.append(f"loss {self._shown['train_loss']:.3g}")
         objective = getattr(trainer.lightning_module, "objective", None)
         if isinstance(objective, Objective) and (name := f"val_{objective.metric.name}") in self._shown:
-            metric, score = objective.metric, float(self._shown[name])
-            parts.append(f"val {metric.value(score) if metric.unit else metric.text(score)}")
+            score = float(self._shown[name])
+            parts.append(f"val {objective.metric.range(score, score)}")
         for rule in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(rule, PaperStopping):
                 parts.append(_ending(rule, trainer.current_epoch + 1, trainer.max_epochs))
@@ -185,19 +188,25 @@ class Progress(Callback):
         parts = self.parts(trainer, batch)
         if (seconds := self.seconds_per_epoch(trainer)) is not None:
             parts.append(f"{_seconds(seconds)}/epoch")
-        text = "  ".join(parts)
-        if self._live:  # a line that wraps is not cleared
-            text = f"\r\x1b[K{text[: _columns() - 1]}"
-        print(text, end="" if self._live else "\n", file=sys.stderr, flush=True)
+        if self._live:
+            print(f"{CLEAR}{fitted(parts, min(columns(sys.stderr), WIDTH) - 1)}", end="", file=sys.stderr, flush=True)
+        else:
+            print("  ".join(parts), file=sys.stderr, flush=True)
         self._next = time.monotonic() + self._period
 
 
-def _columns() -> int:
-    """Return the width of the terminal of stderr."""
-    try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
-    except (OSError, ValueError):
-        return 80
+def fitted(parts: Sequence[str], width: int) -> str:
+    """Return the first of the fields that fit into a width; if the first one does not, its beginning.
+
+    >>> fitted(["cora", "epoch 12", "loss 0.58"], 16), fitted(["cora"], 3)
+    ('cora  epoch 12', 'cor')
+    """
+    text = parts[0][:width]
+    for part in parts[1:]:
+        if len(text) + 2 + len(part) > width:
+            break
+        text += f"  {part}"
+    return text
 
 
 def _ending(rule: PaperStopping, epoch: int, max_epochs: int | None) -> str:

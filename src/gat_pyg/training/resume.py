@@ -117,7 +117,7 @@ class Resumable(Callback):
         self._status = 128 + number
         if number == signal.SIGINT:
             with suppress(RuntimeError):  # the signal interrupted another print
-                rank_zero_print("\nEnding after this epoch; Ctrl-C again does not wait.")
+                rank_zero_print("Finishing this epoch; press Ctrl-C again to stop now.")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the seconds of training so far, for the checkpoint."""
