@@ -117,7 +117,12 @@ def test_the_command_scores_as_ogbs_evaluator(
     from ogb.linkproppred import Evaluator
 
     stored(tmp_path)
-    few = ["training.max_epochs=3", "model.hidden_channels=[4]", "model.heads=[2,1]", "model.encoder=8"]
+    few = [
+        "training.max_epochs=3",
+        "model.hidden_channels=[4]",
+        "model.heads=[2,1]",
+        "model.encoder={channels:8,init:orthogonal}",
+    ]
     folders = [f"data_root={tmp_path}", f"outputs={tmp_path}/o"]
     arguments = ["dataset=ogbl-ddi", *folders, *loader, *few]
     monkeypatch.setattr(sys, "argv", ["gat-pyg", *arguments])

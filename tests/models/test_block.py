@@ -177,6 +177,19 @@ def test_with_a_skip_connection_the_block_is_torchs_transformer_layer(norm_first
     assert_close(out, ours.norms[1](theirs(x)) if norm_first else theirs(x))
 
 
+def test_linear_propagation_with_its_input_is_that_of_refined_gae() -> None:
+    """Ma et al. (CIKM 2025): two layers without an activation, and after each one the input times 0.1."""
+    torch.manual_seed(0)
+    plain = nn.ModuleList(pyg.GATConv(8, 4, heads=2) for _ in range(2)).double()
+    names = {name: f"convs.{name}" for name, _ in plain.named_parameters()}
+    ours = GAT(8, 4, None, 2, num_layers=2, act=None, initial_residual=0.1).double()
+    ours = with_weights(ours, plain, names)
+    h = x = torch.randn(40, 8, dtype=torch.float64)
+    for conv in plain:
+        h = conv(h, RANDOM.index) + 0.1 * x
+    assert_same(ours, ours(x, RANDOM.index), plain, h, names)
+
+
 @pytest.mark.parametrize("graph", [RANDOM, LOOPS, ISOLATED, REPEATED], ids=str)
 @pytest.mark.parametrize("options", [{}, {"add_self_loops": False}, {"flow": "target_to_source"}], ids=str)
 def test_symmetric_attention_is_dense(graph: Graph, options: dict[str, Any]) -> None:

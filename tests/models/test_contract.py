@@ -53,7 +53,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "transformer's blocks": partial(
         *(GAT, 5, 2, 3, 2),
         **{"num_layers": 2, "conv": "transformer", "pre_linear": True, "jk": "cat", "norm": nn.LayerNorm},
-        **{"feed_forward": 2, "residual": "identity"},
+        **{"feed_forward": 2, "residual": "identity", "initial_residual": 0.5},
     ),
     "encoded": lambda **options: Encoded(GAT(4, [4], 3, [2, 2], **options), 4, [0] * 5),
     "MLP": partial(MLP, 5, 4, 3),

@@ -20,6 +20,9 @@ def test_it_is_the_sum_of_an_embedding_for_each_column_and_a_linear_map() -> Non
     assert_close(encoder(x), expected)
     encoder(x).square().sum().backward()
     assert all(weight.grad is not None and weight.grad.any() for weight in encoder.parameters())
+    for rows in Encoder([9, 3], 5, "orthogonal").embedding.detach().double().split([9, 3]):
+        product = rows.t() @ rows if len(rows) > 5 else rows @ rows.t()
+        assert_close(product.float(), torch.eye(len(product)))
 
 
 @pytest.mark.parametrize("kind", ["Atom", "Bond"])
@@ -85,6 +88,8 @@ def test_a_model_on_encoded_features_is_the_model_on_them() -> None:
 def test_errors() -> None:
     with pytest.raises(ValueError, match=r"categories is \[\], expected for each column"):
         Encoder([], 4)
+    with pytest.raises(ValueError, match=r"init is 'eye', expected one of xavier_uniform, normal, orthogonal"):
+        Encoder([4], 4, "eye")
     with pytest.raises(ValueError, match=r"shape \(3, 2\), expected \(N, 1\)"):
         Encoder([4], 4)(torch.zeros(3, 2))
     with pytest.raises(ValueError, match=r"shape \(5, 2, 2\), expected \(N, 2\)"):  # whose nodes are no columns

@@ -274,7 +274,7 @@ def test_norms_that_read_other_nodes_need_the_whole_graph() -> None:
         {"jk": "cat", "norm": "batch"},
         {"jk": "max"},
         {"conv": "gatv2", "jk": "last"},
-        {"conv": "transformer", "norm": "batch", "symmetric_norm": True, **BLOCKS},
+        {"conv": "transformer", "norm": "batch", "symmetric_norm": True, "initial_residual": 0.5, **BLOCKS},
         {"out_channels": None, "norm": "batch", "norm_first": True, "symmetric_norm": True},
     ],
 )
@@ -461,6 +461,10 @@ def test_attention_of_any_model_leaves_it_as_it_was() -> None:
             r"head_layers is 2, but the network returns embeddings",
         ),
         ({"reproduction": True, "input_dropout": 0.1}, r"which has one dropout, no pre_linear and no symmetric_norm"),
+        (
+            {"initial_residual": 0.1},
+            r"in a layer of 64 features, but the input that it adds has 16, expected equal widths",
+        ),
         ({"feed_forward": 0}, r"feed_forward is 0, expected a whole number, at least 1"),
         ({"heads": [8], "head_layers": 0}, r"head_layers is 0, expected at least 1"),
         ({"input_dropout": -0.5}, r"input_dropout is -0\.5, expected a probability in \[0, 1\]"),
@@ -490,6 +494,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "gatv2": {"mechanism": "gatv2"},
     "no loops": {"add_self_loops": False},
     "identity": {"hidden_channels": [5, 5], "heads": [2, 2, 2], "residual": "identity"},
+    "initial": {"hidden_channels": [5, 5], "heads": [2, 2, 2], "initial_residual": 0.5, "pre_linear": True},
     "jumps": {"heads": [3, 2], "jk": "cat"},
     "norm": {"norm": "layer", "norm_kwargs": {"mode": "node"}, "act": "relu"},
     "blocks": {"norm": nn.LayerNorm, "symmetric_norm": True, **BLOCKS, "heads": [3, 2], "hidden_channels": [4, 6]},

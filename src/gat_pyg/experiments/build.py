@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
@@ -282,7 +282,7 @@ def build_model(factory: ModelFactory, task: Task, earlier: Earlier | None = Non
     kind, arguments = factory.locate(), factory.arguments
     parameters = inspect.signature(kind).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    encoder: int | None = factory.get("encoder")
+    encoder, embeddings = _encoder(factory)
     if encoder is None and task.preparation.num_nodes is not None:
         raise ValueError(
             f"{task.name} has no features but the ids of its nodes, for learnt embeddings. Give their width: "
@@ -317,7 +317,7 @@ def build_model(factory: ModelFactory, task: Task, earlier: Earlier | None = Non
     if issubclass(kind, GAT):
         arguments |= {key: values[:-1] for key, values in with_output_layer(factory).items()}
     if encoder is not None:
-        arguments = {"model": {"_target_": target, **arguments}, "channels": encoder}
+        arguments = {"model": {"_target_": target, **arguments}, "channels": encoder, **embeddings}
         arguments["categories"] = [*_columns(task, "x"), *[0] * task.num_encodings]  # which are standardised
         if "edge_dim" in sizes:
             arguments["edge_categories"] = _columns(task, "edge_attr")
@@ -355,6 +355,20 @@ def _columns(task: Task, key: str) -> list[Column]:
     if graph is not None and row in graph and (key == "x") == (row == "x"):
         known = [(task.features(graph) if row == "x" else graph[row])[graph.train_mask]]
     return columns_of(values, known)
+
+
+def _encoder(factory: ModelFactory) -> tuple[int | None, dict[str, Any]]:
+    """Return the width of the encoder, None without one, and further arguments of `Encoded`."""
+    encoder = factory.get("encoder")
+    if not isinstance(encoder, Mapping):
+        return encoder, {}
+    options = dict(encoder)
+    if not isinstance(channels := options.pop("channels", None), int) or options.keys() - {"init"}:
+        raise ValueError(
+            f"model.encoder is {dict(encoder)}, expected a width or a mapping such as "
+            "{channels: 64, init: orthogonal}."
+        )
+    return channels, options
 
 
 def _needs_embeddings(factory: ModelFactory) -> bool:

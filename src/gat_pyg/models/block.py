@@ -41,6 +41,10 @@ class Block(nn.Module):
     :math:`z = n(\mathrm{skip}(h) + D\, \mathrm{Att}(h)), h' = n'(z + \mathrm{FF}(z))`. With `separate_self`, FF maps
     the input of the attention beside its result, :math:`\mathrm{FF}(n(h) \Vert z)` (GAT-sep).
 
+    With `initial_residual`, :math:`\mathrm{Att}(\cdot) + w\, h^{(0)}` replaces :math:`\mathrm{Att}(\cdot)`, where
+    :math:`h^{(0)}` is the input of the network's first block. It is the initial residual connection of GCNII (Chen et
+    al., ICML 2020) without the factor 1 - w of the other term, as in Ma et al. (CIKM 2025).
+
     Args:
         in_channels: the width of h.
         out_channels: the width of Att's output.
@@ -55,6 +59,7 @@ class Block(nn.Module):
         feed_forward: the width of the perceptron's hidden layer as a multiple of `out_channels`; None for no
             feed-forward part. Platonov et al. have 1, transformers 4.
         separate_self: whether the feed-forward part also maps the node's own features.
+        initial_residual: w; None for no such connection.
 
     Raises:
         ValueError: if the widths do not fit the skip connection, there is no such norm, or `separate_self` has no
@@ -81,6 +86,7 @@ class Block(nn.Module):
         norm_first: bool = False,
         feed_forward: int | None = None,
         separate_self: bool = False,
+        initial_residual: float | None = None,
     ) -> None:
         super().__init__()
         if feed_forward is not None and feed_forward < 1:
@@ -95,7 +101,7 @@ class Block(nn.Module):
         if separate_self and feed_forward is None:
             raise ValueError("separate_self is True without a feed-forward part. Give its width: feed_forward=1.")
         self.skip, self.dropout, self.input_dropout = skip, dropout, input_dropout
-        self.norm_first, self.separate_self = norm_first, separate_self
+        self.norm_first, self.separate_self, self.initial_residual = norm_first, separate_self, initial_residual
         self.act: Callable[[Tensor], Tensor] = nn.Identity() if act is None else activation_resolver(act)
         self.feed_forward: MLP | None = None
         self.norm: nn.Module | None = None  # of the feed-forward part, if the attention has its own
@@ -121,6 +127,7 @@ class Block(nn.Module):
         degrees: Tensor | None = None,
         size: tuple[int, int] | None = None,
         graphs: Graphs = None,
+        initial: Tensor | None = None,
     ) -> Tensor:
         """Return h' `[N_dst, C]` for h = x `[N, F]`, or `[B, N_dst, C]` for a batch on one graph.
 
@@ -130,10 +137,14 @@ class Block(nn.Module):
             degrees: d `[N]`, if alpha_ij is multiplied by sqrt(d_i / d_j).
             size: (N, N_dst), if dst are the first rows of x.
             graphs: the graph of each node `[N]` and their number, for norms that take them; None if none does.
+            initial: h^(0), of dst or of more nodes after them; by default x.
         """
         h = normalised(norm, x, graphs) if self.norm_first else x
         h = dropout(h, self.input_dropout, self.training)
         out = _attended(conv, h, edge_index, edge_attr, degrees, size)
+        if self.initial_residual is not None:
+            initial = x if initial is None else initial
+            out = out + self.initial_residual * initial[..., : out.size(-2), :]
         stream = x
         if self.feed_forward is None or self.skip:
             if self.feed_forward is not None:

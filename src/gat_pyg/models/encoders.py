@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -17,6 +17,11 @@ from .wrapper import Wrapper
 MANY = 100  # different values of categories; a column with more of them has quantities
 LARGEST = 1000  # number of a category
 SAMPLE = 100_000  # evenly spaced rows from which means are computed
+INITS: dict[str, Callable[[Tensor], Tensor]] = {
+    "xavier_uniform": nn.init.xavier_uniform_,
+    "normal": nn.init.normal_,
+    "orthogonal": nn.init.orthogonal_,
+}
 Column = int | Sequence[float]
 
 
@@ -35,9 +40,11 @@ class Encoder(nn.Module):
         categories: for each column of x the number of its categories, whose values are 0, 1, ...; for a continuous
             column its mean and standard deviation, or 0 to leave it as it is. `columns_of` computes them.
         out_channels: C, the width of the result.
+        init: the initial embeddings of each column: "xavier_uniform", "normal" or "orthogonal", as in `torch.nn.init`.
 
     Raises:
-        ValueError: if there is no column, a number is negative, or a standard deviation is not positive.
+        ValueError: if there is no column, a number is negative, a standard deviation is not positive, or there is no
+            such initialisation.
 
     Cost: O(N F C) time; nothing of size N x F x C is stored.
 
@@ -54,7 +61,7 @@ class Encoder(nn.Module):
     _mean: Tensor
     _std: Tensor
 
-    def __init__(self, categories: Sequence[Column], out_channels: int) -> None:
+    def __init__(self, categories: Sequence[Column], out_channels: int, init: str = "xavier_uniform") -> None:
         super().__init__()
         scales = [(0.0, 1.0) if isinstance(column, int) else tuple(column) for column in categories]
         sizes_of = [column if isinstance(column, int) else 0 for column in categories]
@@ -63,7 +70,9 @@ class Encoder(nn.Module):
                 f"categories is {list(categories)}, expected for each column the number of its categories, or for a "
                 "continuous column 0, or its mean and standard deviation."
             )
-        categories = sizes_of
+        if init not in INITS:
+            raise ValueError(f"init is {init!r}, expected one of {', '.join(INITS)}.")
+        categories, self.init = sizes_of, init
         self.categories, self.out_channels = tuple(categories), out_channels
         sizes = torch.tensor([size for size in categories if size])
         discrete = [column for column, size in enumerate(categories) if size]
@@ -81,10 +90,10 @@ class Encoder(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise all parameters again: Glorot uniform for each column's embeddings."""
+        """Initialise all parameters again, the embeddings of each column for themselves."""
         if self.embedding is not None:
             for rows in self.embedding.split([size for size in self.categories if size]):
-                nn.init.xavier_uniform_(rows)
+                INITS[self.init](rows)
         if self.lin is not None:
             self.lin.reset_parameters()
 
@@ -206,6 +215,7 @@ class Encoded(Wrapper):
         channels: C, the width of the encoded features.
         categories: of the columns of x, as in `Encoder`.
         edge_categories: of the columns of edge_attr; None if there are none or the model does not take them.
+        init: of the embeddings, as in `Encoder`.
 
     Raises:
         ValueError: if the model has its own loss over nodes (`penalty`, `fit`).
@@ -224,10 +234,11 @@ class Encoded(Wrapper):
         channels: int,
         categories: Sequence[Column],
         edge_categories: Sequence[Column] | None = None,
+        init: str = "xavier_uniform",
     ) -> None:
         super().__init__(model, "It reads the features: leave out the encoder.")
-        self.encoder = Encoder(categories, channels)
-        self.edge_encoder = None if edge_categories is None else Encoder(edge_categories, channels)
+        self.encoder = Encoder(categories, channels, init)
+        self.edge_encoder = None if edge_categories is None else Encoder(edge_categories, channels, init)
         self.model = model
         self.out_channels = members(model).out_channels
 

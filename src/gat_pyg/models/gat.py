@@ -135,6 +135,7 @@ class GAT(nn.Module):
         of_blocks = {name: kwargs.pop(name) for name in _OF_BLOCKS if name in kwargs}
         of_norms = {name: of_blocks[name] for name in ("norm", "norm_kwargs") if name in of_blocks}
         norm_first, has_inner = of_blocks.get("norm_first", False), of_blocks.get("feed_forward") is not None
+        initial = of_blocks.get("initial_residual")
         build = _builder(conv, mechanism, edge_dim, reproduction, kwargs)
         for name, value, count in (
             ("mechanism", mechanism, len(widths)),
@@ -153,10 +154,14 @@ class GAT(nn.Module):
         self.head_dropout = 0.0 if has_inner else dropout
         for name, value in (("dropout", dropout), ("input_dropout", self.input_dropout)):
             check_probability(name, value)
-        self.reproduction, self.symmetric_norm = bool(reproduction), symmetric_norm
+        self.reproduction, self.symmetric_norm, self.adds_initial = (
+            bool(reproduction),
+            symmetric_norm,
+            initial is not None,
+        )
         self.supports_edge_attr = edge_dim is not None
         self.supports_sparse_features = bool(pre_linear) or (
-            conv == "gat" and residual[0] != "identity" and not norm_first and not has_inner
+            conv == "gat" and residual[0] != "identity" and not norm_first and not has_inner and initial is None
         )
 
         self.pre_linear = None
@@ -166,17 +171,25 @@ class GAT(nn.Module):
         self.pre_act: Callable[[Tensor], Tensor]
         self.pre_act = activation_resolver(pre_linear) if isinstance(pre_linear, str) else nn.Identity()
         self.convs, self.norms, self.blocks = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
+        first = in_channels
         for layer, (C, H, skip) in enumerate(zip(widths, heads, residual, strict=True)):
             p = dropout if layer else self.input_dropout
             if reproduction or (has_inner if layer else pre_linear):  # it acts elsewhere
                 p = 0.0
             hidden = not to_out or layer < len(widths) - 1
             width = widths[layer] = C * H if hidden else C
+            if hidden and initial is not None and width != first:
+                raise ValueError(
+                    f"initial_residual is {initial} in a layer of {width} features, but the input that it adds has "
+                    f"{first}, expected equal widths. Use hidden layers of one width, and pre_linear."
+                )
             options: dict[str, Any] = {"heads": H, "concat": hidden, "dropout": attention_dropout}
             if conv != "transformer":  # a transformer layer has root_weight
                 options["residual"] = skip is True
             self.convs.append(build(in_channels, C, **options, **kwargs))
-            plain = {} if hidden else {"act": None, "feed_forward": None, "separate_self": False}
+            plain = (
+                {} if hidden else {**dict.fromkeys(("act", "feed_forward", "initial_residual")), "separate_self": False}
+            )
             self.blocks.append(Block(in_channels, width, skip, dropout, p, **{**of_blocks, **plain}))
             normed = in_channels if norm_first else width
             self.norms.append(build_norm(normed, **of_norms) if hidden or norm_first else nn.Identity())
@@ -274,7 +287,7 @@ class GAT(nn.Module):
         if edges and degrees is not None:  # for which alone the last hop was sampled
             nodes.pop(), edges.pop()
         graphs = (batch, batch_size) if self.supports_norm_batch else None
-        x = self._entered(x)
+        x = initial = self._entered(x)
         outputs: list[Tensor] = []
         for layer in range(len(self.convs)):
             size = None
@@ -282,7 +295,7 @@ class GAT(nn.Module):
                 hops = len(edges) - layer
                 edge_index, edge_attr = first_edges(edge_index, edge_attr, sum(edges[:hops]))
                 size = (x.size(-2), sum(nodes[:hops]))
-            x = self._layer(layer, x, edge_index, edge_attr, degrees, size, graphs)
+            x = self._layer(layer, x, edge_index, edge_attr, degrees, size, graphs, initial)
             outputs = [x] if self.jk is None else [*outputs, x]
         if edges and self.jk is not None:
             outputs = [out[..., : x.size(-2), :] for out in outputs]
@@ -334,7 +347,8 @@ class GAT(nn.Module):
             raise ValueError(f"{names[0]} is over all nodes of a graph, which batches of nodes do not have.")
         weight = next(self.parameters())
         device = weight.device if device is None else device
-        features: Tensor = loader.data.x.to(embedding_device)
+        raw: Tensor = loader.data.x.to(embedding_device)
+        features, initial = raw, None
         degrees = self._degrees(loader.data.edge_index, features.size(0))
         outputs: list[Tensor] = []
         for layer in range(len(self.convs)):
@@ -349,7 +363,10 @@ class GAT(nn.Module):
                     raise ValueError("The loader samples more than one hop. Give it num_neighbors=[-1].")
                 x = self._entered(x) if layer == 0 else x
                 d = None if degrees is None else degrees[batch.n_id.to(degrees.device)].to(device)
-                rows = self._layer(layer, x, edge_index, edge_attr, d, (x.size(0), n)).to(embedding_device)
+                if self.adds_initial:
+                    initial = self._entered(raw[batch.n_id[:n].to(raw.device)].to(device, weight.dtype))
+                size = x.size(0), n
+                rows = self._layer(layer, x, edge_index, edge_attr, d, size, None, initial).to(embedding_device)
                 out = rows.new_empty(features.size(0), rows.size(1)) if out is None else out
                 out[batch.n_id[:n].to(out.device)] = rows
                 count += n
