@@ -22,6 +22,40 @@ CODE = {
 }
 
 
+# What readers type into the search of the site -> the page that they look for. A search ranks headings first.
+SEARCHES = {
+    "link prediction": "link-prediction",
+    "graph classification": "graph-classification",
+    "node regression": "node-regression",
+    "your own table": "own-table",
+    "CSV": "own-table",
+    "edge features": "edges",
+    "use a GPU": "gpu",
+    "multi-GPU": "scaling",
+    "multi-node": "scaling",
+    "hyperparameter search": "hyperparameter-search",
+    "grid": "hyperparameter-search",
+    "early stopping": "stopping",
+    "checkpoints": "resume",
+    "predict with a trained model": "predict",
+    "custom attention mechanism": "new-mechanism",
+    "training loop": "modules",
+    "out of memory": "troubleshooting",
+    "slow": "troubleshooting",
+    "glossary": "glossary",
+    "cite": "cite",
+    "molecules": "own-data",
+    "unbalanced classes": "recipes",
+}
+
+
+def test_headings_have_the_words_that_readers_search_for():
+    for phrase, page in SEARCHES.items():
+        text = re.sub(r"^```.*?^```", "", (DOCS / f"{page}.md").read_text(encoding="utf-8"), flags=re.M | re.S)
+        headings = re.findall(r"^#+ (.*)", text, re.M)
+        assert any(phrase.lower() in heading.lower() for heading in headings), (phrase, headings)
+
+
 def test_there_is_code():
     assert len(CODE) >= 15
     assert sum(map(len, CODE.values())) >= 25

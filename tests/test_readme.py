@@ -1,7 +1,6 @@
 """The commands and the code of the README run, and the settings in the commands of every page are accepted."""
 
 import json
-import os
 import re
 import shlex
 import statistics
@@ -40,10 +39,13 @@ def test_there_are_examples():
 def test_the_speeds_are_the_newest_recorded_ones():
     newest = max((ROOT / "benchmarks" / "results").glob("*-2cores-layers.json"))
     rows = {(row["case"], row["way"]): row for row in json.loads(newest.read_text(encoding="utf-8"))["rows"]}
-    section = README.partition("## Speed")[2].partition("##")[0]
+    section = README.partition("<!-- speed -->")[2].partition("\n\n")[0]
     cells = [re.findall(r"[\d.]+", line.partition("|")[2].partition("|")[2]) for line in section.splitlines()]
     printed = [row for row in cells if row]
     assert len(printed) == len(SPEEDS)
+    of_pyg, of_ours = printed[0][3:]
+    headline = f"up to {printed[0][2]} times faster on a CPU, in {of_ours} instead of {of_pyg} MiB"
+    assert headline in " ".join(README.split())
     for case, numbers in zip(SPEEDS, printed, strict=True):
         pyg, ours = rows[case, "pyg"], rows[case, "auto"]
         ms = [1e3 * statistics.median(row["step"]) for row in (pyg, ours)]
@@ -119,16 +121,12 @@ def test_own_settings_are_used(own_settings, monkeypatch):
     assert {path.name for path in Path("outputs/table").iterdir()} == {"photo_gat", "photo_gcn"}
 
 
-@pytest.mark.skipif("GAT_PYG_DATA" not in os.environ, reason="GAT_PYG_DATA is not set")
-@pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning")  # its hints on speed
-def test_code_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_code_runs():
     names = {}
     for block in CODE:
-        exec(block.replace("max_epochs=100_000", "max_epochs=2").replace("range(10)", "range(2)"), names)
+        exec(block.replace("range(100)", "range(2)"), names)
     assert names["conv"].heads == 8
-    assert [result.epochs for result in names["results"]] == [2, 2]
-    assert names["alpha"].shape[1] == 8
+    assert names["alpha"].shape == (names["edge_index"].size(1), 8)
 
 
 def test_every_law_has_its_test():

@@ -355,11 +355,9 @@ def _fit(
         others = [name for name in features.left_out if not name.startswith(DEGREES)]
         rest = f"; left out: {', '.join(others)}" if others else ""
         counted = [name for name in DEGREES if name in features.columns]
-        count, every = len(features.columns) - len(counted), len(set(names) - {*DEGREES})
-        used = f"{count} of {every} column{'s' * (every != 1)} of {file_of(frame)}"
+        used = f"{len(features.columns) - len(counted)} of {len(set(names) - {*DEGREES})} columns of {file_of(frame)}"
         used += ", and the numbers of edges from and to each," * bool(counted)
-        verb = "is" if count == 1 and not counted else "are"
-        notes.append(f"{used} {verb} {features.size} feature{'s' * (features.size != 1)} of {item}s{rest}")
+        notes.append(f"{used} are {features.size} features of {item}s{rest}")
     return notes
 
 
