@@ -95,7 +95,7 @@ def attend(
             `torch.func.vmap` maps over it, each model has its own p.
         backend: "fused" (kernels for CPU and CUDA), "segment", "reference" (slow: one neighbourhood at a time), or
             "auto": "fused" if it supports the call, else "segment".
-        return_attention_weights: whether to return alpha too, an `[E, H]` that "fused" does not compute otherwise.
+        return_attention_weights: also return alpha, an `[E, H]` that "fused" does not compute otherwise.
 
     Returns:
         O `[N_dst, H, C]`, with D more channels where the score has `edge_values`; with the weights `(O, alpha)`, alpha

@@ -63,7 +63,7 @@ def attend_dense(
         score_src: `[N_src, H]`.
         score_dst: `[N_dst, H]`.
         count: `[N_dst, N_src]`, how many edges run from src to dst.
-        negative_slope: of the LeakyReLU.
+        negative_slope: slope of the LeakyReLU.
 
     Returns:
         The output `[N_dst, H, C]` and alpha `[N_dst, N_src, H]`, repeated edges together.

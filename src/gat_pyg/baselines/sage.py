@@ -45,7 +45,7 @@ class GraphSAGE(nn.Module):
         in_channels: F, the number of input features.
         hidden_channels: the features of each layer.
         out_channels: K, the number of classes or labels.
-        num_neighbors: S of each layer.
+        num_neighbors: number of sampled neighbours S, for each layer.
         aggr: "gcn", "mean", "lstm" or "pool".
         aggr_channels: the features that "lstm" or "pool" aggregates to.
         dropout: p, for the inputs of the layers.

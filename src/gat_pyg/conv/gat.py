@@ -36,26 +36,27 @@ class GATConv(_AttentionConv):
     weights for a seed, edge order and returned attention are those of PyG's layer.
 
     Args:
-        in_channels: F, or (F_src, F_dst) for a bipartite graph with two weight matrices; -1: as in the first x.
-        out_channels: C.
-        heads: H, the paper's K.
-        concat: whether to concatenate the heads or to average them.
-        negative_slope: of the LeakyReLU.
-        dropout: the probability that an attention coefficient is dropped in training.
-        add_self_loops: whether every node attends to itself. Loops that the graph has give way to the added ones.
-        edge_dim: the number of edge features; their score is added inside the LeakyReLU.
-        fill_value: the edge features of added loops: a number, a tensor, or how to reduce those of the edges that point
-            to the node ("mean", "add", "min", "max", "mul").
-        bias: whether to add a learnable bias.
-        residual: whether to add a learnable linear skip connection.
-        mechanism: how an edge is scored: "additive", the paper's; "constant", 1 / |N_i| without parameters (Const-GAT);
+        in_channels: number of input features F, or (F_src, F_dst) for a bipartite graph with two weight matrices;
+            -1: the width of the first x.
+        out_channels: number of output features C per head.
+        heads: number of attention heads H, the paper's K.
+        concat: concatenate the heads if True, else average them.
+        negative_slope: slope of the LeakyReLU for negative scores.
+        dropout: probability of dropping an attention coefficient in training.
+        add_self_loops: add an edge from each node to itself. Existing self-loops are replaced.
+        edge_dim: number of edge features D; their score is added inside the LeakyReLU.
+        fill_value: edge features of added self-loops: a number, a tensor, or the reduction over a node's incoming
+            edges ("mean", "add", "min", "max", "mul").
+        bias: add a learnable bias.
+        residual: add a learnable linear skip connection.
+        mechanism: attention mechanism: "additive", the paper's; "constant", 1 / |N_i| without parameters (Const-GAT);
             "dot" for `DotProduct`, "gatv2" for `DynamicAttention`, "cosine" for `CosineSimilarity`; or a module that
             maps `(x_dst [E, H, C], x_src [E, H, C], edge_attr)` to scores `[E, H]`; or a class or function of such a
             module, which gets `heads`, `out_channels`, `edge_dim` and `negative_slope` if it takes them.
-        edge_dropout: the probability that an edge that is no self-loop is left out in training, before the softmax and
-            for all heads.
-        backend: of `gat_pyg.attention.attend`.
-        **kwargs: of `torch_geometric.nn.conv.MessagePassing`.
+        edge_dropout: probability of dropping an edge in training, before the softmax and for all heads. Self-loops are
+            kept.
+        backend: backend of `gat_pyg.attention.attend`.
+        **kwargs: arguments of `torch_geometric.nn.conv.MessagePassing`.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -64,7 +65,7 @@ class GATConv(_AttentionConv):
     Neighbourhoods are built once per graph and shared by all layers and epochs. Under torch.compile the operation is
     one operator; under torch.export it is one with `backend="fused"` alone, so that other exports run anywhere. Under
     TorchScript and ONNX, with a message passing hook or an overridden step, with a global hook of torch, another
-    aggregation or another `lin_edge`, and for a compiler that gets a mechanism of one's own, an `EdgeIndex` or a sparse
+    aggregation or another `lin_edge`, and under torch.compile with a custom mechanism, an `EdgeIndex` or a sparse
     adjacency, the layer runs PyG's message passing instead, whatever the backend: the same results, but attention
     dropout is drawn as PyG draws it. Its steps have the arguments of PyG's.
 
@@ -137,7 +138,7 @@ class GATConv(_AttentionConv):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw every parameter anew: Glorot uniform, biases zero."""
+        """Initialise every parameter again: Glorot uniform, biases zero."""
         super().reset_parameters()
         for lin in (self.lin, self.lin_src, self.lin_dst, self.lin_edge, self.res):
             if lin is not None:
@@ -219,7 +220,7 @@ class GATConv(_AttentionConv):
             edge_attr: `[E, D]` or `[E]`.
             size: (N_src, N_dst) if they cannot be read from x; None: the numbers of rows of x. With a single x, dst are
                 its first N_dst rows.
-            return_attention_weights: whether to return alpha too, as `(out, (edge_index, alpha [E, H]))`, after
+            return_attention_weights: also return alpha, as `(out, (edge_index, alpha [E, H]))`, after
                 dropout in training and times `edge_weight`. A `SparseTensor` comes back with alpha as its values.
             edge_weight: `[E]` or `[E, H]`, which multiply alpha after the softmax; 1 for added loops.
 

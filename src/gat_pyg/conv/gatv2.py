@@ -28,8 +28,8 @@ class GATv2Conv(_AttentionConv):
         \mathrm{LeakyReLU}(\mathbf{W}_r h_i + \mathbf{W}_l h_j)\big)
 
     Args:
-        share_weights: whether W_l and W_r are one matrix.
-        bias: whether to add a learnable bias to the output and to both products with W_l and W_r.
+        share_weights: use the same matrix for W_l and W_r.
+        bias: add a learnable bias to the output and to both products with W_l and W_r.
 
     All other arguments are those of `GATConv`.
 

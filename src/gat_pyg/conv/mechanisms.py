@@ -47,10 +47,10 @@ class DynamicAttention(nn.Module):
         e_{ij} = \vec{\mathbf{a}}^T \mathrm{LeakyReLU}(\mathbf{W} h_i + \mathbf{W} h_j + \mathbf{W}_e u_{ij})
 
     Args:
-        heads: H.
-        out_channels: C.
+        heads: number of heads H.
+        out_channels: number of channels C per head.
         edge_dim: the number of edge features, if any.
-        negative_slope: of the LeakyReLU.
+        negative_slope: slope of the LeakyReLU.
 
     Example:
         >>> DynamicAttention(heads=2, out_channels=4)(torch.ones(5, 2, 4), torch.ones(5, 2, 4)).shape
@@ -93,7 +93,7 @@ class CosineSimilarity(nn.Module):
         e_{ij} = \beta \cos(\mathbf{W} h_i, \mathbf{W} h_j)
 
     Args:
-        heads: H.
+        heads: number of heads H.
 
     Example:
         >>> CosineSimilarity(heads=2)(torch.ones(5, 2, 4), torch.ones(5, 2, 4)).tolist()[0]

@@ -32,11 +32,11 @@ class TransformerConv(_AttentionConv):
         {\sqrt{C}} \Big)
 
     Args:
-        beta: whether a learnt gate weighs the two terms of h', beta W_1 h_i + (1 - beta) m_i, where m_i is the sum.
-        dropout: the probability that an attention coefficient is dropped in training.
-        edge_dim: the number of edge features u; their part of keys and values is W_6 u.
-        bias: whether the projections of nodes have a learnable bias.
-        root_weight: whether W_1 h_i is added.
+        beta: learn a gate that weighs the two terms of h', beta W_1 h_i + (1 - beta) m_i, where m_i is the sum.
+        dropout: probability of dropping an attention coefficient in training.
+        edge_dim: number of edge features u; their part of keys and values is W_6 u.
+        bias: add a learnable bias to the projections of nodes.
+        root_weight: add W_1 h_i.
 
     All other arguments are those of `GATConv`.
 

@@ -210,12 +210,12 @@ def divided_links(
     the features that it has there. Loops are left out.
 
     Args:
-        graph: with x, `edge_index` [2, M] and, if there are any, `edge_attr` [M, D].
-        masks: of the rows of the links [M], `train_mask`, `val_mask` and `test_mask`.
+        graph: the graph with x, `edge_index` [2, M] and, if there are any, `edge_attr` [M, D].
+        masks: masks of the links [M], `train_mask`, `val_mask` and `test_mask`.
         both_ways: links have no direction, and messages pass in both.
-        name: of the task.
-        seed: of the other pairs, which are in no row.
-        split_arguments: as of a `Task`.
+        name: name of the task.
+        seed: random seed of the other pairs, which are in no row.
+        split_arguments: the same as of a `Task`.
 
     Raises:
         ValueError: if a split has no link.
@@ -254,8 +254,8 @@ def with_other_pairs(graph: Data, name: str) -> Data:
     the same in every call. Links that are edges of the graph, in either direction, are left out with a warning.
 
     Args:
-        graph: with `edge_index` and the links in `edge_label_index` [2, L].
-        name: of the graph in messages.
+        graph: the graph with `edge_index` and the links in `edge_label_index` [2, L].
+        name: name of the graph in messages.
 
     Raises:
         ValueError: if all links are edges of the graph.

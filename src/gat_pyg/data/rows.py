@@ -48,7 +48,7 @@ def read_rows(preparation: Preparation, data: Any = None) -> Rows:
     """Read data of the form that a run was trained on: new ids, and another order of columns or rows, are fine.
 
     Args:
-        preparation: of the run.
+        preparation: preparation of the run.
         data: the path of a file, several paths, frames, a graph, or a list or data set of graphs; None for the files
             that the run was trained on.
 

@@ -60,7 +60,7 @@ def smiles(
             molecules without any known target are left out.
         smiles: the column of SMILES; by default the one called smiles, canonical_smiles, smi or alike, in any case.
         invalid: "error" raises an error that lists the rows whose SMILES cannot be converted; "skip" leaves them out.
-        val, test, seed, folds, fold: of a drawn split, as in `gat_pyg.data.from_dataset`.
+        val, test, seed, folds, fold: arguments of a random split, as in `gat_pyg.data.from_dataset`.
         column: the column with the split of each row, train, val or test.
         time: a column of dates or numbers: the earliest rows are for training, the latest for the test.
         scaffold: a split by Bemis-Murcko scaffolds: see `split_by_group`.
@@ -133,7 +133,7 @@ def molecules_of(source: Mapping[str, Any], data: Any = None) -> tuple[list[Data
     The column of SMILES is that of the run or has a usual name. Warns of atoms and bonds that no training molecule has.
 
     Args:
-        source: of the task.
+        source: `Task.source` of the run.
         data: a table, or several, as paths or a frame; None for those of the task.
 
     Raises:

@@ -118,7 +118,7 @@ def with_every_class(order: Tensor, y: Tensor, sizes: Sequence[int]) -> Tensor:
     Args:
         order: indices of rows [n].
         y: the labels of all rows.
-        sizes: of the parts, n in all.
+        sizes: sizes of the parts, n in all.
 
     Example:
         >>> with_every_class(torch.arange(9), torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 1]), [3, 3, 3])

@@ -86,11 +86,11 @@ def tables(
         bipartite: True if `src` and `dst` are ids of two kinds, such as users and items, False if they are of one;
             None: True if no id is in both columns. If True, `nodes` may be a list of two tables, of `src` and of
             `dst`, whose columns then have names such as `user.age`.
-        disjoint, per_class, val, test, seed: of a drawn split, as in `gat_pyg.data.from_dataset`.
+        disjoint, per_class, val, test, seed: arguments of a random split, as in `gat_pyg.data.from_dataset`.
         column: the column with the split of each row, train, val or test.
         time: a column of dates or numbers: the earliest rows are for training, the latest for the test.
         task: `node_`, `edge_` with `classification` or `regression`, or `link_prediction`, as in `from_dataset`.
-        name: of the task; by default that of the file, or of the folder of nodes.csv or edges.csv.
+        name: name of the task; by default the file's name, or the name of the folder of nodes.csv or edges.csv.
         graph: a file with a graph, a graph of networkx or a matrix of scipy.sparse, in place of `edges`, and of `nodes`
             unless they are given too: see `gat_pyg.data.graph_files.graph_tables`. A matrix of a `.mat` file with a row
             for each node is a target by its key. `undirected` is of directed graphs.
@@ -161,7 +161,7 @@ def from_networkx(graph: Any, target: str | Sequence[str] | None = None, **optio
     """Convert a graph of networkx to a task, as `tables` with this graph.
 
     Args:
-        graph: with attributes of nodes and edges as features; a node may lack some.
+        graph: graph with attributes of nodes and edges as features; a node may lack some.
         target: the attribute to predict, of nodes or else of edges; several are several labels or quantities. None:
             links.
         **options: other arguments of `tables`, such as `ignore`, `categories`, `val` or `name`.
@@ -182,7 +182,7 @@ def rows_of(source: Mapping[str, Any], data: Any = None) -> tuple[Data, dict[str
     """Return the graph of later tables, and the columns with the ids of the rows that are to be predicted.
 
     Args:
-        source: of the task.
+        source: `Task.source` of the run.
         data: the table of nodes or that of edges, or both in any order, as paths or frames, or a mapping with the keys
             `nodes` and `edges`. A table that is left out is that of the task. If links are to be predicted, a table of
             edges has the pairs, and a first one of two has the known links.

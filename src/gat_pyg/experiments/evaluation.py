@@ -66,8 +66,8 @@ def evaluate(run_dir: str | Path, data: Any = None, *, seed: Seed = None, top_k:
 
     Args:
         run_dir: the folder of a run, or of the runs of several seeds.
-        data: as in `gat_pyg.predict`, with labels.
-        seed: one of several seeds.
+        data: data with labels, in a form that `gat_pyg.predict` takes.
+        seed: seed of the model to evaluate, if the run has several.
         top_k: of links, add recall@k to the scores: the share of a node's links that are among its `top_k` most
             probable ones, the mean over the nodes with a link. Left out are links of the training and the validation,
             or with `data` all of the run's own data.

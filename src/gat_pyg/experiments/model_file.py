@@ -152,7 +152,7 @@ class Predictor(nn.Module):
 
     Args:
         models: of one class and training data, as of several seeds.
-        objective: what their output means, as `task.objective`.
+        objective: meaning of their output, `task.objective`.
 
     Example:
         >>> from gat_pyg.tasks.nodes import NodeLabels

@@ -95,7 +95,7 @@ def predict(
         run_dir: the folder of a run, or of the runs of several seeds.
         data: graphs, or the path of a file, several paths or frames.
         out: a file to write the table to: `.csv`, `.parquet`, or `.jsonl` for JSON lines. It appears as a whole.
-        seed: one of several seeds, or `"all"`.
+        seed: seed of the model to load, if the run has several; or `"all"`.
         model: as in `load`.
         top_k: the number of links of each node.
 

@@ -28,7 +28,7 @@ def predict(
         run: the folder of the run, or of the runs of several seeds
         data: files of the form that the run was trained on; without them, the run's own
         out: the file to write: .csv, .parquet, or .jsonl for JSON lines
-        seed: one of several seeds; without it, the mean over all and its standard deviation
+        seed: seed of the model, if the run has several; without it, the mean over all and its standard deviation
         top_k: the number of most probable new links of each node, instead of a row for each pair
     """
     from .predictions import predict
@@ -43,7 +43,7 @@ def export(run: str, file: str, *, seed: int | None = None) -> None:
     Args:
         run: the folder of the run, or of the runs of several seeds
         file: model.onnx or model.pt2; a description is written beside it
-        seed: one of several seeds; without it, the mean over all
+        seed: seed of the model, if the run has several; without it, the mean over all
     """
     from .export import export
 
@@ -56,7 +56,7 @@ def best(dataset: str, *, results: str = "outputs/results.jsonl", metric: str | 
     Args:
         dataset: its name in the results
         results: the file of results
-        metric: that of the runs to compare; by default that of the newest
+        metric: metric of the runs to compare; by default the newest run's
     """
     report = import_module("gat_pyg.report.best")  # which stands above this file
     print(report.best(dataset, results, metric))
@@ -76,7 +76,7 @@ def evaluate(run: str, *data: str, seed: int | None = None, top_k: int | None = 
     Args:
         run: the folder of the run, or of the runs of several seeds
         data: files of the form that the run was trained on, with labels; a table of later links needs none
-        seed: one of several seeds
+        seed: seed of the model, if the run has several
         top_k: the number of most probable links of each node in which its links are counted (recall@k)
     """
     from .evaluation import evaluate
@@ -89,8 +89,8 @@ def warm(*runs: str, heads: int | None = None, channels: int | None = None) -> N
 
     Args:
         runs: folders of trained runs whose kernels are compiled; without them, layers of the usual sizes
-        heads: of layers of another size
-        channels: of each head
+        heads: number of heads of layers of another size
+        channels: number of channels of each head
     """
     from .warm import warm
 

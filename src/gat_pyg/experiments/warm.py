@@ -51,8 +51,8 @@ def warm(*runs: str | Path, heads: int | None = None, channels: int | None = Non
 
     Args:
         runs: folders of trained runs, whose predictions are to be fast, in place of the usual sizes.
-        heads: of layers in another size than the usual ones.
-        channels: of each head.
+        heads: number of heads of layers of another size.
+        channels: number of channels of each head.
 
     Raises:
         FileNotFoundError, ValueError: as `predict`, or if one of heads and channels is missing or below 1.

@@ -30,8 +30,8 @@ def partition(edge_index: Tensor, num_nodes: int, num_parts: int, method: Method
 
     Args:
         edge_index: `[2, E]`, src and dst.
-        num_nodes: N.
-        num_parts: how many, from 1 to N.
+        num_nodes: number of nodes N.
+        num_parts: number of parts, from 1 to N.
         method: `"auto"`, `"metis"` or `"ranges"`.
 
     Raises:

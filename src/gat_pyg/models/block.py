@@ -55,10 +55,10 @@ class Block(nn.Module):
             function of the width.
         norm_kwargs: its arguments. PyG's "layer" is over all nodes of a graph; `{"mode": "node"}` is over each node.
         act: the name of an activation in `torch.nn`, or a callable; None for none.
-        norm_first: whether the norm acts on h rather than on the sum.
+        norm_first: apply the norm to h rather than to the sum.
         feed_forward: the width of the perceptron's hidden layer as a multiple of `out_channels`; None for no
             feed-forward part. Platonov et al. have 1, transformers 4.
-        separate_self: whether the feed-forward part also maps the node's own features.
+        separate_self: let the feed-forward part also map the node's own features.
         initial_residual: w; None for no such connection.
 
     Raises:

@@ -44,7 +44,7 @@ class Bilinear(nn.Module):
 
     Args:
         channels: C, the width of the embeddings.
-        out_channels: T; None for one output, without a dimension of its own.
+        out_channels: number of outputs T; None for a single one, without a dimension.
 
     Example:
         >>> Bilinear(4, 3)(torch.randn(5, 4), torch.tensor([[0, 1], [1, 4]])).shape
@@ -92,14 +92,14 @@ class Perceptron(MLP):
 
     Args:
         channels: C, the width of the embeddings.
-        out_channels: T; None for one output, without a dimension of its own.
+        out_channels: number of outputs T; None for a single one, without a dimension.
         hidden_channels: the width of the hidden layers, by default C.
         num_layers: the number of layers.
         dropout: p, for the inputs of all layers but the first.
         act: the name of the activation between layers.
         combine: "product" or "concat".
         edge_dim: D, the number of features of each pair; None if they have none.
-        residual: whether the input is added to each hidden layer before its activation, as in the deep decoder of Ma et
+        residual: add the input to each hidden layer before its activation, as in the deep decoder of Ma et
             al. (Reconsidering the performance of GAE in link prediction, CIKM 2025).
 
     Raises:
@@ -162,9 +162,9 @@ def link_decoder(name: str, channels: int, out_channels: int | None = None, **op
     """Build the decoder "dot", "bilinear" or "mlp", called `decoder(z, edge_label_index)`.
 
     Args:
-        name: of the decoder.
+        name: name of the decoder.
         channels: C, the width of the embeddings.
-        out_channels: T; None for one output, without a dimension of its own.
+        out_channels: number of outputs T; None for a single one, without a dimension.
         **options: further arguments of `Perceptron`.
 
     Raises:

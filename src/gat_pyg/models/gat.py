@@ -63,24 +63,24 @@ class GAT(nn.Module):
 
     Args:
         in_channels: F, the number of input features.
-        hidden_channels: C of each hidden layer, per head, where PyG's models take the width H C; empty for a single
-            layer. A number needs `num_layers`.
+        hidden_channels: number of features C per head of each hidden layer, where PyG's models take the width H C;
+            empty for a single layer. A number needs `num_layers`.
         out_channels: K, the number of classes or labels. If None, all layers are hidden ones, and the output has their
             width, `self.out_channels`.
-        heads: H of each layer, including the last. A number needs `num_layers`.
-        dropout: p, after the activation of each hidden layer, and within feed-forward parts.
-        residual: the layers with a skip connection: one entry per layer, or one for all hidden layers after the first,
-            or for all if there is `pre_linear`. True is a learnable linear map, "identity" the unchanged input, and
-            "linear" such a map in all hidden layers, the first included.
-        mechanism: as in `GATConv`: a name, or a class or function that builds the module of each layer. A module itself
-            can only be of one layer, unless it has no parameters.
+        heads: number of heads H of each layer, including the last. A number needs `num_layers`.
+        dropout: dropout probability after the activation of each hidden layer, and within feed-forward parts.
+        residual: skip connections: one entry per layer, or one for all hidden layers after the first, or for all if
+            there is `pre_linear`. True is a learnable linear map, "identity" the unchanged input, and "linear" a
+            linear map in all hidden layers, including the first.
+        mechanism: attention mechanism, as in `GATConv`: a name, or a class or function that builds the module of each
+            layer. A module itself can only be used in one layer, unless it has no parameters.
         edge_dim: the number of edge features, if any.
         reproduction: if true, the layers are those of the authors' code; a list selects some of their differences.
         num_layers: the number of layers of one width.
         conv: "gat", "gatv2" or "transformer". The last one's linear skip connection is its `root_weight`.
-        jk: "last", the last layer's output alone, "cat", "max" or "lstm".
-        input_dropout: p of the network's input x; by default `dropout`.
-        attention_dropout: p of the attention coefficients; by default `dropout`.
+        jk: jumping knowledge: "last", only the last layer's output, "cat", "max" or "lstm".
+        input_dropout: dropout probability of the input x; by default `dropout`.
+        attention_dropout: dropout probability of the attention coefficients; by default `dropout`.
         pre_linear: if true, a linear map of x with dropout precedes the first layer; a name is the activation after it.
         head_layers: the number of linear maps after the last layer, by default one with `jk`, none without.
         symmetric_norm: if true, :math:`\alpha_{ij}` is multiplied by :math:`\sqrt{d_i / d_j}`, where d is the number of

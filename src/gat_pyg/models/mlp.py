@@ -23,7 +23,7 @@ class MLP(nn.Module):
         channels: the widths, from that of x to that of the output.
         dropout: the probability that a hidden feature is dropped in training.
         act: the name of an activation in `torch.nn`, or a callable.
-        residual: whether hidden layers have skip connections from x.
+        residual: add skip connections from x to the hidden layers.
 
     Raises:
         ValueError: if there are skip connections, and a hidden layer has another width than x.

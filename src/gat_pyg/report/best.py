@@ -61,7 +61,7 @@ def best(dataset: str, results: str | Path = "outputs/results.jsonl", metric: st
     Args:
         dataset: its name in the results.
         results: the file of results.
-        metric: that of the runs to compare; by default that of the newest.
+        metric: metric of the runs to compare; by default the newest run's.
 
     Raises:
         FileNotFoundError, ValueError: if there is no such file, or no run on the data set or with the metric.

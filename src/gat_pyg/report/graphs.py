@@ -120,7 +120,7 @@ def sheet_figure(
         task: a task with labels of graphs, as from `gat_pyg.data.ogbg`.
         path, layer, head, scale: as in `graph_figure`.
         split: "train", "val" or "test".
-        number: how many of the best and how many of the worst to draw.
+        number: number of best and of worst graphs to draw.
 
     Raises:
         ImportError: if Matplotlib is missing, or SciPy for a graph that is not a molecule.

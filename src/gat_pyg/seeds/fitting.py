@@ -91,7 +91,7 @@ def fit_stack(
     """Train the models of the members of `stopping` as one, and test the best weights of each.
 
     Args:
-        models: one for each member.
+        models: a model for each member.
         data: the task's batches; if they are of many graphs, `data`'s seed determines their order for all models.
         make_trainer: returns a trainer with these callbacks.
         stopping: the members and their stopping rules.
@@ -158,7 +158,7 @@ def train(
 
     Args:
         make_model: returns a fresh model, called as in `Transductive`.
-        task: of one graph or many.
+        task: task on one graph or many.
         seeds: integers from 0 to 2^32 - 1.
         settings: each has values by their names: fields of `Optimisation`, arguments of the loss (`task.with_loss`),
             `patience` and `criterion`; all others are arguments of `make_model`. What a setting leaves out is as below.
@@ -166,8 +166,8 @@ def train(
         batch_size: the number of graphs in a step; a single graph is always one step.
         patience, criterion: as in `PaperStopping`.
         max_epochs: the number of epochs after which every seed ends.
-        seeds_per_pass: how many to train at once; "auto" fits them to the device's memory.
-        progress: whether to print the progress.
+        seeds_per_pass: number of seeds to train at once; "auto" fits them to the device's memory.
+        progress: print the progress.
         **trainer: arguments of Lightning's Trainer, for a single device. Its callbacks come before those of the stack.
 
     Returns:

@@ -21,7 +21,7 @@ class Member:
     """The seed and the settings of one training of a stack, beside its model.
 
     Args:
-        seed: from which the weights of its model were drawn, and from which its dropout masks follow.
+        seed: random seed of the model's initial weights and dropout masks.
         objective: its loss; the metric and the labels are those of all members.
         optimisation: as in `Transductive`.
         patience, criterion: as in `PaperStopping`.

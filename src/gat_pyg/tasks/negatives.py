@@ -25,8 +25,8 @@ class NonLinks:
 
     Args:
         known: the known links `[2, E]`.
-        num_nodes: N.
-        sides: of a bipartite graph, as from `two_sides`; the pairs are then from side 0 to side 1.
+        num_nodes: number of nodes N.
+        sides: sides of a bipartite graph, as from `two_sides`; the pairs are then from side 0 to side 1.
 
     Cost: N^2 bytes up to `DENSE` nodes, else 8 E bytes; a draw of n pairs takes O(n log E) time.
 
@@ -119,7 +119,7 @@ def two_sides(links: Tensor, num_nodes: int) -> Tensor | None:
 
     Args:
         links: `[2, E]`, in one direction or both.
-        num_nodes: N.
+        num_nodes: number of nodes N.
 
     Example:
         >>> two_sides(torch.tensor([[0, 0, 1], [2, 3, 3]]), 5)

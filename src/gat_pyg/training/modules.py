@@ -45,7 +45,7 @@ class Supervised(LightningModule):
             forward takes it and the graph has edge features. So are `batch=...` and `batch_size=...` of several graphs,
             a `Batch` or a `Data` with `batch`; for graph labels, the logits are `[G, K]`.
             If it has a method `penalty(out, data)`, the result is added to the training loss.
-        objective: what the logits predict, as `task.objective`.
+        objective: meaning of the logits, `task.objective`.
         optimisation: the optimizer, learning rate, weight decay, schedule, clipping and averaging.
 
     Raises:

@@ -25,8 +25,8 @@ class TorchSampler(BaseSampler):  # type: ignore[misc]
 
     Args:
         edge_index: `[2, E]`, src and dst.
-        num_nodes: N.
-        num_neighbors: how many in-edges to draw in each hop.
+        num_nodes: number of nodes N.
+        num_neighbors: number of in-edges to sample in each hop.
 
     Raises:
         ValueError: if there is no hop, or a number is below -1.
@@ -117,7 +117,7 @@ def draw(rowptr: Tensor, nodes: Tensor, num: int) -> tuple[Tensor, Tensor]:
     Args:
         rowptr: `[N + 1]`, the first in-edge of each node, with edges sorted by dst.
         nodes: `[M]`.
-        num: how many to draw.
+        num: number of edges to sample.
 
     Returns:
         The indices of the edges, sorted by dst, and for each the index of its dst in `nodes`.

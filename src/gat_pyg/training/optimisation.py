@@ -132,8 +132,8 @@ class Schedule(LRScheduler):
     The scheduler steps during the warm-up too, and does not see it. Each group of the optimizer has a rate of its own.
 
     Args:
-        optimizer: with the learning rate of the scheduler's first epoch.
-        scheduler: of this optimizer; None keeps the learning rate after the warm-up.
+        optimizer: optimizer with the learning rate of the scheduler's first epoch.
+        scheduler: scheduler of this optimizer; None keeps the learning rate after the warm-up.
         warmup: w, the number of epochs of the warm-up; 0 for none.
 
     Example:

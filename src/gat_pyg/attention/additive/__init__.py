@@ -29,7 +29,7 @@ class Additive(Score):
         score_src: s, `[N_src, H]`.
         score_dst: d, `[N_dst, H]`.
         score_edge: u, `[E, H]` in the caller's edge order, a row for each of `Edges.num_rows`.
-        negative_slope: of the LeakyReLU; 1 leaves the scores as they are.
+        negative_slope: slope of the LeakyReLU; 1 keeps the scores unchanged.
     """
 
     shapes: ClassVar = {"score_src": ("N_src", "H"), "score_dst": ("N_dst", "H"), "score_edge": ("E", "H")}

@@ -24,7 +24,7 @@ class GATv2(Score):
     Args:
         x_dst: x_i, `[N_dst, H, C]`.
         att: a, `[H, C]`.
-        negative_slope: of the LeakyReLU.
+        negative_slope: slope of the LeakyReLU.
         edge_attr: u, `[E, D]` in the caller's edge order.
         lin_edge: W_e, `[H, C, D]`; together with `edge_attr`, or neither.
     """
