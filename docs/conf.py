@@ -15,6 +15,7 @@ sys.path[:0] = [str(DOCS.parent / "src"), str(DOCS)]
 import recorded  # noqa: E402
 
 import gat_pyg  # noqa: E402
+from gat_pyg.experiments import reference  # noqa: E402
 
 project = "gat_pyg"
 author = copyright = "The gat_pyg maintainers"
@@ -138,9 +139,15 @@ def write_math(translator: Any, node: nodes.Element) -> None:
     raise nodes.SkipNode
 
 
+def write_settings(app: Sphinx) -> None:
+    """Write the content of the page All settings."""
+    (DOCS / "generated" / "settings.md").write_text(reference.page(), encoding="utf-8")
+
+
 def setup(app: Sphinx) -> None:
     """Register what this file defines."""
     app.connect("builder-inited", lambda app: recorded.write())
+    app.connect("builder-inited", write_settings)
     app.connect("missing-reference", use_documented_name, priority=400)
     app.connect("autodoc-process-docstring", escape, priority=400)  # before napoleon
     app.add_html_math_renderer("mathml", (write_math, None), (write_math, None))

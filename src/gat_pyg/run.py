@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -13,8 +14,8 @@ from hydra.utils import get_object
 from omegaconf import DictConfig
 
 from .experiments.command import errors_as_messages, exit_with, message, translated
-from .experiments.conf import TRUSTED, VERSION_BASE, config_folder, register_resolver
-from .experiments.verbs import TRAIN, completed, overview, verb_of, warn
+from .experiments.conf import TRUSTED, VERSION_BASE, config_folder
+from .experiments.verbs import TRAIN, completed, verb_of, warn
 from .terminal import message as over_progress
 from .terminal import print_any_text
 
@@ -24,8 +25,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # torch 2.14 warns of what PyG does as it is imported. The processes of a training read the variable.
 os.environ.setdefault("PYTHONWARNINGS", "ignore:`torch.jit.script` is deprecated:FutureWarning")
-
-register_resolver("verbs", overview, replace=True)  # for hydra.help.template
 
 
 def main() -> None:
@@ -46,6 +45,10 @@ def main() -> None:
             warnings.showwarning = warn
             verb()
         return
+    if {"-h", "--help"} & {*sys.argv}:
+        with errors_as_messages([]):
+            print_help(sys.argv[1:])
+        return
     if {"-sc", "--shell-completion"} & {*sys.argv} and "COMP_LINE" in os.environ:
         if (line := completed(os.environ["COMP_LINE"])) is None:
             return
@@ -53,6 +56,16 @@ def main() -> None:
     sys.argv[1:] = translated(sys.argv[2:] if sys.argv[1:2] == [TRAIN] else sys.argv[1:])
     with errors_as_messages(sys.argv[1:]):
         hydra.main(config_path=str(config_folder()), config_name="config", **VERSION_BASE, **TRUSTED)(_job)()
+
+
+def print_help(arguments: Sequence[str]) -> None:
+    """Print the help of the command, or of the settings among the arguments; those with a value select the classes."""
+    from .experiments.reference import explanation, overview  # compose all settings
+
+    words = [text for text in arguments if not text.startswith("-") and text != TRAIN]
+    names = [text for text in words if "=" not in text]
+    overrides = [text for text in words if "=" in text]
+    print("\n\n".join(explanation(name, overrides) for name in names) if names else overview())
 
 
 def job(config: DictConfig) -> float:

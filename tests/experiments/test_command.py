@@ -15,14 +15,16 @@ from omegaconf import OmegaConf
 
 import gat_pyg
 import gat_pyg.run
-from gat_pyg.experiments import folder
+from gat_pyg.experiments import folder, reference
+from gat_pyg.experiments.settings import TRAINER
 
 LIGHT = """
 import sys
 from gat_pyg.report.__main__ import main as report
 from gat_pyg.run import main
 for main, arguments in ((main, ["--version"]), (main, ["--help"]), (main, ["--cfg", "job", "model=gcn"]),
-                        (main, ["-sc", "query=bash"]), (main, ["predict", "--help"]), (report, ["--help"])):
+                        (main, ["-sc", "query=bash"]), (main, ["predict", "--help"]), (report, ["--help"]),
+                        (main, ["--help", "training.patience", "scheduler"])):
     sys.argv = ["gat-pyg", *arguments]
     try:
         main()
@@ -45,17 +47,33 @@ def answers() -> str:
     "text",
     [
         f"gat_pyg {gat_pyg.__version__}\n",
-        "gat-pyg dataset=cora runs=100 ",
-        " cora, cora_heart, cora_links, ",
+        "  gat-pyg dataset=cora runs=100  ",
+        "  training.patience=100         epochs without improvement before the stop\n",
+        "training.patience=100\n  epochs without improvement before the stop; null: max_epochs, of which",
+        "  scheduler=linear   A line from training.lr to 0 over training.max_epochs\n",
         "_target_: gat_pyg.baselines.gcn.GCN",
         "dataset=citeseer\tdataset=citeseer_heart\tdataset=citeseer_links",
-        f"  gat-pyg {'predict RUN [DATA ...]':<40} Write the predictions of a trained run",
+        "  gat-pyg predict RUN [DATA ...]    Write the predictions of a trained run",
         "usage: gat-pyg predict [-h] [--out OUT] [--seed SEED]",
         "python -m gat_pyg.report a.jsonl b.jsonl",
     ],
 )
 def test_help_version_settings_and_completion_need_no_torch(answers: str, text: str):
     assert text.replace("\t", " ") in answers.replace("\t", " ")
+
+
+def test_each_setting_is_described():
+    plain = reference.plain_settings(reference.composed(reference.DEFAULTS))
+    assert [setting.name for setting in plain.values() if not setting.text and setting.name not in TRAINER] == []
+    page = reference.page()
+    assert (
+        "`training.weight_decay` = `0.0005`\n: L2 on all" in page and "`model.edge_dim`\n: the number of edge" in page
+    )
+    assert "With model=chebyshev: model.order=2\n  K, the highest degree" in reference.explanation("model.order")
+    assert reference.explanation("model.aggr", ["model=sage"]).startswith("model.aggr=")
+    for name, near in {"training.patiense": "training.patience", "model.head": "model.heads"}.items():
+        with pytest.raises(ValueError, match=rf"^{name} is .* Did you mean {near}\?$"):
+            reference.explanation(name)
 
 
 def test_a_wrong_option_explains_how_settings_are_written(

@@ -58,8 +58,7 @@ def from_file(
     holds one `.npy` file per array, such as `x.npy`. The keys are `x` [N, F], `edge_index` [2, E], `y` [N] or [N, K],
     and optionally `edge_attr` [E] or [E, D] and `train_mask`, `val_mask`, `test_mask` [N]; for labels of edges
     `edge_label`, `edge_label_index` and `edge_label_attr`. A warning lists other keys with numbers, which are not read.
-    Splits and the other arguments are as in `from_dataset`. With `undirected`, messages pass over each edge in both
-    directions: edges between the same nodes are one, with the mean of their features. Later data are prepared likewise.
+    Splits are as in `from_dataset`.
 
     Arrays with `batch` [N], the graph of each node, or `ptr` [G + 1] are those of G graphs, as in a `Batch` of PyG:
     edges hold node ids of all graphs, `y` has a row for each graph, node or edge, and the masks [G] are of graphs
@@ -72,7 +71,23 @@ def from_file(
     No code in the file is run: `.pt` is read with `weights_only=True`, and beside PyG's `Data` only stand-ins are
     allowed, which store numbers and call nothing; `.npz` with `allow_pickle=False`.
 
-    Raises FileNotFoundError, and ValueError for a file that is truncated, would run code or lacks a key.
+    Args:
+        path: the file or folder.
+        per_class: training nodes of each class, if there are no masks.
+        val: validation nodes, graphs or edges in all.
+        test: test nodes, graphs or edges in all.
+        seed: the random seed of the split.
+        split: the column of masks with several.
+        folds: the number of stratified folds of graphs, or a file of folds.
+        fold: the fold for the test; the next one is for validation.
+        task: such as "node_regression" or "link_prediction"; by default what the labels show.
+        disjoint: of link prediction, the share of training links that are predicted and pass no messages.
+        undirected: if true, messages pass over each edge in both directions. Edges between the same nodes are merged,
+            with the mean of their features, here and in later data.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: for a file that is truncated, would run code or lacks a key.
 
     >>> import tempfile
     >>> import numpy as np

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import repeat
@@ -122,18 +123,53 @@ def check_arguments(group: str, target: Callable[..., Any], arguments: Mapping[s
         known = [f"{group}.{parameter}" for parameter in parameters]
         name = f"{group}.{unknown[0]}"
         raise ValueError(f"{name} is no argument of {getattr(target, '__qualname__', target)}.{similar(name, known)}")
-    if not getattr(target, "__module__", "").startswith("gat_pyg."):  # annotations of other packages may be wrong
-        return
-    types: dict[str, Any] = {}
-    for each in reversed(_targets(target)):
-        if each.__module__.startswith("gat_pyg."):
-            types |= get_type_hints(each.__init__ if inspect.isclass(each) else each)
+    types = _types(target)
     for key, value in arguments.items():
-        least = 0 if group == "dataset" or key in _MAY_BE_ZERO else 1
-        if key in types and not _is_a(value, types[key], least):
-            raise ValueError(f"{group}.{key} is {value!r}, expected {_description(types[key], least)}.")
+        if key in types and not _is_a(value, types[key], _least(group, key)):
+            raise ValueError(f"{group}.{key} is {value!r}, expected {_description(types[key], _least(group, key))}.")
         if key.endswith("dropout") and key in types and not 0 <= (value or 0) <= 1:
             raise ValueError(f"{group}.{key} is {value}, expected a number from 0 to 1.")
+
+
+def documented(target: Callable[..., Any]) -> dict[str, str]:
+    """Return the texts on arguments in the docstrings of `target` and of the classes that it passes others to.
+
+    >>> documented(documented)
+    {}
+    """
+    texts: dict[str, str] = {}
+    package = getattr(target, "__module__", "").partition(".")[0]
+    for each in reversed(_targets(target)):
+        if each.__module__.partition(".")[0] != package:
+            continue
+        for part in (each, each.__init__) if inspect.isclass(each) else (each,):
+            section = re.split(r"\n(?=\S)", str(inspect.getdoc(part)).partition("\nArgs:\n")[2])[0]
+            found = re.findall(r"^    (\w[\w, ]*)(?: ?\(.*?\))?: *(.*(?:\n(?:     .*|(?=\n)))*)", section, re.MULTILINE)
+            texts |= {key: " ".join(text.split()) for keys, text in found for key in re.findall(r"\w+", keys)}
+    return texts
+
+
+def expectations(group: str, target: Callable[..., Any]) -> dict[str, str]:
+    """Return for each argument of `target` the values that `check_arguments` accepts, "" if it accepts any."""
+    types = _types(target)
+    return {
+        name: _description(types[name], _least(group, name)) if name in types and types[name] is not Any else ""
+        for name in _parameters(target)
+    }
+
+
+def _least(group: str, key: str) -> int:
+    return 0 if group == "dataset" or key in _MAY_BE_ZERO else 1
+
+
+def _types(target: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotated types of arguments in this package; annotations of other packages may be wrong."""
+    types: dict[str, Any] = {}
+    if getattr(target, "__module__", "").startswith("gat_pyg."):
+        for each in reversed(_targets(target)):
+            if each.__module__.startswith("gat_pyg."):
+                types |= get_type_hints(each.__init__ if inspect.isclass(each) else each)
+    return types
 
 
 def _targets(target: Callable[..., Any]) -> list[Callable[..., Any]]:

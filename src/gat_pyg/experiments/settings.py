@@ -49,7 +49,11 @@ MAY_CHANGE_ON_RESUME = frozenset(
     }
 )
 VECTORIZE: dict[Any, bool | Literal["auto"]] = {"auto": "auto", "on": True, True: True, "off": False, False: False}
-LABELS = ("method", "form", "study")  # settings of `model` that name it in results, not arguments of its class
+LABELS = {  # settings of `model` that name it in results, not arguments of its class
+    "method": "the name of the method in results and tables; by default that of its class",
+    "form": "the name of a variant, if a method has several",
+    "study": "the name of a study, whose runs are not those of the paper's tables",
+}
 NAMESAKES = ("GAT",)  # our classes that have the name of a PyG class
 FIXED = {  # arguments of the trainer that the command sets
     "enable_checkpointing": False,

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any, get_args, get_type_hints
 
 from ..terminal import print_message
+from .rules import documented
 
 # The verbs ----------------------------------------------------------------------------------------------------------
 
@@ -38,7 +39,7 @@ def predict(
 
 
 def export(run: str, file: str, *, seed: int | None = None) -> None:
-    """Write a trained run as one file for ONNX Runtime or torch alone.
+    """Write a trained run as one file for ONNX Runtime or torch.
 
     Args:
         run: the folder of the run, or of the runs of several seeds
@@ -51,7 +52,7 @@ def export(run: str, file: str, *, seed: int | None = None) -> None:
 
 
 def best(dataset: str, *, results: str = "outputs/results.jsonl", metric: str | None = None) -> None:
-    """Print the run of a data set that validation prefers, its command, and how sure that is.
+    """Print the best run of a data set by its validation score, its command, and how sure that is.
 
     Args:
         dataset: its name in the results
@@ -63,7 +64,7 @@ def best(dataset: str, *, results: str = "outputs/results.jsonl", metric: str | 
 
 
 def doctor() -> None:
-    """Print versions, devices, kernels, caches and missing extras, and check that a layer is right here."""
+    """Check the installation: print versions, devices, kernels, caches and missing extras."""
     from .doctor import doctor
 
     for subject, text in doctor().items():
@@ -71,7 +72,7 @@ def doctor() -> None:
 
 
 def evaluate(run: str, *data: str, seed: int | None = None, top_k: int | None = None) -> None:
-    """Print the test score of a trained run again, or its scores on other data with labels.
+    """Print the scores of a trained run on its test data, or on other data with labels.
 
     Args:
         run: the folder of the run, or of the runs of several seeds
@@ -85,7 +86,7 @@ def evaluate(run: str, *data: str, seed: int | None = None, top_k: int | None = 
 
 
 def warm(*runs: str, heads: int | None = None, channels: int | None = None) -> None:
-    """Compile the kernels that the layers need into the cache on disk, so that first calls are fast.
+    """Compile the kernels for CPUs now, so that first calls are fast.
 
     Args:
         runs: folders of trained runs whose kernels are compiled; without them, layers of the usual sizes
@@ -136,8 +137,8 @@ def parser(verb: Callable[..., None]) -> ArgumentParser:
     >>> parser(predict).parse_args(["outputs/cora", "--out", "p.jsonl"])
     Namespace(run='outputs/cora', data=[], out='p.jsonl', seed=None, top_k=None)
     """
-    summary, _, section = str(inspect.getdoc(verb)).partition("\n\nArgs:\n")
-    texts = dict(re.findall(r"^    (\w+): (.*(?:\n     .*)*)", section, re.MULTILINE))
+    texts = documented(verb)
+    summary = str(inspect.getdoc(verb)).partition("\n\nArgs:\n")[0]
     result = ArgumentParser(prog=f"gat-pyg {verb.__name__}", description=summary, allow_abbrev=False)
     for name, parameter in inspect.signature(verb).parameters.items():
         default = None if parameter.default is parameter.empty else parameter.default
@@ -150,21 +151,21 @@ def parser(verb: Callable[..., None]) -> ArgumentParser:
             options["nargs"] = "?"
         elif kind is bool:
             options = {"action": "store_true"}
-        text = " ".join(texts[name].split()).replace("%", "%%")
+        text = texts[name].replace("%", "%%")
         shown = f"{text} (default: {default})" if default and kind is not bool else text
         flag = f"--{name.replace('_', '-')}" if parameter.kind is parameter.KEYWORD_ONLY else name
         result.add_argument(flag, help=shown, **options)
     return result
 
 
-def overview() -> str:
-    """Return a line for each verb, its arguments and its first sentence, for `gat-pyg --help`."""
-    lines = {"train [NAME=VALUE ...]": "Train, test and record; the verb may be left out."}
+def usages() -> dict[str, str]:
+    """Return the usage of each verb with its first sentence, for `gat-pyg --help`."""
+    lines = {"gat-pyg [train] [NAME=VALUE ...]": "Train, test and record."}
     for verb in VERBS.values():
         words = " ".join(parser(verb).format_usage().split()[2:])
         usage = re.sub(r"\[(-h|--[^]]*)\] ?", "", words).strip()  # options are in the verb's own help
-        lines[usage] = str(inspect.getdoc(verb)).partition("\n")[0]
-    return "\n".join(f"  gat-pyg {usage:<40} {text}" for usage, text in lines.items())
+        lines[f"gat-pyg {usage}"] = str(inspect.getdoc(verb)).partition("\n")[0]
+    return lines
 
 
 def completed(line: str) -> str | None:
