@@ -70,7 +70,8 @@ def attention_of(model: nn.Module, data: Data) -> list[tuple[Any, Tensor]]:
         if "edge_label_index" in inputs.names:  # no pair is decoded
             data = copy.copy(data)
             data.edge_label_index = data.edge_index[:, :0]
-            data.edge_label_attr = None if data.edge_attr is None else data.edge_attr[:0]
+            features = data.get("edge_label_attr", data.edge_attr)
+            data.edge_label_attr = None if features is None else features[:0]
         with evaluating(model):
             inputs.call(model, data)
     finally:
