@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .conv import TransformerConv as TransformerConv
     from .experiments.doctor import doctor as doctor
     from .experiments.evaluation import evaluate as evaluate
+    from .experiments.explain import explain as explain
     from .experiments.export import export as export
     from .experiments.model_file import load as load
     from .experiments.predictions import predict as predict
@@ -55,6 +56,7 @@ _LAZY = {
     "data": "data",
     "doctor": "experiments.doctor",
     "evaluate": "experiments.evaluation",
+    "explain": "experiments.explain",
     "export": "experiments.export",
     "load": "experiments.model_file",
     "predict": "experiments.predictions",

@@ -10,15 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import networkx
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from sklearn.metrics import f1_score, roc_auc_score
 from torch_geometric.data import Data
+from torch_geometric.utils import is_undirected
 
 import gat_pyg.run
-from gat_pyg import evaluate, load, predict
+from gat_pyg import evaluate, explain, load, predict
 from gat_pyg.data.rows import read_rows
 from gat_pyg.experiments import top_links
 from gat_pyg.experiments.build import task_of
@@ -59,9 +61,11 @@ def test_the_verbs_on_every_kind(kind: Kind, trained: Trained, tmp_path: Path):
     frame, several = predict(run, out=tmp_path / "p.csv"), len(evaluation.scores) > 1
     assert (*frame.columns,) == (*kind.ids, *kind.columns, *(f"{name}_std" for name in kind.probabilities if several))
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "p.csv").astype(frame.dtypes), frame)
+    model: Any = load(run, seed=0 if several else None)
+    check_explanation(run, kind, model, frame)
     if "task=link_prediction" in kind.settings:
         return  # whose file has no pairs
-    preparation: Any = load(run, seed=0 if several else None).preparation
+    preparation: Any = model.preparation
     values = predict(run, read_rows(preparation, files).graphs)
     every = predict(run, files)
     chosen = frame.merge(every, "left", [*kind.ids, *kind.columns])
@@ -79,6 +83,36 @@ def test_the_verbs_on_every_kind(kind: Kind, trained: Trained, tmp_path: Path):
     every = every.sort_values([*kind.ids, *kind.probabilities], ignore_index=True)
     known = later.merge(every[[*kind.ids]].drop_duplicates())
     pd.testing.assert_frame_equal(known, every, rtol=1e-4)
+
+
+def check_explanation(run: Path, kind: Kind, model: Any, frame: pd.DataFrame) -> None:
+    """What is explained is the prediction of the first row, and occlusion is what this loses without an edge."""
+    objective, first = model.objective, [frame[name].iloc[0] for name in kind.ids]
+    which: dict[str, Any] = {"link": first} if objective.has_pairs else {objective.item: first[-1]}
+    if len(first) == 2 and not objective.has_pairs:  # a node of several graphs
+        which["graph"] = first[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gat_pyg.experiments.explain.EPOCHS", 2)
+        explained = explain(run, **which)
+    assert explained.kinds == ["attention", "gradient", "gnn_explainer", "occlusion"]
+    values = frame[[*kind.probabilities]].iloc[0].astype(float).to_numpy()
+    column = 0 if objective.column == "target" else int(values.argmax())
+    is_not = objective.column not in ("target", "class") and values[column] < 0.5
+    before = 1 - values[column] if is_not else values[column]
+    number = re.search(r"(?:= |probability )(-?[\d.e-]+)(?:,|$)", explained.prediction)
+    assert number is not None and float(number[1]) == pytest.approx(before, abs=1e-3)
+    has_names = isinstance(first[-1], str) or kind.ids[-1] not in ("node", "graph", "dst")
+    if objective.item == "link" or has_names:
+        assert {*map(str, first)} <= {*explained.names} or objective.item == "graph"
+        return
+    graph = read_rows(model.preparation).graphs[int(which.get("graph", 0))]
+    src, dst = explained.edges.iloc[0, :2].astype(int)
+    ways = [[src, dst], [dst, src]][: 1 + is_undirected(graph.edge_index)]
+    kept = torch.tensor([pair not in ways for pair in graph.edge_index.t().tolist()])
+    pairs = {} if objective.item != "edge" else {"edge_label_index": torch.tensor(first).view(2, 1)}
+    rows = predict(run, Data(graph.x, graph.edge_index[:, kept], **pairs))
+    after = float(rows[first[-1] if objective.item == "node" else 0][column])
+    assert explained.edges.occlusion[0] == pytest.approx(before - (1 - after if is_not else after), abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["links.npz", "pairs.csv"])
@@ -178,3 +212,35 @@ def test_the_command_writes_json_lines_and_parquet(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p.jsonl", "p.parquet"]
     command("evaluate", str(run), "--seed", "1")
     assert re.fullmatch(r"seed 1      accuracy \d+\.\d % \(as recorded\), balanced .*\n", capsys.readouterr().out)
+
+
+def test_an_explanation_has_the_names_and_values_of_the_tables(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("gat_pyg.experiments.explain.EPOCHS", 2)
+    run, files = trained(next(kind for kind in KINDS if kind.name == "nodes.csv"))
+    nodes, edges = pd.read_csv(files[0], index_col="account"), pd.read_csv(files[1])
+    capsys.readouterr()
+    command("explain", str(run), "--node", "A00", "--k", "2", "--out", str(tmp_path / "e.svg"))
+    assert capsys.readouterr().out.startswith("node A00: fraud = ")
+    assert (tmp_path / "e.svg").read_text().rstrip().endswith("</svg>")
+    graph: Any = networkx.from_pandas_edgelist(edges, "src", "dst")
+    within = networkx.ego_graph(graph, "A00", 1).nodes
+    expected = {frozenset(ends) for ends in graph.edges if {*ends} & {*within} and len({*ends}) == 2}
+    rows = pd.read_csv(tmp_path / "e-edges.csv")
+    assert {frozenset(ends) for ends in rows[["src", "dst"]].to_numpy().tolist()} == expected and len(rows) == len(
+        expected
+    )
+    features = pd.read_csv(tmp_path / "e-features.csv").query("node == 'A00'").set_index("feature").value
+    assert float(features["age"]) == pytest.approx(nodes.age["A00"], rel=1e-3) and features["city"] == nodes.city["A00"]
+    assert features["since"] == nodes.since["A00"] and float(features["edges from it"]) == (edges.src == "A00").sum()
+    assert (*pd.read_csv(tmp_path / "e-faithfulness.csv")["kind"],)[3:] == ("occlusion", "random")
+    for options, message in {
+        ("--node", "A33x"): "There is no node A33x among 40, such as A00 and A39. Did you mean A33",
+        ("--graph", "0"): "The run predicts 2 classes of nodes: give node, its id or number",
+        ("--node", "A00", "--output", "maybe"): "output is maybe, expected one of no, yes",
+        ("--node", "A00", "--k", "99"): f"k is 99, expected a number of the {len(expected)} edges",
+    }.items():
+        with pytest.raises(SystemExit, match="1"):
+            command("explain", str(run), *options)
+        assert message in " ".join(capsys.readouterr().err.split())

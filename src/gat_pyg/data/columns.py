@@ -66,7 +66,7 @@ class Features:
     @property
     def size(self) -> int:
         """The number of features."""
-        return sum(map(_width, self.columns.values()))
+        return sum(map(width, self.columns.values()))
 
     def __call__(self, frame: Any) -> Tensor:
         """Return the features of the rows of a table `[n, F]`, in torch's default dtype.
@@ -82,8 +82,8 @@ class Features:
         for name, encoding in self.columns.items():
             if name not in frame.columns:
                 raise missing_column([frame], name)
-            _encode(x.numpy()[:, begin : begin + _width(encoding)], frame, name, encoding)
-            begin += _width(encoding)
+            _encode(x.numpy()[:, begin : begin + width(encoding)], frame, name, encoding)
+            begin += width(encoding)
         return x
 
 
@@ -96,8 +96,28 @@ def missing_column(frames: Sequence[Any], name: str) -> ValueError:
     return ValueError(f"There is no column {name}: {'; '.join(have)}.{hint}")
 
 
-def _width(encoding: Mapping[str, Any]) -> int:
+def width(encoding: Mapping[str, Any]) -> int:
+    """Return the number of features of a column."""
     return len(encoding["values"]) if encoding["kind"] == "category" else 1 + bool(encoding["flag"])
+
+
+def text_of(encoding: Mapping[str, Any], features: Any) -> str:
+    """Return the value of a column from its features in one row, as text.
+
+    >>> text_of({"kind": "category", "values": ["Oslo", "Rome"]}, np.array([0.0, 1.0]))
+    'Rome'
+    """
+    if encoding["kind"] == "category":
+        return next((value for value, is_it in zip(encoding["values"], features, strict=True) if is_it), "unknown")
+    if len(features) == 2 and features[1]:
+        return "missing"
+    number = float(features[0]) * encoding["std"] + encoding["mean"]
+    number = float(np.sign(number) * np.expm1(abs(number))) if encoding["log"] else number
+    number = round(number, 6)  # float32 features round
+    if encoding["kind"] == "number":
+        return f"{number:.4g}"
+    pd = needs("pandas", "tables")
+    return str(pd.Timestamp(0) + pd.Timedelta(days=round(number, 3))).removesuffix(" 00:00:00")
 
 
 def _fitted(frame: Any, name: str, rows: Any, is_category: bool) -> dict[str, Any] | str:

@@ -85,6 +85,38 @@ def evaluate(run: str, *data: str, seed: int | None = None, top_k: int | None = 
     print(evaluate(run, list(data) or None, seed=seed, top_k=top_k))
 
 
+def explain(
+    run: str,
+    *data: str,
+    node: str | None = None,
+    graph: str | None = None,
+    link: str | None = None,
+    output: str | None = None,
+    k: int | None = None,
+    seed: int | None = None,
+    out: str = "explanation.png",
+) -> None:
+    """Explain a prediction of a trained run: edges and features by name, a picture, and how faithful it is.
+
+    Args:
+        run: the folder of the run, or of the runs of several seeds
+        data: files of the form that the run was trained on; without them, the run's own
+        node: the id of a node, or its number
+        graph: the number of a graph, or the SMILES of a molecule
+        link: both ends of a pair, as in u7,i12
+        output: the class, label or quantity to explain; without it, the most probable one
+        k: the number of edges that are removed to measure how faithful it is (default: 5, at most half)
+        seed: one of several seeds; without it, the mean over all
+        out: the picture to write, as PNG, SVG or PDF; the tables are written beside it
+    """
+    from .explain import explain
+
+    ends = None if link is None else link.rsplit(",", 1)
+    explained = explain(run, list(data) or None, node=node, graph=graph, link=ends, output=output, k=k, seed=seed)
+    import_module("gat_pyg.report.explained").explanation_figure(explained, out)  # which stands above this file
+    print(f"{explained}\n\n{', '.join([out, *map(str, explained.write(out))])}")
+
+
 def warm(*runs: str, heads: int | None = None, channels: int | None = None) -> None:
     """Compile the kernels for CPUs now, so that first calls are fast.
 
@@ -99,7 +131,7 @@ def warm(*runs: str, heads: int | None = None, channels: int | None = None) -> N
 
 
 VERBS: dict[str, Callable[..., None]] = {
-    verb.__name__: verb for verb in (predict, evaluate, export, best, doctor, warm)
+    verb.__name__: verb for verb in (predict, evaluate, explain, export, best, doctor, warm)
 }
 TRAIN = "train"  # the verb of a command without one
 

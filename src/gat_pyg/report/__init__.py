@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .curves import curves_figure as curves_figure
+    from .explained import explanation_figure as explanation_figure
     from .figures import attention_figure as attention_figure
     from .figures import degree_figure as degree_figure
     from .figures import entropy_figure as entropy_figure
@@ -25,6 +26,7 @@ _LAZY = {
     "curves_figure": "curves",
     "degree_figure": "figures",
     "entropy_figure": "figures",
+    "explanation_figure": "explained",
     "graph_figure": "graphs",
     "neighbourhood_figure": "figures",
     "sheet_figure": "graphs",

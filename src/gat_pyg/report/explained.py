@@ -1,0 +1,148 @@
+"""The explanation of a prediction as a figure: a panel for each kind of explanation, and one for the features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from ..experiments.explain import Explained
+from .figures import _BLUE, _INK, _ORANGE, _despine, _figure, _written
+from .graphs import _BELOW, _BOND, _MARGIN, _PALE, _draw, _Shown
+from .molecules import molecule_of
+from .positions import graph_layout
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_EDGES = 10  # of each kind that are drawn, unless there are few
+_FEW = 60  # edges that are all drawn
+_FEATURES = 8
+_LONGEST = 14  # characters of a name
+_LARGEST = (4.3, 3.2)  # inches of a panel
+_RING = 320  # points squared
+
+
+def explanation_figure(explained: Explained, path: str | Path | None = None) -> Figure:
+    """Draw an explanation: the strongest edges of each kind, and the features whose loss changes the prediction most.
+
+    The panels have the same nodes and edges, at the same positions: all of a small graph, or else the ten strongest of
+    each kind. An orange edge speaks for the prediction, a blue one against it. The explained nodes have a ring. A
+    title has the prediction without the k strongest edges, and with these alone. A molecule is drawn as in
+    `graph_figure`.
+
+    Args:
+        explained: the result of `gat_pyg.explain`.
+        path: the file to write, if any.
+
+    Raises:
+        ImportError: if Matplotlib is missing, or SciPy for a graph that is not a molecule.
+    """
+    kinds, edges = explained.kinds, explained.edges
+    features = explained.features.head(_FEATURES)
+    rows = -(-len(kinds) // 2)
+    names: list[Any] = [[*kinds[2 * row : 2 * row + 2]] for row in range(rows)]
+    names = [row if len(row) == 2 or len(kinds) == 1 else [*row, "."] for row in names]
+    shown = _strongest(explained)
+    nodes, position = _placed(explained, shown)
+    inches = (_BOND * (np.ptp(position, axis=0) + 2 * _MARGIN) / 72).clip(1.0, _LARGEST)
+    heights = [float(inches[1]) + 0.3] * rows
+    if len(features):
+        names.append(["features"] * len(names[0]) if names else ["features"])
+        heights.append(0.5 + 0.25 * len(features))
+    figure = _figure(9.0, sum(heights) + 0.8)
+    panels = figure.subplot_mosaic(names or [["features"]], height_ratios=heights or None)
+    figure.suptitle(f"{explained.item}: {explained.prediction}", fontsize=11, color=_INK)
+    ends = torch.searchsorted(nodes, explained.ends[:, shown])
+    molecule = molecule_of(explained.graph) if len(nodes) == explained.graph.num_nodes else None
+    texts = [_shortened(explained.names[node]) for node in nodes.tolist()]
+    for kind in kinds:
+        values = torch.from_numpy(edges[kind].to_numpy(copy=True))[shown].float()
+        graph = _Shown(position, *_ordered(ends, values), (ends, values[:, None]), molecule)
+        axes = panels[kind]
+        _draw(axes, graph, texts, _colours(values), (float(inches[0]), float(inches[1])))
+        if molecule is None:
+            at = [int(torch.searchsorted(nodes, node)) for node in sorted({*explained.nodes})]
+            axes.scatter(
+                position[at, 0], position[at, 1], s=_RING, color=_INK, linewidths=0, zorder=1.5
+            )  # behind the nodes
+        row = explained.faithfulness.set_index("kind").loc[kind]
+        axes.set_title(f"{kind}: {row.removed:.3g} without, {row.alone:.3g} alone", fontsize=9)
+    if len(features):
+        axes = panels["features"]
+        values = features.occlusion.to_numpy()
+        axes.barh(range(len(values)), values, color=[_ORANGE if value > 0 else _BLUE for value in values])
+        labels = (features.node.map(_shortened) + ": " + features.feature + features.value.map(_valued)).tolist()
+        axes.set_yticks(range(len(values)), labels, fontsize=8)
+        axes.invert_yaxis()
+        axes.axvline(0, color=_INK, lw=0.8)
+        axes.set_xlabel("loss of the prediction without the feature", fontsize=8)
+        _despine(axes)
+    return _written(figure, path, _caption(explained, len(shown)))
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+
+
+def _valued(value: str) -> str:
+    return f" = {_shortened(value)}" if value else ""
+
+
+def _strongest(explained: Explained) -> Tensor:
+    """Return the rows of the edges that are drawn."""
+    R = len(explained.edges)
+    if R <= _FEW:
+        return torch.arange(R)
+    order = [np.argsort(-np.abs(explained.edges[kind].to_numpy()), kind="stable")[:_EDGES] for kind in explained.kinds]
+    rows: Tensor = torch.from_numpy(np.concatenate(order)).unique()
+    return rows
+
+
+def _placed(explained: Explained, shown: Tensor) -> tuple[Tensor, Any]:
+    """Return the nodes that are drawn, sorted, and their positions `[n, 2]` in lengths of an edge."""
+    N = int(explained.graph.num_nodes or 0)
+    nodes = torch.cat([explained.ends[:, shown].flatten(), torch.tensor([*explained.nodes], dtype=torch.long)]).unique()
+    molecule = molecule_of(explained.graph)
+    if molecule is not None and len(shown) == len(explained.edges):
+        nodes, position = torch.arange(N), graph_layout(explained.graph, molecule)
+    else:
+        ends = torch.searchsorted(nodes, explained.ends[:, shown])
+        position = graph_layout(Data(edge_index=ends, num_nodes=len(nodes)), None)
+    src, dst = torch.searchsorted(nodes, explained.ends[:, shown]).numpy()
+    length = np.linalg.norm(position[src] - position[dst], axis=1)
+    unit = float(np.median(length)) if len(length) else 1.0
+    return nodes, (position - (position.max(0) + position.min(0)) / 2) / (unit or 1.0)
+
+
+def _ordered(ends: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return pairs i < j and their values, the strongest last, which is drawn on top."""
+    order = values.abs().argsort()
+    return ends[:, order].sort(0).values, values[order]
+
+
+def _colours(values: Tensor) -> Any:
+    """Return the colour scale of a panel: from blue below 0 to orange."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
+
+    largest = float(values.abs().max()) if len(values) else 1.0
+    colours = LinearSegmentedColormap.from_list("", [_BELOW, _PALE, _ORANGE])
+    return ScalarMappable(Normalize(-(largest or 1.0), largest or 1.0), colours)
+
+
+def _caption(explained: Explained, count: int) -> str:
+    R, k, table = len(explained.edges), explained.k, explained.faithfulness
+    if not R:
+        return "The prediction depends on no edge."
+    random = table.set_index("kind").loc["random"]
+    drawn = f"The {count} strongest of {R:,} edges" if count < R else f"The {R} edges that the prediction depends on"
+    return (
+        f"{drawn}: orange for the prediction, blue against it, on a scale of each panel. Titles: the prediction "
+        f"without the {k} strongest edges, and with these alone. With {k} random edges: {random.removed:.3g} ± "
+        f"{random.removed_std:.2g} without, {random.alone:.3g} ± {random.alone_std:.2g} alone."
+    )
