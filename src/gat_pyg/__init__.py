@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import data as data
+    from . import graphgym as graphgym
     from . import report as report
     from . import seeds as seeds
     from .attention import Additive as Additive
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from .conv import GATConv as GATConv
     from .conv import GATv2Conv as GATv2Conv
     from .conv import TransformerConv as TransformerConv
+    from .conv import accelerate as accelerate
+    from .conv import from_dgl as from_dgl
+    from .conv import restore as restore
     from .experiments.doctor import doctor as doctor
     from .experiments.evaluation import evaluate as evaluate
     from .experiments.explain import explain as explain
@@ -50,6 +54,7 @@ _LAZY = {
     "PaperStopping": "training",
     "TaskData": "training",
     "Transductive": "training",
+    "accelerate": "conv",
     "attend": "attention",
     "attention_of": "models",
     "best": "report.best",
@@ -58,9 +63,12 @@ _LAZY = {
     "evaluate": "experiments.evaluation",
     "explain": "experiments.explain",
     "export": "experiments.export",
+    "from_dgl": "conv",
+    "graphgym": "graphgym",
     "load": "experiments.model_file",
     "predict": "experiments.predictions",
     "report": "report",
+    "restore": "conv",
     "seeds": "seeds",
     "warm": "experiments.warm",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
-from gat_pyg import GATConv, GATv2Conv, TransformerConv
+from gat_pyg import GATConv, GATv2Conv, TransformerConv, accelerate
 from tests.graphs import BIPARTITE, LOOPS, RANDOM, REPEATED, ZOO, Graph
 from tests.laws import TOLERANCE, assert_close
 
@@ -173,10 +174,18 @@ def kept_edges(looped: Tensor, alpha: Tensor, draw: Draw) -> Tensor:
     return ~gone
 
 
+def swapped(theirs: Any, ours: Any) -> Any:
+    """A copy of PyG's layer that became ours, with our layer's other options."""
+    layer = copy.deepcopy(theirs)
+    assert accelerate(layer).swapped == {"": type(theirs).__name__}
+    layer.edge_dropout, layer.backend = ours.edge_dropout, ours.backend
+    return layer
+
+
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.usefixtures("one_mask")
 def test_any_layer_and_call_give_what_pygs_do(kind: str) -> None:
-    """Initial weights, checkpoints, output, attention and every gradient."""
+    """Initial weights, checkpoints, output, attention and every gradient; also of PyG's layers after `accelerate`."""
     for seed in range(80):
         draw = Draw(seed, kind)
         theirs, initial = draw.layer(getattr(pyg, kind)), draw.layer(LAYERS[kind])
@@ -187,6 +196,8 @@ def test_any_layer_and_call_give_what_pygs_do(kind: str) -> None:
             assert name == same and torch.equal(value, expected), f"{draw} {name}"
         ours, inputs = draw.ours(), draw.inputs()
         theirs.load_state_dict(ours.state_dict())
+        if seed % 2:
+            ours = swapped(theirs, ours)
         out, looped, alpha = draw.call(ours, inputs)
         assert_close(draw.call(ours, inputs, weights=False), out, f"{draw} without alpha")
         expected = draw.by_pyg(theirs, inputs, kept_edges(looped, alpha, draw))

@@ -129,7 +129,7 @@ class _AttentionConv(MessagePassing):
                 raise ValueError(
                     "there is no alpha to return: `message` has to set self._alpha, as TransformerConv's does."
                 )
-            if self.flow == "target_to_source" and self.residual and res is not None and res.size(0) != out.size(0):
+            if self.flow == "target_to_source" and res is not None and res.size(0) != out.size(0):
                 raise ValueError(
                     f"the skip connection has {res.size(0)} rows, one for each dst, but with flow='target_to_source' "
                     f"the output has {out.size(0)}, one for each src. Pass edge_index.flip(0) and the default flow."

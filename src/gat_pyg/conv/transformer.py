@@ -81,7 +81,6 @@ class TransformerConv(_AttentionConv):
             add_self_loops=False,
             fill_value="mean",
             edge_dim=edge_dim,
-            residual=root_weight,
             edge_dropout=edge_dropout,
             backend=backend,
         )
@@ -175,7 +174,8 @@ class TransformerConv(_AttentionConv):
 
         ends = (value, query, key)
         if not torch.jit.is_scripting():
-            return self._run(x, ends, x_dst, edge_index, edge_attr, edge_weight, return_attention_weights is not None)
+            res = x_dst if self.root_weight else None
+            return self._run(x, ends, res, edge_index, edge_attr, edge_weight, return_attention_weights is not None)
         out, with_loops, alpha = self._by_messages(ends, edge_index, edge_attr, edge_weight, None)
         out = self._finish(out, x_dst)
         if isinstance(return_attention_weights, bool):
