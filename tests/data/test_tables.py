@@ -105,7 +105,7 @@ def test_features_are_those_of_plain_python_fitted_on_the_training_rows(files: t
     torch.testing.assert_close(data.x, x)
     assert torch.equal(data.y, y) and torch.equal(data.train_mask, train)
     assert task.class_names == ("no", "yes") and task.name == files[0].parent.name
-    assert "left out: name" in task.notes[0]
+    assert f"{x.size(1)} features of nodes: " in task.notes[0] and "left out: name" in task.notes[0]
     classes = ", ".join(f"{name} ({int((y == k).sum())})" for name, k in (("no", 0), ("yes", 1), ("unknown", -1)))
     assert any(f"fraud has the classes {classes}" in note for note in task.notes)
 

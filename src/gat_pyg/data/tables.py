@@ -36,6 +36,8 @@ from .table_graph import (
 )
 from .table_splits import masks_by_column, masks_by_time
 
+LISTED = 8  # columns whose names a note lists; of more it has the number
+
 
 def tables(
     nodes: Any = None,
@@ -354,10 +356,11 @@ def _fit(
         source["columns"][item] = features.columns
         others = [name for name in features.left_out if not name.startswith(DEGREES)]
         rest = f"; left out: {', '.join(others)}" if others else ""
-        counted = [name for name in DEGREES if name in features.columns]
-        used = f"{len(features.columns) - len(counted)} of {len(set(names) - {*DEGREES})} columns of {file_of(frame)}"
-        used += ", and the numbers of edges from and to each," * bool(counted)
-        notes.append(f"{used} are {features.size} features of {item}s{rest}")
+        own = [name for name in features.columns if name not in DEGREES]
+        used = ", ".join(own) if 0 < len(own) <= LISTED else f"{len(own)} of {len(set(names) - {*DEGREES})} columns"
+        degrees = ", and the numbers of edges from and to each" * (len(own) < len(features.columns))
+        size = f"{features.size} feature{'s' * (features.size != 1)}"
+        notes.append(f"{size} of {item}s: {used} of {file_of(frame)}{degrees}{rest}")
     return notes
 
 
