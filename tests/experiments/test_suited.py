@@ -30,7 +30,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     y, x = np.arange(N) % 3, draw.normal(size=(N, 4)) * [1, 1000, 1, 1]
     np.savez("nodes.npz", x=x, edge_index=edges, y=y)
     np.savez("words.npz", x=draw.random((N, 120)) < 0.05, edge_index=edges, y=y)
-    np.savez("rare.npz", x=x, edge_index=edges, y=np.arange(N) % 20 == 1)
+    np.savez("rare.npz", x=x, edge_index=edges, y=np.arange(N) % 20 == 1, edge_attr=draw.integers(3, size=(600, 2)))
     np.savez("never.npz", x=x, edge_index=edges, y=np.arange(N) == 7, train_mask=np.arange(N) < 150)
     np.savez("links.npz", edge_index=np.concatenate([edges, edges[::-1]], 1))
     pair = torch.tensor([[0, 1], [1, 0]])
@@ -69,6 +69,10 @@ def test_settings_suit_the_task_its_size_and_its_features(monkeypatch: pytest.Mo
     assert file("nodes.npz", "loader=neighbor", "loader.num_neighbors=[5,5]").model.get("num_layers") == 2
     encoder = build_model(nodes.model, read_task(nodes)).model.encoder
     torch.testing.assert_close(encoder._std[1] / encoder._std[0], torch.tensor(1000.0), rtol=0.2, atol=0)
+    rare = file("rare.npz")
+    model = build_model(rare.model, read_task(rare)).model  # two columns of three categories
+    assert model.edge_encoder.out_channels == model.model.convs[0].edge_dim == 6
+    assert not [*model.edge_encoder.parameters()]
 
 
 def test_what_the_user_or_a_recipe_chose_stays() -> None:

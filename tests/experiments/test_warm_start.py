@@ -30,6 +30,7 @@ def month(folder: str, target: str, kinds: list[str], classes: list[str], seed: 
     edges = pd.DataFrame(nodes["id"].to_numpy()[draw.integers(N, size=(3 * N, 2))], columns=["src", "dst"])
     Path(folder).mkdir()
     nodes[nodes.columns[::-1] if seed > 1 else nodes.columns].to_csv(f"{folder}/nodes.csv", index=False)
+    edges["way"] = draw.choice(["card", "cash"], len(edges))
     edges.to_csv(f"{folder}/edges.csv", index=False)
 
 
