@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch_geometric.nn.aggr import SumAggregation
+from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.conv.gat_conv import GATConv as PygGATConv
 from torch_geometric.nn.conv.gatv2_conv import GATv2Conv as PygGATv2Conv
 from torch_geometric.nn.conv.transformer_conv import TransformerConv as PygTransformerConv
 from torch_geometric.nn.dense.linear import Linear as PygLinear
 
 from ..features.linear import Linear
+from .base import _AttentionConv
 from .gat import GATConv
 from .gatv2 import GATv2Conv
 from .transformer import TransformerConv
@@ -21,7 +23,6 @@ LAYERS: dict[type, type] = {
     PygGATConv: GATConv,
     PygGATv2Conv: GATv2Conv,
     PygTransformerConv: TransformerConv,
-    PygLinear: Linear,
 }
 # What a layer remembers of its class: from these PyG collects the arguments of `message` and of the other steps
 OF_THE_CLASS = ("inspector", "fuse", "_user_args", "_fused_user_args", "_edge_user_args")
@@ -36,25 +37,28 @@ class Swapped(NamedTuple):
     def __repr__(self) -> str:
         layers = ", ".join(f"{name or 'the model'} ({kind})" for name, kind in self.swapped.items())
         lines = [f"{len(self.swapped)} swapped: {layers or 'there is no layer to swap'}"]
-        return "\n".join(lines + [f"left {name or 'the model'}: {reason}" for name, reason in self.left.items()])
+        for reason in dict.fromkeys(self.left.values()):
+            names = ", ".join(name or "the model" for name, other in self.left.items() if other == reason)
+            lines.append(f"left {names}: {reason}")
+        return "\n".join(lines)
 
 
 def accelerate(model: nn.Module) -> Swapped:
     """Exchange every `GATConv`, `GATv2Conv` and `TransformerConv` of PyG in a model for ours, in place.
 
-    The layers stay the same objects: only their class changes. So they keep parameters, buffers, hooks, names, device,
-    dtype, mode and the optimizer's state. Outputs and gradients are equal up to rounding; attention dropout draws
-    another mask for the same seed. A compiled model compiles itself anew at its next call.
+    The layers stay the same objects, only their class changes: parameters, buffers, hooks, names, device, dtype, mode
+    and the optimizer's state stay. Outputs and gradients are equal up to rounding; attention dropout draws a different
+    mask for the same seed. A compiled model is compiled again at its next call.
 
-    These are left alone: subclasses, layers with a method that was replaced, with `decomposed_layers`, with another
-    aggregation than the sum, and what TorchScript has compiled. Layers in a plain list or dictionary of Python are not
-    found, since they are no part of the model for PyTorch either.
+    These are left alone: layers of other kinds, subclasses, layers with a method that was replaced, with
+    `decomposed_layers`, with another aggregation than the sum, and what TorchScript has compiled. Layers in a plain
+    list or dictionary of Python are not found, since PyTorch does not register them either.
 
     Args:
         model: a module, or one layer.
 
     Returns:
-        The names of the exchanged layers, and of the others with the reason. Print it to read it.
+        The names of the swapped layers with their class, and the names of the others with the reason.
 
     Raises:
         TypeError: if `model` is not a module.
@@ -73,7 +77,7 @@ def accelerate(model: nn.Module) -> Swapped:
 
 
 def restore(model: nn.Module) -> Swapped:
-    """Undo `accelerate`: the layers that it exchanged are PyG's again, with the weights that they have now.
+    """Undo `accelerate`: the layers that it swapped are PyG's again, with the weights that they have now.
 
     A layer that uses an option that PyG's layer does not have, such as `edge_dropout`, is left alone.
 
@@ -94,18 +98,16 @@ def _exchange(model: nn.Module, classes: dict[type, type]) -> Swapped:
         raise TypeError(f"model is of type {type(model).__name__}, expected a torch.nn.Module.")
     result = Swapped({}, {})
     for name, layer in model.named_modules():
-        kind = next((cls for cls in classes if cls not in (PygLinear, Linear) and _is_one(layer, cls)), None)
-        if kind is None or (kind not in LAYERS and "_added" not in vars(layer)):
-            continue
-        reason = _reason(layer, kind)
-        if reason is not None:
-            result.left[name] = reason
-            continue
-        _become(layer, classes[kind])
-        for child in layer.children():
-            if type(child) in classes:
-                child.__class__ = classes[type(child)]
-        result.swapped[name] = kind.__name__
+        kind = next((cls for cls in classes if _is_one(layer, cls)), None)
+        if kind is not None and (kind in LAYERS or "_added" in vars(layer)):
+            reason = _reason(layer, kind)
+            if reason is None:
+                _become(layer, classes[kind])
+                result.swapped[name] = kind.__name__
+            else:
+                result.left[name] = reason
+        elif classes is LAYERS and isinstance(layer, MessagePassing) and not isinstance(layer, _AttentionConv):
+            result.left[name] = f"gat_pyg has no {type(layer).__name__}."
     return result
 
 
@@ -148,3 +150,7 @@ def _become(layer: Any, cls: type) -> None:
     state.pop("propagate", None)  # of the former class; set by `explain`
     layer._explain = None
     layer.explain = explain
+    former, new = (PygLinear, Linear) if isinstance(layer, _AttentionConv) else (Linear, PygLinear)
+    for child in layer.children():
+        if type(child) is former:
+            child.__class__ = new
