@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .experiments.export import export as export
     from .experiments.model_file import load as load
     from .experiments.predictions import predict as predict
+    from .experiments.uncertainty import calibration as calibration
     from .experiments.warm import warm as warm
     from .graph.edges import Edges as Edges
     from .models import GAT as GAT
@@ -58,6 +59,7 @@ _LAZY = {
     "attend": "attention",
     "attention_of": "models",
     "best": "report.best",
+    "calibration": "experiments.uncertainty",
     "data": "data",
     "doctor": "experiments.doctor",
     "evaluate": "experiments.evaluation",

@@ -57,12 +57,14 @@ from gat_pyg.experiments.conf import VERSION_BASE, config_folder
 from gat_pyg.experiments.folder import Run
 from gat_pyg.experiments.pruning import pruned_by
 from gat_pyg.experiments.result import BASELINES, Result, read
+from gat_pyg.experiments.uncertainty import Rows, calibrated
 from gat_pyg.files import try_lock, unlock
 from gat_pyg.kernels.cpu import cache
 from gat_pyg.report.general import rows_of
 from gat_pyg.report.runs import gathered
 from gat_pyg.report.runs import lines_of as report_lines
 from gat_pyg.seeds import Outcome
+from gat_pyg.tasks.nodes import NodeLabels
 from tests.graphs import amazon_files
 from tests.processes import python
 
@@ -465,7 +467,7 @@ def test_seeds_together_leave_what_they_leave_one_by_one(command: Command, model
     for vectorize, size in (("off", "auto"), ("auto", "auto"), ("on", 2)):
         how = (f"vectorize={vectorize}", f"seeds_per_pass={size}", f"outputs={vectorize}")
         output[vectorize] = command(*arguments, *how)
-    last = {vectorize: text.splitlines()[-1].partition("%),")[0] for vectorize, text in output.items()}
+    last = {vectorize: text.splitlines()[-2].partition("%),")[0] for vectorize, text in output.items()}
     assert last["off"] == last["auto"] == last["on"]  # mean, deviation, and the score of the averaged prediction
     assert re.fullmatch(
         r"seed 0: \d+ epochs, best \d+, validation accuracy \d+\.\d %, test accuracy \d+\.\d %",
@@ -501,8 +503,12 @@ def test_the_averaged_prediction_is_that_of_the_stack(command: Command):
         out = stack(data.x, data.edge_index)  # [S, N, K]
         for seed in range(3):
             torch.testing.assert_close(load(folder, seed=seed)(data.x, data.edge_index), out[seed])
-    right = (out.softmax(-1).mean(0).argmax(-1) == data.y)[data.test_mask].double().mean().item()
+    p = out.softmax(-1).double().mean(0)
+    right = (p.argmax(-1) == data.y)[data.test_mask].double().mean().item()
     assert f"(averaged prediction {100 * right:.1f} %, " in output
+    rows = [Rows(p[data[f"{split}_mask"]], data.y[data[f"{split}_mask"]]) for split in ("val", "test")]
+    own = "the split is the data's own, and coverage holds if validation and test were drawn alike"
+    assert f"uncertainty: {calibrated(NodeLabels(10), *rows, own).text()}\n" in output
 
 
 def test_seeds_of_many_graphs_together_name_the_seed_of_their_order(command: Command):
@@ -533,7 +539,7 @@ def test_processes_share_seeds_that_are_trained_one_by_one(command: Command):
     assert [line for line in output.splitlines() if "seed " in line] == [
         line for line in one.splitlines() if "seed " in line
     ]  # in the same order
-    assert output.splitlines()[-1].startswith("digits, 4 runs: test accuracy")
+    assert output.splitlines()[-2].startswith("digits, 4 runs: test accuracy")
     values_ = [{result.seed: result.value for result in read(f"{place}/results.jsonl")} for place in ("one", "two")]
     assert values_[0] == values_[1] and len(values_[0]) == 4
     (folder,) = {path.parent for path in runs("two")}
@@ -1888,7 +1894,8 @@ def test_two_processes_share_the_seeds_of_one_graph(command: Command):
     values_ = [{result.seed: result.value for result in read(f"{place}/results.jsonl")} for place in ("one", "two")]
     assert values_[0] == values_[1] and len(values_[0]) == 5
     (folder,) = {path.parent for path in runs("two")}
-    assert {path.name for path in folder.iterdir()} == {"config.yaml", *(f"seed-{seed}" for seed in range(5))}
+    expected = {"config.yaml", "calibration.json", *(f"seed-{seed}" for seed in range(5))}
+    assert {path.name for path in folder.iterdir()} == expected
 
 
 def test_processes_from_outside_do_not_share_seeds(command: Command, monkeypatch: pytest.MonkeyPatch):

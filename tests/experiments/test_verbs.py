@@ -20,7 +20,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import is_undirected
 
 import gat_pyg.run
-from gat_pyg import evaluate, explain, load, predict
+from gat_pyg import calibration, evaluate, explain, load, predict
 from gat_pyg.data.rows import read_rows
 from gat_pyg.experiments import top_links
 from gat_pyg.experiments.build import task_of
@@ -164,6 +164,37 @@ def test_other_labelled_data_are_scored_by_scikit_learn(trained: Trained):
     assert scores["accuracy"] == pytest.approx(100 * (predicted["class"] == y).mean(), abs=1e-5)
     assert scores["roc_auc"] == pytest.approx(roc_auc_score(y, predicted.p_1), abs=2e-5)
     assert scores["macro_f1"] == pytest.approx(f1_score(y, predicted["class"], average="macro"), abs=2e-5)
+
+
+def test_a_level_adds_sets_and_intervals(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    kinds = {kind.name: kind for kind in KINDS}
+    run, _ = trained(kinds["nodes.csv"])
+    plain, frame, seeds = predict(run), predict(run, level=0.6), calibration(run)
+    p = seeds.probabilities(torch.tensor(plain[["p_no", "p_yes"]].to_numpy())).numpy()
+    np.testing.assert_allclose(frame[["p_no", "p_yes"]], p, rtol=1e-5)
+    limit = 1 - seeds.at(0.6, seeds.quantiles)[0]
+    pairs = [{"no": one >= limit, "yes": two >= limit} for one, two in p.tolist()]
+    named = [
+        sorted((name for name in its if its[name]), key=lambda n: -row["p_" + n])
+        for its, (_, row) in zip(pairs, frame.iterrows(), strict=True)
+    ]
+    assert frame.fraud_set.tolist() == [" | ".join(its) for its in named]
+    assert [*frame.drop(columns="fraud_set")] == [*plain]
+    shutil.copytree(run, tmp_path / "copy")
+    (tmp_path / "copy" / "calibration.json").unlink()
+    again = calibration(tmp_path / "copy")  # computed from the data
+    assert again.text(0.6) == seeds.text(0.6) and again.temperature == pytest.approx(seeds.temperature, rel=1e-5)
+    capsys.readouterr()
+    command("predict", str(run), "--level", "0.6", "--out", str(tmp_path / "p.csv"))
+    assert capsys.readouterr().out == f"{len(frame)} predictions in {tmp_path / 'p.csv'}\n{seeds.text(0.6)}\n"
+    run, files = trained(kinds["molecules.csv"])
+    frame = predict(run, files, level=0.5)
+    width = calibration(run).at(0.5, calibration(run).quantiles)[0]
+    np.testing.assert_allclose(frame.logS_high - frame.logS, width, rtol=1e-4)
+    np.testing.assert_allclose(frame.logS - frame.logS_low, width, rtol=1e-4)
+    for name, item in (("labels.pt", "2 labels of nodes"), ("links.npz", "links")):
+        with pytest.raises(ValueError, match=f"predicts {item}"):
+            predict(trained(kinds[name])[0], level=0.9)
 
 
 def test_an_interrupted_run_predicts_as_when_it_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -12,16 +12,13 @@ from multiprocessing import active_children
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
-import torch
 from hydra.core.hydra_config import HydraConfig
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from omegaconf import DictConfig
 
 from ..distributed import ray
 from ..distributed.ranks import is_first, rank_zero_print
-from ..tasks.objective import Split
 from ..tasks.task import Task
-from ..training.modules import Inductive, Transductive
 from ..training.progress import quiet
 from ..training.signals import handled
 from .alone import one_run
@@ -49,6 +46,7 @@ from .shared import seed_processes
 from .suited import LARGE, suited
 from .table import on_all_splits, table
 from .together import all_at_once, grouped, stack_key
+from .uncertainty import Calibration, averaged, of_task
 from .unused import check_effects
 from .warm_start import warn_of_overlap, with_earlier_model
 
@@ -257,9 +255,9 @@ def _end(job: Job, task: Task, together: bool) -> float:
                 short = together or job.title or settings.cell is not None
                 print(line(result, job.title) if short else summary(result, task, settings, paper), flush=True)
     if is_first() and len(results) > 1:
-        mean = averaged(job, task, [result.seed for result in results])
+        mean, calibration = _averaged(job, task, [result.seed for result in results])
         named = f"{job.title}: " if job.title else ""
-        print(f"{named}{summary_of_all(results, task, settings, folder, mean, paper)}", flush=True)
+        print(f"{named}{summary_of_all(results, task, settings, folder, mean, calibration, paper)}", flush=True)
     if job.pruner is not None and job.pruner.ended:
         raise PrunedError(f"The sweeper ended the training after epoch {job.pruner.ended}.")
     if diverged:
@@ -274,24 +272,16 @@ def _end(job: Job, task: Task, together: bool) -> float:
     return statistics.fmean(result.quality for result in results)
 
 
-@torch.no_grad()
-def averaged(job: Job, task: Task, seeds: Sequence[int]) -> float:
-    """Return the test score of the averaged prediction: the mean of `predict` over the models of `seeds`."""
-    setup, objective = Inductive if task.has_many_graphs else Transductive, task.objective
-    module = setup(initial_model(job.settings, task, seeds[0]).model, objective).eval()
-    graphs = [objective.example(data, "test") for data in task.test]
-    means: list[Any] = [0.0 for _ in graphs]
-    for seed in seeds:
-        load(job.run_folder(seed), module.model)
-        for index, data in enumerate(graphs):
-            out, _ = module.labelled(module(data), data, "test")
-            means[index] = means[index] + objective.predictions(out.double()) / len(seeds)
-    split: Split | None = None if task.has_many_graphs else "test"
-    parts = [
-        objective.statistics(objective.outputs(mean), objective.labels(data, split))
-        for mean, data in zip(means, graphs, strict=True)
-    ]
-    return objective.score(objective.pool(parts))
+def _averaged(job: Job, task: Task, seeds: Sequence[int]) -> tuple[float, Calibration | None]:
+    """Return the test score of the prediction averaged over the models of `seeds`, and write its calibration."""
+    model, objective = initial_model(job.settings, task, seeds[0]).model, task.objective
+    models = (load(job.run_folder(seed), model) for seed in seeds)  # one at a time
+    rows = averaged(models, task, job.settings.training.batch_size)
+    predictions, labels = rows["test"]
+    score = objective.score(objective.pool([objective.statistics(objective.outputs(predictions), labels)]))
+    if (calibration := of_task(rows, task, job.settings)) is not None:
+        calibration.save(job.folder)
+    return score, calibration
 
 
 @contextmanager

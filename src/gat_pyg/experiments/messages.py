@@ -18,6 +18,7 @@ from .folder import relative_path
 from .published import published
 from .result import ERRICA, Result, scores_of
 from .settings import Settings, Split
+from .uncertainty import Calibration
 
 STOPPED = {  # by training.criterion
     "both": "neither score nor loss improved",
@@ -185,9 +186,18 @@ def line(result: Result, title: str = "") -> str:
 
 
 def summary_of_all(
-    results: Sequence[Result], task: Task, settings: Settings, folder: Path, together: float, paper: bool = False
+    results: Sequence[Result],
+    task: Task,
+    settings: Settings,
+    folder: Path,
+    together: float,
+    calibration: Calibration | None = None,
+    paper: bool = False,
 ) -> str:
-    """Return a line with the mean ± std over the seeds and the score of their averaged prediction; and of baselines."""
+    """Return a line with the mean ± std over the seeds and the score of their averaged prediction; and what follows.
+
+    That is its calibration, and the scores of baselines.
+    """
     metric, n = metric_named(results[0].metric), len(results)
     scores = [result.value for result in results]
     mean, std = statistics.fmean(scores), statistics.stdev(scores)
@@ -197,6 +207,7 @@ def summary_of_all(
     warnings = [result.warning for result in results if result.warning]
     hints = [text for result in results if (text := advice(result, task, settings))]
     lines = {
+        "uncertainty": "" if calibration is None else calibration.text(),
         "baselines": baselines_line(results[0].baselines, results[0].metric, settings),
         "warning": f"{len(warnings)} of {n} runs are {warnings[0]}" if warnings else "",
         "try": hints[0] if hints else "",

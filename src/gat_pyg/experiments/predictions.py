@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, overload
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ from ..tasks.objective import MASKS, Objective, any_known
 from ..tasks.preparation import Preparation
 from ..tasks.task import Task
 from .model_file import Predictor, encoders_of, load, seeds_of
+
+if TYPE_CHECKING:
+    from .uncertainty import Calibration
 
 NODES = 2**17  # of several graphs, so many are computed at once
 
@@ -56,6 +59,7 @@ def predict(
     seed: Seed = None,
     model: nn.Module | None = None,
     top_k: int | None = None,
+    level: float | None = None,
 ) -> Any: ...
 
 
@@ -67,6 +71,7 @@ def predict(
     seed: Seed = None,
     model: nn.Module | None = None,
     top_k: int | None = None,
+    level: float | None = None,
 ) -> Any:
     """Return the predictions of a trained run: of graphs as a tensor, of files and frames as a table.
 
@@ -91,6 +96,10 @@ def predict(
     links are left out: the edges and pairs of `data`, or else of the run's own data. In a bipartite graph, such as one
     of users and items, they begin at the nodes of the first side.
 
+    **Prediction sets and intervals.** With `level`, the result is a table, of graphs too. It has calibrated
+    probabilities and a column `CLASS_set`: the classes in the prediction set of this level, the most probable one
+    first. Of quantities, `..._low` and `..._high` are the ends of an interval. See `Calibration`.
+
     Args:
         run_dir: the folder of a run, or of the runs of several seeds.
         data: graphs, or the path of a file, several paths or frames.
@@ -98,11 +107,13 @@ def predict(
         seed: seed of the model to load, if the run has several; or `"all"`.
         model: as in `load`.
         top_k: the number of links of each node.
+        level: the share of labels that sets and intervals are to hold: 0.01, 0.02, ... or 0.99.
 
     Raises:
         FileNotFoundError, ValueError: as `load` and `read_rows`; for what training refuses: other dimensions than the
             run's, features that are NaN or infinite, ids that are no node, a graph without nodes that is to have a row;
-            if the run's preparation is missing or cannot be applied; if `out` ends in something else.
+            if the run's preparation is missing or cannot be applied; if `out` ends in something else; for another
+            `level`, or if the run predicts several labels of a row, or links.
         ImportError: if a package for tables is missing.
 
     Warns if features seem to be prepared differently, have categories that training did not have, or are not read.
@@ -113,8 +124,13 @@ def predict(
     """
     write = None if out is None else writer(out)
     trained = predictor_of(run_dir, seed, model)
+    sets: dict[str, Any] = {}
+    if level is not None:
+        from .uncertainty import calibration
+
+        sets = {"calibration": calibration(run_dir, seed, model), "level": level}
     with torch.no_grad():
-        if write is None and top_k is None and not is_tabular(data):
+        if write is None and top_k is None and level is None and not is_tabular(data):
             values = trained.run_objective.predictions(outputs(trained, data))
             mean = values[0] if len(values) == 1 else values.mean(0)
             is_of_steps = is_series(data) and trained.run_objective.item != "graph"
@@ -125,9 +141,7 @@ def predict(
             frame = top_links(run_dir, trained, data, top_k)
         else:
             rows = selected(run_dir, trained, data)
-            frame = table(
-                rows.outputs(trained), rows.ids, trained.run_objective, cast(Preparation, trained.preparation)
-            )
+            frame = table(rows.outputs(trained), rows.ids, trained, **sets)
     if write is not None:
         write(frame)
     return frame
@@ -396,20 +410,42 @@ def _without_labels(graph: Data) -> Data:
 # Tables -------------------------------------------------------------------------------------------------------------
 
 
-def table(out: Tensor, ids: Mapping[str, Any], objective: Objective, preparation: Preparation) -> Any:
-    """Return a frame with a row for each row of the outputs `[S, n, K]` of S models, which `ids` names."""
+def table(
+    out: Tensor,
+    ids: Mapping[str, Any],
+    trained: Predictor,
+    calibration: Calibration | None = None,
+    level: float = 0.9,
+) -> Any:
+    """Return a frame with a row for each row of the outputs `[S, n, K]` of S models, which `ids` names.
+
+    With `calibration`, it has calibrated probabilities, and sets or intervals of this level.
+    """
+    objective, preparation = trained.run_objective, cast(Preparation, trained.preparation)
     values = objective.predictions(out)
     values = values if values.dim() == 3 else values[..., None]
     mean = values[0] if len(values) == 1 else values.mean(0)
     columns, target, names = dict(ids), _target(preparation), _columns(objective, preparation)
     if objective.column == "class":
-        classes = preparation.class_names or range(objective.out_channels)
-        columns[target[0] if target else "class"] = [classes[k] for k in mean.argmax(1).tolist()]
+        name, classes = target[0] if target else "class", preparation.class_names or range(objective.out_channels)
+        columns[name] = [classes[k] for k in mean.argmax(1).tolist()]
+        if calibration is not None:
+            chosen, mean = calibration.sets(mean, level), calibration.probabilities(mean)
+            best = [[k for k in order if row[k]] for order, row in zip(_order(mean), chosen.tolist(), strict=True)]
+            columns[f"{name}_set"] = [" | ".join(str(classes[k]) for k in its) for its in best]
     columns |= dict(zip(names, mean.cpu().numpy().T, strict=True))
+    if calibration is not None and objective.column != "class":
+        for end, limits in zip(("low", "high"), calibration.interval(mean, level), strict=True):
+            columns |= {f"{name}_{end}": column for name, column in zip(names, limits.cpu().numpy().T, strict=True)}
     if len(values) > 1:
         spread = values.std(0).cpu().numpy().T
         columns |= {f"{name}_std": column for name, column in zip(names, spread, strict=True)}
     return needs("pandas", "tables").DataFrame(columns)
+
+
+def _order(values: Tensor) -> list[list[int]]:
+    order: list[list[int]] = values.argsort(1, descending=True).tolist()
+    return order
 
 
 def _columns(objective: Objective, preparation: Preparation) -> list[str]:

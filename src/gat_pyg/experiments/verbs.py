@@ -21,7 +21,12 @@ from .rules import documented
 
 
 def predict(
-    run: str, *data: str, out: str = "predictions.csv", seed: int | None = None, top_k: int | None = None
+    run: str,
+    *data: str,
+    out: str = "predictions.csv",
+    seed: int | None = None,
+    top_k: int | None = None,
+    level: float | None = None,
 ) -> None:
     """Write the predictions of a trained run as a table.
 
@@ -31,11 +36,16 @@ def predict(
         out: the file to write: .csv, .parquet, or .jsonl for JSON lines
         seed: seed of the model, if the run has several; without it, the mean over all and its standard deviation
         top_k: the number of most probable new links of each node, instead of a row for each pair
+        level: such as 0.9, adds prediction sets or intervals that hold this share of the labels
     """
     from .predictions import predict
 
-    frame = predict(run, list(data) or None, out, seed=seed, top_k=top_k)
+    frame = predict(run, list(data) or None, out, seed=seed, top_k=top_k, level=level)
     print(f"{len(frame):,} predictions in {out}")
+    if level is not None:
+        from .uncertainty import calibration
+
+        print(calibration(run, seed).text(level))
 
 
 def export(run: str, file: str, *, seed: int | None = None) -> None:
@@ -167,7 +177,7 @@ def parser(verb: Callable[..., None]) -> ArgumentParser:
     """Return the parser of a verb's arguments; those by keyword only are options.
 
     >>> parser(predict).parse_args(["outputs/cora", "--out", "p.jsonl"])
-    Namespace(run='outputs/cora', data=[], out='p.jsonl', seed=None, top_k=None)
+    Namespace(run='outputs/cora', data=[], out='p.jsonl', seed=None, top_k=None, level=None)
     """
     texts = documented(verb)
     summary = str(inspect.getdoc(verb)).partition("\n\nArgs:\n")[0]

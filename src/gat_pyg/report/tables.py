@@ -30,6 +30,7 @@ from .data_table import Counts, data_table, unknown_note
 from .general import general_table, rows_of
 from .runs import ABLATION, AS_GAT, Key, Line, Runs, forms, gathered, shown
 from .strong import strong_table
+from .uncertainty import uncertainty_tables
 
 Gathered: TypeAlias = Mapping[Key, Sequence[Runs]]
 
@@ -81,7 +82,13 @@ def general_tables(lines: Sequence[Line], against: str | None = None) -> list[Ta
     runs = gathered(lines)
     rows = rows_of(runs)
     compared = [] if against is None else [comparison_table(rows, against)]
-    return [general_table(rows), *compared, runs_table(runs, lines, runs), files_table(lines)]
+    return [
+        general_table(rows),
+        *compared,
+        *uncertainty_tables(rows),
+        runs_table(runs, lines, runs),
+        files_table(lines),
+    ]
 
 
 def strong_tables(lines: Sequence[Line]) -> list[Table]:
@@ -109,6 +116,7 @@ def tables(
         significance_table(runs),
         ablation_table(runs),
         *([general_table(rows_of(general))] if general else []),
+        *uncertainty_tables(rows_of(runs)),
         runs_table(runs, lines, general),
         files_table(lines),
     ]

@@ -1,0 +1,80 @@
+"""A table of the uncertainty of averaged predictions: calibration errors, coverage and size of sets and intervals."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..experiments.uncertainty import Calibration
+from .cells import NONE, Cell, Table
+from .general import Rows
+from .runs import Runs
+
+LEVEL = 0.9
+
+
+def uncertainty_tables(rows: Rows) -> list[Table]:
+    """Return the table of the runs of several seeds whose folders are there, in a list; an empty one if there are none.
+
+    Each number is the mean ± standard deviation over the splits.
+    """
+    lines, notes = [], []
+    for label, its in rows.items():
+        for column, runs in its.items():
+            if not (found := [*_calibrations(runs)]):
+                continue
+            covered = [one for one in found if one.coverage]
+            lines.append(
+                (
+                    Cell(label),
+                    Cell(column.heads[0]),
+                    _cell([one.errors[0] for one in found if one.errors], 1),
+                    _cell([one.errors[1] for one in found if one.errors], 1),
+                    _cell([statistics.fmean(one.at(LEVEL, one.coverage)) for one in covered], 1),
+                    _cell([_size(one) for one in covered], 2),
+                )
+            )
+            caveats = dict.fromkeys(one.caveat for one in found if one.caveat)
+            notes += [f"{label} on {column.heads[0]}: {text}." for text in caveats]
+    if not lines:
+        return []
+    heads = ("Method", "data set", "calibration error (%)", "after temperature", "coverage (%)", "size")
+    return [
+        Table(
+            name="uncertainty",
+            caption="Uncertainty of the prediction averaged over the seeds of a split.",
+            columns=tuple(("", head) for head in heads),
+            rows=tuple(lines),
+            notes=(
+                "The calibration error is the expected one over 15 bins, on the test. Coverage is the share of test "
+                "labels in 90 % prediction sets or intervals, size the mean number of classes in a set, or half the "
+                "width of an interval of a single quantity. Temperature and quantiles are those of the validation.",
+                *notes,
+            ),
+        )
+    ]
+
+
+def _calibrations(runs: Runs) -> Iterator[Calibration]:
+    """Yield the calibrations in the folders of runs of several seeds."""
+    folders = [Path(line.result.run_dir) for line in runs.lines]
+    for folder in dict.fromkeys(each.parent for each in folders if each.name.startswith("seed-")):
+        if (calibration := Calibration.read(folder)) is not None:
+            yield calibration
+
+
+def _size(calibration: Calibration) -> float:
+    """Return the mean number of classes, or half the width of an interval of a single quantity; else NaN."""
+    if calibration.sizes:
+        return float(calibration.at(LEVEL, calibration.sizes))
+    quantile = calibration.at(LEVEL, calibration.quantiles)
+    return float(quantile[0]) if len(quantile) == 1 else math.nan
+
+
+def _cell(values: Sequence[float], digits: int) -> Cell:
+    if not values or any(math.isnan(value) for value in values):
+        return Cell(NONE)
+    std = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return Cell(f"{statistics.fmean(values):.{digits}f}{std}")
