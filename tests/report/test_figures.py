@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 import torch
 import torch_geometric.nn as pyg
+from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
 from torch import Tensor, nn
 from torch_geometric.data import Data
@@ -26,6 +28,7 @@ from torch_geometric.utils import scatter, to_torch_csr_tensor
 import gat_pyg.report
 from gat_pyg import GAT, attention_of
 from gat_pyg.report.attended import UNKNOWN, Attended, colours, entropies, pairs, sizes, times_uniform
+from gat_pyg.report.canvas import ORANGE
 from gat_pyg.report.figures import attention_figure, degree_figure, entropy_figure, neighbourhood_figure
 from gat_pyg.report.page import attention_page
 from gat_pyg.report.positions import _tsne, graph_layout, tsne
@@ -159,7 +162,7 @@ def test_colours_differ() -> None:
 
 
 def test_two_of_many_classes_have_the_colours_of_two() -> None:
-    net, data = GAT(16, [4], 16, heads=[2, 1]), data_of(RANDOM)
+    net, data = GAT(16, [4], 17, heads=[2, 1]), data_of(RANDOM)
     data.y = 3 + 8 * (torch.arange(40) % 2)
     attended = Attended.of(net, data)
     attended = replace(attended, prediction=attended.y)
@@ -236,33 +239,61 @@ def test_captions_state_how_far_from_uniform_the_attention_is(draw: Any) -> None
     assert f"spread over {spread:.1f} of the {size[size > 1].mean().item():.1f} nodes of a neighbourhood." in text
 
 
-def test_captions_lie_below_what_they_describe() -> None:
+@pytest.mark.parametrize("width", [None, 3.3])
+def test_captions_lie_below_what_they_describe(width: float | None) -> None:
     data = data_of(RANDOM)
     for draw in FIGURES:
-        figure = draw(model(), data, **options_of(draw, data))
+        figure = draw(model(), data, width=width, **options_of(draw, data))
         renderer = FigureCanvasAgg(figure).get_renderer()
         figure.draw_without_rendering()
         (text,) = [text for text in figure.texts if text.get_text() == figure.get_supxlabel()]
         box = text.get_window_extent(renderer)
         assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1, draw
-        others = [axes.get_tightbbox(renderer) for axes in figure.axes if axes.get_visible()]
-        others += [legend.get_window_extent(renderer) for legend in figure.legends]
-        assert not any(box.overlaps(other) for other in others), draw
+        panels = [axes.get_tightbbox(renderer) for axes in figure.axes if axes.get_visible()]
+        legends = [legend.get_window_extent(renderer) for legend in figure.legends]
+        assert not any(box.overlaps(other) for other in [*panels, *legends]), draw
+        assert not any(panel.overlaps(legend) for panel in panels for legend in legends), draw
+        assert width is None or figure.get_size_inches()[0] == width
+
+
+def test_figures_for_papers() -> None:
+    data = data_of(RANDOM)
+    with rc_context({"font.size": 7, "text.color": "red"}):
+        yours = Figure((9, 6), layout="constrained")
+        panels = yours.subplots(2, 4)
+        for draw, axes in zip(FIGURES, (panels[0, 0], panels[0, 1:3], panels[1, :2], panels[1, 2]), strict=True):
+            options = options_of(draw, data) | ({"nodes": [3]} if draw is neighbourhood_figure else {})
+            assert draw(model(), data, **options, axes=axes) is yours
+            assert draw(model(), data, **options, caption=False).get_supxlabel() == ""
+            expected = np.size(axes)
+            with pytest.raises(ValueError, match=rf"axes has 5 entries, expected {expected} Matplotlib axes: one for"):
+                draw(model(), data, **options, axes=panels.flat[:5])
+    assert yours.get_supxlabel() == "" and yours.get_size_inches().tolist() == [9, 6]
+    assert panels[1, 0].get_xaxis().label.get_size() == 7
+    legend = panels[0, 0].get_legend()
+    assert {text.get_color() for text in legend.get_texts()} == {"red"}
+    yours.draw_without_rendering()
+    for width, axes, message in (
+        (0.5, None, "width is 0.5, expected at least 1"),
+        (3, panels[0, 0], "width is the width"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            attention_figure(model(), data, layout=layout(data), width=width, axes=axes)
 
 
 def test_normalised_entropy_is_between_nothing_and_uniform() -> None:
     data = data_of(RANDOM)
     for mechanism in ("additive", "constant"):
-        for axes in entropy_figure(model(mechanism), data).axes:
-            if not axes.get_visible():
-                continue
-            low, high = axes.get_xlim()
-            assert low < 0 and 1 < high < 1.1 and axes.get_xlabel() == "normalised entropy"
-            (line,) = axes.lines
-            assert list(line.get_xdata()) == [1, 1]
-            counts = [bar.get_height() for bar in axes.patches]
-            assert sum(counts) == 40
-            assert mechanism == "additive" or counts[-1] == 40
+        net = model(mechanism)
+        panels = entropy_figure(net, data).axes
+        for panel, (edge_index, alpha) in zip(panels, Attended.of(net, data).layers, strict=True):
+            size = sizes(edge_index, 40)
+            normalised = (entropies(edge_index, alpha, 40) / size.log()[:, None])[size > 1].numpy()
+            medians = [line.get_ydata()[0] for line in panel.lines if line.get_color() == ORANGE]
+            assert medians == pytest.approx(np.median(normalised, axis=0))
+            low, high = panel.get_ylim()
+            assert low < normalised.min() and high > 1 and panel.get_ylabel() == "normalised entropy"
+            assert mechanism == "additive" or np.allclose(normalised, 1)
 
 
 def test_largest_coefficients_lie_between_uniform_and_all() -> None:
@@ -309,10 +340,10 @@ def test_chosen_neighbourhoods() -> None:
     data = data_of(REPEATED)
     data.y[2] = -1
     axes = neighbourhood_figure(model("constant"), data, nodes=[0, 2], largest=2).axes
-    assert axes[0].get_title() == "node 0, class 0\nthe largest 2 of 5 neighbours"
-    assert axes[1].get_title() == "node 2, unknown class\nall neighbours"
+    assert axes[0].get_title() == "node 0 (class: class 0)\nthe largest 2 of 5 neighbours"
+    assert axes[1].get_title() == "node 2 (class: unknown)\nall neighbours"
     assert sorted(text.get_text() for text in axes[1].get_yticklabels()) == ["0", "2 (itself)"]
-    assert [bar.get_width() for bar in axes[0].patches] == pytest.approx([1, 1])
+    assert [bar.get_width() for bar in axes[0].patches] == pytest.approx([0, 0], abs=1e-6)
     assert "nodes whose attention is furthest" not in caption(neighbourhood_figure(model(), data, nodes=[0]))
 
 
@@ -322,7 +353,7 @@ def test_the_caption_explains_the_nodes_shown_by_default() -> None:
     below = sizes(edge_index, 40).log() - entropies(edge_index, alpha, 40).mean(-1)
     nodes = below.topk(6).indices.tolist()
     figure = neighbourhood_figure(net, data)
-    assert [axes.get_title().split(",")[0] for axes in figure.axes] == [f"node {node}" for node in nodes]
+    assert [axes.get_title().split(" (")[0] for axes in figure.axes] == [f"node {node}" for node in nodes]
     reason = "These are the 6 of 40 nodes whose attention is furthest from uniform: their entropy is "
     values = f"{below[nodes].min().item():.2g} to {below[nodes].max().item():.2g} nats below that of uniform attention"
     assert f"{reason}{values}, the median node's {below.median().item():.2g}." in caption(figure)

@@ -19,8 +19,12 @@ from ..tasks.model import members
 
 EXTRA = "python -m pip install 'gat_pyg[report]'"
 UNKNOWN = "#b0b0b0"  # the colour of a node of unknown class
-# Paul Tol's colours, which are distinguishable with colour blindness, without grey, the colour of edges.
-_COLOURS = ("#0077bb", "#ee7733", "#009988", "#ee3377", "#33bbee", "#882255", "#999933", "#332288", "#cc3311")
+_COLOURS = (
+    # Paul Tol's, which are distinguishable with colour blindness, without grey, the colour of edges
+    *("#0077bb", "#ee7733", "#009988", "#ee3377", "#33bbee", "#882255", "#999933", "#332288", "#cc3311"),
+    # as far apart in CIELAB as those
+    *("#22cc22", "#cc66ff", "#ecb279", "#994433", "#2244ee", "#aacc00", "#d98cb2"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +113,7 @@ class Attended:
 
     @property
     def colours(self) -> list[str]:
-        """A colour for each class; with more than nine classes, only those that occur have one of their own."""
+        """A colour for each class; with more than sixteen classes, only those that occur have one of their own."""
         K = len(self.class_names)
         occurring: Sequence[int] = range(K)
         if len(_COLOURS) < K:
@@ -279,7 +283,7 @@ def sizes(edge_index: Tensor, num_nodes: int) -> Tensor:
 
 
 def colours(K: int) -> list[str]:
-    """Return K colours as #rrggbb; more than nine are hues a golden angle apart, with two levels of lightness.
+    """Return K colours as #rrggbb; more than sixteen are hues a golden angle apart, with two levels of lightness.
 
     Example:
         >>> colours(2), len(set(colours(121)))

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from ..experiments.explain import Explained
-from .figures import _BLUE, _INK, _ORANGE, _despine, _figure, _written
+from .canvas import BLUE, ORANGE, despine, ink, new_figure, written
 from .graphs import _BELOW, _BOND, _MARGIN, _PALE, _draw, _Shown
 from .molecules import molecule_of
 from .positions import graph_layout
@@ -27,7 +27,9 @@ _LARGEST = (4.3, 3.2)  # inches of a panel
 _RING = 320  # points squared
 
 
-def explanation_figure(explained: Explained, path: str | Path | None = None) -> Figure:
+def explanation_figure(
+    explained: Explained, path: str | Path | None = None, *, caption: bool = True, width: float = 9.0
+) -> Figure:
     """Draw an explanation: the strongest edges of each kind, and the features whose loss changes the prediction most.
 
     The panels have the same nodes and edges, at the same positions: all of a small graph, or else the ten strongest of
@@ -38,6 +40,8 @@ def explanation_figure(explained: Explained, path: str | Path | None = None) -> 
     Args:
         explained: the result of `gat_pyg.explain`.
         path: the file to write, if any.
+        caption: if false, there is no text below the figure.
+        width: the width of the figure in inches; the height follows.
 
     Raises:
         ImportError: if Matplotlib is missing, or SciPy for a graph that is not a molecule.
@@ -49,14 +53,15 @@ def explanation_figure(explained: Explained, path: str | Path | None = None) -> 
     names = [row if len(row) == 2 or len(kinds) == 1 else [*row, "."] for row in names]
     shown = _strongest(explained)
     nodes, position = _placed(explained, shown)
-    inches = (_BOND * (np.ptp(position, axis=0) + 2 * _MARGIN) / 72).clip(1.0, _LARGEST)
+    scale = width / 9.0
+    inches = scale * (_BOND * (np.ptp(position, axis=0) + 2 * _MARGIN) / 72).clip(1.0, _LARGEST)
     heights = [float(inches[1]) + 0.3] * rows
     if len(features):
         names.append(["features"] * len(names[0]) if names else ["features"])
         heights.append(0.5 + 0.25 * len(features))
-    figure = _figure(9.0, sum(heights) + 0.8)
+    figure = new_figure(width, sum(heights) + 0.8)
     panels = figure.subplot_mosaic(names or [["features"]], height_ratios=heights or None)
-    figure.suptitle(f"{explained.item}: {explained.prediction}", fontsize=11, color=_INK)
+    figure.suptitle(f"{explained.item}: {explained.prediction}", fontsize="large")
     ends = torch.searchsorted(nodes, explained.ends[:, shown])
     molecule = molecule_of(explained.graph) if len(nodes) == explained.graph.num_nodes else None
     texts = [_shortened(explained.names[node]) for node in nodes.tolist()]
@@ -68,21 +73,21 @@ def explanation_figure(explained: Explained, path: str | Path | None = None) -> 
         if molecule is None:
             at = [int(torch.searchsorted(nodes, node)) for node in sorted({*explained.nodes})]
             axes.scatter(
-                position[at, 0], position[at, 1], s=_RING, color=_INK, linewidths=0, zorder=1.5
+                position[at, 0], position[at, 1], s=_RING, color=ink(), linewidths=0, zorder=1.5
             )  # behind the nodes
         row = explained.faithfulness.set_index("kind").loc[kind]
-        axes.set_title(f"{kind}: {row.removed:.3g} without, {row.alone:.3g} alone", fontsize=9)
+        axes.set_title(f"{kind}: {row.removed:.3g} without, {row.alone:.3g} alone", fontsize="medium")
     if len(features):
         axes = panels["features"]
         values = features.occlusion.to_numpy()
-        axes.barh(range(len(values)), values, color=[_ORANGE if value > 0 else _BLUE for value in values])
+        axes.barh(range(len(values)), values, color=[ORANGE if value > 0 else BLUE for value in values])
         labels = (features.node.map(_shortened) + ": " + features.feature + features.value.map(_valued)).tolist()
-        axes.set_yticks(range(len(values)), labels, fontsize=8)
+        axes.set_yticks(range(len(values)), labels)
         axes.invert_yaxis()
-        axes.axvline(0, color=_INK, lw=0.8)
-        axes.set_xlabel("loss of the prediction without the feature", fontsize=8)
-        _despine(axes)
-    return _written(figure, path, _caption(explained, len(shown)))
+        axes.axvline(0, color=ink(), lw=0.8)
+        axes.set_xlabel("loss of the prediction without the feature")
+        despine(axes)
+    return written(figure, path, _caption(explained, len(shown)) if caption else "")
 
 
 def _shortened(name: str) -> str:
@@ -131,7 +136,7 @@ def _colours(values: Tensor) -> Any:
     from matplotlib.colors import LinearSegmentedColormap, Normalize
 
     largest = float(values.abs().max()) if len(values) else 1.0
-    colours = LinearSegmentedColormap.from_list("", [_BELOW, _PALE, _ORANGE])
+    colours = LinearSegmentedColormap.from_list("", [_BELOW, _PALE, ORANGE])
     return ScalarMappable(Normalize(-(largest or 1.0), largest or 1.0), colours)
 
 

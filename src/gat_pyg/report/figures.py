@@ -5,11 +5,14 @@ SVG or PDF by the file's suffix. Edges and dots, which may be tens of thousands,
 
 Coefficients are in times uniform, |N_i| alpha_ij: 1 corresponds to a mean over the neighbourhood. The caption below
 each figure, `figure.get_supxlabel()`, states how far from uniform the attention is.
+
+Fonts and the colours of texts and lines are those of Matplotlib's settings, such as `rcParams["font.size"]` or a style
+sheet. With `axes=`, a figure is drawn into the axes of another one, which keeps its size and gets no caption.
 """
 
 from __future__ import annotations
 
-import textwrap
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,14 +22,13 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.utils import scatter
 
-from .attended import EXTRA, UNKNOWN, Attended, entropies, pairs, sizes, times_uniform
+from .attended import UNKNOWN, Attended, entropies, pairs, sizes, times_uniform
+from .canvas import BLUE, ORANGE, Canvas, Panels, despine, ink
 from .positions import checked, tsne
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_INK, _BLUE, _ORANGE = "#333333", "#0077bb", "#ee7733"
 _THICKNESS = {  # the scale -> the legend's title, and the meaning in the caption
     "uniform": ("times uniform", "its coefficients in times uniform, averaged over both directions and all heads"),
     "sum": (r"$\sum_k\ \alpha^k_{ij} + \alpha^k_{ji}$", "its coefficients, summed over both directions and all heads"),
@@ -44,6 +46,9 @@ def attention_figure(
     label: int | None = None,
     layout: Tensor | None = None,
     seed: int = 0,
+    caption: bool = True,
+    width: float | None = None,
+    axes: Panels = None,
 ) -> Figure:
     r"""Figure 2 of the paper: the first layer's features by t-SNE, the classes as colours, the attention as thickness.
 
@@ -62,6 +67,9 @@ def attention_figure(
         label: for `y` [N, K] of several labels, the one to show.
         layout: `[N, 2]`, the positions of the nodes, in place of t-SNE, which takes nearly all of the time.
         seed: the random seed of t-SNE.
+        caption: if false, there is no text below the figure.
+        width: the width of the figure in inches, such as 3.3 for a column of a paper; the height follows.
+        axes: Matplotlib axes of another figure to draw into, in place of a new figure.
 
     Raises:
         ImportError: if Matplotlib or scikit-learn is missing.
@@ -75,12 +83,12 @@ def attention_figure(
         >>> [text.get_text() for text in figure.legends[0].get_texts()]
         ['class 0', 'class 1']
     """
-    figure = _figure(8.6, 7.2)
+    if scale not in _THICKNESS:
+        raise ValueError(f"scale is {scale!r}, expected 'uniform' or 'sum'.")
+    canvas = Canvas(1, (6.8, 6.4), axes, width, margin=1.8)
     from matplotlib.collections import LineCollection
     from matplotlib.lines import Line2D
 
-    if scale not in _THICKNESS:
-        raise ValueError(f"scale is {scale!r}, expected 'uniform' or 'sum'.")
     attended = Attended.of(model, data, class_names, label)
     edge_index, alpha = attended.layer(layer)
     if scale == "uniform":
@@ -88,48 +96,48 @@ def attention_figure(
     else:
         ends, weight = pairs(edge_index, alpha)
     position = tsne(attended.features, seed) if layout is None else checked(layout, attended.num_nodes)
-    axes = figure.subplots()
-    axes.set_axis_off()
-    axes.set_aspect("equal", adjustable="datalim")
+    panel, colour_of_lines = canvas.panels[0], ink()
+    panel.set_axis_off()
+    panel.set_aspect("equal", adjustable="datalim")
 
     weight, order = weight.sort()  # the thickest on top
-    density = max(len(weight), 1) ** 0.5
-    widest, opacity = min(max(150 / density, 0.8), 2.5), min(max(25 / density, 0.05), 0.5)  # points; from 0 to 1
+    density, inches = max(len(weight), 1) ** 0.5, min(canvas.inches(panel))
+    widest, opacity = min(max(20 * inches / density, 0.8), 2.5), min(max(13 / density, 0.05), 0.4)  # points; 0 to 1
     largest = float(weight[-1]) or 1.0 if len(weight) else 1.0
     full = max(largest, 4.0) if scale == "uniform" else largest  # drawn widest; nearly uniform edges stay thin
     lines = list(position[ends.t()[order]].numpy())
     widths = (widest * weight / full).numpy()
-    axes.add_collection(LineCollection(lines, linewidths=widths, colors=_INK, alpha=opacity, rasterized=True, zorder=1))
+    edges = {"colors": colour_of_lines, "alpha": opacity, "rasterized": True, "zorder": 1}
+    panel.add_collection(LineCollection(lines, linewidths=widths, **edges))
     colour = attended.colours
-    size = min(max(30_000 / attended.num_nodes, 2.5), 60.0)  # points squared
+    size = min(max(700 * inches**2 / attended.num_nodes, 2.0), 60.0)  # points squared
     shades = [UNKNOWN if k < 0 else colour[k] for k in attended.shown.tolist()]
     is_large = attended.num_nodes > 5000
-    axes.scatter(position[:, 0], position[:, 1], s=size, c=shades, linewidths=0, rasterized=is_large, zorder=2)
-    axes.autoscale_view()
-    _class_legend(figure, attended)
+    panel.scatter(position[:, 0], position[:, 1], s=size, c=shades, linewidths=0, rasterized=is_large, zorder=2)
+    panel.autoscale_view()
+    _class_legend(canvas, attended, attended.shown, marker="o", ls="", ms=8, mew=0)
     title, thickness = _THICKNESS[scale]
     smaller = (1.0, 0.5) if scale == "uniform" else (largest / 2, largest / 5)
     levels = [largest, *(level for level in smaller if level < largest)]
     handles = [
-        Line2D([], [], color=_INK, alpha=0.7, lw=max(2 * widest * level / full, 0.3), label=f"{level:.3g}")
+        Line2D([], [], color=colour_of_lines, alpha=0.7, lw=max(2 * widest * level / full, 0.3), label=f"{level:.3g}")
         for level in levels
     ]
     if len(weight):
-        figure.legend(handles=handles, loc="outside right lower", title=title, frameon=False)
+        canvas.legend(handles, title, "lower")
     source = "" if layout is not None else "Nodes are placed by t-SNE of the first attention layer's output. "
-    return _written(figure, path, f"{source}An edge is as thick as {thickness}.\n{attended.describe(layer)}")
+    text = f"{source}An edge is as thick as {thickness}.\n{attended.describe(layer)}"
+    return canvas.finished(path, text, caption)
 
 
-def _class_legend(figure: Figure, attended: Attended) -> None:
+def _class_legend(canvas: Canvas, attended: Attended, classes: Tensor, **style: Any) -> None:
     """Add the legend of the classes that occur, unknown ones last."""
     from matplotlib.lines import Line2D
 
-    occurring = sorted(set(attended.shown.tolist()), key=lambda k: (k < 0, k))
+    occurring = sorted(set(classes.tolist()), key=lambda k: (k < 0, k))
     entries = [("unknown", UNKNOWN) if k < 0 else (attended.class_names[k], attended.colours[k]) for k in occurring]
-    dots = [Line2D([], [], marker="o", ls="", ms=8, mew=0, color=colour, label=name) for name, colour in entries]
-    title = "class" if attended.shown is attended.y else "predicted class"
-    columns = 1 + len(dots) // 24
-    figure.legend(handles=dots, loc="outside right upper", title=title, ncols=columns, frameon=False)
+    handles = [Line2D([], [], color=colour, label=name, **style) for name, colour in entries]
+    canvas.legend(handles, "class" if attended.shown is attended.y else "predicted class")
 
 
 def entropy_figure(
@@ -139,46 +147,47 @@ def entropy_figure(
     *,
     class_names: Sequence[str] | None = None,
     label: int | None = None,
+    caption: bool = True,
+    width: float | None = None,
+    axes: Panels = None,
 ) -> Figure:
-    """Draw histograms of the entropy of each node's attention, by layer and head, relative to uniform attention.
+    r"""Draw the normalised entropy of each node's attention as a box for each head, in a panel for each layer.
 
-    At 1 a node takes the mean of its neighbours, at 0 it attends to only one of them. Nodes with fewer than two
-    neighbours (including themselves, if the layer adds self-loops) are left out. Arguments and errors as in
-    `attention_figure`.
+    .. math:: -\frac{1}{\log |\mathcal{N}_i|} \sum_{j \in \mathcal{N}_i} \alpha_{ij} \log \alpha_{ij}
+
+    At 1 a node takes the mean of its neighbours, at 0 it attends to only one of them. A box has the quartiles, its
+    whiskers end at the 5 % and 95 % quantiles, and dots are the other nodes. Nodes with fewer than two neighbours
+    (including themselves, if the layer adds self-loops) are left out. Arguments and errors as in `attention_figure`,
+    with axes for each layer.
     """
     attended = Attended.of(model, data, class_names, label)
-    relative = []
-    for edge_index, alpha in attended.layers:
+    canvas = Canvas(len(attended.layers), (4.0, 3.2), axes, width, each="layer")
+    for number, ((edge_index, alpha), panel) in enumerate(zip(attended.layers, canvas.panels, strict=True)):
         size = sizes(edge_index, attended.num_nodes)
-        relative.append((entropies(edge_index, alpha, attended.num_nodes) / size.log()[:, None])[size > 1])
-    columns = min(max(entropy.size(1) for entropy in relative), 4)
-    lines = [  # of panels; each layer starts a new line
-        [(number, head) for head in range(first, min(first + columns, entropy.size(1)))]
-        for number, entropy in enumerate(relative)
-        for first in range(0, entropy.size(1), columns)
-    ]
-    figure = _figure(2.0 + 2.2 * columns, 0.9 + 1.7 * len(lines))
-    grid = figure.subplots(len(lines), columns, sharex=True, sharey=True, squeeze=False)
-    bins = torch.linspace(0, 1.0001, 41).numpy()  # the last bin includes 1, also if rounded up
-    for line, axes_of_line in zip(lines, grid, strict=True):
-        for axes in axes_of_line[len(line) :]:
-            axes.set_visible(False)
-        for (number, head), axes in zip(line, axes_of_line, strict=False):
-            entropy = relative[number][:, head]
-            axes.hist(entropy.numpy(), bins, color=_BLUE, label="the head's attention")
-            axes.axvline(1, color=_INK, ls="--", lw=1.2, label="uniform attention")
-            note = f"median {float(entropy.median()):.3f}" if len(entropy) else "no neighbourhoods"
-            axes.text(0.5, 0.95, note, transform=axes.transAxes, ha="center", va="top", fontsize=8, color=_BLUE)
-            axes.set_title(f"layer {number + 1}, head {head + 1}", fontsize=9)
-            axes.set_xlabel("normalised entropy", fontsize=8)
-            axes.tick_params(labelbottom=True)
-            _despine(axes)
-    figure.supylabel("nodes", fontsize=10)
-    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
+        entropy = (entropies(edge_index, alpha, attended.num_nodes) / size.log()[:, None])[size > 1]
+        heads = range(1, alpha.size(1) + 1)
+        parts = panel.boxplot(
+            [*entropy.t().numpy()], whis=(5, 95), positions=heads, widths=min(0.6, 0.15 * len(heads)), patch_artist=True
+        )
+        for box in parts["boxes"]:
+            box.set(facecolor=BLUE, alpha=0.5)
+        for middle in parts["medians"]:
+            middle.set(color=ORANGE, linewidth=2)
+        for nodes in parts["fliers"]:
+            nodes.set(markersize=2, markerfacecolor=ink(), markeredgewidth=0, alpha=0.3, rasterized=True)
+        panel.axhline(1, color=ink(), ls="--", lw=1)
+        place = panel.get_yaxis_transform()  # the right end of the line
+        panel.annotate("uniform", (1, 1), (0, 2), place, "offset points", ha="right", va="bottom")
+        if not len(entropy):
+            panel.text(0.5, 0.5, "no neighbourhoods", transform=panel.transAxes, ha="center")
+        panel.set(title=f"layer {number + 1}", xlabel="head", ylabel="normalised entropy")
+        panel.set_xticks(heads, [str(head) for head in heads])
+        despine(panel)
     relation = (
-        "Entropy of each node's attention, divided by that of uniform attention: 1 is a mean, 0 is a single neighbour."
+        "Entropy of each node's attention, divided by that of uniform attention: 1 is a mean, 0 is a single neighbour. "
+        "Boxes have the quartiles of the nodes, whiskers end at the 5 and 95 % quantiles."
     )
-    return _written(figure, path, "\n".join([relation, *map(attended.describe, range(len(attended.layers)))]))
+    return canvas.finished(path, "\n".join([relation, *map(attended.describe, range(len(attended.layers)))]), caption)
 
 
 def degree_figure(
@@ -188,35 +197,44 @@ def degree_figure(
     *,
     class_names: Sequence[str] | None = None,
     label: int | None = None,
+    caption: bool = True,
+    width: float | None = None,
+    axes: Panels = None,
 ) -> Figure:
     """Draw each node's largest coefficient, in times uniform and averaged over heads, by its number of neighbours.
 
     Uniform attention lies at 1, attention to a single neighbour on the diagonal. Arguments and errors as in
-    `attention_figure`.
+    `attention_figure`, with axes for each layer.
     """
     attended = Attended.of(model, data, class_names, label)
-    figure = _figure(1.5 + 4.0 * len(attended.layers), 4.0)
-    panels = figure.subplots(1, len(attended.layers), sharex=True, sharey=True, squeeze=False)[0]
-    most = max(2.0, *(float(sizes(edge_index, attended.num_nodes).max()) for edge_index, _ in attended.layers))
-    for number, ((edge_index, alpha), axes) in enumerate(zip(attended.layers, panels, strict=True)):
+    canvas = Canvas(len(attended.layers), (4.0, 3.4), axes, width, margin=1.6, each="layer")
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    for number, ((edge_index, alpha), panel) in enumerate(zip(attended.layers, canvas.panels, strict=True)):
         size = sizes(edge_index, attended.num_nodes)
         times = times_uniform(edge_index, alpha, attended.num_nodes)
         top = scatter(times, edge_index[1], dim=0, dim_size=attended.num_nodes, reduce="max").mean(-1)
         among, values = size[size > 0], top[size > 0]
-        axes.scatter(among, values, s=6, c=_BLUE, alpha=0.25, linewidths=0, rasterized=True, label="a node")
-        distinct = among.unique()
+        panel.scatter(among, values, s=6, c=BLUE, alpha=0.25, linewidths=0, rasterized=True, label="a node")
+        distinct, nodes = among.unique(return_counts=True)
+        distinct = distinct[nodes >= min(5, int(nodes.max()))] if len(nodes) else distinct
         middle = [float(values[among == count].median()) for count in distinct]
-        axes.plot(distinct, middle, color=_ORANGE, lw=1.6, label="median")
-        axes.axhline(1, color=_INK, ls="--", lw=1.2, label="uniform")
-        axes.plot([1, most], [1, most], color=_INK, ls=":", lw=1.2, label="all on one neighbour")
-        axes.set(xscale="log", yscale="log", xlim=(0.9, 1.1 * most), ylim=(0.9, 1.1 * most))
-        axes.set(xlabel="neighbours attended over", title=f"layer {number + 1}")
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_major_formatter("{x:g}")
-        _despine(axes)
-    panels[0].set_ylabel("largest coefficient, times uniform")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
-    return _written(figure, path, "\n".join(map(attended.describe, range(len(attended.layers)))))
+        panel.plot(distinct, middle, color=ORANGE, lw=1.6, label="median of 5 or more")
+        panel.axhline(1, color=ink(), ls="--", lw=1.2, label="uniform")
+        most, largest = float(max([2.0, *among])), float(max([1.2, *values]))
+        points = torch.logspace(0, math.log10(most), 50)
+        panel.plot(points, points, color=ink(), ls=":", lw=1.2, label="all on one neighbour")
+        scale = "log" if largest > 4 else "linear"
+        panel.set(xscale="log", yscale=scale, xlim=(0.9, 1.1 * most), ylim=(0.95, 1.05 * largest))
+        for axis in (panel.xaxis, panel.yaxis) if scale == "log" else (panel.xaxis,):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_locator(NullLocator())
+        panel.set(title=f"layer {number + 1}", xlabel="neighbours attended over")
+        despine(panel)
+        panel.set_ylabel("largest coefficient, times uniform")
+    canvas.legend(canvas.panels[0].get_legend_handles_labels()[0])
+    return canvas.finished(path, "\n".join(map(attended.describe, range(len(attended.layers)))), caption)
 
 
 def neighbourhood_figure(
@@ -229,14 +247,20 @@ def neighbourhood_figure(
     class_names: Sequence[str] | None = None,
     label: int | None = None,
     largest: int = 10,
+    caption: bool = True,
+    width: float | None = None,
+    axes: Panels = None,
 ) -> Figure:
     """Draw the largest coefficients in the neighbourhoods of a few nodes, in times uniform, averaged over heads.
 
+    A bar is the difference from uniform attention: it begins at 1.
+
     Args:
-        model, data, path, layer, class_names, label: as in `attention_figure`.
+        model, data, path, layer, class_names, label, caption, width: as in `attention_figure`.
         nodes: the nodes to show; by default the six whose attention is furthest from uniform, by how far their entropy
             is below that of uniform attention. The caption states this difference, also for the median node.
         largest: the number of neighbours to show for each node.
+        axes: Matplotlib axes of another figure for each node, in place of a new figure.
 
     Raises:
         ImportError: if Matplotlib is missing.
@@ -250,40 +274,34 @@ def neighbourhood_figure(
         raise ValueError(f"nodes is {nodes}, expected one or more of 0 to {attended.num_nodes - 1}.")
     if largest < 1:
         raise ValueError(f"largest is {largest}, expected at least 1 neighbour of each node.")
-    colour = [*attended.colours, UNKNOWN]  # an unknown class is -1
-    columns, mean = min(len(nodes), 3), times_uniform(edge_index, alpha, attended.num_nodes).mean(-1)
-    lines, most = -(-len(nodes) // columns), min(largest, int(size[nodes].max()))  # bars alike in all panels
-    figure = _figure(0.6 + 3.6 * columns, 0.9 + 3.0 * lines)
-    panels = figure.subplots(lines, columns, sharex=True, squeeze=False).flatten()
-    for axes in panels[len(nodes) :]:
-        axes.set_visible(False)
-    occurring: set[int] = set()
-    for node, axes in zip(nodes, panels, strict=False):
+    colour, names = [*attended.colours, UNKNOWN], [*attended.class_names, "unknown"]  # an unknown class is -1
+    mean = times_uniform(edge_index, alpha, attended.num_nodes).mean(-1)
+    most = min(largest, int(size[nodes].max()))  # bars alike in all panels
+    canvas = Canvas(len(nodes), (3.4, 1.2 + 0.2 * most), axes, width, columns=3, margin=1.4, each="node")
+    word = "class" if attended.shown is attended.y else "predicted class"
+    drawn: list[int] = []
+    ends = [1.0, 1.0]  # of the shared horizontal axis
+    for node, panel in zip(nodes, canvas.panels, strict=True):
         edges = (edge_index[1] == node).nonzero().view(-1)
         edges = edges[mean[edges].argsort(descending=True)][:largest]
         src = edge_index[0, edges].tolist()
         rows, classes = range(len(src)), attended.shown[src].tolist()
-        occurring.update(classes)
-        axes.barh(rows, mean[edges].numpy(), color=[colour[k] for k in classes])
-        axes.set_yticks(rows, [f"{j} (itself)" if j == node else str(j) for j in src])
-        axes.set_ylim(most - 0.4, -0.6)
-        axes.axvline(1, color=_INK, ls="--", lw=1.2)
-        axes.tick_params(labelbottom=True)
-        axes.set_xlabel("times uniform", fontsize=8)
-        title = "unknown class" if attended.shown[node] < 0 else attended.class_names[attended.shown[node]]
+        drawn += classes
+        ends = [min([ends[0], *mean[edges].tolist()]), max([ends[1], *mean[edges].tolist()])]
+        panel.barh(rows, mean[edges].numpy() - 1, left=1, color=[colour[k] for k in classes])
+        panel.set_yticks(rows, [f"{j} (itself)" if j == node else str(j) for j in src])
+        panel.set_ylim(most - 0.4, -0.6)
+        panel.axvline(1, color=ink(), ls="--", lw=1.2)
+        panel.set_xlabel("times uniform")
         among = f"the largest {len(src)} of {int(size[node])} neighbours" if len(src) < size[node] else "all neighbours"
-        axes.set_title(f"node {node}, {title}\n{among}", fontsize=9)
-        _despine(axes)
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    names = [*attended.class_names, "unknown"]
-    handles: list[Any] = [Patch(color=colour[k], label=names[k]) for k in sorted(occurring)]
-    handles.append(Line2D([], [], color=_INK, ls="--", lw=1.2, label="uniform"))
-    figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 2 * columns), frameon=False)
-    return _written(
-        figure, path, f"Coefficients in times uniform, mean of heads.{selection}\n{attended.describe(layer)}"
-    )
+        panel.set_title(f"node {node} ({word}: {names[attended.shown[node]]})\n{among}", fontsize="medium")
+        despine(panel)
+    space = max(0.05 * (ends[1] - ends[0]), 0.01)
+    for panel in canvas.panels:
+        panel.set_xlim(ends[0] - space, ends[1] + space)
+    _class_legend(canvas, attended, torch.tensor(drawn, dtype=torch.long), lw=6)
+    text = f"Coefficients in times uniform, mean of heads; bars begin at 1.{selection}\n{attended.describe(layer)}"
+    return canvas.finished(path, text, caption)
 
 
 def _least_uniform(attended: Attended, layer: int) -> tuple[list[int], str]:
@@ -297,28 +315,3 @@ def _least_uniform(attended: Attended, layer: int) -> tuple[list[int], str]:
         f"entropy is {float(below[nodes].min()):.2g} to {float(below[nodes].max()):.2g} nats below that of uniform "
         f"attention, the median node's {float(below.median()):.2g}."
     )
-
-
-def _figure(width: float, height: float) -> Figure:
-    """Return an empty figure, with sizes in inches, outside of pyplot: no global state, no window."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(f"figures need Matplotlib: {EXTRA}") from error
-    return Figure(figsize=(width, height), dpi=200, layout="constrained")
-
-
-def _despine(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _written(figure: Figure, path: str | Path | None, caption: str) -> Figure:
-    """Add the caption below the figure, which grows by its height, and write the figure if a path is given."""
-    width, height = (float(inches) for inches in figure.get_size_inches())
-    lines = [line for paragraph in caption.split("\n") for line in textwrap.wrap(paragraph, int(14 * width))]
-    figure.set_size_inches(width, height + 0.15 + 0.16 * len(lines))
-    figure.supxlabel("\n".join(lines), x=0.1 / width, ha="left", fontsize=9, color=_INK)
-    if path is not None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
-    return figure

@@ -21,7 +21,7 @@ from ..tasks.objective import Split
 from ..tasks.task import Task
 from ..training.modules import Inductive
 from .attended import check_graph, describe, layer_of, pairs, run, times_uniform
-from .figures import _INK, _ORANGE, _figure, _written
+from .canvas import ORANGE, Canvas, Panels, ink
 from .molecules import molecule_of, picture
 from .positions import checked, graph_layout
 
@@ -37,6 +37,10 @@ _DPI = 300  # dots per inch in the picture of a molecule
 _MARGIN = 0.6  # around a graph, in lengths of an edge
 _PALE, _BELOW = "#eeeeee", "#66a6d9"  # colours on which black lines can be seen, as on orange
 _BATCH = 256  # graphs that are predicted at a time
+_TICKS = (
+    (0.25, 0.33, 0.5, 0.7, 1, 1.4, 2, 3, 4),
+    (0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.4),
+)  # of a wide scale, and a narrow one
 _LONGEST = 28  # characters of a name in a title
 
 
@@ -50,6 +54,9 @@ def graph_figure(
     scale: Scale = "uniform",
     labels: Sequence[str] | None = None,
     layout: Tensor | None = None,
+    caption: bool = True,
+    width: float | None = None,
+    axes: Panels = None,
 ) -> Figure:
     r"""Draw a graph, such as a molecule, with the attention of a layer as the colours of its edges.
 
@@ -70,6 +77,9 @@ def graph_figure(
             :math:`\alpha_{ij}`, which is larger in small neighbourhoods, such as those of a molecule's ends.
         labels: the names of the N nodes; by default the atoms' symbols, or the nodes' ids if the graph is no molecule.
         layout: `[N, 2]`, the positions of the nodes.
+        caption: if false, there is no text below the figure.
+        width: the width of the figure in inches, such as 3.3 for a column of a paper; the height follows.
+        axes: Matplotlib axes of another figure to draw into, in place of a new figure.
 
     Raises:
         ImportError: if Matplotlib is missing, or SciPy for a graph that is not a molecule.
@@ -87,14 +97,17 @@ def graph_figure(
     if labels is not None and len(labels) != shown.num_nodes:
         raise ValueError(f"labels has {len(labels)} names, expected {shown.num_nodes}: one for each node.")
     names = [str(node) for node in range(shown.num_nodes)] if labels is None and shown.molecule is None else labels
-    inches = ((_BOND * (shown.span + 2 * _MARGIN)) / 72).clip(1.2, 9.0)
-    figure = _figure(max(5.0, float(inches[0])), float(inches[1]) + 0.6)
-    axes = figure.subplots()
+    wide, high = ((_BOND * (shown.span + 2 * _MARGIN)) / 72).clip(1.2, 9.0).tolist()
+    canvas = Canvas(1, (max(4.0, wide), high + 0.8), axes, width)
+    panel = canvas.panels[0]
+    wide, high = canvas.inches(panel)
     colours = _colours([shown], scale)
-    _draw(axes, shown, names, colours, (float(inches[0]), float(inches[1])), numbers=True)
-    _colour_bar(figure, axes, colours, layer, head, scale)
+    _draw(panel, shown, names, colours, (wide, high - 0.8 * canvas.new), numbers=True)
+    if "smiles" in data:
+        panel.set_title(_shortened(data.smiles), fontsize="medium")
+    _colour_bar(canvas, colours, layer, head, scale)
     described = describe(*shown.attention, shown.num_nodes, layer)
-    return _written(figure, path, f"{_caption(scale)}\n{described}")
+    return canvas.finished(path, f"{_caption(scale)}\n{described}", caption)
 
 
 def sheet_figure(
@@ -107,6 +120,9 @@ def sheet_figure(
     layer: int = 0,
     head: int | None = None,
     scale: Scale = "uniform",
+    caption: bool = True,
+    width: float | None = None,
+    axes: Panels = None,
 ) -> Figure:
     """Draw the graphs of a split that a model predicts best and worst, each as in `graph_figure`, without numbers.
 
@@ -118,9 +134,10 @@ def sheet_figure(
     Args:
         model: as in `graph_figure`, with an output row for each graph, as from `gat_pyg.load(run_dir)`.
         task: a task with labels of graphs, as from `gat_pyg.data.ogbg`.
-        path, layer, head, scale: as in `graph_figure`.
+        path, layer, head, scale, caption, width: as in `graph_figure`.
         split: "train", "val" or "test".
         number: number of best and of worst graphs to draw.
+        axes: Matplotlib axes of another figure for each graph, the best first, in place of a new figure.
 
     Raises:
         ImportError: if Matplotlib is missing, or SciPy for a graph that is not a molecule.
@@ -134,28 +151,23 @@ def sheet_figure(
     order, out = _by_loss(model, task, split)
     best = order[: min(number, -(-len(order) // 2))]
     worst = order[len(best) :][::-1][:number]
-    columns = min(3, len(best))
-    rows = [part[start : start + columns] for part in (best, worst) for start in range(0, len(part), columns)]
-    inches = (2.6, 1.7)  # size of a panel
-    figure = _figure(inches[0] * columns, 0.6 + (inches[1] + 0.4) * len(rows))
-    grid = figure.subplots(len(rows), columns, squeeze=False)
+    canvas = Canvas(len(best) + len(worst), (2.6, 2.1), axes, width, columns=min(3, len(best)), each="graph")
     shown = {index: _Shown.of(model, graphs[index], layer, head, scale) for index in (*best, *worst)}
     colours = _colours(list(shown.values()), scale)
-    for row, axes_of_row in zip(rows, grid, strict=True):
-        for axes in axes_of_row[len(row) :]:
-            axes.set_visible(False)
-        for index, axes in zip(row, axes_of_row, strict=False):
-            _draw(axes, shown[index], None, colours, inches)
-            rank = f"best {best.index(index) + 1}" if index in best else f"worst {worst.index(index) + 1}"
-            text = _label_and_prediction(task, graphs[index].y, objective.predictions(out[index : index + 1]))
-            name = _shortened(graphs[index].smiles) if "smiles" in graphs[index] else f"{split} graph {index}"
-            axes.set_title(f"{rank}: {name}\n{text}", fontsize=8)
-    _colour_bar(figure, list(grid.flat), colours, layer, head, scale)
+    for index, panel in zip(shown, canvas.panels, strict=True):
+        wide, high = canvas.inches(panel)
+        _draw(panel, shown[index], None, colours, (wide, high - 0.4 * canvas.new))
+        rank = f"best {best.index(index) + 1}" if index in best else f"worst {worst.index(index) + 1}"
+        text = _label_and_prediction(task, graphs[index].y, objective.predictions(out[index : index + 1]))
+        name = _shortened(graphs[index].smiles) if "smiles" in graphs[index] else f"{split} graph {index}"
+        panel.set_title(f"{rank}: {name}\n{text}", fontsize="small")
+    _colour_bar(canvas, colours, layer, head, scale)
     first = np.cumsum([0, *(each.num_nodes for each in shown.values())])
     edge_index = torch.cat([each.attention[0] + int(n) for each, n in zip(shown.values(), first, strict=False)], 1)
     alpha = torch.cat([each.attention[1] for each in shown.values()])
     chosen = f"The {len(best)} graphs with the smallest loss and the {len(worst)} with the largest of {len(order)}."
-    return _written(figure, path, f"{chosen} {_caption(scale)}\n{describe(edge_index, alpha, int(first[-1]), layer)}")
+    text = f"{chosen} {_caption(scale)}\n{describe(edge_index, alpha, int(first[-1]), layer)}"
+    return canvas.finished(path, text, caption)
 
 
 @torch.no_grad()
@@ -252,22 +264,23 @@ def _colours(graphs: Sequence[_Shown], scale: Scale) -> ScalarMappable:
     values = torch.cat([graph.values for graph in graphs])
     largest, smallest = (float(values.max()), float(values.min())) if len(values) else (1.0, 1.0)
     if scale == "alpha":
-        return ScalarMappable(Normalize(0, largest), LinearSegmentedColormap.from_list("", [_PALE, _ORANGE]))
+        return ScalarMappable(Normalize(0, largest), LinearSegmentedColormap.from_list("", [_PALE, ORANGE]))
     furthest = min(max(largest, 1 / max(smallest, 0.01), 1.25), 4.0)  # nearly uniform attention stays pale
-    colours = LinearSegmentedColormap.from_list("", [_BELOW, _PALE, _ORANGE])
+    colours = LinearSegmentedColormap.from_list("", [_BELOW, _PALE, ORANGE])
     cast(Any, colours).colorbar_extend = "both" if largest > furthest or smallest < 1 / furthest else "neither"
     return ScalarMappable(LogNorm(1 / furthest, furthest), colours)
 
 
-def _colour_bar(figure: Figure, axes: Any, colours: ScalarMappable, layer: int, head: int | None, scale: Scale) -> None:
-    """Add the colour scale below the axes."""
-    bar = figure.colorbar(colours, ax=axes, location="bottom", fraction=0.04, aspect=50, pad=0.02)
+def _colour_bar(canvas: Canvas, colours: ScalarMappable, layer: int, head: int | None, scale: Scale) -> None:
+    """Add the colour scale below the panels."""
+    bar = canvas.figure.colorbar(colours, ax=canvas.panels, location="bottom", fraction=0.04, aspect=50, pad=0.02)
     low, high = colours.get_clim()
-    ticks = np.geomspace(low, high, 5) if scale == "uniform" else np.linspace(low, high, 5)
-    bar.set_ticks(ticks.tolist(), labels=[f"{tick:.2f}" for tick in ticks], fontsize=8)
-    bar.ax.minorticks_off()
+    if scale == "uniform":
+        ticks = [tick for tick in _TICKS[high < 2] if low <= tick <= high]
+        bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+        bar.ax.minorticks_off()
     heads = "mean of heads" if head is None else f"head {head + 1}"
-    bar.set_label(f"{_SCALES[scale].format(layer + 1)}, {heads}", fontsize=8)
+    bar.set_label(f"{_SCALES[scale].format(layer + 1)}, {heads}")
 
 
 def _caption(scale: Scale) -> str:
@@ -308,13 +321,13 @@ def _draw(
     graph.add_nodes_from(range(shown.num_nodes))
     graph.add_edges_from(edges)
     nx.draw_networkx_edges(graph, place, edges, width=0.34 * length, edge_color=shades, ax=axes)
-    nx.draw_networkx_edges(graph, place, edges, width=max(0.03 * length, 0.4), edge_color=_INK, ax=axes)
+    nx.draw_networkx_edges(graph, place, edges, width=max(0.03 * length, 0.4), edge_color=ink(), ax=axes)
     if names is None:
-        nx.draw_networkx_nodes(graph, place, node_size=(0.25 * length) ** 2, node_color=_INK, linewidths=0, ax=axes)
+        nx.draw_networkx_nodes(graph, place, node_size=(0.25 * length) ** 2, node_color=ink(), linewidths=0, ax=axes)
     else:
-        font, circle = min(max(0.3 * length, 3.5), 10), {"node_color": "white", "edgecolors": _INK, "linewidths": 0.5}
+        font, circle = min(max(0.3 * length, 3.5), 10), {"node_color": "white", "edgecolors": ink(), "linewidths": 0.5}
         nx.draw_networkx_nodes(graph, place, node_size=(0.36 * length) ** 2, ax=axes, **circle)
         nx.draw_networkx_labels(graph, place, dict(enumerate(names)), font_size=font, ax=axes)
-    nx.draw_networkx_edge_labels(graph, place, notes, font_size=0.18 * length, rotate=False, font_color=_INK, ax=axes)
+    nx.draw_networkx_edge_labels(graph, place, notes, font_size=0.18 * length, rotate=False, font_color=ink(), ax=axes)
     axes.set_aspect("equal")
     axes.set(xlim=size[0] / length / 2 * np.array([-1, 1]), ylim=size[1] / length / 2 * np.array([-1, 1]))

@@ -14,7 +14,7 @@ from ..experiments.result import MODEL
 from ..files import write_whole
 from ..models.attention import attention_layers
 from .cells import NAMES, Table
-from .curves import curves_figure
+from .curves import scores_figure
 from .data_table import Counts, counted
 from .formats import csv_table, html, latex, latex_table, markdown
 from .general import rows_of
@@ -77,7 +77,7 @@ def write_report(
 def drawn_curves(lines: Sequence[Line], folder: Path) -> Path:
     """Write the figure of the learning curves, and return the file."""
     path = folder / "curves.svg"
-    curves_figure(rows_of(gathered(lines)), path)
+    scores_figure(rows_of(gathered(lines)), path)
     return path
 
 
