@@ -1,5 +1,7 @@
 """The Python code on every page of the documentation runs, block after block, in a folder with two finished runs."""
 
+import ast
+import json
 import re
 import shutil
 import sys
@@ -59,6 +61,15 @@ def test_headings_have_the_words_that_readers_search_for():
 def test_there_is_code():
     assert len(CODE) >= 15
     assert sum(map(len, CODE.values())) >= 25
+
+
+def test_each_example_has_a_notebook_with_its_code():
+    for path in sorted(DOCS.parent.glob("examples/*.py")):
+        cells = json.loads(path.with_suffix(".ipynb").read_text(encoding="utf-8"))["cells"]
+        code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+        script = ast.parse(path.read_text(encoding="utf-8"))
+        script.body = script.body[1:]  # without the docstring, which is text
+        assert ast.dump(ast.parse(code)) == ast.dump(script), f"{path.name}: run python docs/notebooks.py"
 
 
 @pytest.fixture(scope="module")

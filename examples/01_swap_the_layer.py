@@ -5,6 +5,8 @@ Swap the layer in a model
 PyG's `GATConv` and this package's take the same arguments and state dict, and compute the same.
 """
 
+# sphinx_gallery_thumbnail_path = "thumbnails/swap_the_layer.png"
+
 import time
 from unittest.mock import patch
 

@@ -5,6 +5,8 @@ Two processes
 Two processes divide the graphs of each step, take the same steps as one and report the same score.
 """
 
+# sphinx_gallery_thumbnail_path = "thumbnails/two_processes.png"
+
 import subprocess
 import sys
 import tempfile
@@ -14,10 +16,14 @@ import tempfile
 
 
 def last_lines(*settings: str) -> list[str]:
-    command = [sys.executable, "-m", "gat_pyg.run", "dataset=planted", "training.max_epochs=3", *settings]
+    planted = ["dataset=planted", "training.max_epochs=3"]
+    command = [sys.executable, "-m", "gat_pyg.run", *planted, *settings]
+    options = {"capture_output": True, "text": True, "check": True}
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-    return [line for line in done.stdout.splitlines() if line.startswith(("epochs", "validation", "test"))]
+        done = subprocess.run(command, cwd=folder, **options)
+    lines = done.stdout.splitlines()
+    wanted = "epochs", "validation", "test"
+    return [line for line in lines if line.startswith(wanted)]
 
 
 one = last_lines()

@@ -11,6 +11,7 @@ import logging
 
 import lightning
 from lightning.pytorch import Trainer
+from torch_geometric.utils import scatter
 
 import gat_pyg
 from gat_pyg.data import planted
@@ -19,20 +20,26 @@ logging.getLogger("lightning.pytorch").setLevel("WARNING")  # without its tips
 lightning.seed_everything(0, verbose=False)
 task = planted()
 model = gat_pyg.GAT(17, [64], 16, heads=[4, 1])
-quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+quiet = {
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+}
 trainer = Trainer(max_epochs=60, **quiet)
 module = gat_pyg.Inductive(model, task.objective)
 trainer.fit(module, datamodule=gat_pyg.TaskData(task, batch_size=2))
-print(trainer.validate(module, datamodule=gat_pyg.TaskData(task), verbose=False))
+data = gat_pyg.TaskData(task)
+print(trainer.validate(module, datamodule=data, verbose=False))
 
 # %%
 # For each layer, the edges and their coefficients `[E, H]`. The largest share that a single neighbour gets:
 
 data = task.test[0]
 model.eval()
-for number, (edge_index, alpha) in enumerate(gat_pyg.attention_of(model, data), 1):
-    top = alpha.new_zeros(data.num_nodes, alpha.size(1)).index_reduce(0, edge_index[1], alpha, "amax")
-    print(f"layer {number}: edges {edge_index.size(1)}, heads {alpha.size(1)}, mean of the largest {top.mean():.2f}")
+for edge_index, alpha in gat_pyg.attention_of(model, data):
+    top = scatter(alpha, edge_index[1], dim=0, reduce="max")
+    print(f"heads {alpha.size(1)}, mean of the largest {top.mean():.2f}")
 
 # %%
 # The coefficients of a few neighbourhoods, in times uniform: 1 is what a mean would give.

@@ -5,6 +5,8 @@ Export
 An exported model consists of plain operators: neither this package nor PyG is needed where it runs.
 """
 
+# sphinx_gallery_thumbnail_path = "thumbnails/export.png"
+
 import tempfile
 from pathlib import Path
 
@@ -20,7 +22,9 @@ x, edge_index = torch.randn(10, 16), torch.randint(10, (2, 30))
 # A `.pt2` file that takes graphs of any size.
 
 N, E = torch.export.Dim("N", min=2), torch.export.Dim("E", min=2)
-program = torch.export.export(model, (x, edge_index), dynamic_shapes=({0: N}, {1: E}))
+program = torch.export.export(
+    model, (x, edge_index), dynamic_shapes=({0: N}, {1: E})
+)
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder, "model.pt2")
     torch.export.save(program, path)

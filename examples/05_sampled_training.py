@@ -6,8 +6,9 @@ A step computes a batch of nodes and some neighbours of each, drawn at random; t
 layer by layer.
 """
 
+# sphinx_gallery_thumbnail_path = "thumbnails/sampled_training.png"
+
 import logging
-import warnings
 
 import lightning
 from lightning.pytorch import Trainer
@@ -16,11 +17,12 @@ import gat_pyg
 from gat_pyg.data import digits
 
 logging.getLogger("lightning.pytorch").setLevel("WARNING")  # without its tips
-warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")  # torch, of Lightning
 lightning.seed_everything(0, verbose=False)
 task = digits()
 model = gat_pyg.GAT(64, [8], 10, heads=[8, 1], dropout=0.2)
-module = gat_pyg.Transductive(model, task.objective, gat_pyg.Optimisation(lr=0.02))
+module = gat_pyg.Transductive(
+    model, task.objective, gat_pyg.Optimisation(lr=0.02)
+)
 
 # %%
 # 32 nodes a step, with 10 neighbours at the first hop and 5 at the second. For a graph that is larger than memory,
@@ -28,7 +30,12 @@ module = gat_pyg.Transductive(model, task.objective, gat_pyg.Optimisation(lr=0.0
 # it needs.
 
 data = gat_pyg.TaskData(task, batch_size=32, num_neighbors=[10, 5])
-quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+quiet = {
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+}
 trainer = Trainer(max_epochs=30, **quiet)
 trainer.fit(module, datamodule=data)
 print(trainer.test(module, datamodule=data, verbose=False))

@@ -7,7 +7,9 @@ the rest: projection, softmax over each neighbourhood, dropout, aggregation.
 """
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
+from torch_geometric.utils import degree
 
 import gat_pyg
 
@@ -19,8 +21,11 @@ class Distance(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(heads))
 
-    def forward(self, x_dst: Tensor, x_src: Tensor, edge_attr: Tensor | None) -> Tensor:
-        return -self.scale * (x_dst - x_src).square().mean(-1)  # [E, H, C] -> [E, H]
+    def forward(
+        self, x_dst: Tensor, x_src: Tensor, edge_attr: Tensor | None
+    ) -> Tensor:
+        distance = (x_dst - x_src).square().mean(-1)  # [E, H, C] -> [E, H]
+        return -self.scale * distance
 
 
 torch.manual_seed(0)
@@ -38,8 +43,23 @@ out.square().mean().backward()
 print(conv.mechanism.scale.grad)
 
 # %%
+# Of the neighbours of a node, the closest get the most attention. 1 is a mean.
+
+src, dst = edges
+h = conv.lin(x).view(100, 4, 8)
+distance = (h[dst] - h[src]).square().mean(-1)[:, 0]  # of the first head
+times_uniform = degree(dst)[dst] * alpha[:, 0]
+figure = Figure(figsize=(5, 3.5), layout="constrained")
+axes = figure.subplots()
+axes.scatter(distance.detach(), times_uniform.detach(), s=8)
+axes.axhline(1, color="C7", ls="--")
+axes.set(xlabel="distance", ylabel="attention, times uniform")
+figure
+
+# %%
 # Mechanisms with fused kernels are chosen by name.
 
 for mechanism in ("additive", "constant", "dot", "cosine"):
     conv = gat_pyg.GATConv(16, 8, heads=4, mechanism=mechanism)
-    print(f"{mechanism:>8}: {sum(parameter.numel() for parameter in conv.parameters())} parameters")
+    count = sum(parameter.numel() for parameter in conv.parameters())
+    print(f"{mechanism:>8}: {count} parameters")
