@@ -198,12 +198,14 @@ def write_speed() -> None:
 def bars(axis: Axes, names: Sequence[str], values: Sequence[float], label: str, unit: str = "", base: int = 0) -> None:
     """Draw horizontal bars with their values; the bar number `base` is what the others are compared with."""
     places = range(len(names))[::-1]
-    axis.barh(places, values, color=[GREY if at == base else BLUE for at in range(len(names))])
+    start = 1.0 if unit == "×" else 0.0  # a factor below 1 is a bar to the left
+    widths = [value - start for value in values]
+    axis.barh(places, widths, left=start, color=[GREY if at == base else BLUE for at in range(len(names))])
     axis.set_yticks(places, names)
     axis.set_xlabel(label)
     axis.margins(x=0.15)
     for at, value in zip(places, values, strict=True):
-        axis.annotate(f" {value:.3g}{unit}", (value, at), va="center", fontsize=9)
+        axis.annotate(f" {value:.{2 if unit == '×' else 3}g}{unit}", (max(value, start), at), va="center", fontsize=9)
 
 
 def layers() -> None:
@@ -236,7 +238,11 @@ def layers() -> None:
 
     def draw(axis: Axes) -> None:
         values = [1.0, *(rows[case, "auto"]["times_pyg"] for case in LAYERS)]
-        bars(axis, ["PyG's layer", *LAYERS.values()], values, "times faster than PyG, forward and backward")
+        bars(axis, ["PyG's layer", *LAYERS.values()], values, "times faster than PyG, forward and backward", "×")
+        axis.set_xscale("log")
+        axis.set_xlim(0.5, 60)
+        axis.set_xticks([0.5, 1, 2, 5, 10, 20, 50], ["0.5", "1", "2", "5", "10", "20", "50"])
+        axis.minorticks_off()
 
     chart("layers", draw, (8, 3.8))
     versions = ", ".join(
