@@ -152,7 +152,7 @@ def later_smiles(folder: Path) -> list[Path]:
     return [folder / "later.csv"]
 
 
-LIMA = "city has 1 values that are no category of .*'Lima'"
+LIMA = "city has 1 values that are not a category of .*'Lima'"
 r = draw()
 KINDS = [
     Kind(

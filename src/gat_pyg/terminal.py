@@ -36,7 +36,7 @@ def print_message(text: str) -> None:
 
 
 def styled(text: str, style: str) -> str:
-    """Return text in a style for stdout, unless that is no terminal or the user set NO_COLOR.
+    """Return text in a style for stdout, unless that is not a terminal or the user set NO_COLOR.
 
     >>> styled("83.1 %", BOLD)
     '83.1 %'

@@ -327,7 +327,7 @@ def test_categories_that_training_lacks_are_warned_of_once_for_each_split():
     with pytest.warns(UserWarning, match="no category of training") as warned:
         warn_of_unknown_categories(task)
     (warning,) = [str(each.message) for each in warned]
-    assert "own: test has values that are no category of training" in warning
+    assert "own: test has values that are not a category of training" in warning
     assert warning.endswith("column 0 of x has 8, column 0 of edge_attr has 12.")
     categories = num_categories(data.x for data in task.train)
     (count,) = num_unknown([task.test[0].x], categories).values()

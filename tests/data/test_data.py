@@ -665,7 +665,7 @@ BROKEN_FILES: list[tuple[Any, Callable[[Path], Any] | None, type[Exception], str
             "mine.npz",
             bytes_of("mine.npz", c),
             ValueError,
-            r"^(?!.*pickle).*npz cannot be read: it is no archive of numpy",
+            r"^(?!.*pickle).*npz cannot be read: it is not a valid .npz file",
         )
         for c in NO_ARCHIVE
     ),
@@ -703,12 +703,12 @@ BROKEN_FILES: list[tuple[Any, Callable[[Path], Any] | None, type[Exception], str
 ]
 if hasattr(os, "mkfifo"):
     BROKEN_FILES += [
-        ("mine.pt", lambda folder: os.mkfifo(folder / "mine.pt"), ValueError, "is no regular file"),
+        ("mine.pt", lambda folder: os.mkfifo(folder / "mine.pt"), ValueError, "is not a regular file"),
         (
             "folder",
             lambda folder: ((folder / "folder").mkdir(), os.mkfifo(folder / "folder" / "x.npy")),
             ValueError,
-            "is no regular file",
+            "is not a regular file",
         ),
     ]
 

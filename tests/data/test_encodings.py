@@ -217,7 +217,7 @@ def test_the_command_encodes_the_data(tmp_path: Path):
         assert task.num_encodings == P
     for wrong, text in (
         ("walk_length=0", "walk_length is 0, expected a whole number, at least 1"),
-        ("steps=3", r"encoding\.steps is no argument of RandomWalkPE"),
+        ("steps=3", r"RandomWalkPE has no argument encoding\.steps"),
     ):
         with pytest.raises(ValueError, match=text):
             parsed("encoding=rwse", f"++encoding.{wrong}")

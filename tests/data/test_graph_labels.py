@@ -112,9 +112,9 @@ def moved(fold: int, source: str, target: str | None, index: int | None = None) 
         (moved(0, "train", "train", -1), "fold 0: train holds -1, expected indices from 0 to 11"),
         (moved(2, "train", "test"), "graph 0 is in the test of fold 0 and in the test of fold 2"),
         (moved(2, "test", "train"), "graph 2 is in none of the test of fold 0, the test of fold 1, the test of fold 2"),
-        (moved(2, "test", "test", True), "fold 2: test is no list of whole numbers"),
+        (moved(2, "test", "test", True), "fold 2: test is not a list of whole numbers"),
         ([*errica(), {"test": []}], "fold 3: expected test, and train and validation in"),
-        ({}, "is no list, expected a JSON list of folds"),
+        ({}, "is not a list, expected a JSON list of folds"),
     ],
 )
 def test_a_file_that_does_not_partition_the_graphs_is_refused(tmp_path: Path, content: Any, message: str):

@@ -118,7 +118,7 @@ def test_a_change_of_other_rows_changes_neither_the_encoding_nor_the_training_ro
     changed.loc[other, ["amount", "city", "opened"]] = [1e6, "Paris", "2031-01-01"]
     changed.loc[other, "fraud"] = changed.loc[other, "fraud"].map({"no": "yes", "yes": "no"})
     with pytest.warns(
-        UserWarning, match=r"city has \d+ values that are no category of the training rows, such as 'Paris'"
+        UserWarning, match=r"city has \d+ values that are not a category of the training rows, such as 'Paris'"
     ):
         after = from_pandas(changed, edges, **COLUMNS)
     assert after.source == task.source

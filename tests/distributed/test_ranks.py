@@ -115,7 +115,7 @@ def torchrun(rank: int, port: int) -> dict[str, str]:
 
 
 def processes_of_torchrun(*run: str) -> list[Any]:
-    """Start torchrun itself on two machines, whose processes import everything anew."""
+    """Start torchrun itself on two machines, whose processes import everything again."""
     launch = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=0"]
     launch += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{29400 + os.getpid() % 1000}", "--rdzv-id=gat"]
     return [started(*launch, *run, "+model.backend=segment") for _ in range(2)]

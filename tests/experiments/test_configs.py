@@ -190,7 +190,7 @@ WRONG = {
     "lr=1": r"lr is unknown\. Did you mean training\.lr\?",
     "+training.momentum=1": r"training\.momentum is unknown\. Known are: training\.lr, ",
     "+epochs=1": r"epochs is unknown\. Did you mean training\.max_epochs\?",
-    "model.dropuot=0": r"model\.dropuot is no argument of MLP\. Did you mean model\.dropout\?",
+    "model.dropuot=0": r"MLP has no argument model\.dropuot\. Did you mean model\.dropout\?",
     "loader.num_neighbors=[5,5]": r"num_neighbors is \[5, 5\], but loader=full takes .* Choose loader=neighbor\.",
     "loader.num_neighbors=5": r"loader\.num_neighbors is 5, expected null or a list of whole",
     "loader.num_neighbors=[a,b]": r"loader\.num_neighbors is \['a', 'b'\], expected null or a",
@@ -202,20 +202,20 @@ WRONG = {
     "+trainer.callbacks=[1]": r"trainer\.callbacks is set by the command\. Leave it out\.",
     "+trainer.enable_checkpointing=true": r"trainer\.enable_checkpointing is set by the command\.",
     "+trainer.num_sanity_val_steps=2": r"trainer\.num_sanity_val_steps is set by the command\.",
-    "+trainer.speed=3": r"trainer\.speed is no argument of Trainer\. Known are: trainer\.accelerator, ",
+    "+trainer.speed=3": r"Trainer has no argument trainer\.speed\. Known are: trainer\.accelerator, ",
     "trainer.devices=0": r"trainer\.devices is 0, expected auto, a number of devices, at least 1, or a list",
     "trainer.devices=true": r"trainer\.devices is True, expected auto",
     "model.dropout=abc": r"model\.dropout is 'abc', expected a finite number\.",
     "model.dropout=nan": r"model\.dropout is nan, expected a finite number\.",
     f"{OF_GAT} model.attention_dropout=2": r"model\.attention_dropout is 2, expected a number from 0 to 1\.",
-    f"{OF_GAT} model.norm_frist=true": r"model\.norm_frist is no argument of GAT\. Did you mean model\.norm_first\?",
+    f"{OF_GAT} model.norm_frist=true": r"GAT has no argument model\.norm_frist\. Did you mean model\.norm_first\?",
     f"{OF_GAT} model.feed_forward=0": r"model\.feed_forward is 0, expected a whole number, at least 1 or null\.",
     f"{OF_GAT} model.backend=cuda": r"model\.backend is 'cuda', expected auto, fused, segment or reference\.",
     "model.hidden_channels=0": r"model\.hidden_channels is 0, expected a whole number, at least 1\.",
     "model.num_layers=-1": r"model\.num_layers is -1, expected a whole number, at least 1\.",
     "+model.method=3": r"model\.method is 3, expected text: a name in the results\.",
     "+dataset.k=abc": r"dataset\.k is 'abc', expected a whole number, at least 0\.",
-    "+dataset.neighbours=3": r"dataset\.neighbours is no argument of digits\. Known are: dataset\.k\.",
+    "+dataset.neighbours=3": r"digits has no argument dataset\.neighbours\. Known are: dataset\.k\.",
     "dataset._target_=gat_pyg.data.planted +dataset.nodes=abc": r"dataset\.nodes is 'abc', expected a whole number, at",
     "dataset._target_=abc": r"dataset\._target_=abc cannot be called, expected a class or a function\.",
     "methods=5": r"methods is 5, expected null or a list such as \[gat,gcn\]",
@@ -247,10 +247,10 @@ WRONG = {
     "training.lr=nan": r"training\.lr is nan, expected a finite number, at least 0\.",
     "optimizer.lr=0.1": r"optimizer\.lr is set by the command\. Write training\.lr=\.\.\.",
     "optimizer.weight_decay=0": r"optimizer\.weight_decay is set by the command\. Write training\.weight_decay=",
-    "optimizer.beta=0.9": r"optimizer\.beta is no argument of Adam\. Did you mean optimizer\.betas\?",
+    "optimizer.beta=0.9": r"Adam has no argument optimizer\.beta\. Did you mean optimizer\.betas\?",
     "optimizer._target_=torch.optim.SGD optimizer.momentum=-1": "SGD cannot be used: Invalid momentum value: -1",
     f"{STEP} scheduler.optimizer=1": r"scheduler\.optimizer is set by the command\. Leave it out\.",
-    f"{STEP} scheduler.size=3": r"scheduler\.size is no argument of StepLR\. Did you mean scheduler\.step_size\?",
+    f"{STEP} scheduler.size=3": r"StepLR has no argument scheduler\.size\. Did you mean scheduler\.step_size\?",
     STEP: "StepLR cannot be used: .*missing 1 required positional argument: 'step_size'",
     "training.ema=1": r"training\.ema is 1, expected null or a number between 0 and 1\.",
     "training.gradient_clip_val=0": r"training\.gradient_clip_val is 0, expected null or a number above 0\.",
@@ -276,7 +276,7 @@ WRONG = {
     "loss.error=l1": r"loss\.error is 'l1', expected null, mse, mae or huber\.",
     "+loss.gamma=2": r"loss\.gamma is unknown\. Known are: loss\.class_weight, ",
     "ckpt_path=x.ckpt runs=2": r"ckpt_path=x\.ckpt is one checkpoint, but runs=2\.",
-    "model._target_=torch.nn.Linear": r"model\.\w+ is no argument of Linear\. Known are: model\.in_features, ",
+    "model._target_=torch.nn.Linear": r"Linear has no argument model\.\w+\. Known are: model\.in_features, ",
     "model._target_=gat_pyg.data.Task": r"model\._target_=gat_pyg\.data\.Task is no torch\.nn\.Module",
     "model._target_=gat_pyg.models.Gat": r"_target_=gat_pyg\.models\.Gat cannot be imported \(.*'gat_pyg\.models\.Gat'",
     "dataset._target_=nowhere.Set": r"cannot be imported \(.* 'nowhere'\)\. Give .* such as mine\.Net for mine\.py",
@@ -545,7 +545,7 @@ def test_an_argument_of_the_model_needs_no_sign_whether_a_recipe_has_it_or_not(d
         "config", translated([f"dataset={dataset}", f"{sign}model.norm=layer", f"{sign}model.dropout=0.3"])
     )
     assert (config.model.norm, config.model.dropout) == ("layer", 0.3)
-    with pytest.raises(ValueError, match=r"model\.nrom is no argument of GAT\. Did you mean model\.norm\?"):
+    with pytest.raises(ValueError, match=r"GAT has no argument model\.nrom\. Did you mean model\.norm\?"):
         Settings.parse(compose("config", translated([f"dataset={dataset}", f"{sign}model.nrom=layer"])))
 
 

@@ -233,8 +233,8 @@ def test_a_file_of_a_split_replaces_any_other(tmp_path: Path):
         result = task(tmp_path, f"dataset={name}", "split.file=split.npz")
         assert ids(result) == expected and result.num_splits == 1
     for change, message in (
-        ({"train": [0, 60]}, "train is no array of node ids, expected whole numbers from 0 to 59"),
-        ({"test": [0.5]}, "test is no array of node ids"),
+        ({"train": [0, 60]}, "train is not an array of node ids, expected integers from 0 to 59"),
+        ({"test": [0.5]}, "test is not an array of node ids"),
         ({"val": order[:1]}, f"node {order[0]} is listed twice, expected each node in one split at most"),
         (
             {"test": np.array([None])},
@@ -245,7 +245,7 @@ def test_a_file_of_a_split_replaces_any_other(tmp_path: Path):
         with pytest.raises(ValueError, match=rf"photo: split\.file=.*wrong\.npz.* ?{message}"):
             task(tmp_path, "dataset=photo", "split.file=wrong.npz")
     with pytest.raises(
-        FileNotFoundError, match=r"split\.file=no\.npz is no file, expected .* Amazon/Computers/splits/amaz"
+        FileNotFoundError, match=r"split\.file=no\.npz is not a file, expected .* Amazon/Computers/splits/amaz"
     ):
         task(tmp_path, "dataset=photo", "split.file=no.npz")
     with pytest.raises(ValueError, match=r"split\.file has no effect: digits has a split of its own"):

@@ -430,7 +430,7 @@ def test_what_is_no_run_folder_says_what_to_give(folder: Path, tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"seed-3 holds no runs of several seeds\. Leave out seed"):
         load(tmp_path / "job" / "seed-3", seed="all")
     shutil.copytree(tmp_path / "job" / "seed-3", tmp_path / "job" / "seed-x")
-    with pytest.raises(ValueError, match=r"seed-x is no folder of a seed, expected seed-0, seed-1, \.\.\. Rename it"):
+    with pytest.raises(ValueError, match=r"seed-x is not a folder of a seed, expected seed-0, seed-1, \.\.\. Rename"):
         load(tmp_path / "job", seed="all")
 
 

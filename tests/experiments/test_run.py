@@ -774,7 +774,7 @@ def test_few_non_zeros_are_a_sparse_matrix(command: Command, monkeypatch: pytest
         right = (out.argmax(1) == data.y)[data.test_mask].double().mean().item()
         assert result.value == pytest.approx(100 * right)
     share = f"{100 * np.count_nonzero(x) / x.size:.1f} %"
-    assert reports == [f"mine: {share} of the features are not 0, so they are a sparse matrix"] * 2
+    assert reports == [f"mine: only {share} of the features are nonzero; using a sparse matrix"] * 2
 
 
 def test_how_it_is_computed_is_no_part_of_what_is_learnt(command: Command, monkeypatch: pytest.MonkeyPatch):
@@ -951,8 +951,8 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
     ("arguments", "message"),
     [
         (["+candidates=[a]"], r"candidates is set by the command\. Leave it out\."),
-        (["model=gat", "model.nrom=batch"], r"model\.nrom is no argument of GAT\. Did you mean model\.norm\?"),
-        (["model=gin", "model.dropuot=0"], r"model\.dropuot is no argument of GIN\. Did you mean model\.dropout\?"),
+        (["model=gat", "model.nrom=batch"], r"GAT has no argument model\.nrom\. Did you mean model\.norm\?"),
+        (["model=gin", "model.dropuot=0"], r"GIN has no argument model\.dropuot\. Did you mean model\.dropout\?"),
         (
             ["model.readout=sum"],
             r"model\.readout has no effect: digits predicts 10 classes of nodes, and a readout is for",
@@ -1081,10 +1081,10 @@ def test_wrong_settings_are_refused_without_a_file(command: Command, arguments: 
     ("results", "message"),
     [
         ("/proc/x", r"/proc/x: No such file or directory\."),
-        ("a_folder", r"results is a_folder, which is no regular file\."),
-        ("/dev/full", r"results is /dev/full, which is no regular file\."),
-        ("a_fifo", r"results is a_fifo, which is no regular file\."),
-        ("a_file/results.jsonl", r"results is a_file/results\.jsonl, but .*a_file is no folder\."),
+        ("a_folder", r"results is a_folder, which is not a regular file\."),
+        ("/dev/full", r"results is /dev/full, which is not a regular file\."),
+        ("a_fifo", r"results is a_fifo, which is not a regular file\."),
+        ("a_file/results.jsonl", r"results is a_file/results\.jsonl, but .*a_file is not a folder\."),
     ],
 )
 def test_results_that_cannot_be_written_are_refused_before_the_training(
@@ -1146,7 +1146,7 @@ def test_the_memory_of_the_trial_is_freed_before_each_device_trains_its_share(
     done: list[str] = []
 
     def spawn(*arguments: object, nprocs: int) -> None:
-        assert pickle.loads(pickle.dumps(arguments))  # as it has to go to processes that are started anew
+        assert pickle.loads(pickle.dumps(arguments))  # as it has to go to processes that are started again
         done.append(f"{nprocs} processes")
 
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("freed"))
@@ -1265,7 +1265,7 @@ def test_a_folder_in_use_is_left_alone(command: Command, place: Path):
 def test_broken_checkpoint_is_refused(command: Command, place: Path, content: bytes):
     (place / "broken.ckpt").write_bytes(content)
     output = command("model=mlp", "ckpt_path=broken.ckpt", fails=True)
-    assert re.search(r"broken\.ckpt cannot be read: it is truncated or no checkpoint", output)
+    assert re.search(r"broken\.ckpt cannot be read: it is truncated or not a checkpoint", output)
 
 
 @pytest.mark.filterwarnings("ignore:.*he validation loss or score was not finite:UserWarning")
@@ -1974,7 +1974,7 @@ def test_a_cell_of_a_file_is_named_after_it(command: Command):
     np.savez("mine.npz", **graph_of(np.arange(60) % 3))
     split = ("split.per_class=5", "split.val=10", "split.test=10")
     command("methods=mlp", "datasets=file", "dataset.path=mine.npz", *split, "training.max_epochs=1")
-    assert "dataset.pth is no argument of from_file" in command(
+    assert "from_file has no argument dataset.pth" in command(
         "methods=mlp", "datasets=file", "dataset.pth=mine.npz", "dataset.path=mine.npz", fails=True
     )
     assert [path.name for path in Path("outputs/table").iterdir()] == ["mine_mlp"]

@@ -248,7 +248,7 @@ def test_no_warning_where_we_cannot_write(
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     assert call() == (3.0, False)
     (warning,) = caplog.messages
-    assert warning == f"every process compiles its kernels anew, since no folder can be written. {cache.REMEDY}"
+    assert warning == f"every process compiles its kernels again, since no folder can be written. {cache.REMEDY}"
 
 
 @POSIX
@@ -289,7 +289,7 @@ def test_without_a_folder_a_kernel_is_compiled_in_memory(
         alone = importlib.import_module("alone")
         monkeypatch.delitem(sys.modules, "alone")
         assert alone.beside(3.0) == -3.0
-    assert "every process compiles its kernels anew, since no folder can be written" in caplog.text
+    assert "every process compiles its kernels again, since no folder can be written" in caplog.text
     assert re.search(r"compiled beside in \d+\.\d s, kept in memory alone", caplog.text)
 
 

@@ -813,7 +813,7 @@ class Branching(nn.Linear):
 
 
 class Remembering(nn.Linear):
-    """Reads what is no parameter of its own, so that in a stack the first one's serves all."""
+    """Reads what is not a parameter of its own, so that in a stack the first one's serves all."""
 
     def __init__(self, *sizes: int) -> None:
         super().__init__(*sizes)
@@ -1036,7 +1036,7 @@ def test_a_gpu_keeps_the_best_weights_by_one_kernel_per_tensor():
 
 
 def test_a_module_of_one_model_is_an_error():
-    with pytest.raises(TypeError, match=r"Transductive is no stack of seeds, expected gat_pyg\.seeds\.Stacked"):
+    with pytest.raises(TypeError, match=r"Transductive is not a stack of seeds, expected gat_pyg\.seeds\.Stacked"):
         trainer(EachStopping(of_seeds([0])), epochs=1).fit(
             Transductive(MAKES["MLP"](), NodeLabels(3)), datamodule=TaskData(small())
         )

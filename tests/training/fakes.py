@@ -16,7 +16,7 @@ from gat_pyg.training.cuda_graphs import Captured, CudaGraphs
 
 
 class FakeGraph:
-    """A CUDA graph on a CPU: a replay computes anew and leaves the results in the same memory."""
+    """A CUDA graph on a CPU: a replay computes again and leaves the results in the same memory."""
 
     replays = 0
     cuda: FakeCuda

@@ -230,14 +230,14 @@ def test_a_checkpoint_that_would_run_code_is_an_error(checkpoint: Path):
 )
 def test_a_truncated_or_other_file_is_an_error(checkpoint: Path, content: int | bytes):
     checkpoint.write_bytes(content if isinstance(content, bytes) else checkpoint.read_bytes()[:content])
-    with pytest.raises(ValueError, match=r"last\.ckpt cannot be read: it is truncated or no checkpoint"):
+    with pytest.raises(ValueError, match=r"last\.ckpt cannot be read: it is truncated or not a checkpoint"):
         refit(checkpoint)
 
 
 @pytest.mark.parametrize("callbacks", [None, {}, {"PaperStopping": {}}, {"PaperStopping": {"epoch": 2}}, "no clock"])
 def test_a_checkpoint_without_the_state_of_a_callback_is_an_error(checkpoint: Path, callbacks: Any):
     state = torch.load(checkpoint, weights_only=True)
-    message = r"has no state of PaperStopping, expected epoch, wait, .*start anew without"
+    message = r"has no state of PaperStopping, expected epoch, wait, .*start again without"
     if callbacks == "no clock":
         callbacks = {key: value for key, value in state["callbacks"].items() if key != "Resumable"}
         message = "has no state of Resumable, expected seconds under callbacks.Resumable"
@@ -251,7 +251,7 @@ def test_a_checkpoint_that_does_not_fit_is_an_error(checkpoint: Path):
     with pytest.raises(ValueError, match=r"does not fit this model: model\.convs\.0\.\w+ has shape .* in the file"):
         refit(checkpoint, other)
     torch.save({"state_dict": {}}, checkpoint)
-    with pytest.raises(ValueError, match="is no checkpoint of a training"):
+    with pytest.raises(ValueError, match="is not a checkpoint of a training"):
         refit(checkpoint)
     checkpoint.unlink()
     with pytest.raises(FileNotFoundError, match=r"There is no checkpoint .*last\.ckpt"):

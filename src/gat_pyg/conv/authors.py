@@ -79,7 +79,7 @@ class AuthorsConv(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw every parameter anew: Glorot uniform, for each head or over all of them, biases zero."""
+        """Initialise every parameter again: Glorot uniform, for each head or over all of them, biases zero."""
         for weight in (self.weight, self.res_weight, self.att_src, self.att_dst):
             if weight is not None:
                 if "init" in self.of_authors:

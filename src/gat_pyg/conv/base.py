@@ -77,7 +77,7 @@ def _check_widths(in_channels: Any, edge_dim: Any) -> None:
 
 
 def check_names(names: Iterable[str], *targets: Callable[..., Any]) -> None:
-    """Raise TypeError for a name that is no argument of one of these classes; it names the first class."""
+    """Raise TypeError for a name that is not an argument of one of these classes; it names the first class."""
     known = {name: None for target in targets for name in inspect.signature(target).parameters}
     for name in names:
         if name not in known:

@@ -90,7 +90,7 @@ class GATv2Conv(_AttentionConv):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw every parameter anew: Glorot uniform, biases zero."""
+        """Initialise every parameter again: Glorot uniform, biases zero."""
         super().reset_parameters()
         for lin in (self.lin_l, self.lin_r, self.lin_edge, self.res):
             if lin is not None:

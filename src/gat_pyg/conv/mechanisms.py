@@ -69,7 +69,7 @@ class DynamicAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw every parameter anew, Glorot uniform."""
+        """Initialise every parameter again, Glorot uniform."""
         glorot(self.att)
         if self.lin_edge is not None:
             self.lin_edge.reset_parameters()

@@ -99,7 +99,7 @@ class TransformerConv(_AttentionConv):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw every parameter anew, as `torch.nn.Linear` does."""
+        """Initialise every parameter again, as `torch.nn.Linear` does."""
         super().reset_parameters()
         lins = self.lin_key, self.lin_query, self.lin_value, self.lin_edge, self.lin_skip, self.lin_beta
         for lin in lins:

@@ -75,7 +75,7 @@ class Features:
         of the training rows.
 
         Raises:
-            ValueError: if a column is missing, or a value is no number or date as in the training data.
+            ValueError: if a column is missing, or a value is not a number or date as in the training data.
         """
         x = torch.zeros(len(frame), self.size, dtype=torch.get_default_dtype())
         begin = 0
@@ -180,8 +180,8 @@ def _encode(x: Any, frame: Any, name: str, encoding: Mapping[str, Any]) -> None:
     unknown = column[~known & (column != "").to_numpy()]
     if len(unknown) and not encoding["is_cut"]:
         warnings.warn(
-            f"{file_of(frame)}: {name} has {len(unknown):,} values that are no category of the training rows, such as "
-            f"{unknown.iloc[0]!r}. Their features are 0.",
+            f"{file_of(frame)}: {name} has {len(unknown):,} values that are not a category of the training rows, such "
+            f"as {unknown.iloc[0]!r}. Their features are 0.",
             stacklevel=5,
         )
 
@@ -359,8 +359,8 @@ class Targets:
         other = column[(codes < 0) & column.notna().to_numpy()]
         if len(other):
             warnings.warn(
-                f"{file_of(frame)}: {self.names[0]} has {len(other):,} values that are no class of the training, such "
-                f"as {other.iloc[0]!r}. They count as unknown.",
+                f"{file_of(frame)}: {self.names[0]} has {len(other):,} values that are not a class of the training, "
+                f"such as {other.iloc[0]!r}. They count as unknown.",
                 stacklevel=4,
             )
         return torch.from_numpy(codes.astype(np.int64))

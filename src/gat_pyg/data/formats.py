@@ -53,7 +53,7 @@ def read(path: str | Path) -> tuple[Path, Any]:
         )
     for file in path.glob("*.npy") if path.is_dir() else [path]:
         if file.exists() and not file.is_file():
-            raise ValueError(f"{file} is no regular file, expected arrays or tensors.")  # reading a pipe may block
+            raise ValueError(f"{file} is not a regular file, expected arrays or tensors.")  # reading a pipe may block
     try:
         content = load_folder(path) if path.is_dir() else _load_pt(path) if path.suffix == ".pt" else _load_npz(path)
     except Exception as error:
@@ -162,7 +162,7 @@ def as_tensor(values: Any, where: str) -> Tensor:
 
 def _load_npz(path: Path) -> dict[str, Any]:
     if not is_zipfile(path):
-        raise ValueError("it is no archive of numpy.savez.")
+        raise ValueError("it is not a valid .npz file of numpy.savez.")
     # not numpy.load, which takes other files for pickles and explains how to load them
     with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
         return {key: _numbers(arrays.__getitem__, key) if key in READ else UNREAD for key in arrays.files}

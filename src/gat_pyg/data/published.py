@@ -104,8 +104,8 @@ def split_file(file: str | Path, root: str | Path | None = None) -> Path:
         return _downloaded(path, SPLITS_URL, SPLIT_FILES[str(file)])
     if not path.is_file():
         raise FileNotFoundError(
-            f"split.file={file} is no file, expected an .npz file with arrays train, val (or valid) and test of node "
-            f"ids: its path, also relative to data_root, or one of {', '.join(SPLIT_FILES)}, which are downloaded."
+            f"split.file={file} is not a file, expected an .npz file with arrays train, val (or valid) and test of "
+            f"node ids: its path, also relative to data_root, or one of {', '.join(SPLIT_FILES)}, which are downloaded."
         )
     return path
 

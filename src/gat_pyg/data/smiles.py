@@ -70,7 +70,7 @@ def smiles(
     Raises:
         FileNotFoundError: if there is no such file.
         ImportError: if pandas or RDKit is not installed.
-        ValueError: if the file is no table or lacks a column, a SMILES cannot be converted, or a split is empty.
+        ValueError: if the file is not a table or lacks a column, a SMILES cannot be converted, or a split is empty.
 
     Warns if the same molecule is for training and for validation or the test.
 

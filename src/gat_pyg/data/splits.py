@@ -237,7 +237,7 @@ def read_folds(path: str | Path, count: int, name: str) -> list[list[list[int]]]
     where = f"{name}: folds={path}"
     if not path.is_file():
         raise FileNotFoundError(
-            f"{where} is no file, expected one of folds. Those of Errica et al. (2020) are in data_splits of "
+            f"{where} is not a file, expected one of folds. Those of Errica et al. (2020) are in data_splits of "
             "https://github.com/diningphil/gnn-comparison: copy them there. Or choose a number of stratified folds, as "
             "in split.folds=10."
         )
@@ -246,7 +246,7 @@ def read_folds(path: str | Path, count: int, name: str) -> list[list[list[int]]]
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} cannot be read, expected a JSON list of folds: {error}.") from error
     if not isinstance(content, list) or not content:
-        raise ValueError(f"{where} is no list, expected a JSON list of folds.")
+        raise ValueError(f"{where} is not a list, expected a JSON list of folds.")
     folds = [_parts_of(fold, f"{where}, fold {number}") for number, fold in enumerate(content)]
     for number, parts in enumerate(folds):
         _check_partition(dict(zip(FOLD_PARTS, parts, strict=True)), count, f"{where}, fold {number}")
@@ -264,7 +264,7 @@ def _parts_of(fold: Any, where: str) -> list[list[int]]:
         raise ValueError(f"{where}: expected test, and train and validation in model_selection[0].") from error
     for part, indices in zip(FOLD_PARTS, parts, strict=True):
         if not isinstance(indices, list) or not all(type(index) is int for index in indices):
-            raise ValueError(f"{where}: {part} is no list of whole numbers, expected indices of graphs.")
+            raise ValueError(f"{where}: {part} is not a list of whole numbers, expected indices of graphs.")
     return parts
 
 
@@ -300,7 +300,7 @@ def read_split(path: str | Path, count: int, name: str) -> dict[str, Tensor]:
         ) from error
     for part, ids in parts.items():
         if ids.ndim != 1 or ids.dtype.kind not in "iu" or not ((ids >= 0) & (ids < count)).all():
-            raise ValueError(f"{where}: {part} is no array of node ids, expected whole numbers from 0 to {count - 1}.")
+            raise ValueError(f"{where}: {part} is not an array of node ids, expected integers from 0 to {count - 1}.")
     ids, times = np.unique(np.concatenate([*parts.values()]), return_counts=True)
     if (times > 1).any():
         raise ValueError(f"{where}: node {ids[times > 1][0]} is listed twice, expected each node in one split at most.")

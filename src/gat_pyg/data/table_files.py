@@ -234,7 +234,7 @@ def _found(path: str | Path) -> Path:
             f"{path.name} ends in {path.suffix!r}, expected .csv, .tsv, .txt or .parquet. Save a workbook as CSV UTF-8."
         )
     if not path.is_file():
-        raise ValueError(f"{path} is no regular file, expected a table.")
+        raise ValueError(f"{path} is not a regular file, expected a table.")
     if path.stat().st_size == 0:
         raise ValueError(f"{path.name} is empty, expected a header and rows.")
     return path
@@ -256,7 +256,7 @@ def _read_parquet(path: Path, text: Collection[str]) -> Any:
         table = file.read()
     except (OSError, pyarrow.ArrowException) as error:
         raise ValueError(
-            f"{path.name} is no whole Parquet file. It is cut off or of another kind: copy it again."
+            f"{path.name} is not a whole Parquet file. It is cut off or of another kind: copy it again."
         ) from error
     frame = table.to_pandas()
     frame = frame.reset_index(drop=frame.index.names == [None])

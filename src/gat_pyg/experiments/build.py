@@ -113,7 +113,7 @@ def read_data(settings: Settings, in_shares: bool = False) -> tuple[Task, Settin
     if settings.content is not None and (now := settings.content_now()) not in (None, settings.content):
         raise ValueError(
             f"The content of the data files was {settings.content} when the run began, is {now}. Restore the file, or "
-            "train anew."
+            "train again."
         )
     others: dict[str, Any] = {}
     parameters = inspect.signature(target).parameters
@@ -235,8 +235,8 @@ def warn_of_unknown_categories(task: Task) -> None:
             texts += [f"{column_name(task.source, key, column)} has {count}" for column, count in unknown.items()]
         if texts:
             rank_zero_warn(
-                f"{task.name}: {split} has values that are no category of training, to which the encoder adds nothing: "
-                f"{', '.join(texts)}."
+                f"{task.name}: {split} has values that are not a category of training; the encoder adds nothing to them"
+                f": {', '.join(texts)}."
             )
 
 
@@ -336,7 +336,7 @@ def build_model(factory: ModelFactory, task: Task, earlier: Earlier | None = Non
         if unknown is None or unknown[1] not in factory.arguments:
             raise
         name, known = f"model.{unknown[1]}", [f"model.{parameter}" for parameter in parameters]
-        raise ValueError(f"{name} is no argument of {kind.__qualname__}.{similar(name, known)}") from error
+        raise ValueError(f"{kind.__qualname__} has no argument {name}.{similar(name, known)}") from error
     for norm in model.modules():
         if isinstance(norm, BatchNorm) and norm.module.track_running_stats:
             norm.allow_single_element = True  # a batch of graphs may be a single atom, which torch refuses in training
@@ -487,7 +487,7 @@ def wants_sparse(training: Training, task: Task, model: nn.Module, trainer: Trai
     if use_sparse:
         x = task.train[0].x
         share = 100 * int(x.count_nonzero()) / max(x.numel(), 1)
-        rank_zero_print(f"{task.name}: {share:.1f} % of the features are not 0, so they are a sparse matrix")
+        rank_zero_print(f"{task.name}: only {share:.1f} % of the features are nonzero; using a sparse matrix")
     return use_sparse
 
 

@@ -61,7 +61,7 @@ def evaluate(run_dir: str | Path, data: Any = None, *, seed: Seed = None, top_k:
     to the digit. Otherwise they are those of all rows of the data with a label. The first score is that of the run's
     metric; the other metrics that fit the labels follow, where they are defined.
 
-    Links in `data` may come without labels, as later purchases in a table. Then as many pairs that are no links are
+    Links in `data` may come without labels, as later purchases in a table. Then as many pairs that are not links are
     drawn, the same in every call, and links that the run's own data have are left out.
 
     Args:

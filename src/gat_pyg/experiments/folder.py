@@ -276,7 +276,7 @@ def _resumed(settings: Settings, invocation: Invocation) -> tuple[Path, int]:
         if changed := differences(settings_in(fresh), values):
             raise ValueError(
                 f"The run in {fresh} was started with other settings: {changed}. Resume it with its own, "
-                "or start anew in another folder."
+                "or start again in another folder."
             )
         candidates = [fresh]
     else:
@@ -302,7 +302,7 @@ def _resumed(settings: Settings, invocation: Invocation) -> tuple[Path, int]:
         raise ValueError(f"The run in {candidates[0]} is still running in another process. Let it end, or stop it.")
     raise ValueError(
         f"There is no run with these settings in {settings.outputs}. Name its folder by hydra.run.dir=..., "
-        "or start anew without ckpt_path."
+        "or start again without ckpt_path."
     )
 
 
@@ -313,7 +313,7 @@ def _check_content(started: Sequence[tuple[Path, Mapping[str, Any]]], values: Ma
         if not differences({**saved, **of_files}, values):
             raise ValueError(
                 f"The run in {relative_path(folder)} has the same settings, but {differences(saved, values)}. Restore "
-                "the file, or start anew without ckpt_path."
+                "the file, or start again without ckpt_path."
             )
 
 

@@ -233,7 +233,7 @@ def _seed_of(path: Path) -> int:
     try:
         return int(path.parent.name.removeprefix("seed-"))
     except ValueError:
-        raise ValueError(f"{path.parent} is no folder of a seed, expected seed-0, seed-1, ... Rename it.") from None
+        raise ValueError(f"{path.parent} is not a folder of a seed, expected seed-0, seed-1, ... Rename it.") from None
 
 
 def encoders_of(model: nn.Module) -> dict[str, Encoder]:

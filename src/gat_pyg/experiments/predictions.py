@@ -263,7 +263,7 @@ def _check(data: Data, objective: Objective, model: nn.Module) -> None:
 
 
 def _warn_of_unknown_categories(data: Data, model: nn.Module, source: Mapping[str, Any] | None) -> None:
-    """Warn if features have values that are no category of training."""
+    """Warn if features have values that are not a category of training."""
     texts = []
     for key, encoder in encoders_of(model).items():
         if key in data:
@@ -271,7 +271,7 @@ def _warn_of_unknown_categories(data: Data, model: nn.Module, source: Mapping[st
             texts += [f"{column_name(source, key, column)} has {count}" for column, count in unknown.items()]
     if texts:
         warnings.warn(
-            "The data have values that are no category of training, to which the encoder adds nothing: "
+            "The data have values that are not a category of training, to which the encoder adds nothing: "
             f"{', '.join(texts)}.",
             stacklevel=5,  # the caller of `predict`
         )

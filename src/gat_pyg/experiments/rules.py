@@ -122,7 +122,7 @@ def check_arguments(group: str, target: Callable[..., Any], arguments: Mapping[s
     if parameters and unknown:
         known = [f"{group}.{parameter}" for parameter in parameters]
         name = f"{group}.{unknown[0]}"
-        raise ValueError(f"{name} is no argument of {getattr(target, '__qualname__', target)}.{similar(name, known)}")
+        raise ValueError(f"{getattr(target, '__qualname__', target)} has no argument {name}.{similar(name, known)}")
     types = _types(target)
     for key, value in arguments.items():
         if key in types and not _is_a(value, types[key], _least(group, key)):

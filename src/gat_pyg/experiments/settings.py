@@ -318,7 +318,7 @@ class ModelFactory(Factory):
 
         target = self.locate()
         if not inspect.isclass(target) or not issubclass(target, nn.Module):
-            raise ValueError(f"model._target_={self.target} is no torch.nn.Module, expected the class of one.")
+            raise ValueError(f"model._target_={self.target} is not a torch.nn.Module, expected the class of one.")
         for label in LABELS:
             if not isinstance(self.get(label), (str, type(None))):
                 raise ValueError(f"model.{label} is {self.get(label)!r}, expected text: a name in the results.")
@@ -503,12 +503,12 @@ class Settings:
         path = Path(self.results)
         if path.exists():
             if not path.is_file():
-                raise ValueError(f"results is {path}, which is no regular file. Choose another results=...")
+                raise ValueError(f"results is {path}, which is not a regular file. Choose another results=...")
             os.close(os.open(path, os.O_RDWR))
             return
         folder = next(folder for folder in path.absolute().parents if folder.exists())
         if not folder.is_dir():
-            raise ValueError(f"results is {path}, but {folder} is no folder. Choose another results=...")
+            raise ValueError(f"results is {path}, but {folder} is not a folder. Choose another results=...")
         try:
             with tempfile.TemporaryFile(dir=folder):
                 pass

@@ -66,7 +66,7 @@ def first_edges(edge_index: Tensor, edge_attr: Tensor | None, count: int) -> tup
     """Return the first `count` edges of a graph and their features; the tensor of ids is the same object every time.
 
     Raises:
-        ValueError: if the graph is no edge list `[2, E]`.
+        ValueError: if the graph is not an edge list `[2, E]`.
 
     >>> edge_index = torch.tensor([[0, 1, 2], [1, 2, 0]])
     >>> first_edges(edge_index, None, 2)[0] is first_edges(edge_index, None, 2)[0]

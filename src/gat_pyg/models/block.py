@@ -187,7 +187,7 @@ def degrees_of(edge_index: Any, num_nodes: int, add_self_loops: bool, flow: str)
     """Return the number of edges into each node `[N]`, at least 1; with one self-loop each if layers add them.
 
     Raises:
-        ValueError: if the graph is no edge list `[2, E]`.
+        ValueError: if the graph is not an edge list `[2, E]`.
     """
     if not isinstance(edge_index, Tensor) or is_torch_sparse_tensor(edge_index):
         raise ValueError("edge_index is a sparse matrix, but symmetric_norm counts edges: pass an edge list (2, E).")

@@ -33,7 +33,7 @@ class Encoder(nn.Module):
 
     A continuous column may have a mean and a standard deviation, by which it is standardised:
     :math:`(x_{ic} - \mu_c) / \sigma_c` replaces :math:`x_{ic}`. With categories alone this is the convention of the
-    Open Graph Benchmark's `AtomEncoder` and `BondEncoder`. A value that is no known category adds nothing. The ids of
+    Open Graph Benchmark's `AtomEncoder` and `BondEncoder`. An unknown category adds nothing. The ids of
     nodes as a single column, with N categories, are learnt embeddings of the nodes, for a graph without features.
 
     Args:

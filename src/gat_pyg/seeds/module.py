@@ -174,7 +174,7 @@ class StackOfSeeds(Supervised):
             of_saved, of_actual = (f"({len(texts)}) {texts}" for texts in (saved, actual)) if first is None else first
             raise ValueError(
                 f"The checkpoint is of {of_saved if saved else 'no stack'}, this stack of {of_actual}. Resume with the "
-                "settings that the run was started with, or start anew without ckpt_path."
+                "settings that the run was started with, or start again without ckpt_path."
             )
         self.select(checkpoint["rows"])
         super().on_load_checkpoint(checkpoint)
@@ -263,5 +263,5 @@ class StackedInductive(StackOfSeeds, Inductive):
 
 def _stacked(module: LightningModule) -> StackOfSeeds:
     if not isinstance(module, StackOfSeeds):
-        raise TypeError(f"{type(module).__name__} is no stack of seeds, expected gat_pyg.seeds.Stacked.")
+        raise TypeError(f"{type(module).__name__} is not a stack of seeds, expected gat_pyg.seeds.Stacked.")
     return module

@@ -32,7 +32,7 @@ class Stack(nn.Module):
 
     Raises:
         ValueError: if there is no model, parameters or buffers differ in name or shape from the first model's, or a
-            plain attribute differs that is no fractional number.
+            plain attribute differs that is not a fractional number.
 
     Example:
         >>> stack = Stack([nn.Linear(5, 2) for _ in range(3)])

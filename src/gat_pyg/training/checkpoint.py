@@ -44,8 +44,8 @@ class SafeCheckpoints(TorchCheckpointIO):
         except Exception as error:  # torch raises whatever the bytes of a broken file lead to
             raise ValueError(f"{path} {_BROKEN}") from error
         if not isinstance(checkpoint, dict) or not {"state_dict", "loops", "optimizer_states"} <= checkpoint.keys():
-            raise ValueError(f"{path} is no checkpoint of a training: expected the last.ckpt of a run.")
+            raise ValueError(f"{path} is not a checkpoint of a training: expected the last.ckpt of a run.")
         return checkpoint
 
 
-_BROKEN = "cannot be read: it is truncated or no checkpoint. Take an older copy, or start anew without ckpt_path."
+_BROKEN = "cannot be read: it is truncated or not a checkpoint. Use an older copy, or start again without ckpt_path."

@@ -201,7 +201,7 @@ class Supervised(LightningModule):
         if different := differing(self.state_dict(), checkpoint["state_dict"]):
             raise ValueError(
                 f"The checkpoint does not fit this model: {different}. Resume with the settings that the run was "
-                "started with (config.yaml beside the checkpoint), or start anew without ckpt_path."
+                "started with (config.yaml beside the checkpoint), or start again without ckpt_path."
             )
         if self._trainer is not None and self.trainer.state.fn == "fit":
             _check_states(self.trainer.callbacks, checkpoint.get("callbacks"))  # type: ignore[attr-defined]

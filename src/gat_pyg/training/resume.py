@@ -30,7 +30,7 @@ def _check_states(callbacks: Sequence[Callback], states: Any) -> None:
         if not isinstance(state, dict) or not keys <= state.keys():
             raise ValueError(
                 f"The checkpoint has no state of {name}, expected {', '.join(keys)} under callbacks.{name}, as this "
-                "package's runs write them. Resume from the last.ckpt of a run, or start anew without ckpt_path."
+                "package's runs write them. Resume from the last.ckpt of a run, or start again without ckpt_path."
             )
 
 

@@ -251,7 +251,7 @@ class _Listener(event.Listener):  # type: ignore[misc]
             seconds, folder = time.perf_counter() - self.start, kernel.stats.cache_path
             log.info("compiled %s in %.1f s, kept in %s", kernel.__name__, seconds, folder or "memory alone")
             if folder is None:
-                _warn(f"every process compiles its kernels anew, since no folder can be written. {REMEDY}")
+                _warn(f"every process compiles its kernels again, since no folder can be written. {REMEDY}")
 
 
 _LISTENER = _Listener()
