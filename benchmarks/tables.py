@@ -291,7 +291,7 @@ def in_test_rows(file: str) -> Callable[[Files, np.random.Generator], None]:
 # without batch norm, whose mean and variance are over all nodes of a graph, those of the test too
 TABLES = ("dataset=tables", "dataset.edges=edges.csv", "split.column=part")
 CASES = {
-    "classes of nodes": Case(
+    "node classes": Case(
         graph,
         (*TABLES, "dataset.nodes=nodes.csv", "dataset.target=kind", "dataset.ignore=[total]"),
         permuted("nodes.csv", "kind"),
@@ -303,7 +303,7 @@ CASES = {
         permuted("nodes.csv", "total"),
         in_test_rows("nodes.csv"),
     ),
-    "classes of edges": Case(
+    "edge classes": Case(
         graph,
         (*TABLES, "dataset.nodes=nodes.csv", "dataset.target=disputed", "dataset.ignore=[kind,total]"),
         permuted("edges.csv", "disputed"),

@@ -306,7 +306,7 @@ UNREAD = {
     "pos": (N, "append it to x"),
     "label": (N, "give it as y"),
     "weight": (2 * N, "give it as edge_attr"),
-    "edge_label_attr": (2 * N, "only labels of edges have it"),
+    "edge_label_attr": (2 * N, "only edge labels have it"),
 }
 
 

@@ -584,7 +584,7 @@ def test_the_loss_has_the_options_that_fit_the_task_and_is_hashed():
     objective = build_task(settings).objective
     assert isinstance(objective, NodeLabels) and objective.class_weight == (1.0,) * 10 and objective.focal == 2
     assert parsed("loss.focal=0.0").hash == parsed().hash != settings.hash
-    expected = r"digits: pos_weight does not fit 10 classes of nodes, expected class_weight, label_smoothing, focal\."
+    expected = r"digits: pos_weight does not fit 10 node classes, expected class_weight, label_smoothing, focal\."
     with pytest.raises(ValueError, match=expected):
         build_task(parsed("loss.pos_weight=balanced"))
     fitted = parsed("model=deepwalk", "loss.focal=2").replace(passed={"loss.focal"})

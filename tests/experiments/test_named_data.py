@@ -112,7 +112,7 @@ def zinc_files(folder: Path) -> None:
 
 
 def tu_files(folder: Path) -> None:
-    """Write 12 rings of 4 nodes as TU Dortmund does, with labels of nodes for NCI1, and the folds of 12 graphs."""
+    """Write 12 rings of 4 nodes as TU Dortmund does, with node labels for NCI1, and the folds of 12 graphs."""
     name, nodes = folder.name, np.arange(48)
     next_one = nodes // 4 * 4 + (nodes + 1) % 4
     columns = {
@@ -135,8 +135,8 @@ def ogb_files(folder: Path) -> None:
     stored(folder.name.replace("_", "-"), folder.parents[1])
 
 
-RING = "60 nodes, 120 edges, 3 classes of nodes; 36 / 12 / 12 nodes"
-HETEROPHILOUS = "60 nodes, 120 edges, 2 classes of nodes; 36 / 12 / 12 nodes"
+RING = "60 nodes, 120 edges, 3 node classes; 36 / 12 / 12 nodes"
+HETEROPHILOUS = "60 nodes, 120 edges, 2 node classes; 36 / 12 / 12 nodes"
 AMAZON, COAUTHOR = "Amazon/{0}/raw/amazon_electronics_{1}.npz", "Coauthor/{0}/raw/ms_academic_{1}.npz"
 PLATONOV, MOLECULES = "HeterophilousGraphDataset/{0}/raw/{0}.npz", "150 nodes, 300 edges, 2 {}; 20 / 5 / 5 graphs"
 Row = tuple[Callable[[Path], Any], str, str, int, str]
@@ -156,17 +156,17 @@ NAMED: dict[str, Row] = {  # function that writes the raw files, their path, siz
     "actor": (actor_files, "Actor/raw", RING, 10, "accuracy"),
     "peptides-struct": (
         *(peptides_files, "LRGBDataset/peptides-struct/raw"),
-        *("40 nodes, 40 edges, 11 targets of graphs; 4 / 2 / 2 graphs", 1, "mae"),
+        *("40 nodes, 40 edges, 11 graph targets; 4 / 2 / 2 graphs", 1, "mae"),
     ),
-    "zinc": (zinc_files, "ZINC/raw", "40 nodes, 80 edges, 1 target of graphs; 4 / 2 / 2 graphs", 1, "mae"),
-    "nci1": (tu_files, "TUDataset/NCI1", "48 nodes, 96 edges, 2 classes of graphs; 6 / 2 / 4 graphs", 3, "accuracy"),
+    "zinc": (zinc_files, "ZINC/raw", "40 nodes, 80 edges, 1 graph target; 4 / 2 / 2 graphs", 1, "mae"),
+    "nci1": (tu_files, "TUDataset/NCI1", "48 nodes, 96 edges, 2 graph classes; 6 / 2 / 4 graphs", 3, "accuracy"),
     "imdb-multi": (
         *(tu_files, "TUDataset/IMDB-MULTI"),
-        *("48 nodes, 96 edges, 3 classes of graphs; 6 / 2 / 4 graphs", 3, "accuracy"),
+        *("48 nodes, 96 edges, 3 graph classes; 6 / 2 / 4 graphs", 3, "accuracy"),
     ),
-    "molhiv": (ogb_files, "ogb/ogbg_molhiv", MOLECULES.format("classes of graphs"), 1, "roc_auc"),
-    "molbbbp": (ogb_files, "ogb/ogbg_molbbbp", MOLECULES.format("classes of graphs"), 1, "roc_auc"),
-    "moltox21": (ogb_files, "ogb/ogbg_moltox21", MOLECULES.format("labels of graphs"), 1, "roc_auc"),
+    "molhiv": (ogb_files, "ogb/ogbg_molhiv", MOLECULES.format("graph classes"), 1, "roc_auc"),
+    "molbbbp": (ogb_files, "ogb/ogbg_molbbbp", MOLECULES.format("graph classes"), 1, "roc_auc"),
+    "moltox21": (ogb_files, "ogb/ogbg_moltox21", MOLECULES.format("graph labels"), 1, "roc_auc"),
     "citeseer_heart": (
         *(citeseer_files, "."),
         *("560 nodes, 763 edges, links; 763 / 44 / 89 links (44 / 89 pairs without one)", 1, "mrr"),

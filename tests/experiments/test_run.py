@@ -431,11 +431,11 @@ def test_summary_has_the_sizes_and_no_warning_for_a_model_that_learns(command: C
     (result,) = read("outputs/results.jsonl")
     assert result.value > result.majority
     assert "warning" not in output
-    assert "data set    digits: 1,797 nodes, 12,618 edges, 10 classes of nodes; 200 / 500 / 1,000 nodes\n" in output
+    assert "data set    digits: 1,797 nodes, 12,618 edges, 10 node classes; 200 / 500 / 1,000 nodes\n" in output
     output = command("dataset=planted", *SMALL, "training.max_epochs=1")
     graphs = [data for split in (planted().train, planted().val, planted().test) for data in split]
     edges = sum(data.num_edges for data in graphs)
-    assert f"planted: {100 * len(graphs):,} nodes, {edges:,} edges, 16 labels of nodes; 20 / 5 / 5 graphs\n" in output
+    assert f"planted: {100 * len(graphs):,} nodes, {edges:,} edges, 16 node labels; 20 / 5 / 5 graphs\n" in output
 
 
 def test_the_score_for_a_sweeper_is_highest_for_the_best(command: Command, monkeypatch: pytest.MonkeyPatch):
@@ -655,7 +655,7 @@ def test_reasons_for_sequential_training_are_printed(command: Command, monkeypat
 def test_test_rows_change_no_bit_of_the_weights(command: Command, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     tables = importlib.import_module("tables")
-    for name in ("classes of nodes", "links", "molecules", "series"):
+    for name in ("node classes", "links", "molecules", "series"):
         case, weights = tables.CASES[name], []
         for change in (None, case.changed):
             draw = np.random.default_rng(0)
@@ -955,11 +955,11 @@ HALO = ("trainer=ddp_cpu", "trainer.strategy=halo")
         (["model=gin", "model.dropuot=0"], r"GIN has no argument model\.dropuot\. Did you mean model\.dropout\?"),
         (
             ["model.readout=sum"],
-            r"model\.readout has no effect: digits predicts 10 classes of nodes, and a readout is for",
+            r"model\.readout has no effect: digits predicts 10 node classes, and a readout is for",
         ),
         (
             ["model.decoder=mlp"],
-            r"model\.decoder has no effect: digits predicts 10 classes of nodes, and a decoder is for",
+            r"model\.decoder has no effect: digits predicts 10 node classes, and a decoder is for",
         ),
         (["+model.decoder.decoder=mlp"], r"model\.decoder has no effect: .* is for pairs of nodes\. Leave it out\."),
         (["+loader.batch_size=4"], r"loader\.batch_size has no effect: loader=full takes whole graphs\. Choose"),

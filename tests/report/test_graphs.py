@@ -293,7 +293,7 @@ def test_the_command_draws_the_graphs_of_a_run(
 def test_the_command_needs_a_saved_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     append(Result("A", "digits", "accuracy", 80.0, 0, 9, 8, 80.0, 1.0, 0.1, 10, item="graph"), tmp_path / "r.jsonl")
     assert main([str(tmp_path / "r.jsonl"), "--out", str(tmp_path / "none"), "--graphs"]) == 1
-    assert "with attention on labels of graphs" in capsys.readouterr().err
+    assert "with attention on graph labels" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 
 
@@ -308,7 +308,7 @@ def test_bad_input() -> None:
         "the graph has no nodes": lambda: graph_figure(net, Data(x=data.x[:0], edge_index=data.edge_index[:, :0])),
         "no layer of Linear takes return_attention": lambda: graph_figure(nn.Linear(9, 1), data),
         "number is 0, expected at least 1": lambda: sheet_figure(net, its, number=0),
-        "digits has labels of nodes, expected labels of graphs": lambda: sheet_figure(net, digits()),
+        "digits has node labels, expected graph labels": lambda: sheet_figure(net, digits()),
     }.items():
         with pytest.raises(ValueError, match=message):
             call()

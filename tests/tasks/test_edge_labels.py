@@ -371,7 +371,7 @@ def test_the_command_learns_labels_that_only_the_edges_show(
     torch.testing.assert_close(predict(result.run_dir, other), whole[:9].flip(0))
     if encoder:  # a report once
         assert report([f"{tmp_path}/o/results.jsonl", "--graphs", "--no-data", "--out", f"{tmp_path}/report"]) == 1
-        assert "attention on labels of graphs, so there are no graphs to draw" in capsys.readouterr().err
+        assert "attention on graph labels, so there are no graphs to draw" in capsys.readouterr().err
     off = run(monkeypatch, tmp_path, data, *quick, "+model.decoder={decoder: mlp, edge_dim: null}")
     assert off.value < 90 and off.parameters < result.parameters
 

@@ -167,10 +167,10 @@ def test_rare_classes_are_reported_unless_the_loss_or_the_score_is_for_them(make
         (
             NodeMultiLabels(2),
             {"class_weight": 1.0},
-            "does not fit 2 labels of nodes, expected pos_weight, label_smooth",
+            "does not fit 2 node labels, expected pos_weight, label_smooth",
         ),
         (LinkLabels(2), {"pos_weight": "balanced"}, "expected a number: the weight of a link. Training draws as many"),
-        (NodeTargets(2), {"focal": 1.0}, "focal does not fit 2 targets of nodes, expected error"),
+        (NodeTargets(2), {"focal": 1.0}, "focal does not fit 2 node targets, expected error"),
         (NodeTargets(2), {"error": "l1"}, "error is 'l1', expected one of mse, mae, huber"),
     ],
 )

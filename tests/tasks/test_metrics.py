@@ -216,12 +216,12 @@ def test_a_test_by_all_predictions_has_the_other_metrics_too() -> None:
 @pytest.mark.parametrize(
     ("name", "objective", "message"),
     [
-        ("rmse", NodeLabels(3), "metric=rmse does not fit 3 classes of nodes, expected accuracy, balanced_accuracy"),
-        ("accuracy", NodeMultiLabels(1), "metric=accuracy does not fit 1 label of nodes, expected micro_f1, macro_f1"),
+        ("rmse", NodeLabels(3), "metric=rmse does not fit 3 node classes, expected accuracy, balanced_accuracy"),
+        ("accuracy", NodeMultiLabels(1), "metric=accuracy does not fit 1 node label, expected micro_f1, macro_f1"),
         (
             "roc_auc",
             NodeTargets(2),
-            "roc_auc does not fit 2 targets of nodes, expected mae, rmse, r2, std_mae, std_rmse.",
+            "roc_auc does not fit 2 node targets, expected mae, rmse, r2, std_mae, std_rmse.",
         ),
         ("rmse", LinkLabels(2), "metric=rmse does not fit links, expected roc_auc, average_precision, mrr, hits@20"),
         ("auc", GraphLabels(2), "metric=auc is unknown, expected accuracy"),

@@ -1,4 +1,4 @@
-"""Detection of the task from the labels of graphs, and conversion of the labels to its form."""
+"""Detection of the task from the labels, and conversion of the labels to its form."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def labelled(raw: list[list[Any]], task: str | None, name: str) -> list[list[Dat
     A graph on its own without features gets the ids of its nodes as x.
 
     Raises:
-        ValueError: if one is no `Data`, x, edge_index or y is missing, or the labels of edges do not fit.
+        ValueError: if one is no `Data`, x, edge_index or y is missing, or the edge labels do not fit.
     """
     names, is_single = list(chain(*graph_names(raw, name))), len(raw) == len(raw[0]) == 1
     every = [plain(data, place, not is_single) for data, place in zip(chain(*raw), names, strict=True)]
@@ -108,7 +108,7 @@ def _has_edges(data: Data) -> bool:
 
 
 def _take_edge_labels(data: Data, of_edges: bool, where: str) -> None:
-    """Make the labels of edges y if these are to be predicted, and remove them otherwise."""
+    """Make the edge labels y if these are to be predicted, and remove them otherwise."""
     label, pairs = data.pop("edge_label", None), data.pop("edge_label_index", None)
     features = data.pop("edge_label_attr", None)
     if label is None:  # y is of the edges

@@ -56,7 +56,7 @@ def from_file(
     A `.pt` file holds a PyG `Data`, a `Batch`, a dict of tensors, lists of these, a split as a mapping of train, val,
     test or as three lists, or the `processed/data.pt` of an `InMemoryDataset`; a `.npz` file holds arrays; a folder
     holds one `.npy` file per array, such as `x.npy`. The keys are `x` [N, F], `edge_index` [2, E], `y` [N] or [N, K],
-    and optionally `edge_attr` [E] or [E, D] and `train_mask`, `val_mask`, `test_mask` [N]; for labels of edges
+    and optionally `edge_attr` [E] or [E, D] and `train_mask`, `val_mask`, `test_mask` [N]; for edge labels
     `edge_label`, `edge_label_index` and `edge_label_attr`. A warning lists other keys with numbers, which are not read.
     Splits are as in `from_dataset`.
 
@@ -193,7 +193,7 @@ def from_dataset(
     if len(raw) == 3 and _are_of_links(raw) and not str(task).startswith("edge_"):
         raise ValueError(
             f"{name} has the three graphs of a RandomLinkSplit. Choose task={LINKS}, or task=edge_classification if "
-            "edge_label has classes of edges."
+            "edge_label has edge classes."
         )
     raw = labelled(raw, task, name)
     where, every = list(chain(*graph_names(raw, name))), list(chain(*raw))

@@ -23,7 +23,7 @@ USES = {  # what to do with other keys that have a meaning elsewhere
     **dict.fromkeys(("label", "labels", "target", "targets"), "give it as y"),
     **dict.fromkeys(("valid_mask", "validation_mask", "dev_mask"), "give it as val_mask"),
     **dict.fromkeys(MASKS, "the graphs come split"),
-    "edge_label_attr": "only labels of edges have it",
+    "edge_label_attr": "only edge labels have it",
     **{f"{split}_{end}": f"give {key}_mask by torch_geometric.utils.index_to_mask"
        for split, key in {"train": "train", "val": "val", "valid": "val", "test": "test"}.items()
        for end in ("idx", "index", "id", "ids")},
@@ -33,7 +33,7 @@ USES = {  # what to do with other keys that have a meaning elsewhere
 def warn_of_unread(graphs: Sequence[Data], name: str, without: Collection[str] = ()) -> None:
     """Warn once of numeric keys that are not read, such as `edge_weight` or a mistyped key, with the remedy.
 
-    Of the keys in `READ`, `edge_label_attr` is read for labels of edges only, and those in `without` are not.
+    Of the keys in `READ`, `edge_label_attr` is read for edge labels only, and those in `without` are not.
     """
     known = {*READ}.difference(without)
     if not any("edge_label" in data for data in graphs):

@@ -77,7 +77,7 @@ def ogbn(name: str, root: str | Path | None = None) -> Task:
 
 
 def ogbg(name: str, root: str | Path | None = None) -> Task:
-    """Read a data set of OGB with labels of graphs, such as `"ogbg-molbace"`, with its scaffold split.
+    """Read a data set of OGB with graph labels, such as `"ogbg-molbace"`, with its scaffold split.
 
     The features of atoms and bonds are categories: `+model.encoder=64` embeds them, as `gat_pyg.models.Encoder`. Labels
     are as in `from_dataset`: the two classes of molbace and the quantity of molesol have one column.
@@ -88,11 +88,11 @@ def ogbg(name: str, root: str | Path | None = None) -> Task:
 
     >>> ogbg("ogbn-arxiv")
     Traceback (most recent call last):
-    ValueError: 'ogbn-arxiv' is unknown: expected the name of a data set with labels of graphs, such as ogbg-molbace.
+    ValueError: 'ogbn-arxiv' is unknown: expected the name of a data set with graph labels, such as ogbg-molbace.
     """
     if not name.startswith("ogbg-"):
         raise ValueError(
-            f"{name!r} is unknown: expected the name of a data set with labels of graphs, such as ogbg-molbace."
+            f"{name!r} is unknown: expected the name of a data set with graph labels, such as ogbg-molbace."
         )
     ogb = _imported("ogb.graphproppred", name)
     with _allowed(), redirect_stdout(sys.stderr), warnings.catch_warnings():

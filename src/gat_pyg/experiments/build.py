@@ -55,7 +55,7 @@ from .settings import FIXED, Factory, Loader, ModelFactory, Settings, Training
 from .warm_start import Earlier, content_of_run, fill
 
 LINEAR = ("mean", "sum", "add", "max")  # readouts of the model's outputs; others are of embeddings
-WIDTH = 64  # of the nodes' embeddings from which a decoder predicts labels of edges
+WIDTH = 64  # of the nodes' embeddings from which a decoder predicts edge labels
 
 
 class Built(NamedTuple):

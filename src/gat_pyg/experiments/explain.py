@@ -141,7 +141,7 @@ def explain(
         data: as in `gat_pyg.predict`; by default the run's own data.
         node: the id of a node in the table, else its number.
         graph: the number of a graph, or the SMILES or the name of a molecule.
-        link: both ends of a pair, if the run predicts links or labels of edges.
+        link: both ends of a pair, if the run predicts links or edge labels.
         output: the class, label or quantity to explain; by default the most probable one, or the first quantity.
         k: the number of edges that are removed to measure how faithful the masks are; by default 5, at most half.
         seed: one of several seeds.

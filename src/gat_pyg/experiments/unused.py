@@ -25,7 +25,7 @@ def check_effects(settings: Settings, task: Task) -> None:
         ...     settings = Settings.parse(compose("config", ["++model.readout=sum"]))
         >>> check_effects(settings.replace(passed=frozenset({"model.readout"})), digits())
         Traceback (most recent call last):
-        ValueError: model.readout has no effect: digits predicts 10 classes of nodes, and a readout is for graphs...
+        ValueError: model.readout has no effect: digits predicts 10 node classes, and a readout is for graphs...
     """
     for name, reason in _unused(settings, task):
         if any(passed == name or passed.startswith(f"{name}.") for passed in settings.passed):

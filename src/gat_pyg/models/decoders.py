@@ -84,7 +84,7 @@ class Perceptron(MLP):
         s_{ij} = \mathrm{MLP}(z_i \odot z_j) \qquad \text{or} \qquad \mathrm{MLP}(z_i \Vert z_j)
 
     The product is symmetric, and is what the Open Graph Benchmark's examples use; "concat" suits directed links and
-    labels of edges. With `edge_dim`, the features of the pair are appended: :math:`\mathrm{MLP}(z_i \Vert z_j \Vert
+    edge labels. With `edge_dim`, the features of the pair are appended: :math:`\mathrm{MLP}(z_i \Vert z_j \Vert
     e_{ij})`.
 
     Under autocast, the last map is computed in the dtype of its weights: in bfloat16, with 8 significant bits, many

@@ -101,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
         "--graphs",
         action="store_true",
         help="draw the attention of the test graphs with the best and the worst predictions, for each method and data "
-        "set with labels of graphs whose folder exists: graphs-METHOD-DATASET.svg",
+        "set with graph labels whose folder exists: graphs-METHOD-DATASET.svg",
     )
     result.add_argument("--no-data", dest="data", action="store_false", help="leave out Table 1 and read no data")
     return result

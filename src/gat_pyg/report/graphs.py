@@ -133,7 +133,7 @@ def sheet_figure(
 
     Args:
         model: as in `graph_figure`, with an output row for each graph, as from `gat_pyg.load(run_dir)`.
-        task: a task with labels of graphs, as from `gat_pyg.data.ogbg`.
+        task: a task with graph labels, as from `gat_pyg.data.ogbg`.
         path, layer, head, scale, caption, width: as in `graph_figure`.
         split: "train", "val" or "test".
         number: number of best and of worst graphs to draw.
@@ -146,7 +146,7 @@ def sheet_figure(
     if number < 1:
         raise ValueError(f"number is {number}, expected at least 1 of the best and of the worst graphs.")
     if task.objective.item != "graph":
-        raise ValueError(f"{task.name} has labels of {task.objective.item}s, expected labels of graphs.")
+        raise ValueError(f"{task.name} has {task.objective.item} labels, expected graph labels.")
     graphs, objective = task.graphs(split), task.objective
     order, out = _by_loss(model, task, split)
     best = order[: min(number, -(-len(order) // 2))]

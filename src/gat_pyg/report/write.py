@@ -48,7 +48,7 @@ def write_report(
             and a general one of the others. With `against`, and for several settings of one method, the general one.
         against: the row of the general table with which the others are compared.
         curves: if true, curves.svg has the learning curves of all runs that kept them.
-        graphs: if true, a figure for each method and data set with labels of graphs has the attention of the test
+        graphs: if true, a figure for each method and data set with graph labels has the attention of the test
             graphs with the best and the worst predictions, of the first seed that kept its model.
 
     Returns:
@@ -85,7 +85,7 @@ def drawn_graphs(lines: Sequence[Line], folder: Path) -> list[Path]:
     """Write the figures of the graphs with the best and the worst predictions, and return the files.
 
     Raises:
-        ValueError: if no run of a model with attention on labels of graphs has kept its model.
+        ValueError: if no run of a model with attention on graph labels has kept its model.
     """
     from ..experiments.build import task_of  # imports Lightning
     from .graphs import sheet_figure
@@ -105,7 +105,7 @@ def drawn_graphs(lines: Sequence[Line], folder: Path) -> list[Path]:
             paths.append(path)
     if not paths:
         raise ValueError(
-            f"No folder of a run (run_dir in the lines) has the {MODEL} of a model with attention on labels of graphs, "
+            f"No folder of a run (run_dir in the lines) has the {MODEL} of a model with attention on graph labels, "
             "so there are no graphs to draw. Leave out --graphs, or keep the folders in outputs."
         )
     return paths

@@ -59,8 +59,8 @@ class Objective(ABC):
 
     @property
     def predicts(self) -> str:
-        """The predicted values in words, such as "7 classes of nodes"."""
-        return f"{self.out_channels} {self.column if self.out_channels == 1 else self.columns} of {self.item}s"
+        """The predicted values in words, such as "7 node classes"."""
+        return f"{self.out_channels} {self.item} {self.column if self.out_channels == 1 else self.columns}"
 
     def scored_by(self, metric: str) -> Objective:
         """Return the same objective with another metric, given by name or alias.
@@ -72,7 +72,7 @@ class Objective(ABC):
             >>> from gat_pyg.tasks.nodes import NodeLabels
             >>> NodeLabels(7).scored_by("rmse")
             Traceback (most recent call last):
-            ValueError: metric=rmse does not fit 7 classes of nodes, expected accuracy, ...
+            ValueError: metric=rmse does not fit 7 node classes, expected accuracy, ...
         """
         return replace(self, metric=self.named(metric))  # type: ignore[call-arg]
 
@@ -98,7 +98,7 @@ class Objective(ABC):
             >>> from gat_pyg.tasks.nodes import NodeLabels
             >>> NodeLabels(7).with_loss(pos_weight=3.0)
             Traceback (most recent call last):
-            ValueError: pos_weight does not fit 7 classes of nodes, expected class_weight, label_smoothing, focal.
+            ValueError: pos_weight does not fit 7 node classes, expected class_weight, label_smoothing, focal.
         """
         if unfit := [key for key in options if key not in self.loss_options]:
             expected = ", ".join(self.loss_options) or "none"
@@ -111,12 +111,12 @@ class Objective(ABC):
 
     @classmethod
     def recognises(cls, y: Sequence[Tensor]) -> bool:
-        """Return True if the labels of graphs, as they are in the data, have this form and no more specific one."""
+        """Return True if the raw labels of the graphs have this form and no more specific one."""
         return False
 
     @classmethod
     def convert(cls, y: Sequence[Tensor], where: str) -> list[Tensor]:
-        """Return the labels of graphs, as they are in the data, in the form that `check` requires.
+        """Return the raw labels of the graphs in the form that `check` requires.
 
         Raises:
             ValueError: if they cannot be converted; the message begins with `where`.
