@@ -65,13 +65,13 @@ def general_table(rows: Rows) -> Table:
         columns=(("", "Method"), *(column.heads for column in columns)),
         rows=(*cells, *baselines),
         notes=(
-            "↑: higher scores are better; ↓: lower ones. The best mean of a column is bold, the second best "
-            "underlined. A method with several configurations on a data set has a row for each, with the settings "
-            "that differ, and only the one with the best mean validation score can be bold or underlined; its only "
-            "configuration on another data set is in the row of the same settings if there is one, else in a row "
-            "without. Data sets of one name have a column for each split or content of the files, "
-            "with the settings that differ. Runs on several splits or folds count together; by Errica's protocol, "
-            "which selects a configuration on each fold, a fold counts once, with the mean over its seeds.",
+            "↑: higher scores are better; ↓: lower scores are better. The best mean of a column is bold, the second "
+            "best underlined. A method with several configurations on a data set has a row for each, with the settings "
+            "that differ, and only the one with the best mean validation score can be bold or underlined. A "
+            "configuration shares a row with equal settings on other data sets. Different splits or files of one data "
+            "set have separate columns, with the settings that differ. Runs on several splits or folds count together. "
+            "In Errica's protocol, which selects a configuration on each fold, a fold counts once, with the mean over "
+            "its seeds.",
             *([WITHOUT_NETWORK] if baselines else []),
             *(note for column in columns for note in _training_notes(rows, column)),
         ),
