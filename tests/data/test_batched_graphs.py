@@ -324,7 +324,7 @@ def test_categories_that_training_lacks_are_warned_of_once_for_each_split():
         data = ring(torch.arange(12) % 2).update({"x": x, "edge_attr": torch.arange(12)[:, None] % (most - 1)})
         parts.append([data, data])
     task = from_dataset(parts, "own")
-    with pytest.warns(UserWarning, match="no category of training") as warned:
+    with pytest.warns(UserWarning, match="not a category of training") as warned:
         warn_of_unknown_categories(task)
     (warning,) = [str(each.message) for each in warned]
     assert "own: test has values that are not a category of training" in warning

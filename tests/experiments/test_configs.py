@@ -277,7 +277,7 @@ WRONG = {
     "+loss.gamma=2": r"loss\.gamma is unknown\. Known are: loss\.class_weight, ",
     "ckpt_path=x.ckpt runs=2": r"ckpt_path=x\.ckpt is one checkpoint, but runs=2\.",
     "model._target_=torch.nn.Linear": r"Linear has no argument model\.\w+\. Known are: model\.in_features, ",
-    "model._target_=gat_pyg.data.Task": r"model\._target_=gat_pyg\.data\.Task is no torch\.nn\.Module",
+    "model._target_=gat_pyg.data.Task": r"model\._target_=gat_pyg\.data\.Task is not a torch\.nn\.Module",
     "model._target_=gat_pyg.models.Gat": r"_target_=gat_pyg\.models\.Gat cannot be imported \(.*'gat_pyg\.models\.Gat'",
     "dataset._target_=nowhere.Set": r"cannot be imported \(.* 'nowhere'\)\. Give .* such as mine\.Net for mine\.py",
 }
