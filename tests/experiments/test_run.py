@@ -651,7 +651,7 @@ def test_reasons_for_sequential_training_are_printed(command: Command, monkeypat
     assert len(read("outputs/results.jsonl")) == 2 * 9
 
 
-@pytest.mark.filterwarnings("ignore:.* are no category of (the )?training")
+@pytest.mark.filterwarnings("ignore:.* are not a category of (the )?training")
 def test_test_rows_change_no_bit_of_the_weights(command: Command, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     tables = importlib.import_module("tables")

@@ -58,7 +58,7 @@ NETWORK = ["model.hidden_channels=[4]", "model.heads=[2,1]", "model.num_layers=n
 STILL = ["training.lr=0", "training.weight_decay=0"]  # the weights stay those at the start
 
 
-@pytest.mark.filterwarnings("ignore:nodes.csv. kind has .* no category of the training")
+@pytest.mark.filterwarnings("ignore:nodes.csv. kind has .* not a category of the training")
 @pytest.mark.parametrize("classes", [["a", "b", "c"], []], ids=["classes", "quantities"])
 def test_weights_columns_classes_and_scales_are_those_of_the_earlier_run(classes: list[str]) -> None:
     month("m1", "y", ["red", "blue", "green"], classes, 1)

@@ -271,7 +271,7 @@ def _warn_of_unknown_categories(data: Data, model: nn.Module, source: Mapping[st
             texts += [f"{column_name(source, key, column)} has {count}" for column, count in unknown.items()]
     if texts:
         warnings.warn(
-            "The data have values that are not a category of training, to which the encoder adds nothing: "
+            "The data have values that are not a category of training; the encoder adds nothing to them: "
             f"{', '.join(texts)}.",
             stacklevel=5,  # the caller of `predict`
         )
