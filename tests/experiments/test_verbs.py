@@ -192,7 +192,7 @@ def test_a_level_adds_sets_and_intervals(trained: Trained, tmp_path: Path, capsy
     width = calibration(run).at(0.5, calibration(run).quantiles)[0]
     np.testing.assert_allclose(frame.logS_high - frame.logS, width, rtol=1e-4)
     np.testing.assert_allclose(frame.logS - frame.logS_low, width, rtol=1e-4)
-    for name, item in (("labels.pt", "2 labels of nodes"), ("links.npz", "links")):
+    for name, item in (("labels.pt", "2 node labels"), ("links.npz", "links")):
         with pytest.raises(ValueError, match=f"predicts {item}"):
             predict(trained(kinds[name])[0], level=0.9)
 
