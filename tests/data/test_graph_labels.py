@@ -123,7 +123,9 @@ def test_a_file_that_does_not_partition_the_graphs_is_refused(tmp_path: Path, co
 
 
 def test_a_file_of_folds_that_is_missing_or_no_json_is_refused(tmp_path: Path):
-    with pytest.raises(FileNotFoundError, match=r"is not a file.* data_splits of https://github\.com/diningphil/gnn-comp"):
+    with pytest.raises(
+        FileNotFoundError, match=r"is not a file.* data_splits of https://github\.com/diningphil/gnn-comp"
+    ):
         from_dataset(graphs(12), "many", folds=tmp_path / "folds.json")
     for content in ("[", "[" * 100_000):
         written(tmp_path, []).write_text(content)
