@@ -326,9 +326,9 @@ def caveat(task: Task, settings: Settings) -> str:
     """Return why coverage on the test may differ from the level; "" if both splits were drawn at random."""
     split, drawn = settings.split, task.split_arguments or ()
     if split.scaffold:
-        return "the test has other scaffolds than the validation, so coverage may be lower"
+        return "the test has other scaffolds than the validation, so coverage may differ"
     if split.time is not None or ({"val", "test"} <= {*drawn} and "seed" not in drawn):
-        return "the test is later than the validation, so coverage may be lower"
+        return "the test is later than the validation, so coverage may differ"
     if split.column is None and "seed" in drawn and ("folds" in drawn or {"val", "test"} <= {*drawn}):
         return ""
     if (near := _near_training(task)) is not None:

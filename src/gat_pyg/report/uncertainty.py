@@ -30,10 +30,10 @@ def uncertainty_tables(rows: Rows) -> list[Table]:
                 (
                     Cell(label),
                     Cell(column.heads[0]),
-                    _cell([one.errors[0] for one in found if one.errors], 1),
-                    _cell([one.errors[1] for one in found if one.errors], 1),
-                    _cell([statistics.fmean(one.at(LEVEL, one.coverage)) for one in covered], 1),
-                    _cell([_size(one) for one in covered], 2),
+                    number_cell([one.errors[0] for one in found if one.errors], 1),
+                    number_cell([one.errors[1] for one in found if one.errors], 1),
+                    number_cell([statistics.fmean(one.at(LEVEL, one.coverage)) for one in covered], 1),
+                    number_cell([_size(one) for one in covered], 2),
                 )
             )
             caveats = dict.fromkeys(one.caveat for one in found if one.caveat)
@@ -73,7 +73,8 @@ def _size(calibration: Calibration) -> float:
     return float(quantile[0]) if len(quantile) == 1 else math.nan
 
 
-def _cell(values: Sequence[float], digits: int) -> Cell:
+def number_cell(values: Sequence[float], digits: int) -> Cell:
+    """Return the mean ± standard deviation of several values, one value as it is, and a dash without any or for NaN."""
     if not values or any(math.isnan(value) for value in values):
         return Cell(NONE)
     std = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
