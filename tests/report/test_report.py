@@ -426,7 +426,9 @@ def test_the_three_formats_hold_the_same_cells():
 def test_the_command_writes_three_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = write_lines(tmp_path / "results.jsonl", by_hand())
     assert main([str(path), str(path), "--out", str(tmp_path / "new" / "out"), "--no-data"]) == 0
-    assert capsys.readouterr().out.startswith("13 lines of results are in ")
+    output = capsys.readouterr().out
+    assert "13 lines of results are in " in output and max(map(len, output.splitlines()[:-1])) < 80
+    assert re.search(r"^method +Cora here +", output, re.MULTILINE | re.IGNORECASE), output
     files = {file.name: file.read_text(encoding="utf-8") for file in (tmp_path / "new" / "out").iterdir()}
     assert sorted(files) == ["report.html", "report.md", "report.tex"]
     assert all("83.0" in text for text in files.values())

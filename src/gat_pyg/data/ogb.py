@@ -29,7 +29,7 @@ from ..tasks.task import Task
 from .formats import graph_in, load_folder
 from .from_pyg import from_dataset
 from .links import task_of_pairs
-from .raw import data_root, raw_folder, reading
+from .raw import data_root, downloading, raw_folder, reading
 
 OGBN = {"ogbn-arxiv": True, "ogbn-products": False, "ogbn-papers100M": True}  # name -> True if its edges are citations
 
@@ -84,7 +84,8 @@ def ogbg(name: str, root: str | Path | None = None) -> Task:
 
     The first call needs the extra `ogb`. It reads `<root>/ogb` (see `data_root`), or downloads with OGB's code.
 
-    Raises ValueError if OGB does not know the name, ImportError if ogb is not installed.
+    Raises ValueError if OGB does not know the name, ImportError if ogb is not installed, FileNotFoundError if the
+    download fails.
 
     >>> ogbg("ogbn-arxiv")
     Traceback (most recent call last):
@@ -95,9 +96,10 @@ def ogbg(name: str, root: str | Path | None = None) -> Task:
             f"{name!r} is unknown: expected the name of a data set with graph labels, such as ogbg-molbace."
         )
     ogb = _imported("ogb.graphproppred", name)
-    with _allowed(), redirect_stdout(sys.stderr), warnings.catch_warnings():
+    folder = data_root(root) / "ogb"
+    with downloading(name, folder), _allowed(), redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # ogb's labels, which it only reads
-        dataset = ogb.PygGraphPropPredDataset(name, root=str(data_root(root) / "ogb"))
+        dataset = ogb.PygGraphPropPredDataset(name, root=str(folder))
     return from_dataset(dataset, name)
 
 
@@ -110,7 +112,7 @@ def ogbl(name: str, root: str | Path | None = None, channels: int = 64) -> Task:
     The first call needs the extra `ogb`. It reads `<root>/ogb` (see `data_root`), or downloads with OGB's code.
 
     Raises ValueError if OGB does not know the name or has separate negative pairs for each link, ImportError if ogb
-    is not installed.
+    is not installed, FileNotFoundError if the download fails.
 
     >>> ogbl("ogbn-arxiv")
     Traceback (most recent call last):
@@ -119,8 +121,9 @@ def ogbl(name: str, root: str | Path | None = None, channels: int = 64) -> Task:
     if not name.startswith("ogbl-"):
         raise ValueError(f"{name!r} is unknown: expected the name of a data set with links, such as ogbl-ddi.")
     ogb = _imported("ogb.linkproppred", name)
-    with _allowed(), redirect_stdout(sys.stderr):
-        dataset = ogb.PygLinkPropPredDataset(name, root=str(data_root(root) / "ogb"))
+    folder = data_root(root) / "ogb"
+    with downloading(name, folder), _allowed(), redirect_stdout(sys.stderr):
+        dataset = ogb.PygLinkPropPredDataset(name, root=str(folder))
         parts = dataset.get_edge_split()
     if not all("edge_neg" in parts[part] for part in ("valid", "test")):
         raise ValueError(

@@ -14,7 +14,7 @@ from torch_geometric.datasets import WikiCS
 from torch_geometric.utils import to_undirected
 
 from ..tasks.objective import MASKS
-from .raw import data_root, raw_folder, reading
+from .raw import data_root, downloading, raw_folder, reading
 
 FILTERED_URL = "https://raw.githubusercontent.com/yandex-research/heterophilous-graphs/a431395582e929d88271309716bea4fe24ce6318/data"
 FILTERED = {  # name -> SHA-256 of its file
@@ -84,8 +84,13 @@ def wikics(root: str | Path | None = None) -> Data:
     Returns:
         A graph with `x` [N, 300], `edge_index`, `y` [N] in 10 classes, `train_mask` and `val_mask` [N, 20] and
         `test_mask` [N], for N = 11,701.
+
+    Raises:
+        FileNotFoundError: if the download fails.
     """
-    data = WikiCS(str(data_root(root) / "WikiCS"), is_undirected=True)[0]
+    folder = data_root(root) / "WikiCS"
+    with downloading("WikiCS", folder):
+        data = WikiCS(str(folder), is_undirected=True)[0]
     data.val_mask |= data.pop("stopping_mask")
     return data
 

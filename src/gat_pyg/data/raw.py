@@ -61,8 +61,34 @@ def raw_folder(folder: Path, files: Sequence[str], fetch: Callable[[str, Sequenc
     return folder
 
 
+@contextmanager
+def downloading(name: str, folder: Path) -> Iterator[None]:
+    """Context manager: turn an error of the network, while a class of PyG or OGB reads `folder`, into an advice.
+
+    Raises:
+        FileNotFoundError: if the download fails.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_of_network(error):
+            raise
+        raise not_downloaded(f"{name} was", folder, error) from error
+
+
 def not_downloaded(what: str, folder: Path, error: BaseException) -> FileNotFoundError:
-    """Return the error for data that are not in a folder and could not be downloaded."""
+    """Return the error for data that are not in a folder and could not be downloaded.
+
+    A class of PyG creates empty folders for its download: the newest is named in the message, and they are removed.
+    """
+    empty = [path for path in (folder, *folder.rglob("*")) if path.is_dir() and not any(path.iterdir())]
+    if empty:
+        newest = max(empty, key=lambda path: path.stat().st_mtime)
+        with suppress(OSError):  # non-empty folders stay
+            for path in (newest, *newest.parents):
+                if path.is_relative_to(folder):
+                    path.rmdir()
+        folder = newest if newest.name == "raw" else newest / "raw"
     return FileNotFoundError(
         f"{what} not downloaded: {_cause(error)}. Put the raw files in {folder}, or point data_root or $GAT_PYG_DATA "
         "at a folder that has them, or use dataset=digits, which needs no network."

@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from ..files import FULL, full
+from ..terminal import print_message
 from .conf import config_folder, register_resolver
 from .rules import similar
 from .settings import FACTORIES, rules
@@ -271,7 +272,7 @@ def exit_with(error: Exception, text: str | None) -> NoReturn:
     if text is None or os.environ[FULL_ERROR] == "1":
         traceback.print_exception(error)
     else:
-        print(f"gat-pyg: {text}\n(HYDRA_FULL_ERROR=1 shows where.)", file=sys.stderr)
+        print_message(f"gat-pyg: {text}")
     sys.exit(1)
 
 

@@ -147,7 +147,10 @@ def _execute_batch(requests: Sequence[Request]) -> list[float | Exception]:
             _caught(context.enter_context, started_job(settings, invocation))
             for context, (settings, invocation, _) in zip(contexts, requests, strict=True)
         ]
-        names = titles([invocation.overrides for _, invocation, _ in requests])
+        overrides = [invocation.overrides for _, invocation, _ in requests]
+        if len(requests) == 1 and requests[0].invocation.multirun:  # without those of all jobs
+            overrides.append(tuple(text for text in overrides[0] if text in sys.argv))
+        names = titles(overrides)[: len(requests)]
         jobs = [
             job._replace(title=name, pruner=pruner)
             for job, name, (*_, pruner) in zip(started, names, requests, strict=True)
@@ -257,7 +260,8 @@ def _end(job: Job, task: Task, together: bool) -> float:
     if is_first() and len(results) > 1:
         mean, calibration = _averaged(job, task, [result.seed for result in results])
         named = f"{job.title}: " if job.title else ""
-        print(f"{named}{summary_of_all(results, task, settings, folder, mean, calibration, paper)}", flush=True)
+        text = summary_of_all(results, task, settings, folder, mean, calibration, paper)
+        print(f"{named}{text}", end="", flush=True)
     if job.pruner is not None and job.pruner.ended:
         raise PrunedError(f"The sweeper ended the training after epoch {job.pruner.ended}.")
     if diverged:

@@ -13,6 +13,7 @@ from ..tasks.metrics import AVERAGE_PRECISION, ROC_AUC, metric_named
 from ..tasks.negatives import sides_of
 from ..tasks.objective import SPLITS
 from ..tasks.task import Task
+from ..terminal import BOLD, RED, styled
 from .baselines import OneHot, has_baselines, is_missing
 from .folder import relative_path
 from .published import published
@@ -39,18 +40,23 @@ def summary(result: Result, task: Task, settings: Settings, paper: bool = False)
         "suited": " ".join(settings.suited),
         "epochs": epochs(result, settings),
         "validation": metric.text(result.val),
-        "test": f"{metric.text(result.value)}{_beside(result, paper=paper)}",
+        "test": f"{styled(metric.text(result.value), BOLD)}{_beside(result, paper=paper)}",
         "also": ", ".join(
             metric_named(name, task.class_names).text(score) for name, score in (result.scores or {}).items()
         ),
         "baselines": baselines_line(result.baselines, result.metric, settings),
-        "warning": result.warning,
+        "warning": result.warning and styled(result.warning, RED),
         "try": advice(result, task, settings),
         "seconds": f"{result.seconds:.1f} ({_per_epoch(result)} per epoch, {result.device}{peak})",
         "files": relative_path(Path(result.run_dir)),
         "results": relative_path(Path(settings.results)),
     }
-    return "\n".join(f"{key:<12}{value}" for key, value in lines.items() if value) + "\n"
+    return rows(lines)
+
+
+def rows(lines: Mapping[str, str]) -> str:
+    """Return a row for each text that is not empty, after its title."""
+    return "".join(f"{key:<12}{value}\n" for key, value in lines.items() if value)
 
 
 def baselines_line(scores: Mapping[str, float] | None, metric: str, settings: Settings) -> str:
@@ -99,14 +105,17 @@ def _is_directed(task: Task) -> bool:
 
 def epochs(result: Result, settings: Settings) -> str:
     """Return the number of epochs, the best one, and why it was the last; "" for a method without epochs."""
+    return f"{result.epochs} (best {result.best_epoch}; {end_of(result, settings)})" if result.epochs else ""
+
+
+def end_of(result: Result, settings: Settings) -> str:
+    """Return the reason why a training ended."""
     training, limit = settings.training, settings.trainer.get("max_epochs")
     if limit not in (None, -1) and result.epochs >= limit:
-        reason = f"reached max_epochs={limit}"
-    elif training.patience is None or result.epochs - result.best_epoch < training.patience:
-        reason = "stopped: diverged"
-    else:
-        reason = f"stopped: {STOPPED[training.criterion]} for {training.patience}"
-    return f"{result.epochs} (best {result.best_epoch}; {reason})" if result.epochs else ""
+        return f"reached max_epochs={limit}"
+    if training.patience is None or result.epochs - result.best_epoch < training.patience:
+        return "stopped: diverged"
+    return f"stopped: {STOPPED[training.criterion]} for {training.patience}"
 
 
 def sizes(task: Task) -> str:
@@ -194,26 +203,32 @@ def summary_of_all(
     calibration: Calibration | None = None,
     paper: bool = False,
 ) -> str:
-    """Return a line with the mean ± std over the seeds and the score of their averaged prediction; and what follows.
-
-    That is its calibration, and the scores of baselines.
-    """
+    """Return a line with the mean ± std over the seeds and the score of their averaged prediction, and rows below."""
     metric, n = metric_named(results[0].metric), len(results)
     scores = [result.value for result in results]
     mean, std = statistics.fmean(scores), statistics.stdev(scores)
     averaged = f"averaged prediction {metric.value(together)}"
-    spread = f"{metric.spread(mean, std)}{_beside(results[0], averaged, paper=paper)}"
-    seconds = f"{statistics.fmean(result.seconds for result in results):.1f} seconds a run"
+    spread = f"{styled(metric.spread(mean, std), BOLD)}{_beside(results[0], averaged, paper=paper)}"
+    validation = [result.val for result in results]
+    seconds = statistics.fmean(result.seconds for result in results)
+    last = sorted(result.epochs for result in results)
+    span = f"{last[0]}" if last[0] == last[-1] else f"{last[0]} to {last[-1]}"
+    ends = sorted({end_of(result, settings) for result in results})
     warnings = [result.warning for result in results if result.warning]
     hints = [text for result in results if (text := advice(result, task, settings))]
+    warning = f"{len(warnings)} of {n} runs {'is' if len(warnings) == 1 else 'are'} {warnings[0]}" if warnings else ""
     lines = {
+        "epochs": f"{span} ({'; or '.join(ends)})" if last[-1] else "",
+        "validation": metric.spread(statistics.fmean(validation), statistics.stdev(validation)),
         "uncertainty": "" if calibration is None else calibration.text(),
         "baselines": baselines_line(results[0].baselines, results[0].metric, settings),
-        "warning": f"{len(warnings)} of {n} runs are {warnings[0]}" if warnings else "",
+        "warning": warning and styled(warning, RED),
         "try": hints[0] if hints else "",
+        "seconds": f"{seconds:.1f} a run" if seconds >= 0.05 else "less than 0.1 a run",
+        "files": relative_path(folder),
+        "results": relative_path(Path(settings.results)),
     }
-    below = "".join(f"\n{key}: {value}" for key, value in lines.items() if value)
-    return f"{results[0].dataset}, {n} runs: test {spread}, {seconds}, in {relative_path(folder)}{below}"
+    return f"{results[0].dataset}, {n} runs: test {spread}\n{rows(lines)}"
 
 
 def summary_of_splits(results: Sequence[Result]) -> str:

@@ -22,7 +22,7 @@ from .command import translated, value_text
 from .conf import VERSION_BASE, config_folder
 from .hashing import flattened
 from .rules import documented, expectations, similar
-from .settings import FACTORIES, INTERNAL, LABELS, Factory, rules
+from .settings import AROUND, FACTORIES, INTERNAL, LABELS, Factory, rules
 from .verbs import usages
 
 MAIN = {  # the settings in `gat-pyg --help`
@@ -46,11 +46,6 @@ MORE = {
     "gat-pyg --version": "print the version",
     'eval "$(gat-pyg -sc install=bash)"': "complete names and values with Tab (also zsh, fish)",
     "gat-pyg --hydra-help": "print Hydra's own options",
-}
-AROUND = {  # settings of `model` that are put around the network, and the classes that they choose
-    "encoder": "the width of an encoder of nodes and edges, or a list with a width for each: gat_pyg.models.Encoder",
-    "readout": "the aggregation over the nodes of a graph, such as mean, sum or attentional: gat_pyg.models.Readout",
-    "decoder": "the score of a pair of nodes: dot, bilinear or mlp: gat_pyg.models.link_decoder",
 }
 DEFAULTS = ("~recipe/method", "~recipe/family", "~recipe/on")  # the settings without a recipe's
 TITLES = {  # sections of the page, by the groups
@@ -199,7 +194,7 @@ def _of_class(group: str, key: str, config: DictConfig) -> list[str]:
     known = arguments(group, config[group])
     if key in known:
         return [_entry(known[key])]
-    found = {}
+    found: dict[str, str] = {}
     for choice in choices(group):
         values = composed([f"{group}={choice}"])[group]
         of_choice = arguments(group, values)

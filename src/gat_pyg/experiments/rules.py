@@ -101,6 +101,9 @@ def similar(name: str, known: Iterable[str], prefix: str = "") -> str:
     close = close or [other for other in last if last[other] in difflib.get_close_matches(key, last.values(), 1, 0.7)]
     if close:
         return f" Did you mean {prefix}{close[0]}?"
+    longer = [other for other in last if key and last[other].startswith(key)]
+    if longer:
+        return f" Did you mean {' or '.join(f'{prefix}{other}' for other in longer[:3])}?"
     siblings = [other for other in last if other.rpartition(".")[0] == group]
     return f" Known are: {', '.join(siblings or last)}."
 
@@ -111,8 +114,12 @@ _MAY_BE_ZERO = ("decayed_layers", "num_iterations", "num_negative_samples", "pre
 _OF_HYDRA = ("_args_", "_convert_", "_partial_", "_recursive_", "_target_")
 
 
-def check_arguments(group: str, target: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+def check_arguments(
+    group: str, target: Callable[..., Any], arguments: Mapping[str, Any], others: Iterable[str] = ()
+) -> None:
     """Check the arguments for `target` against its signature, and in this package against its annotations.
+
+    `others` are settings of the group that are not arguments of `target`, for the error message.
 
     Raises:
         ValueError: if an argument is unknown or has a wrong type; the message names the setting, `group.argument`.
@@ -120,7 +127,7 @@ def check_arguments(group: str, target: Callable[..., Any], arguments: Mapping[s
     parameters = _parameters(target)
     unknown = [key for key in arguments if key not in (*parameters, *_OF_HYDRA)]
     if parameters and unknown:
-        known = [f"{group}.{parameter}" for parameter in parameters]
+        known = [f"{group}.{parameter}" for parameter in (*parameters, *others)]
         name = f"{group}.{unknown[0]}"
         raise ValueError(f"{getattr(target, '__qualname__', target)} has no argument {name}.{similar(name, known)}")
     types = _types(target)

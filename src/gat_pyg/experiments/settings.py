@@ -54,6 +54,11 @@ LABELS = {  # settings of `model` that name it in results, not arguments of its 
     "form": "the name of a variant, if a method has several",
     "study": "the name of a study, whose runs are not those of the paper's tables",
 }
+AROUND = {  # settings of `model` for what is put around the network
+    "encoder": "the width of an encoder of nodes and edges, or a list with a width for each: gat_pyg.models.Encoder",
+    "readout": "the aggregation over the nodes of a graph, such as mean, sum or attentional: gat_pyg.models.Readout",
+    "decoder": "the score of a pair of nodes: dot, bilinear or mlp: gat_pyg.models.link_decoder",
+}
 NAMESAKES = ("GAT",)  # our classes that have the name of a PyG class
 FIXED = {  # arguments of the trainer that the command sets
     "enable_checkpointing": False,
@@ -309,8 +314,7 @@ class ModelFactory(Factory):
     @property
     def arguments(self) -> dict[str, Any]:
         """A copy of the arguments."""
-        around = {*LABELS, "readout", "decoder", "encoder"}  # settings of what is put around the model
-        return {key: value for key, value in super().arguments.items() if key not in around}
+        return {key: value for key, value in super().arguments.items() if key not in {*LABELS, *AROUND}}
 
     def check(self) -> None:
         """Raise ValueError if the class is not a model, or does not take the arguments."""
@@ -325,7 +329,7 @@ class ModelFactory(Factory):
         arguments = self.arguments
         if self.get("readout") is not None and "head_layers" not in inspect.signature(target).parameters:
             arguments.pop("head_layers", None)  # of the readout
-        check_arguments(self.group, target, arguments)
+        check_arguments(self.group, target, arguments, AROUND)
 
 
 # All settings -------------------------------------------------------------------------------------------------------
@@ -646,6 +650,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """
     names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
     names = [name for name in names if name not in MAY_CHANGE_ON_RESUME]
+    if "training.max_epochs" in names and "trainer.max_epochs" in names:  # by default the same
+        names.remove("trainer.max_epochs")
     titles = {"content": "the content of the data files", "code": "the source of your own classes"}
     titles["start"] = "the content of from"
     return ", ".join(f"{titles.get(name, name)} was {old.get(name)}, is {new.get(name)}" for name in names[:5])

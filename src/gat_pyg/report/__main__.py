@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..terminal import print_any_text
+from ..terminal import columns, print_any_text
 
 EXAMPLES = """examples:
   python -m gat_pyg.report                                 outputs/results.jsonl -> outputs/report
@@ -20,14 +20,18 @@ EXAMPLES = """examples:
 """
 
 
+PRINTED = ("table2", "table3", "general", "against", "strong")  # tables that the command prints
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the report, and return the exit status: 1, after a message, if it cannot be written."""
+    """Write the report, print its tables of scores, and return the exit status: 1, after a message, if that fails."""
     print_any_text()
     options = parser().parse_args(arguments)
+    from .formats import plain
     from .write import write_report  # imports torch
 
     try:
-        count, paths = write_report(
+        count, tables, paths = write_report(
             options.results,
             options.out,
             options.data_root,
@@ -41,7 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ImportError, OSError, ValueError) as error:
         print(f"gat_pyg.report: {error}", file=sys.stderr)
         return 1
-    print(f"{count} lines of results are in {', '.join(map(str, paths))}")
+    for table in tables:
+        if table.name in PRINTED and (text := plain(table, columns())):
+            print(f"{text}\n")
+    number = "1 line of results is" if count == 1 else f"{count} lines of results are"
+    print(f"{number} in {', '.join(map(str, paths))}")
     return 0
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import TypeVar
 
-from .cells import Cell, Table
+from ..terminal import BOLD, styled
+from .cells import NONE, Cell, Table
 
 _Part = TypeVar("_Part")
 _RANKS = {  # format -> the text of an ordinary cell, of the best of a column and of the second best
@@ -24,6 +25,51 @@ PAPER_TITLE, TITLE = "Graph Attention Networks: results beside the paper's", "Re
 def title_of(tables: Sequence[Table]) -> str:
     """Return the title of a document, which depends on whether it has the paper's tables."""
     return PAPER_TITLE if any(table.name == "table2" for table in tables) else TITLE
+
+
+# The terminal -------------------------------------------------------------------------------------------------------
+
+
+def plain(table: Table, width: int) -> str:
+    """Return the rows with results of one table as aligned text, in blocks of columns that fit into a width.
+
+    Rows and data sets without results, such as those with the paper's numbers alone, are left out.
+
+    >>> print(plain(Table("t", "A table.", (("", "method"), ("Cora", "here")), ((Cell("GCN"), Cell("81 ± 1")),)), 80))
+    A table.
+    method  Cora here
+    GCN     81 ± 1
+    """
+    rows = [row for row in table.rows if not any(cell.source == "no lines" for cell in row) or _has_results(row)]
+    if not rows:
+        return ""
+    heads = _heads(table)
+    groups = [group for group, _ in table.columns]
+    ours = {group for group, *cells in zip(groups, *rows, strict=True) if _has_results(cells)} or {*groups}
+    kept = [n for n, group in enumerate(groups) if not group or group in ours]
+    filled = [n for n in kept if any(row[n].text not in ("", NONE) for row in rows)]
+    size = {n: max(len(heads[n]), *(len(row[n].text) for row in rows)) for n in filled}
+    blocks: list[list[int]] = []
+    for n in filled[1:]:
+        if not blocks or sum(size[each] + 2 for each in (*blocks[-1], n)) > width:
+            blocks.append([filled[0]])
+        blocks[-1].append(n)
+    lines = [table.caption]
+    for block in blocks:
+        lines += ["  ".join(f"{heads[n]:<{size[n]}}" for n in block).rstrip()]
+        shown = [row for row in rows if any(row[n].text not in ("", NONE) for n in block[1:])]
+        lines += ["  ".join(_plain_cell(row[n], size[n]) for n in block).rstrip() for row in shown]
+        lines.append("")
+    return "\n".join(lines[:-1])
+
+
+def _has_results(row: Iterable[Cell]) -> bool:
+    return any("config_hash" in cell.source for cell in row)
+
+
+def _plain_cell(cell: Cell, width: int) -> str:
+    padded = f"{cell.text:<{width}}"
+    return styled(padded, BOLD) if cell.rank == 1 else padded
 
 
 # Markdown -----------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def write_report(
     against: str | None = None,
     curves: bool = False,
     graphs: bool = False,
-) -> tuple[int, list[Path]]:
+) -> tuple[int, list[Table], list[Path]]:
     """Write the report on these files of results.
 
     Args:
@@ -52,7 +52,7 @@ def write_report(
             graphs with the best and the worst predictions, of the first seed that kept its model.
 
     Returns:
-        The number of lines, and the files written.
+        The number of lines, the tables, and the files written.
 
     Raises:
         OSError, ValueError: if a file of results cannot be read, the report cannot be written, or an argument does not
@@ -71,7 +71,7 @@ def write_report(
         content = tables(lines, counts, others=preset is None)
     drawn = [drawn_curves(lines, folder)] if curves else []
     drawn += drawn_graphs(lines, folder) if graphs else []
-    return len(lines), write_tables(content, folder, formats) + drawn
+    return len(lines), content, write_tables(content, folder, formats) + drawn
 
 
 def drawn_curves(lines: Sequence[Line], folder: Path) -> Path:
