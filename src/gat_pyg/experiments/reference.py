@@ -229,10 +229,7 @@ def page() -> str:
     """Return the page *All settings* of the documentation, in Markdown."""
     config = composed(DEFAULTS)
     plain = plain_settings(config)
-    sections: dict[str, list[str]] = {"Choices": []}
-    for name in (name for name in plain if is_group(name)):
-        rows = [f"  - `{name}={choice}`: {_markdown(text)}" for choice, text in choices(name).items()]
-        sections["Choices"].append("\n".join([_definition(plain[name]), "", *rows]))
+    sections: dict[str, list[str]] = {}
     for setting in plain.values():
         if not is_group(setting.name) and setting.text:
             sections.setdefault(TITLES[setting.name.rpartition(".")[0]], []).append(_definition(setting))
@@ -241,6 +238,9 @@ def page() -> str:
         sections[f"{title}: {group}={choice}"] = [
             _definition(each) for each in of_class.values() if each.text and "${" not in each.value
         ]
+    for name in (name for name in plain if is_group(name)):
+        rows = [f"  - `{name}={choice}`: {_markdown(text)}" for choice, text in choices(name).items()]
+        sections.setdefault("Choices", []).append("\n".join([_definition(plain[name]), "", *rows]))
     return "\n\n".join("\n\n".join([f"## {title}", *entries]) for title, entries in sections.items()) + "\n"
 
 
