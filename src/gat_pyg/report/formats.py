@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import TypeVar
@@ -54,7 +55,7 @@ def plain(table: Table, width: int) -> str:
         if not blocks or sum(size[each] + 2 for each in (*blocks[-1], n)) > width:
             blocks.append([filled[0]])
         blocks[-1].append(n)
-    lines = [table.caption]
+    lines = textwrap.wrap(table.caption, width)
     for block in blocks:
         lines += ["  ".join(f"{heads[n]:<{size[n]}}" for n in block).rstrip()]
         shown = [row for row in rows if any(row[n].text not in ("", NONE) for n in block[1:])]
