@@ -511,7 +511,7 @@ def test_the_averaged_prediction_is_that_of_the_stack(command: Command):
     assert f"(averaged prediction {100 * right:.1f} %, " in output
     rows = [Rows(p[data[f"{split}_mask"]], data.y[data[f"{split}_mask"]]) for split in ("val", "test")]
     own = "the split is the data's own, and coverage holds if validation and test were drawn alike"
-    assert f"uncertainty: {calibrated(NodeLabels(10), *rows, own).text()}\n" in output
+    assert f"uncertainty {calibrated(NodeLabels(10), *rows, own).text()}\n" in output
 
 
 def test_seeds_of_many_graphs_together_name_the_seed_of_their_order(command: Command):

@@ -20,7 +20,7 @@ EXAMPLES = """examples:
 """
 
 
-PRINTED = ("table2", "table3", "general", "against", "strong")  # tables that the command prints
+PRINTED = ("table2", "table3", "general", "against", "uncertainty", "strong")  # tables that the command prints
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
