@@ -39,7 +39,7 @@ sphinx_gallery_conf = {
     "gallery_dirs": "gallery",
     "within_subsection_order": "FileNameSortKey",
     "image_scrapers": ("recorded.save_figure",),
-    "ignore_repr_types": r"matplotlib\.figure",  # the figure is shown
+    "ignore_repr_types": r"Figure|Generator|IncompatibleKeys|ONNXProgram",  # shown as a picture, or of no interest
     "remove_config_comments": True,
     "filename_pattern": EXAMPLES[os.environ.get("GALLERY", "quick")],
     "download_all_examples": False,

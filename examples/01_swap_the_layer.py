@@ -8,7 +8,6 @@ PyG's `GATConv` and this package's take the same arguments and state dict, and c
 # sphinx_gallery_thumbnail_path = "thumbnails/swap_the_layer.png"
 
 import time
-from unittest.mock import patch
 
 import torch
 import torch_geometric.nn as pyg
@@ -45,9 +44,8 @@ for name, conv in (("torch_geometric", theirs), ("gat_pyg", ours)):
     print(f"{name:>15}: {min(milliseconds(conv) for _ in range(5)):6.1f} ms")
 
 # %%
-# A PyG model that builds its layers itself gets these if the name is replaced meanwhile.
+# A built model takes these layers by `accelerate`, in place.
 
-with patch("torch_geometric.nn.models.basic_gnn.GATConv", gat_pyg.GATConv):
-    model = pyg.GAT(128, 64, num_layers=2, out_channels=7, heads=8)
-print(model)
+model = pyg.GAT(128, 64, num_layers=2, out_channels=7, heads=8)
+print(gat_pyg.accelerate(model))
 assert all(isinstance(conv, gat_pyg.GATConv) for conv in model.convs)

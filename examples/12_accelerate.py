@@ -21,12 +21,12 @@ import gat_pyg
 torch.manual_seed(0)
 
 # %%
-# 10,000 nodes of 7 classes with noisy features; most neighbours of a node are
-# of its class.
+# 9,996 nodes of 7 classes with noisy features; most neighbours of a node are of
+# its class.
 
-N, K = 10_000, 7
+N, K = 9_996, 7  # a multiple
 y = torch.arange(N) % K
-x = F.one_hot(y, 128) + 2 * torch.randn(N, 128)
+x = F.one_hot(y, 128) + torch.randn(N, 128)
 src, step = torch.randint(N, (2, 5 * N))
 same = torch.rand(5 * N) < 0.8
 dst = torch.where(same, (src + K * step) % N, step)
