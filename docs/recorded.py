@@ -45,6 +45,7 @@ def write() -> None:
     write_results()
     write_strong()
     write_speed()
+    write_explanations()
 
 
 def chart(name: str, draw: Callable[[Any], None], size: tuple[float, float], columns: int = 1) -> None:
@@ -304,3 +305,24 @@ def sampled() -> None:
 
 if __name__ == "__main__":
     write()
+
+
+# Explanations -------------------------------------------------------------------------------------------------------
+
+
+def write_explanations() -> None:
+    """Write the tables of explanations: how they order true edges, what they remove, and their seconds."""
+    rows = [row for row in load("explanations.json")["rows"] if row["case"] != "table"]
+    kinds = [*dict.fromkeys(row["kind"] for row in rows)]
+    cases = [*dict.fromkeys(row["case"] for row in rows)]
+    by_key = {(row["case"], row["kind"]): row for row in rows}
+
+    for key in ("auroc", "removed", "alone"):
+        shown = [case for case in cases if any(key in by_key[case, kind] for kind in kinds)]
+        body = [[kind, *(f"{by_key[case, kind][key]:.2f}" for case in shown)] for kind in kinds]
+        if key != "auroc":
+            body.insert(0, ["all edges", *(f"{by_key[case, kinds[0]]['before']:.2f}" for case in shown)])
+        table(f"explanations-{key}", ["", *shown], body)
+    seconds = [(kind, by_key["photo", kind]) for kind in kinds if kind != "random"]
+    body = [[kind, f"{row['seconds']:.3f} s", f"{row['seconds_pyg']:.3f} s"] for kind, row in seconds]
+    table("explanations-seconds", ["", "gat_pyg", "PyG"], body)

@@ -518,3 +518,17 @@ def test_steps_compares_the_layers_in_a_recipe(
     monkeypatch.setattr(steps, "with_pyg", wrong)
     with pytest.raises(SystemExit, match=r"the networks differ by .* in float64, allowed 1e-8"):
         steps.main()
+
+
+@pytest.mark.weekly
+@pytest.mark.usefixtures("bench")
+def test_explanations_of_pygs_layers_are_ours(tmp_path: Path) -> None:
+    import explanations
+
+    arguments = ["--cases", "house", "--items=2", "--epochs=40", "--learnt=2", f"--out={tmp_path}/it.json"]
+    assert explanations.main(arguments) == 0
+    rows = {row["kind"]: row for row in json.loads((tmp_path / "it.json").read_text())["rows"]}
+    assert [*rows] == [*explanations.KINDS]
+    for kind, row in rows.items():
+        assert kind == "random" or (row["difference"] < 1e-5 and 0 <= row["auroc"] <= 1)
+        assert row["before"] > row["removed"] or kind != "occlusion"

@@ -169,7 +169,7 @@ class Explained(torch.nn.Module):
 def gnn_explainer(explained: Any, x: Tensor, index: Tensor, edge_attr: Tensor, level: str) -> list[Tensor]:
     explainer = Explainer(
         explained,
-        GNNExplainer(epochs=20),
+        GNNExplainer(epochs=5),
         explanation_type="model",
         node_mask_type="attributes",
         edge_mask_type="object",

@@ -81,6 +81,12 @@ class Explained:
         """The kinds of explanations of edges."""
         return [kind for kind in self.faithfulness["kind"] if kind != "random"]
 
+    @property
+    def measured(self) -> str:
+        """What `faithfulness` has, in words."""
+        strongest, those = ("edge", "it") if self.k == 1 else (f"{self.k} edges", "these")
+        return f"without the strongest {strongest}, and with {those} alone"
+
     def write(self, path: str | Path) -> list[Path]:
         """Write the three frames beside `path`, as `NAME-edges.csv`, and return the files."""
         files = []
@@ -97,13 +103,12 @@ class Explained:
             if len(table):
                 parts.append(f"{title}\n{_text(table.head(PRINTED))}")
         if self.k:
-            title = f"prediction without the {self.k} strongest of {len(self.edges):,} edges, and with these alone"
-            parts.append(f"{title}\n{_text(self.faithfulness)}")
+            parts.append(f"prediction {self.measured}, of {len(self.edges):,}\n{_text(self.faithfulness)}")
         return "\n\n".join(parts)
 
 
 def _text(table: Any) -> str:
-    return str(table.to_string(index=False, float_format="{:.3f}".format, na_rep=""))
+    return str(table.to_string(index=False, float_format="{:.3g}".format, na_rep=""))
 
 
 def explain(

@@ -141,13 +141,13 @@ def _colours(values: Tensor) -> Any:
 
 
 def _caption(explained: Explained, count: int) -> str:
-    R, k, table = len(explained.edges), explained.k, explained.faithfulness
+    R, table = len(explained.edges), explained.faithfulness
     if not R:
         return "The prediction depends on no edge."
     random = table.set_index("kind").loc["random"]
     drawn = f"The {count} strongest of {R:,} edges" if count < R else f"The {R} edges that the prediction depends on"
     return (
         f"{drawn}: orange for the prediction, blue against it, on a scale of each panel. Titles: the prediction "
-        f"without the {k} strongest edges, and with these alone. With {k} random edges: {random.removed:.3g} ± "
-        f"{random.removed_std:.2g} without, {random.alone:.3g} ± {random.alone_std:.2g} alone."
+        f"{explained.measured}. Of as many random edges: {random.removed:.3g} ± {random.removed_std:.2g} without, "
+        f"{random.alone:.3g} ± {random.alone_std:.2g} alone."
     )
