@@ -39,9 +39,9 @@ import machine
 
 GATV2 = {"GINEConv(nn)": "GATv2Conv(channels, channels // 4, heads=4, edge_dim=channels)"}
 CASES = {  # example, what is replaced in it, epochs
-    "gat": ("gat", {}, 30),
-    "ppi": ("ppi", {}, 3),
-    "attentive_fp": ("attentive_fp", {}, 5),
+    "gat": ("gat", {}, 20),
+    "ppi": ("ppi", {}, 2),
+    "attentive_fp": ("attentive_fp", {}, 4),
     "graph_gps": ("graph_gps", {}, 3),
     "graph_gps, GATv2Conv": ("graph_gps", GATV2, 3),
 }

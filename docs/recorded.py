@@ -191,6 +191,7 @@ LAYERS = {
 def write_speed() -> None:
     """Write the charts and tables of layers, epochs, many seeds, sampling and inference."""
     layers()
+    examples()
     epochs()
     seeds()
     sampled()
@@ -251,6 +252,19 @@ def layers() -> None:
     )
     machine = f"Measured on {measured['date'][:10]}: {measured['processor']}, {measured['threads']} threads"
     (OUT / "machine.md").write_text(f"{machine}, {versions}.\n", encoding="utf-8")
+
+
+def examples() -> None:
+    """Write the table of PyG's examples, before and after `accelerate`."""
+    rows = []
+    for row in load("2cores-accelerate.json")["rows"]:
+        before, after = (f"{row[f'{name}_cpu_seconds']:.3g} s" for name in ("pyg", "gat_pyg"))
+        kinds = ", ".join(sorted({*row["swapped"].values()})) or "none"
+        left = ", ".join(sorted({reason.rstrip(".").split()[-1] for reason in row["left"].values()})) or "none"
+        rows.append(
+            (row["example"], f"{len(row['swapped'])} ({kinds})", left, before, after, f"{row['times_faster']:.2f}")
+        )
+    table("examples", ("example", "swapped", "left alone", "before", "after", "times faster"), rows)
 
 
 def epochs() -> None:
