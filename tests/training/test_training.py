@@ -477,15 +477,6 @@ def test_progress_shows_epoch_loss_score_and_end(name: str, capsys: pytest.Captu
     assert re.fullmatch(rf"mine  epoch 2  loss [\d.e-]+  val {score}  ends at 2  [\d.]+ m?s/epoch", last), last
 
 
-def test_progress_shows_the_remaining_patience(capsys: pytest.CaptureFixture[str]):
-    task = one_graph()
-    trainer(PaperStopping(patience=1), Progress("mine", every=0.0), epochs=2).fit(
-        setup(task), datamodule=TaskData(task)
-    )
-    first, *_ = capsys.readouterr().err.splitlines()
-    assert "mine  epoch 1  " in first and "  patience 1/1" in first
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="terminals of POSIX")
 def test_progress_leaves_no_rows_in_a_terminal_that_is_resized(monkeypatch: pytest.MonkeyPatch):
     import fcntl

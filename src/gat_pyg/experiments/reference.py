@@ -220,7 +220,7 @@ def overview() -> str:
         sections[title] = {f"{name}={known[name].value}": known[name].text.partition(";")[0] for name in names}
     sections |= {"Examples": EXAMPLES, "More": MORE}
     width = 2 + max(len(left) for title in MAIN for left in sections[title])
-    title = "gat-pyg trains graph attention networks and their baselines, and uses what it trained."
+    title = "Train graph attention networks and their baselines, and use what was trained."
     texts = (f"{title}:\n{_columns(rows, width if title in MAIN else None)}" for title, rows in sections.items())
     return "\n\n".join([title, *texts])
 

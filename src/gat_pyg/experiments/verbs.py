@@ -201,12 +201,12 @@ def parser(verb: Callable[..., None]) -> ArgumentParser:
 
 
 def usages() -> dict[str, str]:
-    """Return the usage of each verb with its first sentence, for `gat-pyg --help`."""
-    lines = {"gat-pyg [train] [NAME=VALUE ...]": "Train, test and record."}
+    """Return the usage of each verb with the beginning of its first sentence, for `gat-pyg --help`."""
+    lines = {"gat-pyg [train] [NAME=VALUE ...]": "Train and test a model"}
     for verb in VERBS.values():
         words = " ".join(parser(verb).format_usage().split()[2:])
         usage = re.sub(r"\[(-h|--[^]]*)\] ?", "", words).strip()  # options are in the verb's own help
-        lines[f"gat-pyg {usage}"] = str(inspect.getdoc(verb)).partition("\n")[0]
+        lines[f"gat-pyg {usage}"] = re.split(r"[,:] |\.?\n|\.$", str(inspect.getdoc(verb)))[0]
     return lines
 
 
