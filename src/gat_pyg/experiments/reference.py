@@ -10,6 +10,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -196,10 +197,11 @@ def _of_class(group: str, key: str, config: DictConfig) -> list[str]:
         return [_entry(known[key])]
     found: dict[str, str] = {}
     for choice in choices(group):
-        values = composed([f"{group}={choice}"])[group]
-        of_choice = arguments(group, values)
-        if key in of_choice:
-            found.setdefault(values._target_, f"With {group}={choice}: {_entry(of_choice[key])}")
+        file = cast(DictConfig, OmegaConf.load(config_folder() / group / f"{choice}.yaml"))
+        values = file.get(group, file)
+        if "_target_" in values and values._target_ not in found:
+            with suppress(ValueError, KeyError):  # a class of a package that is not installed, or without the argument
+                found[values._target_] = f"With {group}={choice}: {_entry(arguments(group, values)[key])}"
     if not found:
         raise ValueError(
             f"{group}.{key} is not an argument of {config[group].get('_target_')}."
