@@ -207,6 +207,7 @@ def test_baselines_are_computed_once_for_own_data(monkeypatch: pytest.MonkeyPatc
             "training.max_epochs=120 (the last epochs",
         ),
         ("graphs", ("model=gin",), {"best": "random forest"}, "edges in both directions"),
+        ("graphs", (), {"best": "random forest"}, "encoding=rwse, model=gin"),
         ("links", ("encoding=degree",), {}, "+model.decoder=mlp"),
     ],
 )

@@ -90,11 +90,12 @@ def simple_baselines(task: Task) -> Baselines:
     quantities) on standardised columns, and a random forest of 100 trees. Their columns are the features without
     encodings; those of whole numbers from 0 to 127 are also one-hot. A row is a node; an edge with the features of both
     ends and its own; or a graph with the sums and the means over its nodes and over its edges, and their numbers. For
-    nodes and edges, the linear model is also fitted to degrees alone: the logarithms of the in- and the out-degree.
+    nodes and edges, the linear model is also fitted to degrees alone: the logarithms of the in- and the out-degree. The
+    feature that is nearest to a quantity predicts it as it is, such as the last value of a series.
 
     For links (u, v), with A the message-passing edges in both directions and k the degrees:
 
-    - popularity, the out-degree of u times the in-degree of v;
+    - popularity, the out-degree of u times the in-degree of v; in a bipartite graph also the latter alone;
     - common neighbours, also with the weights 1 / log k of Adamic and Adar (2003);
     - in a bipartite graph, in which u and v have none, the paths of length 3 instead: the sum over i, j of
       A_ui A_ij A_jv / (k_i k_j)^(1/2) (Kovács et al., 2019).

@@ -86,7 +86,8 @@ def advice(result: Result, task: Task, settings: Settings) -> str:
         "training.batch_size=32": task.has_many_graphs and training.batch_size < 16 < len(task.train),
         "+model.encoder=64 (it embeds categories)": model.get("encoder") is None and bool(OneHot([x]).sizes),
         "edges in both directions (messages follow the edges, which have one)": _is_directed(task),
-        "encoding=degree": result.best_baseline in ("degrees", "popularity") and settings.encoding.target is None,
+        "encoding=degree": str(result.best_baseline).startswith(("degrees", "popularity"))
+        and settings.encoding.target is None,
         "encoding=rwse": item == "graph" and settings.encoding.target is None,
         "+model.decoder=mlp": item == "link" and model.get("decoder") is None,
         "model=gin": item == "graph" and kind not in ("GIN", "GINE"),
