@@ -60,6 +60,7 @@ nitpick_ignore_regex = [
     ("py:class", r"(collections\.abc\.)?Mapping\[\w+"),  # of dataclasses' fields, which Sphinx cuts at the comma
     # without documentation
     ("py:class", r"torch\.utils\.data\.dataloader\.DataLoader|torch_geometric\.nn\.conv\.gine?_conv\.\w+"),
+    ("py:class", r"(torch_geometric\.explain\.\w+\.)?(Explained|Explainer|Explanation|ModelConfig)"),
     ("py:class", r"Flow|torch_sparse\.tensor\.SparseTensor|torch_geometric\.typing\.SparseTensor|torch\.fx\..*"),
 ]
 default_role = "py:obj"
