@@ -4,6 +4,7 @@ They go to `docs/generated`. `docs/conf.py` calls `write` at each build: no numb
 """
 
 import json
+import math
 import re
 import statistics
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from gat_pyg.report.general import Rows, general_table, rows_of
 from gat_pyg.report.runs import Key, gathered, lines_of, shown
 from gat_pyg.report.strong import strong_table
 from gat_pyg.report.tables import TABLE2, TABLE3, ablation_table, score_table, significance_table
+from gat_pyg.report.uncertainty import number_cell
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results"
@@ -44,6 +46,7 @@ def write() -> None:
     write_versions()
     write_results()
     write_strong()
+    write_uncertainty()
     write_speed()
     write_explanations()
 
@@ -167,6 +170,26 @@ def write_strong() -> None:
 def against_whole(rows: Rows) -> Table:
     """Return the table of each part's worth."""
     return comparison_table(rows, WHOLE)
+
+
+# Uncertainty --------------------------------------------------------------------------------------------------------
+
+
+def write_uncertainty() -> None:
+    """Write the table of calibration errors, coverage and size, over the splits of each data set."""
+    rows = []
+    for name, splits in load("uncertainty.json")["rows"].items():
+        errors = [one["errors"] or (math.nan, math.nan) for one in splits]
+        values = (
+            ([one["score"] for one in splits], 2),
+            ([before for before, _ in errors], 1),
+            ([after for _, after in errors], 1),
+            ([one["coverage"] for one in splits], 1),
+            ([one["size"] for one in splits], 2),
+        )
+        rows.append((name, str(len(splits)), *(number_cell(*each).text for each in values)))
+    heads = ("data set, split", "splits", "test score", "calibration error (%)", "after", "coverage (%)", "size")
+    table("uncertainty", heads, rows)
 
 
 # Speed --------------------------------------------------------------------------------------------------------------
