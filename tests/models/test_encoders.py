@@ -41,8 +41,14 @@ def test_it_is_ogbs_encoder(kind: str) -> None:
 def test_an_unknown_category_adds_nothing() -> None:
     encoder = Encoder([2, 3], 4)
     known = encoder(torch.tensor([[1, 0]])) - encoder.embedding[1]
+    plain = Encoder([2, 3, [1.0, 2.0]], None)  # without parameters: the quantity, then columns of 0 and 1
     for unknown in (-1, 2, 100, 0.5, -0.5):
         assert_close(encoder(torch.tensor([[unknown, 0]])), known)
+        assert plain(torch.tensor([[unknown, 2, 5.0], [1, unknown + 3, 1.0]])).tolist() == [
+            [2, 0, 0, 0, 1],
+            [0, 1, 0, 0, unknown == -1],
+        ]
+    assert plain.out_channels == 5 and not [*plain.parameters()]
 
 
 def test_categories_are_counted_over_all_graphs() -> None:
@@ -81,6 +87,9 @@ def test_a_model_on_encoded_features_is_the_model_on_them() -> None:
     assert torch.equal(out, expected)
     out.square().sum().backward()
     assert all(weight.grad is not None and weight.grad.any() for weight in model.parameters())
+    plain = Encoded(GAT(8, [4], 3, [2, 1], edge_dim=3), 8, [5, 0], [3], learn_edges=False)
+    one_hot = nn.functional.one_hot(edge_attr[:, 0], 3).float()
+    assert torch.equal(plain(x, RANDOM.index, edge_attr), plain.model(plain.encoder(x), RANDOM.index, one_hot))
     perceptron = Encoded(nn.Linear(8, 3), 8, [5, 0])
     assert perceptron(x).shape == (40, 3) and not perceptron.supports_edge_attr
 

@@ -34,7 +34,7 @@ from ..distributed.halo import layers_of
 from ..distributed.ranks import rank_zero_print
 from ..graph.layers import graph_norms
 from ..graph.partition import WITH_METIS, edge_cut
-from ..models.encoders import Column, columns_of, num_categories, num_unknown
+from ..models.encoders import Column, Encoder, columns_of, num_categories, num_unknown
 from ..models.gat import GAT
 from ..seeds.fitting import seeded
 from ..tasks.metrics import LINKS
@@ -294,8 +294,11 @@ def build_model(factory: ModelFactory, task: Task, earlier: Earlier | None = Non
     if task.shared_graph is not None and "num_nodes" in parameters:  # for parameters or labels of each node
         sizes["num_nodes"] = task.shared_graph.num_nodes
     takes_edges = "edge_dim" in parameters or (takes_any and getattr(kind, "supports_edge_attr", False))
+    of_edges: dict[str, Any] = {}
     if task.edge_dim is not None and takes_edges:
-        sizes["edge_dim"] = encoder or task.edge_dim
+        sizes["edge_dim"] = task.edge_dim
+        if encoder is not None:
+            of_edges, sizes["edge_dim"] = _encoder_of_edges(task, encoder)
     if "deg" in parameters:
         sizes["deg"] = [float(count) for count in PNAConv.get_degree_histogram(task.train).tolist()]
     if clash := sorted(sizes.keys() & arguments.keys()):
@@ -319,8 +322,7 @@ def build_model(factory: ModelFactory, task: Task, earlier: Earlier | None = Non
     if encoder is not None:
         arguments = {"model": {"_target_": target, **arguments}, "channels": encoder, **embeddings}
         arguments["categories"] = [*_columns(task, "x"), *[0] * task.num_encodings]  # which are standardised
-        if "edge_dim" in sizes:
-            arguments["edge_categories"] = _columns(task, "edge_attr")
+        arguments |= of_edges
         target = "gat_pyg.models.Encoded"
     if readout is not None:  # the model returns a row for each node
         arguments = {"model": {"_target_": target, **arguments}, **pooling}
@@ -369,6 +371,19 @@ def _encoder(factory: ModelFactory) -> tuple[int | None, dict[str, Any]]:
             "{channels: 64, init: orthogonal}."
         )
     return channels, options
+
+
+def _encoder_of_edges(task: Task, channels: int) -> tuple[dict[str, Any], int]:
+    """Return the arguments of `Encoded` for edge features, and their width.
+
+    The edges of one graph, which are in memory together, have no learnt encoding if they have fewer columns: since
+    every layer has a linear map of them, it would add nothing but a gradient `[E, C]`.
+    """
+    columns = _columns(task, "edge_attr")
+    width = Encoder(columns, None).out_channels
+    if task.has_many_graphs or width > channels:
+        return {"edge_categories": columns}, channels
+    return {"edge_categories": columns, "learn_edges": False}, width
 
 
 def _needs_embeddings(factory: ModelFactory) -> bool:

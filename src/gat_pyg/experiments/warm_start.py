@@ -20,7 +20,8 @@ from .model_file import arguments_of, described, load, model_file, seeds_of
 from .result import CONFIG, MODEL
 from .settings import ModelFactory, Settings
 
-FITTED = ("categories", "edge_categories", "deg")  # arguments of a model that are computed from its training data
+# Arguments of a model that are computed from its training data
+FITTED = ("categories", "edge_categories", "edge_dim", "learn_edges", "deg")
 
 
 class Earlier(NamedTuple):

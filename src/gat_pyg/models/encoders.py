@@ -36,10 +36,13 @@ class Encoder(nn.Module):
     Open Graph Benchmark's `AtomEncoder` and `BondEncoder`. An unknown category adds nothing. The ids of
     nodes as a single column, with N categories, are learnt embeddings of the nodes, for a graph without features.
 
+    Without `out_channels` there are no parameters: the result has the standardised quantities, then a column of 0 and 1
+    for each category, or one for a column of two categories.
+
     Args:
         categories: for each column of x the number of its categories, whose values are 0, 1, ...; for a continuous
             column its mean and standard deviation, or 0 to leave it as it is. `columns_of` computes them.
-        out_channels: C, the width of the result.
+        out_channels: C, the width of the result; None for no parameters.
         init: the initial embeddings of each column: "xavier_uniform", "normal" or "orthogonal", as in `torch.nn.init`.
 
     Raises:
@@ -61,7 +64,7 @@ class Encoder(nn.Module):
     _mean: Tensor
     _std: Tensor
 
-    def __init__(self, categories: Sequence[Column], out_channels: int, init: str = "xavier_uniform") -> None:
+    def __init__(self, categories: Sequence[Column], out_channels: int | None, init: str = "xavier_uniform") -> None:
         super().__init__()
         scales = [(0.0, 1.0) if isinstance(column, int) else tuple(column) for column in categories]
         sizes_of = [column if isinstance(column, int) else 0 for column in categories]
@@ -73,20 +76,24 @@ class Encoder(nn.Module):
         if init not in INITS:
             raise ValueError(f"init is {init!r}, expected one of {', '.join(INITS)}.")
         categories, self.init = sizes_of, init
-        self.categories, self.out_channels = tuple(categories), out_channels
-        sizes = torch.tensor([size for size in categories if size])
+        self.categories = tuple(categories)
+        sizes = torch.tensor([size for size in categories if size], dtype=torch.long)
         discrete = [column for column, size in enumerate(categories) if size]
         continuous = [column for column, size in enumerate(categories) if not size]
         self.register_buffer("_sizes", sizes, persistent=False)
         self.register_buffer("_first", sizes.cumsum(0) - sizes, persistent=False)  # row of each column's category 0
-        self.register_buffer("_discrete", torch.tensor(discrete), persistent=False)
-        self.register_buffer("_continuous", torch.tensor(continuous), persistent=False)
+        self.register_buffer("_discrete", torch.tensor(discrete, dtype=torch.long), persistent=False)
+        self.register_buffer("_continuous", torch.tensor(continuous, dtype=torch.long), persistent=False)
         chosen = [scales[column] for column in continuous]
         self._standardises = any(scale != (0.0, 1.0) for scale in chosen)
         for number, key in enumerate(("_mean", "_std")):
             self.register_buffer(key, torch.tensor([scale[number] for scale in chosen]), persistent=False)
-        self.embedding = nn.Parameter(torch.empty(int(sizes.sum()), out_channels)) if discrete else None
-        self.lin = nn.Linear(len(continuous), out_channels) if continuous else None
+        self.embedding = self.lin = None
+        if out_channels is not None:
+            self.embedding = nn.Parameter(torch.empty(int(sizes.sum()), out_channels)) if discrete else None
+            self.lin = nn.Linear(len(continuous), out_channels) if continuous else None
+        self.is_learnt = out_channels is not None
+        self.out_channels = len(continuous) + int(_widths(sizes).sum()) if out_channels is None else out_channels
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -109,23 +116,48 @@ class Encoder(nn.Module):
                 f"The features have shape {tuple(x.shape)}, expected (N, {len(self.categories)}): the columns that the "
                 "encoder was built for."
             )
+        if not self.is_learnt:
+            return self._indicators(x)
         out = None
         if self.embedding is not None:
-            raw = x.index_select(1, self._discrete)
-            value = raw.long()
-            known = (value >= 0) & (value < self._sizes) & (value == raw)
-            row = torch.where(known, value, 0) + self._first
+            value, known = self._known(x)
+            row = value + self._first
             weights = known.to(self.embedding.dtype)
             if torch.compiler.is_exporting():  # ONNX has embedding bags as a loop over rows, which needs at least one
                 out = (F.embedding(row, self.embedding) * weights[..., None]).sum(1)
             else:
                 out = F.embedding_bag(row, self.embedding, mode="sum", per_sample_weights=weights)
         if self.lin is not None:
-            columns = x.index_select(1, self._continuous).to(self.lin.weight.dtype)
-            continuous = self.lin((columns - self._mean) / self._std if self._standardises else columns)
+            continuous = self.lin(self._standardised(x))
             out = continuous if out is None else out + continuous
         assert out is not None
         return out
+
+    def _known(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the categories `[N, D]`, 0 for unknown ones, and which are known."""
+        raw = x.index_select(1, self._discrete)
+        value = raw.long()
+        known = (value >= 0) & (value < self._sizes) & (value == raw)
+        return torch.where(known, value, 0), known
+
+    def _standardised(self, x: Tensor) -> Tensor:
+        """Return the continuous columns `[N, F - D]`."""
+        columns = x.index_select(1, self._continuous).to(self._mean.dtype)
+        return (columns - self._mean) / self._std if self._standardises else columns
+
+    def _indicators(self, x: Tensor) -> Tensor:
+        """Return the continuous columns, then a column of 0 and 1 for each category or pair of categories."""
+        (value, known), columns = self._known(x), self._standardised(x)
+        is_pair, widths = self._sizes <= 2, _widths(self._sizes)
+        place = columns.size(1) + widths.cumsum(0) - widths + torch.where(is_pair, 0, value)
+        ones = torch.where(is_pair, value, 1) * known
+        out = F.pad(columns, (0, self.out_channels - columns.size(1)))
+        return out.scatter(1, place, ones.to(out.dtype))
+
+
+def _widths(sizes: Tensor) -> Tensor:
+    """Return the number of columns of 0 and 1 for each number of categories."""
+    return torch.where(sizes <= 2, 1, sizes)
 
 
 def num_categories(values: Iterable[Tensor]) -> list[int]:
@@ -216,6 +248,8 @@ class Encoded(Wrapper):
         categories: of the columns of x, as in `Encoder`.
         edge_categories: of the columns of edge_attr; None if there are none or the model does not take them.
         init: of the embeddings, as in `Encoder`.
+        learn_edges: if False, edge features have an `Encoder` without parameters, for layers with a linear map of their
+            own. The model's `edge_dim` is the encoder's width.
 
     Raises:
         ValueError: if the model has its own loss over nodes (`penalty`, `fit`).
@@ -235,10 +269,13 @@ class Encoded(Wrapper):
         categories: Sequence[Column],
         edge_categories: Sequence[Column] | None = None,
         init: str = "xavier_uniform",
+        learn_edges: bool = True,
     ) -> None:
         super().__init__(model, "It reads the features: leave out the encoder.")
         self.encoder = Encoder(categories, channels, init)
-        self.edge_encoder = None if edge_categories is None else Encoder(edge_categories, channels, init)
+        self.edge_encoder = None
+        if edge_categories is not None:
+            self.edge_encoder = Encoder(edge_categories, channels if learn_edges else None, init)
         self.model = model
         self.out_channels = members(model).out_channels
 
