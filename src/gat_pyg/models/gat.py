@@ -154,11 +154,8 @@ class GAT(nn.Module):
         self.head_dropout = 0.0 if has_inner else dropout
         for name, value in (("dropout", dropout), ("input_dropout", self.input_dropout)):
             check_probability(name, value)
-        self.reproduction, self.symmetric_norm, self.adds_initial = (
-            bool(reproduction),
-            symmetric_norm,
-            initial is not None,
-        )
+        self.reproduction, self.symmetric_norm = bool(reproduction), symmetric_norm
+        self.adds_initial = initial is not None
         self.supports_edge_attr = edge_dim is not None
         self.supports_sparse_features = bool(pre_linear) or (
             conv == "gat" and residual[0] != "identity" and not norm_first and not has_inner and initial is None
@@ -187,10 +184,9 @@ class GAT(nn.Module):
             if conv != "transformer":  # a transformer layer has root_weight
                 options["residual"] = skip is True
             self.convs.append(build(in_channels, C, **options, **kwargs))
-            plain = (
-                {} if hidden else {**dict.fromkeys(("act", "feed_forward", "initial_residual")), "separate_self": False}
-            )
-            self.blocks.append(Block(in_channels, width, skip, dropout, p, **{**of_blocks, **plain}))
+            plain = {"act": None, "feed_forward": None, "separate_self": False, "initial_residual": None}
+            options = of_blocks if hidden else {**of_blocks, **plain}
+            self.blocks.append(Block(in_channels, width, skip, dropout, p, **options))
             normed = in_channels if norm_first else width
             self.norms.append(build_norm(normed, **of_norms) if hidden or norm_first else nn.Identity())
             in_channels = width
