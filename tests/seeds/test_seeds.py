@@ -823,6 +823,11 @@ class Remembering(nn.Linear):
         return self.scale * super().forward(x)
 
 
+class Lost(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        raise RuntimeError("there is no rule. Report it:\n  [native code]")
+
+
 class Listing(nn.Linear):
     def __init__(self, *sizes: int) -> None:
         super().__init__(*sizes)
@@ -832,14 +837,18 @@ class Listing(nn.Linear):
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: Branching(6, 3), r"torch\.func\.vmap cannot stack it \(.*data-dependent control flow"),
+        (lambda: Branching(6, 3), "it branches on the values of a tensor, which torch.func.vmap does not"),
         (lambda: Remembering(6, 3), "its outputs in a stack differ from those of the model alone"),
         (
             lambda: Listing(6, 3),
             r"model 1 of the stack has scales=\[0\.5, .*\], expected \[0\.5, .*\] as in the first: m",
         ),
-        (lambda: GCN(6, 4, 2, 3, norm="batch_norm", norm_kwargs={"momentum": None}), r"calling \.item\(\)"),
-        (lambda: GCN(-1, 4, 2, 3), "torch.func.vmap cannot stack it"),
+        (
+            lambda: GCN(6, 4, 2, 3, norm="batch_norm", norm_kwargs={"momentum": None}),
+            r"it calls \.item\(\) on a tensor",
+        ),
+        (lambda: GCN(-1, 4, 2, 3), "it has lazy parameters, whose shapes are unknown before the first call"),
+        (lambda: Lost(6, 3), r"torch\.func\.vmap cannot stack it \(there is no rule\)"),
     ],
 )
 def test_models_that_cannot_be_stacked_are_errors(make: Make, why: str):

@@ -26,6 +26,12 @@ from .module import Stacked, StackedInductive
 T = TypeVar("T")
 CPU_BUDGET = 1 << 30  # bytes of a pass on a CPU, which gains nothing from larger ones
 SHARE = 0.8  # of the free memory that a pass may take by the estimate
+VMAP = {  # parts of errors of torch.func.vmap, and what they mean
+    ".item()": "it calls .item() on a tensor, which torch.func.vmap does not allow",
+    "data-dependent control flow": "it branches on the values of a tensor, which torch.func.vmap does not allow",
+    "inplace": "it changes a tensor in place that the models of a stack share",
+    "uninitialized parameter": "it has lazy parameters, whose shapes are unknown before the first call",
+}
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,12 @@ def trial(
 
 
 def _vmap_failed(error: Exception) -> str:
-    return f"torch.func.vmap cannot stack it ({' '.join(str(error).split())[:300]})"
+    """Return the reason that the error of `torch.func.vmap` is about, or its first sentence."""
+    text = " ".join(str(error).split())
+    for part, reason in VMAP.items():
+        if part in text:
+            return reason
+    return f"torch.func.vmap cannot stack it ({text.partition('. ')[0].removesuffix('.')[:300]})"
 
 
 class StackPlan(NamedTuple):
