@@ -20,7 +20,7 @@ from .baselines import baselines_of
 from .build import Built, build_data, build_module, build_trainer, initial_model
 from .folder import Job, finished
 from .model_file import save_model
-from .process import deterministic, device_name, elements, peak_mib, suited_threads
+from .process import deterministic, device_name, elements, peak_mib, reset_peak, suited_threads
 from .pruning import Pruner, Pruning
 from .result import CHECKPOINT, METRICS, MODEL, RESULT, Result, versions
 from .settings import Settings
@@ -32,6 +32,7 @@ def one_run(settings: Settings, task: Task, seed: int, folder: Path, pruner: Pru
     Returns:
         The result, or None if no epoch had a finite validation loss and score, or the run was pruned.
     """
+    reset_peak()
     built = initial_model(settings, task, seed)
     model, training = built.model, settings.training
     stopping = PaperStopping(training.patience, training.criterion)
