@@ -174,7 +174,7 @@ EDGES: dict[str, tuple[Callable[[Rows], bytes], str]] = {
     ),
 }
 PARQUET: dict[str, tuple[Callable[[Rows], bytes], str]] = {
-    "Parquet, cut off": (lambda rows: as_parquet(rows)[:-100], "nodes.parquet is no whole Parquet file"),
+    "Parquet, cut off": (lambda rows: as_parquet(rows)[:-100], "nodes.parquet is not a whole Parquet file"),
     "Parquet with a column twice": (
         with_columns(["id", "age", "city", "age", "fraud"], as_parquet),
         "nodes.parquet: columns 2 and 4 are both called 'age'",
@@ -183,7 +183,7 @@ PARQUET: dict[str, tuple[Callable[[Rows], bytes], str]] = {
         lambda rows: as_parquet([*rows, rows[4]]),
         "nodes.parquet, row 41: id 'A3' stands twice, first in nodes.parquet, row 4",
     ),
-    "CSV called Parquet": (as_text, "nodes.parquet is no whole Parquet file"),
+    "CSV called Parquet": (as_text, "nodes.parquet is not a whole Parquet file"),
 }
 
 
