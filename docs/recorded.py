@@ -65,9 +65,10 @@ def chart(name: str, draw: Callable[[Any], None], size: tuple[float, float], col
 
 def save_figure(block: Any, variables: dict[str, Any], options: dict[str, Any]) -> str:
     """Save the figure that a block of an example ends with, for sphinx-gallery."""
-    figure = variables["example_globals"].pop("___", None)  # the value of the last expression
+    figure = variables["example_globals"].get("___")  # the value of the last expression, read again later
     if not isinstance(figure, Figure):
         return ""
+    variables["example_globals"]["___"] = None  # a later block without an expression does not draw it again
     path = next(variables["image_path_iterator"])
     figure.savefig(path, dpi=80)
     return str(figure_rst([path], options["src_dir"]))
