@@ -405,10 +405,10 @@ def test_without_a_network_the_error_says_where_the_files_go(name: str, tmp_path
     assert ("ind.cora.allx" if name == "cora" else "valid_graph.json") in str(caught.value)
     assert re.search(r"and not downloaded: Connect[^:]*\. Put", str(caught.value))  # the cause alone
     assert not list(tmp_path.iterdir())
-    (tmp_path / "PPI").mkdir()
-    with pytest.raises(FileNotFoundError, match="not downloaded"):
+    (tmp_path / "PPI" / "raw" / "mine").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match="Put the raw files in .*PPI/raw, or point"):
         ppi(tmp_path)
-    assert os.listdir(tmp_path) == ["PPI"]  # which was there before
+    assert [path.name for path in tmp_path.rglob("*")] == ["PPI", "raw", "mine"]  # which were there before
 
 
 # PPI ----------------------------------------------------------------------------------------------------------------

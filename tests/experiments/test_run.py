@@ -935,10 +935,13 @@ def test_a_class_of_pyg_without_a_network_says_where_its_files_go(
         raise error
 
     monkeypatch.setattr(Amazon, "download", fail)
+    mine = Path("data/Amazon/mine")
+    mine.mkdir(parents=True)
+    os.utime(mine, (0, 0))
     output = command("dataset=photo", "data_root=data", fails=True)
     reason = r"photo was not downloaded: (HTTP Error 503: )?Name or service not known\."
     assert re.search(rf"{reason} Put the raw files in data/Amazon/Photo/raw, or point .* or use dataset=digits", output)
-    assert not Path("outputs").exists() and not Path("data/Amazon").exists()
+    assert not Path("outputs").exists() and [*Path("data/Amazon").iterdir()] == [mine]
 
 
 QUANTITIES = (  # of which training takes what the others leave

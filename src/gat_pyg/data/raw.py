@@ -6,6 +6,7 @@ import errno
 import os
 import struct
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -63,32 +64,39 @@ def raw_folder(folder: Path, files: Sequence[str], fetch: Callable[[str, Sequenc
 
 @contextmanager
 def downloading(name: str, folder: Path) -> Iterator[None]:
-    """Context manager: turn an error of the network, while a class of PyG or OGB reads `folder`, into an advice.
+    """Context manager for a class of PyG or OGB that reads `folder`, or downloads to it.
 
     Raises:
         FileNotFoundError: if the download fails.
     """
+    start = time.time()
     try:
         yield
     except Exception as error:
         if not is_of_network(error):
             raise
-        raise not_downloaded(f"{name} was", folder, error) from error
+        raise not_downloaded(f"{name} was", folder_of_download(folder, start), error) from error
+
+
+def folder_of_download(folder: Path, start: float) -> Path:
+    """Return the folder for the raw files of a class of PyG or OGB whose download to `folder` failed.
+
+    It is the newest empty one that the class has created since `start`, in seconds since 1970, and is removed again.
+    """
+    empty = [path for path in (folder, *folder.rglob("*")) if path.is_dir() and not any(path.iterdir())]
+    times = {path: path.stat().st_mtime for path in empty}
+    newest = max(times, key=times.__getitem__, default=None)
+    if newest is None or times[newest] < start - 1:  # clocks of file systems are coarse
+        return folder
+    with suppress(OSError):  # non-empty folders stay
+        for path in (newest, *newest.parents):
+            if path.is_relative_to(folder):
+                path.rmdir()
+    return newest if newest.name == "raw" else newest / "raw"
 
 
 def not_downloaded(what: str, folder: Path, error: BaseException) -> FileNotFoundError:
-    """Return the error for data that are not in a folder and could not be downloaded.
-
-    A class of PyG creates empty folders for its download: the newest is named in the message, and they are removed.
-    """
-    empty = [path for path in (folder, *folder.rglob("*")) if path.is_dir() and not any(path.iterdir())]
-    if empty:
-        newest = max(empty, key=lambda path: path.stat().st_mtime)
-        with suppress(OSError):  # non-empty folders stay
-            for path in (newest, *newest.parents):
-                if path.is_relative_to(folder):
-                    path.rmdir()
-        folder = newest if newest.name == "raw" else newest / "raw"
+    """Return the error for data that are not in a folder and could not be downloaded."""
     return FileNotFoundError(
         f"{what} not downloaded: {_cause(error)}. Put the raw files in {folder}, or point data_root or $GAT_PYG_DATA "
         "at a folder that has them, or use dataset=digits, which needs no network."

@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +26,7 @@ from ..baselines.mlp import MLP
 from ..data.encodings import encoded
 from ..data.from_pyg import from_dataset
 from ..data.published import split_file
-from ..data.raw import data_root, is_of_network, not_downloaded
+from ..data.raw import data_root, folder_of_download, is_of_network, not_downloaded
 from ..data.rows import column_name
 from ..data.series import the_graph
 from ..data.splits import TEST, VAL, check_classes, read_split
@@ -134,6 +135,7 @@ def read_data(settings: Settings, in_shares: bool = False) -> tuple[Task, Settin
                 f"dataset.{key} is {transform!r}, expected a class with its arguments: +dataset.{key}._target_={name}, "
                 f"and each argument as in +dataset.{key}.max_degree=10."
             )
+    start = time.time()
     try:
         if "split" in parameters and parameters["split"].default == "train" and dataset.get("split") is None:
             result: Any = [dataset(split=split, **others) for split in ("train", "val", "test")]
@@ -144,7 +146,8 @@ def read_data(settings: Settings, in_shares: bool = False) -> tuple[Task, Settin
         if cause is None or not is_of_network(cause):
             raise
         folder = Path(others.get("root") or data_root(dataset.get("root")))
-        raise not_downloaded(f"{dataset_name(dataset.values)} was", folder, cause) from error
+        name = dataset_name(dataset.values)
+        raise not_downloaded(f"{name} was", folder_of_download(folder, start), cause) from error
     if not isinstance(result, Task):
         try:
             return _drawn(_converted(result, settings), settings), settings
