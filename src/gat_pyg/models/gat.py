@@ -343,8 +343,8 @@ class GAT(nn.Module):
             raise ValueError(f"{names[0]} is over all nodes of a graph, which batches of nodes do not have.")
         weight = next(self.parameters())
         device = weight.device if device is None else device
-        raw: Tensor = loader.data.x.to(embedding_device)
-        features, initial = raw, None
+        features: Tensor = loader.data.x.to(embedding_device)
+        initial: Tensor | None = None
         degrees = self._degrees(loader.data.edge_index, features.size(0))
         outputs: list[Tensor] = []
         for layer in range(len(self.convs)):
@@ -360,7 +360,8 @@ class GAT(nn.Module):
                 x = self._entered(x) if layer == 0 else x
                 d = None if degrees is None else degrees[batch.n_id.to(degrees.device)].to(device)
                 if self.adds_initial:
-                    initial = self._entered(raw[batch.n_id[:n].to(raw.device)].to(device, weight.dtype))
+                    x_dst = loader.data.x[batch.n_id[:n].to(loader.data.x.device)]
+                    initial = self._entered(x_dst.to(device, weight.dtype))
                 size = x.size(0), n
                 rows = self._layer(layer, x, edge_index, edge_attr, d, size, None, initial).to(embedding_device)
                 out = rows.new_empty(features.size(0), rows.size(1)) if out is None else out
