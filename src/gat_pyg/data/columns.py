@@ -106,14 +106,17 @@ def text_of(encoding: Mapping[str, Any], features: Any) -> str:
 
     >>> text_of({"kind": "category", "values": ["Oslo", "Rome"]}, np.array([0.0, 1.0]))
     'Rome'
+    >>> text_of({"kind": "number", "log": False, "mean": 2e-8, "std": 1e-8}, np.array([1.0]))
+    '3e-08'
     """
     if encoding["kind"] == "category":
         return next((value for value, is_it in zip(encoding["values"], features, strict=True) if is_it), "unknown")
     if len(features) == 2 and features[1]:
         return "missing"
     number = float(features[0]) * encoding["std"] + encoding["mean"]
+    if abs(number) < 1e-6 * (encoding["std"] + abs(encoding["mean"])):  # a 0 of the table: features are float32
+        number = 0.0
     number = float(np.sign(number) * np.expm1(abs(number))) if encoding["log"] else number
-    number = round(number, 6)  # float32 features round
     if encoding["kind"] == "number":
         return f"{number:.4g}"
     pd = needs("pandas", "tables")
