@@ -8,7 +8,7 @@ import inspect
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
@@ -285,7 +285,8 @@ def build_model(factory: ModelFactory, task: Task, earlier: Earlier | None = Non
     kind, arguments = factory.locate(), factory.arguments
     parameters = inspect.signature(kind).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    encoder, embeddings = _encoder(factory)
+    embeddings = dict(factory.encoder or {})
+    encoder: int | None = embeddings.pop("channels", None)
     if encoder is None and task.preparation.num_nodes is not None:
         raise ValueError(
             f"{task.name} has no features but the ids of its nodes, for learnt embeddings. Give their width: "
@@ -360,20 +361,6 @@ def _columns(task: Task, key: str) -> list[Column]:
     if graph is not None and row in graph and (key == "x") == (row == "x"):
         known = [(task.features(graph) if row == "x" else graph[row])[graph.train_mask]]
     return columns_of(values, known)
-
-
-def _encoder(factory: ModelFactory) -> tuple[int | None, dict[str, Any]]:
-    """Return the width of the encoder, None without one, and further arguments of `Encoded`."""
-    encoder = factory.get("encoder")
-    if not isinstance(encoder, Mapping):
-        return encoder, {}
-    options = dict(encoder)
-    if not isinstance(channels := options.pop("channels", None), int) or options.keys() - {"init"}:
-        raise ValueError(
-            f"model.encoder is {dict(encoder)}, expected a width or a mapping such as "
-            "{channels: 64, init: orthogonal}."
-        )
-    return channels, options
 
 
 def _encoder_of_edges(task: Task, channels: int) -> tuple[dict[str, Any], int]:

@@ -55,7 +55,7 @@ LABELS = {  # settings of `model` that name it in results, not arguments of its 
     "study": "the name of a study, whose runs are not those of the paper's tables",
 }
 AROUND = {  # settings of `model` for what is put around the network
-    "encoder": "the width of an encoder of nodes and edges, or a list with a width for each: gat_pyg.models.Encoder",
+    "encoder": "the width of an encoder of the features, or {channels: 64, init: orthogonal}: gat_pyg.models.Encoder",
     "readout": "the aggregation over the nodes of a graph, such as mean, sum or attentional: gat_pyg.models.Readout",
     "decoder": "the score of a pair of nodes: dot, bilinear or mlp: gat_pyg.models.link_decoder",
 }
@@ -316,6 +316,12 @@ class ModelFactory(Factory):
         """A copy of the arguments."""
         return {key: value for key, value in super().arguments.items() if key not in {*LABELS, *AROUND}}
 
+    @property
+    def encoder(self) -> dict[str, Any] | None:
+        """The `channels` of an encoder of the features, and its `init` if it is set; None without an encoder."""
+        encoder = self.get("encoder")
+        return encoder if encoder is None or isinstance(encoder, dict) else {"channels": encoder}
+
     def check(self) -> None:
         """Raise ValueError if the class is not a model, or does not take the arguments."""
         from torch import nn
@@ -326,6 +332,13 @@ class ModelFactory(Factory):
         for label in LABELS:
             if not isinstance(self.get(label), (str, type(None))):
                 raise ValueError(f"model.{label} is {self.get(label)!r}, expected text: a name in the results.")
+        if (encoder := self.encoder) is not None:
+            channels = encoder.get("channels")
+            if type(channels) is not int or channels < 1 or encoder.keys() - {"channels", "init"}:
+                raise ValueError(
+                    f"model.encoder is {self.get('encoder')!r}, expected a width, at least 1, or a mapping such as "
+                    "{channels: 64, init: orthogonal}."
+                )
         arguments = self.arguments
         if self.get("readout") is not None and "head_layers" not in inspect.signature(target).parameters:
             arguments.pop("head_layers", None)  # of the readout
