@@ -20,12 +20,12 @@ LAYERS: dict[str, Any] = {"gat": GATConv, "gatv2": GATv2Conv, "transformer": Tra
 
 
 class GraphGymLayer(nn.Module):
-    """An attention layer in the form that GraphGym calls: a batch in, the batch with new `x` out.
+    """An attention layer with the call of GraphGym, which maps a batch to the batch with a new `x`.
 
     Args:
-        layer_config: GraphGym's sizes of the layer.
-        conv: the class of the layer.
-        edges: whether the layer uses `batch.edge_attr`, `[E, D]`.
+        layer_config: `LayerConfig` of GraphGym, with the sizes of the layer.
+        conv: class of the layer.
+        edges: use `batch.edge_attr`, `[E, D]`.
 
     Raises:
         ValueError: if the heads cannot share the channels.

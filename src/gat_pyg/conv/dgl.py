@@ -42,8 +42,8 @@ def from_dgl(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, Te
     bias that DGL's layer lacks becomes zero.
 
     Args:
-        state_dict: of DGL's network. Weights of other modules keep their names.
-        model: the network of our layers, with the same names of modules and `add_self_loops=False`.
+        state_dict: state dict of DGL's network. Weights of other modules keep their names.
+        model: the network of our layers, whose modules have the same names, with `add_self_loops=False`.
 
     Returns:
         A state dict for `model.load_state_dict`.

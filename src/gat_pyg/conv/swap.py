@@ -1,4 +1,4 @@
-"""Exchange the attention layers of a built model for ours, in place, and back."""
+"""Swap the attention layers of a built model for ours, in place, and back."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ LAYERS: dict[type, type] = {
     PygGATv2Conv: GATv2Conv,
     PygTransformerConv: TransformerConv,
 }
-# What a layer remembers of its class: from these PyG collects the arguments of `message` and of the other steps
+# Attributes that depend on the class: from these PyG collects the arguments of `message` and of the other steps
 OF_THE_CLASS = ("inspector", "fuse", "_user_args", "_fused_user_args", "_edge_user_args")
 
 
 class Swapped(NamedTuple):
-    """The layers of a model that were exchanged, and those that were left alone with the reason."""
+    """The layers of a model that were swapped, and those that were left alone, with the reason."""
 
     swapped: dict[str, str]  # class by the name of the layer in the model
     left: dict[str, str]  # reason by name
@@ -44,15 +44,15 @@ class Swapped(NamedTuple):
 
 
 def accelerate(model: nn.Module) -> Swapped:
-    """Exchange every `GATConv`, `GATv2Conv` and `TransformerConv` of PyG in a model for ours, in place.
+    """Swap every `GATConv`, `GATv2Conv` and `TransformerConv` of PyG in a model for ours, in place.
 
     The layers stay the same objects, only their class changes: parameters, buffers, hooks, names, device, dtype, mode
     and the optimizer's state stay. Outputs and gradients are equal up to rounding; attention dropout draws a different
     mask for the same seed. A compiled model is compiled again at its next call.
 
-    These are left alone: layers of other kinds, subclasses, layers with a method that was replaced, with
-    `decomposed_layers`, with another aggregation than the sum, and what TorchScript has compiled. Layers in a plain
-    list or dictionary of Python are not found, since PyTorch does not register them either.
+    Left alone are layers of other kinds, subclasses, and layers with a replaced method, with `decomposed_layers` above
+    1, with an aggregation other than the sum, or compiled by TorchScript. Layers in a plain list or dictionary of
+    Python are not part of the model, since PyTorch does not register them.
 
     Args:
         model: a module, or one layer.
@@ -73,7 +73,7 @@ def accelerate(model: nn.Module) -> Swapped:
         >>> restore(model)
         2 swapped: convs.0 (GATConv), convs.1 (GATConv)
     """
-    return _exchange(model, LAYERS)
+    return _swapped(model, LAYERS)
 
 
 def restore(model: nn.Module) -> Swapped:
@@ -85,20 +85,20 @@ def restore(model: nn.Module) -> Swapped:
         model: a module, or one layer.
 
     Returns:
-        As of `accelerate`.
+        The swapped layers and the others, as in `accelerate`.
 
     Raises:
         TypeError: if `model` is not a module.
     """
-    return _exchange(model, {ours: theirs for theirs, ours in LAYERS.items()})
+    return _swapped(model, {ours: theirs for theirs, ours in LAYERS.items()})
 
 
-def _exchange(model: nn.Module, classes: dict[type, type]) -> Swapped:
+def _swapped(model: nn.Module, classes: dict[type, type]) -> Swapped:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is of type {type(model).__name__}, expected a torch.nn.Module.")
     result = Swapped({}, {})
     for name, layer in model.named_modules():
-        kind = next((cls for cls in classes if _is_one(layer, cls)), None)
+        kind = next((cls for cls in classes if _is_instance(layer, cls)), None)
         if kind is not None and (kind in LAYERS or "_added" in vars(layer)):
             reason = _reason(layer, kind)
             if reason is None:
@@ -111,13 +111,13 @@ def _exchange(model: nn.Module, classes: dict[type, type]) -> Swapped:
     return result
 
 
-def _is_one(layer: nn.Module, cls: type) -> bool:
+def _is_instance(layer: nn.Module, cls: type) -> bool:
     scripted = isinstance(layer, torch.jit.ScriptModule) and cls.__name__ == getattr(layer, "original_name", None)
     return isinstance(layer, cls) or scripted
 
 
 def _reason(layer: Any, cls: Any) -> str | None:
-    """Return the reason for which a layer is left alone."""
+    """Return the reason to leave a layer alone, or None."""
     if isinstance(layer, torch.jit.ScriptModule):
         return "TorchScript has compiled it. Call accelerate before torch.jit.script."
     if type(layer) is not cls:

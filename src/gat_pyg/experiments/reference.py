@@ -1,7 +1,7 @@
 """The reference of settings: their values, and their meaning by the comments in `conf` and by docstrings.
 
 `gat-pyg --help`, `gat-pyg --help NAME` and the page *All settings* print it. What is not an argument of a class or
-function is found without torch.
+function is read without torch.
 """
 
 from __future__ import annotations
@@ -195,19 +195,19 @@ def _of_class(group: str, key: str, config: DictConfig) -> list[str]:
     known = arguments(group, config[group])
     if key in known:
         return [_entry(known[key])]
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for choice in choices(group):
         file = cast(DictConfig, OmegaConf.load(config_folder() / group / f"{choice}.yaml"))
         values = file.get(group, file)
-        if "_target_" in values and values._target_ not in found:
+        if "_target_" in values and values._target_ not in entries:
             with suppress(ValueError, KeyError):  # a class of a package that is not installed, or without the argument
-                found[values._target_] = f"With {group}={choice}: {_entry(arguments(group, values)[key])}"
-    if not found:
+                entries[values._target_] = f"With {group}={choice}: {_entry(arguments(group, values)[key])}"
+    if not entries:
         raise ValueError(
             f"{group}.{key} is not an argument of {config[group].get('_target_')}."
             f"{similar(f'{group}.{key}', [setting.name for setting in known.values()])}"
         )
-    return [*found.values()]
+    return [*entries.values()]
 
 
 def overview() -> str:

@@ -151,8 +151,8 @@ def documented(target: Callable[..., Any]) -> dict[str, str]:
             continue
         for part in (each, each.__init__) if inspect.isclass(each) else (each,):
             section = re.split(r"\n(?=\S)", str(inspect.getdoc(part)).partition("\nArgs:\n")[2])[0]
-            found = re.findall(r"^    (\w[\w, ]*)(?: ?\(.*?\))?: *(.*(?:\n(?:     .*|(?=\n)))*)", section, re.MULTILINE)
-            texts |= {key: " ".join(text.split()) for keys, text in found for key in re.findall(r"\w+", keys)}
+            entries = re.findall(r"^    (\w[\w, ]*)(?: ?\(.*?\))?: *(.*(?:\n(?:     .*|(?=\n)))*)", section, re.M)
+            texts |= {key: " ".join(text.split()) for keys, text in entries for key in re.findall(r"\w+", keys)}
     return texts
 
 

@@ -59,7 +59,7 @@ class Block(nn.Module):
         feed_forward: the width of the perceptron's hidden layer as a multiple of `out_channels`; None for no
             feed-forward part. Platonov et al. have 1, transformers 4.
         separate_self: let the feed-forward part also map the node's own features.
-        initial_residual: w; None for no such connection.
+        initial_residual: the weight w of the first block's input, which each block adds; None to add nothing.
 
     Raises:
         ValueError: if the widths do not fit the skip connection, there is no such norm, or `separate_self` has no

@@ -97,7 +97,7 @@ class Encoder(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise all parameters again, the embeddings of each column for themselves."""
+        """Initialise all parameters again, the embeddings of each column separately."""
         if self.embedding is not None:
             for rows in self.embedding.split([size for size in self.categories if size]):
                 INITS[self.init](rows)
@@ -146,7 +146,7 @@ class Encoder(nn.Module):
         return (columns - self._mean) / self._std if self._standardises else columns
 
     def _indicators(self, x: Tensor) -> Tensor:
-        """Return the continuous columns, then a column of 0 and 1 for each category or pair of categories."""
+        """Return the continuous columns, then one of 0 and 1 for each category; two categories have one column."""
         (value, known), columns = self._known(x), self._standardised(x)
         is_pair, widths = self._sizes <= 2, _widths(self._sizes)
         place = columns.size(1) + widths.cumsum(0) - widths + torch.where(is_pair, 0, value)
@@ -245,9 +245,9 @@ class Encoded(Wrapper):
     Args:
         model: any module with `in_channels=channels` and, if its layers take edge features, `edge_dim=channels`.
         channels: C, the width of the encoded features.
-        categories: of the columns of x, as in `Encoder`.
-        edge_categories: of the columns of edge_attr; None if there are none or the model does not take them.
-        init: of the embeddings, as in `Encoder`.
+        categories: argument of the `Encoder` of x.
+        edge_categories: the same for edge_attr; None if there are no edge features or the model does not take them.
+        init: initial embeddings, as in `Encoder`.
         learn_edges: if False, edge features have an `Encoder` without parameters, for layers with a linear map of their
             own. The model's `edge_dim` is the encoder's width.
 

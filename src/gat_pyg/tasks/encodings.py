@@ -37,7 +37,7 @@ class RandomWalkPE(BaseTransform):  # type: ignore[misc]
     the edges; a node without outgoing edges has zeros.
 
     Args:
-        walk_length: k.
+        walk_length: number k of steps of the walk.
 
     Cost: O(k N E) time and O(N) memory, where PyG's sparse powers take O(N^2). On one core, 20 steps take 20 s on
     Pubmed and 6 s on Photo. If they take minutes, a warning has an estimate.

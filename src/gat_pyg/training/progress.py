@@ -118,9 +118,9 @@ class MetricsFile(Callback):
         self._rows = state_dict["rows"]
 
 
-WIDTH = 80  # columns that every terminal has
-
 # Progress ----------------------------------------------------------------------------------------------------------
+
+WIDTH = 80  # columns that every terminal has
 
 
 class Progress(Callback):
