@@ -111,3 +111,20 @@ def test_masks_are_those_by_hand(graph: str, layers: Any) -> None:
     assert measured.removed == pytest.approx(float(probability(model, edge_index[:, ~chosen], k)))
     assert measured.alone == pytest.approx(float(probability(model, edge_index[:, chosen | (relation < 0)], k)))
     assert (measured.k, measured.num_relations) == (2, len(strength)) and measured.random_removed[1] > 0
+
+
+class Sums(nn.Module):
+    """The sum of the neighbours' features, without PyG's message passing and without parameters."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_edges_without_gradients_have_zeros_and_are_occluded(graph: str) -> None:
+    _, slope = explained(Sums(), GradientExplainer(), graph)
+    assert slope.edge_mask.tolist() == [0.0] * GRAPHS[graph].size(1)
+    _, every = explained(Sums(), OcclusionExplainer(), graph)
+    _, some = explained(Sums(), OcclusionExplainer(most=2), graph)
+    assert every.edge_mask.count_nonzero() > 0
+    torch.testing.assert_close(some.edge_mask, torch.where(some.edge_mask == 0, 0.0, every.edge_mask))

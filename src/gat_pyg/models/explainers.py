@@ -138,7 +138,11 @@ class GradientExplainer(_Algorithm):
                 masks.append(nn.Parameter(torch.ones_like(x)))
                 x = x * masks[1]
             predicted = value(self.model_config, model(x, edge_index, **kwargs), target, index)
-            grads = torch.autograd.grad(predicted, masks, allow_unused=True, materialize_grads=True)
+            grads = (
+                torch.autograd.grad(predicted, masks, allow_unused=True, materialize_grads=True)
+                if predicted.requires_grad
+                else [torch.zeros_like(mask) for mask in masks]
+            )
         finally:
             clear_masks(model)
         return Explanation(**dict(zip(("edge_mask", "node_mask"), grads, strict=False)))
