@@ -24,6 +24,7 @@ from gat_pyg import calibration, evaluate, explain, load, predict
 from gat_pyg.data.rows import read_rows
 from gat_pyg.experiments import top_links
 from gat_pyg.experiments.build import task_of
+from gat_pyg.report import explanation_figure
 from tests.kinds import KINDS, Kind, M, N
 
 SMALL = ("training.max_epochs=2", "model.hidden_channels=[4]", "model.heads=[2,1]")
@@ -275,3 +276,18 @@ def test_an_explanation_has_the_names_and_values_of_the_tables(
         with pytest.raises(SystemExit, match="1"):
             command("explain", str(run), *options)
         assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_prediction_without_edges_is_explained_by_its_features(trained: Trained, tmp_path: Path):
+    kind = next(kind for kind in KINDS if kind.name == "nodes.csv")
+    run, _ = trained(kind)
+    assert kind.later is not None
+    write, warning = kind.later
+    with pytest.warns(UserWarning, match=warning):
+        explained = explain(run, write(tmp_path), node="newA99")
+    assert explained.kinds == [] and explained.k == len(explained.edges) == 0
+    assert set(explained.features.node) == {"newA99"} and "edges" not in str(explained).partition("features")[0]
+    _, _, file = explained.write(tmp_path / "e.png")
+    assert [*pd.read_csv(file)] == ["kind", "removed", "alone", "removed_std", "alone_std"]
+    figure = explanation_figure(explained)
+    assert figure.get_supxlabel() == "The prediction depends on no edge." and len(figure.axes) == 1

@@ -183,13 +183,16 @@ def explain(
         goal.text,
         pd.DataFrame(edges).iloc[order].reset_index(drop=True),
         features.sort_values("occlusion", key=abs, ascending=False, ignore_index=True).dropna(axis=1, how="all"),
-        pd.DataFrame(_faithfulness(explainer, found, k, item.undirected) if R else []),
+        pd.DataFrame(_faithfulness(explainer, found, k, item.undirected) if R else [], columns=_FAITHFULNESS),
         k,
         item.graph,
         item.names,
         item.nodes,
         ends[:, torch.from_numpy(order)],
     )
+
+
+_FAITHFULNESS = ("kind", "removed", "alone", "removed_std", "alone_std")
 
 
 def _faithfulness(

@@ -52,7 +52,7 @@ def explanation_figure(
     names: list[Any] = [[*kinds[2 * row : 2 * row + 2]] for row in range(rows)]
     names = [row if len(row) == 2 or len(kinds) == 1 else [*row, "."] for row in names]
     shown = _strongest(explained)
-    nodes, position = _placed(explained, shown)
+    nodes, position, molecule = _placed(explained, shown)
     scale = width / 9.0
     inches = scale * (_BOND * (np.ptp(position, axis=0) + 2 * _MARGIN) / 72).clip(1.0, _LARGEST)
     heights = [float(inches[1]) + 0.3] * rows
@@ -63,7 +63,6 @@ def explanation_figure(
     panels = figure.subplot_mosaic(names or [["features"]], height_ratios=heights or None)
     figure.suptitle(f"{explained.item}: {explained.prediction}", fontsize="large")
     ends = torch.searchsorted(nodes, explained.ends[:, shown])
-    molecule = molecule_of(explained.graph) if len(nodes) == explained.graph.num_nodes else None
     texts = [_shortened(explained.names[node]) for node in nodes.tolist()]
     for kind in kinds:
         values = torch.from_numpy(edges[kind].to_numpy(copy=True))[shown].float()
@@ -108,20 +107,24 @@ def _strongest(explained: Explained) -> Tensor:
     return rows
 
 
-def _placed(explained: Explained, shown: Tensor) -> tuple[Tensor, Any]:
-    """Return the nodes that are drawn, sorted, and their positions `[n, 2]` in lengths of an edge."""
-    N = int(explained.graph.num_nodes or 0)
+def _placed(explained: Explained, shown: Tensor) -> tuple[Tensor, Any, Any]:
+    """Return the nodes that are drawn, sorted, their positions `[n, 2]` in lengths of an edge, and the molecule.
+
+    The molecule is None for another graph, and if only some of its bonds are drawn.
+    """
     nodes = torch.cat([explained.ends[:, shown].flatten(), torch.tensor([*explained.nodes], dtype=torch.long)]).unique()
-    molecule = molecule_of(explained.graph)
-    if molecule is not None and len(shown) == len(explained.edges):
-        nodes, position = torch.arange(N), graph_layout(explained.graph, molecule)
-    else:
+    molecule = molecule_of(explained.graph) if len(shown) == len(explained.edges) else None
+    if molecule is not None:
+        nodes, position = torch.arange(int(explained.graph.num_nodes or 0)), graph_layout(explained.graph, molecule)
+    elif len(nodes):
         ends = torch.searchsorted(nodes, explained.ends[:, shown])
         position = graph_layout(Data(edge_index=ends, num_nodes=len(nodes)), None)
+    else:  # a graph without edges
+        position = np.zeros((1, 2))
     src, dst = torch.searchsorted(nodes, explained.ends[:, shown]).numpy()
     length = np.linalg.norm(position[src] - position[dst], axis=1)
     unit = float(np.median(length)) if len(length) else 1.0
-    return nodes, (position - (position.max(0) + position.min(0)) / 2) / (unit or 1.0)
+    return nodes, (position - (position.max(0) + position.min(0)) / 2) / (unit or 1.0), molecule
 
 
 def _ordered(ends: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
