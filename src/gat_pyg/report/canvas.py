@@ -39,7 +39,7 @@ class Canvas:
             would be narrower than 60 % of their size.
         columns: the largest number of panels in a row.
         margin: inches on the right of the panels of a new figure, for legends.
-        each: what a panel is for, for the message of an error.
+        each: what a panel shows, for error messages, such as "layer".
 
     Attributes:
         figure: the figure that holds the panels.
@@ -66,7 +66,7 @@ class Canvas:
             import matplotlib.axes
 
             self.panels: list[Axes] = [*np.ravel(np.asarray(axes, dtype=object))]
-            if not all(isinstance(one, matplotlib.axes.Axes) for one in self.panels) or len(self.panels) != count:
+            if not all(isinstance(panel, matplotlib.axes.Axes) for panel in self.panels) or len(self.panels) != count:
                 raise ValueError(
                     f"axes has {len(self.panels)} entries, expected {count} Matplotlib axes: one for each {each}."
                 )

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 STYLES = ("-", "--", ":", "-.")  # line styles: ten rows each, one for each colour
 LEGEND_LINE = 0.2  # inches
 BAND = (
-    "The line is the mean over the runs, and the band is from the smallest to the largest. It ends where the first run "
+    "The line is the mean over the runs, and the band is from the smallest to the largest. It ends where the first "
+    "run stops."
 )
-BAND += "stops."
 
 
 class Band(NamedTuple):
@@ -75,12 +75,12 @@ def curves_figure(
         raise ValueError(
             f"{folder} has no {METRICS} with an epoch, expected the folder of a run: hydra.run.dir=FOLDER."
         )
-    names = [name for name in curves[0] if name.startswith("val_") and name != "val_loss"]
-    bands = {name: band for name in curves[0] if (band := band_of([one.get(name, {}) for one in curves])) is not None}
-    canvas = Canvas(1 + len(names), (4.0, 3.0), axes, width, each="of losses and scores")
-    for name, colour in {"train_loss": "C0", "val_loss": "C1"}.items():
+    bands = {name: band for name in curves[0] if (band := band_of([each.get(name, {}) for each in curves])) is not None}
+    names = [name for name in bands if name.startswith("val_") and name != "val_loss"]
+    canvas = Canvas(1 + len(names), (4.0, 3.0), axes, width, each="score, and one for the losses")
+    for name, colour, label in (("train_loss", "C0", "training"), ("val_loss", "C1", "validation")):
         if name in bands:
-            bands[name].draw(canvas.panels[0], colour, {"t": "training", "v": "validation"}[name[0]])
+            bands[name].draw(canvas.panels[0], colour, label)
     canvas.panels[0].set_ylabel("loss")
     canvas.panels[0].legend(frameon=False)
     for name, panel in zip(names, canvas.panels[1:], strict=True):
