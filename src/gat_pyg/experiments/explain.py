@@ -40,10 +40,10 @@ from ..tasks.preparation import Preparation
 from .model_file import Predictor, encoders_of
 from .predictions import Seed, _columns, _graphs_of, _target, _without_labels, predictor_of, prepared, run_task, writer
 
-MOST = 200  # features that are occluded; of more, those with the largest gradients
+MOST = 200  # rows of features; of more, those with the largest gradients
 EPOCHS = 200  # of GNNExplainer, as in PyG's examples
 PRINTED = 10  # rows of a table
-ALL, OTHERS = "all nodes", "other nodes"  # the rows of features of several nodes
+ALL, OTHERS = "all nodes", "other nodes"  # names of several nodes in the table of features
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,11 +51,12 @@ class Explained:
     """The explanation of one prediction, on the part of the graph that it depends on.
 
     Attributes:
-        item: what is explained, such as "node A17".
+        item: the node, pair or graph, such as "node A17".
         prediction: the prediction in words.
         edges: a frame with a row for each two connected nodes, the largest effect first, and a column for each kind of
             explanation.
-        features: a frame with a row for each feature of the explained nodes, and of all other nodes together.
+        features: a frame with a row for each feature of the explained nodes, and of all other nodes together; 200 rows
+            at most.
         faithfulness: a frame with the prediction without the `k` strongest edges, and with these alone, for each kind,
             and the mean and the standard deviation over 20 draws of k random edges.
         k: the number of edges that are removed.
@@ -83,7 +84,7 @@ class Explained:
 
     @property
     def measured(self) -> str:
-        """What `faithfulness` has, in words."""
+        """The edges of the columns `removed` and `alone` of `faithfulness`, in words."""
         strongest, those = ("edge", "it") if self.k == 1 else (f"{self.k} edges", "these")
         return f"without the strongest {strongest}, and with {those} alone"
 
@@ -124,18 +125,20 @@ def explain(
 ) -> Explained:
     """Explain a prediction of a trained run: the edges and features that it depends on, and how faithful that is.
 
-    Edges between two nodes are one row, both directions if the graph is undirected, with the sums of four masks, which
-    PyG's `Explainer` computes on the fused path:
+    All edges between two nodes are one row, in both directions if the graph is undirected. A row has the sums of four
+    masks, which PyG's `Explainer` computes on the fused path:
 
     - `attention`: the share of what the explained node receives that passes over the edge (`FlowExplainer`);
     - `gradient`: the derivative of the prediction by the weight of the edge's messages (`GradientExplainer`);
     - `gnn_explainer`: the mask that PyG's `GNNExplainer` learns in 200 epochs;
-    - `occlusion`: what the prediction loses if the edge is removed (`OcclusionExplainer`).
+    - `occlusion`: what the prediction loses if the edge is removed (`OcclusionExplainer`). Of more than 1,000 rows,
+      those with the largest gradients are removed, and the others have 0.
 
-    A feature has its input times gradient, the mask of `GNNExplainer`, and what the prediction loses without it: at 0,
-    which in a table is the mean of the training or no category, or behind an encoder at the mean or an unknown
-    category. These are of the explained node, and of all other nodes together. Features that are computed from edges,
-    such as encodings, stay when edges are removed.
+    A row of features has input times gradient, the mask of `GNNExplainer`, and as `occlusion` what the prediction loses
+    if the feature is replaced: by 0, which in a table is the mean of the training or no category, or for a model with
+    an encoder by the mean or an unknown category. The rows are those of the explained node, and of all other nodes
+    together, without features that have these values anyway; of more than 200, those with the largest gradients.
+    Features that are computed from edges, such as encodings, do not change if edges are removed.
 
     A prediction is the probability of a class, of a label or its absence, of a link or no link, or a quantity in its
     own unit; of several seeds the mean. A model without attention has no `attention`, one without PyG's message passing
@@ -168,22 +171,22 @@ def explain(
     ends = item.graph.edge_index[:, torch.from_numpy(first[numbers >= 0])]  # of the first edge: src is farther away
     R = ends.size(1)
     if k is not None and not 0 < k <= R:
-        raise ValueError(f"k is {k}, expected a number of the {R} edges that {item.name} depends on.")
+        raise ValueError(f"k is {k}, expected 1 to {R}: {item.name} depends on {R} edges.")
     k = min(5, -(-R // 2)) if k is None else k
-    explainer, found = _explanations(trained, item, goal, R)
+    explainer, explanations = _explanations(trained, item, goal, R)
     names = _end_names(cast(Preparation, trained.preparation))
     edges: dict[str, Any] = {
         name: [item.names[end] for end in row] for name, row in zip(names, ends.tolist(), strict=True)
     }
-    edges |= {kind: by_relation(each.edge_mask, relation).numpy() for kind, each in found.items() if R}
+    edges |= {kind: by_relation(each.edge_mask, relation).numpy() for kind, each in explanations.items() if R}
     order = np.argsort(-np.abs(edges["occlusion"]), kind="stable") if R else np.arange(0)
-    features = pd.DataFrame([*_features(trained, item, goal, found)], columns=_FEATURES)
+    features = pd.DataFrame([*_features(trained, item, goal, explanations)], columns=_FEATURES)
     return Explained(
         item.name,
         goal.text,
         pd.DataFrame(edges).iloc[order].reset_index(drop=True),
         features.sort_values("occlusion", key=abs, ascending=False, ignore_index=True).dropna(axis=1, how="all"),
-        pd.DataFrame(_faithfulness(explainer, found, k, item.undirected) if R else [], columns=_FAITHFULNESS),
+        pd.DataFrame(_faithfulness(explainer, explanations, k, item.undirected) if R else [], columns=_FAITHFULNESS),
         k,
         item.graph,
         item.names,
@@ -196,20 +199,20 @@ _FAITHFULNESS = ("kind", "removed", "alone", "removed_std", "alone_std")
 
 
 def _faithfulness(
-    explainer: Explainer, found: Mapping[str, Explanation], k: int, undirected: bool
+    explainer: Explainer, explanations: Mapping[str, Explanation], k: int, undirected: bool
 ) -> list[dict[str, Any]]:
     """Return a row for each kind of explanation, and one for random edges."""
-    last = [*found][-1]  # of one kind, random edges are drawn too
-    all_of = {kind: removal(explainer, each, k, 20 if kind == last else 0, undirected) for kind, each in found.items()}
-    rows: list[dict[str, Any]] = [
-        {"kind": kind, "removed": each.removed, "alone": each.alone} for kind, each in all_of.items()
-    ]
-    (removed, removed_std), (alone, alone_std) = all_of[last].random_removed, all_of[last].random_alone
+    last = [*explanations][-1]  # only for this kind, random edges are drawn too
+    rows: list[dict[str, Any]] = []
+    for kind, each in explanations.items():
+        measured = removal(explainer, each, k, 20 if kind == last else 0, undirected)
+        rows.append({"kind": kind, "removed": measured.removed, "alone": measured.alone})
+    (removed, removed_std), (alone, alone_std) = measured.random_removed, measured.random_alone
     random = {"kind": "random", "removed": removed, "alone": alone}
     return [*rows, random | {"removed_std": removed_std, "alone_std": alone_std}]
 
 
-# What is explained ----------------------------------------------------------------------------------------------------
+# Item and prediction --------------------------------------------------------------------------------------------------
 
 
 class _Item(NamedTuple):
@@ -235,7 +238,7 @@ class _Item(NamedTuple):
 
 
 def _item(run_dir: str | Path, trained: Predictor, data: Any, node: Any, graph: Any, link: Any) -> _Item:
-    """Read the data of a run, and return what is explained on its receptive field."""
+    """Read the data of a run, and return a node, pair or graph with its receptive field."""
     preparation, objective = cast(Preparation, trained.preparation), trained.run_objective
     wanted = link if objective.has_pairs else graph if objective.item == "graph" else node
     if wanted is None:
@@ -313,16 +316,18 @@ def _names(preparation: Preparation, objective: Objective, graph: Data, ids: Map
 
 
 def _position(wanted: Any, columns: Any, count: int, what: str, last: bool = False) -> int:
-    """Return the position of a name in one of the columns, else the number; the last of a name that is there twice.
+    """Return the position of a name in one of the columns, or the number of a graph.
+
+    Of a name that occurs twice, it is the first position, or the last one.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if no column has the name.
     """
     for column in columns:
         texts = [*map(str, column)]
         if str(wanted) in texts:
             return len(texts) - 1 - texts[::-1].index(str(wanted)) if last else texts.index(str(wanted))
-    if (not columns or what == "graph") and str(wanted).isdecimal() and int(wanted) < count:
+    if what == "graph" and str(wanted).isdecimal() and int(wanted) < count:
         return int(wanted)
     known = [str(name) for column in columns for name in column] or ["0", str(count - 1)]
     close = get_close_matches(str(wanted), known, 1)
@@ -416,15 +421,15 @@ def _explanations(
         explainer = Explainer(model, algorithms[kind], "phenomenon", goal.config, node_mask, "object")
         return explainer, explainer(item.graph.x, item.graph.edge_index, **options)
 
-    found = {}
+    explanations = {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for kind in algorithms:
             models = trained.models if kind == "attention" else [goal.model]
             each = [explained(model, kind) for model in models]
-            explainer, found[kind] = each[0]
-            found[kind].edge_mask = torch.stack([explanation.edge_mask for _, explanation in each]).mean(0)
-    return explainer, found
+            explainer, explanations[kind] = each[0]
+            explanations[kind].edge_mask = torch.stack([explanation.edge_mask for _, explanation in each]).mean(0)
+    return explainer, explanations
 
 
 # Features -------------------------------------------------------------------------------------------------------------
@@ -463,7 +468,7 @@ def _named(preparation: Preparation) -> Iterator[_Feature]:
 
 
 def _features(
-    trained: Predictor, item: _Item, goal: _Goal, found: Mapping[str, Explanation]
+    trained: Predictor, item: _Item, goal: _Goal, explanations: Mapping[str, Explanation]
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of the table of features."""
     x = item.graph.x
@@ -472,7 +477,7 @@ def _features(
     rest[item.nodes] = False
     if rest.any():
         rows[OTHERS if item.nodes else ALL] = rest.nonzero().view(-1)
-    masks = {kind: mask for kind, each in found.items() if (mask := each.get("node_mask")) is not None}
+    masks = {kind: mask for kind, each in explanations.items() if (mask := each.get("node_mask")) is not None}
     slope = masks.get("gradient", torch.zeros_like(x))
     baseline = _baseline(trained, x)
     tried = [

@@ -40,9 +40,9 @@ class FlowExplainer(_Algorithm):
 
     with the mean of :math:`\alpha^{(l)}_{ij}` over heads for the edge from j to i in layer l. An edge counts once for
     each path over it to the explained node v; this is GAtt of Shin et al. (AAAI 2025, arXiv 2406.04612). PyG's
-    `AttentionExplainer` has the maximum over layers and heads instead, which is the same for every v. Of a pair, w
-    begins with 1/2 at both ends, of a graph with 1/N at all nodes. Skip connections, feed-forward parts and the signs
-    of what is sent are not considered.
+    `AttentionExplainer` has the maximum over layers and heads instead, which is the same for every v. For a pair, w
+    starts with 1/2 at both ends, for a graph with 1/N at all nodes. Skip connections, feed-forward parts and the signs
+    of the messages are not considered.
 
     Cost: one forward pass and O(L E H).
 
@@ -52,7 +52,7 @@ class FlowExplainer(_Algorithm):
         >>> explainer = Explainer(conv, FlowExplainer(), "model", {"mode": "regression", "task_level": "node"},
         ...     edge_mask_type="object")
         >>> mask = explainer(x, torch.tensor([[0, 1], [1, 2]]), index=2).edge_mask
-        >>> bool(mask[0] == 0), bool(0 < mask[1] < 1)  # node 2 hears of node 1 alone
+        >>> bool(mask[0] == 0), bool(0 < mask[1] < 1)  # node 2 has no other neighbour
         (True, True)
     """
 
@@ -104,7 +104,8 @@ class GradientExplainer(_Algorithm):
         m_{ic} = x_{ic} \frac{\partial p}{\partial x_{ic}}
 
     p is the probability of the target, or a quantity; w multiplies the messages of all layers, as PyG's masks do. A
-    negative value speaks against the target. Captum's `InputXGradient` in PyG's `CaptumExplainer` computes the same.
+    negative value is evidence against the target. The features have the same values by Captum's `InputXGradient` in
+    PyG's `CaptumExplainer`.
 
     Cost: one forward and one backward pass; nothing of size E x C on the fused path.
 
@@ -156,10 +157,11 @@ class OcclusionExplainer(_Algorithm):
 
     p is the probability of the target, or a quantity, and :math:`E_{ij}` are the edges between i and j, in both
     directions if the graph is undirected (`relations`). The edges are removed, so that the softmax is over the other
-    neighbours. Own self-loops are not removed.
+    neighbours. Self-loops are not removed.
 
     Args:
-        most: how many pairs to try. Of more, these are the ones with the largest gradients, and the others get 0.
+        most: the largest number of pairs to try. Of more, those with the largest gradients are tried, and the others
+            get 0.
         undirected: as in `relations`.
 
     Cost: a forward pass for each pair of nodes. Explain a node on its receptive field, not on a large graph.
@@ -198,8 +200,8 @@ class OcclusionExplainer(_Algorithm):
             tried = by_relation(mask, relation).abs().topk(self.most).indices
         effect = x.new_zeros(len(size))
 
-        def predicted(kept: Tensor) -> Tensor:
-            out = model(x, edge_index[:, kept], **_rows(kwargs, kept))
+        def predicted(remaining: Tensor) -> Tensor:
+            out = model(x, edge_index[:, remaining], **_rows(kwargs, remaining))
             return value(self.model_config, out, target, index)
 
         with torch.no_grad():
@@ -238,9 +240,9 @@ def by_relation(mask: Tensor, relation: Tensor) -> Tensor:
     return total
 
 
-def _rows(kwargs: dict[str, Any], kept: Tensor) -> dict[str, Any]:
+def _rows(kwargs: dict[str, Any], remaining: Tensor) -> dict[str, Any]:
     """Return the arguments of a model for some of the edges."""
-    return {key: value[kept] if key in OF_EDGES and value is not None else value for key, value in kwargs.items()}
+    return {key: value[remaining] if key in OF_EDGES and value is not None else value for key, value in kwargs.items()}
 
 
 # Faithfulness ---------------------------------------------------------------------------------------------------------
@@ -249,8 +251,8 @@ def _rows(kwargs: dict[str, Any], kept: Tensor) -> dict[str, Any]:
 class Removal(NamedTuple):
     """The prediction without the k strongest relations of an explanation, and with these alone.
 
-    A faithful explanation has a `removed` far from `before`, and an `alone` near it; and both further than those of k
-    random relations, the mean and the standard deviation over draws.
+    For a faithful explanation, `removed` is farther from `before` than with k random relations, and `alone` is nearer.
+    Those have the mean and the standard deviation over the draws.
     """
 
     before: float
@@ -278,12 +280,12 @@ def removal(
 
     Args:
         explainer, explanation: as in PyG's `fidelity`, of any algorithm with an `edge_mask`.
-        k: a number of relations, at most all.
-        draws: how many sets of k random relations to remove.
+        k: the number of relations to remove; all if there are fewer.
+        draws: the number of sets of k random relations.
         undirected: as in `relations`.
         seed: of the draws.
 
-    Cost: 2 + 2 draws forward passes.
+    Cost: 3 + 2 draws forward passes.
     """
     relation = relations(explanation.edge_index, undirected)
     R = int(relation.max()) + 1 if len(relation) else 0
@@ -293,8 +295,8 @@ def removal(
     if explainer.model_config.mode == ModelMode.regression:
         strength = strength.abs()
 
-    def predicted(kept: Tensor) -> float:
-        out = explainer.get_prediction(explanation.x, explanation.edge_index[:, kept], **_rows(kwargs, kept))
+    def predicted(remaining: Tensor) -> float:
+        out = explainer.get_prediction(explanation.x, explanation.edge_index[:, remaining], **_rows(kwargs, remaining))
         return float(value(explainer.model_config, out, explanation.target, explanation.get("index")))
 
     def both(chosen: Tensor) -> tuple[float, float]:
@@ -314,8 +316,8 @@ def value(config: ModelConfig, out: Tensor, target: Tensor, index: int | Tensor 
     """Return the mean probability of the targets in a model's output, or the mean of quantities.
 
     Args:
-        config: what the output is, as in PyG's `Explainer`.
-        out: of the model.
+        config: the meaning of the output, as in PyG's `Explainer`.
+        out: the output of the model.
         target: the classes `[n]`, or 0 and 1 of a single label.
         index: the rows of both that count; all by default.
     """

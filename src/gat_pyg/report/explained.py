@@ -1,4 +1,4 @@
-"""The explanation of a prediction as a figure: a panel for each kind of explanation, and one for the features."""
+"""The explanation of a prediction as a figure: a panel for each kind of explanation and for the features."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _RING = 320  # points squared
 def explanation_figure(
     explained: Explained, path: str | Path | None = None, *, caption: bool = True, width: float = 9.0
 ) -> Figure:
-    """Draw an explanation: the strongest edges of each kind, and the features whose loss changes the prediction most.
+    """Draw an explanation: the strongest edges of each kind, and the features with the largest `occlusion`.
 
     The panels have the same nodes and edges, at the same positions: all of a small graph, or else the ten strongest of
     each kind. An orange edge speaks for the prediction, a blue one against it. The explained nodes have a ring. A
@@ -84,7 +84,7 @@ def explanation_figure(
         axes.set_yticks(range(len(values)), labels)
         axes.invert_yaxis()
         axes.axvline(0, color=ink(), lw=0.8)
-        axes.set_xlabel("loss of the prediction without the feature")
+        axes.set_xlabel("decrease of the prediction without the feature")
         despine(axes)
     return written(figure, path, _caption(explained, len(shown)) if caption else "")
 
