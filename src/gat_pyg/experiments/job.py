@@ -46,7 +46,7 @@ from .shared import seed_processes
 from .suited import LARGE, suited
 from .table import on_all_splits, table
 from .together import all_at_once, grouped, stack_key
-from .uncertainty import Calibration, averaged, of_task
+from .uncertainty import Calibration, averaged, can_calibrate, of_task
 from .unused import check_effects
 from .warm_start import warn_of_overlap, with_earlier_model
 
@@ -283,8 +283,10 @@ def _averaged(job: Job, task: Task, seeds: Sequence[int]) -> tuple[float, Calibr
     rows = averaged(models, task, job.settings.training.batch_size)
     predictions, labels = rows["test"]
     score = objective.score(objective.pool([objective.statistics(objective.outputs(predictions), labels)]))
-    if (calibration := of_task(rows, task, job.settings)) is not None:
-        calibration.save(job.folder)
+    if not can_calibrate(objective):
+        return score, None
+    calibration = of_task(rows, task, job.settings)
+    calibration.save(job.folder)
     return score, calibration
 
 

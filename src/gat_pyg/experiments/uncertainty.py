@@ -202,18 +202,18 @@ def calibration(run_dir: str | Path, seed: Seed = None, model: nn.Module | None 
     folder = Path(run_dir) if seed in (None, "all") else Path(run_dir) / f"seed-{seed}"
     if (saved := Calibration.read(folder)) is not None:
         return saved
-    trained, task = predictor_of(run_dir, seed, model), run_task(run_dir)
+    trained = predictor_of(run_dir, seed, model)
+    if not can_calibrate(trained.run_objective):
+        raise ValueError(
+            f"{run_dir} predicts {trained.run_objective.predicts}, whose probabilities are not calibrated."
+        )
+    task = run_task(run_dir)
     settings = settings_of(folder if (folder / CONFIG).is_file() else folder / f"seed-{seeds_of(folder)[0]}")
-    result = of_task(averaged(trained.models, task, settings.training.batch_size), task, settings)
-    if result is None:
-        raise ValueError(f"{run_dir} predicts {task.objective.predicts}, whose probabilities are not calibrated.")
-    return result
+    return of_task(averaged(trained.models, task, settings.training.batch_size), task, settings)
 
 
-def of_task(rows: Mapping[Split, Rows], task: Task, settings: Settings) -> Calibration | None:
-    """Return the calibration of averaged predictions, None of links."""
-    if "val" not in rows:
-        return None
+def of_task(rows: Mapping[Split, Rows], task: Task, settings: Settings) -> Calibration:
+    """Return the calibration of averaged predictions of a task with an objective that `can_calibrate`."""
     return calibrated(task.objective, rows["val"], rows["test"], caveat(task, settings))
 
 
@@ -224,7 +224,7 @@ def can_calibrate(objective: Objective) -> bool:
 
 @torch.no_grad()
 def averaged(models: Iterable[nn.Module], task: Task, batch_size: int) -> dict[Split, Rows]:
-    """Return the rows of validation and test with predictions averaged over models; of links those of the test."""
+    """Return predictions averaged over models, and labels, of the test, and of the validation if it can calibrate."""
     objective, shared = task.objective, task.shared_graph
     setup = Inductive if shared is None else Transductive
     splits: tuple[Split, ...] = ("val", "test") if can_calibrate(objective) else ("test",)
@@ -323,7 +323,7 @@ def _share(scores: Tensor, limits: Tensor) -> Tensor:
 
 
 def caveat(task: Task, settings: Settings) -> str:
-    """Return why coverage on the test may differ from the level; "" if both splits were drawn at random."""
+    """Return the reason why coverage may differ from the level; "" if both splits were drawn at random."""
     split, drawn = settings.split, task.split_arguments or ()
     if split.scaffold:
         return "the test has other scaffolds than the validation, so coverage may differ"
