@@ -16,27 +16,28 @@ LEVEL = 0.9
 
 
 def uncertainty_tables(rows: Rows) -> list[Table]:
-    """Return the table of the runs of several seeds whose folders are there, in a list; an empty one if there are none.
+    """Return a list with the table of runs of several seeds, or an empty list if none has its folder.
 
     Each number is the mean ± standard deviation over the splits.
     """
     lines, notes = [], []
     for label, its in rows.items():
         for column, runs in its.items():
-            if not (found := [*_calibrations(runs)]):
+            if not (calibrations := [*_calibrations(runs)]):
                 continue
-            covered = [one for one in found if one.coverage]
+            errors = [each.errors for each in calibrations if each.errors]
+            covered = [each for each in calibrations if each.coverage]
             lines.append(
                 (
                     Cell(label),
                     Cell(column.heads[0]),
-                    number_cell([one.errors[0] for one in found if one.errors], 1),
-                    number_cell([one.errors[1] for one in found if one.errors], 1),
-                    number_cell([statistics.fmean(one.at(LEVEL, one.coverage)) for one in covered], 1),
-                    number_cell([_size(one) for one in covered], 2),
+                    number_cell([before for before, _ in errors], 1),
+                    number_cell([after for _, after in errors], 1),
+                    number_cell([statistics.fmean(each.at(LEVEL, each.coverage)) for each in covered], 1),
+                    number_cell([_size(each) for each in covered], 2),
                 )
             )
-            caveats = dict.fromkeys(one.caveat for one in found if one.caveat)
+            caveats = dict.fromkeys(each.caveat for each in calibrations if each.caveat)
             notes += [f"{label} on {column.heads[0]}: {text}." for text in caveats]
     if not lines:
         return []
@@ -74,7 +75,7 @@ def _size(calibration: Calibration) -> float:
 
 
 def number_cell(values: Sequence[float], digits: int) -> Cell:
-    """Return the mean ± standard deviation of several values, one value as it is, and a dash without any or for NaN."""
+    """Return the mean ± standard deviation of several values, a single value alone, and a dash for none or NaN."""
     if not values or any(math.isnan(value) for value in values):
         return Cell(NONE)
     std = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
