@@ -112,19 +112,21 @@ def explain(
         run: the folder of the run, or of the runs of several seeds
         data: files of the form that the run was trained on; without them, the run's own
         node: the id of a node, or its number
-        graph: the number of a graph, or the SMILES of a molecule
+        graph: the number of a graph, or the SMILES or the name of a molecule
         link: both ends of a pair, as in u7,i12
         output: the class, label or quantity to explain; without it, the most probable one
         k: the number of edges that are removed to measure how faithful it is (default: 5, at most half)
-        seed: one of several seeds; without it, the mean over all
+        seed: seed of the model, if the run has several; without it, the mean over all
         out: the picture to write, as PNG, SVG or PDF; the tables are written beside it
     """
     from .explain import explain
 
     ends = None if link is None else link.rsplit(",", 1)
     explained = explain(run, list(data) or None, node=node, graph=graph, link=ends, output=output, k=k, seed=seed)
+    print(explained)
+    files = explained.write(out)
     import_module("gat_pyg.report.explained").explanation_figure(explained, out)  # which stands above this file
-    print(f"{explained}\n\n{', '.join([out, *map(str, explained.write(out))])}")
+    print(f"\n{', '.join([out, *map(str, files)])}")
 
 
 def warm(*runs: str, heads: int | None = None, channels: int | None = None) -> None:
