@@ -152,7 +152,7 @@ def explain(
         link: both ends of a pair, if the run predicts links or edge labels.
         output: the class, label or quantity to explain; by default the most probable one, or the first quantity.
         k: the number of edges that are removed to measure how faithful the masks are; by default 5, at most half.
-        seed: one of several seeds.
+        seed: seed of the model, if the run has several; by default the mean over all.
 
     Raises:
         FileNotFoundError, ValueError: as `gat_pyg.predict`, or if there is no such item or output.

@@ -97,8 +97,8 @@ def predict(
     of users and items, they begin at the nodes of the first side.
 
     **Prediction sets and intervals.** With `level`, the result is a table, of graphs too. It has calibrated
-    probabilities and a column `CLASS_set`: the classes in the prediction set of this level, the most probable one
-    first. Of quantities, `..._low` and `..._high` are the ends of an interval. See `Calibration`.
+    probabilities and a column `class_set`, for a table `TARGET_set`: the classes in the set of this level, the
+    most probable one first. Of quantities, `..._low` and `..._high` are the ends of an interval. See `Calibration`.
 
     Args:
         run_dir: the folder of a run, or of the runs of several seeds.

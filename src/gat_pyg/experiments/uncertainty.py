@@ -43,8 +43,8 @@ class Calibration:
         p^T(x) = \operatorname{softmax}\bigl(\log p(x) / T\bigr), \qquad
         T = \arg\min_T - \sum_{i \in \text{val}} \log p^T_{y_i}(x_i)
 
-    and of many labels likewise by the sigmoid, with one T. T > 1 means that the model is too sure. The most probable
-    class stays the same.
+    and of many labels likewise by the sigmoid, with one T. T > 1 means that the model is overconfident. The most
+    probable class stays the same.
 
     **Split conformal prediction** (Vovk et al., 2005; Lei et al., 2018). With a score of how unusual a label is,
 
@@ -188,7 +188,7 @@ def calibration(run_dir: str | Path, seed: Seed = None, model: nn.Module | None 
 
     Args:
         run_dir: the folder of a run, or of the runs of several seeds.
-        seed: one of several seeds.
+        seed: seed of the model, if the run has several; by default the mean over all.
         model: as in `gat_pyg.load`.
 
     Raises:
