@@ -280,14 +280,17 @@ def test_an_explanation_has_the_names_and_values_of_the_tables(
 
 def test_a_prediction_without_edges_is_explained_by_its_features(trained: Trained, tmp_path: Path):
     kind = next(kind for kind in KINDS if kind.name == "nodes.csv")
-    run, _ = trained(kind)
+    run, files = trained(kind)
     assert kind.later is not None
     write, warning = kind.later
     with pytest.warns(UserWarning, match=warning):
-        explained = explain(run, write(tmp_path), node="newA99")
-    assert explained.kinds == [] and explained.k == len(explained.edges) == 0
-    assert set(explained.features.node) == {"newA99"} and "edges" not in str(explained).partition("features")[0]
-    _, _, file = explained.write(tmp_path / "e.png")
-    assert [*pd.read_csv(file)] == ["kind", "removed", "alone", "removed_std", "alone_std"]
-    figure = explanation_figure(explained)
-    assert figure.get_supxlabel() == "The prediction depends on no edge." and len(figure.axes) == 1
+        of_isolated = explain(run, write(tmp_path), node="newA99")
+    settings = " ".join(kind.settings).format(*files).replace("runs=2", "model=mlp training.max_epochs=1").split()
+    command(*settings, f"hydra.run.dir={tmp_path / 'mlp'}", f"outputs={tmp_path / 'outputs'}")
+    for node, explained in {"newA99": of_isolated, "A00": explain(tmp_path / "mlp", node="A00")}.items():
+        assert explained.kinds == [] and explained.k == len(explained.edges) == 0
+        assert set(explained.features.node) == {node} and "edges" not in str(explained).partition("features")[0]
+        _, _, file = explained.write(tmp_path / "e.png")
+        assert [*pd.read_csv(file)] == ["kind", "removed", "alone", "removed_std", "alone_std"]
+        figure = explanation_figure(explained)
+        assert figure.get_supxlabel() == "The prediction depends on no edge." and len(figure.axes) == 1

@@ -36,7 +36,7 @@ from ..models.explainers import (
 from ..tasks.edges import complete_pairs
 from ..tasks.model import members
 from ..tasks.objective import Objective
-from ..tasks.preparation import Preparation
+from ..tasks.preparation import Preparation, check_now
 from .model_file import Predictor, encoders_of
 from .predictions import Seed, _columns, _graphs_of, _target, _without_labels, predictor_of, prepared, run_task, writer
 
@@ -271,6 +271,7 @@ def _item(run_dir: str | Path, trained: Predictor, data: Any, node: Any, graph: 
         nodes = [_position(node, [names], N, "node")]
         row, name = nodes[0], f"node {names[nodes[0]]}"
     whole = prepared(trained, _without_labels(chosen), is_read=True)
+    check_now(trained, whole.x)
     undirected, hops = bool(is_undirected(whole.edge_index, num_nodes=N)), members(trained.models[0]).num_hops
     if hops is None or not nodes:
         return _Item(name, whole, row, nodes, names, undirected)
@@ -406,14 +407,14 @@ def _explanations(
     passes = any(isinstance(module, MessagePassing) for module in trained.modules())
     are_masked = cast(Preparation, trained.preparation).num_nodes is None and "x" not in encoders_of(trained)
     mask = "attributes" if are_masked else None
-    algorithms: dict[str, ExplainerAlgorithm] = {"attention": FlowExplainer()}
+    algorithms: dict[str, ExplainerAlgorithm] = {}
+    if num_relations and all(map(attention_layers, trained.models)):
+        algorithms["attention"] = FlowExplainer()
     if passes:
-        algorithms |= {"gradient": GradientExplainer(), "gnn_explainer": GNNExplainer(EPOCHS)}
+        algorithms["gradient"] = GradientExplainer()
+    if passes and num_relations:
+        algorithms["gnn_explainer"] = GNNExplainer(EPOCHS)
     algorithms["occlusion"] = OcclusionExplainer(undirected=item.undirected)
-    if not num_relations:
-        del algorithms["gnn_explainer"]
-    if not num_relations or not all(map(attention_layers, trained.models)):
-        del algorithms["attention"]
     options = {"target": goal.target, "index": item.row, **item.options}
 
     def explained(model: nn.Module, kind: str) -> tuple[Explainer, Explanation]:

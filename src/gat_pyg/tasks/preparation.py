@@ -305,6 +305,14 @@ def attach(model: nn.Module, preparation: Preparation | None, objective: Objecti
         object.__setattr__(model, "_first_check", model.register_forward_pre_hook(_check, with_kwargs=True))
 
 
+def check_now(model: nn.Module, x: Tensor) -> None:
+    """Check the features of a whole graph now, before a first call of the model on a part of it.
+
+    A few nodes may differ from the training data where the graph does not.
+    """
+    _check(model, (x,), {})
+
+
 def _check(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     x: Any = args[0] if args else kwargs.get("x")
     if is_standardised := getattr(model.objective, "goal", None) == "regression":
