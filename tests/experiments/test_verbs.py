@@ -294,3 +294,14 @@ def test_a_prediction_without_edges_is_explained_by_its_features(trained: Traine
         assert [*pd.read_csv(file)] == ["kind", "removed", "alone", "removed_std", "alone_std"]
         figure = explanation_figure(explained)
         assert figure.get_supxlabel() == "The prediction depends on no edge." and len(figure.axes) == 1
+
+
+def test_a_prediction_without_features_is_explained_by_its_edges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gat_pyg.experiments.explain.EPOCHS", 2)
+    np.savez(tmp_path / "ring.npz", edge_index=[np.arange(N), (np.arange(N) + 1) % N], y=np.arange(N) % 2)
+    places = (f"dataset.path={tmp_path / 'ring.npz'}", f"hydra.run.dir={tmp_path / 'run'}", f"outputs={tmp_path}")
+    command("dataset=file", *places, *SMALL)
+    explained = explain(tmp_path / "run", node=5)
+    assert explained.edges[["src", "dst"]].to_numpy().tolist() in ([["4", "5"], ["3", "4"]], [["3", "4"], ["4", "5"]])
+    assert explained.features.empty and [*explained.features] == ["node", "feature", "value", "occlusion"]
+    assert explanation_figure(explained, tmp_path / "e.png").axes and (tmp_path / "e.png").exists()

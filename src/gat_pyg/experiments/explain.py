@@ -1,4 +1,4 @@
-"""The explanation of one prediction of a trained run: its edges and features by the user's names, and how faithful."""
+"""The explanation of one prediction of a trained run: its edges and features by name, and its faithfulness."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from ..models.explainers import (
 )
 from ..tasks.edges import complete_pairs
 from ..tasks.model import members
+from ..tasks.node_ids import num_nodes
 from ..tasks.objective import Objective
 from ..tasks.preparation import Preparation, check_now
 from .model_file import Predictor, encoders_of
@@ -180,12 +181,13 @@ def explain(
     }
     edges |= {kind: by_relation(each.edge_mask, relation).numpy() for kind, each in explanations.items() if R}
     order = np.argsort(-np.abs(edges["occlusion"]), kind="stable") if R else np.arange(0)
-    features = pd.DataFrame([*_features(trained, item, goal, explanations)], columns=_FEATURES)
+    rows = [*_features(trained, item, goal, explanations)]
+    features = pd.DataFrame(rows, columns=None if rows else _FEATURES)
     return Explained(
         item.name,
         goal.text,
         pd.DataFrame(edges).iloc[order].reset_index(drop=True),
-        features.sort_values("occlusion", key=abs, ascending=False, ignore_index=True).dropna(axis=1, how="all"),
+        features.sort_values("occlusion", key=abs, ascending=False, ignore_index=True),
         pd.DataFrame(_faithfulness(explainer, explanations, k, item.undirected) if R else [], columns=_FAITHFULNESS),
         k,
         item.graph,
@@ -258,7 +260,7 @@ def _item(run_dir: str | Path, trained: Predictor, data: Any, node: Any, graph: 
             raise ValueError(f"The data are {len(graphs):,} graphs: give the number of one, graph=0 or --graph 0.")
         number = _position(graph, ids.values() if objective.item == "graph" else (), len(graphs), "graph")
     chosen = copy.copy(graphs[number])
-    N = int(chosen.num_nodes or 0)
+    N = num_nodes(chosen)
     names = _names(preparation, objective, chosen, ids, N)
     row, nodes, name = 0, [], f"graph {graph}"
     if objective.has_pairs:
@@ -435,7 +437,7 @@ def _explanations(
 
 # Features -------------------------------------------------------------------------------------------------------------
 
-_FEATURES = ("node", "feature", "value", "gradient", "gnn_explainer", "occlusion")
+_FEATURES = ("node", "feature", "value", "occlusion")  # without the kinds that not every model has
 
 
 class _Feature(NamedTuple):
