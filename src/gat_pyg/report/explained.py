@@ -33,7 +33,7 @@ def explanation_figure(
     """Draw an explanation: the strongest edges of each kind, and the features with the largest `occlusion`.
 
     The panels have the same nodes and edges, at the same positions: all of a small graph, or else the ten strongest of
-    each kind. An orange edge speaks for the prediction, a blue one against it. The explained nodes have a ring. A
+    each kind. An orange edge is evidence for the prediction, a blue one against it. The explained nodes have a ring. A
     title has the prediction without the k strongest edges, and with these alone. A molecule is drawn as in
     `graph_figure`.
 
