@@ -44,7 +44,7 @@ def test_the_speeds_are_the_newest_recorded_ones():
     printed = [row for row in cells if row]
     assert len(printed) == len(SPEEDS)
     of_pyg, of_ours = printed[0][3:]
-    headline = f"up to {printed[0][2]} times faster on a CPU, in {of_ours} instead of {of_pyg} MiB"
+    headline = f"up to {printed[0][2]} times faster on a CPU, with {of_ours} instead of {of_pyg} MiB of memory"
     assert headline in " ".join(README.split())
     for case, numbers in zip(SPEEDS, printed, strict=True):
         pyg, ours = rows[case, "pyg"], rows[case, "auto"]
