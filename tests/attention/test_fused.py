@@ -1182,7 +1182,7 @@ def test_the_operators_are_what_torch_expects(names: str, p: float) -> None:
             )
 
 
-@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "dot"])  # one of each folder of kernels and of operands
+@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", pytest.param("dot", marks=pytest.mark.weekly)])
 def test_derivatives_in_batches(name: str) -> None:
     """Of every argument, first and second, by the older vmap of `torch.autograd`."""
     net, x, index = Net(name).double(), torch.randn(40, 5).double(), RANDOM.index

@@ -460,7 +460,7 @@ def test_several_seeds_each_leave_their_line_and_a_mean(command: Command):
     assert (again.value, again.config_hash) == (results[1].value, results[1].config_hash)  # the seed alone decides
 
 
-@pytest.mark.parametrize("model", ["gat", "mlp"])
+@pytest.mark.parametrize("model", ["gat", pytest.param("mlp", marks=pytest.mark.weekly)])
 def test_seeds_together_leave_what_they_leave_one_by_one(command: Command, model: str):
     arguments = (f"model={model}", "model.dropout=0.0", "runs=3", "training.max_epochs=8", "training.patience=5")
     output = {}
@@ -1273,7 +1273,7 @@ def test_broken_checkpoint_is_refused(command: Command, place: Path, content: by
 
 
 @pytest.mark.filterwarnings("ignore:.*he validation loss or score was not finite:UserWarning")
-@pytest.mark.parametrize("vectorize", ["on", "off"])
+@pytest.mark.parametrize("vectorize", ["on", pytest.param("off", marks=pytest.mark.weekly)])
 def test_a_seed_that_diverges_costs_no_other_its_result(
     command: Command, monkeypatch: pytest.MonkeyPatch, vectorize: str
 ):
@@ -1386,7 +1386,7 @@ OPTIMISED = {
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is a POSIX signal")
-@pytest.mark.parametrize("kind", OPTIMISED)  # tests/training has every objective, in process
+@pytest.mark.parametrize("kind", ["graphs", pytest.param("links", marks=pytest.mark.weekly)])  # more in tests/training
 def test_killed_run_on_a_file_equals_an_uninterrupted_one(command: Command, kind: str):
     if kind == "graphs":
         torch.save(graphs_of(lambda i: [float(np.sin(i)), float(np.cos(i))]), "data.pt")
