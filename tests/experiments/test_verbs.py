@@ -87,7 +87,7 @@ def test_the_verbs_on_every_kind(kind: Kind, trained: Trained, tmp_path: Path):
 
 
 def check_explanation(run: Path, kind: Kind, model: Any, frame: pd.DataFrame) -> None:
-    """What is explained is the prediction of the first row, and occlusion is what this loses without an edge."""
+    """The prediction of the first row is explained, and occlusion is its loss without an edge."""
     objective, first = model.objective, [frame[name].iloc[0] for name in kind.ids]
     which: dict[str, Any] = {"link": first} if objective.has_pairs else {objective.item: first[-1]}
     if len(first) == 2 and not objective.has_pairs:  # a node of several graphs

@@ -49,8 +49,9 @@ def doctor() -> dict[str, str]:
     """
     found = {name: version for name, version in versions().items() if version is not None}
     lines = {"versions": ", ".join(f"{name} {version}" for name, version in found.items())}
+    threads = torch.get_num_threads()
     lines["devices"] = (
-        f"{platform.machine()} CPU, {granted()} of {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+        f"{platform.machine()} CPU, {granted()} of {os.cpu_count()} cores, {threads} thread{'s' * (threads != 1)}"
     )
     devices = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
     for device in devices[1:]:

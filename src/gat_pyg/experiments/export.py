@@ -45,13 +45,13 @@ class Exported(NamedTuple):
     eager_milliseconds: float  # of the run's model
 
     def __str__(self) -> str:
-        N, E, *_ = SIZES[-1]
+        (N, E, *_), threads = SIZES[-1], torch.get_num_threads()
         return (
             f"{self.path}, described in {self.description}\n"
             f"largest difference from the run's model {self.difference:.1e}, for graphs of 1 to {N:,} nodes with "
             f"predictions up to {self.largest:.3g}\n"
             f"{self.milliseconds:.2f} ms for {N:,} nodes and {E:,} edges, the run's model "
-            f"{self.eager_milliseconds:.2f} ms ({torch.get_num_threads()} threads)"
+            f"{self.eager_milliseconds:.2f} ms ({threads} thread{'s' * (threads != 1)})"
         )
 
 

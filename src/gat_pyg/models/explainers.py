@@ -150,7 +150,7 @@ class GradientExplainer(_Algorithm):
 
 
 class OcclusionExplainer(_Algorithm):
-    r"""What the prediction loses if the edges between two nodes are removed, one pair of nodes after the other.
+    r"""The loss of the prediction if the edges between two nodes are removed, one pair of nodes after the other.
 
     .. math::
         m_{ij} = \frac{p(G) - p(G \setminus E_{ij})}{|E_{ij}|}
