@@ -554,12 +554,24 @@ def test_arguments_that_one_layer_refuses() -> None:
 def test_output_is_finished_in_place_where_nobody_needs_it(
     bias: bool, residual: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same to the last bit, and what comes out may be written to either way."""
+    """The same to the last bit, and what comes out may be written to either way; as one node, too."""
     torch.manual_seed(0)
     layer = GATConv(3, 70, heads=2, bias=bias, residual=residual)  # a head of 560 bytes, more than 32 for an edge
     x, index, direction = torch.randn(4, 3), torch.tensor([[0, 1, 2], [1, 2, 2]]), torch.randn(4, 140)
     for parameter in layer.parameters():
         nn.init.normal_(parameter)
+
+    def run() -> list[Tensor]:
+        leaf = x.clone().requires_grad_()
+        out = layer(leaf, index)
+        result = out.detach().clone()
+        with torch.no_grad():
+            assert torch.equal(layer(x, index), result)
+        out.mul_(2.0)
+        return [result, *torch.autograd.grad((out * direction).sum(), [leaf, *layer.parameters()])]
+
+    node = run()
+    monkeypatch.setattr(GATConv, "_whole", lambda *_: None)
     results = []
     for allowed in (True, False):
         spent = []
@@ -569,16 +581,11 @@ def test_output_is_finished_in_place_where_nobody_needs_it(
             return allowed and spent[-1]
 
         monkeypatch.setattr(gat_pyg.conv.base, "is_spent", recorded)
-        leaf = x.clone().requires_grad_()
-        out = layer(leaf, index)
-        result = out.detach().clone()
-        with torch.no_grad():
-            assert torch.equal(layer(x, index), result)
+        results.append(run())
         assert spent == [True, True]
-        out.mul_(2.0)
-        results.append([result, *torch.autograd.grad((out * direction).sum(), [leaf, *layer.parameters()])])
-    for here, elsewhere in zip(*results, strict=True):
+    for whole, here, elsewhere in zip(node, *results, strict=True):
         assert torch.equal(here, elsewhere)
+        assert_close(whole, here)
 
 
 @pytest.mark.kernels

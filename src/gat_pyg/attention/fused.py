@@ -63,7 +63,7 @@ def attend(
         # the backward pass reads the unrounded output
         weight = None if edge_weight is None else edge_weight.float()
         return attend(x.float(), score.map(torch.Tensor.float), edges, weight, seed, dropout).to(dtype)
-    saves_output = torch.is_grad_enabled() and score.saves_output(x, edges)
+    saves_output = torch.is_grad_enabled() and score.saves_output(x, edges, _scored(score))
     if isinstance(edges, EdgeList):
         return _attend_for_compiler(x, score, edges, edge_weight, seed, dropout, saves_output, keeps=False)[0]
     call = _Call(type(score), score.values, edges, saves_output)
@@ -86,9 +86,15 @@ def attend_and_keep(
     if _is_half_on_cpu(x, dtype):
         x, score = x.float(), score.map(torch.Tensor.float)
         edge_weight = None if edge_weight is None else edge_weight.float()
-    saves_output = torch.is_grad_enabled() and score.saves_output(x, edges)
+    saves_output = torch.is_grad_enabled() and score.saves_output(x, edges, _scored(score))
     out, *_, keep = _attend_for_compiler(x, score, edges, edge_weight, seed, dropout, saves_output, keeps=True)
     return out.to(dtype), keep
+
+
+def _scored(score: Score) -> bool:
+    """Return True if an operand of a score may need a gradient: a vmapped tensor does not show it."""
+    mapped = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    return any(operand is not None and (operand.requires_grad or mapped) for operand in score.operands)
 
 
 def _is_half_on_cpu(x: Tensor, dtype: torch.dtype) -> bool:

@@ -52,8 +52,8 @@ class Score:
         """
         raise NotImplementedError
 
-    def saves_output(self, x: Tensor, edges: Edges | EdgeList) -> bool:
-        """Return True if the kernels' backward pass reads the output."""
+    def saves_output(self, x: Tensor, edges: Edges | EdgeList, scored: bool) -> bool:
+        """Return True if the kernels' backward pass reads the output; `scored`: if a score may need a gradient."""
         return True
 
     @property
@@ -64,7 +64,7 @@ class Score:
     @property
     def operands(self) -> tuple[Tensor | None, ...]:
         """The operands in the order of `shapes`."""
-        return tuple(getattr(self, name) for name in self.shapes)
+        return tuple([getattr(self, name) for name in self.shapes])  # faster than a generator
 
     @property
     def values(self) -> tuple[float, ...]:

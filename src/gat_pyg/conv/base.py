@@ -12,6 +12,7 @@ from typing import Any, Callable, Iterable, Optional, Tuple, Union
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import Parameter
 from torch.utils._pytree import tree_map_only
 from torch_geometric import EdgeIndex, is_compiling
 from torch_geometric.nn.aggr import SumAggregation
@@ -29,9 +30,11 @@ from ..features.linear import Linear
 from ..graph.adjacency import EdgeList, neighbourhoods, with_self_loops
 from ..graph.edges import Edges, is_remote
 from ..graph.remembered import _outside, is_traced
+from ..kernels.device import unsupported_reason
 from ..kernels.models import in_forward_mode
-from ..philox import draw_kept, draw_seed
-from .mechanisms import ONE_END, _plain, hooked
+from ..philox import draw_kept, draw_seed, drops
+from .mechanisms import ONE_END, _computes_a_product, _plain, hooked
+from .whole import Plan, Whole
 
 if typing.TYPE_CHECKING:
     from typing import overload as overload
@@ -140,7 +143,59 @@ class _AttentionConv(MessagePassing):
             out = self._finish(out, res, not is_compiling() and is_spent(out))
         return (out, self._attention(edge_index, alpha)) if weights else out
 
-    def _needs_messages(self, x: Any, ends: Ends, edge_index: Any, edge_attr: OptTensor, weights: bool) -> bool:
+    def _whole(self, x: Any, edge_index: Any, edge_attr: OptTensor, edge_weight: OptTensor, weights: Any,
+               size: Size) -> OptTensor:  # fmt: skip
+        """Return the output of the layer as one autograd node, None where the call needs another way."""
+        src = x if isinstance(x, Tensor) else x[0]
+        if (
+            weights
+            or is_compiling()
+            or torch._C._are_functorch_transforms_active()
+            or in_forward_mode()
+            or self.backend not in ("auto", "fused")
+            or src.layout != torch.strided
+            or src.dtype not in (torch.float32, torch.float64)
+            or unsupported_reason(src) is not None
+            or torch.is_autocast_enabled(src.device.type)
+            or self._needs_messages(x, None, edge_index, edge_attr, False)
+        ):
+            return None
+        if getattr(self, "mechanism", None) is not None or (src is not x and x[1] is None):
+            return None
+        for lin in self._linears():
+            if lin is not None and not _computes_a_product(lin):
+                return None
+        inputs = self._inputs(x, edge_attr)
+        for tensor in inputs:
+            if tensor is not None and (tensor.dtype != src.dtype or type(tensor) not in (Tensor, Parameter)):
+                return None
+        rows = (src if inputs.x_dst is None else inputs.x_dst).size(0)
+        if inputs.x_dst is None and size is not None:
+            rows = min(rows, size[1])
+        num_src, num_dst = _graph_size(src.size(0), rows, edge_index, size)
+        edges = neighbourhoods(edge_index, num_src, num_dst, add_self_loops=self.add_self_loops, flow=self.flow)
+        if edge_attr is not None:
+            has_loops = edges.num_edges < edges.num_rows
+            rows = self._features_with_loops(edge_index, edge_attr, num_src, num_dst, has_loops)
+            inputs = inputs._replace(edge_attr=rows)
+        edge_weight = self._weight_with_loops(edge_weight, num_src, num_dst, edges, is_sparse(edge_index))
+        dropout, edges = self.dropout if self.training else 0.0, self._drop_edges(edges)
+        seed = draw_seed(src.device, dropout) if drops(dropout) else None
+        return Whole.apply(Plan(self, edges, dropout), seed, edge_weight, *inputs)
+
+    def _after(self, inputs: Any, out: Tensor, res: OptTensor, spent: bool) -> Tensor:
+        """From the operation's output to the layer's, see `conv.whole`; `spent`: whether `out` may be overwritten."""
+        return self._finish(out, res, spent)
+
+    def _after_back(self, inputs: Any, out: Tensor, grad: Tensor, grads: Any) -> Tensor:
+        if grads.needs["bias"]:
+            grads.add("bias", grad.sum(0))
+        if inputs.weight_res is not None:
+            grads.of_linear(grad, "x" if inputs.x_dst is None else "x_dst", "weight_res")
+        H, C = self.heads, self.out_channels
+        return grad.view(-1, H, C) if self.concat else (grad / H).unsqueeze(1).expand(-1, H, C)
+
+    def _needs_messages(self, x: Any, ends: Any, edge_index: Any, edge_attr: OptTensor, weights: bool) -> bool:
         """Return True if a tracer, an explainer, a hook, a subclass or another aggregation needs each message."""
         return (
             (is_traced(edge_index) and not self._compiles(x, ends, edge_index, edge_attr))
@@ -203,7 +258,8 @@ class _AttentionConv(MessagePassing):
             The output `[N_dst, H, C]`; with `weights`, the adjacency with loops and alpha `[E, H]` in its order.
         """
         x_src, x_dst, _ = ends
-        num_src, num_dst = _graph_size(x_src, x_dst, edge_index, size)
+        num_dst = None if x_dst is None else x_dst.size(0)
+        num_src, num_dst = _graph_size(x_src.size(0), num_dst, edge_index, size)
         edges: Any = EdgeList(edge_index, num_dst, self.add_self_loops, self.flow)
         has_loops = True  # a compiler cannot know
         if not is_traced(edge_index):
@@ -457,15 +513,15 @@ _HOOKS = [
 ]
 
 
-def _graph_size(x_src: Tensor, x_dst: OptTensor, edge_index: Any, size: Size) -> Tuple[int, int]:
+def _graph_size(num_src: int, num_dst: Optional[int], edge_index: Any, size: Size) -> Tuple[int, int]:
     """Return N_src and N_dst, from the rows of x and, without a row for dst, from the size that the graph declares."""
-    num_src = x_src.size(0)
     if is_sparse(edge_index):
         size = (edge_index.size(1), edge_index.size(0))
     elif isinstance(edge_index, EdgeIndex):
         size = edge_index.sparse_size()
     declared = (None, None) if size is None else tuple(size)
-    num_dst = x_dst.size(0) if x_dst is not None else num_src if declared[1] is None else declared[1]
+    if num_dst is None:
+        num_dst = num_src if declared[1] is None else declared[1]
     if any(n is not None and n != rows for n, rows in zip(declared, (num_src, num_dst), strict=True)):
         raise ValueError(f"x has {num_src} src and {num_dst} dst rows, but the graph's size is {declared}.")
     return num_src, num_dst

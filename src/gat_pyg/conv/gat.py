@@ -4,7 +4,7 @@
 # Optional, Tuple and Union instead of `X | None`, and the `# propagate_type` and `# edge_updater_type` comments.
 
 from functools import partial
-from typing import Any, Callable, Optional, Tuple, Union
+from typing import Any, Callable, NamedTuple, Optional, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,22 @@ from ..features.linear import linear
 from ..features.sparse import SparseFeatures, is_sparse_features
 from .base import Ends, NoneType, _AttentionConv, _check_call, _whole_size, each_graph, is_batch, overload
 from .mechanisms import _glorot_linear, _per_head, _plain, build_mechanism, own_score, unrounded
+
+
+class _Inputs(NamedTuple):
+    """The tensors of a call: x of src and of dst, edge features, then the parameters."""
+
+    x: Tensor
+    x_dst: OptTensor
+    edge_attr: OptTensor
+    weight: Tensor
+    weight_dst: Tensor
+    weight_edge: OptTensor
+    weight_res: OptTensor
+    a_src: OptTensor
+    a_dst: OptTensor
+    a_edge: OptTensor
+    bias: OptTensor
 
 
 class GATConv(_AttentionConv):
@@ -79,6 +95,7 @@ class GATConv(_AttentionConv):
         ([[0, 1, 0, 1, 2], [1, 2, 0, 1, 2]], torch.Size([5, 2]))
     """
 
+    _Inputs = _Inputs
     accepts_size = True  # `size` may declare fewer dst than x has rows
 
     def __init__(
@@ -239,6 +256,9 @@ class GATConv(_AttentionConv):
             lin_edge = getattr(self.mechanism, "lin_edge", self.lin_edge)
             _check_call(x, edge_index, edge_attr, edge_weight, self.in_channels, lin_edge)
             size = _whole_size(size, x)
+            out = self._whole(x, edge_index, edge_attr, edge_weight, return_attention_weights, size)
+            if out is not None:
+                return out
 
         ends, res = self._project(x, size)
         if not torch.jit.is_scripting():
@@ -335,17 +355,9 @@ class GATConv(_AttentionConv):
         """a_src . W h_j and a_dst . W h_i, `[N, H]` each: the two halves of a^T [W h_i || W h_j]."""
         if self.att_src is None or self.att_dst is None:
             return None, None
-        lin, width = self.lin, self.heads * self.out_channels
-        if (
-            isinstance(x, Tensor)
-            and lin is not None
-            and _plain(lin)
-            and (is_sparse_features(x) or x.size(1) <= 4 * width)
-        ):
-            # a . (W h) = (a W) . h: two columns a head more in the product, instead of several passes over [N, H, C]
-            both = torch.cat([self.att_src, self.att_dst])  # [2, H, C]
-            weight = lin.weight.view(self.heads, self.out_channels, -1)
-            folded = unrounded(torch.bmm, both.transpose(0, 1), weight).transpose(0, 1).flatten(0, 1)
+        lin = self.lin
+        if isinstance(x, Tensor) and lin is not None and _plain(lin) and self._folds(x):
+            folded = unrounded(_folded, torch.cat([self.att_src, self.att_dst]), lin.weight)
             if is_sparse_features(x):
                 scores = unrounded(linear, SparseFeatures(x), folded.t())
             else:
@@ -355,6 +367,11 @@ class GATConv(_AttentionConv):
                 return score_src, score_dst
             return score_src, score_dst[: x_dst.size(0)]
         return self._halves(x_src, x_dst)
+
+    def _folds(self, x: Tensor) -> bool:
+        """Return whether a . (W h) = (a W) . h is cheaper: two columns a head more in the product, instead of several
+        passes over `[N, H, C]`."""
+        return is_sparse_features(x) or x.size(1) <= 4 * self.heads * self.out_channels
 
     def _score(self, x: Any, ends: Ends, edge_attr: OptTensor) -> Optional[Score]:
         x_src, x_dst, _ = ends
@@ -375,3 +392,93 @@ class GATConv(_AttentionConv):
                 folded = unrounded(partial(torch.einsum, "hc,hcd->hd"), self.att_edge.squeeze(0), weight)
                 return unrounded(F.linear, edge_attr, folded)
         return (self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels) * self.att_edge).sum(dim=-1)
+
+    def _inputs(self, x: Any, edge_attr: OptTensor) -> Any:
+        x, x_dst = (x, None) if isinstance(x, Tensor) else x
+        lins = self._linears()
+        weights = [None if lin is None else lin.weight for lin in lins]
+        att = self.att_src, self.att_dst, self.att_edge
+        return _Inputs._make((x, x_dst, edge_attr, *weights, *att, self.bias))
+
+    def _linears(self) -> Any:
+        ends = (self.lin, None) if self.lin is not None else (self.lin_src, self.lin_dst)
+        return *ends, self.lin_edge, self.res
+
+    def _before(self, inputs: Any, num_dst: int) -> Any:
+        x, x_dst, edge_attr, weight, _, weight_edge, weight_res, a_src, a_dst, a_edge, _ = inputs
+        H, C = self.heads, self.out_channels
+        z = F.linear(x, weight).view(-1, H, C)
+        score_src = score_dst = score_edge = res = None
+        if a_src is None:
+            pass
+        elif self._shares_folds(inputs):
+            scores = F.linear(x, _folded(torch.cat([a_src, a_dst]), weight))
+            score_src, score_dst = scores[:, :H], scores[:num_dst, H:]
+        else:
+            score_src, score_dst = (z * a_src).sum(-1), (self._z_dst(inputs, z, num_dst) * a_dst).sum(-1)
+        if edge_attr is not None and a_edge is not None:
+            score_edge = F.linear(edge_attr, _folded_edge(a_edge, weight_edge.view(H, C, -1)))
+        if weight_res is not None:
+            res = F.linear(x if x_dst is None else x_dst, weight_res)[:num_dst]
+        return z, Additive(score_src, score_dst, score_edge, self.negative_slope), res
+
+    def _shares_folds(self, inputs: Any) -> bool:
+        return inputs.x_dst is None and inputs.weight_dst is None and self._folds(inputs.x)
+
+    def _z_dst(self, inputs: Any, z: Tensor, num_dst: int) -> Tensor:
+        """W h_i, `[N_dst, H, C]`."""
+        x, weight = inputs.x_dst, inputs.weight_dst
+        if x is not None or weight is not None:
+            z = F.linear(inputs.x if x is None else x, inputs.weight if weight is None else weight)
+        return z.view(-1, self.heads, self.out_channels)[:num_dst]
+
+    def _before_back(self, inputs: Any, z: Tensor, score: Any, of: Any, grads: Any) -> None:
+        x, x_dst, edge_attr, weight, weight_dst, weight_edge, _, a_src, a_dst, a_edge, _ = inputs
+        H, C = self.heads, self.out_channels
+        grad, of_src, of_dst, of_edge = of["x"], of["score_src"], of["score_dst"], of["score_edge"]
+        folded = of_src is not None and self._shares_folds(inputs)
+        if of_src is not None and not folded:
+            grad = grad.addcmul_(of_src.unsqueeze(2), a_src)
+            grads["a_src"] = _over_nodes(of_src, z)
+            grads["a_dst"] = _over_nodes(of_dst, self._z_dst(inputs, z, of_dst.size(0)))
+            if x_dst is None and weight_dst is None:
+                grad[: of_dst.size(0)].addcmul_(of_dst.unsqueeze(2), a_dst)
+            else:
+                ends = "x" if x_dst is None else "x_dst", "weight" if weight_dst is None else "weight_dst"
+                grads.of_linear((of_dst.unsqueeze(2) * a_dst).flatten(1), *ends)
+        grads.of_linear(grad.flatten(1), "x", "weight")
+        if folded:
+            both, per_head = torch.cat([a_src, a_dst]), weight.view(H, C, -1)
+            if of_dst.size(0) < of_src.size(0):
+                of_dst = F.pad(of_dst, (0, 0, 0, of_src.size(0) - of_dst.size(0)))
+            scores = torch.cat([of_src, of_dst], 1)
+            if grads.needs["x"]:
+                grads["x"].addmm_(scores, _folded(both, weight))
+            of_folded = scores.t().mm(x).view(2, H, -1).transpose(0, 1)  # [H, 2, F]
+            if grads.needs["weight"]:
+                grads["weight"].view(H, C, -1).baddbmm_(both.permute(1, 2, 0), of_folded)
+            of_both = torch.bmm(of_folded, per_head.transpose(1, 2)).transpose(0, 1)  # [2, H, C]
+            grads["a_src"], grads["a_dst"] = of_both[:1], of_both[1:]
+        if of_edge is not None:
+            per_head = weight_edge.view(H, C, -1)
+            of_folded = of_edge.t().mm(edge_attr)  # [H, D]
+            grads["weight_edge"] = (a_edge[0].unsqueeze(2) * of_folded.unsqueeze(1)).view_as(weight_edge)
+            grads["a_edge"] = torch.bmm(per_head, of_folded.unsqueeze(2)).view_as(a_edge)
+            if grads.needs["edge_attr"]:
+                grads["edge_attr"] = of_edge.mm(_folded_edge(a_edge, per_head))
+
+
+def _folded(both: Tensor, weight: Tensor) -> Tensor:
+    """a W, `[2 H, F]`, of both halves of a, `[2, H, C]`."""
+    per_head = weight.view(both.size(1), both.size(2), -1)
+    return torch.bmm(both.transpose(0, 1), per_head).transpose(0, 1).flatten(0, 1)
+
+
+def _over_nodes(of_score: Tensor, z: Tensor) -> Tensor:
+    """sum_i s_i z_i of each head, `[N, H]` and `[N, H, C]` to `[1, H, C]`."""
+    return torch.bmm(of_score.t().unsqueeze(1), z.transpose(0, 1)).transpose(0, 1)
+
+
+def _folded_edge(att: Tensor, weight: Tensor) -> Tensor:
+    """a W, `[H, D]`, of the edges."""
+    return torch.einsum("hc,hcd->hd", att.squeeze(0), weight)

@@ -3,7 +3,7 @@
 # PyG compiles this module's source into templates and TorchScript. So: no `__all__`, no postponed annotations, typing's
 # Optional, Tuple and Union instead of `X | None`, and the `# propagate_type` and `# edge_updater_type` comments.
 
-from typing import Any, Optional, Tuple, Union
+from typing import Any, NamedTuple, Optional, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +14,26 @@ from torch_geometric.typing import Adj, OptTensor, PairTensor, Size, SparseTenso
 from torch_geometric.utils import softmax
 
 from ..attention.operation import Backend
+from ..attention.pair import GATv2
 from ..attention.score import Score
 from .base import Ends, NoneType, _AttentionConv, _check_call, check_ends, each_graph, is_batch, overload
 from .mechanisms import _dynamic_score, _glorot_linear, gatv2_score
+
+
+class _Inputs(NamedTuple):
+    """The tensors of a call: x of src and of dst, edge features, then the parameters."""
+
+    x: Tensor
+    x_dst: OptTensor
+    edge_attr: OptTensor
+    weight: Tensor
+    bias_src: OptTensor
+    weight_dst: OptTensor
+    bias_dst: OptTensor
+    weight_edge: OptTensor
+    weight_res: OptTensor
+    att: Tensor
+    bias: OptTensor
 
 
 class GATv2Conv(_AttentionConv):
@@ -42,6 +59,8 @@ class GATv2Conv(_AttentionConv):
         >>> GATv2Conv(16, 8, heads=2)(torch.randn(3, 16), torch.tensor([[0, 1], [1, 2]])).shape
         torch.Size([3, 16])
     """
+
+    _Inputs = _Inputs
 
     def __init__(
         self,
@@ -147,6 +166,9 @@ class GATv2Conv(_AttentionConv):
                 return each_graph(self, x, return_attention_weights, graph)
             _check_call(x, edge_index, edge_attr, edge_weight, self.in_channels, self.lin_edge)
             check_ends(x, edge_attr, self.lin_edge)
+            out = self._whole(x, edge_index, edge_attr, edge_weight, return_attention_weights, None)
+            if out is not None:
+                return out
 
         res: OptTensor = None
         if isinstance(x, Tensor):
@@ -209,3 +231,37 @@ class GATv2Conv(_AttentionConv):
 
     def _score(self, x: Any, ends: Ends, edge_attr: OptTensor) -> Optional[Score]:
         return gatv2_score(self, ends[1], edge_attr)
+
+    def _inputs(self, x: Any, edge_attr: OptTensor) -> Any:
+        x, x_dst = (x, None) if isinstance(x, Tensor) else x
+        lin, lin_dst = self.lin_l, None if self.share_weights else self.lin_r
+        of_dst = (None, None) if lin_dst is None else (lin_dst.weight, lin_dst.bias)
+        weights = [None if each is None else each.weight for each in (self.lin_edge, self.res)]
+        own = lin.weight, lin.bias, *of_dst, *weights, self.att, self.bias
+        return _Inputs._make((x, x_dst, edge_attr, *own))
+
+    def _linears(self) -> Any:
+        return self.lin_l, self.lin_r, self.lin_edge, self.res
+
+    def _before(self, inputs: Any, num_dst: int) -> Any:
+        x, x_dst, edge_attr, weight, bias, weight_dst, bias_dst, weight_edge, weight_res, att, _ = inputs
+        H, C = self.heads, self.out_channels
+        x_l = F.linear(x, weight, bias).view(-1, H, C)
+        x_r, end = x_l, x if x_dst is None else x_dst
+        if x_dst is not None or weight_dst is not None:
+            both = (weight, bias) if weight_dst is None else (weight_dst, bias_dst)
+            x_r = F.linear(end, *both).view(-1, H, C)
+        of_edges = (None, None) if edge_attr is None else (edge_attr, weight_edge.view(H, C, -1))
+        res = None if weight_res is None else F.linear(end, weight_res)
+        return x_l, GATv2(x_r, att[0], self.negative_slope, *of_edges), res
+
+    def _before_back(self, inputs: Any, x_l: Tensor, score: Any, of: Any, grads: Any) -> None:
+        grads.of_linear(of["x"].flatten(1), "x", "weight", "bias_src")
+        x, shared = "x" if inputs.x_dst is None else "x_dst", inputs.weight_dst is None
+        weight, bias = ("weight", "bias_src") if shared else ("weight_dst", "bias_dst")
+        grads.of_linear(of["x_dst"].flatten(1), x, weight, bias)
+        grads["att"] = of["att"].view_as(inputs.att)
+        if inputs.edge_attr is not None:
+            grads["weight_edge"] = of["lin_edge"].view_as(inputs.weight_edge)
+            if grads.needs["edge_attr"]:
+                grads["edge_attr"] = of["edge_attr"]

@@ -213,7 +213,12 @@ def hooked(module: nn.Module) -> bool:
 
 def _plain(lin: Linear) -> bool:
     """Return True if a layer's Linear computes x W^T and nothing else, with a weight that is there."""
-    return type(lin) is Linear and lin.bias is None and lin.in_channels >= 0 and not hooked(lin)
+    return _computes_a_product(lin) and lin.bias is None
+
+
+def _computes_a_product(lin: Linear) -> bool:
+    """Return True if a Linear computes x W^T + b and nothing else, with a weight that is there."""
+    return type(lin) is Linear and lin.in_channels >= 0 and not hooked(lin)
 
 
 def unrounded(function: Callable[..., Tensor], x: Tensor, weight: Tensor) -> Tensor:

@@ -5,7 +5,7 @@
 
 import math
 from functools import partial
-from typing import Any, Optional, Tuple, Union
+from typing import Any, NamedTuple, Optional, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,24 @@ from ..features.linear import Linear
 from ..philox import drops
 from .base import Ends, NoneType, _AttentionConv, _check_call, check_ends, each_graph, is_batch, overload
 from .mechanisms import _per_head, unrounded
+
+
+class _Inputs(NamedTuple):
+    """The tensors of a call: x of src and of dst, edge features, then the parameters, each weight with its bias."""
+
+    x: Tensor
+    x_dst: OptTensor
+    edge_attr: OptTensor
+    weight_query: Tensor
+    bias_query: OptTensor
+    weight_key: Tensor
+    bias_key: OptTensor
+    weight_value: Tensor
+    bias_value: OptTensor
+    weight_skip: OptTensor
+    bias_skip: OptTensor
+    weight_edge: OptTensor
+    weight_beta: OptTensor
 
 
 class TransformerConv(_AttentionConv):
@@ -51,6 +69,7 @@ class TransformerConv(_AttentionConv):
         torch.Size([3, 16])
     """
 
+    _Inputs = _Inputs
     _alpha: OptTensor
     _edge_weight: OptTensor
 
@@ -162,6 +181,10 @@ class TransformerConv(_AttentionConv):
             if edge_attr is None and self.lin_edge is not None and not has_values:
                 raise ValueError("the layer has edge_dim, but edge_attr is None. Pass edge_attr of shape (E, D).")
 
+            out = self._whole(x, edge_index, edge_attr, edge_weight, return_attention_weights is not None, None)
+            if out is not None:
+                return out
+
         if isinstance(x, Tensor):
             x_src, x_dst = x, x
         else:
@@ -272,3 +295,86 @@ class TransformerConv(_AttentionConv):
             return Dot(x_dst, key)
         query_edge = unrounded(partial(torch.einsum, "nhc,hcd->nhd"), x_dst, self._of_edges())
         return Dot(x_dst, key, query_edge, edge_attr)
+
+    def _inputs(self, x: Any, edge_attr: OptTensor) -> Any:
+        x, x_dst = (x, None) if isinstance(x, Tensor) else x
+        skip = self.lin_skip if self.root_weight else None
+        lins = self.lin_query, self.lin_key, self.lin_value, skip
+        both = [tensor for lin in lins for tensor in ((None, None) if lin is None else (lin.weight, lin.bias))]
+        ends = [None if lin is None else lin.weight for lin in (self.lin_edge, self.lin_beta)]
+        edge_attr = edge_attr.view(-1, 1) if edge_attr is not None and edge_attr.dim() == 1 else edge_attr
+        return _Inputs._make((x, x_dst, edge_attr, *both, *ends))
+
+    def _linears(self) -> Any:
+        nodes = self.lin_query, self.lin_key, self.lin_value, self.lin_skip
+        return *nodes, self.lin_edge, self.lin_beta
+
+    def _before(self, inputs: Any, num_dst: int) -> Any:
+        H, C = self.heads, self.out_channels
+        x, end = inputs.x, inputs.x if inputs.x_dst is None else inputs.x_dst
+        query = F.linear(end, inputs.weight_query, inputs.bias_query).view(-1, H, C)
+        key = F.linear(x, inputs.weight_key, inputs.bias_key).view(-1, H, C)
+        value = F.linear(x, inputs.weight_value, inputs.bias_value).view(-1, H, C)
+        score = Dot(query, key)
+        if inputs.edge_attr is not None:
+            of_edges = _by_head(query, inputs.weight_edge.view(H, C, -1))
+            score = Dot(query, key, of_edges, inputs.edge_attr)
+        return value, score, end
+
+    def _after(self, inputs: Any, out: Tensor, res: OptTensor, spent: bool) -> Tensor:
+        out = self._with_edges(inputs, out)
+        if inputs.weight_skip is None:
+            return out.clone() if self.concat and inputs.edge_attr is None else out
+        skip = F.linear(res, inputs.weight_skip, inputs.bias_skip)
+        if inputs.weight_beta is None:
+            return skip.add_(out) if not torch.is_grad_enabled() else out + skip
+        beta = F.linear(torch.cat([out, skip, out - skip], -1), inputs.weight_beta).sigmoid()
+        return beta * skip + (1 - beta) * out
+
+    def _with_edges(self, inputs: Any, out: Tensor) -> Tensor:
+        """The heads side by side, or their mean, of the operation's output and of what it has summed of the edges."""
+        C = self.out_channels
+        if inputs.edge_attr is not None:
+            weight = inputs.weight_edge.view(self.heads, C, -1)
+            out = out[..., :C] + _by_head(out[..., C:], weight.transpose(1, 2))
+        return out.flatten(1) if self.concat else out.mean(1)
+
+    def _after_back(self, inputs: Any, out: Tensor, grad: Tensor, grads: Any) -> Tensor:
+        H, C, end = self.heads, self.out_channels, "x" if inputs.x_dst is None else "x_dst"
+        of_skip = grad
+        if inputs.weight_beta is not None:
+            sums = self._with_edges(inputs, out)
+            skip = F.linear(getattr(inputs, end), inputs.weight_skip, inputs.bias_skip)
+            terms, (w_out, w_skip, w_both) = torch.cat([sums, skip, sums - skip], -1), inputs.weight_beta.chunk(3, 1)
+            beta = F.linear(terms, inputs.weight_beta).sigmoid()
+            of_gate = (grad * (skip - sums)).sum(1, keepdim=True) * beta * (1 - beta)
+            grads["weight_beta"] = of_gate.t().mm(terms)
+            of_skip = beta * grad + of_gate * (w_skip - w_both)
+            grad = (1 - beta) * grad + of_gate * (w_out + w_both)
+        if inputs.weight_skip is not None:
+            grads.of_linear(of_skip, end, "weight_skip", "bias_skip")
+        grad = grad.view(-1, H, C) if self.concat else (grad / H).unsqueeze(1).expand(-1, H, C)
+        if inputs.edge_attr is None:
+            return grad
+        weight = inputs.weight_edge.view(H, C, -1)
+        of_weight = torch.bmm(grad.permute(1, 2, 0), out[..., C:].transpose(0, 1))
+        grads["weight_edge"] = of_weight.view_as(inputs.weight_edge)
+        return torch.cat([grad, _by_head(grad, weight)], -1)
+
+    def _before_back(self, inputs: Any, value: Tensor, score: Any, of: Any, grads: Any) -> None:
+        of_query, end = of["x_dst"], "x" if inputs.x_dst is None else "x_dst"
+        if inputs.edge_attr is not None:
+            of_edges, weight = of["query_edge"], inputs.weight_edge.view(self.heads, self.out_channels, -1)
+            of_query = of_query + _by_head(of_edges, weight.transpose(1, 2))
+            product = torch.bmm(score.x_dst.permute(1, 2, 0), of_edges.transpose(0, 1))
+            grads.add("weight_edge", product.view_as(inputs.weight_edge))
+            if grads.needs["edge_attr"]:
+                grads["edge_attr"] = of["edge_attr"]
+        grads.of_linear(of_query.flatten(1), end, "weight_query", "bias_query")
+        grads.of_linear(of["key"].flatten(1), "x", "weight_key", "bias_key")
+        grads.of_linear(of["x"].flatten(1), "x", "weight_value", "bias_value")
+
+
+def _by_head(x: Tensor, weight: Tensor) -> Tensor:
+    """`[N, H, C]` times each head's matrix `[H, C, D]`: `[N, H, D]`."""
+    return torch.bmm(x.transpose(0, 1), weight).transpose(0, 1)

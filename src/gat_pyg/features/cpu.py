@@ -151,7 +151,7 @@ def keep(seed: Tensor, size: int, dropout: float | Tensor, dtype: torch.dtype, i
     mask = shape.empty(tiles, 4 * DRAWN)
     job = Job(np.arange(tiles + 1), shape.models, DRAWN, 8 * mask.numel())
     ids = ids if ids is None else F.pad(ids, (0, tiles * DRAWN - ids.numel()))
-    run(_keep, shape.dtype, job, shape.drop(seed, dropout, ids), mask, (0, 0))
+    run(_keep, shape.dtype, job, shape.drop(seed, dropout, lambda: ids), mask, (0, 0))
     return mask.view(*seed.shape, -1).narrow(-1, 0, size)
 
 

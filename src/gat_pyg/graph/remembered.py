@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -54,9 +54,9 @@ def remembered(make: Callable[Concatenate[K, P], T]) -> Callable[Concatenate[K, 
 
     @wraps(make)
     def lookup(key: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if is_traced(key):
-            return make(key, *args, **kwargs)
         is_mutable = isinstance(key, (Tensor, SparseTensor))
+        if is_traced(key) if is_mutable else torch.compiler.is_compiling():
+            return make(key, *args, **kwargs)
         key = _beneath(key) if is_mutable else key
         others = [value for value in args if isinstance(value, Tensor)]
         if not all(map(_is_versioned, [_owner(key), *others] if is_mutable else others)):
@@ -99,33 +99,47 @@ def _stored(key: Tensor | SparseTensor) -> list[Any]:
     return stored
 
 
-def _outside() -> AbstractContextManager[Any]:
+class _outside:
     """Context manager: leave inference mode and torch.func's transforms, for results that all callers can use."""
-    within = torch.is_inference_mode_enabled() or torch._C._are_functorch_transforms_active()
-    return _left() if within else torch.no_grad()
+
+    # torch's own context managers, and those of generators, take longer than the structures of a small graph
+    def __enter__(self) -> None:
+        within = torch.is_inference_mode_enabled() or torch._C._are_functorch_transforms_active()
+        self.left = _left() if within else None
+        if self.left is not None:
+            self.left.__enter__()
+        self.enabled = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+
+    def __exit__(self, *error: Any) -> None:
+        torch._C._set_grad_enabled(self.enabled)
+        if self.left is not None:
+            self.left.__exit__(*error)
 
 
-@contextmanager
-def _lasting() -> Iterator[None]:
+class _lasting(_outside):
     """Context manager: `_outside`, for a result that is cached; a RuntimeError while a CUDA graph is captured.
 
     The result of a side stream is awaited: other streams, which find it in the cache, know of no event to wait for.
     """
-    on_gpu = torch.cuda.is_initialized()
-    if on_gpu and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "a structure of the graph would be cached while a CUDA graph is captured, and it has no contents before a "
-            "replay. Run the whole step, forward and backward, once before the capture."
-        )
-    with _outside():
-        yield
-    if on_gpu and (stream := torch.cuda.current_stream()) != torch.cuda.default_stream():
-        stream.synchronize()
+
+    def __enter__(self) -> None:
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "a structure of the graph would be cached while a CUDA graph is captured, and it has no contents "
+                "before a replay. Run the whole step, forward and backward, once before the capture."
+            )
+        super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if torch.cuda.is_initialized() and (stream := torch.cuda.current_stream()) != torch.cuda.default_stream():
+            stream.synchronize()
 
 
 @contextmanager
 def _left() -> Iterator[None]:
-    with torch._C._DisableFuncTorch(), torch.inference_mode(False), torch.no_grad():
+    with torch._C._DisableFuncTorch(), torch.inference_mode(False):
         yield
 
 

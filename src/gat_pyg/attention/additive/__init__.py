@@ -52,12 +52,9 @@ class Additive(Score):
             return x.new_zeros(edges.num_edges, x.size(1), dtype=torch.promote_types(x.dtype, torch.float32))
         return F.leaky_relu(sum(terms[1:], start=terms[0]), self.negative_slope)
 
-    def saves_output(self, x: Tensor, edges: Edges | EdgeList) -> bool:
+    def saves_output(self, x: Tensor, edges: Edges | EdgeList, scored: bool) -> bool:
         """Return True if a score needs a gradient, and D and grad d come cheaper from O and O+ than from `[E, H]`."""
-        # a vmapped tensor does not show whether a gradient will be requested
-        mapped = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
-        scored = any(operand is not None and (operand.requires_grad or mapped) for operand in self.operands)
-        return scored and prefers_speed(x, edges)
+        return scored and any(operand is not None for operand in self.operands) and prefers_speed(x, edges)
 
 
 def prefers_speed(x: Tensor, edges: Edges | EdgeList) -> bool:

@@ -411,7 +411,7 @@ def forward(
     out_plus = shape.empty(slots, heads, channels) if saves_output else None
     mass_plus = shape.empty(slots, heads) if saves_output else None
     constants = shape.dtype.type(score.negative_slope), shape.layout, shape.narrow
-    ends = shape.drop(seed, dropout, edges.dropout_ids_by_dst), edges.src, edges.perm
+    ends = shape.drop(seed, dropout, lambda: edges.dropout_ids_by_dst), edges.src, edges.perm
     operands = map(shape.flat, (x, *score.operands, edge_weight))
     shape.run(_forward, chunks, edges, *constants, *ends, *operands, out, lse, out_plus, mass_plus)
     merge(shape, chunks, out, lse, out_plus, mass_plus)
@@ -453,7 +453,7 @@ def backward(
     outputs = (shape.flat(t) if speed else None for t in (out, out_plus, mass_plus))
     job = shape.job(np.arange(edges.num_dst + 1), 1, edges)
     run(_dense, shape.dtype, job, sizes, slope, layout, shape.narrow, g, d, shape.flat(lse), stats, *outputs, grad_d)
-    drop, ids = shape.drop(seed, dropout, edges.dropout_ids_by_src), None
+    drop, ids = shape.drop(seed, dropout, lambda: edges.dropout_ids_by_src), None
     if u is not None or edge_weight is not None:
         ids = edges.ids_by_src
     ends = drop, dst, place, ids

@@ -350,7 +350,7 @@ def forward(
     operands = _Operands.of(shape, x, score, edges, edge_weight)
     out, lse = shape.empty(chunks.slots, heads, channels), shape.empty(chunks.slots, heads, 2)
     out_u = None if operands.p is None else shape.empty(chunks.slots, heads, operands.width)
-    head = *operands.constants, shape.drop(seed, dropout, edges.dropout_ids_by_dst), edges.src, operands.ids
+    head = *operands.constants, shape.drop(seed, dropout, lambda: edges.dropout_ids_by_dst), edges.src, operands.ids
     shape.run(_forward, chunks, edges, *head, *operands.arrays, out, out_u, lse)
     if out_u is not None:
         merge(shape._replace(channels=operands.width), chunks, out_u, lse, None, None)
@@ -401,7 +401,7 @@ def backward(
         g_u, grad_p = shape.flat(grad[..., channels:].mT), shape.empty(by_dst.slots, heads, features)
         grad_u = shape.empty(edges.num_rows, features).zero_() if needs[5] else None
     sums_dst = shape.empty(by_dst.slots, heads, channels)
-    head = *operands.constants, shape.drop(seed, dropout, edges.dropout_ids_by_dst), edges.src, operands.ids
+    head = *operands.constants, shape.drop(seed, dropout, lambda: edges.dropout_ids_by_dst), edges.src, operands.ids
     results = weights, changes, signs, grad_w, grad_u, sums_dst, grad_p
     shape.run(_backward_dst, by_dst, edges, *head, *operands.arrays, g, g_u, shape.flat(lse), delta, *results)
     values, sums_src = (shape.empty(by_src.slots, heads, channels) for _ in range(2))

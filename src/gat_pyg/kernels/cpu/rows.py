@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -175,7 +176,9 @@ class Shape(NamedTuple):
     """The sizes of a call, and what the kernels are compiled for."""
 
     dtype: np.dtype[Any]
+    wide: torch.dtype  # the same, as torch has it
     batch: tuple[int, ...]  # (models,), or none
+    models: int
     heads: int
     channels: int
     lanes: tuple[int, ...]  # heads of a vector, as `width_of` reads it: those that are computed at once
@@ -197,7 +200,9 @@ class Shape(NamedTuple):
         lanes = (0,) * math.ceil(math.log2(max(1, min(heads, most))))
         return cls(
             dtype,
+            torch.float64 if dtype == DOUBLE else torch.float32,
             batch,
+            math.prod(batch),
             heads,
             channels,
             lanes,
@@ -205,11 +210,6 @@ class Shape(NamedTuple):
             tile_of(channels),
             True if heads % (1 << len(lanes)) else None,
         )
-
-    @property
-    def models(self) -> int:
-        """The number of models."""
-        return math.prod(self.batch)
 
     @property
     def layout(self) -> tuple[Any, ...]:
@@ -233,15 +233,12 @@ class Shape(NamedTuple):
         """Run a kernel over chunks of rows: call `kernel(work, chunks, sizes, *args)`."""
         run(kernel, self.dtype, self.job(chunks.bounds, chunks.most, edges), chunks.arrays, self.sizes, *args)
 
-    @property
-    def wide(self) -> torch.dtype:
-        """The dtype, as torch has it."""
-        return torch.float64 if self.dtype == DOUBLE else torch.float32
-
     def flat(self, tensor: Tensor | None) -> Tensor | None:
         """Return a tensor in the dtype of the call and with its elements in order; None stays None."""
-        if tensor is None:
-            return None
+        if tensor is None or (
+            type(tensor) is Tensor and tensor.dtype == self.wide and tensor.is_contiguous() and not tensor.is_neg()
+        ):
+            return tensor
         tensor = tensor.detach() if tensor.dtype == self.wide else tensor.detach().to(self.wide)
         tensor = (tensor.resolve_neg() if tensor.is_neg() else tensor).contiguous()
         return tensor if type(tensor) is Tensor else tensor.as_subclass(Tensor)
@@ -264,16 +261,19 @@ class Shape(NamedTuple):
         np.sum(shaped, 1, out=elements(total).reshape(self.models, row))
         return total
 
-    def drop(self, seed: Tensor | None, dropout: float | Tensor, ids: Tensor | None = None) -> Any:
-        """Keys of the models, the `_limits` of each, ids; valid as long as `ids`."""
+    def drop(
+        self, seed: Tensor | None, dropout: float | Tensor, ids: Callable[[], Tensor | None] = lambda: None
+    ) -> Any:
+        """Keys of the models, the `_limits` of each, ids; valid as long as the result of `ids`; without seed None."""
         if seed is None:
             return None
+        edges = ids()
         keys = np.array(seed.tolist(), np.int64).reshape(-1)
         if isinstance(dropout, Tensor):
             each = tuple(dropout.expand(seed.shape).reshape(-1).tolist())
         else:
             each = (dropout,) * keys.size
-        return keys, _limits(each), None if ids is None else elements(ids)
+        return keys, _limits(each), None if edges is None else elements(edges)
 
 
 @functools.lru_cache
