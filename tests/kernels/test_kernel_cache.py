@@ -54,7 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     only = [locator for locator in LOCATORS if locator.__name__ == "UserProvidedCacheLocator"]
     monkeypatch.setattr(cache._Implementation, "_locator_classes", only)
-    cache._warn.cache_clear()
+    cache._WARNED.clear()
     assert call() == (3.0, False) and call() == (3.0, True)
     (file,) = tmp_path.rglob("*.*")
     assert file.suffix == ".nbc"
@@ -107,8 +107,10 @@ def test_nothing_is_unpickled_without_its_digest(folder: Path) -> None:
         assert call() == (3.0, False) and call() == (3.0, True)
 
 
-def test_code_for_something_else_is_not_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An undamaged file under another signature's name, and one that other versions wrote."""
+def test_code_for_something_else_is_not_loaded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An undamaged file under another signature's name, and those that other versions or another processor wrote."""
     (file,) = folder.iterdir()
     kernel = compiled(double)
     assert kernel(2) == 4
@@ -116,7 +118,12 @@ def test_code_for_something_else_is_not_loaded(folder: Path, monkeypatch: pytest
     other.write_bytes(file.read_bytes())
     again = compiled(double)
     assert again(2) == 4 and not again.stats.cache_hits
+    caplog.clear()
     monkeypatch.setattr(cache, "VERSIONS", ("another",))
+    assert call() == (3.0, False) and call() == (3.0, True)
+    (warning,) = caplog.messages
+    assert warning.startswith(f"compiled kernels in {folder} are for another processor or other versions, so they are")
+    monkeypatch.setattr(cache, "VERSIONS", ("a third",))
     monkeypatch.setattr(cache._Files, "_name", lambda *_: file.name)
     assert call() == (3.0, False) and call() == (3.0, True)
 
@@ -236,19 +243,28 @@ def test_what_root_has_compiled_is_read(
 
 
 @POSIX
-def test_no_warning_where_we_cannot_write(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("problem", ["mode 777", "cannot be read", "damaged"])
+def test_kernels_that_are_there_and_not_used_have_a_warning(
+    folder: Path, problem: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nor do we warn of a folder of another user that others can write to, but of the compilation in each process."""
+    """In a folder that we cannot write to; another warning is of the compilation in each process."""
 
-    def refuse(**_: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    folder.chmod(0o777)
-    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    assert call() == (3.0, False)
-    (warning,) = caplog.messages
-    assert warning == f"every process compiles its kernels again, since no folder can be written. {cache.REMEDY}"
+    (file,) = folder.iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "TemporaryFile", refuse)
+        if problem == "mode 777":
+            folder.chmod(0o777)
+        elif problem == "damaged":
+            file.write_bytes(file.read_bytes()[:-1])
+        else:
+            patch.setattr(os, "fstat", refuse)
+        assert call() == (3.0, False)
+    reason, consequence = caplog.messages
+    assert str(folder) in reason and problem in reason
+    assert consequence == f"every process compiles its kernels again, since no folder can be written. {cache.REMEDY}"
 
 
 @POSIX

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import glob
 import hashlib
 import linecache
 import logging
@@ -21,7 +22,7 @@ import numba
 import numpy
 from numba import njit
 from numba.core import event
-from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, UserProvidedCacheLocator
 
 from . import interpreter
 
@@ -37,6 +38,12 @@ OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 if interpreter.INTERPRET:
     log.warning("GAT_PYG_INTERPRET is 1: the CPU kernels run uncompiled, which is about a thousand times slower")
 REMEDY = "Set NUMBA_CACHE_DIR to a folder of your own, or let who installed gat_pyg run `gat-pyg warm`."
+REASONS = {  # why compiled kernels on disk are not used -> the remedy
+    "cannot be read": "Let the owner of the folder run `chmod -R go+rX` on it.",
+    "are for another processor or other versions": "Run `gat-pyg warm` on this machine; NUMBA_CPU_NAME can name a "
+    "processor whose code runs on several.",
+    "are damaged or compiled from other source code": "Let the owner of the folder run `gat-pyg warm`.",
+}
 VERSIONS = (numba.__version__, llvmlite.__version__, numpy.__version__)
 
 
@@ -75,9 +82,11 @@ class _Files(IndexDataCacheFile):  # type: ignore[misc]
     the permissions of the folder and of the file have to.
 
     Files are written into one folder and may be read from several: root may have compiled for all users of an image.
+    Code that is there and cannot be used is compiled again, with a warning unless its file is replaced.
     """
 
     sources: Callable[[], Any]
+    writable: bool
     others: Sequence[str] = ()  # further folders to read from
 
     def save(self, key: Any, data: Any) -> None:
@@ -95,29 +104,48 @@ class _Files(IndexDataCacheFile):  # type: ignore[misc]
             raise
 
     def load(self, key: Any) -> Any:
+        unused: list[tuple[str, str]] = []  # warnings and their subjects
         for folder in (self._cache_path, *self.others):
+            reason = ""
             try:
-                _check_private(folder, os.stat(folder))
                 with open(path := os.path.join(folder, self._name(key)), "rb") as file:
+                    _check_private(folder, os.stat(folder))
                     _check_private(path, os.fstat(file.fileno()))
                     content = file.read()
             except FileNotFoundError:
-                continue
+                if glob.glob(f"{glob.escape(os.path.join(folder, self._stem(key)))}*.nbc"):
+                    reason = "are for another processor or other versions"
             except OSError as error:
-                _warn(str(error))
-                continue
-            digest, code = content[:32], content[32:]
-            if digest == self._digest(key, code):
-                return pickle.loads(code)
+                if error.strerror is None:
+                    unused.append((str(error), ""))
+                else:
+                    reason = "cannot be read"
+            else:
+                digest, code = content[:32], content[32:]
+                if digest == self._digest(key, code):
+                    return pickle.loads(code)
+                if folder != self._cache_path or not self.writable:
+                    reason = "are damaged or compiled from other source code"
+            if reason:
+                text = f"compiled kernels in {folder} {reason}, so they are compiled again. {REASONS[reason]}"
+                unused.append((text, reason))
+        for warning in unused:
+            _warn(*warning)
         return None
 
     def _digest(self, key: Any, code: bytes) -> bytes:
         return hashlib.sha256(repr((VERSIONS, OPTIONS, self.sources(), key)).encode() + code).digest()
 
     def _name(self, key: Any) -> str:
-        types, machine, _ = key
-        name = hashlib.sha256(repr((VERSIONS, OPTIONS, types, machine)).encode()).hexdigest()
-        return str(self._data_name(int(name[:16], 16)))
+        return f"{self._stem(key)}{_short_hash(VERSIONS, OPTIONS, key[1])}.nbc"
+
+    def _stem(self, key: Any) -> str:
+        """Return the beginning of a file's name, the same for every machine."""
+        return f"{self._data_name(0).removesuffix('0.nbc')}{_short_hash(key[0])}."
+
+
+def _short_hash(*values: Any) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
 
 
 def sources(kernel: Any) -> tuple[dict[str, str], dict[str, str]]:
@@ -175,10 +203,14 @@ def _check_private(path: str, status: os.stat_result) -> None:
     raise PermissionError(f"{path} is not used for compiled kernels because {reason}. {remedy}")
 
 
-@functools.cache
-def _warn(message: str) -> None:
-    """Log a warning once, however many kernels it concerns."""
-    log.warning(message)
+_WARNED: set[str] = set()
+
+
+def _warn(message: str, subject: str = "") -> None:
+    """Log a warning once for its subject, by default the message, however many kernels it concerns."""
+    if (subject or message) not in _WARNED:
+        _WARNED.add(subject or message)
+        log.warning(message)
 
 
 class _PrivateFolder:
@@ -203,8 +235,11 @@ class _ReadableFolder:
     get_cache_path: Callable[[], str]
 
     def ensure_cache_path(self) -> None:
-        folder = self.get_cache_path()
-        _check_private(folder, os.stat(os.path.join(folder, "")))
+        try:
+            os.stat(os.path.join(self.get_cache_path(), ""))
+        except PermissionError:
+            if not isinstance(self, UserProvidedCacheLocator):  # a folder that someone has named: `load` warns
+                raise
 
 
 class _Implementation(CompileResultCacheImpl):  # type: ignore[misc]
@@ -222,12 +257,19 @@ class _Cache(FunctionCache):  # type: ignore[misc]
         super().__init__(function)
         self._cache_file: Any = _Files(self.cache_path, self._impl.filename_base, None)
         self._cache_file.sources = functools.cache(lambda: sources(function))
+        self._cache_file.writable = self.writable
         kinds: Any = (kind for kind in self._impl_class._locator_classes if issubclass(kind, _ReadableFolder))
         locators = (kind.from_function(function, function.__code__.co_filename) for kind in kinds)
         folders = (locator.get_cache_path() for locator in locators if locator is not None)
         self._cache_file.others = [folder for folder in folders if folder != self.cache_path]
 
+    @property
+    def writable(self) -> bool:
+        return isinstance(self._impl.locator, _PrivateFolder)
+
     def save_overload(self, signature: Any, data: Any) -> None:
+        if not self.writable:
+            return
         try:
             super().save_overload(signature, data)
         except OSError as error:  # the compiled kernel works all the same
@@ -248,9 +290,10 @@ class _Listener(event.Listener):  # type: ignore[misc]
 
     def on_end(self, compilation: Any) -> None:
         if (kernel := compilation.data["dispatcher"]) in self.kernels:
-            seconds, folder = time.perf_counter() - self.start, kernel.stats.cache_path
-            log.info("compiled %s in %.1f s, kept in %s", kernel.__name__, seconds, folder or "memory alone")
-            if folder is None:
+            seconds, kept = time.perf_counter() - self.start, getattr(kernel._cache, "writable", False)
+            where = kernel._cache.cache_path if kept else "memory alone"
+            log.info("compiled %s in %.1f s, kept in %s", kernel.__name__, seconds, where)
+            if not kept:
                 _warn(f"every process compiles its kernels again, since no folder can be written. {REMEDY}")
 
 
