@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .experiments.model_file import load as load
     from .experiments.predictions import predict as predict
     from .experiments.uncertainty import calibration as calibration
-    from .experiments.warm import warm as warm
+    from .experiments.warm import warm_up as warm_up
     from .graph.edges import Edges as Edges
     from .models import GAT as GAT
     from .models import attention_of as attention_of
@@ -72,7 +72,7 @@ _LAZY = {
     "report": "report",
     "restore": "conv",
     "seeds": "seeds",
-    "warm": "experiments.warm",
+    "warm_up": "experiments.warm",
 }
 
 

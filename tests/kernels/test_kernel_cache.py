@@ -22,6 +22,8 @@ import pytest
 pytest.importorskip("numba", reason="numba is not installed")
 
 import numba
+import torch
+from torch import nn
 
 import gat_pyg
 from gat_pyg.conv.gat import GATConv
@@ -416,15 +418,31 @@ def test_the_files_of_each_kernel() -> None:
     assert constants["gat_pyg.attention.steps.cpu.AHEAD"] == "16"
 
 
-def test_warm_compiles_what_the_layers_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warming, "CONVS", (GATConv,))
-    monkeypatch.setattr(warming, "EDGE_DIMS", (None,))
-    warmed, again = (gat_pyg.warm(heads=8, channels=8) for _ in range(2))
-    assert warmed.devices[0] == "cpu" and warmed.folder is not None and again[1:3] == (0, 0)
+def test_warm_up_compiles_what_a_model_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On any graph; the model, its hooks and gradients and torch's random numbers are not touched."""
+    lazy = GATConv(-1, 8, heads=8, dropout=0.5)
+    lazy.register_forward_hook(lambda *_: pytest.fail("a hook was called"))
+    before = torch.get_rng_state()
+    warmed = gat_pyg.warm_up(nn.Sequential(lazy))
+    assert warmed.devices == ("cpu",) and warmed.folder is not None
+    assert torch.equal(torch.get_rng_state(), before) and lazy.lin.in_channels == -1 and lazy.training
     names = {kernel.__name__ for kernel in cache._LISTENER.kernels if kernel.signatures}
-    assert names >= {"_read", "_sort", "_forward", "_dense", "_backward", "_keep"}
+    assert names >= {"_read", "_sort", "_forward", "_dense", "_backward", "_keep", "_merge_sums"}
+    signatures = {kernel: [*kernel.signatures] for kernel in cache._LISTENER.kernels}
+    lazy._forward_hooks.clear()
+    for edges in (torch.arange(2)[:, None], torch.randint(50, (2, 80)), torch.randint(2, (2, 6000))):
+        out = lazy.train()(torch.randn(50, 4), edges.long())
+        out.sum().backward()
+        with torch.no_grad():
+            lazy.eval()(torch.randn(50, 4), edges.long())
+    assert {kernel: [*kernel.signatures] for kernel in cache._LISTENER.kernels} == signatures
+    monkeypatch.setattr(warming, "CONVS", (GATConv,))
+    monkeypatch.setattr(warming, "OPTIONS", ({"dropout": 0.5},))
+    assert gat_pyg.warm_up(heads=8, channels=8)[1:3] == (0, 0)
     with pytest.raises(ValueError, match="heads is 8 and channels is None, expected both"):
-        gat_pyg.warm(heads=8)
+        gat_pyg.warm_up(heads=8)
+    with pytest.raises(ValueError, match=r"Linear has no layer of gat_pyg, .* gat_pyg.accelerate\(model\) swaps"):
+        gat_pyg.warm_up(nn.Linear(1, 1))
 
 
 def test_without_numbas_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

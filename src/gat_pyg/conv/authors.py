@@ -59,6 +59,7 @@ class AuthorsConv(nn.Module):
         if unknown := [name for name in of_authors if name not in AUTHORS]:
             raise ValueError(f"reproduction names {', '.join(unknown)}, expected some of {', '.join(AUTHORS)}.")
         self.of_authors = tuple(of_authors)
+        self.in_channels = in_channels
         self.heads = heads
         self.out_channels = out_channels
         self.concat = concat

@@ -130,16 +130,16 @@ def explain(
 
 
 def warm(*runs: str, heads: int | None = None, channels: int | None = None) -> None:
-    """Compile the kernels for CPUs now, so that first calls are fast.
+    """Compile the kernels now, so that first calls are fast, also in the containers of an image.
 
     Args:
         runs: folders of trained runs whose kernels are compiled; without them, layers of the usual sizes
         heads: number of heads of layers of another size
         channels: number of channels of each head
     """
-    from .warm import warm
+    from .warm import warm_up
 
-    print(warm(*runs, heads=heads, channels=channels))
+    print(warm_up(*runs, heads=heads, channels=channels))
 
 
 VERBS: dict[str, Callable[..., None]] = {
