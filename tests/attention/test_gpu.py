@@ -937,38 +937,34 @@ KERNELS = {
     ),
     "backward of dst, GATv2": (
         "_backward_dst_kernel",
-        "grad x x_dst att out lse weights ptr src grad_x_dst grad_att",
+        "grad x x_dst att out lse weights signs ptr src grad_x_dst grad_att",
     ),
     "backward of dst, product": ("_backward_dst_kernel", "grad x x_dst out lse weights ptr src grad_x_dst"),
-    "backward of src, GATv2": ("_backward_src_kernel", "grad x x_dst att weights ptr dst place grad_x"),
+    "backward of src, GATv2": ("_backward_src_kernel", "grad att weights signs ptr dst place grad_x"),
     "backward, weights": (
         "_backward_kernel",
         "grad x score_src score_dst edge_weight lse mean ptr dst edge_ids grad_x grad_src grad_weight",
     ),
     "backward of dst, GATv2 with features": (
         "_backward_dst_kernel",
-        "grad x x_dst att lin edge_attr out lse weights ptr src perm grad_x_dst grad_att",
+        "grad x x_dst att lin edge_attr out lse weights signs ptr src perm grad_x_dst grad_att",
     ),
     "backward of dst, product with keys and features": (
         "_backward_dst_kernel",
         "grad grad_out_edge x x_dst key query_edge edge_attr out out_edge lse weights ptr src perm grad_x_dst "
         "grad_query_edge",
     ),
-    "backward of src, GATv2 with features": (
-        "_backward_src_kernel",
-        "grad x x_dst att lin edge_attr weights ptr dst place edge_ids grad_x",
-    ),
     "backward of src, product with keys": (
         "_backward_src_kernel",
-        "grad x x_dst weights ptr dst place grad_x grad_key",
+        "grad x_dst weights ptr dst place grad_x grad_key",
     ),
-    "backward of src, product": ("_backward_src_kernel", "grad x x_dst weights ptr dst place grad_x"),
+    "backward of src, product": ("_backward_src_kernel", "grad x_dst weights ptr dst place grad_x"),
 }
 DROPS = {kernel: KERNELS[kernel] for kernel in KERNELS if "dropout" in kernel} | {
     # not in KERNELS: with dropout one register is spilled at 256 channels of float32, for one model or many
     "backward of dst, GATv2 with dropout": (
         "_backward_dst_kernel",
-        "grad x x_dst att out lse weights ptr src seed dropout_ids grad_x_dst grad_att",
+        "grad x x_dst att out lse weights signs ptr src seed dropout_ids grad_x_dst grad_att",
     ),
 }
 OF_X = {"key", "lin", "query_edge", "edge_attr", "out_edge", "grad_out_edge", "grad_key", "grad_query_edge"}
@@ -1022,7 +1018,7 @@ def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
             if argument in constants or (argument.startswith("p_") and pointer not in passed.split()):
                 signature[argument], values[(place,)] = "constexpr", constants.get(argument)
             elif argument.startswith("p_"):
-                others = dict.fromkeys(IDS, "i32") | dict.fromkeys(WIDE_IDS, "i64") | {"kept": "i1"}
+                others = dict.fromkeys(IDS, "i32") | dict.fromkeys(WIDE_IDS, "i64") | {"kept": "i1", "signs": "u8"}
                 element = dtype if pointer in OF_X else others.get(pointer, "fp32")
                 signature[argument], aligned[(place,)] = f"*{element}", [["tt.divisibility", 16]]
             else:
@@ -1049,12 +1045,12 @@ def compile_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Compile:
 def test_edges_whose_loop_would_pass_int32_are_refused() -> None:
     operands, edges = SimpleNamespace(lin=0, x=torch.empty(1, 1, 1), size=1), SimpleNamespace(num_edges=2**31 - 1)
     with pytest.raises(ValueError, match=r"2147483647 edges, expected fewer than 2147450880 or at least 2\^31"):
-        pair_edges.parameter_gradients(operands, torch.empty(1), torch.empty(1), edges, 1, False)
+        pair_edges.parameter_gradients(operands, *(torch.empty(1) for _ in range(3)), edges, 1, False)
 
 
 # Loads and stores of spilled registers by Triton's version, then kernel, sm, heads, channels and dtype. GATv2's
-# backward pass by dst takes at most 228 of the 255 registers with Triton 3.7.1; 3.6.0 takes all and needs a few more,
-# as it does for stacks of 32 channels with dropout.
+# backward pass by dst takes at most 244 of the 255 registers with Triton 3.7.1, or 168 and a few more in local memory,
+# for which more programs fit; 3.6.0 takes all and needs a few more, as it does for stacks of 32 channels with dropout.
 SPILLS = {
     "3.9.0": {
         ("backward of dst, GATv2 with features", 90, 4, 256, "fp32"): 6,
@@ -1063,8 +1059,8 @@ SPILLS = {
         ("backward of dst, GATv2 with dropout", 90, 12, 32, "fp32"): 4,
     },
     "3.7.1": {
-        ("backward of dst, GATv2 with features", 100, 4, 256, "fp32"): 6,
-        ("gradient of parameters", 90, 8, 8, 32): 9,
+        ("backward of dst, GATv2", 90, 3, 32, "bf16"): 4,
+        ("backward of dst, GATv2 with dropout", 90, 8, 8, "fp32"): 6,
     },
     "3.6.0": {
         ("backward of dst, GATv2", 80, 8, 8, "bf16"): 11,
@@ -1170,7 +1166,7 @@ def assert_compiled_well(
     code = compile_kernel(name, passed, dtype, sm=sm, p=p, **constants)
     assert_fits(code, sm, SPILLS.get(triton.__version__, {}).get((kernel, sm, heads, channels, dtype), 0))
     loads = re.findall(r"\b(?:LDG\.E|LDGSTS\.E\.BYPASS)(?:\.\w+)*?\.128\b", code.sass)
-    gathers = 2 if name == "_backward_src_kernel" else 1
+    gathers = 2 if name == "_backward_src_kernel" and "x_dst" in passed else 1
     slab = min(heads, tile.heads) if models == 1 else tile.heads
     at_least = gathers * tile.edges * slab * tile.channels * size // (16 * 32 * tile.warps)
     assert len(loads) >= at_least, f"{len(loads)} loads of 16 bytes, of {at_least} a thread"
@@ -1218,7 +1214,7 @@ def test_no_spills_in_the_rest(kernel: str, alone: bool, sm: int, stages: int, c
     assert_fits(compile_kernel(name, passed, "bf16", sm=sm, **constants), sm)
 
 
-PARAMETERS = "x x_dst att lin edge_attr weights src dst perm grad_lin grad_attr"
+PARAMETERS = "att lin edge_attr weights signs perm grad_lin grad_attr"
 
 
 @compiles
@@ -1237,16 +1233,13 @@ def test_no_spills_in_the_gradient_of_parameters(
     """Of float32, the widest, for any number of features of an edge."""
     constants = {"models": None, "EACH": each, "C": channels, "D": size, "BLOCK_E": 32, "BLOCK_W": 64}
     constants |= {"BLOCK_D": pair_edges.BLOCK_D, "num_warps": pair_edges.WARPS}
-    code = compile_kernel("_parameters_kernel", PARAMETERS, "fp32", sm=sm, **constants)
-    assert_fits(
-        code, sm, SPILLS.get(triton.__version__, {}).get(("gradient of parameters", sm, each, channels, size), 0)
-    )
+    assert_fits(compile_kernel("_parameters_kernel", PARAMETERS, "fp32", sm=sm, **constants), sm)
 
 
 @compiles
 @pytest.mark.parametrize("sm", [86, *(pytest.param(sm, marks=weekly) for sm in SHARED if sm != 86)])
 def test_a_wide_head_fits_in_shared_memory(sm: int, compile_kernel: Compile) -> None:
-    passed = "grad x x_dst att weights ptr dst place grad_x"  # of all kernels the one with most to hold
+    passed = "grad x_dst weights ptr dst place grad_x"  # of all kernels the one with most to hold
     for channels in (1024, 2048, 4096):
         tile = rows.tile_for(1, 1, channels, 1000)
         constants = {

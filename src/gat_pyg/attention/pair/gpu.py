@@ -38,7 +38,7 @@ from ..steps.gpu import (
     total_mass,
 )
 from . import Dot, GATv2
-from .gpu_edges import Operands, attr_gradient, embed, features_of, parameter_gradients
+from .gpu_edges import Operands, attr_gradient, embed, features_of, load_slopes, parameter_gradients, store_signs
 
 BLOCKS = 4096  # programs of the pass over dst that sum the gradient of att; a fixed number, whatever the GPU
 
@@ -140,7 +140,8 @@ def _forward_kernel(
 
 # Backward. With g_ij = <dO_i, x_j> + <dS_i, u_ij> and D_i = sum_j k_ij w_ij alpha_ij g_ij = <dO_i, O_i> + <dS_i, S_i>:
 # grad w_ij = k_ij alpha_ij g_ij, grad e_ij = alpha_ij (k_ij w_ij g_ij - D_i), and grad z_ij = att grad e_ij
-# LeakyReLU'(z_ij), or for the scaled product scale grad e_ij times the other end's features.
+# LeakyReLU'(z_ij), or for the scaled product scale grad e_ij times the other end's features. Of z_ij the passes after
+# that over dst read only the sign, a bit for each channel.
 
 
 @triton.jit(do_not_specialize=["num_chunks", "num_items", "threshold", "models", "attr_stride"])
@@ -170,6 +171,7 @@ def _backward_dst_kernel(
     p_grad_query_edge,
     p_grad_att,
     p_grad_weight,
+    p_signs,
     p_chunks,
     num_chunks,
     num_items,
@@ -192,7 +194,7 @@ def _backward_dst_kernel(
     """For every dst i of the program: grad x_i = sum_j grad z_ij and grad p_i; its share of grad att; grad w_ij.
 
     grad att = sum_ij grad e_ij LeakyReLU(z_ij). Every edge leaves k_ij w_ij alpha_ij and grad e_ij in `p_weights`
-    `[E, 2, H]`, for the passes over src and over edges.
+    `[E, 2, H]`, and for GATv2 the signs of z_ij in `p_signs`, for the passes over src and over edges.
     """
     H = all_models(EACH, models)
     i_h, o_hc, m_h, m_hc = slab(H, C, BLOCK_H, BLOCK_C)
@@ -224,6 +226,8 @@ def _backward_dst_kernel(
             b_attr = features_of(p_edge_attr, p_query_edge, i_edge, i_h, o_d, m_e, attr_stride, models, EACH, D)
             b_z = b_x + b_x_dst[None, :, :]
             b_z = embed(b_z, p_lin, p_edge_attr, i_edge, i_h, o_hc, m_e, m_hc, attr_stride, models, H, EACH, C, D)
+            if p_att is not None:
+                store_signs(p_signs, b_z, start + o_e, i_h, m_eh, H, C, BLOCK_E, BLOCK_H, BLOCK_C)
             b_g = tl.sum(b_x * b_grad[None, :, :], 2)
             if p_query_edge is not None:
                 b_g += tl.sum(b_attr * b_grad_out_edge[None, :, :], 2)
@@ -255,19 +259,16 @@ def _backward_dst_kernel(
         tl.store(p_grad_att + offset(tl.program_id(0), H * C) + o_hc, b_grad_att, mask=m_hc)
 
 
-@triton.jit(do_not_specialize=["num_chunks", "models", "attr_stride"])
+@triton.jit(do_not_specialize=["num_chunks", "models"])
 def _backward_src_kernel(
     p_grad,
-    p_x,
     p_x_dst,
     p_att,
-    p_lin,
-    p_edge_attr,
     p_weights,
+    p_signs,
     p_ptr,
     p_dst,
     p_place,
-    p_edge_ids,
     p_chunk_row,
     p_chunk_start,
     p_grad_x,
@@ -275,12 +276,10 @@ def _backward_src_kernel(
     p_chunks,
     num_chunks,
     models,
-    attr_stride,
     slope,
     scale,
     EACH: tl.constexpr,
     C: tl.constexpr,
-    D: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -295,8 +294,6 @@ def _backward_src_kernel(
     i_item = tl.program_id(0)
     i_row, start, count, is_whole, is_chunk = work_item(i_item, p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT)
     i_h, o_hc, m_h, m_hc = slab(H, C, BLOCK_H, BLOCK_C)
-    o_row = offset(i_row, H * C) + o_hc
-    b_x, b_att = load_row(p_x, o_row, m_hc), load_row(p_att, o_hc, m_hc)
 
     b_sum = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)  # sum of k w alpha dO
     b_sum_z = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)  # sum of grad z without its constant factor
@@ -306,16 +303,15 @@ def _backward_src_kernel(
         i_place = tl.load(p_place + start + o_e, mask=m_e, other=0)
         b_w, b_grad_e = load_edges(p_weights, i_place, i_h, m_eh, H)
         b_grad = gather_features(p_grad, i_dst, o_hc, m_e, m_hc, H * C)
-        b_x_dst = gather_features(p_x_dst, i_dst, o_hc, m_e, m_hc, H * C)
         b_sum += tl.sum(b_w[:, :, None] * b_grad, 0)
-        if p_att is not None:
-            i_edge = edge_id(p_edge_ids, start + o_e, m_e)
-            b_z = b_x + b_x_dst
-            b_z = embed(b_z, p_lin, p_edge_attr, i_edge, i_h, o_hc, m_e, m_hc, attr_stride, models, H, EACH, C, D)
-            b_x_dst = tl.where(b_z > 0.0, 1.0, slope)
-        b_sum_z += tl.sum(b_grad_e[:, :, None] * b_x_dst, 0)
+        if p_signs is not None:
+            b_other = load_slopes(p_signs, i_place, i_h, m_eh, slope, H, C, BLOCK_E, BLOCK_H, BLOCK_C)
+        else:
+            b_other = gather_features(p_x_dst, i_dst, o_hc, m_e, m_hc, H * C)
+        b_sum_z += tl.sum(b_grad_e[:, :, None] * b_other, 0)
 
-    b_sum_z *= b_att if p_att is not None else scale
+    b_sum_z *= load_row(p_att, o_hc, m_hc) if p_att is not None else scale
+    o_row = offset(i_row, H * C) + o_hc
     if p_grad_key is None:
         store_row(p_grad_x, p_chunks, o_row, offset(i_item, H * C) + o_hc, b_sum + b_sum_z, m_hc, is_whole, is_chunk)
     else:
@@ -362,7 +358,7 @@ def backward(
 ) -> dict[str, Tensor | None]:
     """The gradients, in one pass over dst and one over src, and one over the edges for those of W_e and u.
 
-    Holds two numbers an edge and head.
+    Holds two numbers an edge and head, and for GATv2 a bit an edge and channel.
     """
     models, wanted = x.shape[:-3], dict(zip(("x", "edge_weight", *score.shapes), needs, strict=True))
     operands = Operands.of(x, score)
@@ -384,7 +380,8 @@ def backward(
     grad_query_edge = None if query_edge is None else torch.empty_like(query_edge)
     grad_weight = of_rows(edges, wanted["edge_weight"], edges.num_rows, heads, device=x.device)
     weights = x.new_empty(num_edges, 2, heads, dtype=torch.float32)
-    launch = _Backward(operands, edges, models.numel(), grad, weights)
+    signs = None if operands.att is None else x.new_empty(num_edges, heads, -(-channels // 8), dtype=torch.uint8)
+    launch = _Backward(operands, edges, models.numel(), grad, weights, signs)
     of_dst = {"p_grad_out_edge": grad_edge, "p_edge_weight": weight, "p_out": out, "p_out_edge": out_edge, "p_lse": lse}
     of_dst |= {"p_grad_weight": grad_weight, **drop_arguments(dropout, seed, edges.dropout_ids_by_dst)}
     with torch.cuda.device_of(x):
@@ -400,7 +397,7 @@ def backward(
         else:
             grads["att"] = None if shares is None else shares.sum(0).view_as(score.att)
             if score.lin_edge is not None and (wanted["lin_edge"] or wanted["edge_attr"]):
-                of_features = operands, score.lin_edge, weights, edges, launch.models, wanted["edge_attr"]
+                of_features = operands, score.lin_edge, weights, signs, edges, launch.models, wanted["edge_attr"]
                 grads |= parameter_gradients(*of_features)
     return {name: grads.get(name) for name in ("x", "edge_weight", *score.shapes)}
 
@@ -413,6 +410,7 @@ class _Backward(NamedTuple):
     models: int
     grad: Tensor
     weights: Tensor  # [E, 2, H], from the pass over dst to the others
+    signs: Tensor | None  # [E, H, C / 8], likewise
 
     def over_dst(self, grad_x_dst: Tensor, grad_query_edge: Tensor | None, **arguments: Any) -> Tensor | None:
         """Launch the pass over the rows of dst, and the sum of their chunks; return the shares of grad att."""
@@ -429,6 +427,7 @@ class _Backward(NamedTuple):
             p_grad_x_dst=grad_x_dst,
             p_grad_query_edge=grad_query_edge,
             p_grad_att=shares,
+            p_signs=self.signs,
             p_chunks=held,
             num_items=walk.items,
             **operands.arguments,
@@ -447,14 +446,17 @@ class _Backward(NamedTuple):
         held = walk.hold(heads * channels * (1 if grad_key is None else 2))
         _backward_src_kernel[(walk.items, walk.slabs)](
             p_grad=self.grad,
+            p_x_dst=None if operands.att is not None else operands.x_dst,
+            p_att=operands.att,
             p_weights=self.weights,
+            p_signs=self.signs,
             p_dst=dst,
             p_place=place,
-            p_edge_ids=None if operands.lin is None else edges.ids_by_src,
             p_grad_x=grad_x,
             p_grad_key=grad_key,
             p_chunks=held,
-            **{name: value for name, value in operands.arguments.items() if name not in ("p_key", "p_query_edge")},
+            slope=operands.slope,
+            scale=operands.scale,
             **walk.arguments,
         )
         walk.sum(held, grad_x, grad_key)

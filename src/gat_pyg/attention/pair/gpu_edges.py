@@ -1,7 +1,8 @@
 """Operands and features of edges on CUDA, and the gradients that are sums over edges in any order.
 
-Those run after the passes over dst and src, from k_ij w_ij alpha_ij and grad e_ij `[E, 2, H]`. The number of programs
-that share a sum is fixed, and their shares are added in their order.
+Those run after the passes over dst and src, from k_ij w_ij alpha_ij and grad e_ij `[E, 2, H]`, and for GATv2 the signs
+of z_ij `[E, H, C / 8]`, a bit for each channel. The number of programs that share a sum is fixed, and their shares are
+added in their order.
 """
 
 from __future__ import annotations
@@ -129,6 +130,57 @@ def features_of(p_edge_attr, p_query_edge, i_edge, i_h, o_d, m_e, attr_stride, m
 
 
 @triton.jit
+def store_signs(
+    p_signs,
+    b_z,
+    i_place,
+    i_h,
+    m_eh,
+    H,
+    C: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """Store whether z > 0 of a block of edges, a bit for each channel, in bytes `[E, H, C / 8]`."""
+    BITS: tl.constexpr = min(8, BLOCK_C)
+    b_positive = tl.reshape(b_z, [BLOCK_E, BLOCK_H, BLOCK_C // BITS, BITS]) > 0.0
+    b_byte = tl.sum(tl.where(b_positive, (1 << tl.arange(0, BITS))[None, None, None, :], 0), 3)
+    p_byte, m_byte = _bytes(p_signs, i_place, i_h, m_eh, H, C, BLOCK_C // BITS)
+    tl.store(p_byte, b_byte.to(tl.uint8), mask=m_byte)
+
+
+@triton.jit
+def load_slopes(
+    p_signs,
+    i_place,
+    i_h,
+    m_eh,
+    slope,
+    H,
+    C: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """LeakyReLU'(z) of a block of edges, `[edges, heads, channels]`, by the signs that `store_signs` has stored."""
+    BITS: tl.constexpr = min(8, BLOCK_C)
+    p_byte, m_byte = _bytes(p_signs, i_place, i_h, m_eh, H, C, BLOCK_C // BITS)
+    b_byte = tl.load(p_byte, mask=m_byte, other=0).to(tl.int32)
+    b_bit = (b_byte[:, :, :, None] >> tl.arange(0, BITS)[None, None, None, :]) & 1
+    return tl.where(tl.reshape(b_bit, [BLOCK_E, BLOCK_H, BLOCK_C]) == 1, 1.0, slope)
+
+
+@triton.jit
+def _bytes(p_signs, i_place, i_h, m_eh, H, C: tl.constexpr, BLOCK: tl.constexpr):
+    """Pointers to the bytes of the signs of a block of edges, `[edges, heads, bytes]`, and their mask."""
+    BYTES: tl.constexpr = (C + 7) // 8
+    o_byte = tl.arange(0, BLOCK)[None, None, :]
+    p_byte = p_signs + offset(i_place, H * BYTES)[:, None, None] + (i_h * BYTES)[None, :, None] + o_byte
+    return p_byte, m_eh[:, :, None] & (o_byte < BYTES)
+
+
+@triton.jit
 def _matrix(p_matrix, o_row, o_col, m_row, m_col):
     """A block of a matrix in float32, by the offsets of its rows and columns."""
     p_block = p_matrix + o_row[:, None] + o_col[None, :]
@@ -137,14 +189,11 @@ def _matrix(p_matrix, o_row, o_col, m_row, m_col):
 
 @triton.jit(do_not_specialize=["num_edges", "attr_stride", "grad_stride", "models"])
 def _parameters_kernel(
-    p_x,
-    p_x_dst,
     p_att,
     p_lin,
     p_edge_attr,
     p_weights,
-    p_src,
-    p_dst,
+    p_signs,
     p_perm,
     p_grad_lin,
     p_grad_attr,
@@ -166,6 +215,7 @@ def _parameters_kernel(
     blocks before, which a barrier lets all of its threads see.
     """
     H, WIDTH = all_models(EACH, models), EACH * C
+    BYTES: tl.constexpr = (C + 7) // 8
     i_model = tl.program_id(1)
     p_edge_attr += offset(i_model, attr_stride)
     o_own = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -173,24 +223,18 @@ def _parameters_kernel(
         o_w = o_first + tl.arange(0, BLOCK_W)
         m_w = o_w < WIDTH
         o_hc = i_model * WIDTH + o_w
+        i_h, i_c = o_hc // C, o_hc % C
         b_att = tl.load(p_att + o_hc, mask=m_w, other=0.0).to(tl.float32)
         b_own = _matrix(p_lin, o_own * H * C, o_hc, o_own < D, m_w)
         b_sum = tl.zeros([BLOCK_W, BLOCK_D], tl.float32)
         for i_first in tl.range(tl.program_id(0) * BLOCK_E, num_edges, tl.num_programs(0) * BLOCK_E, num_stages=1):
             i_place = i_first + tl.arange(0, BLOCK_E)
             m_e = i_place < num_edges
-            i_src = tl.load(p_src + i_place, mask=m_e, other=0)
-            i_dst = tl.load(p_dst + i_place, mask=m_e, other=0)
             i_edge = edge_id(p_perm, i_place, m_e)
-            b_z = _matrix(p_x, offset(i_src, H * C), o_hc, m_e, m_w)
-            b_z += _matrix(p_x_dst, offset(i_dst, H * C), o_hc, m_e, m_w)
-            for d in tl.range(0, D, BLOCK_D, num_stages=1):
-                o_d = d + tl.arange(0, BLOCK_D)
-                b_attr = _matrix(p_edge_attr, offset(i_edge, D), o_d, m_e, o_d < D)
-                b_lin = _matrix(p_lin, o_d * H * C, o_hc, o_d < D, m_w)
-                b_z += tl.dot(b_attr, b_lin, input_precision="ieee")
-            b_grad_z = _matrix(p_weights + H, offset(i_place, 2 * H), o_hc // C, m_e, m_w)
-            b_grad_z *= tl.where(b_z > 0.0, 1.0, slope)
+            p_byte = p_signs + offset(i_place, H * BYTES)[:, None] + (i_h * BYTES + i_c // 8)[None, :]
+            b_byte = tl.load(p_byte, mask=m_e[:, None] & m_w[None, :], other=0).to(tl.int32)
+            b_grad_z = _matrix(p_weights + H, offset(i_place, 2 * H), i_h, m_e, m_w)
+            b_grad_z *= tl.where((b_byte >> (i_c % 8)[None, :]) & 1 == 1, 1.0, slope)
             b_attr = _matrix(p_edge_attr, offset(i_edge, D), o_own, m_e, o_own < D)
             b_sum += tl.dot(tl.trans(b_grad_z), b_attr, input_precision="ieee")
             if p_grad_attr is not None:
@@ -244,7 +288,7 @@ def _attr_kernel(
 
 
 def parameter_gradients(
-    operands: Operands, lin_edge: Tensor, weights: Tensor, edges: Edges, models: int, wants_attr: bool
+    operands: Operands, lin_edge: Tensor, weights: Tensor, signs: Tensor, edges: Edges, models: int, wants_attr: bool
 ) -> dict[str, Tensor | None]:
     """Return the gradients of GATv2's `lin_edge` and, if it is wanted, `edge_attr`."""
     if operands.lin is None:  # no features
@@ -261,10 +305,9 @@ def parameter_gradients(
     held = weights.new_empty(blocks, *operands.x.shape[1:], size)
     grad_attr = of_rows(edges, wants_attr, *lin_edge.shape[:-3], edges.num_rows, size, device=weights.device)
     _parameters_kernel[(blocks, models, triton.cdiv(size, BLOCK_D))](
-        **{f"p_{name}": getattr(operands, name) for name in ("x", "x_dst", "att", "lin", "edge_attr")},
+        **{f"p_{name}": getattr(operands, name) for name in ("att", "lin", "edge_attr")},
         p_weights=weights,
-        p_src=edges.src,
-        p_dst=edges.dst,
+        p_signs=signs,
         p_perm=edges.perm,
         p_grad_lin=held,
         p_grad_attr=grad_attr,
