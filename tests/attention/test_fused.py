@@ -99,7 +99,8 @@ def modes_of(names: str) -> tuple[bool, ...]:
 # --- The kernels are the reference. ---
 
 # Odd sizes in the one dtype, the paper's in the other; a single number; the size of the paper's last layer.
-LARGER = {ADDITIVE: [(1, 1, torch.float64), (1, 121, torch.float32)], GATV2_EDGES: [(1, 121, torch.float32)]}
+LARGER = {ADDITIVE: [(1, 1, torch.float64), (1, 121, torch.float32)]}
+LARGER |= {names: [(1, 121, torch.float32)] for names in (GATV2_EDGES, DOT_EDGES)}
 FEW = [EMPTY, ISOLATED, LOOPS, BIPARTITE]  # for Triton's interpreter, which takes long
 
 
@@ -659,9 +660,10 @@ def test_the_same_bits_for_any_number_of_threads(
 ) -> None:
     graph = random(400, 300, 9000)
     row = Graph("row", torch.stack([torch.arange(rows.SPLIT + 9) % 400, torch.zeros(rows.SPLIT + 9).long()]), 400, 300)
-    graph = Graph("random with a long row", torch.cat([graph.index, row.index], 1), 400, 300)
+    column = torch.stack([torch.zeros(rows.SPLIT + 9).long(), torch.arange(rows.SPLIT + 9) % 300])
+    graph = Graph("random with a long row", torch.cat([graph.index, row.index, column], 1), 400, 300)
     edges = edges_of(graph)
-    assert rows.chunks_of(edges, "dst").long.tolist() == [0]
+    assert [rows.chunks_of(edges, side).long.tolist() for side in ("dst", "src")] == [[0], [0]]
     leaves, direction = leaves_of(graph, 8, 8, names, torch.float32), direction_of(graph, 8, 8)
     monkeypatch.setattr(rows, "SMALL", 1)
     submits: list[Any] = []
@@ -675,6 +677,14 @@ def test_the_same_bits_for_any_number_of_threads(
         started.append(len(submits))
     kernels = 3 + 2 * ("att" in names.split()) + 2 * ("lin_edge" in names)
     assert started == [kernels, kernels, 0, 2 * kernels]  # the caller is a thread too
+    if "key" in leaves:  # of one product, which are read where they lie
+        both = torch.stack([leaves["x"], leaves["key"]], 1)
+        beside = leaves | {"x": both[:, 0], "key": both[:, 1]}
+        beside = {name: leaf.detach().requires_grad_() for name, leaf in beside.items()}
+        out = call(beside, edges, dropout=0.3)
+        grads = torch.autograd.grad(out, [*beside.values()], like(direction, out))
+        runs.append({"out": out, **dict(zip(beside, grads, strict=True))})
+        assert runs[-1]["key"].stride(0) == both.stride(0)
     for again in runs[1:]:
         for name, value in again.items():
             assert torch.equal(value, runs[0][name]), name

@@ -165,7 +165,7 @@ def weighted_rows(
     drawn = (t.shape for t in (seed, dropout) if isinstance(t, Tensor))
     batch = torch.broadcast_shapes(values.shape[:-1], weight.shape[:-2], *drawn)
     channels, rows = weight.size(-1), columns if back else rowptr.numel() - 1
-    shape = Shape.of(torch.empty(*batch, 0, 1, channels, dtype=weight.dtype), values, narrow=False)
+    shape = Shape.of(torch.empty(*batch, 0, 1, channels, dtype=weight.dtype), values, narrow=0)
     bounds = np.arange(-(-channels >> len(shape.tile)) + 1) if back else elements(rowptr)
     longest = int(np.diff(elements(rowptr)).max(initial=0)) if seed is not None else 0
     seed = seed if seed is None else seed.expand(batch)

@@ -53,6 +53,7 @@ from ..steps.cpu import (
     row_of,
     softmax,
     store_lse,
+    sum_together,
     weighted_sum,
 )
 from . import Additive
@@ -76,23 +77,6 @@ def _load_or_zero(array: Any, like: Any, at: Any, lanes: Any, count: Any) -> Any
     if array is None:
         return splat(like, 0.0, lanes)
     return load(array, at, lanes, count)
-
-
-@inline
-def _weighted_sum(row: Row, narrow: Any, lanes: Any, many: Any, x: Any, weight: Any, positive: Any, share: Any,
-                  out: Any, out_plus: Any) -> None:  # fmt: skip
-    """Equation (4) as in `steps.cpu.weighted_sum`, for all heads of the vector together."""
-    total, plus = splat(x, 0.0, narrow), splat(x, 0.0, narrow)
-    for k in range(row.size):
-        prefetch_end(x, row, k, 0, narrow)
-        values = load_end(x, row, k, 0, narrow, many)
-        total = total + per_feature(load(weight, k * row.lanes, lanes, None), narrow) * values
-        if out_plus is not None:
-            plus = plus + per_feature(load(positive, k * row.lanes, lanes, None), narrow) * values
-    share = per_feature(share, narrow)
-    store(out, row.to * row.channels, share * total, many)
-    if out_plus is not None:
-        store(out_plus, row.to * row.channels, share * plus, many)
 
 
 @compiled
@@ -147,10 +131,10 @@ def _forward(
             store_lse(lse, row, tops, share, ragged)
             if out_plus_ is not None:
                 store(mass_plus, row.to, mass, count)
+            store(shares, 0, share, None)
             if narrow is not None:
-                _weighted_sum(row, narrow, lanes, many, x, weight, positive, share, out, out_plus)
+                sum_together(row, narrow, lanes, many, x, weight, positive, shares, out, out_plus)
             else:
-                store(shares, 0, share, None)
                 each_tile(weighted_sum, tile, row, x, weight, positive, shares, out, out_plus)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from ...graph.edges import Edges
 from ...kernels.cpu.cache import compiled, inline
 from ...kernels.cpu.draw import draw_row
-from ...kernels.cpu.rows import Job, Shape, chunks_of, merge_sums, run, tile_of
+from ...kernels.cpu.rows import NARROW, Job, Shape, chunks_of, merge_sums, run, tile_of
 from ...kernels.cpu.vector import (
     lane_sum,
     larger,
@@ -38,7 +38,7 @@ from ..steps.cpu import (
     Row,
     attend,
     clear,
-    dot,
+    dots,
     each_tile,
     load_edges,
     load_end,
@@ -50,7 +50,8 @@ from ..steps.cpu import (
     row_of,
     row_of_edge,
     softmax_back,
-    weighted_sum,
+    spaced,
+    weigh,
 )
 from . import Dot, GATv2
 from .cpu_edges import BLOCK, add_edges, attr_gradient, dot_edges, spread_edges, sum_edges
@@ -106,6 +107,8 @@ def _forward(
     slope: Any,
     scale: Any,
     layout: Any,
+    narrow: Any,
+    apart: int,
     wide: Any,
     width: Any,
     drop: Any,
@@ -133,16 +136,16 @@ def _forward(
     weight, shares = pointer(buffers[1], 0), pointer(buffers[2], 0)
     for head in range(0, sizes[0], 1 << len(lanes)):
         for v in range(first, last):
-            row = row_of(chunks, v, src, src_.size - 1, sizes, head, lanes)
+            row = spaced(row_of(chunks, v, src, src_.size - 1, sizes, head, lanes), apart, sizes[0])
             load_factors(keep, drop, w, ids, row, model, lanes, ragged)
             clear(weight, row)
             if att_ is not None:
                 each_tile(_scores, tile, row, x_dst, x, u, lin, ids, width, weight, None, None, None, att, slope)
             if scale is not None:
                 if key_ is None:
-                    each_tile(dot, tile, row, x_dst, x, weight, None, None)
+                    dots(row, narrow, layout, x_dst, x, weight, None, None)
                 else:
-                    each_tile(dot, tile, row, x_dst, key, weight, None, None)
+                    dots(row, narrow, layout, x_dst, key, weight, None, None)
             if p_ is not None:
                 dot_edges(row, u, ids, width, lanes, ragged, p, weight, None, None)
             tops = splat(x, -np.inf, lanes)
@@ -152,7 +155,7 @@ def _forward(
                     e = scale * e
                     store(weight, k * row.lanes, e, None)
                 tops = larger(tops, e)
-            attend(row, weight, keep, shares, tops, x, out, lse, layout)
+            attend(row, narrow, weight, keep, shares, tops, x, out, lse, layout)
             if p_ is not None:
                 sum_edges(out_u, row, u, ids, width, wide, weight, shares)
 
@@ -165,6 +168,8 @@ def _backward_dst(
     slope: Any,
     scale: Any,
     layout: Any,
+    narrow: Any,
+    apart: int,
     wide: Any,
     width: Any,
     drop: Any,
@@ -206,7 +211,7 @@ def _backward_dst(
     factor = grad_.dtype.type(1) if scale is None else scale
     for head in range(0, sizes[0], 1 << len(lanes)):
         for v in range(first, last):
-            row = row_of(chunks, v, src, src_.size - 1, sizes, head, lanes)
+            row = spaced(row_of(chunks, v, src, src_.size - 1, sizes, head, lanes), apart, sizes[0])
             if drop is not None:
                 draw_row(keep, drop, model, row.begin, row.size, head, lanes)
             clear(e, row)
@@ -215,10 +220,10 @@ def _backward_dst(
                 each_tile(_scores, tile, row, x_dst, x, u, lin, ids, width, e, grad, product, signs, att, slope)
             if scale is not None:
                 if key_ is None:
-                    each_tile(dot, tile, row, x_dst, x, e, grad, product)
+                    dots(row, narrow, layout, x_dst, x, e, grad, product)
                 else:
-                    each_tile(dot, tile, row, x_dst, key, e, None, None)
-                    each_tile(dot, tile, row, grad, x, product, None, None)
+                    dots(row, narrow, layout, x_dst, key, e, None, None)
+                    dots(row, narrow, layout, grad, x, product, None, None)
             if p_ is not None:
                 dot_edges(row, u, ids, width, lanes, ragged, p, e, grad_out_u, product)
             top, share, mean = load_lse(lse, delta, row, lanes, ragged)
@@ -229,9 +234,9 @@ def _backward_dst(
                 each_tile(_spread, tile, row, signs, None, product, slope, grad_dst)
             if scale is not None:
                 if key_ is None:
-                    each_tile(weighted_sum, tile, row, x, product, None, None, grad_dst, None)
+                    weigh(row, narrow, layout, x, product, None, grad_dst)
                 else:
-                    each_tile(weighted_sum, tile, row, key, product, None, None, grad_dst, None)
+                    weigh(row, narrow, layout, key, product, None, grad_dst)
             if p_ is not None:
                 sum_edges(grad_p, row, u, ids, width, wide, product, None)
             if grad_u_ is not None:
@@ -245,6 +250,8 @@ def _backward_src(
     sizes: Any,
     slope: Any,
     layout: Any,
+    narrow: Any,
+    apart: int,
     dst_: Any,
     place_: Any,
     grad_: Any,
@@ -264,14 +271,14 @@ def _backward_src(
     weight, change = pointer(buffers[0], 0), pointer(buffers[1], 0)
     for head in range(0, sizes[0], 1 << len(lanes)):
         for v in range(first, last):
-            row = row_of(chunks, v, dst, dst_.size - 1, sizes, head, lanes)
+            row = spaced(row_of(chunks, v, dst, dst_.size - 1, sizes, head, lanes), sizes[0], apart)
             load_edges(weight, weights, row, place, lanes, ragged)
             load_edges(change, changes, row, place, lanes, ragged)
-            each_tile(weighted_sum, tile, row, grad, weight, None, None, grad_x, None)
+            weigh(row, narrow, layout, grad, weight, None, grad_x)
             if signs_ is not None:
                 each_tile(_spread, tile, row, signs, place, change, slope, sums)
             if x_dst_ is not None:
-                each_tile(weighted_sum, tile, row, x_dst, change, None, None, sums, None)
+                weigh(row, narrow, layout, x_dst, change, None, sums)
 
 
 @compiled
@@ -293,6 +300,8 @@ class _Operands(NamedTuple):
     slope: Any
     scale: Any
     layout: Any
+    narrow: Any
+    apart: int  # heads from one row of x and key to the next
     wide: Any
     width: int  # D, the number of features of an edge
     ids: Any
@@ -320,18 +329,39 @@ class _Operands(NamedTuple):
             width += padding
             u, lin = (F.pad(t.detach(), (0, padding)) if t is not None and padding else t for t in (u, lin))
             lin = None if lin is None else lin.movedim(-1, -3)
-        tensors = map(shape.flat, (x, key, score.x_dst, att, p, u, lin, edge_weight))
-        return cls(slope, scale, shape.layout, wide, width, edges.perm if has_ids else None, *tensors)
+        (x, key), apart = _side_by_side(shape, x, key)
+        tensors = map(shape.flat, (score.x_dst, att, p, u, lin, edge_weight))
+        ids = edges.perm if has_ids else None
+        return cls(slope, scale, shape.layout, shape.narrow, apart, wide, width, ids, x, key, *tensors)
 
     @property
     def constants(self) -> tuple[Any, ...]:
         """The arguments before the arrays."""
-        return self[:5]
+        return self[:7]
 
     @property
     def arrays(self) -> tuple[Any, ...]:
         """The arrays after `ids`."""
-        return self[6:]
+        return self[8:]
+
+
+def _side_by_side(shape: Shape, x: Tensor, key: Tensor | None) -> tuple[tuple[Tensor | None, Tensor | None], int]:
+    """Return x and the keys as the kernels read them, and the heads from one row of theirs to the next.
+
+    Where one product has computed both, a row of one lies beside that of the other, and they are not copied.
+    """
+    apart = x.stride(-3) // max(shape.channels, 1)
+    strides = apart * shape.channels, shape.channels, 1
+    if key is None or key.stride() != strides or x.stride() != strides or not x.numel() or x.is_neg() or key.is_neg():
+        return (shape.flat(x), shape.flat(key)), shape.heads
+    if any(type(t) is not Tensor or t.dtype != shape.wide for t in (x, key)):
+        return (shape.flat(x), shape.flat(key)), shape.heads
+    size = ((x.size(0) - 1) * apart + shape.heads) * shape.channels
+    return (x.as_strided((size,), (1,)), key.as_strided((size,), (1,))), apart
+
+
+def _shape(x: Tensor, edge_weight: Tensor | None, score: GATv2 | Dot) -> Shape:
+    return Shape.of(x, edge_weight, *score.operands, narrow=NARROW + 1 if isinstance(score, Dot) else 0)
 
 
 def forward(
@@ -345,7 +375,7 @@ def forward(
     saves_output: bool,
 ) -> tuple[Tensor, ...]:
     """Return O in `dtype` and (max, 1 / denominator)."""
-    shape, chunks = Shape.of(x, edge_weight, *score.operands, narrow=False), chunks_of(edges, "dst")
+    shape, chunks = _shape(x, edge_weight, score), chunks_of(edges, "dst")
     heads, channels, rows = shape.heads, shape.channels, edges.num_dst
     operands = _Operands.of(shape, x, score, edges, edge_weight)
     out, lse = shape.empty(chunks.slots, heads, channels), shape.empty(chunks.slots, heads, 2)
@@ -384,7 +414,7 @@ def backward(
     alpha dO_i and, with dS the gradient of the channels of the edges, grad u_ij = sum over the heads of f_ij p_i + k w
     alpha dS_i.
     """
-    shape, (lse,) = Shape.of(x, edge_weight, *score.operands, narrow=False), saved
+    shape, (lse,) = _shape(x, edge_weight, score), saved
     heads, channels, num_edges = shape.heads, shape.channels, edges.num_edges
     _, dst, place = edges.transpose
     by_dst, by_src = chunks_of(edges, "dst"), chunks_of(edges, "src")
@@ -404,12 +434,17 @@ def backward(
     head = *operands.constants, shape.drop(seed, dropout, lambda: edges.dropout_ids_by_dst), edges.src, operands.ids
     results = weights, changes, signs, grad_w, grad_u, sums_dst, grad_p
     shape.run(_backward_dst, by_dst, edges, *head, *operands.arrays, g, g_u, shape.flat(lse), delta, *results)
-    values, sums_src = (shape.empty(by_src.slots, heads, channels) for _ in range(2))
+    beside = operands.apart > heads  # the gradients of key and x too
+    sums = [shape.empty(by_src.slots, *(2,) * beside, heads, channels) for _ in range(2 - beside)]
+    sums_src, values = sums[0].unbind(1) if beside else sums
     x_dst = operands.x_dst if signs is None else None
     ends = dst, place, g, x_dst, weights, changes, signs
-    shape.run(_backward_src, by_src, edges, operands.slope, shape.layout, *ends, values, sums_src)
+    ways = operands.slope, shape.layout, shape.narrow, 2 * heads if beside else heads
+    size = (2 * by_src.slots - 1) * heads * channels
+    each = (t.as_strided((size,), (1,)) if beside else t for t in (values, sums_src))
+    shape.run(_backward_src, by_src, edges, *ways, *ends, *each)
     merge_sums(shape.models, by_dst, heads * channels, sums_dst)
-    merge_sums(shape.models, by_src, heads * channels, values, sums_src)
+    merge_sums(shape.models, by_src, (1 + beside) * heads * channels, *sums)
     grad_x, of_src = (shape.first(sums, edges.num_src) for sums in (values, sums_src))
     of_dst = shape.first(sums_dst, edges.num_dst)
     grads: dict[str, Tensor | None] = {"x": grad_x, "x_dst": of_dst}

@@ -26,6 +26,8 @@ from ...kernels.cpu.vector import (
     load,
     of_model,
     only_if,
+    per_feature,
+    per_head,
     prefetch,
     repeat,
     replace,
@@ -50,6 +52,7 @@ class Row(NamedTuple):
     lanes: int  # its lanes, the elements of an edge in a buffer
     own: int  # the same in the operands `[N, H]` of the row's own end; times `channels` in `[N, H, C]`
     to: int  # the same in the results
+    apart: int  # heads from one gathered row to the next: `heads`, where nothing lies between them
 
 
 @inline
@@ -60,7 +63,15 @@ def row_of(chunks: Any, v: int, ids: Any, end: int, sizes: Any, head: int, lanes
     width = min(1 << len(lanes), heads - head)
     own, to = np.int64(row[v]) * heads + head, np.int64(slot[v]) * heads + head
     begin, size = bounds[v], bounds[v + 1] - bounds[v]
-    return Row(ids, end, begin, size, heads, channels, head, width, 1 << len(lanes), own, to)
+    return Row(ids, end, begin, size, heads, channels, head, width, 1 << len(lanes), own, to, heads)
+
+
+@inline
+def spaced(row: Row, gathered: int, stored: int) -> Row:
+    """The same where `gathered` heads lie from one gathered row to the next, and `stored` in the results."""
+    ids, end, begin, size, heads, channels, head, width, lanes, own, to, _ = row
+    to = (to - head) // heads * stored + head
+    return Row(ids, end, begin, size, heads, channels, head, width, lanes, own, to, gathered)
 
 
 @inline
@@ -82,14 +93,14 @@ def each_tile(step: Any, tile: Any, row: Row, *operands: Any) -> None:
 def load_end(x: Any, row: Row, k: int, c: int, tile: Any, count: Any) -> Any:
     """The features from c on of the other end of edge k."""
     edge = row.begin + k
-    return load(x, (np.int64(row.ids[edge]) * row.heads + row.head) * row.channels + c, tile, count)
+    return load(x, (np.int64(row.ids[edge]) * row.apart + row.head) * row.channels + c, tile, count)
 
 
 @inline
 def prefetch_end(x: Any, row: Row, k: int, c: int, tile: Any) -> None:
     """Prefetch what `load_end` will load for an edge that comes `AHEAD` after k."""
     edge = min(row.begin + k + AHEAD, row.end)
-    prefetch(x, (np.int64(row.ids[edge]) * row.heads + row.head) * row.channels + c, tile)
+    prefetch(x, (np.int64(row.ids[edge]) * row.apart + row.head) * row.channels + c, tile)
 
 
 @inline
@@ -172,16 +183,46 @@ def store_lse(lse: Any, row: Row, tops: Any, share: Any, ragged: Any) -> None:
 
 
 @inline
-def attend(row: Row, weight: Any, keep: Any, shares: Any, tops: Any, x: Any, out: Any, lse: Any, layout: Any) -> None:
+def attend(row: Row, narrow: Any, weight: Any, keep: Any, shares: Any, tops: Any, x: Any, out: Any, lse: Any,
+           layout: Any) -> None:  # fmt: skip
     """Turn a chunk's scores into its output by equations (2) and (4); `tops` holds the largest score of each head."""
-    lanes, tile, ragged = layout
+    lanes, _, ragged = layout
     n = row.size * row.lanes
     for f in range(n, (n + LANES - 1) // LANES * LANES):
         weight[f] = -np.inf
     share, _ = softmax(weight, None, keep, row.size, tops, lanes)
     store_lse(lse, row, tops, share, ragged)
     store(shares, 0, share, None)
-    each_tile(weighted_sum, tile, row, x, weight, None, shares, out, None)
+    weigh(row, narrow, layout, x, weight, shares, out)
+
+
+@inline
+def weigh(row: Row, narrow: Any, layout: Any, x: Any, weight: Any, shares: Any, out: Any) -> None:
+    """Equation (4) of a row: by `sum_together` of narrow heads, else by `weighted_sum` of each tile."""
+    lanes, tile, ragged = layout
+    if narrow is not None:
+        sum_together(row, narrow, lanes, only_if(ragged, row.width * row.channels), x, weight, None, shares, out, None)
+    else:
+        each_tile(weighted_sum, tile, row, x, weight, None, shares, out, None)
+
+
+@inline
+def sum_together(row: Row, narrow: Any, lanes: Any, many: Any, x: Any, weight: Any, positive: Any, shares: Any,
+                 out: Any, out_plus: Any) -> None:  # fmt: skip
+    """Equation (4) as in `weighted_sum`, for all heads of the vector together."""
+    total, plus = splat(x, 0.0, narrow), splat(x, 0.0, narrow)
+    for k in range(row.size):
+        prefetch_end(x, row, k, 0, narrow)
+        values = load_end(x, row, k, 0, narrow, many)
+        total = total + per_feature(load(weight, k * row.lanes, lanes, None), narrow) * values
+        if out_plus is not None:
+            plus = plus + per_feature(load(positive, k * row.lanes, lanes, None), narrow) * values
+    if shares is not None:
+        share = per_feature(load(shares, 0, lanes, None), narrow)
+        total, plus = share * total, share * plus
+    store(out, row.to * row.channels, total, many)
+    if out_plus is not None:
+        store(out_plus, row.to * row.channels, plus, many)
 
 
 @inline
@@ -255,6 +296,31 @@ def dot(row: Row, h: int, c: int, tile: Any, count: Any, query: Any, x: Any, e: 
         if product is not None:
             product[k * row.lanes + h] += lane_sum(grad_i * values)
         e[k * row.lanes + h] += lane_sum(query_i * values)
+
+
+@inline
+def dot_together(row: Row, narrow: Any, lanes: Any, many: Any, query: Any, x: Any, e: Any, grad: Any,
+                 product: Any) -> None:  # fmt: skip
+    """Store <q_i, x_j> as `dot` adds it, for all heads of the vector together."""
+    query_i = load(query, row.own * row.channels, narrow, many)
+    if product is not None:
+        grad_i = load(grad, row.own * row.channels, narrow, many)
+    for k in range(row.size):
+        prefetch_end(x, row, k, 0, narrow)
+        values = load_end(x, row, k, 0, narrow, many)
+        if product is not None:
+            store(product, k * row.lanes, per_head(grad_i * values, lanes), None)
+        store(e, k * row.lanes, per_head(query_i * values, lanes), None)
+
+
+@inline
+def dots(row: Row, narrow: Any, layout: Any, query: Any, x: Any, e: Any, grad: Any, product: Any) -> None:
+    """Compute <q_i, x_j>, and <dO_i, x_j> if there is a `product`, by one of the two; the buffers are zero."""
+    lanes, tile, ragged = layout
+    if narrow is not None:
+        dot_together(row, narrow, lanes, only_if(ragged, row.width * row.channels), query, x, e, grad, product)
+    else:
+        each_tile(dot, tile, row, query, x, e, grad, product)
 
 
 @compiled

@@ -187,16 +187,16 @@ class Shape(NamedTuple):
     ragged: bool | None  # True where the last vector of heads is not full, else None
 
     @classmethod
-    def of(cls, x: Tensor, *others: Tensor | None, narrow: bool = True) -> Shape:
-        """The sizes of x `[..., N, H, C]`, in the widest dtype; `narrow`: if narrow heads may be summed together."""
+    def of(cls, x: Tensor, *others: Tensor | None, narrow: int = NARROW) -> Shape:
+        """The sizes of x `[..., N, H, C]`, in the widest dtype; heads below `narrow` features are summed together."""
         *batch, _, heads, channels = x.shape
         return cls._of(_dtype(x, *others), tuple(batch), heads, channels, narrow)
 
     @classmethod
     @functools.cache
-    def _of(cls, dtype: np.dtype[Any], batch: tuple[int, ...], heads: int, channels: int, narrow: bool) -> Shape:
-        narrow = narrow and 0 < channels < NARROW
-        most = 16 if narrow and channels <= 8 else 8
+    def _of(cls, dtype: np.dtype[Any], batch: tuple[int, ...], heads: int, channels: int, narrow: int) -> Shape:
+        together = 0 < channels < narrow
+        most = 16 if together and channels <= 8 else 8
         lanes = (0,) * math.ceil(math.log2(max(1, min(heads, most))))
         return cls(
             dtype,
@@ -206,7 +206,7 @@ class Shape(NamedTuple):
             heads,
             channels,
             lanes,
-            (lanes, (0,) * channels) if narrow else None,
+            (lanes, (0,) * channels) if together else None,
             tile_of(channels),
             True if heads % (1 << len(lanes)) else None,
         )
