@@ -126,7 +126,7 @@ def _vmap_failed(error: Exception) -> str:
     for part, reason in VMAP.items():
         if part in text:
             return reason
-    return f"torch.func.vmap cannot stack it ({text.partition('. ')[0].removesuffix('.')[:300]})"
+    return f"torch.func.vmap fails ({text.partition('. ')[0].removesuffix('.')[:300]})"
 
 
 class StackPlan(NamedTuple):
