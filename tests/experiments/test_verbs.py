@@ -22,8 +22,9 @@ from torch_geometric.utils import is_undirected
 import gat_pyg.run
 from gat_pyg import calibration, evaluate, explain, load, predict
 from gat_pyg.data.rows import read_rows
-from gat_pyg.experiments import top_links
+from gat_pyg.experiments import predictions, top_links
 from gat_pyg.experiments.build import task_of
+from gat_pyg.experiments.predictions import run_task
 from gat_pyg.report import explanation_figure
 from tests.kinds import KINDS, Kind, M, N
 
@@ -167,7 +168,9 @@ def test_other_labelled_data_are_scored_by_scikit_learn(trained: Trained):
     assert scores["macro_f1"] == pytest.approx(f1_score(y, predicted["class"], average="macro"), abs=2e-5)
 
 
-def test_a_level_adds_sets_and_intervals(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_level_adds_sets_and_intervals(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     kinds = {kind.name: kind for kind in KINDS}
     run, _ = trained(kinds["nodes.csv"])
     plain, frame, seeds = predict(run), predict(run, level=0.6), calibration(run)
@@ -183,8 +186,12 @@ def test_a_level_adds_sets_and_intervals(trained: Trained, tmp_path: Path, capsy
     assert [*frame.drop(columns="fraud_set")] == [*plain]
     shutil.copytree(run, tmp_path / "copy")
     (tmp_path / "copy" / "calibration.json").unlink()
-    again = calibration(tmp_path / "copy")  # computed from the data
-    assert again.text(0.6) == seeds.text(0.6) and again.temperature == pytest.approx(seeds.temperature, rel=1e-5)
+    read: list[Path] = []
+    monkeypatch.setattr(predictions, "run_task", lambda folder: read.append(folder) or run_task(folder))
+    again = predict(tmp_path / "copy", level=0.6)  # computed from the data, which are read once
+    assert again.attrs["uncertainty"] == seeds.text(0.6) and read == [tmp_path / "copy"]
+    np.testing.assert_allclose(again[["p_no", "p_yes"]], p, rtol=1e-5)
+    assert evaluate(run, level=0.6).uncertainty == seeds.text(0.6)
     capsys.readouterr()
     command("predict", str(run), "--level", "0.6", "--out", str(tmp_path / "p.csv"))
     assert capsys.readouterr().out == f"{len(frame)} predictions in {tmp_path / 'p.csv'}\n{seeds.text(0.6)}\n"
@@ -193,6 +200,11 @@ def test_a_level_adds_sets_and_intervals(trained: Trained, tmp_path: Path, capsy
     width = calibration(run).at(0.5, calibration(run).quantiles)[0]
     np.testing.assert_allclose(frame.logS_high - frame.logS, width, rtol=1e-4)
     np.testing.assert_allclose(frame.logS - frame.logS_low, width, rtol=1e-4)
+    known = pd.read_csv(files[0]).dropna()
+    known.to_csv(tmp_path / "known.csv", index=False)
+    error = predict(run, tmp_path / "known.csv").logS.to_numpy() - known.logS.to_numpy()
+    text = evaluate(run, tmp_path / "known.csv", level=0.5).uncertainty
+    assert text == f"50 % intervals hold {100 * (abs(error) <= width).mean():.1f} % of the labels, ± {width:.3g}"
     for name, item in (("labels.pt", "2 node labels"), ("links.npz", "links")):
         with pytest.raises(ValueError, match=f"predicts {item}"):
             predict(trained(kinds[name])[0], level=0.9)

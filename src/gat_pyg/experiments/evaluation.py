@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -26,6 +28,7 @@ from .process import deterministic, elements, suited_threads
 from .result import CHECKPOINT, RESULT, Result
 from .settings import Factory, Settings
 from .top_links import check_top_k, recall
+from .uncertainty import Rows, of_run
 
 ONE_PROCESS: dict[str, Any] = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
 
@@ -37,6 +40,7 @@ class Evaluation(NamedTuple):
     averaged: dict[str, float]  # of the prediction averaged over the seeds
     recorded: Mapping[int, float]  # the recorded test score of each seed, if it is repeated
     names: Sequence[str] | None = None  # of the classes, labels or targets
+    uncertainty: str = ""  # calibration error, and coverage and size of prediction sets or intervals
 
     def __str__(self) -> str:
         lines = {f"seed {seed}": self._text(scores, self.recorded.get(seed)) for seed, scores in self.scores.items()}
@@ -45,6 +49,8 @@ class Evaluation(NamedTuple):
             values = [scores[name] for scores in self.scores.values()]
             spread = metric_named(name, self.names).spread(statistics.fmean(values), statistics.stdev(values))
             lines |= {"mean": spread, "averaged": self._text(self.averaged)}
+        if self.uncertainty:
+            lines["uncertainty"] = self.uncertainty
         return "\n".join(f"{line:<12}{text}" for line, text in lines.items())
 
     def _text(self, scores: Mapping[str, float], recorded: float | None = None) -> str:
@@ -54,7 +60,14 @@ class Evaluation(NamedTuple):
         return ", ".join([f"{first} ({beside})" if recorded is not None else first, *others])
 
 
-def evaluate(run_dir: str | Path, data: Any = None, *, seed: Seed = None, top_k: int | None = None) -> Evaluation:
+def evaluate(
+    run_dir: str | Path,
+    data: Any = None,
+    *,
+    seed: Seed = None,
+    top_k: int | None = None,
+    level: float | None = None,
+) -> Evaluation:
     """Return the scores of a trained run on its test again, or on other data with labels.
 
     Without `data`, they are computed as at the end of the training: the first score of each seed is the recorded one,
@@ -71,6 +84,8 @@ def evaluate(run_dir: str | Path, data: Any = None, *, seed: Seed = None, top_k:
         top_k: of links, add recall@k to the scores: the share of a node's links that are among its `top_k` most
             probable ones, the mean over the nodes with a link. Left out are links of the training and the validation,
             or with `data` all of the run's own data.
+        level: add the coverage of prediction sets or intervals of this level, 0.01, 0.02, ... or 0.99, on the same
+            rows, and the calibration error; those of `calibration`.
 
     Raises:
         FileNotFoundError, ValueError: as `gat_pyg.predict`, or if no label of the data is known.
@@ -87,8 +102,9 @@ def evaluate(run_dir: str | Path, data: Any = None, *, seed: Seed = None, top_k:
     seeds = seeds_of(folder)
     folders = {number: folder / f"seed-{number}" for number in seeds if seed in (None, "all", number)}
     folders = folders or {_seed_of(folder): folder}
+    read = cache(partial(run_task, run_dir))
     if data is None:
-        task = run_task(run_dir)
+        task = read()
         objective, graphs = task.objective, task.test
         tested = [
             _tested(settings_of(place), task, model, number, place)
@@ -109,7 +125,12 @@ def evaluate(run_dir: str | Path, data: Any = None, *, seed: Seed = None, top_k:
             its[name] = averaged[name] = _recall(alone, graphs[0], top_k)
         if len(scores) > 1:
             averaged[name] = _recall(trained, graphs[0], top_k)
-    return Evaluation(scores, averaged, recorded, preparation.class_names)
+    text = ""
+    if level is not None:
+        run = of_run(run_dir, seed, trained, read)
+        rows = Rows(predictions, tested[0][1])
+        text = run.text(level) if data is None else replace(run, caveat="").measured_on(rows).text(level, "labels")
+    return Evaluation(scores, averaged, recorded, preparation.class_names, text)
 
 
 def _seed_of(folder: Path) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, overload
 
@@ -98,7 +98,8 @@ def predict(
 
     **Prediction sets and intervals.** With `level`, the result is a table, of graphs too. It has calibrated
     probabilities and a column `class_set`, for a table `TARGET_set`: the classes in the set of this level, the
-    most probable one first. Of quantities, `..._low` and `..._high` are the ends of an interval. See `Calibration`.
+    most probable one first. Of quantities, `..._low` and `..._high` are the ends of an interval. See `Calibration`,
+    whose text is in `attrs["uncertainty"]` of the table.
 
     Args:
         run_dir: the folder of a run, or of the runs of several seeds.
@@ -123,12 +124,12 @@ def predict(
     FileNotFoundError: nowhere is not a run folder: it does not exist. Give the folder that a run printed at its end.
     """
     write = None if out is None else writer(out)
-    trained = predictor_of(run_dir, seed, model)
+    trained, task = predictor_of(run_dir, seed, model), cache(partial(run_task, run_dir))
     sets: dict[str, Any] = {}
     if level is not None:
-        from .uncertainty import calibration
+        from .uncertainty import of_run
 
-        sets = {"calibration": calibration(run_dir, seed, model), "level": level}
+        sets = {"calibration": of_run(run_dir, seed, trained, task), "level": level}
     with torch.no_grad():
         if write is None and top_k is None and level is None and not is_tabular(data):
             values = trained.run_objective.predictions(outputs(trained, data))
@@ -140,10 +141,12 @@ def predict(
 
             frame = top_links(run_dir, trained, data, top_k)
         else:
-            rows = selected(run_dir, trained, data)
+            rows = selected(task, trained, data)
             frame = table(rows.outputs(trained), rows.ids, trained, **sets)
     if write is not None:
         write(frame)
+    if level is not None:
+        frame.attrs["uncertainty"] = sets["calibration"].text(level)
     return frame
 
 
@@ -295,22 +298,24 @@ class Selected(NamedTuple):
         return out if bool(kept.all()) else out[:, kept]
 
 
-def selected(run_dir: str | Path, trained: Predictor, data: Any) -> Selected:
+def selected(task: Callable[[], Task], trained: Predictor, data: Any) -> Selected:
     """Return the rows of data without a label, or else all; of a run's own data, or else those of the test.
+
+    `task` returns the run's task, and is called only if needed.
 
     Raises:
         ValueError: if there is no row.
     """
     preparation, objective = cast(Preparation, trained.preparation), trained.run_objective
     if data is None and objective.item == "link":
-        return _test_pairs(run_dir, preparation, objective)
-    task = run_task(run_dir) if data is None and preparation.source is None else None
-    graphs, ids = read_rows(preparation, data) if task is None else (_graphs_of(task), {})
+        return _test_pairs(task(), preparation, objective)
+    is_read = data is not None or preparation.source is not None
+    graphs, ids = read_rows(preparation, data) if is_read else (_graphs_of(task()), {})
     known = [labels_of(graph, objective) for graph in graphs]
     every = [torch.ones(_size(graph, objective), dtype=torch.bool) for graph in graphs]
     chosen = [mask if y is None else ~any_known(y) for mask, y in zip(every, known, strict=True)]
     if not any(bool(mask.any()) for mask in chosen):  # all labels are known
-        chosen = every if data is not None else _test_of(task or run_task(run_dir), every)
+        chosen = every if data is not None else _test_of(task(), every)
     index = torch.cat(chosen).nonzero().flatten().tolist()
     if not index:
         raise ValueError("The data have no row to predict, expected at least one.")
@@ -346,9 +351,9 @@ def run_task(run_dir: str | Path) -> Task:
     return task_of(folder / f"seed-{seeds[0]}" if seeds else folder)
 
 
-def _test_pairs(run_dir: str | Path, preparation: Preparation, objective: Objective) -> Selected:
+def _test_pairs(task: Task, preparation: Preparation, objective: Objective) -> Selected:
     """Return the links and the other pairs of the test."""
-    graph = _without_labels(objective.example(run_task(run_dir).test[0], "test"))
+    graph = _without_labels(objective.example(task.test[0], "test"))
     ids, source = _numbers([graph], objective), preparation.source
     if source is not None and (names := read_rows(preparation).ids):
         (names_of_nodes,) = names.values()

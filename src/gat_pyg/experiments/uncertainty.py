@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from ..tasks.targets import Targets
 from ..tasks.task import Task
 from ..training.modules import Inductive, Transductive
 from .build import settings_of
-from .model_file import seeds_of
+from .model_file import Predictor, seeds_of
 from .predictions import Seed, predictor_of, run_task
 from .result import CONFIG
 from .settings import Settings
@@ -126,8 +127,23 @@ class Calibration:
             raise ValueError(f"level fits classes and quantities, but the run predicts {self.objective.predicts}.")
         return values[index]
 
-    def text(self, level: float = 0.9) -> str:
-        """Return the calibration error, the coverage and the size of the sets on the test in words."""
+    def measured_on(self, rows: Rows) -> Calibration:
+        """Return the same calibration with the errors, the coverage and the sizes of the sets on these rows."""
+        result, after, objective = self, rows, self.objective
+        if self.temperature is not None:
+            after = rows._replace(predictions=self.probabilities(rows.predictions))
+            result = replace(result, errors=(_error(objective, rows), _error(objective, after)))
+        if not self.quantiles:
+            return result
+        limits = torch.tensor(self.quantiles, dtype=torch.float64)
+        result = replace(result, coverage=(100 * _shares(_unusual(after), limits)).tolist())
+        if self.temperature is None:
+            return result
+        every = 1 - after.predictions[objective.known(rows.labels)].view(-1, 1)
+        return replace(result, sizes=(objective.out_channels * _shares(every, limits)).flatten().tolist())
+
+    def text(self, level: float = 0.9, labels: str = "test labels") -> str:
+        """Return the calibration error, the coverage and the size of the sets, on the test or `labels`, in words."""
         parts = []
         if self.errors is not None:
             before, after = self.errors
@@ -138,7 +154,7 @@ class Calibration:
             held = f"{low:.1f}" if len(coverage) == 1 else f"{low:.1f} to {high:.1f}"
             size = f", {self.at(level, self.sizes):.2f} classes on average" if self.sizes else ""
             size = f", ± {quantile[0]:.3g}" if len(quantile) == 1 and not self.sizes else size
-            parts.append(f"{100 * level:.0f} % {kind} hold {held} % of the test labels{size}")
+            parts.append(f"{100 * level:.0f} % {kind} hold {held} % of the {labels}{size}")
             if not math.isfinite(max(quantile)):
                 needed = math.ceil(level / (1 - level) - 1e-9)
                 parts[-1] = f"{100 * level:.0f} % {kind} need {needed} labels in the validation"
@@ -199,17 +215,20 @@ def calibration(run_dir: str | Path, seed: Seed = None, model: nn.Module | None 
     Traceback (most recent call last):
     FileNotFoundError: nowhere is not a run folder: it does not exist. Give the folder that a run printed at its end.
     """
+    return of_run(run_dir, seed, predictor_of(run_dir, seed, model), cache(partial(run_task, run_dir)))
+
+
+def of_run(run_dir: str | Path, seed: Seed, trained: Predictor, task: Callable[[], Task]) -> Calibration:
+    """Return the calibration of a run with this predictor, as `calibration`; `task` is called only if needed."""
     folder = Path(run_dir) if seed in (None, "all") else Path(run_dir) / f"seed-{seed}"
     if (saved := Calibration.read(folder)) is not None:
         return saved
-    trained = predictor_of(run_dir, seed, model)
     if not can_calibrate(trained.run_objective):
         raise ValueError(
             f"{run_dir} predicts {trained.run_objective.predicts}, whose probabilities are not calibrated."
         )
-    task = run_task(run_dir)
     settings = settings_of(folder if (folder / CONFIG).is_file() else folder / f"seed-{seeds_of(folder)[0]}")
-    return of_task(averaged(trained.models, task, settings.training.batch_size), task, settings)
+    return of_task(averaged(trained.models, task(), settings.training.batch_size), task(), settings)
 
 
 def of_task(rows: Mapping[Split, Rows], task: Task, settings: Settings) -> Calibration:
@@ -251,22 +270,14 @@ def calibrated(objective: Objective, val: Rows, test: Rows, caveat: str = "") ->
     known = objective.known(val.labels)
     result = Calibration(objective, int((known if known.dim() == 1 else known.any(1)).sum()), caveat=caveat)
     if isinstance(objective, Targets):
-        of_val, of_test = ((rows.labels.double() - rows.predictions).abs() for rows in (val, test))  # [n, K]
+        result = replace(result, quantiles=_quantiles(_unusual(val)).tolist())
     else:
         plain = type(objective)(objective.out_channels)  # whose loss is the negative log-likelihood
         result = replace(result, objective=plain, temperature=_temperature(plain, val))
-        after = test._replace(predictions=result.probabilities(test.predictions))
-        result = replace(result, errors=(_error(plain, test), _error(plain, after)))
-        if not isinstance(plain, OneLabel):
-            return result
-        of_val = _unusual(val._replace(predictions=result.probabilities(val.predictions)))  # [n, 1]
-        of_test = _unusual(after)
-    quantiles = _quantiles(of_val)
-    result = replace(result, quantiles=quantiles.tolist(), coverage=(100 * _shares(of_test, quantiles)).tolist())
-    if result.temperature is None:
-        return result
-    sizes = objective.out_channels * _shares(1 - after.predictions[objective.known(test.labels)].view(-1, 1), quantiles)
-    return replace(result, sizes=sizes.flatten().tolist())
+        if isinstance(plain, OneLabel):
+            after = val._replace(predictions=result.probabilities(val.predictions))
+            result = replace(result, quantiles=_quantiles(_unusual(after)).tolist())
+    return result.measured_on(test)
 
 
 def _temperature(objective: Objective, rows: Rows) -> float:
@@ -298,7 +309,9 @@ def _error(objective: Objective, rows: Rows) -> float:
 
 
 def _unusual(rows: Rows) -> Tensor:
-    """Return 1 - p of each label `[n, 1]`, NaN of unknown ones."""
+    """Return the scores s of labels: 1 - p of classes `[n, 1]`, |y - y(x)| `[n, K]`; NaN of unknown ones."""
+    if rows.labels.is_floating_point():
+        return (rows.labels.double() - rows.predictions).abs()
     p = rows.predictions.gather(1, rows.labels.clamp(min=0)[:, None])
     return (1 - p).masked_fill(rows.labels[:, None] < 0, math.nan)
 

@@ -43,9 +43,7 @@ def predict(
     frame = predict(run, list(data) or None, out, seed=seed, top_k=top_k, level=level)
     print(f"{len(frame):,} predictions in {out}")
     if level is not None:
-        from .uncertainty import calibration
-
-        print(calibration(run, seed).text(level))
+        print(frame.attrs["uncertainty"])
 
 
 def export(run: str, file: str, *, seed: int | None = None) -> None:
@@ -81,7 +79,9 @@ def doctor() -> None:
         print(f"{subject:<18}{text}")
 
 
-def evaluate(run: str, *data: str, seed: int | None = None, top_k: int | None = None) -> None:
+def evaluate(
+    run: str, *data: str, seed: int | None = None, top_k: int | None = None, level: float | None = None
+) -> None:
     """Print the scores of a trained run on its test data, or on other data with labels.
 
     Args:
@@ -89,10 +89,11 @@ def evaluate(run: str, *data: str, seed: int | None = None, top_k: int | None = 
         data: files of the form that the run was trained on, with labels; a table of later links needs none
         seed: seed of the model, if the run has several
         top_k: the number of most probable links of each node in which its links are counted (recall@k)
+        level: such as 0.9, adds the share of labels that prediction sets or intervals of this level hold
     """
     from .evaluation import evaluate
 
-    print(evaluate(run, list(data) or None, seed=seed, top_k=top_k))
+    print(evaluate(run, list(data) or None, seed=seed, top_k=top_k, level=level))
 
 
 def explain(
