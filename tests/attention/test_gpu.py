@@ -299,12 +299,14 @@ def test_variants_of_the_launches_compute_the_same(setting: str, monkeypatch: py
 
 
 @runs
-def test_chunks_live_as_long_as_their_edges() -> None:
+def test_launches_live_as_long_as_their_edges() -> None:
+    """What a launch needs of the edges and sizes is computed once, the chunks of long rows too."""
     edges = on_device(edges_of(stairs(rows.SPLIT + 1)))
-    chunks = rows.chunks_of(edges, "dst")
-    assert chunks is not None and rows.chunks_of(edges, "dst") is chunks
-    start = weakref.ref(chunks.start)
-    del edges, chunks
+    walk = rows.walk_of(edges, "dst", 1, 8, 8)
+    assert walk is rows.walk_of(edges, "dst", 1, 8, 8) is not rows.walk_of(edges, "dst", 1, 8, 4)
+    assert walk.chunks is not None and walk.chunks is rows.chunks_of(edges, "dst")
+    start = weakref.ref(walk.chunks.start)
+    del edges, walk
     gc.collect()
     assert start() is None
 

@@ -25,7 +25,6 @@ from ...graph.edges import Edges
 from ...kernels.gpu import FP_FUSION, rows
 from ...kernels.gpu.draw import drop_arguments, keep
 from ...kernels.gpu.rows import (
-    Walk,
     all_models,
     apart,
     beside,
@@ -41,6 +40,7 @@ from ...kernels.gpu.rows import (
     stack_arguments,
     store_row,
     tile_for,
+    walk_of,
     work_item,
 )
 from ..steps.gpu import alpha, attend, forward_pass, leaky, of_rows, store_attended, total_mass
@@ -456,7 +456,7 @@ class _Backward(NamedTuple):
         edges, heads = self.edges, self.heads
         _, dst, place = edges.transpose
         by_edge = self.terms["p_score_edge"], *map(operands.get, ("p_edge_weight", "p_grad_edge", "p_grad_weight"))
-        walk = Walk(edges, "src", self.models, heads, channels)
+        walk = walk_of(edges, "src", self.models, heads, channels)
         held = walk.hold(heads * channels + heads)
         operands = dict.fromkeys(_BACKWARD_OPERANDS) | operands
         _backward_kernel[(walk.items, walk.slabs)](
@@ -474,7 +474,7 @@ class _Backward(NamedTuple):
     def mean(self, channels: int, grad: Tensor, *operands: Tensor | None) -> None:
         """Launch the pass over O and O+."""
         num_dst, tile = self.edges.num_dst, tile_for(self.models, self.heads, channels, self.edges.num_dst)
-        _mean_kernel[(triton.cdiv(num_dst, tile.edges), triton.cdiv(self.heads, tile.heads))](
+        _mean_kernel[(-(-num_dst // tile.edges), -(-self.heads // tile.heads))](
             grad,
             *operands,
             num_dst,
@@ -492,7 +492,7 @@ class _Backward(NamedTuple):
         if cut is not None:
             launches.append((cut.rows, cut.rows.numel(), 4096 // tile.heads, 3, 8))
         for long, number, block_e, stages, warps in launches:
-            _segment_mean_kernel[(number, triton.cdiv(self.heads, tile.heads))](
+            _segment_mean_kernel[(number, -(-self.heads // tile.heads))](
                 p_g=g,
                 **self.terms,
                 p_ptr=edges.rowptr,

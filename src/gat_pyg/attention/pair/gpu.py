@@ -12,7 +12,6 @@ from torch import Tensor
 from ...graph.edges import Edges
 from ...kernels.gpu.draw import drop_arguments, keep
 from ...kernels.gpu.rows import (
-    Walk,
     all_models,
     apart,
     beside,
@@ -24,6 +23,7 @@ from ...kernels.gpu.rows import (
     offset,
     slab,
     store_row,
+    walk_of,
     work_item,
 )
 from ..steps.gpu import (
@@ -415,7 +415,7 @@ class _Backward(NamedTuple):
     def over_dst(self, grad_x_dst: Tensor, grad_query_edge: Tensor | None, **arguments: Any) -> Tensor | None:
         """Launch the pass over the rows of dst, and the sum of their chunks; return the shares of grad att."""
         operands, edges, (_, heads, channels) = self.operands, self.edges, self.grad.shape
-        walk = Walk(edges, "dst", self.models, heads, channels, operands.features)
+        walk = walk_of(edges, "dst", self.models, heads, channels, operands.features)
         held = walk.hold(heads * (channels + operands.features))
         blocks = walk.items if operands.att is None else min(walk.items, BLOCKS)
         shares = None if operands.att is None else self.weights.new_empty(blocks, heads, channels)
@@ -442,7 +442,7 @@ class _Backward(NamedTuple):
         """Launch the pass over the rows of src, and the sum of their chunks."""
         operands, edges, (_, heads, channels) = self.operands, self.edges, self.grad.shape
         _, dst, place = edges.transpose
-        walk = Walk(edges, "src", self.models, heads, channels)
+        walk = walk_of(edges, "src", self.models, heads, channels)
         held = walk.hold(heads * channels * (1 if grad_key is None else 2))
         _backward_src_kernel[(walk.items, walk.slabs)](
             p_grad=self.grad,

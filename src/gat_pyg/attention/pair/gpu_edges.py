@@ -296,7 +296,7 @@ def parameter_gradients(
         return {"lin_edge": torch.zeros_like(lin_edge), "edge_attr": empty}
     (_, heads, channels), size, num_edges = operands.x.shape, operands.size, edges.num_edges
     block_w = min(64, max(16, triton.next_power_of_2(heads // models * channels)))
-    blocks = min(BLOCKS, triton.cdiv(num_edges, BLOCK_E))
+    blocks = min(BLOCKS, -(-num_edges // BLOCK_E))
     if 2**31 - BLOCK_E * blocks <= num_edges < 2**31:  # the loop's last step would pass int32, which this number has
         raise ValueError(
             f"there are {num_edges} edges, expected fewer than {2**31 - BLOCK_E * blocks} or at least 2^31 for the "
@@ -304,7 +304,7 @@ def parameter_gradients(
         )
     held = weights.new_empty(blocks, *operands.x.shape[1:], size)
     grad_attr = of_rows(edges, wants_attr, *lin_edge.shape[:-3], edges.num_rows, size, device=weights.device)
-    _parameters_kernel[(blocks, models, triton.cdiv(size, BLOCK_D))](
+    _parameters_kernel[(blocks, models, -(-size // BLOCK_D))](
         **{f"p_{name}": getattr(operands, name) for name in ("att", "lin", "edge_attr")},
         p_weights=weights,
         p_signs=signs,
@@ -335,7 +335,7 @@ def attr_gradient(
     grad_attr = of_rows(edges, True, *stack, edges.num_rows, size, device=weights.device)
     if size:
         block_e = 1024 // block_d
-        _attr_kernel[(triton.cdiv(num_edges, block_e), models, triton.cdiv(size, block_d))](
+        _attr_kernel[(-(-num_edges // block_e), models, -(-size // block_d))](
             p_grad_out_edge=grad_out_edge,
             p_query_edge=operands.query_edge,
             p_weights=weights,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...graph.edges import Edges
 from ...kernels.gpu.draw import drop_arguments
-from ...kernels.gpu.rows import Walk, all_models, offset, slab, stack_arguments, store_row
+from ...kernels.gpu.rows import Walk, all_models, offset, slab, stack_arguments, store_row, walk_of
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -179,7 +179,7 @@ def forward_pass(
                 result.zero_()
         return out, lse
     features = 0 if out_edge is None else out_edge.size(2)
-    walk = Walk(edges, "dst", models, heads, channels, features)
+    walk = walk_of(edges, "dst", models, heads, channels, features)
     parts = 1 if positive[0] is None else 2
     held, held_h = walk.hold(parts, heads, channels), walk.hold(parts, heads)
     if out_edge is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -222,15 +223,22 @@ def tile_for(models: int, heads: int, channels: int, degree: float, features: in
     that a desktop GPU has.
     With `features` of edges that are attended to beside x, half as many edges, whose features take as many registers.
     """
+    return _tile_for(models, heads, channels, degree, features, SLAB, NUMBERS, AHEAD)
+
+
+@functools.lru_cache(1024)
+def _tile_for(
+    models: int, heads: int, channels: int, degree: float, features: int, most: int, numbers: int, ahead: int
+) -> Tile:
     block_c = triton.next_power_of_2(max(1, channels))
     width = max(block_c, triton.next_power_of_2(max(1, features)))
-    block_h = max(1, SLAB // width)
+    block_h = max(1, most // width)
     if models == 1:
         block_h = min(triton.next_power_of_2(heads), block_h)
     warps = min(16, max(1, block_h * width // 256))
-    block_e = max(1, (NUMBERS // 2 if features else NUMBERS) * warps // (block_h * width))
+    block_e = max(1, (numbers // 2 if features else numbers) * warps // (block_h * width))
     block_e = min(block_e, max(4, triton.next_power_of_2(round(degree))))
-    return Tile(block_e, block_h, block_c, warps, 3 if degree > AHEAD * block_e and warps <= 4 else 1)
+    return Tile(block_e, block_h, block_c, warps, 3 if degree > ahead * block_e and warps <= 4 else 1)
 
 
 def stack_arguments(models: int, heads: int) -> dict[str, Any]:
@@ -239,38 +247,31 @@ def stack_arguments(models: int, heads: int) -> dict[str, Any]:
 
 
 class Walk:
-    """A launch over the rows of one side, and over the chunks of its long rows."""
+    """A launch over the rows of one side, and over the chunks of its long rows.
 
-    def __init__(self, edges: Edges, side: Side, models: int, heads: int, channels: int, features: int = 0) -> None:
-        self.ptr = edges.rowptr if side == "dst" else edges.transpose[0]
-        self.chunks = chunks_of(edges, side)
-        self.models, self.heads, self.channels = models, heads, channels
-        self.num_rows = self.ptr.numel() - 1
-        self.num_chunks = 0 if self.chunks is None else self.chunks.row.numel()
+    Attributes:
+        items: the number of work items: the chunks of long rows, then the rows.
+        slabs: the number of slabs of heads.
+        arguments: the kernels' arguments for the rows, chunks, heads and tile.
+    """
+
+    def __init__(self, edges: Edges, side: Side, models: int, heads: int, channels: int, features: int) -> None:
+        ptr, self.chunks = edges.rowptr if side == "dst" else edges.transpose[0], chunks_of(edges, side)
+        self.models, self.heads, self.channels, self.device = models, heads, channels, ptr.device
+        num_rows = ptr.numel() - 1
+        row, start, *_ = (None, None) if self.chunks is None else self.chunks
+        self.num_chunks = 0 if row is None else row.numel()
         mostly_chunks = 4 * SPLIT * self.num_chunks > edges.num_edges
-        degree = SPLIT if mostly_chunks else edges.num_edges / self.num_rows
+        degree = SPLIT if mostly_chunks else edges.num_edges / num_rows
         self.tile = tile_for(models, heads, channels, degree, features)
-
-    @property
-    def items(self) -> int:
-        """The number of work items: the chunks of long rows, then the rows."""
-        return self.num_chunks + self.num_rows
-
-    @property
-    def slabs(self) -> int:
-        """The number of slabs of heads."""
-        return int(triton.cdiv(self.heads, self.tile.heads))
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The kernels' arguments for the rows, chunks, heads and tile."""
-        return {
-            "p_ptr": self.ptr,
-            "p_chunk_row": None if self.chunks is None else self.chunks.row,
-            "p_chunk_start": None if self.chunks is None else self.chunks.start,
+        self.items, self.slabs = self.num_chunks + num_rows, -(-heads // self.tile.heads)
+        self.arguments = {
+            "p_ptr": ptr,
+            "p_chunk_row": row,
+            "p_chunk_start": start,
             "num_chunks": self.num_chunks,
-            **stack_arguments(self.models, self.heads),
-            "C": self.channels,
+            **stack_arguments(models, heads),
+            "C": channels,
             "SPLIT": SPLIT,
             "STAGES": self.tile.stages,
             **self.tile.blocks,
@@ -280,14 +281,14 @@ class Walk:
         """Room for a result of each chunk."""
         if self.chunks is None:
             return None
-        return torch.empty(self.num_chunks, *widths, dtype=torch.float32, device=self.ptr.device)
+        return torch.empty(self.num_chunks, *widths, dtype=torch.float32, device=self.device)
 
     def sum(self, held: Tensor | None, wide: Tensor | None, narrow: Tensor | None = None) -> None:
         """Sum the chunks' results, `[P, wide]` or `[P, wide + narrow]` numbers, into those of their rows."""
         if self.chunks is None or held is None:
             return
         width = self.heads * self.channels
-        _sum_kernel[(self.chunks.rows.numel(), triton.cdiv(held.size(1), 256))](
+        _sum_kernel[(self.chunks.rows.numel(), -(-held.size(1) // 256))](
             held,
             self.chunks.rows,
             self.chunks.first,
@@ -300,6 +301,12 @@ class Walk:
             BLOCK_W=256,
             enable_fp_fusion=FP_FUSION,
         )
+
+
+@remembered
+def walk_of(edges: Edges, side: Side, models: int, heads: int, channels: int, features: int = 0) -> Walk:
+    """Return the launch over the rows by "dst" or by "src" for heads of these sizes, remembered with the edges."""
+    return Walk(edges, side, models, heads, channels, features)
 
 
 def beside(models: torch.Size, *tensors: Tensor | None) -> list[Any]:
