@@ -288,7 +288,13 @@ def _attr_kernel(
 
 
 def parameter_gradients(
-    operands: Operands, lin_edge: Tensor, weights: Tensor, signs: Tensor, edges: Edges, models: int, wants_attr: bool
+    operands: Operands,
+    lin_edge: Tensor,
+    weights: Tensor,
+    signs: Tensor | None,
+    edges: Edges,
+    models: int,
+    wants_attr: bool,
 ) -> dict[str, Tensor | None]:
     """Return the gradients of GATv2's `lin_edge` and, if it is wanted, `edge_attr`."""
     if operands.lin is None:  # no features
