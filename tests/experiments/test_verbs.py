@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from matplotlib.figure import Figure
 from sklearn.metrics import f1_score, roc_auc_score
 from torch_geometric.data import Data
 from torch_geometric.utils import is_undirected
@@ -317,3 +318,10 @@ def test_a_prediction_without_features_is_explained_by_its_edges(tmp_path: Path,
     assert explained.edges[["src", "dst"]].to_numpy().tolist() in ([["4", "5"], ["3", "4"]], [["3", "4"], ["4", "5"]])
     assert explained.features.empty and [*explained.features] == ["node", "feature", "value", "occlusion"]
     assert explanation_figure(explained, tmp_path / "e.png").axes and (tmp_path / "e.png").exists()
+    yours = Figure()
+    panels = yours.subplots(1, len(explained.kinds) + 1)
+    assert explanation_figure(explained, axes=panels[:-1]) is yours and yours.get_supxlabel() == ""
+    titles = [panel.get_title().partition(":")[0] for panel in panels]
+    assert titles == [*explained.kinds, ""] and not panels[-1].has_data()
+    with pytest.raises(ValueError, match=f"axes has {len(panels)} entries, expected {len(explained.kinds)} Matplotlib"):
+        explanation_figure(explained, axes=panels)

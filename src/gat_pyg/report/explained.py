@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,24 +12,31 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from ..experiments.explain import Explained
-from .canvas import BLUE, ORANGE, despine, ink, new_figure, written
+from .canvas import BLUE, ORANGE, Canvas, Panels, despine, ink, new_figure, written
 from .graphs import _BELOW, _BOND, _MARGIN, _PALE, _draw, _Shown
 from .molecules import molecule_of
 from .positions import graph_layout
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _EDGES = 10  # of each kind that are drawn, unless there are few
 _FEW = 60  # edges that are all drawn
 _FEATURES = 8
 _LONGEST = 14  # characters of a name
+_WIDTH = 9.0  # inches
 _LARGEST = (4.3, 3.2)  # inches of a panel
 _RING = 320  # points squared
 
 
 def explanation_figure(
-    explained: Explained, path: str | Path | None = None, *, caption: bool = True, width: float = 9.0
+    explained: Explained,
+    path: str | Path | None = None,
+    *,
+    caption: bool = True,
+    width: float | None = None,
+    axes: Panels = None,
 ) -> Figure:
     """Draw an explanation: the strongest edges of each kind, and the features with the largest `occlusion`.
 
@@ -41,52 +49,66 @@ def explanation_figure(
         explained: the result of `gat_pyg.explain`.
         path: the file to write, if any.
         caption: if false, there is no text below the figure.
-        width: the width of the figure in inches; the height follows.
+        width: the width of a new figure in inches, by default 9; the height follows.
+        axes: Matplotlib axes of another figure to draw into, in place of a new figure: for each kind of explanation in
+            the order of `explained.kinds`, then for the features if there are any.
 
     Raises:
         ImportError: if Matplotlib is missing, or SciPy for a graph that is not a molecule.
+        ValueError: if there are more or fewer axes than panels, or both `axes` and `width`.
     """
     kinds, edges = explained.kinds, explained.edges
     features = explained.features.head(_FEATURES)
-    rows = -(-len(kinds) // 2)
-    names: list[Any] = [[*kinds[2 * row : 2 * row + 2]] for row in range(rows)]
-    names = [row if len(row) == 2 or len(kinds) == 1 else [*row, "."] for row in names]
     shown = _strongest(explained)
     nodes, position, molecule = _placed(explained, shown)
-    scale = width / 9.0
-    inches = scale * (_BOND * (np.ptp(position, axis=0) + 2 * _MARGIN) / 72).clip(1.0, _LARGEST)
-    heights = [float(inches[1]) + 0.3] * rows
-    if len(features):
-        names.append(["features"] * len(names[0]) if names else ["features"])
-        heights.append(0.5 + 0.25 * len(features))
-    figure = new_figure(width, sum(heights) + 0.8)
-    panels = figure.subplot_mosaic(names or [["features"]], height_ratios=heights or None)
-    figure.suptitle(f"{explained.item}: {explained.prediction}", fontsize="large")
+    inches = (_BOND * (np.ptp(position, axis=0) + 2 * _MARGIN) / 72).clip(1.0, _LARGEST)
+    if axes is None:
+        inches = inches * (width or _WIDTH) / _WIDTH
+        figure, panels = _panels(kinds, len(features), width or _WIDTH, float(inches[1]))
+        figure.suptitle(f"{explained.item}: {explained.prediction}", fontsize="large")
+    else:
+        names = [*kinds, "features"] if len(features) or not kinds else kinds
+        canvas = Canvas(len(names), _LARGEST, axes, width, each="kind of explanation, then for the features")
+        figure, panels = canvas.figure, dict(zip(names, canvas.panels, strict=True))
     ends = torch.searchsorted(nodes, explained.ends[:, shown])
     texts = [_shortened(explained.names[node]) for node in nodes.tolist()]
     for kind in kinds:
         values = torch.from_numpy(edges[kind].to_numpy(copy=True))[shown].float()
         graph = _Shown(position, *_ordered(ends, values), (ends, values[:, None]), molecule)
-        axes = panels[kind]
-        _draw(axes, graph, texts, _colours(values), (float(inches[0]), float(inches[1])))
+        panel = panels[kind]
+        size = (float(inches[0]), float(inches[1])) if axes is None else canvas.inches(panel)
+        _draw(panel, graph, texts, _colours(values), size)
         if molecule is None:
             at = [int(torch.searchsorted(nodes, node)) for node in sorted({*explained.nodes})]
-            axes.scatter(
+            panel.scatter(
                 position[at, 0], position[at, 1], s=_RING, color=ink(), linewidths=0, zorder=1.5
             )  # behind the nodes
         row = explained.faithfulness.set_index("kind").loc[kind]
-        axes.set_title(f"{kind}: {row.removed:.3g} without, {row.alone:.3g} alone", fontsize="medium")
+        panel.set_title(f"{kind}: {row.removed:.3g} without, {row.alone:.3g} alone", fontsize="medium")
     if len(features):
-        axes = panels["features"]
+        panel = panels["features"]
         values = features.occlusion.to_numpy()
-        axes.barh(range(len(values)), values, color=[ORANGE if value > 0 else BLUE for value in values])
+        panel.barh(range(len(values)), values, color=[ORANGE if value > 0 else BLUE for value in values])
         labels = (features.node.map(_shortened) + ": " + features.feature + features.value.map(_valued)).tolist()
-        axes.set_yticks(range(len(values)), labels)
-        axes.invert_yaxis()
-        axes.axvline(0, color=ink(), lw=0.8)
-        axes.set_xlabel("decrease of the prediction without the feature")
-        despine(axes)
-    return written(figure, path, _caption(explained, len(shown)) if caption else "")
+        panel.set_yticks(range(len(values)), labels)
+        panel.invert_yaxis()
+        panel.axvline(0, color=ink(), lw=0.8)
+        panel.set_xlabel("decrease of the prediction without the feature")
+        despine(panel)
+    return written(figure, path, _caption(explained, len(shown)) if caption and axes is None else "")
+
+
+def _panels(kinds: Sequence[str], features: int, width: float, height: float) -> tuple[Figure, dict[str, Axes]]:
+    """Return a new figure with two panels of this height in a row, and below them one for the features."""
+    rows = -(-len(kinds) // 2)
+    names: list[Any] = [[*kinds[2 * row : 2 * row + 2]] for row in range(rows)]
+    names = [row if len(row) == 2 or len(kinds) == 1 else [*row, "."] for row in names]
+    heights = [height + 0.3] * rows
+    if features:
+        names.append(["features"] * len(names[0]) if names else ["features"])
+        heights.append(0.5 + 0.25 * features)
+    figure = new_figure(width, sum(heights) + 0.8)
+    return figure, figure.subplot_mosaic(names or [["features"]], height_ratios=heights or None)
 
 
 def _shortened(name: str) -> str:
