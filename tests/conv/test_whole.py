@@ -1,15 +1,19 @@
 """A layer as one autograd node has PyG's output and gradients, first and second."""
 
+from collections import namedtuple
 from itertools import chain
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 import torch_geometric.nn
 from torch import Tensor
 from torch.testing import assert_close
 
 import gat_pyg
+from gat_pyg.conv.whole import Grads
+from gat_pyg.features import linear
 
 pytestmark = pytest.mark.kernels
 
@@ -57,3 +61,30 @@ def test_the_node_of_a_layer_has_the_derivatives_of_pygs(name: str, form: dict[s
     edge_attr = torch.randn(E, 5, dtype=torch.double, requires_grad=True) if "edge_dim" in form else None
     for here, there in zip(*(derivatives(each, x, edge_index, edge_attr) for each in (layer, pygs)), strict=True):
         assert_close(here, there)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_the_gradient_of_linear_maps_is_autograds(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of small products and of large ones, which are oneDNN's; of several weights, and of the first rows of x."""
+    sizes: list[torch.Size] = []
+    monkeypatch.setattr(linear, "_LARGE", 1 if large else 1 << 40)
+    onednn = linear._onednn()
+    monkeypatch.setattr(
+        linear, "_onednn", lambda: onednn and (lambda x, *rest: sizes.append(x.shape) or onednn(x, *rest))
+    )
+    Inputs = namedtuple("Inputs", "x w v b")
+    for width, rows in ((3, 9), (20, 9), (20, 7)):  # narrower and wider than the output
+        inputs = Inputs(torch.randn(9, width), torch.randn(5, width), torch.randn(8, width), torch.randn(5))
+        inputs = Inputs(*(t.requires_grad_() for t in inputs))
+        both, one = torch.randn(rows, 13), torch.randn(rows, 10)[:, ::2]
+        w, v = F.linear(inputs.x[:rows], inputs.w, inputs.b), F.linear(inputs.x[:rows], inputs.v)
+        total = (w * both[:, :5]).sum() + (v * both[:, 5:]).sum() + (w * one).sum()
+        grads = Grads(inputs, [True] * 4)
+        with torch.no_grad():
+            grads.of_linear(both, "x", "w v")
+            grads.of_linear(one, "x", "w", "b")
+            assert_close(linear.product(inputs.x, inputs.w, inputs.b), F.linear(inputs.x, inputs.w, inputs.b))
+        expected = torch.autograd.grad(total, inputs)
+        assert_close(grads["b"] + both[:, :5].sum(0), expected[3])
+        assert_close([grads[name] for name in "xwv"], list(expected[:3]))
+    assert len(sizes) == (15 if large and onednn else 0)

@@ -16,7 +16,7 @@ from torch_geometric.utils import softmax
 from ..attention.operation import Backend
 from ..attention.pair import Dot
 from ..attention.score import Score
-from ..features.linear import Linear
+from ..features.linear import Linear, product
 from ..philox import drops
 from .base import Ends, NoneType, _AttentionConv, _check_call, check_ends, each_graph, is_batch, overload
 from .mechanisms import _per_head, unrounded
@@ -312,9 +312,14 @@ class TransformerConv(_AttentionConv):
     def _before(self, inputs: Any, num_dst: int) -> Any:
         H, C = self.heads, self.out_channels
         x, end = inputs.x, inputs.x if inputs.x_dst is None else inputs.x_dst
-        query = F.linear(end, inputs.weight_query, inputs.bias_query).view(-1, H, C)
-        key = F.linear(x, inputs.weight_key, inputs.bias_key).view(-1, H, C)
-        value = F.linear(x, inputs.weight_value, inputs.bias_value).view(-1, H, C)
+        query = product(end, inputs.weight_query, inputs.bias_query).view(-1, H, C)
+        if x.is_cuda:  # whose kernels would copy rows that lie apart
+            key = product(x, inputs.weight_key, inputs.bias_key).view(-1, H, C)
+            value = product(x, inputs.weight_value, inputs.bias_value).view(-1, H, C)
+        else:
+            weight = torch.cat([inputs.weight_key, inputs.weight_value])
+            bias = None if inputs.bias_key is None else torch.cat([inputs.bias_key, inputs.bias_value])
+            key, value = product(x, weight, bias).view(-1, 2, H, C).unbind(1)
         score = Dot(query, key)
         if inputs.edge_attr is not None:
             of_edges = _by_head(query, inputs.weight_edge.view(H, C, -1))
@@ -325,7 +330,7 @@ class TransformerConv(_AttentionConv):
         out = self._with_edges(inputs, out)
         if inputs.weight_skip is None:
             return out.clone() if self.concat and inputs.edge_attr is None else out
-        skip = F.linear(res, inputs.weight_skip, inputs.bias_skip)
+        skip = product(res, inputs.weight_skip, inputs.bias_skip)
         if inputs.weight_beta is None:
             return skip.add_(out) if not torch.is_grad_enabled() else out + skip
         beta = F.linear(torch.cat([out, skip, out - skip], -1), inputs.weight_beta).sigmoid()
@@ -344,7 +349,7 @@ class TransformerConv(_AttentionConv):
         of_skip = grad
         if inputs.weight_beta is not None:
             sums = self._with_edges(inputs, out)
-            skip = F.linear(getattr(inputs, end), inputs.weight_skip, inputs.bias_skip)
+            skip = product(getattr(inputs, end), inputs.weight_skip, inputs.bias_skip)
             terms, (w_out, w_skip, w_both) = torch.cat([sums, skip, sums - skip], -1), inputs.weight_beta.chunk(3, 1)
             beta = F.linear(terms, inputs.weight_beta).sigmoid()
             of_gate = (grad * (skip - sums)).sum(1, keepdim=True) * beta * (1 - beta)
@@ -371,8 +376,14 @@ class TransformerConv(_AttentionConv):
             if grads.needs["edge_attr"]:
                 grads["edge_attr"] = of["edge_attr"]
         grads.of_linear(of_query.flatten(1), end, "weight_query", "bias_query")
-        grads.of_linear(of["key"].flatten(1), "x", "weight_key", "bias_key")
-        grads.of_linear(of["x"].flatten(1), "x", "weight_value", "bias_value")
+        of_key, of_value = of["key"].flatten(1), of["x"].flatten(1)
+        width = of_key.size(1)
+        if of_key.stride(0) == 2 * width:  # side by side, as keys and values are
+            both = of_key.as_strided((of_key.size(0), 2 * width), (2 * width, 1))
+            grads.of_linear(both, "x", "weight_key weight_value", "bias_key bias_value")
+        else:
+            grads.of_linear(of_key, "x", "weight_key", "bias_key")
+            grads.of_linear(of_value, "x", "weight_value", "bias_value")
 
 
 def _by_head(x: Tensor, weight: Tensor) -> Tensor:

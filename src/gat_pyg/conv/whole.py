@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..attention.fused import attend
+from ..features.linear import is_large, product
 from ..graph.edges import Edges
 from ..kernels.device import load_kernels
 from ..kernels.models import each_cotangent
@@ -32,6 +33,7 @@ class Grads(dict[str, Tensor]):
     def __init__(self, inputs: Any, needs: Sequence[bool]) -> None:
         super().__init__()
         self.inputs, self.needs = inputs, dict(zip(inputs._fields, needs, strict=True))
+        self.columns: dict[tuple[str, int], Tensor] = {}  # the transposes of the first rows of inputs
 
     def add(self, name: str, grad: Tensor) -> None:
         """Add a term to the gradient of an input."""
@@ -39,15 +41,34 @@ class Grads(dict[str, Tensor]):
         self[name] = grad if known is None else known.add_(grad)
 
     def of_linear(self, grad: Tensor, x: str, weight: str, bias: str = "") -> None:
-        """Add the terms of y = x W^T + b from the gradient of the first rows of y, `[N, F']`; the others are names."""
-        values, rows = getattr(self.inputs, x), grad.size(0)
+        """Add the terms of y = x W^T + b from the gradient of the first rows of y, `[N, F']`; the others are names.
+
+        Several weights, and as many biases, with blanks between their names, lie one below the other in W and b.
+        """
+        values, rows, names, biases = getattr(self.inputs, x), grad.size(0), weight.split(), bias.split()
+        weights = [getattr(self.inputs, name) for name in names]
+        sizes = [each.size(0) for each in weights]
         if self.needs[x]:
-            of_x = grad.mm(getattr(self.inputs, weight))
+            of_x = product(grad, (weights[0] if len(names) == 1 else torch.cat(weights)).t())
             self.add(x, of_x if rows == values.size(0) else F.pad(of_x, (0, 0, 0, values.size(0) - rows)))
-        if self.needs[weight]:
-            self.add(weight, grad.t().mm(values[:rows]))
-        if bias and self.needs[bias]:
-            self.add(bias, grad.sum(0))
+        if any(map(self.needs.get, names)):
+            self._add_each(names, self._of_weight(grad, x).split(sizes))
+        if any(map(self.needs.get, biases)):
+            self._add_each(biases, grad.sum(0).split(sizes))
+
+    def _add_each(self, names: Sequence[str], grads: Sequence[Tensor]) -> None:
+        for name, grad in zip(names, grads, strict=True):
+            self.add(name, grad)
+
+    def _of_weight(self, grad: Tensor, x: str) -> Tensor:
+        """Return grad^T x. A large product transposes the narrower, x once for all its products."""
+        rows, width = grad.shape
+        values = getattr(self.inputs, x)[:rows]
+        if values.size(1) > width or not is_large(values, width):
+            return product(grad.t(), values.t())
+        if (x, rows) not in self.columns:
+            self.columns[x, rows] = values.t().contiguous()
+        return product(self.columns[x, rows], grad.t()).t().contiguous()
 
 
 class Whole(torch.autograd.Function):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn.dense.linear as dense
@@ -9,6 +12,8 @@ from torch import Tensor
 
 from .products import _sums
 from .sparse import SparseFeatures, is_sparse_features
+
+_LARGE = 1 << 27  # products of two numbers, about 3 ms by MKL, from which oneDNN's code for a new size pays
 
 
 class Linear(dense.Linear):  # type: ignore[misc]
@@ -39,3 +44,36 @@ def linear(x: SparseFeatures, weight: Tensor) -> Tensor:
     out = _sums(x.undropped, weight, x.seed, x.p, x.pattern, False)
     device = weight.device.type
     return out.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else out
+
+
+@functools.cache
+def _onednn() -> Any:
+    """Return oneDNN's linear map, as Inductor calls it; None if torch has none, or has no MKL in its place."""
+    available = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
+    packet = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if available else None
+    return None if packet is None else packet.default
+
+
+def is_large(x: Tensor, width: int) -> bool:
+    """Return True if oneDNN computes the product of x `[N, F]` with a matrix of F x `width`, see `product`."""
+    return (
+        x.size(0) * x.size(1) * width >= _LARGE
+        and not torch.is_grad_enabled()
+        and x.dtype == torch.float32
+        and x.device.type == "cpu"
+        and torch.backends.mkldnn.enabled
+        and _onednn() is not None
+    )
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x W^T + b, `[N, F]` and `[D, F]` to `[N, D]`, as `F.linear` does.
+
+    On a CPU, oneDNN computes large ones that nobody differentiates. `F.linear` calls MKL, which computes with half the
+    width of the vectors of processors that are not Intel's.
+    """
+    if is_large(x, weight.size(0)):
+        if not (weight.is_contiguous() or weight.t().is_contiguous()):  # for which oneDNN has no fast code
+            weight = weight.contiguous()
+        return _onednn()(x.contiguous(), weight, bias, "none", [], "")  # type: ignore[no-any-return]
+    return F.linear(x, weight, bias)
