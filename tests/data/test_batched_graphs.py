@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 from torch_geometric.data import Batch, Data
 from torch_geometric.datasets import KarateClub
 from torch_geometric.utils import to_undirected
 
 import gat_pyg.run
-from gat_pyg.data import Task, digits, from_dataset, from_file, links
+from gat_pyg.data import Collate, Task, digits, from_dataset, from_file, links
 from gat_pyg.experiments.build import warn_of_unknown_categories
 from gat_pyg.experiments.predictions import predict
 from gat_pyg.experiments.result import read
@@ -39,6 +40,55 @@ def graphs(item: str) -> list[Data]:
         data["edge_label" if item == "edge" else "y"] = torch.randint(3, (size,), generator=draw)
         result.append(data)
     return result
+
+
+class Other(Data):
+    """Graphs with a rule of their own."""
+
+    def __inc__(self, key: str, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return 100 if key == "edge_index" else super().__inc__(key, value, *args, **kwargs)
+
+
+CUT = {
+    "labels": {},
+    "numbers": {"y": lambda number, data: float(number)},
+    "scalars": {"y": lambda number, data: torch.tensor(number), "root_index": lambda number, data: torch.tensor(0)},
+    "nodes": {"pos": lambda number, data: data.x[:, :2], "face": lambda number, data: data.edge_index[:, :1].int()},
+    "unread": {"smiles": lambda number, data: "C" * number},
+}
+WHOLE = {
+    "words": {"name": lambda number, data: str(number)},
+    "lengths": {"num_nodes": lambda number, data: data.num_nodes},
+    "parts": {"part_batch": lambda number, data: torch.tensor([0, 1])},
+    "sparse": {"weight": lambda number, data: data.x.to_sparse()},
+    "missing": {"pos": lambda number, data: data.x, "x": lambda number, data: None},
+    "gradients": {"x": lambda number, data: data.x.requires_grad_()},
+}
+
+
+@pytest.mark.parametrize("name", [*CUT, *WHOLE, "class", "memory"])
+def test_collated_graphs_are_pygs_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In any order, repeated, one alone; the names of `WHOLE` are those that are collated graph by graph."""
+    kind = Other if name == "class" else Data
+    made = [kind(**data.to_dict()) for data in graphs("graph")]
+    for number, data in enumerate(made):
+        for key, value in (CUT | WHOLE).get(name, {}).items():
+            data[key] = value(number, data)
+    if name == "memory":
+        monkeypatch.setattr(gat_pyg.data.collate, "MOST", 100)
+    collate = Collate(made, ["smiles"])
+    for indices in ([3, 0, 3, 7], [4], [1, 4, 2], range(8)):
+        expected, batch = Batch.from_data_list([made[i] for i in indices], exclude_keys=["smiles"]), collate(indices)
+        assert (type(batch), batch.num_graphs) == (type(expected), expected.num_graphs)
+        last = len(indices) - 1
+        for one, other in ((batch, expected), (batch[last], expected[last])):  # cut apart again
+            assert one.keys() == other.keys()
+            for key, value in other:
+                if isinstance(value, Tensor):
+                    assert_close(one[key], value, rtol=0, atol=0)
+                else:
+                    assert one[key] == value
+    assert (collate._union is None) == (name not in CUT)
 
 
 def arrays(item: str, layout: str = "batch", **others: Any) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ import torch
 from torch_geometric.data import Batch, Data
 from torch_geometric.utils import is_undirected
 
-from gat_pyg.data import from_dataset, from_file
+from gat_pyg.data import Collate, from_dataset, from_file
 from gat_pyg.data.series import graphs_of_series
 from gat_pyg.experiments.messages import sizes
 from gat_pyg.experiments.model_file import save_model
@@ -70,10 +70,10 @@ def test_a_series_is_the_list_of_its_steps_split_in_time(form: str, tmp_path: Pa
     larger = copy.copy(steps[3])  # no step, but a graph with the same edges
     larger.x = torch.cat([larger.x, larger.x[:1]])
     for graphs in ([steps[4], steps[0], larger], [steps[4], steps[0], steps[2]], [steps[1], steps[5], steps[6]]):
-        batch, expected = joined(None, graphs), Batch.from_data_list(graphs)
+        batch, expected = joined(None, Collate(graphs), range(3)), Batch.from_data_list(graphs)
         assert {*batch.keys()} == {*expected.keys()}
         assert all(torch.equal(batch[key], expected[key]) for key in expected.keys())  # noqa: SIM118
-    assert joined(None, steps[:3]).edge_index is batch.edge_index
+    assert joined(None, Collate(steps), range(3)).edge_index is batch.edge_index
     if not task.objective.has_pairs:
         both = from_file(tmp_path / "own.npz", undirected=True)
         assert "steps" in sizes(both) and is_undirected(both.train[0].edge_index, both.train[0].edge_attr)

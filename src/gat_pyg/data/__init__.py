@@ -2,6 +2,7 @@
 
 from ..tasks.task import Task as Task
 from .citation import planetoid as planetoid
+from .collate import Collate as Collate
 from .encodings import encoded as encoded
 from .from_pyg import from_dataset as from_dataset
 from .from_pyg import from_file as from_file

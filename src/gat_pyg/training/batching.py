@@ -17,6 +17,7 @@ from torch_geometric.loader import LinkLoader, NodeLoader
 from torch_geometric.sampler import BaseSampler, NeighborSampler
 from torch_geometric.typing import WITH_PYG_LIB
 
+from ..data.collate import Collate
 from ..distributed.halo import HaloStrategy, divided
 from ..distributed.ranks import rank_zero_print
 from ..graph.partition import partition
@@ -29,6 +30,7 @@ from .pairs import PairLoader, PairSampler, with_labels
 from .shares import Batches, Cut, Drawn, Shares, _padding_graph, _without
 
 SHARED = ("edge_index", "edge_attr", "edge_label_index", "edge_label_attr")  # keys that the steps of a series share
+UNREAD = ["smiles"]  # keys that a step does not read
 
 
 class Loading:
@@ -67,10 +69,10 @@ class ManyGraphs(Loading):
         graphs = [*self.task.train, _padding_graph(self.task.train[0], self.task.objective)]
         # its own generator: the loader's draws must not change the epoch's dropout
         return Loader(
-            graphs,  # type: ignore[arg-type]
+            range(len(graphs)),  # type: ignore[arg-type]
             sampler.each,
             sampler=sampler,
-            collate_fn=partial(self._joined, _device(trainer)),
+            collate_fn=partial(self._joined, _device(trainer), Collate(graphs, UNREAD)),
             generator=torch.Generator(),
         )
 
@@ -88,25 +90,27 @@ class ManyGraphs(Loading):
         if len(share) < -(-len(graphs) // world):  # all need the same number of batches: a forward may communicate
             share = [*share, _padding_graph(graphs[0], self.task.objective)]
         size = -(-self.batch_size // world)
-        parts = (share[start : start + size] for start in range(0, len(share), size))
-        return Batches([self._joined(_device(trainer), part) for part in parts])
+        collate = Collate(share, UNREAD)
+        parts = (range(len(share))[start : start + size] for start in range(0, len(share), size))
+        return Batches([self._joined(_device(trainer), collate, part) for part in parts])
 
-    def _joined(self, device: torch.device | None, graphs: list[Data]) -> Batch:
+    def _joined(self, device: torch.device | None, collate: Collate, indices: Sequence[int]) -> Batch:
         """Return graphs as a batch; batches of one size share the edges if all graphs do, as the steps of a series.
 
         Then what is cached with a batch's edges stays valid, on the device too.
         """
-        first, names = self.task.train[0], ["smiles"]  # which a step does not read
+        graphs = [collate.graphs[index] for index in indices]
+        first = self.task.train[0]
         shared = [key for key in SHARED if key in first and all(data.get(key) is first[key] for data in graphs)]
         same_nodes = all(len(data.x) == len(first.x) for data in graphs)
         if not (same_nodes and {"edge_index", "edge_label_index"} & {*first.keys()} <= {*shared}):
-            return Batch.from_data_list(graphs, exclude_keys=names)
+            return collate(indices)
         key = (len(graphs), *shared)
         if key not in self._batches:
-            batch = Batch.from_data_list(graphs, exclude_keys=names)
+            batch = Batch.from_data_list(graphs, exclude_keys=UNREAD)
             self._batches[key] = batch if device is None else batch.to(device)
         batch = copy.copy(self._batches[key])
-        for name in {*first.keys()}.difference(shared, names):
+        for name in {*first.keys()}.difference(shared, UNREAD):
             batch[name] = torch.cat([data[name] for data in graphs])
         return batch
 
