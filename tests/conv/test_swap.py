@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Callable, Iterator
 from types import MethodType, SimpleNamespace
@@ -9,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from lightning import LightningModule
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data
 from torch_geometric.graphgym.models.layer import GeneralLayer, LayerConfig
 from torch_geometric.graphgym.register import layer_dict
@@ -142,6 +145,25 @@ def test_lazy_layers_are_swapped_before_their_first_call() -> None:
 
 class Subclass(pyg.GATConv):
     pass
+
+
+def test_a_model_is_swapped_before_or_within_ddp() -> None:
+    """In one process; DDP's hooks are on the parameters, which stay."""
+    plain = pyg.GAT(8, 4, num_layers=2, out_channels=3, heads=2)
+    plain(X, INDEX).square().sum().backward()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for before in (True, False):
+            model = copy.deepcopy(plain)
+            model.zero_grad()
+            swapped = accelerate(model) if before else None
+            parallel = DistributedDataParallel(model)
+            assert len((swapped or accelerate(parallel)).swapped) == 2
+            parallel(X, INDEX).square().sum().backward()
+            for name, each in plain.named_parameters():
+                assert_close(model.get_parameter(name).grad, each.grad)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_what_is_left_alone_has_a_reason() -> None:
