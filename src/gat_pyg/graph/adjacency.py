@@ -14,7 +14,7 @@ from torch_geometric.utils import add_self_loops as append_self_loops
 from torch_geometric.utils import is_torch_sparse_tensor, remove_self_loops, to_edge_index
 
 from .checks import check_ids, check_matrix, check_rowptr
-from .edges import Edges, Flow, _ends, _facts, _id_dtype, read
+from .edges import Edges, Flow, _bounds, _ends, _falls, _id_dtype, _pointer, read
 from .remembered import get_result, remembered, set_result
 
 
@@ -159,15 +159,17 @@ def _group(edge_list: Tensor, num_src: int, num_dst: int, flow: Flow) -> Edges:
     if not isinstance(edge_list, EdgeIndex) or edge_list.sort_order != side:
         return Edges.from_index(index, num_src, num_dst)
     src, dst = index
-    facts = _facts(src, dst, num_src, num_dst, ascending=dst)
-    check_ids(facts, "dst", num_dst)
-    if facts["falls"]:
-        raise ValueError(
-            f"edge_index is an EdgeIndex with sort_order='{side}', but its ids are not sorted. "
-            f"Build the EdgeIndex without sort_order and pass edge_index.sort_by('{side}').values."
-        )
-    check_ids(facts, "src", num_src)
-    return Edges._by_rows(index2ptr(dst, num_dst), src, num_src, facts)
+
+    def check(facts: dict[str, int], _: int) -> None:
+        check_ids(facts, "dst", num_dst)
+        if facts["falls"]:
+            raise ValueError(
+                f"edge_index is an EdgeIndex with sort_order='{side}', but its ids are not sorted. "
+                f"Build the EdgeIndex without sort_order and pass edge_index.sort_by('{side}').values."
+            )
+
+    scalars = _bounds(index, "src", "dst") | {"falls": _falls(dst)}
+    return Edges._by_rows(_pointer(dst, num_dst), src, num_src, scalars, check)
 
 
 def _from_sparse_tensor(adjacency: SparseTensor, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow) -> Edges:

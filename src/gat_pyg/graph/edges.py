@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -9,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.index import index2ptr, ptr2index
+from torch_geometric.index import ptr2index
 
 from .checks import check_edge_index, check_ids, check_rowptr
 from .memory import load_cpu_kernels
@@ -71,7 +72,7 @@ class Edges:
     def from_index(cls, index: Tensor, num_src: int, num_dst: int) -> Edges:
         """Group an edge list `[2, E]` of (src, dst) by dst.
 
-        Costs a stable sort, O(N + E), and one device sync.
+        Costs a stable sort, O(N + E), or two of them and one sync on other devices than a CPU.
 
         Raises:
             ValueError: if the ids are not integers or the shape is not `(2, E)`.
@@ -95,23 +96,34 @@ class Edges:
         if (cpu := _cpu_kernels(index)) is not None:
             with _outside():
                 return cls._counted(cpu, index, num_src, num_dst, -1 if num_loops is None else num_loops)
-        is_edge = None if num_loops is None else index[0] != index[1]
-        facts = _facts(index[0], index[1], num_src, num_dst, is_edge=is_edge)
+        size, added = index.size(1), num_loops or 0
+        dtype = _id_dtype(num_src, num_dst, size + added)
+        if num_loops is None:
+            scalars = _bounds(index, "src", "dst")
+            index = index.to(dtype, copy=True).contiguous()
+        else:
+            is_loop = index[0] == index[1]
+            inside = index.masked_fill(is_loop, 0)  # ids of own loops may be any
+            scalars = {"loops": is_loop.sum(), **_bounds(inside, "src", "dst")}
+            loops = torch.arange(num_loops, dtype=dtype, device=index.device)
+            narrow, last = index.to(dtype), max(num_src, num_dst)  # own loops come last, and are then left out
+            index = torch.cat([narrow.masked_fill(is_loop, last), loops.expand(2, -1)], 1)
+        dst, perm = torch.sort(index[1], stable=True)
+        src, rowptr = index[0].index_select(0, perm), _pointer(dst, num_dst)
+        facts, columns = _read_facts(rowptr, src, num_src, scalars)
+        replaced = facts.get("loops", 0)
+        facts["edges"] = size - replaced
         check_ids(facts, "src", num_src)
         check_ids(facts, "dst", num_dst)
-        if num_loops is None or is_edge is None:
-            index = index.to(_id_dtype(num_src, num_dst, index.size(1)), copy=True).contiguous()
-            return cls._sorted(index, num_src, num_dst, facts)
-        count, num_rows = facts["edges"], index.size(1)
-        index = index.to(_id_dtype(num_src, num_dst, num_rows + num_loops))
-        loops = torch.arange(num_loops, dtype=index.dtype, device=index.device)
-        if count == num_rows:
-            return cls._sorted(torch.cat([index, loops.expand(2, -1)], 1), num_src, num_dst, facts)
-        inside = index.clamp(0, max(num_loops - 1, 0))  # ids of own loops may be any
-        index = torch.cat([torch.where(is_edge, index, inside), loops.expand(2, -1)], 1)
-        rows = torch.cat([indices_of(is_edge, count).to(index.dtype), loops + num_rows])
-        edges = cls._sorted(index, num_src, num_dst, facts, rows)
-        return replace(edges, dropout_ids=_filtered_ids(is_edge, loops + count))
+        ids = None
+        if replaced:
+            inside = torch.where(is_loop, narrow.clamp(0, max(added - 1, 0)), narrow)
+            index = torch.cat([inside, loops.expand(2, -1)], 1)
+            ids = _filtered_ids(~is_loop, loops + facts["edges"])
+        count = size - replaced + added
+        src, dst, perm = src[:count], dst[:count], perm[:count].to(dtype)
+        edges = cls(index, rowptr, src, dst, perm, num_src, num_dst, ids, _long(facts))
+        return edges._with_columns(columns)
 
     @classmethod
     def _counted(cls, cpu: Any, index: Tensor, num_src: int, num_dst: int, num_loops: int) -> Edges:
@@ -128,39 +140,38 @@ class Edges:
         return cls(index, rowptr, sorted_src, sorted_dst, perm, num_src, num_dst, ids)
 
     @classmethod
-    def _sorted(
-        cls, index: Tensor, num_src: int, num_dst: int, facts: dict[str, int], rows: Tensor | None = None
-    ) -> Edges:
-        """Group an edge list whose ids have been checked; `rows`: of the edges, where they are not all."""
-        dst, perm = torch.sort(index[1] if rows is None else index[1].index_select(0, rows), stable=True)
-        perm = perm.to(index.dtype) if rows is None else rows.index_select(0, perm)
-        rowptr, src = index2ptr(dst.long(), num_dst), index[0].index_select(0, perm)
-        return cls(index, rowptr, src, dst, perm, num_src, num_dst, long=_long(facts))
-
-    @classmethod
     def from_csr(cls, rowptr: Tensor, src: Tensor, num_src: int) -> Edges:
-        """Build from edges that are already grouped by dst, as in a sparse matrix, without sorting.
+        """Build from edges that are already grouped by dst, as in a sparse matrix, without sorting them by dst.
 
         Raises:
             ValueError: if rowptr does not rise from 0 to E.
             IndexError: if a src is outside `[0, num_src)`.
         """
         rowptr, src = _beneath(rowptr), _beneath(src)
-        facts = _facts(src, None, num_src, rowptr.numel() - 1, rowptr=rowptr)
-        check_rowptr(facts, src.numel())
-        check_ids(facts, "src", num_src)
         with _outside():
-            return cls._by_rows(rowptr, src, num_src, facts)
+            return cls._by_rows(rowptr, src, num_src, _bounds(src[None], "src") | _ends(rowptr), check_rowptr)
 
     @classmethod
-    def _by_rows(cls, rowptr: Tensor, src: Tensor, num_src: int, facts: dict[str, int]) -> Edges:
-        """Build from CSR whose rowptr and ids have been checked; nothing of the memory is shared."""
-        num_dst = rowptr.numel() - 1
+    def _by_rows(
+        cls, rowptr: Tensor, src: Tensor, num_src: int, scalars: dict[str, Tensor], check: Callable[..., None]
+    ) -> Edges:
+        """Build from CSR, after a check of the facts in `scalars` and of src; nothing of the memory is shared."""
+        num_dst, count = rowptr.numel() - 1, src.numel()
+        src = src.detach().to(_id_dtype(num_src, num_dst, count))
+        facts, columns = _read_facts(rowptr, src, num_src, scalars)
+        check(facts, count)
+        check_ids(facts, "src", num_src)
         rowptr = rowptr.detach().to(torch.int64, copy=True).contiguous()
-        dtype = _id_dtype(num_src, num_dst, src.numel())
-        dst = ptr2index(rowptr, output_size=src.numel())
-        index = torch.stack([src.detach().to(dtype), dst.to(dtype)])
-        return cls(index, rowptr, index[0], index[1], None, num_src, num_dst, long=_long(facts))
+        index = torch.stack([src, ptr2index(rowptr, output_size=count).to(src.dtype)])
+        edges = cls(index, rowptr, index[0], index[1], None, num_src, num_dst, long=_long(facts))
+        return edges._with_columns(columns)
+
+    def _with_columns(self, columns: tuple[Tensor, Tensor] | None) -> Edges:
+        """Return these edges, with their CSC form where its `_columns` are known."""
+        if columns is not None:
+            colptr, place = columns[0], columns[1][: self.num_edges]
+            vars(self)["transpose"] = colptr, self.dst.index_select(0, place), place.to(self.dst.dtype)
+        return self
 
     @property
     def num_edges(self) -> int:
@@ -190,15 +201,16 @@ class Edges:
     def transpose(self) -> tuple[Tensor, Tensor, Tensor]:
         """The CSC form, grouped by src: `(colptr [N_src + 1], dst [E], index of each edge in the CSR form [E])`.
 
-        Built on first use. On a CPU, an undirected graph shares colptr and dst with rowptr and src; on other devices
-        the comparison would cost a sync, and sharing would save only 4 bytes per edge.
+        Built on first use on a CPU, where an undirected graph shares colptr and dst with rowptr and src; on other
+        devices with the edges, whose long rows by src it shows. There the comparison would cost a sync, and sharing
+        would save only 4 bytes per edge.
         """
         with _lasting():
             if (cpu := _cpu_kernels(self.src)) is not None:
                 colptr, _, dst, place = cpu.sort_edges(self.src, self.dst, self.num_src, 0, self.num_edges)
             else:
-                src, place = torch.sort(self.src, stable=True)
-                colptr, dst = index2ptr(src.long(), self.num_src), self.dst.index_select(0, place)
+                colptr, place = _columns(self.src, self.num_src)
+                dst = self.dst.index_select(0, place)
             if not is_remote(dst) and torch.equal(colptr, self.rowptr) and torch.equal(dst, self.src):
                 colptr, dst = self.rowptr, self.src
             return colptr, dst, place.to(dst.dtype)
@@ -267,7 +279,7 @@ class Edges:
             rowptr, colptr = before.index_select(0, self.rowptr), before_by_src.index_select(0, colptr)
             scalars = {"edges": before[-1]}
             if is_remote(keep):
-                scalars |= _long_counts("dst", rowptr.diff()) | _long_counts("src", colptr.diff())
+                scalars |= _long_counts(rowptr, colptr)
             facts = read(scalars)
             at, at_by_src = (indices_of(mask, facts["edges"]) for mask in (kept, kept_by_src))
             perm = at.to(self.src.dtype) if self.perm is None else self.perm.index_select(0, at)
@@ -311,54 +323,45 @@ def indices_of(mask: Tensor, count: int) -> Tensor:
     return indices.squeeze(1)
 
 
-def count_long(degree: Tensor, split: int) -> tuple[Tensor, Tensor]:
+def count_long(ptr: Tensor, split: int) -> tuple[Tensor, Tensor]:
     """Return the number of rows of more than `split` edges and the number of their chunks, `[]` each."""
-    chunks = torch.where(degree > split, (degree + (split - 1)) // split, 0)
-    return (chunks > 0).sum(), chunks.sum()
+    more = torch.div(ptr.diff() - 1, split, rounding_mode="trunc")  # chunks but the first
+    rows = (more > 0).sum()
+    return rows, rows + more.sum()
 
 
-def _degree(ids: Tensor, num_nodes: int, is_edge: Tensor | None, num_loops: int) -> Tensor:
-    """Return the number of edges of each node, with added loops; ids outside of `[0, N)` are clamped."""
-    last = max(num_nodes - 1, 0)
-    ones = ids.new_ones((), dtype=torch.int64).expand(ids.size(0)) if is_edge is None else is_edge.long()
-    degree = ones.new_zeros(last + 1).scatter_add_(0, ids.long().clamp(0, last), ones)
-    degree[:num_loops] += 1
-    return degree
+def _pointer(ids: Tensor, num_nodes: int) -> Tensor:
+    """Return the CSR pointer `[N + 1]` of sorted ids; any other ids do no harm."""
+    return torch.searchsorted(ids, torch.arange(num_nodes + 1, dtype=ids.dtype, device=ids.device))
 
 
-def _facts(
-    src: Tensor,
-    dst: Tensor | None,
-    num_src: int,
-    num_dst: int,
-    *,
-    is_edge: Tensor | None = None,
-    rowptr: Tensor | None = None,
-    ascending: Tensor | None = None,
-) -> dict[str, int]:
-    """Return the values by which a new graph is checked and, except on a CPU, its long rows, with one device sync.
+def _columns(src: Tensor, num_src: int) -> tuple[Tensor, Tensor]:
+    """Return the pointer `[N_src + 1]` of edges grouped by src, and the index `[E]` of each edge in `src`, as int64."""
+    ids, place = torch.sort(src, stable=True)
+    return _pointer(ids, num_src), place
 
-    The edges are (src, dst) or, grouped by dst, (src, rowptr). Edges outside of the mask `is_edge` `[E]` are
-    self-loops, which are replaced by one for each of the first min(N_src, N_dst) nodes.
+
+def _bounds(ids: Tensor, *sides: Side) -> dict[str, Tensor]:
+    """Return the lowest and the highest id of each side, the rows of `ids`; nothing if there is no edge."""
+    if ids.size(1) == 0:
+        return {}
+    scalars: dict[str, Tensor] = {}
+    for side, lowest, highest in zip(sides, *torch.aminmax(ids, dim=1), strict=True):
+        scalars |= {f"lowest {side}": lowest, f"highest {side}": highest}
+    return scalars
+
+
+def _read_facts(
+    rowptr: Tensor, src: Tensor, num_src: int, scalars: dict[str, Tensor]
+) -> tuple[dict[str, int], tuple[Tensor, Tensor] | None]:
+    """Return the values by which a new graph is checked, with one device sync, and, except on a CPU, its `_columns`.
+
+    Except on a CPU they include the numbers of long rows. The edges are (src, rowptr), and any values do no harm.
     """
-    ids: dict[Side, Tensor] = {"src": src} if dst is None else {"src": src, "dst": dst}
-    scalars = {}
-    if is_edge is not None:
-        scalars["edges"] = is_edge.sum()
-        ids = {side: torch.where(is_edge, each, 0) for side, each in ids.items()}  # ids of loops need no check
-    for side, each in ids.items():
-        if each.numel():
-            scalars[f"lowest {side}"], scalars[f"highest {side}"] = torch.aminmax(each)
-    if rowptr is not None:
-        scalars |= _ends(rowptr)
-    if ascending is not None:
-        scalars["falls"] = _falls(ascending)
-    if is_remote(src):
-        num_loops = 0 if is_edge is None else min(num_src, num_dst)
-        by_dst = rowptr.diff() if rowptr is not None else _degree(ids["dst"], num_dst, is_edge, num_loops)
-        by_src = _degree(ids["src"], num_src, is_edge, num_loops)
-        scalars |= _long_counts("dst", by_dst) | _long_counts("src", by_src)
-    return {"edges": src.numel(), **read(scalars)}
+    columns = _columns(src, num_src) if is_remote(src) else None
+    if columns is not None:
+        scalars |= _long_counts(rowptr, columns[0])
+    return {"edges": src.numel(), **read(scalars)}, columns
 
 
 def _falls(values: Tensor) -> Tensor:
@@ -369,9 +372,9 @@ def _ends(rowptr: Tensor) -> dict[str, Tensor]:
     return {"first": rowptr[0], "last": rowptr[-1], "falls": _falls(rowptr)}
 
 
-def _long_counts(side: Side, degree: Tensor) -> dict[str, Tensor]:
-    rows, parts = count_long(degree, SPLIT)
-    return {f"long {side}": rows, f"parts {side}": parts}
+def _long_counts(rowptr: Tensor, colptr: Tensor) -> dict[str, Tensor]:
+    (rows, parts), (rows_src, parts_src) = count_long(rowptr, SPLIT), count_long(colptr, SPLIT)
+    return {"long dst": rows, "parts dst": parts, "long src": rows_src, "parts src": parts_src}
 
 
 def _long(facts: dict[str, int]) -> dict[Side, Long] | None:

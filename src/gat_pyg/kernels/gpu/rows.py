@@ -177,7 +177,7 @@ def chunks_of(edges: Edges, side: Side) -> Chunks | None:
     Without a device sync: `Edges` counted the long rows when it was built.
     """
     ptr = edges.rowptr if side == "dst" else edges.transpose[0]
-    long = count_long(ptr.diff(), SPLIT) if edges.long is None else edges.long[side]
+    long = count_long(ptr, SPLIT) if edges.long is None else edges.long[side]
     return _cut(ptr, *map(int, long))
 
 
