@@ -49,6 +49,12 @@ def test_an_unknown_category_adds_nothing() -> None:
             [0, 1, 0, 0, unknown == -1],
         ]
     assert plain.out_channels == 5 and not [*plain.parameters()]
+    x = torch.tensor([[1.0, 2.0, 5.0]])
+    assert plain(x) is plain(x) and plain(x)[0, 0] == 2  # computed once
+    x[0, 2] = 3.0
+    assert plain(x)[0, 0] == 1
+    plain(x.requires_grad_()).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [[0, 0, 0.5]]
 
 
 def test_categories_are_counted_over_all_graphs() -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..graph.remembered import remembered
 from ..tasks.checks import CHECKED
 from ..tasks.model import members
 from .wrapper import Wrapper
@@ -37,7 +38,7 @@ class Encoder(nn.Module):
     nodes as a single column, with N categories, are learnt embeddings of the nodes, for a graph without features.
 
     Without `out_channels` there are no parameters: the result has the standardised quantities, then a column of 0 and 1
-    for each category, or one for a column of two categories.
+    for each category, or one for a column of two categories. It is computed once and kept as long as x.
 
     Args:
         categories: for each column of x the number of its categories, whose values are 0, 1, ...; for a continuous
@@ -75,6 +76,7 @@ class Encoder(nn.Module):
             )
         if init not in INITS:
             raise ValueError(f"init is {init!r}, expected one of {', '.join(INITS)}.")
+        self._columns = tuple(column if isinstance(column, int) else tuple(column) for column in categories)
         categories, self.init = sizes_of, init
         self.categories = tuple(categories)
         sizes = torch.tensor([size for size in categories if size], dtype=torch.long)
@@ -117,7 +119,8 @@ class Encoder(nn.Module):
                 "encoder was built for."
             )
         if not self.is_learnt:
-            return self._indicators(x)
+            once = not (x.requires_grad or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active())
+            return _encoded(x, self._columns, self._mean.dtype) if once else self._indicators(x)
         out = None
         if self.embedding is not None:
             value, known = self._known(x)
@@ -153,6 +156,12 @@ class Encoder(nn.Module):
         ones = torch.where(is_pair, value, 1) * known
         out = F.pad(columns, (0, self.out_channels - columns.size(1)))
         return out.scatter(1, place, ones.to(out.dtype))
+
+
+@remembered
+def _encoded(x: Tensor, columns: tuple[Column, ...], dtype: torch.dtype) -> Tensor:
+    """Return the result of an `Encoder` without parameters, which is the same at each step with the same x."""
+    return Encoder(columns, None).to(x.device, dtype)._indicators(x)
 
 
 def _widths(sizes: Tensor) -> Tensor:
