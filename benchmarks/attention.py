@@ -67,6 +67,8 @@ SIZES = {  # N, E in both directions without loops, the largest degree
     "pubmed": (19_717, 88_648, 171),
     "ppi": (4_602, 125_074, 398),  # two graphs, as in a training step
     "molecules": (600, 1_300, 4),  # a batch of 32
+    "20 nodes": (20, 60, 8),
+    "200 nodes": (200, 800, 20),
     "edges": (20_000, 200_000, 100),
     "arxiv": (169_343, 2_315_598, 13_161),
     "reddit": (232_965, 114_615_892, 21_657),
@@ -89,19 +91,26 @@ CASES = [
     Case("molecules", "molecules", 64, 4, 16, fresh=True, special=True),
     *(
         Case(
-            f"molecules-{kind}" + f"-{layers}" * (layers > 1),
+            f"molecules-{kind}-{edge_dim}" + f"-{layers}" * (layers > 1),
             "molecules",
             64,
             4,
             16,
             kind=f"{kind}Conv",
-            edge_dim=8,
+            edge_dim=edge_dim,
             fresh=True,
             layers=layers,
             special=True,
         )
         for kind in ("GAT", "GATv2", "Transformer")
+        for edge_dim in (0, 8)
         for layers in (1, 4)
+        if (kind, edge_dim, layers) != ("GAT", 0, 1)  # the case before
+    ),
+    *(
+        Case(f"{size}-nodes-{kind}", f"{size} nodes", 64, 4, 16, kind=f"{kind}Conv", fresh=True)
+        for size in (20, 200)
+        for kind in ("GAT", "GATv2", "Transformer")
     ),
     *(
         Case(f"edges-{kind}-{edge_dim}", "edges", 128, 8, 16, kind=f"{kind}Conv", edge_dim=edge_dim, special=True)
@@ -149,7 +158,7 @@ def power_law(N: int, E: int, largest: int, device: torch.device) -> Tensor:
 
 def load(name: str, scale: float, device: torch.device) -> tuple[Tensor, Tensor | None, int, str]:
     """edge_index, x, N and a name that tells where they are from."""
-    if scale == 1 and name not in ("arxiv", "molecules", "edges", *LARGE) and "GAT_PYG_DATA" in os.environ:
+    if scale == 1 and name in ("cora", "citeseer", "pubmed", "ppi") and "GAT_PYG_DATA" in os.environ:
         try:
             graphs = proteins.ppi().train[2:4] if name == "ppi" else citation.planetoid(name).train
         except (OSError, ValueError) as error:
@@ -173,7 +182,7 @@ def trusted(problem: Problem) -> dict[str, Tensor]:
     """Output and gradients in float64 on the segment backend, one head at a time so that large graphs fit."""
     case = problem.case
     leaves = {name: value.detach().double().requires_grad_() for name, value in problem.weights.items()}
-    if case.kind != "GATConv" or case.edge_dim:
+    if case.kind != "GATConv" or case.edge_dim or case.layers > 1:
         layer = case.layer(gat_pyg, backend="segment").double().to(problem.grad.device)
         layer.load_state_dict(problem.weights)
         x, *features = (value.detach().double() for value in problem.given.values())

@@ -4,6 +4,7 @@
 # Optional, Tuple and Union instead of `X | None`, and the `# propagate_type` and `# edge_updater_type` comments.
 
 import difflib
+import functools
 import inspect
 import numbers
 import typing
@@ -162,12 +163,13 @@ class _AttentionConv(MessagePassing):
             return None
         if getattr(self, "mechanism", None) is not None or (src is not x and x[1] is None):
             return None
-        for lin in self._linears():
+        linears = self._linears()
+        for lin in linears:
             if lin is not None and not _computes_a_product(lin):
                 return None
-        inputs = self._inputs(x, edge_attr)
+        inputs = self._inputs(x, edge_attr, linears)
         for tensor in inputs:
-            if tensor is not None and (tensor.dtype != src.dtype or type(tensor) not in (Tensor, Parameter)):
+            if tensor is not None and (tensor.dtype != src.dtype or type(tensor) not in _KINDS):
                 return None
         rows = (src if inputs.x_dst is None else inputs.x_dst).size(0)
         if inputs.x_dst is None and size is not None:
@@ -205,7 +207,7 @@ class _AttentionConv(MessagePassing):
             or type(self.aggr_module) is not SumAggregation
             or hooked(self.aggr_module)
             or (self.flow == "target_to_source" and not isinstance(x, Tensor))
-            or any(getattr(self, hooks) for hooks in _HOOKS)
+            or any([getattr(self, hooks) for hooks in _HOOKS])  # noqa: C419 - a list is faster
             or self._overrides_a_step()
             or (edge_attr is not None and self.lin_edge is not None and not _plain(self.lin_edge))
             or (is_sparse(edge_index) and (self.edge_dim is not None or edge_attr is not None))
@@ -213,13 +215,11 @@ class _AttentionConv(MessagePassing):
 
     def _overrides_a_step(self) -> bool:
         """Return True if a step of message passing is neither this package's, nor PyG's or made from its template."""
-        known = __package__, MessagePassing.__module__, f"{type(self).__module__}_{type(self).__name__}"
-        for step in _STEPS:
-            # torch 2.10 cannot compile `self.message.__module__`
-            function = self.__dict__[step] if step in self.__dict__ else getattr(type(self), step)
-            if hasattr(function, "__wrapped__") or not (function.__module__ or "").startswith(known):
-                return True
-        return False
+        own, kind = self.__dict__, type(self)
+        # torch 2.10 cannot compile `self.message.__module__`
+        steps = tuple([own[step] if step in own else getattr(kind, step) for step in _STEPS])
+        known = _are_known.__wrapped__ if is_compiling() else _are_known
+        return not known(steps, f"{kind.__module__}_{kind.__name__}")
 
     def _compiles(self, x: Any, ends: Ends, edge_index: Any, edge_attr: OptTensor) -> bool:
         """Return whether a traced call gets the operation as one operator, rather than as messages.
@@ -502,6 +502,7 @@ class _AttentionConv(MessagePassing):
         return f"{self.__class__.__name__}({self.in_channels}, {self.out_channels}, heads={self.heads})"
 
 
+_KINDS = (Tensor, Parameter)
 _STEPS = [
     *("propagate", "message", "explain_message", "aggregate", "message_and_aggregate", "update"),
     *("edge_updater", "edge_update"),
@@ -513,9 +514,19 @@ _HOOKS = [
 ]
 
 
+@functools.lru_cache
+def _are_known(steps: Tuple[Callable[..., Any], ...], template: str) -> bool:
+    """Return True if all steps of message passing are this package's, PyG's, or from the module that PyG generated."""
+    known = __package__, MessagePassing.__module__, template
+    return not any(hasattr(step, "__wrapped__") or not (step.__module__ or "").startswith(known) for step in steps)
+
+
 def _graph_size(num_src: int, num_dst: Optional[int], edge_index: Any, size: Size) -> Tuple[int, int]:
     """Return N_src and N_dst, from the rows of x and, without a row for dst, from the size that the graph declares."""
-    if is_sparse(edge_index):
+    if type(edge_index) is Tensor and edge_index.layout == torch.strided:
+        if size is None:
+            return num_src, num_src if num_dst is None else num_dst
+    elif is_sparse(edge_index):
         size = (edge_index.size(1), edge_index.size(0))
     elif isinstance(edge_index, EdgeIndex):
         size = edge_index.sparse_size()

@@ -23,6 +23,8 @@ from ..features.sparse import SparseFeatures, is_sparse_features
 from .base import Ends, NoneType, _AttentionConv, _check_call, _whole_size, each_graph, is_batch, overload
 from .mechanisms import _glorot_linear, _per_head, _plain, build_mechanism, own_score, unrounded
 
+_FEW = 1 << 16  # numbers of W h, of which several passes take less than the operations of folded weights
+
 
 class _Inputs(NamedTuple):
     """The tensors of a call: x of src and of dst, edge features, then the parameters."""
@@ -393,15 +395,15 @@ class GATConv(_AttentionConv):
                 return unrounded(F.linear, edge_attr, folded)
         return (self.lin_edge(edge_attr).view(-1, self.heads, self.out_channels) * self.att_edge).sum(dim=-1)
 
-    def _inputs(self, x: Any, edge_attr: OptTensor) -> Any:
+    def _inputs(self, x: Any, edge_attr: OptTensor, linears: Any) -> Any:
         x, x_dst = (x, None) if isinstance(x, Tensor) else x
-        lins = self._linears()
-        weights = [None if lin is None else lin.weight for lin in lins]
+        weights = [None if lin is None else lin.weight for lin in linears]
         att = self.att_src, self.att_dst, self.att_edge
         return _Inputs._make((x, x_dst, edge_attr, *weights, *att, self.bias))
 
     def _linears(self) -> Any:
-        ends = (self.lin, None) if self.lin is not None else (self.lin_src, self.lin_dst)
+        lin = self.lin
+        ends = (lin, None) if lin is not None else (self.lin_src, self.lin_dst)
         return *ends, self.lin_edge, self.res
 
     def _before(self, inputs: Any, num_dst: int) -> Any:
@@ -423,7 +425,8 @@ class GATConv(_AttentionConv):
         return z, Additive(score_src, score_dst, score_edge, self.negative_slope), res
 
     def _shares_folds(self, inputs: Any) -> bool:
-        return inputs.x_dst is None and inputs.weight_dst is None and self._folds(inputs.x)
+        small = inputs.x.size(0) * self.heads * self.out_channels <= _FEW
+        return inputs.x_dst is None and inputs.weight_dst is None and self._folds(inputs.x) and not small
 
     def _z_dst(self, inputs: Any, z: Tensor, num_dst: int) -> Tensor:
         """W h_i, `[N_dst, H, C]`."""

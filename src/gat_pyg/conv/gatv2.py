@@ -232,11 +232,11 @@ class GATv2Conv(_AttentionConv):
     def _score(self, x: Any, ends: Ends, edge_attr: OptTensor) -> Optional[Score]:
         return gatv2_score(self, ends[1], edge_attr)
 
-    def _inputs(self, x: Any, edge_attr: OptTensor) -> Any:
+    def _inputs(self, x: Any, edge_attr: OptTensor, linears: Any) -> Any:
         x, x_dst = (x, None) if isinstance(x, Tensor) else x
-        lin, lin_dst = self.lin_l, None if self.share_weights else self.lin_r
-        of_dst = (None, None) if lin_dst is None else (lin_dst.weight, lin_dst.bias)
-        weights = [None if each is None else each.weight for each in (self.lin_edge, self.res)]
+        lin, lin_dst, *others = linears
+        of_dst = (None, None) if self.share_weights else (lin_dst.weight, lin_dst.bias)
+        weights = [None if each is None else each.weight for each in others]
         own = lin.weight, lin.bias, *of_dst, *weights, self.att, self.bias
         return _Inputs._make((x, x_dst, edge_attr, *own))
 

@@ -296,17 +296,16 @@ class TransformerConv(_AttentionConv):
         query_edge = unrounded(partial(torch.einsum, "nhc,hcd->nhd"), x_dst, self._of_edges())
         return Dot(x_dst, key, query_edge, edge_attr)
 
-    def _inputs(self, x: Any, edge_attr: OptTensor) -> Any:
+    def _inputs(self, x: Any, edge_attr: OptTensor, linears: Any) -> Any:
         x, x_dst = (x, None) if isinstance(x, Tensor) else x
-        skip = self.lin_skip if self.root_weight else None
-        lins = self.lin_query, self.lin_key, self.lin_value, skip
-        both = [tensor for lin in lins for tensor in ((None, None) if lin is None else (lin.weight, lin.bias))]
-        ends = [None if lin is None else lin.weight for lin in (self.lin_edge, self.lin_beta)]
+        *of_nodes, lin_edge, lin_beta = linears
+        both = [tensor for lin in of_nodes for tensor in ((None, None) if lin is None else (lin.weight, lin.bias))]
+        ends = [None if lin is None else lin.weight for lin in (lin_edge, lin_beta)]
         edge_attr = edge_attr.view(-1, 1) if edge_attr is not None and edge_attr.dim() == 1 else edge_attr
         return _Inputs._make((x, x_dst, edge_attr, *both, *ends))
 
     def _linears(self) -> Any:
-        nodes = self.lin_query, self.lin_key, self.lin_value, self.lin_skip
+        nodes = self.lin_query, self.lin_key, self.lin_value, self.lin_skip if self.root_weight else None
         return *nodes, self.lin_edge, self.lin_beta
 
     def _before(self, inputs: Any, num_dst: int) -> Any:

@@ -89,9 +89,9 @@ class EdgeList(NamedTuple):
 
 @remembered
 def _build(adjacency: Any, num_src: int, num_dst: int, add_self_loops: bool, flow: Flow) -> Edges:
-    if isinstance(adjacency, SparseTensor):
+    if not isinstance(adjacency, Tensor):
         return _from_sparse_tensor(adjacency, num_src, num_dst, add_self_loops, flow)
-    if is_torch_sparse_tensor(adjacency):
+    if adjacency.layout != torch.strided:
         return _from_torch_sparse(adjacency, num_src, num_dst, add_self_loops, flow)
     if add_self_loops:
         edges = Edges.with_loops(_as_index(adjacency, flow), num_src, num_dst)

@@ -26,13 +26,14 @@ def sum_words(words: Any, first: int) -> Any:
 
 
 @compiled
-def _read(src: Any, dst: Any, num_loops: int, rows_src: Any, rows_dst: Any, facts: Any) -> None:
+def _read(src: Any, dst: Any, num_loops: int, rows_src: Any, rows_dst: Any, ids: Any, facts: Any) -> None:
     """Copy the rows of an edge list, append loops, and collect the facts of the edges; `num_loops` -1: none replaced.
 
-    The facts are the number of edges of the list, the lowest and the highest id of their src, and the same of dst.
+    The facts are the number of edges of the list, the lowest and the highest id of their src, and the same of dst. The
+    ids, without `num_loops` -1, are of each row the number of edges before it, and of the loops those after the edges.
     """
     size, count = src.size, 0
-    low_src, high_src, low_dst, high_dst = facts[1], facts[2], facts[3], facts[4]
+    low_src, high_src, low_dst, high_dst = NARROW, -1, NARROW, -1
     for e in range(size):
         j, i = src[e], dst[e]
         if num_loops >= 0 and i == j:
@@ -43,14 +44,22 @@ def _read(src: Any, dst: Any, num_loops: int, rows_src: Any, rows_dst: Any, fact
             low_src, high_src = min(low_src, j), max(high_src, j)
             low_dst, high_dst = min(low_dst, i), max(high_dst, i)
         rows_src[e], rows_dst[e] = j, i
+        if num_loops >= 0:
+            ids[e] = max(count - 1, 0)
     for i in range(num_loops):
         rows_src[size + i], rows_dst[size + i] = i, i
+        ids[size + i] = count + i
     facts[0], facts[1], facts[2], facts[3], facts[4] = count, low_src, high_src, low_dst, high_dst
 
 
 @compiled
-def _sort(key: Any, other: Any, replaced: int, pointer: Any, keys: Any, others: Any, perm: Any) -> None:
-    """Group rows by their key, in order; `pointer` is zeros. Of the rows before `replaced`, loops are left out."""
+def _sort(key: Any, other: Any, replaced: int, pointer: Any, grouped: Any) -> None:
+    """Group rows by their key, in order; `pointer` is zeros. Of the rows before `replaced`, loops are left out.
+
+    Of each of `grouped.size // 3` edges, `grouped` has the key, then of each the other end, then of each the row.
+    """
+    count = grouped.size // 3
+    keys, others, perm = grouped[:count], grouped[count : 2 * count], grouped[2 * count :]
     for e in range(key.size):
         if e >= replaced or key[e] != other[e]:
             pointer[key[e] + 1] += 1
@@ -66,23 +75,45 @@ def _sort(key: Any, other: Any, replaced: int, pointer: Any, keys: Any, others: 
     pointer[0] = 0
 
 
-def read_edges(index: Tensor, num_loops: int, dtype: torch.dtype) -> tuple[Tensor, dict[str, int]]:
-    """Return the rows `[2, R]` of an edge list with loops (-1: it keeps its own), and the facts to check it by."""
+@compiled
+def _group(
+    src: Any, dst: Any, num_loops: int, num_src: int, rows: Any, ids: Any, pointer: Any, grouped: Any, facts: Any
+) -> None:
+    """`_read`, and if every id is that of a node, `_sort`; `rows` has each src, then each dst."""
+    size, added = src.size, max(num_loops, 0)
+    rows_src, rows_dst = rows[: size + added], rows[size + added :]
+    _read(src, dst, num_loops, rows_src, rows_dst, ids, facts)
+    count = facts[0]
+    if count == 0 or (facts[1] >= 0 and facts[2] < num_src and facts[3] >= 0 and facts[4] < pointer.size - 1):
+        _sort(rows_dst, rows_src, size if count < size else 0, pointer, grouped[: 3 * (count + added)])
+
+
+def group_edges(index: Tensor, num_loops: int, num_src: int, num_dst: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Return the rows `[2, R]` of an edge list with loops (-1: it keeps its own), grouped by dst.
+
+    Returns:
+        The rows; the dropout ids, or None; what `sort_edges` returns; the facts to check the ids by. If an id is not
+        that of a node, only the rows and facts have values.
+    """
     if index.dtype not in (torch.int32, torch.int64) or dtype == torch.int64:
         index = index.long()
     index = index.contiguous()
-    rows = empty(2, index.size(1) + max(num_loops, 0), dtype=dtype)
-    facts = np.array([0, NARROW, -1, NARROW, -1])
-    src, dst, rows_src, rows_dst = *map(elements, index), *map(elements, rows)
-    _read(src, dst, num_loops, rows_src, rows_dst, facts)
-    names = "edges", "lowest src", "highest src", "lowest dst", "highest dst"
-    return rows, dict(zip(names, facts.tolist(), strict=True))
+    size, replaces = index.size(1), num_loops >= 0
+    total = size + max(num_loops, 0)
+    rows, grouped = empty(2, total, dtype=dtype), empty(3 * total, dtype=dtype)
+    ids = empty(total if replaces else 0, dtype=dtype)
+    pointer = empty(num_dst + 1, dtype=torch.int64).zero_()
+    found, ends = np.empty(5, np.int64), elements(index)
+    results = map(elements, (rows, ids, pointer, grouped))
+    _group(ends[:size], ends[size:], num_loops, num_src, *results, found)
+    facts = dict(zip(("edges", "lowest src", "highest src", "lowest dst", "highest dst"), found.tolist(), strict=True))
+    loops = size - facts["edges"] if replaces else 0
+    by_dst = grouped[: 3 * (total - loops)].view(3, total - loops).unbind()
+    return rows, ids if loops else None, (pointer, *by_dst), facts
 
 
-def sort_edges(key: Tensor, other: Tensor, num_keys: int, replaced: int, count: int) -> tuple[Tensor, ...]:
-    """Return the `[num_keys + 1]` pointer of `count` rows grouped by key, and of each its key, other end and row."""
-    pointer = empty(num_keys + 1, dtype=torch.int64).zero_()
-    keys, others, perm = (empty(count, dtype=key.dtype) for _ in range(3))
-    grouped = map(elements, (pointer, keys, others, perm))
-    _sort(elements(key), elements(other), replaced, *grouped)
-    return pointer, keys, others, perm
+def sort_edges(key: Tensor, other: Tensor, num_keys: int) -> tuple[Tensor, ...]:
+    """Return the `[num_keys + 1]` pointer of rows grouped by key, and of each its key, other end and row."""
+    pointer, grouped = empty(num_keys + 1, dtype=torch.int64).zero_(), empty(3 * key.numel(), dtype=key.dtype)
+    _sort(elements(key), elements(other), 0, elements(pointer), elements(grouped))
+    return pointer, *grouped.view(3, key.numel()).unbind()

@@ -128,16 +128,11 @@ class Edges:
     @classmethod
     def _counted(cls, cpu: Any, index: Tensor, num_src: int, num_dst: int, num_loops: int) -> Edges:
         """Group an edge list on a CPU; `num_loops`: the loops that replace its own, or -1."""
-        size, added = index.size(1), max(num_loops, 0)
-        index, facts = cpu.read_edges(index, num_loops, _id_dtype(num_src, num_dst, size + added))
+        dtype = _id_dtype(num_src, num_dst, index.size(1) + max(num_loops, 0))
+        rows, ids, (rowptr, dst, src, perm), facts = cpu.group_edges(index, num_loops, num_src, num_dst, dtype)
         check_ids(facts, "src", num_src)
         check_ids(facts, "dst", num_dst)
-        src, dst = index
-        count = facts["edges"]
-        replaced = size if count < size else 0
-        rowptr, sorted_dst, sorted_src, perm = cpu.sort_edges(dst, src, num_dst, replaced, count + added)
-        ids = _filtered_ids(src[:size] != dst[:size], src[size:] + count) if replaced else None
-        return cls(index, rowptr, sorted_src, sorted_dst, perm, num_src, num_dst, ids)
+        return cls(rows, rowptr, src, dst, perm, num_src, num_dst, ids)
 
     @classmethod
     def from_csr(cls, rowptr: Tensor, src: Tensor, num_src: int) -> Edges:
@@ -207,7 +202,7 @@ class Edges:
         """
         with _lasting():
             if (cpu := _cpu_kernels(self.src)) is not None:
-                colptr, _, dst, place = cpu.sort_edges(self.src, self.dst, self.num_src, 0, self.num_edges)
+                colptr, _, dst, place = cpu.sort_edges(self.src, self.dst, self.num_src)
             else:
                 colptr, place = _columns(self.src, self.num_src)
                 dst = self.dst.index_select(0, place)

@@ -17,6 +17,7 @@ REASONS: dict[str, str | None] = {}  # type of device -> the reason why it has n
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
+@functools.cache
 def load_kernels(folder: str, device: str) -> Any:
     """Import the kernels in a folder of the package, as "attention.additive" or "features", for a type of device."""
     return importlib.import_module(f"gat_pyg.{folder}.{FILES[device]}")
@@ -41,7 +42,7 @@ def missing_reason(device: str) -> str | None:
 def unsupported_reason(x: Tensor | None, *others: Tensor | None) -> str | None:
     """Return why the kernels do not support these operands, or None if they do."""
     assert x is not None
-    dtypes = [operand.dtype for operand in (x, *others) if operand is not None]
+    dtypes = [x.dtype, *[operand.dtype for operand in others if operand is not None]]
     for dtype in dtypes:
         if dtype not in DTYPES:
             return f"an operand has dtype {dtype}, the kernels support {', '.join(map(str, DTYPES))}"

@@ -55,9 +55,10 @@ class Chunks(NamedTuple):
 
 
 def _divide(pointer: np.ndarray) -> Chunks:
-    num_rows = pointer.size - 1
-    degree = np.diff(pointer)
-    most = int(degree.max(initial=0))
+    num_rows, most = pointer.size - 1, int(pointer[-1])
+    if most > SPLIT:
+        degree = np.diff(pointer)
+        most = int(degree.max())
     rows = np.arange(num_rows, dtype=np.int32 if pointer.size < 2**31 else np.int64)
     if most <= SPLIT:
         return Chunks(pointer, rows, rows, np.empty(0, np.int64), np.array([num_rows]), most)
@@ -284,4 +285,4 @@ def _limits(each: tuple[float, ...]) -> np.ndarray:
 
 def _dtype(*tensors: Tensor | None) -> np.dtype[Any]:
     """float64 if any of them is, else float32."""
-    return DOUBLE if any(t is not None and t.dtype == torch.float64 for t in tensors) else SINGLE
+    return DOUBLE if torch.float64 in [t.dtype for t in tensors if t is not None] else SINGLE
