@@ -149,7 +149,8 @@ def write_results() -> None:
 def write_table(name: str, one: Table) -> None:
     """Write a table of the report; the page has its own headings."""
     body = markdown_table(one).split("\n", 2)[2]
-    body = re.sub(r" (?=±|\(\d+\) \|)|(?<=±) ", "\u00a0", body.lstrip())  # a score is one word
+    body = re.sub(r" (?=±)|(?<=±) ", "\u00a0", body.lstrip())  # a score is one word
+    body = re.sub(r"(?<=\w) difference (?=\|)", " Δ ", body)
     (OUT / f"{name}.md").write_text(body + "\n", encoding="utf-8")
 
 
