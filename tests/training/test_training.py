@@ -6,6 +6,7 @@ import csv
 import math
 import os
 import re
+import select
 import struct
 import sys
 import types
@@ -499,7 +500,9 @@ def test_progress_leaves_no_rows_in_a_terminal_that_is_resized(monkeypatch: pyte
         monkeypatch.setattr(sys, "stderr", stderr)
         progress = Resized("a data set with a rather long name, seed 12")
         trainer(PaperStopping(patience=9), progress, epochs=6).fit(setup(task), datamodule=TaskData(task))
-        shown = os.read(screen, 10_000).decode()
+        shown = ""
+        while select.select([screen], [], [], 0.2)[0]:  # the kernel passes on what was written a part at a time
+            shown += os.read(screen, 10_000).decode()
     os.close(screen)
     rows = [line.split("\r\x1b[K")[-1] for line in shown.split("\r\n")]
     assert rows == ["a message", ""]  # what is left
