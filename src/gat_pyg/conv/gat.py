@@ -18,7 +18,7 @@ from torch_geometric.utils import softmax
 from ..attention.additive import Additive
 from ..attention.operation import Backend
 from ..attention.score import Score
-from ..features.linear import linear
+from ..features.linear import linear, product
 from ..features.sparse import SparseFeatures, is_sparse_features
 from .base import Ends, NoneType, _AttentionConv, _check_call, _whole_size, each_graph, is_batch, overload
 from .mechanisms import _glorot_linear, _per_head, _plain, build_mechanism, own_score, unrounded
@@ -409,7 +409,7 @@ class GATConv(_AttentionConv):
     def _before(self, inputs: Any, num_dst: int) -> Any:
         x, x_dst, edge_attr, weight, _, weight_edge, weight_res, a_src, a_dst, a_edge, _ = inputs
         H, C = self.heads, self.out_channels
-        z = F.linear(x, weight).view(-1, H, C)
+        z = product(x, weight).view(-1, H, C)
         score_src = score_dst = score_edge = res = None
         if a_src is None:
             pass
@@ -421,7 +421,7 @@ class GATConv(_AttentionConv):
         if edge_attr is not None and a_edge is not None:
             score_edge = F.linear(edge_attr, _folded_edge(a_edge, weight_edge.view(H, C, -1)))
         if weight_res is not None:
-            res = F.linear(x if x_dst is None else x_dst, weight_res)[:num_dst]
+            res = product(x if x_dst is None else x_dst, weight_res)[:num_dst]
         return z, Additive(score_src, score_dst, score_edge, self.negative_slope), res
 
     def _shares_folds(self, inputs: Any) -> bool:
@@ -432,7 +432,7 @@ class GATConv(_AttentionConv):
         """W h_i, `[N_dst, H, C]`."""
         x, weight = inputs.x_dst, inputs.weight_dst
         if x is not None or weight is not None:
-            z = F.linear(inputs.x if x is None else x, inputs.weight if weight is None else weight)
+            z = product(inputs.x if x is None else x, inputs.weight if weight is None else weight)
         return z.view(-1, self.heads, self.out_channels)[:num_dst]
 
     def _before_back(self, inputs: Any, z: Tensor, score: Any, of: Any, grads: Any) -> None:

@@ -16,6 +16,7 @@ from torch_geometric.utils import softmax
 from ..attention.operation import Backend
 from ..attention.pair import GATv2
 from ..attention.score import Score
+from ..features.linear import product
 from .base import Ends, NoneType, _AttentionConv, _check_call, check_ends, each_graph, is_batch, overload
 from .mechanisms import _dynamic_score, _glorot_linear, gatv2_score
 
@@ -246,13 +247,13 @@ class GATv2Conv(_AttentionConv):
     def _before(self, inputs: Any, num_dst: int) -> Any:
         x, x_dst, edge_attr, weight, bias, weight_dst, bias_dst, weight_edge, weight_res, att, _ = inputs
         H, C = self.heads, self.out_channels
-        x_l = F.linear(x, weight, bias).view(-1, H, C)
+        x_l = product(x, weight, bias).view(-1, H, C)
         x_r, end = x_l, x if x_dst is None else x_dst
         if x_dst is not None or weight_dst is not None:
             both = (weight, bias) if weight_dst is None else (weight_dst, bias_dst)
-            x_r = F.linear(end, *both).view(-1, H, C)
+            x_r = product(end, *both).view(-1, H, C)
         of_edges = (None, None) if edge_attr is None else (edge_attr, weight_edge.view(H, C, -1))
-        res = None if weight_res is None else F.linear(end, weight_res)
+        res = None if weight_res is None else product(end, weight_res)
         return x_l, GATv2(x_r, att[0], self.negative_slope, *of_edges), res
 
     def _before_back(self, inputs: Any, x_l: Tensor, score: Any, of: Any, grads: Any) -> None:
