@@ -61,7 +61,7 @@ def is_large(x: Tensor, width: int) -> bool:
         and not torch.is_grad_enabled()
         and x.dtype == torch.float32
         and x.device.type == "cpu"
-        and torch.backends.mkldnn.enabled
+        and torch._C._get_mkldnn_enabled()
         and _onednn() is not None
     )
 

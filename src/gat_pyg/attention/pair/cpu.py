@@ -19,7 +19,7 @@ from torch import Tensor
 from ...graph.edges import Edges
 from ...kernels.cpu.cache import compiled, inline
 from ...kernels.cpu.draw import draw_row
-from ...kernels.cpu.rows import NARROW, Job, Shape, chunks_of, merge_sums, run, tile_of
+from ...kernels.cpu.rows import NARROW, Chunks, Job, Shape, chunks_of, merge_sums, run, tile_of
 from ...kernels.cpu.vector import (
     lane_sum,
     larger,
@@ -110,6 +110,7 @@ def _forward(
     narrow: Any,
     apart: int,
     wide: Any,
+    pad: Any,
     width: Any,
     drop: Any,
     src_: Any,
@@ -133,7 +134,7 @@ def _forward(
     x, key, x_dst, att, p = of_model((x_, key_, x_dst_, att_, p_), model, models)
     u, lin, w, out, out_u, lse = of_model((u_, lin_, w_, out_, out_u_, lse_), model, models)
     keep = only_if_any((drop, w_), pointer(buffers[0], 0))
-    weight, shares = pointer(buffers[1], 0), pointer(buffers[2], 0)
+    weight, shares, p_i = pointer(buffers[1], 0), pointer(buffers[2], 0), pointer(buffers[3], 0)
     for head in range(0, sizes[0], 1 << len(lanes)):
         for v in range(first, last):
             row = spaced(row_of(chunks, v, src, src_.size - 1, sizes, head, lanes), apart, sizes[0])
@@ -147,7 +148,7 @@ def _forward(
                 else:
                     dots(row, narrow, layout, x_dst, key, weight, None, None)
             if p_ is not None:
-                dot_edges(row, u, ids, width, lanes, ragged, p, weight, None, None)
+                dot_edges(row, u, ids, width, lanes, wide, pad, p, p_i, weight, None, None, None)
             tops = splat(x, -np.inf, lanes)
             for k in range(row.size):
                 e = load(weight, k * row.lanes, lanes, None)
@@ -157,7 +158,7 @@ def _forward(
                 tops = larger(tops, e)
             attend(row, narrow, weight, keep, shares, tops, x, out, lse, layout)
             if p_ is not None:
-                sum_edges(out_u, row, u, ids, width, wide, weight, shares)
+                sum_edges(out_u, row, u, ids, width, lanes, wide, pad, p_i, weight, shares)
 
 
 @compiled
@@ -171,6 +172,7 @@ def _backward_dst(
     narrow: Any,
     apart: int,
     wide: Any,
+    pad: Any,
     width: Any,
     drop: Any,
     src_: Any,
@@ -208,6 +210,7 @@ def _backward_dst(
     delta, weights, changes, signs = of_model((delta_, weights_, changes_, signs_), model, models)
     grad_w, grad_u, grad_dst, grad_p = of_model((grad_w_, grad_u_, grad_dst_, grad_p_), model, models)
     keep, e, product = only_if(drop, pointer(buffers[0], 0)), pointer(buffers[1], 0), pointer(buffers[2], 0)
+    p_i, grad_i, sums = pointer(buffers[3], 0), pointer(buffers[4], 0), pointer(buffers[5], 0)
     factor = grad_.dtype.type(1) if scale is None else scale
     for head in range(0, sizes[0], 1 << len(lanes)):
         for v in range(first, last):
@@ -225,7 +228,7 @@ def _backward_dst(
                     dots(row, narrow, layout, x_dst, key, e, None, None)
                     dots(row, narrow, layout, grad, x, product, None, None)
             if p_ is not None:
-                dot_edges(row, u, ids, width, lanes, ragged, p, e, grad_out_u, product)
+                dot_edges(row, u, ids, width, lanes, wide, pad, p, p_i, e, grad_out_u, grad_i, product)
             top, share, mean = load_lse(lse, delta, row, lanes, ragged)
             for k in range(row.size):
                 softmax_back(row, k, factor, e, product, keep, w, ids, top, share, mean, weights, changes, grad_w,
@@ -238,9 +241,9 @@ def _backward_dst(
                 else:
                     weigh(row, narrow, layout, key, product, None, grad_dst)
             if p_ is not None:
-                sum_edges(grad_p, row, u, ids, width, wide, product, None)
+                sum_edges(grad_p, row, u, ids, width, lanes, wide, pad, sums, product, None)
             if grad_u_ is not None:
-                add_edges(grad_u, row, ids, width, lanes, ragged, p, product, grad_out_u, e)
+                add_edges(grad_u, row, ids, width, lanes, wide, pad, p, p_i, product, grad_out_u, grad_i, e)
 
 
 @compiled
@@ -302,7 +305,8 @@ class _Operands(NamedTuple):
     layout: Any
     narrow: Any
     apart: int  # heads from one row of x and key to the next
-    wide: Any
+    wide: Any  # features of an edge that are summed at once
+    pad: Any  # the same of all heads of a vector, where they are summed together
     width: int  # D, the number of features of an edge
     ids: Any
     x: Any
@@ -319,30 +323,32 @@ class _Operands(NamedTuple):
         """The operands of a score; for GATv2, D is padded to a multiple of 4 with zeros."""
         u, has_ids = score.edge_attr, score.edge_attr is not None or edge_weight is not None
         width, number = 0 if u is None else u.size(-1), shape.dtype.type
-        slope = scale = wide = key = att = p = lin = None
+        slope = scale = wide = pad = key = att = p = lin = None
         if isinstance(score, Dot):
             scale, wide = number(max(shape.channels, 1) ** -0.5), tile_of(width) if width else None
-            key, p = score.key, None if score.query_edge is None else score.query_edge.mT
+            if wide is not None and width <= 16 and len(wide) + len(shape.lanes) <= 7:  # at most 128 numbers
+                pad = shape.lanes, (0,) * (1 << len(wide))
+            key, p = score.key, score.query_edge
         else:
             slope, att, lin = number(score.negative_slope), score.att, score.lin_edge
             padding = -width % 4
             width += padding
             u, lin = (F.pad(t.detach(), (0, padding)) if t is not None and padding else t for t in (u, lin))
             lin = None if lin is None else lin.movedim(-1, -3)
-        (x, key), apart = _side_by_side(shape, x, key)
+        (values, key), apart = _side_by_side(shape, x, key)
         tensors = map(shape.flat, (score.x_dst, att, p, u, lin, edge_weight))
         ids = edges.perm if has_ids else None
-        return cls(slope, scale, shape.layout, shape.narrow, apart, wide, width, ids, x, key, *tensors)
+        return cls(slope, scale, shape.layout, shape.narrow, apart, wide, pad, width, ids, values, key, *tensors)
 
     @property
     def constants(self) -> tuple[Any, ...]:
         """The arguments before the arrays."""
-        return self[:7]
+        return self[:8]
 
     @property
     def arrays(self) -> tuple[Any, ...]:
         """The arrays after `ids`."""
-        return self[8:]
+        return self[9:]
 
 
 def _side_by_side(shape: Shape, x: Tensor, key: Tensor | None) -> tuple[tuple[Tensor | None, Tensor | None], int]:
@@ -358,6 +364,11 @@ def _side_by_side(shape: Shape, x: Tensor, key: Tensor | None) -> tuple[tuple[Te
         return (shape.flat(x), shape.flat(key)), shape.heads
     size = ((x.size(0) - 1) * apart + shape.heads) * shape.channels
     return (x.as_strided((size,), (1,)), key.as_strided((size,), (1,))), apart
+
+
+def _with_room(chunks: Chunks, operands: _Operands) -> Chunks:
+    """The chunks, with buffers that hold the features of an edge for each head."""
+    return chunks._replace(most=max(chunks.most, operands.width, 16))
 
 
 def _shape(x: Tensor, edge_weight: Tensor | None, score: GATv2 | Dot) -> Shape:
@@ -381,7 +392,7 @@ def forward(
     out, lse = shape.empty(chunks.slots, heads, channels), shape.empty(chunks.slots, heads, 2)
     out_u = None if operands.p is None else shape.empty(chunks.slots, heads, operands.width)
     head = *operands.constants, shape.drop(seed, dropout, lambda: edges.dropout_ids_by_dst), edges.src, operands.ids
-    shape.run(_forward, chunks, edges, *head, *operands.arrays, out, out_u, lse)
+    shape.run(_forward, _with_room(chunks, operands), edges, *head, *operands.arrays, out, out_u, lse)
     if out_u is not None:
         merge(shape._replace(channels=operands.width), chunks, out_u, lse, None, None)
     merge(shape, chunks, out, lse, None, None)
@@ -428,12 +439,25 @@ def backward(
         tile = 1 << len(shape.tile)
         signs = np.empty(shape.models * num_edges * heads * -(-channels // tile) * tile // 8, np.uint8)
     elif features:
-        g_u, grad_p = shape.flat(grad[..., channels:].mT), shape.empty(by_dst.slots, heads, features)
-        grad_u = shape.empty(edges.num_rows, features).zero_() if needs[5] else None
+        g_u, grad_p = shape.flat(grad[..., channels:]), shape.empty(by_dst.slots, heads, features)
+        grad_u = shape.empty(edges.num_rows, features) if needs[5] else None
+        if grad_u is not None and edges.num_rows > num_edges:
+            grad_u.zero_()
     sums_dst = shape.empty(by_dst.slots, heads, channels)
     head = *operands.constants, shape.drop(seed, dropout, lambda: edges.dropout_ids_by_dst), edges.src, operands.ids
     results = weights, changes, signs, grad_w, grad_u, sums_dst, grad_p
-    shape.run(_backward_dst, by_dst, edges, *head, *operands.arrays, g, g_u, shape.flat(lse), delta, *results)
+    shape.run(
+        _backward_dst,
+        _with_room(by_dst, operands),
+        edges,
+        *head,
+        *operands.arrays,
+        g,
+        g_u,
+        shape.flat(lse),
+        delta,
+        *results,
+    )
     beside = operands.apart > heads  # the gradients of key and x too
     sums = [shape.empty(by_src.slots, *(2,) * beside, heads, channels) for _ in range(2 - beside)]
     sums_src, values = sums[0].unbind(1) if beside else sums
@@ -441,11 +465,11 @@ def backward(
     ends = dst, place, g, x_dst, weights, changes, signs
     ways = operands.slope, shape.layout, shape.narrow, 2 * heads if beside else heads
     size = (2 * by_src.slots - 1) * heads * channels
-    each = (t.as_strided((size,), (1,)) if beside else t for t in (values, sums_src))
-    shape.run(_backward_src, by_src, edges, *ways, *ends, *each)
+    of_src = (t.as_strided((size,), (1,)) if beside else t for t in (values, sums_src))
+    shape.run(_backward_src, by_src, edges, *ways, *ends, *of_src)
     merge_sums(shape.models, by_dst, heads * channels, sums_dst)
     merge_sums(shape.models, by_src, (1 + beside) * heads * channels, *sums)
-    grad_x, of_src = (shape.first(sums, edges.num_src) for sums in (values, sums_src))
+    grad_x, grad_key = (shape.first(sums, edges.num_src) for sums in (values, sums_src))
     of_dst = shape.first(sums_dst, edges.num_dst)
     grads: dict[str, Tensor | None] = {"x": grad_x, "x_dst": of_dst}
     if grad_w is not None:
@@ -456,7 +480,7 @@ def backward(
             grads["query_edge"] = shape.first(grad_p, edges.num_dst)
         if grad_u is not None:
             grads["edge_attr"] = grad_u
-        return grads | ({"x": grad_x.add_(of_src)} if score.key is None else {"key": of_src})
+        return grads | ({"x": grad_x.add_(grad_key)} if score.key is None else {"key": grad_key})
     # slots of long rows may follow the rows of the sums
     grad_att = _column_dots(shape, operands.x, sums_src, edges.num_src)
     grad_att += _column_dots(shape, operands.x_dst, sums_dst, edges.num_dst)
@@ -468,7 +492,7 @@ def backward(
         grad_att += (score.lin_edge.to(spread.dtype) * spread).sum(-1)
         grads["lin_edge"] = (score.att.to(spread.dtype).unsqueeze(-1) * spread).contiguous()
     wide = score.att.to(grad_x.dtype).unsqueeze(-3)
-    return grads | {"x": grad_x.addcmul_(of_src, wide), "x_dst": of_dst.mul_(wide), "att": grad_att}
+    return grads | {"x": grad_x.addcmul_(grad_key, wide), "x_dst": of_dst.mul_(wide), "att": grad_att}
 
 
 def _column_dots(shape: Shape, a: Tensor, b: Tensor, rows: int) -> Tensor:

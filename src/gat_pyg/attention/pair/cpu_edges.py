@@ -9,7 +9,18 @@ from torch import Tensor
 
 from ...kernels.cpu.cache import compiled, inline
 from ...kernels.cpu.rows import Job, Shape, run, tile_of
-from ...kernels.cpu.vector import lane_sum, leaky_by, load, of_model, only_if, pointer, splat, store
+from ...kernels.cpu.vector import (
+    fold,
+    leaky_by,
+    load,
+    of_model,
+    per_feature,
+    per_head,
+    pointer,
+    repeat,
+    splat,
+    store,
+)
 from ..steps.cpu import Row, prefetch_edge, row_of_edge
 from . import GATv2
 
@@ -18,52 +29,96 @@ BLOCKS = 64  # blocks of edges at most; each has its share of grad W_e in memory
 
 
 @inline
-def dot_edges(row: Row, u: Any, ids: Any, width: int, lanes: Any, ragged: Any, p: Any, e: Any, grad: Any,
-               product: Any) -> None:  # fmt: skip
-    """Add <p_i, u_ij> to e for all edges of a dst; with `product`, also <dS_i, u_ij>.
+def dot_edges(row: Row, u: Any, ids: Any, width: int, lanes: Any, wide: Any, pad: Any, p: Any, p_i: Any, e: Any,
+              grad: Any, grad_i: Any, product: Any) -> None:  # fmt: skip
+    """Add <p_i, u_ij> to e for all edges of a dst; with `product`, also <dS_i, u_ij>; p and dS are `[N, H, D]`.
 
-    Both p and dS are `[N, D, H]`: a vector has all heads, so it is not summed.
+    Both rows of the dst are copied: with `pad`, features are followed by zeros, and a vector has those of all heads.
+    Otherwise they are `[D, H]`, and a vector has one feature of all heads.
     """
-    own, step, count = (row.own - row.head) * width + row.head, row.heads, only_if(ragged, row.width)
+    _copy_row(p_i, p, row, width, wide, pad)
+    if product is not None:
+        _copy_row(grad_i, grad, row, width, wide, pad)
     for k in range(row.size):
         prefetch_edge(u, ids, row, k, width)
         at, total = row_of_edge(ids, row.begin + k) * width, load(e, k * row.lanes, lanes, None)
         if product is not None:
             other = load(product, k * row.lanes, lanes, None)
-        for d in range(width):
-            total = total + u[at + d] * load(p, own + d * step, lanes, count)
+        if pad is not None:
+            values = repeat(load(u, at, wide, width), pad)
+            total = total + per_head(load(p_i, 0, pad, None) * values, lanes)
             if product is not None:
-                other = other + u[at + d] * load(grad, own + d * step, lanes, count)
+                other = other + per_head(load(grad_i, 0, pad, None) * values, lanes)
+        else:
+            for d in range(width):
+                total = total + u[at + d] * load(p_i, d * row.lanes, lanes, None)
+                if product is not None:
+                    other = other + u[at + d] * load(grad_i, d * row.lanes, lanes, None)
         store(e, k * row.lanes, total, None)
         if product is not None:
             store(product, k * row.lanes, other, None)
 
 
 @inline
-def sum_edges(out: Any, row: Row, u: Any, ids: Any, width: int, wide: Any, weight: Any, shares: Any) -> None:
-    """Store the sum of u_ij over the edges of a dst, times `weight` and, if present, the `shares` of the heads."""
-    for h in range(row.width):
-        for d in range(0, width, 1 << len(wide)):
-            total = splat(u, 0.0, wide)
-            for k in range(row.size):
-                u_ij = load(u, row_of_edge(ids, row.begin + k) * width + d, wide, width - d)
-                total = total + weight[k * row.lanes + h] * u_ij
-            if shares is not None:
-                total = shares[h] * total
-            store(out, (row.to + h) * width + d, total, width - d)
+def _copy_row(to: Any, values: Any, row: Row, width: int, wide: Any, pad: Any) -> None:
+    """Copy a dst's `[H, D]` as `dot_edges` reads it; zeros for heads that do not exist."""
+    for h in range(row.lanes):
+        if pad is not None:
+            store(to, h << len(wide), load(values, (row.own + h) * width, wide, width if h < row.width else 0), None)
+        else:
+            for d in range(width):
+                to[d * row.lanes + h] = values[(row.own + h) * width + d] if h < row.width else 0.0
 
 
 @inline
-def add_edges(grad_u: Any, row: Row, ids: Any, width: int, lanes: Any, ragged: Any, p: Any, change: Any, grad: Any,
-               weight: Any) -> None:  # fmt: skip
-    """Add the sum over the heads of `change` p_i + `weight` dS_i to the gradient of each u_ij; both are `[N, D, H]`."""
-    own, count = (row.own - row.head) * width + row.head, only_if(ragged, row.width)
+def sum_edges(out: Any, row: Row, u: Any, ids: Any, width: int, lanes: Any, wide: Any, pad: Any, sums: Any, weight: Any,
+              shares: Any) -> None:  # fmt: skip
+    """Store the sum of u_ij over the edges of a dst, times `weight` and, if present, the `shares` of the heads."""
+    if pad is not None:
+        total = splat(u, 0.0, pad)
+        for k in range(row.size):
+            values = repeat(load(u, row_of_edge(ids, row.begin + k) * width, wide, width), pad)
+            total = total + per_feature(load(weight, k * row.lanes, lanes, None), pad) * values
+        if shares is not None:
+            total = per_feature(load(shares, 0, lanes, None), pad) * total
+        store(sums, 0, total, None)
+        for h in range(row.width):
+            store(out, (row.to + h) * width, load(sums, h << len(wide), wide, None), width)
+    else:
+        for h in range(row.width):
+            for d in range(0, width, 1 << len(wide)):
+                part = splat(u, 0.0, wide)
+                for k in range(row.size):
+                    u_ij = load(u, row_of_edge(ids, row.begin + k) * width + d, wide, width - d)
+                    part = part + weight[k * row.lanes + h] * u_ij
+                if shares is not None:
+                    part = shares[h] * part
+                store(out, (row.to + h) * width + d, part, width - d)
+
+
+@inline
+def add_edges(grad_u: Any, row: Row, ids: Any, width: int, lanes: Any, wide: Any, pad: Any, p: Any, p_i: Any,
+              change: Any, grad: Any, grad_i: Any, weight: Any) -> None:  # fmt: skip
+    """The gradient of each u_ij, the sum over the heads of `change` p_i + `weight` dS_i; p and dS as in `dot_edges`."""
     for k in range(row.size):
         to = row_of_edge(ids, row.begin + k) * width
-        changes, weights = load(change, k * row.lanes, lanes, count), load(weight, k * row.lanes, lanes, count)
-        for d in range(width):
-            at = own + d * row.heads
-            grad_u[to + d] += lane_sum(changes * load(p, at, lanes, count) + weights * load(grad, at, lanes, count))
+        if pad is not None:
+            values = per_feature(load(change, k * row.lanes, lanes, None), pad) * load(p_i, 0, pad, None)
+            values = values + per_feature(load(weight, k * row.lanes, lanes, None), pad) * load(grad_i, 0, pad, None)
+            total = fold(values, wide)
+            if row.head > 0:
+                total = total + load(grad_u, to, wide, width)
+            store(grad_u, to, total, width)
+        else:
+            for d in range(0, width, 1 << len(wide)):
+                part = splat(grad_u, 0.0, wide)
+                if row.head > 0:
+                    part = load(grad_u, to + d, wide, width - d)
+                for h in range(row.width):
+                    at = (row.own + h) * width + d
+                    part = part + change[k * row.lanes + h] * load(p, at, wide, width - d)
+                    part = part + weight[k * row.lanes + h] * load(grad, at, wide, width - d)
+                store(grad_u, to + d, part, width - d)
 
 
 @compiled
