@@ -28,7 +28,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 tl = pytest.importorskip("triton.language")
 
 from gat_pyg import philox as generator  # noqa: E402
-from gat_pyg.attention import Additive  # noqa: E402
+from gat_pyg.attention import Additive, fused  # noqa: E402
 from gat_pyg.attention.additive import gpu as additive  # noqa: E402
 from gat_pyg.attention.pair import gpu as pair  # noqa: E402
 from gat_pyg.attention.pair import gpu_edges as pair_edges  # noqa: E402
@@ -41,7 +41,7 @@ from gat_pyg.features.dropout import dropout as feature_dropout  # noqa: E402
 from gat_pyg.features.linear import Linear, linear  # noqa: E402
 from gat_pyg.features.pattern import Pattern  # noqa: E402
 from gat_pyg.graph import edges as edges_module  # noqa: E402
-from gat_pyg.graph.adjacency import neighbourhoods  # noqa: E402
+from gat_pyg.graph.adjacency import EdgeList, neighbourhoods  # noqa: E402
 from gat_pyg.graph.edges import Edges  # noqa: E402
 from gat_pyg.kernels import device  # noqa: E402
 from gat_pyg.kernels.gpu import FP_FUSION, draw, rows  # noqa: E402
@@ -646,6 +646,25 @@ def test_scores_of_both_ends_as_slices_of_one_tensor(limit: int, monkeypatch: py
                 assert torch.equal(grad, other[2][name]), name
 
 
+@runs
+@pytest.mark.usefixtures("these_kernels")
+def test_keys_and_values_of_one_product_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their gradients are written side by side too, but not as results of an operator, which share no memory."""
+    monkeypatch.setattr(rows, "SPLIT", 8)
+    graph = union(SMALL, turned(stairs(3, 9)))
+    edges, leaves = on_device(edges_of(graph)), PLACE.to(leaves_of(graph, 3, 5, DOT_EDGES))
+    both = torch.stack([leaves["key"], leaves["x"]], 1)
+    beside = {**leaves, "key": both[:, 0], "x": both[:, 1]}
+    direction, seed = direction_of(graph, 3, 5).to(DEVICE), torch.tensor(SEED, device=DEVICE)
+    one, other = (by_hand(each, edges, direction, 0.3, seed, True, torch.float32) for each in (leaves, beside))
+    assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
+    assert all(torch.equal(grad, other[2][name]) for name, grad in one[2].items())
+    assert other[2]["x"].data_ptr() - other[2]["key"].data_ptr() == both.stride(1) * both.element_size()
+    ends = [beside[name].requires_grad_() for name in ("x", "key")]
+    out = fused.attend(ends[0], score_of(beside), EdgeList(graph.index.to(DEVICE), graph.num_dst), None, None, 0.0)
+    assert all(grad.is_contiguous() for grad in torch.autograd.grad(out, ends, like(direction, out).to(out)))
+
+
 # As torch sees them: through the fused operation.
 
 
@@ -1161,9 +1180,8 @@ def assert_compiled_well(
     name, passed = (KERNELS | DROPS)[kernel]
     size_of_edges, features = (16 if "edge_attr" in passed else 0), (16 if "query_edge" in passed else 0)
     tile = rows.tile_for(models, heads, channels, degree, features)
-    sizes = {"EACH": heads // models, "C": channels, "D": size_of_edges, "BLOCK_D": max(1, features)} | (
-        {"models": None} if models == 1 else {}
-    )
+    sizes = {"EACH": heads // models, "C": channels, "D": size_of_edges, "BLOCK_D": max(1, features)}
+    sizes |= {"WIDTH": channels + features} | ({"models": None} if models == 1 else {})
     constants = {**sizes, "SPLIT": rows.SPLIT, "STAGES": tile.stages, **tile.blocks}
     code = compile_kernel(name, passed, dtype, sm=sm, p=p, **constants)
     assert_fits(code, sm, SPILLS.get(triton.__version__, {}).get((kernel, sm, heads, channels, dtype), 0))
@@ -1211,7 +1229,7 @@ REST = {
 @pytest.mark.parametrize("kernel", REST)
 def test_no_spills_in_the_rest(kernel: str, alone: bool, sm: int, stages: int, compile_kernel: Compile) -> None:
     name, passed, constants = REST[kernel]
-    constants = {"EACH": 8, "C": 8, "SPLIT": rows.SPLIT, "STAGES": stages, "num_warps": 4} | constants
+    constants = {"EACH": 8, "C": 8, "WIDTH": 8, "SPLIT": rows.SPLIT, "STAGES": stages, "num_warps": 4} | constants
     constants |= {"models": None} if alone else {}
     assert_fits(compile_kernel(name, passed, "bf16", sm=sm, **constants), sm)
 
@@ -1248,7 +1266,7 @@ def test_a_wide_head_fits_in_shared_memory(sm: int, compile_kernel: Compile) -> 
             "models": None,
             "EACH": 1,
             "C": channels,
-            "D": 0,
+            "WIDTH": channels,
             "SPLIT": rows.SPLIT,
             "STAGES": tile.stages,
             **tile.blocks,
@@ -1262,7 +1280,7 @@ def test_a_wide_head_fits_in_shared_memory(sm: int, compile_kernel: Compile) -> 
 )
 def test_a_minimum_of_scores_propagates_nan(kernel: str, compile_kernel: Compile) -> None:
     tile = rows.tile_for(1, 8, 8, 15)
-    constants = {"models": None, "EACH": 8, "C": 8, "D": 16, "BLOCK_D": 16, "SPLIT": rows.SPLIT}
+    constants = {"models": None, "EACH": 8, "C": 8, "D": 16, "WIDTH": 8, "BLOCK_D": 16, "SPLIT": rows.SPLIT}
     constants |= {"STAGES": tile.stages, **tile.blocks}
     ptx = compile_kernel(*KERNELS[kernel], "fp32", **constants).ptx
     assert re.search(r"\bmin\.NaN\.f32\b", ptx) and not re.search(r"\bmin\.f32\b", ptx)

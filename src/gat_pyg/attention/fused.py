@@ -399,8 +399,9 @@ def _attend_backward_op(
     call, arguments = _unpack(tensors, present, draw, edges, score, numbers, saves_output)
     wanted = iter(needs)
     call = replace(call, needs=tuple(there and next(wanted) for there in present))
-    grads = _backward(call, grad, *arguments, *saved)
-    return [g for g, there in zip(grads, present, strict=True) if there]
+    grads = [g for g, there in zip(_backward(call, grad, *arguments, *saved), present, strict=True) if there]
+    # an operator's results share no memory, as the gradients of keys and values side by side do
+    return grads if tensors[0].dim() == 4 else [g.contiguous() for g in grads]
 
 
 @_attend_backward_op.register_fake

@@ -312,13 +312,9 @@ class TransformerConv(_AttentionConv):
         H, C = self.heads, self.out_channels
         x, end = inputs.x, inputs.x if inputs.x_dst is None else inputs.x_dst
         query = product(end, inputs.weight_query, inputs.bias_query).view(-1, H, C)
-        if x.is_cuda:  # whose kernels would copy rows that lie apart
-            key = product(x, inputs.weight_key, inputs.bias_key).view(-1, H, C)
-            value = product(x, inputs.weight_value, inputs.bias_value).view(-1, H, C)
-        else:
-            weight = torch.cat([inputs.weight_key, inputs.weight_value])
-            bias = None if inputs.bias_key is None else torch.cat([inputs.bias_key, inputs.bias_value])
-            key, value = product(x, weight, bias).view(-1, 2, H, C).unbind(1)
+        weight = torch.cat([inputs.weight_key, inputs.weight_value])
+        bias = None if inputs.bias_key is None else torch.cat([inputs.bias_key, inputs.bias_value])
+        key, value = product(x, weight, bias).view(-1, 2, H, C).unbind(1)
         score = Dot(query, key)
         if inputs.edge_attr is not None:
             of_edges = _by_head(query, inputs.weight_edge.view(H, C, -1))

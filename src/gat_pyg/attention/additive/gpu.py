@@ -36,6 +36,7 @@ from ...kernels.gpu.rows import (
     gather_features,
     load_row,
     offset,
+    row_width,
     slab,
     stack_arguments,
     store_row,
@@ -45,15 +46,6 @@ from ...kernels.gpu.rows import (
 )
 from ..steps.gpu import alpha, attend, forward_pass, leaky, of_rows, store_attended, total_mass
 from . import Additive
-
-
-@triton.jit
-def row_width(H, STRIDE: tl.constexpr):
-    """The number of elements from one row of a term of the score to the next: `STRIDE`, or H."""
-    if STRIDE is None:
-        return H
-    else:
-        return STRIDE
 
 
 @triton.jit(do_not_specialize=["num_chunks", "threshold", "models"])
@@ -125,7 +117,23 @@ def _forward_kernel(
 
     b_mass = total_mass(b_mass)
     store_attended(
-        p_out, p_lse, p_chunks, p_chunks_h, b_top, b_mass, b_out, i_row, i_h, o_hc, m_h, m_hc, is_whole, is_chunk, H, C
+        p_out,
+        p_lse,
+        p_chunks,
+        p_chunks_h,
+        b_top,
+        b_mass,
+        b_out,
+        i_row,
+        i_h,
+        o_hc,
+        m_h,
+        m_hc,
+        is_whole,
+        is_chunk,
+        H,
+        C,
+        C,
     )
     if p_out_plus is not None:
         b_out_plus /= b_mass[:, None]
@@ -370,12 +378,13 @@ def forward(
     models = x.shape[:-3]
     x, weight = beside(models, x, edge_weight)
     shape = edges.num_dst, *x.shape[1:]
+    out = x.new_empty(shape, dtype=dtype)
     operands = _scores(models, score) | {"p_edge_weight": weight, "p_perm": edges.perm}
     out_plus = x.new_empty(shape, dtype=dtype) if saves_output else None
     mass_plus = x.new_empty(shape[:2], dtype=torch.float32) if saves_output else None
     operands |= {"p_out_plus": out_plus, "p_mass_plus": mass_plus, "slope": float(score.negative_slope)}
-    results = forward_pass(_forward_kernel, x, edges, models.numel(), dropout, seed, dtype, **operands)
-    return apart(models, *results, *((out_plus, mass_plus) if saves_output else ()))
+    lse = forward_pass(_forward_kernel, x, out, edges, models.numel(), dropout, seed, **operands)
+    return apart(models, out, lse, *((out_plus, mass_plus) if saves_output else ()))
 
 
 def backward(

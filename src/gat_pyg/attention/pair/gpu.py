@@ -21,6 +21,7 @@ from ...kernels.gpu.rows import (
     gather_features,
     load_row,
     offset,
+    row_width,
     slab,
     store_row,
     walk_of,
@@ -33,6 +34,7 @@ from ..steps.gpu import (
     leaky,
     load_edges,
     of_rows,
+    spaced,
     store_attended,
     store_edges,
     total_mass,
@@ -88,6 +90,8 @@ def _forward_kernel(
     EACH: tl.constexpr,
     C: tl.constexpr,
     D: tl.constexpr,
+    STRIDE: tl.constexpr,
+    WIDTH: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -98,7 +102,8 @@ def _forward_kernel(
     """For one dst i: O_i and lse_i, for e_ij = att . LeakyReLU(z_ij) with z_ij = x_j + x_i + W_e u_ij.
 
     Without att, for e_ij = scale (<x_i, k_j> + <p_i, u_ij>), and S_i = sum_j k_ij w_ij alpha_ij u_ij too. A chunk
-    leaves O in `p_chunks`, S in `p_chunks_edge` and lse in `p_chunks_h`.
+    leaves O in `p_chunks`, S in `p_chunks_edge` and lse in `p_chunks_h`. In rows of O and S, the heads are `WIDTH`
+    elements apart; rows of x and k are `STRIDE`.
     """
     H = all_models(EACH, models)
     i_item = tl.program_id(0)
@@ -117,8 +122,10 @@ def _forward_kernel(
         o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
         i_src = tl.load(p_src + start + o_e, mask=m_e, other=0)
         i_edge = edge_id(p_perm, start + o_e, m_e)
-        b_x = gather_features(p_x, i_src, o_hc, m_e, m_hc, H * C)
-        b_key = b_x if p_key is None else gather_features(p_key, i_src, o_hc, m_e, m_hc, H * C)
+        b_x = gather_features(p_x, i_src, o_hc, m_e, m_hc, row_width(H * C, STRIDE))
+        b_key = b_x
+        if p_key is not None:
+            b_key = gather_features(p_key, i_src, o_hc, m_e, m_hc, row_width(H * C, STRIDE))
         b_attr = features_of(p_edge_attr, p_query_edge, i_edge, i_h, o_d, m_e, attr_stride, models, EACH, D)
         b_z = b_x + b_x_dst[None, :, :]
         b_z = embed(b_z, p_lin, p_edge_attr, i_edge, i_h, o_hc, m_e, m_hc, attr_stride, models, H, EACH, C, D)
@@ -131,10 +138,26 @@ def _forward_kernel(
 
     b_mass = total_mass(b_mass)
     store_attended(
-        p_out, p_lse, p_chunks, p_chunks_h, b_top, b_mass, b_out, i_row, i_h, o_hc, m_h, m_hc, is_whole, is_chunk, H, C
+        p_out,
+        p_lse,
+        p_chunks,
+        p_chunks_h,
+        b_top,
+        b_mass,
+        b_out,
+        i_row,
+        i_h,
+        o_hc,
+        m_h,
+        m_hc,
+        is_whole,
+        is_chunk,
+        H,
+        C,
+        WIDTH,
     )
     if p_out_edge is not None:
-        o_row, o_chunk = offset(i_row, H * D) + o_hd, offset(i_item, H * D) + o_hd
+        o_row, o_chunk = offset(i_row, H * WIDTH) + spaced(o_hd, i_h, D, WIDTH), offset(i_item, H * D) + o_hd
         store_row(p_out_edge, p_chunks_edge, o_row, o_chunk, b_out_edge / b_mass[:, None], m_hd, is_whole, is_chunk)
 
 
@@ -184,6 +207,8 @@ def _backward_dst_kernel(
     EACH: tl.constexpr,
     C: tl.constexpr,
     D: tl.constexpr,
+    STRIDE: tl.constexpr,
+    WIDTH: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -208,12 +233,14 @@ def _backward_dst_kernel(
             i_item, p_ptr, p_chunk_row, p_chunk_start, num_chunks, SPLIT
         )
         o_row, o_row_d = offset(i_row, H * C) + o_hc, offset(i_row, H * D) + o_hd
+        o_out = offset(i_row, H * WIDTH) + spaced(o_hc, i_h, C, WIDTH)
         b_x_dst, b_query_edge = load_row(p_x_dst, o_row, m_hc), load_row(p_query_edge, o_row_d, m_hd)
-        b_grad, b_lse = load_row(p_grad, o_row, m_hc), load_row(p_lse, offset(i_row, H) + i_h, m_h)
-        b_mean = tl.sum(b_grad * load_row(p_out, o_row, m_hc), 1)
+        b_grad, b_lse = load_row(p_grad, o_out, m_hc), load_row(p_lse, offset(i_row, H) + i_h, m_h)
+        b_mean = tl.sum(b_grad * load_row(p_out, o_out, m_hc), 1)
         if p_query_edge is not None:
-            b_grad_out_edge = load_row(p_grad_out_edge, o_row_d, m_hd)
-            b_mean += tl.sum(b_grad_out_edge * load_row(p_out_edge, o_row_d, m_hd), 1)
+            o_out = offset(i_row, H * WIDTH) + spaced(o_hd, i_h, D, WIDTH)
+            b_grad_out_edge = load_row(p_grad_out_edge, o_out, m_hd)
+            b_mean += tl.sum(b_grad_out_edge * load_row(p_out_edge, o_out, m_hd), 1)
 
         b_grad_x_dst = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
         b_grad_query_edge = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
@@ -221,8 +248,10 @@ def _backward_dst_kernel(
             o_e, m_e, m_eh = block_of_edges(o_first, count, m_h, BLOCK_E)
             i_src = tl.load(p_src + start + o_e, mask=m_e, other=0)
             i_edge = edge_id(p_perm, start + o_e, m_e)
-            b_x = gather_features(p_x, i_src, o_hc, m_e, m_hc, H * C)
-            b_key = b_x if p_key is None else gather_features(p_key, i_src, o_hc, m_e, m_hc, H * C)
+            b_x = gather_features(p_x, i_src, o_hc, m_e, m_hc, row_width(H * C, STRIDE))
+            b_key = b_x
+            if p_key is not None:
+                b_key = gather_features(p_key, i_src, o_hc, m_e, m_hc, row_width(H * C, STRIDE))
             b_attr = features_of(p_edge_attr, p_query_edge, i_edge, i_h, o_d, m_e, attr_stride, models, EACH, D)
             b_z = b_x + b_x_dst[None, :, :]
             b_z = embed(b_z, p_lin, p_edge_attr, i_edge, i_h, o_hc, m_e, m_hc, attr_stride, models, H, EACH, C, D)
@@ -280,6 +309,8 @@ def _backward_src_kernel(
     scale,
     EACH: tl.constexpr,
     C: tl.constexpr,
+    STRIDE: tl.constexpr,
+    WIDTH: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -288,7 +319,8 @@ def _backward_src_kernel(
 ):
     """For one src j: grad x_j = sum_i k_ij w_ij alpha_ij dO_i + grad z_ij, from what the pass over dst left.
 
-    With keys, the second sum is grad k_j instead.
+    With keys, the second sum is grad k_j instead. The heads of dO are `WIDTH` elements apart, the rows of both results
+    `STRIDE`.
     """
     H = all_models(EACH, models)
     i_item = tl.program_id(0)
@@ -302,7 +334,7 @@ def _backward_src_kernel(
         i_dst = tl.load(p_dst + start + o_e, mask=m_e, other=0)
         i_place = tl.load(p_place + start + o_e, mask=m_e, other=0)
         b_w, b_grad_e = load_edges(p_weights, i_place, i_h, m_eh, H)
-        b_grad = gather_features(p_grad, i_dst, o_hc, m_e, m_hc, H * C)
+        b_grad = gather_features(p_grad, i_dst, spaced(o_hc, i_h, C, WIDTH), m_e, m_hc, H * WIDTH)
         b_sum += tl.sum(b_w[:, :, None] * b_grad, 0)
         if p_signs is not None:
             b_other = load_slopes(p_signs, i_place, i_h, m_eh, slope, H, C, BLOCK_E, BLOCK_H, BLOCK_C)
@@ -311,13 +343,13 @@ def _backward_src_kernel(
         b_sum_z += tl.sum(b_grad_e[:, :, None] * b_other, 0)
 
     b_sum_z *= load_row(p_att, o_hc, m_hc) if p_att is not None else scale
-    o_row = offset(i_row, H * C) + o_hc
+    o_row = offset(i_row, row_width(H * C, STRIDE)) + o_hc
     if p_grad_key is None:
         store_row(p_grad_x, p_chunks, o_row, offset(i_item, H * C) + o_hc, b_sum + b_sum_z, m_hc, is_whole, is_chunk)
     else:
         o_item = offset(i_item, 2 * H * C) + o_hc
-        store_row(p_grad_x, p_chunks, o_row, o_item, b_sum, m_hc, is_whole, is_chunk)
-        store_row(p_grad_key, p_chunks, o_row, o_item + H * C, b_sum_z, m_hc, is_whole, is_chunk)
+        store_row(p_grad_key, p_chunks, o_row, o_item, b_sum_z, m_hc, is_whole, is_chunk)
+        store_row(p_grad_x, p_chunks, o_row, o_item + H * C, b_sum, m_hc, is_whole, is_chunk)
 
 
 def forward(
@@ -333,15 +365,23 @@ def forward(
     """Return the output `[N_dst, H, C]`, or C + D, in `dtype` and log-sum-exp `[N_dst, H]`."""
     models = x.shape[:-3]
     operands, (weight,) = Operands.of(x, score), beside(models, edge_weight)
-    arguments, out_edge = operands.arguments, None
+    arguments = operands.arguments
     x = arguments.pop("p_x")
-    if operands.features:
-        out_edge = x.new_empty(edges.num_dst, x.size(1), operands.features, dtype=dtype)
+    whole = x.new_empty(edges.num_dst, x.size(1), operands.width, dtype=dtype)
+    out, out_edge = _split(whole, operands)
     written = {"p_out_edge": out_edge, "p_chunks_edge": None, "p_edge_weight": weight, "p_perm": edges.perm}
-    out, lse = forward_pass(
-        _forward_kernel, x, edges, models.numel(), dropout, seed, dtype, **arguments, **written, **operands.block
+    lse = forward_pass(
+        _forward_kernel, x, out, edges, models.numel(), dropout, seed, **arguments, **written, **operands.block
     )
-    return apart(models, out if out_edge is None else torch.cat([out, out_edge], -1), lse)
+    return apart(models, whole, lse)
+
+
+def _split(tensor: Tensor, operands: Operands) -> tuple[Tensor, Tensor | None]:
+    """The first C of the channels, and those of the features of edges that are attended to."""
+    if not operands.features:
+        return tensor, None
+    of_x, of_edges = tensor.split([operands.x.size(-1), operands.features], -1)
+    return of_x, of_edges
 
 
 def backward(
@@ -362,21 +402,24 @@ def backward(
     """
     models, wanted = x.shape[:-3], dict(zip(("x", "edge_weight", *score.shapes), needs, strict=True))
     operands = Operands.of(x, score)
-    (_, heads, channels), num_edges, features = operands.x.shape, edges.num_edges, operands.features
+    (num_src, heads, channels), num_edges = operands.x.shape, edges.num_edges
     if num_edges == 0 or operands.x.numel() == 0:
         of = {"x": x, "edge_weight": edge_weight} | dict(zip(score.shapes, score.operands, strict=True))
         grads = {name: None if each is None else torch.zeros(each.shape, device=x.device) for name, each in of.items()}
         by_rows = ("x", "edge_weight", *(name for name, shape in score.shapes.items() if shape[1] == "H"))
         return grads | dict(zip(by_rows, apart(models, *beside(models, *map(grads.get, by_rows))), strict=True))
 
-    (grad, grad_edge), (out, out_edge) = (
-        beside(models, *each.split([channels, features], -1)) if features else (*beside(models, each), None)
-        for each in (grad, out)
-    )
+    grad, out = beside(models, grad, out)
+    (grad, grad_edge), (out, out_edge) = _split(grad, operands), _split(out, operands)
     lse, weight = beside(models, *saved, edge_weight)
     key, query_edge = operands.key, operands.query_edge
-    grad_x, grad_x_dst = torch.empty_like(operands.x), torch.empty_like(operands.x_dst)
-    grad_key = None if key is None else torch.empty_like(key)
+    grad_x_dst, grad_key, both = torch.empty_like(operands.x_dst), None, None
+    if operands.stride is None:
+        grad_x = torch.empty_like(operands.x)
+        grad_key = None if key is None else torch.empty_like(key)
+    else:
+        both = x.new_empty(num_src, 2, heads, channels)
+        grad_key, grad_x = both.unbind(1)
     grad_query_edge = None if query_edge is None else torch.empty_like(query_edge)
     grad_weight = of_rows(edges, wanted["edge_weight"], edges.num_rows, heads, device=x.device)
     weights = x.new_empty(num_edges, 2, heads, dtype=torch.float32)
@@ -386,7 +429,7 @@ def backward(
     of_dst |= {"p_grad_weight": grad_weight, **drop_arguments(dropout, seed, edges.dropout_ids_by_dst)}
     with torch.cuda.device_of(x):
         shares = launch.over_dst(grad_x_dst, grad_query_edge, **of_dst)
-        launch.over_src(grad_x, grad_key)
+        launch.over_src(grad_x, grad_key, both)
         names = "x", "edge_weight", "x_dst", "key", "query_edge"
         grads = dict(zip(names, apart(models, grad_x, grad_weight, grad_x_dst, grad_key, grad_query_edge), strict=True))
         if isinstance(score, Dot):
@@ -438,8 +481,8 @@ class _Backward(NamedTuple):
         walk.sum(held, grad_x_dst, grad_query_edge)
         return shares
 
-    def over_src(self, grad_x: Tensor, grad_key: Tensor | None) -> None:
-        """Launch the pass over the rows of src, and the sum of their chunks."""
+    def over_src(self, grad_x: Tensor, grad_key: Tensor | None, both: Tensor | None) -> None:
+        """Launch the pass over the rows of src, and the sum of their chunks; `both` are grad k and x side by side."""
         operands, edges, (_, heads, channels) = self.operands, self.edges, self.grad.shape
         _, dst, place = edges.transpose
         walk = walk_of(edges, "src", self.models, heads, channels)
@@ -457,6 +500,13 @@ class _Backward(NamedTuple):
             p_chunks=held,
             slope=operands.slope,
             scale=operands.scale,
+            STRIDE=None if both is None else both.stride(0),
+            WIDTH=operands.width,
             **walk.arguments,
         )
-        walk.sum(held, grad_x, grad_key)
+        if both is not None:
+            walk.sum(held, both)
+        elif grad_key is not None:
+            walk.sum(held, grad_key, grad_x)
+        else:
+            walk.sum(held, grad_x)

@@ -36,6 +36,7 @@ class Operands(NamedTuple):
     query_edge: Tensor | None
     edge_attr: Tensor | None  # [E, D] of all models, or of each in turn
     attr_stride: int  # from one model to the next
+    stride: int | None  # from one row of x and key to the next, which lie beside each other; None: they lie apart
     slope: float
     scale: float
 
@@ -56,9 +57,12 @@ class Operands(NamedTuple):
             shared = edge_attr.dim() == 3 and edge_attr.stride(0) == 0
             edge_attr = (edge_attr[0] if shared else edge_attr).contiguous()
             stride = edge_attr[0].numel() if edge_attr.dim() == 3 else 0
-        x, x_dst, key, query_edge = beside(models, x, score.x_dst, key, query_edge)
         lin = None if lin is None else lin.movedim(-1, 0).contiguous()
-        return cls(x, x_dst, att, key, lin, query_edge, edge_attr, stride, slope, scale)
+        x_dst, query_edge = beside(models, score.x_dst, query_edge)
+        between = None if key is None or models or x.dtype != key.dtype or x.stride() != key.stride() else x.stride(0)
+        if between is None or between <= x.size(1) * x.size(2) or not x[:1].is_contiguous():
+            between, (x, key) = None, beside(models, x, key)
+        return cls(x, x_dst, att, key, lin, query_edge, edge_attr, stride, between, slope, scale)
 
     @property
     def size(self) -> int:
@@ -71,11 +75,16 @@ class Operands(NamedTuple):
         return 0 if self.query_edge is None else self.size
 
     @property
+    def width(self) -> int:
+        """The channels of a head of the output."""
+        return self.x.size(-1) + self.features
+
+    @property
     def arguments(self) -> dict[str, Any]:
         """The kernels' arguments for the operands."""
         numbers = {name: getattr(self, name) for name in ("attr_stride", "slope", "scale")}
-        tensors = {f"p_{name}": getattr(self, name) for name in self._fields if name not in numbers}
-        return tensors | numbers | {"D": self.size}
+        tensors = {f"p_{name}": getattr(self, name) for name in self._fields if name not in {*numbers, "stride"}}
+        return tensors | numbers | {"D": self.size, "STRIDE": self.stride, "WIDTH": self.width}
 
     @property
     def block(self) -> dict[str, int]:
@@ -262,6 +271,7 @@ def _attr_kernel(
     scale,
     EACH: tl.constexpr,
     D: tl.constexpr,
+    WIDTH: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
@@ -277,10 +287,10 @@ def _attr_kernel(
     b_sum = tl.zeros([BLOCK_E, BLOCK_D], tl.float32)
     for i_head in tl.range(0, EACH, num_stages=1):
         i_h = i_model * EACH + i_head
-        o_row = offset(i_dst, H * D) + i_h * D
+        o_row, o_out = offset(i_dst, H * D) + i_h * D, offset(i_dst, H * WIDTH) + i_h * WIDTH
         b_w = tl.load(p_weights + offset(i_place, 2 * H) + i_h, mask=m_e, other=0.0)
         b_grad_e = tl.load(p_weights + offset(i_place, 2 * H) + H + i_h, mask=m_e, other=0.0)
-        b_sum += b_w[:, None] * _matrix(p_grad_out_edge, o_row, o_d, m_e, o_d < D)
+        b_sum += b_w[:, None] * _matrix(p_grad_out_edge, o_out, o_d, m_e, o_d < D)
         b_sum += (scale * b_grad_e)[:, None] * _matrix(p_query_edge, o_row, o_d, m_e, o_d < D)
     o_attr = offset(i_model, grad_stride) + offset(edge_id(p_perm, i_place, m_e), D)
     p_grad = p_grad_attr + o_attr[:, None] + o_d[None, :]
@@ -353,6 +363,7 @@ def attr_gradient(
             scale=operands.scale,
             **stack_arguments(models, operands.x.size(1)),
             D=size,
+            WIDTH=operands.width,
             BLOCK_E=block_e,
             BLOCK_D=block_d,
             enable_fp_fusion=FP_FUSION,

@@ -58,16 +58,39 @@ def attend(b_e, b_x, b_factor, b_top, b_mass, b_out, m_eh):
 
 @triton.jit
 def store_attended(
-    p_out, p_lse, p_chunks, p_chunks_h, b_top, b_mass, b_out, i_row, i_h, o_hc, m_h, m_hc, is_whole, is_chunk, H, C
+    p_out,
+    p_lse,
+    p_chunks,
+    p_chunks_h,
+    b_top,
+    b_mass,
+    b_out,
+    i_row,
+    i_h,
+    o_hc,
+    m_h,
+    m_hc,
+    is_whole,
+    is_chunk,
+    H,
+    C: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
-    """Store O and the log-sum-exp of a row or chunk."""
+    """Store O and the log-sum-exp of a row or chunk; in a row, the heads are `WIDTH` elements apart."""
     b_lse = b_top + tl.log2(b_mass) * LN2
     b_out /= b_mass[:, None]
     o_chunk, o_chunk_h = offset(tl.program_id(0), H * C) + o_hc, offset(tl.program_id(0), H) + i_h
-    store_row(p_out, p_chunks, offset(i_row, H * C) + o_hc, o_chunk, b_out, m_hc, is_whole, is_chunk)
+    o_row = offset(i_row, H * WIDTH) + spaced(o_hc, i_h, C, WIDTH)
+    store_row(p_out, p_chunks, o_row, o_chunk, b_out, m_hc, is_whole, is_chunk)
     if p_chunks is not None:
         tl.store(p_chunks_h + o_chunk_h, b_lse, mask=m_h & is_chunk)
     tl.store(p_lse + offset(i_row, H) + i_h, finite(b_lse), mask=m_h & is_whole)
+
+
+@triton.jit
+def spaced(o_hc, i_h, C: tl.constexpr, WIDTH: tl.constexpr):
+    """The offsets of the features of heads within a row, where the heads are `WIDTH` instead of C elements apart."""
+    return o_hc + i_h[:, None] * (WIDTH - C)
 
 
 @triton.jit
@@ -105,13 +128,14 @@ def _merge_kernel(
     models,
     EACH: tl.constexpr,
     C: tl.constexpr,
+    WIDTH: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
     """For one split row of chunks q, in their order: O = sum_q softmax(lse_q) O_q, lse = log sum_q exp lse_q.
 
-    O+ and A+ of all chunks follow after O and lse of all.
+    O+ and A+ of all chunks follow after O and lse of all. In a row of O, the heads are `WIDTH` elements apart.
     """
     H = all_models(EACH, models)
     i_row = tl.load(p_rows + tl.program_id(0))
@@ -141,7 +165,7 @@ def _merge_kernel(
             b_mass_plus = b_mass_plus * b_shrink + tl.sum(b_exp * b_chunk, 0)
 
     b_mass = tl.where(b_mass == 0.0, 1.0, b_mass)
-    o_row, o_row_h = offset(i_row, H * C) + o_hc, offset(i_row, H) + i_h
+    o_row, o_row_h = offset(i_row, H * WIDTH) + spaced(o_hc, i_h, C, WIDTH), offset(i_row, H) + i_h
     tl.store(p_out + o_row, b_out / b_mass[:, None], mask=m_hc)
     tl.store(p_lse + o_row_h, finite(b_top + tl.log2(b_mass) * LN2), mask=m_h)
     if p_out_plus is not None:
@@ -158,26 +182,25 @@ def of_rows(edges: Edges, wanted: bool, *shape: int, device: torch.device) -> Te
 def forward_pass(
     kernel: Any,
     x: Tensor,
+    out: Tensor,
     edges: Edges,
     models: int,
     dropout: float | Tensor,
     seed: Tensor | None,
-    dtype: torch.dtype,
     **operands: Any,
-) -> tuple[Tensor, Tensor]:
-    """Return O and its log-sum-exp by the forward kernel of a score with these operands; merge the chunks of long rows.
+) -> Tensor:
+    """Compute O by the forward kernel of a score with these operands, and return its log-sum-exp.
 
-    Of operands that a kernel writes, `p_out_plus`, `p_mass_plus` and `p_out_edge` are merged too.
+    Merge the chunks of long rows; of operands that a kernel writes, `p_out_plus`, `p_mass_plus` and `p_out_edge` too.
     """
     _, heads, channels = x.shape
-    out = x.new_empty(edges.num_dst, heads, channels, dtype=dtype)
     lse = x.new_empty(edges.num_dst, heads, dtype=torch.float32)
     positive, out_edge = (operands.get("p_out_plus"), operands.get("p_mass_plus")), operands.get("p_out_edge")
     if out.numel() == 0:
         for result in (lse, *positive, out_edge):
             if result is not None:
                 result.zero_()
-        return out, lse
+        return lse
     features = 0 if out_edge is None else out_edge.size(2)
     walk = walk_of(edges, "dst", models, heads, channels, features)
     parts = 1 if positive[0] is None else 2
@@ -199,7 +222,7 @@ def forward_pass(
         _merge(walk, held, held_h, out, lse, *positive)
         if out_edge is not None:
             _merge(walk, held_edge, held_h, out_edge, lse, None, None)
-    return out, lse
+    return lse
 
 
 def _merge(
@@ -225,5 +248,6 @@ def _merge(
             mass_plus,
             **stack_arguments(walk.models, walk.heads),
             C=channels,
+            WIDTH=out.stride(1),
             **walk.tile._replace(channels=triton.next_power_of_2(channels)).blocks,
         )

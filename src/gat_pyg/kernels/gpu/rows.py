@@ -34,6 +34,15 @@ def offset(i_row, WIDTH):
 
 
 @triton.jit
+def row_width(WIDTH, STRIDE: tl.constexpr):
+    """The number of elements from one row to the next: `STRIDE`, or `WIDTH`."""
+    if STRIDE is None:
+        return WIDTH
+    else:
+        return STRIDE
+
+
+@triton.jit
 def all_models(EACH: tl.constexpr, models):
     """The heads, or the elements, of all models: a product, so that the compiler knows it is divisible by `EACH`."""
     if models is None:
@@ -287,7 +296,7 @@ class Walk:
         """Sum the chunks' results, `[P, wide]` or `[P, wide + narrow]` numbers, into those of their rows."""
         if self.chunks is None or held is None:
             return
-        width = self.heads * self.channels
+        width = self.heads * self.channels if wide is None else wide.numel() // wide.size(0)
         _sum_kernel[(self.chunks.rows.numel(), -(-held.size(1) // 256))](
             held,
             self.chunks.rows,
